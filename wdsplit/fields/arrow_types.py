@@ -26,7 +26,7 @@ def field_of(name: str, column: str, encoding: str, kind: pa.DataType, names: tu
 
 
 def serialize_type(kind: pa.DataType) -> str:
-    """Return a type as base64 of an Arrow schema of one field, as an IPC message: the same with every pyarrow."""
+    """Return a type as base64 of an Arrow schema of one field, as an IPC message: the same in all versions of pyarrow."""
     return b64encode(pa.schema([pa.field("", kind)]).serialize()).decode()
 
 
@@ -99,5 +99,5 @@ def _stored_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _without_registered(kind: pa.DataType) -> pa.DataType:
-    """Replace the extension types that Python code defines by their storage: other programs do not know them."""
+    """Replace extension types defined in Python by their storage: other programs do not know them."""
     return map_children(kind.storage_type if isinstance(kind, pa.ExtensionType) else kind, _without_registered)

@@ -103,7 +103,7 @@ _DECODERS: dict[str, Callable[[bytes, pa.DataType], Any]] = {
 
 
 def _native(value: Any, kind: pa.DataType) -> Any:
-    """Turn what JSON has for a value into what Arrow builds it from: whole numbers of its unit for dates and times."""
+    """Convert a JSON value to the value that Arrow expects: for dates and times, whole numbers of their unit."""
     if value is None:
         return None
     if pa.types.is_struct(kind):

@@ -22,14 +22,14 @@ Place = str | Callable[[int], str]
 
 
 class DuplicateKey(NamedTuple):
-    """A key that was found a second time: where it was first, and where it is again."""
+    """A duplicate key: its first place, and the place where it appears again."""
 
     key: str
     first: str
     again: str
 
     def error(self, kind: type[InputError] | type[CorruptDataError], remedy: str, url: str = "") -> WdsplitError:
-        """Return the error that reports it."""
+        """Return the error for this key."""
         return kind(
             "duplicate key",
             place=self.again,
@@ -44,13 +44,12 @@ class DuplicateKey(NamedTuple):
 def find_duplicate_keys(
     hashes: Sequence[Hashes], read_keys: Callable[[Hashes], Iterable[tuple[pa.LargeStringArray, Place]]]
 ) -> Iterator[DuplicateKey]:
-    """Find the keys that are there more than once, in the order of the keys.
+    """Yield the keys that appear more than once, in the order in which they are read.
 
     Args:
-        hashes: The hashes of all keys, as `hash_keys` gives them; uint64.
-        read_keys: Reads the keys batch by batch, escaped, and says where they are: one place for all, or a function
-            of a key's number in the batch. It is given the hashes that are there more than once, if there are any, and
-            may leave out batches that have none of them.
+        hashes: The hashes of all keys, from `hash_keys`; uint64.
+        read_keys: Yields batches of escaped keys, with their place: one for all, or a function of a key's number in
+            the batch. It is called only if hashes repeat, gets these hashes, and may skip batches without them.
     """
     suspects = _repeated(np.concatenate([np.zeros(0, np.uint64), *hashes]))
     if not len(suspects):
@@ -66,6 +65,6 @@ def find_duplicate_keys(
 
 
 def _repeated(hashes: Hashes) -> Hashes:
-    """Return the hashes that are there more than once, in ascending order."""
+    """Return the hashes that appear more than once, in ascending order."""
     ordered = np.sort(hashes)
     return np.unique(ordered[1:][ordered[1:] == ordered[:-1]])

@@ -28,7 +28,7 @@ _LARGE_BINARY = pa.large_binary()
 
 
 def media_bytes(column: pa.StructArray) -> pa.Array:
-    """Return the bytes of a column of structs of bytes and path; null where struct or bytes are."""
+    """Return the bytes of a column of structs of bytes and path; null where the struct or the bytes are null."""
     return pc.struct_field(column, "bytes")
 
 
@@ -65,7 +65,7 @@ def encode_batch(
         if payload.null_count:
             payload = _treat_nulls(payload, field, null, locate)
         encoded[field.name] = payload
-    _check_not_bare(encoded, where)
+    _refuse_empty_samples(encoded, where)
     return encoded
 
 
@@ -86,16 +86,16 @@ def _first_null(array: pa.Array) -> int:
     return int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
 
 
-def _check_not_bare(encoded: Mapping[str, pa.LargeBinaryArray], where: Locate) -> None:
-    """Refuse a sample whose every member is left out: it would vanish from the tar."""
+def _refuse_empty_samples(encoded: Mapping[str, pa.LargeBinaryArray], where: Locate) -> None:
+    """Refuse a sample without members: the tar would not contain it."""
     arrays = list(encoded.values())
     if not arrays or not all(array.null_count for array in arrays):
         return
-    bare = np.logical_and.reduce([array.is_null().to_numpy(zero_copy_only=False) for array in arrays])
-    if bare.any():
+    is_empty = np.logical_and.reduce([array.is_null().to_numpy(zero_copy_only=False) for array in arrays])
+    if is_empty.any():
         raise InputError(
             "every value of a row is null",
-            place=where(int(bare.argmax())),
+            place=where(int(is_empty.argmax())),
             expected="at least one value",
             remedy="use --skip-empty to leave such rows out, or --null empty",
         )
@@ -121,12 +121,12 @@ def _encode_media(column: pa.Array, where: Locate) -> pa.LargeBinaryArray:
 
 
 def _encode_text(column: pa.Array, where: Locate) -> pa.LargeBinaryArray:
-    """Encode text unchanged; dates, times and decimals as JSON has them, but without quotes."""
+    """Encode text unchanged; dates, times and decimals as in JSON, but without quotes."""
     return utf8_text(column, where).cast(_LARGE_BINARY)
 
 
 def utf8_text(column: pa.Array, where: Locate) -> pa.LargeStringArray:
-    """Return text unchanged; dates, times and decimals as JSON has them, but without quotes.
+    """Return text unchanged; dates, times and decimals as in JSON, but without quotes.
 
     Raises:
         InputError: A text is not UTF-8.
@@ -212,7 +212,7 @@ def _first_not_utf8(column: pa.Array, where: Locate) -> str:
 
 
 def _encode_npy(column: pa.Array, where: Locate) -> pa.LargeBinaryArray:
-    """Encode lists of numbers, nested to any depth but not ragged, as npy arrays: a header of the shape, then them."""
+    """Encode lists of numbers, nested to any depth but not ragged, as npy: a header with the shape, then the numbers."""
     lists = stored(column)
     numbers, owner, dims = _unnest(lists, where)
     if is_tensor(column.type):
@@ -236,10 +236,10 @@ def _encode_npy(column: pa.Array, where: Locate) -> pa.LargeBinaryArray:
 def _unnest(
     lists: pa.Array, where: Locate
 ) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.int64], list[npt.NDArray[np.int64]]]:
-    """Take nested lists apart.
+    """Flatten nested lists.
 
     Returns:
-        All numbers; the row that each is of; and for each dimension its length in each row.
+        All numbers; the row of each number; and for each dimension its length in each row.
     """
     rows = len(lists)
     owner, level, dims = np.arange(rows), lists, []
@@ -281,7 +281,7 @@ def _npy_headers(dtype: np.dtype[np.generic], shapes: npt.NDArray[np.int64]) -> 
 
 
 def npy_header(dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> bytes:
-    """Return the npy 1.0 header of an array (format: numpy.lib.format), the same with every version of numpy."""
+    """Return the npy 1.0 header of an array (format: numpy.lib.format), the same in all versions of numpy."""
     text = f"{{'descr': '{dtype.str}', 'fortran_order': False, 'shape': {shape}, }}"
     fill = -(10 + len(text) + 1) % 64
     body = text + " " * fill + "\n"

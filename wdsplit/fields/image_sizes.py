@@ -1,7 +1,7 @@
 """The widths and heights of a whole column of images, from their headers.
 
-Pure (no I/O). Nothing is done image by image: the headers of all images are looked at together, and the segments of
-all JPEGs are walked side by side. Formats: PNG, JPEG, GIF, WebP, BMP, TIFF, PPM, PGM and PBM; other sizes are null.
+Pure (no I/O). Works on whole arrays, not image by image: it reads all headers together, and steps through the segments
+of all JPEGs in parallel. Formats: PNG, JPEG, GIF, WebP, BMP, TIFF, PPM, PGM and PBM; other sizes are null.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ IMAGE_EXTENSIONS = frozenset(
 """The last parts of the names of fields that hold images."""
 
 _WIDTH = 32
-"""How many bytes are looked at at once: the header of every format but JPEG and TIFF fits."""
+"""Bytes to read at a time: enough for the header of every format but JPEG and TIFF."""
 _MAX_SEGMENTS = 512
-"""How many segments, and runs of other bytes, may precede the frame of a JPEG."""
+"""Maximum number of segments, and runs of other bytes, before the frame of a JPEG."""
 _MAX_JUNK = 16
-"""How often 31 bytes without a marker are skipped there: what has more of them is not a JPEG."""
+"""Maximum number of times to skip 31 bytes without a marker there."""
 _MAX_ENTRIES = 64
-"""How many entries of a TIFF's directory are looked at; they are sorted, and the sizes are among the first."""
+"""Maximum number of entries to read in a TIFF's directory; they are sorted, and the sizes are among the first."""
 _MAX_SIDE = 2**31 - 1
 
 Bytes = npt.NDArray[np.uint8]
@@ -68,14 +68,14 @@ def _are_unknown(widths: Int64, heights: Int64) -> npt.NDArray[np.bool_]:
 
 
 def _found(images: _Images, heads: Bytes) -> _Sides:
-    """Return the widths and heights of images, given their first bytes; 0 where they are not known."""
+    """Return the widths and heights of images, given their first bytes; 0 where unknown."""
     beginnings = heads.view("<u4")[:, 0]
     widths, heights = np.zeros(len(heads), np.int64), np.zeros(len(heads), np.int64)
     for magic, find in _FORMATS:
-        are = beginnings & (2 ** (8 * len(magic)) - 1) == int.from_bytes(magic, "little")
-        if are.all():  # as a rule all images have one format
+        matches = beginnings & (2 ** (8 * len(magic)) - 1) == int.from_bytes(magic, "little")
+        if matches.all():  # usually all images have one format
             return find(images, heads)
-        rows = np.flatnonzero(are)
+        rows = np.flatnonzero(matches)
         if len(rows):
             widths[rows], heights[rows] = find(images.take(rows), heads[rows])
     return widths, heights
@@ -98,7 +98,7 @@ class _Images:
         return some
 
     def at(self, places: Int64) -> Bytes:
-        """Return the bytes from places on: uint8 of shape (places, 32), 0 after the end of the buffer."""
+        """Return the 32 bytes from each place on: uint8 of shape (places, 32), 0 past the end of the buffer."""
         last = len(self._data) - _WIDTH
         if last < 0 or places.max() > last:
             begin = max(last, 0)
@@ -113,7 +113,7 @@ class _Images:
         return found.view(np.uint8).reshape(-1, _WIDTH)
 
     def have(self, num_bytes: int) -> npt.NDArray[np.bool_]:
-        """Return which images have so many bytes."""
+        """Return which images have at least `num_bytes` bytes."""
         return self.ends - self.starts >= num_bytes
 
 
@@ -121,13 +121,13 @@ _Find = Callable[[_Images, Bytes], _Sides]
 
 
 def _rows_of(data: Bytes) -> npt.NDArray[np.void]:
-    """Return the 32 bytes from each byte on as one item, without a copy."""
+    """Return the 32 bytes that begin at each byte as one item, without a copy."""
     rows: npt.NDArray[np.void] = np.ndarray((len(data) - _WIDTH + 1,), f"V{_WIDTH}", data, 0, (1,))
     return rows
 
 
 def _number(bytes_: Bytes, first: int, count: int, order: str) -> Int64:
-    """Return the numbers that some columns of bytes make, in the order of bytes `little` or `big`."""
+    """Return the number in some columns of bytes, in byte order `little` or `big`: int64 of shape (rows,)."""
     if count in (2, 4) and first % count == 0:
         words = bytes_.view(f"{'>' if order == 'big' else '<'}u{count}")
         return words[:, first // count].astype(np.int64)
@@ -138,8 +138,8 @@ def _number(bytes_: Bytes, first: int, count: int, order: str) -> Int64:
     return number
 
 
-def _are(bytes_: Bytes, first: int, four: bytes) -> npt.NDArray[np.bool_]:
-    """Return which rows have four given bytes from a column on, a multiple of four."""
+def _match(bytes_: Bytes, first: int, four: bytes) -> npt.NDArray[np.bool_]:
+    """Return which rows have the bytes `four` from column `first` on, a multiple of four."""
     equal: npt.NDArray[np.bool_] = _number(bytes_, first, 4, "big") == int.from_bytes(four, "big")
     return equal
 
@@ -149,7 +149,7 @@ def _where(known: npt.NDArray[np.bool_], widths: Int64, heights: Int64) -> _Side
 
 
 def _png(images: _Images, heads: Bytes) -> _Sides:
-    is_header = _are(heads, 4, b"\r\n\x1a\n") & _are(heads, 12, b"IHDR")
+    is_header = _match(heads, 4, b"\r\n\x1a\n") & _match(heads, 12, b"IHDR")
     return _where(images.have(24) & is_header, _number(heads, 16, 4, "big"), _number(heads, 20, 4, "big"))
 
 
@@ -171,9 +171,9 @@ def _bmp(images: _Images, heads: Bytes) -> _Sides:
 
 def _webp(images: _Images, heads: Bytes) -> _Sides:
     """The first chunk is a lossy frame, a lossless one, or a header of extended features."""
-    lossy = _are(heads, 12, b"VP8 ") & (_number(heads, 23, 3, "big") == 0x9D012A)
-    lossless = _are(heads, 12, b"VP8L") & (heads[:, 20] == 0x2F)
-    extended = _are(heads, 12, b"VP8X")
+    lossy = _match(heads, 12, b"VP8 ") & (_number(heads, 23, 3, "big") == 0x9D012A)
+    lossless = _match(heads, 12, b"VP8L") & (heads[:, 20] == 0x2F)
+    extended = _match(heads, 12, b"VP8X")
     bits = _number(heads, 21, 4, "little")
     widths = np.select(
         [lossy, lossless, extended],
@@ -183,11 +183,11 @@ def _webp(images: _Images, heads: Bytes) -> _Sides:
         [lossy, lossless, extended],
         [_number(heads, 28, 2, "little") & 0x3FFF, ((bits >> 14) & 0x3FFF) + 1, _number(heads, 27, 3, "little") + 1],
     )
-    return _where(_are(heads, 8, b"WEBP") & (images.have(30) | (lossless & images.have(25))), widths, heights)
+    return _where(_match(heads, 8, b"WEBP") & (images.have(30) | (lossless & images.have(25))), widths, heights)
 
 
 def _steps() -> npt.NDArray[np.int8]:
-    """Return how far to go from each two bytes of a JPEG: a number of bytes, or one of those below."""
+    """Return the step to take at each pair of bytes of a JPEG: a number of bytes, or one of the constants below."""
     steps = np.full(2**16, _JUNK, np.int8)
     steps[0xFF00:0xFFFF] = _SEGMENT
     steps[0xFFC0:0xFFD0] = _FRAME
@@ -198,13 +198,13 @@ def _steps() -> npt.NDArray[np.int8]:
 
 
 _JUNK, _SEGMENT, _FRAME, _END = 1, 0, -1, -2
-"""A byte, and what follows up to the next marker; to the end of a segment, which has its length; nowhere, as the size
-is here; nowhere, as no size follows."""
+"""Go to the next marker; go past a segment, which states its length; stop at the frame, which has the size; stop,
+because no size follows."""
 _STEPS = _steps()
 
 
 def _jpeg(images: _Images, heads: Bytes) -> _Sides:
-    """Walk from segment to segment until each image has come to its frame, or to what no header has."""
+    """Step through the segments of all images until each reaches its frame, or the end of its header."""
     widths, heights = np.zeros(len(heads), np.int64), np.zeros(len(heads), np.int64)
     rows, places, ends = np.arange(len(heads)), images.starts + 2, images.ends
     left = np.full(len(heads), _MAX_JUNK)
@@ -219,7 +219,7 @@ def _jpeg(images: _Images, heads: Bytes) -> _Sides:
             heights[rows[frames]] = _number(found[frames], 5, 2, "big")
         places = places + np.where(steps > 0, steps, 2 + np.maximum(words[:, 1], 2).astype(np.int64))
         junk = np.flatnonzero(steps == _JUNK)
-        if len(junk):  # up to the next marker, or beyond the bytes at hand
+        if len(junk):  # to the next marker, or past the bytes read
             may_begin = found[junk, 1:] == 0xFF
             has_begun = may_begin.any(axis=1)
             places[junk] += np.where(has_begun, may_begin.argmax(axis=1), _WIDTH - 2)
@@ -234,7 +234,7 @@ def _jpeg(images: _Images, heads: Bytes) -> _Sides:
 
 
 def _ppm(images: _Images, heads: Bytes) -> _Sides:
-    """Read two numbers in decimal, each after white space; of a header with a comment nothing is read."""
+    """Read two decimal numbers, each after white space; a header with a comment gives no size."""
     sides = np.zeros((2, len(heads)), np.int64)
     state = np.zeros(len(heads), np.int64)  # 0 before the first number, 1 in it, ..., 4 after the second, 9 for damage
     for place in range(2, _WIDTH):
@@ -261,8 +261,8 @@ def _tiff(order: str) -> _Find:
             tag, kind = _number(found, 0, 2, order), _number(found, 2, 2, order)
             value = np.where(kind == 3, _number(found, 8, 2, order), _number(found, 8, 4, order))
             is_here = (number < count) & (entry + 12 <= images.ends) & np.isin(kind, (3, 4))
-            for wanted, side in sides.items():
-                side[:] = np.where(is_here & (tag == wanted), value, side)
+            for side_tag, side in sides.items():
+                side[:] = np.where(is_here & (tag == side_tag), value, side)
         return sides[256], sides[257]
 
     return find
@@ -278,4 +278,4 @@ _FORMATS: tuple[tuple[bytes, _Find], ...] = (
     (b"MM\0*", _tiff("big")),
     *((b"P%d" % number, _ppm) for number in range(1, 7)),
 )
-"""The bytes that a format begins with, up to four, and what finds the sizes."""
+"""The first bytes of each format, up to four, and the function that finds the sizes."""

@@ -59,7 +59,7 @@ _MEDIA = {
     "audio": {"flac": "flac", "wav": "wav", "mp3": "mp3", "ogg": "ogg oga opus"},
     "video": {"mp4": "mp4 m4v"},
 }
-"""Kinds of media, the fields that they go to, and how their files' names end."""
+"""Kind of media to its fields, and the suffixes of files for each field."""
 
 MEDIA_SUFFIXES = {
     f".{suffix}": (kind, field)
@@ -67,7 +67,7 @@ MEDIA_SUFFIXES = {
     for field, suffixes in fields.items()
     for suffix in suffixes.split()
 }
-"""How a media file's name ends, in lower case, to the kind of media (image, audio or video) and the field."""
+"""Suffix of a media file, in lower case, to the kind of media (image, audio or video) and the field."""
 
 _ENCODINGS_FOR = {
     "cls": ("integer", "text", "bytes"),
@@ -76,11 +76,11 @@ _ENCODINGS_FOR = {
     "txt": ("text", "integer", "json", "bytes"),
     **{name: ("bytes", "media") for _, name in _MAGIC if name != "npy"},
 }
-"""What a field of a known name may hold; any other field may hold anything."""
+"""The encodings that a field of a known name may have; other fields may have any."""
 
 
 def sniff(payload: bytes) -> str | None:
-    """Return the field name that the first bytes of a payload call for, or None if they are not known."""
+    """Return the field name for a payload, by its first bytes, or None if they are unknown."""
     for pattern, name in _MAGIC:
         if pattern.match(payload):
             return name
@@ -94,7 +94,7 @@ def needs_sniff(kind: pa.DataType) -> bool:
 
 
 def _features(schema: pa.Schema) -> dict[str, dict[str, Any]]:
-    """Return what Hugging Face says of each column, as far as the schema's metadata has it."""
+    """Return the Hugging Face feature of each column from the schema's metadata; empty if there are none."""
     try:
         features = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))["info"]["features"]
         return {name: feature for name, feature in features.items() if isinstance(feature, dict)}
@@ -103,7 +103,7 @@ def _features(schema: pa.Schema) -> dict[str, dict[str, Any]]:
 
 
 def with_features(schema: pa.Schema, features: Mapping[str, Mapping[str, Any]]) -> pa.Schema:
-    """Return a schema with more of what Hugging Face says of columns; what it says already has precedence."""
+    """Return a schema with more Hugging Face features of columns; features that it already has take precedence."""
     if not features:
         return schema
     text = json.dumps({"info": {"features": {**features, **_features(schema)}}})
@@ -111,12 +111,13 @@ def with_features(schema: pa.Schema, features: Mapping[str, Mapping[str, Any]]) 
 
 
 def with_class_names(schema: pa.Schema, names: Mapping[str, Sequence[str]]) -> pa.Schema:
-    """Return a schema with the names of the classes of some columns, as `class_names` finds them."""
-    return with_features(schema, {name: {"_type": "ClassLabel", "names": list(its)} for name, its in names.items()})
+    """Return a schema with class names of some columns, for `class_names` to find."""
+    features = {name: {"_type": "ClassLabel", "names": list(classes)} for name, classes in names.items()}
+    return with_features(schema, features)
 
 
 def class_names(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
-    """Return the names of the classes of each column that has them (Hugging Face's ClassLabel, or lists of them)."""
+    """Return the class names of each column that has them (Hugging Face's ClassLabel, or lists of them)."""
     found = {}
     for column, feature in _features(schema).items():
         while "_type" in feature and isinstance(feature.get("feature"), dict):
@@ -143,7 +144,7 @@ def infer_fields(
         key: The key column, if any.
         first_bytes: For each binary column the first payload that is not null.
         with_class_names: Give columns of classes a second field with the name of the class: `cls.txt` beside `cls`.
-        columns: Columns whose fields are inferred; if there are none, and no mapping, all but the key.
+        columns: Columns to infer fields for; without these and a mapping, all but the key.
 
     Returns:
         The fields: those of the mapping in its order, then those that are inferred.
@@ -209,7 +210,7 @@ def refuse_repeated(schema: pa.Schema) -> None:
     """Refuse a table in which two columns have one name.
 
     Raises:
-        InputError: There are such columns; all are named.
+        InputError: Columns share a name; all such names are listed.
     """
     problems = _repeated_columns(schema)
     if problems:
@@ -235,7 +236,7 @@ def _repeated(names: Sequence[str]) -> list[str]:
 
 
 def _default_encoding(schema: pa.Schema, column: str) -> str:
-    """Return the encoding that a column takes by itself. It must be one that is not refused."""
+    """Return the default encoding of a column, which must not be a refused one."""
     kind = schema.field(column).type
     feature = _features(schema).get(column, {})
     if re.fullmatch("Array[2-5]D", str(feature.get("_type"))) and is_nested_numbers(unwrap(kind)):
@@ -260,7 +261,7 @@ def _encoding_for(field: str, kind: pa.DataType, default: str) -> str | None:
 def _inferred_names(
     schema: pa.Schema, columns: Sequence[str], first_bytes: Mapping[str, bytes | None], taken: Sequence[str]
 ) -> list[str]:
-    """Name the fields by their encodings; where two would have one name, put the column's name before it."""
+    """Return field names by the columns' encodings; the column's name comes first where two would be the same."""
     extensions = []
     for column in columns:
         rule, payload = rule_of(schema.field(column).type), first_bytes.get(column)
@@ -277,7 +278,7 @@ def _inferred_names(
 
 
 def _with_class_names(fields: Sequence[Field], schema: pa.Schema) -> tuple[list[Field], list[str]]:
-    """Put a field with the names of the classes after each field of classes; return the problems too."""
+    """Add a field with the class names after each field of classes; return the problems too."""
     result, problems, count = [], [], 0
     for field in fields:
         result.append(field)

@@ -46,7 +46,7 @@ def first_true(mask: pa.Array) -> int | None:
 
 
 def stored(column: pa.Array) -> pa.Array:
-    """Return what a dictionary or an extension array holds; anything else as it is."""
+    """Return the values of a dictionary array, the storage of an extension array, and other arrays as they are."""
     while True:
         if isinstance(column, pa.ExtensionArray):
             column = column.storage
@@ -81,7 +81,7 @@ def decoded_parts(columns: Sequence[pa.Array], limit_bytes: int) -> Iterator[lis
 
 
 def _wide(values: pa.Array) -> pa.Array:
-    """Give strings and bytes 64-bit offsets: repeated, the few values of a dictionary may come to more than 2 GiB."""
+    """Give strings and bytes 64-bit offsets: repeated, the few values of a dictionary may exceed 2 GiB."""
     if is_text(values.type):
         return values.cast(_LARGE_STRING)
     return values.cast(pa.large_binary()) if is_binary(values.type) else values
@@ -90,7 +90,7 @@ def _wide(values: pa.Array) -> pa.Array:
 def without_views(column: pa.Array) -> pa.Array:
     """Return a column with string and binary views as large strings and large binary, for Arrow's kernels.
 
-    What list views hold stays as it is: Arrow casts no list views, but can take and slice them.
+    The values of list views stay as they are: Arrow cannot cast list views, but can take and slice them.
     """
     kind = type_without_views(column.type)
     return column if kind is column.type else column.cast(kind)
@@ -108,14 +108,14 @@ def type_without_views(kind: pa.DataType) -> pa.DataType:
 
 
 def plain(column: pa.Array, where: Locate) -> pa.Array:
-    """Return scalars as JSON has them: an array of numbers, booleans or strings.
+    """Return scalars as JSON values: an array of numbers, booleans or strings.
 
     Args:
-        column: Scalars of any type that there is a rule for.
+        column: Scalars of any type that has a rule.
         where: Returns the place of a row, for an error.
 
     Raises:
-        InputError: A date or time lies outside what ISO 8601 can write.
+        InputError: A date or time is outside the range of ISO 8601.
     """
     column = stored(column)
     kind = column.type
@@ -161,13 +161,13 @@ def _iso_text(column: pa.Array, where: Locate) -> pa.Array:
 
 
 def scalar_text(column: pa.Array, where: Locate) -> pa.Array:
-    """Return scalars as large strings: numbers as JSON has them, dates and times in ISO 8601."""
+    """Return scalars as large strings: numbers as in JSON, dates and times in ISO 8601."""
     column = plain(column, where)
     return _float_text(column) if pa.types.is_floating(column.type) else column.cast(_LARGE_STRING)
 
 
 def json_text(column: pa.Array, where: Locate) -> pa.Array:
-    """Return scalars as JSON, in large strings. Strings must need no escape, as those that `plain` makes."""
+    """Return scalars as JSON, in large strings. Strings must not need escapes, like those that `plain` makes."""
     column = plain(column, where)
     if not is_text(column.type):
         return scalar_text(column, where)
@@ -175,13 +175,13 @@ def json_text(column: pa.Array, where: Locate) -> pa.Array:
 
 
 def _join(*parts: pa.Array | str) -> pa.Array:
-    """Return strings put together of large strings, element by element, and of texts."""
+    """Concatenate arrays of large strings, element by element, and constant texts."""
     strings = (pa.scalar(part, _LARGE_STRING) if isinstance(part, str) else part for part in (*parts, ""))
     return pc.binary_join_element_wise(*strings)
 
 
 def _float_text(column: pa.Array) -> pa.Array:
-    """Return floats as the shortest text that reads back as the same double; with a point, so that it is no integer."""
+    """Return floats as the shortest text that reads back as the same double; with a point, to differ from integers."""
     doubles = column.cast(pa.float64())
     text = doubles.cast(_LARGE_STRING)
     whole = pc.match_substring_regex(text, r"^-?[0-9]+$")
@@ -193,7 +193,7 @@ def _float_text(column: pa.Array) -> pa.Array:
 
 
 def json_values(column: pa.Array, where: Locate) -> list[Any]:
-    """Return a column of any type as what Python's json encodes, a value a row; maps become lists of pairs."""
+    """Return a column of any type as values for Python's json, one per row; maps become lists of pairs."""
     column = stored(column)
     kind = column.type
     if pa.types.is_struct(kind):
@@ -216,7 +216,7 @@ def json_values(column: pa.Array, where: Locate) -> list[Any]:
 
 
 def _lengths(lists: pa.Array, where: Locate) -> tuple[npt.NDArray[np.int64], Locate]:
-    """Return how many values each list has, and what names the row that a value belongs to."""
+    """Return the length of each list, and a function that returns the place of a value's row."""
     lengths = np.asarray(pc.fill_null(pc.list_value_length(lists), 0), np.int64)
     ends = np.cumsum(lengths)
     return lengths, lambda value: where(int(np.searchsorted(ends, value, side="right")))

@@ -27,7 +27,7 @@ Locate = Callable[[int], str]
 _MIN_NUMBER_WIDTH = 8
 _KEY_DOMAIN = 4
 _HASH_WORDS = 13
-"""Words of eight bytes that even a short key is hashed as; a longer key has as many as it needs."""
+"""Minimum number of eight-byte words to which a key is padded before it is hashed."""
 
 
 def number_width(num_rows: int) -> int:
@@ -39,14 +39,14 @@ def numbered_width(provenance: Mapping[str, Any]) -> int:
     """Return the digits of the keys of a dataset whose rows were numbered; 0 if its keys come from a column.
 
     Args:
-        provenance: That of its manifest.
+        provenance: The provenance in its manifest.
     """
     is_numbered = provenance.get("key", "") is None and isinstance(provenance.get("num_rows"), int)
     return number_width(provenance["num_rows"]) if is_numbered else 0
 
 
 def number_keys(numbers: npt.NDArray[np.int64], width: int) -> pa.LargeStringArray:
-    """Return row numbers as keys, filled up with zeros so that they sort."""
+    """Return row numbers as keys, padded with zeros so that they sort."""
     return pc.utf8_lpad(pa.array(numbers).cast(pa.large_string()), width, "0")
 
 
@@ -121,7 +121,7 @@ def hash_keys(keys: pa.LargeStringArray) -> npt.NDArray[np.uint64]:
 
 
 def _words(keys: pa.LargeStringArray, num_words: int) -> npt.NDArray[np.uint64]:
-    """Return keys filled up with NULs, as uint64 of shape (n, num_words)."""
+    """Return keys padded with NULs, as uint64 of shape (n, num_words)."""
     width = 8 * num_words
     fill = width - np.asarray(pc.binary_length(keys), np.int64)
     zeros = large_binary(fill, np.zeros(int(fill.sum()), np.uint8))

@@ -17,15 +17,15 @@ __all__ = ["common_type", "joined_schema"]
 
 _MAX_DIGITS = 76
 _DIGITS = {8: 3, 16: 5, 32: 10, 64: 20}
-"""Decimal digits of the integers of some bits."""
+"""Bits of an integer type to its decimal digits."""
 _UNITS = ("s", "ms", "us", "ns")
 
 
 def common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """Return the type that the values of two types are read as, or None if there is none.
+    """Return the common type to read two types as, or None if there is none.
 
-    Timestamps must agree in whether they have a zone, and in which. Strings and bytes do not mix, nor booleans and
-    numbers, nor decimals and floats. A type is only common if the installed pyarrow can cast to it.
+    Timestamps must have the same zone, or none. Strings and bytes do not mix, nor booleans and numbers, nor decimals
+    and floats. A type is only common if the installed pyarrow can cast to it.
     """
     if one == other or pa.types.is_null(other):
         return one
@@ -45,7 +45,7 @@ def joined_schema(schemas: Sequence[pa.Schema]) -> pa.Schema:
     """Return the columns of all schemas, without metadata, in the order of their first appearance.
 
     Raises:
-        pa.ArrowTypeError: A column has two types that have none in common.
+        pa.ArrowTypeError: A column has two types without a common one.
     """
     fields: dict[str, pa.Field] = {}
     for schema in schemas:
@@ -107,15 +107,15 @@ def _joined_decimals(one: pa.DataType, other: pa.DataType) -> pa.DataType | None
         (kind.precision, kind.scale) if pa.types.is_decimal(kind) else (_DIGITS[kind.bit_width], 0)
         for kind in (one, other)
     ]
-    scale = max(its for _, its in digits)
-    precision = max(its - behind for its, behind in digits) + scale
+    scale = max(after_point for _, after_point in digits)
+    precision = max(total - after_point for total, after_point in digits) + scale
     if precision > _MAX_DIGITS:
         return None
     return pa.decimal128(precision, scale) if precision <= 38 else pa.decimal256(precision, scale)
 
 
 def _joined_units(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """Return the type of the finer unit of two timestamps, times or durations."""
+    """Return the type with the finer unit of two timestamps, times or durations."""
     unit = max(one.unit, other.unit, key=_UNITS.index)
     if pa.types.is_time(one):
         return pa.time32(unit) if unit in ("s", "ms") else pa.time64(unit)
@@ -171,4 +171,4 @@ _JOINS: tuple[
     (pa.types.is_struct, _joined_structs),
     (pa.types.is_map, _joined_maps),
 )
-"""What tells that two types are of one kind, and their common type then; the first that matches decides."""
+"""Functions that test a type, and functions that return the common type of two such types; the first match decides."""

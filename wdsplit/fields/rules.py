@@ -30,15 +30,15 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Rule:
-    """What becomes of the columns of some types.
+    """How columns of some types are written.
 
     Attributes:
-        types: The types, for people.
-        matches: Tells whether a type is one of them.
-        encoding: How `encode` writes them; empty if a column of such a type is refused.
-        extension: The field that they go to; empty if their first bytes decide, or if they go nowhere.
-        payload: What is written, for people.
-        inner: What is written for such a value inside a list, struct or map, for people.
+        types: The types, for the documentation.
+        matches: Returns whether a type is one of them.
+        encoding: How `encode` writes them; empty if columns of these types are refused.
+        extension: Their field; empty if their first bytes decide, or if the columns are refused.
+        payload: The payload, for the documentation.
+        inner: The value inside a list, struct or map, for the documentation.
     """
 
     types: str
@@ -50,22 +50,22 @@ class Rule:
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Return whether a type is one of strings."""
+    """Return whether a type is a string type."""
     return str(kind) in ("string", "large_string", "string_view")
 
 
 def is_binary(kind: pa.DataType) -> bool:
-    """Return whether a type is one of bytes."""
+    """Return whether a type is a type of bytes."""
     return str(kind) in ("binary", "large_binary", "binary_view") or bool(pa.types.is_fixed_size_binary(kind))
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Return whether a type is one of lists, of any length or a fixed one."""
+    """Return whether a type is a list type, of any or fixed length."""
     return str(kind).startswith(("list<", "large_list<", "fixed_size_list<", "list_view<", "large_list_view<"))
 
 
 def is_tensor(kind: pa.DataType) -> bool:
-    """Return whether a type is the extension type of tensors of one shape."""
+    """Return whether a type is the extension type of tensors with a fixed shape."""
     return getattr(kind, "extension_name", None) == "arrow.fixed_shape_tensor"
 
 
@@ -91,7 +91,7 @@ def is_array(kind: pa.DataType) -> bool:
 
 
 def is_media(kind: pa.DataType) -> bool:
-    """Return whether a column holds what Hugging Face writes for images and audio: structs of bytes and path."""
+    """Return whether a type is that of Hugging Face's images and audio: structs of bytes and path."""
     if not pa.types.is_struct(kind):
         return False
     children = {kind.field(i).name: kind.field(i).type for i in range(kind.num_fields)}
@@ -111,7 +111,7 @@ RULES: tuple[Rule, ...] = (
         pa.types.is_floating,
         "json",
         "json",
-        "number as short as it reads back the same; `NaN`, `Infinity`, `-Infinity`",
+        "shortest number that reads back the same; `NaN`, `Infinity`, `-Infinity`",
         "the same",
     ),
     Rule(
@@ -202,7 +202,7 @@ WRAPPERS: tuple[Rule, ...] = (
 
 
 def unwrap(kind: pa.DataType) -> pa.DataType:
-    """Return the type that decides for a column: of a dictionary that of its values, of an extension that it stores."""
+    """Return the type that decides how to write a column: that of a dictionary's values or an extension's storage."""
     dictionary, extension = WRAPPERS
     while True:
         if dictionary.matches(kind):
@@ -214,7 +214,7 @@ def unwrap(kind: pa.DataType) -> pa.DataType:
 
 
 def rule_of(kind: pa.DataType) -> Rule | None:
-    """Return the rule for a type, or None if it is unknown; what it consists of is not looked at."""
+    """Return the rule for a type, or None if it is unknown; types inside it are not checked."""
     kind = unwrap(kind)
     return next((rule for rule in RULES if rule.matches(kind)), None)
 
@@ -226,15 +226,15 @@ def why_refused(kind: pa.DataType) -> str | None:
     if rule is not None and not rule.encoding:
         return "a column of nulls has nothing to write"
     if is_tensor(kind) and not _is_own_inverse(kind.permutation or []):
-        return f"on what the permutation {kind.permutation} means, pyarrow and the format's specification differ"
+        return f"pyarrow and the format's specification differ on the meaning of the permutation {kind.permutation}"
     return _why_refused_inside(kind)
 
 
 def _is_own_inverse(permutation: Sequence[int]) -> bool:
-    """Return whether a permutation means the same whichever way it is read.
+    """Return whether a permutation is its own inverse, so that all readings of it agree.
 
-    The specification says that dimension i of the array is dimension permutation[i] of what is stored; pyarrow's
-    `from_numpy_ndarray` writes the inverse, and its `to_numpy_ndarray` gives back neither.
+    By the specification, dimension i of the array is dimension permutation[i] of the storage. But pyarrow's
+    `from_numpy_ndarray` writes the inverse, and its `to_numpy_ndarray` returns neither.
     """
     return all(permutation[axis] == number for number, axis in enumerate(permutation))
 

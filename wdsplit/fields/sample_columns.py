@@ -23,7 +23,7 @@ from wdsplit.shards.sample_tables import HEIGHT, KEY, NUM_BYTES, WIDTH, names_of
 __all__ = ["MAX_COLUMNS", "check_kept", "kept_columns", "left_out", "own_columns", "sample_columns", "sample_rows"]
 
 MAX_COLUMNS = 256
-"""Columns that are kept without being asked for."""
+"""Maximum number of columns that are kept by default."""
 
 
 def own_columns(has_images: bool) -> list[pa.Field]:
@@ -35,12 +35,12 @@ def own_columns(has_images: bool) -> list[pa.Field]:
 def kept_columns(
     schema: pa.Schema, fields: Sequence[Field], keep: Sequence[str] = (), no_keep: Sequence[str] = ()
 ) -> list[str]:
-    """Return which columns of a table are kept in sample tables: in the order of the fields, then of the table.
+    """Return the columns of a table that sample tables keep, in the order of the fields, then of the table.
 
     Args:
         schema: The table's columns.
         fields: The fields of its samples.
-        keep: Columns to keep, whatever their types, and whether they are written or not.
+        keep: Columns to keep, of any type, written or not.
         no_keep: Columns to leave out.
     """
     found = [name for name in _written(schema, fields) if name not in (KEY, NUM_BYTES)][:MAX_COLUMNS]
@@ -49,9 +49,9 @@ def kept_columns(
 
 
 def sample_columns(schema: pa.Schema, fields: Sequence[Field], kept: Sequence[str]) -> pa.Schema:
-    """Return the columns of the sample tables: their own, then those that are kept.
+    """Return the columns of the sample tables: their own, then the kept ones.
 
-    A column called `width` or `height` is kept instead of what the headers of images say.
+    A kept column called `width` or `height` replaces the sizes from the images' headers.
     """
     names = class_names(schema) | {field.column: field.names for field in fields if field.names}
     columns = [_column(schema.field(name), names.get(name, ())) for name in kept]
@@ -60,16 +60,16 @@ def sample_columns(schema: pa.Schema, fields: Sequence[Field], kept: Sequence[st
 
 
 def left_out(schema: pa.Schema, fields: Sequence[Field]) -> list[str]:
-    """Return the columns that would be kept by themselves, but whose names are taken, or which are too many."""
+    """Return the columns that are not kept by default, because their names are taken or there are too many."""
     kept = kept_columns(schema, fields)
     return [name for name in _written(schema, fields) if name not in kept]
 
 
 def check_kept(schema: pa.Schema, keep: Sequence[str], no_keep: Sequence[str]) -> None:
-    """Refuse columns that cannot be kept, or left out.
+    """Refuse invalid columns to keep or leave out.
 
     Raises:
-        InputError: There are such columns; all are named.
+        InputError: Some are invalid; all of them are named.
     """
     unknown = [name for name in dict.fromkeys([*keep, *no_keep]) if name not in schema.names]
     problems = [f"column {name!r} is not in the table (it has: {', '.join(schema.names)})" for name in unknown]
@@ -77,7 +77,7 @@ def check_kept(schema: pa.Schema, keep: Sequence[str], no_keep: Sequence[str]) -
     for name in keep:
         if name in (KEY, NUM_BYTES):
             problems.append(f"column {name!r} has the name of a column that every sample table has")
-        elif name not in unknown and _held(schema.field(name).type) is None:
+        elif name not in unknown and _kept_type(schema.field(name).type) is None:
             kind = schema.field(name).type
             problems.append(f"column {name!r} has the type {kind} (expected numbers, booleans, texts, dates or times)")
     if problems:
@@ -100,13 +100,13 @@ def _is_number(column: pa.Field) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
 
 
-def _held(kind: pa.DataType) -> pa.DataType | None:
+def _kept_type(kind: pa.DataType) -> pa.DataType | None:
     return sample_type(unwrap(kind))
 
 
 def _column(column: pa.Field, names: Sequence[str]) -> pa.Field:
-    """Return a column of a sample table; that of class names has their numbers, as the field cls does."""
-    kind = pa.int64() if names and is_text(unwrap(column.type)) else _held(column.type)
+    """Return a column of a sample table; class names become their numbers, as in the field cls."""
+    kind = pa.int64() if names and is_text(unwrap(column.type)) else _kept_type(column.type)
     return with_names(pa.field(column.name, kind), names if pa.types.is_integer(kind) else ())
 
 
@@ -125,7 +125,7 @@ def sample_rows(
         fields: The fields of the samples.
         keys: Their keys.
         payloads: Field name to payloads, null where a sample lacks the field.
-        columns: Column name to array of the columns that are kept.
+        columns: Column name to array of the kept columns.
         where: Returns the place of a row, for an error.
 
     Raises:
@@ -141,7 +141,7 @@ def sample_rows(
 
 
 def _values(name: str, array: pa.Array, names: Sequence[str] | None, where: Locate) -> pa.Array:
-    """Return the values of a column that is kept; of class names their numbers."""
+    """Return the values of a kept column; class names become their numbers."""
     array = stored(array)
     if is_text(array.type):
         array = utf8_text(array, lambda row: f"{where(row)}, column {name!r}")
@@ -155,7 +155,7 @@ def _as(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _num_bytes(payloads: Mapping[str, pa.LargeBinaryArray]) -> pa.Int64Array:
-    """Return how many bytes the payloads of each sample have."""
+    """Return the total size of each sample's payloads in bytes."""
     total: pa.Int64Array | None = None
     for payload in payloads.values():
         lengths = pc.binary_length(payload)

@@ -25,7 +25,7 @@ from wdsplit.tables.find import SPLIT
 from wdsplit.tables.formats.media import GROUP_ROWS, LABEL, common_schema, media_schema
 from wdsplit.tables.formats.registry import is_media, is_table
 from wdsplit.tables.media_listing import Found, find_below, find_given
-from wdsplit.tables.media_metadata import with_metadata
+from wdsplit.tables.media_metadata import read_metadata
 from wdsplit.tables.read import read_rows
 from wdsplit.tables.table import FILE_NAME, InputFile, Remote, Table
 from wdsplit.urls import shown_url
@@ -34,12 +34,12 @@ __all__ = ["class_counts", "is_media_input", "open_media"]
 
 
 def is_media_input(path: str, storage_options: Mapping[str, Any] | None = None) -> bool:
-    """Return whether what `find_inputs` has found is a media file, or a folder of them, rather than a table."""
+    """Return whether a path from `find_inputs` is a media file or a folder of them, not a table."""
     return is_media(path) or (not is_table(path) and place_of(path, storage_options).is_folder(path))
 
 
 def open_media(paths: Sequence[str], storage_options: Mapping[str, Any] | None = None) -> Table:
-    """List folders of media files, and single files; the latter count as one folder, the innermost that holds them all.
+    """List folders of media files, and single files; these count as one folder, their innermost common one.
 
     Raises:
         InputError: A folder cannot be read, or is ambiguous; or an input is a table.
@@ -58,7 +58,7 @@ def open_media(paths: Sequence[str], storage_options: Mapping[str, Any] | None =
 
 
 def class_counts(table: Table) -> dict[str, int]:
-    """Return how many of the rows that are kept are of each class; nothing if there are no classes from folders."""
+    """Return the number of selected rows of each class; empty if folders give no classes."""
     names = class_names(table.schema).get(LABEL)
     if not (names and table.names_files):
         return {}
@@ -80,7 +80,7 @@ def _refuse_tables(paths: Sequence[str], storage_options: Mapping[str, Any] | No
 
 
 def _refuse_overlaps(paths: Sequence[str]) -> None:
-    """Refuse what lies in a folder that is an input too: it would be written twice."""
+    """Refuse an input inside another one: it would be written twice."""
     if all(map(is_media, paths)):
         return
     real = {path: path if is_remote(path) else os.path.realpath(path) for path in paths}
@@ -114,7 +114,7 @@ def _kind(found: Found) -> str:
 
 
 def _refuse_ambiguous(found: Found) -> None:
-    """Refuse a folder that holds tables besides, or splits instead of classes."""
+    """Refuse a folder that also contains tables, or has splits instead of classes."""
     root = shown_url(found.root)
     if found.tables:
         paths = (found.tables[0], *found.first.values())
@@ -145,7 +145,7 @@ def _open_folder(path: str, storage_options: Mapping[str, Any] | None, notes: li
 
 
 def _open(found: Found, storage_options: Mapping[str, Any] | None, notes: list[str]) -> tuple[InputFile, pa.Schema]:
-    """Return a folder as a file of the input, and the columns of its rows; add what a user should know of it."""
+    """Return a folder as one input file, and the columns of its rows; add notes for the user."""
     root = shown_url(found.root)
     remote = Remote(found.root, storage_options) if is_remote(found.root) else None
     if not sum(len(rows) for _, rows in found.rows):
@@ -183,7 +183,7 @@ def _members(
     rows = pa.concat_tables([rows for _, rows in found.rows])
     names, *numbers = (rows[name].combine_chunks() for name in (FILE_NAME, "size", "modified_ns"))
     columns = {kind: pa.StructArray.from_arrays(numbers, ["size", "modified_ns"]), FILE_NAME: names}
-    metadata, footers = with_metadata(names, found.empty, found.root, found.metadata, storage_options, taken=kind)
+    metadata, footers = read_metadata(names, found.empty, found.root, found.metadata, storage_options, taken=kind)
     classes = [] if LABEL in metadata else _classes(found, bool(metadata))
     if classes:
         columns[LABEL] = _labels(found, classes)
@@ -191,7 +191,7 @@ def _members(
 
 
 def _checksum(names: pa.LargeStringArray, sizes: Int64, more: Any) -> str:
-    """Return the checksum of what a dataset is made of."""
+    """Return the checksum of the files' names and sizes, and of `more`."""
     digest = xxhash.xxh3_128(orjson.dumps(more))
     for values in (np.asarray(pc.binary_length(names)), sizes):
         digest.update(values.astype("<i8").tobytes())
@@ -200,7 +200,7 @@ def _checksum(names: pa.LargeStringArray, sizes: Int64, more: Any) -> str:
 
 
 def _notes(found: Found) -> list[str]:
-    """Say what of a folder is left out, and whose field files go to that have another."""
+    """Return notes on files that are left out or written to another field, and on classes."""
     root, notes = shown_url(found.root), []
     if found.skipped:
         texts = [f"{count:,} {reason}, such as {first}" for reason, (count, first) in sorted(found.skipped.items())]
@@ -212,7 +212,7 @@ def _notes(found: Found) -> list[str]:
     classes = [name for name, count in found.classes.items() if count is not None]
     filled = [name for name in classes if found.classes[name]]
     if len(filled) == 1 and all("/" in folder for folder, _ in found.rows):
-        notes.append(f"{root}: no classes, as all files are below one folder: is {root}/{filled[0]} meant?")
+        notes.append(f"{root}: no classes, as all files are below one folder: did you mean {root}/{filled[0]}?")
     if 1 < len(filled) < len(classes):
         empty = ", ".join(sorted({*classes} - {*filled}))
         notes.append(f"{root}: classes without files, which keep their numbers: {empty}")
@@ -220,7 +220,7 @@ def _notes(found: Found) -> list[str]:
 
 
 def _classes(found: Found, has_metadata: bool) -> list[str]:
-    """Return the folders that are classes, sorted; none of a folder that is flat."""
+    """Return the folders that are classes, sorted; empty for none."""
     root = shown_url(found.root)
     classes = sorted(name for name, count in found.classes.items() if count is not None)
     filled = [name for name in classes if found.classes[name]]

@@ -33,7 +33,7 @@ __all__ = ["Found", "find_below", "find_given"]
 
 _FILES_AT_ONCE = 1024
 _THREADS = 8
-_HIDDEN, _OTHER, _EMPTY, _BROKEN = "hidden", "of other kinds", "empty", "no files, or broken links"
+_HIDDEN, _OTHER, _EMPTY, _BROKEN = "hidden", "of other kinds", "empty", "broken links or special files"
 
 
 @dataclass(frozen=True)
@@ -47,18 +47,19 @@ class _Piece:
 
 @dataclass
 class Found:
-    """What was found below a root.
+    """The files below a root folder.
 
     Attributes:
         root: The folder: a path or a URL.
-        rows: Folders, and tables of names, sizes and times of writing of files in them.
+        rows: Folders with media files, each with a table of the files' names, sizes and modification times.
         fields: How many files would go to each field of each kind of media.
         first: The first file of each kind of media.
-        classes: The folders directly below the root, and how many media files are below each; None if it has others.
+        classes: The folders directly below the root, and how many media files are below each; None if it has only
+            other files.
         tables: The tables.
-        metadata: Files that say more of the media files beside them.
+        metadata: Metadata files about the media files beside them.
         empty: The media files that are empty.
-        skipped: How many names were left out, by the reason, and the first of them.
+        skipped: Reason to the number of files that were left out, and the first of them.
     """
 
     root: str
@@ -72,21 +73,21 @@ class Found:
     skipped: dict[str, tuple[int, str]] = field(default_factory=dict)
 
     def skip(self, reason: str, path: str) -> None:
-        """Count a name that is left out."""
+        """Count a file that is left out."""
         count, first = self.skipped.get(reason, (0, path))
         self.skipped[reason] = (count + 1, first)
 
     def count_of(self, kind: str) -> str:
-        """Say how many files of a kind there are."""
+        """Return a text with the number of files of a kind, and the first of them."""
         count = sum(count for (each, _), count in self.fields.items() if each == kind)
         return f"{count:,} {kind} files, such as {self.first[kind]}"
 
     def pattern_of(self, path: str) -> str:
-        """Return a pattern that names all files that end as one does."""
+        """Return a pattern for all files with the same suffix as a path."""
         return f"'{shown_url(self.root)}/**/*{os.path.splitext(path)[1]}'"
 
     def pieces(self, folder: str, names: Mapping[str, int | None]) -> Iterator[_Piece]:
-        """Sort out the names in a folder; give the media files, some at a time."""
+        """Sort the names in a folder by kind, and yield the media files in pieces."""
         media = []
         for name in names:
             path = f"{folder}/{name}" if folder else name
@@ -109,7 +110,7 @@ class Found:
             yield _Piece(folder, some, known if len(known) == len(some) else None)
 
     def _count(self, name: str, num_media: int, num_names: int) -> None:
-        """Note a folder as a class. One that has other files than media files is none; an empty one is."""
+        """Add a folder as a class. A folder with only other files is no class, but an empty one is."""
         before = self.classes.get(name, 0)
         if num_media or before:
             self.classes[name] = (before or 0) + num_media
@@ -117,7 +118,7 @@ class Found:
             self.classes[name] = None if num_names or before is None else 0
 
     def add(self, piece: _Piece, sizes: Int64, modified_ns: Int64) -> None:
-        """Add the files of a piece: int64 of shape (n,) each; a size of -1 is that of no file."""
+        """Add the n files of a piece; sizes (-1 for no file) and modified_ns are int64 of shape (n,)."""
         prefix = f"{piece.folder}/" if piece.folder else ""
         for name, size in zip(piece.names, sizes.tolist(), strict=True):
             if size > 0:
@@ -141,7 +142,7 @@ class Found:
 
 
 def find_below(root: str, storage_options: Mapping[str, Any] | None) -> Found:
-    """List a folder, and ask for the sizes of its media files, several at once."""
+    """List a folder, and get the sizes of its media files, several at once."""
     found, place = Found(root.rstrip("/") or root), place_of(root, storage_options)
     pieces = (piece for folder, names in place.listed(root) for piece in found.pieces(folder, names))
     _add_all(found, pieces)
@@ -150,7 +151,7 @@ def find_below(root: str, storage_options: Mapping[str, Any] | None) -> Found:
 
 
 def find_given(paths: Sequence[str], storage_options: Mapping[str, Any] | None) -> Found:
-    """Ask for the sizes of single files, whose root is the innermost folder that holds them all."""
+    """Get the sizes of single files; their root is their innermost common folder."""
     split = sorted(path.rpartition("/")[::2] for path in paths)
     parts = [folder.split("/") for folder, _ in (split[0], split[-1])]
     depth = next((n for n, pair in enumerate(zip(*parts, strict=False)) if pair[0] != pair[1]), min(map(len, parts)))
@@ -180,7 +181,7 @@ def _add_all(found: Found, pieces: Iterable[_Piece]) -> None:
 
 
 def _size_and_time(path: str) -> tuple[int, int]:
-    """Return the size of a file and when it was written, in nanoseconds; -1 if there is no file."""
+    """Return a file's size in bytes (-1 if there is no file) and its modification time in nanoseconds."""
     try:
         found = os.stat(path)
     except OSError as error:

@@ -16,17 +16,17 @@ from wdsplit.tables.read import open_inputs, read_rows
 from wdsplit.tables.table import FILE_NAME
 from wdsplit.urls import joined_url, shown_url
 
-__all__ = ["is_metadata", "with_metadata"]
+__all__ = ["is_metadata", "read_metadata"]
 
 _NAMES = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 
 
 def is_metadata(name: str) -> bool:
-    """Return whether a file says more of the media files beside it."""
+    """Return whether a file name is that of a metadata file."""
     return name in _NAMES
 
 
-def with_metadata(
+def read_metadata(
     names: pa.LargeStringArray,
     empty: Sequence[str],
     root: str,
@@ -34,7 +34,7 @@ def with_metadata(
     storage_options: Mapping[str, Any] | None,
     taken: str,
 ) -> tuple[dict[str, pa.Array], list[str]]:
-    """Return what metadata files say of media files.
+    """Read the metadata of media files.
 
     Args:
         names: The media files, by their paths below the root.
@@ -42,13 +42,13 @@ def with_metadata(
         root: The folder: a path or a URL.
         paths: The metadata files, by their paths below the root.
         storage_options: Options for a remote store.
-        taken: What no column may be called: the column of the media files.
+        taken: The name of the media column, which no metadata column may have.
 
     Returns:
         Column name to values, a row for each media file; and the checksums of the metadata files.
 
     Raises:
-        InputError: One cannot be read, or does not name each media file once.
+        InputError: A metadata file cannot be read, or they do not name each media file once.
     """
     if not paths:
         return {}, []
@@ -61,7 +61,7 @@ def with_metadata(
             "metadata files differ in their columns",
             place=place,
             found=str(error),
-            remedy="give columns of one name the same type in all of them",
+            remedy="give columns with the same name one type in all files",
         ) from error
     rows = _matched(names, pa.array(empty, names.type), table[FILE_NAME].combine_chunks(), place)
     columns = {name: table[name].take(rows).combine_chunks() for name in table.column_names if name != FILE_NAME}
@@ -69,7 +69,7 @@ def with_metadata(
 
 
 def _read(path: str, folder: str, storage_options: Mapping[str, Any] | None, kind: str) -> tuple[pa.Table, str]:
-    """Return the rows of a metadata file, with file names from the root on, and its checksum."""
+    """Return the rows of a metadata file, with file names relative to the root, and its checksum."""
     table = open_inputs([path], storage_options)
     place, names = shown_url(path), table.schema.names
     if FILE_NAME not in names or not is_text(table.schema.field(FILE_NAME).type):
@@ -84,9 +84,9 @@ def _read(path: str, folder: str, storage_options: Mapping[str, Any] | None, kin
     taken = sorted({kind, STEM} & {*names}) or sorted({name for name in names if names.count(name) > 1})
     if taken:
         raise InputError(
-            f"a metadata file has a column of a name that is taken: {taken[0]!r}",
+            f"a metadata file has a column with a reserved or duplicate name: {taken[0]!r}",
             place=place,
-            expected=f"columns named neither {kind!r} nor {STEM!r}, and no two of one name",
+            expected=f"columns named neither {kind!r} nor {STEM!r}, and no two with the same name",
             remedy="rename the column",
             url=place,
         )
@@ -100,7 +100,7 @@ def _read(path: str, folder: str, storage_options: Mapping[str, Any] | None, kin
 
 
 def _matched(names: pa.Array, empty: pa.Array, named: pa.Array, place: str) -> pa.Array:
-    """Return for each media file the row of the metadata that names it; each must have one, and each row a file."""
+    """Return the metadata row of each media file; files and rows must match one to one."""
     known = pa.concat_arrays([names, empty])
     problems = []
     counts = named.value_counts()

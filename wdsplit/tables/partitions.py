@@ -17,7 +17,7 @@ __all__ = ["Partitions"]
 
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 _INTEGER = re.compile(r"-?[0-9]{1,18}", re.ASCII)
-"""An integer of 64 bits; Arrow too takes `01` for one."""
+"""A 64-bit integer; `01` is one, as in Arrow."""
 
 
 class Partitions:
@@ -27,10 +27,10 @@ class Partitions:
         folders: Absolute paths or URLs; empty for none.
 
     Attributes:
-        are_integers: Each column, in the order of the folders: whether all of its values are integers.
+        are_integers: Column name to whether all of its values are integers, in the order of the folders.
 
     Raises:
-        InputError: Two folders of a path name one column, or a name is not UTF-8.
+        InputError: Two folders of a path name the same column, or a name is not UTF-8.
     """
 
     def __init__(self, folders: Iterable[str]) -> None:
@@ -45,14 +45,14 @@ class Partitions:
             self.are_integers[name] = bool(values) and all(_INTEGER.fullmatch(str(value)) for value in values)
 
     def values(self, folder: str) -> dict[str, Value]:
-        """Return the value of each column in the files of a folder: null where the folder does not name the column."""
+        """Return the value of each column in the files of a folder; None where the folder does not name the column."""
         texts = dict.fromkeys(self.are_integers) | dict(self._texts[folder])
         return {
             name: int(text) if text is not None and self.are_integers[name] else text for name, text in texts.items()
         }
 
     def notes(self) -> list[str]:
-        """Say which columns there are, and that folders name them."""
+        """Return a note on each column, with its type and origin."""
         return [
             f"{name}: {'int64' if is_integer else 'string'}, from the names of folders"
             for name, is_integer in self.are_integers.items()
@@ -60,7 +60,7 @@ class Partitions:
 
 
 def _texts_of(folder: str) -> tuple[tuple[str, str | None], ...]:
-    """Return the columns that the last folders of a path name, and their values as they are written."""
+    """Return the columns that the last folders of a path name, and their values as text."""
     parts = list(_last_parts(folder))[::-1]
     names = [unquote(name, errors="surrogateescape") for name, _ in parts]
     texts = [None if value == _NULL else unquote(value, errors="surrogateescape") for _, value in parts]

@@ -24,10 +24,10 @@ _THREADS = 8
 
 
 def with_payloads(batches: Iterator[Rows]) -> Iterator[Rows]:
-    """Yield the same rows with the bytes of the files that they name, in batches of about 16 MiB.
+    """Yield the same rows with the bytes of their media files, in batches of about 16 MiB.
 
     Raises:
-        InputError: A file is gone, was written since it was listed, or cannot be read.
+        InputError: A file is missing, has changed since it was listed, or cannot be read.
     """
     for rows in batches:
         options = next((file.remote.options for file in rows.table.files if file.remote is not None), None)
@@ -71,7 +71,7 @@ def _read(references: pa.StructArray, options: Mapping[str, Any] | None) -> pa.L
 
 
 def _read_file(path: str, into: memoryview, modified_ns: int) -> None:
-    """Fill a buffer with the bytes of a file, which must be as it was listed."""
+    """Fill a buffer with the bytes of a file; refuse a file that has changed since it was listed."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -93,7 +93,7 @@ def _read_file(path: str, into: memoryview, modified_ns: int) -> None:
     if found.st_size != len(into) or count != len(into):
         raise _changed(path, len(into), f"{found.st_size} bytes")
     if found.st_mtime_ns != modified_ns:
-        raise _changed(path, len(into), "as many bytes, but written later")
+        raise _changed(path, len(into), "the same size, but another modification time")
 
 
 def _read_object(url: str, into: memoryview, options: Mapping[str, Any] | None) -> None:

@@ -29,13 +29,13 @@ _JSON, _BYTES, _VALUE = "nested dicts", "bytes, arrays or images", "plain values
 
 
 def row_batches(rows: Iterable[Any]) -> Iterator[pa.RecordBatch]:
-    """Yield rows in batches of at most 1,024 rows and about 16 MiB, each with the types that its values call for.
+    """Yield rows in batches of at most 1,024 rows and about 16 MiB, each with the types of its values.
 
     Args:
         rows: Dicts of column to value; a column that a row lacks is null there.
 
     Raises:
-        InputError: A row is no dict, or a column has values of two kinds, or of one that cannot be written.
+        InputError: A row is not a dict, or a column has values of two kinds, or of an unsupported kind.
     """
     columns = _Columns()
     for number, row in enumerate(rows):
@@ -47,7 +47,7 @@ def row_batches(rows: Iterable[Any]) -> Iterator[pa.RecordBatch]:
 
 
 def numbered(rows: Iterable[Any]) -> Iterator[Any]:
-    """Yield rows; an error of the code that makes them gets a note that says at which row."""
+    """Yield rows; an error from their source gets a note with the row number."""
     number = 0
     try:
         for row in rows:
@@ -132,7 +132,7 @@ def _why_not(values: list[Any]) -> str | None:
 
 
 def _converted(value: Any, place: str) -> tuple[str, Any]:
-    """Return the kind of a value, and what Arrow is given for it."""
+    """Return the kind of a value, and the value to give to Arrow."""
     image_module: Any = sys.modules.get("PIL.Image")
     if isinstance(value, (str, int, float, np.generic)):
         return _VALUE, value
@@ -140,7 +140,7 @@ def _converted(value: Any, place: str) -> tuple[str, Any]:
         return _BYTES, bytes(value)
     if image_module is not None and isinstance(value, image_module.Image):
         return _BYTES, _image_bytes(value, place)
-    if isinstance(value, Mapping) and value.keys() == {"bytes", "path"}:  # an image or audio of Hugging Face's
+    if isinstance(value, Mapping) and value.keys() == {"bytes", "path"}:  # a Hugging Face image or audio
         if value["bytes"] is None:
             raise _unusable(place, f"no bytes, only the path {value['path']!r}", "the bytes of the file")
         return _BYTES, bytes(value["bytes"])
@@ -155,13 +155,13 @@ def _converted(value: Any, place: str) -> tuple[str, Any]:
 
 
 def _holds_dicts(values: Sequence[Any]) -> bool:
-    """Return whether lists hold dicts, by the first value: Arrow refuses lists of dicts and other values."""
+    """Return whether lists contain dicts, judged by the first value: Arrow refuses lists that mix dicts and others."""
     first = next((each for each in values if each is not None), None)
     return isinstance(first, Mapping) or (isinstance(first, (list, tuple)) and _holds_dicts(first))
 
 
 def _npy(array: np.ndarray[Any, Any], place: str) -> bytes:
-    """Return an array as npy: little-endian, in the order of C."""
+    """Return an array as npy: little-endian, in C order."""
     if array.dtype.kind not in "biufc":
         raise _unusable(place, array.dtype, "an array of numbers or booleans")
     array = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
@@ -169,7 +169,7 @@ def _npy(array: np.ndarray[Any, Any], place: str) -> bytes:
 
 
 def _image_bytes(image: Any, place: str) -> bytes:
-    """Return the file that an image was opened from, if nothing is decoded yet; else a JPEG of a JPEG, or PNG."""
+    """Return an image's original file if it is not decoded yet; else encode it, a JPEG as JPEG and others as PNG."""
     file, inner = getattr(image, "fp", None), vars(image)
     is_decoded = inner.get("_im", inner.get("im")) is not None or inner.get("decoderconfig", ()) != ()
     if file is not None and not is_decoded:

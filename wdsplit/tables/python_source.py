@@ -22,11 +22,11 @@ from wdsplit.tables.python_rows import numbered, row_batches
 __all__ = ["PythonSource", "python_source"]
 
 _FRAME_ROWS = 8192
-"""Rows of a frame that are made Arrow's at once."""
+"""Rows of a frame to convert to Arrow at once."""
 _MAX_CATEGORIES = 2**16
-"""A column of more is not one of classes, but of texts that were stored in a compact way."""
+"""A column with more categories does not hold classes, but texts in a compact form."""
 _DATASET_ROWS = 256
-"""Rows of a Hugging Face dataset that are read at once: they may be images."""
+"""Rows of a Hugging Face dataset to read at once; few, because they may be images."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class PythonSource:
     """Rows that are not in files.
 
     Attributes:
-        what: What they come from, for people.
-        num_rows: How many there are; 0 if that is not known.
-        batches: Returns them; the types of columns may differ between batches.
+        what: Their origin, for messages.
+        num_rows: Number of rows; 0 if unknown.
+        batches: Returns the rows; the types of columns may differ between batches.
     """
 
     what: str
@@ -45,7 +45,7 @@ class PythonSource:
 
 
 def python_source(inputs: Any) -> PythonSource | list[str]:
-    """Return what the rows of an argument of `wdsplit.convert` come from, or the paths that it names.
+    """Return an argument of `wdsplit.convert` as a source of rows, or as the paths that it names.
 
     Raises:
         InputError: It is neither.
@@ -70,21 +70,21 @@ def python_source(inputs: Any) -> PythonSource | list[str]:
 
 
 def _is_from(library: str, name: str) -> Callable[[Any], bool]:
-    """Return what tells whether an object is of a class of some name, or of one derived of it, of a library."""
+    """Return a function that tests whether an object has a class of a library, by name, or a subclass of it."""
     return lambda value: any(
         kind.__name__ == name and kind.__module__.partition(".")[0] == library for kind in type(value).__mro__
     )
 
 
 def _table(table: Any) -> PythonSource:
-    """Read a table that is in memory; each column of categories has one list of them."""
+    """Read a table in memory; a dictionary column gets the same dictionary in all batches."""
     table = pa.Table.from_batches([table]) if isinstance(table, pa.RecordBatch) else table
     table = table.unify_dictionaries()
     return PythonSource("Arrow table", len(table), lambda: _with_categories(table.to_batches()))
 
 
 def _stream(stream: Any) -> PythonSource:
-    """Read what gives a stream of Arrow record batches, once."""
+    """Read a stream of Arrow record batches, once."""
     try:
         reader = stream if isinstance(stream, pa.RecordBatchReader) else pa.RecordBatchReader.from_stream(stream)
     except pa.ArrowInvalid:  # the values of one column, such as a Series
@@ -118,7 +118,7 @@ def _lazy(frame: Any) -> PythonSource:
 
 
 def _pandas(frame: Any) -> PythonSource:
-    """Read a frame; an index without a name is no column."""
+    """Read a frame; an index becomes a column if it has a name."""
     names = [name for name in frame.index.names if name is not None]
     frame = frame.reset_index(names) if names else frame
     wrong = [name for name in frame.columns if not isinstance(name, str)]
@@ -144,7 +144,7 @@ def _pandas(frame: Any) -> PythonSource:
 
 
 def _huggingface(dataset: Any) -> PythonSource:
-    """Read a dataset as it is stored; files that images and audio only name are embedded."""
+    """Read a dataset as it is stored; images and audio stored as paths are embedded."""
     kind = (dataset.format if hasattr(dataset, "format") else {}).get("type")
     if kind == "custom":
         raise InputError(
@@ -189,7 +189,7 @@ _KNOWN: tuple[tuple[Callable[[Any], bool], Callable[[Any], PythonSource]], ...] 
 
 
 def _sliced(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield batches in pieces of about 16 MiB; an error of the code that makes them gets a note that says where."""
+    """Yield batches in pieces of about 16 MiB; an error from their source gets a note with the number of rows."""
     num_rows = 0
     try:
         for batch in batches:
@@ -201,7 +201,7 @@ def _sliced(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _with_categories(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield batches whose schema names the categories of columns; each column has the same ones in all batches."""
+    """Yield batches with the categories of columns in their schema; all batches have the same categories."""
     schema = None
     for batch in batches:
         if schema is None:

@@ -69,7 +69,7 @@ class Rows:
         return Rows(columns, self.numbers[low:high], self.table)
 
     def where(self, row: int) -> str:
-        """Return file and row of a row of the batch, for an error."""
+        """Return the file and row number of a row of the batch, for an error."""
         return self.table.where(int(self.numbers[row]))
 
 
@@ -79,7 +79,7 @@ def open_inputs(paths: Sequence[str], storage_options: Mapping[str, Any] | None 
     Args:
         paths: Paths and URLs.
         storage_options: Options for remote stores.
-        hive: Whether the names of folders such as `year=2024` are columns; never of tars.
+        hive: Whether the names of folders such as `year=2024` become columns; never for tars.
 
     Raises:
         InputError: A file cannot be read, or two differ in their format or in columns that cannot be promoted.
@@ -99,7 +99,7 @@ def open_inputs(paths: Sequence[str], storage_options: Mapping[str, Any] | None 
     folders = [_folder_of(path, file) if hive else "" for path, file in zip(paths, files, strict=True)]
     partitions = Partitions(folders)
     notes = [*promotion_notes(found, schema), *partitions.notes()]
-    # A field of CSV with nothing in it may be an empty text.
+    # An empty field of CSV may be an empty text.
     absent = [absent_columns(each, schema, files[0].format != "csv") for each in found.schemas]
     constants: dict[tuple[int, str], tuple[tuple[str, Value], ...]] = {}
     for place, of_file in enumerate(zip(numbers, folders, strict=True)):
@@ -112,7 +112,7 @@ def open_inputs(paths: Sequence[str], storage_options: Mapping[str, Any] | None 
 
 
 def _folder_of(path: str, file: InputFile) -> str:
-    """Return the absolute path, or the URL, of the folder that a file is in, given what the file was named by."""
+    """Return the absolute path or URL of a file's folder, given the path by which the user named the file."""
     if not is_remote(path):
         return os.path.dirname(os.path.abspath(file.path))
     return os.path.dirname(unquote(file.path) if is_web(file.path) else file.path)
@@ -138,7 +138,7 @@ def _check_one_format(files: Sequence[InputFile]) -> None:
             raise InputError(
                 "two inputs differ in their format",
                 place=file.path,
-                expected=f"{files[0].format}, as {files[0].path} has it",
+                expected=f"{files[0].format}, as in {files[0].path}",
                 found=file.format,
                 remedy="name the files of one format, as in 'raw/*.parquet', or convert them as two datasets",
                 url=file.path,
@@ -146,7 +146,7 @@ def _check_one_format(files: Sequence[InputFile]) -> None:
 
 
 def first_payloads(table: Table, columns: Sequence[str]) -> dict[str, bytes | None]:
-    """Return the beginning of the first payload that is not null of those of the columns whose field depends on it."""
+    """Return the first bytes of each column whose field depends on them, from its first value that is not null."""
     names = [name for name in table.schema.names if name in columns]
     found: dict[str, bytes | None] = {
         name: None for name in names if names.count(name) == 1 and needs_sniff(table.schema.field(name).type)
@@ -194,7 +194,7 @@ def _read_rows(table: Table, first: int, stop: int, columns: Sequence[str]) -> I
 
 
 def _joined(batches: Iterator[Rows]) -> Iterator[Rows]:
-    """Join small batches, as those of many small files: each batch has a fixed cost."""
+    """Join small batches, such as those of many small files: each batch has a fixed cost."""
     pending: list[Rows] = []
     num_rows = num_bytes = 0
     for rows in batches:
@@ -224,7 +224,7 @@ def _concatenated(batches: Sequence[Rows]) -> Rows:
 def _read_range(
     table: Table, part: FileRange, columns: Sequence[str], picker: Picker
 ) -> Iterator[tuple[dict[str, pa.Array], Int64]]:
-    """Read the selected rows of a file: columns by their names, and the rows' numbers."""
+    """Yield the selected rows of a file: column name to array, and the rows' numbers."""
     read, picked = 0, 0
     for batch in file_batches(table, part.file, part.groups, columns):
         arrays = dict(zip(columns, batch.columns, strict=True))
@@ -251,7 +251,7 @@ def file_batches(
         InputError: The file cannot be read.
     """
     reader, constants = format_named(file.format), dict(file.constants)
-    if file.members is not None and columns:  # the files that rows name are read later: they have no type yet
+    if file.members is not None and columns:  # media files are read later: their column has no type yet
         yield from reader.read_batches(file, groups, columns, table.schema)
         return
     kinds = {name: type_without_views(table.schema.field(name).type) for name in columns}
@@ -281,7 +281,7 @@ def _repeated(value: Value, kind: pa.DataType, rows: int) -> pa.Array:
 def _promoted(
     file: InputFile, columns: dict[str, pa.Array], kinds: Mapping[str, pa.DataType]
 ) -> Iterator[dict[str, pa.Array]]:
-    """Yield columns of a file as the types of the table, in one part or, where dictionaries are decoded, in several."""
+    """Yield columns of a file with the types of the table; in several parts where dictionaries are decoded."""
     arrays = {name: without_views(column) for name, column in columns.items()}
     if all(array.type == kinds[name] for name, array in arrays.items()):
         yield arrays
@@ -305,12 +305,12 @@ def _cast(file: InputFile, name: str, column: pa.Array, kind: pa.DataType) -> pa
 
 
 def check_files(table: Table, first: int, stop: int) -> None:
-    """Refuse local files with rows at the places first, ..., stop - 1 if they were written since the plan was made.
+    """Refuse local files with rows at the places first, ..., stop - 1 if they have changed since the plan was made.
 
-    Remote ones, and the media files of a folder, are checked when they are read.
+    Remote files, and the media files of a folder, are checked when they are read.
 
     Raises:
-        InputError: One was, or is gone.
+        InputError: A file has changed or is missing.
     """
     for part in table.ranges(first, stop):
         if part.file.remote is None and part.file.members is None:
@@ -319,11 +319,11 @@ def check_files(table: Table, first: int, stop: int) -> None:
 
 
 def matching_groups(table: Table, file: InputFile, expression: Any, columns: Sequence[str]) -> list[int]:
-    """Return the row groups of a file that may hold rows that meet a condition, and have rows at all.
+    """Return the row groups of a file, without empty ones, that may have rows that meet a condition.
 
     Args:
         table: The table.
-        file: A file of it.
+        file: A file of the table.
         expression: The condition.
         columns: The columns that it reads.
 

@@ -26,9 +26,9 @@ class Schemas:
     """The schemas of files.
 
     Attributes:
-        schemas: Each different one, in order.
-        paths: The first file that has it.
-        counts: How many files with rows have it.
+        schemas: The different schemas, in order.
+        paths: The first file with each.
+        counts: How many files with rows have each.
     """
 
     schemas: list[pa.Schema] = field(default_factory=list)
@@ -37,7 +37,7 @@ class Schemas:
     _numbers: dict[bytes, int] = field(default_factory=dict)
 
     def add(self, path: str, schema: pa.Schema, num_rows: int) -> int:
-        """Add a file, and return the number of its schema; what writers note of rows makes no difference."""
+        """Add a file, and return the number of its schema; only Hugging Face's metadata makes schemas differ."""
         metadata = schema.metadata or {}
         features = {name: value for name, value in metadata.items() if name == _FEATURES}
         key = schema.with_metadata(features or None).serialize().to_pybytes()
@@ -50,7 +50,7 @@ class Schemas:
         return number
 
     def by_path(self) -> dict[str, pa.Schema]:
-        """Return each different schema by the first file that has it."""
+        """Return the first file with each different schema, and the schema."""
         return dict(zip(self.paths, self.schemas, strict=True))
 
 
@@ -58,7 +58,7 @@ def promoted(found: Schemas) -> pa.Schema:
     """Return the columns of all files, in the order of their first appearance, each of a type that holds all values.
 
     Raises:
-        InputError: A column has two types that have none in common, or its classes differ; all columns are named.
+        InputError: A column has types without a common one, or its classes differ. All such columns are named.
     """
     if len(found.schemas) == 1:
         return found.schemas[0]
@@ -93,7 +93,7 @@ def promoted(found: Schemas) -> pa.Schema:
 
 
 def _conflict(found: Schemas, name: str, number: int) -> str:
-    """Say which two files have types of a column that cannot be promoted, given the number of the second's schema."""
+    """Return a text that names two files whose types of a column conflict, given the number of the second's schema."""
     kind = found.schemas[number].field(name).type
     before = [other for other in range(number) if name in found.schemas[other].names]
     types = [found.schemas[other].field(name).type for other in before]
@@ -109,13 +109,13 @@ def _class_conflicts(found: Schemas) -> list[str]:
             before, first = known.setdefault(name, (classes, path))
             if classes != before:
                 problems.append(
-                    f"the classes of column {name!r} have other names, or another order, in {path} than in {first}"
+                    f"the classes of column {name!r} have different names or another order in {path} than in {first}"
                 )
     return problems
 
 
 def promotion_notes(found: Schemas, schema: pa.Schema) -> list[str]:
-    """Say of each column that files with rows have in different types, or lack, what it is read as.
+    """Return a note for each column that some files with rows lack or have in another type.
 
     Args:
         found: The schemas of the files.
@@ -127,13 +127,13 @@ def promotion_notes(found: Schemas, schema: pa.Schema) -> list[str]:
 
 
 def _note(one: pa.Field, kinds: Sequence[Mapping[str, pa.DataType]], num_files: Sequence[int]) -> str:
-    """Say what a column is read as, given the types in each schema; nothing if all files have it in one type."""
+    """Return a note on the type of a column, given the types in each schema; empty if all files agree."""
     if pa.types.is_null(one.type):
         return f"{one.name}: no values in any file: not written"
     counts: dict[str, int] = {}
-    for its, count in zip(kinds, num_files, strict=True):
+    for types, count in zip(kinds, num_files, strict=True):
         if count:
-            kind = str(its[one.name]) if one.name in its else _MISSING
+            kind = str(types[one.name]) if one.name in types else _MISSING
             counts[kind] = counts.get(kind, 0) + count
     if len(counts) <= 1:
         return ""
@@ -153,7 +153,7 @@ def with_partitions(schema: pa.Schema, partitions: Partitions, path: str) -> pa.
         path: The first file, for an error.
 
     Raises:
-        InputError: A file has a column of that name itself.
+        InputError: The files already have a column of that name.
     """
     both = [name for name in partitions.are_integers if name in schema.names]
     if both:
@@ -162,7 +162,7 @@ def with_partitions(schema: pa.Schema, partitions: Partitions, path: str) -> pa.
             place=path,
             expected="each column either in the files or in the folder names, such as year=2024/",
             found=", ".join(map(repr, both)),
-            remedy="use --no-hive to read no columns from the folders' names",
+            remedy="use --no-hive to ignore the folder names",
             url=path,
         )
     for name, is_integer in partitions.are_integers.items():
@@ -171,12 +171,12 @@ def with_partitions(schema: pa.Schema, partitions: Partitions, path: str) -> pa.
 
 
 def absent_columns(schema: pa.Schema, columns: pa.Schema, null_is_absent: bool) -> tuple[str, ...]:
-    """Return the columns of all files that a file with a schema has no value of: it lacks them, or has them as null.
+    """Return the columns for which a file has no values: it lacks them, or they have the type null.
 
     Args:
         schema: The file's columns.
-        columns: Those of all files.
-        null_is_absent: Whether columns of the type null count.
+        columns: The columns of all files.
+        null_is_absent: Whether to include columns of the type null.
     """
     kinds = dict(zip(schema.names, schema.types, strict=True))
     return tuple(

@@ -1,6 +1,6 @@
 """Selects rows by a condition, and by a hash that assigns them to splits.
 
-Pure (no I/O). The hash depends only on the row's own value, so a row stays in its split when other rows change, and
+Pure (no I/O). The hash depends only on the row's own value. So a row stays in its split when other rows change, and
 rows of a group stay together.
 """
 
@@ -33,18 +33,18 @@ _FRACTION_TOLERANCE = 1e-9
 _INTEGERS, _TEXTS = ("cls", "cls2", "index", "inx", "id"), ("txt", "text", "transcript")
 _JSON = ("json", "jsn")
 _TAR_TYPES = {**dict.fromkeys(_INTEGERS, pa.int64()), **dict.fromkeys((*_TEXTS, *_JSON), pa.large_string())}
-"""What fields of tars hold by the last part of their names, as loaders decode them; JSON is compared as text."""
+"""The types of tars' fields by the last part of their names, as loaders decode them; JSON is compared as text."""
 
 
 def cut_splits(fractions: Mapping[str, float], column: str | None) -> dict[str, Split]:
-    """Cut the hashes from 0 to 2**64 into splits, where the fractions add up.
+    """Divide the hashes from 0 to 2**64 - 1 among splits, by their fractions.
 
     Args:
         fractions: Name of a split to its fraction.
-        column: What is hashed; None for the rows' numbers.
+        column: The column to hash; None for the rows' numbers.
 
     Raises:
-        InputError: A fraction is not above 0, is too small, or they do not add up to 1.
+        InputError: A fraction is not above 0 or is too small, or the fractions do not add up to 1.
     """
     sizes = list(fractions.values())
     if any(not 0 < size <= 1 for size in sizes) or abs(math.fsum(sizes) - 1) > _FRACTION_TOLERANCE:
@@ -67,10 +67,10 @@ def cut_splits(fractions: Mapping[str, float], column: str | None) -> dict[str, 
 
 
 def check_group_type(schema: pa.Schema, column: str) -> None:
-    """Refuse a column that cannot tell groups apart by its text.
+    """Refuse a column that cannot define groups.
 
     Raises:
-        InputError: There is no such column, or it holds floats, bytes or what is nested.
+        InputError: There is no such column, or it has floats, bytes or nested values.
     """
     if column not in schema.names:
         raise InputError(
@@ -91,7 +91,7 @@ def check_group_type(schema: pa.Schema, column: str) -> None:
 
 
 def hash_groups(column: pa.Array, numbers: Int64, table: Table, name: str) -> npt.NDArray[np.uint64]:
-    """Return a 64-bit hash of each value: uint64 of shape (n,), the same for equal values of any type that is text.
+    """Return a 64-bit hash of each value's text: uint64 of shape (n,), the same for all types of strings.
 
     Args:
         column: Strings, integers, booleans or dates.
@@ -120,7 +120,7 @@ def hash_groups(column: pa.Array, numbers: Int64, table: Table, name: str) -> np
 
 
 class Picker:
-    """Tells which rows of a batch are kept, but for the limit.
+    """Finds the rows of a batch that a selection keeps, apart from its limit.
 
     Args:
         table: The table with its selection.
@@ -141,7 +141,7 @@ class Picker:
 
     @property
     def pruning(self) -> Any:
-        """The condition as far as statistics may decide it, as an Arrow expression; None if they may not."""
+        """The part of the condition that statistics can decide, as an Arrow expression; None if there is none."""
         return None if self._where is None else self._where.pruning
 
     @property
@@ -163,7 +163,7 @@ class Picker:
         return rows_meeting(self._where, arrays, num_rows, self._table.selection.where)
 
     def filled(self, columns: Mapping[str, pa.Array], rows: Int64) -> Int64:
-        """Return those of some rows in which a column has a value that must have one; all if none must.
+        """Return the rows in which at least one column of `some_of` has a value; all rows if `some_of` is empty.
 
         Args:
             columns: Column name to array.
@@ -177,7 +177,7 @@ class Picker:
         return rows[~empty]
 
     def _typed(self, name: str, column: pa.Array) -> pa.Array:
-        """Return a column as the condition compares it: fields of tars come as bytes."""
+        """Return a column in the type that the condition compares: fields of tars come as bytes."""
         kind = self._types.get(name)
         if kind is None:
             return column
@@ -194,7 +194,7 @@ class Picker:
             ) from error
 
     def hashes(self, columns: Mapping[str, pa.Array], numbers: Int64) -> npt.NDArray[np.uint64]:
-        """Return what decides which split rows are in: uint64 of shape (n,)."""
+        """Return the hashes that assign rows to splits: uint64 of shape (n,)."""
         name = self._split.column if self._split is not None else None
         if name is None:
             return hash_numbers(hash_stream(_SPLIT_DOMAIN), numbers)
@@ -211,7 +211,7 @@ class Picker:
 
 
 def _tar_types(table: Table) -> dict[str, pa.DataType]:
-    """Return the types of the fields of tars that are known by their names; nothing for other tables."""
+    """Return the types of tars' fields that follow from their names; empty for other tables."""
     if any(file.format != "tar" for file in table.files):
         return {}
     kinds = {name: _TAR_TYPES.get(name.rpartition(".")[2]) for name in table.schema.names}
@@ -219,7 +219,7 @@ def _tar_types(table: Table) -> dict[str, pa.DataType]:
 
 
 def _parsed(condition: str, schema: pa.Schema, types: Mapping[str, pa.DataType]) -> Where:
-    """Parse a condition on a table, of which some columns have other types than it says."""
+    """Parse a condition on a table; `types` overrides the types of some columns."""
     typed = pa.schema([pa.field(field.name, types.get(field.name, field.type)) for field in schema])
     try:
         return parse_where(condition, typed)
@@ -233,7 +233,7 @@ def _parsed(condition: str, schema: pa.Schema, types: Mapping[str, pa.DataType])
 
 
 def _is_null(column: pa.Array) -> npt.NDArray[np.bool_]:
-    """Return which values are null, also where the values of a dictionary are: bool of shape (n,)."""
+    """Return which values are null, including nulls in a dictionary's values: bool of shape (n,)."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary.is_valid().take(column.indices)
         column = pc.if_else(column, column, pa.scalar(None, pa.bool_()))
@@ -242,6 +242,6 @@ def _is_null(column: pa.Array) -> npt.NDArray[np.bool_]:
 
 
 def in_split(hashes: npt.NDArray[np.uint64], split: Split) -> npt.NDArray[np.bool_]:
-    """Return which hashes lie in a split."""
+    """Return which hashes are in a split: bool of shape (n,)."""
     inside: npt.NDArray[np.bool_] = (hashes >= np.uint64(split.low)) & (hashes <= np.uint64(split.high - 1))
     return inside

@@ -19,18 +19,18 @@ from wdsplit.order.epoch import Int64
 __all__ = ["FILE_NAME", "FileRange", "InputFile", "Remote", "Selection", "Split", "Table", "Value", "joined"]
 
 FILE_NAME = "file_name"
-"""The column of a folder's media files that has their paths below it."""
+"""The column with the paths of a folder's media files, relative to the folder."""
 Value = str | int | None
-"""What a column has in all rows of a file; None is null."""
+"""The value of a column in all rows of a file; None is null."""
 
 
 @dataclass(frozen=True, repr=False)
 class Remote:
-    """An object of a remote store. What it holds may be secret, so it is never shown.
+    """An object in a remote store. URL and options may contain secrets, so they are never shown.
 
     Attributes:
-        url: Its URL, with all that it takes to read it.
-        options: How to reach the store.
+        url: Its full URL, including secrets.
+        options: Options for the store.
     """
 
     url: str
@@ -85,17 +85,17 @@ class InputFile:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Rows of each row group that are kept."""
+        """Number of selected rows of each row group."""
         return self.row_groups if self.selected is None else self.selected
 
     @property
     def row_bytes(self) -> float:
-        """Bytes of a row when decoded, about."""
+        """Approximate decoded size of a row in bytes."""
         return self.data_bytes / max(1, self.num_rows)
 
     @property
     def named_bytes(self) -> float:
-        """Bytes of the file that a row names, on average; 0 where rows name none."""
+        """Average size of a row's media file in bytes; 0 if rows have none."""
         return 0 if self.members is None else self.num_bytes / max(1, self.num_rows)
 
 
@@ -104,7 +104,7 @@ class Split:
     """A split of the rows, drawn by a hash of a column: those whose hash lies in [low, high).
 
     Attributes:
-        column: What is hashed; None for the rows' numbers.
+        column: The column to hash; None for the rows' numbers.
         low: The lowest hash.
         high: The hash after the highest; at most 2**64.
     """
@@ -132,14 +132,14 @@ class Selection:
 
     @property
     def identity(self) -> str:
-        """The text that a plan's hash takes in; it never changes, so that runs and datasets know their plan again."""
+        """The text that goes into a plan's hash; it never changes, so that old runs and datasets match their plan."""
         split = self.split
         part = None if split is None else f"Part(column={split.column!r}, low={split.low}, high={split.high})"
         more = f", some_of={self.some_of!r}" if self.some_of else ""
         return f"Selection(where={self.where!r}, limit={self.limit!r}, part={part}{more})"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the selection as manifests and plan files have it; hashes as texts, as the highest has 65 bits."""
+        """Return the selection for manifests and plan files; hashes as text, because 2**64 has 65 bits."""
         split = self.split
         bounds = None if split is None else {"column": split.column, "low": str(split.low), "high": str(split.high)}
         more = {"some_of": list(self.some_of)} if self.some_of else {}
@@ -155,14 +155,14 @@ class Selection:
 
 @dataclass(frozen=True)
 class FileRange:
-    """Rows of a file that are to be read.
+    """Rows of a file to read.
 
     Attributes:
         file: The file.
         groups: Row groups to read, in order.
         numbers: The number of each group's first row.
-        skip: How many of the rows kept to leave out at the beginning.
-        count: How many of the rows kept to take then.
+        skip: Number of selected rows to skip at the beginning.
+        count: Number of selected rows to read after that.
     """
 
     file: InputFile
@@ -172,7 +172,7 @@ class FileRange:
     count: int
 
     def row_numbers(self, first: int, stop: int) -> Int64:
-        """Return the numbers of the rows first, ..., stop - 1 of those that the groups hold."""
+        """Return the numbers in the table of the rows first, ..., stop - 1 of the groups: int64."""
         rows = np.arange(first, stop)
         begins, shifts = self._shifts
         numbers: Int64 = rows + shifts[np.searchsorted(begins, rows, side="right") - 1]
@@ -180,7 +180,7 @@ class FileRange:
 
     @cached_property
     def _shifts(self) -> tuple[Int64, Int64]:
-        """Where each group begins among the rows that the groups hold, and how far its numbers lie from that."""
+        """The first row of each group among the rows of all groups, and its offset to the row's number: int64."""
         counts = np.array([self.file.row_groups[group] for group in self.groups], np.int64)
         begins = np.cumsum(counts) - counts
         return begins, np.array(self.numbers, np.int64) - begins
@@ -211,48 +211,48 @@ class Table:
 
     @cached_property
     def _places(self) -> Int64:
-        """The place of each file's first row that is kept, then the place after the last."""
+        """The place of each file's first selected row, then the place after the last."""
         return np.cumsum([0, *(sum(file.counts) for file in self.files)])
 
     @property
     def names_files(self) -> bool:
-        """Whether rows name files that hold what is to be written."""
+        """Whether rows name media files, whose content is to be written."""
         return self.files[0].members is not None
 
     @property
     def total_rows(self) -> int:
-        """Rows of all files, kept or not."""
+        """Number of rows of all files, selected or not."""
         return int(self._numbers[-1])
 
     @property
     def num_rows(self) -> int:
-        """Rows that are kept."""
+        """Number of selected rows."""
         return int(self._places[-1])
 
     @cached_property
     def data_bytes(self) -> int:
-        """Size of the rows that are kept when decoded, about."""
+        """Approximate decoded size of the selected rows in bytes."""
         return int(sum(file.row_bytes * sum(file.counts) for file in self.files))
 
     @cached_property
     def payload_bytes(self) -> int:
-        """Size of the rows that are kept as they will be written, about: `data_bytes`, and the files that they name."""
+        """Approximate size of the selected rows as written, in bytes: `data_bytes` and their media files."""
         return self.data_bytes + int(sum(file.named_bytes * sum(file.counts) for file in self.files))
 
     def where(self, number: int) -> str:
-        """Return file and row of a row, for an error."""
+        """Return the file of a row, and its number there, for an error."""
         place = int(np.searchsorted(self._numbers, number, side="right")) - 1
         file, row = self.files[place], number - int(self._numbers[place])
         return f"{file.path}, row {row}" if file.members is None else f"{file.path}/{file.members[FILE_NAME][row]}"
 
     def first_numbers(self, file: int, groups: Sequence[int]) -> tuple[int, ...]:
-        """Return the number of the first row of each of some row groups of a file."""
+        """Return the numbers of the first rows of some row groups of a file."""
         counts = np.asarray(self.files[file].row_groups, np.int64)
         firsts = np.cumsum(counts) - counts + self._numbers[file]
         return tuple(firsts[list(groups)].tolist())
 
     def ranges(self, first: int, stop: int) -> Iterator[FileRange]:
-        """Yield what is to be read of each file for the rows at the places first, ..., stop - 1."""
+        """Yield the part of each file to read for the rows at the places first, ..., stop - 1."""
         if first >= stop:
             return
         low = int(np.searchsorted(self._places, first, side="right")) - 1
@@ -265,7 +265,7 @@ class Table:
                 yield self._range_of(number, skip, min(stop, end) - begin - skip)
 
     def _range_of(self, number: int, skip: int, count: int) -> FileRange:
-        """Return what is to be read of a file: the row groups that hold any of these rows, and no others."""
+        """Return the part of a file to read: only row groups with some of these rows."""
         file = self.files[number]
         ends = np.cumsum(file.counts)
         begins = ends - file.counts

@@ -45,13 +45,13 @@ _FIRST_MESSAGE = 8
 _SAMPLE_BYTES = 1024
 _WORD_BYTES = 4
 _AHEAD_BYTES = 256 * 1024
-"""What a request for a remote file asks for at least, where headers are read."""
+"""Minimum bytes of a request for a remote file, while headers are read."""
 _NO_COLUMNS = pa.schema([])
 
 
 @dataclass
 class _Batches:
-    """What a walk over the messages finds.
+    """The record batches that a walk over the messages finds.
 
     Attributes:
         begins: Where the messages of each batch begin, the dictionaries before it included.
@@ -78,7 +78,7 @@ def open_file(path: str, remote: Remote | None = None) -> tuple[InputFile, pa.Sc
         footer = ipc.open_file(source) if _is_file(source) else None
         if footer is not None and footer.schema != schema:
             raise ValueError("the columns in the footer differ from those at the start")
-    with _opened(path, remote, skims=True) as source:
+    with _opened(path, remote, headers_only=True) as source:
         found = _walk(source, footer.num_record_batches if footer is not None else None, num_bytes)
     ratio = _decoded_ratio(path, remote, schema, found)
     row_groups, offsets = [], []
@@ -102,22 +102,22 @@ def open_file(path: str, remote: Remote | None = None) -> tuple[InputFile, pa.Sc
     return file, schema
 
 
-def _opened(path: str, remote: Remote | None, skims: bool = False) -> pa.NativeFile:
-    """Open a file or a stream: mapped into memory, or read by ranges; whoever skims wants no data of messages."""
+def _opened(path: str, remote: Remote | None, headers_only: bool = False) -> pa.NativeFile:
+    """Open a file or stream: memory-mapped, or read by ranges, with `headers_only` without the data of messages."""
     if remote is None:
         return pa.memory_map(path)
-    return pa.PythonFile(_Skimmed(remote) if skims else RemoteInput(remote, _AHEAD_BYTES), mode="r")
+    return pa.PythonFile(_RemoteHeaders(remote) if headers_only else RemoteInput(remote, _AHEAD_BYTES), mode="r")
 
 
-class _Skimmed(RemoteInput):
-    """A remote file or stream whose messages are read without their data, of which only the beginnings are there."""
+class _RemoteHeaders(RemoteInput):
+    """A remote file or stream, to read the headers of its messages: most of their data reads as zeros."""
 
     def __init__(self, remote: Remote) -> None:
         super().__init__(remote, _AHEAD_BYTES)
         self._header_bytes = 0
 
     def read(self, num_bytes: int = -1) -> Any:
-        """Return the next bytes; the data of a message, which are asked for after its header, with zeros in them."""
+        """Return the next bytes; of a message's data only the first KiB is read, the rest is zeros."""
         if num_bytes in (_WORD_BYTES, 2 * _WORD_BYTES, self._header_bytes) or num_bytes <= _SAMPLE_BYTES:
             data = super().read(num_bytes)
             self._header_bytes = int.from_bytes(data, "little") if num_bytes == _WORD_BYTES else 0
@@ -146,7 +146,7 @@ def _check_magic(path: str, remote: Remote | None) -> None:
 
 
 def _is_file(source: pa.NativeFile) -> bool:
-    """Tell a file from a stream."""
+    """Return whether the source is a file, not a stream."""
     source.seek(0)
     first = source.read(len(_FILE_MAGIC))
     source.seek(0)
@@ -187,7 +187,7 @@ def _walk(source: pa.NativeFile, num_batches: int | None, num_bytes: int) -> _Ba
 
 
 def _next_message(source: pa.NativeFile) -> Any:
-    """Return the next message, whose data are not touched; None at the end."""
+    """Return the next message without touching its data; None at the end."""
     try:
         return ipc.read_message(source)
     except EOFError:
@@ -195,7 +195,7 @@ def _next_message(source: pa.NativeFile) -> Any:
 
 
 def _check_end(source: pa.NativeFile, at: int, num_batches: int | None, num_bytes: int) -> None:
-    """Refuse a file with fewer batches than its footer says, and a stream that may be cut off or goes on."""
+    """Refuse a file with fewer batches than its footer says, and a stream cut off or followed by other bytes."""
     if num_batches is not None:
         raise ValueError("there are fewer record batches than the footer says")
     if source.tell() == at:
@@ -205,7 +205,7 @@ def _check_end(source: pa.NativeFile, at: int, num_batches: int | None, num_byte
 
 
 def _decoded_ratio(path: str, remote: Remote | None, schema: pa.Schema, found: _Batches) -> float:
-    """Return the bytes of a batch when decoded for each byte that is stored, by the first that has rows."""
+    """Return decoded bytes per stored byte, measured on the first batch with rows; 1 if there is none."""
     number = next((number for number, rows in enumerate(found.rows) if rows), None)
     if number is None:
         return 1.0
@@ -219,7 +219,7 @@ def _decoded_ratio(path: str, remote: Remote | None, schema: pa.Schema, found: _
 def read_batches(
     file: InputFile, groups: Sequence[int], columns: Sequence[str], schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of some row groups, in batches that are views of the file, unless that is compressed."""
+    """Yield the rows of some row groups, in batches that are views of the file unless it is compressed."""
     with _Messages(file.path, file.remote) as source:
         check_unchanged(file, source.remote)
         own = _schema_of(source.file)
@@ -237,7 +237,7 @@ def read_batches(
 
 
 def _parts(file: InputFile, batch: pa.RecordBatch, groups: Sequence[int]) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of some row groups that are all of one batch."""
+    """Yield the rows of some row groups, all from one batch."""
     begin = file.offsets[groups[0]]
     siblings = range(bisect_left(file.offsets, begin), bisect_right(file.offsets, begin))
     if sum(file.row_groups[group] for group in siblings) != len(batch):
@@ -255,7 +255,7 @@ def _parts(file: InputFile, batch: pa.RecordBatch, groups: Sequence[int]) -> Ite
 
 
 def _validate(column: pa.Array) -> None:
-    """Check all that could lead readers astray, but for the values of dictionaries, which are checked before."""
+    """Validate a column fully, except the values of its dictionary, which the caller has validated."""
     if not pa.types.is_dictionary(column.type):
         column.validate(full=True)
         return
@@ -265,11 +265,11 @@ def _validate(column: pa.Array) -> None:
 
 
 class _Messages:
-    """A file or a stream whose messages can be read anywhere: mapped into memory, or fetched.
+    """A file or stream whose messages can be read in any order: memory-mapped, or fetched.
 
     Attributes:
-        file: As Arrow reads it.
-        remote: The same, if it is remote.
+        file: The source for Arrow's readers.
+        remote: The source, if it is remote.
     """
 
     def __init__(self, path: str, remote: Remote | None) -> None:
@@ -283,12 +283,12 @@ class _Messages:
     def __exit__(self, *error: object) -> None:
         self.file.close()
 
-    def skimmed(self) -> pa.NativeFile:
-        """Return what to read the messages from without their data."""
-        return self.file if self._remote is None else _opened(self._path, self._remote, skims=True)
+    def headers(self) -> pa.NativeFile:
+        """Return a source of the messages' headers; a remote one skips their data."""
+        return self.file if self._remote is None else _opened(self._path, self._remote, headers_only=True)
 
     def parts(self, parts: Sequence[tuple[int, int]], end: int) -> pa.NativeFile:
-        """Return some parts (begin, end) of the bytes before `end`, as one."""
+        """Return some parts (begin, end) of the bytes before `end` as one source."""
         if self.remote is not None:
             return pa.PythonFile(_RemoteParts(self.remote, parts), mode="r")
         self.file.seek(0)
@@ -314,7 +314,7 @@ def _batches(
     first = _FIRST_MESSAGE if _is_file(source.file) else 0
     ranges = [(begins[number], begins[number + 1]) for number in numbers]
     if "dictionary<" in str(schema):
-        parts = _parts_with_dictionaries(source.skimmed(), first, {end for _, end in ranges}, begins[-1])
+        parts = _parts_with_dictionaries(source.headers(), first, {end for _, end in ranges}, begins[-1])
     else:
         parts = [(first, begins[0]), *ranges]
     stream = source.parts(parts, begins[-1])
@@ -324,10 +324,10 @@ def _batches(
 def _parts_with_dictionaries(
     source: pa.NativeFile, first: int, batch_ends: set[int], end: int
 ) -> list[tuple[int, int]]:
-    """Return where the schema, the dictionaries and some batches are, in the order in which to read them.
+    """Return where the schema, the dictionaries and some batches are, in reading order.
 
-    In a stream a batch goes by the dictionaries before it, which later ones may replace. Those of a file only grow, and
-    may be anywhere.
+    In a stream, a batch uses the dictionaries before it, and later ones may replace them. In a file, dictionaries only
+    grow, and may be anywhere.
 
     Args:
         source: The file or stream.
@@ -349,7 +349,7 @@ def _parts_with_dictionaries(
 
 
 class _Parts:
-    """Parts of a buffer as one readable file, of which nothing is copied."""
+    """Parts of a buffer as one readable file, without a copy."""
 
     closed = False
 
@@ -358,7 +358,7 @@ class _Parts:
         self._left = list(reversed(parts))
 
     def read(self, num_bytes: int) -> Any:
-        """Return the next bytes, of one part."""
+        """Return the next bytes, all from one part."""
         while self._left and self._left[-1][0] == self._left[-1][1]:
             self._left.pop()
         if not self._left:
@@ -372,11 +372,11 @@ class _Parts:
         return self._whole.slice(begin, stop - begin)
 
     def close(self) -> None:
-        """Do nothing: the buffer is closed by whom it belongs to."""
+        """Do nothing: the owner closes the buffer."""
 
 
 class _RemoteParts(_Parts):
-    """Parts of a remote file: a request fetches several that are small, or all of one, as all of it is read anyway."""
+    """Parts of a remote file. A request fetches several small parts or one whole part, since all are read anyway."""
 
     def __init__(self, source: RemoteInput, parts: Sequence[tuple[int, int]]) -> None:
         super().__init__(pa.py_buffer(b""), parts)
@@ -384,7 +384,7 @@ class _RemoteParts(_Parts):
 
     def _slice(self, begin: int, stop: int) -> Any:
         if not self._source.has_buffered(begin, stop):
-            coming = [(begin, self._left[-1][1]), *self._left[-2::-1]]
-            ends = list(itertools.accumulate(end - first for first, end in coming))
-            self._source.buffer(coming[: max(1, bisect_right(ends, MAX_BUFFER_BYTES))])
+            next_parts = [(begin, self._left[-1][1]), *self._left[-2::-1]]
+            ends = list(itertools.accumulate(end - first for first, end in next_parts))
+            self._source.buffer(next_parts[: max(1, bisect_right(ends, MAX_BUFFER_BYTES))])
         return self._source.read_at(begin, stop - begin)

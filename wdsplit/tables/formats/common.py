@@ -49,7 +49,7 @@ def stat_of(path: str, remote: Remote | None = None) -> tuple[int, int]:
 
 
 def changed(file: InputFile, found: str) -> InputError:
-    """Return the error for a file that is not what it was when it was opened first."""
+    """Return the error for a file that has changed since it was first opened."""
     return InputError(
         "an input has changed since it was planned",
         place=file.path,
@@ -61,20 +61,20 @@ def changed(file: InputFile, found: str) -> InputError:
 
 
 def check_unchanged(file: InputFile, source: RemoteInput | None = None) -> None:
-    """Refuse a file that was written since it was opened first; nothing of it is read.
+    """Refuse a file whose size or modification time has changed; its content is not read.
 
     Args:
         file: The file.
-        source: What it is read from, if it is remote.
+        source: The open object, if the file is remote.
 
     Raises:
-        InputError: Its size or its time of writing is another.
+        InputError: The file has changed.
     """
     num_bytes, modified_ns = stat_of(file.path) if source is None else (source.size, source.modified_ns)
     if num_bytes != file.num_bytes:
         raise changed(file, f"{num_bytes} bytes")
     if modified_ns != file.modified_ns:
-        raise changed(file, "as many bytes, but written later")
+        raise changed(file, "the same size, but another modification time")
 
 
 def open_unchanged(file: InputFile) -> IO[bytes] | RemoteInput:
@@ -88,10 +88,10 @@ def open_unchanged(file: InputFile) -> IO[bytes] | RemoteInput:
 
 
 def check_names(fields: Iterable[pa.Field]) -> None:
-    """Refuse names that are not UTF-8, as those of a damaged file.
+    """Refuse names that are not UTF-8, as in a damaged file.
 
     Raises:
-        UnicodeDecodeError: There is one.
+        UnicodeDecodeError: A name is not UTF-8.
     """
     for field in fields:
         field.name.encode()
@@ -100,7 +100,7 @@ def check_names(fields: Iterable[pa.Field]) -> None:
 
 
 def matching_groups(file: InputFile, expression: Any, schema: pa.Schema, known: Any) -> Sequence[int]:
-    """Return all row groups, or none if what is known of the file rules them out: for formats without statistics."""
+    """Return all row groups, or none if the condition `known` rules them out; for formats without statistics."""
     if known is None:
         return range(len(file.row_groups))
     parquet, disk = ds.ParquetFileFormat(), LocalFileSystem()
@@ -122,8 +122,8 @@ def unreadable(path: str, what: str, error: Exception) -> InputError:
 
     Args:
         path: What to call the input.
-        what: What it was read as, such as `parquet`.
-        error: What was raised.
+        what: The format it was read as, such as `parquet`.
+        error: The error of the library or system.
     """
     found = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     cause = f"an input cannot be read as {what}"

@@ -73,7 +73,7 @@ def _delimiter(path: str) -> str:
 def _patterns(delimiter: str) -> tuple[re.Pattern[bytes], re.Pattern[bytes]]:
     """Return what matches a row without its line end, and what matches up to 16 rows with theirs.
 
-    A quote opens a quoted part only where a field begins, as for Arrow's parser and Python's.
+    A quote opens a quoted part only where a field begins, as in Arrow's and Python's parsers.
     """
     end = re.escape(delimiter).encode() + rb"\r\n"
     plain = rb'[^"\r\n]*'
@@ -84,10 +84,10 @@ def _patterns(delimiter: str) -> tuple[re.Pattern[bytes], re.Pattern[bytes]]:
 
 
 def _row_end(block: Block, delimiter: str, is_last: bool) -> int:
-    """Return the place after the last line end that ends a row.
+    """Return the offset after the last line end that ends a row.
 
     Raises:
-        InputError: A quote is where none can be, or does not end, or a carriage return has no newline after it.
+        InputError: A quote is misplaced or not closed, or a carriage return has no newline after it.
     """
     data = block.data
     if b'"' not in data and data.count(b"\r") == data.count(b"\r\n"):
@@ -118,7 +118,7 @@ def _end_of(pattern: re.Pattern[bytes], data: bytes, place: int) -> int:
 
 
 def _check_quoted(block: Block, place: int, is_last: bool) -> None:
-    """Refuse a quoted field that begins at a byte of the block, unless its end may be in the next."""
+    """Refuse the invalid quoted field at a byte of the block, unless it may end in the next block."""
     data = block.data
     end = _end_of(re.compile(rb'"[^"]*(?:""[^"]*)*'), data, place)
     if end < len(data):
@@ -140,7 +140,7 @@ def _check_quoted(block: Block, place: int, is_last: bool) -> None:
 
 
 def _rows(data: bytes, delimiter: str) -> Iterator[tuple[int, int]]:
-    """Yield where the rows of whole rows begin and end, without their line ends; empty lines are no rows."""
+    """Yield where each row begins and ends, without its line end; skip empty lines."""
     row, _ = _patterns(delimiter)
     begin = 0
     while begin < len(data):
@@ -222,7 +222,7 @@ def _texts(block: Block, delimiter: str, names: list[str], columns: Sequence[str
 
 
 def _found_field(name: str, column: pa.ChunkedArray) -> pa.Field:
-    """Return the field of a column of strings: null if all are empty, else of the first type that allows all others."""
+    """Return the inferred field of a column of strings: null if all are empty, else the first type that fits all."""
     values = pa.concat_arrays(column.chunks)
     values = values.filter(pc.not_equal(values, ""))
     if not len(values):
@@ -234,7 +234,7 @@ def _found_field(name: str, column: pa.ChunkedArray) -> pa.Field:
 
 
 def _allows(kind: pa.DataType, values: pa.Array) -> bool:
-    """Return whether values, none of them empty, can be of a type without losing anything."""
+    """Return whether non-empty values can be converted to a type without loss."""
     if kind == pa.bool_():
         return all_true(pc.is_in(values, pa.array(_TRUE + _FALSE)))
     if kind == pa.float64():
@@ -249,7 +249,7 @@ def _allows(kind: pa.DataType, values: pa.Array) -> bool:
 
 
 def _joined(one: pa.Field, other: pa.Field) -> pa.Field:
-    """Return the field for the values of two: of strings, if no other type holds both."""
+    """Return a field for the values of two fields: strings if no other type holds both."""
     try:
         return joined_fields(one, other)
     except TwoTypesError:
@@ -257,7 +257,7 @@ def _joined(one: pa.Field, other: pa.Field) -> pa.Field:
 
 
 def common_schema(schemas: Mapping[str, pa.Schema]) -> pa.Schema:
-    """Return the columns of all files, each of a type that all values allow; one of no values at all is text.
+    """Return the columns of all files, each with a type that fits all values; a column without values is text.
 
     Args:
         schemas: Path to columns, as `open_file` returns them.

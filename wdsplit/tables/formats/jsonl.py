@@ -34,7 +34,7 @@ _OPENING, _CLOSING = b"{}"
 _NO_FIELDS = pa.field("", pa.struct([]))
 _DIGITS = bytes.maketrans(b".123456789", b"0" * 10)
 _SUSPECT = re.compile(rb"[0-9][0-9.]{15,}(?:[eE][-+]?[0-9]+)?|[0-9][0-9.]*[eE]-[0-9]{3,}")
-"""A number that a double perhaps does not hold."""
+"""A number that a double may not hold exactly."""
 _NUMBER = r"^[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?$"
 
 
@@ -53,7 +53,7 @@ def open_file(path: str, remote: Remote | None = None) -> tuple[InputFile, pa.Sc
 
 
 def _first_error(found: pa.Field, block: Block, error: Exception) -> InputError:
-    """Return the error for the first line of a block that cannot be read, or does not go with the types before it."""
+    """Return the error for the first line of a block that cannot be read, or conflicts with the types before it."""
     data = block.data
     line_ends = [*(np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n")) + 1).tolist(), len(data)]
     errors: dict[int, Exception] = {}
@@ -61,8 +61,8 @@ def _first_error(found: pa.Field, block: Block, error: Exception) -> InputError:
     def fails(line: int) -> bool:
         try:
             _joined_types(found, data[: line_ends[line]])
-        except _UNREADABLE as its_error:
-            errors[line] = its_error
+        except _UNREADABLE as line_error:
+            errors[line] = line_error
         return line in errors
 
     line = bisect_left(range(len(line_ends) - 1), True, key=fails)
@@ -82,16 +82,16 @@ def _first_error(found: pa.Field, block: Block, error: Exception) -> InputError:
 
 
 def _joined_types(found: pa.Field, data: bytes) -> tuple[pa.Field, int]:
-    """Return the types of lines, joined with those found before, and the number of the lines that are not blank.
+    """Return the types of lines, joined with those found before, and the number of lines that are not blank.
 
     Raises:
-        InputError: A line holds no object, or a number would lose digits; it names no place.
+        InputError: A line is not an object, or a number would lose digits; the error has no place.
         TwoTypesError, pa.ArrowException, RecursionError: The values are of two kinds, or cannot be read.
     """
     lines = [line for line in map(bytes.strip, data.split(b"\n")) if line]
     if not lines:
         return found, 0
-    # Arrow's parser crashes on a null that is no value of an object, and on values that are nested too deeply.
+    # Arrow's parser crashes on a null outside an object, and on values nested too deeply.
     odd = next((line for line in lines if line[0] != _OPENING or line[-1] != _CLOSING), None)
     if odd is not None:
         raise _no_object(repr(odd[:30].decode("utf-8", "replace")))
@@ -129,7 +129,7 @@ def _parse(data: bytes, schema: pa.Schema | None) -> pa.Table:
 
 
 def _field(name: str, column: pa.Array) -> pa.Field:
-    """Return the field of a column as Arrow's parser makes it, but of strings where that has found timestamps."""
+    """Return the field of a column as Arrow's parser infers it, but with strings instead of timestamps."""
     kind = column.type
     if pa.types.is_struct(kind):
         kind = pa.struct([_field(kind.field(i).name, column.field(i)) for i in range(kind.num_fields)])
@@ -149,7 +149,7 @@ def common_schema(schemas: Mapping[str, pa.Schema]) -> pa.Schema:
         schemas: Path to columns, as `open_file` returns them.
 
     Raises:
-        InputError: There is no such type.
+        InputError: No type holds all values of a column.
     """
     common = _NO_FIELDS
     for path, schema in schemas.items():
@@ -172,9 +172,9 @@ def _two_types(error: TwoTypesError, what: str, path: str = "") -> InputError:
 
 
 def _reading_type(kind: pa.DataType) -> pa.DataType:
-    """Return a type as files are read by it, without metadata.
+    """Return the type to read files with, without metadata.
 
-    Lists of nothing but nulls are lists of strings: Arrow's parser makes arrays of them that are not valid.
+    Lists of nothing but nulls become lists of strings: as lists of nulls, Arrow's parser makes invalid arrays of them.
     """
     if pa.types.is_struct(kind):
         return pa.struct([(field.name, _reading_type(field.type)) for field in kind])
@@ -187,10 +187,10 @@ def _reading_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _check_numbers(data: bytes, columns: Mapping[str, pa.Array]) -> None:
-    """Refuse a number that its column of doubles does not hold with all its digits.
+    """Refuse a number that its column of doubles cannot hold with all digits.
 
     Raises:
-        InputError: There is one.
+        InputError: A number would lose digits.
     """
     doubles = [leaf for column in columns.values() for leaf in _doubles(column)]
     if not doubles or not (b"0" * 16 in data.translate(_DIGITS) or re.search(rb"[eE]-[0-9]{3}", data)):
@@ -198,7 +198,7 @@ def _check_numbers(data: bytes, columns: Mapping[str, pa.Array]) -> None:
     numbers = pa.array(_SUSPECT.findall(data), pa.binary()).cast(pa.string())  # some may be parts of strings
     numbers = numbers.filter(pc.match_substring_regex(numbers, _NUMBER))
     if not any(pc.any(pc.greater_equal(pc.abs(leaf), 2**53)).as_py() for leaf in doubles):
-        numbers = numbers.filter(pc.match_substring_regex(numbers, "[.eE]"))  # no double was rounded from an integer
+        numbers = numbers.filter(pc.match_substring_regex(numbers, "[.eE]"))  # smaller integers are exact
     suspects = {number.encode() for number in inexact(numbers).to_pylist()}
     schema = pa.struct([(name, column.type) for name, column in columns.items()])
     for line in data.split(b"\n") if suspects else []:
@@ -228,7 +228,7 @@ class _Number(str):
 
 
 def _inexact_value(value: Any, kind: pa.DataType) -> str | None:
-    """Return the first number in a value of a type that is a double there, but another number."""
+    """Return the first number in a value that would change as a double of the value's type; None if there is none."""
     if isinstance(value, _Number):
         return value if pa.types.is_floating(kind) and not is_exact(value) else None
     parts: list[tuple[Any, pa.DataType]] = []

@@ -39,9 +39,9 @@ WHAT = "a folder of media files"
 GROUP_ROWS = 1024
 LABEL = "label"
 STEM = "stem"
-"""The column that has the paths of files without their extensions."""
+"""The column with the paths of files without their extensions."""
 REFERENCE = pa.struct([("path", pa.large_string()), ("size", pa.int64()), ("modified_ns", pa.int64())])
-"""What a column of media has until the files are read: which file, its bytes, and when it was written."""
+"""The type of the media column until the files are read: path, size in bytes, modification time in nanoseconds."""
 
 _FIELD = b"field"
 
@@ -50,9 +50,9 @@ def media_schema(kind: str, field: str, classes: Sequence[str], members: pa.Sche
     """Return the columns of a folder.
 
     Args:
-        kind: The kind of media, which names their column.
-        field: The field that they go to.
-        classes: Names of the classes, if there are any.
+        kind: The kind of media, which is also the name of their column.
+        field: The field for the media.
+        classes: Names of the classes; empty for none.
         members: The columns of `InputFile.members`.
     """
     columns = [pa.field(kind, pa.large_binary(), metadata={_FIELD: field.encode()})]
@@ -64,18 +64,18 @@ def media_schema(kind: str, field: str, classes: Sequence[str], members: pa.Sche
 
 
 def field_of_media(schema: pa.Schema) -> tuple[str, str]:
-    """Return the column of media, and the field that it goes to."""
+    """Return the name of the media column, and its field."""
     (column,) = (one for one in schema if one.metadata and _FIELD in one.metadata)
     return column.name, column.metadata[_FIELD].decode()
 
 
 def open_file(path: str, remote: Remote | None = None) -> tuple[InputFile, pa.Schema]:
-    """Refuse: a folder is opened by `tables.media`."""
+    """Raise a ValueError: `tables.media` opens folders."""
     raise ValueError(f"{path} is not a file")
 
 
 def common_schema(schemas: Mapping[str, pa.Schema]) -> pa.Schema:
-    """Return the columns of all folders; classes are those of any folder, sorted."""
+    """Return the columns of all folders, with the classes of all folders, sorted."""
     (first, schema), *others = schemas.items()
     classes = class_names(schema)
     for path, other in others:
@@ -90,7 +90,7 @@ def common_schema(schemas: Mapping[str, pa.Schema]) -> pa.Schema:
             "the metadata of two folders differ in their columns",
             place=", ".join(schemas),
             found=str(error),
-            remedy="give columns of one name the same type, or convert the folders as two datasets",
+            remedy="give columns with the same name one type, or convert the folders as two datasets",
         ) from error
     return with_class_names(joined, classes)
 
@@ -103,7 +103,7 @@ def _different(first: str, schema: pa.Schema, path: str, other: pa.Schema) -> In
     return InputError(
         "two folders differ in their contents",
         place=path,
-        expected=f"{texts[0]}, as {first} has them",
+        expected=f"{texts[0]}, as in {first}",
         found=texts[1],
         remedy="convert them as two datasets, or put them into one folder",
         url=path,
@@ -134,15 +134,15 @@ def _column(file: InputFile, rows: pa.Table, name: str, schema: pa.Schema) -> pa
         return pa.nulls(len(rows), schema.field(name).type)
     column = rows[name].combine_chunks()
     if name == field_of_media(schema)[0]:
-        return pa.StructArray.from_arrays([_whole(file, paths), *column.flatten()], fields=list(REFERENCE))
+        return pa.StructArray.from_arrays([_full_paths(file, paths), *column.flatten()], fields=list(REFERENCE))
     if name in class_names(schema) and pa.types.is_dictionary(column.type):
         numbers = pc.index_in(column.dictionary, value_set=pa.array(class_names(schema)[name], pa.large_string()))
         return numbers.take(column.indices).cast(pa.int64())
     return column.cast(schema.field(name).type)
 
 
-def _whole(file: InputFile, paths: pa.LargeStringArray) -> pa.LargeStringArray:
-    """Return the paths of files, or their URLs, given those below their folder."""
+def _full_paths(file: InputFile, paths: pa.LargeStringArray) -> pa.LargeStringArray:
+    """Return the full paths or URLs of files, given their paths below the folder."""
     if file.remote is not None:
         return pa.array([joined_url(file.remote.url, path) for path in paths.to_pylist()], pa.large_string())
     root = pa.scalar(file.path.rstrip("/"), pa.large_string())

@@ -21,23 +21,23 @@ from wdsplit.tables.table import Remote
 __all__ = ["AHEAD_BYTES", "MAX_BUFFER_BYTES", "RemoteInput", "copied", "joined_ranges", "open_input"]
 
 AHEAD_BYTES = 8 * 1024**2
-"""What is asked for at least where a file is read from its beginning to its end."""
+"""Minimum bytes of a request when a file is read from start to end."""
 MAX_BUFFER_BYTES = 32 * 1024**2
-"""What is asked for and kept in memory at once, at most, where it is known what will be read."""
+"""Maximum bytes to fetch and keep in memory at once, when the ranges to read are known."""
 _CONNECTIONS = 4
 _HOLE_BYTES = 1024**2
-"""What is read in vain rather than sending another request."""
+"""Ranges with a gap of at most this many bytes are fetched with one request."""
 
 
 class RemoteInput:
-    """An object that is open for reading, as Python's and Arrow's readers take it.
+    """A remote object, as a file for Python's and Arrow's readers.
 
     Args:
         remote: The object.
-        ahead_bytes: What a request asks for at least.
+        ahead_bytes: Minimum bytes of a request.
 
     Attributes:
-        size: Its bytes.
+        size: Its size in bytes.
         modified_ns: A number that identifies its version.
     """
 
@@ -62,31 +62,31 @@ class RemoteInput:
         self._buffers = []
 
     def readable(self) -> bool:
-        """Tell that it can be read."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """Tell that it can be read from any place."""
+        """Return True."""
         return True
 
     def tell(self) -> int:
-        """Return the place that is read next."""
+        """Return the position of the next read."""
         return self._at
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Read next at a place; return it."""
+        """Set the position of the next read, and return it."""
         self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self.size}[whence]
         return self._at
 
     def read(self, num_bytes: int = -1) -> bytes:
-        """Return the next bytes; fewer only where the object ends."""
+        """Return the next bytes; fewer only at the end of the object."""
         left = max(0, self.size - self._at)
         data = self.read_at(self._at, left if num_bytes < 0 else min(num_bytes, left))
         self._at += len(data)
         return data
 
     def read_at(self, offset: int, num_bytes: int) -> bytes:
-        """Return bytes from an offset on."""
+        """Return the bytes at an offset."""
         first = self._buffered_at(offset, num_bytes)
         begin, left = offset + len(first), num_bytes - len(first)
         if not left:
@@ -98,24 +98,24 @@ class RemoteInput:
         return bytes(first) + data[:left] if len(first) or num_asked > left else data
 
     def _buffered_at(self, offset: int, num_bytes: int) -> memoryview:
-        """Return as many of the bytes from an offset on as are buffered in one piece."""
+        """Return the bytes at an offset, as many of them as one buffer has."""
         for begin, data in self._buffers:
             if begin <= offset < begin + len(data):
                 return data[offset - begin : offset - begin + num_bytes]
         return memoryview(b"")
 
     def buffer(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Read some ranges (begin, end) into buffers, which replace those of before."""
+        """Fetch some ranges (begin, end) into buffers, which replace the earlier ones."""
         if not all(self.has_buffered(begin, min(end, self.size)) for begin, end in ranges):
             self._buffers = []
             self._buffers = self.fetch(ranges)
 
     def use_buffers(self, buffers: list[tuple[int, memoryview]]) -> None:
-        """Read from what was fetched; it replaces the buffers of before."""
+        """Replace the buffers by fetched ones."""
         self._buffers = buffers
 
     def fetch(self, ranges: Sequence[tuple[int, int]]) -> list[tuple[int, memoryview]]:
-        """Return the offsets and the bytes of some ranges (begin, end); what is large comes by several connections."""
+        """Return the offsets and the bytes of some ranges (begin, end); fetch large ones over several connections."""
         inside = [(begin, min(end, self.size)) for begin, end in ranges if begin < min(end, self.size)]
         found = [(begin, bytearray(end - begin)) for begin, end in joined_ranges(inside)]
         pieces = [
@@ -128,16 +128,16 @@ class RemoteInput:
         return [(begin, memoryview(data)) for begin, data in found]
 
     def has_buffered(self, begin: int, end: int) -> bool:
-        """Return whether all bytes of a range are buffered in one piece."""
+        """Return whether one buffer has all bytes of a range."""
         return len(self._buffered_at(begin, end - begin)) == end - begin
 
     def as_arrow(self) -> pa.NativeFile:
-        """Return it as Arrow's readers take it."""
+        """Return a file for Arrow's readers."""
         return pa.PythonFile(self, mode="r")
 
 
 def joined_ranges(ranges: Sequence[tuple[int, int]], hole_bytes: int = _HOLE_BYTES) -> list[tuple[int, int]]:
-    """Return ranges (begin, end), ascending, that cover others; those between which little lies are one."""
+    """Return ranges (begin, end) in ascending order, joined where the gap is at most `hole_bytes`."""
     joined: list[tuple[int, int]] = []
     for begin, end in sorted(ranges):
         if joined and begin <= joined[-1][1] + hole_bytes:
@@ -153,7 +153,7 @@ def open_input(path: str, remote: Remote | None = None, ahead_bytes: int = 0) ->
 
 
 def copied(remote: Remote) -> IO[bytes]:
-    """Return an object in a temporary file of the local disk: what is read of it may be anywhere in it."""
+    """Return a copy of an object in a temporary local file, for reading in any order."""
     copy = tempfile.TemporaryFile()  # noqa: SIM115 (the caller closes it)
     with RemoteInput(remote) as source:
         while data := source.read(AHEAD_BYTES):

@@ -26,11 +26,11 @@ WHAT = "ORC"
 
 _UNCOMPRESSED = "UNCOMPRESSED"
 _AHEAD_BYTES = 1024**2
-"""What a request for a remote file asks for at least: the parts of a stripe's columns lie side by side."""
+"""Minimum bytes of a request for a remote file: the parts of a stripe's columns are adjacent."""
 
 
 def open_file(path: str, remote: Remote | None = None) -> tuple[InputFile, pa.Schema]:
-    """Read the footer; the rows of several stripes are counted by the column that is decoded fastest."""
+    """Read the footer; if there are several stripes, count their rows by decoding the cheapest column."""
     num_bytes, modified_ns = stat_of(path, remote)
     with _source(path, None if remote is None else RemoteInput(remote, _AHEAD_BYTES)) as source:
         table = orc.ORCFile(source)
@@ -49,7 +49,7 @@ def _source(path: str, remote: RemoteInput | None) -> pa.NativeFile:
 
 
 def _stripe_rows(table: orc.ORCFile) -> tuple[int, ...]:
-    """Return the rows of each stripe, which pyarrow knows only of those that it has read."""
+    """Return the rows of each stripe; pyarrow knows them only after reading the stripe."""
     if table.nstripes <= 1:
         return (int(table.nrows),) * int(table.nstripes)
     column = min(table.schema, key=_cost).name
@@ -60,7 +60,7 @@ def _stripe_rows(table: orc.ORCFile) -> tuple[int, ...]:
 
 
 def _cost(field: pa.Field) -> int:
-    """Return how much there is to decode in a column: the bits of a value, or more than any number has."""
+    """Return the relative cost of decoding a column: the bits of a value, and more if they vary."""
     try:
         return int(field.type.bit_width)
     except ValueError:
@@ -68,7 +68,7 @@ def _cost(field: pa.Field) -> int:
 
 
 def _data_bytes(table: orc.ORCFile, rows: Sequence[int]) -> int:
-    """Return the size of the columns when decoded, about: if they are compressed, by the first stripe."""
+    """Estimate the decoded bytes of all columns, from the first stripe if they are compressed."""
     if table.compression == _UNCOMPRESSED or not table.nrows:
         return int(table.content_length)
     first = table.read_stripe(0)
@@ -85,7 +85,7 @@ def read_batches(
         table = orc.ORCFile(source)
         for group in groups:
             stripe = table.read_stripe(group, columns=list(columns))
-            if not {*columns} <= {*stripe.schema.names}:  # a name with a dot, taken for that of a part of a struct
+            if not {*columns} <= {*stripe.schema.names}:  # pyarrow took a name with a dot for a struct's field
                 stripe = table.read_stripe(group)
             if len(stripe) != file.row_groups[group]:
                 raise changed(file, f"{len(stripe)} rows in stripe {group}")

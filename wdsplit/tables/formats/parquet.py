@@ -27,9 +27,9 @@ _PROBE_ROWS = 16
 _READ_BYTES = 1024**2
 """Column chunks are read in pieces of this size."""
 _PROBE_READ_BYTES = 4096
-"""Pieces of column chunks where only the footer is needed: Arrow reads no less."""
+"""Size of these pieces when only the footer is needed: the smallest that Arrow reads."""
 _TAIL_BYTES = 64 * 1024
-"""What is read of the end of a remote file, because the footer may be in it."""
+"""Bytes to read at the end of a remote file: usually they contain the footer."""
 
 
 def open_file(path: str, remote: Remote | None = None) -> tuple[InputFile, pa.Schema]:
@@ -54,10 +54,10 @@ def _arrow_source(path: str, source: IO[bytes] | RemoteInput) -> Any:
 
 
 def _check_chunks(file: pq.ParquetFile) -> None:
-    """Refuse a footer whose column chunks cannot be those of its columns; nothing but the footer is read.
+    """Refuse a footer whose column chunks do not match its columns; only the footer is read.
 
-    Arrow ends the process when it is asked what such a footer says of a chunk, or prunes by its statistics. Its readers
-    of chunks look at the same places, and raise; of no rows they read no page.
+    With such a footer, Arrow ends the process when it describes a chunk or prunes by statistics. Its chunk readers
+    check the same places and raise an error instead; for no rows they read no page.
     """
     metadata = file.metadata
     kinds = [file.schema.column(number).physical_type for number in range(metadata.num_columns)]
@@ -69,7 +69,7 @@ def _check_chunks(file: pq.ParquetFile) -> None:
 
 
 def _footer_of(source: IO[bytes] | RemoteInput) -> tuple[int, str]:
-    """Return the size of a file and the checksum of its footer, which its last eight bytes measure."""
+    """Return the size of a file and the checksum of its footer, whose length is in the last eight bytes."""
     size = source.seek(0, os.SEEK_END)
     if isinstance(source, RemoteInput):
         source.buffer([(max(0, size - _TAIL_BYTES), size)])
@@ -84,7 +84,7 @@ def _footer_of(source: IO[bytes] | RemoteInput) -> tuple[int, str]:
 def read_batches(
     file: InputFile, groups: Sequence[int], columns: Sequence[str], schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of some row groups, in batches; pages that have checksums are checked by them."""
+    """Yield the rows of some row groups, in batches; verify the checksums of pages that have them."""
     with open_input(file.path, file.remote) as source:
         found = _footer_of(source)
         with pq.ParquetFile(
@@ -94,7 +94,7 @@ def read_batches(
             page_checksum_verification=True,
         ) as table:
             if found != (file.num_bytes, file.footer):
-                raise changed(file, f"another one, with {table.metadata.num_rows} rows")
+                raise changed(file, f"another file, with {table.metadata.num_rows} rows")
             runs: Iterable[list[int]] = [list(groups)]
             if isinstance(source, RemoteInput):
                 check_unchanged(file, source)
@@ -109,7 +109,7 @@ def read_batches(
 def _buffered_runs(
     source: RemoteInput, table: pq.ParquetFile, groups: Sequence[int], columns: Sequence[str]
 ) -> Iterator[list[int]]:
-    """Yield runs of row groups whose bytes are in memory until the next is asked for, which is fetched meanwhile."""
+    """Yield runs of row groups with their bytes in memory; the next run is fetched meanwhile."""
     for run, buffers in ahead((run, source.fetch(ranges)) for run, ranges in _runs(table, groups, columns)):
         source.use_buffers(buffers)
         yield run
@@ -118,9 +118,9 @@ def _buffered_runs(
 def _runs(
     table: pq.ParquetFile, groups: Sequence[int], columns: Sequence[str]
 ) -> Iterator[tuple[list[int], list[tuple[int, int]]]]:
-    """Cut row groups into runs that fit into memory; give with each the ranges of the columns' chunks.
+    """Cut row groups into runs that fit into memory; yield each with the byte ranges of its column chunks.
 
-    A row group that is too large for that has no ranges: its chunks are read piece by piece, as those of local files.
+    A row group that is too large has no ranges: its chunks are read in pieces, as in local files.
     """
     run: list[int] = []
     run_ranges: list[tuple[int, int]] = []
@@ -152,14 +152,14 @@ def _chunk_ranges(table: pq.ParquetFile, group: int, columns: Sequence[str]) -> 
 
 
 def _column_of(path: str, names: Collection[str]) -> str:
-    """Return the column that a chunk belongs to, given the path of the chunk in the schema."""
+    """Return the column of a chunk, given the chunk's path in the schema."""
     while path not in names and "." in path:
         path = path.rpartition(".")[0]
     return path
 
 
 def _batch_rows(file: InputFile, table: pq.ParquetFile, groups: Sequence[int], columns: Sequence[str]) -> int:
-    """Return how many rows make a batch: by the footer, or by the first rows if they are larger when decoded.
+    """Return the rows of a batch, from the sizes in the footer, or of the first decoded rows if they are larger.
 
     Values that repeat are stored once in a parquet file, so the footer may state far too little.
     """
@@ -174,7 +174,7 @@ def _batch_rows(file: InputFile, table: pq.ParquetFile, groups: Sequence[int], c
 
 
 def _column_sizes(groups: Sequence[Any], schema: pa.Schema) -> dict[str, int]:
-    """Return the bytes of each column in some row groups, by what the footer says."""
+    """Return the bytes of each column in some row groups, from the footer."""
     sizes = dict.fromkeys(schema.names, 0)
     for group in groups:
         for number in range(group.num_columns):
@@ -185,7 +185,7 @@ def _column_sizes(groups: Sequence[Any], schema: pa.Schema) -> dict[str, int]:
 
 
 def matching_groups(file: InputFile, expression: Any, schema: pa.Schema, known: Any) -> Sequence[int]:
-    """Return the row groups whose statistics, and what is known of the file, do not rule the condition out."""
+    """Return the row groups that neither statistics nor the condition `known` rule out."""
     groups = common.matching_groups(file, expression, schema, known)
     if not groups or not {*schema.names} - {name for name, _ in file.constants}:
         return groups
@@ -201,6 +201,6 @@ def _matching_groups(source: Any, expression: Any, schema: pa.Schema, known: Any
     fragment = ds.ParquetFileFormat().make_fragment(source, filesystem=filesystem, partition_expression=known)
     try:
         parts = fragment.split_by_row_group(expression, schema=schema)  # statistics are cast to the types of all files
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):  # they cannot be: reading refuses what is lost
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):  # not castable: reading refuses values that would change
         return range(fragment.num_row_groups)
     return sorted(group.id for part in parts for group in part.row_groups)

@@ -1,7 +1,7 @@
 """The registry of input formats. Each is a module with the functions of `Format`.
 
-Everything else, such as selecting rows, is common and in `wdsplit.tables.read`. A new format needs a module and a line
-in `_FORMATS`.
+All formats share the rest, such as selecting rows, in `wdsplit.tables.read`. A new format needs a module and a line in
+`_FORMATS`.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class _Names:
 
     Attributes:
         suffixes: How their names end.
-        other_suffixes: How the names of some end, which are looked for in no folder.
-        magic: How their bytes may begin; empty if that is not certain.
+        other_suffixes: More suffixes, which do not make a file in a folder a table.
+        magic: The possible first bytes; empty if they do not identify the format.
     """
 
     suffixes: tuple[str, ...]
@@ -57,7 +57,7 @@ _FORMATS = {
 }
 
 FOLDER_SUFFIXES = {suffix: name for name, names in _FORMATS.items() for suffix in names.suffixes}
-"""What is looked for in a folder: suffix to name of the format."""
+"""The suffixes of tables in folders: suffix to name of the format."""
 
 _SUFFIXES = FOLDER_SUFFIXES | {suffix: name for name, names in _FORMATS.items() for suffix in names.other_suffixes}
 _COMPRESSED = (".gz", ".bz2", ".zst", ".xz", ".lz4", ".tgz")
@@ -73,7 +73,7 @@ class Format(Protocol):
     """What its files are called in a message, such as `parquet`."""
 
     def open_file(self, path: str, remote: Remote | None = None) -> tuple[InputFile, pa.Schema]:
-        """Read what the plan needs of a file: its footer, or all of it once where there is none.
+        """Read the parts of a file that a plan needs: its footer, or the whole file if it has none.
 
         Args:
             path: The file, or what to call it if it is remote.
@@ -86,10 +86,10 @@ class Format(Protocol):
     def common_schema(self, schemas: Mapping[str, pa.Schema]) -> pa.Schema:
         """Return the columns of all files, given each file's path and columns; only where `TYPED` is false.
 
-        A column that a file lacks is null there. What `open_file` notes in the metadata of fields ends here.
+        A column that a file lacks is null there. Notes of `open_file` in the metadata of fields are dropped.
 
         Raises:
-            InputError: Two files cannot be brought together.
+            InputError: Two files have incompatible columns.
         """
 
     def read_batches(
@@ -101,7 +101,7 @@ class Format(Protocol):
             file: The file.
             groups: The row groups, in ascending order.
             columns: Names of columns that the file has, in the order requested, at least one.
-            schema: The columns of the whole input, which a file without types of its own is read by.
+            schema: The columns of the whole input, which give the types if files have none.
 
         Raises:
             InputError: The file has changed since it was opened.
@@ -109,34 +109,34 @@ class Format(Protocol):
         """
 
     def matching_groups(self, file: InputFile, expression: Any, schema: pa.Schema, known: Any) -> Sequence[int]:
-        """Return the row groups that may have rows for a condition, in ascending order; all if nothing is known.
+        """Return the row groups that may have rows that meet a condition, in ascending order; all if unknown.
 
         Args:
             file: The file.
             expression: The condition.
             schema: The columns of the whole input that the condition reads.
-            known: A condition that all rows of the file meet, as its `constants` say; None if they say nothing.
+            known: A condition that all rows of the file meet, from its `constants`; None if there is none.
         """
 
 
 def is_compressed(path: str) -> bool:
-    """Return whether a name is that of a compressed table."""
+    """Return whether a path is that of a compressed table, by its suffix."""
     lower = path.lower()
     return lower.endswith((".tgz", *(f"{suffix}{more}" for suffix in _SUFFIXES for more in _COMPRESSED)))
 
 
 def is_media(path: str) -> bool:
-    """Return whether a name is that of an image, of audio or of a video."""
+    """Return whether a path is that of an image, audio or video file, by its suffix."""
     return os.path.splitext(shown_url(path))[1].lower() in MEDIA_SUFFIXES
 
 
 def is_table(path: str) -> bool:
-    """Return whether a name is that of a table of a known format."""
+    """Return whether a path is that of a table of a known format, by its suffix."""
     return shown_url(path).lower().endswith(tuple(_SUFFIXES))
 
 
 def format_named(name: str) -> Format:
-    """Return the module of a format, imported when it is first asked for."""
+    """Return the module of a format, imported when it is first used."""
     return cast(Format, importlib.import_module(f"wdsplit.tables.formats.{name}"))
 
 
@@ -144,7 +144,7 @@ def name_of_format(path: str, remote: Remote | None = None) -> str:
     """Return the name of a file's format: by its suffix, else by its first bytes. The arguments are `open_file`'s.
 
     Raises:
-        InputError: Neither is that of a known format.
+        InputError: Neither belongs to a known format.
     """
     lower = path.lower()
     for suffix, name in _SUFFIXES.items():
@@ -152,7 +152,7 @@ def name_of_format(path: str, remote: Remote | None = None) -> str:
             return name
     compressed = lower.endswith(_COMPRESSED)
     first = _first_bytes(path, remote)
-    found = _format_that_begins(first)
+    found = _format_by_magic(first)
     if found is not None:
         return found
     raise InputError(
@@ -166,17 +166,17 @@ def name_of_format(path: str, remote: Remote | None = None) -> str:
 
 
 def refuse_misnamed(path: str, name: str, remote: Remote | None = None) -> None:
-    """Refuse a file whose first bytes are those of another format than its name ends in.
+    """Refuse a file whose first bytes belong to another format than its suffix.
 
     Args:
         path: As for `open_file`.
-        name: The format that its name ends in.
+        name: The format of its suffix.
         remote: As for `open_file`.
 
     Raises:
-        InputError: They are.
+        InputError: The formats differ.
     """
-    found = _format_that_begins(_first_bytes(path, remote))
+    found = _format_by_magic(_first_bytes(path, remote))
     if found not in (None, name):
         raise InputError(
             "the extension of an input does not match its format",
@@ -193,6 +193,6 @@ def _first_bytes(path: str, remote: Remote | None) -> bytes:
         return file.read(8)
 
 
-def _format_that_begins(first: bytes) -> str | None:
-    """Return the format of a file that begins so, if that is certain."""
+def _format_by_magic(first: bytes) -> str | None:
+    """Return the format that a file's first bytes identify; None if they do not."""
     return next((name for name, names in _FORMATS.items() if first.startswith(names.magic)), None)

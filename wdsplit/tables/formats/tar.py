@@ -65,13 +65,13 @@ def open_file(path: str, remote: Remote | None = None) -> tuple[InputFile, pa.Sc
 
 
 def _named(error: WdsplitError, path: str) -> InputError:
-    """Return an error about a tar as one about the input that it is."""
+    """Return an error about a tar as an `InputError` that names the file."""
     place = f"{path}, {error.place}" if error.place else path
     return InputError(error.cause, place, error.expected, error.found, error.remedy, path, error.key, error.offset)
 
 
 def _checksum_of_headers(data: memoryview, scan: Scan) -> str:
-    """Return the checksum of the headers of all files: names, sizes, times of writing."""
+    """Return the checksum of the headers of all members: names, sizes, modification times."""
     digest = xxhash.xxh3_128()
     for top, start in zip(scan.tops.tolist(), scan.starts.tolist(), strict=True):
         digest.update(data[top:start])
@@ -141,30 +141,30 @@ def _columns(data: bytes, base: int, columns: Sequence[str]) -> list[pa.Array]:
         if column == KEY_COLUMN:
             arrays.append(_original_keys(keys))
             continue
-        its = np.flatnonzero(members.field_index == number_of.get(column, -1))
-        rows = members.rows[its]
-        arrays.append(_payloads(data, len(keys), samples[its], scan.starts[rows] - base, scan.sizes[rows]))
+        chosen = np.flatnonzero(members.field_index == number_of.get(column, -1))
+        rows = members.rows[chosen]
+        arrays.append(_payloads(data, len(keys), samples[chosen], scan.starts[rows] - base, scan.sizes[rows]))
     return arrays
 
 
 def _payloads(data: bytes, num_samples: int, samples: Int64, starts: Int64, sizes: Int64) -> pa.LargeBinaryArray:
-    """Return the payloads of one field, a row a sample; null where a sample lacks it.
+    """Return the payloads of one field, a row for each sample; null where a sample lacks it.
 
     Args:
         data: The part of the tar.
-        num_samples: Samples.
+        num_samples: Number of samples.
         samples: int64 of shape (m,), ascending: the sample of each payload.
         starts: int64 of shape (m,): where each begins in `data`.
-        sizes: int64 of shape (m,): its bytes.
+        sizes: int64 of shape (m,): the size of each in bytes.
     """
     view = memoryview(data)
     joined = b"".join(
         [view[start:stop] for start, stop in zip(starts.tolist(), (starts + sizes).tolist(), strict=True)]
     )
-    lengths, there = np.zeros(num_samples, np.int64), np.zeros(num_samples, np.bool_)
-    lengths[samples], there[samples] = sizes, True
+    lengths, present = np.zeros(num_samples, np.int64), np.zeros(num_samples, np.bool_)
+    lengths[samples], present[samples] = sizes, True
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-    valid = None if there.all() else pa.py_buffer(np.packbits(there, bitorder="little"))
+    valid = None if present.all() else pa.py_buffer(np.packbits(present, bitorder="little"))
     buffers = [valid, pa.py_buffer(offsets), pa.py_buffer(joined)]
     return pa.LargeBinaryArray.from_buffers(pa.large_binary(), num_samples, buffers)
 

@@ -51,10 +51,10 @@ class Block:
         return InputError(cause, f"{self.path}, line {line}", expected, found, remedy, url=self.path)
 
     def check_utf8(self) -> None:
-        """Refuse what is not UTF-8.
+        """Refuse text that is not UTF-8.
 
         Raises:
-            InputError: It is not.
+            InputError: The block is not UTF-8.
         """
         try:
             self.data.decode()
@@ -69,12 +69,12 @@ class Block:
 
 
 class TextReader:
-    """A file that is read once, from its beginning to its end.
+    """Reads a file once, from start to end.
 
     Args:
         path: The file.
-        row_end: Returns the place after the last whole row of a block; 0 if there is none. Its second argument says
-            whether the file ends with the block: then all of it is whole, and the result does not matter.
+        row_end: Returns the offset after the last whole row of a block; 0 if there is none. Its second argument says
+            whether the file ends with the block; if so, its result is ignored.
         remote: How it is read, if it is remote.
     """
 
@@ -114,13 +114,13 @@ class TextReader:
                     yield block
 
     def add_group(self, block: Block, num_rows: int) -> None:
-        """Note a row group; one without rows is no group."""
+        """Add a row group, unless it has no rows."""
         if num_rows:
             self._begins.append(block.begin)
             self._rows.append(num_rows)
 
     def input_file(self, name: str) -> InputFile:
-        """Return what was found, once all blocks were given, for a format of some name."""
+        """Return the description of the file, after the last block; `name` is the format."""
         return InputFile(
             self._path,
             self._num_bytes,
@@ -146,10 +146,10 @@ def _too_large(block: Block) -> InputError:
 
 
 def read_blocks(file: InputFile, groups: Sequence[int], parse: Callable[[bytes], pa.Table]) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of some row groups, given what makes a table of the bytes of one.
+    """Yield the rows of some row groups; `parse` converts the bytes of one to a table.
 
     Raises:
-        InputError: The file has changed since it was opened first.
+        InputError: The file has changed since it was first opened.
     """
     with open_unchanged(file) as source:
         for group in groups:

@@ -13,9 +13,9 @@ import pyarrow.compute as pc
 __all__ = ["TwoTypesError", "all_true", "inexact", "integer_field", "is_exact", "joined_fields"]
 
 _SAFE_DIGITS = 15
-"""A double holds any number of so many digits."""
+"""A double holds any number with at most this many digits."""
 _LARGE = {b"large": b""}
-"""The metadata of a field of integers, some of which no double holds: it must not become one of doubles."""
+"""Metadata of an integer field with values that no double holds, so that it never becomes a field of doubles."""
 
 
 class TwoTypesError(ValueError):
@@ -38,7 +38,7 @@ def all_true(mask: pa.Array) -> bool:
 
 
 def inexact(numbers: pa.Array) -> pa.Array:
-    """Return those of some numbers that no double holds with all the digits that they are written with.
+    """Return the numbers that no double holds with all their written digits.
 
     Args:
         numbers: Strings that Arrow reads as doubles.
@@ -52,7 +52,7 @@ def inexact(numbers: pa.Array) -> pa.Array:
 
 
 def is_exact(number: str) -> bool:
-    """Return whether a double, printed with as many digits as a number is written with, is that number again.
+    """Return whether a number survives conversion to a double and back to text of as many digits.
 
     So `1.10` is exact, and 0.1 printed with 17 or with 30 digits, but 9007199254740993 is not.
     """
@@ -64,7 +64,7 @@ def is_exact(number: str) -> bool:
 
 
 def integer_field(name: str, values: pa.Array) -> pa.Field:
-    """Return the field of some integers of 64 bits, which notes whether doubles hold them."""
+    """Return the field of some 64-bit integers; its metadata notes whether doubles hold them."""
     rounded = values.cast(pa.float64(), safe=False).cast(pa.int64(), safe=False)
     return pa.field(name, pa.int64(), metadata=None if rounded.equals(values) else _LARGE)
 
