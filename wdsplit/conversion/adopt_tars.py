@@ -126,7 +126,7 @@ def _adopt(
     num_bytes = None if storage.has_latency else sum(sizes.values())
     with Run(storage).locked():
         _refuse_output(storage, options.overwrite)
-        before = _manifest_there(storage)
+        before = _existing_manifest(storage)
         for folder in sorted({path.rpartition("/")[0] for path in paths}):
             storage.remove_temporary(folder)
         read = partial(_read_tar, storage.url, storage_options, options.overwrite)
@@ -141,7 +141,7 @@ def _adopt(
     return manifest
 
 
-def _manifest_there(storage: Storage) -> Manifest | None:
+def _existing_manifest(storage: Storage) -> Manifest | None:
     """Return the manifest that will be replaced; None if it is missing or damaged."""
     try:
         return read_manifest(storage) if storage.size(HEADER_NAME) is not None else None

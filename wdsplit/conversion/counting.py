@@ -121,14 +121,14 @@ class _Counter:
         selected = [np.zeros(len(file.row_groups), np.int64) for _ in self._splits]
         groups: list[list[Groups]] = [[] for _ in self._splits]
         for columns, numbers, of_group in self._batches(number, limit, picker):
-            rows, its_empty = _kept(picker, columns, len(numbers), None if limit is None else limit - kept)
-            kept, num_empty = kept + len(rows), num_empty + its_empty
+            rows, empty = _kept(picker, columns, len(numbers), None if limit is None else limit - kept)
+            kept, num_empty = kept + len(rows), num_empty + empty
             taken = {name: columns[name].take(pa.array(rows)) for name in deciding}
             found = self._found(taken, numbers[rows])
-            for count, group, (inside, its_groups) in zip(selected, groups, found, strict=True):
+            for count, group, (inside, new_groups) in zip(selected, groups, found, strict=True):
                 count += np.bincount(of_group[rows][inside], minlength=len(count))
-                if its_groups is not None:
-                    group.append(its_groups)
+                if new_groups is not None:
+                    group.append(new_groups)
                 if len(group) > _GROUPS_AT_ONCE:
                     group[:] = [Groups.merged(group)]
             if limit is not None and kept >= limit:

@@ -158,7 +158,7 @@ class Run:
         """Refuse to remove existing tars that `wdsplit index` made a dataset of."""
         if finished and b'"adopted"' in self.storage.read(HEADER_NAME):
             self._refuse(
-                "the output holds tars that wdsplit did not write, but indexed",
+                "the output contains tars that wdsplit indexed but did not write",
                 "a dataset that wdsplit converted, an unfinished run, or nothing",
                 "a dataset of adopted tars",
                 "choose another folder; these tars would be lost",
@@ -305,14 +305,14 @@ class Run:
     def _refuse_other_plan(self, plan: Plan, found: str) -> None:
         if found != plan.hash:
             remedy = "use the inputs and options of that run, or --overwrite to start again"
-            self._refuse("the run that is there was made by another plan", f"plan {plan.hash}", found, remedy)
+            self._refuse("the output was made by another plan", f"plan {plan.hash}", found, remedy)
 
     def _refuse_new_inputs(self, plan: Plan, found: str) -> None:
         if found != plan.modified:
             self._refuse(
-                "an input was written since the run began",
-                "inputs that were left alone",
-                "another time of writing: some shards would be of the old inputs, some of the new",
+                "an input has changed since the run began",
+                "unchanged inputs",
+                "another modification time: some shards would contain old rows, others new ones",
                 "use --overwrite to start again",
             )
 
@@ -321,7 +321,7 @@ class Run:
         if found != self.emit:
             expected, written = (f"--emit {','.join(emit)}" if emit else "no --emit" for emit in (self.emit, found))
             remedy = "use the --emit of that run, or --overwrite to start again"
-            self._refuse("the run that is there writes other sidecars", expected, written, remedy)
+            self._refuse("the output was made with other sidecars", expected, written, remedy)
 
     def _plan_note(self) -> dict[str, Any]:
         """Return the run's note of its plan; an empty one if it is damaged or missing."""

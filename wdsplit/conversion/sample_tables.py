@@ -178,13 +178,13 @@ def _refuse_lost(job: _Job, storage: Storage) -> None:
     """Refuse to remake a table with columns that are not in the tars, before anything is written."""
     if job.manifest.provenance.get("adopted"):
         return
-    found = [_table_there(storage, job.manifest.shards[number]) for number in range(len(job.manifest.shards))]
+    found = [_existing_table(storage, job.manifest.shards[number]) for number in range(len(job.manifest.shards))]
     names = [
         *(() if job.kept is None else job.kept.names),
         *(name for each in found if each for name in each.column_names),
     ]
-    held = {*typed_schema(job.recipe).names, *job.recipe.untyped, *job.recipe.no_keep}
-    gone = [name for name in dict.fromkeys(names) if name not in held]
+    available = {*typed_schema(job.recipe).names, *job.recipe.untyped, *job.recipe.no_keep}
+    gone = [name for name in dict.fromkeys(names) if name not in available]
     bad = [n for n, each in enumerate(found) if each is None or not set(gone) <= set(each.column_names)]
     if gone and bad:
         paths = ", ".join(samples_path(_path_of(job, number)) for number in bad[:_MAX_SHOWN])
@@ -234,22 +234,27 @@ def _path_of(job: _Job, number: int) -> str:
 def _make(job: _Job, number: int) -> _Made:
     """Make the table of a shard, unless it exists. Runs in a worker process; may run twice."""
     storage, listed = open_storage(job.url, job.options), job.manifest.shards[number]
-    there = _table_there(storage, listed)
-    if there is not None and _is_right(job, storage, listed, there):
-        return _Made(number, there.schema, Counter())
+    existing = _existing_table(storage, listed)
+    if existing is not None and _is_right(job, storage, listed, existing):
+        return _Made(number, existing.schema, Counter())
     lost: Counter[str] = Counter()
-    if there is not None and job.kept is not None and not job.new and set(job.kept.names) <= set(there.column_names):
-        table = there.select(job.kept.names)
+    if (
+        existing is not None
+        and job.kept is not None
+        and not job.new
+        and set(job.kept.names) <= set(existing.column_names)
+    ):
+        table = existing.select(job.kept.names)
     else:
-        table = _merged(job, there, read_rows(storage, listed, job.recipe, lost))
+        table = _merged(job, existing, read_rows(storage, listed, job.recipe, lost))
     _publish(job, storage, listed, table)
     return _Made(number, table.schema, lost)
 
 
-def _merged(job: _Job, there: pa.Table | None, rows: pa.Table) -> pa.Table:
+def _merged(job: _Job, existing: pa.Table | None, rows: pa.Table) -> pa.Table:
     """Return the rows read from a tar, with the columns of the existing table."""
-    there = rows.select([]) if there is None else there
-    old = [name for name in there.column_names if name not in job.recipe.no_keep]
+    existing = rows.select([]) if existing is None else existing
+    old = [name for name in existing.column_names if name not in job.recipe.no_keep]
     if job.kept is not None:
         rows = rows.select([name for name in rows.column_names if name in job.kept.names or name in job.new])
         old = [name for name in old if name in job.kept.names and not (name in job.new and name in rows.column_names)]
@@ -257,12 +262,12 @@ def _merged(job: _Job, there: pa.Table | None, rows: pa.Table) -> pa.Table:
         old = [name for name in old if name not in rows.column_names]
     for name in old:
         place = rows.schema.get_field_index(name)
-        column = there.schema.field(name), there[name]
+        column = existing.schema.field(name), existing[name]
         rows = rows.append_column(*column) if place < 0 else rows.set_column(place, *column)
     return as_types(rows, joined_columns([rows.schema if job.kept is None else job.kept, rows.schema]))
 
 
-def _table_there(storage: Storage, listed: Shard) -> pa.Table | None:
+def _existing_table(storage: Storage, listed: Shard) -> pa.Table | None:
     """Return the existing table of a shard; None if it is missing, damaged or of another shard."""
     try:
         return parse_samples(storage.read(samples_path(listed.path), MAX_TABLE_BYTES), listed)
@@ -270,13 +275,13 @@ def _table_there(storage: Storage, listed: Shard) -> pa.Table | None:
         return None
 
 
-def _is_right(job: _Job, storage: Storage, listed: Shard, there: pa.Table) -> bool:
+def _is_right(job: _Job, storage: Storage, listed: Shard, existing: pa.Table) -> bool:
     """Return whether a table has the right columns."""
     if job.kept is not None:
-        return not job.new and _types(there.schema) == _types(job.kept)
+        return not job.new and _types(existing.schema) == _types(job.kept)
     if recipe_of(storage.read(samples_path(listed.path), MAX_TABLE_BYTES)) != job.text:
         return False
-    return bool(job.text) or bool(typed_schema(job.recipe).equals(there.schema))
+    return bool(job.text) or bool(typed_schema(job.recipe).equals(existing.schema))
 
 
 def _types(schema: pa.Schema) -> list[tuple[str, pa.DataType]]:

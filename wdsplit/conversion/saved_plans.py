@@ -73,7 +73,7 @@ def check_plan_file(path: str, overwrite: bool, storage_options: Mapping[str, An
     ours = is_plan(storage.open(name).read(0, min(size, _BEGINNING_BYTES)))
     if not (overwrite and ours):
         raise OutputExistsError(
-            "the plan file exists already" if ours else "the path of the plan file holds another file",
+            "the plan file exists already" if ours else "another file exists at the path of the plan file",
             place=path,
             expected="no such file" + (", or a plan to replace" if overwrite else ""),
             found="the plan of another run, or of this one" if ours else "a file that is not a plan",

@@ -1,7 +1,7 @@
 """Writes rows from Python to an Arrow file, which then is a normal input of the conversion.
 
-The file's name has the checksum of its content, and its time of writing does not count. So rows that are written again
-for a resumed run give the same plan if and only if they are the same.
+The file's name contains the checksum of its content, and its modification time is always 0. So rows that are written
+again for a resumed run give the same plan if and only if they are the same.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from wdsplit.tables.python_source import PythonSource
 __all__ = ["SPOOL", "spooled"]
 
 SPOOL = "source"
-"""How the names begin of what is written here, in the folder of a run."""
+"""The prefix of the files that are written here, in the folder of a run."""
 
 _MIN_ROWS, _MIN_BYTES = 1024, 1024**2
-"""A batch has so many rows, or bytes, where the source has them."""
+"""Minimum rows or bytes of a batch in the file; smaller batches are joined."""
 
 
 @contextmanager
 def spooled(
     source: PythonSource, output: Storage, check: Callable[[pa.Schema], None], report: Callable[[int], None]
 ) -> Iterator[str]:
-    """Write the rows of a source into a file, which is there as long as the block lasts; return its path.
+    """Write the rows of a source into a file, which exists until the block ends; yield its path.
 
     Args:
         source: The rows.
-        output: The output of the conversion: the file is in the folder of its run, or for a remote one in TMPDIR.
-        check: Called with the columns of the first rows: it may refuse them.
+        output: The output of the conversion: the file is in the folder of its run, or in TMPDIR if it is remote.
+        check: Called with the columns of the first rows; it may refuse them.
         report: Called with the number of rows so far.
 
     Raises:
-        InputError: There are no rows, or rows that do not go into one table.
+        InputError: There are no rows, or they do not fit into one table.
         StorageError: The file cannot be written, or another process converts Python's rows into this output.
     """
     with ExitStack() as stack:
@@ -61,7 +61,7 @@ def spooled(
 
 
 def _remove(output: Storage, is_new: bool) -> None:
-    """Remove what was written, and the folders that were made for it unless something else is in them."""
+    """Remove the written files, and the folders that were made for them if they are empty."""
     output.remove(*(f"{RUN_FOLDER}/{name}" for name in output.list(RUN_FOLDER) if name.lstrip(".").startswith(SPOOL)))
     with suppress(OSError):
         os.rmdir(os.path.join(output.url, RUN_FOLDER))
@@ -104,7 +104,7 @@ def _written(
 
 
 def _joined(parts: Sequence[_Part], folder: str) -> _Part:
-    """Return all parts as one, with the schema of the last, which holds the values of all."""
+    """Return all parts as one, with the schema of the last, which fits the values of all."""
     whole = _Part(folder, parts[-1].schema)
     try:
         first = 0
@@ -122,7 +122,7 @@ def _joined(parts: Sequence[_Part], folder: str) -> _Part:
 
 
 def _widened(schema: pa.Schema, other: pa.Schema, first: int) -> pa.Schema:
-    """Return the schema that holds the values of two; metadata are those of the second, if it has some."""
+    """Return a schema that fits the values of two; the metadata come from the second, if it has any."""
     metadata = other.metadata or schema.metadata
     if (schema.names, schema.types) == (other.names, other.types):
         return schema if metadata == schema.metadata else schema.with_metadata(metadata)
@@ -149,7 +149,7 @@ def _fitted(batch: pa.RecordBatch, schema: pa.Schema, first: int) -> pa.RecordBa
             arrays.append(array if array.type == field.type else array.cast(field.type))
         except pa.ArrowException as error:
             raise InputError(
-                f"a value has another type than column {field.name!r} has by other rows",
+                f"a value of column {field.name!r} has another type than in other rows",
                 place=f"rows {first:,} to {first + len(batch) - 1:,}, column {field.name!r}",
                 expected=str(field.type),
                 found=str(error).splitlines()[0],
@@ -169,7 +169,7 @@ class _Part:
     def __init__(self, folder: str, schema: pa.Schema) -> None:
         self.schema = schema
         self.path = os.path.join(folder, temporary_name(f"{SPOOL}.arrow"))
-        self._forget()
+        self._clear()
         with translate_errors(Path(self.path), writing=True):
             self._file = _HashedFile(self.path)
         self._writer = pa.ipc.new_stream(pa.PythonFile(self._file, mode="w"), schema)
@@ -182,13 +182,13 @@ class _Part:
         if self._pending_rows >= _MIN_ROWS or self._pending_bytes >= _MIN_BYTES:
             self._flush()
 
-    def _forget(self) -> None:
+    def _clear(self) -> None:
         self._pending: list[pa.RecordBatch] = []
         self._pending_rows = self._pending_bytes = 0
 
     def _flush(self) -> None:
         table = pa.Table.from_batches(self._pending, self.schema)
-        self._forget()
+        self._clear()
         with translate_errors(Path(self.path), writing=True):
             for batch in table.combine_chunks().to_batches():
                 self._writer.write_batch(batch)
@@ -201,7 +201,7 @@ class _Part:
             self._file.close()
 
     def finish(self) -> str:
-        """Give the file its name for good, and return its path."""
+        """Give the file its final name, and return its path."""
         path = os.path.join(os.path.dirname(self.path), f"{SPOOL}-{self._file.digest.hexdigest()}.arrow")
         with translate_errors(Path(path), writing=True):
             os.utime(self.path, (0, 0))
@@ -209,7 +209,7 @@ class _Part:
         return path
 
     def discard(self) -> None:
-        """Remove the file, unless it has its name for good."""
+        """Remove the file, unless it has its final name."""
         self._file.close()
         Path(self.path).unlink(missing_ok=True)
 

@@ -55,7 +55,7 @@ def write_shards(job: Job, span: Span, loaded: LoadedRows | None = None) -> dict
 
 
 def describe_span(plan: Plan, span: Span) -> str:
-    """Say what a task writes, and from what."""
+    """Return a text that names the shards and inputs of a task."""
     shards = shard_path(span.first)
     if span.stop - span.first > 1:
         shards += f" to {shard_path(span.stop - 1)}"
@@ -64,20 +64,20 @@ def describe_span(plan: Plan, span: Span) -> str:
 
 
 def describe_rows(plan: Plan, rows: tuple[int, int]) -> str:
-    """Say which files hold the rows at the places first, ..., stop - 1."""
+    """Return a text that names the files with the rows at the places first, ..., stop - 1."""
     ranges = list(plan.table.ranges(*rows))
     first, last = ranges[0].file.path, ranges[-1].file.path
     return f"rows of {first}" + (f" to {last}" if last != first else "")
 
 
 def _checked_at_the_end(storage: Storage, job: Job, bodies: Iterator[Body]) -> Iterator[Body]:
-    """Yield the samples of a shard; at the end, just before it is published, refuse an output that is another run's."""
+    """Yield the samples of a shard; just before it is published, refuse an output that another run has taken over."""
     yield from bodies
     refuse_taken_over(storage, job.plan, job.shared)
 
 
 def _reader(job: Job, loaded: LoadedRows | None) -> Callable[[int, int], Iterator[Rows]]:
-    """Return what reads rows by their places, with their payloads; ahead of their use, if it reads files."""
+    """Return a function that reads rows by their places, with their payloads; it reads files ahead."""
     plan, read = job.plan, _row_reader(job, loaded)
     if plan.table.names_files:
         return lambda first, stop: ahead(with_payloads(read(first, stop)))
@@ -85,7 +85,7 @@ def _reader(job: Job, loaded: LoadedRows | None) -> Callable[[int, int], Iterato
 
 
 def _row_reader(job: Job, loaded: LoadedRows | None) -> Callable[[int, int], Iterator[Rows]]:
-    """Return what reads rows: from memory, as they were scattered, or in the order of the table."""
+    """Return a function that reads rows: from memory, from spill files, or in the order of the table."""
     if loaded is not None:
         return MemoryRows(job, loaded).read
     if job.plan.scatters:
@@ -95,7 +95,7 @@ def _row_reader(job: Job, loaded: LoadedRows | None) -> Callable[[int, int], Ite
 
 @dataclass(frozen=True)
 class _Samples:
-    """A batch of samples: what is made of many at once costs little for each, however small the shards are."""
+    """A batch of samples, encoded together: this costs less per sample, also if shards are small."""
 
     keys: pa.LargeStringArray
     fields: dict[str, pa.LargeBinaryArray]
@@ -120,7 +120,7 @@ def _encoded(plan: Plan, rows: Rows) -> _Samples:
 
 
 class _Stream:
-    """Samples, handed out some at a time."""
+    """Samples that are taken shard by shard from a stream of batches."""
 
     def __init__(self, batches: Iterator[_Samples]) -> None:
         self._batches = batches
@@ -148,7 +148,7 @@ def _bodies(
     tables: list[pa.Table],
     catalog: CatalogBuilder | None,
 ) -> Iterator[Body]:
-    """Yield the samples of a shard, batch by batch, its pads at the end; tables and catalog take all but the pads."""
+    """Yield the samples of a shard, batch by batch, pads last; add all but the pads to tables and catalog."""
     first, stop = plan.rows(shard)
     begin: _Samples | None = None
     for samples in stream.take(stop - first):
@@ -179,7 +179,7 @@ def _pads(
 
 
 def keys_of(plan: Plan, rows: Rows) -> pa.LargeStringArray:
-    """Return the keys of a batch of rows, escaped; they must come with the plan's key column, if it has one."""
+    """Return the escaped keys of a batch of rows, which must have the plan's key column, if there is one."""
     if plan.key is None:
         return number_keys(rows.numbers, number_width(plan.table.total_rows))
     return escape_keys(rows.columns[plan.key], lambda row: f"{rows.where(row)}, column {plan.key!r}")

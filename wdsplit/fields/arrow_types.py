@@ -26,7 +26,7 @@ def field_of(name: str, column: str, encoding: str, kind: pa.DataType, names: tu
 
 
 def serialize_type(kind: pa.DataType) -> str:
-    """Return a type as base64 of an Arrow schema of one field, as an IPC message: the same in all versions of pyarrow."""
+    """Return a type as base64 of an Arrow schema of one field (an IPC message), the same in all pyarrow versions."""
     return b64encode(pa.schema([pa.field("", kind)]).serialize()).decode()
 
 

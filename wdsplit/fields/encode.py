@@ -212,7 +212,7 @@ def _first_not_utf8(column: pa.Array, where: Locate) -> str:
 
 
 def _encode_npy(column: pa.Array, where: Locate) -> pa.LargeBinaryArray:
-    """Encode lists of numbers, nested to any depth but not ragged, as npy: a header with the shape, then the numbers."""
+    """Encode lists of numbers, nested but not ragged, as npy: a header with the shape, then the numbers."""
     lists = stored(column)
     numbers, owner, dims = _unnest(lists, where)
     if is_tensor(column.type):

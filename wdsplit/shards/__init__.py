@@ -1,5 +1,5 @@
 """A dataset on disk: its manifest, the table of its shards, the shards and their sidecar files.
 
-Here are the files' formats, and how they are written together. `conversion` makes shards of tables, `loading` reads
-samples back. Begin with `manifest`, then `files`.
+Defines the formats of the files, and writes them. `conversion` makes shards of tables, `loading` reads samples back.
+Start with `manifest`, then `files`.
 """

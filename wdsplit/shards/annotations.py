@@ -1,7 +1,7 @@
 """Annotations: columns that were joined to the samples of a dataset after it was made.
 
-`annotations/NAME.json` is written last and names a folder, in which each shard has a table whose rows are those of its
-sample table. The shards, the manifest and its fingerprint stay as they are.
+`annotations/NAME.json` is written last and names a folder. There, each shard has a table with the rows of its sample
+table. The shards, the manifest and its fingerprint stay as they are.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = [
 
 ANNOTATIONS_FOLDER = "annotations"
 RUN_SUFFIX = ".run"
-"""Ends the name of the folder that an unfinished run keeps its own files in."""
+"""The suffix of the folder with the files of an unfinished run."""
 
 _FORMAT_VERSION = 1
 _NAME = re.compile("[A-Za-z0-9_-]{1,100}")
@@ -55,17 +55,17 @@ class Annotation:
     """Columns that were joined to a dataset.
 
     Attributes:
-        name: What it is called.
-        folder: Where its tables are, relative to the dataset.
-        schema: Its columns, and with them the names of classes (`sample_tables.names_of`). A value is null where the
+        name: Its name.
+        folder: The folder of its tables, relative to the dataset.
+        schema: Its columns, with class names in their metadata (`sample_tables.names_of`). A value is null where the
             source had no row for the sample.
-        fingerprint: That of the dataset that it was made for.
-        num_samples: Samples of the dataset.
-        num_missing: Samples for which the source had no row.
-        num_extra: Rows of the source whose key no sample has.
-        num_duplicates: Rows of the source that were left out, because another one has the same key.
-        num_bytes: Bytes of its tables.
-        provenance: What it was made from, for people.
+        fingerprint: The fingerprint of the dataset that it was made for.
+        num_samples: Number of samples of the dataset.
+        num_missing: Number of samples for which the source had no row.
+        num_extra: Number of rows of the source with a key that no sample has.
+        num_duplicates: Number of rows of the source that were left out, because another one has the same key.
+        num_bytes: Size of its tables in bytes.
+        provenance: The inputs and options, for users.
     """
 
     name: str
@@ -81,15 +81,15 @@ class Annotation:
 
     @property
     def class_names(self) -> dict[str, tuple[str, ...]]:
-        """The class names of each column that has some, by their numbers."""
+        """The class names of each column that has them, by their numbers."""
         return names_of(self.schema)
 
 
 def check_annotation_name(name: str) -> str:
-    """Return the name of an annotation.
+    """Return the name of an annotation if it is valid: it becomes the name of a file.
 
     Raises:
-        InputError: It cannot be one, because it becomes the name of a file.
+        InputError: The name is invalid.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InputError(
@@ -102,7 +102,7 @@ def check_annotation_name(name: str) -> str:
 
 
 def annotation_folder(name: str, run: str) -> str:
-    """Return the folder with the tables of an annotation, given the hash of 16 hex digits that names its run."""
+    """Return the folder with the tables of an annotation; `run` is the hash of its run, 16 hexadecimal digits."""
     return f"{ANNOTATIONS_FOLDER}/{name}-{run}"
 
 
@@ -112,23 +112,23 @@ def annotation_table_path(folder: str, shard: str) -> str:
 
 
 def annotation_names(storage: ReadableStorage) -> list[str]:
-    """Return the names of all annotations of a dataset, also those of an earlier state of it."""
+    """Return the names of all annotations of a dataset, sorted, including those for other shards."""
     names = (name.removesuffix(".json") for name in storage.list(ANNOTATIONS_FOLDER) if name.endswith(".json"))
     return sorted(name for name in names if _NAME.fullmatch(name))
 
 
 def scan_annotations(storage: ReadableStorage) -> dict[str, Annotation | WdsplitError]:
-    """Return all annotations of a dataset by their names, also those for other shards; the error of a damaged one."""
+    """Return all annotations of a dataset by name, including those for other shards; the error of a damaged one."""
     return scan(annotation_names(storage), partial(find_annotation, storage))
 
 
 def find_annotation(storage: ReadableStorage, name: str, manifest: Manifest | None = None) -> Annotation:
-    """Return one of the annotations that `annotation_names` has found.
+    """Read an annotation that `annotation_names` has found.
 
     Args:
         storage: The dataset.
         name: Its name.
-        manifest: The dataset's manifest; None to take one that was made for other shards, too.
+        manifest: The dataset's manifest; None to accept an annotation for other shards too.
 
     Raises:
         CorruptDataError: It is damaged.
@@ -180,9 +180,9 @@ def _read(storage: ReadableStorage, name: str) -> Annotation:
 
 
 def list_annotations(storage: ReadableStorage, manifest: Manifest) -> dict[str, Annotation]:
-    """Return the annotations of a dataset that can be used, by their names.
+    """Return the usable annotations of a dataset by name.
 
-    Those that are damaged, or were made for other shards than the dataset has now, are left out.
+    Annotations that are damaged, or were made for other shards than the dataset has now, are left out.
 
     Args:
         storage: The dataset.
@@ -195,7 +195,7 @@ def list_annotations(storage: ReadableStorage, manifest: Manifest) -> dict[str, 
 def read_annotation(
     storage: ReadableStorage, annotation: Annotation, shard: Shard, columns: Sequence[str] | None = None
 ) -> pa.Table:
-    """Read columns of an annotation: a row for each sample of a shard that is no pad, in their order.
+    """Read columns of an annotation: a row for each sample of a shard, in their order, without pads.
 
     Args:
         storage: The dataset.
@@ -204,18 +204,18 @@ def read_annotation(
         columns: The columns' names; None for all.
 
     Raises:
-        CorruptDataError: The shard's table is damaged, or lost.
+        CorruptDataError: The shard's table is damaged or missing.
     """
     path = annotation_table_path(annotation.folder, shard.path)
     try:
         return parse_samples(storage.read(path, MAX_TABLE_BYTES), shard, columns, annotation.schema)
     except (CorruptDataError, DatasetNotFoundError) as error:
-        is_lost = isinstance(error, DatasetNotFoundError)
+        is_missing = isinstance(error, DatasetNotFoundError)
         raise CorruptDataError(
             f"a table of annotation {annotation.name!r} cannot be read",
             place=f"{storage.url}/{path}",
-            expected=f"the table of {shard.path}" if is_lost else error.expected,
-            found="no such file" if is_lost else error.found,
+            expected=f"the table of {shard.path}" if is_missing else error.expected,
+            found="no such file" if is_missing else error.found,
             remedy=_remedy(storage, annotation.name),
             url=f"{storage.url}/{path}",
         ) from error
@@ -242,23 +242,23 @@ def find_parts(storage: Storage, name: str) -> list[str]:
 
 
 def drop_annotation(storage: Storage, name: str) -> None:
-    """Remove an annotation, and what unfinished runs have left of it.
+    """Remove an annotation, and the files of its unfinished runs.
 
     Raises:
-        InputError: There is none of this name.
+        InputError: There is no such annotation.
     """
     found = find_parts(storage, name)
-    storage.remove(_commit_path(name))  # first, so that nobody finds an annotation without tables
+    storage.remove(_commit_path(name))  # first, so that no annotation exists without tables
     storage.remove(*(f"{ANNOTATIONS_FOLDER}/{entry}" for entry in found))
 
 
 def is_part_of(entry: str, name: str) -> bool:
-    """Tell whether a file or folder of the annotations' folder belongs to the annotation of a name."""
+    """Return whether a file or folder in the annotations' folder belongs to an annotation."""
     return entry in (f"{name}.json", f"{name}{RUN_SUFFIX}") or re.fullmatch(f"{name}-{_HASH}", entry) is not None
 
 
 def write_annotation(storage: Storage, annotation: Annotation) -> None:
-    """Write the file that makes tables an annotation: from then on it exists."""
+    """Write the file that completes an annotation, after its tables: from then on it exists."""
     content = {
         "wdsplit_annotation": _FORMAT_VERSION,
         "folder": annotation.folder,

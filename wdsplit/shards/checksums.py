@@ -27,7 +27,7 @@ def checksums_path(path: str) -> str:
 
 
 def checksums_bytes(shard: Shard) -> int:
-    """Return the size of the file."""
+    """Return the size of the checksums of a shard's samples in bytes."""
     return _ENTRY_BYTES * (shard.num_samples + 1)
 
 

@@ -1,7 +1,7 @@
-"""The names of the files that can be written beside the shards, as `--emit` takes them.
+"""The values of `--emit`: names of files that can be written beside the shards.
 
-Pure (no I/O), and without pyarrow: the help of the command line needs no more. The files are in `sidecars` and
-`checksums`.
+Pure (no I/O), and without pyarrow, because the command line's help needs only this. `sidecars` and `checksums` define
+the files.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CHECKSUMS = "checksums"
 
 
 def check_emit(emit: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the sidecars that were asked for, sorted, each once.
+    """Return the requested sidecars, sorted, each once.
 
     Raises:
         InputError: There is no such sidecar.

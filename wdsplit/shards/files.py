@@ -43,7 +43,7 @@ _TARS_REMEDY = (
     "or open them with wdsplit.Dataset, which needs no dataset"
 )
 _USUAL_SHARD_SAMPLES, _USUAL_SAMPLES = 2**20, 2**32
-"""A manifest that claims more samples than this is compared with a file."""
+"""If a manifest claims more samples than this, the size of a shard is checked."""
 
 
 def write_shard(
@@ -56,14 +56,14 @@ def write_shard(
     """Write a shard, its index and its sample table, and publish them: the shard last.
 
     Args:
-        storage: Where to.
+        storage: The dataset.
         path: The shard's path.
         bodies: Its samples, pads last, batch by batch.
-        num_pads: How many of them are pads.
+        num_pads: Number of pads among them.
         samples: Returns the sample table once `bodies` has ended; None to write none.
 
     Returns:
-        The shard, as the manifest has it.
+        The shard for the manifest.
     """
     digest = xxhash.xxh3_128()
     sizes: list[Int64] = []
@@ -90,21 +90,21 @@ def read_manifest(storage: ReadableStorage) -> Manifest:
     """Read the manifest of a dataset.
 
     Raises:
-        DatasetNotFoundError: There is none, so there is no dataset.
+        DatasetNotFoundError: There is no manifest, so there is no dataset.
         CorruptDataError: It is damaged.
-        InputError: It is of another version.
+        InputError: It has another format version.
     """
     try:
         manifest = parse_manifest(*_read_files(storage))
         _check_claims(storage, manifest)
-        pa.default_memory_pool().release_unused()  # what parsing took is several times what stays
+        pa.default_memory_pool().release_unused()  # parsing takes several times the memory of its result
         return manifest
     except (CorruptDataError, InputError) as error:
         raise error.at(storage.url) from error
 
 
 def _check_claims(storage: ReadableStorage, manifest: Manifest) -> None:
-    """Compare an unusual claim with the size of a file, before orders of so many samples are computed."""
+    """Check an unusually large count against the size of a file, before an order of that length is computed."""
     counts = manifest.shards.column("num_samples")
     if manifest.num_samples <= _USUAL_SAMPLES and not (counts > _USUAL_SHARD_SAMPLES).any():
         return
@@ -121,7 +121,7 @@ def _check_claims(storage: ReadableStorage, manifest: Manifest) -> None:
 
 
 def _read_files(storage: ReadableStorage) -> tuple[bytes, bytes]:
-    """Return header and table of a dataset; from a remote one at the same time."""
+    """Return header and table of a dataset; read both at the same time if it is remote."""
     if not storage.is_remote:
         return _read_header(storage), storage.read(SHARDS_NAME, MAX_TABLE_BYTES)
     with ThreadPoolExecutor(1) as pool:
@@ -149,7 +149,7 @@ def _read_header(storage: ReadableStorage) -> bytes:
 
 
 def _no_folder(url: str) -> DatasetNotFoundError:
-    """Return the error for a file in the place of a dataset."""
+    """Return the error for a file instead of a dataset's folder."""
     name = url.rpartition("/")[2]
     if name.lower().endswith(".tar"):
         remedy = _TARS_REMEDY
@@ -163,7 +163,7 @@ def _no_folder(url: str) -> DatasetNotFoundError:
 
 
 def _where_else(storage: ReadableStorage) -> str:
-    """Say what may be meant by a folder that is no dataset."""
+    """Return a remedy for a folder that is not a dataset."""
     names = storage.list()
     inner = [name for name in names if storage.size(f"{name}/{HEADER_NAME}") is not None]
     if inner:
@@ -176,7 +176,7 @@ def _where_else(storage: ReadableStorage) -> str:
 
 
 def write_samples_schema(storage: Storage, schema: pa.Schema | None) -> None:
-    """Write the header anew if its columns of the sample tables are to be others, or none; nothing else changes."""
+    """Replace the columns of the sample tables in the header; with None, remove them."""
     header = orjson.loads(storage.read(HEADER_NAME, MAX_HEADER_BYTES))
     changed = with_samples(header, schema)
     if changed != header:

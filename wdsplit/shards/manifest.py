@@ -1,7 +1,7 @@
-"""The manifest: what a dataset is made of, as `wdsplit.json` (header) and `shards.parquet` (a row a shard).
+"""The manifest: the content of a dataset, as `wdsplit.json` (header) and `shards.parquet` (a row for each shard).
 
-Pure (no I/O): bytes to objects and back. The header is written last and names the checksum of the table, so a dataset
-without a header does not exist, and a header never goes with another table.
+Pure (no I/O): bytes to objects and back. The header is written last: without it there is no dataset. It contains the
+checksum of the table, so a header never matches another table.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ FORMAT_VERSION = 1
 HEADER_NAME = "wdsplit.json"
 MAX_HEADER_BYTES = 256 * 1024**2
 RUN_FOLDER = ".wdsplit-run"
-"""In the output while a conversion is unfinished: what it needs to be continued."""
+"""The folder in the output with the files of an unfinished conversion."""
 
 _HASHED_TOGETHER = 2**16
-"""Checksums that a fingerprint hashes at a time: a rank would keep the memory of all of them."""
+"""Number of checksums that a fingerprint hashes at a time, to save memory."""
 _FIELD_TEXTS = ("arrow_schema", "column", "encoding", "name", "type")
 
 
@@ -73,13 +73,12 @@ class Field:
     """A field of every sample.
 
     Attributes:
-        name: What its members are called after the key.
+        name: Its name: the part of a member's name after the key.
         column: The column it came from.
         encoding: How the column's values were written.
-        type: The column's Arrow type, for people.
-        names: The class names of a column of classes, by their numbers; else empty.
-        arrow_schema: The type that the values have once decoded: base64 of an Arrow schema of one field, as
-            `fields.arrow_types` writes it.
+        type: The column's Arrow type, as text for users.
+        names: The class names of a column of classes, by number; else empty.
+        arrow_schema: The type of the decoded values: base64 of an Arrow schema of one field, from `fields.arrow_types`.
     """
 
     name: str
@@ -97,10 +96,10 @@ class Manifest:
     Attributes:
         shards: Its shards.
         fields: The fields of its samples, in the order of their members.
-        lanes: Lanes that an epoch is woven from (C).
-        window: Samples read and shuffled together, at most (Q).
+        lanes: Number of lanes (C).
+        window: Maximum number of samples that are read and shuffled together (Q).
         pad: How the shards were made equal: repeat, drop or none.
-        provenance: Inputs, options, versions and the plan's hash, for people; nothing is computed from it.
+        provenance: Inputs, options, versions and the plan's hash.
         samples: The columns of the sample tables beside its shards; None if it has no such tables.
     """
 
@@ -124,7 +123,7 @@ class Manifest:
         return html_table("Manifest", facts) + html_table("Fields", fields, header)
 
     def described(self) -> dict[str, Any]:
-        """Return what people ask first, for tables: counts, size, fields and numbers of classes."""
+        """Return the most important facts, for tables: counts, size, fields and numbers of classes."""
         classes = ", ".join(f"{len(names):,} (field {name})" for name, names in self.class_names.items())
         return {
             "samples": self.num_samples,
@@ -136,22 +135,22 @@ class Manifest:
 
     @property
     def num_samples(self) -> int:
-        """Samples that are not pads."""
+        """Number of samples, without pads."""
         return int(self.shards.num_real.sum())
 
     @property
     def num_pads(self) -> int:
-        """Pads in all shards."""
+        """Number of pads in all shards."""
         return int(self.shards.column("num_pads").sum())
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all shards."""
+        """Size of all shards in bytes."""
         return int(self.shards.column("num_bytes").sum())
 
     @property
     def class_names(self) -> dict[str, tuple[str, ...]]:
-        """The class names of each field that has some, by their numbers: `{"cls": ("cat", "dog")}`."""
+        """The class names of each field that has them, by number: `{"cls": ("cat", "dog")}`."""
         return {field.name: field.names for field in self.fields if field.names}
 
     @cached_property
@@ -168,20 +167,19 @@ class Manifest:
 
 
 def _lines(texts: pa.StringArray) -> pa.Buffer:
-    """Return the bytes of texts, with a newline between any two."""
+    """Return the bytes of texts, joined by newlines."""
     return pc.binary_join(pa.ListArray.from_arrays([0, len(texts)], texts), "\n")[0].as_buffer()
 
 
 def first_samples(manifest: Manifest, limit: int) -> Manifest:
-    """Return a manifest as if the dataset had only its first samples, and all after them were pads of the last shard.
+    """Return a manifest of only the first samples: later ones in the same shard count as pads, which readers skip.
 
-    Readers leave the pads at the end of a shard out, so nothing else needs to know. The fingerprint is another one for
-    each limit.
+    Each limit gives another fingerprint.
 
     Args:
         manifest: The dataset's manifest.
-        limit: How many samples, counted through the shards in their order; at least 1. A limit that leaves nothing out
-            gives the manifest itself.
+        limit: Number of samples, in the order of the shards; at least 1. If this is all samples, the manifest itself is
+            returned.
 
     Raises:
         InputError: The limit is invalid.
@@ -200,7 +198,7 @@ def first_samples(manifest: Manifest, limit: int) -> Manifest:
 
 
 def shard_path(shard: int) -> str:
-    """Return the path of a shard that wdsplit writes."""
+    """Return the path of a shard, given its number."""
     return f"{shard:06d}.tar"
 
 
@@ -210,7 +208,7 @@ def index_path(path: str) -> str:
 
 
 def checksum_of(digest: Any) -> str:
-    """Return an xxh3_128 digest as the manifest writes it."""
+    """Return an xxh3_128 digest as text for the manifest."""
     return f"xxh3_128:{digest.hexdigest()}"
 
 
@@ -234,7 +232,7 @@ def dump_manifest(manifest: Manifest) -> tuple[bytes, bytes]:
 
 
 def with_samples(header: dict[str, Any], schema: pa.Schema | None) -> dict[str, Any]:
-    """Return a header with the columns of the sample tables, or with none, before its last entry."""
+    """Return a header with the columns of the sample tables before its last entry; without them if `schema` is None."""
     *others, last = ((name, value) for name, value in header.items() if name != "samples")
     samples = {} if schema is None else {"samples": dump_schema(schema)}
     return dict(others) | samples | dict([last])
@@ -277,7 +275,7 @@ def parse_manifest(header: bytes, table: bytes) -> Manifest:
         ("num_bytes", manifest.num_bytes),
     ):
         if fields[name] != found:
-            raise _bad_header(f"{name} = {fields[name]}", f"{found}, as {SHARDS_NAME} has it")
+            raise _bad_header(f"{name} = {fields[name]}", f"{found}, as in {SHARDS_NAME}")
     return manifest
 
 
@@ -321,7 +319,7 @@ def _parse_header(header: bytes) -> dict[str, Any]:
     except ValueError as error:
         raise _bad_header(f"sample tables with {error}", "columns as wdsplit writes them") from error
     try:
-        orjson.dumps(fields["provenance"])  # it refuses what is nested so deep that nothing else could handle it
+        orjson.dumps(fields["provenance"])  # refuses values that are nested too deeply
     except orjson.JSONEncodeError as error:
         raise _bad_header(f"a provenance that cannot be written ({error})", "values as wdsplit writes them") from error
     return fields

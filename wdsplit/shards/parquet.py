@@ -1,7 +1,7 @@
-"""Small parquet tables that come with a dataset, read with care.
+"""Reads the small parquet tables of a dataset safely.
 
-Pure (no I/O). Anyone may have made a dataset, and a few compressed or repeated bytes can stand for terabytes: so what
-the metadata of a table says of its size is checked before anything is decompressed.
+Pure (no I/O). Anyone may have made a dataset, and a few compressed or repeated bytes can expand to terabytes. So the
+sizes in a table's metadata are checked before anything is decompressed.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ __all__ = ["MAX_TABLE_BYTES", "UnreadableError", "memory_limit", "open_table", "
 MAX_TABLE_BYTES = 2 * 1024**3
 
 _SLACK_BYTES, _MAX_EXPANSION = 16 * 1024**2, 256
-"""How much memory a table may take when it is read: so much, and so much for each of its bytes."""
+"""Memory limit of a table: a constant, and a factor for its bytes."""
 _OFFSET_BYTES = 4
-"""The place of a text takes as much."""
+"""Bytes of the offset of a text in memory."""
 _FOOTER_SLACK_BYTES, _FOOTER_SHARE = 64 * 1024, 16
-"""How long the footer may be: so much, and such a share of the file. Reading it takes hundreds of times its size."""
+"""Limit of a footer: a constant, and this fraction of the file. Reading it takes hundreds of times its size."""
 _MAX_LISTED = 10_000
-"""Entries of any list in the footer."""
+"""Maximum entries of any list in the footer."""
 _TEXT_ENCODINGS = frozenset(("PLAIN", "PLAIN_DICTIONARY", "RLE", "RLE_DICTIONARY"))
-"""In others a text may repeat bytes of the one before it, and so take more memory than the metadata says."""
+"""In other encodings a text may repeat bytes of the one before, and so take more memory than the metadata states."""
 _ENCODINGS = _TEXT_ENCODINGS | {"BYTE_STREAM_SPLIT", "DELTA_BINARY_PACKED"}
 
 _DAMAGES = (pa.ArrowException, KeyError, OSError, ValueError, OverflowError, IndexError, MemoryError)
@@ -35,11 +35,11 @@ _DAMAGES = (pa.ArrowException, KeyError, OSError, ValueError, OverflowError, Ind
 
 
 class UnreadableError(Exception):
-    """A table cannot be read: it is damaged, or not the one that was expected.
+    """A table cannot be read: it is damaged, or not the expected one.
 
     Args:
         found: What was found.
-        expected: What was expected; empty for a table of the columns that it should have.
+        expected: What was expected; empty for a valid table with the right columns.
     """
 
     def __init__(self, found: str, expected: str = "") -> None:
@@ -48,17 +48,17 @@ class UnreadableError(Exception):
 
 
 def memory_limit(data: bytes) -> int:
-    """Return how many bytes of memory the columns of a table may take when it is read."""
+    """Return the maximum bytes of memory that the columns of a table may take when it is read."""
     return _SLACK_BYTES + _MAX_EXPANSION * len(data)
 
 
 def open_table(data: bytes, texts: Sequence[str], max_footer: int = _FOOTER_SLACK_BYTES) -> pq.ParquetFile:
-    """Open a table: its footer is read, and nothing else.
+    """Open a table; only its footer is read.
 
     Args:
         data: Its bytes.
-        texts: The columns of texts, which are read as dictionaries: a repeated text takes memory once.
-        max_footer: Bytes that the footer may have, besides a share of the file.
+        texts: The columns of texts, to read as dictionaries: a repeated text takes memory once.
+        max_footer: Maximum bytes of the footer, in addition to a fraction of the file.
 
     Raises:
         UnreadableError: It is damaged.
@@ -83,8 +83,8 @@ def read_table(file: pq.ParquetFile, schema: pa.Schema, limit: int) -> pa.Table:
 
     Args:
         file: The table.
-        schema: The columns. All columns of texts must have been named when it was opened.
-        limit: Bytes of memory that all columns of the file may need.
+        schema: The columns. Columns of texts must have been in `texts` of `open_table`.
+        limit: Maximum bytes of memory for all columns of the file.
 
     Raises:
         UnreadableError: The table is damaged, lacks a column, or needs more memory.
@@ -106,15 +106,15 @@ def read_table(file: pq.ParquetFile, schema: pa.Schema, limit: int) -> pa.Table:
 
 
 def _check_metadata(file: pq.ParquetFile, schema: pa.Schema, limit: int) -> None:
-    """Refuse a file that has other columns, or that takes more bytes than a limit when it is read."""
+    """Refuse a file that has other columns, or would take more memory than `limit` bytes."""
     if not all(_is_right(file.schema_arrow, field) for field in schema):
         raise UnreadableError(", ".join(f"{field.name}: {field.type}" for field in file.schema_arrow)[:1000])
     metadata = file.metadata
     num_rows, columns = metadata.num_rows, range(metadata.num_columns)
     num_bytes = num_rows * sum(_value_bytes(field.type) for field in schema)
     for number in range(metadata.num_row_groups):
-        # A batch of no rows decompresses nothing, but finds the errors of a forged footer. Without it `column` meets
-        # them where pyarrow does not catch them, and the process aborts.
+        # Reading a batch of no rows decompresses nothing, but detects errors of a forged footer. Without this, `column`
+        # would hit them where pyarrow does not catch them, and the process would abort.
         for _ in file.reader.iter_batches(0, [number], column_indices=list(columns), use_threads=False):
             pass
         group = metadata.row_group(number)
@@ -129,12 +129,12 @@ def _check_metadata(file: pq.ParquetFile, schema: pa.Schema, limit: int) -> None
 
 
 def _value_bytes(kind: pa.DataType) -> int:
-    """Return the bytes that a value takes at least."""
+    """Return the minimum bytes of a value."""
     return _OFFSET_BYTES if kind == pa.string() else -(-int(kind.bit_width) // 8)
 
 
 def _is_right(schema: pa.Schema, field: pa.Field) -> bool:
-    """Tell whether a column is there once, and of a type that cannot hold more values than rows."""
+    """Return whether a file has exactly one column of this name, with the right type."""
     kinds = [schema.field(place).type for place in schema.get_all_field_indices(field.name)]
     plain = [kind.value_type if pa.types.is_dictionary(kind) else kind for kind in kinds]
     return plain == [field.type]
@@ -143,7 +143,7 @@ def _is_right(schema: pa.Schema, field: pa.Field) -> bool:
 def _in_arrow_memory(data: bytes) -> pa.Buffer:
     """Return bytes as a buffer that Python does not own.
 
-    A thread of Arrow's that lets go of a buffer of Python's while the interpreter ends makes it abort.
+    If a thread of Arrow releases a Python buffer while the interpreter exits, the process aborts.
     """
     buffer = pa.allocate_buffer(len(data))
     memoryview(buffer).cast("B")[:] = data
@@ -151,7 +151,7 @@ def _in_arrow_memory(data: bytes) -> pa.Buffer:
 
 
 def _plain(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
-    """Return a column as what it should be: texts may be encoded as a dictionary."""
+    """Return a column with its proper type: texts may be encoded as a dictionary."""
     if column.type != field.type:
         chunks = [chunk.dictionary if _is_distinct(chunk) else chunk.cast(field.type) for chunk in column.chunks]
         column = pa.chunked_array(chunks, field.type)
@@ -161,14 +161,14 @@ def _plain(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
 
 
 def _is_distinct(chunk: pa.Array) -> bool:
-    """Tell whether an array is a dictionary and the values of it one after another, as it is where all differ."""
+    """Return whether an array is a dictionary with each value once, in order, as it is where all values differ."""
     if not pa.types.is_dictionary(chunk.type) or chunk.null_count or len(chunk) != len(chunk.dictionary):
         return False
     return bool((np.from_dlpack(chunk.indices) == np.arange(len(chunk))).all())
 
 
 def _text_bytes(column: pa.ChunkedArray) -> int:
-    """Return the bytes of texts, which may be encoded as a dictionary, when they are written out."""
+    """Return the bytes of texts without dictionary encoding."""
     total = 0
     for chunk in column.chunks:
         if pa.types.is_dictionary(chunk.type) and not _is_distinct(chunk):

@@ -1,7 +1,7 @@
 """The sample table of a shard: a parquet file beside it with a row for each sample, so that views can choose samples.
 
-Pure (no I/O), except `read_samples`. A table names the shard that it was made for by its checksum. Which columns the
-tables of a dataset have stands in its manifest, and with them the names of classes.
+Pure (no I/O), except `read_samples`. A table contains the checksum of the shard that it was made for. The manifest
+lists the columns of a dataset's tables, and their class names.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ __all__ = [
 ]
 
 KEY, NUM_BYTES, WIDTH, HEIGHT = "__key__", "num_bytes", "width", "height"
-"""The columns that wdsplit makes itself; the last two only where a field holds images."""
+"""The columns that wdsplit adds; the last two only if a field has images."""
 
 _CHECKSUM, _RECIPE, _NAMES = b"wdsplit.shard", b"wdsplit.recipe", b"names"
 _COLUMN_BYTES, _MAX_FOOTER = 2048, 1024**2
-"""How many bytes a footer may have for each column that the manifest names, or where nobody says how many there are."""
+"""Maximum bytes of a footer for each column in the manifest, and of a whole footer without a manifest."""
 _MIN_DELTA_BITS = 32
-"""Narrower integers are written plainly: parquet encodes no smaller differences."""
-_REMEDY = "make the sample tables again with `wdsplit index DATASET --sample-tables`"
+"""Narrower integers are written plainly: parquet does not delta-encode them."""
+_REMEDY = "make the sample tables again with `wdsplit index {} --sample-tables`"
 
 _KINDS: dict[str, pa.DataType] = {
     str(kind): kind
@@ -58,7 +58,7 @@ _KINDS: dict[str, pa.DataType] = {
         *(pa.timestamp("ms"), pa.timestamp("us"), pa.timestamp("ns")),
     )
 }
-"""The types that columns may have, by their texts; besides them timestamps with a zone, and decimals."""
+"""The types that columns may have, by name, except for timestamps with a zone, and decimals."""
 _ZONED = re.compile(r"timestamp\[(ms|us|ns), tz=([A-Za-z0-9_+:/-]{1,64})\]")
 _DECIMAL = re.compile(r"decimal128\((\d{1,2}), (-?\d{1,2})\)")
 
@@ -72,7 +72,7 @@ def samples_path(path: str) -> str:
 
 
 def sample_type(kind: pa.DataType) -> pa.DataType | None:
-    """Return the type in which a sample table stores the values of a type, or None if it cannot.
+    """Return the type with which a sample table stores values of a type, or None if it cannot store them.
 
     It stores numbers, booleans, texts, dates, times and decimals, but no lists, structs, binary data or durations.
     """
@@ -89,12 +89,12 @@ def sample_type(kind: pa.DataType) -> pa.DataType | None:
 
 
 def with_names(field: pa.Field, names: Sequence[str]) -> pa.Field:
-    """Return a column of classes, given their names by number; without any it is as it was."""
+    """Return a column with the names of its classes, by number; without names, return it as it is."""
     return field.with_metadata({_NAMES: orjson.dumps(list(names))}) if names else field
 
 
 def names_of(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
-    """Return the class names of each column that has some, by their numbers: `{"label": ("cat", "dog")}`."""
+    """Return the class names of each column that has them, by number: `{"label": ("cat", "dog")}`."""
     return {field.name: _names(field) for field in schema if _names(field)}
 
 
@@ -103,7 +103,7 @@ def _names(field: pa.Field) -> tuple[str, ...]:
 
 
 def dump_schema(schema: pa.Schema) -> list[dict[str, Any]]:
-    """Return the columns of sample tables as a manifest has them."""
+    """Return the columns of sample tables as JSON values for a manifest."""
     return [
         {"name": field.name, "type": str(field.type), **({"names": list(_names(field))} if _names(field) else {})}
         for field in schema
@@ -111,10 +111,10 @@ def dump_schema(schema: pa.Schema) -> list[dict[str, Any]]:
 
 
 def parse_schema(columns: Any) -> pa.Schema:
-    """Return the columns that `dump_schema` has written.
+    """Parse the columns of sample tables: the inverse of `dump_schema`.
 
     Raises:
-        ValueError: They are not what it writes.
+        ValueError: They are invalid.
     """
     schema = parse_columns(columns)
     if schema.names[:2] != [KEY, NUM_BYTES]:
@@ -125,7 +125,7 @@ def parse_schema(columns: Any) -> pa.Schema:
 
 
 def parse_columns(columns: Any) -> pa.Schema:
-    """Return columns that `dump_schema` has written, of a sample table or another one; raises as `parse_schema`."""
+    """Parse the columns of any table that `dump_schema` has written; raises as `parse_schema` does."""
     if not isinstance(columns, list):
         raise ValueError("no list of columns")
     schema = pa.schema([_parse_column(column) for column in columns])
@@ -156,12 +156,12 @@ def _parse_type(text: str) -> pa.DataType | None:
 
 
 def dump_samples(table: pa.Table, checksum: str, recipe: str = "") -> bytes:
-    """Return the bytes of a sample table: the same for the same rows, and few for each.
+    """Return the bytes of a sample table: compact, and the same for the same rows.
 
     Args:
         table: Its rows.
-        checksum: The checksum of the shard that it belongs to, as the manifest has it.
-        recipe: What identifies how the columns were found, if the manifest does not say it.
+        checksum: The checksum of its shard in the manifest.
+        recipe: An identifier of how the columns were found; empty if the manifest's types decide.
     """
     metadata = {_CHECKSUM: checksum, **({_RECIPE: recipe} if recipe else {})}
     columns = [_whole(column) for column in table.columns]
@@ -171,7 +171,7 @@ def dump_samples(table: pa.Table, checksum: str, recipe: str = "") -> bytes:
     dictionaries: list[str] = []
     for name, column in zip(schema.names, columns, strict=True):
         is_integer = pa.types.is_integer(column.type)
-        # Encoded integers hardly shrink any more, and for each column zstd takes longer to begin than to compress.
+        # Encoded integers hardly shrink further, and zstd takes longer to start for a column than to compress it.
         compression[name] = "lz4" if is_integer else "zstd"
         if name not in (KEY, NUM_BYTES) and _repeats(column):
             dictionaries.append(name)
@@ -198,9 +198,9 @@ def _whole(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _repeats(column: pa.Array) -> bool:
-    """Tell whether the values of a column repeat so much that a dictionary of them is worth while."""
+    """Return whether the values of a column repeat enough to make a dictionary worthwhile."""
     if pa.types.is_integer(column.type) and not column.null_count and len(column):
-        values = column.to_numpy()  # counting the distinct ones would take as long as writing them
+        values = column.to_numpy()  # counting distinct values would take as long as writing them
         return bool(2 * (int(values.max()) - int(values.min())) <= len(column))
     return bool(2 * pc.count_distinct(column).as_py() <= len(column))
 
@@ -212,13 +212,12 @@ def read_samples(
 
     Args:
         storage: The dataset.
-        shard: The shard, as the manifest has it. With more pads than the shard has, only its first samples are given.
+        shard: The shard from the manifest. If it has more pads than the file, only the first samples are returned.
         columns: Columns, in the order of the returned table; None for all.
-        schema: The columns of the dataset's tables, as the manifest has them (`Manifest.samples`), so that their types
-            are checked; None to take what is found.
+        schema: The columns in the manifest (`Manifest.samples`), to check their types; None to accept any.
 
     Returns:
-        A row for each sample in the tar's order, pads left out.
+        A row for each sample in the tar's order, without pads.
 
     Raises:
         CorruptDataError: The table is missing or damaged, belongs to another shard, or has other rows or columns.
@@ -227,16 +226,17 @@ def read_samples(
     try:
         data = storage.read(path, MAX_TABLE_BYTES)
     except DatasetNotFoundError as error:
-        raise _damaged("no such file", f"the sample table of {shard.path}").at(f"{storage.url}/{path}") from error
+        damaged = _damaged("no such file", f"the sample table of {shard.path}", storage.url)
+        raise damaged.at(f"{storage.url}/{path}") from error
     try:
         return parse_samples(data, shard, columns, schema)
     except CorruptDataError as error:
-        error.url = f"{storage.url}/{path}"
-        raise error.at(f"{storage.url}/{path}") from error
+        error.url, error.remedy = f"{storage.url}/{path}", _REMEDY.format(storage.url)
+        raise error.at(error.url) from error
 
 
 def recipe_of(data: bytes) -> str:
-    """Return what `dump_samples` was given as the recipe of a table; empty if it cannot be read."""
+    """Return the recipe of a table, as given to `dump_samples`; empty if it cannot be read."""
     try:
         metadata = open_table(data, (), _MAX_FOOTER).schema_arrow.metadata or {}
         return bytes(metadata.get(_RECIPE, b"")).decode()
@@ -262,10 +262,10 @@ def parse_samples(
         if not num_real <= num_rows <= shard.num_samples:
             raise UnreadableError(f"{num_rows} rows", f"{num_real} rows")
         known = parse_schema(dump_schema(found)) if schema is None else schema
-        wanted = known if columns is None else pa.schema([known.field(name) for name in columns])
+        selected = known if columns is None else pa.schema([known.field(name) for name in columns])
         texts = [field.name for field in known if field.type == pa.string()]
         limit = max(memory_limit(data), min(shard.num_bytes, MAX_TABLE_BYTES))
-        return read_table(open_table(data, texts, max_footer) if texts else file, wanted, limit).slice(0, num_real)
+        return read_table(open_table(data, texts, max_footer) if texts else file, selected, limit).slice(0, num_real)
     except UnreadableError as error:
         raise _damaged(error.found, error.expected or "a table as wdsplit writes it") from error
     except (ValueError, KeyError, UnicodeDecodeError) as error:
@@ -276,5 +276,6 @@ def _shown(schema: pa.Schema) -> str:
     return ", ".join(f"{field.name}: {field.type}" for field in schema)[:1000]
 
 
-def _damaged(found: str, expected: str) -> CorruptDataError:
-    return CorruptDataError("a sample table cannot be read", expected=expected, found=found, remedy=_REMEDY)
+def _damaged(found: str, expected: str, dataset: str = "DATASET") -> CorruptDataError:
+    remedy = _REMEDY.format(dataset)
+    return CorruptDataError("a sample table cannot be read", expected=expected, found=found, remedy=remedy)

@@ -1,7 +1,7 @@
-"""Writing the sidecars: what other readers want beside the shards, made in the pass that writes the shards.
+"""Writes the sidecars, which other readers need beside the shards, in the pass that writes the shards.
 
-A task writes the DALI index of its shard, and leaves the shard's catalog in the run's folder where a file of the whole
-dataset needs it. The driver writes the files of the dataset before the header, so a dataset that exists has them.
+A task writes the DALI index of its shard, and the shard's catalog into the run's folder if Energon's index needs it.
+The driver writes the files of the dataset before the header, so a dataset that exists has them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _catalog_path(path: str) -> str:
 
 
 def shard_sidecars(shard: Shard, emit: Sequence[str]) -> list[str]:
-    """Return the paths of what a task publishes for a shard; DALI refuses an index of no samples, so that has none."""
+    """Return the paths of a shard's sidecars. DALI refuses an empty index, so a shard without samples has none."""
     paths = []
     if "dali" in emit and shard.num_samples > shard.num_pads:
         paths.append(dali_path(shard.path))
@@ -53,17 +53,17 @@ def shard_sidecars(shard: Shard, emit: Sequence[str]) -> list[str]:
 
 
 def write_shard_sidecars(storage: Storage, shard: Shard, catalog: Catalog, emit: Sequence[str]) -> None:
-    """Publish the sidecars that concern a shard alone. Runs in the task that writes the shard."""
+    """Publish the sidecars of a shard. Runs in the task that writes the shard."""
     for path in shard_sidecars(shard, emit):
         with storage.publish(path) as file:
             file.write([dump_dali(catalog) if path == dali_path(shard.path) else dump_catalog(catalog)])
 
 
 def write_sidecars(storage: Storage, manifest: Manifest, emit: Sequence[str]) -> None:
-    """Publish the files of the whole dataset; the shards and their own sidecars must be there.
+    """Publish the sidecars of the whole dataset; the shards and their own sidecars must exist.
 
     Raises:
-        StorageError: The system refuses.
+        StorageError: The files cannot be written.
     """
     if "wids" in emit:
         with storage.publish(WIDS_NAME, durable=True) as file:
@@ -99,7 +99,7 @@ def _publish_index(storage: Storage, manifest: Manifest) -> None:
 
 @contextmanager
 def _scratch(storage: Storage) -> Iterator[LocalStorage]:
-    """Give a local folder for the index, which is small beside the data: the output, if it is local."""
+    """Yield a local folder for the index, which is small compared with the data: the output, if it is local."""
     if isinstance(storage, LocalStorage):
         storage.remove(_SCRATCH_NAME)
         yield storage
@@ -113,8 +113,8 @@ def _scratch(storage: Storage) -> Iterator[LocalStorage]:
 def _build_index(scratch: Path, storage: Storage, manifest: Manifest) -> None:
     """Write the rows in the order of the samples, so that the same shards give the same bytes.
 
-    The file is of no use to anyone until it is whole, so there is no journal; and nobody else opens it, so there are no
-    locks, which network file systems may not have.
+    An unfinished file is useless, so it needs no journal. No other process opens it, so it needs no locks, which some
+    network file systems lack.
     """
     import sqlite3
 

@@ -1,8 +1,8 @@
 """The files that other readers need beside the shards: wids, DALI and Megatron-Energon.
 
-Pure (no I/O). A catalog says where the members of a shard's samples are; it is made from what goes into the tar, not
-read back from it. From catalogs and the manifest the files follow. Pads are left out of all of them: these readers
-split by samples, so they need no equal shards, and each sample is read exactly once.
+Pure (no I/O). A catalog has the offsets of the members of a shard; it is made while the tar is written, not read back.
+The files are made from catalogs and the manifest. They leave pads out: these readers split by samples, so they need no
+equal shards, and read each sample exactly once.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ ENERGON_SCHEMA = (
 """The tables of Energon's `index.sqlite`; tar_file_id counts the shards of `.info.json` in their order."""
 
 _ENERGON_VERSION = "7.4.1"
-"""The version of Megatron-Energon whose `energon prepare` these files are modelled on."""
+"""The version of Megatron-Energon whose `energon prepare` writes the same files."""
 _DALI_VERSION = "v1.2"
 
 Int64 = npt.NDArray[np.int64]
@@ -75,7 +75,7 @@ Int64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Catalog:
-    """Where the samples of a shard and their members are; n samples of up to m fields, pads left out.
+    """The offsets of a shard's samples and members: n samples of up to m fields, without pads.
 
     Attributes:
         keys: The n keys.
@@ -92,13 +92,13 @@ class Catalog:
     sizes: Int64
 
     def sample_rows(self, tar_file_id: int) -> Iterator[tuple[Any, ...]]:
-        """Give the rows of Energon's table `samples`, in order."""
+        """Yield the rows of Energon's table `samples`, in order."""
         begins, sample_bytes = self.offsets[:-1].tolist(), np.diff(self.offsets).tolist()
         for number, row in enumerate(zip(self.keys.to_pylist(), begins, sample_bytes, strict=True)):
             yield tar_file_id, row[0], number, row[1], row[2]
 
     def part_rows(self, tar_file_id: int) -> Iterator[tuple[Any, ...]]:
-        """Give the rows of Energon's table `sample_parts`, in the order of the tar's members."""
+        """Yield the rows of Energon's table `sample_parts`, in the order of the tar's members."""
         samples, columns = np.nonzero(self.sizes >= 0)
         starts, sizes = self.starts[samples, columns].tolist(), self.sizes[samples, columns].tolist()
         for sample, column, start, size in zip(samples.tolist(), columns.tolist(), starts, sizes, strict=True):
@@ -106,7 +106,7 @@ class Catalog:
 
 
 class CatalogBuilder:
-    """Collects the catalog of a shard, batch by batch, from what goes into its tar."""
+    """Builds the catalog of a shard from the batches that are written into its tar."""
 
     def __init__(self) -> None:
         self._end = 0
@@ -114,7 +114,7 @@ class CatalogBuilder:
         self._batches: list[Catalog] = []
 
     def append(self, keys: pa.LargeStringArray, fields: Mapping[str, pa.LargeBinaryArray]) -> None:
-        """Add the next samples of the shard: the same keys and fields that `tar.members.build_body` is given."""
+        """Add the next samples of the shard, with the same arguments as `tar.members.build_body`."""
         shape = len(keys), len(fields)
         sizes = np.full(shape, -1, np.int64)
         headers = np.zeros(shape, np.int64)
@@ -129,7 +129,7 @@ class CatalogBuilder:
         self._end = int(offsets[-1])
 
     def build(self) -> Catalog:
-        """Return the catalog of all samples that were added."""
+        """Return the catalog of all added samples."""
         batches = self._batches
         if not batches:
             none = np.zeros((0, 0), np.int64)
@@ -144,7 +144,7 @@ class CatalogBuilder:
 
 
 def needs_catalogs(emit: tuple[str, ...]) -> bool:
-    """Tell whether any of these sidecars says where members are."""
+    """Return whether any of these sidecars needs the offsets of members."""
     return "dali" in emit or "energon" in emit
 
 
@@ -165,7 +165,7 @@ def dump_catalog(catalog: Catalog) -> bytes:
 
 
 def parse_catalog(data: bytes) -> Catalog:
-    """Return the catalog that an Arrow file holds: the inverse of `dump_catalog`."""
+    """Return the catalog in an Arrow file: the inverse of `dump_catalog`."""
     table = pa.ipc.open_file(pa.BufferReader(data)).read_all().combine_chunks()
     fields = tuple(orjson.loads(table.schema.metadata[b"fields"]))
     keys = table.column("key")
@@ -181,15 +181,15 @@ def parse_catalog(data: bytes) -> Catalog:
 
 
 def dali_path(path: str) -> str:
-    """Return the path of a shard's DALI index, named as DALI's own `wds2idx` names it: 000000.tar -> 000000.idx."""
+    """Return the path of a shard's DALI index, as DALI's own `wds2idx` names it: 000000.tar -> 000000.idx."""
     return f"{path.removesuffix('.tar')}.idx"
 
 
 def dump_dali(catalog: Catalog) -> bytes:
     """Return the index of a shard for DALI's `fn.readers.webdataset`.
 
-    The first line is the version and the number of samples; then there is a line a sample, with extension, offset of
-    the payload, size and member name for each of its members (NVIDIA DALI, tools/wds2idx.py, version v1.2).
+    The first line has the version and the number of samples. Then each sample has a line with extension, payload
+    offset, size and name of each of its members (NVIDIA DALI, tools/wds2idx.py, version v1.2).
     """
     columns = []
     for number, field in enumerate(catalog.fields):
@@ -209,7 +209,7 @@ def _text(value: str) -> pa.LargeStringScalar:
 
 
 def listed_shards(manifest: Manifest) -> list[tuple[str, int, int]]:
-    """Return path, number of samples and bytes of each shard that holds more than pads, in their order."""
+    """Return path, number of samples and bytes of each shard with samples other than pads, in their order."""
     paths = manifest.shards.table.column("path").to_pylist()
     rows = zip(paths, manifest.shards.num_real.tolist(), manifest.shards.column("num_bytes").tolist(), strict=True)
     return [row for row in rows if row[1]]
@@ -228,7 +228,7 @@ def dump_wids(manifest: Manifest) -> bytes:
 def dump_energon(manifest: Manifest) -> dict[str, bytes]:
     """Return the files of Energon's folder by their names, without its `index.sqlite`.
 
-    All shards are in the split `train`. The samples come crude: a dict of the fields, for a cooker of the task encoder.
+    All shards are in the split `train`. Samples are crude: dicts of fields, for a cooker of the task encoder.
     """
     shards = listed_shards(manifest)
     info = {"energon_version": _ENERGON_VERSION, "shard_counts": {path: count for path, count, _ in shards}}
@@ -242,6 +242,6 @@ def dump_energon(manifest: Manifest) -> dict[str, bytes]:
 
 
 def _uuid(digest: str) -> str:
-    """Return 32 hexadecimal digits as a UUID of version 8, whose meaning is the maker's own (RFC 9562)."""
+    """Return 32 hexadecimal digits as a UUID of version 8, which is for custom formats (RFC 9562)."""
     variant = "89ab"[int(digest[16], 16) % 4]
     return f"{digest[:8]}-{digest[8:12]}-8{digest[13:16]}-{variant}{digest[17:20]}-{digest[20:]}"

@@ -32,16 +32,16 @@ def scan(names: Iterable[str], read: Callable[[str], Stored]) -> dict[str, Store
 
 
 def intact(found: Mapping[str, Stored | WdsplitError]) -> dict[str, Stored]:
-    """Return what is not damaged, of what `scan` has found."""
+    """Return the objects that are not damaged, from the result of `scan`."""
     return {name: each for name, each in found.items() if not isinstance(each, WdsplitError)}
 
 
 def damaged(found: Mapping[str, Any]) -> dict[str, WdsplitError]:
-    """Return the errors of what is damaged, of what `scan` has found."""
+    """Return the errors of damaged objects, from the result of `scan`."""
     return {name: each for name, each in found.items() if isinstance(each, WdsplitError)}
 
 
 def warn_of_damaged(found: Mapping[str, Any], what: str, place: str) -> None:
-    """Warn of damaged objects that `scan` has found; `what` names their kind."""
+    """Warn of damaged objects in the result of `scan`; `what` names their kind."""
     for name, error in damaged(found).items():
         logger.warning("%s: %s %r left out: %s", place, what, name, error.cause)

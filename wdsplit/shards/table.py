@@ -1,7 +1,7 @@
-"""The table of a dataset's shards: a row a shard, as parquet and back.
+"""The table of a dataset's shards: a row for each shard, as parquet and back.
 
-Pure (no I/O). A table comes with a dataset that anyone may have made: `parquet` bounds what reading it takes, and what
-it says of paths and counts is checked here.
+Pure (no I/O). Anyone may have made a dataset: `parquet` limits the memory for reading its table, and this module checks
+paths and counts.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = [
 SHARDS_NAME = "shards.parquet"
 MAX_SHARDS = 2**24
 MAX_SHARD_SAMPLES = 2**26
-"""Its index has 512 MiB then, and an order of its samples takes as much."""
+"""The index of such a shard has 512 MiB, and an order of its samples takes as much memory."""
 _MAX_SAMPLES = 2**40
 
 _SCHEMA = pa.schema(
@@ -61,14 +61,14 @@ Int64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Shard:
-    """A shard, as the manifest has it.
+    """A shard: a row of the manifest's table.
 
     Attributes:
-        path: Where it is, relative to the dataset.
-        num_samples: Its samples, pads included.
-        num_pads: How many of them are pads; they come last.
-        num_bytes: Its size.
-        checksum: Of its bytes, as `checksum_of` writes it.
+        path: Its path, relative to the dataset.
+        num_samples: Number of its samples, including pads.
+        num_pads: Number of its pads, which come last.
+        num_bytes: Its size in bytes.
+        checksum: The checksum of its bytes, from `checksum_of`.
     """
 
     path: str
@@ -80,10 +80,10 @@ class Shard:
 
 @dataclass(frozen=True)
 class Shards:
-    """The shards of a dataset, a row each, in their order.
+    """The shards of a dataset, in their order.
 
     Attributes:
-        table: Arrow table with the columns path, num_samples (pads included), num_pads, num_bytes, checksum.
+        table: Arrow table with the columns path, num_samples (including pads), num_pads, num_bytes, checksum.
     """
 
     table: pa.Table
@@ -101,17 +101,17 @@ class Shards:
 
     @classmethod
     def of_columns(cls, columns: Mapping[str, Any]) -> Shards:
-        """Build the table from its columns: arrays of Arrow or numpy."""
+        """Build the table from its columns: Arrow or numpy arrays."""
         return cls(pa.table(dict(columns), schema=_SCHEMA))
 
     def column(self, name: str) -> Int64:
         """Return one of the numeric columns as int64 of shape (shards,)."""
-        values = np.from_dlpack(self.table.column(name).combine_chunks())  # `to_numpy` imports pandas, if it is there
+        values = np.from_dlpack(self.table.column(name).combine_chunks())  # `to_numpy` would import pandas
         return np.asarray(values, np.int64)
 
     @property
     def num_real(self) -> Int64:
-        """Samples of each shard that are not pads: int64 of shape (shards,). They come first in the shard."""
+        """Number of samples of each shard, without pads: int64 of shape (shards,). They come first in the shard."""
         return self.column("num_samples") - self.column("num_pads")
 
 
@@ -127,10 +127,10 @@ def parse_shards(data: bytes, num_shards: int) -> Shards:
 
     Args:
         data: Its bytes.
-        num_shards: The rows that it must have.
+        num_shards: The number of rows that it must have.
 
     Raises:
-        CorruptDataError: It is damaged, larger than a table of so many shards can be, or has invalid paths or counts.
+        CorruptDataError: It is damaged or too large, or has invalid paths or counts.
     """
     try:
         file = open_table(data, _TEXTS)
@@ -152,7 +152,7 @@ def parse_shards(data: bytes, num_shards: int) -> Shards:
     return shards
 
 
-# What a table says
+# The content of a table
 
 
 def _check_paths(paths: pa.ChunkedArray) -> None:
@@ -178,16 +178,16 @@ def _check_counts(shards: Shards) -> None:
     wrong = (pads < 0) | (pads > counts) | (counts > sizes // BLOCK_BYTES)
     if wrong.any() or sum(sizes.tolist()) >= 2**63:
         raise CorruptDataError(
-            f"{SHARDS_NAME} holds invalid counts",
-            expected=f"0 <= num_pads <= num_samples <= num_bytes / {BLOCK_BYTES} for each shard, and no more bytes in "
-            "all than 64 bits can count",
+            f"{SHARDS_NAME} has invalid counts",
+            expected=f"0 <= num_pads <= num_samples <= num_bytes / {BLOCK_BYTES} for each shard, and less than 2**63 "
+            "bytes in total",
             remedy=_REMEDY,
         )
     total = sum(counts.tolist())
     if (counts > MAX_SHARD_SAMPLES).any() or total > _MAX_SAMPLES:
         raise CorruptDataError(
             f"{SHARDS_NAME} claims more samples than a dataset can have",
-            expected=f"at most {MAX_SHARD_SAMPLES:,} in a shard, and {_MAX_SAMPLES:,} in all",
-            found=f"{int(counts.max()):,} in a shard, and {total:,} in all",
+            expected=f"at most {MAX_SHARD_SAMPLES:,} in a shard, and {_MAX_SAMPLES:,} in total",
+            found=f"{int(counts.max()):,} in a shard, and {total:,} in total",
             remedy="do not use this dataset: it may have been tampered with",
         )

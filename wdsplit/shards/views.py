@@ -1,7 +1,7 @@
-"""Stored views of a dataset: which of its samples each of them selects, a file a view.
+"""Stored views of a dataset: a file for each view, with the samples that it selects.
 
-`views/NAME.view` is a line of JSON, then the number of selected samples of each shard, then the bitmaps: a local one is
-mapped into memory. Anyone may have made it: its size is compared with the dataset's before anything is allocated.
+`views/NAME.view` is a line of JSON, then the number of selected samples of each shard, then the bitmaps. A local file
+is memory-mapped. Anyone may have made it, so its size is compared with the dataset's before memory is allocated.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ class StoredView:
         name: Its name.
         dataset: The fingerprint of the dataset that it was made for.
         fingerprint: The fingerprint of its selection.
-        num_samples: Samples of the dataset, pads left out.
-        num_selected: Samples in the view.
-        recipe: How it was made, for people and for those who make it again: `where`, `view`, `keys`, `exclude`.
+        num_samples: Number of samples of the dataset, without pads.
+        num_selected: Number of samples in the view.
+        recipe: How it was made, to show it or make it again: `where`, `view`, `keys`, `exclude`.
     """
 
     name: str
@@ -83,7 +83,7 @@ class StoredView:
 
     @property
     def made_of(self) -> str:
-        """How it was made, in a line, as options of `wdsplit view`."""
+        """How it was made, as options of `wdsplit view` in one line."""
         words = []
         for name, inner in (("view", "name"), ("where", ""), ("keys", "from"), ("exclude", "from")):
             value = self.recipe.get(name)
@@ -96,11 +96,11 @@ def check_view_name(name: str) -> str:
     """Return the name of a view if it is valid.
 
     Raises:
-        InputError: It is not.
+        InputError: The name is invalid.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InputError(
-            "invalid name of a view",
+            "invalid view name",
             expected="up to 100 letters, digits, '_', '-' and '.', not beginning with '-' or '.'",
             found=repr(name),
         )
@@ -132,15 +132,15 @@ def lock_view(storage: Storage, name: str) -> Iterator[None]:
         finally:
             if not storage.is_remote:
                 storage.remove(path)
-                with suppress(OSError):  # it has views, or another process has started
+                with suppress(OSError):  # there are views, or another process has started
                     os.rmdir(os.path.join(storage.url, VIEWS_FOLDER))
 
 
 def _remove_temporary(storage: Storage, name: str) -> None:
-    """Remove what processes that were killed have left of a view, and nothing of another one, which may be at work."""
+    """Remove the files that killed processes have left of a view, but none of other views, which may be in use."""
     begin = f".{name}{_SUFFIX}."
     named = [each for each in storage.list(VIEWS_FOLDER) if each.startswith(begin) and is_temporary(each)]
-    left = [each for each in named if each.count(".") == begin.count(".") + 1]  # another name may go on so
+    left = [each for each in named if each.count(".") == begin.count(".") + 1]  # others belong to longer names
     storage.remove(*(f"{VIEWS_FOLDER}/{each}" for each in left))
 
 
@@ -148,7 +148,7 @@ def refuse_existing(storage: ReadableStorage, name: str) -> None:
     """Refuse the name of a view that exists.
 
     Raises:
-        OutputExistsError: It does.
+        OutputExistsError: The view exists.
     """
     if storage.size(view_path(name)) is not None:
         raise OutputExistsError(
@@ -162,14 +162,14 @@ def refuse_existing(storage: ReadableStorage, name: str) -> None:
 def write_view(
     storage: Storage, manifest: Manifest, name: str, selection: Selection, recipe: Mapping[str, Any]
 ) -> StoredView:
-    """Write a view; one of this name is replaced once the new one is complete.
+    """Write a view; an existing view of this name is replaced when the new one is complete.
 
     Args:
         storage: The dataset's folder.
         manifest: Its manifest.
         name: The view's name.
-        selection: What it selects.
-        recipe: How it was made: values of JSON.
+        selection: The selected samples.
+        recipe: How it was made, as JSON values.
     """
     path = view_path(name)
     stored = StoredView(
@@ -191,7 +191,7 @@ def remove_view(storage: Storage, name: str) -> None:
     """Remove a view.
 
     Raises:
-        InputError: There is none of this name.
+        InputError: There is no such view.
     """
     if storage.size(view_path(name)) is None:
         raise _unknown(storage, name)
@@ -202,12 +202,12 @@ def remove_view(storage: Storage, name: str) -> None:
 
 
 def scan_views(storage: ReadableStorage) -> dict[str, StoredView | WdsplitError]:
-    """Return what the views of a dataset say of themselves, by their names; the error of one that is damaged."""
+    """Return the headers of a dataset's views by name; the error of a damaged one."""
     return scan(view_names(storage), partial(_read_head, storage))
 
 
 def read_view(storage: ReadableStorage, manifest: Manifest, name: str) -> tuple[StoredView, Selection]:
-    """Return a view and what it selects. The bitmaps of a local one are mapped into memory, not read.
+    """Return a view and its selection. The bitmaps of a local view are memory-mapped, not read.
 
     Args:
         storage: The dataset's folder.
@@ -232,12 +232,12 @@ def read_view(storage: ReadableStorage, manifest: Manifest, name: str) -> tuple[
     except WdsplitError as error:
         raise _located(error, storage, path) from error
     if isinstance(data, mmap.mmap):
-        data.madvise(mmap.MADV_DONTNEED)  # all was read to check it; what an epoch needs is mapped again
+        data.madvise(mmap.MADV_DONTNEED)  # the check has read all; an epoch maps its parts again
     return found
 
 
 def _read_head(storage: ReadableStorage, name: str) -> StoredView:
-    """Return what a view says of itself; of its file little more than that is read."""
+    """Return the header of a view; reads little more of its file."""
     path = view_path(name)
     try:
         file = storage.open(path)
@@ -252,7 +252,7 @@ def _read_head(storage: ReadableStorage, name: str) -> StoredView:
 
 
 def _head(name: str, data: mmap.mmap | bytes) -> tuple[StoredView, int]:
-    """Parse what a view says of itself; return also how many bytes that takes."""
+    """Return the header of a view, and its size in bytes."""
     num_bytes = data.find(b"\n", 0, _MAX_HEAD_BYTES) + 1
     try:
         head = orjson.loads(data[:num_bytes])
@@ -272,7 +272,7 @@ def _head(name: str, data: mmap.mmap | bytes) -> tuple[StoredView, int]:
 
 
 def parse_view(name: str, data: mmap.mmap | bytes, manifest: Manifest) -> tuple[StoredView, Selection]:
-    """Parse a view's file, and check all of it; the selection's bitmaps are in `data`. Raises as `read_view` does."""
+    """Parse and check a view's whole file; the selection's bitmaps stay in `data`. Raises as `read_view` does."""
     stored, num_bytes = _head(name, data)
     if stored.dataset == manifest.fingerprint:
         return stored, _selection(memoryview(data)[num_bytes:], stored, manifest.shards.num_real)
@@ -286,7 +286,7 @@ def parse_view(name: str, data: mmap.mmap | bytes, manifest: Manifest) -> tuple[
 
 
 def _selection(data: memoryview, stored: StoredView, totals: npt.NDArray[np.int64]) -> Selection:
-    """Return what a view selects, compared with what it says of itself, and with the dataset's counts."""
+    """Return the selection of a view, checked against its header and the dataset's counts."""
     count_bytes = _COUNT.itemsize * len(totals)
     if len(data) < count_bytes:
         raise _damaged(stored.name, "a file that is cut off")
@@ -304,7 +304,7 @@ def _selection(data: memoryview, stored: StoredView, totals: npt.NDArray[np.int6
 
 
 def _located(error: WdsplitError, storage: ReadableStorage, path: str) -> WdsplitError:
-    """Return an error of a view's file with its place, and commands of its remedy that name the dataset."""
+    """Return an error of a view's file with its place, and a remedy whose commands name the dataset."""
     error.remedy = error.remedy.replace("wdsplit view DATASET ", f"wdsplit view {storage.url} ")
     return error.at(f"{storage.url}/{path}")
 

@@ -1,8 +1,8 @@
 """The header blocks of a tar: whole batches packed and parsed with numpy, and the extended headers before them.
 
 Pure (no I/O). A plain member has one block of 512 bytes (POSIX.1-1988 ustar). A long name or a large size is in an
-extended header before it (POSIX.1-2001 pax), as Python's tarfile writes it. Parsed are also the headers of other
-programs: split names, sizes in base 256, the old formats, GNU's long names.
+extended header before it (POSIX.1-2001 pax), as Python's tarfile writes it. Headers of other programs are parsed too:
+split names, sizes in base 256, the old formats, GNU's long names.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MAX_MEMBER_BYTES = 8 * 1024**3 - 1
 """The largest number of eleven octal digits: a larger member needs an extended header."""
 NAME_BYTES = 100
 USTAR_NAME_BYTES = NAME_BYTES - 1
-"""The longest name without an extended header: some readers want a closing NUL."""
+"""The longest name without an extended header: some readers need a closing NUL."""
 
 _SIZE = slice(124, 135)
 _CHECKSUM = slice(148, 154)
@@ -59,7 +59,7 @@ _SUMMED_AT_ONCE = 128
 """Headers whose sums are computed together: few enough that intermediate results stay in the processor's cache."""
 _WIDE = 16
 
-# Digits, eight at a time: a header is seen as 64 little-endian words, the first byte of each in its lowest bits.
+# Digits are parsed eight at a time: a header is 64 little-endian words, the first byte of each in its lowest bits.
 _BYTE, _TWO_BYTES, _HALF, _LAST_BYTE = (np.uint64(bits) for bits in (8, 16, 32, 56))
 _LOW_BYTE, _HIGH_HALF = np.uint64(0xFF), np.uint64(0xFFFFFFFF << 32)
 _DIGITS_7, _PREFIX_BYTE = 21, np.uint64(8 * (_PREFIX.start % 8))
@@ -71,7 +71,7 @@ _NO_DIGITS_4, _NO_DIGITS_7, _NO_DIGITS_6 = (
 _DIGITS = np.uint64(0x0707070707070707)
 _JOIN_DIGITS, _JOIN_PAIRS, _JOIN_FOURS = (np.uint64(8**digits << 8 * digits | 1) for digits in (1, 2, 4))
 _JOIN_HALVES = np.uint64(1 << 32 | 1)
-"""Times two numbers of so many digits that follow one another is both in one, at the place of the second."""
+"""Multiplying by one of these joins two adjacent numbers of 1, 2 or 4 digits, at the position of the second."""
 _BLANKS = 8 * ord(" ")
 _PAX_NAME = b"././@PaxHeader"
 _RECORD = re.compile(rb"([1-9][0-9]{0,9}) ([^=\n]+)=")
@@ -82,12 +82,12 @@ Int64 = npt.NDArray[np.int64]
 
 
 def padding_bytes(sizes: Int64) -> Int64:
-    """Return the zero bytes that follow payloads of the given sizes, up to the next block."""
+    """Return the number of zero bytes after payloads of the given sizes, up to the next block."""
     return -sizes % BLOCK_BYTES
 
 
 def large_binary(lengths: Int64, data: npt.NDArray[np.uint8]) -> pa.LargeBinaryArray:
-    """Return the values of the given lengths that follow one another in `data`; nothing is copied."""
+    """Return consecutive values of the given lengths in `data`; nothing is copied."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
@@ -98,7 +98,7 @@ def large_binary(lengths: Int64, data: npt.NDArray[np.uint8]) -> pa.LargeBinaryA
 
 
 def _template() -> npt.NDArray[np.uint8]:
-    """Return the header of a member with no name and no size, its checksum field blank."""
+    """Return the header of a member without name, size and checksum."""
     header = bytearray(BLOCK_BYTES)
     header[100:108] = b"0000644\0"
     header[108:116] = header[116:124] = b"0000000\0"
@@ -127,7 +127,7 @@ def pack_headers(names: npt.NDArray[np.uint8], sizes: Int64) -> npt.NDArray[np.u
     """Return the ustar headers of n members.
 
     Args:
-        names: uint8 of shape (n, 100), filled up with NULs.
+        names: uint8 of shape (n, 100), padded with NULs.
         sizes: int64 of shape (n,), payload bytes.
 
     Returns:
@@ -149,7 +149,7 @@ def _finished(headers: npt.NDArray[np.uint8], sizes: Int64) -> npt.NDArray[np.ui
 def extended_headers(names: pa.LargeBinaryArray, sizes: Int64) -> pa.LargeBinaryArray:
     """Return the bytes before the ustar headers of n members: none, or an extended header and its records.
 
-    There is a record `path` if the name is over 99 bytes, and a record `size` if the payload has 8 GiB or more.
+    There is a record `path` for a name over 99 bytes, and a record `size` for a payload of 8 GiB or more.
 
     Args:
         names: n names.
@@ -173,7 +173,7 @@ def extended_headers(names: pa.LargeBinaryArray, sizes: Int64) -> pa.LargeBinary
 
 
 def extended_bytes(name_lengths: Int64, sizes: Int64) -> Int64:
-    """Return the bytes that `extended_headers` makes for names of the given lengths and payloads of the given sizes."""
+    """Return the sizes of what `extended_headers` returns, given the lengths of names and the sizes of payloads."""
     digits = _num_digits(sizes)
     records = np.where(name_lengths > USTAR_NAME_BYTES, _record_bytes("path", name_lengths), 0)
     records += np.where(sizes > MAX_MEMBER_BYTES, _record_bytes("size", digits), 0)
@@ -181,7 +181,7 @@ def extended_bytes(name_lengths: Int64, sizes: Int64) -> Int64:
 
 
 BLANK = large_binary(np.zeros(1, np.int64), np.empty(0, np.uint8))[0]
-"""No bytes, as a scalar: for joins. `pa.scalar` would import pandas, if it is installed."""
+"""An empty scalar for joins. `pa.scalar` would import pandas, if it is installed."""
 
 
 def _records(keyword: str, values: pa.LargeBinaryArray, is_present: npt.NDArray[np.bool_]) -> pa.LargeBinaryArray:
@@ -213,9 +213,9 @@ def parse_headers(headers: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.bytes_
         headers: uint8 of shape (n, 512).
 
     Returns:
-        Names (bytes, as wide as the longest), their lengths and payload sizes (int64), and a boolean array that is
-        False where the header is not that of a plain file with a right checksum: also where bytes follow the end of a
-        name, or an old header is a folder's.
+        Names (bytes, as wide as the longest), their lengths and payload sizes (int64), and a boolean array: whether
+        the header is that of a plain file, with a valid checksum. It is also False where bytes follow the end of a
+        name, or an old header is that of a folder.
     """
     words = _Words(headers)
     names, lengths, plain = _plain_names(headers, words)
@@ -235,14 +235,14 @@ def parse_headers(headers: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.bytes_
 
 
 class _Words:
-    """The words of n headers, column by column: most are the same in all headers, and are looked at once.
+    """The words of n headers, column by column. Most are the same in all headers, so they are handled once.
 
     Args:
         headers: uint8 of shape (n, 512), n at least 1.
 
     Attributes:
-        any: uint64 of shape (64,): the bits that any header has.
-        all: uint64 of shape (64,): the bits that all have.
+        any: uint64 of shape (64,): the bits that are set in any header.
+        all: uint64 of shape (64,): the bits that are set in all headers.
     """
 
     def __init__(self, headers: npt.NDArray[np.uint8]) -> None:
@@ -264,7 +264,7 @@ class _Words:
 
 
 def _folded_rows(words: npt.NDArray[np.uint64], fold: np.ufunc) -> npt.NDArray[np.uint64]:
-    """Return all rows of words as one: numpy takes as long for short rows as for longer ones, so many go at once."""
+    """Fold all rows of words into one, 16 rows at a time: numpy takes as long for short rows as for longer ones."""
     wide = words[: len(words) // _WIDE * _WIDE].reshape(-1, _WIDE * words.shape[1])
     rest = words[len(wide) * _WIDE :]
     folded = fold.reduce(wide, axis=0).reshape(_WIDE, -1)
@@ -274,7 +274,7 @@ def _folded_rows(words: npt.NDArray[np.uint64], fold: np.ufunc) -> npt.NDArray[n
 def _plain_names(
     headers: npt.NDArray[np.uint8], words: _Words
 ) -> tuple[npt.NDArray[np.bytes_], Int64, npt.NDArray[np.bool_]]:
-    """Return names, their lengths, and whether each is one: not empty, and nothing but NULs after its end.
+    """Return names, their lengths, and whether each is valid: not empty, with only NULs after its end.
 
     Args:
         headers: uint8 of shape (n, 512).
@@ -291,7 +291,7 @@ def _plain_names(
 
 
 def _octal(words: npt.NDArray[np.uint64]) -> Int64:
-    """Return the numbers of 8 octal digits each, the first in the lowest byte: pairs, then fours, then all."""
+    """Return numbers of 8 octal digits, the first in the lowest byte; join them to pairs, then fours, then all."""
     pairs = (words & _DIGITS) * _JOIN_DIGITS >> _BYTE & _EVEN_BYTES
     fours = pairs * _JOIN_PAIRS >> _TWO_BYTES & _PAIRS
     numbers: Int64 = (fours * _JOIN_FOURS >> _HALF).view(np.int64)
@@ -322,15 +322,15 @@ def _folded(lanes: npt.NDArray[np.uint64]) -> Int64:
 
 
 def _checksums(headers: npt.NDArray[np.uint8]) -> Int64:
-    """Return the checksums that n headers should have: the checksum's own bytes are taken as blanks."""
+    """Return the checksums that n headers should have: the checksum's own bytes count as blanks."""
     field = np.ascontiguousarray(headers[:, _CHECKSUM_FIELD])
     return np.asarray(_sums(headers) - _sums(field) + _BLANKS)
 
 
 def are_sound(headers: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
-    """Tell for each of n headers of any kind whether its checksum is right: bool of shape (n,).
+    """Return whether the checksum of each of n headers is valid: bool of shape (n,).
 
-    Old programs took the bytes as signed; both sums are right, as for every reader.
+    Old programs summed signed bytes; both sums are valid, as in other readers.
     """
     digits = headers[:, _CHECKSUM] - np.uint8(ord("0"))
     stored = digits.astype(np.int64) @ _OCTAL_6
@@ -346,9 +346,9 @@ def are_sound(headers: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
 
 
 def idle_extensions(headers: npt.NDArray[np.uint8], records: npt.NDArray[np.uint8]) -> bool:
-    """Tell whether all of n extended headers have one block of records, none of which matters (`may_matter`).
+    """Return whether all of n extended headers have one block of records, none of which matters (`may_matter`).
 
-    So it is with the tars of webdataset's ShardWriter: the time of each member is a fraction, which ustar cannot hold.
+    Tars of webdataset's ShardWriter have such headers, because members have fractional times, which ustar cannot hold.
 
     Args:
         headers: uint8 of shape (n, 512): the extended headers.
@@ -363,12 +363,12 @@ def idle_extensions(headers: npt.NDArray[np.uint8], records: npt.NDArray[np.uint
 
 
 def may_matter(records: bytes) -> bool:
-    """Tell whether records may say something of a member's name or of its bytes; if so they must be parsed."""
+    """Return whether records may change a member's name or bytes, so that they must be parsed."""
     return b"path=" in records or b"size=" in records or b"GNU.sparse" in records
 
 
 def whole_names(headers: npt.NDArray[np.uint8]) -> list[bytes]:
-    """Return the names of n headers, put together where ustar has split them; empty where there is none."""
+    """Return the names of n headers, joined where ustar has split them; empty where there is none."""
     raw = np.ascontiguousarray(headers[:, :NAME_BYTES]).view(f"S{NAME_BYTES}").reshape(-1)
     names: list[bytes] = [name.partition(b"\0")[0] for name in raw.tolist()]
     rows = np.flatnonzero((headers[:, _PREFIX.start] != 0) & (headers[:, 0] != 0))
@@ -381,7 +381,7 @@ def whole_names(headers: npt.NDArray[np.uint8]) -> list[bytes]:
 
 
 def parse_number(field: bytes) -> int:
-    """Return the number that a field of a header holds: octal digits, or base 256; -1 if neither."""
+    """Return the number in a field of a header: octal digits, or base 256; -1 if neither."""
     if field[0] == _BASE_256:
         return int.from_bytes(field[1:], "big")
     octal = _OCTAL.fullmatch(field)

@@ -31,7 +31,7 @@ def parse_index(data: bytes, num_samples: int, num_bytes: int) -> npt.NDArray[np
         num_bytes: Size of the shard in bytes.
 
     Returns:
-        int64 of shape (num_samples + 1,), strictly rising.
+        int64 of shape (num_samples + 1,), strictly increasing.
 
     Raises:
         CorruptDataError: The index has another length, or invalid offsets.
@@ -49,7 +49,7 @@ def parse_index(data: bytes, num_samples: int, num_bytes: int) -> npt.NDArray[np
     if offsets[0] != 0 or not rising or offsets[-1] > num_bytes or (offsets % BLOCK_BYTES).any():
         raise CorruptDataError(
             "invalid offsets in an index",
-            expected=f"multiples of 512 that rise from 0 to at most {num_bytes}",
+            expected=f"increasing multiples of 512, from 0 to at most {num_bytes}",
             found=f"{offsets[0]} ... {offsets[-1]}",
             remedy=remedy,
         )

@@ -1,6 +1,6 @@
-"""The tar codec: the members of whole batches of samples at once, packed and parsed.
+"""The tar codec: packs and parses the members of whole batches of samples.
 
-Pure (no I/O). A tar is a row of 512-byte blocks, so a buffer is an array of shape (blocks, 512), and the headers of a
+Pure (no I/O). A tar is a sequence of 512-byte blocks, so a buffer is an array of shape (blocks, 512). The headers of a
 batch are rows of one matrix. Names, sizes and payloads determine every byte: mtime, uid and gid are 0, the mode is
 0644, and there are no owner names. `scan` reads tars of other programs.
 """
@@ -50,7 +50,7 @@ __all__ = [
 RECORD_BYTES = 10_240
 
 _LARGE_SAMPLE_BYTES = 16_384
-"""From this mean size on, joining payloads costs more than writing each by itself."""
+"""From this mean size on, joining payloads costs more than writing each separately."""
 _HUGE_SAMPLE_BYTES = 1024**2
 """A sample of this size is not copied, however small its neighbours are."""
 
@@ -61,7 +61,7 @@ BlocksAt = Callable[[Int64], npt.NDArray[np.uint8]]
 
 
 def trailer_bytes(body_bytes: int) -> int:
-    """Return the zero bytes that end an archive: two blocks at least, then up to a full record of 10,240."""
+    """Return the number of zero bytes that end an archive: at least two blocks, up to a full record of 10,240."""
     return 2 * BLOCK_BYTES + -(body_bytes + 2 * BLOCK_BYTES) % RECORD_BYTES
 
 
@@ -70,26 +70,26 @@ class Body:
     """The members of a batch of samples, laid out but not joined.
 
     Attributes:
-        pieces: For each field: headers, payload and padding, each a large_binary array with a row a sample; a
+        pieces: For each field: headers, payload and padding, each a large_binary array with a row for each sample; a
             missing member is empty in all three.
-        sample_bytes: int64 of shape (n,): the bytes of each sample, headers and padding included.
+        sample_bytes: int64 of shape (n,): the size of each sample in bytes, including headers and padding.
     """
 
     pieces: list[pa.LargeBinaryArray]
     sample_bytes: npt.NDArray[np.int64]
 
     def parts(self) -> list[memoryview]:
-        """Return the bytes of all samples, in order: large payloads as they lie in memory, small ones joined first."""
+        """Return the bytes of all samples, in order: large payloads without a copy, small ones joined."""
         huge = np.flatnonzero(self.sample_bytes >= _HUGE_SAMPLE_BYTES)
         cuts = sorted({0, len(self.sample_bytes), *huge.tolist(), *(huge + 1).tolist()})
         runs = (self.slice(first, stop) for first, stop in itertools.pairwise(cuts))
-        return [part for run in runs for part in run._parts_of_a_kind()]
+        return [part for run in runs for part in run._parts_of_run()]
 
     def slice(self, first: int, stop: int) -> Body:
         """Return the members of some of the samples; nothing is copied."""
         return Body([piece[first:stop] for piece in self.pieces], self.sample_bytes[first:stop])
 
-    def _parts_of_a_kind(self) -> list[memoryview]:
+    def _parts_of_run(self) -> list[memoryview]:
         if self.sample_bytes.sum() < _LARGE_SAMPLE_BYTES * len(self.sample_bytes):
             return [self.join()]
         columns = [_values(piece) for piece in self.pieces]
@@ -104,7 +104,7 @@ class Body:
 
 
 def _values(array: pa.LargeBinaryArray) -> list[memoryview]:
-    """Return the values of an array that has no nulls; nothing is copied."""
+    """Return the values of an array without nulls; nothing is copied."""
     _, offsets, data = array.buffers()
     ends = np.frombuffer(offsets, np.int64)[array.offset : array.offset + len(array) + 1].tolist()
     view = memoryview(data or b"")
@@ -114,8 +114,8 @@ def _values(array: pa.LargeBinaryArray) -> list[memoryview]:
 def build_body(keys: pa.Array, fields: dict[str, pa.LargeBinaryArray]) -> Body:
     """Lay out the members of n samples, in the order of `fields`.
 
-    Members have plain ustar headers; one whose name is over 99 bytes or whose payload has 8 GiB or more has an extended
-    header before it.
+    Members have plain ustar headers. A name over 99 bytes, or a payload of 8 GiB or more, also needs an extended header
+    before it.
 
     Args:
         keys: n keys (string or binary), already escaped.
@@ -138,7 +138,7 @@ def build_body(keys: pa.Array, fields: dict[str, pa.LargeBinaryArray]) -> Body:
 
 
 def header_bytes(keys: pa.Array, field: str, sizes: Int64) -> Int64:
-    """Return how many bytes the headers of each of n members have, extended headers included.
+    """Return the size of the headers of each of n members in bytes, including extended headers.
 
     Args:
         keys: n keys (string or binary).
@@ -174,7 +174,7 @@ def _headers(keys: pa.Array, field: str, sizes: Int64, present: npt.NDArray[np.b
 
 
 def _name_matrix(keys: pa.Array, lengths: Int64, field: str) -> npt.NDArray[np.uint8]:
-    """Return the member names `key.field` as uint8 of shape (n, 100), filled up with NULs."""
+    """Return the member names `key.field` as uint8 of shape (n, 100), padded with NULs."""
     fill = NAME_BYTES - lengths
     zeros = large_binary(fill, np.zeros(int(fill.sum()), np.uint8))
     tail = pa.scalar(f".{field}".encode(), pa.large_binary())
@@ -184,7 +184,7 @@ def _name_matrix(keys: pa.Array, lengths: Int64, field: str) -> npt.NDArray[np.u
 
 
 def _cut(names: pa.LargeBinaryArray) -> npt.NDArray[np.uint8]:
-    """Return the first 100 bytes of long names, which readers of old see, as uint8 of shape (n, 100)."""
+    """Return the first 100 bytes of long names, for old readers: uint8 of shape (n, 100)."""
     _, offsets, data = names.buffers()
     begins = np.frombuffer(offsets, np.int64)[names.offset : names.offset + len(names)]
     return np.asarray(np.frombuffer(data or b"", np.uint8)[begins[:, None] + np.arange(NAME_BYTES)])
@@ -206,7 +206,7 @@ def _check_names(names: pa.LargeBinaryArray, keys: pa.Array) -> None:
 
 
 def _without_nulls(payload: pa.LargeBinaryArray) -> pa.LargeBinaryArray:
-    """Return the payloads with empty ones for nulls; they are copied only if there are bytes under a null."""
+    """Return the payloads with empty ones for nulls; copy them only if there are bytes under a null."""
     if not payload.null_count:
         return payload
     _, offsets, data = payload.buffers()
@@ -222,7 +222,7 @@ class Members:
     Attributes:
         names: bytes of shape (m,), as wide as the longest.
         lengths: int64 of shape (m,): bytes of each name.
-        starts: int64 of shape (m,): where each payload begins, in the coordinates of the offsets given.
+        starts: int64 of shape (m,): where each payload begins in the tar.
         sizes: int64 of shape (m,): payload bytes.
         counts: int64 of shape (n,): members of each sample.
     """
@@ -235,10 +235,10 @@ class Members:
 
 
 def parse_members(data: memoryview, offsets: Int64, base: int = 0, ends: Int64 | None = None) -> Members:
-    """Parse the members of n samples that follow one another.
+    """Parse the members of n consecutive samples.
 
     Args:
-        data: The bytes of the tar from `base` on; must reach to the last offset.
+        data: The bytes of the tar from `base` on, at least up to the last offset.
         offsets: int64 of shape (n + 1,): the tar offset of each sample's first header, then the end of the last.
         base: The tar offset at which `data` begins; a multiple of 512.
         ends: int64 of shape (n,): the end of each sample, if other bytes follow some of them.
@@ -269,17 +269,17 @@ def parse_members(data: memoryview, offsets: Int64, base: int = 0, ends: Int64 |
         return _scanned_members(data[:span], offsets, base)
     cuts = np.flatnonzero(offsets[1:] != ends[:-1]) + 1
     split = zip(np.split(offsets, cuts), np.split(ends, cuts), strict=True)
-    runs = [np.append(begins, its_ends[-1]) for begins, its_ends in split]
+    runs = [np.append(run_begins, run_ends[-1]) for run_begins, run_ends in split]
     return _joined([_scanned_members(data[: int(run[-1]) - base], run, base) for run in runs])
 
 
 def parse_plain_members(blocks_at: BlocksAt, offsets: Int64, ends: Int64 | None = None) -> Members | None:
-    """Parse members whose names and sizes are in plain headers, all samples at once; None if any member's is not.
+    """Parse members with names and sizes in plain headers, all samples at once; None if any member has others.
 
     Args:
-        blocks_at: Returns the blocks at n offsets, uint8 of shape (n, 512); it is asked for none beyond the last.
-        offsets: As of `parse_members`.
-        ends: As of `parse_members`.
+        blocks_at: Returns the blocks at n offsets, none past the last offset: uint8 of shape (n, 512).
+        offsets: As for `parse_members`.
+        ends: As for `parse_members`.
     """
     begins, ends = (offsets[:-1], offsets[1:]) if ends is None else (offsets, ends)
     rows = np.arange(len(ends))
@@ -306,7 +306,7 @@ def parse_plain_members(blocks_at: BlocksAt, offsets: Int64, ends: Int64 | None 
 
 
 def _scanned_members(data: memoryview, offsets: Int64, base: int) -> Members:
-    """Parse members whatever headers they have, one after another."""
+    """Parse members with any headers, one after another."""
     first = int(offsets[0])
     window = scan_window(data[first - base :], first)
     found = np.searchsorted(window.begins, offsets[:-1])
@@ -320,13 +320,13 @@ def _scanned_members(data: memoryview, offsets: Int64, base: int) -> Members:
 
 
 def _joined(parts: list[Members]) -> Members:
-    """Return members of samples that were parsed in several parts."""
+    """Join members that were parsed in several parts."""
     columns = [[getattr(part, each.name) for part in parts] for each in dataclasses.fields(Members)]
     return Members(*(np.concatenate(column) for column in columns))
 
 
 def _in_order(columns: list[tuple[Any, ...]], num_samples: int) -> Members:
-    """Put members that were parsed first, second, third of each sample into their order in the tar."""
+    """Join columns of the first, second, third, ... members of all samples, in the order of the tar."""
     counts = np.zeros(num_samples, np.int64)
     for rows, *_ in columns:
         counts[rows] += 1

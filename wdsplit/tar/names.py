@@ -1,8 +1,8 @@
 """The names of a sample: keys, field names, pad keys and member names.
 
 Pure (no I/O). A key is the part of a tar member's name before the first dot of its base name; the rest is the field.
-Keys hold `[A-Za-z0-9_/-]` only, so that every tar reader splits a name at the same place. Any other key is escaped
-reversibly: each foreign byte of its UTF-8 form becomes `_xHH`, as in OOXML names.
+Keys contain only `[A-Za-z0-9_/-]`, so that every tar reader splits a name at the same place. Any other key is escaped
+reversibly: each other byte of its UTF-8 form becomes `_xHH`, as in OOXML names.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ __all__ = [
 ]
 
 MAX_NAME_BYTES = 1024
-"""Longest member name that is written. Over 99 bytes it needs an extended header, which costs 1 KiB a member."""
+"""Maximum length of a member name. Over 99 bytes, each member needs an extended header of 1 KiB."""
 
 MAX_COMPONENT_BYTES = 255
-"""Longest part of a name between slashes: file systems have no longer ones, and members are extracted."""
+"""Maximum length of a name between slashes: the limit of file systems, to which members may be extracted."""
 
 PAD_PREFIX = "_pad_/"
-"""Every pad's key begins so, and no other key does: any reader can tell a pad by its key.
+"""The prefix of all pads' keys, and of no other key: any reader can recognise a pad by its key.
 
 Not `__pad__/`, because webdataset skips members in folders of that form.
 """
 
 MAX_FIELDS = 1000
-"""Different fields that the samples of a tar may have: more of them are keys with dots, not fields."""
+"""Maximum number of different fields in a tar: more come from keys with dots."""
 
 RESERVED_FIELDS = ("__key__", "__url__", "__position__", "__pad__")
 
@@ -50,17 +50,17 @@ KEY_PATTERN = r"[A-Za-z0-9_-]+(/[A-Za-z0-9_-]+)*"
 """Matches keys that need no escape, unless they match ODD_KEY_PATTERN too."""
 
 ODD_KEY_PATTERN = r"_x|^_pad_/|^__[^/]*__/"
-"""Where a key that is otherwise plain may need an escape: it looks escaped, or a pad, or webdataset would skip it."""
+"""Matches keys that need an escape all the same: they look escaped or like a pad, or webdataset would skip them."""
 
 MEMBER_PATTERN = r"^(?:\./)*(?P<key>(?:(?:[^/.][^/]*|\.[^/]+)?/(?:[^/]*/)*)?[^/.][^/.]*)\.(?P<field>[^/]+)$"
 """How the name of a tar's member splits: webdataset's rule, with two exceptions.
 
-A leading `./` is dropped: `tar -c .` writes it. A hidden file names no sample, where webdataset takes its folder for
-the key: programs leave such files beside others, such as `._a.jpg`.
+A leading `./` is dropped, because `tar -c .` writes it. A hidden file such as `._a.jpg` belongs to no sample, though
+webdataset would take its folder as the key.
 """
 
 META_PATTERN = r"^(?:\./)*__[^/]*__/"
-"""The members that webdataset leaves out: those of folders such as `__meta__/`."""
+"""Matches the members that webdataset leaves out: those in folders such as `__meta__/`."""
 
 _MEMBER = re.compile(MEMBER_PATTERN.encode(), re.DOTALL)
 _META = re.compile(META_PATTERN.encode())
@@ -129,17 +129,17 @@ def check_field(name: str) -> str:
 
 
 def pad_key(shard: int, number: int) -> str:
-    """Return the key of the pad `number` of a shard: unique in the whole dataset, and known by its prefix."""
+    """Return the key of the pad `number` of a shard: unique in the whole dataset, with the prefix of pads."""
     return f"{PAD_PREFIX}{shard:06d}-{number:06d}"
 
 
 def is_pad_key(key: str) -> bool:
-    """Tell whether a key is a pad's."""
+    """Return whether a key is that of a pad."""
     return key.startswith(PAD_PREFIX)
 
 
 def split_member(name: bytes) -> tuple[bytes, bytes] | None:
-    """Split a member's name into key and field, or return None if it names no sample (MEMBER_PATTERN, META_PATTERN)."""
+    """Return the key and field in a member's name; None if it belongs to no sample (MEMBER_PATTERN, META_PATTERN)."""
     match = _MEMBER.search(name)
     if match is None or _META.search(name):
         return None

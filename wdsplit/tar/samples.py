@@ -1,7 +1,7 @@
-"""The samples that the members of a tar make: webdataset's rule, applied to a whole tar at once.
+"""Groups the members of a tar into samples: webdataset's rule, applied to a whole tar at once.
 
-Pure (no I/O). Consecutive members with one key are a sample. What a reader would merge, split or lose is refused; what
-names no sample is left out and listed.
+Pure (no I/O). Consecutive members with the same key are a sample. Samples that a reader would merge, split or lose are
+refused. Members that belong to no sample are left out and listed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from wdsplit.tar.scan import Scan
 __all__ = ["KEY_COLUMN", "FieldUse", "SampleMembers", "TarSamples", "group_samples", "sample_members"]
 
 KEY_COLUMN = "__key__"
-"""The column of the keys, where the fields of samples are columns; as webdataset calls it."""
+"""The name of the column of keys, where fields are columns; also webdataset's name for the key."""
 
 _MAX_LEFT_OUT_NAMES = 5
 _REMEDY = "write the tar again with the members of each sample together"
@@ -30,15 +30,15 @@ Int64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class SampleMembers:
-    """The files of a tar, or of a part of it, that belong to samples; m of them, in their order.
+    """The m files of a tar, or of a part of it, that belong to samples, in their order.
 
     Attributes:
-        names: The names of all files.
-        rows: int64 of shape (m,): which of them they are.
-        keys: The key of each.
+        names: The names of all files, including others.
+        rows: int64 of shape (m,): the places of the m files among all files.
+        keys: The key of each of the m files.
         fields: All field names, in the order of their first appearance.
-        field_index: int64 of shape (m,): which of the fields each is.
-        is_first: bool of shape (m,): whether a sample begins with it.
+        field_index: int64 of shape (m,): the number of each file's field in `fields`.
+        is_first: bool of shape (m,): whether a sample begins with the file.
     """
 
     names: pa.LargeStringArray
@@ -55,7 +55,7 @@ class SampleMembers:
 
     @property
     def sample_index(self) -> Int64:
-        """int64 of shape (m,): which sample each belongs to."""
+        """The number of each file's sample: int64 of shape (m,)."""
         return np.cumsum(self.is_first) - 1
 
     @property
@@ -71,8 +71,8 @@ class FieldUse:
     Attributes:
         name: The field.
         count: How many samples have it.
-        having: The key of the first that has it.
-        lacking: The key of the first that has not; empty if all have it.
+        having: The key of the first sample with the field.
+        lacking: The key of the first sample without it; empty if all have it.
     """
 
     name: str
@@ -83,7 +83,7 @@ class FieldUse:
 
 @dataclass(frozen=True)
 class TarSamples:
-    """The samples of a tar, n of them, in their order.
+    """The n samples of a tar, in their order.
 
     Attributes:
         keys: Their keys.
@@ -91,7 +91,7 @@ class TarSamples:
             Bytes before the first sample belong to it, and bytes between two samples to the first of them.
         uses: All fields, in the order of their first appearance.
         num_pads: Samples at the end that wdsplit wrote as pads.
-        num_left_out: Files that name no sample: without extension, hidden, or in a folder such as `__meta__`.
+        num_left_out: Files that belong to no sample: without extension, hidden, or in a folder such as `__meta__`.
         left_out: The first few of their names.
     """
 
@@ -112,7 +112,7 @@ def group_samples(scan: Scan) -> TarSamples:
     """Group the files of a tar into samples.
 
     Raises:
-        InputError: A name is not UTF-8, a field is invalid or twice in a sample, a key returns after another key, or
+        InputError: A name is not UTF-8, a field is invalid or a duplicate, the members of a sample are not together, or
             pads are not last.
     """
     members = sample_members(scan)
@@ -132,7 +132,7 @@ def group_samples(scan: Scan) -> TarSamples:
 
 
 def _uses(members: SampleMembers, keys: pa.LargeStringArray) -> tuple[FieldUse, ...]:
-    """Count the samples that have each field; none has a field twice."""
+    """Count the samples with each field; no sample may have a field twice."""
     samples = members.sample_index
     uses = []
     for number, name in enumerate(members.fields):
@@ -186,7 +186,7 @@ def _text(names: list[bytes]) -> pa.LargeStringArray:
 
 
 def _fields(suffixes: pa.LargeStringArray, names: pa.LargeStringArray, rows: Int64) -> tuple[Int64, tuple[str, ...]]:
-    """Return the field of each member as a number, and the fields; webdataset takes them in lower case."""
+    """Return the number of each member's field, and the fields, in lower case as in webdataset."""
     encoded = suffixes.dictionary_encode()
     lower = [suffix.lower() for suffix in encoded.dictionary.to_pylist()]
     fields = tuple(dict.fromkeys(lower))
@@ -205,13 +205,13 @@ def _fields(suffixes: pa.LargeStringArray, names: pa.LargeStringArray, rows: Int
                 f"invalid field name {name!r}",
                 place=f"member {names[int(rows[int((indices == number).argmax())])].as_py()!r}",
                 expected="an extension such as jpg, cls or seg.png",
-                remedy="rename the member: readers keep such names for themselves",
+                remedy="rename the member: readers reserve such names",
             )
     return indices, fields
 
 
 def _check_keys(keys: pa.LargeStringArray) -> None:
-    """Refuse a key that returns after another one: readers would make two samples of it."""
+    """Refuse a key whose members are not together: readers would make two samples of it."""
     if pc.count_distinct(keys).as_py() == len(keys):
         return
     seen: set[str] = set()
@@ -229,7 +229,7 @@ def _check_keys(keys: pa.LargeStringArray) -> None:
 
 
 def _check_fields(members: SampleMembers) -> None:
-    """Refuse a field that is twice in a sample."""
+    """Refuse a duplicate field in a sample."""
     places = members.sample_index * len(members.fields) + members.field_index
     order = np.argsort(places, kind="stable")
     again = np.flatnonzero(np.diff(places[order]) == 0)
@@ -238,7 +238,7 @@ def _check_fields(members: SampleMembers) -> None:
         raise InputError(
             "duplicate field in a sample",
             place=f"member {members.names[row].as_py()!r}",
-            expected="each field once in a sample, in whatever case it is written",
+            expected="each field once in a sample, ignoring case",
             remedy="leave one of the two out, or give the samples other keys: a key ends at the base name's first dot",
         )
 

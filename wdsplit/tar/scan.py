@@ -1,8 +1,8 @@
 """Tars that other programs wrote: a walk over the headers, which finds the files and their names.
 
-Pure (no I/O). Only the walk goes member by member, because each header has the distance to the next; checksums and
-names are then parsed for all headers at once. The formats are ustar, pax, gnu, oldgnu and v7. Folders are skipped;
-members without bytes of their own (links, devices) and sparse files are refused. `samples` groups the files.
+Pure (no I/O). Only the walk goes member by member, because each header has the distance to the next. Checksums and
+names are then parsed for all headers at once. The formats are ustar, pax, gnu, oldgnu and v7. Folders are skipped.
+Members without bytes of their own (links, devices) and sparse files are refused. `samples` groups the files.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _REFUSED = {
 _FIRST_SIZE_KIND = struct.Struct("B 123x 12s 20x B").unpack_from
 _MAX_EXTENDED_BYTES = 1024**2
 _MAX_NAME_BYTES = 4096
-"""No file system has longer paths; and the names of a window are kept in an array as wide as the longest of them."""
+"""No file system has longer paths. An array of a window's names is as wide as the longest of them."""
 _MAX_DIGITS = 18
 _HEADERS_AT_ONCE = 8192
 _WORDS_AT_ONCE = 1024**2
@@ -52,14 +52,14 @@ Int64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Scan:
-    """The files of a tar, or of a part of it, in their order; m of them.
+    """The m files of a tar, or of a part of it, in their order.
 
     Attributes:
         names: Their names.
-        tops: int64 of shape (m,): the offset of each file's first header, extended ones included.
+        tops: int64 of shape (m,): the offset of each file's first header, including extended ones.
         starts: int64 of shape (m,): the offset of each payload.
         sizes: int64 of shape (m,): bytes of each payload.
-        begins: int64: as `tops`, but of all members, folders too.
+        begins: int64: as `tops`, but for all members, including folders.
         end: The offset at which the last member ends.
     """
 
@@ -124,7 +124,7 @@ def damaged(offset: int) -> CorruptDataError:
     return CorruptDataError(
         "a tar header is damaged",
         place=f"byte {offset}",
-        expected="a header with a right checksum, whose payload ends inside its sample",
+        expected="a header with a valid checksum, and a payload that ends inside its sample",
         found="other bytes",
         remedy="`wdsplit verify` reports what is damaged; copy or convert the shard again",
         offset=offset,
@@ -139,7 +139,7 @@ class _Walk:
     """The result of a walk. A problem that ended it early is reported only if all headers before it are valid."""
 
     headers: list[int] = field(default_factory=list)
-    """The offset of each header, extended ones included."""
+    """The offset of each header, including extended ones."""
     sizes: list[int] = field(default_factory=list)
     """Bytes of the payload after each header; the last one may be missing."""
     names: dict[int, bytes] = field(default_factory=dict)
@@ -205,7 +205,7 @@ def _parse_extended(
 ) -> WdsplitError | None:
     """Parse an extended header of `size` bytes; return its problem, if there is one.
 
-    The rest of its last block must be zeros: other readers take it for more of the name, or for further records.
+    The rest of its last block must be zeros: other readers take it as part of the name, or as more records.
     """
     if size > _MAX_EXTENDED_BYTES or any(blocks[size:]):
         return damaged(position)
@@ -248,7 +248,7 @@ def _unsupported(kind: int, data: memoryview, position: int, overrides: _Overrid
 def _refused(what: str, name: bytes, position: int) -> InputError:
     text = name.decode("utf-8", "backslashreplace")
     return InputError(
-        f"a tar holds {what}",
+        f"a tar contains {what}",
         place=f"member {text!r} at byte {position}" if text else f"byte {position}",
         expected="plain files and folders",
         remedy="write the tar again without it; `tar --dereference --hard-dereference` writes files for links",
@@ -260,7 +260,7 @@ def _refused(what: str, name: bytes, position: int) -> InputError:
 
 
 def _finish(data: memoryview, walk: _Walk, base: int) -> Scan:
-    """Look at all headers at once; raise for the first that is not sound, else for what ended the walk."""
+    """Check all headers at once; raise an error for the first invalid one, or for the problem that ended the walk."""
     kinds, header_names = _kinds_and_names(data, walk.headers, base)
     if walk.problem is not None:
         raise walk.problem
@@ -288,7 +288,7 @@ def _finish(data: memoryview, walk: _Walk, base: int) -> Scan:
 
 
 def _kinds_and_names(data: memoryview, headers: list[int], base: int) -> tuple[npt.NDArray[np.uint8], list[bytes]]:
-    """Return the type of every header, and the names in the headers of files; all must be sound."""
+    """Return the type of every header, and the names in the headers of files; refuse invalid checksums."""
     blocks = _blocks(data)
     kinds, names = np.zeros(len(headers), np.uint8), list[bytes]()
     for first in range(0, len(headers), _HEADERS_AT_ONCE):
@@ -339,7 +339,7 @@ def _check_end(data: memoryview, end: int) -> None:
         raise InputError(
             "a tar is followed by another one in the same file",
             place=f"byte {offset}",
-            expected="one tar: readers stop at its end, and would never see what follows",
+            expected="one tar: readers stop at its end, and would ignore the rest",
             found="a header after the zero blocks that end a tar, as `cat a.tar b.tar` makes it",
             remedy="join tars with `tar --concatenate`, or keep them as two files",
             offset=offset,
@@ -349,6 +349,6 @@ def _check_end(data: memoryview, end: int) -> None:
         place=f"byte {offset}",
         expected="only zeros after the last member",
         found="other bytes",
-        remedy="copy the tar again; if its maker adds these bytes, cut them off",
+        remedy="copy the tar again; if the program that wrote it adds these bytes, cut them off",
         offset=offset,
     )

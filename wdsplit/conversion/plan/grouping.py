@@ -1,7 +1,7 @@
 """Groups of rows that stay together in one shard: assigns each group to a shard, and to a place in it.
 
 Pure (no I/O). Groups are identified by 64-bit hashes of their values. The largest groups are assigned first, each to
-the shard with the fewest rows so far (Graham 1969), so shards are as equal as the groups allow.
+the shard with the fewest rows so far (Graham 1969). So shards are as equal as the groups allow.
 """
 
 from __future__ import annotations

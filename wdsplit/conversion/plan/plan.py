@@ -417,8 +417,8 @@ def task_spans(plan: Plan, jobs: int, shards: Sequence[int] | Int64, rows: int =
     if rows:
         length = min(max(1, rows // each), -(-len(shards) // (_GATHERS_PER_JOB * jobs)))
     else:
-        want = -(-_REREAD_GROUPS * largest // each) if largest > each else 1
-        length = min(max(1, want), -(-len(shards) // jobs))
+        enough = -(-_REREAD_GROUPS * largest // each) if largest > each else 1
+        length = min(max(1, enough), -(-len(shards) // jobs))
     left = np.asarray(shards, np.int64)
     places = np.arange(len(left))
     breaks = np.diff(left, prepend=-2) != 1

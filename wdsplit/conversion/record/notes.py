@@ -185,6 +185,6 @@ def _damaged(place: str, expected: str, found: Any) -> CorruptDataError:
         place=place,
         expected=expected,
         found=text[:_MAX_CHARACTERS] + ("..." if len(text) > _MAX_CHARACTERS else ""),
-        remedy="remove it, and run the same command again; with a plan, run the shares that are missing then",
+        remedy="remove it, and run the same command again; with a plan, then run the missing shares",
         url=place,
     )

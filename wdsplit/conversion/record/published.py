@@ -1,7 +1,7 @@
 """The published shards of a run, checked against the plan.
 
-Pure (no I/O). Stored in arrays of about 60 bytes per shard that are allocated at the start, so that the driver's memory
-does not grow during a run.
+Pure (no I/O). Uses arrays of about 60 bytes per shard, allocated at the start, so that the driver's memory does not
+grow during a run.
 """
 
 from __future__ import annotations

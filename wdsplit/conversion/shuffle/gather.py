@@ -1,6 +1,6 @@
 """Gathers scattered rows: for any range of places, the rows of all sorted runs in it.
 
-Gathers and sorts as many rows at a time as may be buffered.
+Gathers and sorts as many rows at a time as fit into the buffer.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from wdsplit.tables.read import Rows
 __all__ = ["ShuffledRows"]
 
 _MAX_OPEN = 2048
-"""Runs whose footers are kept."""
+"""Maximum number of runs whose footers are kept in memory."""
 
 
 class ShuffledRows:
@@ -49,7 +49,8 @@ class ShuffledRows:
         self._starts = None if plan.groups is None else np.append(np.sort(plan.groups.starts), plan.num_rows)
         steps = read_steps(self._storage, plan)
         if steps is None:
-            raise damaged_spill(f"{self._storage.url}/{SPILL_FOLDER}", "no note of how rows were cut, or a damaged one")
+            place = f"{self._storage.url}/{SPILL_FOLDER}"
+            raise damaged_spill(place, "the note of the scatter tasks is missing or damaged")
         self._steps = steps
         self._regions: dict[int, list[SortedRun]] = {}
         self._open: OrderedDict[str, SpillFile] = OrderedDict()
@@ -76,7 +77,7 @@ class ShuffledRows:
             self._check_count(place - begin, begin, end)
 
     def _stretch(self, begin: int, end: int, max_rows: int) -> Iterator[Rows]:
-        """Yield the rows of a stretch; a group of more rows than may be buffered comes run by run, in order."""
+        """Yield the rows of a stretch; a group with more rows than fit into the buffer comes run by run, in order."""
         if end - begin <= max_rows:
             yield self._gather(begin, end)
             return
@@ -85,7 +86,7 @@ class ShuffledRows:
                 yield self._rows(pa.Table.from_batches([batch]), batch.column(NUMBER).to_numpy())
 
     def _stretches(self, first: int, stop: int, max_rows: int) -> Iterator[tuple[int, int]]:
-        """Cut places into stretches of as many rows as may be buffered; groups stay whole, also at both ends."""
+        """Cut places into stretches that fit into the buffer; groups stay whole, also at both ends."""
         if self._starts is None:
             for begin in range(first, stop, max_rows):
                 yield begin, min(stop, begin + max_rows)
@@ -113,10 +114,10 @@ class ShuffledRows:
         return self._rows(table.take(pa.array(order)).combine_chunks(), numbers[order])
 
     def _check_count(self, count: int, first: int, stop: int) -> None:
-        """Refuse spill files that do not hold the rows of a range of places."""
+        """Refuse spill files that do not have all rows of a range of places."""
         if count != stop - first:
             raise damaged_spill(
-                f"{self._storage.url}/{SPILL_FOLDER}", f"other rows for the places {first} to {stop - 1}"
+                f"{self._storage.url}/{SPILL_FOLDER}", f"missing or extra rows at the places {first} to {stop - 1}"
             )
 
     def _rows(self, table: pa.Table, numbers: Int64) -> Rows:
@@ -124,7 +125,7 @@ class ShuffledRows:
         return Rows(columns, numbers, self._plan.table)
 
     def _runs(self, first: int, stop: int) -> list[SortedRun]:
-        """Return the runs that may hold rows of a range of places."""
+        """Return the runs that may have rows of a range of places."""
         regions = range(first // self._steps.region_rows, (stop - 1) // self._steps.region_rows + 1)
         return [run for region in regions for run in self._runs_of(region)]
 
@@ -134,7 +135,7 @@ class ShuffledRows:
         return self._regions[region]
 
     def _read_range(self, run: SortedRun, first: int, stop: int) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a run whose places lie in a range."""
+        """Yield the rows of a run whose places are first, ..., stop - 1."""
         bucket_rows = self._steps.bucket_rows
         buckets = first // bucket_rows, (stop - 1) // bucket_rows
         for batch in read_buckets(self._storage, run, self._opened(run), *buckets):
@@ -144,7 +145,7 @@ class ShuffledRows:
                 yield batch.slice(begin, end - begin)
 
     def _opened(self, run: SortedRun) -> SpillFile:
-        """Return a run, open; those used last are kept."""
+        """Return an opened run; the runs used last stay open."""
         with self._opening:
             file = self._open.get(run.path)
         file = file or open_run(self._storage, run)

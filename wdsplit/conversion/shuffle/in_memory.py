@@ -31,9 +31,9 @@ Memory = SharedMemory | PrivateMemory
 
 _TASKS_PER_JOB = 4
 _SPARE = 2
-"""Tasks may fill more than their parts, as rows differ in size; all together may not fill more than is allowed."""
+"""A task may use this many times its equal share, as rows differ in size; the limit for all tasks still holds."""
 _LARGE_ROW_BYTES = 4096
-"""From this size on, to copy rows one by one costs less than to copy them twice."""
+"""From this size on, copying rows one by one is faster than copying them twice."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,10 @@ class Loading:
 
     Attributes:
         tasks: The tasks, in the order of the table.
-        memory: What the rows of all tasks are put into.
-        begins: Where in the memory each task puts its rows.
-        task_bytes: How many bytes a task may fill.
-        max_bytes: How many bytes all of them may fill.
+        memory: The memory for the rows of all tasks.
+        begins: The offset in the memory at which each task writes its rows.
+        task_bytes: Maximum bytes of a task.
+        max_bytes: Maximum bytes of all tasks.
     """
 
     tasks: list[ScatterTask]
@@ -61,9 +61,9 @@ class LoadedRows:
 
     Attributes:
         memory: The memory.
-        regions: Where the rows of each task are: the first byte, and the number of bytes.
-        order: Where in the memory the order is: int64 of shape (rows,), for each place the row, counted in the order of
-            the table.
+        regions: Offset and number of bytes of each task's rows.
+        order: Offset of the order in the memory: int64 of shape (rows,), the row at each place, counted in the table's
+            order.
     """
 
     memory: Memory
@@ -72,12 +72,12 @@ class LoadedRows:
 
 
 def memory_bytes(plan: Plan) -> int:
-    """Return how many bytes all rows take in memory, as their files say."""
+    """Return the bytes of all rows in memory, estimated from their files."""
     return plan.table.data_bytes + plan.num_rows * ROW_BYTES
 
 
 def plan_loading(plan: Plan, max_bytes: int, jobs: int, memory: Memory) -> Loading | None:
-    """Decide how to load a table into memory, at most so many bytes; None if it does not fit."""
+    """Decide how to load a table into at most `max_bytes` of memory; None if it does not fit."""
     num_bytes = memory_bytes(plan)
     if num_bytes > max_bytes:
         return None
@@ -86,13 +86,13 @@ def plan_loading(plan: Plan, max_bytes: int, jobs: int, memory: Memory) -> Loadi
     task_bytes = _SPARE * max_bytes // len(tasks)
     try:
         begins = [memory.allocate(task_bytes) for _ in tasks]
-    except OSError:  # shared memory is a file, and RLIMIT_FSIZE may allow no larger ones
+    except OSError:  # shared memory is a file, and RLIMIT_FSIZE may limit its size
         return None
     return Loading(tasks, memory, begins, task_bytes, max_bytes)
 
 
 def load(job: Job, loading: Loading, task: ScatterTask) -> tuple[ScatterTask, int]:
-    """Put the rows of a task into memory; return the task, and the bytes of its rows, which may be more than fit."""
+    """Write the rows of a task into memory; return the task, and the bytes of its rows, which may be more than fit."""
     region = _Region(loading.memory, loading.begins[task.number], loading.task_bytes)
     for number, table in enumerate(_joined(placed_rows(job.plan, task))):
         raise_if_cancelled()
@@ -104,7 +104,7 @@ def load(job: Job, loading: Loading, task: ScatterTask) -> tuple[ScatterTask, in
 
 
 def _joined(tables: Iterator[tuple[pa.Table, int]]) -> Iterator[pa.Table]:
-    """Join small tables up to a batch: rows are taken from each by itself."""
+    """Join small tables into batches, because gathering rows costs time for each table."""
     pending: list[pa.Table] = []
     num_bytes = 0
     for table, table_bytes in tables:
@@ -118,7 +118,7 @@ def _joined(tables: Iterator[tuple[pa.Table, int]]) -> Iterator[pa.Table]:
 
 
 class _Region:
-    """What a task may fill of the memory; what does not fit is counted only."""
+    """The part of the memory for a task; bytes that do not fit are counted but not written."""
 
     def __init__(self, memory: Memory, begin: int, max_bytes: int) -> None:
         self.num_bytes = 0
@@ -132,21 +132,21 @@ class _Region:
 
 
 def loaded(plan: Plan, loading: Loading, sizes: Sequence[int]) -> LoadedRows:
-    """Put the rows that all tasks have loaded into their order, given the bytes of each task."""
+    """Compute the order of the rows that all tasks have loaded, given the bytes of each task."""
     memory, regions = loading.memory, list(zip(loading.begins, sizes, strict=True))
     places = np.concatenate([batch.column(PLACE).to_numpy() for batch in _batches(memory, regions)])
     if plan.groups is None:
         order = np.empty_like(places)
         order[places] = np.arange(len(places))
     else:
-        order = np.argsort(places, kind="stable")  # rows of a group have one place, and keep the table's order
+        order = np.argsort(places, kind="stable")  # rows of a group share a place, and keep the table's order
     begin = memory.allocate(order.nbytes)
     memory.write(begin, order.tobytes())
     return LoadedRows(memory, regions, begin)
 
 
 def _batches(memory: Memory, regions: Sequence[tuple[int, int]]) -> list[pa.RecordBatch]:
-    """Return all rows, batch by batch, as they lie in memory."""
+    """Return all rows as batches, in the order of the memory."""
     views = [pa.py_buffer(memory.view(begin, num_bytes)) for begin, num_bytes in regions]
     return [batch for view in views for batch in pa.ipc.open_stream(view)]
 
@@ -169,28 +169,28 @@ class MemoryRows:
 
     def read(self, first: int, stop: int) -> Iterator[Rows]:
         """Read the rows at the places first, ..., stop - 1, batch by batch, in order."""
-        each = max(1, BATCH_BYTES // self._row_bytes)
-        for begin in range(first, stop, each):
-            rows = self._gather(self._order[begin : min(stop, begin + each)])
+        batch_rows = max(1, BATCH_BYTES // self._row_bytes)
+        for begin in range(first, stop, batch_rows):
+            rows = self._gather(self._order[begin : min(stop, begin + batch_rows)])
             for low in range(0, len(rows), MAX_BATCH_ROWS):
                 yield rows.slice(low, min(len(rows), low + MAX_BATCH_ROWS))
 
     def _gather(self, rows: Int64) -> Rows:
-        """Return some rows, counted in the order of the table."""
+        """Return rows by their numbers in the order of the table: int64."""
         numbers = np.searchsorted(self._starts, rows, side="right") - 1
         inside = rows - self._starts[numbers]
-        copied = self._one_by_one if self._row_bytes >= _LARGE_ROW_BYTES else self._batch_by_batch
-        take = copied(numbers, inside)
+        copier = self._one_by_one if self._row_bytes >= _LARGE_ROW_BYTES else self._batch_by_batch
+        take = copier(numbers, inside)
         columns = {name: take(f"c{i}") for i, name in enumerate(self._plan.columns)}
         return Rows(columns, take(NUMBER).to_numpy(), self._plan.table)
 
     def _one_by_one(self, numbers: Int64, inside: Int64) -> Callable[[str], pa.Array]:
-        """Return what gives a column of rows, each the batch of its number and its place in there."""
+        """Return a function that copies a column of rows, given by the numbers of their batches and the rows inside."""
         found = list(zip([self._batches[number] for number in numbers], inside.tolist(), strict=True))
         return lambda name: pa.concat_arrays([batch.column(name).slice(row, 1) for batch, row in found])
 
     def _batch_by_batch(self, numbers: Int64, inside: Int64) -> Callable[[str], pa.Array]:
-        """Return the same: a batch at a time, then all of them into their order."""
+        """Return the same function, which copies batch by batch, and then all rows into their order."""
         order = np.argsort(numbers, kind="stable")
         which, starts = np.unique(numbers[order], return_index=True)
         parts = np.split(inside[order], starts[1:])

@@ -24,7 +24,7 @@ __all__ = ["chunk_runs", "merge", "region_runs", "remove_scattered"]
 
 
 def merge(job: Job, steps: Steps, task: MergeTask) -> int:
-    """Merge what a chunk's tasks have scattered to a region; return its number of rows. As `scatter`, may run twice."""
+    """Merge the rows that a chunk's tasks have scattered to a region; return their number. May run twice."""
     num_rows = 0
     with open_output(job) as storage:
         merged = SortedRunWriter(storage, job, steps.prefix, task.name, steps.bucket_rows)
@@ -46,13 +46,13 @@ def chunk_runs(storage: Storage, steps: Steps, chunk: int) -> list[SortedRun]:
 
 
 def region_runs(storage: Storage, steps: Steps, region: int) -> list[SortedRun]:
-    """Return the runs that hold the rows of a region, to be gathered from."""
+    """Return the runs to gather the rows of a region from."""
     if not steps.merges:
         return chunk_runs(storage, steps, 0)
     return listed_runs(storage, steps, f"region-{region:06d}", steps.merged(region))
 
 
 def remove_scattered(storage: Storage, steps: Steps) -> None:
-    """Remove the runs that are merged, all of them; their notes stay, so that nobody scatters again."""
+    """Remove all runs that were merged; their notes stay, so that no task scatters again."""
     for chunk in range(steps.num_chunks):
         storage.remove(*(run.path for run in chunk_runs(storage, steps, chunk)))

@@ -1,7 +1,7 @@
 """Scatters rows: reads the inputs once, and writes sorted runs, Arrow files with rows sorted by their places.
 
-`order.permutation` gives the place of each row, or `plan.grouping` that of its group. How runs are cut (`steps`) does
-not change what is gathered (`gather`).
+The place of a row comes from `order.permutation`, or from `plan.grouping` for its group. How runs are cut (`steps`)
+does not change the gathered rows (`gather`).
 """
 
 from __future__ import annotations
@@ -25,40 +25,40 @@ __all__ = ["BATCH_BYTES", "REMOTE_MEMORY", "loadable_bytes", "placed_rows", "sca
 
 _BASE_BYTES = 256 * 1024**2
 _JOB_BYTES = 128 * 1024**2
-"""What all jobs together, and each of them, need besides their rows: libraries, pages being decoded."""
+"""Memory besides rows, of all jobs together and of each job: libraries, pages being decoded."""
 _COPIES = 6
-"""How often a task has its rows in memory, at most: as read, sorted, encoded, laid out and written."""
+"""Maximum copies of its rows that a task has in memory: as read, sorted, encoded, laid out and written."""
 _FILE_BYTES, _ROW_GROUP_BYTES = 1024, 64
-"""What a file of the input, and a row group of it, take in a plan, about."""
-_LEAST_BYTES, _USUAL_BYTES, _MAX_BYTES = 8 * 1024**2, 32 * 1024**2, 1024**3
+"""Approximate bytes of an input file, and of one of its row groups, in a plan."""
+_MIN_BYTES, _USUAL_BYTES, _MAX_BYTES = 8 * 1024**2, 32 * 1024**2, 1024**3
 _USUAL_TASKS = 128
 REMOTE_MEMORY = 1024**3
-"""What conversions use on machines of which nothing is known, unless they are given more."""
+"""The default memory of a conversion on unknown machines."""
 BATCH_BYTES = 16 * 1024**2
-"""What a batch may have of rows that stay in their order, or that are handed on."""
+"""Maximum bytes of a batch of rows."""
 
 
 def task_bytes(memory_bytes: int, jobs: int, local_bytes: int | None = None) -> int:
-    """Return how many bytes of rows a task may buffer so that all jobs together keep to a memory bound.
+    """Return how many bytes of rows a task may buffer so that all jobs together stay within a memory limit.
 
     Args:
-        memory_bytes: The bound.
-        jobs: Jobs.
-        local_bytes: The bytes of all rows, if they are spilled to a local disk: no task buffers many more than it must,
-            because memory that is new to a process costs more than small reads. None for a bucket.
+        memory_bytes: The limit.
+        jobs: Number of jobs.
+        local_bytes: The bytes of all rows, if they are spilled to a local disk. There, a task buffers little more than
+            it must, because fresh memory costs a process more than small reads. None for a bucket.
     """
     free = (memory_bytes - _BASE_BYTES - _JOB_BYTES * jobs) // (jobs * _COPIES)
     enough = _MAX_BYTES if local_bytes is None else max(_USUAL_BYTES, local_bytes // _USUAL_TASKS)
-    return min(_MAX_BYTES, enough, max(_LEAST_BYTES, free))
+    return min(_MAX_BYTES, enough, max(_MIN_BYTES, free))
 
 
 def loadable_bytes(memory_bytes: int, jobs: int) -> int:
-    """Return how many bytes of rows may be in memory at once, while all jobs write shards of them."""
+    """Return how many bytes of rows may be in memory at once, while all jobs write shards from them."""
     return max(0, memory_bytes - _BASE_BYTES - jobs * (_JOB_BYTES + _COPIES * BATCH_BYTES))
 
 
 def task_memory(plan: Plan, buffer_bytes: int) -> int:
-    """Return how many bytes a task needs, about, libraries included; it may buffer `buffer_bytes` of rows."""
+    """Return the approximate memory of a task in bytes, libraries included; it may buffer `buffer_bytes` of rows."""
     if plan.scatters:
         return _JOB_BYTES + _COPIES * buffer_bytes + _plan_bytes(plan)
     row_group = max(max(file.row_groups, default=0) * file.row_bytes for file in plan.table.files)
@@ -66,7 +66,7 @@ def task_memory(plan: Plan, buffer_bytes: int) -> int:
 
 
 def _plan_bytes(plan: Plan) -> int:
-    """Return what a plan takes in each process, about."""
+    """Return the approximate bytes of a plan in each process."""
     return sum(_FILE_BYTES + _ROW_GROUP_BYTES * len(file.row_groups) for file in plan.table.files)
 
 
@@ -82,7 +82,7 @@ def scatter(job: Job, steps: Steps, task: ScatterTask) -> int:
 
 
 def placed_rows(plan: Plan, task: ScatterTask) -> Iterator[tuple[pa.Table, int]]:
-    """Read the rows of a task, batch by batch, with their places and numbers; and the bytes that each batch takes."""
+    """Yield the rows of a task, batch by batch, with their places and numbers; and the bytes of each batch."""
     places_of = _places(plan, task.first)
     columns = [*plan.columns, *([plan.options.group_by] if plan.options.group_by is not None else [])]
     for rows in read_rows(plan.table, task.first, task.stop, list(dict.fromkeys(columns))):
@@ -92,9 +92,9 @@ def placed_rows(plan: Plan, task: ScatterTask) -> Iterator[tuple[pa.Table, int]]
 
 
 def _places(plan: Plan, first: int) -> Callable[[Rows], Int64]:
-    """Return what says where the rows go that are read one batch after another from the place `first` on.
+    """Return a function from a batch of rows to their places; batches must be consecutive, from the place `first` on.
 
-    Rows of one group all go to the place of its first row, and are there in the order of their numbers.
+    All rows of a group go to the place of its first row, in the order of their numbers.
     """
     groups, group_by = plan.groups, plan.options.group_by
     if groups is not None and group_by is not None:

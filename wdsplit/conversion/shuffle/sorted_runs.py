@@ -1,7 +1,7 @@
 """Sorted runs: files with rows sorted by their places, and the notes of the tasks that wrote them.
 
-A run is cut at multiples of a number of places. A task notes its runs when all are written. The runs of tasks that are
-read together are listed in one file by the first task that needs them.
+A run is cut at multiples of a number of places. A task notes its runs when all are written. The first task that reads
+the runs of several tasks lists them in one file.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class SortedRun(NamedTuple):
 
     Attributes:
         path: Its file.
-        size: The file's bytes.
-        num_rows: Its rows, those included that the plan leaves out.
+        size: The file's size in bytes.
+        num_rows: Number of its rows, including those that the plan leaves out.
         num_bytes: Their bytes in memory.
     """
 
@@ -67,14 +67,14 @@ class SortedRun(NamedTuple):
 
 @dataclass
 class SortedRunWriter:
-    """The runs of a task, as they are written.
+    """Writes the runs of a task.
 
     Attributes:
         storage: The output.
         job: The input of all tasks of the conversion.
-        prefix: What the names of all spill files begin with.
+        prefix: The prefix of all spill files' names.
         name: The task's name.
-        cut_rows: Places at whose multiples a run is cut.
+        cut_rows: Number of places; runs are cut at multiples of it.
     """
 
     storage: Storage
@@ -87,21 +87,21 @@ class SortedRunWriter:
     _runs: list[SortedRun] = field(default_factory=list)
 
     def append(self, rows: pa.Table, num_bytes: int) -> None:
-        """Take rows, with their places and numbers; a run is written when the buffer is full."""
+        """Add rows, with their places and numbers; write a run when the buffer is full."""
         self._buffered.append(rows)
         self._num_buffered += num_bytes
         if self._num_buffered >= self.job.buffer_bytes:
             self._flush()
 
     def end(self) -> None:
-        """Write what is buffered, and note all runs: the task is done."""
+        """Write the buffered rows, and note all runs: the task is done."""
         if self._buffered:
             self._flush()
         self._refuse_taken_over()
         _write_runs(self.storage, self.prefix, self.name, self._runs)
 
     def _refuse_taken_over(self) -> None:
-        """Publish nothing in an output that is another run's by now."""
+        """Refuse an output that another run has taken over."""
         if self.job.shared:
             refuse_taken_over(self.storage, self.job.plan, shared=True)
 
@@ -118,7 +118,7 @@ class SortedRunWriter:
 
 
 def write_run(storage: Storage, path: str, table: pa.Table, buckets: Int64) -> int:
-    """Write sorted rows, a record batch a bucket; return the bytes of the file."""
+    """Write sorted rows, one record batch per bucket; return the bytes of the file."""
     numbers, starts = np.unique(buckets, return_index=True)
     schema = table.schema.with_metadata({BUCKETS: orjson.dumps(numbers.tolist())})
     with storage.publish(path) as file:
@@ -131,7 +131,7 @@ def write_run(storage: Storage, path: str, table: pa.Table, buckets: Int64) -> i
 
 
 class ArrowSink:
-    """A file object, as far as Arrow needs one, over what takes bytes."""
+    """A file object for Arrow that passes bytes on to a pending file."""
 
     closed = False
 
@@ -151,10 +151,10 @@ class ArrowSink:
         return self._position
 
     def flush(self) -> None:
-        """Have nothing to flush."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Leave closing to what takes the bytes."""
+        """Do nothing: the owner closes the pending file."""
 
 
 def _note_path(prefix: str, name: str) -> str:
@@ -169,14 +169,14 @@ def _write_runs(storage: Storage, prefix: str, name: str, runs: Sequence[SortedR
 
 def tasks_without_note(storage: Storage, steps: Steps, tasks: Sequence[Task]) -> list[Task]:
     """Return the tasks that have left no note; the folder is listed once."""
-    there = set(storage.list(SPILL_FOLDER))
-    return [task for task in tasks if f"{steps.prefix}-{task.name}.json" not in there]
+    existing = set(storage.list(SPILL_FOLDER))
+    return [task for task in tasks if f"{steps.prefix}-{task.name}.json" not in existing]
 
 
 def unfinished_tasks(storage: Storage, steps: Steps, tasks: Sequence[Task]) -> list[Task]:
-    """Return the tasks that are still to be run; the folder is listed once."""
+    """Return the tasks that are not finished; the folder is listed once."""
     unfinished = set(tasks_without_note(storage, steps, tasks))
-    if not storage.is_remote:  # a disk may tear notes in a power failure, so they are read
+    if not storage.is_remote:  # a power failure may tear notes on a disk, so they are read
         noted = [task for task in tasks if task not in unfinished]
         notes = in_order(lambda task: _runs(storage, steps, task.name), noted, _REQUESTS_AT_ONCE)
         unfinished.update(task for task, runs in zip(noted, notes, strict=True) if runs is None)
@@ -184,7 +184,7 @@ def unfinished_tasks(storage: Storage, steps: Steps, tasks: Sequence[Task]) -> l
 
 
 def _runs(storage: Storage, steps: Steps, name: str) -> list[SortedRun] | None:
-    """Return the runs of a task, or of a list; None if it has left no note, or one that is damaged."""
+    """Return the runs of a task, or of a list; None if its note is missing or damaged."""
     note = read_note(storage, _note_path(steps.prefix, name))
     if not isinstance(note, list) or not all(isinstance(run, list) and len(run) == 4 for run in note):
         return None
@@ -194,10 +194,11 @@ def _runs(storage: Storage, steps: Steps, name: str) -> list[SortedRun] | None:
 def listed_runs(storage: Storage, steps: Steps, title: str, names: Sequence[str]) -> list[SortedRun]:
     """Return the runs of tasks that are read together, in the order of the tasks.
 
-    The first reader lists them in one file, so that others read one note instead of many. Its title is no task's name.
+    The first reader lists them in one file, so that others read one note instead of many. `title` names this file, and
+    is not the name of a task.
 
     Raises:
-        CorruptDataError: One of them has left no note.
+        CorruptDataError: The note of a task is missing.
     """
     listed = _runs(storage, steps, title)
     if listed is not None:
@@ -209,7 +210,7 @@ def listed_runs(storage: Storage, steps: Steps, title: str, names: Sequence[str]
             raise CorruptDataError(
                 "the note of a scatter task is missing or damaged",
                 place=f"{storage.url}/{_note_path(steps.prefix, name)}",
-                expected="a note of the runs that it has written",
+                expected="a note that lists the runs of the task",
                 remedy="continue with --resume; with a plan, run the shares again, pass by pass",
                 url=f"{storage.url}/{_note_path(steps.prefix, name)}",
             )
@@ -219,7 +220,7 @@ def listed_runs(storage: Storage, steps: Steps, title: str, names: Sequence[str]
 
 
 def damaged_spill(place: str, found: str) -> CorruptDataError:
-    """Return the error that rows which were spilled are not there any more as they were."""
+    """Return the error for spilled rows that are missing or changed."""
     return CorruptDataError(
         "a spill file is damaged",
         place=place,
@@ -234,7 +235,7 @@ def open_run(storage: Storage, run: SortedRun) -> SpillFile:
     """Open a run.
 
     Raises:
-        CorruptDataError: It is damaged, or not there.
+        CorruptDataError: It is damaged or missing.
     """
     with _name_damage(storage, run):
         return open_spill(storage, run.path, run.size)
@@ -262,7 +263,7 @@ def _name_damage(storage: Storage, run: SortedRun) -> Iterator[None]:
 def read_runs(
     storage: Storage, runs: Sequence[SortedRun], read: Callable[[SortedRun], list[pa.RecordBatch]]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield what is read of each run, in the order of the runs; remote ones are read ahead."""
+    """Yield the batches that `read` returns for each run, in the order of the runs; remote runs are read ahead."""
     found = in_order(read, runs, _REQUESTS_AT_ONCE) if storage.is_remote else map(read, runs)
     for batches in found:
         yield from batches

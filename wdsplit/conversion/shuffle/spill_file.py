@@ -1,7 +1,7 @@
 """Reads spill files: Arrow files with a record batch for each bucket of places.
 
-Keeps only the footer and no open descriptor, so that a task can read any number of files. Adjacent batches are read at
-once, with one request from a store.
+Keeps only the footer and no open descriptor, so that a task can read any number of files. Adjacent batches are read
+together, with one request to a store.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from wdsplit.storage.interface import Storage
 __all__ = ["BUCKETS", "SpillFile", "open_spill"]
 
 BUCKETS = "buckets"
-"""Under this name the schema's metadata hold the number of each batch's bucket, as JSON."""
+"""The key in the schema's metadata for the number of each batch's bucket, as JSON."""
 
 _TAIL_BYTES = 64 * 1024
-"""What is fetched when a file is opened: its footer, as a rule."""
+"""Bytes to fetch when a file is opened: they usually contain the footer."""
 _END_BYTES = 10
 """An Arrow file ends with the length of its footer, int32, and b"ARROW1"."""
 _BLOCK = np.dtype([("offset", "<i8"), ("header_bytes", "<i4"), ("unused", "<i4"), ("body_bytes", "<i8")])
 
 
 def open_spill(storage: Storage, path: str, size: int) -> SpillFile:
-    """Open a spill file of `size` bytes; one that is damaged raises pyarrow's ArrowInvalid."""
+    """Open a spill file of `size` bytes; a damaged file raises pyarrow's ArrowInvalid."""
     ranges = _Ranges(storage, path, size)
     ranges.fetch(max(0, size - _TAIL_BYTES), size)
     reader = pa.ipc.open_file(pa.PythonFile(ranges, mode="r"))
@@ -42,7 +42,7 @@ class SpillFile:
 
     Args:
         reader: Reads its batches.
-        ranges: What the reader reads from.
+        ranges: The file object of the reader.
         bounds: int64 of shape (batches + 1,): where its batches begin, and where the last one ends.
 
     Attributes:
@@ -67,7 +67,7 @@ class SpillFile:
 
 
 class _Ranges:
-    """A file object, as far as Arrow needs one; what was fetched is not read again. The file is open only meanwhile."""
+    """A file object for Arrow that serves fetched bytes from memory. The file is open only during a read."""
 
     closed = False
 
@@ -78,13 +78,13 @@ class _Ranges:
         self.drop()
 
     def fetch(self, start: int, stop: int) -> None:
-        """Fetch a range at once, and keep it until another is."""
+        """Fetch a range with one read, and keep it until the next fetch."""
         data = memoryview(pa.allocate_buffer(stop - start)).cast("B")  # Arrow's pool keeps its pages
         self._storage.open(self._path, self.size).read_into(data, start)
         self._start, self._fetched = start, data.toreadonly()
 
     def drop(self) -> None:
-        """Keep nothing; what was read of it stays as long as somebody needs it."""
+        """Drop the fetched range; batches that use it keep its memory."""
         self._start, self._fetched = 0, memoryview(b"")
 
     def read(self, num_bytes: int) -> Any:
@@ -109,14 +109,14 @@ class _Ranges:
         return True
 
     def close(self) -> None:
-        """Have nothing to close."""
+        """Do nothing: no file is open."""
 
 
 def _blocks(ranges: _Ranges) -> Int64:
-    """Return where the batches of an Arrow file begin, and where the last one ends; pyarrow does not tell it.
+    """Return where the batches of an Arrow file begin, and where the last one ends; pyarrow does not expose this.
 
-    The footer is a flatbuffer, whose table has the list of record batches as its fourth field (Arrow's File.fbs); a
-    batch follows the one before.
+    The footer is a flatbuffer. Its table has the list of record batches as fourth field (Arrow's File.fbs). Each batch
+    directly follows the one before.
     """
     ranges.seek(-_END_BYTES, 2)
     footer_bytes = _number(ranges.read(4), 0, "<i4")

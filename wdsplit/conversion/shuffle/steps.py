@@ -1,8 +1,8 @@
 """How a table is cut for the shuffle: into tasks by rows, into regions and buckets by places.
 
-With few tasks, each sorts its rows, and the writer of a shard gathers from all tasks. T tasks make T * T reads. So many
-tasks use two steps of about sqrt(T) reads each: they scatter to regions of places, then the runs of a chunk of
-consecutive tasks in a region are merged into one.
+With few tasks, each sorts its rows, and the writer of a shard gathers from all tasks. T tasks make T * T reads. So with
+many tasks there are two steps of about sqrt(T) reads each: tasks scatter to regions of places, then the runs of a chunk
+of consecutive tasks in a region are merged into one.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _STEPS_NAME = f"{SPILL_FOLDER}/tasks.json"
 _PLACES_NAME = f"{SPILL_FOLDER}/places.json"
 
 ROW_BYTES = 64
-"""What a row takes besides its columns: its place, its number, and their sorting."""
+"""Bytes of a row in memory besides its columns: its place, its number, and their sorting."""
 _SPILLED_ROW_BYTES = 16
-"""What it takes in a spill file besides its columns: its place and its number."""
+"""Bytes of a row in a spill file besides its columns: its place and its number."""
 _BUCKETS_PER_TASK = 4
 _MAX_GATHERED = 256
-"""With more tasks rows are merged: about where gathering from all tasks costs more than reading all rows once more."""
+"""With more tasks, rows are merged: gathering from all tasks would cost more than reading all rows once more."""
 
 
 def _scatter_name(number: int) -> str:
@@ -63,41 +63,41 @@ class ScatterTask(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What its runs are called after."""
+        """The task's name, used in the names of its runs."""
         return _scatter_name(self.number)
 
     def __str__(self) -> str:
-        """Say which rows it scatters."""
+        """Return a text for messages: the rows."""
         return f"rows {self.first} to {self.stop - 1}"
 
 
 class MergeTask(NamedTuple):
-    """Merge what the tasks of a chunk have scattered to a region."""
+    """Merge the rows that the tasks of a chunk have scattered to a region."""
 
     chunk: int
     region: int
 
     @property
     def name(self) -> str:
-        """What its runs are called after."""
+        """The task's name, used in the names of its runs."""
         return f"region-{self.region:06d}-{self.chunk:06d}"
 
     def __str__(self) -> str:
-        """Say what it merges."""
+        """Return a text for messages: region and chunk."""
         return f"region {self.region} of chunk {self.chunk}"
 
 
 @dataclass(frozen=True)
 class Steps:
-    """What all tasks of a conversion must agree on, on any machine.
+    """The settings of the shuffle that all tasks of a conversion share, on any machine.
 
     Attributes:
-        prefix: What the names of its spill files begin with: a late task of another run, or of one that cut the same
-            plan in another way, takes no place.
-        num_tasks: Tasks that scatter.
-        num_regions: Regions; one if rows are scattered only once.
-        region_rows: Places of a region.
-        bucket_rows: Places of a bucket, into which the rows are cut that are gathered.
+        prefix: The prefix of its spill files' names. A late task of another run, or of a run that cut the same plan
+            differently, has another prefix, so it replaces no file.
+        num_tasks: Number of scatter tasks.
+        num_regions: Number of regions; one if rows are not merged.
+        region_rows: Places per region.
+        bucket_rows: Places per bucket, the unit of reading when rows are gathered.
     """
 
     prefix: str
@@ -108,17 +108,17 @@ class Steps:
 
     @property
     def merges(self) -> bool:
-        """Whether what was scattered is merged before it is gathered."""
+        """Whether scattered rows are merged before they are gathered."""
         return self.num_regions > 1
 
     @property
     def scattered_rows(self) -> int:
-        """Places into which the rows are cut that are scattered."""
+        """Number of places at whose multiples the scattered rows are cut."""
         return self.region_rows if self.merges else self.bucket_rows
 
     @property
     def num_chunks(self) -> int:
-        """Chunks: of as many tasks as there are regions, so that a merged run is as large as a task; one if none."""
+        """Number of chunks, with as many tasks as there are regions, so that a merged run is as large as a task."""
         return -(-self.num_tasks // self.num_regions) if self.merges else 1
 
     def scattered(self, chunk: int) -> list[str]:
@@ -132,7 +132,7 @@ class Steps:
         return [MergeTask(chunk, region).name for chunk in range(self.num_chunks)]
 
     def merge_tasks(self) -> list[MergeTask]:
-        """Return all tasks that merge, chunk by chunk; none if rows are scattered only once."""
+        """Return all merge tasks, chunk by chunk; empty if rows are not merged."""
         chunks = range(self.num_chunks) if self.merges else range(0)
         return [MergeTask(chunk, region) for chunk in chunks for region in range(self.num_regions)]
 
@@ -142,8 +142,8 @@ class Cuts:
     """How a run scatters its rows.
 
     Attributes:
-        places: Where the table is cut into tasks, from 0 to its rows.
-        steps: What follows.
+        places: The places at which the table is cut into tasks, from 0 to its number of rows.
+        steps: The settings that the tasks share.
     """
 
     places: tuple[int, ...]
@@ -151,12 +151,12 @@ class Cuts:
 
     @property
     def tasks(self) -> list[ScatterTask]:
-        """All tasks that scatter."""
+        """All scatter tasks."""
         return [ScatterTask(number, *places) for number, places in enumerate(pairwise(self.places))]
 
 
 def write_cuts(storage: Storage, plan: Plan, buffer_bytes: int) -> Cuts:
-    """Decide how a run scatters its rows, with `buffer_bytes` for a task; what was spilled before is removed."""
+    """Decide how a run scatters its rows, with `buffer_bytes` for a task, and note it; remove older spill files."""
     storage.remove(SPILL_FOLDER)
     places = cut_table(plan.table, buffer_bytes)
     row_bytes = plan.table.data_bytes // plan.num_rows + ROW_BYTES
@@ -170,14 +170,14 @@ def write_cuts(storage: Storage, plan: Plan, buffer_bytes: int) -> Cuts:
 
 
 def cut_into_steps(prefix: str, num_rows: int, num_tasks: int, bucket_rows: int) -> Steps:
-    """Return what the tasks of a run agree on; the arguments are those of `Steps`, and the rows of the table."""
+    """Return the settings of a run; the arguments are those of `Steps`, and the number of rows of the table."""
     num_regions = 1 if num_tasks <= _MAX_GATHERED else math.isqrt(num_tasks - 1) + 1
     region_rows = -(-num_rows // num_regions)
     return Steps(prefix, num_tasks, -(-num_rows // region_rows), region_rows, bucket_rows)
 
 
 def cut_table(table: Table, task_bytes: int) -> list[int]:
-    """Cut a table at row groups, so that a task has about so many bytes of rows, or one row group."""
+    """Return the places at which to cut a table: at row groups, so that a task has about `task_bytes`, or one group."""
     cuts, place, num_bytes = [0], 0, 0.0
     for file in table.files:
         for rows in file.counts:
@@ -190,14 +190,14 @@ def cut_table(table: Table, task_bytes: int) -> list[int]:
 
 
 def spilled_bytes(plan: Plan, buffer_bytes: int) -> int:
-    """Return how many bytes are spilled at once, about, with `buffer_bytes` for a task; twice all rows if merged."""
+    """Return the approximate bytes of spill files, with `buffer_bytes` for a task: twice all rows if merged."""
     num_tasks = len(cut_table(plan.table, buffer_bytes)) - 1
-    times = 2 if cut_into_steps("", plan.num_rows, num_tasks, 1).merges else 1
-    return times * (plan.table.data_bytes + plan.num_rows * _SPILLED_ROW_BYTES)
+    copies = 2 if cut_into_steps("", plan.num_rows, num_tasks, 1).merges else 1
+    return copies * (plan.table.data_bytes + plan.num_rows * _SPILLED_ROW_BYTES)
 
 
 def read_steps(storage: Storage, plan: Plan) -> Steps | None:
-    """Return what the tasks of a run agree on; None if that is not decided yet."""
+    """Return the settings that a run's tasks share; None if they are not decided yet."""
     note = read_note_of_plan(storage, plan, _STEPS_NAME)
     types = {each.name: str if each.name == "prefix" else int for each in dataclasses.fields(Steps)}
     if not all(isinstance(note.get(name), kind) for name, kind in types.items()):
@@ -206,7 +206,7 @@ def read_steps(storage: Storage, plan: Plan) -> Steps | None:
 
 
 def read_cuts(storage: Storage, plan: Plan) -> Cuts | None:
-    """Return how the run of a plan scatters its rows; None if that is not decided yet."""
+    """Return how the run of a plan scatters its rows; None if it is not decided yet."""
     steps, places = read_steps(storage, plan), read_note_of_plan(storage, plan, _PLACES_NAME).get("places")
     if steps is None or not isinstance(places, list) or len(places) != steps.num_tasks + 1:
         return None

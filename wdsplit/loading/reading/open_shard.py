@@ -140,6 +140,7 @@ def with_checksums(opened: OpenShard, storage: ReadableStorage, shard: Shard) ->
             url=place,
         ) from None
     except CorruptDataError as error:
+        error.remedy = error.remedy.replace("DATASET", storage.url)
         raise error.at(place) from error
     return replace(opened, checksums=checksums)
 
