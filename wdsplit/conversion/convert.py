@@ -52,8 +52,8 @@ def convert(
         wdsplit.convert("raw/*.parquet", "data/digits")
         wdsplit.convert(({"jpg": image, "cls": label} for image, label in samples), "data/rows")
 
-    Rows from Python are streamed once into an Arrow file in the output's folder (in TMPDIR for a remote output), which
-    is removed at the end. `resume` reads them again: they must be the same, in the same order.
+    Rows from Python are streamed once into an Arrow file in the output's folder, or in TMPDIR for a remote output. The
+    file is removed at the end. `resume` reads the rows again: they must be the same, in the same order.
 
     Args:
         inputs: Paths: one or more files, folders of tables or images, globs, brace expressions. Or rows: an iterable of

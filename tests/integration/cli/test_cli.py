@@ -680,7 +680,7 @@ def test_index_makes_a_dataset_of_tars_and_convert_does_not_overwrite_them(done,
     summary = json.loads(done("inspect", tmp_path / "tars", "--json").out)
     assert summary["samples"] == json.loads(done("inspect", numbers, "--json").out)["samples"]
     message = refused(2, "convert", table, tmp_path / "tars", "--overwrite")
-    assert_says(message, "did not write, but indexed", "would be lost")
+    assert_says(message, "indexed but did not write", "would be lost")
     done("verify", tmp_path / "tars")
 
 

@@ -566,7 +566,7 @@ def test_verify_names_a_table_that_is_wrong(dataset, tmp_path, damage, cause):
     assert isinstance(problem, CorruptDataError)
     assert cause in str(problem)
     assert "000003.tar.parquet" in problem.place
-    assert "--sample-tables" in problem.remedy
+    assert f"`wdsplit index {folder} --sample-tables`" in problem.remedy
 
 
 def test_the_commands(table_path, tmp_path, capsys):

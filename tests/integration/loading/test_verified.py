@@ -150,6 +150,7 @@ def test_checksums_of_another_dataset_are_refused(dataset):
     with pytest.raises(CorruptDataError, match="do not belong to their shard") as caught:
         list(wdsplit.Dataset(str(dataset), verify=True))
     assert "000001.tar.sums" in caught.value.place
+    assert f"`wdsplit verify {dataset} --emit checksums`" in caught.value.remedy
 
 
 def test_checksums_are_written_into_a_bucket_too(remote, bucket):

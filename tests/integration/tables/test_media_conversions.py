@@ -117,7 +117,7 @@ def test_a_run_is_resumed(photos, tmp_path):
 
 @pytest.mark.parametrize(
     ("change", "found"),
-    [("more", "208 bytes"), ("later", "as many bytes, but written later"), ("gone", "no such file")],
+    [("more", "208 bytes"), ("later", "the same size, but another modification time"), ("gone", "no such file")],
 )
 def test_a_file_that_changes_after_the_plan_is_named(change, found, photos, tmp_path, small_batches):
     path = Path(photos) / "dog" / "19.JPEG"

@@ -148,7 +148,7 @@ def test_a_dataset_without_sample_tables_can_only_copy_a_view(dataset):
 def test_nothing_asked_and_invalid_names_are_refused_before_anything_is_read(tmp_path):
     with pytest.raises(InputError, match="no condition for the view"):
         wdsplit.make_view(tmp_path, "v")
-    with pytest.raises(InputError, match="invalid name of a view"):
+    with pytest.raises(InputError, match="invalid view name"):
         wdsplit.make_view(tmp_path, "../v", where="x > 1")
 
 
@@ -355,7 +355,7 @@ def test_arguments_that_contradict_each_other_are_refused(dataset, arguments, te
         (("--drop", "goood"), "did you mean 'good'?"),
         (("good", "--where", "row > 1"), "use --overwrite"),
         (("v", "--keys", "none.txt"), "none.txt"),
-        (("a/b", "--where", "row > 1"), "invalid name of a view"),
+        (("a/b", "--where", "row > 1"), "invalid view name"),
     ],
 )
 def test_what_cannot_be_done_ends_with_a_message_and_code_2(dataset, capfd, arguments, text):

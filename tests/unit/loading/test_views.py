@@ -137,7 +137,7 @@ def test_a_condition_holds_in_all_epochs(path):
     ("chosen", "problem"),
     [
         ({"view": "eazy"}, "did you mean 'easy'"),
-        ({"view": 7}, "invalid name of a view"),
+        ({"view": 7}, "invalid view name"),
         ({"view": {}}, "empty dict"),
         ({"view": {-1: "easy"}}, "-1 as an epoch"),
         ({"view": {"0": "easy"}}, "'0' as an epoch"),

@@ -98,7 +98,7 @@ def test_the_bitmaps_of_a_local_view_are_in_its_mapped_file(storage, manifest):
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "-x", ".x", "a b", "é", "x" * 101, 3, None])
 def test_odd_names_are_refused(name):
-    with pytest.raises(InputError, match="invalid name of a view"):
+    with pytest.raises(InputError, match="invalid view name"):
         check_view_name(name)
 
 

@@ -92,7 +92,7 @@ def test_a_metadata_file_without_file_names_is_refused(root, tmp_path):
 
 def test_a_column_that_is_named_as_the_media_is_refused(root, tmp_path):
     write_metadata(tmp_path / "photos", "metadata.jsonl", [row | {"image": 1} for row in ROWS])
-    with pytest.raises(InputError, match="name that is taken: 'image'"):
+    with pytest.raises(InputError, match="reserved or duplicate name: 'image'"):
         listed(root)
 
 
