@@ -33,7 +33,7 @@ __all__ = ["Found", "find_below", "find_given"]
 
 _FILES_AT_ONCE = 1024
 _THREADS = 8
-_HIDDEN, _OTHER, _EMPTY, _BROKEN = "hidden", "of other kinds", "empty", "broken links or special files"
+_HIDDEN, _OTHER, _EMPTY, _BROKEN = "hidden", "of other kinds", "empty", "not files, or broken links"
 
 
 @dataclass(frozen=True)

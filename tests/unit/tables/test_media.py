@@ -110,7 +110,7 @@ def test_what_is_left_out_is_counted_and_named_in_the_plan(tmp_path):
     assert names_of(plan.table) == ["a/1.jpg", "b/2.jpg"]
     assert plan.summary()["notes"] == [
         f"{root}: left out: 1 empty, such as b/empty.jpg; 2 hidden, such as .git; "
-        "2 broken links or special files, such as b/gone.jpg; 2 of other kinds, such as notes.txt"
+        "2 not files, or broken links, such as b/gone.jpg; 2 of other kinds, such as notes.txt"
     ]
 
 
@@ -170,7 +170,7 @@ def test_files_that_are_left_out_decide_neither_kind_nor_field(tmp_path):
     plan = planned([write_files(tmp_path, "1.jpg")], options())
     assert [one.name for one in plan.fields] == ["jpg"]
     assert [note.partition(": ")[2] for note in plan.table.notes] == [
-        "left out: 4 empty, such as a.png; 1 broken links or special files, such as e.gif"
+        "left out: 4 empty, such as a.png; 1 not files, or broken links, such as e.gif"
     ]
 
 

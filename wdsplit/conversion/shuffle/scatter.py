@@ -30,7 +30,7 @@ _COPIES = 6
 """Maximum copies of its rows that a task has in memory: as read, sorted, encoded, laid out and written."""
 _FILE_BYTES, _ROW_GROUP_BYTES = 1024, 64
 """Approximate bytes of an input file, and of one of its row groups, in a plan."""
-_MIN_BYTES, _USUAL_BYTES, _MAX_BYTES = 8 * 1024**2, 32 * 1024**2, 1024**3
+_LEAST_BYTES, _USUAL_BYTES, _MAX_BYTES = 8 * 1024**2, 32 * 1024**2, 1024**3
 _USUAL_TASKS = 128
 REMOTE_MEMORY = 1024**3
 """The default memory of a conversion on unknown machines."""
@@ -49,7 +49,7 @@ def task_bytes(memory_bytes: int, jobs: int, local_bytes: int | None = None) -> 
     """
     free = (memory_bytes - _BASE_BYTES - _JOB_BYTES * jobs) // (jobs * _COPIES)
     enough = _MAX_BYTES if local_bytes is None else max(_USUAL_BYTES, local_bytes // _USUAL_TASKS)
-    return min(_MAX_BYTES, enough, max(_MIN_BYTES, free))
+    return min(_MAX_BYTES, enough, max(_LEAST_BYTES, free))
 
 
 def loadable_bytes(memory_bytes: int, jobs: int) -> int:
