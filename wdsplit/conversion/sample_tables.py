@@ -234,19 +234,14 @@ def _path_of(job: _Job, number: int) -> str:
 def _make(job: _Job, number: int) -> _Made:
     """Make the table of a shard, unless it exists. Runs in a worker process; may run twice."""
     storage, listed = open_storage(job.url, job.options), job.manifest.shards[number]
-    existing = _existing_table(storage, listed)
-    if existing is not None and _is_right(job, storage, listed, existing):
-        return _Made(number, existing.schema, Counter())
+    found = _existing_table(storage, listed)
+    if found is not None and _is_right(job, storage, listed, found):
+        return _Made(number, found.schema, Counter())
     lost: Counter[str] = Counter()
-    if (
-        existing is not None
-        and job.kept is not None
-        and not job.new
-        and set(job.kept.names) <= set(existing.column_names)
-    ):
-        table = existing.select(job.kept.names)
+    if found is not None and job.kept is not None and not job.new and set(job.kept.names) <= set(found.column_names):
+        table = found.select(job.kept.names)
     else:
-        table = _merged(job, existing, read_rows(storage, listed, job.recipe, lost))
+        table = _merged(job, found, read_rows(storage, listed, job.recipe, lost))
     _publish(job, storage, listed, table)
     return _Made(number, table.schema, lost)
 
