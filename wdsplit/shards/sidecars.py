@@ -67,7 +67,7 @@ ENERGON_SCHEMA = (
 """The tables of Energon's `index.sqlite`; tar_file_id counts the shards of `.info.json` in their order."""
 
 _ENERGON_VERSION = "7.4.1"
-"""The version of Megatron-Energon whose `energon prepare` writes the same files."""
+"""The version of Megatron-Energon whose `energon prepare` these files follow."""
 _DALI_VERSION = "v1.2"
 
 Int64 = npt.NDArray[np.int64]

@@ -159,7 +159,7 @@ def _column_of(path: str, names: Collection[str]) -> str:
 
 
 def _batch_rows(file: InputFile, table: pq.ParquetFile, groups: Sequence[int], columns: Sequence[str]) -> int:
-    """Return the rows of a batch, from the sizes in the footer, or of the first decoded rows if they are larger.
+    """Return the number of rows of a batch, by the sizes in the footer, or of the first decoded rows if larger.
 
     Values that repeat are stored once in a parquet file, so the footer may state far too little.
     """
