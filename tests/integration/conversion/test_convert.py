@@ -935,7 +935,7 @@ def test_a_run_is_not_resumed_on_an_input_that_was_written_since(table_path, tmp
     Run(open_storage(str(out))).start(plan)
     write_shards(Job(str(out), plan, 2**20), Span(0, 1))
     os.utime(path, ns=(2, 2))
-    with pytest.raises(OutputExistsError, match="was written since"):
+    with pytest.raises(OutputExistsError, match="has changed since"):
         converted(str(path), out, shards=2, resume=True)
     os.utime(path, ns=(1, 1))
     assert converted(str(path), out, shards=2, resume=True).num_samples == NUM_ROWS

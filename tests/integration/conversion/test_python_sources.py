@@ -93,7 +93,7 @@ def test_types_may_widen_after_many_rows_and_nothing_is_lost(tmp_path):
 
 @pytest.mark.parametrize(
     ("late", "cause"),
-    [("text", "a column changes type"), (0.5, "a value has another type")],
+    [("text", "a column changes type"), (0.5, "a value of column 'x' has another type")],
 )
 def test_values_that_do_not_go_with_the_rows_before_are_refused(tmp_path, late, cause):
     table = pa.table({"x": [2**53 + 1] * 3})
