@@ -136,7 +136,9 @@ class AnnotationRun:
                 )
             if plan.get("modified") != modified:
                 remedy = "use --overwrite to start again"
-                self._refuse("an input was written since the run began", "another time of writing", remedy, "the same")
+                self._refuse(
+                    "an input has changed since the run began", "another modification time", remedy, "the same"
+                )
             self._remove_temporary(self._storage, job)
             rows, keys, groups = (tuple(plan[name]) for name in ("rows", "keys", "groups"))
             return Cuts(rows, keys, groups, plan["num_partitions"])
