@@ -140,7 +140,11 @@ class Audit:
             raise
         finally:
             self._is_entered = False
-            self._rendezvous.leave("its audit is over" if error is None else f"{type(error).__name__}: {error}")
+            why = "its audit is over"
+            if error is not None:
+                done = f" (after {self._record.progress()})" if self._record is not None else ""
+                why = f"{type(error).__name__}: {error}"[:900] + done
+            self._rendezvous.leave(why)
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the loader's batches."""
@@ -162,7 +166,11 @@ class Audit:
         if record is None or not self._is_entered:
             return
         rendezvous = self._rendezvous
-        facts = rendezvous.gathered(record.facts())
+        try:
+            facts = rendezvous.gathered(record.facts())
+        except CheckError as error:  # often because this rank, or the missing one, has left its loop early
+            error.found = f"{error.found}; this rank has done {record.progress()}"
+            raise
         self._refuse_other_epochs(record, facts)
         steps, positions, total = record.steps(), record.positions(), sum(each.num_samples for each in facts)
         by_position = compare_positions(rendezvous, steps, positions, total, record.due(facts), record.stop)

@@ -156,8 +156,9 @@ class Rendezvous:
                 place=self._name,
                 expected=f"{len(keys)} ranks within {self._timeout_s:g} s",
                 found=f"{names_of(missing)} did not arrive",
-                remedy="find where they are, for example with `py-spy dump --pid`: they wait for something else, have "
-                "a different number of steps, or need more time (timeout_s)",
+                remedy="find where they are, for example with `py-spy dump --pid` (pip install py-spy): they wait for "
+                "something else, perhaps for a rank that left its loop early and did arrive, or need more time "
+                "(timeout_s)",
             ) from error
         notes = store.multi_get(keys) if store.has_extended_api() else [store.get(key) for key in keys]
         self._raise_if_left([bytes(note) for note in notes])
@@ -235,7 +236,8 @@ class Rendezvous:
                 place=self._name,
                 expected=f"{len(notes)} ranks",
                 found=listed(left),
-                remedy="find out why they ended, starting with the first",
+                remedy="find out why they ended, starting with the first; a timeout may mean that another rank left its "
+                "loop early",
             )
 
 

@@ -120,6 +120,10 @@ class Record:
             return dict(zip(last.names, batch, strict=True))
         return batch if isinstance(batch, Mapping) else {}
 
+    def progress(self) -> str:
+        """Return how many batches were received, such as "4 of 10 steps"."""
+        return f"{len(self._positions):,} of {len(self._steps):,} steps"
+
     def facts(self) -> Facts:
         """Return the facts that other ranks need."""
         dataset, num_steps, all_steps = self._loader.dataset, len(self._positions), self._steps

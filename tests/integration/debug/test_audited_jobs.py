@@ -64,7 +64,8 @@ def test_an_audit_fails_on_all_ranks_and_names_samples_ranks_and_steps(job, name
 
 def test_nobody_waits_for_a_rank_that_has_left_an_audit_by_an_error(job):
     first = job.ranks[0]["a rank that fails"]
-    assert "rank 1 left: EndedError: the loss is nan" in first["text"]
+    assert "rank 1 left: EndedError: the loss is nan (after 3 of " in first["text"]
+    assert re.search(r"; this rank has done (\d+) of \1 steps", first["text"])
     assert first["waited_s"] < 100
 
 
