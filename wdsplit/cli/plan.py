@@ -177,7 +177,7 @@ def _plan_text(plan: Plan, space: str) -> str:
 
 def _input_text(plan: Plan) -> str:
     """Return how many rows or files are converted."""
-    what, where = ("files", "folder") if plan.table.names_files else ("rows", "file")
+    what, where = ("files", "input folder") if plan.table.names_files else ("rows", "file")
     of_all, count = _of_all(plan.num_rows, plan.table.total_rows), len(plan.table.files)
     return f"{plan.num_rows:,} {what}{of_all} in {count:,} {where}{'s' if count > 1 else ''}"
 
