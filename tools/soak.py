@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import gc
 import itertools
 import json
@@ -119,33 +120,34 @@ def left_and_resumed(path: str, leg: Leg, chance: random.Random, epoch: int) -> 
     first, second = chance.sample(WORKERS, 2)
     loader = open_loader(path, leg, **first)
     loader.set_epoch(epoch)
-    stop, given = chance.randrange(1, len(loader)), []
-    before = set(children_of(os.getpid()))
-    batches = iter(loader)
-    for batch in itertools.islice(batches, stop):
-        given += numbers_of(batch)
-    workers = sorted(set(children_of(os.getpid())) - before)
-    if workers and chance.random() < 0.5:
-        os.kill(chance.choice(workers), signal.SIGKILL)
-        given += until_death(batches)
-    state = json.loads(json.dumps(loader.state_dict()))
-    del batches, loader
+    stop, kills = chance.randrange(1, len(loader)), chance.random() < 0.5
+    given, state = until_left(loader, stop, chance if kills else None)
+    del loader
     other = open_loader(path, leg, **second)
-    other.load_state_dict(state)
+    other.load_state_dict(json.loads(json.dumps(state)))
     for batch in other if state["epoch"] == epoch else ():
         given += numbers_of(batch)
     check(given, leg, f"{path}, {first}, then {second}")
 
 
-def until_death(batches: Iterator[Any]) -> list[int]:
-    """Return what still comes before the error: all, if the worker that died had made its part already."""
+def until_left(loader: Any, stop: int, kills: random.Random | None) -> tuple[list[int], dict[str, Any]]:
+    """Take some batches; return their samples and the state after them.
+
+    With `kills`, a worker process is killed then, if there is one, and batches are taken until that is an error. torch
+    raises it in whatever line the program is just then. So samples and state are noted together.
+    """
     given: list[int] = []
-    try:
-        for batch in batches:
-            given += numbers_of(batch)
-    except RuntimeError:
-        pass
-    return given
+    state = loader.state_dict()
+    before = set(children_of(os.getpid()))
+    with contextlib.suppress(RuntimeError):
+        for step, batch in enumerate(loader, 1):
+            given, state = [*given, *numbers_of(batch)], loader.state_dict()
+            workers = sorted(set(children_of(os.getpid())) - before) if step == stop else ()
+            if workers and kills is not None:
+                os.kill(kills.choice(workers), signal.SIGKILL)
+            elif step == stop:
+                break
+    return given, state
 
 
 def train(folder: str, url: str, minutes: float, rounds: int) -> None:
@@ -166,7 +168,8 @@ def train(folder: str, url: str, minutes: float, rounds: int) -> None:
 
 
 def survey(temporary: str) -> dict[str, float]:
-    """Return what this program and its children have now."""
+    """Return what this program and its children have now, without the memory that glibc keeps for later."""
+    ctypes.CDLL(None).malloc_trim(0)
     children = [*children_of(os.getpid())]
     maps = [Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in (os.getpid(), *children)]
     own = {f"torch_{pid}_" for pid in (os.getpid(), *children)}
@@ -175,6 +178,7 @@ def survey(temporary: str) -> dict[str, float]:
         "seconds": time.monotonic(),
         "MiB": sum(kib_of("Pss", text) for text in maps) / 1024,
         "MiB of its own": kib_of("Anonymous", maps[0]) / 1024,
+        "blocks of Python": sys.getallocatedblocks(),
         "connections": opened.count("socket"),
         "descriptors": len(opened) - opened.count("socket"),
         "threads": len(os.listdir("/proc/self/task")),
@@ -277,7 +281,7 @@ def judge(found: list[dict[str, float]]) -> list[str]:
         grown.append(f"memory by {slope * 3600:.1f} MiB an hour")
     most = max(each["connections"] for each in found)
     grown += [f"connections to the store, {most} of at most {CONNECTIONS}"] * (most > CONNECTIONS)
-    for name in ("MiB", "MiB of its own", "connections", *COUNTED):
+    for name in ("MiB", "MiB of its own", "blocks of Python", "connections", *COUNTED):
         values = [each[name] for each in found]
         rows.append((name, *(f"{value:.0f}" for value in (values[0], values[half], values[-1], max(values)))))
         if name in COUNTED and values[-1] > max(values[: half + 1]):

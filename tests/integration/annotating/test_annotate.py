@@ -465,7 +465,7 @@ def test_an_input_that_was_written_anew_is_not_continued_with(data, tmp_path, li
     source = write_table(tmp_path / "s.parquet", scores(), 20)
     killed(data, source, "join")
     os.utime(source, (1, 1))
-    with pytest.raises(OutputExistsError, match="an input was written"):
+    with pytest.raises(OutputExistsError, match="an input has changed"):
         annotate(data, source, resume=True)
 
 
