@@ -92,7 +92,7 @@ def loops():
     paste("step % 1000 == 999", {**SMALL, **changes}, first)
     again = new_program(loader=wdsplit.Loader(open_train(), batch_size=8))
     loop = f"    for images, labels in loader:\n        {STEP}"
-    paste("# any number of ranks, workers", {"    ...\n": loop, ", 90)": ", 2)"}, again)
+    paste("# on every rank; their number may differ", {"    ...\n": loop, ", 90)": ", 2)"}, again)
     evaluated = new_program(wdsplit=wdsplit, hits=0)
     paste("hits += ((model(images)", {"batch_size=256": "batch_size=8"}, evaluated)
     return {"seen": first["seen"], "resumed": again["seen"], "hits": int(evaluated["hits"])}

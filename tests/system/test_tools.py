@@ -29,7 +29,14 @@ def test_two_rounds_of_the_soak_lose_nothing_and_leave_nothing(tmp_path):
 
 def surveys(**grown):
     """Return what forty rounds have found, an hour together, where some values rise by so much each round."""
-    start = {"seconds": 0.0, "MiB": 100.0, "MiB of its own": 50.0, "connections": 9, **dict.fromkeys(soak.COUNTED, 5)}
+    start = {
+        "seconds": 0.0,
+        "MiB": 100.0,
+        "MiB of its own": 50.0,
+        "blocks of Python": 9,
+        "connections": 9,
+        **dict.fromkeys(soak.COUNTED, 5),
+    }
     grown = {"seconds": 90.0, **{name.replace("_", " "): value for name, value in grown.items()}}
     return [{name: value + number * grown.get(name, 0) for name, value in start.items()} for number in range(40)]
 
