@@ -236,8 +236,8 @@ class Rendezvous:
                 place=self._name,
                 expected=f"{len(notes)} ranks",
                 found=listed(left),
-                remedy="find out why they ended, starting with the first; a timeout may mean that another rank left its "
-                "loop early",
+                remedy="find out why they ended, starting with the first; a timeout may mean that another rank left "
+                "its loop early",
             )
 
 
