@@ -28,20 +28,19 @@ RUNS = {
 
 
 def aims_of(name: str, arguments: list[str]) -> list[str]:
-    """Run a benchmark; return the rows of its table of aims."""
+    """Run a benchmark; return the rows of its table of aims, which it prints last; none if it has no aims."""
     command = [sys.executable, "-m", f"tools.bench.{name}", *arguments]
     print(f"\n## {' '.join(command[1:])} (load {os.getloadavg()[0]:.1f})\n", flush=True)
-    rows: list[str] = []
+    lines: list[str] = []
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=core.ROOT) as running:
         assert running.stdout is not None
-        is_aim = False
         for line in running.stdout:
             print(line, end="", flush=True)
-            is_aim = line == "Aims\n" or (is_aim and line[0] in "|\n")
-            rows += [line] if is_aim and line.startswith("| ") else []
+            lines.append(line)
     if running.returncode:
         raise SystemExit(f"{name} failed")
-    return rows[2:]
+    header = 4  # the title, an empty line, the columns, and the line below them
+    return lines[lines.index("Aims\n") + header :] if "Aims\n" in lines else []
 
 
 def main() -> None:
