@@ -5,6 +5,7 @@ The only module of the loader that needs torch for more than tensors.
 
 from __future__ import annotations
 
+import copy
 import multiprocessing
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from wdsplit.errors import PipelineError
+from wdsplit.loading.transport.shared_integers import SharedIntegers
 from wdsplit.loading.worker import Bound, SubBatches
 
 __all__ = ["not_sent", "worker_processes"]
@@ -36,7 +38,8 @@ def worker_processes(
         persistent: Whether the processes stay from one iteration to the next.
         multiprocessing_context: How they are started; None for Python's default.
     """
-    context = multiprocessing.get_context(multiprocessing_context)
+    context: Any = copy.copy(multiprocessing.get_context(multiprocessing_context))
+    context.Event = _Event
     sub_batches.bound = Bound(context, num_workers, prefetch_factor + 1, prefetch_bytes // num_workers)
     return DataLoader(
         _Stream(sub_batches),
@@ -45,9 +48,26 @@ def worker_processes(
         collate_fn=_unchanged,
         prefetch_factor=prefetch_factor,
         persistent_workers=persistent,
-        multiprocessing_context=multiprocessing_context,
+        multiprocessing_context=context,
         generator=torch.Generator(),
     )
+
+
+class _Event:
+    """The event by which torch ends its workers, without a lock.
+
+    That of multiprocessing has one, even to look whether it is set. A worker that is killed just then leaves it locked,
+    and the program and all other workers would wait for it forever.
+    """
+
+    def __init__(self) -> None:
+        self._is_set = SharedIntegers(1)
+
+    def is_set(self) -> bool:
+        return bool(self._is_set.array[0])
+
+    def set(self) -> None:
+        self._is_set.array[0] = 1
 
 
 class _Stream(IterableDataset[Any]):

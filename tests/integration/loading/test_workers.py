@@ -347,6 +347,28 @@ def test_a_worker_that_is_killed_is_an_error_soon(payloads, nothing_left, option
     assert time.monotonic() - begun < SOON_S
 
 
+def die_in_torchs_event(sample):
+    """Be killed while looking, as each worker does before each parcel, at the event by which torch ends workers."""
+    seen = itertools.count(1)
+
+    def trace(frame, event, argument):
+        if frame.f_code.co_name == "is_set" and next(seen) == 3:  # after the call and its first line
+            os.kill(os.getpid(), signal.SIGKILL)
+        return trace
+
+    frame = sys._getframe()
+    while "done_event" not in frame.f_locals:
+        frame = frame.f_back
+    sys.settrace(trace)
+    frame.f_locals["done_event"].is_set()
+
+
+@pytest.mark.parametrize("options", [KINDS["processes"], KINDS["persistent processes"]], ids=["new", "persistent"])
+def test_a_worker_that_is_killed_in_torchs_event_is_an_error_too(payloads, nothing_left, options):
+    with pytest.raises(RuntimeError, match=r"killed|exited"):
+        list(Loader(Dataset(payloads).map(die_in_torchs_event), 8, **options))
+
+
 def fail_at_row_5(sample):
     if int(sample["cls"]) == 5:
         raise KeyError("row 5")
