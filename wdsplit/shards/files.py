@@ -33,6 +33,7 @@ from wdsplit.shards.manifest import (
 from wdsplit.shards.sample_tables import dump_samples, samples_path
 from wdsplit.shards.table import MAX_TABLE_BYTES
 from wdsplit.storage.interface import ReadableStorage, Storage
+from wdsplit.storage.locks import end_before_forks
 from wdsplit.tar.index import dump_index
 from wdsplit.tar.members import Body, trailer_bytes
 
@@ -124,7 +125,7 @@ def _read_files(storage: ReadableStorage) -> tuple[bytes, bytes]:
     """Return header and table of a dataset; read both at the same time if it is remote."""
     if not storage.is_remote:
         return _read_header(storage), storage.read(SHARDS_NAME, MAX_TABLE_BYTES)
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(1, initializer=end_before_forks) as pool:
         table = pool.submit(storage.read, SHARDS_NAME, MAX_TABLE_BYTES)
         header = _read_header(storage)
         return header, table.result()

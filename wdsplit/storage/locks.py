@@ -1,13 +1,18 @@
-"""Locks between threads, and file locks between processes."""
+"""Locks between threads, file locks between processes, and forks while threads end."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import threading
+import time
 from pathlib import Path
 
-__all__ = ["ProcessLock", "leads_to", "open_locked", "unlock"]
+__all__ = ["ProcessLock", "end_before_forks", "leads_to", "open_locked", "unlock"]
+
+_FORK_WAITS_S = 1.0
+_threads: set[threading.Thread] = set()
+"""Those for which forks wait, once they have begun to end."""
 
 
 class ProcessLock:
@@ -57,3 +62,28 @@ def leads_to(path: Path, fd: int) -> bool:
         return os.path.samestat(os.stat(path), os.fstat(fd))
     except FileNotFoundError:
         return False
+
+
+def end_before_forks() -> None:
+    """Let this process fork only before this thread begins to end, or after it has ended entirely. Linux only.
+
+    A thread that has ended for Python still gives back what OpenSSL keeps for it, under a lock. A process that is
+    forked just then would have that lock locked, and wait for it forever.
+    """
+    _threads.difference_update([thread for thread in _threads.copy() if not thread.is_alive() and not _exists(thread)])
+    _threads.add(threading.current_thread())
+
+
+def _exists(thread: threading.Thread) -> bool:
+    """Tell whether the system still has a thread."""
+    return os.path.exists(f"/proc/self/task/{thread.native_id}")
+
+
+def _wait_for_ending_threads() -> None:
+    deadline = time.monotonic() + _FORK_WAITS_S
+    for thread in _threads.copy():
+        while not thread.is_alive() and _exists(thread) and time.monotonic() < deadline:
+            time.sleep(0.0001)
+
+
+os.register_at_fork(before=_wait_for_ending_threads)

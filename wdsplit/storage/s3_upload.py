@@ -16,6 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from wdsplit.errors import DatasetNotFoundError, StorageError, WdsplitError
+from wdsplit.storage.locks import end_before_forks
 from wdsplit.storage.retry import Retries
 from wdsplit.storage.s3_client import S3Client
 from wdsplit.storage.s3_errors import UploadMismatchError, error_code
@@ -127,7 +128,7 @@ class S3Upload:
         """Let a thread send the gathered upload part; first wait for the oldest one if there are too many."""
         if self._id is None:
             self._id = str(self._client.ask("create_multipart_upload", self._url, Key=self._key)["UploadId"])
-            self._threads = ThreadPoolExecutor(_CONCURRENT_PARTS)
+            self._threads = ThreadPoolExecutor(_CONCURRENT_PARTS, initializer=end_before_forks)
         if len(self._in_flight) == _CONCURRENT_PARTS:
             self._etags.append(self._in_flight.popleft().result())
         assert self._threads is not None

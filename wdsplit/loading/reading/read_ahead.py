@@ -25,7 +25,7 @@ from wdsplit.loading.reading.open_shard import OpenShard
 from wdsplit.loading.reading.ranges import Range
 from wdsplit.order.epoch import Int64
 from wdsplit.storage.interface import ReadableFile
-from wdsplit.storage.locks import ProcessLock
+from wdsplit.storage.locks import ProcessLock, end_before_forks
 
 __all__ = ["Ahead", "Fetch", "FetchRange", "LazyShard", "num_requests"]
 
@@ -239,6 +239,11 @@ class Fetch:
         """Tell whether another thread is opening the shard; if so, this goes back into the queue after that."""
         return self._shard.is_being_opened(lambda: fetches.put(self))
 
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing needs to be waited for."""
+        return self._is_done
+
     def mark_urgent(self) -> None:
         """Mark the samples as needed now, so that they do not wait for room."""
         if self._pid == os.getpid() and not self._is_done and not self._is_urgent:
@@ -350,6 +355,7 @@ def _side_by_side(ranges: Sequence[FetchRange]) -> list[list[int]]:
 
 
 def _work(fetches: queue.SimpleQueue[Fetch | None], memory: _Memory, is_downloading: bool) -> None:
+    end_before_forks()
     while (fetch := fetches.get()) is not None:
         if not memory.is_closed and not (is_downloading and fetch.is_requeued(fetches)):
             fetch.run()

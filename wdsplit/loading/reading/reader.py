@@ -10,7 +10,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import accumulate, islice
+from itertools import accumulate, islice, takewhile
 from typing import Any, Protocol
 
 import numpy as np
@@ -32,7 +32,7 @@ _SAMPLES_TOGETHER, _WINDOWS_TOGETHER = 1024, 64
 of windows, because all their shards are open meanwhile."""
 
 _LARGE_WINDOW_BYTES = 1024**2
-"""Fetched windows above this size are parsed one by one, each as soon as it arrives."""
+"""Fetched windows above this size are parsed as soon as they arrive, together with the next ones if these are there."""
 
 _MAX_PLANS = 256
 """Lists of positions to plan ahead at most: shards on a disk are not fetched, so the limit of bytes does not apply."""
@@ -180,10 +180,13 @@ class SampleReader:
     def _num_together(self, new: Collection[tuple[int, PlannedWindow]]) -> int:
         """Return how many windows, from the first on, are read together."""
         window = next(iter(new))[1]
+        most = min(_WINDOWS_TOGETHER, len(new))
         is_large = self.ahead is not None and self._num_bytes(window) > _LARGE_WINDOW_BYTES
         if is_large and self._shard(window.visit).lazy.get().file.is_remote:
-            return 1
-        most = min(_WINDOWS_TOGETHER, len(new))
+            if self._is_view:  # its windows end at different times, but those read together stay in memory together
+                return 1
+            fetches = (self._fetches.get(each) for _, each in islice(new, most))
+            most = max(1, sum(1 for _ in takewhile(lambda fetch: fetch is not None and fetch.is_done, fetches)))
         if not self._is_view:
             return min(most, -(-_SAMPLES_TOGETHER // self._window_size))
         ends = accumulate(len(each.places) for _, each in islice(new, most))

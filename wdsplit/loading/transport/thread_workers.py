@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from wdsplit.loading.transport.collate import num_bytes
+from wdsplit.storage.locks import end_before_forks
 
 __all__ = ["Raised", "Threads"]
 
@@ -77,6 +78,7 @@ def _end(queues: Sequence[_Queue], threads: Sequence[threading.Thread]) -> None:
 
 
 def _work(sub_batches: Iterator[Any], queue: _Queue) -> None:
+    end_before_forks()
     try:
         for sub_batch in sub_batches:
             if not queue.put(sub_batch):

@@ -1,0 +1,37 @@
+"""Forks while threads end."""
+
+import ctypes
+import os
+import sys
+import threading
+
+import pytest
+
+from wdsplit.storage.locks import end_before_forks
+
+END_US = 200_000
+
+
+def end_slowly(is_awaited):
+    """End for Python at once, and for the system later: as OpenSSL does, with a destructor of the thread's data."""
+    libc = ctypes.CDLL(None)
+    key = ctypes.c_uint()
+    assert libc.pthread_key_create(ctypes.byref(key), libc.usleep) == 0
+    assert libc.pthread_setspecific(key, ctypes.c_void_p(END_US)) == 0
+    if is_awaited:
+        end_before_forks()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize("is_awaited", [True, False])
+def test_a_fork_waits_until_a_thread_that_ends_has_ended_entirely(is_awaited):
+    thread = threading.Thread(target=end_slowly, args=[is_awaited])
+    thread.start()
+    thread.join()
+    task = f"/proc/{os.getpid()}/task/{thread.native_id}"
+    assert os.path.exists(task)
+    child = os.fork()
+    if child == 0:
+        os._exit(os.path.exists(task))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == (not is_awaited)
