@@ -1,3 +1,5 @@
+from unittest.mock import patch
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -84,8 +86,9 @@ spans = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.booleans()),
 """For each piece: the bytes before it, its own bytes, and whether it is wanted."""
 
 
+@pytest.mark.parametrize("few", [0, 1024])
 @given(spans)
-def test_pieces_are_those_of_the_data_and_nothing_of_what_is_between(spans):
+def test_pieces_are_those_of_the_data_and_nothing_of_what_is_between(few, spans):
     data, starts, expected = bytearray(), [], []
     for number, (gap, size, wanted) in enumerate(spans):
         data += b"-" * gap
@@ -93,9 +96,17 @@ def test_pieces_are_those_of_the_data_and_nothing_of_what_is_between(spans):
         data += bytes([number]) * size
         expected.append(bytes([number]) * size if wanted else None)
     sizes, wanted = [size for _, size, _ in spans], [wanted for _, _, wanted in spans]
-    taken = pieces(data, np.array(starts, np.int64), np.array(sizes, np.int64), np.array(wanted, np.bool_))
+    with patch("wdsplit.loading.reading.window._FEW_PIECES", few):
+        taken = pieces(data, np.array(starts, np.int64), np.array(sizes, np.int64), np.array(wanted, np.bool_))
     assert taken.tolist() == expected
     assert all(type(piece) in (bytes, type(None)) for piece in taken)
+
+
+def test_few_needed_pieces_of_many_are_copied_without_arrow_and_so_without_pandas():
+    starts, wanted = np.arange(5000), np.arange(5000) % 1000 == 7
+    with patch("wdsplit.loading.reading.window.with_gaps", side_effect=AssertionError):
+        taken = pieces(bytes(range(250)) * 20, starts, np.ones(5000, np.int64), wanted)
+    assert dict(enumerate(taken)) == {row: bytes([row % 250]) if wanted[row] else None for row in range(5000)}
 
 
 @pytest.mark.parametrize(("starts", "sizes"), [([-1], [1]), ([0, 4], [5, 1]), ([4, 0], [1, 1]), ([0, 9], [1, 2])])
