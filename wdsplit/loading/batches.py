@@ -5,6 +5,7 @@ They combine the steps with the workers' sub-batches. The state is explicit, so 
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -157,8 +158,9 @@ class Batches(Iterator[Any]):
         self.ended = True
         self.running.close(failed, at_once)
 
-    def __del__(self) -> None:
-        self.running.close()
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_finalizing():  # then modules are gone, and workers end with the program
+            self.running.close()
 
 
 class EpochProgress:
