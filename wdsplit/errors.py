@@ -6,6 +6,7 @@ would expect. Worker processes can pickle all of them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -79,6 +80,15 @@ class WdsplitError(Exception):
         """Return the same error with `place` before its own place: a caller that knows the file adds it to the row."""
         joined = f"{place}, {self.place}" if self.place else place
         return type(self)(self.cause, joined, self.expected, self.found, self.remedy, self.url, self.key, self.offset)
+
+    def in_dataset(self, dataset: str, path: str) -> WdsplitError:
+        """Return the same error of a file of a dataset, with its place, and the dataset in the commands of the remedy.
+
+        Who writes such a remedy need not know the dataset, and writes `wdsplit COMMAND DATASET`.
+        """
+        error = self.at(f"{dataset}/{path}")
+        error.remedy = re.sub(r"\b(wdsplit \w+) DATASET\b", lambda found: f"{found[1]} {dataset}", error.remedy)
+        return error
 
 
 class InputError(WdsplitError, ValueError):

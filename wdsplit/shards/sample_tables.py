@@ -46,7 +46,6 @@ _COLUMN_BYTES, _MAX_FOOTER = 2048, 1024**2
 """Maximum bytes of a footer for each column in the manifest, and of a whole footer without a manifest."""
 _MIN_DELTA_BITS = 32
 """Narrower integers are written plainly: parquet does not delta-encode them."""
-_REMEDY = "make the sample tables again with `wdsplit index {} --sample-tables`"
 
 _KINDS: dict[str, pa.DataType] = {
     str(kind): kind
@@ -226,13 +225,13 @@ def read_samples(
     try:
         data = storage.read(path, MAX_TABLE_BYTES)
     except DatasetNotFoundError as error:
-        damaged = _damaged("no such file", f"the sample table of {shard.path}", storage.url)
-        raise damaged.at(f"{storage.url}/{path}") from error
+        damaged = _damaged("no such file", f"the sample table of {shard.path}")
+        raise damaged.in_dataset(storage.url, path) from error
     try:
         return parse_samples(data, shard, columns, schema)
     except CorruptDataError as error:
-        error.url, error.remedy = f"{storage.url}/{path}", _REMEDY.format(storage.url)
-        raise error.at(error.url) from error
+        error.url = f"{storage.url}/{path}"
+        raise error.in_dataset(storage.url, path) from error
 
 
 def recipe_of(data: bytes) -> str:
@@ -276,6 +275,10 @@ def _shown(schema: pa.Schema) -> str:
     return ", ".join(f"{field.name}: {field.type}" for field in schema)[:1000]
 
 
-def _damaged(found: str, expected: str, dataset: str = "DATASET") -> CorruptDataError:
-    remedy = _REMEDY.format(dataset)
-    return CorruptDataError("a sample table cannot be read", expected=expected, found=found, remedy=remedy)
+def _damaged(found: str, expected: str) -> CorruptDataError:
+    return CorruptDataError(
+        "a sample table cannot be read",
+        expected=expected,
+        found=found,
+        remedy="make the sample tables again with `wdsplit index DATASET --sample-tables`",
+    )

@@ -230,7 +230,7 @@ def read_view(storage: ReadableStorage, manifest: Manifest, name: str) -> tuple[
     try:
         found = parse_view(name, data, manifest)
     except WdsplitError as error:
-        raise _located(error, storage, path) from error
+        raise error.in_dataset(storage.url, path) from error
     if isinstance(data, mmap.mmap):
         data.madvise(mmap.MADV_DONTNEED)  # the check has read all; an epoch maps its parts again
     return found
@@ -248,7 +248,7 @@ def _read_head(storage: ReadableStorage, name: str) -> StoredView:
     except DatasetNotFoundError:
         raise _unknown(storage, name) from None
     except WdsplitError as error:
-        raise _located(error, storage, path) from error
+        raise error.in_dataset(storage.url, path) from error
 
 
 def _head(name: str, data: mmap.mmap | bytes) -> tuple[StoredView, int]:
@@ -301,12 +301,6 @@ def _selection(data: memoryview, stored: StoredView, totals: npt.NDArray[np.int6
     if stored.fingerprint != selection.fingerprint:
         raise _damaged(stored.name, "bytes that were changed")
     return selection
-
-
-def _located(error: WdsplitError, storage: ReadableStorage, path: str) -> WdsplitError:
-    """Return an error of a view's file with its place, and a remedy whose commands name the dataset."""
-    error.remedy = error.remedy.replace("wdsplit view DATASET ", f"wdsplit view {storage.url} ")
-    return error.at(f"{storage.url}/{path}")
 
 
 def _damaged(name: str, found: str) -> CorruptDataError:

@@ -140,8 +140,7 @@ def with_checksums(opened: OpenShard, storage: ReadableStorage, shard: Shard) ->
             url=place,
         ) from None
     except CorruptDataError as error:
-        error.remedy = error.remedy.replace("DATASET", storage.url)
-        raise error.at(place) from error
+        raise error.in_dataset(storage.url, path) from error
     return replace(opened, checksums=checksums)
 
 
