@@ -39,7 +39,9 @@ def arguments(description: str) -> Parser:
     parser.add_argument("train", metavar="TRAIN", help="the training dataset, as `wdsplit convert` wrote it")
     parser.add_argument("test", metavar="TEST", help="the held-out dataset")
     parser.add_argument("--epochs", type=int, default=3, help="epochs in all, those before a resume included")
-    parser.add_argument("--batch-size", type=int, default=32, help="images of a step, for each rank")
+    parser.add_argument(
+        "--batch-size", type=int, default=32, help="images of a step: of each rank; in train_images.py of all"
+    )
     parser.add_argument("--workers", type=int, default=2, help="threads that read and decode, for each rank")
     parser.add_argument("--lr", type=float, default=0.003, help="the learning rate")
     parser.add_argument("--seed", type=int, default=0, help="what the order and the first weights depend on")

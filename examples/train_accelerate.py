@@ -45,18 +45,18 @@ def main() -> None:
         loader.set_epoch(epoch)
         model.train()
         total = torch.zeros(2, device=accelerator.device)
-        for step, (images, labels, _) in enumerate(loader, loader.step + 1):
+        for step, (images, labels, _) in enumerate(loader, loader.step):
             with accelerator.accumulate(model):
                 loss = F.cross_entropy(model(normalise(images)), labels)
                 accelerator.backward(loss)
                 optimizer.step()
                 optimizer.zero_grad()
             total += torch.stack([loss.detach(), torch.ones_like(loss)])
-            pace.count(step, is_update=accelerator.sync_gradients)
+            pace.count(step + 1, is_update=accelerator.sync_gradients)
             if pace.saves:
                 save(args.checkpoint, accelerator)
             if pace.stops:
-                say(f"stopped in epoch {epoch} after {step} steps")
+                say(f"stopped in epoch {epoch} after {step + 1} steps")
                 accelerator.end_training()
                 return
         total = accelerator.reduce(total)

@@ -59,7 +59,7 @@ def train_epoch(
     """Train for one epoch, or for what is left of it; return the mean loss of all ranks."""
     model.train()
     epoch, total = loader.epoch, torch.zeros(2, device=device)
-    for step, (images, labels, _) in enumerate(loader, loader.step + 1):
+    for step, (images, labels, _) in enumerate(loader, loader.step):
         images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             loss = F.cross_entropy(model(normalise(images)), labels)
@@ -68,11 +68,11 @@ def train_epoch(
         optimizer.step()
         total += torch.stack([loss.detach(), torch.ones_like(loss)])
 
-        pace.count(step)
+        pace.count(step + 1)
         if pace.saves:
             save(pace.checkpoint, model, optimizer, loader)
         if pace.stops:
-            say(f"stopped in epoch {epoch} after {step} steps")
+            say(f"stopped in epoch {epoch} after {step + 1} steps")
             dist.destroy_process_group()
             raise SystemExit
     dist.all_reduce(total)

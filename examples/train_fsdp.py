@@ -53,14 +53,14 @@ def main() -> None:
         loader.set_epoch(epoch)
         model.train()
         total = torch.zeros(2, device=device)
-        for step, (images, labels, _) in enumerate(loader, loader.step + 1):
+        for step, (images, labels, _) in enumerate(loader, loader.step):
             loss = training.step(images.to(device, non_blocking=True), labels.to(device, non_blocking=True))
             total += torch.stack([loss.float(), torch.ones_like(loss).float()])
-            pace.count(step)
+            pace.count(step + 1)
             if pace.saves:
-                training.save(args.checkpoint / f"epoch-{epoch:04d}-step-{step:07d}")
+                training.save(args.checkpoint / f"epoch-{epoch:04d}-step-{step + 1:07d}")
             if pace.stops:
-                say(f"stopped in epoch {epoch} after {step} steps")
+                say(f"stopped in epoch {epoch} after {step + 1} steps")
                 dist.destroy_process_group()
                 return
         dist.all_reduce(total)

@@ -2,7 +2,7 @@
 
     torchrun --standalone --nproc-per-node 2 examples/train_images.py TRAIN TEST --epochs 2
     python examples/train_images.py TRAIN TEST --epochs 2          # one process does as well
-    ... --checkpoint run.pt --resume                               # go on where a run stopped, on any number of ranks
+    ... --checkpoint run.pt --resume     # go on where a run stopped, on ranks that divide --batch-size
 
 What it adds to `train_ddp.py`: `wdsplit.debug.audit` around the loader, which fails the run if a sample came twice
 in an epoch or not at all; a global batch size, so that the training is the same on any number of ranks; a learning rate
