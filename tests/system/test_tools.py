@@ -32,7 +32,7 @@ def surveys(**grown):
     start = {
         "seconds": 0.0,
         "MiB": 100.0,
-        "MiB of its own": 50.0,
+        "MiB, shared pages once": 50.0,
         "blocks of Python": 9,
         "connections": 9,
         **dict.fromkeys(soak.COUNTED, 5),
