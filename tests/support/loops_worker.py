@@ -22,6 +22,7 @@ from made_datasets import deliveries, delivering
 from torchruns import leave_group
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
+from wdsplit.loading.process_workers import worker_context
 
 BATCH = 8
 WORKERS = (0, 2)
@@ -32,7 +33,8 @@ def dataset(path):
 
 
 def workers_of(workers, **more):
-    return {"num_workers": workers, **(more if workers else {})}
+    """Return torch's options for workers; with the Loader's context: many forks beside gloo's threads, and one hangs."""
+    return {"num_workers": workers, **({"multiprocessing_context": worker_context(), **more} if workers else {})}
 
 
 def plain(path, workers, kind=DataLoader, **options):

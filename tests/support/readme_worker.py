@@ -88,7 +88,8 @@ def open_train():
 def loops():
     """Train with checkpoints in mid-epoch; go on from the last one; evaluate."""
     first = new_program()
-    changes = {"            ...\n": f"            {STEP}", ", 90)": ", 2)", "step % 1000 == 999": "step == 3"}
+    changes = {", 90)": ", 2)", "step % 1000 == 999": "step == 3"}
+    changes["            ...  # your step, with your model and optimizer\n"] = f"            {STEP}"
     paste("step % 1000 == 999", {**SMALL, **changes}, first)
     again = new_program(loader=wdsplit.Loader(open_train(), batch_size=8))
     loop = f"    for images, labels in loader:\n        {STEP}"

@@ -8,6 +8,8 @@ from __future__ import annotations
 import copy
 import multiprocessing
 from collections.abc import Iterable, Iterator
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkProcess
 from typing import Any
 
 import torch
@@ -17,7 +19,10 @@ from wdsplit.errors import PipelineError
 from wdsplit.loading.transport.shared_integers import SharedIntegers
 from wdsplit.loading.worker import Bound, SubBatches
 
-__all__ = ["not_sent", "worker_processes"]
+__all__ = ["not_sent", "worker_context", "worker_processes"]
+
+_PATIENCE_S = 1.0
+"""So long the first attempt to fork a worker has until the worker runs."""
 
 
 def worker_processes(
@@ -38,8 +43,7 @@ def worker_processes(
         persistent: Whether the processes stay from one iteration to the next.
         multiprocessing_context: How they are started; None for Python's default.
     """
-    context: Any = copy.copy(multiprocessing.get_context(multiprocessing_context))
-    context.Event = _Event
+    context = worker_context(multiprocessing_context)
     sub_batches.bound = Bound(context, num_workers, prefetch_factor + 1, prefetch_bytes // num_workers)
     return DataLoader(
         _Stream(sub_batches),
@@ -51,6 +55,51 @@ def worker_processes(
         multiprocessing_context=context,
         generator=torch.Generator(),
     )
+
+
+def worker_context(start_method: str | None = None) -> Any:
+    """Return the context of multiprocessing in which torch's workers cannot hang: see `_Event` and `_ForkedProcess`."""
+    context: Any = copy.copy(multiprocessing.get_context(start_method))
+    context.Event = _Event
+    if context.get_start_method() == "fork":
+        context.Process = _ForkedProcess
+    return context
+
+
+class _ForkedProcess(ForkProcess):
+    """A process that is forked again if it does not come to run, which it does only once its parent knows.
+
+    A fork copies locks as they are. If a thread of torch begins or ends to use Python just then, Python 3.11.7 waits in
+    the new process for a lock that nobody has (python/cpython#112275), and handlers of C libraries may do the same.
+    """
+
+    _ends: tuple[Connection, Connection]
+
+    @staticmethod
+    def _Popen(process: Any) -> Any:  # noqa: N802
+        patience_s = _PATIENCE_S
+        while True:
+            ours, theirs = process._ends = multiprocessing.Pipe()
+            started: Any = ForkProcess._Popen(process)
+            with ours, theirs:
+                if ours.poll(patience_s):
+                    ours.send(None)
+                    return started
+            started.kill()
+            started.wait()
+            started.close()
+            patience_s *= 2
+
+    def run(self) -> None:
+        ours, theirs = self._ends
+        ours.close()
+        with theirs:
+            try:
+                theirs.send(None)
+                theirs.recv()
+            except (EOFError, OSError):  # the parent has ended, or was interrupted
+                return
+        super().run()
 
 
 class _Event:

@@ -20,9 +20,10 @@ import pytest
 import torch
 
 from loader_kinds import KINDS, every_kind
-from made_datasets import converted, deliveries, delivering, expected_batches
+from made_datasets import converted, deliveries, delivering, expected_batches, real_rows
 from tables import DEADLINE_S, start_process, wait_until
 from wdsplit.errors import PipelineError
+from wdsplit.loading import process_workers
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
 
@@ -367,6 +368,27 @@ def die_in_torchs_event(sample):
 def test_a_worker_that_is_killed_in_torchs_event_is_an_error_too(payloads, nothing_left, options):
     with pytest.raises(RuntimeError, match=r"killed|exited"):
         list(Loader(Dataset(payloads).map(die_in_torchs_event), 8, **options))
+
+
+@pytest.fixture
+def stuck_forks():
+    """A list; a process waits forever inside `fork` whose parent then finds something to pop from it."""
+    os.register_at_fork(before=lambda: is_stuck.append(bool(waiting) and waiting.pop()))
+    os.register_at_fork(after_in_child=lambda: is_stuck[-1] and time.sleep(1000))
+    waiting, is_stuck = [], []
+    yield waiting
+    waiting.clear()
+
+
+@pytest.mark.parametrize("options", [KINDS["processes"], KINDS["persistent processes"]], ids=["new", "persistent"])
+def test_a_worker_that_waits_forever_inside_fork_is_forked_again(
+    numbers, stuck_forks, nothing_left, monkeypatch, options
+):
+    monkeypatch.setattr(process_workers, "_PATIENCE_S", 0.05)
+    stuck_forks += [True, True, False, True]
+    batches = list(Loader(delivering(Dataset(numbers)), 12, **options))
+    assert not stuck_forks
+    assert real_rows([each for batch in batches for each in deliveries(batch)]) == list(range(101))
 
 
 def fail_at_row_5(sample):
