@@ -52,8 +52,8 @@ WARM_UP = 10
 """Rounds of which memory is not judged."""
 GROWTH = 0.03
 """The part of its memory by which a program may have grown over the second half."""
-CONNECTIONS = 48
-"""A loader sends 16 requests at a time, and so may one that was just left; some more open shards."""
+CONNECTIONS = 144
+"""A loader sends 64 requests at a time, and so may one that was just left; some more open shards."""
 COUNTED = ("descriptors", "threads", "processes", "shared memory", "temporary files")
 WORKERS: tuple[dict[str, Any], ...] = (
     {"num_workers": 0},

@@ -6,6 +6,7 @@ The only module of the loader that needs torch for more than tensors.
 from __future__ import annotations
 
 import copy
+import logging
 import multiprocessing
 from collections.abc import Iterable, Iterator
 from multiprocessing.connection import Connection
@@ -20,6 +21,8 @@ from wdsplit.loading.transport.shared_integers import SharedIntegers
 from wdsplit.loading.worker import Bound, SubBatches
 
 __all__ = ["not_sent", "worker_context", "worker_processes"]
+
+logger = logging.getLogger(__name__)
 
 _PATIENCE_S = 1.0
 """So long the first attempt to fork a worker has until the worker runs."""
@@ -85,6 +88,7 @@ class _ForkedProcess(ForkProcess):
                 if ours.poll(patience_s):
                     ours.send(None)
                     return started
+            logger.warning("a worker has hung inside fork for %g s, and is forked again", patience_s)
             started.kill()
             started.wait()
             started.close()

@@ -174,7 +174,7 @@ class Samples(FluidStages, MapDataset):
         exclude: Any = None,
         storage_options: Mapping[str, Any] | None = None,
         fs: Any = None,
-        connections: int = 16,
+        connections: int = 64,
         cache_dir: str | os.PathLike[str] | None = None,
         cache_size: int | str | None = None,
         verify: bool = False,

@@ -13,7 +13,7 @@ __all__ = ["ASSUMPTIONS", "DEFAULT_TOPOLOGIES", "Cluster", "Estimate", "Load", "
 
 ASSUMPTIONS = (
     "All ranks of a node share its link evenly; nothing else uses it.",
-    "Storage answers any number of requests, each after the latency. A rank has at most 16 requests in progress.",
+    "Storage answers any number of requests, each after the latency. A rank has at most 64 requests in progress.",
     "With workers, reading, decoding and training overlap perfectly: a step takes as long as the slowest of the three.",
     "Without workers, the rank decodes between two steps, while only reading overlaps with training.",
     "A worker needs 0.1 ms per sample and 10 ms per megapixel of its images, unless --sample-ms says otherwise.",
@@ -99,7 +99,7 @@ class Cluster:
     step_ms: float = 200.0
     sample_ms: float | None = None
     ranks_per_node: int = 8
-    connections: int = 16
+    connections: int = 64
     price_per_1000_requests: float = 0.0004
     price_per_gb: float = 0.0
 

@@ -38,4 +38,4 @@ def test_shards_far_away_are_advised_to_be_kept_near(numbers, monkeypatch):
     loader = Loader(Dataset(numbers), 12, num_workers=4)
     monkeypatch.setattr(type(loader.dataset.source.storage()), "has_latency", True)
     [_, advice] = advice_for(loader, 0.0, 4)
-    assert "read_ahead_bytes (now its default) and connections (now 16)" in advice
+    assert "read_ahead_bytes (now its default) and connections (now 64)" in advice

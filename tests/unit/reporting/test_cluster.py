@@ -41,7 +41,7 @@ def test_a_link_that_is_too_slow_decides_how_long_a_step_takes():
 
 def test_requests_take_their_latency_as_many_at_a_time_as_there_are_connections():
     found = estimate(LOAD, Cluster(link_gbits=1000, latency_ms=320, step_ms=1))
-    assert found.requests_s == pytest.approx(20 * 0.32 / 16)
+    assert found.requests_s == pytest.approx(20 * 0.32 / 64)
     assert found.bound == "requests"
 
 

@@ -58,7 +58,8 @@ class Access:
         storage_options: How to reach a remote store.
         read_ahead_bytes: Bytes of a remote dataset that all workers of a rank together fetch before they are needed.
             None for 128 MiB, or for the size of the windows that they keep if that is more: these end at the same time.
-        connections: Concurrent requests of all these workers together.
+        connections: Concurrent requests of all these workers together: a first batch needs index and window of each lane's
+            first shard.
         cache: Keeps the shards on the node's own disk.
         verify: Compare each sample that is read with its checksum.
         tars: The shards, if they are tars without a manifest beside them, with the indexes as companions.
@@ -67,7 +68,7 @@ class Access:
 
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
     read_ahead_bytes: int | None = None
-    connections: int = 16
+    connections: int = 64
     cache: ShardCache | None = None
     verify: bool = False
     tars: GatheredFiles | None = None
