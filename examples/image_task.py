@@ -33,15 +33,13 @@ class Parser(argparse.ArgumentParser):
         return parsed
 
 
-def arguments(description: str) -> Parser:
-    """Return a parser of the arguments that all examples have."""
+def arguments(description: str, batch: str = "images of a step, for each rank") -> Parser:
+    """Return a parser of the arguments that all examples have; `batch` says what a batch is."""
     parser = Parser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter, allow_abbrev=False)
     parser.add_argument("train", metavar="TRAIN", help="the training dataset, as `wdsplit convert` wrote it")
     parser.add_argument("test", metavar="TEST", help="the held-out dataset")
     parser.add_argument("--epochs", type=int, default=3, help="epochs in all, those before a resume included")
-    parser.add_argument(
-        "--batch-size", type=int, default=32, help="images of a step: of each rank; in train_images.py of all"
-    )
+    parser.add_argument("--batch-size", type=int, default=32, help=batch)
     parser.add_argument("--workers", type=int, default=2, help="threads that read and decode, for each rank")
     parser.add_argument("--lr", type=float, default=0.003, help="the learning rate")
     parser.add_argument("--seed", type=int, default=0, help="what the order and the first weights depend on")
