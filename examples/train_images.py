@@ -94,7 +94,8 @@ def train_epoch(
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line; the batch size is that of all ranks together."""
-    parser = arguments("Train a small network on images, and audit what the ranks received.", "images of a step")
+    what = "Train a small network on images, and audit what the ranks received."
+    parser = arguments(what, "images of a step, of all ranks together")
     parser.set_defaults(epochs=2, batch_size=64, lr=0.005, size=8)
     parser.add_argument("--cache-dir", help="keep the shards of a remote dataset in this folder of the node's own disk")
     return parser.parse_args()

@@ -33,7 +33,7 @@ def dataset(path):
 
 
 def workers_of(workers, **more):
-    """Return torch's options for workers; with the Loader's context: many forks beside gloo's threads, and one hangs."""
+    """Return torch's options for workers, with the Loader's context: of many forks beside gloo's threads one hangs."""
     return {"num_workers": workers, **({"multiprocessing_context": worker_context(), **more} if workers else {})}
 
 

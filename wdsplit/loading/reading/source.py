@@ -58,8 +58,7 @@ class Access:
         storage_options: How to reach a remote store.
         read_ahead_bytes: Bytes of a remote dataset that all workers of a rank together fetch before they are needed.
             None for 128 MiB, or for the size of the windows that they keep if that is more: these end at the same time.
-        connections: Concurrent requests of all these workers together: a first batch needs index and window of each lane's
-            first shard.
+        connections: Concurrent requests of all these workers together: a first batch needs two for each lane.
         cache: Keeps the shards on the node's own disk.
         verify: Compare each sample that is read with its checksum.
         tars: The shards, if they are tars without a manifest beside them, with the indexes as companions.
