@@ -14,17 +14,16 @@ import numpy as np
 
 from wdsplit.checks.classes import measure_classes
 from wdsplit.errors import InputError, MissingDependencyError
-from wdsplit.loading.reading.source import Source
+from wdsplit.loading.opening import open_dataset
+from wdsplit.loading.reading.source import Access, Source
 from wdsplit.loading.views import chosen_views
 from wdsplit.notebook import html_table
 from wdsplit.order.epoch import EpochOrder, Int64, OrderOptions
 from wdsplit.order.mixing import mixing
 from wdsplit.order.split import Steps, World, worker_of
-from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import Manifest
 from wdsplit.storage.given import located_one
 from wdsplit.storage.interface import ReadableStorage
-from wdsplit.storage.opening import open_readable_storage
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -152,7 +151,7 @@ def audit(
             print(finding)
 
     Args:
-        url: The dataset's folder.
+        url: The dataset's folder, or tars, as for `Dataset`.
         options: Topology and order; None for one rank without workers.
         progress: Called with each finding as soon as it is known.
         storage_options: Options for a remote store, as for `Dataset`.
@@ -170,8 +169,8 @@ def audit(
 
 
 def _findings(url: str, storage_options: Mapping[str, Any] | None, options: AuditOptions) -> Iterator[Finding]:
-    storage = open_readable_storage(url, storage_options)
-    manifest = read_manifest(storage)
+    _, manifest, access = open_dataset(url, Access(storage_options))
+    storage = access.storage(url)
     order_options = OrderOptions(options.seed, options.shuffle, manifest.lanes, manifest.window, options.tail)
     choice = {"view": options.view, "where": options.where}
     views = chosen_views(storage, manifest, choice, storage_options=storage_options)

@@ -12,8 +12,10 @@ import numpy as np
 from wdsplit.checks.contents import Contents, read_contents
 from wdsplit.checks.sample_files import payloads, write_files
 from wdsplit.errors import InputError
+from wdsplit.loading.opening import open_dataset
 from wdsplit.loading.reading.numbered import NumberedSamples
 from wdsplit.loading.reading.open_shard import open_shard
+from wdsplit.loading.reading.source import Access
 from wdsplit.loading.views import chosen_views
 from wdsplit.order.distribution import Readers, reading_advice
 from wdsplit.order.epoch import EpochOrder, Int64, OrderOptions
@@ -21,13 +23,11 @@ from wdsplit.order.numbers import SampleNumbers
 from wdsplit.order.selection import Selection
 from wdsplit.order.split import readers_per_lane
 from wdsplit.shards.annotations import Annotation, scan_annotations
-from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import Field, Manifest
 from wdsplit.shards.stored import damaged, intact
 from wdsplit.shards.views import StoredView, scan_views
 from wdsplit.storage.given import located_one
 from wdsplit.storage.interface import ReadableStorage
-from wdsplit.storage.opening import open_readable_storage
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -100,7 +100,7 @@ def inspect(
         print(wdsplit.inspect("data/train").num_samples)  # 64
 
     Args:
-        url: The dataset's folder.
+        url: The dataset's folder, or tars, as for `Dataset`.
         samples: Number of first samples to read; with 0, only the manifest is read.
         storage_options: Options for a remote store, as for `Dataset`.
         fs: fsspec file system of the folder; None to choose it by the path.
@@ -112,8 +112,8 @@ def inspect(
         WdsplitError: The manifest or a shard cannot be read.
     """
     url, storage_options = located_one(url, storage_options, fs)
-    storage = open_readable_storage(url, storage_options)
-    manifest = read_manifest(storage)
+    _, manifest, access = open_dataset(url, Access(storage_options))
+    storage = access.storage(url)
     chosen = chosen_views(storage, manifest, {"view": view, "where": where}, storage_options=storage_options)
     numbers = SampleNumbers(manifest.shards.num_real, chosen.selection_at(0))
     first = _first_samples(storage, manifest, numbers, samples)
@@ -246,7 +246,7 @@ def assign(
         print(wdsplit.assign("data/train", world_size=2, num_workers=4))
 
     Args:
-        url: The dataset's folder.
+        url: The dataset's folder, or tars, as for `Dataset`.
         world_size: Number of ranks.
         num_workers: Workers per rank; 0 reads in the rank's own process.
         batch_size: Samples per batch on each rank.
@@ -265,8 +265,8 @@ def assign(
         WdsplitError: The manifest cannot be read.
     """
     url, storage_options = located_one(url, storage_options, fs)
-    storage = open_readable_storage(url, storage_options)
-    manifest = read_manifest(storage)
+    _, manifest, access = open_dataset(url, Access(storage_options))
+    storage = access.storage(url)
     views = chosen_views(storage, manifest, {"view": view, "where": where}, storage_options=storage_options)
     selection = views.selection_at(epoch)
     counts = manifest.shards.num_real if selection is None else selection.counts

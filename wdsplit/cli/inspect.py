@@ -233,12 +233,12 @@ def _one_sample(dataset: str, key_or_index: str | int, output: str | None, as_js
 
 def _sample(dataset: str, key_or_index: str | int) -> dict[str, Any]:
     """Return the sample with this key or number."""
+    from wdsplit.loading.opening import open_dataset
     from wdsplit.loading.reading.lookup import find_sample
-    from wdsplit.shards.files import read_manifest
-    from wdsplit.storage.opening import open_readable_storage
+    from wdsplit.loading.reading.source import Access
 
-    storage = open_readable_storage(dataset)
-    return find_sample(storage, read_manifest(storage), key_or_index)
+    url, manifest, access = open_dataset(dataset, Access())
+    return find_sample(access.storage(url), manifest, key_or_index)
 
 
 def _as_json(dataset: str, found: Inspection) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def open_source(path: Any, window: int | None = None, limit: int | None = None, 
 
 
 def open_dataset(
-    path: Any, access: Access, cache_dir: str | os.PathLike[str] | None, fs: AbstractFileSystem | None = None
+    path: Any, access: Access, cache_dir: str | os.PathLike[str] | None = None, fs: AbstractFileSystem | None = None
 ) -> tuple[str, Manifest, Access]:
     """Open the user's path: a folder with a manifest, or tars without one.
 

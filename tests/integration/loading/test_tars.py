@@ -325,3 +325,18 @@ def test_fields_that_not_all_samples_have_bring_a_warning_with_counts_and_a_key(
     assert "0001.cls is in 1 of 27, such as 'b' of 4.tar" in text
     assert "txt is in 25 of 27, not in 'b' of 4.tar" in text
     assert "cls is in 26 of 27, not in 'b' of 4.tar" in text
+
+
+@pytest.mark.parametrize("root", ["folder", "remote"])
+def test_tars_are_inspected_assigned_and_audited_as_an_indexed_folder_is(root, request, folder, tmp_path):
+    pattern = given("glob", request.getfixturevalue(root))
+    shutil.copytree(folder, tmp_path / "indexed")
+    index_tars(tmp_path / "indexed")
+
+    def found(path):
+        inspected, assigned = wdsplit.inspect(path), wdsplit.assign(path, world_size=2, num_workers=2)
+        audited = wdsplit.audit(path, wdsplit.AuditOptions(world_size=2, batch_size=3, read=True))
+        kept = [{name: sample[name] for name in sample if name != "__url__"} for sample in inspected.first_samples]
+        return inspected.num_samples, kept, assigned, audited
+
+    assert found(pattern) == found(str(tmp_path / "indexed"))
