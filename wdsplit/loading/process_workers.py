@@ -8,9 +8,12 @@ from __future__ import annotations
 import copy
 import logging
 import multiprocessing
+import os
+import signal
 from collections.abc import Iterable, Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkProcess
+from multiprocessing.popen_fork import Popen
 from typing import Any
 
 import torch
@@ -83,7 +86,7 @@ class _ForkedProcess(ForkProcess):
         patience_s = _PATIENCE_S
         while True:
             ours, theirs = process._ends = multiprocessing.Pipe()
-            started: Any = ForkProcess._Popen(process)
+            started = _Forked(process)
             with ours, theirs:
                 if ours.poll(patience_s):
                     ours.send(None)
@@ -104,6 +107,24 @@ class _ForkedProcess(ForkProcess):
             except (EOFError, OSError):  # the parent has ended, or was interrupted
                 return
         super().run()
+
+
+class _Forked(Popen):
+    """The system's side of a forked process.
+
+    torch raises the error of a killed worker from a signal handler: if that is here, just when the system has said how
+    the process ended, the answer is lost, and multiprocessing would take the process for alive from then on.
+    """
+
+    def poll(self, flag: int = os.WNOHANG) -> int | None:
+        if self.returncode is None:
+            try:
+                process, status = os.waitpid(self.pid, flag)
+            except ChildProcessError:
+                process, status = self.pid, int(signal.SIGKILL)
+            if process == self.pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
 
 
 class _Event:

@@ -391,6 +391,16 @@ def test_a_worker_that_waits_forever_inside_fork_is_forked_again(
     assert real_rows([each for batch in batches for each in deliveries(batch)]) == list(range(101))
 
 
+def test_a_worker_whose_end_was_noticed_elsewhere_is_not_taken_for_alive():
+    process = process_workers.worker_context("fork").Process(target=time.sleep, args=(1000,))
+    process.start()
+    process.kill()
+    os.waitpid(process.pid, 0)
+    process.join()
+    assert not process.is_alive()
+    assert process not in multiprocessing.active_children()
+
+
 def fail_at_row_5(sample):
     if int(sample["cls"]) == 5:
         raise KeyError("row 5")
