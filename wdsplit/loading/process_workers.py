@@ -112,8 +112,8 @@ class _ForkedProcess(ForkProcess):
 class _Forked(Popen):
     """The system's side of a forked process.
 
-    torch raises the error of a killed worker from a signal handler: if that is here, just when the system has said how
-    the process ended, the answer is lost, and multiprocessing would take the process for alive from then on.
+    torch raises the error of a killed worker from a signal handler. If it does so here, just when the system has said
+    how the process ended, the answer is lost, and multiprocessing would take the process for alive from then on.
     """
 
     def poll(self, flag: int = os.WNOHANG) -> int | None:
