@@ -26,7 +26,6 @@ from wdsplit.shards.annotations import Annotation, scan_annotations
 from wdsplit.shards.manifest import Field, Manifest
 from wdsplit.shards.stored import damaged, intact
 from wdsplit.shards.views import StoredView, scan_views
-from wdsplit.storage.given import located_one
 from wdsplit.storage.interface import ReadableStorage
 
 if TYPE_CHECKING:
@@ -111,10 +110,9 @@ def inspect(
         InputError: The view does not exist.
         WdsplitError: The manifest or a shard cannot be read.
     """
-    url, storage_options = located_one(url, storage_options, fs)
-    _, manifest, access = open_dataset(url, Access(storage_options))
+    url, manifest, access = open_dataset(url, Access(storage_options), fs=fs)
     storage = access.storage(url)
-    chosen = chosen_views(storage, manifest, {"view": view, "where": where}, storage_options=storage_options)
+    chosen = chosen_views(storage, manifest, {"view": view, "where": where}, storage_options=access.storage_options)
     numbers = SampleNumbers(manifest.shards.num_real, chosen.selection_at(0))
     first = _first_samples(storage, manifest, numbers, samples)
     views, annotations = scan_views(storage), scan_annotations(storage)
@@ -264,10 +262,9 @@ def assign(
         InputError: A number is too small, there are too many readers, or the view does not exist.
         WdsplitError: The manifest cannot be read.
     """
-    url, storage_options = located_one(url, storage_options, fs)
-    _, manifest, access = open_dataset(url, Access(storage_options))
+    url, manifest, access = open_dataset(url, Access(storage_options), fs=fs)
     storage = access.storage(url)
-    views = chosen_views(storage, manifest, {"view": view, "where": where}, storage_options=storage_options)
+    views = chosen_views(storage, manifest, {"view": view, "where": where}, storage_options=access.storage_options)
     selection = views.selection_at(epoch)
     counts = manifest.shards.num_real if selection is None else selection.counts
     options = OrderOptions(seed, shuffle, lanes or manifest.lanes, manifest.window, tail)

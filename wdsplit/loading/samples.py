@@ -21,7 +21,7 @@ from wdsplit.loading.opening import open_dataset
 from wdsplit.loading.options import access_of, checked_options
 from wdsplit.loading.reading.lookup import checked_number, find_number, missing_key
 from wdsplit.loading.reading.numbered import NumberedSamples
-from wdsplit.loading.reading.source import Source
+from wdsplit.loading.reading.source import Access, Source
 from wdsplit.loading.stages.randomness import at_epoch
 from wdsplit.loading.views import chosen_views
 from wdsplit.loading.world import with_worker
@@ -174,7 +174,7 @@ class Samples(FluidStages, MapDataset):
         exclude: Any = None,
         storage_options: Mapping[str, Any] | None = None,
         fs: Any = None,
-        connections: int = 64,
+        connections: int = Access.connections,
         cache_dir: str | os.PathLike[str] | None = None,
         cache_size: int | str | None = None,
         verify: bool = False,
