@@ -27,7 +27,7 @@ from wdsplit.loading.reading.block import Block
 from wdsplit.loading.reading.reader import read_blocks
 from wdsplit.loading.reading.salvage import DAMAGE
 from wdsplit.loading.reading.source import AnySource
-from wdsplit.loading.stages.columns import requested_fields
+from wdsplit.loading.stages.columns import only_names, requested_fields
 from wdsplit.loading.stages.randomness import at_epoch
 from wdsplit.loading.substitutes import ApplyStages
 from wdsplit.loading.transport.collate import collate, collate_columns
@@ -219,7 +219,9 @@ class SubBatches:
 
     def _columnar(self, block: Block, stages: list[Any], apply: ApplyStages) -> Any:
         """Return a step's sub-batch by way of its columns, or sample by sample where they cannot be had."""
-        columns: Any = None if DAMAGE in block.fields else block.columns(requested_fields(stages))
+        # A worker process reads payloads that no stage needs directly into the memory that it shares with the loader.
+        pending = self.bound is not None and not self.dataset.replaces_bad_samples and only_names(stages)
+        columns: Any = None if DAMAGE in block.fields else block.columns(requested_fields(stages), pending)
         try:
             for stage in stages:
                 columns = None if columns is None else stage.columns(columns)

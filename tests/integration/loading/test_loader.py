@@ -3,6 +3,7 @@ import inspect
 import itertools
 import json
 import multiprocessing
+import os
 import pickle
 import random
 import shutil
@@ -15,12 +16,14 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 import webdataset
 
 from made_datasets import (
     all_deliveries,
+    converted,
     deliveries,
     delivering,
     expected_batches,
@@ -590,6 +593,22 @@ def test_damage_is_an_error_that_names_the_shard(numbers, tmp_path, damage):
     with raises(DAMAGES[damage], match=r"000003\.tar") as caught:
         list(loader_of(path))
     assert caught.value.remedy
+
+
+@pytest.mark.parametrize("batch_size", [2, 16])
+def test_a_shard_that_is_truncated_while_worker_processes_read_it_is_an_error(tmp_path, batch_size):
+    """They read large payloads directly into the memory that they share with the loader."""
+    table = pa.table({"bin": pa.array([bytes([row]) * 40_000 for row in range(200)], pa.binary())})
+    path = converted(tmp_path, table, shards=1, lanes=1, window=200)
+    dataset = Dataset(path, shuffle=False)
+    assert [batch["bin"] for batch in Loader(dataset, batch_size, num_workers=2)] == [
+        batch["bin"] for batch in Loader(dataset, batch_size)
+    ]
+    batches = iter(Loader(dataset, batch_size, num_workers=2, prefetch_factor=1))
+    assert len(next(batches)["bin"]) == batch_size
+    os.truncate(Path(path, "000000.tar"), 150 * 40_000)
+    with raises(CorruptDataError, match=r"shorter while it was read[\s\S]*000000\.tar"):
+        list(batches)
 
 
 def test_a_program_that_meets_damage_ends_with_an_error(numbers, tmp_path):

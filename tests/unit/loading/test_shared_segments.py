@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from wdsplit.engines.shared_memory import SharedMemory
 from wdsplit.errors import PipelineError
-from wdsplit.loading.reading.block import as_list
+from wdsplit.loading.reading.block import Pending, as_list
 from wdsplit.loading.transport.collate import Column, collate
 from wdsplit.loading.transport.shared_segments import Ring, Segments, travelling
 
@@ -137,6 +137,33 @@ def test_a_parcel_of_large_tensors_is_not_pickled_and_its_lists_count_too(may_be
     assert ready is parcel
     assert size == 2 * 600 * 1007
     assert same(parcel_sent(ready), parcel)
+
+
+class Memory:
+    def __init__(self, data):
+        self.data = data
+        self.num_read = 0
+
+    def read(self, offset, num_bytes):
+        self.num_read += num_bytes
+        return self.data[offset : offset + num_bytes]
+
+    def read_into(self, buffer, offset):
+        buffer[:] = self.data[offset : offset + len(buffer)]
+
+
+@pytest.mark.parametrize("size", [0, 1, 100, 5_000, 300_000])
+def test_pending_payloads_come_back_as_bytes_and_large_ones_are_read_to_their_place(size):
+    memory = Memory(np.random.default_rng(size).bytes(4 * size + 3))
+    pending = [Pending(memory, number * size, size + number) for number in range(4)]
+    expected = [memory.data[number * size : (number + 1) * size + number] for number in range(4)]
+    parcel = [(Column("other", pending, is_plain=True), Column("number", np.arange(4)))]
+    for may_be_large in (False, True):
+        memory.num_read = 0
+        ((payloads, numbers),) = parcel_sent(travelling(parcel, may_be_large)[0])
+        assert as_list(payloads.data) == expected
+        assert numbers.data.tolist() == [0, 1, 2, 3]
+        assert (memory.num_read == 0) == (may_be_large and size == 300_000)
 
 
 class Loop:

@@ -1,15 +1,15 @@
 """Samples as columns: operations on many samples work on arrays, not sample by sample.
 
-Pure (no I/O). Payloads are bytes or, to save memory, calls that read them when they are needed. Small payloads of a
-reader `as_arrow` are in Arrow arrays, without an object for each.
+Pure (no I/O). Payloads are bytes or, to save memory and copies, `Pending`: where to read them when they are needed.
+Small payloads of a reader `as_arrow` are in Arrow arrays, without an object for each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,7 @@ __all__ = [
     "Payloads",
     "Pending",
     "Picked",
+    "Source",
     "as_list",
     "as_objects",
     "flat",
@@ -32,9 +33,6 @@ __all__ = [
 ]
 
 Objects = npt.NDArray[np.object_]
-
-Pending = tuple[Callable[[int, int], bytes], int, int]
-"""A payload that is not read yet: a function that reads it, the offset and the number of bytes."""
 
 Payloads: TypeAlias = "Objects | pa.LargeBinaryArray"
 """The payloads of a field: an array of objects, or an Arrow array for small payloads of a uniform window."""
@@ -46,6 +44,46 @@ _BYTES_AT_ONCE = 1024 * 1024
 """Payload bytes to turn into samples at a time: few enough that their memory is reused."""
 _SAMPLES_AT_ONCE = 256
 """Few enough that their dicts seldom trigger a garbage collection (by default, every 700 new objects)."""
+
+
+class Source(Protocol):
+    """What payloads are read from: a file, or fetched bytes."""
+
+    def read(self, offset: int, num_bytes: int) -> bytes:
+        """Return the bytes at an offset."""
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        """Fill a buffer with the bytes at an offset."""
+
+
+class Pending:
+    """A payload that is not read yet. `len` is its size, `bytes` reads it, and so does pickling.
+
+    Args:
+        source: What to read it from.
+        offset: Its offset there.
+        num_bytes: Its size.
+    """
+
+    __slots__ = ("_num_bytes", "_offset", "_source")
+
+    def __init__(self, source: Source, offset: int, num_bytes: int) -> None:
+        self._source = source
+        self._offset = offset
+        self._num_bytes = num_bytes
+
+    def __len__(self) -> int:
+        return self._num_bytes
+
+    def __bytes__(self) -> bytes:
+        return self._source.read(self._offset, self._num_bytes)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return bytes, (bytes(self),)
+
+    def read_into(self, buffer: memoryview) -> None:
+        """Fill a buffer of its size with its bytes."""
+        self._source.read_into(buffer, self._offset)
 
 
 def as_objects(values: Sequence[Any]) -> Objects:
@@ -160,13 +198,14 @@ class Block:
                     sample[name] = payload
         return samples
 
-    def columns(self, requested: Collection[str] | None = None) -> dict[str, Any] | None:
+    def columns(self, requested: Collection[str] | None = None, pending: bool = False) -> dict[str, Any] | None:
         """Return the samples as columns, named as in a sample; None if a sample lacks a field.
 
         Positions and pads are arrays, payloads are lists or Arrow arrays, and the rest are lists.
 
         Args:
             requested: The fields that are read; None for all.
+            pending: Whether a list may hold `Pending` payloads only, for a caller that reads them to their place.
         """
         columns: dict[str, Any] = {
             "__key__": self.keys.tolist(),
@@ -180,13 +219,16 @@ class Block:
             if isinstance(payloads, pa.Array):
                 columns[name] = payloads
                 continue
-            columns[name], is_lacking = self.payloads(name)
+            columns[name], is_lacking = self.payloads(name, pending)
             if is_lacking:
                 return None
         return columns
 
-    def payloads(self, field: str) -> tuple[list[Any], bool]:
-        """Return the payloads of a field as bytes, None where a sample lacks it; and whether any sample lacks it."""
+    def payloads(self, field: str, pending: bool = False) -> tuple[list[Any], bool]:
+        """Return the payloads of a field as bytes, None where a sample lacks it; and whether any sample lacks it.
+
+        With `pending`, leave them as they are if all are pending.
+        """
         payloads = self.fields[field]
         if isinstance(payloads, pa.Array):
             return as_list(payloads), False
@@ -194,8 +236,8 @@ class Block:
         if field in self.whole:
             return values, False
         kinds = set(map(type, values))
-        if tuple in kinds:
-            values = [value[0](value[1], value[2]) if type(value) is tuple else value for value in values]
+        if Pending in kinds and not (pending and len(kinds) == 1):
+            values = [bytes(value) if type(value) is Pending else value for value in values]
         return values, type(None) in kinds
 
 

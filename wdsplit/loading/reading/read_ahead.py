@@ -97,6 +97,8 @@ class _Memory:
                 self._changed.wait()
                 self._reclaim()
             self._in_use += num_bytes
+            if self._in_use < self._num_bytes:
+                self._changed.notify()
             for place, (start, stop) in enumerate(self._gaps):
                 if stop - start >= num_bytes:
                     self._gaps[place : place + 1] = [(start + num_bytes, stop)] if stop - start > num_bytes else []
@@ -122,7 +124,8 @@ class _Memory:
     def _give_back(self, start: int | None, num_bytes: int) -> None:
         """Return memory. The garbage collector may call this in any thread, at any point."""
         self._returned.append((start, num_bytes))
-        self.wake()
+        with self._changed:
+            self._changed.notify()  # one fetch, which wakes the next one if there is more room
 
     def wake(self) -> None:
         """Wake the fetches that wait for room."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Collection, Iterator, Sequence
-from functools import partial
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -17,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from wdsplit.errors import CorruptDataError, WdsplitError
-from wdsplit.loading.reading.block import Objects, as_objects
+from wdsplit.loading.reading.block import Objects, Pending, as_objects
 from wdsplit.loading.reading.open_shard import OpenShard, check_zeros
 from wdsplit.loading.reading.ranges import Range, joined, range_starts
 from wdsplit.loading.reading.window import AnyWindow, Window, pieces, with_gaps
@@ -322,7 +321,7 @@ class _JoinedWindows:
         """Return the samples as one window, from their bytes."""
         base = int(self._begins[0])
         members = parse_members(data, self.offsets, base, self.ends)
-        starts = members.starts - base
+        starts, memory = members.starts - base, _InMemory(data)
 
         def payloads(requested: npt.NDArray[np.bool_]) -> tuple[Objects, bool]:
             if not is_kept:
@@ -331,8 +330,7 @@ class _JoinedWindows:
             values = pieces(data, starts, np.where(is_read, members.sizes, 0), requested & is_read)
             rows = np.flatnonzero(requested & ~is_read)
             found = zip(starts[rows].tolist(), members.sizes[rows].tolist(), strict=True)
-            copied = partial(_copied, data)
-            values[rows] = as_objects([(copied, start, size) for start, size in found])
+            values[rows] = as_objects([Pending(memory, start, size) for start, size in found])
             return values, not len(rows)
 
         if not as_arrow or not len(starts):
@@ -364,9 +362,8 @@ class _InMemory:
     def read(self, offset: int, num_bytes: int) -> bytes:
         return bytes(self._data[offset : offset + num_bytes])
 
-
-def _copied(data: memoryview, offset: int, size: int) -> bytes:
-    return bytes(data[offset : offset + size])
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        buffer[:] = self._data[offset : offset + len(buffer)]
 
 
 class _Heads:
@@ -398,5 +395,5 @@ class _Heads:
         values = pieces(data.reshape(-1), heads * _HEAD_BYTES + BLOCK_BYTES, sizes, requested & is_read)
         rows = np.flatnonzero(requested & ~is_read)
         found = zip(self._windows.located(members.starts[rows]), members.sizes[rows].tolist(), strict=True)
-        values[rows] = as_objects([(file.read, offset, size) for (file, offset), size in found])
+        values[rows] = as_objects([Pending(file, offset, size) for (file, offset), size in found])
         return values, not len(rows)

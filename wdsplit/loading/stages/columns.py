@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from wdsplit.loading.reading.block import Columns
 
-__all__ = ["ColumnStage", "Rename", "ToTuple", "requested_fields"]
+__all__ = ["ColumnStage", "Rename", "ToTuple", "only_names", "requested_fields"]
 
 
 @runtime_checkable
@@ -92,3 +92,8 @@ def requested_fields(stages: Iterable[ColumnStage]) -> tuple[str, ...] | None:
         if isinstance(stage, ToTuple):
             return stage.names
     return None
+
+
+def only_names(stages: Iterable[ColumnStage]) -> bool:
+    """Tell whether the stages only rename or choose fields, and need no payload."""
+    return all(isinstance(stage, (Rename, ToTuple)) for stage in stages)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from wdsplit.errors import PipelineError
-from wdsplit.loading.reading.block import Columns, as_list, flat
+from wdsplit.loading.reading.block import Columns, Pending, as_list, flat
 from wdsplit.order.epoch import Int64
 
 __all__ = [
@@ -43,7 +43,7 @@ Places = slice | Int64
 """The places of a sub-batch's samples in the batch."""
 
 _MAX_INT = 2**63
-_PLAIN_KINDS = {int: "number", float: "number", bool: "number", str: "other", bytes: "other"}
+_PLAIN_KINDS = {int: "number", float: "number", bool: "number", str: "other", bytes: "other", Pending: "other"}
 """Types whose kind needs no closer look, for columns of one type."""
 
 
@@ -54,8 +54,9 @@ class Column:
     Attributes:
         kind: What the values are: tensor, array, number or other.
         data: For tensors a tensor, for arrays or numbers an array, with one more dimension in front. Otherwise a list
-            or, for text or bytes, an Arrow array (large_string, large_binary) without nulls.
-        is_plain: Whether all values are known to be bytes, or all to be text.
+            or, for text or bytes, an Arrow array (large_string, large_binary) without nulls. Before a column travels,
+            the list may be of `Pending` payloads.
+        is_plain: Whether all values are known to be bytes (or pending), or all to be text.
     """
 
     kind: str

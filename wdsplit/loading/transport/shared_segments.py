@@ -17,8 +17,8 @@ import numpy as np
 import pyarrow as pa
 
 from wdsplit.engines.shared_memory import SharedMemory
-from wdsplit.errors import PipelineError
-from wdsplit.loading.reading.block import flat
+from wdsplit.errors import PipelineError, WdsplitError
+from wdsplit.loading.reading.block import Pending, flat
 from wdsplit.loading.reading.process_limits import keep_freed_memory
 from wdsplit.loading.transport.collate import Column, arrow_of, as_array, is_plain, num_bytes
 from wdsplit.order.epoch import Int64
@@ -158,12 +158,12 @@ class _Pieces:
         if isinstance(column.data, pa.Array):
             cuts, data = flat(column.data)
             return self._add_strings(pa.types.is_large_string(column.data.type), cuts, [data])
-        if not column.is_plain or type(column.data[0]) is not bytes:
+        if not column.is_plain or type(column.data[0]) not in (bytes, Pending):
             return self.add_bytes(_pickled(column))
         lengths = np.fromiter(map(len, column.data), np.int64, len(column.data))
         cuts = np.concatenate([[0], np.cumsum(lengths)])
         is_small = cuts[-1] < _SMALL_BYTES * len(lengths)
-        return self._add_strings(False, cuts, [b"".join(column.data)] if is_small else column.data)
+        return self._add_strings(False, cuts, [b"".join(map(bytes, column.data))] if is_small else column.data)
 
     def _add_strings(self, is_text: bool, cuts: Int64, pieces: Sequence[Any]) -> _Strings:
         num_bytes = int(cuts[-1])
@@ -176,7 +176,10 @@ class _Pieces:
     def copy_to(self, segment: memoryview) -> None:
         """Copy everything to its place."""
         for place, piece in self._pieces:
-            segment[place : place + len(piece)] = memoryview(piece)
+            if type(piece) is Pending:
+                piece.read_into(segment[place : place + len(piece)])
+            else:
+                segment[place : place + len(piece)] = memoryview(piece)
 
 
 def _flat_bytes(data: Any) -> Any:
@@ -210,6 +213,8 @@ def _pickled(value: Any) -> bytes:
     pickler.fast = isinstance(value, list) and all(sub_batch is None or is_plain(sub_batch) for sub_batch in value)
     try:
         pickler.dump(value)
+    except WdsplitError:  # of a pending payload
+        raise
     except Exception as error:
         raise PipelineError(
             "a value of a sample cannot be sent from a worker process",
