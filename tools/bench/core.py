@@ -217,6 +217,7 @@ def run_together(
         ProcessError: One failed.
     """
     own = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    own.pop("PYTHONDONTWRITEBYTECODE", None)  # else modules that are imported late are compiled each time, on the clock
     own["PATH"] = f"{sysconfig.get_path('scripts')}{os.pathsep}{own['PATH']}"
     with contextlib.ExitStack() as stack:
         own["TMPDIR"] = stack.enter_context(tempfile.TemporaryDirectory(dir=(environ or {}).get("TMPDIR")))
