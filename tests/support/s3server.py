@@ -44,8 +44,8 @@ SECRET = "fake/secret/of/the/tests/of/forty/letter"
 REGION = "us-east-1"
 DEADLINE_S = 200
 FAST = ("--etag-hash=", "--dir-cache-time=1h", "--vfs-read-wait=0")
-"""Without ETags, and for objects that do not change: else rclone lists the folder again for requests, which takes 5 ms of
-processor time where it has 600 files; and it waits 20 ms before it reads at some offsets."""
+"""Without ETags, and for objects that do not change: else rclone lists a folder again for requests, which takes 5 ms of
+processor time if it has 600 files; and it waits 20 ms before it reads at some offsets."""
 PORTS = range(20_000, 32_768)
 """Below those from which the system takes the ports of outgoing connections: a stopped server's port stays free."""
 PORTS_OF_A_WORKER = 190
