@@ -35,11 +35,12 @@ if __name__ == "__main__":
 """
 COLLECTIONS = """
 import gc
+import wdsplit
 if not {is_enabled}:
     gc.disable()
 collections = []
 gc.callbacks.append(lambda phase, info: collections.append(phase))
-from wdsplit import Dataset
+wdsplit.Dataset
 print(collections.count("start") <= 1, gc.isenabled())
 """
 UNUSED = {"pandas", "fsspec", "botocore", "sqlite3", "rich", "wdsplit.storage.s3", "wdsplit.storage.fsspec_storage"}
