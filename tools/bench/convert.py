@@ -23,6 +23,8 @@ from tools.bench.core import Aim, Result
 
 TABLES = ("small", "image")
 BASE, COPY = "webdataset ShardWriter", "cp of the same bytes"
+PROGRAM = "wdsplit.cli.__main__"
+"""The module of the command: it tells Arrow how to use memory."""
 
 
 def with_wdsplit(source: str, output: str, jobs: int, **plan: Any) -> None:
@@ -37,9 +39,9 @@ def with_cp(source: str, output: str) -> None:
 
 
 CONTENDERS: dict[str, tuple[str, Callable[[str, str], None]]] = {
-    "wdsplit, 2 jobs": ("wdsplit", partial(with_wdsplit, jobs=2, shuffle=True)),
-    "wdsplit --no-shuffle, 1 job": ("wdsplit", partial(with_wdsplit, jobs=1, shuffle=False)),
-    "wdsplit --no-shuffle, 2 jobs": ("wdsplit", partial(with_wdsplit, jobs=2, shuffle=False)),
+    "wdsplit, 2 jobs": (PROGRAM, partial(with_wdsplit, jobs=2, shuffle=True)),
+    "wdsplit --no-shuffle, 1 job": (PROGRAM, partial(with_wdsplit, jobs=1, shuffle=False)),
+    "wdsplit --no-shuffle, 2 jobs": (PROGRAM, partial(with_wdsplit, jobs=2, shuffle=False)),
     BASE: ("webdataset", peers.write_webdataset),
     "MosaicML MDSWriter": ("streaming", peers.write_mds),
     "LitData optimize, 2 workers": ("litdata", peers.write_litdata),

@@ -42,6 +42,15 @@ def test_torch_is_loaded_by_those_commands_alone_that_run_a_loader(numbers, tmp_
     assert not loaded & {"torch", "webdataset", "fsspec", "botocore"}
 
 
+@pytest.mark.parametrize("given", ["", "7"])
+def test_a_command_tells_arrow_to_keep_memory_unless_the_user_has_said_how_long(given):
+    program = "import os, wdsplit.cli.__main__; print(os.environ['MIMALLOC_PURGE_DELAY'])"
+    environ = {name: value for name, value in os.environ.items() if name != "MIMALLOC_PURGE_DELAY"}
+    environ |= {"MIMALLOC_PURGE_DELAY": given} if given else {}
+    shown = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=True)
+    assert int(shown.stdout) == 7 if given else int(shown.stdout) > 10
+
+
 # Terminals
 
 PROGRAM = [sys.executable, "-m", "wdsplit.cli"]

@@ -3,6 +3,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 import traceback
 
 import pytest
@@ -107,6 +108,47 @@ def test_botocores_client_builds_the_first_get_and_the_next_after_an_error(bucke
     with pytest.raises(DatasetNotFoundError):
         storage.open("nothing").read(0, 1)
     assert storage.read("plain") == b"plain" * 100 and built == [names[0], names[0]]
+
+
+def test_a_signature_serves_all_ranges_of_an_object_for_a_minute(bucket, fault_proxy, monkeypatch):
+    storage = of(bucket.url)
+    for name in ("a", "b"):
+        with storage.publish(name) as file:
+            file.write([b"x" * 1000])
+
+    def authorizations(name):
+        before, file = len(fault_proxy.exchanges), storage.open(name)
+        assert [file.read(first, 10) for first in (0, 500)] == [b"x" * 10] * 2
+        return [exchange.request.head["authorization"] for exchange in fault_proxy.exchanges[before:]]
+
+    storage.read("a")
+    now = time.time()
+    monkeypatch.setattr("wdsplit.storage.s3_get.time.time", lambda: now)
+    first, again = authorizations("a")
+    assert first == again and "range" not in first and "host" in first
+    assert set(authorizations("b")).isdisjoint({first})
+    signed = []
+    client = s3_client._clients.of(storage._client._options)
+    client.meta.events.register("before-sign.s3.GetObject", lambda **_: signed.append(1))
+    for later, num_signed in ((59, 0), (61, 1), (-1, 2)):
+        now += later
+        authorizations("a")
+        assert len(signed) == num_signed
+
+
+def test_a_proxy_is_used_if_the_environment_names_one(bucket, s3_server, fault_proxy, monkeypatch):
+    """The store itself is named, and only the proxy is asked."""
+    storage = of(bucket.url)
+    with storage.publish("object") as file:
+        file.write([b"0123456789"])
+    monkeypatch.setenv("HTTP_PROXY", fault_proxy.endpoint)
+    monkeypatch.setenv("http_proxy", fault_proxy.endpoint)
+    monkeypatch.setenv("NO_PROXY", "")
+    monkeypatch.setenv("no_proxy", "")
+    file = of(bucket.url, endpoint_url=s3_server.endpoint).open("object")
+    before = len(fault_proxy.exchanges)
+    assert [file.read(first, 2) for first in (0, 3, 6)] == [b"01", b"34", b"67"]
+    assert len(fault_proxy.exchanges) == before + 3
 
 
 def test_bodies_are_read_in_place_and_leave_their_connection_to_the_next_request(bucket, fault_proxy):
