@@ -7,7 +7,8 @@ bytes and a label. Six parts:
   not give: it reads from `rclone serve http`, unsigned. *http.client* is what is possible in Python, not a candidate:
   requests signed by botocore, bodies read into one buffer.
 - *stream*: the samples, one by one and in batches from 2 workers, by wdsplit, which shuffles, and by libraries that
-  read in order, each from its own data of the same table, with nothing cached.
+  read in order, each from its own data of the same table, with nothing cached. Of wdsplit also the second epoch of the
+  same program: a short first one pays for the start and for memory that is new to the process.
 - *link*: GETs, and wdsplit's second epoch, through a link of a given rate, where the network is the limit and not the
   processor (only as root: the link is a network of its own).
 - *ranks*: two ranks at once.
@@ -91,7 +92,7 @@ def stream(folder: str, name: str, workers: int) -> Result:
     return {**counted(reader.read(Path(folder), workers)), **clock.read()}
 
 
-def epochs(folder: str, place: str, workers: int) -> Result:
+def epochs(folder: str, place: str, workers: int, kind: peers.Kind = "process") -> Result:
     """Read two epochs; the second counts.
 
     Of the dataset in the bucket, without a cache or with one, or of a copy on the local disk. The copy is made now, as
@@ -105,13 +106,14 @@ def epochs(folder: str, place: str, workers: int) -> Result:
     clock = core.begin(*IMPORTED)
     path = own / "copy" if place == "local" else URL
     dataset = wdsplit.Dataset(path, seed=0, cache_dir=own if place == "cache" else None)
-    first = counted(wdsplit_payloads(dataset, workers))
-    first_s = clock.seconds()
+    first = counted(wdsplit_payloads(dataset, workers, kind))
+    begun = clock.read()
     dataset.set_epoch(1)
-    second = counted(wdsplit_payloads(dataset, workers))
+    second = counted(wdsplit_payloads(dataset, workers, kind))
+    ended = clock.read()
     if first["samples"] != second["samples"]:
         raise core.ProcessError(f"the epochs differ: {first}, {second}")
-    return {**second, "first": first_s, "seconds": clock.seconds() - first_s}
+    return {**second, "first": begun["seconds"], **{name: ended[name] - begun[name] for name in ended}}
 
 
 def cost(folder: str, workers: int) -> Result:
@@ -138,6 +140,7 @@ def prepare(folder: str, name: str) -> Result:
 TASKS: dict[str, Callable[..., Result]] = {
     "get": get,
     "stream": stream,
+    "second": epochs,
     "link get": get,
     "link": epochs,
     "ranks": stream,
@@ -197,6 +200,10 @@ def runs_of(
             for name in ready
             if workers or name != "wdsplit, threads"
         ]
+        if "wdsplit".startswith(names):
+            runs += [Run("second", "wdsplit, second epoch", workers, ("bucket", workers)) for workers in WORKERS]
+            _, workers = WORKERS
+            runs.append(Run("second", "wdsplit, threads, second epoch", workers, ("bucket", workers, "thread")))
     if "link" in parts:
         runs += [run for rate in links for run in runs_by_link(rate)]
     if "ranks" in parts:
@@ -337,7 +344,7 @@ def report_get(results: Results, what: str) -> tuple[str, float]:
 
 def report_stream(results: Results, what: str, best: tuple[str, float]) -> list[Aim]:
     """Print the table of streams; return what was aimed at."""
-    found = medians(results, "stream")
+    found = medians(results, "stream", "second")
     bases, wished = ("of the best GET", f"x {AWS}", f"x {MOSAICML}"), ("0.7", "5", "2.5")
     rows, aims = [], []
     for (name, workers), values in found.items():
