@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from wdsplit.checks.labels import read_fields
 from wdsplit.fields.image_sizes import IMAGE_EXTENSIONS, image_sizes
+from wdsplit.loading.reading.block import head
 from wdsplit.order.epoch import Int64, hash_stream
 from wdsplit.order.numbers import SampleNumbers
 from wdsplit.shards.manifest import Field, Manifest
@@ -133,17 +134,12 @@ def _drawn(count: int, drawn: int) -> Int64:
 
 def _size_and_label(payload: Any, url: str) -> tuple[int, bytes | None]:
     """Return the size of a payload in bytes, and the payload if it may be a label; unread ones are too large."""
-    if not isinstance(payload, bytes):
-        return payload[2], None
-    return len(payload), payload if len(payload) <= _MAX_LABEL_BYTES else None
+    return len(payload), payload if isinstance(payload, bytes) and len(payload) <= _MAX_LABEL_BYTES else None
 
 
 def _head(payload: Any, url: str) -> bytes:
     """Return the first bytes of a payload."""
-    if isinstance(payload, bytes):
-        return payload[:_HEAD_BYTES]
-    read, offset, size = payload
-    return bytes(read(offset, min(size, _HEAD_BYTES)))
+    return head(payload, _HEAD_BYTES)
 
 
 def _contents(

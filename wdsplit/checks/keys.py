@@ -93,10 +93,9 @@ def _value(payload: Any, url: str) -> str | None:
     """Return a key, or the text of a small payload."""
     if isinstance(payload, str):
         return payload
-    if (len(payload) if isinstance(payload, bytes) else payload[2]) > _MAX_LABEL_BYTES:
+    if len(payload) > _MAX_LABEL_BYTES:
         return None
-    content = payload if isinstance(payload, bytes) else bytes(payload[0](*payload[1:]))
-    return content.decode("utf-8", "replace").strip()
+    return bytes(payload).decode("utf-8", "replace").strip()
 
 
 def _namer(field: Field) -> Callable[[str | None], str | None]:

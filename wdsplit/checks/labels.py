@@ -125,16 +125,15 @@ def _read(
 
 def _label(payload: Any, url: str) -> bytes:
     """Return a payload, reading it if necessary."""
-    size = len(payload) if isinstance(payload, bytes) else payload[2]
-    if size > _MAX_LABEL_BYTES:
+    if len(payload) > _MAX_LABEL_BYTES:
         raise InputError(
             "a field has no classes: its values are too large",
             place=url,
             expected=f"at most {_MAX_LABEL_BYTES:,} bytes, such as 3 or cat",
-            found=f"{size:,} bytes",
+            found=f"{len(payload):,} bytes",
             remedy="choose a field of classes with class_field (--class-field)",
         )
-    return payload if isinstance(payload, bytes) else bytes(payload[0](*payload[1:]))
+    return bytes(payload)
 
 
 def _offsets(storage: ReadableStorage, shard: Shard, runs: Sequence[tuple[int, int]]) -> Iterator[Int64]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +14,7 @@ import pyarrow as pa
 from wdsplit.fields.image_sizes import first_image_field, image_sizes
 from wdsplit.fields.sample_columns import own_columns
 from wdsplit.indexing.sample_values import Recipe, as_types, joined_columns
+from wdsplit.loading.reading.block import head
 from wdsplit.loading.reading.open_shard import OpenShard, open_shard
 from wdsplit.loading.reading.read_windows import read_window
 from wdsplit.shards.sample_tables import HEIGHT, KEY, NUM_BYTES, WIDTH
@@ -65,27 +65,17 @@ def _parts(shard: OpenShard, num_real: int, recipe: Recipe, lost: Counter[str]) 
         stop = min(max(stop, first + 1), first + _SAMPLES_AT_ONCE, num_real)
         window = read_window(shard, first, stop, names)
         none = np.full(len(window), None, object)
-        payloads = {name: list(map(_whole, window.fields.get(name, none))) for name in recipe.field_names}
+        payloads = {
+            name: [None if payload is None else bytes(payload) for payload in window.fields.get(name, none)]
+            for name in recipe.field_names
+        }
         found = recipe.columns(payloads, lost)
         own = {KEY: pa.array(window.keys, pa.string()), NUM_BYTES: pa.array(window.total_sizes(), pa.int64())}
         if image is not None and not {WIDTH, HEIGHT} <= found.keys():
-            heads = pa.array(list(map(_head, window.fields.get(image, none))), pa.large_binary())
+            pictures = window.fields.get(image, none)
+            heads = pa.array(
+                [None if each is None else head(each, _HEAD_BYTES) for each in pictures], pa.large_binary()
+            )
             own[WIDTH], own[HEIGHT] = image_sizes(heads)
         yield {name: column for name, column in own.items() if name not in found} | found
         first = stop
-
-
-def _whole(payload: Any) -> bytes | None:
-    """Return a payload, reading it if necessary."""
-    if payload is None or isinstance(payload, bytes):
-        return payload
-    read, offset, size = payload
-    return bytes(read(offset, size))
-
-
-def _head(payload: Any) -> bytes | None:
-    """Return the start of a payload, reading it if necessary."""
-    if payload is None or isinstance(payload, bytes):
-        return None if payload is None else payload[:_HEAD_BYTES]
-    read, offset, size = payload
-    return bytes(read(offset, min(size, _HEAD_BYTES)))

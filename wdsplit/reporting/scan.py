@@ -203,12 +203,12 @@ class _Gatherer:
         self._measures: dict[str, list[float]] = {name: [] for name in MEASURES.get(kind, ())}
 
     def add(self, first: int, payloads: list[Any]) -> None:
-        """Measure payloads of the rows from `first` on: bytes, calls that read them, or None."""
+        """Measure payloads of the rows from `first` on: bytes, `Pending` or None."""
         may_be_label = self._kind in ("number", "text")
         for row, payload in enumerate(payloads, first):
             if payload is None:
                 continue
-            data = payload[0](payload[1], payload[2]) if type(payload) is tuple else payload
+            data = bytes(payload)
             self._rows.append(row)
             self._sizes.append(len(data))
             self._digests.append(xxhash.xxh3_64_intdigest(data))

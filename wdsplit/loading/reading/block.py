@@ -29,6 +29,7 @@ __all__ = [
     "as_list",
     "as_objects",
     "flat",
+    "head",
     "picked",
 ]
 
@@ -81,9 +82,18 @@ class Pending:
     def __reduce__(self) -> tuple[Any, ...]:
         return bytes, (bytes(self),)
 
+    def head(self, num_bytes: int) -> bytes:
+        """Return its first bytes, at most `num_bytes`."""
+        return self._source.read(self._offset, min(num_bytes, self._num_bytes))
+
     def read_into(self, buffer: memoryview) -> None:
         """Fill a buffer of its size with its bytes."""
         self._source.read_into(buffer, self._offset)
+
+
+def head(payload: bytes | Pending, num_bytes: int) -> bytes:
+    """Return the first bytes of a payload, at most `num_bytes`; no others are read."""
+    return payload.head(num_bytes) if isinstance(payload, Pending) else payload[:num_bytes]
 
 
 def as_objects(values: Sequence[Any]) -> Objects:

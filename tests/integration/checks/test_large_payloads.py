@@ -1,0 +1,65 @@
+"""Payloads of large samples are read when they are needed: by whatever reads samples without a loader."""
+
+import io
+import shutil
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from made_datasets import converted
+from wdsplit import IndexOptions, index_tars
+from wdsplit.checks.batch import batch
+from wdsplit.checks.inspect import inspect
+from wdsplit.checks.labels import read_labels
+from wdsplit.errors import InputError
+from wdsplit.loading.dataset import Dataset
+
+ROWS = 6
+
+
+def png(row):
+    pixels = np.random.default_rng(row).integers(0, 255, (90, 100 + row, 3), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """Return a dataset whose payloads have 27 kB, 3 kB and 600 bytes."""
+    table = pa.table(
+        {
+            "picture": [png(row) for row in range(ROWS)],
+            "caption": [str(row) * 3000 for row in range(ROWS)],
+            "name": [str(row) * 600 for row in range(ROWS)],
+        }
+    )
+    mapping = {"png": "picture", "txt": "caption", "cls": "name"}
+    return converted(tmp_path_factory.mktemp("large"), table, mapping=mapping, shards=1, lanes=1, window=ROWS)
+
+
+def test_their_sizes_are_inspected(large):
+    fields = {field.name: field for field in inspect(large, samples=ROWS).contents.fields}
+    assert fields["png"].images.width[::2] == (100, 100 + ROWS - 1) and fields["png"].images.height == (90,) * 3
+    assert fields["png"].num_bytes[::2] == (len(png(0)), len(png(ROWS - 1)))
+    assert fields["cls"].num_bytes == (600,) * 3 and fields["cls"].classes == {}
+
+
+def test_their_sample_tables_are_made_of_tars(large, tmp_path):
+    shutil.copy(f"{large}/000000.tar", tmp_path)
+    index_tars(str(tmp_path), IndexOptions(sample_tables=True, keep=["txt"]))
+    table = pq.read_table(next(tmp_path.glob("0*.parquet")))
+    assert table["width"].to_pylist() == [100 + row for row in range(ROWS)]
+    assert table["txt"].to_pylist() == [str(row) * 3000 for row in range(ROWS)]
+
+
+def test_one_that_is_too_large_for_a_class_has_none(large):
+    seen = batch(large, step=0, batch_size=ROWS)
+    assert sorted(seen.keys) == [f"{row:08d}" for row in range(ROWS)] and not any(seen.labels)
+    source, zeros = Dataset(large).source, np.zeros(1, np.int64)
+    with pytest.raises(InputError, match="too large"):
+        read_labels(source.storage(), source.manifest, zeros, zeros, ["txt"], False)
+    assert read_labels(source.storage(), source.manifest, zeros, zeros, ["cls"], False) == {"cls": [b"0" * 600]}
