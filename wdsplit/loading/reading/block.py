@@ -19,13 +19,13 @@ from wdsplit.order.epoch import Int64
 
 __all__ = [
     "Block",
+    "ByteSource",
     "Columns",
     "Gathered",
     "Objects",
     "Payloads",
     "Pending",
     "Picked",
-    "Source",
     "as_list",
     "as_objects",
     "flat",
@@ -47,7 +47,7 @@ _SAMPLES_AT_ONCE = 256
 """Few enough that their dicts seldom trigger a garbage collection (by default, every 700 new objects)."""
 
 
-class Source(Protocol):
+class ByteSource(Protocol):
     """What payloads are read from: a file, or fetched bytes."""
 
     def read(self, offset: int, num_bytes: int) -> bytes:
@@ -68,7 +68,7 @@ class Pending:
 
     __slots__ = ("_num_bytes", "_offset", "_source")
 
-    def __init__(self, source: Source, offset: int, num_bytes: int) -> None:
+    def __init__(self, source: ByteSource, offset: int, num_bytes: int) -> None:
         self._source = source
         self._offset = offset
         self._num_bytes = num_bytes
