@@ -18,7 +18,8 @@ import xxhash
 
 from tars import by_tarfile
 from wdsplit.errors import CorruptDataError, InputError
-from wdsplit.loading.reading.block import as_objects
+from wdsplit.loading.reading.block import Pending, as_objects
+from wdsplit.loading.reading.read_windows import InMemory
 from wdsplit.loading.reading.window import Window, pieces
 from wdsplit.order.limits import MAX_LANES, MAX_WINDOW
 from wdsplit.order.selection import Selection
@@ -215,8 +216,8 @@ def opened(members, data, base, held):
     def payloads(wanted):
         if held is not None:
             return pieces(data, members.starts - base, members.sizes, wanted), True
-        spans = zip(members.starts.tolist(), members.sizes.tolist(), strict=True)
-        return as_objects([(lambda at, size: data[at - base : at - base + size], *span) for span in spans]), False
+        memory, spans = InMemory(memoryview(data)), zip(members.starts - base, members.sizes, strict=True)
+        return as_objects([Pending(memory, int(start), int(size)) for start, size in spans]), False
 
     return Window("shard", members, payloads)
 

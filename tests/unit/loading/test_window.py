@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from wdsplit.errors import CorruptDataError
 from wdsplit.loading.reading.block import Pending, as_objects
+from wdsplit.loading.reading.read_windows import InMemory
 from wdsplit.loading.reading.window import Window, pieces
 from wdsplit.tar.headers import BLOCK_BYTES
 from wdsplit.tar.members import build_body, parse_members
@@ -25,20 +26,16 @@ def window_of(samples, is_copied):
     }
     body = build_body(pa.array(keys, pa.string()), fields)
     data = bytes(body.join())
-    shard = bytes(BASE) + data
+    shard = InMemory(memoryview(bytes(BASE) + data))
     offsets = np.append(0, np.cumsum(body.sample_bytes))
     members = parse_members(memoryview(data), BASE + offsets, BASE)
-
-    class File:
-        def read(self, offset, num_bytes):
-            return shard[offset : offset + num_bytes]
 
     def payloads(wanted):
         starts, sizes = members.starts - BASE, members.sizes
         at_hand = wanted & (is_copied | (sizes <= 100))
         values = pieces(data, starts, sizes, at_hand)
         rest = np.flatnonzero(wanted & ~at_hand)
-        values[rest] = as_objects([Pending(File(), BASE + int(starts[row]), int(sizes[row])) for row in rest])
+        values[rest] = as_objects([Pending(shard, BASE + int(starts[row]), int(sizes[row])) for row in rest])
         return values, not len(rest)
 
     return keys, Window("a.tar", members, payloads)

@@ -27,7 +27,17 @@ from wdsplit.tar.headers import BLOCK_BYTES, NAME_BYTES
 from wdsplit.tar.members import Members, parse_members, parse_plain_members
 from wdsplit.tar.names import split_member
 
-__all__ = ["Part", "Recover", "Scratch", "WindowPlace", "parse_window", "read_again", "read_window", "read_windows"]
+__all__ = [
+    "InMemory",
+    "Part",
+    "Recover",
+    "Scratch",
+    "WindowPlace",
+    "parse_window",
+    "read_again",
+    "read_window",
+    "read_windows",
+]
 
 Recover = Callable[["WindowPlace", WdsplitError, Collection[str] | None], AnyWindow]
 """Takes a window that could not be read, and its error; returns the window in another way, or raises."""
@@ -321,7 +331,7 @@ class _JoinedWindows:
         """Return the samples as one window, from their bytes."""
         base = int(self._begins[0])
         members = parse_members(data, self.offsets, base, self.ends)
-        starts, memory = members.starts - base, _InMemory(data)
+        starts, memory = members.starts - base, InMemory(data)
 
         def payloads(requested: npt.NDArray[np.bool_]) -> tuple[Objects, bool]:
             if not is_kept:
@@ -338,21 +348,21 @@ class _JoinedWindows:
         values = with_gaps(data, starts, members.sizes)
         return Window(self._url, members, payloads, fields, lambda numbers: values.take(pa.array(2 * numbers)))
 
-    def located(self, offsets: Int64) -> Iterator[tuple[ReadableFile | _InMemory, int]]:
+    def located(self, offsets: Int64) -> Iterator[tuple[ReadableFile | InMemory, int]]:
         """Give the file of each of n offsets, and the offset in it."""
-        files: list[ReadableFile | _InMemory] = []
+        files: list[ReadableFile | InMemory] = []
         shifts = self._shifts.copy()
         for place, bound, ranges in zip(self._places, self._bounds, pairwise(self._first_ranges), strict=False):
             if place.data is not None:
                 shifts[slice(*ranges)] = -bound
-            files += [place.shard.file if place.data is None else _InMemory(place.data)] * (ranges[1] - ranges[0])
+            files += [place.shard.file if place.data is None else InMemory(place.data)] * (ranges[1] - ranges[0])
         numbers = np.searchsorted(self._begins, offsets, side="right") - 1
         inside = (offsets + shifts[numbers]).tolist()
         for number, offset in zip(numbers.tolist(), inside, strict=True):
             yield files[number], offset
 
 
-class _InMemory:
+class InMemory:
     """Bytes in memory that are read like a file."""
 
     def __init__(self, data: memoryview) -> None:
@@ -360,9 +370,11 @@ class _InMemory:
         self.size = len(data)
 
     def read(self, offset: int, num_bytes: int) -> bytes:
+        """Return a copy of the bytes at an offset."""
         return bytes(self._data[offset : offset + num_bytes])
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
+        """Fill a buffer with the bytes at an offset."""
         buffer[:] = self._data[offset : offset + len(buffer)]
 
 
