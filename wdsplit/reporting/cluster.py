@@ -153,7 +153,7 @@ class Estimate:
 
     Attributes:
         epoch_s: Seconds of an epoch.
-        waiting: The share of a step in which GPUs wait for data, from the second batch on.
+        waiting: The share of the time after the first batch in which GPUs wait for data.
         first_batch_s: Seconds to the first batch.
         bound: What is slowest: training, link, requests or decoding.
         cost: The price of an epoch's requests and bytes.
@@ -181,19 +181,18 @@ def estimate(load: Load, cluster: Cluster) -> Estimate:
     workers_s = load.batch_size * load.sample_ms / 1000 / max(1, load.num_workers)
     step_s = cluster.step_ms / 1000
     bounds = {"training": step_s, "link": link_s, "requests": requests_s, "decoding": workers_s}
-    overlapped_s = max(step_s, link_s, requests_s)
-    total_s = max(overlapped_s, workers_s) if load.num_workers else overlapped_s + workers_s
+    between_steps_s, beside_s = (0.0, workers_s) if load.num_workers else (workers_s, 0.0)
+    overlapped_s = max(step_s, requests_s, beside_s)
+    first_link_s = load.first_bytes / rank_bytes_per_s
     first_s = (
-        load.first_bytes / rank_bytes_per_s
-        + 2 * latency_s
-        + max(0.0, load.first_requests / cluster.connections - 2) * latency_s
-        + workers_s
+        first_link_s + 2 * latency_s + max(0.0, load.first_requests / cluster.connections - 2) * latency_s + workers_s
     )
-    epoch_s = first_s + load.steps * total_s
+    # The link does not carry again what it carried before the first batch.
+    rest_s = max(load.steps * link_s - first_link_s, load.steps * overlapped_s) + load.steps * between_steps_s
     cost = load.requests / 1000 * cluster.price_per_1000_requests + load.bytes_read / 1e9 * cluster.price_per_gb
     return Estimate(
-        epoch_s=epoch_s,
-        waiting=1 - step_s / total_s,
+        epoch_s=first_s + rest_s,
+        waiting=1 - load.steps * step_s / rest_s if load.steps else 0.0,
         first_batch_s=first_s,
         bound=max(bounds, key=lambda name: bounds[name]),
         cost=cost,

@@ -90,7 +90,7 @@ def _facts(
         batch_size,
         bytes_read,
         requests,
-        first_bytes=first_lanes * min(window_bytes, subject.total("num_bytes")),
+        first_bytes=min(first_lanes * window_bytes, bytes_read / world_size),
         first_requests=2 * first_lanes,
         sample_ms=sample_ms,
     )

@@ -32,11 +32,18 @@ def test_nobody_waits_where_training_is_slowest():
 
 
 def test_a_link_that_is_too_slow_decides_how_long_a_step_takes():
-    found = estimate(LOAD, Cluster(link_gbits=1, step_ms=200))
+    found = estimate(dataclasses.replace(LOAD, first_bytes=0), Cluster(link_gbits=1, step_ms=200))
     # 10 MB a rank and step, through an eighth of 125 MB/s
     assert found.link_s == pytest.approx(0.64)
     assert found.bound == "link"
     assert found.waiting == pytest.approx(1 - 0.2 / 0.64)
+
+
+def test_a_link_carries_what_comes_before_the_first_batch_once():
+    """In a short epoch of many lanes that is nearly all of it: here 900 of 1,000 MB, at 15.6 MB/s."""
+    load = dataclasses.replace(LOAD, first_bytes=900e6)
+    found = estimate(load, Cluster(link_gbits=1, latency_ms=0, step_ms=1))
+    assert found.epoch_s == pytest.approx(1000 / 15.625 + found.workers_s)
 
 
 def test_requests_take_their_latency_as_many_at_a_time_as_there_are_connections():
