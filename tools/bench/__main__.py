@@ -21,7 +21,7 @@ RUNS = {
     "convert": (),
     "load": ("--part", "small,image,jpeg,png"),
     "views": (),
-    "s3": ("--parts", "get,stream,link,cost", "--names", "wdsplit,pyarrow.fs,botocore,webdataset through,MosaicML"),
+    "s3": ("--parts", "get,stream,link,cost", "--names", "wdsplit,pyarrow.fs,botocore,webdataset through s3fs,MosaicML"),
     "imagenet": ("--rounds", "3"),
 }
 """Modules, and their arguments."""

@@ -192,8 +192,8 @@ FROM_S3 = (
     Reader("wdsplit, processes, no cache", "simplejpeg", wdsplit_epochs(uncached_bucket, "process")),
     Reader("LitData", "litdata", litdata_epochs, peers.write_litdata, "litdata"),
     Reader("MosaicML streaming", "streaming", mds_epochs, peers.write_mds, "mds"),
-    Reader("webdataset by s3fs", "s3fs", webdataset_epochs(cached=True)),
-    Reader("webdataset by s3fs, no cache", "s3fs", webdataset_epochs(cached=False)),
+    Reader("webdataset through s3fs", "s3fs", webdataset_epochs(cached=True)),
+    Reader("webdataset through s3fs, no cache", "s3fs", webdataset_epochs(cached=False)),
 )
 FROM_DISK = (
     Reader("wdsplit, threads", "simplejpeg", wdsplit_epochs(local, "thread")),

@@ -402,7 +402,7 @@ REMOTE = (
     Reader("wdsplit, threads", "botocore", wdsplit_from_bucket("thread")),
     Reader("wdsplit, fs=s3fs", "s3fs", wdsplit_by_s3fs),
     Reader("webdataset by aws s3 cp", "webdataset", webdataset_aws),
-    Reader("webdataset by s3fs", "s3fs", webdataset_s3fs),
+    Reader("webdataset through s3fs", "s3fs", webdataset_s3fs),
     Reader("MosaicML streaming", "streaming", mds_from_bucket, write_mds, "mds"),
     Reader("LitData", "litdata", litdata_from_bucket, write_litdata, "litdata"),
 )
