@@ -241,7 +241,7 @@ def main() -> None:
     given = parser.parse_args()
     ranks = torch.cuda.device_count() or 2
     with core.work_folder(given.output) as folder:
-        data.make_jpeg(folder / data.SOURCE, given.images)
+        data.MAKERS["jpeg"](folder / data.SOURCE, given.images)
         data.make_shards(folder, emit=(), world_size=ranks, workers=given.workers)
         shards, file = folder / data.SHARDS, folder / "found.json"
         launch(ranks, "run_rank", shards, given.batch_size, given.workers, given.steps, file)

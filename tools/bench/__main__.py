@@ -19,9 +19,9 @@ from tools.bench import core
 RUNS = {
     "start": (),
     "convert": (),
-    "load": ("--part", "small,image,jpeg,png"),
+    "load": ("--part", "small,image,jpeg,webp,png"),
     "views": (),
-    "s3": ("--parts", "get,stream,link,cost", "--names", "wdsplit,pyarrow.fs,botocore,webdataset through s3fs,MosaicML"),
+    "s3": ("--parts", "get,stream,link,cost", "--names", "wdsplit,pyarrow,botocore,webdataset through,MosaicML"),
     "imagenet": ("--rounds", "3"),
 }
 """Modules, and their arguments."""

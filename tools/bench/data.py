@@ -6,6 +6,7 @@ import io
 import multiprocessing
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pyarrow.parquet as pq
 
 SOURCE = "source.parquet"
 SHARDS = "wdsplit"
-JPEG_PICTURES = 1_000
+PICTURES = 1_000
 PHOTO_PIXELS, PHOTO_ROWS = 256, 500
 PHOTO_FILES = (".jpg", ".jpeg", ".png")
 
@@ -46,22 +47,22 @@ def make_image(path: Path, num_rows: int) -> None:
             writer.write_table(pa.table([images, chance.integers(0, 1000, len(images))], schema=schema))
 
 
-def make_jpeg(path: Path, num_rows: int) -> None:
-    """Write pictures of 500 x 375 pixels and about 100 kB, sums of sines and noise, and a label.
+def make_pictures(path: Path, num_rows: int, format: str) -> None:
+    """Write pictures of 500 x 375 pixels (as JPEG, about 100 kB), sums of sines and noise, and a label.
 
-    After JPEG_PICTURES they repeat, because making one takes ten times as long as decoding it.
+    After PICTURES they repeat, because making one takes ten times as long as decoding it.
     """
     from PIL import Image
 
     chance = np.random.default_rng(2)
     y, x = np.mgrid[0:375, 0:500].astype(np.float32)
     images = []
-    for _ in range(min(num_rows, JPEG_PICTURES)):
+    for _ in range(min(num_rows, PICTURES)):
         slopes, phases = chance.uniform(0.005, 0.1, (3, 2)), chance.uniform(0, 6, 3)
         planes = [np.sin(a * x + b * y + phase) for (a, b), phase in zip(slopes, phases, strict=True)]
         pixels = 128 + 80 * np.stack(planes, axis=-1) + chance.normal(0, 22, (375, 500, 1))
         file = io.BytesIO()
-        Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(file, "JPEG", quality=90)
+        Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(file, format, quality=90)
         images.append(file.getvalue())
     images = [images[number % len(images)] for number in range(num_rows)]
     pq.write_table(pa.table({"image": images, "label": chance.integers(0, 1000, num_rows)}), path, row_group_size=500)
@@ -140,7 +141,8 @@ def make_png(path: Path, num_rows: int) -> None:
 MAKERS: dict[str, Callable[[Path, int], None]] = {
     "small": make_small,
     "image": make_image,
-    "jpeg": make_jpeg,
+    "jpeg": partial(make_pictures, format="JPEG"),
+    "webp": partial(make_pictures, format="WEBP"),
     "png": make_png,
 }
 

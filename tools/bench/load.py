@@ -1,11 +1,11 @@
 """Measure `wdsplit.Dataset` and `wdsplit.Loader` side by side with other loaders.
 
-Six parts. *small* (rows of about 320 bytes of text and a label) and *image* (50 to 150 kB of incompressible bytes and
+Seven parts. *small* (rows of about 320 bytes of text and a label) and *image* (50 to 150 kB of incompressible bytes and
 a label) are read sample by sample in one process, and in batches of 256 by 2 workers. *jpeg*: pictures of 500 x 375 and
-about 100 kB are decoded and resized to 224 on 2 processors; *png*: pictures of 32 x 32 are decoded. wdsplit shuffles
-shards, windows and samples; the others read in order, and LitData once more shuffled. *scale*: the time to the first
-batch, at the start and in the middle of an epoch, by the number of shards. *memory*: what a process holds after each of
-ten epochs.
+about 100 kB are decoded and resized to 224 on 2 processors; *webp*: the same pictures as WebP; *png*: pictures of
+32 x 32 are decoded. wdsplit shuffles shards, windows and samples; the others read in order, and LitData once more
+shuffled. *scale*: the time to the first batch, at the start and in the middle of an epoch, by the number of shards.
+*memory*: what a process holds after each of ten epochs.
 
 In each round every reader is run once, in a process of its own, over the same rows; printed are medians over the rounds
 as Markdown, with ratios of medians, and at the end what was aimed at. The clock starts when the libraries are imported.
@@ -33,8 +33,8 @@ from tools.bench.core import Aim, Result
 from tools.bench.data import SOURCE
 from tools.bench.peers import BATCH_SIZE, Reader
 
-PARTS = ("small", "image", "jpeg", "png", "scale", "memory")
-ROWS = {"small": 400_000, "image": 12_000, "jpeg": 8_000, "png": 20_000}
+PARTS = ("small", "image", "jpeg", "webp", "png", "scale", "memory")
+ROWS = {"small": 400_000, "image": 12_000, "jpeg": 8_000, "webp": 4_000, "png": 20_000}
 CORES = 2
 BEST = "the best peer"
 SHUFFLED = "LitData, shuffled"
@@ -71,6 +71,7 @@ RACES = (
     Race("100-kB samples, one process", "image", 0, peers.ONE_PROCESS, {"webdataset": 4, "LitData": 1.5}),
     Race("100-kB samples, batches of 256 from 2 workers", "image", 2, peers.TWO_WORKERS, {BEST: 3}),
     Race("JPEG decoded and resized to 224, 2 workers", "jpeg", 2, peers.JPEG, JPEG_AIMS),
+    Race("WebP decoded and resized to 224, 2 workers", "webp", 2, peers.WEBP, {BEST: 1}),
     Race("32 x 32 PNGs decoded, batches of 256 from 2 workers", "png", 2, peers.PNG, {"webdataset and Pillow": 3}),
 )
 
@@ -82,7 +83,7 @@ def read_once(number: int, name: str, folder: str) -> Result:
     """Read all rows once; return seconds, samples and the most memory that a process had."""
     race = RACES[number]
     reader = peers.reader_of(race.readers, name)
-    if race.part in ("jpeg", "png"):  # before libraries count the processors
+    if race.part in ("jpeg", "webp", "png"):  # before libraries count the processors
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
     clock = core.begin("torch", "wdsplit.loading.loader", reader.module)
     stream = reader.read(Path(folder), race.workers)
@@ -285,7 +286,7 @@ def main() -> None:
     parser = core.parser_of(__doc__)
     parser.add_argument("--part", default=",".join(PARTS), help=f"Some of {','.join(PARTS)}. Default: all.")
     parser.add_argument(
-        "--rows", type=int, help="Rows of small, image, jpeg and png. Default: 400000, 12000, 8000 and 20000."
+        "--rows", type=int, help="Rows of small, image, jpeg, webp and png. Default: 400000, 12000, 8000, 4000, 20000."
     )
     parser.add_argument("--readers", default="", help="Only readers whose names begin so, such as wdsplit,webdataset.")
     parser.add_argument("--shards", type=int, default=max(MANY_SHARDS), help="Maximum for scale and memory.")

@@ -1,8 +1,8 @@
 """How each library writes a dataset, and reads it from a disk or a bucket, as its documentation shows it.
 
-Libraries are imported where they are used, because few have all of them. None decodes but those of `JPEG` and `PNG`.
-Besides wdsplit only `LitData, shuffled` shuffles. Local readers return samples without workers, else batches; `REMOTE`
-readers return the payloads of all samples, with nothing cached.
+Libraries are imported where they are used, because few have all of them. None decodes but those of `JPEG`, `WEBP` and
+`PNG`. Besides wdsplit only `LitData, shuffled` shuffles. Local readers return samples without workers, else batches;
+`REMOTE` readers return the payloads of all samples, with nothing cached.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tools.bench.core import ProcessError, is_installed
 from tools.bench.data import SHARDS, SOURCE, make_shards
 
 SHARD_BYTES = 128_000_000
-BATCH_SIZE, JPEG_BATCH_SIZE = 256, 64
+BATCH_SIZE, PICTURE_BATCH_SIZE = 256, 64
 PIXELS, SMALL_PIXELS = 224, 32
 BUCKETS = "buckets"
 """The folder of the buckets: one for each library."""
@@ -179,11 +179,12 @@ def webdataset_stream(urls: list[str], workers: int) -> Iterable[Any]:
     return webdataset.WebLoader(batched, batch_size=None, num_workers=workers)  # type: ignore[no-any-return]
 
 
-def webdataset_jpeg(folder: Path, workers: int) -> Iterable[Any]:
+def webdataset_pictures(field: str, folder: Path, workers: int) -> Iterable[Any]:
     import webdataset
 
-    dataset = webdataset.WebDataset(tars(folder / "two"), shardshuffle=False).map_dict(jpg=_pillow_pixels, cls=int)
-    batched = dataset.to_tuple(FIELD, "cls").batched(JPEG_BATCH_SIZE)
+    dataset = webdataset.WebDataset(tars(folder / "two"), shardshuffle=False)
+    decoded = dataset.map_dict(**{field: _pillow_pixels, "cls": int})
+    batched = decoded.to_tuple(field, "cls").batched(PICTURE_BATCH_SIZE)
     return webdataset.WebLoader(batched, batch_size=None, num_workers=workers)  # type: ignore[no-any-return]
 
 
@@ -205,7 +206,12 @@ def _pillow_pixels(data: bytes) -> Any:
 def turboloader_jpeg(folder: Path, workers: int) -> Iterable[Any]:
     import turboloader
 
-    options = {"batch_size": JPEG_BATCH_SIZE, "num_workers": workers, "image_size": PIXELS, "output_format": "pytorch"}
+    options = {
+        "batch_size": PICTURE_BATCH_SIZE,
+        "num_workers": workers,
+        "image_size": PIXELS,
+        "output_format": "pytorch",
+    }
     loaders = [turboloader.DataLoader(path, **options) for path in tars(folder / SHARDS)]
     return (images for loader in loaders for images, _ in loader)
 
@@ -292,10 +298,16 @@ TWO_WORKERS = (
     *PEERS,
 )
 JPEG = (
-    Reader("wdsplit, threads", "simplejpeg", wdsplit_images("thread", PIXELS, JPEG_BATCH_SIZE)),
-    Reader("wdsplit, processes", "simplejpeg", wdsplit_images("process", PIXELS, JPEG_BATCH_SIZE)),
+    Reader("wdsplit, threads", "simplejpeg", wdsplit_images("thread", PIXELS, PICTURE_BATCH_SIZE)),
+    Reader("wdsplit, processes", "simplejpeg", wdsplit_images("process", PIXELS, PICTURE_BATCH_SIZE)),
     Reader("TurboLoader", "turboloader", turboloader_jpeg),
-    Reader("webdataset and Pillow, processes", "webdataset", webdataset_jpeg, write_two_shards, "two"),
+    Reader(
+        "webdataset and Pillow, processes", "webdataset", partial(webdataset_pictures, FIELD), write_two_shards, "two"
+    ),
+)
+WEBP = (
+    *JPEG[:2],
+    Reader(JPEG[-1].name, "webdataset", partial(webdataset_pictures, "webp"), write_two_shards, "two"),
 )
 PNG = (
     Reader("wdsplit, processes", "PIL", wdsplit_images("process", SMALL_PIXELS, BATCH_SIZE)),

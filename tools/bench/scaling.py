@@ -30,7 +30,7 @@ from typing import Any
 from tools.bench import core, data
 from tools.bench.core import Aim, ProcessError, Result
 from tools.bench.data import SOURCE
-from tools.bench.peers import BATCH_SIZE, JPEG_BATCH_SIZE, PIXELS
+from tools.bench.peers import BATCH_SIZE, PICTURE_BATCH_SIZE, PIXELS
 
 PARTS = ("scaling", "memory")
 ROWS = {"small": 400_000, "image": 6_000, "jpeg": 2_000}
@@ -102,7 +102,7 @@ def open_loader(path: str, kind: str, rank: int, world_size: int, workers: int) 
     first = next(name for name in fields if name != "cls")
     if kind == "jpeg":
         dataset = dataset.decode(wdsplit.resized(PIXELS))
-    batch_size = JPEG_BATCH_SIZE if kind == "jpeg" else BATCH_SIZE
+    batch_size = PICTURE_BATCH_SIZE if kind == "jpeg" else BATCH_SIZE
     return wdsplit.Loader(dataset.to_tuple(first, "cls"), batch_size, num_workers=workers, persistent_workers=True)
 
 
