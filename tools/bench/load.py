@@ -34,7 +34,7 @@ from tools.bench.data import SOURCE
 from tools.bench.peers import BATCH_SIZE, Reader
 
 PARTS = ("small", "image", "jpeg", "webp", "png", "scale", "memory")
-ROWS = {"small": 400_000, "image": 12_000, "jpeg": 8_000, "webp": 4_000, "png": 20_000}
+ROWS = {"small": 400_000, "image": 12_000, "jpeg": 8_000, "webp": 4_000, "png": 100_000}
 CORES = 2
 BEST = "the best peer"
 SHUFFLED = "LitData, shuffled"
@@ -286,7 +286,7 @@ def main() -> None:
     parser = core.parser_of(__doc__)
     parser.add_argument("--part", default=",".join(PARTS), help=f"Some of {','.join(PARTS)}. Default: all.")
     parser.add_argument(
-        "--rows", type=int, help="Rows of small, image, jpeg, webp and png. Default: 400000, 12000, 8000, 4000, 20000."
+        "--rows", type=int, help="Rows of small, image, jpeg, webp and png. Default: 400000, 12000, 8000, 4000, 100000."
     )
     parser.add_argument("--readers", default="", help="Only readers whose names begin so, such as wdsplit,webdataset.")
     parser.add_argument("--shards", type=int, default=max(MANY_SHARDS), help="Maximum for scale and memory.")
