@@ -1,7 +1,7 @@
 """Run the benchmarks one after another, and print at the end in one table what was aimed at and what was measured.
 
-Each is a process of its own: all tables are those that it prints by itself. Everything takes about an hour on two
-processors, which must have nothing else to do.
+Each is a process of its own: all tables are those that it prints by itself. Everything takes an hour and a half on
+two processors, which must have nothing else to do.
 
 Examples:
     python -m tools.bench --output /dev/shm
