@@ -2,7 +2,8 @@
 
 Two tables are made: *small* (rows of about 320 bytes of text and an integer label) and *image* (rows of 50 to 150 kB of
 incompressible bytes and a label). In each round every contender converts them once, in a process of its own, to the
-same kind of place. Printed are medians over the rounds, ratios of medians, and the most memory that one process had.
+same kind of place. Printed are medians over the rounds, ratios of medians, processor time, and the most memory that one
+process had. More jobs than processors show what a job costs where there are processors for all.
 A contender that is not installed is left out (pip install '.[bench]'). The clock starts when the libraries are
 imported and stops when the last byte is handed to the system.
 
@@ -41,7 +42,10 @@ def with_cp(source: str, output: str) -> None:
 CONTENDERS: dict[str, tuple[str, Callable[[str, str], None]]] = {
     "wdsplit, 2 jobs": (PROGRAM, partial(with_wdsplit, jobs=2, shuffle=True)),
     "wdsplit --no-shuffle, 1 job": (PROGRAM, partial(with_wdsplit, jobs=1, shuffle=False)),
-    "wdsplit --no-shuffle, 2 jobs": (PROGRAM, partial(with_wdsplit, jobs=2, shuffle=False)),
+    **{
+        f"wdsplit --no-shuffle, {jobs} jobs": (PROGRAM, partial(with_wdsplit, jobs=jobs, shuffle=False))
+        for jobs in (2, 4, 8, 16)
+    },
     BASE: ("webdataset", peers.write_webdataset),
     "MosaicML MDSWriter": ("streaming", peers.write_mds),
     "LitData optimize, 2 workers": ("litdata", peers.write_litdata),
@@ -79,10 +83,12 @@ def compare(table: str, num_rows: int, folder: Path, rounds: int) -> list[Aim]:
     for name, seconds in medians.items():
         ratios = [f"{medians[base] / seconds:.2f}" if base in medians else "" for base in (BASE, COPY)]
         memory = max(result["megabytes"] for result in results[name])
+        busy = core.median_of(results[name], lambda result: result["busy"]) / num_bytes * 1e9
         speed = (f"{seconds:.2f}", f"{num_rows / seconds:,.0f}", f"{num_bytes / seconds / 1e6:,.0f}")
-        rows.append((name, *speed, *ratios, f"{memory:,.0f}"))
+        rows.append((name, *speed, *ratios, f"{busy:.2f}", f"{memory:,.0f}"))
     title = f"{table}: {num_rows:,} rows, {num_bytes / 1e6:,.0f} MB of shards, medians of {rounds}"
-    core.print_table(title, ("", "seconds", "rows/s", "MB/s", "x ShardWriter", "x cp", "MiB of memory"), rows)
+    header = ("", "seconds", "rows/s", "MB/s", "x ShardWriter", "x cp", "CPU s/GB", "MiB of memory")
+    core.print_table(title, header, rows)
     return [
         Aim(f"{table}: {name}", f"x {base}", f"{aim:g}", f"{medians[base] / medians[name]:.2f}")
         for (of, name, base), aim in AIMS.items()
