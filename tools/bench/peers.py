@@ -179,12 +179,11 @@ def webdataset_stream(urls: list[str], workers: int) -> Iterable[Any]:
     return webdataset.WebLoader(batched, batch_size=None, num_workers=workers)  # type: ignore[no-any-return]
 
 
-def webdataset_pictures(field: str, folder: Path, workers: int) -> Iterable[Any]:
+def webdataset_pictures(folder: Path, workers: int) -> Iterable[Any]:
     import webdataset
 
-    dataset = webdataset.WebDataset(tars(folder / "two"), shardshuffle=False)
-    decoded = dataset.map_dict(**{field: _pillow_pixels, "cls": int})
-    batched = decoded.to_tuple(field, "cls").batched(PICTURE_BATCH_SIZE)
+    dataset = webdataset.WebDataset(tars(folder / "two"), shardshuffle=False).to_tuple("jpg;webp", "cls")
+    batched = dataset.map_tuple(_pillow_pixels, int).batched(PICTURE_BATCH_SIZE)
     return webdataset.WebLoader(batched, batch_size=None, num_workers=workers)  # type: ignore[no-any-return]
 
 
@@ -301,14 +300,9 @@ JPEG = (
     Reader("wdsplit, threads", "simplejpeg", wdsplit_images("thread", PIXELS, PICTURE_BATCH_SIZE)),
     Reader("wdsplit, processes", "simplejpeg", wdsplit_images("process", PIXELS, PICTURE_BATCH_SIZE)),
     Reader("TurboLoader", "turboloader", turboloader_jpeg),
-    Reader(
-        "webdataset and Pillow, processes", "webdataset", partial(webdataset_pictures, FIELD), write_two_shards, "two"
-    ),
+    Reader("webdataset and Pillow, processes", "webdataset", webdataset_pictures, write_two_shards, "two"),
 )
-WEBP = (
-    *JPEG[:2],
-    Reader(JPEG[-1].name, "webdataset", partial(webdataset_pictures, "webp"), write_two_shards, "two"),
-)
+WEBP = tuple(reader for reader in JPEG if reader.name != "TurboLoader")
 PNG = (
     Reader("wdsplit, processes", "PIL", wdsplit_images("process", SMALL_PIXELS, BATCH_SIZE)),
     Reader("wdsplit, threads", "PIL", wdsplit_images("thread", SMALL_PIXELS, BATCH_SIZE)),
