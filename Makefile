@@ -21,7 +21,7 @@ LOWEST_PYTHON := LOWEST_PYTHON="$(abspath $(VENV)-lowest/bin/python)"
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 .PHONY: help demo demo-s3 test-unit test test-system test-lowest test-all check release-check docs docs-build \
-	format clean
+	format size clean
 
 help: ## List the targets
 	@echo "Targets:"
@@ -76,6 +76,9 @@ docs-build: $(DOCS_INSTALLED) ## Build the documentation into build/site; warnin
 format: $(TESTS_INSTALLED) ## Format the code and fix what the linter can fix
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+size: | $(BIN)/python ## Print the size of each package and of the tests beside its target
+	@$(BIN)/python -m tools.size
 
 clean: ## Remove the demo's data and all caches; the virtual environment stays
 	rm -rf demo build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
