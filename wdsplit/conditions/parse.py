@@ -11,7 +11,7 @@ import keyword
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset
 
-from wdsplit.conditions.compare import Literal, Values, compare, compute, is_among, join, values_of
+from wdsplit.conditions.compare import Operand, compare, compute, is_among, join, read
 from wdsplit.conditions.syntax import GRAMMAR, STRING, Source
 from wdsplit.errors import InputError, nearest_names
 from wdsplit.fields.rules import is_binary, is_list, is_text, unwrap
@@ -31,25 +31,30 @@ __all__ = ["Where", "parse_where"]
 _MAX_EXPONENT = 400
 _MAX_NAMES = 50
 
-_COMPARISONS: dict[type[ast.cmpop], str] = {
-    ast.Lt: "<",
-    ast.LtE: "<=",
-    ast.Gt: ">",
-    ast.GtE: ">=",
-    ast.Eq: "==",
-    ast.NotEq: "!=",
+_OPERATIONS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
+    ast.And: operator.and_,
+    ast.Or: operator.or_,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Add: operator.add,
+    ast.UAdd: operator.add,
+    ast.Sub: operator.sub,
+    ast.USub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
 }
-_ARITHMETIC: dict[type[ast.AST], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
-_SIGNS: dict[type[ast.unaryop], str] = {ast.UAdd: "+", ast.USub: "-"}
-_TEXT_TESTS = {"contains": pc.match_substring, "endswith": pc.ends_with, "startswith": pc.starts_with}
-_LENGTHS: tuple[tuple[Callable[[pa.DataType], bool], Callable[[Any], Any]], ...] = (
-    (is_text, pc.utf8_length),
-    (is_binary, pc.binary_length),
-    (is_list, pc.list_value_length),
-)
-_FUNCTIONS = ("column", "contains", "endswith", "len", "lower", "startswith")
-_WORDS: dict[type[ast.AST], str] = {ast.BitAnd: "and", ast.BitOr: "or", ast.Invert: "not"}
-_SURROGATE = re.compile("[\ud800-\udfff]")
+_FUNCTIONS: dict[str, list[tuple[Callable[[pa.DataType], bool], Callable[..., Any]]]] = {
+    "contains": [(is_text, pc.match_substring)],
+    "endswith": [(is_text, pc.ends_with)],
+    "len": [(is_text, pc.utf8_length), (is_binary, pc.binary_length), (is_list, pc.list_value_length)],
+    "lower": [(is_text, pc.utf8_lower)],
+    "startswith": [(is_text, pc.starts_with)],
+}
+"""For each function the types of columns that it takes, with what computes it."""
+_ARGUMENTS = {"len": "one column of strings, bytes or lists", "lower": "one column of strings"}
+_WORDS: dict[type[ast.AST], str] = {ast.BitAnd: "write `and`", ast.BitOr: "write `or`", ast.Invert: "write `not`"}
 _SPELLINGS = {"null": "None", "none": "None", "true": "True", "false": "False"}
 
 
@@ -89,216 +94,166 @@ def parse_where(
     Raises:
         InputError: The condition is invalid, names an unknown column, or compares incompatible values.
     """
-    source = Source.of(text)
+    source = Source(re.sub(r"[\r\n]", " ", text.strip()))
+    for found in STRING.finditer(text.strip()):
+        if "\n" in found[0] or "\r" in found[0]:
+            raise source.fault(found.span(), "a string contains a line break", remedy=r"write \n instead")
+    tree = source.parse()
+    translator = _Translator(source, schema, class_names or {}, key, hints or {})
+    conditions, pruning = [], []
+    for node in tree.values if isinstance(tree, ast.BoolOp) and isinstance(tree.op, ast.And) else [tree]:
+        translator.reads_floats = False
+        conditions.append(translator.condition(node))
+        negates = any(isinstance(child, (ast.Not, ast.NotEq, ast.NotIn)) for child in ast.walk(node))
+        if not (translator.reads_floats and negates):
+            pruning.append(conditions[-1])
+    expression, columns = join(operator.and_, conditions), tuple(translator.columns)
     try:
-        return _Translator(source, schema, class_names or {}, key, hints or {}).where(source.parse())
-    except RecursionError as error:
-        raise source.fault(None, "the condition is nested too deeply") from error
+        known = pa.schema([schema.field(name) for name in columns])
+        pyarrow.dataset.Scanner.from_batches([], schema=known, columns={"": expression})
+    except pa.ArrowException as error:
+        cause = f"pyarrow {pa.__version__} cannot compute the condition"
+        raise source.fault(None, cause, found=str(error)) from error
+    return Where(columns, expression, join(operator.and_, pruning) if pruning else None)
 
 
+@dataclass
 class _Translator:
     """Translates the nodes of a condition on the rows of a table."""
 
-    def __init__(
-        self,
-        source: Source,
-        schema: pa.Schema,
-        class_names: Mapping[str, Sequence[str]],
-        key: str | None,
-        hints: Mapping[str, str],
-    ) -> None:
-        self._source = source
-        self._schema = schema
-        self._class_names = class_names
-        self._key = key
-        self._hints = hints
-        self._columns: dict[str, None] = {}
-        self._reads_floats = False
-        self._negates = False
+    source: Source
+    schema: pa.Schema
+    class_names: Mapping[str, Sequence[str]]
+    key: str | None
+    hints: Mapping[str, str]
+    columns: dict[str, None] = field(default_factory=dict)
+    reads_floats: bool = False
 
-    def where(self, tree: ast.expr) -> Where:
-        """Translate a whole condition."""
-        conditions: list[Any] = []
-        pruning: list[Any] = []
-        for node in tree.values if isinstance(tree, ast.BoolOp) and isinstance(tree.op, ast.And) else [tree]:
-            self._reads_floats = self._negates = False
-            conditions.append(self._condition(node))
-            if not (self._reads_floats and self._negates):
-                pruning.append(conditions[-1])
-        expression = join(operator.and_, conditions)
-        self._check(expression)
-        return Where(tuple(self._columns), expression, join(operator.and_, pruning) if pruning else None)
-
-    def _check(self, expression: Any) -> None:
-        """Check that Arrow can compute the condition."""
-        schema = pa.schema([self._schema.field(name) for name in self._columns])
-        try:
-            pyarrow.dataset.Scanner.from_batches([], schema=schema, columns={"": expression})
-        except pa.ArrowException as error:
-            cause = f"pyarrow {pa.__version__} cannot compute the condition"
-            raise self._source.fault(None, cause, found=str(error)) from error
-
-    def _condition(self, node: ast.expr) -> Any:
+    def condition(self, node: ast.expr) -> Any:
         """Translate a node that is true, false or null for each row."""
         if isinstance(node, ast.BoolOp):
-            operation = operator.and_ if isinstance(node.op, ast.And) else operator.or_
-            return join(operation, [self._condition(value) for value in node.values])
+            return join(_OPERATIONS[type(node.op)], [self.condition(value) for value in node.values])
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-            self._negates = True
-            return ~self._condition(node.operand)
+            return ~self.condition(node.operand)
         if isinstance(node, ast.Compare):
             operands = [node.left, *node.comparators]
             pairs = zip(operands, node.ops, operands[1:], strict=False)
             return join(operator.and_, [self._compare(node, *pair) for pair in pairs])
         values = self._operand(node)
-        if isinstance(values, Literal) or not pa.types.is_boolean(values.kind):
-            what = values if isinstance(values, Literal) else f"of type {values.kind}"
+        if values.kind is None or not pa.types.is_boolean(values.kind):
             cause = "a condition is neither true nor false"
-            raise self._source.fault(node, cause, expected=GRAMMAR, found=f"this is {what}")
-        return values.expression
+            raise self.source.fault(node, cause, expected=GRAMMAR, found=f"this is {values}")
+        return values.value
 
     def _compare(self, node: ast.Compare, left: ast.expr, operation: ast.cmpop, right: ast.expr) -> Any:
-        self._negates = self._negates or isinstance(operation, (ast.NotEq, ast.NotIn))
+        is_negated = isinstance(operation, (ast.IsNot, ast.NotIn, ast.NotEq))
         if isinstance(operation, (ast.Is, ast.IsNot)):
-            is_null = self._is_null(left, right)
-            return ~is_null if isinstance(operation, ast.IsNot) else is_null
-        with self._source.placing(node):
+            if not (isinstance(right, ast.Constant) and right.value is None):
+                null = isinstance(right, ast.Name) and _SPELLINGS.get(right.id.lower()) == "None"
+                remedy = "write None" if null else "write `==` or `!=`"
+                raise self.source.fault(right, "`is` must be followed by None", remedy=remedy)
+            values = self._operand(left)
+            if values.kind is None:
+                raise self.source.fault(left, "`is None` needs a column, not a value")
+            return ~values.value.is_null() if is_negated else values.value.is_null()
+        with self.source.placing(node):
+            values = self._operand(left)
             if isinstance(operation, (ast.In, ast.NotIn)):
-                among = self._among(left, right)
-                return ~among if isinstance(operation, ast.NotIn) else among
-            operands = self._operand(left), self._operand(right)
-            for column, text, literal in ((left, right, operands[1]), (right, left, operands[0])):
-                if isinstance(operation, (ast.Eq, ast.NotEq)) and len(self._spellings(literal, column)) > 1:
-                    among = self._among(column, ast.copy_location(ast.List([text]), text))
-                    return ~among if isinstance(operation, ast.NotEq) else among
-            if isinstance(operation, (ast.Eq, ast.NotEq)):
-                operands = self._numbered(operands[0], left, right), self._numbered(operands[1], right, left)
-            return compare(operands[0], _COMPARISONS[type(operation)], operands[1])
+                items = self._items(left, right)
+            else:
+                other = self._operand(right)
+                if type(operation) in _OPERATIONS:
+                    return compare(values, _OPERATIONS[type(operation)], other)
+                if values.kind is None:
+                    left, values, right, other = right, other, left, values
+                items = self._meant(other, right, left)
+                if len(items) == 1:
+                    return compare(values, operator.ne if is_negated else operator.eq, *items)
+            if values.kind is None:
+                raise self.source.fault(left, "`in` needs a column, not a value")
+            return ~is_among(values, items) if is_negated else is_among(values, items)
 
-    def _spellings(self, operand: Literal | Values, column: ast.expr) -> list[Literal]:
-        """Return a literal, and its escaped form if it is compared with the key column; [] for other operands."""
-        if not isinstance(operand, Literal):
-            return []
-        path, text = self._path(column) if self._key else None, operand.value
-        is_key = path is not None and [name for name, _ in path] == [self._key]
-        if not is_key or not isinstance(text, str) or not text or escape_key(text) == text:
+    def _items(self, column: ast.expr, node: ast.expr) -> list[Operand]:
+        """Return the values of the list that follows `in`."""
+        if not isinstance(node, (ast.List, ast.Tuple, ast.Set)) or not node.elts:
+            cause, expected = "`in` must be followed by a list of values", 'a list such as `[1, 2]` or `["a", "b"]`'
+            remedy = 'write contains(column, "...") to look for a part of a string'
+            raise self.source.fault(node, cause, expected, remedy=remedy)
+        items: list[Operand] = []
+        for item in node.elts:
+            value = self._operand(item)
+            if value.kind is not None:
+                raise self.source.fault(item, "a list may contain only numbers, strings, True and False")
+            items += self._meant(value, item, column)
+        return items
+
+    def _meant(self, operand: Operand, node: ast.expr, column: ast.expr) -> list[Operand]:
+        """Return what a string means beside a column: a class's number, or a key as it is and as it is in a tar."""
+        name, *members = [name for name, _ in self._path(column) or [("", column)]]
+        text, names = operand.value, self.class_names.get(name, ())
+        if members or not isinstance(text, str):
             return [operand]
-        return [operand, Literal(escape_key(text))]
+        if names and text not in names:
+            near = nearest_names([text], names)
+            cause, remedy = f"column {name!r} has no class {text!r}", f'did you mean "{near[0]}"?' if near else ""
+            raise self.source.fault(node, cause, expected=f"one of {_some(names)}", remedy=remedy)
+        if names:
+            return [Operand(Fraction(names.index(text)))]
+        is_escaped = name == self.key and text and escape_key(text) != text
+        return [operand, Operand(escape_key(text))] if is_escaped else [operand]
 
-    def _numbered(self, operand: Literal | Values, node: ast.expr, column: ast.expr) -> Literal | Values:
-        """Return an operand; if it is a class name that is compared with a column of classes, its number."""
-        path = self._path(column)
-        names = self._class_names.get(path[0][0], ()) if path is not None and len(path) == 1 else ()
-        if not names or not isinstance(operand, Literal) or not isinstance(operand.value, str):
-            return operand
-        if operand.value not in names:
-            near = nearest_names([operand.value], names)
-            cause = f"column {path[0][0] if path else ''!r} has no class {operand.value!r}"
-            shown = ", ".join(names[:_MAX_NAMES]) + (", ..." if len(names) > _MAX_NAMES else "")
-            remedy = f'did you mean "{near[0]}"?' if near else ""
-            raise self._source.fault(node, cause, expected=f"one of {shown}", remedy=remedy)
-        return Literal(Fraction(names.index(operand.value)))
-
-    def _is_null(self, node: ast.expr, right: ast.expr) -> Any:
-        """Translate `is None`, which works for columns of any type."""
-        if not (isinstance(right, ast.Constant) and right.value is None):
-            null = isinstance(right, ast.Name) and _SPELLINGS.get(right.id.lower()) == "None"
-            remedy = "write None" if null else "write `==` or `!=`"
-            raise self._source.fault(right, "`is` must be followed by None", remedy=remedy)
-        if self._path(node) is not None:
-            reference, kind = self._reference(node)
-            # Arrow before 18 overlooks nulls inside a dictionary.
-            overlooked = pa.types.is_dictionary(kind) and not pa.types.is_nested(kind.value_type)
-            return (reference.cast(kind.value_type) if overlooked else reference).is_null()
-        values = self._operand(node)
-        if isinstance(values, Literal):
-            raise self._source.fault(node, "`is None` needs a column, not a value")
-        return values.expression.is_null()
-
-    def _among(self, left: ast.expr, right: ast.expr) -> Any:
-        if not isinstance(right, (ast.List, ast.Tuple, ast.Set)) or not right.elts:
-            raise self._source.fault(
-                right,
-                "`in` must be followed by a list of values",
-                expected='a list such as `[1, 2]` or `["a", "b"]`',
-                remedy='write contains(column, "...") to look for a part of a string',
-            )
-        values = self._operand(left)
-        if isinstance(values, Literal):
-            raise self._source.fault(left, "`in` needs a column, not a value")
-        items: list[Literal] = []
-        for node in right.elts:
-            item = self._numbered(self._operand(node), node, left)
-            if not isinstance(item, Literal):
-                raise self._source.fault(node, "a list may contain only numbers, strings, True and False")
-            items.extend(self._spellings(item, left))
-        return is_among(values, items)
-
-    def _operand(self, node: ast.expr) -> Literal | Values:
+    def _operand(self, node: ast.expr) -> Operand:
         """Translate a value or column that can be compared."""
         if isinstance(node, ast.Constant):
             return self._literal(node)
-        if self._path(node) is not None:
-            values = values_of(*self._reference(node))
-            self._reads_floats = self._reads_floats or bool(pa.types.is_floating(values.kind))
-            return values
+        path = self._path(node)
+        if path is not None:
+            return self._column(path)
         if isinstance(node, ast.Call):
             return self._call(node)
-        with self._source.placing(node):
-            if isinstance(node, ast.UnaryOp) and type(node.op) in _SIGNS:
-                return compute(Literal(Fraction(0)), _SIGNS[type(node.op)], self._operand(node.operand))
-            if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
-                return compute(self._operand(node.left), _ARITHMETIC[type(node.op)], self._operand(node.right))
+        operation = _OPERATIONS.get(type(getattr(node, "op", None)))  # type: ignore[arg-type]
+        with self.source.placing(node):
+            if operation and isinstance(node, ast.UnaryOp):
+                return compute(Operand(Fraction(0)), operation, self._operand(node.operand))
+            if operation and isinstance(node, ast.BinOp):
+                return compute(self._operand(node.left), operation, self._operand(node.right))
         raise self._not_allowed(node)
 
     def _not_allowed(self, node: ast.expr) -> InputError:
-        word = next((word for kind, word in _WORDS.items() if isinstance(getattr(node, "op", node), kind)), None)
-        remedy = f"write `{word}`" if word else ""
-        return self._source.fault(node, "not allowed in a condition", expected=GRAMMAR, remedy=remedy)
+        remedy = _WORDS.get(type(getattr(node, "op", None)), "")  # type: ignore[arg-type]
+        return self.source.fault(node, "not allowed in a condition", expected=GRAMMAR, remedy=remedy)
 
-    def _literal(self, node: ast.Constant) -> Literal:
-        start, end = self._source.span(node)
-        text, value = self._source.line[start:end], node.value
+    def _literal(self, node: ast.Constant) -> Operand:
+        start, end = self.source.span(node)
+        text, value = self.source.line[start:end], node.value
         if isinstance(value, (str, bytes)) and len(STRING.findall(text)) > 1:
-            raise self._source.fault(node, "two adjacent strings", remedy="put a comma between them")
-        if isinstance(value, str) and not value.isascii() and _SURROGATE.search(value):
-            raise self._source.fault(node, "invalid string", expected="Unicode characters", found="a surrogate")
+            raise self.source.fault(node, "two adjacent strings", remedy="put a comma between them")
+        if isinstance(value, str) and not value.isascii() and re.search("[\ud800-\udfff]", value):
+            raise self.source.fault(node, "invalid string", expected="Unicode characters", found="a surrogate")
         if isinstance(value, float):
             try:
                 number = Decimal(text)
             except ArithmeticError:
                 number = Decimal("Infinity")
             if not number.is_finite() or abs(number.adjusted()) > _MAX_EXPONENT:
-                raise self._source.fault(node, "a number is too large or too small")
-            return Literal(Fraction(number))
-        if value is None or isinstance(value, (str, bytes, bool)):
-            return Literal(value)
-        if isinstance(value, int):
-            return Literal(Fraction(value))
-        raise self._not_allowed(node)
+                raise self.source.fault(node, "a number is too large or too small")
+            return Operand(Fraction(number))
+        if not isinstance(value, (int, str, bytes, type(None))):
+            raise self._not_allowed(node)
+        return Operand(Fraction(value) if type(value) is int else value)
 
-    def _call(self, node: ast.Call) -> Values:
+    def _call(self, node: ast.Call) -> Operand:
         name = node.func.id if isinstance(node.func, ast.Name) else ""
-        if name not in _FUNCTIONS or node.keywords or not node.args:
-            cause = "unknown function"
-            raise self._source.fault(node, cause, expected=f"one of {', '.join(_FUNCTIONS)}")
-        values, *more = (self._operand(argument) for argument in node.args)
-        if isinstance(values, Literal):
-            raise self._source.fault(node.args[0], f"{name} needs a column, not a value")
-        if name in _TEXT_TESTS:
-            part = more[0].value if len(more) == 1 and isinstance(more[0], Literal) else None
-            if not is_text(values.kind) or not isinstance(part, str):
-                raise self._source.fault(node, f"{name} needs a column of strings and a string")
-            return Values(_TEXT_TESTS[name](values.expression, pattern=part), pa.bool_())
-        if more or (name == "lower" and not is_text(values.kind)):
-            raise self._source.fault(node, f"{name} needs one column{' of strings' if name == 'lower' else ''}")
-        if name == "lower":
-            return Values(pc.utf8_lower(values.expression), values.kind)
-        length = next((function for has_length, function in _LENGTHS if has_length(values.kind)), None)
-        if length is None:
-            cause, expected = "a column has no length", "strings, bytes or lists"
-            raise self._source.fault(node, cause, expected, found=str(values.kind))
-        return Values(length(values.expression).cast(pa.int64()), pa.int64())
+        if name not in _FUNCTIONS:
+            raise self.source.fault(node, "unknown function", expected=f"one of {', '.join(['column', *_FUNCTIONS])}")
+        values, *more = [self._operand(argument) for argument in node.args] or [Operand(None)]
+        texts = [each.value for each in more if isinstance(each.value, str)]
+        fitting = [function for fits, function in _FUNCTIONS[name] if values.kind is not None and fits(values.kind)]
+        if not fitting or node.keywords or not len(more) == len(texts) == (name not in _ARGUMENTS):
+            expected = _ARGUMENTS.get(name, "a column of strings and a string")
+            raise self.source.fault(node, f"invalid arguments of {name}", expected, found=str(values))
+        kind = {"len": pa.int64(), "lower": values.kind}.get(name, pa.bool_())
+        return Operand(fitting[0](values.value, *texts).cast(kind), kind)
 
     def _path(self, node: ast.expr) -> list[tuple[str, ast.expr]] | None:
         """Return the names of a column or of a member of one, with their nodes; None for other nodes."""
@@ -310,42 +265,44 @@ class _Translator:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "column":
             names = [item.value for item in node.args if isinstance(item, ast.Constant) and isinstance(item.value, str)]
             if node.keywords or not names or len(names) < len(node.args):
-                raise self._source.fault(node, "column() needs the column's name", expected='such as column("my col")')
+                raise self.source.fault(node, "column() needs the column's name", expected='such as column("my col")')
             return [(name, node) for name in names]
         return None
 
-    def _reference(self, node: ast.expr) -> tuple[Any, pa.DataType]:
-        """Return a column, or a member of one, and its type."""
-        path = self._path(node) or []
-        fields: Sequence[pa.Field] = list(self._schema)
-        kind = None
+    def _column(self, path: list[tuple[str, ast.expr]]) -> Operand:
+        """Translate a column, or a member of one."""
+        fields: Sequence[pa.Field] = list(self.schema)
         for number, (name, at) in enumerate(path):
-            names = [field.name for field in fields]
+            names = [one.name for one in fields]
             if names.count(name) != 1:
                 raise self._unknown(name, at, names, [name for name, _ in path[:number]])
             kind = fields[names.index(name)].type
             inner = unwrap(kind)
             fields = [inner.field(i) for i in range(inner.num_fields)] if pa.types.is_struct(inner) else []
-        self._columns[path[0][0]] = None
-        return pc.field(*(name for name, _ in path)), kind
+        self.columns[path[0][0]] = None
+        self.reads_floats = self.reads_floats or pa.types.is_floating(inner)
+        return read(pc.field(*(name for name, _ in path)), kind)
 
     def _unknown(self, name: str, node: ast.expr, names: list[str], above: list[str]) -> InputError:
         """Return the error for an unknown or ambiguous name."""
-        if names.count(name) > 1:
-            return self._source.fault(node, f"duplicate column {name!r}: {names.count(name)} in the table")
+        if name in names:
+            return self.source.fault(node, f"duplicate column {name!r}: {names.count(name)} in the table")
         if above and not names:
-            return self._source.fault(node, f"column {'.'.join(above)!r} is not a struct and has no member {name!r}")
+            return self.source.fault(node, f"column {'.'.join(above)!r} is not a struct and has no member {name!r}")
         owner = f"column {'.'.join(above)!r} has no member" if above else "the table has no column"
         near = nearest_names([name], names)
         remedy = f"did you mean {_spelling([*above, *near])}?" if near else ""
-        if not above and any(name in classes for classes in self._class_names.values()):
+        if not above and any(name in classes for classes in self.class_names.values()):
             remedy = f"write {name!r} in quotes"
         if not above and name.lower() in _SPELLINGS:
             remedy = f"write {_SPELLINGS[name.lower()]}"
-        if not above and name in self._hints:
-            owner, remedy = "the sample tables have no column", self._hints[name]
-        shown = ", ".join(names[:_MAX_NAMES]) + (", ..." if len(names) > _MAX_NAMES else "")
-        return self._source.fault(node, f"{owner} {name!r}", expected=f"one of {shown}", remedy=remedy)
+        if not above and name in self.hints:
+            owner, remedy = "the sample tables have no column", self.hints[name]
+        return self.source.fault(node, f"{owner} {name!r}", expected=f"one of {_some(names)}", remedy=remedy)
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_MAX_NAMES]) + (", ..." if len(names) > _MAX_NAMES else "")
 
 
 def _spelling(path: Sequence[str]) -> str:

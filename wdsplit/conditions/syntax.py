@@ -27,10 +27,9 @@ _MAX_SHOWN = 40
 GRAMMAR = "comparisons joined by `and`, `or` and `not`, such as `label < 10 and width >= 256`"
 STRING = re.compile(r"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"", re.DOTALL)
 _RESERVED = [word for word in keyword.kwlist if word not in ("and", "or", "not", "in", "is", "None", "True", "False")]
-_ODD_NAME = 'write column("...") for a column whose name is not a plain word'
+_ODD_NAME = 'write column("...") for a column whose name is not a plain word, or is a keyword of Python'
 _ADVICE = {
     r"<>": "write `!=` instead",
-    r"=>|=<": "write `>=` or `<=`",
     r"===|(?<![<>!=:])=(?![=<>])": "write `==` to compare",
     r"&&?|\b(?!and\b)(?i:and)\b": "write `and`",
     r"\|\|?|\b(?!or\b)(?i:or)\b": "write `or`",
@@ -39,8 +38,7 @@ _ADVICE = {
     r"\b(?i:i?like)\b": 'write startswith(column, "..."), endswith(column, "...") or contains(column, "...")',
     r"\b(?i:between)\b": "write `low <= column <= high`",
     r"\b(?!in\b)(?i:in)\b": "write `in [..., ...]`",
-    rf"\b(?:{'|'.join(_RESERVED)})\b": 'write column("...") for a column whose name is a Python keyword',
-    r"[`\\$?@]": _ODD_NAME,
+    rf"\b(?:{'|'.join(_RESERVED)})\b|[`\\$?@]": _ODD_NAME,
 }
 """Remedies for the syntax of other languages, by pattern; used if the text is not a valid expression."""
 
@@ -51,23 +49,6 @@ class Source:
 
     line: str
 
-    @classmethod
-    def of(cls, text: str) -> Source:
-        """Return a text, of one line or several, as a source.
-
-        Raises:
-            InputError: It is too long, or a string in it contains a line break.
-        """
-        if len(text) > _MAX_CHARACTERS:
-            raise InputError(
-                "the condition is too long", expected=f"at most {_MAX_CHARACTERS} characters", found=str(len(text))
-            )
-        source = cls(re.sub(r"[\r\n]", " ", text.strip()))
-        for found in STRING.finditer(text.strip()):
-            if "\n" in found[0] or "\r" in found[0]:
-                raise source.fault(found.span(), "a string contains a line break", remedy=r"write \n instead")
-        return source
-
     def span(self, node: ast.AST) -> tuple[int, int]:
         """Return the start and end of a node in the line, in characters: the parser counts bytes."""
         start, end = getattr(node, "col_offset", 0), getattr(node, "end_col_offset", 0)
@@ -77,20 +58,14 @@ class Source:
         return len(data[:start].decode()), len(data[:end].decode())
 
     def fault(
-        self,
-        at: tuple[int, int] | ast.AST | None,
-        cause: str,
-        expected: str = "",
-        found: str = "",
-        remedy: str = "",
+        self, at: tuple[int, int] | ast.AST | None, cause: str, expected: str = "", found: str = "", remedy: str = ""
     ) -> InputError:
         """Return an error whose place is the text, with carets around the wrong characters or node."""
         start, end = self.span(at) if isinstance(at, ast.AST) else at or (0, 0)
         before, wrong, after = self.line[:start], self.line[start:end], self.line[end:]
         before = before if len(before) <= _MAX_SHOWN else f"...{before[-_MAX_SHOWN:]}"
         wrong, after = (text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..." for text in (wrong, after))
-        marked = f"^{wrong}^" if wrong else "^"
-        return InputError(cause, before + marked + after, expected, found, remedy)
+        return InputError(cause, f"{before}^{wrong}^{after}" if wrong else f"{before}^{after}", expected, found, remedy)
 
     @contextmanager
     def placing(self, node: ast.AST) -> Iterator[None]:
@@ -106,53 +81,36 @@ class Source:
         Raises:
             InputError: It is not a valid expression, contains a comment, or is too deep or too large.
         """
-        if not self.line:
-            raise InputError("the condition is empty", expected=GRAMMAR)
-        comment = self._without_strings().find("#")
-        if comment >= 0:
-            raise self.fault((comment, len(self.line)), "the condition contains a comment", remedy="remove it")
+        if not self.line or len(self.line) > _MAX_CHARACTERS:
+            cause = "the condition is too long" if self.line else "the condition is empty"
+            raise InputError(cause, expected=f"at most {_MAX_CHARACTERS} characters: {GRAMMAR}")
+        bare = STRING.sub(lambda found: '"' * len(found[0]), self.line)
+        if "#" in bare:
+            at = bare.index("#"), len(bare)
+            raise self.fault(at, "the condition contains a comment", remedy="remove it")
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
                 tree = ast.parse(self.line, mode="eval").body
         except SyntaxError as error:
-            raise self._not_understood(error) from error
+            matches = [(found.span(), advice) for word, advice in _ADVICE.items() if (found := re.search(word, bare))]
+            start = error.offset - 1 if error.offset else len(self.line)
+            at, remedy = min(matches, default=((start, max(start + 1, (error.end_offset or 0) - 1)), _ODD_NAME))
+            raise self.fault(at, "invalid condition", GRAMMAR, error.msg, remedy) from error
         except (MemoryError, RecursionError) as error:
             raise self.fault(None, "the condition is nested too deeply") from error
         except ValueError as error:
             raise self.fault(None, "invalid condition", found=str(error)) from error
-        self._check_size(tree)
-        return tree
-
-    def _without_strings(self) -> str:
-        return STRING.sub(lambda found: '"' * len(found[0]), self.line)
-
-    def _not_understood(self, error: SyntaxError) -> InputError:
-        """Return the error for an invalid expression, with a remedy if it looks like the syntax of another language."""
-        cause, text = "invalid condition", self._without_strings()
-        matches = [(match.span(), advice) for word, advice in _ADVICE.items() if (match := re.search(word, text))]
-        if matches:
-            first, remedy = min(matches)
-            return self.fault(first, cause, expected=GRAMMAR, remedy=remedy)
-        start = error.offset - 1 if error.offset else len(self.line)
-        end = max(start + 1, (error.end_offset or 0) - 1)
-        return self.fault((start, end), cause, GRAMMAR, error.msg, _ODD_NAME)
-
-    def _check_size(self, tree: ast.expr) -> None:
-        nodes: list[ast.AST] = [tree]
-        level = nodes
-        for _ in range(_MAX_DEPTH):
+        level: list[ast.AST] = [tree]
+        num_conditions = depth = 0
+        while level:
+            depth += 1
+            num_conditions += sum(len(node.values) for node in level if isinstance(node, ast.BoolOp))
+            num_conditions += sum(len(node.ops) - 1 for node in level if isinstance(node, ast.Compare))
+            if depth > _MAX_DEPTH:
+                raise self.fault(None, "the condition is nested too deeply", f"at most {_MAX_DEPTH} levels")
             level = [child for node in level for child in ast.iter_child_nodes(node)]
-            nodes += level
-        if level:
-            raise self.fault(None, "the condition is nested too deeply", expected=f"at most {_MAX_DEPTH} levels")
-        conditions = sum(len(node.values) for node in nodes if isinstance(node, ast.BoolOp))
-        conditions += sum(len(node.ops) - 1 for node in nodes if isinstance(node, ast.Compare))
-        if conditions > _MAX_CONDITIONS:
-            raise self.fault(
-                None,
-                "the condition has too many parts",
-                expected=f"at most {_MAX_CONDITIONS}",
-                found=str(conditions),
-                remedy="write `column in [..., ...]` for many values of one column",
-            )
+        if num_conditions > _MAX_CONDITIONS:
+            remedy = "write `column in [..., ...]` for many values of one column"
+            raise self.fault(None, "the condition has too many parts", f"at most {_MAX_CONDITIONS}", remedy=remedy)
+        return tree

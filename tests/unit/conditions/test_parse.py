@@ -116,82 +116,7 @@ def test_columns_are_named_once_in_the_order_of_the_text():
     assert parse_where("c.d < 3 and b < 3 and a in [1] and b > a and c is None", schema).columns == ("c", "b", "a")
 
 
-def test_a_table_may_have_more_columns_in_another_order():
-    where = parse_where("a < 2 and b == 'x'", pa.schema([("a", pa.int8()), ("b", pa.string())]))
-    table = pa.table({"c": [0, 1], "b": ["x", "x"], "a": pa.array([3, 1], pa.int8())})
-    assert table.filter(where.expression)["c"].to_pylist() == [1]
-
-
 # Exact comparisons
-
-
-def values_near(grid, low, high):
-    inner = (low, low + 1, 0, 1, 2, high - 1, high)
-    return sorted({Fraction(value, grid) for value in inner if low <= value <= high})
-
-
-EXACT = {
-    "int8": (pa.int8(), 1, -128, 127),
-    "uint8": (pa.uint8(), 1, 0, 255),
-    "int32": (pa.int32(), 1, -(2**31), 2**31 - 1),
-    "int64": (pa.int64(), 1, -(2**63), 2**63 - 1),
-    "uint64": (pa.uint64(), 1, 0, 2**64 - 1),
-    "decimal": (pa.decimal128(5, 2), 100, -99999, 99999),
-    "whole decimal": (pa.decimal128(38, 0), 1, -(10**38) + 1, 10**38 - 1),
-    "wide decimal": (pa.decimal256(76, 76), 10**76, -(10**76) + 1, 10**76 - 1),
-}
-EXACT |= {
-    f"decimal of {bits} bits": (getattr(pa, f"decimal{bits}")(5, 2), 100, -99999, 99999)
-    for bits in (32, 64)
-    if hasattr(pa, f"decimal{bits}")
-}
-
-
-def exact_text(number):
-    """Write a fraction whose denominator has no prime factors but 2 and 5."""
-    digits = 80
-    scaled = number * 10**digits
-    assert scaled.denominator == 1
-    text = str(abs(int(scaled))).rjust(digits + 1, "0")
-    return f"{'-' if number < 0 else ''}{text[:-digits]}.{text[-digits:]}".rstrip("0").rstrip(".")
-
-
-@pytest.mark.parametrize("name", EXACT)
-def test_numbers_between_and_beyond_the_values_of_a_type_compare_as_arithmetic_says(name):
-    kind, grid, low, high = EXACT[name]
-    values = values_near(grid, low, high)
-    is_decimal = pa.types.is_decimal(kind)
-    with decimal.localcontext(decimal.Context(prec=200)):
-        rows = [D(exact_text(value)) if is_decimal else int(value) for value in values]
-    column = pa.array([*rows, None], kind)
-    step = Fraction(1, grid)
-    numbers = {number + more * step for number in values for more in (-1, Fraction(-1, 2), 0, Fraction(1, 4), 1)}
-    for number in sorted(numbers):
-        for sign, compare in OPERATORS.items():
-            text = exact_text(number)
-            expected = [row for row, value in enumerate(values) if compare(value, number)]
-            assert kept(f"x {sign} {text}", x=column) == expected, (sign, text)
-            mirrored = [row for row, value in enumerate(values) if not compare(number, value)]
-            assert kept(f"not {text} {sign} x", x=column) == mirrored, (sign, text)
-
-
-def at(micros):
-    return NOON + datetime.timedelta(microseconds=micros)
-
-
-@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
-@pytest.mark.parametrize("zone", [None, "UTC", "Europe/Paris"])
-def test_a_string_beside_a_timestamp_is_a_moment_of_any_precision(unit, zone):
-    tz = datetime.timezone.utc if zone else None
-    rows = [at(micros).replace(tzinfo=tz) for micros in (0, -1_000_000, 3_600_000_000)]
-    column = pa.array([*rows, None], pa.timestamp(unit, zone))
-    for micros in (-1, 0, 1, 3_600_000_000, 10**15):
-        moment = at(micros).replace(tzinfo=tz)
-        for sign, compare in OPERATORS.items():
-            expected = [row for row, value in enumerate(rows) if compare(value, moment)]
-            assert kept(f"x {sign} '{moment.isoformat()}'", x=column) == expected
-    for text in ("0001-01-01T00:00:00", "9999-12-31 23:59:59.999999999"):
-        assert kept(f"x != '{text}{'Z' if zone else ''}'", x=column) == [0, 1, 2]
 
 
 UTC_NOON = pa.array([NOON], pa.timestamp("us", "UTC"))
@@ -204,16 +129,26 @@ ONE_COLUMN = [
     ("x <= '2024-02-01 08:00:00.000-04:00'", UTC_NOON, [0]),
     *((f"x == {day!r}", pa.array(DAYS, kind), [0]) for day in ("2024-02-01",) for kind in (pa.date32(), pa.date64())),
     ("x < '1970-01-01'", pa.array(DAYS, pa.date32()), [1]),
-    ("x < '2024-02-01T00:00:01'", pa.array(DAYS, pa.date64()), [0, 1]),
     ("x in ['1969-12-31', '2024-01-01']", pa.array(DAYS, pa.date32()), [1]),
     ("x < '9999-12-31'", pa.array(DAYS, pa.date64()), [0, 1]),
     *(("x == '12:30'", pa.array(TIMES, kind), [0]) for kind in (pa.time32("s"), pa.time32("ms"), pa.time64("ns"))),
     ("x > '12:30:00.5'", pa.array(TIMES, pa.time32("s")), [1]),
+    ("x == '2024-02-01T12:00:00.000000001'", pa.array([NOON], pa.timestamp("ns")), []),
+    ("x > '2024-02-01T11:59:59.500Z'", pa.array([NOON], pa.timestamp("s", "Europe/Paris")), [0]),
+    ("'0001-01-01' < x < '9999-12-31 23:59:59.999999999'", pa.array([NOON], pa.timestamp("ns")), [0]),
+    ("x < '2024-02-01T00:00:01'", pa.array(DAYS, pa.date64()), [0, 1]),
     ("not x < '23:59:59'", pa.array(TIMES, pa.time64("us")), [1]),
     ("x == 9007199254740993", BIG, [1]),
     ("x == 0.1 + 0.2", pa.array([D("0.3")], pa.decimal128(5, 2)), [0]),
     ("x == 1 / 3 * 3", pa.array([1]), [0]),
     ("x == 0.10000000000000000001", pa.array([D("0.1")], pa.decimal128(30, 20)), []),
+    ("x <= 99999999999999999999999999999999999999.5", pa.array([10**38 - 1], pa.decimal128(38, 0)), [0]),
+    ("x > 1e-76 * 0.5", pa.array([D("1e-76"), D(0)], pa.decimal256(76, 76)), [0]),
+    ("x > 9.995", pa.array([D("9.99"), D("10")], pa.decimal32(5, 2)), [1]),
+    ("x == 0.1 and x != 0.3", pa.array(np.array([0.1, NAN, math.inf], "f2")), [0]),
+    ("x != x", pa.array(np.array([0.1, NAN, math.inf], "f2")), [1]),
+    ("x > 65504", pa.array(np.array([0.1, NAN, math.inf], "f2")), [2]),
+    (f"x in {[0.1, *range(20)]}", pa.array([0.1, -0.0, NAN, None], pa.float32()), [0, 1]),
     ("x > 0e-99", pa.array([1.5, -1], pa.float32()), [0]),
     ("x * 100 == 12700", pa.array([127], pa.int8()), [0]),
     ("x + 1 == 256", pa.array([255], pa.uint8()), [0]),
@@ -229,40 +164,6 @@ ONE_COLUMN = [
 @pytest.mark.parametrize(("text", "column", "expected"), ONE_COLUMN, ids=[f"{t}-{c.type}" for t, c, _ in ONE_COLUMN])
 def test_a_column_of_a_type_is_compared_by_its_values(text, column, expected):
     assert kept(text, x=column) == expected
-
-
-@pytest.mark.parametrize("kind", [pa.float16(), pa.float32(), pa.float64()], ids=str)
-def test_a_number_beside_floats_is_rounded_to_them(kind):
-    dtype = np.dtype(f"f{kind.bit_width // 8}").type
-    values = np.array([0.1, 1, -2.5, NAN, math.inf, -math.inf, -0.0, 0.3], dtype)
-    column = pa.array([*values, None], kind)
-    for number in (0.1, 1, 0, -2.5, 60000):
-        for sign, compare in OPERATORS.items():
-            expected = np.flatnonzero(compare(values, dtype(number))).tolist()
-            assert kept(f"x {sign} {number}", x=column) == expected
-    assert kept(f"x in [0.1, 0, {', '.join(map(str, range(50, 70)))}]", x=column) == [0, 6]
-    assert kept("x != x", x=column) == [3]
-
-
-MANY = range(40)
-LONG_LISTS = [
-    ([str(i) for i in MANY], pa.array(["7", None, "x"]), [0]),
-    ([str(i).encode() for i in MANY], pa.array([b"7", None, b"x"]), [0]),
-    ([i / 8 for i in MANY], pa.array([D("1.25"), None, D("1.26")], pa.decimal128(5, 2)), [0]),
-    ([i + 0.5 for i in MANY], pa.array([1, None, 39], pa.int8()), []),
-    ([i * 10 for i in MANY], pa.array([250, None, 39], pa.uint8()), [0]),
-    ([f"2024-01-{1 + i % 31:02d}" for i in MANY], pa.array([DAYS[0], None, datetime.date(2024, 1, 3)]), [2]),
-    (list(MANY), pa.array([D(7), None, D(41)], pa.decimal32(5, 2)), [0]),
-]
-
-
-@pytest.mark.parametrize("count", [1, 16, 17, 40])
-@pytest.mark.parametrize(("items", "column", "expected"), LONG_LISTS, ids=lambda value: str(getattr(value, "type", "")))
-def test_a_list_of_any_length_is_looked_up_exactly(items, column, expected, count):
-    items = items[-count:] if count < 40 else items
-    found = expected if count == 40 else [row for row in expected if kept(f"x in {items}", x=column.slice(row, 1))]
-    assert kept(f"x in {items}", x=column) == found
-    assert kept(f"x not in {items}", x=column) == [row for row in (0, 2) if row not in found]
 
 
 def variants():
@@ -311,12 +212,9 @@ PAIRS = [
     (pa.uint64(), pa.int64(), [1, 2, 3]),
     (pa.uint64(), pa.decimal128(5, 2), [1, 2, 3]),
     (pa.int32(), pa.float32(), [1, 2, -3]),
-    (pa.float32(), pa.float64(), [1, 2, -3]),
     (pa.decimal128(5, 2), pa.decimal128(38, 30), [D(1), D(2), D(-3)]),
     (pa.string(), pa.large_string(), ["a", "b", ""]),
-    (pa.binary(), pa.large_binary(), [b"a", b"b", b""]),
-    (pa.binary(1), pa.binary(), [b"a", b"b", b"c"]),
-    (pa.bool_(), pa.bool_(), [True, False, True]),
+    (pa.binary(1), pa.large_binary(), [b"a", b"b", b"c"]),
     (pa.date32(), pa.date32(), [DAYS[0], datetime.date(1969, 1, 1), datetime.date.max]),
     (pa.duration("s"), pa.duration("s"), [1, 2, 3]),
 ]
@@ -387,7 +285,8 @@ PRUNED = [
     ("not x > 3", [0]),
     ("5 <= x < 10", [1, 2]),
     ("x > 1e9", []),
-    ("x == 1.5", []),
+    ("x == 1.5", [0]),
+    ("x == 1e9", []),
     ("x != 1.5 and x < 2", [0]),
     ("when < '1970-01-01T00:00:10'", [0, 1, 2]),
     ("zoned >= '1970-01-01T00:00:28Z'", [5]),
@@ -493,7 +392,7 @@ no column 'null' -> write None: label == ^null^
 no column 'true' -> write True: flag == ^true^
 compared with None -> `is None`: ^label == None^
 followed by -> `==`: label is ^3^
-needs a column: ^1^ is None ; ^3^ in [3] ; len(^'abc'^) < 3
+needs a column: ^1^ is None ; ^3^ in [3]
 not allowed -> `and`: ^flag & (label < 3)^
 not allowed -> `not`: ^~flag^
 neither true nor false: ^label + 1^ ; ^label^ ; ^True^ ; flag and ^name^
@@ -501,7 +400,6 @@ string cannot be compared with a number: ^name < 3^
 int8 cannot be compared with a string: ^label == 'a'^ ; ^label in [1, 'a']^
 int8 cannot be compared with True or False: ^label == True^
 bool cannot be compared with a number: ^flag == 1^
-no order: ^flag < True^
 int8 cannot be compared with a column of type string: ^label < name^
 binary cannot be compared with a string -> b"...": ^raw == 'a'^
 number of bytes: ^id == b'a'^
@@ -521,10 +419,8 @@ not allowed: ^label % 2^ == 0 ; ^label ** 999999999^ == 0 ; flag == (^label < 3^
 not allowed: ^f'{label}'^ == name ; ^label < 3 if flag else flag^ ; ^[flag for flag in tags]^ ; ^tags[0]^ == 'a'
 not allowed: len(^*tags^) < 3
 unknown function: ^name.upper()^ == 'A' ; ^__import__('os')^
-one column: ^len(name, 3)^ < 3
-no length: ^len(label)^ < 3
-of strings: ^lower(label)^ == 'a'
-needs a column of strings: ^startswith(name, 3)^
+invalid arguments: ^len(name, 3)^ < 3 ; ^len(label)^ < 3 ; ^len('abc')^ < 3 ; ^lower(label)^ == 'a' ; ^len()^ < 3
+invalid arguments: ^startswith(name, 3)^ ; ^startswith(name)^ ; ^contains(label, 'a')^ ; ^lower(name, a=name)^ == 'a'
 column() needs: ^column(name)^ < 3
 no column '日本': flag and ^column('日本')^ < 3 and flag
 invalid string: name == ^'\ud800'^
@@ -603,50 +499,47 @@ def test_texts_that_are_too_large_or_too_deep_are_refused(name):
     assert len(str(error_of(HUGE[name], SCHEMA))) < 2000
 
 
-def test_the_largest_conditions_can_be_computed(tmp_path):
+def test_the_largest_conditions_can_be_computed_on_the_small_stack_of_a_thread(tmp_path):
     table = pa.table({"label": pa.array(range(100), pa.int8()), "name": [str(i) for i in range(100)]})
     fragment = fragment_of(tmp_path / "x.parquet", table, 10)
-    for text in (
+    texts = (
         " or ".join(f"label == {i / 2}" for i in range(499)),
         " or ".join(f"(label == {i} and name != 'x')" for i in range(165)),
         "0 == " + " == ".join(["label"] * 480),
         "label < " + "+".join(["1"] * 45),
         "not " * 44 + "label < 45",
         f"name in {[str(i) for i in range(5_000)]}",
-    ):
-        where = parse_where(text, table.schema)
-        found = table.filter(where.expression)
-        assert len(found)
-        assert rows_after_pruning(fragment, where).equals(found)
-
-
-def test_the_small_stack_of_a_thread_is_enough():
-    table, found = pa.table({"label": pa.array(range(100), pa.int8())}), []
+    )
 
     def work():
-        where = parse_where(" or ".join(f"label == {i / 2}" for i in range(499)), table.schema)
-        found.append(table.filter(where.expression).num_rows)
+        for text in texts:
+            where = parse_where(text, table.schema)
+            found = table.filter(where.expression)
+            if len(found) and rows_after_pruning(fragment, where).equals(found):
+                done.append(text)
 
+    done = []
     before = threading.stack_size(512 * 1024)
     thread = threading.Thread(target=work)
     thread.start()
     threading.stack_size(before)
     thread.join()
-    assert found == [100]
+    assert done == list(texts)
 
 
 # Random conditions: text beside the Python that means the same, None for null
 
 NUM_ROWS = 24
+HALF = datetime.timedelta(seconds=0.5)
 ROWS = [
     {
-        "i": None if n % 7 == 5 else n * 10 - 120,
+        "i": None if n % 7 == 5 else (127 if n == 23 else n * 10 - 128),
         "u": None if n % 5 == 4 else (2**64 - 1 if n == 23 else n // 3),
         "f": None if n % 9 == 8 else (NAN if n % 6 == 2 else n / 8 - 1),
         "d": None if n % 8 == 3 else D(n * 25 - 100).scaleb(-2),
         "s": None if n % 10 == 9 else "abc"[: n % 4] + "é" * (n % 2),
         "b": (True, False, None)[n // 8 % 3] if n % 4 else None,
-        "t": None if n % 11 == 6 else at(n * 500_000),
+        "t": None if n % 11 == 6 else NOON + n * HALF,
         "row": n,
     }
     for n in range(NUM_ROWS)
@@ -683,20 +576,27 @@ def negation(part):
     return strict(operator.not_, part)
 
 
-numbers = st.integers(-560, 560).map(lambda n: (str(n / 4), Fraction(n, 4))) | st.just(("1e30", Fraction(10**30)))
+ENDS = ["18446744073709551614", "18446744073709551615", "18446744073709551616", "-1e30", "99.985", "99.99", "99.995"]
+numbers = st.integers(-560, 560).map(lambda n: str(n / 4)) | st.sampled_from(ENDS)
+numbers = numbers.map(lambda text: (text, Fraction(text)))
 texts = st.sampled_from(["", "a", "ab", "abcé", "é", "z"]).map(lambda text: (repr(text), text))
-moments = st.integers(-3, 30).map(lambda n: (f"'{at(n * 400_300).isoformat()}'", at(n * 400_300)))
+moments = st.integers(-3, 60).map(lambda n: NOON + n * HALF * 0.5003)
+moments = moments.map(lambda moment: (f"'{moment.isoformat()}'", moment))
 read = [(name, number_in(name)) for name in "iufd"]
 read += [("(i * 3 - 7)", strict(lambda i: i * 3 - 7, number_in("i"))), ("len(s)", strict(len, lambda row: row["s"]))]
-operands = (
-    st.tuples(st.sampled_from(read), numbers)
-    | st.tuples(st.sampled_from([(text, lambda row: row["s"]) for text in ("s", "lower(s)")]), texts)
-    | st.tuples(st.just(("t", lambda row: row["t"])), moments)
-)
+kinds = [
+    (st.sampled_from(read), numbers),
+    (st.sampled_from([(text, lambda row: row["s"]) for text in ("s", "lower(s)")]), texts),
+    (st.just(("t", lambda row: row["t"])), moments),
+]
+
+
+def of_each_kind(make):
+    return st.one_of(*(make(column, values) for column, values in kinds))
 
 
 def compared(drawn):
-    ((text, value), (literal, number)), sign, mirrored = drawn
+    (text, value), (literal, number), sign, mirrored = drawn
     if mirrored:
         return f"{literal} {sign} {text}", strict(lambda it: OPERATORS[sign](number, it), value)
     return f"{text} {sign} {literal}", strict(lambda it: OPERATORS[sign](it, number), value)
@@ -714,9 +614,13 @@ def among(drawn):
 
 
 leaves = (
-    st.tuples(operands, st.sampled_from(sorted(OPERATORS)), st.booleans()).map(compared)
-    | st.tuples(st.sampled_from(read), numbers, numbers).map(chained)
-    | st.tuples(st.sampled_from(read), st.lists(numbers, min_size=1, max_size=20), st.booleans()).map(among)
+    of_each_kind(lambda column, value: st.tuples(column, value, st.sampled_from(sorted(OPERATORS)), st.booleans())).map(
+        compared
+    )
+    | of_each_kind(lambda column, value: st.tuples(column, value, value)).map(chained)
+    | of_each_kind(
+        lambda column, value: st.tuples(column, st.lists(value, min_size=1, max_size=20), st.booleans())
+    ).map(among)
     | st.sampled_from("iufdsbt").map(lambda name: (f"{name} is None", lambda row: row[name] is None))
     | st.just(("b", lambda row: row["b"]))
     | texts.map(lambda it: (f"startswith(s, {it[0]})", strict(lambda s: s.startswith(it[1]), lambda row: row["s"])))
@@ -775,78 +679,65 @@ def test_any_text_is_a_condition_or_an_input_error(text):
 
 LABELS = pa.schema([("label", pa.int8()), ("other", pa.int8()), ("text", pa.string())])
 NAMES = {"label": ("cat", "dog", "3")}
+CLASSES = """
+0     : label == 'cat'
+0 1 3 : label in ('cat', 'dog', 3)
+0 2 3 : 'dog' != label
+0 4   : label == 'cat' or text == 'dog'
+1     : label == 1
+1 3   : label not in ['cat', '3']
+2     : label == '3'
+"""
 
 
-@pytest.mark.parametrize(
-    ("text", "rows"),
-    [
-        ("label == 'cat'", [0]),
-        ("'dog' != label", [0, 2, 3]),
-        ("label in ('cat', 'dog', 3)", [0, 1, 3]),
-        ("label not in ['cat', '3']", [1, 3]),
-        ("label == 1", [1]),
-        ("label == '3'", [2]),
-        ("label == 'cat' or text == 'dog'", [0, 4]),
-    ],
-)
-def test_classes_are_compared_by_name_or_number(text, rows):
+@pytest.mark.parametrize(("rows", "text"), cases(CLASSES))
+def test_classes_are_compared_by_name_or_number(rows, text):
     table = pa.table([[0, 1, 2, 3, None], [0] * 5, ["cat", "", "", "", "dog"]], schema=LABELS)
     numbered = table.append_column("row number", pa.array(range(len(table))))
-    assert numbered.filter(parse_where(text, table.schema, NAMES).expression)["row number"].to_pylist() == rows
+    found = numbered.filter(parse_where(text, table.schema, NAMES).expression)["row number"].to_pylist()
+    assert found == [int(row) for row in rows.split()]
 
 
-@pytest.mark.parametrize(
-    ("text", "cause", "place", "remedy"),
-    [
-        ("label == 'Dog'", "column 'label' has no class 'Dog'", "^'Dog'^", 'did you mean "dog"?'),
-        ("label in ['cat', 'doog']", "column 'label' has no class 'doog'", "^'doog'^", 'did you mean "dog"?'),
-        ("label == 'x'", "has no class", "^'x'^", ""),
-        ("label < 'dog'", "cannot be compared with a string", "^label < 'dog'^", ""),
-        ("other == 'cat'", "cannot be compared with a string", "^other == 'cat'^", ""),
-        ("label == b'cat'", "cannot be compared with bytes", "^", ""),
-    ],
-)
-def test_a_class_that_a_column_has_not_is_refused(text, cause, place, remedy):
+CLASS_FAULTS = """
+column 'label' has no class 'Dog' -> did you mean "dog"?: label == ^'Dog'^
+column 'label' has no class 'doog' -> did you mean "dog"?: label in ['cat', ^'doog'^]
+has no class: label == ^'x'^
+cannot be compared with a string: ^label < 'dog'^ ; ^other == 'cat'^
+cannot be compared with bytes: ^label == b'cat'^
+no column 'cat' -> write 'cat' in quotes: label == ^cat^
+"""
+
+
+@pytest.mark.parametrize(("fault", "text"), cases(CLASS_FAULTS))
+def test_a_class_that_a_column_has_not_is_refused(fault, text):
+    cause, _, remedy = fault.partition(" -> ")
     with pytest.raises(InputError) as caught:
-        parse_where(text, LABELS, NAMES)
+        parse_where(text.replace("^", ""), LABELS, NAMES)
     assert cause in caught.value.cause
-    assert place in caught.value.place
-    assert caught.value.remedy == remedy
-
-
-def test_the_name_of_a_class_without_quotes_is_told():
-    with pytest.raises(InputError) as caught:
-        parse_where("label == cat", pa.schema([("label", pa.int64())]), {"label": ("cat", "dog")})
-    assert caught.value.remedy == "write 'cat' in quotes"
+    assert (caught.value.place, caught.value.remedy) == (text, remedy)
 
 
 # Keys of samples
 
 
-KEYS_OF_SAMPLES = ["img_x2E0092", "_xC3_xA9", "a_x5Fx2Eb", "plain", "raw.one"]
+KEYS = """
+0       : __key__ == 'img.0092' ; 'img.0092' == __key__ ; __key__ == 'img_x2E0092'
+1       : __key__ == 'é' ; 'é' == __key__ != 'plain'
+1 2 3 4 : __key__ != 'img.0092'
+1 3     : column('__key__') in ('plain', 'é')
+1 3 4   : __key__ not in ['img.0092', 'a_x2Eb']
+2       : __key__ == 'a_x2Eb' ; __key__ == 'a_x5Fx2Eb'
+4       : __key__ == 'raw.one'
+        : __key__ == ''
+"""
 
 
-@pytest.mark.parametrize(
-    ("text", "rows"),
-    [
-        ("__key__ == 'img.0092'", [0]),
-        ("'img.0092' == __key__", [0]),
-        ("__key__ == 'img_x2E0092'", [0]),
-        ("__key__ == 'é'", [1]),
-        ("__key__ == 'a_x2Eb'", [2]),
-        ("__key__ == 'a_x5Fx2Eb'", [2]),
-        ("__key__ == 'raw.one'", [4]),
-        ("__key__ == ''", []),
-        ("__key__ != 'img.0092'", [1, 2, 3, 4]),
-        ("column('__key__') in ('plain', 'é')", [1, 3]),
-        ("__key__ not in ['img.0092', 'a_x2Eb']", [1, 3, 4]),
-        ("'é' == __key__ != 'plain'", [1]),
-    ],
-)
-def test_keys_of_samples_are_compared_as_they_are_and_as_they_were(text, rows):
-    table = pa.table({"__key__": KEYS_OF_SAMPLES})
+@pytest.mark.parametrize(("rows", "text"), cases(KEYS))
+def test_keys_of_samples_are_compared_as_they_are_and_as_they_were(rows, text):
+    table = pa.table({"__key__": ["img_x2E0092", "_xC3_xA9", "a_x5Fx2Eb", "plain", "raw.one"]})
     where = parse_where(text, table.schema, key="__key__")
-    assert table.append_column("row", pa.array(range(5))).filter(where.expression)["row"].to_pylist() == rows
+    found = table.append_column("row", pa.array(range(5))).filter(where.expression)["row"].to_pylist()
+    assert found == [int(row) for row in rows.split()]
 
 
 def test_keys_of_a_table_are_compared_as_they_are():
