@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from wdsplit.debug.delivered import Delivery, Faults, compare_positions, find_repeated
+import numpy as np
+
+from wdsplit.debug.delivered import Delivery, Faults, compare_deliveries
 from wdsplit.debug.ranks import CheckError, Ranks, Rendezvous, listed
 from wdsplit.debug.record import AUDITED, Facts, Identify, Record
 from wdsplit.errors import InputError
@@ -173,11 +175,11 @@ class Audit:
             raise
         self._refuse_other_epochs(record, facts)
         steps, positions, total = record.steps(), record.positions(), sum(each.num_samples for each in facts)
-        by_position = compare_positions(rendezvous, steps, positions, total, record.due(facts), record.stop)
-        by_key = Faults()
+        by_position = compare_deliveries(
+            rendezvous, positions.astype(np.uint64), steps, positions, total, record.due(facts), record.stop
+        )
         has_keys = all(each.has_keys for each in facts)
-        if has_keys:
-            by_key = find_repeated(rendezvous, record.hashes(), steps, positions, total)
+        by_key = compare_deliveries(rendezvous, record.hashes(), steps, positions, total) if has_keys else Faults()
         self._refuse_faults(record, facts, by_position, by_key)
         by = AUDITED if has_keys else AUDITED[1:]
         own, num_pads = facts[rendezvous.ranks.place], sum(each.num_pads for each in facts)

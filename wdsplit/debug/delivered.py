@@ -5,7 +5,7 @@ Ranks exchange values in buckets of about a million, so that no rank stores all 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from wdsplit.debug.ranks import Rendezvous
 from wdsplit.order.epoch import Int64
 
-__all__ = ["Delivery", "Faults", "compare_positions", "find_repeated"]
+__all__ = ["Delivery", "Faults", "compare_deliveries"]
 
 _AT_ONCE = 2**20
 _MAX_EXAMPLES = 5
@@ -42,83 +42,52 @@ class Faults:
     num_unexpected: int = 0
     unexpected: list[Delivery] = field(default_factory=list)
 
-    def add_repeated(self, values: UInt64, deliveries: Int64) -> None:
-        """Add the duplicates among sorted values, with their deliveries: shape (values, 3)."""
-        _, first, counts = np.unique(values, return_index=True, return_counts=True)
-        self.num_repeated += len(values) - len(first)
-        for group in np.flatnonzero(counts > 1)[: _MAX_EXAMPLES - len(self.repeated)]:
-            rows = deliveries[first[group] : first[group] + counts[group]].tolist()
-            self.repeated.append([Delivery(*row) for row in rows])
 
-
-def find_repeated(rendezvous: Rendezvous, values: UInt64, steps: Int64, positions: Int64, total: int) -> Faults:
-    """Find values that were delivered more than once; all ranks must call this.
-
-    Args:
-        rendezvous: Where the ranks meet.
-        values: The values that this rank received.
-        steps: The step of each.
-        positions: The position of each.
-        total: Number of values that all ranks received together.
-    """
-    faults = Faults()
-    for bucket_values, deliveries in _buckets(rendezvous, values, steps, positions, total):
-        faults.add_repeated(bucket_values, deliveries)
-    return faults
-
-
-def compare_positions(
+def compare_deliveries(
     rendezvous: Rendezvous,
+    values: UInt64,
     steps: Int64,
     positions: Int64,
     total: int,
-    is_due: Callable[[Int64], npt.NDArray[np.bool_]],
-    stop: int,
+    is_due: Callable[[Int64], npt.NDArray[np.bool_]] | None = None,
+    stop: int = 0,
 ) -> Faults:
-    """Find positions that were delivered more than once, or not at all, or that should not have been.
+    """Find values that were delivered more than once; positions also not at all, or that should not have been.
 
     Args:
         rendezvous: Where the ranks meet; all of them must call this.
-        steps: The steps of the samples that this rank received.
+        values: What this rank received: hashes, or the positions themselves.
+        steps: The step of each.
         positions: The position of each.
-        total: Number of positions that all ranks received together.
-        is_due: Returns which of some positions should have been delivered.
+        total: Number of values that all ranks received together.
+        is_due: Returns which of some positions should have been delivered; None if the values are no positions.
         stop: The position after the last that should have been.
     """
-    faults = Faults()
-    buckets = _buckets(rendezvous, positions.astype(np.uint64), steps, positions, total)
-    num_buckets = _num_buckets(total)
-    for number, (values, deliveries) in enumerate(buckets):
-        faults.add_repeated(values, deliveries)
-        given = deliveries[:, 2]
-        for first in range(number, stop, num_buckets * _AT_ONCE):
-            due = np.arange(first, min(stop, first + num_buckets * _AT_ONCE), num_buckets)
+    faults, num_buckets = Faults(), max(1, -(-total // _AT_ONCE))
+    bucket = values % np.uint64(num_buckets)
+    order = np.argsort(bucket, kind="stable")
+    for number, own in enumerate(np.split(order, np.searchsorted(bucket[order], np.arange(1, num_buckets)))):
+        parts = rendezvous.gathered((values[own], steps[own], positions[own]))
+        places = np.repeat(np.arange(len(parts)), [len(part[0]) for part in parts])
+        all_values, all_steps, given = (np.concatenate(column) for column in zip(*parts, strict=True))
+        deliveries = np.column_stack([places, all_steps, given])
+        by_value = np.argsort(all_values, kind="stable")
+        _, first, counts = np.unique(all_values[by_value], return_index=True, return_counts=True)
+        faults.num_repeated += len(given) - len(first)
+        for group in np.flatnonzero(counts > 1)[: _MAX_EXAMPLES - len(faults.repeated)]:
+            rows = by_value[first[group] : first[group] + counts[group]]
+            faults.repeated.append([Delivery(*row) for row in deliveries[rows].tolist()])
+        if is_due is None:
+            continue
+        for start in range(number, stop, num_buckets * _AT_ONCE):
+            due = np.arange(start, min(stop, start + num_buckets * _AT_ONCE), num_buckets)
             due = due[is_due(due)]
             missing = due[~np.isin(due, given)]
             faults.num_missing += len(missing)
             faults.missing += missing[: _MAX_EXAMPLES - len(faults.missing)].tolist()
-        rows = np.flatnonzero((given >= stop) | ~is_due(given))
-        faults.num_unexpected += len(rows)
-        examples = deliveries[rows[: _MAX_EXAMPLES - len(faults.unexpected)]].tolist()
-        faults.unexpected += [Delivery(*row) for row in examples]
+        unexpected = np.flatnonzero((given >= stop) | ~is_due(given))
+        faults.num_unexpected += len(unexpected)
+        shown = deliveries[unexpected[: _MAX_EXAMPLES - len(faults.unexpected)]].tolist()
+        faults.unexpected += [Delivery(*row) for row in shown]
     faults.missing.sort()
     return faults
-
-
-def _num_buckets(total: int) -> int:
-    return max(1, -(-total // _AT_ONCE))
-
-
-def _buckets(
-    rendezvous: Rendezvous, values: UInt64, steps: Int64, positions: Int64, total: int
-) -> Iterator[tuple[UInt64, Int64]]:
-    """Yield the values of all ranks, sorted, and their deliveries: bucket i has the values with remainder i."""
-    num_buckets = _num_buckets(total)
-    bucket = values % np.uint64(num_buckets)
-    order = np.argsort(bucket, kind="stable")
-    for own in np.split(order, np.searchsorted(bucket[order], np.arange(1, num_buckets))):
-        parts = rendezvous.gathered((values[own], steps[own], positions[own]))
-        places = np.repeat(np.arange(len(parts)), [len(part[0]) for part in parts])
-        all_values, all_steps, all_positions = (np.concatenate(column) for column in zip(*parts, strict=True))
-        by_value = np.argsort(all_values, kind="stable")
-        yield all_values[by_value], np.column_stack([places, all_steps, all_positions])[by_value]

@@ -88,29 +88,6 @@ class Ranks:
     def __len__(self) -> int:
         return len(self.members)
 
-    def gathered(self, value: Value) -> list[Value]:
-        """Return the values of all ranks, in the order of the members; all of them must call this."""
-        if len(self) == 1:
-            return [value]
-        from torch import distributed
-        from torch.distributed.device_mesh import DeviceMesh
-
-        group = _group_of(self.members) if isinstance(self.group, DeviceMesh) else self.group
-        parts: list[Any] = [None] * len(self)
-        distributed.all_gather_object(parts, value, group=group)
-        return parts
-
-
-def _group_of(members: tuple[int, ...]) -> Any:
-    """Return a process group of some ranks, made once as long as the job's process group lives."""
-    from torch import distributed
-
-    group = _groups.get(members)
-    if group is None:
-        group = distributed.new_group(list(members), backend="gloo", use_local_synchronization=True)
-        _groups[members] = group
-    return group
-
 
 class Rendezvous:
     """Lets some ranks exchange values, any number of times.
@@ -149,7 +126,16 @@ class Rendezvous:
         try:
             store.wait(keys, timedelta(seconds=self._timeout_s))
         except Exception as error:
-            missing = self._missing(store, keys)
+            try:
+                missing = [rank for rank, key in zip(self.ranks.members, keys, strict=True) if not store.check([key])]
+            except Exception as lost:
+                raise CheckError(
+                    "lost contact with the other ranks",
+                    place=self._name,
+                    expected="the store of the process group",
+                    found=f"{type(lost).__name__}: {lost}",
+                    remedy="find out why the rank or launcher that runs the store ended",
+                ) from lost
             store.set(own, _LEFT + b": gave up waiting for " + names_of(missing).encode())
             raise CheckError(
                 "some ranks did not arrive",
@@ -160,9 +146,23 @@ class Rendezvous:
                 "something else, perhaps for a rank that left its loop early and did arrive, or need more time "
                 "(timeout_s)",
             ) from error
-        notes = store.multi_get(keys) if store.has_extended_api() else [store.get(key) for key in keys]
-        self._raise_if_left([bytes(note) for note in notes])
-        self._forget_last(store, own)
+        notes = [bytes(note) for note in (store.multi_get(keys) if store.has_extended_api() else map(store.get, keys))]
+        if any(note != _HERE for note in notes):
+            pairs = zip(self.ranks.members, notes, strict=True)
+            raise CheckError(
+                "some ranks have ended",
+                place=self._name,
+                expected=f"{len(notes)} ranks",
+                found=listed(f"rank {rank} {note.decode(errors='replace')}" for rank, note in pairs if note != _HERE),
+                remedy="find out why they ended, starting with the first; a timeout may mean that another rank left "
+                "its loop early",
+            )
+        # All have met since this rank's note of the last meeting, so all have read it.
+        which = self._name, self.ranks.members
+        last, _passed[which] = _passed.get(which), own
+        if last is not None:
+            with contextlib.suppress(RuntimeError):  # not all stores can
+                store.delete_key(last)
 
     def gathered(self, value: Value) -> list[Value]:
         """Meet, and return the values of all ranks, in the order of the members.
@@ -171,7 +171,20 @@ class Rendezvous:
             CheckError: As of `meet`.
         """
         self.meet()
-        return self.ranks.gathered(value)
+        if len(self.ranks) == 1:
+            return [value]
+        from torch import distributed
+        from torch.distributed.device_mesh import DeviceMesh
+
+        group, members = self.ranks.group, self.ranks.members
+        if isinstance(group, DeviceMesh):
+            group = _groups.get(members)
+            if group is None:
+                group = distributed.new_group(list(members), backend="gloo", use_local_synchronization=True)
+                _groups[members] = group
+        parts: list[Any] = [None] * len(members)
+        distributed.all_gather_object(parts, value, group=group)
+        return parts
 
     def gathered_or_raised(self, function: Callable[[], Value]) -> list[Value]:
         """Return a function's results on all ranks; if it fails on one of them, all raise its error.
@@ -181,38 +194,24 @@ class Rendezvous:
         """
         value: Any = None
         own: Exception | None = None
+        sent: WdsplitError | None = None
         try:
             value = function()
+        except WdsplitError as error:
+            own = sent = error
         except Exception as error:
-            own = error
-        outcomes = self.gathered((value, None if own is None else _as_sent(own)))
+            own, found = error, f"{type(error).__name__}: {error}"[:1000]
+            # The other ranks may not have the class of another library's error.
+            sent = CheckError(
+                "a check failed on one of the ranks", found=found, remedy="see the error of that rank itself"
+            )
+        outcomes = self.gathered((value, sent))
         if own is not None:
             raise own
         for member, (_, failure) in zip(self.ranks.members, outcomes, strict=True):
             if failure is not None:
                 raise failure.at(f"rank {member}")
         return [value for value, _ in outcomes]
-
-    def _forget_last(self, store: Any, own: str) -> None:
-        """Delete this rank's note of the previous meeting: all have met since, so all have read it."""
-        which = self._name, self.ranks.members
-        last, _passed[which] = _passed.get(which), own
-        if last is not None:
-            with contextlib.suppress(RuntimeError):  # not all stores can
-                store.delete_key(last)
-
-    def _missing(self, store: Any, keys: list[str]) -> list[int]:
-        """Return the ranks without a note."""
-        try:
-            return [rank for rank, key in zip(self.ranks.members, keys, strict=True) if not store.check([key])]
-        except Exception as error:
-            raise CheckError(
-                "lost contact with the other ranks",
-                place=self._name,
-                expected="the store of the process group",
-                found=f"{type(error).__name__}: {error}",
-                remedy="find out why the rank or launcher that runs the store ended",
-            ) from error
 
     def leave(self, why: str) -> None:
         """Leave a note for the other ranks that this one has ended, and why."""
@@ -223,33 +222,6 @@ class Rendezvous:
         members = xxhash.xxh3_64_hexdigest(repr(self.ranks.members).encode())
         folder = f"wdsplit/{self._name}/{members}/{self._number}/{self._num_meetings}"
         return [f"{folder}/{rank}" for rank in self.ranks.members]
-
-    def _raise_if_left(self, notes: list[bytes]) -> None:
-        left = [
-            f"rank {rank} {note.decode(errors='replace')}"
-            for rank, note in zip(self.ranks.members, notes, strict=True)
-            if note != _HERE
-        ]
-        if left:
-            raise CheckError(
-                "some ranks have ended",
-                place=self._name,
-                expected=f"{len(notes)} ranks",
-                found=listed(left),
-                remedy="find out why they ended, starting with the first; a timeout may mean that another rank left "
-                "its loop early",
-            )
-
-
-def _as_sent(error: Exception) -> WdsplitError:
-    """Return an error as other ranks raise it: they may not have the class of another library's error."""
-    if isinstance(error, WdsplitError):
-        return error
-    return CheckError(
-        "a check failed on one of the ranks",
-        found=f"{type(error).__name__}: {error}"[:1000],
-        remedy="see the error of that rank itself",
-    )
 
 
 def _store() -> Any:

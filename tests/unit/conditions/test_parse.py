@@ -152,6 +152,8 @@ ONE_COLUMN = [
     ("x > 0e-99", pa.array([1.5, -1], pa.float32()), [0]),
     ("x * 100 == 12700", pa.array([127], pa.int8()), [0]),
     ("x + 1 == 256", pa.array([255], pa.uint8()), [0]),
+    ("x > -129 and x >= -128.5 and x < 128 and x <= 127.5", pa.array([-128, 127], pa.int8()), [0, 1]),
+    ("x < -128.5 or x <= -129 or x > 127.5 or x >= 128 or x == 128", pa.array([-128, 127], pa.int8()), []),
     ("x - 1 < 0", pa.array([0], pa.uint8()), [0]),
     ("x < 1024 * 1024 * 1024 * 4", pa.array([2**31 - 1], pa.int32()), [0]),
     ("len(x) == 2", pa.array([[1, 2], None, [3, 4]], pa.list_(pa.int8(), 2)), [0, 2]),
@@ -576,7 +578,17 @@ def negation(part):
     return strict(operator.not_, part)
 
 
-ENDS = ["18446744073709551614", "18446744073709551615", "18446744073709551616", "-1e30", "99.985", "99.99", "99.995"]
+ENDS = [
+    "18446744073709551614",
+    "18446744073709551615",
+    "18446744073709551616",
+    "-1e30",
+    "99.985",
+    "99.99",
+    "99.995",
+    "-128.5",
+    "127.5",
+]
 numbers = st.integers(-560, 560).map(lambda n: str(n / 4)) | st.sampled_from(ENDS)
 numbers = numbers.map(lambda text: (text, Fraction(text)))
 texts = st.sampled_from(["", "a", "ab", "abcé", "é", "z"]).map(lambda text: (repr(text), text))

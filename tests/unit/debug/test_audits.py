@@ -102,11 +102,12 @@ def test_positions_are_compared_over_all_of_an_epoch(monkeypatch):
 
     alone = Rendezvous(Ranks(), "test", 1.0)
     steps = np.arange(len(given))
-    faults = delivered.compare_positions(alone, steps, given, len(given), even, stop=20)
+    faults = delivered.compare_deliveries(alone, given.astype(np.uint64), steps, given, len(given), even, stop=20)
     assert (faults.num_repeated, faults.repeated) == (1, [[(0, 1, 2), (0, 6, 2)]])
     assert (faults.num_missing, faults.missing) == (4, [10, 12, 14, 16])
     assert (faults.num_unexpected, faults.unexpected) == (1, [(0, 7, 21)])
-    assert delivered.compare_positions(alone, steps[:0], given[:0], 0, even, stop=20).num_missing == 10
+    none = given[:0]
+    assert delivered.compare_deliveries(alone, none.astype(np.uint64), none, none, 0, even, stop=20).num_missing == 10
 
 
 def test_large_audits_go_in_buckets(numbers, monkeypatch):
