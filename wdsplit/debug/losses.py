@@ -62,7 +62,10 @@ class LossLog(AbstractContextManager["LossLog"]):
         Raises:
             TypeError, ValueError, RuntimeError: The step is not an integer, or a value is not a number.
         """
-        numbers = {name: _number(value) for name, value in {"loss": loss, **values}.items()}
+        numbers: dict[str, float | str] = {}
+        for name, value in {"loss": loss, **values}.items():
+            number = float(value.detach() if hasattr(value, "detach") else value)
+            numbers[name] = number if math.isfinite(number) else str(number)
         self._file.write(json.dumps(dict(step=operator.index(step), rank=self.rank, **numbers)) + "\n")
 
     def close(self) -> None:
@@ -71,11 +74,6 @@ class LossLog(AbstractContextManager["LossLog"]):
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-def _number(value: Any) -> float | str:
-    number = float(value.detach() if hasattr(value, "detach") else value)
-    return number if math.isfinite(number) else str(number)
 
 
 class Divergence(NamedTuple):
@@ -161,7 +159,17 @@ def read_losses(folder: str | os.PathLike[str]) -> Losses:
     Raises:
         DatasetNotFoundError: There are no such files.
     """
-    tables = {int(path.stem[5:]): _read(path) for path in Path(folder).glob("rank-*.jsonl") if path.stem[5:].isdigit()}
+    tables: dict[int, dict[int, float]] = {}
+    for path in Path(folder).glob("rank-*.jsonl"):
+        if not path.stem[5:].isdigit():
+            continue
+        table = tables[int(path.stem[5:])] = {}
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            try:
+                values = json.loads(line)
+                table[int(values["step"])] = float(values["loss"])
+            except (ValueError, KeyError, TypeError):
+                logger.warning("%s, line %d: no step and loss in %r; it is skipped", path, number, line[:100])
     if not tables:
         raise DatasetNotFoundError(
             "no losses found",
@@ -174,15 +182,3 @@ def read_losses(folder: str | os.PathLike[str]) -> Losses:
     for column, rank in enumerate(ranks):
         losses[np.searchsorted(steps, list(tables[rank])), column] = list(tables[rank].values())
     return Losses(tuple(ranks), np.array(steps, np.int64), losses)
-
-
-def _read(path: Path) -> dict[int, float]:
-    """Return the loss of each step of a file."""
-    table: dict[int, float] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        try:
-            values = json.loads(line)
-            table[int(values["step"])] = float(values["loss"])
-        except (ValueError, KeyError, TypeError):
-            logger.warning("%s, line %d: no step and loss in %r; it is skipped", path, number, line[:100])
-    return table

@@ -62,8 +62,7 @@ def check_same_parameters(
     """Check that parameters and buffers are the same, bit by bit, on all ranks that have them; all ranks must call it.
 
     Args:
-        model: A module, a dict of tensors or an optimizer, as of `param_hash`; not an optimizer that shards its state
-            in tensors that are no DTensors (ZeRO).
+        model: A module, a dict of tensors or an optimizer, as of `param_hash`.
         group: A process group or DeviceMesh whose ranks are compared; by default all. Ranks of a pipeline have
             different parameters: name a group that has the same.
         timeout_s: Seconds that a rank waits for the others to call this.
@@ -72,8 +71,7 @@ def check_same_parameters(
         Number of parameters that at least one other rank has too; what FSDP shards over all ranks is not compared.
 
     Raises:
-        CheckError: They differ: it names the first parameter that does (for an optimizer
-            `state.<parameter>.<name>` or `group.<number>.<name>`), and the ranks. Or some ranks did not arrive.
+        CheckError: They differ: it names the first parameter that does, and the ranks. Or some ranks did not arrive.
         InputError: As of `param_hash`, on any rank.
         TopologyError: This process is not in the group.
     """
@@ -89,19 +87,11 @@ def check_same_parameters(
 def check_same_optimizer(optimizer: torch.optim.Optimizer, *, group: Any = None, timeout_s: float = 300.0) -> int:
     """Check that state and options of an optimizer are the same, bit by bit, on all ranks; all ranks must call it.
 
-    Args:
-        optimizer: The optimizer; not one that shards its state in tensors that are no DTensors (ZeRO).
-        group: As of `check_same_parameters`.
-        timeout_s: As of `check_same_parameters`.
+    Arguments and errors are those of `check_same_parameters`. A value is named `state.<parameter>.<name>` or
+    `group.<number>.<name>`. An optimizer that shards its state without DTensors (ZeRO) cannot be checked.
 
     Returns:
         Number of values that at least one other rank has too.
-
-    Raises:
-        CheckError: They differ: it names the first that does, `state.<parameter>.<name>` or `group.<number>.<name>`,
-            and the ranks. Or some ranks did not arrive.
-        InputError: A tensor of its state cannot be compared (see `param_hash`), on any rank.
-        TopologyError: This process is not in the group.
     """
     return _check_same(
         Rendezvous(Ranks.in_group(group), "check_same_optimizer", timeout_s),
@@ -146,11 +136,7 @@ def check_same_gradients(
 
 
 def _check_same(rendezvous: Rendezvous, entries_of: Callable[[], Iterable[Entry]], what: str, remedy: str) -> int:
-    """Compare the entries of all ranks; return how many of them another rank has too.
-
-    Raises:
-        CheckError: They differ, or some ranks did not arrive.
-    """
+    """Compare the entries of all ranks; return how many of them another rank has too."""
     entries: list[Entry] = []
 
     def digest() -> str:
@@ -245,7 +231,15 @@ def _entry_of(name: str, tensor: torch.Tensor) -> Entry:
     import torch
 
     try:
-        part = _part_of(tensor)
+        part: Part = ()
+        if hasattr(tensor, "placements"):
+            mesh, placements = tensor.device_mesh, tensor.placements  # type: ignore[attr-defined]
+            coordinate = mesh.get_coordinate()
+            if coordinate is None or any(placement.is_partial() for placement in placements):
+                raise ValueError("it is not reduced yet (Partial), or its mesh is without this rank")
+            names = mesh.mesh_dim_names or tuple(map(str, range(mesh.ndim)))
+            sharded = [number for number, placement in enumerate(placements) if not placement.is_replicate()]
+            part = tuple((names[number], mesh.size(number), int(coordinate[number])) for number in sharded)
         values = _local_part(tensor).resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
         digest = xxhash.xxh3_128_hexdigest(values.view(torch.uint8).numpy().data if values.numel() else b"")
         shape = " x ".join(map(str, tensor.shape)) or "scalar"
@@ -258,19 +252,6 @@ def _local_part(tensor: torch.Tensor) -> torch.Tensor:
     """Return the part of a tensor that this rank has, dense."""
     local: torch.Tensor = tensor.detach()
     return (local.to_local() if hasattr(local, "to_local") else local).to_dense()
-
-
-def _part_of(tensor: torch.Tensor) -> Part:
-    """Return which part of a DTensor this rank has; empty for the whole of a plain tensor."""
-    if not hasattr(tensor, "placements"):
-        return ()
-    mesh, placements = tensor.device_mesh, tensor.placements  # type: ignore[attr-defined]
-    coordinate = mesh.get_coordinate()
-    if coordinate is None or any(placement.is_partial() for placement in placements):
-        raise ValueError("it is not reduced yet (Partial), or its mesh is without this rank")
-    names = mesh.mesh_dim_names or tuple(map(str, range(mesh.ndim)))
-    sharded = [number for number, placement in enumerate(placements) if not placement.is_replicate()]
-    return tuple((names[number], mesh.size(number), int(coordinate[number])) for number in sharded)
 
 
 def _named_parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
