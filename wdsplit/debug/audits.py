@@ -7,7 +7,7 @@ The ranks compare at the end of an epoch; until then a rank keeps up to 16 bytes
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from wdsplit.debug.delivered import Delivery, Faults, compare_deliveries
-from wdsplit.debug.ranks import CheckError, Ranks, Rendezvous, listed
+from wdsplit.debug.ranks import CheckError, Rendezvous, listed
 from wdsplit.debug.record import AUDITED, Facts, Identify, Record
 from wdsplit.errors import InputError
 from wdsplit.loading.loader import Loader
@@ -107,8 +107,7 @@ class Audit:
         self._identify = identify
         self._group = loader.dataset._group if group is None else group
         self._timeout_s = timeout_s
-        self._rendezvous = Rendezvous(Ranks(), "audit", timeout_s)
-        self._is_entered = False
+        self._rendezvous: Rendezvous | None = None
         self._record: Record | None = None
 
     def __getattr__(self, name: str) -> Any:
@@ -120,10 +119,9 @@ class Audit:
         return len(self._loader)
 
     def __enter__(self) -> Audit:
-        self._rendezvous = Rendezvous(Ranks.in_group(self._group), "audit", self._timeout_s)
-        self._is_entered = True
+        self._rendezvous = Rendezvous(self._group, "audit", self._timeout_s)
         world = self._loader.dataset.world()
-        if len(self._rendezvous.ranks) == 1 and world.world_size > 1:
+        if len(self._rendezvous.members) == 1 and world.world_size > 1:
             logger.warning(
                 "auditing only rank %d of %d: torch.distributed is not initialised",
                 world.rank,
@@ -141,16 +139,17 @@ class Audit:
             error = failure
             raise
         finally:
-            self._is_entered = False
+            rendezvous, self._rendezvous = self._rendezvous, None
             why = "its audit is over"
             if error is not None:
                 done = f" (after {self._record.progress()})" if self._record is not None else ""
                 why = f"{type(error).__name__}: {error}"[:900] + done
-            self._rendezvous.leave(why)
+            if rendezvous is not None:
+                rendezvous.leave(why)
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the loader's batches."""
-        if not self._is_entered:
+        if self._rendezvous is None:
             raise InputError("an audit is a context", remedy="with wdsplit.debug.audit(loader) as audited: ...")
         self._settle()
         self._record = record = Record(self._loader, self._identify)
@@ -164,102 +163,105 @@ class Audit:
 
     def _settle(self) -> None:
         """Compare the samples delivered since the last comparison, if an iteration has started."""
-        record, self._record = self._record, None
-        if record is None or not self._is_entered:
+        record, self._record, rendezvous = self._record, None, self._rendezvous
+        if record is None or rendezvous is None:
             return
-        rendezvous = self._rendezvous
         try:
             facts = rendezvous.gathered(record.facts())
         except CheckError as error:  # often because this rank, or the missing one, has left its loop early
             error.found = f"{error.found}; this rank has done {record.progress()}"
             raise
-        self._refuse_other_epochs(record, facts)
+        names, url = [f"rank {member}" for member in rendezvous.members], self._loader.dataset.source.url
+        _refuse_other_epochs(url, record, facts, names)
         steps, positions, total = record.steps(), record.positions(), sum(each.num_samples for each in facts)
         by_position = compare_deliveries(
             rendezvous, positions.astype(np.uint64), steps, positions, total, record.due(facts), record.stop
         )
         has_keys = all(each.has_keys for each in facts)
         by_key = compare_deliveries(rendezvous, record.hashes(), steps, positions, total) if has_keys else Faults()
-        self._refuse_faults(record, facts, by_position, by_key)
-        by = AUDITED if has_keys else AUDITED[1:]
-        own, num_pads = facts[rendezvous.ranks.place], sum(each.num_pads for each in facts)
-        is_complete = all(each.is_complete for each in facts)
-        found = EpochAudit(record.order.epoch, record.start, own.steps, total, num_pads, is_complete, by)
+        _refuse_faults(url, record, facts, names, by_position, by_key)
+        found = EpochAudit(
+            epoch=record.order.epoch,
+            start=record.start,
+            steps=facts[rendezvous.place].steps,
+            samples=total,
+            pads=sum(each.num_pads for each in facts),
+            complete=all(each.is_complete for each in facts),
+            by=AUDITED if has_keys else AUDITED[1:],
+        )
         self.epochs.append(found)
-        if rendezvous.ranks.place == 0:
-            logger.info("%s: %s", self._loader.dataset.source.url, found)
+        if rendezvous.place == 0:
+            logger.info("%s: %s", url, found)
 
-    def _refuse_other_epochs(self, record: Record, facts: list[Facts]) -> None:
-        """Refuse ranks that read a different epoch: their positions would mean other samples."""
-        members, first = self._rendezvous.ranks.members, facts[0]
-        found = [
-            f"rank {member} has {name} {value}, rank {members[0]} {first.settings[name]}"
-            for member, each in zip(members, facts, strict=True)
-            for name, value in each.settings.items()
-            if value != first.settings[name]
-        ]
-        if record.order.options.tail != "uneven":
-            found += self._unlike("begin at position", [each.start for each in facts])
-        if found:
-            raise CheckError(
-                f"the ranks do not read the same epoch {record.order.epoch}",
-                place=self._loader.dataset.source.url,
-                expected=f"{len(facts)} ranks with the same options and epoch, from the same position on",
-                found=listed(found),
-                remedy="open the dataset with the same options on all ranks, call set_epoch on all, and give all of "
-                "them the same state when they resume",
-            )
 
-    def _unlike(self, name: str, values: list[int]) -> list[str]:
-        """Say what each rank has, if not all have the same."""
-        if len(set(values)) == 1:
-            return []
-        pairs = zip(self._rendezvous.ranks.members, values, strict=True)
-        return [f"{name}: {listed(f'rank {member} {value}' for member, value in pairs)}"]
+def _unlike(what: str, values: Sequence[int], names: Sequence[str]) -> list[str]:
+    """Say what each rank has, if not all have the same."""
+    pairs = zip(names, values, strict=True)
+    return [f"{what}: {listed(f'{name} {value}' for name, value in pairs)}"] if len(set(values)) > 1 else []
 
-    def _refuse_faults(self, record: Record, facts: list[Facts], by_position: Faults, by_key: Faults) -> None:
-        """Raise an error unless the delivered samples are the expected ones; all ranks have the same arguments."""
-        repeated = by_position if by_position.num_repeated else by_key
-        texts = []
-        if repeated.num_repeated:
-            texts.append(f"{repeated.num_repeated} deliveries too many")
-            for deliveries in repeated.repeated:
-                texts.append(f"{record.name_of(deliveries[0].position)}: {listed(map(self._where, deliveries))}")
-        if by_position.num_unexpected:
-            texts.append(f"{by_position.num_unexpected} samples too many, from before the start or after the end")
-            texts += [f"{record.name_of(each.position)}: {self._where(each)}" for each in by_position.unexpected]
-        if by_position.num_missing:
-            texts.append(f"{by_position.num_missing} samples missing")
-            texts += [record.missing_name_of(position) for position in by_position.missing]
-        worlds = [(each.rank, each.world_size) for each in facts]
-        expected_worlds = [(rank, len(facts)) for rank in range(len(facts))]
-        if len(facts) > 1 and sorted(worlds) != expected_worlds:
-            for member, world, expected in zip(self._rendezvous.ranks.members, worlds, expected_worlds, strict=True):
-                if world != expected:
-                    texts.append(f"rank {member} reads as rank {world[0]} of {world[1]}")
-        if record.order.options.tail != "uneven":
-            texts += self._unlike("steps", [each.steps for each in facts])
-        if not texts:
-            return
-        cause, remedy = (
-            f"the delivered samples are not those of epoch {record.order.epoch}",
-            "iterate the loader to its end on all ranks; nothing between it and the training may drop or replace "
-            "samples or batches",
-        )
-        if repeated.num_repeated:
-            cause, remedy = (
-                f"samples were delivered more than once in epoch {record.order.epoch}",
-                "let the dataset detect its rank: leave out rank= and world_size=, and begin to iterate after "
-                "init_process_group. Ranks that should get the same samples (tensor parallelism) need group=, of the "
-                "Dataset or of the audit",
-            )
+
+def _refuse_other_epochs(url: str, record: Record, facts: Sequence[Facts], names: Sequence[str]) -> None:
+    """Refuse ranks that read a different epoch: their positions would mean other samples."""
+    first = facts[0].settings
+    found = [
+        f"{name} has {what} {value}, {names[0]} {first[what]}"
+        for name, each in zip(names, facts, strict=True)
+        for what, value in each.settings.items()
+        if value != first[what]
+    ]
+    if record.order.options.tail != "uneven":
+        found += _unlike("begin at position", [each.start for each in facts], names)
+    if found:
         raise CheckError(
-            cause,
-            place=self._loader.dataset.source.url,
-            expected=f"each sample from position {record.start} on, once, on one rank",
-            found="; ".join(texts),
-            remedy=remedy,
+            f"the ranks do not read the same epoch {record.order.epoch}",
+            place=url,
+            expected=f"{len(facts)} ranks with the same options and epoch, from the same position on",
+            found=listed(found),
+            remedy="open the dataset with the same options on all ranks, call set_epoch on all, and give all of "
+            "them the same state when they resume",
         )
 
-    def _where(self, delivery: Delivery) -> str:
-        return f"rank {self._rendezvous.ranks.members[delivery.place]} in step {delivery.step}"
+
+def _refuse_faults(
+    url: str, record: Record, facts: Sequence[Facts], names: Sequence[str], by_position: Faults, by_key: Faults
+) -> None:
+    """Raise an error unless the delivered samples are the expected ones; all ranks have the same arguments."""
+
+    def where(delivery: Delivery) -> str:
+        return f"{names[delivery.place]} in step {delivery.step}"
+
+    repeated, texts = by_position if by_position.num_repeated else by_key, []
+    if repeated.num_repeated:
+        texts.append(f"{repeated.num_repeated} deliveries too many")
+        texts += [f"{record.name_of(each[0].position)}: {listed(map(where, each))}" for each in repeated.repeated]
+    if by_position.num_unexpected:
+        texts.append(f"{by_position.num_unexpected} samples too many, from before the start or after the end")
+        texts += [f"{record.name_of(each.position)}: {where(each)}" for each in by_position.unexpected]
+    if by_position.num_missing:
+        texts.append(f"{by_position.num_missing} samples missing")
+        texts += map(record.missing_name_of, by_position.missing)
+    ranks = [(each.rank, each.world_size) for each in facts]
+    if len(facts) > 1 and sorted(ranks) != [(rank, len(facts)) for rank in range(len(facts))]:
+        texts += [
+            f"{name} reads as rank {rank} of {world_size}"
+            for place, (name, (rank, world_size)) in enumerate(zip(names, ranks, strict=True))
+            if (rank, world_size) != (place, len(facts))
+        ]
+    if record.order.options.tail != "uneven":
+        texts += _unlike("steps", [each.steps for each in facts], names)
+    if not texts:
+        return
+    cause = f"the delivered samples are not those of epoch {record.order.epoch}"
+    remedy = (
+        "iterate the loader to its end on all ranks; nothing between it and the training may drop or replace samples "
+        "or batches"
+    )
+    if repeated.num_repeated:
+        cause = f"samples were delivered more than once in epoch {record.order.epoch}"
+        remedy = (
+            "let the dataset detect its rank: leave out rank= and world_size=, and begin to iterate after "
+            "init_process_group. Ranks that should get the same samples (tensor parallelism) need group=, of the "
+            "Dataset or of the audit"
+        )
+    expected = f"each sample from position {record.start} on, once, on one rank"
+    raise CheckError(cause, place=url, expected=expected, found="; ".join(texts), remedy=remedy)

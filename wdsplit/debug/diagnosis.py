@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,8 +55,8 @@ class Diagnosis:
         return "\n".join([*lines, *(f"  - {each}" for each in self.advice)])
 
 
-def advice_for(loader: Loader, restart_share: float, num_processors: int) -> Iterator[str]:
-    """Yield ways to wait less for a loader, most likely first.
+def advice_for(loader: Loader, restart_share: float, num_processors: int) -> list[str]:
+    """Return ways to wait less for a loader, most likely first.
 
     Args:
         loader: The loader.
@@ -65,35 +65,30 @@ def advice_for(loader: Loader, restart_share: float, num_processors: int) -> Ite
     """
     dataset, is_threaded = loader.dataset, loader.workers == "thread"
     restarts = loader.num_workers > 0 and not is_threaded and not loader.persistent_workers
-    if restarts and restart_share > 0.5:
-        yield (
-            f"{restart_share:.0%} of the waiting is for the first batches of epochs: keep the workers "
-            "(persistent_workers=True), or use threads (workers='thread')"
-        )
-    if loader.num_workers < num_processors:
-        yield (
-            f"more workers (now num_workers={loader.num_workers}): this machine has {num_processors} processors, for "
-            "all its ranks"
-        )
-    else:
-        yield (
-            f"{loader.num_workers} workers keep all {num_processors} processors busy: more will not help; do less work "
-            "per sample, for example compute it once, before the conversion"
-        )
-    if is_threaded and dataset.column_stages() is None:
-        yield "stages of your own run in threads, one at a time unless they release the GIL: try workers='process'"
     decoders = [stage for stage in dataset.pipeline[1:] if isinstance(stage, Decode)]
-    if any(isinstance(handler, ImageField) for stage in decoders for handler in stage.handlers):
-        yield "images are decoded at their full size: decode(wdsplit.resized(224)) decodes JPEG no larger than needed"
     source: Any = dataset.source
     sources = getattr(source, "sources", (source,))
     access = sources[0].access
-    if access.cache is None and any(each.storage().has_latency for each in sources):
-        ahead = "its default" if access.read_ahead_bytes is None else f"{access.read_ahead_bytes / 2**20:,.0f} MiB"
-        yield (
-            "keep the shards on this machine's disk (cache_dir=), or fetch further ahead: read_ahead_bytes (now "
-            f"{ahead}) and connections (now {access.connections})"
-        )
+    ahead = "its default" if access.read_ahead_bytes is None else f"{access.read_ahead_bytes / 2**20:,.0f} MiB"
+    advice = {
+        f"{restart_share:.0%} of the waiting is for the first batches of epochs: keep the workers "
+        "(persistent_workers=True), or use threads (workers='thread')": restarts and restart_share > 0.5,
+        f"more workers (now num_workers={loader.num_workers}): this machine has {num_processors} processors, for all "
+        "its ranks": loader.num_workers < num_processors,
+        f"{loader.num_workers} workers keep all {num_processors} processors busy: more will not help; do less work "
+        "per sample, for example compute it once, before the conversion": loader.num_workers >= num_processors,
+        "stages of your own run in threads, one at a time unless they release the GIL: try workers='process'": (
+            is_threaded and dataset.column_stages() is None
+        ),
+        "images are decoded at their full size: decode(wdsplit.resized(224)) decodes JPEG no larger than needed": any(
+            isinstance(handler, ImageField) for stage in decoders for handler in stage.handlers
+        ),
+        f"keep the shards on this machine's disk (cache_dir=), or fetch further ahead: read_ahead_bytes (now {ahead}) "
+        f"and connections (now {access.connections})": (
+            access.cache is None and any(each.storage().has_latency for each in sources)
+        ),
+    }
+    return [text for text, applies in advice.items() if applies]
 
 
 def diagnose(loader: Any) -> Diagnosis:

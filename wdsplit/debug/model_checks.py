@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import xxhash
 
-from wdsplit.debug.ranks import CheckError, Ranks, Rendezvous, names_of
+from wdsplit.debug.ranks import CheckError, Rendezvous, names_of
 from wdsplit.errors import InputError, MissingDependencyError
 from wdsplit.order.split import whole
 
@@ -76,7 +76,7 @@ def check_same_parameters(
         TopologyError: This process is not in the group.
     """
     return _check_same(
-        Rendezvous(Ranks.in_group(group), "check_same_parameters", timeout_s),
+        Rendezvous(group, "check_same_parameters", timeout_s),
         lambda: _entries(model),
         "parameter",
         "make the model from one seed on all ranks (wdsplit.debug.set_seed(seed, rank=0)), or load the checkpoint on "
@@ -94,7 +94,7 @@ def check_same_optimizer(optimizer: torch.optim.Optimizer, *, group: Any = None,
         Number of values that at least one other rank has too.
     """
     return _check_same(
-        Rendezvous(Ranks.in_group(group), "check_same_optimizer", timeout_s),
+        Rendezvous(group, "check_same_optimizer", timeout_s),
         lambda: _entries(optimizer),
         "optimizer value",
         "load the optimizer's checkpoint on all ranks, give all the same options and schedule, and let no rank skip a "
@@ -128,7 +128,7 @@ def check_same_gradients(
     if sample is not None and (type(sample) is not int or sample < 1):
         raise InputError("invalid sample", expected="an integer of at least 1, or None", found=repr(sample))
     return _check_same(
-        Rendezvous(Ranks.in_group(group), "check_same_gradients", timeout_s),
+        Rendezvous(group, "check_same_gradients", timeout_s),
         lambda: _gradients(model, sample),
         "gradient",
         "wrap the model in DDP on every rank and train through the wrapper; do not check within no_sync",
@@ -143,13 +143,13 @@ def _check_same(rendezvous: Rendezvous, entries_of: Callable[[], Iterable[Entry]
         entries.extend(entries_of())
         return _digest(entries)
 
-    digests, ranks = rendezvous.gathered_or_raised(digest), rendezvous.ranks
+    digests, members = rendezvous.gathered_or_raised(digest), rendezvous.members
     if len(set(digests)) == 1:  # the usual case needs only a hash from each rank
-        return len(entries) if len(ranks) > 1 else 0
+        return len(entries) if len(members) > 1 else 0
     gathered = rendezvous.gathered(entries)
     tables = [{entry.name: entry for entry in own} for own in gathered]
     names = list(dict.fromkeys(name for table in tables for name in table))
-    differences = {name: difference([table.get(name) for table in tables], ranks.members) for name in names}
+    differences = {name: difference([table.get(name) for table in tables], members) for name in names}
     found = [(name, text) for name, text in differences.items() if text]
     if found:
         raise CheckError(

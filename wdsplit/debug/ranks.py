@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
@@ -20,7 +19,7 @@ import xxhash
 from wdsplit.errors import InputError, WdsplitError
 from wdsplit.loading.world import detect_rank, is_group_initialised
 
-__all__ = ["CheckError", "Ranks", "Rendezvous", "barrier", "listed", "names_of"]
+__all__ = ["CheckError", "Rendezvous", "barrier", "listed", "names_of"]
 
 Value = TypeVar("Value")
 
@@ -49,67 +48,48 @@ def names_of(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) != 1 else ''} {listed(ranks)}"
 
 
-@dataclass(frozen=True)
-class Ranks:
-    """Some ranks of a job.
-
-    Attributes:
-        members: Their ranks in the whole job.
-        place: The index of this process among them.
-        group: Their process group, None for all ranks; or a DeviceMesh of several dimensions, which has no group.
-    """
-
-    members: tuple[int, ...] = (0,)
-    place: int = 0
-    group: Any = None
-
-    @classmethod
-    def in_group(cls, group: Any = None) -> Ranks:
-        """Return the ranks of a process group or DeviceMesh, by default of the whole job.
-
-        Raises:
-            TopologyError: This process is not in the group.
-        """
-        if group is not None:
-            detect_rank(group=group)
-        if not is_group_initialised():
-            return cls()
-        from torch import distributed
-        from torch.distributed.device_mesh import DeviceMesh
-
-        if isinstance(group, DeviceMesh):
-            if group.ndim > 1:
-                ordered = tuple(sorted(group.mesh.flatten().tolist()))
-                return cls(ordered, ordered.index(distributed.get_rank()), group)
-            group = group.get_group()
-        members = distributed.get_process_group_ranks(group or distributed.group.WORLD)
-        return cls(tuple(members), distributed.get_rank(group), group)
-
-    def __len__(self) -> int:
-        return len(self.members)
-
-
 class Rendezvous:
     """Lets some ranks exchange values, any number of times.
 
     Args:
-        ranks: The ranks that meet; all of them must make a rendezvous of a name equally often.
+        group: A process group or DeviceMesh of the ranks that meet, None for the whole job; all of them must make a
+            rendezvous of a name equally often.
         name: Its name in errors.
         timeout_s: Seconds that a rank waits for the others.
 
+    Attributes:
+        members: The ranks that meet, as the whole job counts them.
+        place: The index of this process among them.
+
     Raises:
         InputError: The time is not a number above 0.
+        TopologyError: This process is not in the group.
     """
 
-    def __init__(self, ranks: Ranks, name: str, timeout_s: float) -> None:
+    def __init__(self, group: Any, name: str, timeout_s: float) -> None:
         if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not timeout_s > 0:
             raise InputError("invalid timeout_s", expected="seconds, more than 0", found=repr(timeout_s))
-        self.ranks = ranks
+        if group is not None:
+            detect_rank(group=group)
+        self.members: tuple[int, ...] = (0,)
+        self.place = 0
+        if is_group_initialised():
+            from torch import distributed
+            from torch.distributed.device_mesh import DeviceMesh
+
+            if isinstance(group, DeviceMesh) and group.ndim == 1:
+                group = group.get_group()
+            if isinstance(group, DeviceMesh):  # of several dimensions: it has no group
+                self.members = tuple(sorted(group.mesh.flatten().tolist()))
+            else:
+                self.members = tuple(distributed.get_process_group_ranks(group or distributed.group.WORLD))
+            self.place = self.members.index(distributed.get_rank())
+        self._group = group
         self._name = name
         self._timeout_s = float(timeout_s)
         self._num_meetings = 0
-        self._number = _made[name, ranks.members]
-        _made[name, ranks.members] += 1
+        self._number = _made[name, self.members]
+        _made[name, self.members] += 1
 
     def meet(self) -> None:
         """Wait until all ranks arrive here.
@@ -117,17 +97,17 @@ class Rendezvous:
         Raises:
             CheckError: Some ranks did not arrive in time, or have ended; the error names them.
         """
-        if len(self.ranks) == 1:
+        if len(self.members) == 1:
             return
         store, keys = _store(), self._keys()
-        own = keys[self.ranks.place]
+        own = keys[self.place]
         store.set(own, _HERE)
         self._num_meetings += 1
         try:
             store.wait(keys, timedelta(seconds=self._timeout_s))
         except Exception as error:
             try:
-                missing = [rank for rank, key in zip(self.ranks.members, keys, strict=True) if not store.check([key])]
+                missing = [rank for rank, key in zip(self.members, keys, strict=True) if not store.check([key])]
             except Exception as lost:
                 raise CheckError(
                     "lost contact with the other ranks",
@@ -148,7 +128,7 @@ class Rendezvous:
             ) from error
         notes = [bytes(note) for note in (store.multi_get(keys) if store.has_extended_api() else map(store.get, keys))]
         if any(note != _HERE for note in notes):
-            pairs = zip(self.ranks.members, notes, strict=True)
+            pairs = zip(self.members, notes, strict=True)
             raise CheckError(
                 "some ranks have ended",
                 place=self._name,
@@ -158,7 +138,7 @@ class Rendezvous:
                 "its loop early",
             )
         # All have met since this rank's note of the last meeting, so all have read it.
-        which = self._name, self.ranks.members
+        which = self._name, self.members
         last, _passed[which] = _passed.get(which), own
         if last is not None:
             with contextlib.suppress(RuntimeError):  # not all stores can
@@ -171,12 +151,12 @@ class Rendezvous:
             CheckError: As of `meet`.
         """
         self.meet()
-        if len(self.ranks) == 1:
+        if len(self.members) == 1:
             return [value]
         from torch import distributed
         from torch.distributed.device_mesh import DeviceMesh
 
-        group, members = self.ranks.group, self.ranks.members
+        group, members = self._group, self.members
         if isinstance(group, DeviceMesh):
             group = _groups.get(members)
             if group is None:
@@ -208,20 +188,20 @@ class Rendezvous:
         outcomes = self.gathered((value, sent))
         if own is not None:
             raise own
-        for member, (_, failure) in zip(self.ranks.members, outcomes, strict=True):
+        for member, (_, failure) in zip(self.members, outcomes, strict=True):
             if failure is not None:
                 raise failure.at(f"rank {member}")
         return [value for value, _ in outcomes]
 
     def leave(self, why: str) -> None:
         """Leave a note for the other ranks that this one has ended, and why."""
-        if len(self.ranks) > 1 and is_group_initialised():
-            _store().set(self._keys()[self.ranks.place], _LEFT + b": " + why.encode()[:1000])
+        if len(self.members) > 1 and is_group_initialised():
+            _store().set(self._keys()[self.place], _LEFT + b": " + why.encode()[:1000])
 
     def _keys(self) -> list[str]:
-        members = xxhash.xxh3_64_hexdigest(repr(self.ranks.members).encode())
+        members = xxhash.xxh3_64_hexdigest(repr(self.members).encode())
         folder = f"wdsplit/{self._name}/{members}/{self._number}/{self._num_meetings}"
-        return [f"{folder}/{rank}" for rank in self.ranks.members]
+        return [f"{folder}/{rank}" for rank in self.members]
 
 
 def _store() -> Any:
@@ -247,4 +227,4 @@ def barrier(timeout_s: float = 60.0, group: Any = None, name: str = "barrier") -
         InputError: The time is not a number above 0.
         TopologyError: This process is not in the group.
     """
-    Rendezvous(Ranks.in_group(group), name, timeout_s).meet()
+    Rendezvous(group, name, timeout_s).meet()
