@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from wdsplit.errors import InputError
+from wdsplit.fields.promote import common_type
 from wdsplit.fields.rules import is_binary, is_text, unwrap
 
 __all__ = ["Operand", "compare", "compute", "is_among", "join", "read"]
@@ -116,8 +117,8 @@ def compare(left: Operand, operation: Operation, right: Operand) -> Any:
             raise InputError("the comparison has two values and no column", remedy=remedy)
         return compare(right, _MIRRORED.get(operation, operation), left)
     if right.kind is not None:
-        kind = _common_type(left.kind, right.kind)
-        if kind is None:
+        kind = common_type(left.kind, right.kind)
+        if kind is None or pa.types.is_nested(kind) or isinstance(kind, pa.BaseExtensionType) or pa.types.is_null(kind):
             raise _unlike(left.kind, right)
         return operation(_cast(left, kind), _cast(right, kind))
     value, side = _nearest(right, left.kind)
@@ -181,25 +182,6 @@ def _cast(operand: Operand, kind: pa.DataType) -> Any:
     return operand.value if operand.kind == kind else operand.value.cast(kind)
 
 
-def _common_type(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
-    """Return the type in which two columns are compared without loss, or None."""
-    kinds = (left, right)
-    if left == right and not pa.types.is_float16(left):
-        known = (is_text, is_binary, _is_number, pa.types.is_decimal, pa.types.is_boolean, pa.types.is_temporal)
-        return left if any(is_known(left) for is_known in known) else None
-    if all(map(is_text, kinds)):
-        return pa.large_string()
-    if all(map(is_binary, kinds)):
-        return pa.large_binary()
-    if all(map(_is_number, kinds)) and any(map(pa.types.is_floating, kinds)):
-        return pa.float64()
-    if not all(map(_is_exact, kinds)):
-        return None
-    if not any(pa.types.is_decimal(kind) or pa.types.is_uint64(kind) for kind in kinds):
-        return pa.int64()
-    return pa.decimal256(76, max(getattr(kind, "scale", 0) for kind in kinds))
-
-
 def _scalar(value: Any, kind: pa.DataType) -> pa.Scalar:
     return pa.scalar(value, pa.float32() if pa.types.is_float16(kind) else kind)
 
@@ -219,7 +201,7 @@ def _nearest(literal: Operand, kind: pa.DataType) -> tuple[Any, int]:
         return _float(value, kind), 0
     if isinstance(value, str) and is_temporal and not pa.types.is_duration(kind):
         number = _seconds(value, kind) * _PER_SECOND[str(kind) if pa.types.is_date(kind) else kind.unit]
-    elif isinstance(value, Fraction) and _is_exact(kind):
+    elif isinstance(value, Fraction) and (pa.types.is_integer(kind) or pa.types.is_decimal(kind)):
         number = value * Fraction(10) ** getattr(kind, "scale", 0)
     else:
         is_like = {bool: pa.types.is_boolean, str: is_text, bytes: is_binary}.get(type(value))
@@ -250,10 +232,6 @@ def _seconds(text: str, kind: pa.DataType) -> Fraction:
         expected = f'a string such as "{example}"{", with a time zone (Z or +01:00)" if is_zoned else ""}'
         raise InputError(f"invalid string for type {kind}", found=repr(text[:40]), expected=expected) from error
     return seconds + Fraction(f"0{fraction[0]}" if fraction else 0)
-
-
-def _is_exact(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_decimal(kind))
 
 
 def _float(number: Fraction, kind: pa.DataType) -> float:

@@ -51,7 +51,8 @@ def find_duplicate_keys(
         read_keys: Yields batches of escaped keys, with their place: one for all, or a function of a key's number in
             the batch. It is called only if hashes repeat, gets these hashes, and may skip batches without them.
     """
-    suspects = _repeated(np.concatenate([np.zeros(0, np.uint64), *hashes]))
+    ordered = np.sort(np.concatenate([np.zeros(0, np.uint64), *hashes]))
+    suspects = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
     if not len(suspects):
         return
     first: dict[str, str] = {}
@@ -62,9 +63,3 @@ def find_duplicate_keys(
                 yield DuplicateKey(key, first[key], found_at)
             else:
                 first[key] = found_at
-
-
-def _repeated(hashes: Hashes) -> Hashes:
-    """Return the hashes that appear more than once, in ascending order."""
-    ordered = np.sort(hashes)
-    return np.unique(ordered[1:][ordered[1:] == ordered[:-1]])

@@ -163,7 +163,12 @@ def infer_fields(
     if not chosen and not problems:
         problems.append("the table has no column but the key")
     if not problems:
-        problems += _refused_types(schema, chosen)
+        kinds = {name: schema.field(name).type for name in chosen}
+        problems += [
+            f"column {name!r} has the type {kind}, which no encoding supports: {why}"
+            for name, kind in kinds.items()
+            if (why := why_refused(kind))
+        ]
     if problems:
         raise _unusable(problems, did_you_mean(unknown, schema.names))
     names = [*mapping, *_inferred_names(schema, inferred, first_bytes, list(mapping))]
@@ -176,16 +181,6 @@ def infer_fields(
     if problems:
         raise _unusable(problems)
     return tuple(fields)
-
-
-def _refused_types(schema: pa.Schema, columns: Sequence[str]) -> list[str]:
-    problems = []
-    for name in columns:
-        kind = schema.field(name).type
-        why = why_refused(kind)
-        if why:
-            problems.append(f"column {name!r} has the type {kind}, which no encoding supports: {why}")
-    return problems
 
 
 def _fields_of(schema: pa.Schema, columns: Sequence[tuple[str, str]]) -> tuple[list[Field], list[str]]:

@@ -116,7 +116,14 @@ def hash_keys(keys: pa.LargeStringArray) -> npt.NDArray[np.uint64]:
     state = np.full(len(keys), hash_stream(_KEY_DOMAIN), np.uint64)
     for words in np.unique(num_words).tolist():
         rows = np.flatnonzero(num_words == words)
-        state[rows] = _mixed(state[rows], _words(keys if len(rows) == len(keys) else keys.take(pa.array(rows)), words))
+        mixed = state[rows]
+        for column in _words(keys if len(rows) == len(keys) else keys.take(pa.array(rows)), words).T:
+            mixed ^= column
+            mixed *= np.uint64(0x9E3779B97F4A7C15)
+            mixed ^= mixed >> np.uint64(32)
+            mixed *= np.uint64(0xD6E8FEB86659FD93)
+            mixed ^= mixed >> np.uint64(29)
+        state[rows] = mixed
     return state
 
 
@@ -128,13 +135,3 @@ def _words(keys: pa.LargeStringArray, num_words: int) -> npt.NDArray[np.uint64]:
     joined = pc.binary_join_element_wise(keys.cast(pa.large_binary()), zeros, pa.scalar(b"", pa.large_binary()))
     flat = np.frombuffer(joined.buffers()[2] or b"", np.uint8)[: len(keys) * width]
     return flat.reshape(-1, width).view("<u8")
-
-
-def _mixed(state: npt.NDArray[np.uint64], words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    for column in range(words.shape[1]):
-        state ^= words[:, column]
-        state *= np.uint64(0x9E3779B97F4A7C15)
-        state ^= state >> np.uint64(32)
-        state *= np.uint64(0xD6E8FEB86659FD93)
-        state ^= state >> np.uint64(29)
-    return state

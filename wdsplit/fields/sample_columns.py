@@ -5,6 +5,7 @@ Pure (no I/O). Numbers, booleans and classes that are written as fields are incl
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
@@ -54,7 +55,12 @@ def sample_columns(schema: pa.Schema, fields: Sequence[Field], kept: Sequence[st
     A kept column called `width` or `height` replaces the sizes from the images' headers.
     """
     names = class_names(schema) | {field.column: field.names for field in fields if field.names}
-    columns = [_column(schema.field(name), names.get(name, ())) for name in kept]
+    columns = []
+    for name in kept:
+        stored_as, classes = schema.field(name).type, names.get(name, ())
+        # Class names become their numbers, as in the field cls.
+        kind = pa.int64() if classes and is_text(unwrap(stored_as)) else _kept_type(stored_as)
+        columns.append(with_names(pa.field(name, kind), classes if pa.types.is_integer(kind) else ()))
     own = own_columns(first_image_field(fields) is not None)
     return pa.schema([column for column in own if column.name not in kept] + columns)
 
@@ -91,23 +97,17 @@ def check_kept(schema: pa.Schema, keep: Sequence[str], no_keep: Sequence[str]) -
 def _written(schema: pa.Schema, fields: Sequence[Field]) -> list[str]:
     """Return the columns of numbers, booleans and classes that are written, in the order of the fields."""
     categories = {field.column for field in fields if field.encoding == "category"}
-    names = dict.fromkeys(field.column for field in fields if field.column in schema.names)
-    return [name for name in names if name in categories or _is_number(schema.field(name))]
-
-
-def _is_number(column: pa.Field) -> bool:
-    kind = unwrap(column.type)
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
+    found = []
+    for name in dict.fromkeys(field.column for field in fields if field.column in schema.names):
+        kind = unwrap(schema.field(name).type)
+        is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+        if is_number or name in categories:
+            found.append(name)
+    return found
 
 
 def _kept_type(kind: pa.DataType) -> pa.DataType | None:
     return sample_type(unwrap(kind))
-
-
-def _column(column: pa.Field, names: Sequence[str]) -> pa.Field:
-    """Return a column of a sample table; class names become their numbers, as in the field cls."""
-    kind = pa.int64() if names and is_text(unwrap(column.type)) else _kept_type(column.type)
-    return with_names(pa.field(column.name, kind), names if pa.types.is_integer(kind) else ())
 
 
 def sample_rows(
@@ -131,35 +131,22 @@ def sample_rows(
     Raises:
         InputError: A text is not UTF-8.
     """
-    found: dict[str, pa.Array] = {KEY: keys, NUM_BYTES: _num_bytes(payloads)}
+    lengths = [pc.fill_null(pc.binary_length(payload), 0) for payload in payloads.values()]
+    found: dict[str, pa.Array] = {KEY: keys, NUM_BYTES: functools.reduce(pc.add, lengths)}
     images = first_image_field(fields) if {WIDTH, HEIGHT} & set(schema.names) else None
     if images is not None:
         found[WIDTH], found[HEIGHT] = image_sizes(payloads[images])
     names = names_of(schema)
     found |= {name: _values(name, column, names.get(name), where) for name, column in columns.items()}
-    return pa.table([_as(found[column.name], column.type) for column in schema], schema=schema)
+    pairs = ((found[column.name], column.type) for column in schema)
+    arrays = [array if array.type == kind else array.cast(kind, safe=False) for array, kind in pairs]
+    return pa.table(arrays, schema=schema)
 
 
 def _values(name: str, array: pa.Array, names: Sequence[str] | None, where: Locate) -> pa.Array:
     """Return the values of a kept column; class names become their numbers."""
     array = stored(array)
-    if is_text(array.type):
-        array = utf8_text(array, lambda row: f"{where(row)}, column {name!r}")
-        if names is not None:
-            return pc.index_in(array, pa.array(names, array.type))
-    return array
-
-
-def _as(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    return array if array.type == kind else array.cast(kind, safe=False)
-
-
-def _num_bytes(payloads: Mapping[str, pa.LargeBinaryArray]) -> pa.Int64Array:
-    """Return the total size of each sample's payloads in bytes."""
-    total: pa.Int64Array | None = None
-    for payload in payloads.values():
-        lengths = pc.binary_length(payload)
-        if payload.null_count:
-            lengths = pc.fill_null(lengths, 0)
-        total = lengths if total is None else pc.add(total, lengths)
-    return total
+    if not is_text(array.type):
+        return array
+    array = utf8_text(array, lambda row: f"{where(row)}, column {name!r}")
+    return array if names is None else pc.index_in(array, pa.array(names, array.type))

@@ -217,7 +217,9 @@ PAIRS = [
     (pa.decimal128(5, 2), pa.decimal128(38, 30), [D(1), D(2), D(-3)]),
     (pa.string(), pa.large_string(), ["a", "b", ""]),
     (pa.binary(1), pa.large_binary(), [b"a", b"b", b"c"]),
-    (pa.date32(), pa.date32(), [DAYS[0], datetime.date(1969, 1, 1), datetime.date.max]),
+    (pa.float16(), pa.float16(), [0.1, 2, -3]),
+    (pa.date32(), pa.date64(), [DAYS[0], datetime.date(1969, 1, 1), datetime.date.max]),
+    (pa.timestamp("s"), pa.timestamp("ns"), [NOON, NOON.replace(second=1), NOON.replace(year=2000)]),
     (pa.duration("s"), pa.duration("s"), [1, 2, 3]),
 ]
 
@@ -232,11 +234,7 @@ def test_columns_are_compared_with_each_other(left, right, values):
         assert kept(f"not a {sign} b", a=a, b=b) == [row for row in range(4) if row not in expected]
 
 
-def test_integers_of_unlike_signs_are_compared_by_their_values():
-    assert kept("u > i", u=pa.array([2**64 - 1, 0, 5], pa.uint64()), i=pa.array([-1, -1, 5])) == [0, 1]
-
-
-@pytest.mark.parametrize("text", ["x + 1 > 0", "x * 2 > 0", "-x > 0", "u + 1 > 0", "x > f", "x / 1 > 0"])
+@pytest.mark.parametrize("text", ["x + 1 > 0", "x * 2 > 0", "-x > 0", "u + 1 > 0", "x > f", "u > x", "x / 1 > 0"])
 def test_what_overflows_or_loses_digits_is_an_error_and_no_wrong_value(text):
     table = pa.table(
         {
@@ -277,36 +275,21 @@ def test_columns_of_any_type_are_asked_and_answered_or_refused(name):
 # Pruning
 
 SORTED = pa.array([*range(10), 10, 11, *range(20, 32)], pa.int16())
-PRUNED = [
-    ("x < 10", [0, 1, 2]),
-    ("x < 7.5", [0, 1]),
-    ("10 > x", [0, 1, 2]),
-    ("x == 3 and y == 'a'", [0]),
-    ("x == 3 or x == 22", [0, 3]),
-    ("x in [3, 22]", [0, 3]),
-    ("not x > 3", [0]),
-    ("5 <= x < 10", [1, 2]),
-    ("x > 1e9", []),
-    ("x == 1.5", [0]),
-    ("x == 1e9", []),
-    ("x != 1.5 and x < 2", [0]),
-    ("when < '1970-01-01T00:00:10'", [0, 1, 2]),
-    ("zoned >= '1970-01-01T00:00:28Z'", [5]),
-    ("day > '1970-01-28'", [5]),
-    ("price < 2.505", [0]),
-    ("text < '10'", [0]),
-    ("meta.w < 3", [0]),
-    ("wide < 10", [0, 1, 2]),
-    ("x is None", []),
-    ("x is not None and x > 29", [5]),
-    ("f < 3", [0]),
-    ("f != 1 and x < 2", [0]),
-    ("f < 3 and not f == 1 and x > 1", [0]),
-]
+PRUNED = """
+0     : x == 3 and y == 'a' ; not x > 3 ; x == 1.5 ; x != 1.5 and x < 2 ; price < 2.505 ; text < '10' ; meta.w < 3
+0     : f < 3 ; f != 1 and x < 2 ; f < 3 and not f == 1 and x > 1
+0 1   : x < 7.5
+0 1 2 : x < 10 ; 10 > x ; when < '1970-01-01T00:00:10' ; wide < 10
+0 3   : x == 3 or x == 22 ; x in [3, 22]
+1 2   : 5 <= x < 10
+5     : zoned >= '1970-01-01T00:00:28Z' ; day > '1970-01-28' ; x is not None and x > 29
+      : x > 1e9 ; x == 1e9 ; x is None
+"""
+"""The row groups that are left for each condition."""
 
 
-@pytest.mark.parametrize(("text", "groups"), PRUNED, ids=[text for text, _ in PRUNED])
-def test_statistics_of_row_groups_rule_conditions_out(tmp_path, text, groups):
+@pytest.mark.parametrize(("groups", "text"), cases(PRUNED))
+def test_statistics_of_row_groups_rule_conditions_out(tmp_path, groups, text):
     numbers = SORTED.cast(pa.int64())
     table = pa.table(
         {
@@ -325,7 +308,7 @@ def test_statistics_of_row_groups_rule_conditions_out(tmp_path, text, groups):
     where = parse_where(text, table.schema)
     fragment = fragment_of(tmp_path / "x.parquet", table, 4)
     expected = table.filter(where.expression)
-    assert [group.id for group in fragment.subset(where.pruning).row_groups] == groups
+    assert [group.id for group in fragment.subset(where.pruning).row_groups] == [int(group) for group in groups.split()]
     assert rows_after_pruning(fragment, where).equals(expected)
 
 
