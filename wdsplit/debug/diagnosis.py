@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,12 +44,16 @@ class Diagnosis:
         made, bound = self.statistics, "compute-bound: the loader keeps up; the training waits"
         if self.bottleneck == "loader":
             bound = "loader-bound: the training waits for batches"
+        waits, computes = (
+            ", ".join(f"{percent} % {seconds * 1000:,.2f} ms" for percent, seconds in each.items())
+            for each in (self.waits, self.computes)
+        )
         lines = [
             f"{bound} {made.wait_share:.0%} of the time",
             f"  {made.batches:,} batches, {made.samples:,} samples: "
             f"{made.samples / (made.wait_s + made.compute_s):,.0f} samples/s",
-            f"  percentiles of the wait for a batch: {_listed(self.waits)}",
-            f"  percentiles of the time between batches: {_listed(self.computes)}",
+            f"  percentiles of the wait for a batch: {waits}",
+            f"  percentiles of the time between batches: {computes}",
         ]
         return "\n".join([*lines, *(f"  - {each}" for each in self.advice)])
 
@@ -111,14 +114,9 @@ def diagnose(loader: Any) -> Diagnosis:
         num_processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         restart_share = sum(clock.first_waits) / made.wait_s if len(clock.first_waits) > 1 else 0.0
         advice = tuple(advice_for(found, restart_share, num_processors))
-    computes, waits = zip(*clock.gaps, strict=True) if clock.gaps else ((), ())
-    return Diagnosis(made, _percentiles(waits), _percentiles(computes), advice)
-
-
-def _percentiles(seconds: Sequence[float]) -> dict[str, float]:
-    values = np.percentile(seconds, _PERCENTILES).tolist() if seconds else ()
-    return {str(percent): value for percent, value in zip(_PERCENTILES, values, strict=False)}
-
-
-def _listed(percentiles: dict[str, float]) -> str:
-    return ", ".join(f"{percent} % {seconds * 1000:,.2f} ms" for percent, seconds in percentiles.items())
+    names = list(map(str, _PERCENTILES))
+    figures: list[list[float]] = [[], []]
+    if clock.gaps:  # pairs of computing and waiting
+        figures = np.percentile(np.array(clock.gaps), _PERCENTILES, axis=0).T.tolist()
+    computes, waits = (dict(zip(names, each, strict=False)) for each in figures)
+    return Diagnosis(made, waits, computes, advice)

@@ -62,7 +62,8 @@ def check_same_parameters(
     """Check that parameters and buffers are the same, bit by bit, on all ranks that have them; all ranks must call it.
 
     Args:
-        model: A module, a dict of tensors or an optimizer, as of `param_hash`.
+        model: A module, a dict of tensors or an optimizer, as of `param_hash`; not an optimizer that shards its state
+            without DTensors (ZeRO).
         group: A process group or DeviceMesh whose ranks are compared; by default all. Ranks of a pipeline have
             different parameters: name a group that has the same.
         timeout_s: Seconds that a rank waits for the others to call this.
@@ -71,35 +72,31 @@ def check_same_parameters(
         Number of parameters that at least one other rank has too; what FSDP shards over all ranks is not compared.
 
     Raises:
-        CheckError: They differ: it names the first parameter that does, and the ranks. Or some ranks did not arrive.
+        CheckError: They differ: it names the first parameter that does (for an optimizer
+            `state.<parameter>.<name>` or `group.<number>.<name>`), and the ranks. Or some ranks did not arrive.
         InputError: As of `param_hash`, on any rank.
         TopologyError: This process is not in the group.
     """
-    return _check_same(
-        Rendezvous(group, "check_same_parameters", timeout_s),
-        lambda: _entries(model),
-        "parameter",
+    remedy = (
         "make the model from one seed on all ranks (wdsplit.debug.set_seed(seed, rank=0)), or load the checkpoint on "
-        "all of them; later on: each parameter must be in what DDP wraps, and no rank may skip a step",
+        "all of them; later on: each parameter must be in what DDP wraps, and no rank may skip a step"
     )
+    rendezvous = Rendezvous(group, "check_same_parameters", timeout_s)
+    return _check_same(rendezvous, lambda: _entries(model), "parameter", remedy)
 
 
 def check_same_optimizer(optimizer: torch.optim.Optimizer, *, group: Any = None, timeout_s: float = 300.0) -> int:
-    """Check that state and options of an optimizer are the same, bit by bit, on all ranks; all ranks must call it.
-
-    Arguments and errors are those of `check_same_parameters`. A value is named `state.<parameter>.<name>` or
-    `group.<number>.<name>`. An optimizer that shards its state without DTensors (ZeRO) cannot be checked.
+    """Check that state and options of an optimizer are the same on all ranks, as `check_same_parameters` does.
 
     Returns:
         Number of values that at least one other rank has too.
     """
-    return _check_same(
-        Rendezvous(group, "check_same_optimizer", timeout_s),
-        lambda: _entries(optimizer),
-        "optimizer value",
+    remedy = (
         "load the optimizer's checkpoint on all ranks, give all the same options and schedule, and let no rank skip a "
-        "step",
+        "step"
     )
+    rendezvous = Rendezvous(group, "check_same_optimizer", timeout_s)
+    return _check_same(rendezvous, lambda: _entries(optimizer), "optimizer value", remedy)
 
 
 def check_same_gradients(
@@ -127,12 +124,9 @@ def check_same_gradients(
     sample = whole(sample)
     if sample is not None and (type(sample) is not int or sample < 1):
         raise InputError("invalid sample", expected="an integer of at least 1, or None", found=repr(sample))
-    return _check_same(
-        Rendezvous(group, "check_same_gradients", timeout_s),
-        lambda: _gradients(model, sample),
-        "gradient",
-        "wrap the model in DDP on every rank and train through the wrapper; do not check within no_sync",
-    )
+    remedy = "wrap the model in DDP on every rank and train through the wrapper; do not check within no_sync"
+    rendezvous = Rendezvous(group, "check_same_gradients", timeout_s)
+    return _check_same(rendezvous, lambda: _gradients(model, sample), "gradient", remedy)
 
 
 def _check_same(rendezvous: Rendezvous, entries_of: Callable[[], Iterable[Entry]], what: str, remedy: str) -> int:
@@ -143,13 +137,12 @@ def _check_same(rendezvous: Rendezvous, entries_of: Callable[[], Iterable[Entry]
         entries.extend(entries_of())
         return _digest(entries)
 
-    digests, members = rendezvous.gathered_or_raised(digest), rendezvous.members
-    if len(set(digests)) == 1:  # the usual case needs only a hash from each rank
-        return len(entries) if len(members) > 1 else 0
+    if len(set(rendezvous.gathered_or_raised(digest))) == 1:  # the usual case needs only a hash from each rank
+        return len(entries) if len(rendezvous.members) > 1 else 0
     gathered = rendezvous.gathered(entries)
     tables = [{entry.name: entry for entry in own} for own in gathered]
     names = list(dict.fromkeys(name for table in tables for name in table))
-    differences = {name: difference([table.get(name) for table in tables], members) for name in names}
+    differences = {name: difference([table.get(name) for table in tables], rendezvous.members) for name in names}
     found = [(name, text) for name, text in differences.items() if text]
     if found:
         raise CheckError(
@@ -196,11 +189,7 @@ def _entries(model: Any) -> Iterator[Entry]:
 
 
 def _gradients(model: torch.nn.Module, sample: int | None) -> Iterator[Entry]:
-    """Yield the gradients of some parameters.
-
-    Raises:
-        CheckError: One is not finite.
-    """
+    """Yield the gradients of some parameters; one that is not finite is a CheckError."""
     trained = [(name, parameter) for name, parameter in _named_parameters(model) if parameter.requires_grad]
     num_sampled = len(trained) if sample is None else min(sample, len(trained))
     for index in np.linspace(0, len(trained) - 1, num_sampled).round().astype(int):
@@ -224,15 +213,12 @@ def _entry_of(name: str, tensor: torch.Tensor) -> Entry:
     """Return what this rank has of a tensor; it is copied to the CPU.
 
     The hash is one of the bytes of a contiguous copy: 0.0 and -0.0 differ, and so do different NaNs.
-
-    Raises:
-        InputError: It has no values here that could be compared: not initialised, on the meta device, or no tensor.
     """
     import torch
 
     try:
         part: Part = ()
-        if hasattr(tensor, "placements"):
+        if hasattr(tensor, "placements"):  # a DTensor
             mesh, placements = tensor.device_mesh, tensor.placements  # type: ignore[attr-defined]
             coordinate = mesh.get_coordinate()
             if coordinate is None or any(placement.is_partial() for placement in placements):
@@ -255,14 +241,10 @@ def _local_part(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _named_parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """Yield the parameters of a module; each once, under its first name.
-
-    Raises:
-        InputError: FSDP1 or DeepSpeed ZeRO-3 has sharded them: what a rank has of them, no other rank has.
-    """
+    """Yield the parameters of a module; each once, under its first name."""
     is_flat = any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules())
     for name, parameter in model.named_parameters():
-        if is_flat or hasattr(parameter, "ds_id"):
+        if is_flat or hasattr(parameter, "ds_id"):  # what a rank has of them, no other rank has
             raise _incomparable(name, "a shard of FSDP1 or DeepSpeed ZeRO-3", "gather it first, or use FSDP2")
         yield name, parameter
 
@@ -279,14 +261,13 @@ def difference(entries: Sequence[Entry | None], members: Sequence[int]) -> str:
         entries: What each rank has, None for nothing.
         members: The ranks.
     """
-    by_kind: dict[str, list[int]] = defaultdict(list)
-    by_part: dict[Part, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    versions: dict[Part | None, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for rank, entry in zip(members, entries, strict=True):
-        by_kind["nothing" if entry is None else entry.kind].append(rank)
+        versions[None]["nothing" if entry is None else entry.kind].append(rank)
         if entry is not None:
-            by_part[entry.part][f"values {entry.digest}"].append(rank)
-    for ranks_by_version in (by_kind, *by_part.values()):
-        if len(ranks_by_version) > 1:
-            versions = sorted(ranks_by_version.items(), key=lambda version: len(version[1]))
-            return ", ".join(f"{version:.40} on {names_of(ranks)}" for version, ranks in versions)
+            versions[entry.part][f"values {entry.digest}"].append(rank)
+    for ranks in versions.values():  # kinds first
+        if len(ranks) > 1:
+            fewest = sorted(ranks.items(), key=lambda version: len(version[1]))
+            return ", ".join(f"{version:.40} on {names_of(own)}" for version, own in fewest)
     return ""
