@@ -80,7 +80,7 @@ class Operand:
 def read(reference: Any, kind: pa.DataType) -> Operand:
     """Return a column, or a member of one, as values to compare.
 
-    It is cast only where Arrow needs that; also to find nulls inside a dictionary, which Arrow before 18 overlooks.
+    It is cast only where Arrow needs that. Arrow before 18 overlooks nulls inside a dictionary, so that is always cast.
     """
     plain = unwrap(kind)
     if str(plain) in ("string_view", "binary_view"):

@@ -152,7 +152,8 @@ class _Translator:
                 null = isinstance(right, ast.Name) and _SPELLINGS.get(right.id.lower()) == "None"
                 remedy = "write None" if null else "write `==` or `!=`"
                 raise self.source.fault(right, "`is` must be followed by None", remedy=remedy)
-            values = self._operand(left)
+            path = self._path(left)
+            values = self._operand(left) if path is None else self._column(path, is_compared=False)
             if values.kind is None:
                 raise self.source.fault(left, "`is None` needs a column, not a value")
             return ~values.value.is_null() if is_negated else values.value.is_null()
@@ -269,8 +270,8 @@ class _Translator:
             return [(name, node) for name in names]
         return None
 
-    def _column(self, path: list[tuple[str, ast.expr]]) -> Operand:
-        """Translate a column, or a member of one."""
+    def _column(self, path: list[tuple[str, ast.expr]], is_compared: bool = True) -> Operand:
+        """Translate a column, or a member of one; it is cast if it is compared, or a dictionary with nulls inside."""
         fields: Sequence[pa.Field] = list(self.schema)
         for number, (name, at) in enumerate(path):
             names = [one.name for one in fields]
@@ -280,8 +281,11 @@ class _Translator:
             inner = unwrap(kind)
             fields = [inner.field(i) for i in range(inner.num_fields)] if pa.types.is_struct(inner) else []
         self.columns[path[0][0]] = None
+        reference = pc.field(*(name for name, _ in path))
+        if not (is_compared or pa.types.is_dictionary(kind)):
+            return Operand(reference, kind)
         self.reads_floats = self.reads_floats or pa.types.is_floating(inner)
-        return read(pc.field(*(name for name, _ in path)), kind)
+        return read(reference, kind)
 
     def _unknown(self, name: str, node: ast.expr, names: list[str], above: list[str]) -> InputError:
         """Return the error for an unknown or ambiguous name."""
