@@ -33,11 +33,12 @@ NAN = math.nan
 NOON = datetime.datetime(2024, 2, 1, 12)
 
 
-def kept(text, /, **columns):
-    """Return the numbers of the rows that a condition keeps."""
+def kept(text, schema_arguments=(), /, **columns):
+    """Return the numbers of the rows that a condition keeps; views cannot be filtered, but computed with."""
     table = pa.table(columns)
-    numbered = table.append_column("row number", pa.array(range(len(table))))
-    return numbered.filter(parse_where(text, table.schema).expression)["row number"].to_pylist()
+    where = parse_where(text, table.schema, *schema_arguments)
+    found = ds.dataset(table).to_table(columns={"is": where.expression})["is"].to_pylist()
+    return [row for row, is_kept in enumerate(found) if is_kept]
 
 
 def error_of(text, schema):
@@ -137,6 +138,7 @@ ONE_COLUMN = [
     ("x > '2024-02-01T11:59:59.500Z'", pa.array([NOON], pa.timestamp("s", "Europe/Paris")), [0]),
     ("'0001-01-01' < x < '9999-12-31 23:59:59.999999999'", pa.array([NOON], pa.timestamp("ns")), [0]),
     ("x < '2024-02-01T00:00:01'", pa.array(DAYS, pa.date64()), [0, 1]),
+    (f"x in {['1969-12-31T00:00:01'] * 20}", pa.array(DAYS, pa.date64()), []),
     ("not x < '23:59:59'", pa.array(TIMES, pa.time64("us")), [1]),
     ("x == 9007199254740993", BIG, [1]),
     ("x == 0.1 + 0.2", pa.array([D("0.3")], pa.decimal128(5, 2)), [0]),
@@ -174,6 +176,8 @@ def variants():
     yield "large", pa.array(texts, pa.large_string()), "'b'"
     yield "fixed", pa.array([text and text.encode() for text in texts], pa.binary(1)), "b'b'"
     yield "large binary", pa.array([text and text.encode() for text in texts], pa.large_binary()), "b'b'"
+    yield "view", pa.array(texts, pa.large_string()).cast(pa.string_view()), "'b'"
+    yield "binary view", pa.array(texts, pa.large_string()).cast(pa.large_binary()).cast(pa.binary_view()), "b'b'"
     yield "dictionary of numbers", pa.array([2, None, 1, 3]).dictionary_encode(), "2"
     yield "null in a dictionary", pa.DictionaryArray.from_arrays([0, 1, 2, 3], texts), "'b'"
     keys = [b"b" * 16, None, b"a" * 16, b"c" * 16]
@@ -193,20 +197,6 @@ def test_a_type_that_stands_for_another_is_compared_as_that(name):
     assert kept(f"x not in [{', '.join([value] * 20)}]", x=column) == [2, 3]
     assert kept("x is None", x=column) == [1]
     assert kept("x <= x", x=column) == [0, 2, 3]
-
-
-@pytest.mark.parametrize("name", ["string", "binary"])
-def test_views_are_compared_as_what_they_show(name):
-    prefix = "" if name == "string" else "b"
-    column = pa.array(["b", None, "a", "cc"]).cast(getattr(pa, f"large_{name}")()).cast(getattr(pa, f"{name}_view")())
-    for text, expected in (
-        (f"x == {prefix}'b'", [True, None, False, False]),
-        (f"x in [{prefix}'a', {prefix}'b']", [True, None, True, False]),
-        ("len(x) > 1", [False, None, False, True]),
-    ):
-        where = parse_where(text, pa.schema([("x", column.type)]))
-        found = ds.dataset(pa.table({"x": column})).to_table(columns={"is": where.expression})
-        assert found["is"].to_pylist() == expected
 
 
 PAIRS = [
@@ -687,10 +677,8 @@ CLASSES = """
 
 @pytest.mark.parametrize(("rows", "text"), cases(CLASSES))
 def test_classes_are_compared_by_name_or_number(rows, text):
-    table = pa.table([[0, 1, 2, 3, None], [0] * 5, ["cat", "", "", "", "dog"]], schema=LABELS)
-    numbered = table.append_column("row number", pa.array(range(len(table))))
-    found = numbered.filter(parse_where(text, table.schema, NAMES).expression)["row number"].to_pylist()
-    assert found == [int(row) for row in rows.split()]
+    labels, other = pa.array([0, 1, 2, 3, None], pa.int8()), ["cat", "", "", "", "dog"]
+    assert kept(text, (NAMES,), label=labels, text=other) == [int(row) for row in rows.split()]
 
 
 CLASS_FAULTS = """
@@ -729,10 +717,8 @@ KEYS = """
 
 @pytest.mark.parametrize(("rows", "text"), cases(KEYS))
 def test_keys_of_samples_are_compared_as_they_are_and_as_they_were(rows, text):
-    table = pa.table({"__key__": ["img_x2E0092", "_xC3_xA9", "a_x5Fx2Eb", "plain", "raw.one"]})
-    where = parse_where(text, table.schema, key="__key__")
-    found = table.append_column("row", pa.array(range(5))).filter(where.expression)["row"].to_pylist()
-    assert found == [int(row) for row in rows.split()]
+    keys = ["img_x2E0092", "_xC3_xA9", "a_x5Fx2Eb", "plain", "raw.one"]
+    assert kept(text, (None, "__key__"), __key__=keys) == [int(row) for row in rows.split()]
 
 
 def test_keys_of_a_table_are_compared_as_they_are():
