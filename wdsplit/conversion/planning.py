@@ -209,12 +209,14 @@ def _inferred(schema: pa.Schema, options: ConvertOptions) -> list[str]:
     Raises:
         InputError: None are named, and one has no values.
     """
+    label = [options.classes] if options.classes is not None and "cls" not in options.mapping else []
     if options.columns or options.mapping:
         names = [name for name in options.columns if name not in options.mapping.values()]
-        is_more = options.classes is not None and options.classes not in (*names, options.mapping.get("cls"))
-        return [*names, str(options.classes)] if is_more else names
-    names = [name for name in schema.names if name != options.key or name == options.classes]
-    empty = [name for name in names if pa.types.is_null(schema.field(schema.names.index(name)).type)]
+        return list(dict.fromkeys([*names, *label]))
+    names = list(dict.fromkeys([*(name for name in schema.names if name != options.key), *label]))
+    empty = [
+        name for name, kind in zip(schema.names, schema.types, strict=True) if name in names and pa.types.is_null(kind)
+    ]
     if empty and options.plan.null != "omit":
         raise InputError(
             "a column has no values",
