@@ -16,7 +16,7 @@ from wdsplit.cli.terminal import byte_size, listed, totals_text
 from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions, attribute_texts
 from wdsplit.errors import InputError
 from wdsplit.shards.emit import check_emit
-from wdsplit.texts import counted
+from wdsplit.texts import counted, safe_text
 
 if TYPE_CHECKING:
     from wdsplit.cli.progress import Bar
@@ -36,7 +36,7 @@ __all__ = [
     "show_progress",
 ]
 
-_SHOWN_FIELDS = 20
+_SHOWN_FIELDS, _MAX_NAME = 20, 36
 _DOING = {"read": "reading", "scatter": "shuffling", "merge": "merging", "write": "writing"}
 
 _FLAGS = {"mapping": "--map", "splits": "--split"}
@@ -233,12 +233,12 @@ def label_lines(label: Any, fields: Sequence[Field]) -> list[str]:
         fields: The fields of the samples.
     """
     label = label if isinstance(label, Mapping) else {}
-    of_label = (one for one in fields if one.column == label.get("column") and one.name.rpartition(".")[2] == "cls")
+    of_label = (one for one in fields if one.column == label.get("column") and one.name == "cls")
     field, num_classes = next(of_label, None), label.get("num_classes")
     if field is None or not isinstance(num_classes, int):
         return []
     count = f"{'' if label.get('is_exact') else 'at least '}{counted(num_classes, 'class', 'classes')}"
-    names = f": {listed(field.names)}" if field.names else ""
+    names = f": {listed([safe_text(name, _MAX_NAME) for name in field.names])}" if field.names else ""
     guess = "; chosen for its few values: --classes names another column" if label.get("is_guessed") else ""
     return [f"label: column {field.column!r}, {count} in {field.name}{names}{guess}"]
 

@@ -68,8 +68,8 @@ def find_label(
         )
     if not mapped and options.classes is None:
         return _found(table, [name for name in columns if _is_able(schema, name)])
-    chosen = options.classes or options.mapping.get("cls", mapped[0])
-    wanted = [name for name in dict.fromkeys([chosen, *mapped]) if _is_able(schema, name)]
+    chosen = options.classes or options.mapping.get("cls")
+    wanted = [name for name in dict.fromkeys([chosen, *mapped]) if name and _is_able(schema, name)]
     texts = [name for name in wanted if is_text(unwrap(schema.field(name).type))]
     classes = _classes(table, texts)
     for name in texts:
@@ -81,7 +81,7 @@ def find_label(
                 found="more, or longer ones",
                 remedy="write it as a text, such as --map txt=COLUMN, or choose another --classes column",
             )
-    return (_label(table, chosen, classes) if chosen in wanted else None), classes
+    return (_label(table, chosen, classes) if chosen and chosen in wanted else None), classes
 
 
 def _is_able(schema: pa.Schema, column: str) -> bool:
