@@ -52,7 +52,13 @@ def type_table() -> str:
     """Return the rules as a Markdown table."""
     lines = ["| column | field | what is written | inside lists, structs and maps (JSON) |", "|---|---|---|---|"]
     for rule in (*RULES, *WRAPPERS):
-        field = f"`{rule.extension}`" if rule.extension else "by its first bytes" if rule.encoding else ""
+        field = (
+            f"`{'COLUMN' * rule.extension.startswith('.')}{rule.extension}`"
+            if rule.extension
+            else "by its first bytes"
+            if rule.encoding
+            else ""
+        )
         lines.append(f"| {rule.types} | {field} | {rule.payload} | {rule.inner} |")
     lines.append("| union, run-end encoded, interval | | refused | refused, also inside another type |")
     return "\n".join(lines) + "\n"

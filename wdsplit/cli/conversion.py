@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,16 +16,18 @@ from wdsplit.cli.terminal import byte_size, listed, totals_text
 from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions, attribute_texts
 from wdsplit.errors import InputError
 from wdsplit.shards.emit import check_emit
+from wdsplit.texts import counted, safe_text
 
 if TYPE_CHECKING:
     from wdsplit.cli.progress import Bar
     from wdsplit.conversion.driver import Progress
-    from wdsplit.shards.manifest import Manifest
+    from wdsplit.shards.manifest import Field, Manifest
 
 __all__ = [
     "conversion_options",
     "dataset_text",
     "given",
+    "label_lines",
     "option_of",
     "parse_columns",
     "parse_mapping",
@@ -34,7 +36,7 @@ __all__ = [
     "show_progress",
 ]
 
-_SHOWN_FIELDS = 20
+_SHOWN_FIELDS, _MAX_NAME = 20, 36
 _DOING = {"read": "reading", "scatter": "shuffling", "merge": "merging", "write": "writing"}
 
 _FLAGS = {"mapping": "--map", "splits": "--split"}
@@ -92,6 +94,7 @@ _SYNTAX: dict[str, dict[str, Any]] = {
         "help": "Write these columns under inferred field names.",
     },
     "key": {"metavar": "COLUMN"},
+    "classes": {"metavar": "COLUMN"},
     "where": {"multiple": True, "metavar": "CONDITION"},
     "splits": {
         "multiple": True,
@@ -110,7 +113,7 @@ _SYNTAX: dict[str, dict[str, Any]] = {
 _PLAN = {one.name: PlanOptions for one in dataclasses.fields(PlanOptions)}
 _DECIDING = (
     "world_size workers shards samples_per_shard shard_size mapping columns key number_keys where limit "
-    "skip_empty hive splits group_by pad allow_pads null class_names keep no_keep shuffle seed lanes window"
+    "skip_empty hive splits group_by pad allow_pads null classes class_names keep no_keep shuffle seed lanes window"
 )
 
 plan_options = with_options(
@@ -140,7 +143,8 @@ run_options = with_options(
 def conversion_options(arguments: dict[str, Any], **more: Any) -> ConvertOptions:
     """Build the options of a conversion from a command's arguments."""
     mapping = parse_mapping(arguments.pop("mapping"), "EXT=COLUMN, such as jpg=image")
-    own = {name: arguments.pop(name) for name in ("key", "number_keys", "limit", "skip_empty", "hive", "class_names")}
+    names = ("key", "number_keys", "limit", "skip_empty", "hive", "classes", "class_names")
+    own = {name: arguments.pop(name) for name in names}
     columns, where, split = (arguments.pop(name) for name in ("columns", "where", "splits"))
     _refuse_empty("--where", where)
     for name, values, how in (("--where", where, "and"), ("--split", split, "a comma")):
@@ -221,14 +225,34 @@ def show_progress(bar: Bar, progress: Progress, name: str = "") -> None:
     bar.update(progress.done, progress.total, f"{_DOING[progress.name]} {name}".rstrip(), **amounts)
 
 
+def label_lines(label: Any, fields: Sequence[Field]) -> list[str]:
+    """Return a line that says which column is the label and how many classes it has; none without a label.
+
+    Args:
+        label: The attributes of a `Label`, from a plan or from the provenance of a manifest; None without one.
+        fields: The fields of the samples.
+    """
+    label = label if isinstance(label, Mapping) else {}
+    of_label = (one for one in fields if one.column == label.get("column") and one.name == "cls")
+    field, num_classes = next(of_label, None), label.get("num_classes")
+    if field is None or not isinstance(num_classes, int):
+        return []
+    count = f"{'' if label.get('is_exact') else 'at least '}{counted(num_classes, 'class', 'classes')}"
+    names = f": {listed([safe_text(name, _MAX_NAME) for name in field.names])}" if field.names else ""
+    guess = "; chosen for its few values: --classes names another column" if label.get("is_guessed") else ""
+    return [f"label: column {field.column!r}, {count} in {field.name}{names}{guess}"]
+
+
 def dataset_text(manifest: Manifest, place: str) -> str:
     """Return a summary of a converted dataset."""
     provenance = manifest.provenance
     names = [f"{field.name} (from {field.column})" for field in manifest.fields]
     more = f", and {len(names) - _SHOWN_FIELDS} more" if len(names) > _SHOWN_FIELDS else ""
     lines = [f"{place}: {totals_text(manifest)}", f"fields: {', '.join(names[:_SHOWN_FIELDS])}{more}"]
+    said = label_lines(provenance.get("label"), manifest.fields)
+    lines += said
     for field in manifest.fields:
-        if field.names:
+        if field.names and not (said and field.column == provenance["label"]["column"]):
             lines.append(f"classes: {len(field.names):,} in {field.name}: {listed(field.names)}")
     if provenance["num_selected"] < provenance["num_rows"]:
         lines.append(f"selected: {provenance['num_selected']:,} of {provenance['num_rows']:,} rows")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import wdsplit
+from wdsplit.cli.conversion import label_lines
 from wdsplit.cli.drawing import bar, draw_option, draw_readers, terminal_width
 from wdsplit.cli.help import LOADING, HelpCommand
 from wdsplit.cli.options import batch_size_option, json_option, order_options, view_options
@@ -103,7 +104,7 @@ def inspect_command(
         click.echo(f"\n{_technical(found)}")
     for one in found.first_samples:
         click.echo()
-        _show(one)
+        _show(one, {field.name: field.names for field in found.fields})
 
 
 def _summary(dataset: str, found: Inspection) -> str:
@@ -112,7 +113,10 @@ def _summary(dataset: str, found: Inspection) -> str:
     size = f"{counted(found.num_samples, 'sample')} in {shards}, {human_bytes(found.num_bytes)}"
     if found.view:
         size = f"view {found.view}: {found.num_samples:,} of {counted(found.num_stored, 'sample')}"
-    lines, contents = [f"{dataset}: {size}", ""], found.contents
+    lines, contents = (
+        [f"{dataset}: {size}", *label_lines(found.provenance.get("label"), found.fields), ""],
+        found.contents,
+    )
     if contents is None or not contents.num_read:
         return "\n".join([*lines, f"fields: {', '.join(field.name for field in found.fields)}", *_choices(found)])
     rows = []
@@ -221,24 +225,24 @@ def _one_sample(dataset: str, key_or_index: str | int, output: str | None, as_js
     """Show one sample, or save its fields as files."""
     from wdsplit.checks.inspect import save_sample
 
-    sample = _sample(dataset, key_or_index)
+    sample, names = _sample(dataset, key_or_index)
     files = [] if output is None else save_sample(sample, output)
     if as_json:
         echo_json(_previews(sample) | ({"__files__": files} if files else {}))
     elif output is None:
-        _show(sample)
+        _show(sample, names)
     else:
         click.echo("\n".join(files))
 
 
-def _sample(dataset: str, key_or_index: str | int) -> dict[str, Any]:
-    """Return the sample with this key or number."""
+def _sample(dataset: str, key_or_index: str | int) -> tuple[dict[str, Any], dict[str, tuple[str, ...]]]:
+    """Return the sample with this key or number, and the class names of its fields."""
     from wdsplit.loading.opening import open_dataset
     from wdsplit.loading.reading.lookup import find_sample
     from wdsplit.loading.reading.source import Access
 
     url, manifest, access = open_dataset(dataset, Access())
-    return find_sample(access.storage(url), manifest, key_or_index)
+    return find_sample(access.storage(url), manifest, key_or_index), manifest.class_names
 
 
 def _as_json(dataset: str, found: Inspection) -> dict[str, Any]:
@@ -267,11 +271,14 @@ def _as_json(dataset: str, found: Inspection) -> dict[str, Any]:
     }
 
 
-def _show(sample: dict[str, Any]) -> None:
+def _show(sample: dict[str, Any], names: Mapping[str, tuple[str, ...]]) -> None:
+    """Print a sample: a line for each field, with the name of its class if `names` has those of the field."""
     click.echo(f"{sample['__key__']}  ({sample['__url__']})")
     for name, value in sample.items():
         if name not in RESERVED_FIELDS:
-            click.echo(f"  {name}: {_preview(value)}")
+            text = _preview(value)
+            is_class = text.isascii() and text.isdigit() and int(text) < len(names.get(name, ()))
+            click.echo(f"  {name}: {text}{f' ({_printable(names[name][int(text)])})' if is_class else ''}")
 
 
 def _previews(sample: dict[str, Any]) -> dict[str, str]:

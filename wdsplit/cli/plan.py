@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shlex
 from collections.abc import Mapping
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wdsplit.cli.conversion import conversion_options, given, plan_options, run_options
+from wdsplit.cli.conversion import conversion_options, given, label_lines, plan_options, run_options
 from wdsplit.cli.drawing import draw_option, draw_readers, terminal_width
 from wdsplit.cli.help import CONVERTING, HelpCommand
 from wdsplit.cli.options import json_option
@@ -165,6 +166,7 @@ def _plan_text(plan: Plan, space: str) -> str:
         f"{'' if plan.options.window else 'about '}{plan.window:,} samples",
         f"ranks x workers that read each byte once: {_numbers_text(plan.lanes)}",
         f"plan {plan.hash}",
+        *label_lines(dataclasses.asdict(plan.label) if plan.label else None, plan.fields),
         *_classes_lines(class_counts(plan.table)),
         "",
         fields,

@@ -23,7 +23,7 @@ from wdsplit.shards.manifest import Field
 from wdsplit.tables.read import read_rows
 from wdsplit.tables.table import Table
 
-__all__ = ["ClassRuns", "find_class_runs"]
+__all__ = ["ClassRuns", "find_class_runs", "spread_places"]
 
 _MAX_PLACES, _MIN_PLACES = 16, 4
 _MAX_VALUES = 2**20
@@ -69,7 +69,7 @@ def find_class_runs(table: Table, fields: Sequence[Field]) -> ClassRuns | None:
     columns = _candidates(table, fields)
     if not columns or table.num_rows < 2 * _MIN_RUN:
         return None
-    places = _places(table, len(columns))
+    places = spread_places(table, len(columns))
     parts = list(in_order(partial(_values, table, columns), places, _THREADS))
     found = [_found(name, [part[name] for part in parts]) for name in columns]
     named, mapped = class_names(table.schema), {field.column for field in fields if field.name == "cls"}
@@ -99,7 +99,7 @@ def _candidates(table: Table, fields: Sequence[Field]) -> list[str]:
     return list(dict.fromkeys(columns))[:_MAX_COLUMNS]
 
 
-def _places(table: Table, num_columns: int) -> list[tuple[int, int]]:
+def spread_places(table: Table, num_columns: int) -> list[tuple[int, int]]:
     """Return ranges of rows, as first and stop, that start with row groups spread over the table.
 
     For formats that cannot read single columns there are fewer ranges, each of at most one row group.

@@ -54,6 +54,7 @@ def _provenance(plan: Plan, emit: tuple[str, ...]) -> dict[str, Any]:
         "selection": plan.table.selection.to_json(),
         "num_dropped": plan.num_dropped,
         "key": plan.key,
+        **({"label": dataclasses.asdict(plan.label)} if plan.label else {}),
         "options": {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in dataclasses.asdict(plan.options).items()

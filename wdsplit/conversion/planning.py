@@ -15,11 +15,12 @@ import pyarrow as pa
 
 from wdsplit.conversion.class_runs import find_class_runs
 from wdsplit.conversion.counting import select_rows
+from wdsplit.conversion.labels import find_label
 from wdsplit.conversion.plan.grouping import Groups
 from wdsplit.conversion.plan.options import ConvertOptions
 from wdsplit.conversion.plan.plan import Plan, make_plan
 from wdsplit.errors import InputError
-from wdsplit.fields.infer import class_names, infer_fields, refuse_repeated
+from wdsplit.fields.infer import Label, class_names, infer_fields, refuse_repeated
 from wdsplit.fields.keys import is_key_type
 from wdsplit.fields.sample_columns import MAX_COLUMNS, check_kept, left_out
 from wdsplit.shards.manifest import Field
@@ -133,10 +134,10 @@ def plan_files(
     _check_key_and_group(table.schema, options)
     selected = _selected(table, options)
     chosen = joined([chosen for chosen, _ in selected.values()])
-    fields = _fields(chosen, options)
+    fields, label = _fields(chosen, options)
     _check_absent(chosen, fields, options)
     _check_kept(chosen.schema, fields, options)
-    plans = {name: _plan(name, chosen, fields, groups, options) for name, (chosen, groups) in selected.items()}
+    plans = {name: _plan(name, part, fields, groups, options, label) for name, (part, groups) in selected.items()}
     for plan in plans.values():
         _warn_of_pads(plan)
     if not next(iter(plans.values())).options.shuffle:
@@ -182,9 +183,10 @@ def refuse_early(schema: pa.Schema, options: ConvertOptions) -> None:
             remedy=f"ConvertOptions(key={_KEY!r}); or leave the column out",
         )
     check_kept(schema, options.plan.keep, options.plan.no_keep)
-    named = {*options.mapping.values(), *options.columns, *([options.key] if options.key is not None else [])}
+    named = {*options.mapping.values(), *options.columns, *({options.key, options.classes} - {None})}
     if not named <= set(schema.names):
-        infer_fields(schema, options.mapping, options.key, {}, columns=options.columns)
+        columns = [*options.columns, *([options.classes] if options.classes else [])]
+        infer_fields(schema, options.mapping, options.key, {}, columns=columns)
 
 
 def _selected(table: Table, options: ConvertOptions) -> dict[str, tuple[Table, Groups | None]]:
@@ -207,10 +209,14 @@ def _inferred(schema: pa.Schema, options: ConvertOptions) -> list[str]:
     Raises:
         InputError: None are named, and one has no values.
     """
+    label = [options.classes] if options.classes is not None and "cls" not in options.mapping else []
     if options.columns or options.mapping:
-        return [name for name in options.columns if name not in options.mapping.values()]
-    names = [name for name in schema.names if name != options.key]
-    empty = [name for name in names if pa.types.is_null(schema.field(schema.names.index(name)).type)]
+        names = [name for name in options.columns if name not in options.mapping.values()]
+        return list(dict.fromkeys([*names, *label]))
+    names = list(dict.fromkeys([*(name for name in schema.names if name != options.key), *label]))
+    empty = [
+        name for name, kind in zip(schema.names, schema.types, strict=True) if name in names and pa.types.is_null(kind)
+    ]
     if empty and options.plan.null != "omit":
         raise InputError(
             "a column has no values",
@@ -221,13 +227,15 @@ def _inferred(schema: pa.Schema, options: ConvertOptions) -> list[str]:
     return [name for name in names if name not in empty]
 
 
-def _fields(table: Table, options: ConvertOptions) -> tuple[Field, ...]:
-    """Return the fields of each sample; types decide, or else the first payloads."""
+def _fields(table: Table, options: ConvertOptions) -> tuple[tuple[Field, ...], Label | None]:
+    """Return the fields of each sample, and the label; types decide, or else the first payloads."""
     schema, key, path = table.schema, options.key, table.files[0].path
     inferred = _inferred(schema, options)
     payloads = first_payloads(table, inferred)
+    label, classes = find_label(table, options, inferred)
     try:
-        fields = infer_fields(schema, options.mapping, key, payloads, options.class_names, inferred)
+        column = label.column if label is not None and label.column in inferred else None
+        fields = infer_fields(schema, options.mapping, key, payloads, options.class_names, inferred, column, classes)
     except InputError as error:
         raise error.at(path) from error
     if len(fields) > _MANY_FIELDS and table.files[0].format == "tar":
@@ -238,7 +246,7 @@ def _fields(table: Table, options: ConvertOptions) -> tuple[Field, ...]:
     unused = [name for name in schema.names if name not in {field.column for field in fields} | {key}]
     if unused:
         logger.info("columns not written: %s", ", ".join(unused))
-    return fields
+    return fields, label
 
 
 def _check_kept(schema: pa.Schema, fields: Sequence[Field], options: ConvertOptions) -> None:
@@ -278,10 +286,17 @@ def _check_absent(table: Table, fields: Sequence[Field], options: ConvertOptions
         )
 
 
-def _plan(split: str, table: Table, fields: Sequence[Field], groups: Groups | None, options: ConvertOptions) -> Plan:
+def _plan(
+    split: str,
+    table: Table,
+    fields: Sequence[Field],
+    groups: Groups | None,
+    options: ConvertOptions,
+    label: Label | None,
+) -> Plan:
     """Return the plan of a split; errors name it."""
     try:
-        return make_plan(table, fields, options.key, options.plan, groups)
+        return make_plan(table, fields, options.key, options.plan, groups, label)
     except InputError as error:
         if not split:
             raise
@@ -320,7 +335,8 @@ def _as_media(table: Table, options: ConvertOptions) -> ConvertOptions:
     if not (columns or options.mapping):
         columns = [name for name in table.schema.names if name not in (FILE_NAME, STEM, options.key)]
     column, field = field_of_media(table.schema)
-    fields = {column: field} | dict.fromkeys(class_names(table.schema), "cls")
+    label = class_names(table.schema) if options.classes is None else [options.classes]
+    fields = {column: field} | dict.fromkeys(label, "cls")
     named = {
         field: column
         for column, field in fields.items()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -20,15 +21,21 @@ from wdsplit.shards.manifest import Field
 from wdsplit.tar.names import check_field
 
 __all__ = [
+    "MAX_CLASSES",
     "MEDIA_SUFFIXES",
+    "Label",
     "class_names",
     "infer_fields",
+    "is_json_text",
     "needs_sniff",
     "refuse_repeated",
     "sniff",
     "with_class_names",
     "with_features",
 ]
+
+MAX_CLASSES = 2**16
+"""A column with more different texts does not hold classes."""
 
 _MAGIC = (
     (re.compile(rb"\xff\xd8\xff"), "jpg"),
@@ -79,6 +86,23 @@ _ENCODINGS_FOR = {
 """The encodings that a field of a known name may have; other fields may have any."""
 
 
+@dataclass(frozen=True)
+class Label:
+    """The column of the classes, which is written as the field `cls`.
+
+    Attributes:
+        column: The column.
+        num_classes: Number of its classes.
+        is_exact: Whether these are all classes; otherwise only some rows were read.
+        is_guessed: Whether it was chosen for its few values, not by its name, its type or an option.
+    """
+
+    column: str
+    num_classes: int
+    is_exact: bool = True
+    is_guessed: bool = False
+
+
 def sniff(payload: bytes) -> str | None:
     """Return the field name for a payload, by its first bytes, or None if they are unknown."""
     for pattern, name in _MAGIC:
@@ -100,6 +124,11 @@ def _features(schema: pa.Schema) -> dict[str, dict[str, Any]]:
         return {name: feature for name, feature in features.items() if isinstance(feature, dict)}
     except (ValueError, KeyError, TypeError, AttributeError):
         return {}
+
+
+def is_json_text(schema: pa.Schema, column: str) -> bool:
+    """Return whether a column has texts that are JSON, by its Hugging Face feature."""
+    return _features(schema).get(column, {}).get("_type") == "Json"
 
 
 def with_features(schema: pa.Schema, features: Mapping[str, Mapping[str, Any]]) -> pa.Schema:
@@ -135,6 +164,8 @@ def infer_fields(
     first_bytes: Mapping[str, bytes | None],
     with_class_names: bool = False,
     columns: Sequence[str] = (),
+    label: str | None = None,
+    classes: Mapping[str, tuple[str, ...]] | None = None,
 ) -> tuple[Field, ...]:
     """Decide the fields of a table's samples.
 
@@ -145,6 +176,8 @@ def infer_fields(
         first_bytes: For each binary column the first payload that is not null.
         with_class_names: Give columns of classes a second field with the name of the class: `cls.txt` beside `cls`.
         columns: Columns to infer fields for; without these and a mapping, all but the key.
+        label: The one of these that becomes `cls`; it may also be in the mapping.
+        classes: The classes of columns of text that become `cls`, in the order of their numbers.
 
     Returns:
         The fields: those of the mapping in its order, then those that are inferred.
@@ -158,7 +191,7 @@ def infer_fields(
     problems += _repeated_columns(schema)
     if not mapping and not columns:
         columns = [name for name in schema.names if name != key]
-    inferred = [name for name in dict.fromkeys(columns) if name not in mapping.values()]
+    inferred = [name for name in dict.fromkeys(columns) if name not in mapping.values() or name == label]
     chosen = [*mapping.values(), *inferred]
     if not chosen and not problems:
         problems.append("the table has no column but the key")
@@ -171,8 +204,10 @@ def infer_fields(
         ]
     if problems:
         raise _unusable(problems, did_you_mean(unknown, schema.names))
-    names = [*mapping, *_inferred_names(schema, inferred, first_bytes, list(mapping))]
-    fields, problems = _fields_of(schema, list(zip(names, chosen, strict=True)))
+    names = [*mapping, *_inferred_names(schema, inferred, first_bytes, list(mapping), label)]
+    fields, problems = _fields_of(
+        schema, list(zip(names, chosen, strict=True)), class_names(schema) | dict(classes or {})
+    )
     if with_class_names:
         fields, more = _with_class_names(fields, schema)
         problems += more
@@ -183,9 +218,11 @@ def infer_fields(
     return tuple(fields)
 
 
-def _fields_of(schema: pa.Schema, columns: Sequence[tuple[str, str]]) -> tuple[list[Field], list[str]]:
+def _fields_of(
+    schema: pa.Schema, columns: Sequence[tuple[str, str]], classes: Mapping[str, tuple[str, ...]]
+) -> tuple[list[Field], list[str]]:
     """Return the fields for pairs of field name and column name; return the problems too."""
-    fields, problems, classes = [], [], class_names(schema)
+    fields, problems = [], []
     for name, column in columns:
         kind = schema.field(column).type
         try:
@@ -254,21 +291,30 @@ def _encoding_for(field: str, kind: pa.DataType, default: str) -> str | None:
 
 
 def _inferred_names(
-    schema: pa.Schema, columns: Sequence[str], first_bytes: Mapping[str, bytes | None], taken: Sequence[str]
+    schema: pa.Schema,
+    columns: Sequence[str],
+    first_bytes: Mapping[str, bytes | None],
+    taken: Sequence[str],
+    label: str | None,
 ) -> list[str]:
     """Return field names by the columns' encodings; the column's name comes first where two would be the same."""
-    extensions = []
+    extensions, classes = [], class_names(schema)
     for column in columns:
-        rule, payload = rule_of(schema.field(column).type), first_bytes.get(column)
+        kind, payload = schema.field(column).type, first_bytes.get(column)
+        rule = rule_of(kind)
         by_type = "npy" if _default_encoding(schema, column) == "npy" else rule.extension if rule else ""
-        if by_type == "txt" and _features(schema).get(column, {}).get("_type") == "Json":
+        if by_type == "txt" and is_json_text(schema, column):
             by_type = "json"
+        if column == label:
+            by_type = "cls"
+        elif column in classes and pa.types.is_integer(unwrap(kind)):
+            by_type = ".cls"
         extensions.append(by_type or (sniff(payload) if payload else None) or "bin")
     names = []
     for column, extension in zip(columns, extensions, strict=True):
         prefix = re.sub(r"[^a-z0-9_-]", "_", column.lower())
-        alone = extensions.count(extension) == 1 and extension not in taken
-        names.append(extension if alone else f"{prefix}.{extension}")
+        alone = extension[0] != "." and extensions.count(extension) == 1 and extension not in taken
+        names.append(extension if alone else f"{prefix}.{extension.lstrip('.')}")
     return names
 
 

@@ -36,7 +36,8 @@ class Rule:
         types: The types, for the documentation.
         matches: Returns whether a type is one of them.
         encoding: How `encode` writes them; empty if columns of these types are refused.
-        extension: Their field; empty if their first bytes decide, or if the columns are refused.
+        extension: Their field; empty if their first bytes decide, or if the columns are refused. With a dot in front,
+            the name of the column always comes first: `height.json` says what the number is.
         payload: The payload, for the documentation.
         inner: The value inside a list, struct or map, for the documentation.
     """
@@ -104,13 +105,13 @@ def _is_zoned(kind: pa.DataType) -> bool:
 
 RULES: tuple[Rule, ...] = (
     Rule("null", pa.types.is_null, "", "", "left out with `--null omit`, else refused", "`null`"),
-    Rule("boolean", pa.types.is_boolean, "integer", "cls", "`0` or `1`", "`false` or `true`"),
-    Rule("integer of 8 to 64 bits", pa.types.is_integer, "integer", "cls", "decimal", "number, all digits"),
+    Rule("boolean", pa.types.is_boolean, "integer", ".json", "`false` or `true`", "the same"),
+    Rule("integer of 8 to 64 bits", pa.types.is_integer, "integer", ".json", "number, all digits", "the same"),
     Rule(
         "float of 16 to 64 bits",
         pa.types.is_floating,
         "json",
-        "json",
+        ".json",
         "shortest number that reads back the same; `NaN`, `Infinity`, `-Infinity`",
         "the same",
     ),
@@ -118,7 +119,7 @@ RULES: tuple[Rule, ...] = (
         "decimal of 32 to 256 bits",
         pa.types.is_decimal,
         "json",
-        "json",
+        ".json",
         'string: `"12.30"`',
         "the same",
     ),
@@ -147,13 +148,13 @@ RULES: tuple[Rule, ...] = (
         "the `bytes` as they are; the `path` is not kept",
         "as any struct",
     ),
-    Rule("date", pa.types.is_date, "json", "json", '`"2024-02-29"`', "the same"),
-    Rule("time", pa.types.is_time, "json", "json", '`"23:59:59.123"`, all digits of its unit', "the same"),
+    Rule("date", pa.types.is_date, "json", ".json", '`"2024-02-29"`', "the same"),
+    Rule("time", pa.types.is_time, "json", ".json", '`"23:59:59.123"`, all digits of its unit', "the same"),
     Rule(
         "timestamp with a zone",
         _is_zoned,
         "json",
-        "json",
+        ".json",
         '`"2024-02-29T23:59:59.123456Z"`: the instant in UTC, all digits of its unit (to ns)',
         "the same",
     ),
@@ -161,11 +162,11 @@ RULES: tuple[Rule, ...] = (
         "timestamp without a zone",
         pa.types.is_timestamp,
         "json",
-        "json",
+        ".json",
         '`"2024-02-29T23:59:59.123456"`, all digits of its unit (to ns)',
         "the same",
     ),
-    Rule("duration", pa.types.is_duration, "json", "json", "whole number of its unit", "the same"),
+    Rule("duration", pa.types.is_duration, "json", ".json", "whole number of its unit", "the same"),
     Rule(
         "fixed-shape tensor (the extension type)",
         is_tensor,

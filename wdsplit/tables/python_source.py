@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from wdsplit.errors import InputError, noted
-from wdsplit.fields.infer import with_class_names
+from wdsplit.fields.infer import MAX_CLASSES, with_class_names
 from wdsplit.fields.rules import is_text
 from wdsplit.tables.formats.common import sliced
 from wdsplit.tables.python_rows import numbered, row_batches
@@ -23,8 +23,6 @@ __all__ = ["PythonSource", "python_source"]
 
 _FRAME_ROWS = 8192
 """Rows of a frame to convert to Arrow at once."""
-_MAX_CATEGORIES = 2**16
-"""A column with more categories does not hold classes, but texts in a compact form."""
 _DATASET_ROWS = 256
 """Rows of a Hugging Face dataset to read at once; few, because they may be images."""
 
@@ -211,7 +209,7 @@ def _with_categories(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBat
                 for name, column in columns
                 if pa.types.is_dictionary(column.type)
                 and is_text(column.type.value_type)
-                and len(column.dictionary) <= _MAX_CATEGORIES
+                and len(column.dictionary) <= MAX_CLASSES
             }
             schema = with_class_names(batch.schema, categories)
         yield from _sliced([_with_schema(batch, schema)])

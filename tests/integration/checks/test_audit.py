@@ -446,7 +446,8 @@ def test_any_field_can_be_measured(tmp_path):
 def test_of_several_fields_of_numbers_the_worst_mixed_is_shown(tmp_path):
     rows = np.arange(4000)
     table = pa.table({"id": rows, "width": rows % 3, "label": rows * 5 // 4000})
-    line = classes_line(converted(tmp_path, table, lanes=16))
+    mapping = {f"{name}.cls": name for name in table.column_names}
+    line = classes_line(converted(tmp_path, table, lanes=16, mapping=mapping))
     assert "5 classes of label.cls" in line.evidence
 
 

@@ -34,7 +34,7 @@ def large(tmp_path_factory):
         {
             "picture": [png(row) for row in range(ROWS)],
             "caption": [str(row) * 3000 for row in range(ROWS)],
-            "name": [str(row) * 600 for row in range(ROWS)],
+            "name": [b"%d" % row * 600 for row in range(ROWS)],
         }
     )
     mapping = {"png": "picture", "txt": "caption", "cls": "name"}

@@ -207,12 +207,32 @@ def test_the_installed_program_is_this_command_line():
 
 def test_convert_writes_a_dataset_and_says_what_is_in_it(done, table, output):
     out = done("convert", table, output, "--shards", 4, "--jobs", 1).out
-    first, fields, took = out.splitlines()
+    first, fields, label, took = out.splitlines()
     num_bytes = sum(path.stat().st_size for path in output.glob("*.tar"))
     assert first == f"{output}: 4 shards, 23 samples, 1 pad, {num_bytes / 1000:.1f} kB"
     assert fields == "fields: cls (from cls), txt (from txt)"
+    assert label == "label: column 'cls', 23 classes in cls"
     assert re.fullmatch(r"took \d+\.\d s \([\d,]+ samples/s, [\d.]+ [kM]?B/s\)", took)
     assert sorted(labels(output)) == list(range(23))
+
+
+def test_plan_convert_and_inspect_say_which_column_is_the_label(done, refused, tmp_path):
+    path = write_table(
+        tmp_path / "in.parquet",
+        {"kind": ["cat", "dog", "\x1b[2J"] * 10, "breed": ["x", "y", "z"] * 10, "height": range(30)},
+    )
+    line = r"label: column 'kind', 3 classes in cls: \u001b[2J, cat, dog"
+    chosen = ("--classes", "kind", "--shards", 1, "--no-shuffle")
+    assert line in done("plan", path, *chosen).out.splitlines()
+    assert json.loads(done("plan", path, *chosen, "--json").out)["label"]["num_classes"] == 3
+    assert line in done("convert", path, tmp_path / "out", *chosen).out.splitlines()
+    shown = done("inspect", tmp_path / "out", "--samples", 1).out.splitlines()
+    assert line in shown
+    assert shown[-3:] == ["  cls: 1 (cat)", "  txt: x", "  height.json: 0"]
+    assert "  cls: 2 (dog)" in done("inspect", tmp_path / "out", "--sample", 1).out.splitlines()
+    assert done("convert", path, tmp_path / "none").out.count("label:") == 0
+    write_table(path, {"label": ["a", "b"], "class": [0, 1]})
+    assert "several columns could be the label" in refused(2, "plan", path)
 
 
 def test_rows_of_a_table_are_shuffled_and_tars_keep_their_order_unless_asked_otherwise(done, table, tmp_path):

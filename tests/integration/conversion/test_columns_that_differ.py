@@ -151,7 +151,7 @@ def test_a_column_without_any_value_is_left_out_with_the_nulls(tmp_path, suffix)
         assert "'nothing'" in caught.value.found
         assert "--null omit" in caught.value.remedy
     manifest = converted(str(path), tmp_path / "out", null="omit")
-    assert [field.name for field in manifest.fields] == ["cls"]
+    assert [field.name for field in manifest.fields] == ["n.json"]
     plan = planned([str(path)], options(null="omit"))
     assert plan.table.notes == ("nothing: no values in any file: not written",)
     with pytest.raises(InputError, match="type null"):

@@ -294,7 +294,7 @@ def test_what_an_interrupted_run_has_spilled_is_not_taken_for_another(tmp_path, 
     converted(new, tmp_path / "out", shards=4, overwrite=True, **changes)
     converted(new, tmp_path / "fresh", shards=4, **changes)
     assert shard_files(tmp_path / "out") == shard_files(tmp_path / "fresh")
-    assert sorted(labels(tmp_path / "out", "label.cls")) == list(range(1000, 1400))
+    assert sorted(labels(tmp_path / "out")) == list(range(1000, 1400))
 
 
 def test_rows_that_are_spilled_are_kept_when_a_run_is_stopped_and_are_not_read_again(tmp_path, monkeypatch):
@@ -339,7 +339,7 @@ def test_spill_files_that_a_power_failure_has_emptied_are_made_again_or_named(tm
         assert "--overwrite" in caught.value.remedy
         return
     convert(path, tmp_path / "out", resumed)
-    assert sorted(labels(tmp_path / "out", "label.cls")) == list(range(400))
+    assert sorted(labels(tmp_path / "out")) == list(range(400))
 
 
 def test_a_run_whose_rows_are_all_dropped_is_no_fault(tmp_path, monkeypatch):

@@ -121,7 +121,7 @@ def shard_numbers(folder):
     for path in sorted(Path(folder).glob("*.tar")):
         samples = tar_samples(path)
         reals = [int(key) for key, _ in samples if not is_pad_key(key)]
-        pads = [int(fields["cls" if "cls" in fields else "label.cls"]) for key, fields in samples if is_pad_key(key)]
+        pads = [int(fields["cls"]) for key, fields in samples if is_pad_key(key)]
         assert [is_pad_key(key) for key, _ in samples] == [False] * len(reals) + [True] * len(pads)
         shards.append((reals, pads))
     return shards
@@ -575,7 +575,7 @@ def test_all_at_once_is_what_brute_force_makes_of_it(inputs, whole, tmp_path, mo
         assert shuffle or all(users == sorted(users, key=firsts) for users in groups)
         for key, fields in real_samples(folder):
             row = whole[int(key)]
-            assert fields == {"cls": row["label.cls"], "txt": row["caption.txt"], "jpg": row["jpg"]}
+            assert fields == {"cls": row["cls"], "txt": row["caption.txt"], "jpg": row["jpg"]}
         assert jobs == 1 or shard_files(folder) == shard_files(tmp_path / "one" / name)
         assert manifests[name].num_samples == len(expected)
         wids = json.loads((folder / "wids.json").read_text())
@@ -609,5 +609,5 @@ def test_tables_with_views_are_selected_from(tmp_path, changes):
         assert sum(manifest.num_samples for manifest in manifests.values()) == 60
         return
     convert(path, tmp_path / "out", options(shards=1, **changes))
-    found = [int(fields["cls"]) for _, fields in real_samples(tmp_path / "out")]
+    found = [int(fields["n.json"]) for _, fields in real_samples(tmp_path / "out")]
     assert found == (list(range(30)) if "n" in changes["where"] else [3])

@@ -59,8 +59,8 @@ def where(row):
     return f"part-3.parquet, row {row}"
 
 
-def infer(columns, mapping=None, key=None, first_bytes=None):
-    return infer_fields(pa.schema(list(columns.items())), mapping or {}, key, first_bytes or {})
+def infer(columns, mapping=None, key=None, first_bytes=None, label=None):
+    return infer_fields(pa.schema(list(columns.items())), mapping or {}, key, first_bytes or {}, label=label)
 
 
 def names_of(columns, **more):
@@ -116,13 +116,13 @@ def test_a_hugging_face_image_is_known_with_and_without_its_metadata(features, k
     [
         (pa.string(), "txt"),
         (pa.large_string(), "txt"),
-        (pa.bool_(), "cls"),
-        *[(kind, "cls") for kind in INTEGERS],
+        (pa.bool_(), "c.json"),
+        *[(kind, "c.json") for kind in INTEGERS],
         *[(pa.list_(kind), "npy") for kind in NUMBERS],
         (pa.large_list(pa.float32()), "npy"),
         (pa.list_(pa.float32(), 4), "npy"),
-        (pa.float32(), "json"),
-        (pa.float64(), "json"),
+        (pa.float32(), "c.json"),
+        (pa.float64(), "c.json"),
         (pa.list_(pa.string()), "json"),
         (pa.list_(pa.bool_()), "npy"),
         (pa.list_(pa.bool_(), 3), "npy"),
@@ -132,23 +132,23 @@ def test_a_hugging_face_image_is_known_with_and_without_its_metadata(features, k
         (pa.fixed_shape_tensor(pa.uint8(), [2, 3]), "npy"),
         (pa.list_(pa.list_(pa.float32())), "json"),
         (pa.list_(pa.list_(pa.float32()), 2), "json"),
-        (pa.decimal128(10, 2), "json"),
-        (pa.date32(), "json"),
-        (pa.time64("ns"), "json"),
-        (pa.timestamp("us"), "json"),
-        (pa.timestamp("us", "UTC"), "json"),
-        (pa.duration("s"), "json"),
+        (pa.decimal128(10, 2), "c.json"),
+        (pa.date32(), "c.json"),
+        (pa.time64("ns"), "c.json"),
+        (pa.timestamp("us"), "c.json"),
+        (pa.timestamp("us", "UTC"), "c.json"),
+        (pa.duration("s"), "c.json"),
         (pa.struct([("x", pa.binary())]), "json"),
         (pa.list_(pa.binary()), "json"),
         (pa.list_(pa.null()), "json"),
         (pa.string_view(), "txt"),
         (pa.json_(), "json"),
-        (pa.bool8(), "cls"),
-        (pa.dictionary(pa.int8(), pa.date32()), "json"),
+        (pa.bool8(), "c.json"),
+        (pa.dictionary(pa.int8(), pa.date32()), "c.json"),
         (pa.struct([("x", pa.int64()), ("y", pa.list_(pa.struct([("z", pa.string())])))]), "json"),
         (pa.struct([("bytes", pa.string()), ("path", pa.string())]), "json"),
         (pa.dictionary(pa.int32(), pa.string()), "txt"),
-        (pa.dictionary(pa.int32(), pa.int64()), "cls"),
+        (pa.dictionary(pa.int32(), pa.int64()), "c.json"),
     ],
 )
 def test_the_type_of_a_column_decides_its_field(kind, name):
@@ -183,13 +183,13 @@ def test_a_column_without_an_encoding_can_be_left_out_by_a_mapping():
 
 def test_every_column_but_the_key_becomes_a_field_in_the_order_of_the_columns():
     columns = {"id": pa.string(), "image": IMAGE, "label": pa.int64(), "text": pa.string()}
-    assert names_of(columns, key="id", first_bytes={"image": JPG}) == ["jpg", "cls", "txt"]
-    assert names_of(columns, first_bytes={"image": JPG}) == ["id.txt", "jpg", "cls", "text.txt"]
+    assert names_of(columns, key="id", first_bytes={"image": JPG}, label="label") == ["jpg", "cls", "txt"]
+    assert names_of(columns, first_bytes={"image": JPG}) == ["id.txt", "jpg", "label.json", "text.txt"]
 
 
 def test_two_columns_of_one_kind_are_named_by_column_and_extension():
     columns = {"Left Eye": pa.binary(), "right": pa.binary(), "label": pa.int64()}
-    assert names_of(columns, first_bytes={"Left Eye": JPG, "right": JPG}) == ["left_eye.jpg", "right.jpg", "cls"]
+    assert names_of(columns, first_bytes={"Left Eye": JPG, "right": JPG}) == ["left_eye.jpg", "right.jpg", "label.json"]
 
 
 @pytest.mark.parametrize("names", [("a b", "a_b"), ("A", "a"), ("é", "ü")])
@@ -203,7 +203,7 @@ def test_columns_that_begin_with_an_underscore_do_not_vanish():
     columns = {"_id": pa.int64(), "__key__": pa.int64(), "_text": pa.string()}
     fields = infer(columns)
     assert [field.column for field in fields] == list(columns)
-    assert [field.name for field in fields] == ["_id.cls", "__key__.cls", "txt"]
+    assert [field.name for field in fields] == ["_id.json", "__key__.json", "txt"]
 
 
 @given(st.lists(st.text(min_size=1, max_size=4), min_size=1, max_size=6, unique=True))
@@ -338,7 +338,7 @@ def test_a_row_that_is_all_null_is_refused_even_where_nulls_are_left_out():
         encode_batch(columns, fields, "omit", where)
     assert caught.value.place == where(2)
     payloads = encode_batch(columns, fields, "empty", where)
-    assert payloads["cls"].to_pylist() == [b"1", b"", b""]
+    assert payloads["a.json"].to_pylist() == [b"1", b"", b""]
 
 
 @pytest.mark.parametrize("null", ["error", "omit", "empty"])

@@ -33,13 +33,13 @@ def table_of(labels, **more):
 
 
 def encode(labels, null="error", kind=None):
-    fields = infer_fields(schema_of(kind), {}, None, {}, with_class_names=True)
+    fields = infer_fields(schema_of(kind), {}, None, {}, with_class_names=True, label="label")
     columns = {"label": labels, "text": pa.array(["x"] * len(labels))}
     return encode_batch(columns, fields, null, where)["cls.txt"].to_pylist()
 
 
 def test_the_names_of_classes_are_kept_by_the_field_of_their_numbers():
-    fields = infer_fields(schema_of(), {}, None, {})
+    fields = infer_fields(schema_of(), {}, None, {}, label="label")
     assert fields == (
         field_of("cls", "label", "integer", pa.int64(), NAMES),
         field_of("txt", "text", "text", pa.string()),
@@ -50,7 +50,7 @@ def test_the_names_of_classes_are_kept_by_the_field_of_their_numbers():
 def test_lists_of_classes_keep_the_names_and_get_no_second_field(kind):
     labels = {"_type": kind, "feature": {"_type": "ClassLabel", "names": ["x", "y"]}}
     schema = schema_of(labels=labels).append(pa.field("labels", pa.list_(pa.int64())))
-    fields = infer_fields(schema, {}, None, {}, with_class_names=True)
+    fields = infer_fields(schema, {}, None, {}, with_class_names=True, label="label")
     assert [(field.name, field.names) for field in fields] == [
         ("cls", NAMES),
         ("cls.txt", NAMES),
@@ -60,13 +60,13 @@ def test_lists_of_classes_keep_the_names_and_get_no_second_field(kind):
 
 
 def test_a_column_of_classes_gets_a_second_field_with_their_names():
-    fields = infer_fields(schema_of(), {}, None, {}, with_class_names=True)
+    fields = infer_fields(schema_of(), {}, None, {}, with_class_names=True, label="label")
     assert fields == (
         field_of("cls", "label", "integer", pa.int64(), NAMES),
         field_of("cls.txt", "label", "class", pa.int64(), NAMES),
         field_of("txt", "text", "text", pa.string()),
     )
-    assert len(infer_fields(schema_of(), {}, None, {})) == 2
+    assert len(infer_fields(schema_of(), {}, None, {}, label="label")) == 2
 
 
 def test_a_mapping_decides_which_names_are_written_too():
@@ -93,7 +93,7 @@ def test_a_field_that_has_the_name_of_the_class_names_already_is_refused():
 def test_metadata_that_is_damaged_says_nothing(metadata):
     schema = pa.schema([("label", pa.int64())], {b"huggingface": metadata})
     assert class_names(schema) == {}
-    assert [field.name for field in infer_fields(schema, {}, None, {})] == ["cls"]
+    assert [field.name for field in infer_fields(schema, {}, None, {})] == ["label.json"]
 
 
 @pytest.mark.parametrize("kind", [pa.int8(), pa.int64(), pa.dictionary(pa.int8(), pa.int64())], ids=str)
@@ -153,8 +153,8 @@ def test_inputs_whose_classes_have_other_names_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("mapping", "columns", "expected"),
     [
-        ({}, ("text", "label"), [("txt", "text"), ("cls", "label")]),
-        ({}, ("label", "label"), [("cls", "label")]),
+        ({}, ("text", "label"), [("txt", "text"), ("label.cls", "label")]),
+        ({}, ("label", "label"), [("label.cls", "label")]),
         ({"x.cls": "label"}, ("text",), [("x.cls", "label"), ("txt", "text")]),
         ({"id.txt": "label"}, ("label", "text"), [("id.txt", "label"), ("txt", "text")]),
     ],

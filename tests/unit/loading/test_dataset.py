@@ -356,14 +356,15 @@ def of_classes(path, **columns):
     metadata = {"huggingface": json.dumps({"info": {"features": features}})}
     table = pa.table({column: [0, 1, 1] for column in ["number", *columns]}).replace_schema_metadata(metadata)
     pq.write_table(table, f"{path}.parquet")
-    convert(f"{path}.parquet", path, ConvertOptions(PlanOptions(shards=1)))
+    mapping = {f"{column}.cls": column for column in columns} if len(columns) > 1 else {}
+    convert(f"{path}.parquet", path, ConvertOptions(PlanOptions(shards=1), mapping=mapping))
     return str(path)
 
 
 def test_classes_are_the_names_that_the_manifest_has(tmp_path, numbers):
     path = of_classes(tmp_path / "out", label=["cat", "dog"])
     assert Dataset(path).decode().classes == ("cat", "dog")
-    assert Dataset(path, fields=["number.cls"]).classes == ()
+    assert Dataset(path, fields=["number.json"]).classes == ()
     assert Dataset(numbers).classes == ()
 
 

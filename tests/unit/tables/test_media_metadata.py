@@ -45,7 +45,7 @@ def test_its_columns_are_columns_of_the_files_that_it_names(name, root, tmp_path
         ("b/2.jpg", "two", 2, 1),
     ]
     fields = {one.name: one.column for one in planned([root], options()).fields}
-    assert fields == {"jpg": "image", "cls": "label", "txt": "text", "score.cls": "score"}
+    assert fields == {"jpg": "image", "cls": "label", "txt": "text", "score.json": "score"}
 
 
 def test_metadata_in_several_folders_is_put_together(root, tmp_path):

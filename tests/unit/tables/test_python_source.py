@@ -83,7 +83,7 @@ def test_columns_of_categories_keep_all_their_names_in_all_chunks():
 
 
 def test_a_dictionary_of_very_many_texts_is_not_one_of_classes(monkeypatch):
-    monkeypatch.setattr("wdsplit.tables.python_source._MAX_CATEGORIES", 2)
+    monkeypatch.setattr("wdsplit.tables.python_source.MAX_CLASSES", 2)
     assert read(pa.table({"x": pa.array(["a", "b", "c"]).dictionary_encode()}))[1] == {}
 
 

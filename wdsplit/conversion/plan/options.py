@@ -179,6 +179,9 @@ class ConvertOptions:
         memory: Bytes of memory for shuffling and grouping, shared by all jobs of a machine. Default: a quarter of what
             this process may use; 1 GiB on Ray and in shares.
         emit: Index files to write for other readers: any of dali, energon and wids.
+        classes: Column with the classes, which becomes the field cls: numbers, whose names the manifest keeps. Default:
+            the column called label, labels, class, target, category or cls, else the only ClassLabel, else the only
+            text column of few values.
         class_names: Write class names beside their numbers, as cls.txt; for Hugging Face ClassLabel columns.
     """
 
@@ -198,6 +201,7 @@ class ConvertOptions:
     resume: bool = False
     memory: int | None = _integer(None, 1)
     emit: tuple[str, ...] = ()
+    classes: str | None = None
     class_names: bool = False
 
     def __post_init__(self) -> None:
@@ -207,6 +211,8 @@ class ConvertOptions:
             problems.append("overwrite and resume contradict each other: give one")
         if self.number_keys and self.key is not None:
             problems.append("key and number_keys contradict each other: give one")
+        if self.classes is not None and self.mapping.get("cls", self.classes) != self.classes:
+            problems.append("classes and the mapping of cls contradict each other: give one")
         for name in self.splits:
             if not re.fullmatch("[A-Za-z0-9_-]+", name):
                 problems.append(f"split {name!r}: expected letters, digits, '_' and '-', because it names a folder")

@@ -22,6 +22,7 @@ import xxhash
 from wdsplit.conversion.plan.grouping import GroupPlaces, Groups, place_groups
 from wdsplit.conversion.plan.options import PlanOptions
 from wdsplit.errors import InputError
+from wdsplit.fields.infer import Label
 from wdsplit.fields.sample_columns import kept_columns, sample_columns
 from wdsplit.notebook import html_table
 from wdsplit.order.defaults import default_lanes, default_window, lanes_of_shards, round_up
@@ -69,6 +70,7 @@ class Plan:
         lanes: Number of lanes (C).
         groups: The places of groups of rows, if rows are grouped.
         bounds: The place of each shard's first row, and the place after the last row, if rows are grouped; else empty.
+        label: The column of classes; None if there is none.
     """
 
     table: Table
@@ -79,6 +81,7 @@ class Plan:
     lanes: int
     groups: GroupPlaces | None = field(default=None, compare=False)
     bounds: tuple[int, ...] = ()
+    label: Label | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
         fields = ", ".join(f"{field.name}: {field.type}" for field in self.fields)
@@ -201,6 +204,7 @@ class Plan:
             "lanes": self.lanes,
             "window": self.window,
             "key": self.key,
+            "label": dataclasses.asdict(self.label) if self.label else None,
             "fields": [dataclasses.asdict(one) for one in self.fields],
         }
 
@@ -241,7 +245,12 @@ class Plan:
 
 
 def make_plan(
-    table: Table, fields: Sequence[Field], key: str | None, options: PlanOptions, groups: Groups | None = None
+    table: Table,
+    fields: Sequence[Field],
+    key: str | None,
+    options: PlanOptions,
+    groups: Groups | None = None,
+    label: Label | None = None,
 ) -> Plan:
     """Make the plan of a conversion.
 
@@ -251,6 +260,7 @@ def make_plan(
         key: The key column, or None to number the rows.
         options: The options.
         groups: The groups of the selected rows, with `group_by`.
+        label: The column of classes, if there is one.
 
     Raises:
         InputError: There are no rows, or the options cannot be met.
@@ -276,9 +286,9 @@ def make_plan(
     if options.lanes is None:
         lanes = lanes_of_shards(num_shards, lanes, readers)
     if groups is None:
-        return Plan(table, tuple(fields), key, options, num_shards, lanes)
+        return Plan(table, tuple(fields), key, options, num_shards, lanes, label=label)
     places, bounds = place_groups(groups, num_shards, options.seed if options.shuffle else None)
-    return Plan(table, tuple(fields), key, options, num_shards, lanes, places, bounds)
+    return Plan(table, tuple(fields), key, options, num_shards, lanes, places, bounds, label)
 
 
 def _check_shards(num_shards: int, num_rows: int, options: PlanOptions) -> None:

@@ -25,6 +25,7 @@ from wdsplit.conversion.plan.grouping import GroupPlaces
 from wdsplit.conversion.plan.options import PlanOptions
 from wdsplit.conversion.plan.plan import Plan
 from wdsplit.errors import CorruptDataError, InputError, WdsplitError
+from wdsplit.fields.infer import Label
 from wdsplit.shards.manifest import Field, checksum_of
 from wdsplit.tables.table import InputFile, Remote, Selection, Table, Value
 
@@ -112,6 +113,7 @@ def dump_plan(saved: SavedPlan) -> bytes:
         "emit": saved.emit,
         "fields": plan.fields,
         "key": plan.key,
+        "label": plan.label,
         "options": plan.options,
         "num_shards": plan.num_shards,
         "lanes": plan.lanes,
@@ -233,7 +235,8 @@ def _build(header: Mapping[str, Any], members: Mapping[str, bytes]) -> SavedPlan
         bounds = tuple(_parse_table(members[_BOUNDS]).column("bounds").to_numpy().tolist())
     fields = tuple(Field(**{**field, "names": tuple(field["names"])}) for field in header["fields"])
     options = PlanOptions(**header["options"])
-    plan = Plan(table, fields, header["key"], options, header["num_shards"], header["lanes"], groups, bounds)
+    label = Label(**header["label"]) if header["label"] else None
+    plan = Plan(table, fields, header["key"], options, header["num_shards"], header["lanes"], groups, bounds, label)
     for name, kind in (("output", str), ("folder", str), ("memory", int), ("emit", list)):
         if not isinstance(header[name], kind):
             raise _damaged(f"{name} {header[name]!r}")

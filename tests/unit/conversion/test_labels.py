@@ -1,0 +1,218 @@
+import json
+
+import pandas
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.feather
+import pytest
+
+from tables import all_samples, converted, options, planned, real_samples, shard_files, write_files, write_table
+from wdsplit import Dataset
+from wdsplit.conversion.convert import convert_splits
+from wdsplit.errors import InputError
+from wdsplit.fields.infer import Label
+
+CLASSES = ("bird", "cat", "dog")
+KINDS = [CLASSES[row * 7 % 3] for row in range(60)]
+
+
+def table_of(labels=KINDS, name="label", **more):
+    return pa.table({name: labels, "height": range(400, 400 + len(labels)), **more})
+
+
+def label_of(table, path, **changes):
+    """Return the label of a table in a parquet file, and the class names of the fields."""
+    plan = planned([write_table(path / "in.parquet", table)], options(**changes))
+    return plan.label, {field.name: field.names for field in plan.fields if field.names}
+
+
+def _as_jsonl(table, path):
+    path.write_text("\n".join(map(json.dumps, table.to_pylist())))
+
+
+WRITERS = {
+    "in.parquet": lambda table, path: write_table(path, table),
+    "in.csv": pyarrow.csv.write_csv,
+    "in.jsonl": _as_jsonl,
+    "in.arrow": lambda table, path: pyarrow.feather.write_feather(table, str(path), compression="uncompressed"),
+}
+
+
+def _source(how, tmp_path):
+    """Return the table as one of the inputs of `convert`."""
+    table = table_of()
+    if how in WRITERS:
+        WRITERS[how](table, tmp_path / how)
+        return str(tmp_path / how)
+    if how == "frame":
+        return table.to_pandas()
+    if how == "categories":
+        return table.to_pandas().astype({"label": pandas.CategoricalDtype(CLASSES)})
+    return table.to_pylist() if how == "rows" else table
+
+
+@pytest.mark.parametrize("how", [*WRITERS, "table", "frame", "categories", "rows"])
+@pytest.mark.parametrize("changes", [{}, {"mapping": {"cls": "label"}}, {"classes": "label"}], ids=str)
+def test_texts_of_the_label_are_numbers_with_names_from_every_input(how, changes, tmp_path):
+    manifest = converted(_source(how, tmp_path), tmp_path / "out", shards=2, **changes)
+    numbers = [int(fields["cls"]) for _, fields in real_samples(tmp_path / "out")]
+    assert [CLASSES[number] for number in numbers] == KINDS
+    assert Dataset(str(tmp_path / "out")).classes == CLASSES
+    assert manifest.provenance["label"] == {
+        "column": "label",
+        "num_classes": 3,
+        "is_exact": True,
+        "is_guessed": False,
+    }
+    written = {field.name: field.column for field in manifest.fields}
+    assert written == {"cls": "label"} | ({} if "mapping" in changes else {"height.json": "height"})
+
+
+@pytest.mark.parametrize("name", ["label", "Labels", "CLASS", "target", "category", "cls"])
+def test_a_column_with_a_usual_name_is_the_label(name, tmp_path):
+    more = {"source": ["a", "b"] * 30}
+    label, names = label_of(table_of(name=name, **more), tmp_path)
+    assert (label, names) == (Label(name, 3), {"cls": CLASSES})
+    numbers, names = label_of(table_of(range(60), name, **more), tmp_path)
+    assert (numbers, names) == (Label(name, 60), {})
+
+
+def test_a_class_label_comes_before_a_text_of_few_values(tmp_path):
+    features = {"info": {"features": {"kind": {"_type": "ClassLabel", "names": ["no", "yes"]}}}}
+    table = table_of([0, 1] * 30, "kind", source=["a", "b"] * 30)
+    table = table.replace_schema_metadata({"huggingface": json.dumps(features)})
+    assert label_of(table, tmp_path) == (Label("kind", 2), {"cls": ("no", "yes")})
+    label, names = label_of(table, tmp_path, classes="source")
+    assert (label, names) == (Label("source", 2), {"kind.cls": ("no", "yes"), "cls": ("a", "b")})
+    manifest = converted(table, tmp_path / "out", shards=1, classes="source")
+    assert (len(manifest.class_names), Dataset(str(tmp_path / "out")).classes) == (2, ("a", "b"))
+
+
+def test_the_only_text_of_few_values_is_the_label_and_of_two_none_is(tmp_path):
+    caption = [f"caption {row}" for row in range(60)]
+    guessed = Label("kind", 3, is_guessed=True)
+    assert label_of(table_of(name="kind", caption=caption), tmp_path) == (guessed, {"cls": CLASSES})
+    assert label_of(table_of(name="kind", caption=caption, source=["a", "b"] * 30), tmp_path) == (None, {})
+    assert label_of(table_of(["same"] * 60, "kind"), tmp_path) == (None, {})
+    assert label_of(table_of(KINDS[:29], "kind"), tmp_path) == (None, {})
+    path = write_table(tmp_path / "hive" / "lang=en" / "a.parquet", table_of(range(60), "number"))
+    other = write_table(tmp_path / "hive" / "lang=fr" / "a.parquet", table_of(range(60), "number"))
+    assert planned([path, other], options()).label is None
+
+
+def test_several_candidates_are_refused_and_an_option_chooses(tmp_path):
+    table = table_of(category=["x", "y"] * 30)
+    with pytest.raises(InputError, match="several columns could be the label") as caught:
+        label_of(table, tmp_path)
+    assert caught.value.found == "'label' (string), 'category' (string)"
+    assert "--classes label or --classes category" in caught.value.remedy
+    assert label_of(table, tmp_path, classes="category") == (Label("category", 2), {"cls": ("x", "y")})
+    assert label_of(table, tmp_path, columns=("label", "height")) == (Label("label", 3), {"cls": CLASSES})
+
+
+def test_only_the_label_is_cls(tmp_path):
+    table = pa.table({"n": [1, 2], "clip": [0.5, 0.25], "ok": [True, False], "about": [{"a": 1}, {"a": 2}]})
+    converted(write_table(tmp_path / "in.parquet", table), tmp_path / "out", shards=1)
+    ((_, fields), _) = all_samples(tmp_path / "out")
+    assert fields == {"n.json": b"1", "clip.json": b"0.5", "ok.json": b"true", "json": b'{"a":1}'}
+
+
+def test_the_label_may_be_written_as_a_text_too(tmp_path):
+    path = write_table(tmp_path / "in.parquet", table_of(["b", "a"]))
+    converted(path, tmp_path / "out", shards=1, classes="label", mapping={"kind.txt": "label"})
+    assert [fields for _, fields in all_samples(tmp_path / "out")] == [
+        {"kind.txt": b"b", "cls": b"1"},
+        {"kind.txt": b"a", "cls": b"0"},
+    ]
+
+
+def test_classes_are_those_of_all_files_whatever_the_jobs_and_the_split(tmp_path):
+    write_files(tmp_path / "in", table_of(sorted(KINDS)), [20], rows_per_group=7)
+    for jobs in (1, 3):
+        converted(str(tmp_path / "in"), tmp_path / f"out{jobs}", shards=4, jobs=jobs, shuffle=True)
+    assert shard_files(tmp_path / "out1") == shard_files(tmp_path / "out3")
+    assert Dataset(str(tmp_path / "out1")).classes == CLASSES
+    splits = {"few": 0.05, "rest": 0.95}
+    both = convert_splits(str(tmp_path / "in"), str(tmp_path / "splits"), options(shards=1, splits=splits))
+    assert {split.class_names["cls"] for split in both.values()} == {CLASSES}
+    where = converted(str(tmp_path / "in"), tmp_path / "two", shards=1, where="label != 'cat'")
+    assert where.class_names == {"cls": ("bird", "dog")}
+
+
+def test_one_dictionary_gives_the_order_and_several_are_sorted(tmp_path):
+    kinds = pandas.Categorical(["m", "s"] * 10, categories=["s", "m", "xl"])
+    pandas.DataFrame({"label": kinds}).to_parquet(tmp_path / "a.parquet", row_group_size=6)
+    paths = [str(tmp_path / "a.parquet")]
+    assert planned(paths, options()).fields[0].names == ("s", "m", "xl")
+    paths.append(write_table(tmp_path / "b.parquet", {"label": pa.array(["a", "s"]).dictionary_encode()}))
+    assert planned(paths, options()).fields[0].names == ("a", "m", "s")
+
+
+@pytest.mark.parametrize(
+    ("texts", "names"), [(["10", "9", "2"], ("2", "9", "10")), (["10", "9", "x"], ("10", "9", "x"))]
+)
+def test_numbers_as_texts_are_sorted_as_numbers(texts, names, tmp_path):
+    assert label_of(table_of(texts), tmp_path)[1] == {"cls": names}
+
+
+@pytest.mark.parametrize("texts", [[f"text {row % 31}" for row in range(60)], ["a", "b" * 1025] * 30])
+def test_a_text_of_many_or_long_values_is_the_label_only_if_an_option_says_so(texts, tmp_path, caplog):
+    assert label_of(table_of(texts, "target"), tmp_path) == (None, {})
+    assert any("--classes target" in line for line in caplog.messages)
+    if len(texts[1]) < 1025:
+        assert label_of(table_of(texts, "target"), tmp_path, classes="target")[0] == Label("target", 31)
+        return
+    for changes in ({"classes": "target"}, {"mapping": {"cls": "target"}}):
+        with pytest.raises(InputError, match="column 'target' cannot be the label"):
+            label_of(table_of(texts, "target"), tmp_path, **changes)
+
+
+def test_more_classes_than_there_may_be_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("wdsplit.conversion.labels._classes.__defaults__", (2, 2))
+    with pytest.raises(InputError, match="column 'label' cannot be the label"):
+        label_of(table_of(), tmp_path, classes="label")
+
+
+def test_columns_that_cannot_be_the_label_are_refused(tmp_path):
+    with pytest.raises(InputError, match="column 'x' cannot be the label") as caught:
+        label_of(table_of(x=[0.5] * 60), tmp_path, classes="x")
+    assert caught.value.found == "double"
+    with pytest.raises(InputError) as caught:
+        label_of(table_of(), tmp_path, classes="lable")
+    assert caught.value.remedy == "did you mean 'label'?"
+    with pytest.raises(InputError, match="invalid options"):
+        options(classes="a", mapping={"cls": "b"})
+
+
+def test_a_null_label_is_an_error_by_its_row_or_has_no_number(tmp_path):
+    path = write_table(tmp_path / "in.parquet", table_of(["b", None, "a"]))
+    with pytest.raises(InputError, match="a value is null") as caught:
+        converted(path, tmp_path / "out", shards=1)
+    assert caught.value.place.endswith("in.parquet, row 1, column 'label'")
+    converted(path, tmp_path / "out", shards=1, null="omit")
+    assert [fields.get("cls") for _, fields in all_samples(tmp_path / "out")] == [b"1", None, b"0"]
+
+
+def test_numbers_are_counted_in_a_part_of_a_large_table(tmp_path, monkeypatch):
+    monkeypatch.setattr("wdsplit.conversion.class_runs._MAX_VALUES", 32)
+    path = write_table(tmp_path / "in.parquet", table_of(range(60)), rows_per_group=20)
+    label = planned([path], options()).label
+    assert not label.is_exact
+    assert label.num_classes < 60
+
+
+def test_the_classes_are_part_of_the_plan(tmp_path):
+    one, other = (
+        planned([write_table(tmp_path / name / "in.parquet", table_of(labels))], options())
+        for name, labels in (("a", ["a", "b"]), ("b", ["a", "c"]))
+    )
+    assert one.hash != other.hash
+    assert one.summary()["label"]["num_classes"] == 2
+
+
+def test_tars_keep_their_cls(tmp_path):
+    path = write_table(tmp_path / "in.parquet", table_of())
+    converted(path, tmp_path / "one", shards=1)
+    again = converted(str(tmp_path / "one" / "000000.tar"), tmp_path / "two", shards=2)
+    assert real_samples(tmp_path / "two") == real_samples(tmp_path / "one")
+    assert "label" not in again.provenance
