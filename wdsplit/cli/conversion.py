@@ -79,7 +79,12 @@ def _repeatable(name: str) -> str:
 
 
 _SYNTAX: dict[str, dict[str, Any]] = {
-    "shard_size": {"type": byte_size, "metavar": "SIZE"},
+    "shard_size": {
+        "type": byte_size,
+        "metavar": "SIZE",
+        "help": "Approximate size of a shard, such as 256MB; a number alone is bytes.  [default: 256 MB, or less so that "
+        "each lane has a shard]",
+    },
     "mapping": {
         "multiple": True,
         "metavar": "EXT=COLUMN",

@@ -31,6 +31,7 @@ from wdsplit.tables.read import first_payloads, open_inputs
 from wdsplit.tables.select import check_group_type, cut_splits
 from wdsplit.tables.table import FILE_NAME, Table, joined
 from wdsplit.tar.samples import KEY_COLUMN
+from wdsplit.texts import human_bytes
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -45,6 +46,7 @@ _KEY = "__key__"
 PathLike = str | os.PathLike[str]
 
 _MANY_PADS, _MANY_FIELDS, _MANY_NOTES = 1000, 50, 20
+_MANY_SHARDS, _TINY_SHARD_BYTES = 1000, 1_000_000
 
 
 def input_paths(inputs: PathLike | Sequence[PathLike]) -> list[str]:
@@ -139,6 +141,7 @@ def plan_files(
     plans = {name: _plan(name, chosen, fields, groups, options) for name, (chosen, groups) in selected.items()}
     for plan in plans.values():
         _warn_of_pads(plan)
+        _warn_of_tiny_shards(plan)
     if not next(iter(plans.values())).options.shuffle:
         _warn_of_runs(chosen, fields)
     return plans
@@ -296,6 +299,19 @@ def _warn_of_pads(plan: Plan) -> None:
             plan.num_rows,
             plan.num_shards,
             ", because groups differ in size" if plan.groups is not None else "",
+        )
+
+
+def _warn_of_tiny_shards(plan: Plan) -> None:
+    shard_bytes = plan.shard_bytes // plan.num_shards
+    if plan.num_shards > _MANY_SHARDS and shard_bytes < _TINY_SHARD_BYTES:
+        logger.warning(
+            "%s shards of only about %s: reading them will be slow; use %s",
+            f"{plan.num_shards:,}",
+            human_bytes(shard_bytes),
+            "fewer shards"
+            if plan.options.shard_size is None
+            else "a --shard-size such as 256MB (a number without a unit is bytes)",
         )
 
 

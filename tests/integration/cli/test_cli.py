@@ -283,6 +283,23 @@ def test_a_size_of_shards_may_have_a_unit(done, table):
     assert shards[0] == shards[1] < shards[2]
 
 
+@pytest.mark.parametrize(
+    ("options", "warning"),
+    [
+        (
+            ["--shard-size", 100],
+            "2,000 shards of only about 777 B: reading them will be slow; use a --shard-size such as",
+        ),
+        (["--samples-per-shard", 1], "2,000 shards of only about 777 B: reading them will be slow; use fewer shards"),
+        (["--shard-size", "100kB"], ""),
+    ],
+    ids=str,
+)
+def test_thousands_of_tiny_shards_are_warned_of(done, tmp_path, caplog, options, warning):
+    done("plan", write_table(tmp_path / "in.parquet", {"label": list(range(2000))}), *options)
+    assert warning in caplog.text and len(caplog.records) == bool(warning)
+
+
 def test_plan_says_what_convert_then_does(done, table, output):
     options = ("--shards", 4, "--workers", 2)
     plan = done("plan", table, *options, "--json").json

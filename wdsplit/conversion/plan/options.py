@@ -104,7 +104,7 @@ class PlanOptions:
         workers: Loader workers per rank; 0 counts as 1.
         shards: Number of shards, a multiple of `world_size` x `workers`. Default: derived from `shard_size`.
         samples_per_shard: Maximum number of samples per shard; approximate with `group_by`.
-        shard_size: Approximate bytes per shard. Default: 256 MB.
+        shard_size: Approximate bytes per shard. Default: 256 MB, or less so that each lane has a shard.
         lanes: Number of sequences of shards that the loader reads in parallel. Default: 192, or 96, 48 or 16 for less
             data; rounded up to a multiple of `world_size` x `workers`.
         window: Number of samples that the loader reads and shuffles together. Default: sized so that 192 windows take
