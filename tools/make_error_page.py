@@ -136,7 +136,7 @@ def prepared() -> Iterator[None]:
                 {"key": ["cat1", "cat2", "dog1", "dog2"], "label": [0, 0, 1, 1], "text": ["a", "b", "c", "d"]}
             )
             pq.write_table(table, "raw.parquet")
-            options = wdsplit.ConvertOptions(wdsplit.PlanOptions(shards=2, lanes=2, window=4), key="key", jobs=1)
+            options = wdsplit.ConvertOptions(shards=2, lanes=2, window=4, key="key", jobs=1)
             for name in ("train", "damaged"):
                 wdsplit.convert(["raw.parquet"], f"data/{name}", options)
             pq.write_table(table.slice(1), "val.parquet")

@@ -92,7 +92,7 @@ def prepared(tmp_path_factory):
     pq.write_table(table, folder / "raw" / "digits.parquet")
     scores = pa.table({"id": rows, "score": np.linspace(0, 1, len(rows))})
     pq.write_table(scores, folder / "scores.parquet")
-    options = wdsplit.ConvertOptions(wdsplit.PlanOptions(shards=8, lanes=4, window=4))
+    options = wdsplit.ConvertOptions(shards=8, lanes=4, window=4)
     for name in ("train", "test", "a", "b"):
         wdsplit.convert(table, folder / "data" / name, options)
     wdsplit.make_view(folder / "data" / "train", "easy", where="cls < 32")

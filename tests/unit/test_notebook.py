@@ -88,7 +88,7 @@ def test_a_hostile_plan_and_damage_are_shown_as_text(tmp_path, hostile_dataset):
 def test_reprs_are_a_line(numbers, tmp_path):
     dataset = wdsplit.Dataset(numbers)
     pq.write_table(pa.table({"x": range(10)}), tmp_path / "in.parquet")
-    plan = wdsplit.plan(str(tmp_path / "in.parquet"), wdsplit.ConvertOptions(plan=wdsplit.PlanOptions(shards=3)))
+    plan = wdsplit.plan(str(tmp_path / "in.parquet"), wdsplit.ConvertOptions(shards=3))
     found = [*map(repr, (dataset, plan, wdsplit.audit(numbers), wdsplit.verify(numbers), dataset.manifest))]
     assert not [line for line in found if "\n" in line or len(line) > 250]
     assert found[1].startswith("<Plan: 10 rows -> 3 shards of up to 4 samples")

@@ -13,7 +13,7 @@ from click.core import ParameterSource
 
 from wdsplit.cli.options import Decorator, with_options
 from wdsplit.cli.terminal import byte_size, listed, totals_text
-from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions, attribute_texts
+from wdsplit.conversion.plan.options import ConvertOptions, attribute_texts
 from wdsplit.errors import InputError
 from wdsplit.shards.emit import check_emit
 
@@ -75,15 +75,15 @@ def _help_text(options: type, name: str) -> str:
 
 
 def _repeatable(name: str) -> str:
-    return f"{_help_text(PlanOptions, name)} Repeatable."
+    return f"{_help_text(ConvertOptions, name)} Repeatable."
 
 
 _SYNTAX: dict[str, dict[str, Any]] = {
     "shard_size": {
         "type": byte_size,
         "metavar": "SIZE",
-        "help": "Approximate size of a shard, such as 256MB; a number alone is bytes.  [default: 256 MB, or less so that "
-        "each lane has a shard]",
+        "help": "Approximate size of a shard, such as 256MB; a number alone is bytes.  "
+        "[default: 256 MB, or less so that each lane has a shard]",
     },
     "mapping": {
         "multiple": True,
@@ -112,15 +112,12 @@ _SYNTAX: dict[str, dict[str, Any]] = {
 }
 """Settings of options whose command-line form differs from Python's."""
 
-_PLAN = {one.name: PlanOptions for one in dataclasses.fields(PlanOptions)}
 _DECIDING = (
     "world_size workers shards samples_per_shard shard_size mapping columns key number_keys where limit "
     "skip_empty hive splits group_by pad allow_pads null class_names keep no_keep shuffle seed lanes window"
 )
 
-plan_options = with_options(
-    [option_of(_PLAN.get(name, ConvertOptions), name, **_SYNTAX.get(name, {})) for name in _DECIDING.split()]
-)
+plan_options = with_options([option_of(ConvertOptions, name, **_SYNTAX.get(name, {})) for name in _DECIDING.split()])
 """Adds the options that determine the dataset."""
 
 
@@ -145,19 +142,17 @@ run_options = with_options(
 def conversion_options(arguments: dict[str, Any], **more: Any) -> ConvertOptions:
     """Build the options of a conversion from a command's arguments."""
     mapping = parse_mapping(arguments.pop("mapping"), "EXT=COLUMN, such as jpg=image")
-    own = {name: arguments.pop(name) for name in ("key", "number_keys", "limit", "skip_empty", "hive", "class_names")}
     columns, where, split = (arguments.pop(name) for name in ("columns", "where", "splits"))
     _refuse_empty("--where", where)
     for name, values, how in (("--where", where, "and"), ("--split", split, "a comma")):
         if len(values) > 1:
             raise click.BadParameter(f"given twice: give it once, joined by {how}", param_hint=repr(name))
     return ConvertOptions(
-        plan=PlanOptions(**arguments),
         mapping=mapping,
         columns=parse_columns(columns),
         where="".join(where),
         splits=_splits(split[0]) if split else {},
-        **own,
+        **arguments,
         **more,
     )
 

@@ -26,7 +26,7 @@ from wdsplit.cli.options import engine_options, open_engine
 from wdsplit.cli.progress import progress_bar
 from wdsplit.cli.shares import run_share
 from wdsplit.cli.terminal import BATCH_SIZE, audit_line, rates_text, say_next, stderr, training_line, wrapped
-from wdsplit.conversion.plan.options import PASSES, ConvertOptions, Pass, PlanOptions
+from wdsplit.conversion.plan.options import PASSES, ConvertOptions, Pass
 from wdsplit.errors import WdsplitError
 from wdsplit.texts import counted
 from wdsplit.urls import shown_url
@@ -139,15 +139,15 @@ def _convert(
     click.echo(f"took {elapsed_s:.1f} s{rates}")
     for name, manifest in manifests.items() if options.overwrite else ():
         _say_stale(_folder(output, name), manifest.fingerprint)
-    _say_next(_folder(shown_url(output), next(iter(manifests))), options.plan)
+    _say_next(_folder(shown_url(output), next(iter(manifests))), options)
 
 
-def _say_next(dataset: str, plan: PlanOptions) -> None:
+def _say_next(dataset: str, options: ConvertOptions) -> None:
     """Print the commands that check and read a dataset."""
     from wdsplit.storage.opening import is_remote
 
     uploaded = [f"wdsplit verify {shlex.quote(dataset)}"] if is_remote(dataset) else []
-    say_next(*uploaded, audit_line(dataset, vars(plan)), training_line(dataset, BATCH_SIZE, plan.workers))
+    say_next(*uploaded, audit_line(dataset, vars(options)), training_line(dataset, BATCH_SIZE, options.workers))
 
 
 def _say_stale(dataset: str, fingerprint: str) -> None:

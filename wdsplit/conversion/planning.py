@@ -16,7 +16,7 @@ import pyarrow as pa
 from wdsplit.conversion.class_runs import find_class_runs
 from wdsplit.conversion.counting import select_rows
 from wdsplit.conversion.plan.grouping import Groups
-from wdsplit.conversion.plan.options import ConvertOptions
+from wdsplit.conversion.plan.options import ConvertOptions, chosen
 from wdsplit.conversion.plan.plan import Plan, make_plan
 from wdsplit.errors import InputError
 from wdsplit.fields.infer import class_names, infer_fields, refuse_repeated
@@ -72,19 +72,20 @@ def plan(
     options: ConvertOptions | None = None,
     storage_options: Mapping[str, Any] | None = None,
     input_fs: AbstractFileSystem | None = None,
+    **keywords: Any,
 ) -> Plan:
     """Plan what `wdsplit.convert` would do with the same arguments, without writing anything.
 
     Reads the footers of the inputs; inputs without footers are read once.
 
-        options = wdsplit.ConvertOptions(wdsplit.PlanOptions(world_size=8, workers=4))
-        print(wdsplit.plan("raw/*.parquet", options))
+        print(wdsplit.plan("raw/*.parquet", world_size=8, workers=4))
 
     Args:
         inputs: One or more files, folders of tables or images, globs, brace expressions.
         options: The options, without splits.
         storage_options: Options for a remote store, as for `wdsplit.Dataset`.
         input_fs: fsspec file system of the inputs.
+        **keywords: Fields of `ConvertOptions`, such as `world_size=8`. They replace those of `options`.
 
     Returns:
         The plan: files, fields, shards and the rows of each.
@@ -92,10 +93,10 @@ def plan(
     Raises:
         InputError: The inputs cannot be read, or cannot be converted with these options.
     """
-    options = options or ConvertOptions()
+    options = chosen(ConvertOptions, options, keywords)
     if options.splits:
         raise InputError(
-            "plan makes one dataset, but options.splits is set",
+            "plan makes one dataset, but splits is set",
             remedy="leave the splits out; `wdsplit plan --split` shows a plan for each",
         )
     urls, storage_options = located(input_paths(inputs), storage_options, input_fs)
@@ -156,7 +157,7 @@ def shown_notes(plan: Plan) -> list[str]:
 
 def _check_key_and_group(schema: pa.Schema, options: ConvertOptions) -> None:
     """Refuse columns whose types cannot be the key or define groups, before any row is read."""
-    key, group_by = options.key, options.plan.group_by
+    key, group_by = options.key, options.group_by
     if schema.names.count(key) == 1 and not is_key_type(schema.field(key).type):
         raise InputError(
             f"column {key!r} cannot be the key",
@@ -182,9 +183,9 @@ def refuse_early(schema: pa.Schema, options: ConvertOptions) -> None:
             f"rows have a column {_KEY!r}, which is not their key",
             expected="the name of the key column, because row numbers are the keys otherwise",
             found="no key",
-            remedy=f"ConvertOptions(key={_KEY!r}); or leave the column out",
+            remedy=f"give key={_KEY!r}, or leave the column out",
         )
-    check_kept(schema, options.plan.keep, options.plan.no_keep)
+    check_kept(schema, options.keep, options.no_keep)
     named = {*options.mapping.values(), *options.columns, *([options.key] if options.key is not None else [])}
     if not named <= set(schema.names):
         infer_fields(schema, options.mapping, options.key, {}, columns=options.columns)
@@ -192,7 +193,7 @@ def refuse_early(schema: pa.Schema, options: ConvertOptions) -> None:
 
 def _selected(table: Table, options: ConvertOptions) -> dict[str, tuple[Table, Groups | None]]:
     """Return the selected rows of each split, and their groups if rows are grouped."""
-    group_by = options.plan.group_by
+    group_by = options.group_by
     splits = dict(cut_splits(options.splits, group_by or options.key)) if options.splits else {"": None}
     chosen = options.limit is not None or options.splits or options.skip_empty
     if not (options.where or chosen or group_by is not None):
@@ -214,7 +215,7 @@ def _inferred(schema: pa.Schema, options: ConvertOptions) -> list[str]:
         return [name for name in options.columns if name not in options.mapping.values()]
     names = [name for name in schema.names if name != options.key]
     empty = [name for name in names if pa.types.is_null(schema.field(schema.names.index(name)).type)]
-    if empty and options.plan.null != "omit":
+    if empty and options.null != "omit":
         raise InputError(
             "a column has no values",
             expected="at least one value that is not null",
@@ -246,8 +247,8 @@ def _fields(table: Table, options: ConvertOptions) -> tuple[Field, ...]:
 
 def _check_kept(schema: pa.Schema, fields: Sequence[Field], options: ConvertOptions) -> None:
     """Refuse columns that sample tables cannot have, and warn about columns that they leave out."""
-    check_kept(schema, options.plan.keep, options.plan.no_keep)
-    names = [name for name in left_out(schema, fields) if name not in {*options.plan.keep, *options.plan.no_keep}]
+    check_kept(schema, options.keep, options.no_keep)
+    names = [name for name in left_out(schema, fields) if name not in {*options.keep, *options.no_keep}]
     if names:
         more = f", and {len(names) - _MANY_NOTES:,} more" if len(names) > _MANY_NOTES else ""
         text = "columns left out of the sample tables: %s%s (names of their own columns, or more than %d columns)"
@@ -256,7 +257,7 @@ def _check_kept(schema: pa.Schema, fields: Sequence[Field], options: ConvertOpti
 
 def _check_absent(table: Table, fields: Sequence[Field], options: ConvertOptions) -> None:
     """Refuse a column that is null in all selected rows of a file, if it is the key or nulls are refused."""
-    refused = {field.column for field in fields} if options.plan.null == "error" else set()
+    refused = {field.column for field in fields} if options.null == "error" else set()
     if options.key is not None:
         refused.add(options.key)
     absent: dict[str, list[str]] = {}
@@ -352,6 +353,5 @@ def _as_tars(table: Table, options: ConvertOptions) -> ConvertOptions:
         names = [name for name in table.schema.names if name != KEY_COLUMN]
     mapping = {**options.mapping, **{name: name for name in names if name not in options.mapping.values()}}
     key = options.key or (None if options.number_keys else KEY_COLUMN)
-    null = "omit" if options.plan.null == "error" else options.plan.null
-    plan = dataclasses.replace(options.plan, null=null)
-    return dataclasses.replace(options, mapping=mapping, columns=(), key=key, number_keys=False, plan=plan)
+    null = "omit" if options.null == "error" else options.null
+    return dataclasses.replace(options, mapping=mapping, columns=(), key=key, number_keys=False, null=null)

@@ -24,7 +24,7 @@ from made_datasets import (
     numbers_table,
     real_rows,
 )
-from wdsplit import ConvertOptions, PlanOptions, convert
+from wdsplit import ConvertOptions, convert
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, TopologyError, UnsizedError
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
@@ -356,7 +356,7 @@ def of_classes(path, **columns):
     metadata = {"huggingface": json.dumps({"info": {"features": features}})}
     table = pa.table({column: [0, 1, 1] for column in ["number", *columns]}).replace_schema_metadata(metadata)
     pq.write_table(table, f"{path}.parquet")
-    convert(f"{path}.parquet", path, ConvertOptions(PlanOptions(shards=1)))
+    convert(f"{path}.parquet", path, ConvertOptions(shards=1))
     return str(path)
 
 
