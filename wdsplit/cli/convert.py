@@ -100,7 +100,7 @@ def convert_command(
         run_share(str(plan_path), str(share), only, open_engine(engine, address, jobs), log)
         return
     if output is None or not inputs:
-        missing = "inputs" if output is not None or not inputs else "output"
+        missing = "inputs" if output is None else "output"  # a single argument is the input, although click says output
         raise click.MissingParameter(ctx=context, param=next(p for p in context.command.params if p.name == missing))
     options = conversion_options(arguments, memory=memory, emit=emit, overwrite=overwrite, resume=resume)
     _convert(inputs, output, options, partial(open_engine, engine, address, jobs), log)
@@ -111,12 +111,16 @@ def _convert(
 ) -> None:
     """Convert, and print what was written; after an interrupt, how to continue."""
     last: dict[str, Progress] = {}
+    shuffled: set[str] = set()
     try:
         with progress_bar("planning", log) as bar:
 
             def report(progress: Progress) -> None:
                 last[progress.split] = progress
-                show_progress(bar, progress, progress.split)
+                if progress.name != "write":
+                    shuffled.add(progress.split)
+                step = f"{1 + (progress.name == 'write')}/2" if progress.split in shuffled else ""
+                show_progress(bar, progress, progress.split, step)
 
             convert, convert_splits, started = wdsplit.convert, wdsplit.convert_splits, time.monotonic()
             if options.splits:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from wdsplit.errors import InputError
+from wdsplit.texts import counted
 
 __all__ = ["ASSUMPTIONS", "DEFAULT_TOPOLOGIES", "Cluster", "Estimate", "Load", "Topology", "estimate"]
 
@@ -52,8 +53,7 @@ class Topology:
             )
 
     def __str__(self) -> str:
-        ranks = "rank" if self.world_size == 1 else "ranks"
-        return f"{self.world_size:,} {ranks} x {self.num_workers:,} workers"
+        return f"{counted(self.world_size, 'rank')} x {counted(self.num_workers, 'worker')}"
 
     @classmethod
     def parse(cls, text: str) -> Topology:

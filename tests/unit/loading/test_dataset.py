@@ -246,7 +246,7 @@ def test_rank_worker_and_seed_are_logged_once_and_not_once_a_batch(tmp_path, cap
     messages = [record.getMessage() for record in caplog.records]
     assert len(messages) == 2
     assert "rank 0 of 3, worker 0 of 1, seed 11" in messages[0]
-    assert "3 ranks x 1 workers do not divide 4 lanes" in messages[1]
+    assert "3 ranks x 1 worker do not divide 4 lanes" in messages[1]
     assert "lanes=6" in messages[1]
 
 
