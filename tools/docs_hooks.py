@@ -42,7 +42,7 @@ class PlainKeywords(Extension):
     """Shows options by their types and defaults, and those that `unpack_typeddict` has unpacked once in the table."""
 
     def on_function(self, *, func: Function, **_: Any) -> None:
-        """Show `Annotated[TYPE, DEFAULT] = ...` as `TYPE = DEFAULT`, and `_integer(DEFAULT, LOW, HIGH)` as `DEFAULT`."""
+        """Show `Annotated[TYPE, DEFAULT] = ...` as `TYPE = DEFAULT`, `_integer(DEFAULT, LOW, HIGH)` as `DEFAULT`."""
         for parameter in func.parameters:
             self._make_plain(parameter)
         for section in func.docstring.parsed if func.docstring is not None else ():
