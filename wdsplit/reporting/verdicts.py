@@ -188,10 +188,7 @@ def _skew_text(facts: Facts, worst: BatchMix | None) -> Sequence[str]:
         if worst.ratio <= _FAIR_SKEW
         else f"their shares are {worst.ratio:.1f} times as uneven as if drawn at random"
     )
-    return [
-        f"{where} a batch of {facts.batch_size} has {worst.classes_seen:.1f} of {count} {what}: {judged} "
-        f"(chi-squared {human_number(worst.skew)}, ideal {human_number(worst.ideal)})."
-    ]
+    return [f"{where} a batch of {facts.batch_size} has {worst.classes_seen:.1f} of {count} {what}: {judged}."]
 
 
 def _met_beyond_chance(own: Meeting, batch: int) -> float:
