@@ -39,7 +39,7 @@ def parse_names(context: click.Context, parameter: click.Parameter, values: Coll
 def refuse_empty(option: str, values: Collection[str]) -> None:
     """Refuse an option with an empty value."""
     if not all(value.strip(" ,") for value in values):
-        raise click.BadParameter("empty value: omit the option to use everything", param_hint=repr(option))
+        raise click.BadParameter("empty value: give one, or leave the option out", param_hint=repr(option))
 
 
 NAMES: dict[str, Any] = {"multiple": True, "callback": parse_names, "metavar": "NAME[,NAME...]"}

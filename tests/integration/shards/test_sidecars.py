@@ -441,5 +441,5 @@ def test_the_command_writes_what_emit_names(table_path, tmp_path):
 def test_the_command_refuses_what_emit_cannot_name(table_path, tmp_path, value):
     ended = CliRunner().invoke(cli, ["convert", table_path, str(tmp_path / "out"), "--emit", value])
     assert ended.exit_code == 2
-    assert "some of dali, energon, wids" in ended.output
+    assert ("some of dali, energon, wids" if value else "empty value") in ended.output
     assert not (tmp_path / "out").exists()
