@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from click.testing import CliRunner
+from griffe import DocstringSectionParameters, ExprCall, ExprSubscript, Extension, Function
 
 from wdsplit.cli.main import cli
 
@@ -35,3 +36,24 @@ def help_of_commands() -> str:
         printed = runner.invoke(cli, [name, "--help"], prog_name="wdsplit").output.rstrip()
         parts.append(f"## wdsplit {name}\n\n```text\n{printed}\n```\n")
     return "\n".join(parts)
+
+
+class PlainKeywords(Extension):
+    """Shows options by their types and defaults, and those that `unpack_typeddict` has unpacked once in the table."""
+
+    def on_function(self, *, func: Function, **_: Any) -> None:
+        """Show `Annotated[TYPE, DEFAULT] = ...` as `TYPE = DEFAULT`, `_integer(DEFAULT, LOW, HIGH)` as `DEFAULT`."""
+        for parameter in func.parameters:
+            self._make_plain(parameter)
+        for section in func.docstring.parsed if func.docstring is not None else ():
+            if isinstance(section, DocstringSectionParameters):
+                section.value[:] = [each for each in section.value if each.description]
+                for each in section.value:
+                    self._make_plain(each)
+
+    def _make_plain(self, parameter: Any) -> None:
+        annotation, default = parameter.annotation, parameter.default
+        if isinstance(annotation, ExprSubscript) and annotation.canonical_path == "typing.Annotated":
+            parameter.annotation, parameter.default = annotation.slice.elements  # type: ignore[union-attr]
+        elif isinstance(default, ExprCall) and str(default.function) == "_integer":
+            parameter.default = default.arguments[0]

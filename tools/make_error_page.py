@@ -28,6 +28,9 @@ All errors are a `wdsplit.WdsplitError`. Each says what is wrong, where, what wa
 The attributes `cause`, `place`, `expected`, `found`, `remedy`, `url`, `key` and `offset` hold the parts. Each is also
 the builtin error that a caller expects.
 
+Remedies name the options of commands. The keywords in Python have the same names, with `_` for `-`: `--overwrite` is
+`overwrite=True`.
+
 This page is made by running the code that it shows (`python -m tools.make_error_page`).
 """
 
@@ -60,7 +63,7 @@ CASES = (
     ),
     Case(
         wdsplit.OutputExistsError,
-        'wdsplit.convert(["raw.parquet"], "data/train", wdsplit.ConvertOptions())',
+        'wdsplit.convert(["raw.parquet"], "data/train")',
         "wdsplit replaces nothing unless you ask for it.",
     ),
     Case(
@@ -136,7 +139,7 @@ def prepared() -> Iterator[None]:
                 {"key": ["cat1", "cat2", "dog1", "dog2"], "label": [0, 0, 1, 1], "text": ["a", "b", "c", "d"]}
             )
             pq.write_table(table, "raw.parquet")
-            options = wdsplit.ConvertOptions(wdsplit.PlanOptions(shards=2, lanes=2, window=4), key="key", jobs=1)
+            options = wdsplit.ConvertOptions(shards=2, lanes=2, window=4, key="key", jobs=1)
             for name in ("train", "damaged"):
                 wdsplit.convert(["raw.parquet"], f"data/{name}", options)
             pq.write_table(table.slice(1), "val.parquet")

@@ -272,7 +272,7 @@ def make(folder: Path) -> None:
 
     chance = np.random.default_rng(0)
     table = pa.table({"cls": range(SAMPLES), "bin": [chance.bytes(SAMPLE_BYTES) for _ in range(SAMPLES)]})
-    options = wdsplit.ConvertOptions(wdsplit.PlanOptions(shards=SHARDS, lanes=12))
+    options = wdsplit.ConvertOptions(shards=SHARDS, lanes=12)
     wdsplit.convert(table, str(folder / "data"), options)
     wdsplit.make_view(str(folder / "data"), "late", where=f"cls >= {SAMPLES // 4}")
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from wdsplit.checks.verify import verify
     from wdsplit.conversion.adopt_tars import index_tars
     from wdsplit.conversion.convert import convert, convert_splits
-    from wdsplit.conversion.plan.options import ConvertOptions, IndexOptions, PlanOptions
+    from wdsplit.conversion.plan.options import ConvertOptions, IndexOptions
     from wdsplit.conversion.planning import plan
     from wdsplit.conversion.shares import commit_shares, convert_share, plan_shares
     from wdsplit.engines.ray import RayEngine
@@ -80,7 +80,6 @@ __all__ = [
     "Monitor",
     "OutputExistsError",
     "PipelineError",
-    "PlanOptions",
     "RayEngine",
     "Report",
     "ReportOptions",
@@ -134,7 +133,6 @@ _LAZY = {
     "IndexOptions": "wdsplit.conversion.plan.options",
     "Loader": "wdsplit.loading.loader",
     "Monitor": "wdsplit.loading.monitor",
-    "PlanOptions": "wdsplit.conversion.plan.options",
     "RayEngine": "wdsplit.engines.ray",
     "Report": "wdsplit.reporting.report",
     "ReportOptions": "wdsplit.reporting.options",

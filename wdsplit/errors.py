@@ -170,3 +170,12 @@ def did_you_mean(unknown: Iterable[str], known: Iterable[str]) -> str:
     """Return the remedy for names that do not exist, such as "did you mean 'label'?"; empty if no name is similar."""
     near = nearest_names(unknown, known)
     return f"did you mean {' and '.join(map(repr, near))}?" if near else ""
+
+
+def refuse_unknown(keywords: Iterable[str], known: Iterable[str]) -> None:
+    """Raise the TypeError for the first keyword argument that does not exist."""
+    known = list(known)
+    for name in keywords:
+        if name not in known:
+            hint = did_you_mean([name], known)
+            raise TypeError(f"unexpected keyword argument {name!r}{', ' if hint else ''}{hint}")

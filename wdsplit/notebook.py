@@ -15,7 +15,7 @@ __all__ = ["STYLE", "html_table"]
 
 STYLE = """<style>
 .wdsplit { --line: #8886; --box: #8881; --quiet: currentColor; --fair: currentColor; --link: currentColor; }
-.wdsplit table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: 0 0 12px; }
+.wdsplit table { border-collapse: collapse; table-layout: auto; font-variant-numeric: tabular-nums; margin: 0 0 12px; }
 .wdsplit p { margin: 4px 0; }
 .wdsplit ul.cards { padding: 0; }
 .wdsplit tbody tr, .wdsplit thead tr { background: none; }
@@ -23,8 +23,9 @@ STYLE = """<style>
 .wdsplit th, .wdsplit td { border: 0; border-bottom: 1px solid var(--line); overflow-wrap: anywhere; }
 .wdsplit td { white-space: pre-line; }
 .wdsplit tbody th { font-weight: 500; white-space: nowrap; }
-</style>"""
-"""Notebooks have their own themes, so all colours are that of the text, more or less transparent."""
+</style>""".replace(".wdsplit", ".wdsplit:not(#_)")
+"""Notebooks have their own themes, so all colours are that of the text, more or less transparent. An id in a selector
+wins against the rules of Jupyter, which align cells to the right."""
 
 _CELL_CHARACTERS, _ROWS = 300, 50
 

@@ -46,8 +46,8 @@ def make_dataset(folder: Path) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     pq.write_table(table, folder / "table.parquet")
     mapping = {"npy": "pixels", "cls": "label", "index": "row"}
-    options = wdsplit.ConvertOptions(wdsplit.PlanOptions(shards=SHARDS, lanes=SHARDS, pad="none"), mapping=mapping)
-    wdsplit.convert(str(folder / "table.parquet"), str(folder / "dataset"), options)
+    options = {"shards": SHARDS, "lanes": SHARDS, "pad": "none", "mapping": mapping}
+    wdsplit.convert(str(folder / "table.parquet"), str(folder / "dataset"), **options)
     return str(folder / "dataset")
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tables import write_table
-from wdsplit import ConvertOptions, PlanOptions, convert
+from wdsplit import ConvertOptions, convert
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
 
@@ -29,5 +29,5 @@ def mean_chi_squared(dataset):
 
 @pytest.mark.parametrize(("options", "low", "high"), [({}, 7.5, 10.5), ({"shuffle": False}, 100, 1000)], ids=str)
 def test_classes_in_the_batches_of_a_rank_are_as_chance_has_them(path, tmp_path, options, low, high):
-    convert(path, tmp_path / "out", ConvertOptions(PlanOptions(**options)))
+    convert(path, tmp_path / "out", ConvertOptions(**options))
     assert low < mean_chi_squared(tmp_path / "out") < high

@@ -8,6 +8,7 @@ import time
 import traceback
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from unittest.mock import patch
@@ -20,7 +21,7 @@ import wdsplit
 from tables import files_of
 from wdsplit.checks.verify import verify
 from wdsplit.conversion.adopt_tars import index_tars
-from wdsplit.conversion.plan.options import ConvertOptions, IndexOptions, PlanOptions
+from wdsplit.conversion.plan.options import ConvertOptions, IndexOptions
 from wdsplit.errors import ConvertError, CorruptDataError, InputError, StorageError, UnansweredError
 
 
@@ -92,11 +93,11 @@ def check_tasks_are_asked_for_as_they_are_handed_out(engine, folder):
 def check_datasets_are_the_same_bytes_and_verified_and_indexed(engine, folder):
     """Of a table with several row groups a shard, in its order, shuffled with little memory, and grouped."""
     for name, options in {
-        "plain": PlanOptions(shards=8, world_size=4, shuffle=False),
-        "shuffled": PlanOptions(shards=8, shuffle=True, seed=3),
-        "grouped": PlanOptions(shards=8, group_by="group", shuffle=False),
+        "plain": ConvertOptions(shards=8, world_size=4, shuffle=False),
+        "shuffled": ConvertOptions(shards=8, shuffle=True, seed=3),
+        "grouped": ConvertOptions(shards=8, group_by="group", shuffle=False),
     }.items():
-        chosen = ConvertOptions(options, memory=1, emit=("dali", "wids"))
+        chosen = replace(options, memory=1, emit=("dali", "wids"))
         expected, found = folder / f"{name}-one", folder / name
         wdsplit.convert(folder / "in.parquet", expected, chosen)
         wdsplit.convert(folder / "in.parquet", found, chosen, engine=engine)
@@ -117,24 +118,23 @@ def check_datasets_are_the_same_bytes_and_verified_and_indexed(engine, folder):
 
 def check_rows_of_many_tasks_are_merged_before_they_are_written(engine, folder):
     for name, options in {
-        "shuffled": PlanOptions(shards=8, shuffle=True, pad="drop"),
-        "grouped": PlanOptions(shards=8, shuffle=True, group_by="group"),
+        "shuffled": ConvertOptions(shards=8, shuffle=True, pad="drop"),
+        "grouped": ConvertOptions(shards=8, shuffle=True, group_by="group"),
     }.items():
-        wdsplit.convert(folder / "in.parquet", folder / f"{name}-once", ConvertOptions(options))
+        wdsplit.convert(folder / "in.parquet", folder / f"{name}-once", options)
         seen, out = [], folder / f"{name}-merged"
         with (
             patch("wdsplit.conversion.shuffle.steps._MAX_GATHERED", 3),
             patch("wdsplit.conversion.shuffle.scatter._LEAST_BYTES", 4096),
         ):
-            chosen = ConvertOptions(options, memory=1)
-            wdsplit.convert(folder / "in.parquet", out, chosen, seen.append, engine=engine)
+            wdsplit.convert(folder / "in.parquet", out, options, seen.append, engine=engine, memory=1)
         merged = [progress for progress in seen if progress.name == "merge"]
         assert merged[-1].done == merged[-1].total > 1
         assert files_of(out) == files_of(folder / f"{name}-once")
 
 
 def check_annotations_are_the_same_bytes(engine, folder):
-    options = ConvertOptions(PlanOptions(shards=8), key="label", columns=("bin",))
+    options = ConvertOptions(shards=8, key="label", columns=("bin",))
     wdsplit.convert(folder / "in.parquet", folder / "annotated", options)
     rows = pq.read_table(folder / "in.parquet").select(["label", "group"])
     pq.write_table(rows.take(np.arange(len(rows))[::-1]), folder / "groups.parquet", row_group_size=100)

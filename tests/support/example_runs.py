@@ -9,7 +9,7 @@ from pathlib import Path
 
 from paths import EXAMPLES, SUPPORT
 from torchruns import torchrun
-from wdsplit import ConvertOptions, PlanOptions, convert
+from wdsplit import ConvertOptions, convert
 
 PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 """With the programs of this environment in front."""
@@ -75,6 +75,6 @@ def make_digits(folder):
     command = [sys.executable, str(EXAMPLES / "make_digits.py"), str(folder / "tables")]
     subprocess.run(command, check=True, capture_output=True)
     for name in ("train", "test"):
-        options = ConvertOptions(PlanOptions(world_size=2, workers=2, shuffle=name == "train"))
+        options = ConvertOptions(world_size=2, workers=2, shuffle=name == "train")
         convert([str(folder / "tables" / f"{name}-*.parquet")], str(folder / name), options)
     return str(folder / "train"), str(folder / "test")

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from orders import slow_epoch, slow_lanes
-from wdsplit import ConvertOptions, PlanOptions, convert
+from wdsplit import ConvertOptions, convert
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
 from wdsplit.order.epoch import OrderOptions
@@ -61,7 +61,7 @@ def converted(folder, table, key=None, mapping=None, **plan):
     """Convert a table through parquet; return the dataset's path. Rows keep their order unless asked otherwise."""
     folder.mkdir(parents=True, exist_ok=True)
     pq.write_table(table, folder / "table.parquet", row_group_size=40)
-    options = ConvertOptions(PlanOptions(**{"shuffle": False, **plan}), mapping=mapping or {}, key=key)
+    options = ConvertOptions(**{"shuffle": False, **plan}, mapping=mapping or {}, key=key)
     convert([str(folder / "table.parquet")], str(folder / "out"), options)
     return str(folder / "out")
 

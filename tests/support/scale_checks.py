@@ -15,7 +15,7 @@ import xxhash
 from wdsplit.conversion import planning
 from wdsplit.conversion.commit import build_manifest
 from wdsplit.conversion.driver import Driver
-from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
+from wdsplit.conversion.plan.options import ConvertOptions
 from wdsplit.conversion.record.job import Job
 from wdsplit.conversion.record.published import Published
 from wdsplit.shards.files import write_manifest
@@ -74,9 +74,7 @@ def main(folder):
     read._open_file = made_up_footer
     planning.find_class_runs = lambda *_: None  # it reads rows, and there are none
     paths = [f"s3://bucket/raw/part-{number:06d}.parquet" for number in range(NUM_FILES)]
-    options = ConvertOptions(
-        PlanOptions(shards=NUM_SHARDS, world_size=1000, shuffle=False), mapping={"jpg": "jpg", "cls": "label"}
-    )
+    options = ConvertOptions(shards=NUM_SHARDS, world_size=1000, shuffle=False, mapping={"jpg": "jpg", "cls": "label"})
     started = time.monotonic()
     plan = planning.plan_files(paths, options)[""]
     name = plan.hash

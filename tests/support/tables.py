@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from wdsplit.conversion.convert import convert
-from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
+from wdsplit.conversion.plan.options import ConvertOptions
 from wdsplit.conversion.planning import plan_splits
 from wdsplit.engines import local
 from wdsplit.tables.table import InputFile, Table
@@ -83,10 +83,8 @@ def table_of(*files) -> Table:
 
 
 def options(**changes) -> ConvertOptions:
-    """Return options of a conversion, those of its plan among them; rows keep their order unless asked otherwise."""
-    changes.setdefault("shuffle", False)
-    plan = {name: changes.pop(name) for name in PlanOptions.__dataclass_fields__ if name in changes}
-    return ConvertOptions(PlanOptions(**plan), **changes)
+    """Return options of a conversion; rows keep their order unless asked otherwise."""
+    return ConvertOptions(**{"shuffle": False, **changes})
 
 
 def planned(inputs, options, storage_options=None):

@@ -12,7 +12,7 @@ import yaml
 from example_runs import PATH, write_programs
 from paths import EXAMPLES
 from tables import DEADLINE_S, files_of, mixed_table, write_files
-from wdsplit import ConvertOptions, PlanOptions, commit_shares, convert, convert_share, plan_shares
+from wdsplit import ConvertOptions, commit_shares, convert, convert_share, plan_shares
 
 SCRIPT = EXAMPLES / "slurm" / "convert_array.sh"
 MANIFEST = EXAMPLES / "kubernetes" / "convert-indexed-job.yaml"
@@ -111,7 +111,7 @@ def test_a_pass_of_slurm_that_failed_is_followed_by_no_other(submit, raw, tmp_pa
 
 
 def chosen(**plan):
-    return ConvertOptions(PlanOptions(shards=4, **plan))
+    return ConvertOptions(shards=4, **plan)
 
 
 def test_the_pods_of_the_indexed_job_write_all_shares(raw, tmp_path):

@@ -21,7 +21,7 @@ from raycluster import QUIET
 from s3server import free_port
 from tables import files_of, mixed_table, start_process, wait_until, write_files
 from torchruns import end_processes, processes_with
-from wdsplit import ConvertOptions, PlanOptions, convert
+from wdsplit import ConvertOptions, convert
 from wdsplit.cli.main import cli
 from wdsplit.sizes import parse_size
 
@@ -87,7 +87,7 @@ def job(tmp_path, monkeypatch):
 def test_slurm_goes_on_with_a_run_on_a_ray_cluster_of_its_nodes_and_verifies(job, tmp_path):
     """And nothing of Ray is left, which the fixture sees to."""
     write_files(tmp_path / "raw", mixed_table(60), [20], 10)
-    chosen = ConvertOptions(PlanOptions(shards=6, world_size=2))
+    chosen = ConvertOptions(shards=6, world_size=2)
     convert(tmp_path / "raw", tmp_path / "one", chosen)
 
     def interrupt(progress):

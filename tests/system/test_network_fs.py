@@ -199,12 +199,12 @@ def writable(tmp_path):
 CONVERT = """
 import sys
 from wdsplit.conversion.convert import convert
-from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
+from wdsplit.conversion.plan.options import ConvertOptions
 
 if __name__ == "__main__":
     source, output = sys.argv[1:]
     print("begun", flush=True)
-    convert(source, output, ConvertOptions(PlanOptions(shards=24, shuffle=False), jobs=1))
+    convert(source, output, ConvertOptions(shards=24, shuffle=False, jobs=1))
 """
 
 

@@ -22,7 +22,7 @@ from raycluster import RayCluster
 from s3server import free_port
 from tables import files_of, wait_until, write_files, write_table
 from torchruns import processes_with
-from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
+from wdsplit.conversion.plan.options import ConvertOptions
 from wdsplit.engines.local import LocalEngine
 from wdsplit.errors import InputError
 
@@ -126,9 +126,7 @@ def test_a_table_goes_from_bucket_to_bucket(cluster, bucket, table, tmp_path):
     options = ["--no-shuffle", "--shards", 8, "--world-size", 4]
     ended = wdsplit_on(cluster, "convert", f"{bucket.url}/in.parquet", f"{bucket.url}/train", *options, "--engine=ray")
     assert (ended.returncode, ended.stderr) == (0, "")
-    wdsplit.convert(
-        f"{bucket.url}/in.parquet", tmp_path, ConvertOptions(PlanOptions(shards=8, world_size=4, shuffle=False))
-    )
+    wdsplit.convert(f"{bucket.url}/in.parquet", tmp_path, ConvertOptions(shards=8, world_size=4, shuffle=False))
     assert files_of(bucket.folder / "train") == files_of(tmp_path)
     ended = wdsplit_on(cluster, "verify", f"{bucket.url}/train", "--engine=ray", "--address", cluster.address)
     assert (ended.returncode, ended.stderr) == (0, "")
@@ -306,7 +304,7 @@ def begin(cluster, bucket, table):
 def undisturbed(table, tmp_path_factory):
     """Return the files of that dataset as one job writes them."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    wdsplit.convert(table, folder, ConvertOptions(PlanOptions(shards=100, shuffle=False)))
+    wdsplit.convert(table, folder, ConvertOptions(shards=100, shuffle=False))
     return files_of(folder)
 
 
@@ -367,7 +365,7 @@ for tries in range(5):  # Ray gives the server of a client 30 s to start, which 
 else:
     raise refused
 print(client.is_connected())
-options = wdsplit.ConvertOptions(wdsplit.PlanOptions(shards=100, shuffle=False))
+options = wdsplit.ConvertOptions(shards=100, shuffle=False)
 wdsplit.convert(*sys.argv[2:], options, engine=engine)
 engine.close()
 print(client.is_connected())
@@ -389,7 +387,7 @@ def slow_table(tmp_path):
     chance = np.random.default_rng(1)
     columns = {"bin": pa.array([chance.bytes(3072) for _ in range(25_000)]), "label": np.arange(25_000)}
     files = write_files(tmp_path / "raw", pa.table(columns), [5000], 250)
-    wdsplit.convert(files, tmp_path / "one", ConvertOptions(PlanOptions(shards=250, shuffle=False)))
+    wdsplit.convert(files, tmp_path / "one", ConvertOptions(shards=250, shuffle=False))
     return files
 
 

@@ -1,5 +1,7 @@
 """The documentation as a site: built without a warning, and looked at in a browser on two widths."""
 
+import html
+import re
 import subprocess
 import sys
 from functools import partial
@@ -43,7 +45,15 @@ def unwelcome(messages, address):
 def test_the_site_shows_the_help_of_commands_and_the_public_names(site):
     commands = (site / "reference" / "commands.html").read_text(encoding="utf-8")
     assert "wdsplit convert [OPTIONS] INPUT... OUTPUT" in commands
-    assert 'id="wdsplit.Loader.state_dict"' in (site / "reference" / "python.html").read_text(encoding="utf-8")
+    reference = (site / "reference" / "python.html").read_text(encoding="utf-8")
+    assert 'id="wdsplit.Loader.state_dict"' in reference
+    shown = html.unescape(re.sub("<[^>]+>", "", reference))
+    for signature in (
+        "    seed: int = 0,\n    shuffle: bool = True,\n",
+        "    world_size: int = 1,\n    workers: int = 1,\n",
+    ):
+        assert signature in shown
+    assert "Annotated" not in shown and "_integer" not in shown
 
 
 @pytest.mark.skipif(chromium() is None, reason="needs Chromium")

@@ -27,7 +27,6 @@ PUBLIC = [
     "Monitor",
     "OutputExistsError",
     "PipelineError",
-    "PlanOptions",
     "RayEngine",
     "Report",
     "ReportOptions",

@@ -2,6 +2,7 @@
 
 from html.parser import HTMLParser
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -10,8 +11,8 @@ import wdsplit
 from made_datasets import numbers_dataset
 from report_datasets import MARKUP, hostile
 from wdsplit.checks.verify import Report
-from wdsplit.errors import CorruptDataError
-from wdsplit.notebook import html_table
+from wdsplit.errors import CorruptDataError, PipelineError
+from wdsplit.notebook import STYLE, html_table
 
 HARMLESS = {"div", "style", "p", "strong", "table", "thead", "tbody", "tr", "th", "td"}
 OF_CARDS = {"ul", "li", "dl", "dt", "dd", "small", "span", "audio", "img"}
@@ -88,7 +89,7 @@ def test_a_hostile_plan_and_damage_are_shown_as_text(tmp_path, hostile_dataset):
 def test_reprs_are_a_line(numbers, tmp_path):
     dataset = wdsplit.Dataset(numbers)
     pq.write_table(pa.table({"x": range(10)}), tmp_path / "in.parquet")
-    plan = wdsplit.plan(str(tmp_path / "in.parquet"), wdsplit.ConvertOptions(plan=wdsplit.PlanOptions(shards=3)))
+    plan = wdsplit.plan(str(tmp_path / "in.parquet"), wdsplit.ConvertOptions(shards=3))
     found = [*map(repr, (dataset, plan, wdsplit.audit(numbers), wdsplit.verify(numbers), dataset.manifest))]
     assert not [line for line in found if "\n" in line or len(line) > 250]
     assert found[1].startswith("<Plan: 10 rows -> 3 shards of up to 4 samples")
@@ -111,5 +112,18 @@ def test_a_mixture_says_what_it_takes_of_each(numbers, hostile_dataset):
     assert "50 an epoch, of 80" in text
 
 
-def test_what_inspect_returns_prints_no_payloads(numbers):
-    assert "row 0" not in repr(wdsplit.inspect(numbers))
+def test_what_inspect_returns_prints_neither_payloads_nor_encoded_types(numbers):
+    found = wdsplit.inspect(numbers)
+    assert "row 0" not in repr(found) and "arrow_schema" not in repr(found)
+    assert "Datasetnum_samples100num_pads" in shown(found) and "clscls" in shown(found)
+
+
+def test_an_error_of_a_batch_shows_no_frames_of_the_worker(numbers):
+    dataset = wdsplit.Dataset(numbers).map(lambda sample: {"x": np.zeros(1 + sample["__position__"] % 2)})
+    with pytest.raises(PipelineError, match="cannot be stacked") as caught:
+        list(wdsplit.Loader(dataset, 10))
+    assert len(caught.traceback) <= 4
+
+
+def test_a_table_keeps_its_style_under_that_of_jupyter():
+    assert all(line.startswith(".wdsplit:not(#_) ") for line in STYLE.splitlines()[1:-1])

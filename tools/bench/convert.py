@@ -29,9 +29,9 @@ PROGRAM = "wdsplit.cli.__main__"
 
 
 def with_wdsplit(source: str, output: str, jobs: int, **plan: Any) -> None:
-    from wdsplit import ConvertOptions, PlanOptions, convert
+    from wdsplit import ConvertOptions, convert
 
-    convert(source, output, ConvertOptions(PlanOptions(shard_size=peers.SHARD_BYTES, **plan), jobs=jobs))
+    convert(source, output, ConvertOptions(shard_size=peers.SHARD_BYTES, **plan, jobs=jobs))
 
 
 def with_cp(source: str, output: str) -> None:

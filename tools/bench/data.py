@@ -149,9 +149,9 @@ MAKERS: dict[str, Callable[[Path, int], None]] = {
 
 def make_shards(folder: Path, output: str = SHARDS, emit: tuple[str, ...] = ("energon",), **plan: Any) -> None:
     """Convert the table of a folder."""
-    from wdsplit import ConvertOptions, PlanOptions, convert
+    from wdsplit import ConvertOptions, convert
 
-    options = ConvertOptions(PlanOptions(pad="none", shuffle=False, **plan), emit=emit, jobs=2)
+    options = ConvertOptions(pad="none", shuffle=False, **plan, emit=emit, jobs=2)
     convert(str(folder / SOURCE), str(folder / output), options)
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.bench import core, data
-from wdsplit import ConvertOptions, PlanOptions, convert
+from wdsplit import ConvertOptions, convert
 from wdsplit.engines.local import Engine, LocalEngine
 from wdsplit.sizes import parse_size
 
@@ -35,9 +35,7 @@ def measure(engine: Engine, source: Path, shard_bytes: int) -> tuple[float, int]
     """Convert a table; return the seconds and the bytes of the shards. The output is removed."""
     output = source.with_name("out")
     started = time.perf_counter()
-    manifest = convert(
-        source, output, ConvertOptions(PlanOptions(shard_size=shard_bytes, shuffle=False)), engine=engine
-    )
+    manifest = convert(source, output, ConvertOptions(shard_size=shard_bytes, shuffle=False), engine=engine)
     seconds = time.perf_counter() - started
     shutil.rmtree(output)
     return seconds, manifest.num_bytes

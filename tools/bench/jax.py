@@ -54,8 +54,7 @@ def make_dataset(folder: Path, num_rows: int, num_features: int) -> Path:
     features = pa.array(chance.random(num_rows * num_features, np.float32))
     table = pa.table({"npy": pa.FixedSizeListArray.from_arrays(features, num_features), "cls": range(num_rows)})
     pq.write_table(table, folder / "rows.parquet")
-    plan = wdsplit.PlanOptions(shards=LANES, lanes=LANES)
-    wdsplit.convert(folder / "rows.parquet", folder / "dataset", wdsplit.ConvertOptions(plan))
+    wdsplit.convert(folder / "rows.parquet", folder / "dataset", shards=LANES, lanes=LANES)
     return folder / "dataset"
 
 

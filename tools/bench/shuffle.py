@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from tools.bench import core
 from wdsplit.conversion.driver import Driver, no_progress
-from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
+from wdsplit.conversion.plan.options import ConvertOptions
 from wdsplit.conversion.plan.plan import Plan, Span
 from wdsplit.conversion.planning import plan_splits
 from wdsplit.conversion.record.job import Job
@@ -98,7 +98,7 @@ def main() -> None:
     with core.work_folder(arguments.folder) as name:
         make_table(name / "in", arguments.rows)
         started = time.perf_counter()
-        plan = plan_splits(f"{name}/in", ConvertOptions(PlanOptions(shuffle=True)))[""]
+        plan = plan_splits(f"{name}/in", ConvertOptions(shuffle=True))[""]
         print(f"planned: {plan.num_rows:,} rows, {plan.num_shards:,} shards in {time.perf_counter() - started:.2f} s")
         shuffle(plan, f"{name}/out", arguments.jobs, arguments.memory, arguments.shards)
 

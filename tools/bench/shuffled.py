@@ -27,12 +27,12 @@ def convert_once(name: str, folder: str, jobs: int) -> Result:
     """Convert the table of a folder; the output is removed after the clock has stopped."""
     output = f"{folder}/out"
     clock = core.begin("wdsplit", "wdsplit.conversion.convert")
-    from wdsplit import ConvertOptions, PlanOptions, convert
+    from wdsplit import ConvertOptions, convert
 
-    plan = PlanOptions(shard_size=SHARD_BYTES, shuffle=name != BASE)
+    options = ConvertOptions(shard_size=SHARD_BYTES, shuffle=name != BASE)
     memory = LITTLE_MEMORY if name == SPILLED else MUCH_MEMORY
     try:
-        convert(f"{folder}/{data.SOURCE}", output, ConvertOptions(plan, jobs=jobs, memory=memory))
+        convert(f"{folder}/{data.SOURCE}", output, options, jobs=jobs, memory=memory)
         return {**clock.read(), "megabytes": core.peak_mib()}
     finally:
         shutil.rmtree(output, ignore_errors=True)

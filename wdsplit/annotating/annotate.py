@@ -12,6 +12,7 @@ from wdsplit.annotating.joining import Joining
 from wdsplit.annotating.options import AnnotateOptions
 from wdsplit.annotating.run import AnnotationRun
 from wdsplit.conversion.convert import Source
+from wdsplit.conversion.plan.options import chosen
 from wdsplit.conversion.planning import PathLike
 from wdsplit.conversion.prepare import Places
 from wdsplit.conversion.spool import spooled
@@ -43,6 +44,7 @@ def annotate(
     engine: Engine | None = None,
     fs: AbstractFileSystem | None = None,
     input_fs: AbstractFileSystem | None = None,
+    **keywords: Any,
 ) -> Annotation:
     """Join columns of a table to the samples of a finished dataset, by their keys.
 
@@ -51,8 +53,7 @@ def annotate(
     with `resume`.
 
         wdsplit.annotate("data/train", "scores.parquet", key="id", name="scores")
-        options = wdsplit.AnnotateOptions(allow_missing=True)
-        wdsplit.annotate("data/train", frame, key="id", name="more", options=options)
+        wdsplit.annotate("data/train", frame, key="id", name="more", allow_missing=True)
 
     Args:
         dataset: Folder of the dataset, which must have sample tables.
@@ -66,6 +67,7 @@ def annotate(
         engine: Engine that runs the tasks, such as `wdsplit.RayEngine`; None for `options.jobs` jobs of this machine.
         fs: fsspec file system of the dataset; None to choose it by the path.
         input_fs: fsspec file system of the source.
+        **keywords: Fields of `AnnotateOptions`. They replace those of `options`.
 
     Returns:
         The annotation: its columns, and the counts of missing, extra and duplicate keys.
@@ -75,7 +77,7 @@ def annotate(
         OutputExistsError: There is an annotation of this name, or an unfinished run.
         WdsplitError: The table or the dataset cannot be read, or the dataset cannot be written to.
     """
-    options = options or AnnotateOptions()
+    options = chosen(AnnotateOptions, options, keywords)
     rows = python_source(source)
     paths = [] if isinstance(rows, PythonSource) else rows
     places = Places.of(paths, dataset, storage_options, fs, input_fs)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from wdsplit.checks.classes import measure_classes
+from wdsplit.conversion.plan.options import chosen
 from wdsplit.errors import InputError, MissingDependencyError
 from wdsplit.loading.opening import open_dataset
 from wdsplit.loading.reading.source import Access, Source
@@ -143,10 +144,11 @@ def audit(
     progress: Callable[[Finding], None] | None = None,
     storage_options: Mapping[str, Any] | None = None,
     fs: AbstractFileSystem | None = None,
+    **keywords: Any,
 ) -> AuditReport:
     """Check each loading promise in each epoch.
 
-        report = wdsplit.audit("data/train", wdsplit.AuditOptions(world_size=2, num_workers=2, batch_size=8))
+        report = wdsplit.audit("data/train", world_size=2, num_workers=2, batch_size=8)
         for finding in report.findings:
             print(finding)
 
@@ -156,12 +158,13 @@ def audit(
         progress: Called with each finding as soon as it is known.
         storage_options: Options for a remote store, as for `Dataset`.
         fs: fsspec file system of the folder; None to choose it by the path.
+        **keywords: Fields of `AuditOptions`. They replace those of `options`.
 
     Raises:
         WdsplitError: The dataset, or one of its shards, cannot be read.
     """
-    findings = []
-    for finding in _findings(*located_one(url, storage_options, fs), options or AuditOptions()):
+    findings, options = [], chosen(AuditOptions, options, keywords)
+    for finding in _findings(*located_one(url, storage_options, fs), options):
         findings.append(finding)
         if progress is not None:
             progress(finding)

@@ -17,13 +17,14 @@ from wdsplit.loading.reading.numbered import NumberedSamples
 from wdsplit.loading.reading.open_shard import open_shard
 from wdsplit.loading.reading.source import Access
 from wdsplit.loading.views import chosen_views
+from wdsplit.notebook import html_table
 from wdsplit.order.distribution import Readers, reading_advice
 from wdsplit.order.epoch import EpochOrder, Int64, OrderOptions
 from wdsplit.order.numbers import SampleNumbers
 from wdsplit.order.selection import Selection
 from wdsplit.order.split import readers_per_lane
 from wdsplit.shards.annotations import Annotation, scan_annotations
-from wdsplit.shards.manifest import Field, Manifest
+from wdsplit.shards.manifest import Field, Manifest, fields_table
 from wdsplit.shards.stored import damaged, intact
 from wdsplit.shards.views import StoredView, scan_views
 from wdsplit.storage.interface import ReadableStorage
@@ -80,6 +81,13 @@ class Inspection:
     provenance: dict[str, Any] = field(repr=False)
     view: str
     num_stored: int
+
+    def _repr_html_(self) -> str:
+        names = ("num_samples", "num_pads", "num_shards", "num_bytes", "lanes", "window", "fingerprint", "view")
+        facts = [(name, getattr(self, name)) for name in names if getattr(self, name) != ""]
+        facts += [("views", ", ".join(one.name for one in self.views))] if self.views else []
+        facts += [("annotations", ", ".join(one.name for one in self.annotations))] if self.annotations else []
+        return html_table("Dataset", facts) + fields_table(self.fields)
 
 
 def inspect(

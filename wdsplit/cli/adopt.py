@@ -10,7 +10,7 @@ import click
 import wdsplit
 from wdsplit.cli.conversion import option_of
 from wdsplit.cli.help import INDEXING, HelpCommand
-from wdsplit.cli.options import engine_options, json_option, open_engine
+from wdsplit.cli.options import NAMES, engine_options, json_option, open_engine
 from wdsplit.cli.progress import progress_bar
 from wdsplit.cli.terminal import audit_line, echo_json, rates_text, say_next, totals, totals_text
 from wdsplit.conversion.plan.options import IndexOptions
@@ -42,8 +42,8 @@ __all__ = ["index_command"]
 @engine_options
 @option_of(IndexOptions, "overwrite")
 @option_of(IndexOptions, "sample_tables")
-@option_of(IndexOptions, "keep", multiple=True, metavar="COLUMN")
-@option_of(IndexOptions, "no_keep", multiple=True, metavar="COLUMN")
+@option_of(IndexOptions, "keep", **NAMES)
+@option_of(IndexOptions, "no_keep", **NAMES)
 @json_option
 def index_command(
     dataset: str,
@@ -74,7 +74,9 @@ def index_command(
     with progress_bar("indexing", log) as bar:
 
         def report(progress: IndexProgress) -> None:
-            bar.update(progress.tars, progress.num_tars, samples=progress.samples, bytes=progress.num_bytes)
+            bar.update(
+                progress.tars, progress.num_tars, unit="tars", samples=progress.samples, bytes=progress.num_bytes
+            )
 
         index_tars, started = wdsplit.index_tars, time.monotonic()
         manifest = index_tars(dataset, options, report, engine=open_engine(engine, address, jobs))

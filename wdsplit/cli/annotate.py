@@ -12,9 +12,9 @@ import click
 
 import wdsplit
 from wdsplit.annotating.options import DUPLICATES, AnnotateOptions
-from wdsplit.cli.conversion import given, option_of, parse_columns, parse_mapping
+from wdsplit.cli.conversion import given, option_of, parse_mapping
 from wdsplit.cli.help import ANNOTATING, HelpCommand
-from wdsplit.cli.options import engine_options, json_option, open_engine
+from wdsplit.cli.options import NAMES, engine_options, json_option, open_engine
 from wdsplit.cli.progress import progress_bar
 from wdsplit.cli.stored import list_stored
 from wdsplit.cli.terminal import byte_size, echo_json, human_bytes, say_next, stderr, wrapped
@@ -60,16 +60,15 @@ _DOING = {
 @option_of(
     AnnotateOptions,
     "columns",
-    multiple=True,
-    metavar="NAME[,NAME...]",
+    **NAMES,
     help="Join these columns under their own names.  [default: all]",
 )
 @option_of(
     AnnotateOptions,
     "mapping",
     multiple=True,
-    metavar="NAME=COLUMN",
-    help="Join this column under another name. Repeatable.",
+    metavar="NAME=COLUMN[,...]",
+    help="Join this column under another name.",
 )
 @option_of(AnnotateOptions, "hive", flag="--hive/--no-hive", default=True, show_default=True)
 @option_of(AnnotateOptions, "allow_missing")
@@ -90,7 +89,6 @@ def annotate_command(
     tables: tuple[str, ...],
     key: str | None,
     name: str | None,
-    columns: tuple[str, ...],
     mapping: tuple[str, ...],
     jobs: int | None,
     engine: str,
@@ -119,7 +117,7 @@ def annotate_command(
     if not tables or key is None:
         raise click.UsageError("expected TABLE and --key COLUMN, or --list, or --drop NAME")
     arguments["mapping"] = parse_mapping(mapping, "NAME=COLUMN, such as score=aesthetic_score")
-    options = AnnotateOptions(columns=parse_columns(columns), **arguments)
+    options = AnnotateOptions(**arguments)
     _annotate(dataset, tables, key, name, options, open_engine(engine, address, jobs), log, as_json)
 
 
@@ -142,7 +140,9 @@ def _annotate(
                 nonlocal has_started
                 has_started = True
                 doing, unit = _DOING[progress.name]
-                bar.update(progress.done, progress.total or None, doing, **({unit: progress.done} if unit else {}))
+                bar.update(
+                    progress.done, progress.total or None, doing, unit, **({unit: progress.done} if unit else {})
+                )
 
             made = wdsplit.annotate(dataset, tables, key, name or "", options, show, engine=engine)
     except KeyboardInterrupt:

@@ -11,7 +11,7 @@ import click
 import wdsplit
 from wdsplit.cli.drawing import sparkline, terminal_width
 from wdsplit.cli.help import LOADING, HelpCommand
-from wdsplit.cli.options import batch_size_option, json_option, order_options, view_options
+from wdsplit.cli.options import NAMES, batch_size_option, json_option, order_options, view_options
 from wdsplit.cli.progress import progress_bar
 from wdsplit.cli.terminal import echo_json, human_bytes, wrapped
 
@@ -43,12 +43,11 @@ __all__ = ["bench_command"]
     show_default=True,
     help="Run workers as processes or as threads.",
 )
-@click.option("--fields", metavar="NAME[,NAME...]", help="Read only these fields.  [default: all]")
+@click.option("--fields", **NAMES, help="Read only these fields.  [default: all]")
 @click.option(
     "--decode",
-    multiple=True,
-    metavar="HANDLER",
-    help="Decode fields; images with this handler (pil, rgb8). Repeatable.",
+    **{**NAMES, "metavar": "HANDLER"},
+    help="Decode fields; images with this handler (pil, rgb8).",
 )
 @click.option("--resize", type=click.IntRange(1), help="Decode fields, and resize images to N x N pixels.")
 @click.option("--epochs", type=click.IntRange(1), default=1, show_default=True, help="Read N epochs.")
@@ -84,7 +83,7 @@ def bench_command(
             epochs=epochs,
             seconds=seconds,
             step_s=step_ms / 1000,
-            progress=lambda batches, total, samples: bar.update(batches, total, samples=samples),
+            progress=lambda batches, total, samples: bar.update(batches, total, unit="batches", samples=samples),
         )
     from wdsplit.loading.reading.source import name_with_view
 
@@ -101,7 +100,7 @@ def _loader(
     url: str,
     handlers: list[Any],
     *,
-    fields: str | None,
+    fields: tuple[str, ...],
     rank: int,
     world_size: int,
     workers: int,
@@ -110,12 +109,11 @@ def _loader(
     **order: Any,
 ) -> wdsplit.Loader:
     """Return the loader to measure; with `fields`, samples are tuples of them."""
-    names = None if fields is None else [name.strip() for name in fields.split(",")]
-    dataset = wdsplit.Dataset(url, rank=rank, world_size=world_size, fields=names, **order)
+    dataset = wdsplit.Dataset(url, rank=rank, world_size=world_size, fields=fields or None, **order)
     if handlers:
         dataset = dataset.decode(*handlers)
-    if names is not None:
-        dataset = dataset.to_tuple(*names)
+    if fields:
+        dataset = dataset.to_tuple(*fields)
     return wdsplit.Loader(dataset, batch_size, num_workers=workers, workers=worker_kind)
 
 

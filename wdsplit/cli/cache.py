@@ -13,6 +13,7 @@ from wdsplit.cli.help import HelpCommand
 from wdsplit.cli.options import json_option
 from wdsplit.cli.progress import progress_bar
 from wdsplit.cli.terminal import FAILED, bad, echo_json, good, human_bytes, stderr
+from wdsplit.texts import counted
 
 if TYPE_CHECKING:
     from wdsplit.loading.reading.cache import ShardCache
@@ -78,7 +79,7 @@ def _show(cache: CacheFolder, folder: str, as_json: bool) -> None:
         )
         return
     click.echo(
-        f"{folder}: {usage.num_shards:,} shards, {human_bytes(usage.num_bytes)}\n"
+        f"{folder}: {counted(usage.num_shards, 'shard')}, {human_bytes(usage.num_bytes)}\n"
         f"in use {usage.num_in_use:,}, downloading {usage.num_downloads:,}, "
         f"unfinished downloads {usage.num_leftovers:,}"
     )
@@ -104,7 +105,7 @@ def _verify(cache: ShardCache, folder: str, as_json: bool) -> None:
         def report(checked: int, num_shards: int, checked_bytes: int) -> None:
             nonlocal num_checked, num_bytes
             num_checked, num_bytes = checked, checked_bytes
-            bar.update(checked, num_shards, bytes=checked_bytes)
+            bar.update(checked, num_shards, unit="shards", bytes=checked_bytes)
 
         damages = cache.verify(report)
     if as_json:

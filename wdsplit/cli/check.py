@@ -80,7 +80,7 @@ def verify_command(
     with progress_bar("verifying", log) as bar:
 
         def show(checked: int, num_shards: int, num_bytes: int) -> None:
-            bar.update(checked, num_shards, bytes=num_bytes)
+            bar.update(checked, num_shards, unit="shards", bytes=num_bytes)
 
         report = wdsplit.verify(
             dataset, progress=show, engine=open_engine(engine, address, jobs), emit=emit, view=view, where=where
@@ -94,7 +94,9 @@ def verify_command(
         for problem in report.problems:
             stderr(error_text("problem", str(problem)))
         verdict = bad(f"{counted(len(report.problems), 'problem')} in") if report.problems else good("ok:")
-        part = f"{report.num_shards:,} shards of the view, of " if view is not None or where is not None else ""
+        part = (
+            f"{counted(report.num_shards, 'shard')} of the view, of " if view is not None or where is not None else ""
+        )
         click.echo(f"{shown_url(dataset)}: {verdict} {part}{totals_text(manifest)}")
         if not report.problems:
             say_next(audit_line(shown_url(dataset), manifest.provenance.get("options") or {}))

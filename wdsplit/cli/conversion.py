@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from wdsplit.cli.options import Decorator, with_options
+from wdsplit.cli.options import NAMES, Decorator, parse_names, refuse_empty, with_options
 from wdsplit.cli.terminal import byte_size, listed, totals_text
-from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions, attribute_texts
+from wdsplit.conversion.plan.options import ConvertOptions, attribute_texts
 from wdsplit.errors import InputError
 from wdsplit.shards.emit import check_emit
 from wdsplit.texts import counted, safe_text
@@ -29,7 +29,6 @@ __all__ = [
     "given",
     "label_lines",
     "option_of",
-    "parse_columns",
     "parse_mapping",
     "plan_options",
     "run_options",
@@ -37,7 +36,16 @@ __all__ = [
 ]
 
 _SHOWN_FIELDS, _MAX_NAME = 20, 36
-_DOING = {"read": "reading", "scatter": "shuffling", "merge": "merging", "write": "writing"}
+_DOING = {
+    "read": ("reading", "rows"),
+    "scatter": ("shuffling", "rows"),
+    "merge": ("merging", "chunks"),
+    "write": ("writing", "shards"),
+}
+"""What each pass does, and what it counts."""
+
+_NEXT_ENTRY = re.compile(r",(?=[^,=]*=)")
+"""A comma between two entries of --map; another one belongs to the name of a column."""
 
 _FLAGS = {"mapping": "--map", "splits": "--split"}
 """Options whose flag differs from their name."""
@@ -76,56 +84,50 @@ def _help_text(options: type, name: str) -> str:
     return f"{text}  [default: {default.removesuffix('.')}]" if separator else text
 
 
-def _repeatable(name: str) -> str:
-    return f"{_help_text(PlanOptions, name)} Repeatable."
-
-
 _SYNTAX: dict[str, dict[str, Any]] = {
-    "shard_size": {"type": byte_size, "metavar": "SIZE"},
+    "shard_size": {
+        "type": byte_size,
+        "metavar": "SIZE",
+        "help": "Approximate size of a shard, such as 256MB; a number alone is bytes.  "
+        "[default: 256 MB, or less so that each lane has a shard]",
+    },
     "mapping": {
         "multiple": True,
-        "metavar": "EXT=COLUMN",
-        "help": "Write COLUMN as the field EXT; columns that neither this nor --columns names are left out. "
-        "Repeatable.  [default: infer all]",
+        "metavar": "EXT=COLUMN[,...]",
+        "help": "Write COLUMN as the field EXT; columns that neither this nor --columns names are left out.  "
+        "[default: infer all]",
     },
-    "columns": {
-        "multiple": True,
-        "metavar": "NAME[,NAME...]",
-        "help": "Write these columns under inferred field names.",
-    },
+    "columns": {**NAMES, "help": "Write these columns under inferred field names."},
     "key": {"metavar": "COLUMN"},
     "classes": {"metavar": "COLUMN"},
     "where": {"multiple": True, "metavar": "CONDITION"},
     "splits": {
         "multiple": True,
-        "metavar": "NAME=FRACTION,...",
+        "metavar": "NAME=FRACTION[,...]",
         "help": "Split the rows into datasets OUTPUT/NAME, such as train=0.9,val=0.1, by a hash of the key or of "
         "--group-by.",
     },
     "group_by": {"metavar": "COLUMN"},
-    "keep": {"multiple": True, "metavar": "COLUMN", "help": _repeatable("keep")},
-    "no_keep": {"multiple": True, "metavar": "COLUMN", "help": _repeatable("no_keep")},
+    "keep": NAMES,
+    "no_keep": NAMES,
     "hive": {"flag": "--hive/--no-hive", "default": True, "show_default": True},
     "shuffle": {"flag": "--shuffle/--no-shuffle", "default": None},
 }
 """Settings of options whose command-line form differs from Python's."""
 
-_PLAN = {one.name: PlanOptions for one in dataclasses.fields(PlanOptions)}
 _DECIDING = (
     "world_size workers shards samples_per_shard shard_size mapping columns key number_keys where limit "
     "skip_empty hive splits group_by pad allow_pads null classes class_names keep no_keep shuffle seed lanes window"
 )
 
-plan_options = with_options(
-    [option_of(_PLAN.get(name, ConvertOptions), name, **_SYNTAX.get(name, {})) for name in _DECIDING.split()]
-)
+plan_options = with_options([option_of(ConvertOptions, name, **_SYNTAX.get(name, {})) for name in _DECIDING.split()])
 """Adds the options that determine the dataset."""
 
 
-def _parse_emit(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
-    """Parse the comma-separated names of --emit."""
+def _parse_emit(context: click.Context, parameter: click.Parameter, values: Collection[str]) -> tuple[str, ...]:
+    """Parse the names of --emit."""
     try:
-        return check_emit(tuple(value.split(","))) if value is not None else ()
+        return check_emit(parse_names(context, parameter, values))
     except InputError as error:
         raise click.BadParameter(f"expected {error.expected}, found {error.found}") from error
 
@@ -133,7 +135,7 @@ def _parse_emit(context: click.Context, parameter: click.Parameter, value: str |
 run_options = with_options(
     [
         option_of(ConvertOptions, "memory", type=byte_size, metavar="SIZE"),
-        option_of(ConvertOptions, "emit", callback=_parse_emit, metavar="NAME[,NAME...]"),
+        option_of(ConvertOptions, "emit", **{**NAMES, "callback": _parse_emit}),
         option_of(ConvertOptions, "overwrite"),
     ]
 )
@@ -143,46 +145,29 @@ run_options = with_options(
 def conversion_options(arguments: dict[str, Any], **more: Any) -> ConvertOptions:
     """Build the options of a conversion from a command's arguments."""
     mapping = parse_mapping(arguments.pop("mapping"), "EXT=COLUMN, such as jpg=image")
-    names = ("key", "number_keys", "limit", "skip_empty", "hive", "classes", "class_names")
-    own = {name: arguments.pop(name) for name in names}
-    columns, where, split = (arguments.pop(name) for name in ("columns", "where", "splits"))
-    _refuse_empty("--where", where)
-    for name, values, how in (("--where", where, "and"), ("--split", split, "a comma")):
-        if len(values) > 1:
-            raise click.BadParameter(f"given twice: give it once, joined by {how}", param_hint=repr(name))
+    where, split = (arguments.pop(name) for name in ("where", "splits"))
+    refuse_empty("--where", where)
+    if len(where) > 1:
+        raise click.BadParameter("given twice: give it once, joined by and", param_hint="'--where'")
     return ConvertOptions(
-        plan=PlanOptions(**arguments),
         mapping=mapping,
-        columns=parse_columns(columns),
         where="".join(where),
-        splits=_splits(split[0]) if split else {},
-        **own,
+        splits=_splits(",".join(split)) if split else {},
+        **arguments,
         **more,
     )
 
 
 def parse_mapping(entries: Collection[str], form: str) -> dict[str, str]:
-    """Parse the entries of --map; `form` is the expected form, with an example."""
+    """Parse the entries of --map, repeated or separated by commas; `form` is the expected form, with an example."""
     mapping: dict[str, str] = {}
-    for entry in entries:
+    for entry in (part for each in entries for part in _NEXT_ENTRY.split(each)):
         name, separator, column = entry.partition("=")
         if not (name and separator and column) or name in mapping:
             problem = f"{name!r} is given twice" if name in mapping else f"expected {form}"
             raise click.BadParameter(f"{entry!r}: {problem}", param_hint="'--map'")
         mapping[name] = column
     return mapping
-
-
-def parse_columns(values: Collection[str]) -> tuple[str, ...]:
-    """Parse the comma-separated names of --columns."""
-    _refuse_empty("--columns", values)
-    return tuple(name.strip() for value in values for name in value.split(","))
-
-
-def _refuse_empty(option: str, values: Collection[str]) -> None:
-    """Refuse an option with an empty value."""
-    if not all(value.strip(" ,") for value in values):
-        raise click.BadParameter("empty value: omit the option to use everything", param_hint=repr(option))
 
 
 def _splits(text: str) -> dict[str, float]:
@@ -211,18 +196,21 @@ def given(context: click.Context, names: Collection[str]) -> list[str]:
     ]
 
 
-def show_progress(bar: Bar, progress: Progress, name: str = "") -> None:
+def show_progress(bar: Bar, progress: Progress, name: str = "", step: str = "") -> None:
     """Show the progress of a conversion.
 
     Args:
         bar: The progress bar.
         progress: The progress.
         name: The split or the share, or empty.
+        step: Which step this is, of how many, or empty.
     """
+    doing, unit = _DOING[progress.name]
     amounts = {"samples": progress.samples, "bytes": progress.num_bytes}
     if progress.name != "write":
         amounts = {"rows": progress.done} if progress.name == "scatter" else {}
-    bar.update(progress.done, progress.total, f"{_DOING[progress.name]} {name}".rstrip(), **amounts)
+    what = " ".join(filter(None, (step, doing, name)))
+    bar.update(progress.done, progress.total, what, unit, **amounts)
 
 
 def label_lines(label: Any, fields: Sequence[Field]) -> list[str]:
@@ -255,10 +243,12 @@ def dataset_text(manifest: Manifest, place: str) -> str:
         if field.names and not (said and field.column == provenance["label"]["column"]):
             lines.append(f"classes: {len(field.names):,} in {field.name}: {listed(field.names)}")
     if provenance["num_selected"] < provenance["num_rows"]:
-        lines.append(f"selected: {provenance['num_selected']:,} of {provenance['num_rows']:,} rows")
+        lines.append(f"selected: {provenance['num_selected']:,} of {counted(provenance['num_rows'], 'row')}")
     if provenance.get("num_empty"):
-        lines.append(f"skipped: {provenance['num_empty']:,} rows in which every value is null (--skip-empty)")
+        lines.append(f"skipped: {counted(provenance['num_empty'], 'row')} in which every value is null (--skip-empty)")
     if provenance["num_dropped"]:
         which = "" if provenance["options"]["shuffle"] else "the last "
-        lines.append(f"left out: {which}{provenance['num_dropped']:,} rows, to make the shards equal (--pad drop)")
+        lines.append(
+            f"left out: {which}{counted(provenance['num_dropped'], 'row')}, to make the shards equal (--pad drop)"
+        )
     return "\n".join(lines)

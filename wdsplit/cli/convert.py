@@ -26,7 +26,7 @@ from wdsplit.cli.options import engine_options, open_engine
 from wdsplit.cli.progress import progress_bar
 from wdsplit.cli.shares import run_share
 from wdsplit.cli.terminal import BATCH_SIZE, audit_line, rates_text, say_next, stderr, training_line, wrapped
-from wdsplit.conversion.plan.options import PASSES, ConvertOptions, Pass, PlanOptions
+from wdsplit.conversion.plan.options import PASSES, ConvertOptions, Pass
 from wdsplit.errors import WdsplitError
 from wdsplit.texts import counted
 from wdsplit.urls import shown_url
@@ -100,7 +100,7 @@ def convert_command(
         run_share(str(plan_path), str(share), only, open_engine(engine, address, jobs), log)
         return
     if output is None or not inputs:
-        missing = "inputs" if output is not None or not inputs else "output"
+        missing = "inputs" if output is None else "output"  # a single argument is the input, although click says output
         raise click.MissingParameter(ctx=context, param=next(p for p in context.command.params if p.name == missing))
     options = conversion_options(arguments, memory=memory, emit=emit, overwrite=overwrite, resume=resume)
     _convert(inputs, output, options, partial(open_engine, engine, address, jobs), log)
@@ -111,12 +111,16 @@ def _convert(
 ) -> None:
     """Convert, and print what was written; after an interrupt, how to continue."""
     last: dict[str, Progress] = {}
+    shuffled: set[str] = set()
     try:
         with progress_bar("planning", log) as bar:
 
             def report(progress: Progress) -> None:
                 last[progress.split] = progress
-                show_progress(bar, progress, progress.split)
+                if progress.name != "write":
+                    shuffled.add(progress.split)
+                step = f"{1 + (progress.name == 'write')}/2" if progress.split in shuffled else ""
+                show_progress(bar, progress, progress.split, step)
 
             convert, convert_splits, started = wdsplit.convert, wdsplit.convert_splits, time.monotonic()
             if options.splits:
@@ -139,15 +143,15 @@ def _convert(
     click.echo(f"took {elapsed_s:.1f} s{rates}")
     for name, manifest in manifests.items() if options.overwrite else ():
         _say_stale(_folder(output, name), manifest.fingerprint)
-    _say_next(_folder(shown_url(output), next(iter(manifests))), options.plan)
+    _say_next(_folder(shown_url(output), next(iter(manifests))), options)
 
 
-def _say_next(dataset: str, plan: PlanOptions) -> None:
+def _say_next(dataset: str, options: ConvertOptions) -> None:
     """Print the commands that check and read a dataset."""
     from wdsplit.storage.opening import is_remote
 
     uploaded = [f"wdsplit verify {shlex.quote(dataset)}"] if is_remote(dataset) else []
-    say_next(*uploaded, audit_line(dataset, vars(plan)), training_line(dataset, BATCH_SIZE, plan.workers))
+    say_next(*uploaded, audit_line(dataset, vars(options)), training_line(dataset, BATCH_SIZE, options.workers))
 
 
 def _say_stale(dataset: str, fingerprint: str) -> None:

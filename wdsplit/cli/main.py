@@ -142,5 +142,5 @@ def _show(error: click.ClickException) -> None:
     """Show click's message about an invalid command line."""
     shown = io.StringIO()
     error.show(shown)
-    usage, word, message = shown.getvalue().rpartition("Error: ")
-    stderr(f"{usage}{bad(word.strip())} {message}".strip())
+    usage, _, message = shown.getvalue().rpartition("Error: ")
+    stderr(f"{usage}{bad('error:')} {message}".strip())

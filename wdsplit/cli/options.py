@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,18 +13,37 @@ if TYPE_CHECKING:
     from wdsplit.engines.local import Engine
 
 __all__ = [
+    "NAMES",
     "Decorator",
     "batch_size_option",
     "engine_options",
     "json_option",
     "open_engine",
     "order_options",
+    "parse_names",
+    "refuse_empty",
     "shuffle_options",
     "view_options",
     "with_options",
 ]
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def parse_names(context: click.Context, parameter: click.Parameter, values: Collection[str]) -> tuple[str, ...]:
+    """Parse the names of an option that may be repeated, each with one or more names."""
+    refuse_empty(parameter.opts[-1], values)
+    return tuple(name.strip() for value in values for name in value.split(","))
+
+
+def refuse_empty(option: str, values: Collection[str]) -> None:
+    """Refuse an option with an empty value."""
+    if not all(value.strip(" ,") for value in values):
+        raise click.BadParameter("empty value: give one, or leave the option out", param_hint=repr(option))
+
+
+NAMES: dict[str, Any] = {"multiple": True, "callback": parse_names, "metavar": "NAME[,NAME...]"}
+"""Settings of an option for a list of names: repeated, or separated by commas."""
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 

@@ -157,7 +157,7 @@ def _plan_text(plan: Plan, space: str) -> str:
         [(field.name, field.column, field.type, field.encoding) for field in plan.fields],
     )
     lines = [
-        f"{_input_text(plan)} -> {plan.num_shards:,} shards of {plan.max_samples:,} samples",
+        f"{_input_text(plan)} -> {counted(plan.num_shards, 'shard')} of {counted(plan.max_samples, 'sample')}",
         _order_text(plan),
         space,
         f"pads {plan.num_pads:,}, rows left out {plan.num_dropped:,}, "
@@ -173,15 +173,16 @@ def _plan_text(plan: Plan, space: str) -> str:
     ]
     notes = shown_notes(plan)
     if plan.table.num_empty:
-        notes.append(f"skipped: {plan.table.num_empty:,} rows in which every value is null")
+        notes.append(f"skipped: {counted(plan.table.num_empty, 'row')} in which every value is null")
     return "\n".join([*lines, *([""] if notes else []), *notes])
 
 
 def _input_text(plan: Plan) -> str:
     """Return how many rows or files are converted."""
-    what, where = ("files", "input folder") if plan.table.names_files else ("rows", "file")
-    of_all, count = _of_all(plan.num_rows, plan.table.total_rows), len(plan.table.files)
-    return f"{plan.num_rows:,} {what}{of_all} in {count:,} {where}{'s' if count > 1 else ''}"
+    what, where = ("file", "input folder") if plan.table.names_files else ("row", "file")
+    total = plan.table.total_rows
+    of_all = f" of {total:,}" if plan.num_rows < total else ""
+    return f"{counted(plan.num_rows, what)}{of_all} in {counted(len(plan.table.files), where)}"
 
 
 def _classes_lines(counts: Mapping[str, int]) -> list[str]:
@@ -216,8 +217,3 @@ def _space_text(plan: Plan, temporary_bytes: int, output: str | None) -> str:
 def _numbers_text(lanes: int) -> str:
     """Return the divisors of the number of lanes."""
     return ", ".join(f"{number:,}" for number in range(1, lanes + 1) if lanes % number == 0)
-
-
-def _of_all(num_rows: int, total: int) -> str:
-    """Return the total number of rows, if some are left out."""
-    return f" of {total:,}" if num_rows < total else ""

@@ -1,4 +1,4 @@
-"""Progress of a command: a bar on standard error if that is a terminal, JSON lines in a file."""
+"""Progress of a command: a bar on standard error if that is a terminal, else some lines; JSON lines in a file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any, TextIO
 
 from wdsplit.cli.terminal import human_bytes, stderr
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 __all__ = ["Bar", "progress_bar"]
 
 _LOG_EVERY_S = 1.0
-_TEXT_WIDTH, _MAX_BAR_WIDTH = 66, 40
+_LINE_EVERY_S = 10.0
+"""Time between two lines in a pipe, as in the log of a cluster's job; commands that take less print none."""
+_TEXT_WIDTH, _MAX_BAR_WIDTH = 74, 40
 
 
 class _Log:
@@ -36,16 +38,9 @@ class _Log:
         self._last_s = -_LOG_EVERY_S
         self._last: dict[str, Any] = {}
         self._refused = False
-        self._first: tuple[int, float] | None = None
-        """The units done at the first update, and its time."""
 
-    def update(self, done: int, total: int, what: str, amounts: Mapping[str, float]) -> None:
-        elapsed_s = time.monotonic() - self._started
-        if self._first is None or what != self._last.get("what"):
-            self._first = done, elapsed_s
-        gained, took_s = done - self._first[0], elapsed_s - self._first[1]
-        left_s = round(took_s * (total - done) / gained, 1) if gained > 0 else None
-        self._last = {"what": what, "done": done, "total": total, **amounts, "left_s": left_s}
+    def update(self, progress: dict[str, Any]) -> None:
+        elapsed_s, self._last = time.monotonic() - self._started, progress
         if elapsed_s - self._last_s >= _LOG_EVERY_S:
             self._last_s = elapsed_s
             self.write("progress")
@@ -68,46 +63,56 @@ class Bar:
     """A progress bar in use.
 
     Args:
-        progress: The bar in the terminal, if there is one.
+        progress: The bar in the terminal, if there is one; without one, long commands print a line now and then.
         what: What is being done.
         log: The log, if there is one.
     """
 
     def __init__(self, progress: Progress | None, what: str, log: _Log | None = None) -> None:
         self._progress, self._what, self._log = progress, what, log
-        self._task = None if progress is None else progress.add_task(what, total=None, count="", rates="")
-        self._started = time.monotonic()
-        self._first: Mapping[str, float] = {}
-        """The amounts done before the start, if a conversion is resumed."""
+        fields: dict[str, Any] = dict.fromkeys(("count", "rates", "left"), "")
+        self._task = None if progress is None else progress.add_task(what, total=None, **fields)
+        self._opened = self._started = time.monotonic()
+        self._next_line_s = _LINE_EVERY_S
+        self._first: dict[str, float] = {}
+        """The units and amounts done before the start, if a conversion is resumed."""
 
-    def update(self, done: int, total: int | None, what: str | None = None, **amounts: float) -> None:
-        """Show how many units are done, and the rates of amounts such as samples and bytes.
+    def update(self, done: int, total: int | None, what: str | None = None, unit: str = "", **amounts: float) -> None:
+        """Show how many units are done, the time left, and the rates of amounts such as samples and bytes.
 
         Args:
             done: Number of units done.
             total: Total number of units; None if unknown.
             what: What is being done, if that has changed.
+            unit: What is counted, such as shards.
             amounts: Amounts done so far, by unit.
         """
-        if what is not None and what != self._what:
-            self._what, self._started, self._first = what, time.monotonic(), amounts
+        now = time.monotonic()
+        if not self._first or (what or self._what) != self._what:
+            self._what, self._started, self._first = what or self._what, now, {"": done, **amounts}
             if self._progress is not None and self._task is not None:
                 self._progress.reset(self._task)
-        if self._progress is not None and self._task is not None:
-            count = f"{done:,}" if total is None else f"{done:,}/{total:,}"
-            rates = self._rates(amounts)
-            self._progress.update(
-                self._task, description=self._what, completed=done, total=total, count=count, rates=rates
-            )
+        elapsed_s, gained = max(1e-3, now - self._started), done - self._first[""]
+        left_s = elapsed_s * (total - done) / gained if total and gained > 0 else None
         if self._log is not None and total is not None:
-            self._log.update(done, total, self._what, amounts)
+            left = None if left_s is None else round(left_s, 1)
+            self._log.update({"what": self._what, "done": done, "total": total, **amounts, "left_s": left})
+        shown: dict[str, Any] = {
+            "count": f"{done:,}{'' if total is None else f'/{total:,}'} {unit}".rstrip(),
+            "rates": self._rates(amounts, elapsed_s),
+            "left": f"{timedelta(seconds=round(left_s))} left".removeprefix("0:") if left_s else "",
+        }
+        if self._progress is not None and self._task is not None:
+            self._progress.update(self._task, description=self._what, completed=done, total=total, **shown)
+        elif now - self._opened >= self._next_line_s:
+            self._next_line_s = now - self._opened + _LINE_EVERY_S
+            stderr(f"{self._what}: {', '.join(filter(None, shown.values()))}")
 
     def prepare(self, what: str, done: int, total: int | None) -> None:
         """Show a preparation step; a total of one unit shows no count."""
         self.update(done, None if total == 1 else total, what)
 
-    def _rates(self, amounts: Mapping[str, float]) -> str:
-        elapsed_s = max(1e-3, time.monotonic() - self._started)
+    def _rates(self, amounts: Mapping[str, float], elapsed_s: float) -> str:
         rates = {unit: (amount - self._first.get(unit, 0)) / elapsed_s for unit, amount in amounts.items()}
         return ", ".join(
             f"{human_bytes(rate)}/s" if unit == "bytes" else f"{rate:,.0f} {unit}/s"
@@ -118,7 +123,7 @@ class Bar:
 
 @contextmanager
 def progress_bar(what: str, log: TextIO | None = None) -> Iterator[Bar]:
-    """Show a bar with rate and time left while the block runs, if standard error is a terminal.
+    """Show a bar with rate and time left while the block runs; outside of a terminal, print a line every 10 s.
 
     Preparation steps reported through `engines.watching` are shown too.
 
@@ -144,7 +149,7 @@ def progress_bar(what: str, log: TextIO | None = None) -> Iterator[Bar]:
 def _shown() -> Progress:
     """Return a bar in the terminal."""
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TextColumn
 
     console = Console(stderr=True)
     columns = (
@@ -152,6 +157,6 @@ def _shown() -> Progress:
         BarColumn(max(1, min(_MAX_BAR_WIDTH, console.width - _TEXT_WIDTH))),
         TextColumn("{task.fields[count]}"),
         TextColumn("{task.fields[rates]}"),
-        TimeRemainingColumn(compact=True),
+        TextColumn("{task.fields[left]}"),
     )
     return Progress(*columns, console=console, transient=True, redirect_stdout=False)

@@ -49,8 +49,8 @@ _cluster_options = with_options(
             show_default=True,
             help="Maximum number of ranks that share a node's link.",
         ),
-        _number("--request-price", Cluster.price_per_1000_requests, "Price of 1,000 requests."),
-        _number("--gb-price", Cluster.price_per_gb, "Price per GB of downloads."),
+        _number("--request-price", Cluster.price_per_1000_requests, "Price of 1,000 requests, in US dollars."),
+        _number("--gb-price", Cluster.price_per_gb, "Price per GB of downloads, in US dollars."),
     )
 )
 

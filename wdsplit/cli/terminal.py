@@ -120,8 +120,8 @@ class LogHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print a record."""
-        name = click.style(f"{record.name}:", fg="yellow") if record.levelno >= logging.WARNING else f"{record.name}:"
-        stderr(f"{name} {self.format(record)}")
+        word = f"{click.style('warning:', fg='yellow', bold=True)} " if record.levelno >= logging.WARNING else ""
+        stderr(f"{word}{self.format(record)}")
 
 
 def totals(dataset: str, manifest: Manifest) -> dict[str, Any]:

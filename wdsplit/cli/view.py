@@ -110,7 +110,7 @@ def _make(dataset: str, name: str, asked: Mapping[str, Any], engine: Any, log: T
     with progress_bar("choosing samples", log) as bar:
 
         def show(done: int, num_shards: int, samples: int) -> None:
-            bar.update(done, num_shards, samples=samples)
+            bar.update(done, num_shards, unit="shards", samples=samples)
 
         made = wdsplit.make_view(dataset, name, **options, engine=engine, progress=show)
     if as_json:

@@ -16,7 +16,7 @@ from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from wdsplit.conversion.plan.options import IndexOptions
+from wdsplit.conversion.plan.options import IndexOptions, chosen
 from wdsplit.conversion.run import Run
 from wdsplit.conversion.sample_tables import IndexProgress, make_sample_tables
 from wdsplit.engines.local import Engine, LocalEngine
@@ -50,16 +50,17 @@ def index_tars(
     storage_options: Mapping[str, Any] | None = None,
     engine: Engine | None = None,
     fs: AbstractFileSystem | None = None,
+    **keywords: Any,
 ) -> Manifest:
     """Make a dataset of the tars in a folder: write an index beside each tar, and the manifest.
 
-    With `options.sample_tables`, also make the sample tables; in an existing dataset, make only these.
+    With `sample_tables`, also make the sample tables; in an existing dataset, make only these.
 
     All `*.tar` files below the folder become shards, in the order of their relative paths, except hidden ones. The tars
     are read once and not changed. Members that belong to no sample are left out, with a warning. Finding duplicate
     keys takes 8 bytes of memory per sample.
 
-        wdsplit.index_tars("tars", wdsplit.IndexOptions(sample_tables=True))
+        wdsplit.index_tars("tars", sample_tables=True)
         dataset = wdsplit.Dataset("tars")
 
     Args:
@@ -69,6 +70,7 @@ def index_tars(
         storage_options: Options for a remote store, as for `wdsplit.Dataset`.
         engine: Engine that runs the tasks; None for `options.jobs` processes of this machine.
         fs: fsspec file system of the folder; None to choose it by the path.
+        **keywords: Fields of `IndexOptions`. They replace those of `options`.
 
     Returns:
         The manifest. The type of all fields is bytes, because nothing else is known.
@@ -80,7 +82,7 @@ def index_tars(
         CorruptDataError: A tar is damaged.
         StorageError: The folder is not writable.
     """
-    options = options or IndexOptions()
+    options = chosen(IndexOptions, options, keywords)
     url, storage_options = located_one(url, storage_options, fs)
     engine, report = engine or LocalEngine(options.jobs), progress or (lambda _: None)
     storage = open_storage(url, storage_options)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from wdsplit.conversion.commit import commit
 from wdsplit.conversion.driver import Driver, Progress, no_progress
 from wdsplit.conversion.needs import needs_of, refuse_little_space
-from wdsplit.conversion.plan.options import ConvertOptions
+from wdsplit.conversion.plan.options import ConvertOptions, chosen
 from wdsplit.conversion.planning import PathLike, refuse_early
 from wdsplit.conversion.prepare import Places, Prepared, prepare
 from wdsplit.conversion.record.job import Job
@@ -43,13 +43,14 @@ def convert(
     engine: Engine | None = None,
     fs: AbstractFileSystem | None = None,
     input_fs: AbstractFileSystem | None = None,
+    **keywords: Any,
 ) -> Manifest:
     """Convert tables, or rows from Python, into a dataset of shards.
 
     The dataset exists once this function returns. If it is interrupted, the output contains shards without a manifest;
     continue with `resume`.
 
-        wdsplit.convert("raw/*.parquet", "data/digits")
+        wdsplit.convert("raw/*.parquet", "data/digits", world_size=8, workers=4)
         wdsplit.convert(({"jpg": image, "cls": label} for image, label in samples), "data/rows")
 
     Rows from Python are streamed once into an Arrow file in the output's folder, or in TMPDIR for a remote output. The
@@ -69,6 +70,7 @@ def convert(
         fs: fsspec file system of the output, such as `s3fs.S3FileSystem(...)`; None to choose it by the path. Files are
             written to TMPDIR first, then uploaded.
         input_fs: fsspec file system of the inputs.
+        **keywords: Fields of `ConvertOptions`, such as `world_size=8`. They replace those of `options`.
 
     Returns:
         The manifest.
@@ -76,48 +78,37 @@ def convert(
     Raises:
         WdsplitError: The inputs cannot be read or converted, or the output exists or is not writable.
     """
-    options = ConvertOptions() if options is None else options
-    _check_class(options)
+    options = chosen(ConvertOptions, options, keywords)
     if options.splits:
-        raise InputError("convert writes one dataset, but options.splits is set", remedy="use wdsplit.convert_splits")
+        raise InputError("convert writes one dataset, but splits is set", remedy="use wdsplit.convert_splits")
     return _convert_any(inputs, output, options, progress, storage_options, engine, fs, input_fs)[""]
 
 
 def convert_splits(
     inputs: Source,
     output: PathLike,
-    options: ConvertOptions,
+    options: ConvertOptions | None = None,
     progress: Callable[[Progress], None] | None = None,
     storage_options: Mapping[str, Any] | None = None,
     engine: Engine | None = None,
     fs: AbstractFileSystem | None = None,
     input_fs: AbstractFileSystem | None = None,
+    **keywords: Any,
 ) -> dict[str, Manifest]:
     """Convert into a dataset for each split, in a folder of the split's name below the output.
 
     Arguments and errors are the same as for `convert`, but the options must have splits.
 
-        options = wdsplit.ConvertOptions(splits={"train": 0.9, "val": 0.1})
-        wdsplit.convert_splits("raw/*.parquet", "data/digits", options)
+        wdsplit.convert_splits("raw/*.parquet", "data/digits", splits={"train": 0.9, "val": 0.1})
         dataset = wdsplit.Dataset("data/digits/val")
 
     Returns:
         The manifest of each split.
     """
-    _check_class(options)
+    options = chosen(ConvertOptions, options, keywords)
     if not options.splits:
-        raise InputError("options.splits is empty", remedy="use wdsplit.convert")
+        raise InputError("splits is empty", remedy="use wdsplit.convert")
     return _convert_any(inputs, output, options, progress, storage_options, engine, fs, input_fs)
-
-
-def _check_class(options: Any) -> None:
-    if not isinstance(options, ConvertOptions):
-        raise InputError(
-            "options are not ConvertOptions",
-            expected="wdsplit.ConvertOptions(wdsplit.PlanOptions(shards=...), key=...)",
-            found=type(options).__name__,
-            remedy="give PlanOptions as the first argument of ConvertOptions",
-        )
 
 
 def _convert_any(

@@ -17,7 +17,7 @@ from wdsplit.conversion.class_runs import find_class_runs
 from wdsplit.conversion.counting import select_rows
 from wdsplit.conversion.labels import find_label
 from wdsplit.conversion.plan.grouping import Groups
-from wdsplit.conversion.plan.options import ConvertOptions
+from wdsplit.conversion.plan.options import ConvertOptions, chosen
 from wdsplit.conversion.plan.plan import Plan, make_plan
 from wdsplit.errors import InputError
 from wdsplit.fields.infer import Label, class_names, infer_fields, refuse_repeated
@@ -32,6 +32,7 @@ from wdsplit.tables.read import first_payloads, open_inputs
 from wdsplit.tables.select import check_group_type, cut_splits
 from wdsplit.tables.table import FILE_NAME, Table, joined
 from wdsplit.tar.samples import KEY_COLUMN
+from wdsplit.texts import human_bytes
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -46,6 +47,7 @@ _KEY = "__key__"
 PathLike = str | os.PathLike[str]
 
 _MANY_PADS, _MANY_FIELDS, _MANY_NOTES = 1000, 50, 20
+_MANY_SHARDS, _TINY_SHARD_BYTES = 1000, 1_000_000
 
 
 def input_paths(inputs: PathLike | Sequence[PathLike]) -> list[str]:
@@ -71,19 +73,20 @@ def plan(
     options: ConvertOptions | None = None,
     storage_options: Mapping[str, Any] | None = None,
     input_fs: AbstractFileSystem | None = None,
+    **keywords: Any,
 ) -> Plan:
     """Plan what `wdsplit.convert` would do with the same arguments, without writing anything.
 
     Reads the footers of the inputs; inputs without footers are read once.
 
-        options = wdsplit.ConvertOptions(wdsplit.PlanOptions(world_size=8, workers=4))
-        print(wdsplit.plan("raw/*.parquet", options))
+        print(wdsplit.plan("raw/*.parquet", world_size=8, workers=4))
 
     Args:
         inputs: One or more files, folders of tables or images, globs, brace expressions.
         options: The options, without splits.
         storage_options: Options for a remote store, as for `wdsplit.Dataset`.
         input_fs: fsspec file system of the inputs.
+        **keywords: Fields of `ConvertOptions`, such as `world_size=8`. They replace those of `options`.
 
     Returns:
         The plan: files, fields, shards and the rows of each.
@@ -91,10 +94,10 @@ def plan(
     Raises:
         InputError: The inputs cannot be read, or cannot be converted with these options.
     """
-    options = options or ConvertOptions()
+    options = chosen(ConvertOptions, options, keywords)
     if options.splits:
         raise InputError(
-            "plan makes one dataset, but options.splits is set",
+            "plan makes one dataset, but splits is set",
             remedy="leave the splits out; `wdsplit plan --split` shows a plan for each",
         )
     urls, storage_options = located(input_paths(inputs), storage_options, input_fs)
@@ -140,6 +143,7 @@ def plan_files(
     plans = {name: _plan(name, part, fields, groups, options, label) for name, (part, groups) in selected.items()}
     for plan in plans.values():
         _warn_of_pads(plan)
+        _warn_of_tiny_shards(plan)
     if not next(iter(plans.values())).options.shuffle:
         _warn_of_runs(chosen, fields)
     return plans
@@ -154,7 +158,7 @@ def shown_notes(plan: Plan) -> list[str]:
 
 def _check_key_and_group(schema: pa.Schema, options: ConvertOptions) -> None:
     """Refuse columns whose types cannot be the key or define groups, before any row is read."""
-    key, group_by = options.key, options.plan.group_by
+    key, group_by = options.key, options.group_by
     if schema.names.count(key) == 1 and not is_key_type(schema.field(key).type):
         raise InputError(
             f"column {key!r} cannot be the key",
@@ -180,9 +184,9 @@ def refuse_early(schema: pa.Schema, options: ConvertOptions) -> None:
             f"rows have a column {_KEY!r}, which is not their key",
             expected="the name of the key column, because row numbers are the keys otherwise",
             found="no key",
-            remedy=f"ConvertOptions(key={_KEY!r}); or leave the column out",
+            remedy=f"give key={_KEY!r}, or leave the column out",
         )
-    check_kept(schema, options.plan.keep, options.plan.no_keep)
+    check_kept(schema, options.keep, options.no_keep)
     named = {*options.mapping.values(), *options.columns, *({options.key, options.classes} - {None})}
     if not named <= set(schema.names):
         columns = [*options.columns, *([options.classes] if options.classes else [])]
@@ -191,7 +195,7 @@ def refuse_early(schema: pa.Schema, options: ConvertOptions) -> None:
 
 def _selected(table: Table, options: ConvertOptions) -> dict[str, tuple[Table, Groups | None]]:
     """Return the selected rows of each split, and their groups if rows are grouped."""
-    group_by = options.plan.group_by
+    group_by = options.group_by
     splits = dict(cut_splits(options.splits, group_by or options.key)) if options.splits else {"": None}
     chosen = options.limit is not None or options.splits or options.skip_empty
     if not (options.where or chosen or group_by is not None):
@@ -217,7 +221,7 @@ def _inferred(schema: pa.Schema, options: ConvertOptions) -> list[str]:
     empty = [
         name for name, kind in zip(schema.names, schema.types, strict=True) if name in names and pa.types.is_null(kind)
     ]
-    if empty and options.plan.null != "omit":
+    if empty and options.null != "omit":
         raise InputError(
             "a column has no values",
             expected="at least one value that is not null",
@@ -251,8 +255,8 @@ def _fields(table: Table, options: ConvertOptions) -> tuple[tuple[Field, ...], L
 
 def _check_kept(schema: pa.Schema, fields: Sequence[Field], options: ConvertOptions) -> None:
     """Refuse columns that sample tables cannot have, and warn about columns that they leave out."""
-    check_kept(schema, options.plan.keep, options.plan.no_keep)
-    names = [name for name in left_out(schema, fields) if name not in {*options.plan.keep, *options.plan.no_keep}]
+    check_kept(schema, options.keep, options.no_keep)
+    names = [name for name in left_out(schema, fields) if name not in {*options.keep, *options.no_keep}]
     if names:
         more = f", and {len(names) - _MANY_NOTES:,} more" if len(names) > _MANY_NOTES else ""
         text = "columns left out of the sample tables: %s%s (names of their own columns, or more than %d columns)"
@@ -261,7 +265,7 @@ def _check_kept(schema: pa.Schema, fields: Sequence[Field], options: ConvertOpti
 
 def _check_absent(table: Table, fields: Sequence[Field], options: ConvertOptions) -> None:
     """Refuse a column that is null in all selected rows of a file, if it is the key or nulls are refused."""
-    refused = {field.column for field in fields} if options.plan.null == "error" else set()
+    refused = {field.column for field in fields} if options.null == "error" else set()
     if options.key is not None:
         refused.add(options.key)
     absent: dict[str, list[str]] = {}
@@ -314,6 +318,19 @@ def _warn_of_pads(plan: Plan) -> None:
         )
 
 
+def _warn_of_tiny_shards(plan: Plan) -> None:
+    shard_bytes = plan.shard_bytes // plan.num_shards
+    if plan.num_shards > _MANY_SHARDS and shard_bytes < _TINY_SHARD_BYTES:
+        logger.warning(
+            "%s shards of only about %s: reading them will be slow; use %s",
+            f"{plan.num_shards:,}",
+            human_bytes(shard_bytes),
+            "fewer shards"
+            if plan.options.shard_size is None
+            else "a --shard-size such as 256MB (a number without a unit is bytes)",
+        )
+
+
 def _warn_of_runs(table: Table, fields: Sequence[Field]) -> None:
     """Warn if a table looks sorted by class and keeps its order: the loader mixes windows, not the whole table."""
     runs = find_class_runs(table, fields)
@@ -352,6 +369,5 @@ def _as_tars(table: Table, options: ConvertOptions) -> ConvertOptions:
         names = [name for name in table.schema.names if name != KEY_COLUMN]
     mapping = {**options.mapping, **{name: name for name in names if name not in options.mapping.values()}}
     key = options.key or (None if options.number_keys else KEY_COLUMN)
-    null = "omit" if options.plan.null == "error" else options.plan.null
-    plan = dataclasses.replace(options.plan, null=null)
-    return dataclasses.replace(options, mapping=mapping, columns=(), key=key, number_keys=False, plan=plan)
+    null = "omit" if options.null == "error" else options.null
+    return dataclasses.replace(options, mapping=mapping, columns=(), key=key, number_keys=False, null=null)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from wdsplit.conversion.commit import commit
 from wdsplit.conversion.driver import Driver, Progress, no_progress
 from wdsplit.conversion.needs import Needs, needs_of, refuse_little_space
-from wdsplit.conversion.plan.options import PASSES, ConvertOptions, Pass
+from wdsplit.conversion.plan.options import PASSES, ConvertOptions, Pass, chosen
 from wdsplit.conversion.plan.plan import Plan
 from wdsplit.conversion.plan.plan_file import SavedPlan
 from wdsplit.conversion.planning import PathLike
@@ -62,6 +62,7 @@ def plan_shares(
     storage_options: Mapping[str, Any] | None = None,
     fs: AbstractFileSystem | None = None,
     input_fs: AbstractFileSystem | None = None,
+    **keywords: Any,
 ) -> dict[str, Plan]:
     """Start a conversion in shares: plan it as `wdsplit.convert` would, and save the plan.
 
@@ -77,6 +78,7 @@ def plan_shares(
         fs: fsspec file system of the output, as for `wdsplit.convert`, and of the plan file if that is a URL of the
             same scheme. Not saved either.
         input_fs: fsspec file system of the inputs.
+        **keywords: As for `wdsplit.convert`.
 
     Returns:
         The plans, by plan file.
@@ -84,7 +86,7 @@ def plan_shares(
     Raises:
         WdsplitError: As for `wdsplit.convert`; or the plan cannot be saved.
     """
-    options = options or ConvertOptions()
+    options = chosen(ConvertOptions, options, keywords)
     if options.resume:
         raise InputError("a plan starts a new run, so it cannot resume one", remedy="run the missing shares again")
     path = normalized(plan_path)

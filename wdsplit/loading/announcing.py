@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 _announced: set[tuple[str, World, str, str]] = set()
 
 
-def announce(source: AnySource, epoch: int, world: World, num_workers: int = 0) -> None:
+def announce(source: AnySource, epoch: int, world: World, num_workers: int = 0, batch_size: int = 0) -> None:
     """Log the rank and worker that read, and the cost if lanes are shared; once per process, dataset, view and world.
 
     Args:
@@ -23,6 +23,7 @@ def announce(source: AnySource, epoch: int, world: World, num_workers: int = 0) 
         epoch: The epoch, whose view is logged.
         world: The reader.
         num_workers: The workers of the rank, if its own process logs for all of them.
+        batch_size: Samples per batch on each rank; 0 without batches.
     """
     url, workers, view = source.url, f"{num_workers} workers", source.view_at(epoch)
     if not num_workers:
@@ -34,7 +35,11 @@ def announce(source: AnySource, epoch: int, world: World, num_workers: int = 0) 
     seed = source.options.seed
     logger.info("%s: rank %d of %d, %s, seed %d%s", url, world.rank, world.world_size, workers, seed, viewed)
     is_first = world.rank == 0 and world.worker == 0
-    if is_first and not source.num_samples_at(epoch):
+    num_samples, global_batch = source.num_samples_at(epoch), batch_size * world.world_size
+    if is_first and source.options.tail == "pad" and 0 < 2 * num_samples < global_batch:
+        text = "%s: %s of the %s samples of an epoch are pads, which fill its only step: use a smaller batch_size"
+        logger.warning(text, url, f"{global_batch - num_samples:,}", f"{global_batch:,}")
+    if is_first and not num_samples:
         who = "the dataset has" if view is None else f"view {view} selects"
         logger.warning("%s: there are no batches in epoch %d: %s no samples", url, epoch, who)
     advice = reading_advice(source.options.lanes, world.world_size, num_workers or world.num_workers)

@@ -27,6 +27,7 @@ from wdsplit.shards.files import read_manifest
 from wdsplit.storage.given import located
 from wdsplit.storage.opening import open_readable_storage
 from wdsplit.storage.patterns import has_magic, names_tar, place_of
+from wdsplit.texts import counted
 from wdsplit.urls import joined_url, shown_url
 
 if TYPE_CHECKING:
@@ -203,7 +204,8 @@ def _uneven(num_shards: int, world: World) -> str:
     readers = world.world_size * world.num_workers
     each, over = divmod(num_shards, readers)
     return (
-        f"{num_shards} shards do not divide by {world.world_size} ranks x {world.num_workers} workers: {over} of these "
+        f"{counted(num_shards, 'shard')} cannot be divided by {counted(world.world_size, 'rank')} x "
+        f"{counted(world.num_workers, 'worker')}: {over} of these "
         f"{readers} readers get {each + 1}, {readers - over} get {each}. Ranks that end early make DDP hang: write "
         'another number of shards, choose tail="pad" or "drop", or use wdsplit.Loader'
     )

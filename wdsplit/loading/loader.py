@@ -272,7 +272,7 @@ class Loader:
         if start.position:  # set_view may have been called since it was loaded
             refuse_view_of(self.dataset, start)
         steps = Steps(source.order(start.epoch), world, self.batch_size, start.position, start.skips)
-        announce(source, start.epoch, world, self.num_workers)
+        announce(source, start.epoch, world, self.num_workers, self.batch_size)
         if not len(steps) and not start.position and not start.skips and steps.order.num_samples:
             logger.warning(
                 "%s: there are no batches: %d samples are fewer than a global batch of %d, and tail='drop' drops them",

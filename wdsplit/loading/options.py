@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypedDict, TypeVar, get_type_hints
 
-from wdsplit.errors import InputError, did_you_mean
+from wdsplit.errors import InputError, refuse_unknown
 from wdsplit.loading.bad_samples import BadSamples, bad_samples_problems
 from wdsplit.loading.reading.source import Access
 from wdsplit.order.epoch import order_problems
@@ -74,10 +74,7 @@ def checked_options(options: DatasetOptions, window: int | None = None) -> Datas
         InputError: Values are invalid; the error names all of them.
         TypeError: There is no such option.
     """
-    for name in options:
-        if name not in _DEFAULTS:
-            hint = did_you_mean([name], _DEFAULTS)
-            raise TypeError(f"unexpected keyword argument {name!r}{', ' if hint else ''}{hint}")
+    refuse_unknown(options, _DEFAULTS)
     given: dict[str, Any] = {**_DEFAULTS, **options}
     for name in ("seed", "lanes", "read_ahead_bytes", "connections"):
         given[name] = whole(given[name])

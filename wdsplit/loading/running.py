@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from wdsplit.errors import PipelineError
+from wdsplit.errors import PipelineError, WdsplitError
 from wdsplit.loading.transport.shared_segments import Placed, Segments
 from wdsplit.loading.transport.thread_workers import Raised
 from wdsplit.loading.worker import SubBatches
@@ -65,7 +65,8 @@ class Running:
             self._open(self._parcels, self._segments)
         sub_batch = opened.popleft()
         if isinstance(sub_batch, Raised):
-            raise sub_batch.error
+            error = sub_batch.error  # our own says more than the frames of a worker in this process
+            raise error.with_traceback(None) if isinstance(error, WdsplitError) else error
         self._turn = (self._turn + 1) % self.num_workers
         return sub_batch
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from wdsplit.order.epoch import EpochOrder, Int64
 from wdsplit.order.split import Steps, World, readers_per_lane
+from wdsplit.texts import counted
 
 __all__ = ["Readers", "ShardDistribution", "reading_advice", "shard_distribution"]
 
@@ -101,12 +102,13 @@ def reading_advice(lanes: int, world_size: int, num_workers: int) -> str | None:
         return None
     readers = world_size * num_workers
     fewer, more = lanes // readers * readers, -(-lanes // readers) * readers
-    better = [f"{near} workers" for near in _nearest_divisors(lanes, world_size, num_workers)]
-    better += [f"{near} ranks" for near in _nearest_divisors(lanes, num_workers, world_size)]
+    better = [counted(near, "worker") for near in _nearest_divisors(lanes, world_size, num_workers)]
+    better += [counted(near, "rank") for near in _nearest_divisors(lanes, num_workers, world_size)]
     lanes_too = " or ".join(f"lanes={near}" for near in (fewer, more) if near)
     choices = ", or ".join(filter(None, [" or ".join(better), lanes_too]))
     return (
-        f"{world_size} ranks x {num_workers} workers do not divide {lanes} lanes, so {shared} readers share each lane "
+        f"{counted(world_size, 'rank')} x {counted(num_workers, 'worker')} do not divide {counted(lanes, 'lane')}, so "
+        f"{shared} readers share each lane "
         f"and read the same windows; use {choices} "
         "(for a new training: saved states need the same lanes)"
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from wdsplit.errors import InputError
+from wdsplit.texts import counted
 
 __all__ = ["ASSUMPTIONS", "DEFAULT_TOPOLOGIES", "Cluster", "Estimate", "Load", "Topology", "estimate"]
 
@@ -52,8 +53,7 @@ class Topology:
             )
 
     def __str__(self) -> str:
-        ranks = "rank" if self.world_size == 1 else "ranks"
-        return f"{self.world_size:,} {ranks} x {self.num_workers:,} workers"
+        return f"{counted(self.world_size, 'rank')} x {counted(self.num_workers, 'worker')}"
 
     @classmethod
     def parse(cls, text: str) -> Topology:
@@ -90,8 +90,8 @@ class Cluster:
             megapixel of its images.
         ranks_per_node: Maximum number of ranks per node.
         connections: Number of concurrent requests per rank.
-        price_per_1000_requests: Price of 1,000 requests.
-        price_per_gb: Price per GB of downloads.
+        price_per_1000_requests: Price of 1,000 requests, in US dollars.
+        price_per_gb: Price per GB of downloads, in US dollars.
     """
 
     link_gbits: float = 10.0
@@ -156,7 +156,7 @@ class Estimate:
         waiting: The share of the time after the first batch in which GPUs wait for data.
         first_batch_s: Seconds to the first batch.
         bound: What is slowest: training, link, requests or decoding.
-        cost: The price of an epoch's requests and bytes.
+        cost: The price of an epoch's requests and bytes, in US dollars.
         link_s: Seconds that the link takes for the bytes of a rank and step.
         requests_s: Seconds that the requests of a rank and step take.
         workers_s: Seconds that the workers of a rank take for a batch.

@@ -105,8 +105,8 @@ def _cells(table: Any, columns: Sequence[int], names: Sequence[str]) -> list[dic
 
 
 def _top(table: Any) -> float:
-    """Return the value of the brightest colour: half of all, or more if there are few classes."""
-    return float(min(1.0, max(0.5, np.median(np.max(table, axis=0)) if table.size else 0.5)))
+    """Return the value of the brightest colour: three times an even share, or more if the shares are uneven."""
+    return float(min(1.0, max(3 / len(table), np.median(np.max(table, axis=0))) if table.size else 1.0))
 
 
 def _class_by_step(facts: Facts) -> Iterator[Picture]:

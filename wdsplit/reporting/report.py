@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wdsplit.conversion.plan.options import chosen
 from wdsplit.errors import StorageError
 from wdsplit.notebook import html_table
 from wdsplit.reporting.collect import collected
@@ -74,13 +75,14 @@ def report(
     options: ReportOptions | None = None,
     storage_options: Mapping[str, Any] | None = None,
     fs: AbstractFileSystem | None = None,
+    **keywords: Any,
 ) -> Report:
     """Make a page that shows what is in a dataset, how well it is mixed, and whether training will wait for data.
 
         wdsplit.report("data/train", "report.html")
 
-        options = wdsplit.ReportOptions(topologies=[wdsplit.Topology(8, 4)], cluster=wdsplit.Cluster(link_gbits=10))
-        print(wdsplit.report("data/train", options=options).verdicts)
+        slow = wdsplit.Cluster(link_gbits=10)
+        print(wdsplit.report("data/train", topologies=[wdsplit.Topology(8, 4)], cluster=slow).verdicts)
 
     Args:
         dataset: The dataset's folder, or tars, as for `Dataset`. Or an open `Dataset` or mixture, whose own seed and
@@ -90,6 +92,7 @@ def report(
         options: The options.
         storage_options: Options for a remote store, as for `Dataset`.
         fs: fsspec file system of the folder; None to choose it by the path.
+        **keywords: Fields of `ReportOptions`. They replace those of `options`.
 
     Returns:
         The facts and the page.
@@ -97,7 +100,7 @@ def report(
     Raises:
         WdsplitError: The dataset, or a part of it, cannot be read.
     """
-    options = options or ReportOptions()
+    options = chosen(ReportOptions, options, keywords)
     facts = collected(_opened(dataset, options, storage_options, fs), options)
     made = Report(facts, page(facts))
     if output is not None:

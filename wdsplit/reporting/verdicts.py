@@ -66,7 +66,7 @@ def _content(facts: Facts) -> Verdict:
             f"{safe_text(labels.names[-1], 40)!r} only {int(labels.counts[-1]):,}"
         )
     if facts.duplicates is not None and facts.duplicates.extra * 100 > facts.num_scanned:
-        problems.append(f"{counted(facts.duplicates.extra, 'sample')} repeat the {facts.duplicates.field} of another")
+        problems.append(f"{counted(facts.duplicates.extra, 'sample')} with the {facts.duplicates.field} of another")
     parts = [describe_field(field) for field in facts.fields if labels is None or field.name != labels.field]
     text = f"{counted(facts.num_samples, 'sample')} of {human_bytes(facts.num_bytes)}"
     stored, in_view = (sum(getattr(part, name) for part in facts.parts) for name in ("num_stored", "num_samples"))
@@ -100,8 +100,8 @@ def describe_field(field: FieldFacts) -> str:
 
 def _problems(field: FieldFacts) -> list[str]:
     name = safe_text(field.name, 30)
-    counts = (("lack", field.absent), ("have an empty", field.nulls), ("have an unreadable", field.unreadable))
-    return [f"{counted(count, 'sample')} {verb} {name}" for verb, count in counts if count]
+    counts = (("no", field.absent), ("an empty", field.nulls), ("an unreadable", field.unreadable))
+    return [f"{counted(count, 'sample')} with {which} {name}" for which, count in counts if count]
 
 
 def _mixed(facts: Facts) -> Verdict:
@@ -188,10 +188,7 @@ def _skew_text(facts: Facts, worst: BatchMix | None) -> Sequence[str]:
         if worst.ratio <= _FAIR_SKEW
         else f"their shares are {worst.ratio:.1f} times as uneven as if drawn at random"
     )
-    return [
-        f"{where} a batch of {facts.batch_size} has {worst.classes_seen:.1f} of {count} {what}: {judged} "
-        f"(chi-squared {human_number(worst.skew)}, ideal {human_number(worst.ideal)})."
-    ]
+    return [f"{where} a batch of {facts.batch_size} has {worst.classes_seen:.1f} of {count} {what}: {judged}."]
 
 
 def _met_beyond_chance(own: Meeting, batch: int) -> float:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import reprlib
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -86,7 +87,13 @@ class Field:
     encoding: str
     type: str
     names: tuple[str, ...] = ()
-    arrow_schema: str = ""
+    arrow_schema: str = field(default="", repr=False)
+
+
+def fields_table(fields: Iterable[Field]) -> str:
+    """Return the fields of a dataset as a table for notebooks."""
+    rows = [(one.name, one.column, one.type, one.encoding, ", ".join(one.names)) for one in fields]
+    return html_table("Fields", rows, ("field", "column", "type", "encoding", "classes"))
 
 
 @dataclass(frozen=True)
@@ -117,10 +124,8 @@ class Manifest:
         return f"<Manifest: {counts}; {fields}; lanes {self.lanes}, window {self.window}>"
 
     def _repr_html_(self) -> str:
-        fields = [(one.name, one.column, one.type, one.encoding, ", ".join(one.names)) for one in self.fields]
         facts = [*self.described().items(), ("fingerprint", self.fingerprint)]
-        header = ("field", "column", "type", "encoding", "classes")
-        return html_table("Manifest", facts) + html_table("Fields", fields, header)
+        return html_table("Manifest", facts) + fields_table(self.fields)
 
     def described(self) -> dict[str, Any]:
         """Return the most important facts, for tables: counts, size, fields and numbers of classes."""
@@ -309,10 +314,10 @@ def _parse_header(header: bytes) -> dict[str, Any]:
     for name, maximum in (("lanes", MAX_LANES), ("window", MAX_WINDOW)):
         if not 1 <= fields[name] <= maximum:
             raise _bad_header(f"{name} = {fields[name]}", f"1 to {maximum}")
-    for field in fields["fields"]:
-        if not _is_field(field):
+    for one in fields["fields"]:
+        if not _is_field(one):
             texts = ", ".join(_FIELD_TEXTS)
-            raise _bad_header(f"field {reprlib.repr(field)}", f"an object with the texts {texts}, maybe names")
+            raise _bad_header(f"field {reprlib.repr(one)}", f"an object with the texts {texts}, maybe names")
     try:
         if "samples" in fields:
             fields["samples"] = parse_schema(fields["samples"])

@@ -28,6 +28,7 @@ from wdsplit.tables.media_listing import Found, find_below, find_given
 from wdsplit.tables.media_metadata import read_metadata
 from wdsplit.tables.read import read_rows
 from wdsplit.tables.table import FILE_NAME, InputFile, Remote, Table
+from wdsplit.texts import counted
 from wdsplit.urls import shown_url
 
 __all__ = ["class_counts", "is_media_input", "open_media"]
@@ -74,7 +75,8 @@ def _refuse_tables(paths: Sequence[str], storage_options: Mapping[str, Any] | No
         raise InputError(
             "the inputs mix tables and media files",
             expected="tables, or folders and files of images, audio or videos",
-            found=f"{len(tables):,} tables, such as {shown_url(tables[0])}, and {len(paths) - len(tables):,} others",
+            found=f"{counted(len(tables), 'table')}, such as {shown_url(tables[0])}, and "
+            f"{counted(len(paths) - len(tables), 'other')}",
             remedy="convert them as two datasets; a table beside images is used if it is named metadata.csv",
         )
 
@@ -122,7 +124,9 @@ def _refuse_ambiguous(found: Found) -> None:
             "a folder contains tables and media files",
             place=root,
             expected="one or the other; or a table metadata.csv, metadata.jsonl or metadata.parquet about the files",
-            found="; ".join([f"{len(found.tables):,} tables, such as {paths[0]}", *map(found.count_of, found.first)]),
+            found="; ".join(
+                [f"{counted(len(found.tables), 'table')}, such as {paths[0]}", *map(found.count_of, found.first)]
+            ),
             remedy=f"select one kind: {' or '.join(map(found.pattern_of, paths))}; or rename the table",
             url=root,
         )

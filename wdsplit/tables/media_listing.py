@@ -27,6 +27,7 @@ from wdsplit.storage.patterns import place_of
 from wdsplit.tables.formats.registry import is_table
 from wdsplit.tables.media_metadata import is_metadata
 from wdsplit.tables.table import FILE_NAME
+from wdsplit.texts import counted
 from wdsplit.urls import shown_url
 
 __all__ = ["Found", "find_below", "find_given"]
@@ -80,7 +81,7 @@ class Found:
     def count_of(self, kind: str) -> str:
         """Return a text with the number of files of a kind, and the first of them."""
         count = sum(count for (each, _), count in self.fields.items() if each == kind)
-        return f"{count:,} {kind} files, such as {self.first[kind]}"
+        return f"{counted(count, f'{kind} file')}, such as {self.first[kind]}"
 
     def pattern_of(self, path: str) -> str:
         """Return a pattern for all files with the same suffix as a path."""

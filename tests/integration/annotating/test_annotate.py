@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 import wdsplit
 from tables import files_below, files_of, start_script, write_files, write_table
-from wdsplit import AnnotateOptions, ConvertOptions, PlanOptions
+from wdsplit import AnnotateOptions, ConvertOptions
 from wdsplit.cli.main import cli
 from wdsplit.errors import CorruptDataError, InputError, OutputExistsError, StorageError
 from wdsplit.fields.infer import with_class_names
@@ -32,7 +32,7 @@ def made(tmp_path_factory):
     """Return a dataset whose shards end in pads."""
     folder = tmp_path_factory.mktemp("made")
     source = write_table(folder / "in.parquet", {"id": KEYS, "cls": np.arange(NUM_ROWS)})
-    wdsplit.convert(source, folder / "data", ConvertOptions(PlanOptions(shards=SHARDS), key="id"))
+    wdsplit.convert(source, folder / "data", ConvertOptions(shards=SHARDS, key="id"))
     return folder / "data"
 
 
@@ -222,7 +222,7 @@ def test_tars_of_other_programs_have_the_keys_that_they_have(tmp_path):
 def test_integers_are_written_as_convert_writes_them_row_numbers_too(tmp_path, key, kind):
     numbers = np.arange(40)[::-1]
     source = write_table(tmp_path / "in.parquet", {"number": numbers, "cls": numbers})
-    options = ConvertOptions(PlanOptions(shards=3), key=key, columns=("cls",))
+    options = ConvertOptions(shards=3, key=key, columns=("cls",))
     wdsplit.convert(source, tmp_path / "data", options)
     annotate(tmp_path / "data", pa.table({"key": pa.array(np.arange(40), kind), "twice": 2 * np.arange(40)}))
     assert {int(name): row["twice"] for name, row in joined(tmp_path / "data").items()} == {n: 2 * n for n in range(40)}
@@ -511,7 +511,7 @@ def test_a_dataset_that_is_replaced_meanwhile_is_not_annotated(data, tmp_path):
     def replace(progress):
         if progress.name == "write" and progress.done:
             source = write_table(tmp_path / "in.parquet", {"id": KEYS, "cls": np.arange(NUM_ROWS) + 1})
-            options = ConvertOptions(PlanOptions(shards=SHARDS), key="id", overwrite=True)
+            options = ConvertOptions(shards=SHARDS, key="id", overwrite=True)
             wdsplit.convert(source, data, options)
 
     with pytest.raises(InputError, match="replaced while"):
@@ -522,9 +522,9 @@ def test_a_dataset_that_is_replaced_meanwhile_is_not_annotated(data, tmp_path):
 def test_annotations_outlive_a_conversion_to_the_same_shards_and_are_refused_for_others(data, tmp_path):
     source = write_table(tmp_path / "in.parquet", {"id": KEYS, "cls": np.arange(NUM_ROWS)})
     annotate(data, scores())
-    wdsplit.convert(source, data, ConvertOptions(PlanOptions(shards=SHARDS), key="id", overwrite=True))
+    wdsplit.convert(source, data, ConvertOptions(shards=SHARDS, key="id", overwrite=True))
     assert joined(data) == expected()
-    wdsplit.convert(source, data, ConvertOptions(PlanOptions(shards=SHARDS, seed=1), key="id", overwrite=True))
+    wdsplit.convert(source, data, ConvertOptions(shards=SHARDS, seed=1, key="id", overwrite=True))
     assert wdsplit.list_annotations(data)["quality"].fingerprint != wdsplit.inspect(str(data), 0).fingerprint
     with pytest.raises(InputError, match=r"made for other shards(.|\n)*data --drop quality"):
         wdsplit.Dataset(data, where="score > 3")
@@ -540,7 +540,7 @@ def stale(data, tmp_path):
     kinds = kinds.replace_schema_metadata(with_class_names(kinds.schema, {"kind": ["cat", "dog"]}).metadata)
     annotate(data, kinds, name="kinds")
     source = write_table(tmp_path / "in.parquet", {"id": KEYS, "cls": np.arange(NUM_ROWS)})
-    wdsplit.convert(source, data, ConvertOptions(PlanOptions(shards=SHARDS, seed=1), key="id", overwrite=True))
+    wdsplit.convert(source, data, ConvertOptions(shards=SHARDS, seed=1, key="id", overwrite=True))
     return data
 
 

@@ -7,7 +7,7 @@ import pytest
 import wdsplit
 from faults import internal_error
 from tables import files_below, files_of, write_table
-from wdsplit import AnnotateOptions, ConvertOptions, PlanOptions
+from wdsplit import AnnotateOptions, ConvertOptions
 from wdsplit.errors import ConvertError, InputError, OutputExistsError
 from wdsplit.storage.opening import open_storage
 
@@ -36,7 +36,7 @@ def little_memory(monkeypatch):
 
 
 def chosen():
-    return ConvertOptions(PlanOptions(shards=SHARDS), key="id")
+    return ConvertOptions(shards=SHARDS, key="id")
 
 
 def names_of(url):

@@ -396,7 +396,7 @@ def test_keys_of_a_bucket_are_read_without_the_payloads(fault_proxy, bucket, tmp
     )
     table, plan = with_class_names(table, "kind", "abcdefg"), {"shuffle": False, "shards": 6}
     path, url = converted(tmp_path, table, key="name", **plan), f"{bucket.url}/train"
-    options = wdsplit.ConvertOptions(wdsplit.PlanOptions(**plan), key="name")
+    options = wdsplit.ConvertOptions(**plan, key="name")
     wdsplit.convert([str(tmp_path / "table.parquet")], url, options)
     local = wdsplit.batches(path, [1, 2], batch_size=8)
     before = len(fault_proxy.exchanges)

@@ -56,7 +56,7 @@ def test_a_field_that_samples_lack_is_counted_where_it_is(tmp_path):
     table = pa.table({"cls": [row % 3 for row in range(100)], "txt": texts})
     path = tmp_path / "in.parquet"
     pq.write_table(table, path)
-    options = wdsplit.ConvertOptions(wdsplit.PlanOptions(shards=3, null="omit"))
+    options = wdsplit.ConvertOptions(shards=3, null="omit")
     wdsplit.convert(str(path), str(tmp_path / "out"), options)
     read, fields = found(str(tmp_path / "out"))
     assert (read.num_read, fields["txt"].num_present, fields["txt"].num_bytes) == (100, 25, (0, 48, 96))
@@ -117,5 +117,5 @@ def test_named_classes_that_no_sample_has_are_counted_as_none(tmp_path):
 def test_a_bucket_gives_the_same_counts(tmp_path, bucket):
     path = converted(tmp_path, images_table(40), shards=4)
     url = bucket.url + "/images"
-    wdsplit.convert(f"{path}/*.tar", url, wdsplit.ConvertOptions(wdsplit.PlanOptions(shards=4, shuffle=False)))
+    wdsplit.convert(f"{path}/*.tar", url, wdsplit.ConvertOptions(shards=4, shuffle=False))
     assert found(url)[0] == found(path)[0]

@@ -69,15 +69,15 @@ def test_verify_returns_the_manifest_and_no_problem(numbers):
 
 def test_plan_returns_what_convert_would_do_and_writes_nothing(printed, tmp_path):
     path = write_table(tmp_path / "table.parquet", numbers_table(30))
-    plan = wdsplit.plan(path, wdsplit.ConvertOptions(wdsplit.PlanOptions(shards=4)))
+    plan = wdsplit.plan(path, wdsplit.ConvertOptions(shards=4))
     own = {"classes": {}, "temporary_bytes": 0}
     assert json.loads(json.dumps(plan.summary())) | own == printed("plan", path, "--shards", 4)
     assert [file.name for file in tmp_path.iterdir()] == ["table.parquet"]
-    manifest = wdsplit.convert(path, tmp_path / "out", wdsplit.ConvertOptions(wdsplit.PlanOptions(shards=4)))
+    manifest = wdsplit.convert(path, tmp_path / "out", wdsplit.ConvertOptions(shards=4))
     assert (len(manifest.shards), manifest.num_pads) == (plan.num_shards, plan.num_pads)
 
 
 def test_plan_refuses_splits(tmp_path):
     path = write_table(tmp_path / "table.parquet", numbers_table(30))
-    with pytest.raises(InputError, match=r"options\.splits is set"):
+    with pytest.raises(InputError, match="splits is set"):
         wdsplit.plan(path, wdsplit.ConvertOptions(splits={"train": 0.5, "val": 0.5}))

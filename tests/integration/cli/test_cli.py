@@ -303,6 +303,23 @@ def test_a_size_of_shards_may_have_a_unit(done, table):
     assert shards[0] == shards[1] < shards[2]
 
 
+@pytest.mark.parametrize(
+    ("options", "warning"),
+    [
+        (
+            ["--shard-size", 100],
+            "2,000 shards of only about 777 B: reading them will be slow; use a --shard-size such as",
+        ),
+        (["--samples-per-shard", 1], "2,000 shards of only about 777 B: reading them will be slow; use fewer shards"),
+        (["--shard-size", "100kB"], ""),
+    ],
+    ids=str,
+)
+def test_thousands_of_tiny_shards_are_warned_of(done, tmp_path, caplog, options, warning):
+    done("plan", write_table(tmp_path / "in.parquet", {"label": list(range(2000))}), *options)
+    assert warning in caplog.text and len(caplog.records) == bool(warning)
+
+
 def test_plan_says_what_convert_then_does(done, table, output):
     options = ("--shards", 4, "--workers", 2)
     plan = done("plan", table, *options, "--json").json
@@ -930,6 +947,45 @@ def test_a_command_line_that_is_wrong_is_refused_with_what_is_wrong(refused, arg
     assert "Traceback" not in message
 
 
+def test_a_missing_output_is_named(refused, table):
+    assert refused(2, "convert", table).endswith("error: Missing argument 'OUTPUT'.\n")
+
+
+@pytest.mark.parametrize(
+    "lists",
+    [
+        [
+            "--columns",
+            "label,id",
+            "--keep",
+            "score,id",
+            "--emit",
+            "dali,wids",
+            "--map",
+            "txt=a,b,json=score",
+            "--split",
+            "a=1",
+        ],
+        [
+            *("--columns", "label", "--columns", "id", "--keep", "score", "--keep", "id", "--emit", "wids"),
+            *("--emit", "dali", "--map", "txt=a,b", "--map", "json=score", "--split", "a=1"),
+        ],
+    ],
+)
+def test_lists_are_repeated_or_separated_by_commas(done, tmp_path, output, lists):
+    columns = {name: [1, 2, 3] for name in ("label", "id", "score")} | {"a,b": ["x", "y", "z"]}
+    done("convert", write_table(tmp_path / "in.parquet", columns), output, *lists, "--shards", 1, "--jobs", 1)
+    manifest = read_manifest(LocalStorage(str(output / "a")))
+    assert {field.name: field.column for field in manifest.fields} == {
+        "txt": "a,b",
+        "json": "score",
+        "id.cls": "id",
+        "label.cls": "label",
+    }
+    assert {"score", "id"} <= set(manifest.samples.names)
+    assert {"000000.idx", "wids.json"} <= set(os.listdir(output / "a"))
+
+
 @pytest.mark.parametrize("size", ["0", "0MB", "0.1B"])
 def test_a_shard_of_no_bytes_is_refused(refused, table, output, size):
     message = refused(2, "convert", table, output, "--shard-size", size)
@@ -969,7 +1025,7 @@ def test_the_program_is_quiet_on_standard_error_unless_it_is_a_terminal(table, o
 
 def test_verbose_says_on_standard_error_what_is_decided(table, output):
     ended = run_program("-v", "convert", table, output, "--map", "cls=cls", "--jobs", 1)
-    assert (ended.code, ended.err) == (0, "wdsplit.conversion.planning: columns not written: txt\n")
+    assert (ended.code, ended.err) == (0, "columns not written: txt\n")
     assert ended.out.startswith(f"{output}: ")
 
 
@@ -1067,7 +1123,7 @@ def test_progress_is_logged_as_json_lines_and_so_is_how_it_ended(done, refused, 
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     ends = [line for line in lines if line["event"] != "progress"]
     assert [(line["event"], line.get("what"), line.get("done")) for line in ends] == [
-        ("done", "writing", 4),
+        ("done", "2/2 writing", 4),
         ("done", "verifying", 4),
         ("failed", None, None),
     ]

@@ -14,7 +14,7 @@ import wdsplit
 from made_datasets import numbers_table
 from tables import DEADLINE_S, PROGRAM_WITH_PROCESSES, files_of, session_processes, wait_until, write_table
 from wdsplit.cli.main import main
-from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
+from wdsplit.conversion.plan.options import ConvertOptions
 from wdsplit.shards.manifest import HEADER_NAME
 from wdsplit.storage.local import is_temporary
 
@@ -90,7 +90,7 @@ def test_a_conversion_leaves_nothing_temporary_and_says_how_to_resume(request, b
     assert not [path for path in output.rglob("*") if is_temporary(path.name)]
     resumed = begin(*PROGRAM, *conversion(table, output), "--resume")
     assert ended(resumed)[0] == 0
-    wdsplit.convert(table, tmp_path / "undisturbed", ConvertOptions(PlanOptions(shards=SHARDS, shuffle=False)))
+    wdsplit.convert(table, tmp_path / "undisturbed", ConvertOptions(shards=SHARDS, shuffle=False))
     assert files_of(output) == files_of(tmp_path / "undisturbed")
 
 
@@ -242,5 +242,5 @@ def test_the_library_leaves_signals_alone(tmp_path):
     def look(progress):
         seen.append([signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)])
 
-    wdsplit.convert(table, tmp_path / "out", ConvertOptions(PlanOptions(shards=4), jobs=2), look)
+    wdsplit.convert(table, tmp_path / "out", ConvertOptions(shards=4, jobs=2), look)
     assert seen and all(handlers == before for handlers in seen)

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -16,11 +17,13 @@ import wdsplit
 from loaded import modules_loaded_by
 from made_datasets import converted, numbers_table
 from tables import DEADLINE_S, write_table
+from wdsplit.cli import progress
 from wdsplit.cli.main import cli
 from wdsplit.engines.watching import watched, watching
 
 HELP = """
 import contextlib, io
+from wdsplit.cli import progress
 from wdsplit.cli.main import cli
 with contextlib.redirect_stdout(io.StringIO()):
     cli.main({arguments}, standalone_mode=False)
@@ -108,7 +111,7 @@ def test_verdicts_and_errors_stand_out_in_a_terminal(numbers, tmp_path):
     shown = in_terminal("inspect", tmp_path / "nowhere", code=2)
     assert f"{RED}\x1b[1merror:" in shown and f"{GREEN}  remedy:" in shown
     assert "error: there is no dataset" in without_colours(shown)
-    assert f"{RED}\x1b[1mError:" in in_terminal("inspect", code=2)
+    assert f"{RED}\x1b[1merror:" in in_terminal("inspect", code=2)
     copy = shutil.copytree(numbers, tmp_path / "copy")
     (copy / "000003.tar").write_bytes(b"")
     shown = in_terminal("verify", copy, code=1)
@@ -135,8 +138,22 @@ def test_pipes_get_colours_only_if_they_are_forced(numbers):
 def test_a_terminal_shows_a_progress_bar_with_rates(tmp_path):
     table, output = write_table(tmp_path / "in.parquet", numbers_table(2000), rows_per_group=500), tmp_path / "out"
     shown = without_colours(in_terminal("convert", table, output, "--shards", 4, "--jobs", 1, width=160))
-    assert re.search(r"planning .*writing .*4/4 +[\d,]+ samples/s, [\d.]+ [kM]?B/s", shown, re.DOTALL)
+    assert re.search(
+        r"planning .*1/2 shuffling .*2/2 writing .*4/4 shards +[\d,]+ samples/s, [\d.]+ [kM]?B/s", shown, re.DOTALL
+    )
     assert f"{output}: 4 shards, 2,000 samples" in shown
+
+
+def test_outside_of_a_terminal_a_long_command_prints_lines_with_the_time_left(capsys, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    with progress.progress_bar("planning") as bar:
+        for done, now[0] in ((0, 1.0), (2, 9.0), (3, 13.0), (4, 17.0), (6, 25.0), (8, 33.0)):
+            bar.update(done, 8, "2/2 writing", "shards", bytes=done * 1_000_000)
+    assert capsys.readouterr().err.splitlines() == [
+        "2/2 writing: 3/8 shards, 250.0 kB/s, 00:20 left",
+        "2/2 writing: 6/8 shards, 250.0 kB/s, 00:08 left",
+    ]
 
 
 def test_a_terminal_says_what_to_type_next_and_pipes_are_left_alone(tmp_path):

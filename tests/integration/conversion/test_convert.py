@@ -33,7 +33,7 @@ from tables import (
     write_table,
 )
 from wdsplit.conversion.convert import convert
-from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
+from wdsplit.conversion.plan.options import ConvertOptions
 from wdsplit.conversion.plan.plan import Span
 from wdsplit.conversion.record.job import Job
 from wdsplit.conversion.run import Run
@@ -750,14 +750,13 @@ CONVERT = """
 import sys
 from wdsplit.conversion.convert import convert
 from wdsplit.conversion.plan.options import ConvertOptions
-from wdsplit.conversion.plan.options import PlanOptions
 from wdsplit.engines import local
 local._PROCESS_BYTES = 1
 def main():
     source, output, jobs, resume = sys.argv[1:5]
     def progress(progress):
         print(f"{progress.done:<10000}", flush=True)
-    options = ConvertOptions(PlanOptions(shards=100, shuffle=False), jobs=int(jobs), resume=resume == "resume")
+    options = ConvertOptions(shards=100, shuffle=False, jobs=int(jobs), resume=resume == "resume")
     convert([source], output, options, progress)
 if __name__ == "__main__":
     main()
@@ -825,7 +824,6 @@ import os, signal, sys
 from pathlib import Path
 from wdsplit.conversion.convert import convert
 from wdsplit.conversion.plan.options import ConvertOptions
-from wdsplit.conversion.plan.options import PlanOptions
 from wdsplit.engines import local
 local._PROCESS_BYTES = 1
 killed = []
@@ -837,7 +835,7 @@ def kill_a_worker(progress):
                     os.kill(int(child), signal.SIGKILL)
                     killed.append(child)
 if __name__ == "__main__":
-    convert([sys.argv[1]], sys.argv[2], ConvertOptions(PlanOptions(shards=100, shuffle=False), jobs=2), kill_a_worker)
+    convert([sys.argv[1]], sys.argv[2], ConvertOptions(shards=100, shuffle=False, jobs=2), kill_a_worker)
 """
 
 
@@ -857,11 +855,10 @@ NO_GUARD = """
 import sys
 from wdsplit.conversion.convert import convert
 from wdsplit.conversion.plan.options import ConvertOptions
-from wdsplit.conversion.plan.options import PlanOptions
 from wdsplit.engines import local
 local._PROCESS_BYTES = 1
-plan = PlanOptions(shards=8, shuffle=False)
-convert([sys.argv[1]], sys.argv[2], ConvertOptions(plan, jobs=2, overwrite=sys.argv[3] == "overwrite"))
+is_overwriting = sys.argv[3] == "overwrite"
+convert([sys.argv[1]], sys.argv[2], shards=8, shuffle=False, jobs=2, overwrite=is_overwriting)
 print("Finished!")
 """
 
@@ -884,11 +881,10 @@ import resource, signal, sys
 from wdsplit.conversion.convert import convert
 from wdsplit.conversion.plan.options import ConvertOptions
 from wdsplit.errors import StorageError
-from wdsplit.conversion.plan.options import PlanOptions
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (15_000, 15_000))
 try:
-    convert([sys.argv[1]], sys.argv[2], ConvertOptions(PlanOptions(shards=2, shuffle=False)))
+    convert([sys.argv[1]], sys.argv[2], ConvertOptions(shards=2, shuffle=False))
 except StorageError as error:
     print(error)
     sys.exit(3)
@@ -920,11 +916,8 @@ def test_two_runs_at_once_into_one_output_do_not_mix(table_path, undisturbed, tm
 
 
 def test_paths_may_be_path_objects(table_path, tmp_path):
-    manifest = convert(Path(table_path), tmp_path / "one", ConvertOptions(PlanOptions(shards=2, shuffle=False)))
-    assert (
-        convert([Path(table_path)], str(tmp_path / "several"), ConvertOptions(PlanOptions(shards=2, shuffle=False)))
-        == manifest
-    )
+    manifest = convert(Path(table_path), tmp_path / "one", ConvertOptions(shards=2, shuffle=False))
+    assert convert([Path(table_path)], str(tmp_path / "several"), ConvertOptions(shards=2, shuffle=False)) == manifest
 
 
 def test_a_run_is_not_resumed_on_an_input_that_was_written_since(table_path, tmp_path):
@@ -954,7 +947,7 @@ def test_columns_beside_a_mapping_are_kept_for_tars_too(tmp_path):
 def test_the_size_of_columns_that_are_not_written_does_not_count(tmp_path):
     table = {"image": [os.urandom(10_000) for _ in range(300)], "label": range(300)}
     path = write_table(tmp_path / "in.parquet", table)
-    few = planned(path, ConvertOptions(PlanOptions(shard_size=500_000), columns=("label",)))
+    few = planned(path, ConvertOptions(shard_size=500_000, columns=("label",)))
     many = planned(path, options(shard_size=500_000))
     assert (few.num_shards, many.num_shards) == (1, 7)
 

@@ -109,7 +109,7 @@ LITTLE_FILES = """
 import resource, sys
 import wdsplit
 resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))
-options = wdsplit.ConvertOptions(wdsplit.PlanOptions(shards=7, null="omit"))
+options = wdsplit.ConvertOptions(shards=7, null="omit")
 wdsplit.convert(sys.argv[2:], sys.argv[1], options)
 """
 

@@ -22,6 +22,7 @@ from tables import (
 )
 from wdsplit.checks.verify import verify
 from wdsplit.conversion.convert import convert, convert_splits
+from wdsplit.conversion.plan.options import ConvertOptions
 from wdsplit.errors import InputError, OutputExistsError, StorageError
 
 RUN = ".wdsplit-run"
@@ -170,16 +171,28 @@ def test_keys_of_webdataset_are_keys_only_if_they_are_named(tmp_path):
     source = [{"__key__": name, "txt": name} for name in ("a", "b")]
     with pytest.raises(InputError, match="which is not their key") as caught:
         convert(source, tmp_path / "out", options())
-    assert caught.value.remedy.startswith("ConvertOptions(key='__key__')") and os.listdir(tmp_path) == []
+    assert caught.value.remedy.startswith("give key='__key__'") and os.listdir(tmp_path) == []
     convert(source, tmp_path / "out", options(key="__key__"))
     assert [sample["__key__"] for sample in wdsplit.Dataset(tmp_path / "out", shuffle=False)] == ["a", "b"]
 
 
 @pytest.mark.parametrize("call", [convert, convert_splits])
-@pytest.mark.parametrize("wrong", [wdsplit.PlanOptions(shards=2), {"key": "a"}])
+@pytest.mark.parametrize("wrong", [wdsplit.IndexOptions(), {"key": "a"}])
 def test_options_of_another_class_are_refused(call, wrong, tmp_path):
     with pytest.raises(InputError, match="options are not ConvertOptions"):
         call([{"a": 1}], tmp_path / "out", wrong)
+
+
+def test_options_are_keywords_that_replace_those_of_an_object(tmp_path):
+    found = convert(rows(12), tmp_path / "keywords", world_size=2, columns=["label"], shards=4)
+    options = ConvertOptions(world_size=2, columns=("label",), shards=2)
+    assert found.fingerprint == convert(rows(12), tmp_path / "object", options, shards=4).fingerprint
+    splits = convert_splits(rows(12), tmp_path / "splits", splits={"a": 0.5, "b": 0.5}, pad="none", shards=1)
+    assert sum(manifest.num_samples for manifest in splits.values()) == 12
+    for call in (convert, convert_splits):
+        with pytest.raises(TypeError, match="unexpected keyword argument 'world_sze', did you mean 'world_size'"):
+            call(rows(12), tmp_path / "none", world_sze=2)
+    assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.parametrize(("columns", "found"), [([0, 1], "0, 1"), (["a", "a"], "'a'")])

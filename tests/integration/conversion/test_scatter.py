@@ -1,4 +1,5 @@
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from tables import (
     write_table,
 )
 from wdsplit.conversion.convert import convert
-from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
+from wdsplit.conversion.plan.options import ConvertOptions
 from wdsplit.conversion.record.job import Job
 from wdsplit.conversion.shuffle.gather import ShuffledRows
 from wdsplit.conversion.shuffle.merge import merge, remove_scattered
@@ -127,7 +128,7 @@ def spilled(output, plan, held):
 def test_any_range_of_places_is_gathered_in_order(inputs, tmp_path, monkeypatch, most, pad):
     little_memory(monkeypatch)
     monkeypatch.setattr("wdsplit.conversion.shuffle.steps._MAX_GATHERED", most)
-    plan = planned(inputs, ConvertOptions(PlanOptions(shards=7, shuffle=True, pad=pad)))
+    plan = planned(inputs, ConvertOptions(shards=7, shuffle=True, pad=pad))
     output, held = str(tmp_path / "out"), task_bytes(2**30, 1) // 2**18
     steps = spilled(output, plan, held)
     assert steps.num_tasks > 3
@@ -145,7 +146,7 @@ def test_any_range_of_places_is_gathered_in_order(inputs, tmp_path, monkeypatch,
 
 def test_scattering_goes_on_where_it_was_stopped(inputs, tmp_path, monkeypatch):
     little_memory(monkeypatch)
-    plan = planned(inputs, ConvertOptions(PlanOptions(shards=8, shuffle=True)))
+    plan = planned(inputs, ConvertOptions(shards=8, shuffle=True))
     storage = open_storage(str(tmp_path))
     cuts = write_cuts(storage, plan, 4096)
     job = Job(str(tmp_path), plan, 4096)
@@ -187,7 +188,7 @@ class Stop(Exception):  # noqa: N818 (it is no error)
 def test_a_run_that_is_stopped_after_rows_are_scattered_scatters_none_again(inputs, tmp_path, monkeypatch, when):
     converted(inputs, tmp_path / "whole", shards=8, shuffle=True)
     little_memory(monkeypatch)
-    chosen, seen = PlanOptions(shards=8, shuffle=True), []
+    chosen, seen = ConvertOptions(shards=8, shuffle=True), []
 
     def stop(progress):
         seen.append(progress)
@@ -195,12 +196,12 @@ def test_a_run_that_is_stopped_after_rows_are_scattered_scatters_none_again(inpu
             raise Stop
 
     with pytest.raises(Stop):
-        convert(inputs, tmp_path / "out", ConvertOptions(chosen, memory=1), stop)
+        convert(inputs, tmp_path / "out", chosen, stop, memory=1)
     first = [path.name for path in (tmp_path / "out" / SPILL_FOLDER).glob("*.arrow") if "region" not in path.name]
     assert bool(first) == (when == "merge"), "what is merged goes before shards are written"
     last = seen[-1]
     seen.clear()
-    convert(inputs, tmp_path / "out", ConvertOptions(chosen, memory=1, resume=True), seen.append)
+    convert(inputs, tmp_path / "out", chosen, seen.append, memory=1, resume=True)
     scattered, merged = ([one for one in seen if one.name == name] for name in ("scatter", "merge"))
     assert [(one.done, one.skipped) for one in scattered] == [(NUM_ROWS, NUM_ROWS)], "it begins with what is there"
     assert merged[0].done == merged[0].skipped == (last.done if when == "merge" else merged[0].total)
@@ -210,7 +211,7 @@ def test_a_run_that_is_stopped_after_rows_are_scattered_scatters_none_again(inpu
 
 def scattered(inputs, output, merged):
     """Scatter a table with little memory, and merge it if that is wanted; return the job and its cuts."""
-    plan = planned(inputs, ConvertOptions(PlanOptions(shards=7, shuffle=True)))
+    plan = planned(inputs, ConvertOptions(shards=7, shuffle=True))
     cuts = write_cuts(open_storage(str(output)), plan, 4096)
     job = Job(str(output), plan, 4096)
     for task in cuts.tasks:
@@ -261,7 +262,7 @@ def test_damage_inside_of_a_run_is_told_by_its_file(inputs, tmp_path, monkeypatc
 def test_runs_are_read_without_keeping_their_files_open(inputs, tmp_path, monkeypatch, most):
     little_memory(monkeypatch)
     monkeypatch.setattr("wdsplit.conversion.shuffle.steps._MAX_GATHERED", most)
-    plan = planned(inputs, ConvertOptions(PlanOptions(shards=7, shuffle=True)))
+    plan = planned(inputs, ConvertOptions(shards=7, shuffle=True))
     output = str(tmp_path / "out")
     spilled(output, plan, 4096)
     before = set(os.listdir("/proc/self/fd"))
@@ -306,16 +307,18 @@ def test_rows_that_are_spilled_are_kept_when_a_run_is_stopped_and_are_not_read_a
         if len(scattered) == 3:
             raise Stop
 
-    chosen = PlanOptions(shards=4, shuffle=True)
+    chosen = ConvertOptions(shards=4, shuffle=True)
     with pytest.raises(Stop):
-        convert(path, tmp_path / "out", ConvertOptions(chosen, memory=1), stop)
+        convert(path, tmp_path / "out", chosen, stop, memory=1)
     assert 0 == scattered[0] < scattered[-1] < 400
     seen = []
     convert(
         path,
         tmp_path / "out",
-        ConvertOptions(chosen, memory=1, resume=True),
+        chosen,
         lambda progress: seen.append(progress.done) if progress.name == "scatter" else None,
+        memory=1,
+        resume=True,
     )
     assert seen[0] == scattered[-1], "it begins with what is there"
     assert max(seen) == 400
@@ -325,14 +328,14 @@ def test_rows_that_are_spilled_are_kept_when_a_run_is_stopped_and_are_not_read_a
 
 @pytest.mark.parametrize("damaged", ["tasks.json", "*[0-9].json", "*.arrow"])
 def test_spill_files_that_a_power_failure_has_emptied_are_made_again_or_named(tmp_path, damaged):
-    path, chosen = numbered(tmp_path / "in.parquet", 0), PlanOptions(shards=4, shuffle=True)
+    path, chosen = numbered(tmp_path / "in.parquet", 0), ConvertOptions(shards=4, shuffle=True)
     with pytest.raises(Stop):
-        convert(path, tmp_path / "out", ConvertOptions(chosen, memory=1), stop_after(0))
+        convert(path, tmp_path / "out", chosen, stop_after(0), memory=1)
     found = list((tmp_path / "out" / RUN_FOLDER / "spill").glob(damaged))
     assert found
     for path_of_spill in found:
         path_of_spill.write_bytes(bytes(100))
-    resumed = ConvertOptions(chosen, memory=1, resume=True)
+    resumed = replace(chosen, memory=1, resume=True)
     if damaged.endswith("arrow"):
         with pytest.raises(CorruptDataError, match="a spill file is damaged") as caught:
             convert(path, tmp_path / "out", resumed)
@@ -345,7 +348,7 @@ def test_spill_files_that_a_power_failure_has_emptied_are_made_again_or_named(tm
 def test_a_run_whose_rows_are_all_dropped_is_no_fault(tmp_path, monkeypatch):
     monkeypatch.setattr("wdsplit.conversion.shuffle.scatter._LEAST_BYTES", 1)
     path = write_table(tmp_path / "in.parquet", {"label": range(7)}, rows_per_group=1)
-    convert(path, tmp_path / "out", ConvertOptions(PlanOptions(shards=3, shuffle=True, pad="drop"), memory=1))
+    convert(path, tmp_path / "out", ConvertOptions(shards=3, shuffle=True, pad="drop", memory=1))
     assert len(labels(tmp_path / "out")) == 6
 
 
@@ -355,9 +358,9 @@ def test_a_group_that_is_larger_than_may_be_held_comes_in_parts_and_in_order(tmp
     monkeypatch.setattr("wdsplit.conversion.shuffle.steps._MAX_GATHERED", most)
     groups = [0 if n % 3 else n for n in range(3000)]
     path = write_table(tmp_path / "in.parquet", {"label": range(3000), "group": groups}, rows_per_group=100)
-    plan = PlanOptions(shards=2, group_by="group")
-    convert(path, tmp_path / "small", ConvertOptions(plan, mapping={"cls": "label"}, memory=1))
-    convert(path, tmp_path / "large", ConvertOptions(plan, mapping={"cls": "label"}))
+    chosen = ConvertOptions(shards=2, group_by="group", mapping={"cls": "label"})
+    convert(path, tmp_path / "small", chosen, memory=1)
+    convert(path, tmp_path / "large", chosen)
     assert shard_files(tmp_path / "small") == shard_files(tmp_path / "large")
     found = labels(tmp_path / "small")
     assert sorted(found) == list(range(3000))

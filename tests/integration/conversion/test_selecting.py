@@ -28,10 +28,11 @@ from tables import (
     write_files,
     write_table,
 )
-from wdsplit import InputError, OutputExistsError, PlanOptions
+from wdsplit import InputError, OutputExistsError
 from wdsplit.checks.audit import AuditOptions, audit
 from wdsplit.checks.verify import verify
 from wdsplit.conversion.convert import convert, convert_splits
+from wdsplit.conversion.plan.options import PlanOptions
 from wdsplit.conversion.plan.plan import make_plan
 from wdsplit.conversion.planning import plan_splits
 from wdsplit.conversion.task import keys_of

@@ -44,6 +44,7 @@ from wdsplit.errors import (
     TopologyError,
     WdsplitError,
 )
+from wdsplit.loading import announcing
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
 from wdsplit.loading.loader_arguments import ARGUMENTS_OF_TORCH
@@ -881,6 +882,16 @@ if __name__ == "__main__":
 def test_a_tail_that_drops_everything_is_warned_of(numbers, caplog):
     assert list(loader_of(numbers, batch_size=500, tail="drop")) == []
     assert "there are no batches" in caplog.text
+
+
+@pytest.mark.parametrize(("batch_size", "is_warned"), [(203, True), (202, False), (51, False)])
+def test_a_batch_of_mostly_pads_is_warned_of_once(numbers, caplog, monkeypatch, batch_size, is_warned):
+    monkeypatch.setattr(announcing, "_announced", set())
+    loader = loader_of(numbers, batch_size=batch_size)
+    assert len(list(loader) + list(loader)) == 2 * len(loader)
+    assert [each for each in caplog.messages if "pads" in each] == [
+        f"{numbers}: 102 of the 203 samples of an epoch are pads, which fill its only step: use a smaller batch_size"
+    ] * is_warned
 
 
 def test_numpys_integers_are_as_good_as_pythons(numbers):

@@ -149,7 +149,7 @@ def test_workers_of_a_loader_warn_once_in_all_their_epochs(tars):
     """A warning is an error here, in forked workers too."""
     shards = EpochShardList(wds.shardlists.expand_urls(tars)[:3])
     loader = loader_of(shards, num_workers=2)
-    with pytest.raises(UserWarning, match="3 shards do not divide by 1 ranks x 2 workers") as caught:
+    with pytest.raises(UserWarning, match="3 shards cannot be divided by 1 rank x 2 workers") as caught:
         read(loader)
     traceback.clear_frames(caught.tb)
     shards.set_epoch(1)

@@ -22,7 +22,7 @@ from tables import files_below, real_samples, tar_samples, write_table
 from wdsplit.checks.verify import verify
 from wdsplit.cli.main import cli
 from wdsplit.conversion.convert import convert
-from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
+from wdsplit.conversion.plan.options import ConvertOptions
 from wdsplit.errors import OutputExistsError, StorageError
 from wdsplit.shards import sidecar_files
 from wdsplit.shards.manifest import HEADER_NAME
@@ -51,9 +51,7 @@ def table_path(tmp_path_factory):
 def converted(table_path, output, emit=ALL, shards=NUM_SHARDS, progress=None, key="name", **more):
     run = {name: more.pop(name) for name in ("jobs", "overwrite", "resume") if name in more}
     mapping = {"txt": "txt", "cls": "cls", "json": "json", "seg.bin": "seg"}
-    options = ConvertOptions(
-        PlanOptions(shards=shards, null="omit", **more), mapping=mapping, key=key, emit=emit, **run
-    )
+    options = ConvertOptions(shards=shards, null="omit", **more, mapping=mapping, key=key, emit=emit, **run)
     convert(table_path, str(output), options, progress)
     return Path(output)
 
@@ -443,5 +441,5 @@ def test_the_command_writes_what_emit_names(table_path, tmp_path):
 def test_the_command_refuses_what_emit_cannot_name(table_path, tmp_path, value):
     ended = CliRunner().invoke(cli, ["convert", table_path, str(tmp_path / "out"), "--emit", value])
     assert ended.exit_code == 2
-    assert "some of dali, energon, wids" in ended.output
+    assert ("some of dali, energon, wids" if value else "empty value") in ended.output
     assert not (tmp_path / "out").exists()

@@ -62,7 +62,7 @@ def test_the_command_line_shows_the_warning(s3_server, monkeypatch):
     with start_script(SHOWN) as script:
         shown = script.stderr.readline()
         script.kill()
-    assert shown.startswith("wdsplit.storage.retry: s3://bucket/x/")
+    assert shown.startswith("warning: s3://bucket/x/")
     assert re.search(r"EndpointConnectionError\); retrying for up to (2\d\d|300) s more\n$", shown)
 
 

@@ -24,7 +24,7 @@ from faults import (
 from s3server import KEY_ID, SECRET, S3Server
 from tables import mixed_table, session_processes, start_script, wait_until, write_files, write_table
 from wdsplit.conversion.convert import convert, convert_splits
-from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
+from wdsplit.conversion.plan.options import ConvertOptions
 from wdsplit.conversion.record.job import Job
 from wdsplit.errors import ConvertError, DatasetNotFoundError, InputError, OutputExistsError, StorageError
 from wdsplit.shards.manifest import HEADER_NAME, RUN_FOLDER
@@ -63,7 +63,7 @@ def expected(source, tmp_path_factory):
 
 def chosen(jobs=1, emit=(), splits=None, overwrite=False, resume=False, **plan):
     return ConvertOptions(
-        PlanOptions(**{"shards": SHARDS, "shuffle": False, **plan}),
+        **{"shards": SHARDS, "shuffle": False, **plan},
         jobs=jobs,
         emit=emit,
         splits=splits or {},
@@ -373,12 +373,12 @@ CONVERT = f"""
 import sys
 import wdsplit.storage.s3_upload
 from wdsplit.conversion.convert import convert
-from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
+from wdsplit.conversion.plan.options import ConvertOptions
 
 if __name__ == "__main__":
     wdsplit.storage.s3_upload._PART_BYTES = {PART_BYTES}
     source, output, jobs = sys.argv[1:]
-    convert(source, output, ConvertOptions(PlanOptions(shards={SHARDS}, shuffle=False), jobs=int(jobs)))
+    convert(source, output, ConvertOptions(shards={SHARDS}, shuffle=False, jobs=int(jobs)))
 """
 
 

@@ -16,7 +16,7 @@ from tables import planned, write_table
 from tars import by_tarfile
 from wdsplit.conversion.adopt_tars import index_tars
 from wdsplit.conversion.convert import convert
-from wdsplit.conversion.plan.options import ConvertOptions, IndexOptions, PlanOptions
+from wdsplit.conversion.plan.options import ConvertOptions, IndexOptions
 from wdsplit.errors import DatasetNotFoundError, InputError, OutputExistsError, StorageError
 from wdsplit.tables.find import find_inputs
 from wdsplit.tables.formats import opening, parquet
@@ -49,7 +49,7 @@ def hashes(folder):
 
 
 def converted(inputs, output, jobs=1, storage_options=FAST, **plan):
-    options = ConvertOptions(plan=PlanOptions(**{"shards": 3, "null": "omit", **plan}), jobs=jobs)
+    options = ConvertOptions(**{"shards": 3, "null": "omit", **plan}, jobs=jobs)
     return convert(inputs, output, options, storage_options=storage_options)
 
 
@@ -108,7 +108,7 @@ def test_arrow_files_with_dictionaries_and_large_batches_give_the_same(bucket, t
 
 def test_rows_are_selected_and_counted_as_from_the_disk(bucket, tmp_path):
     write_table(bucket.folder / "a.parquet", media(100, 100), 10)
-    options = ConvertOptions(plan=PlanOptions(shards=2), where="label >= 35", limit=20)
+    options = ConvertOptions(shards=2, where="label >= 35", limit=20)
     found = [
         planned(f"{at}/a.parquet", options, None if at is bucket.folder else FAST) for at in (bucket.folder, bucket.url)
     ]

@@ -187,8 +187,7 @@ def test_views_outlive_a_conversion_to_the_same_shards_and_no_other(tmp_path):
     wdsplit.make_view(url, "v", where="cls >= 40")
 
     def convert_again(shards):
-        plan = wdsplit.PlanOptions(shuffle=False, shards=shards)
-        wdsplit.convert([str(tmp_path / "table.parquet")], url, wdsplit.ConvertOptions(plan, overwrite=True))
+        wdsplit.convert([str(tmp_path / "table.parquet")], url, shuffle=False, shards=shards, overwrite=True)
 
     convert_again(4)
     assert rows_in(url, "v") == list(range(40, 50))

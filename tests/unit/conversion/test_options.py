@@ -6,7 +6,7 @@ from wdsplit.conversion.plan.options import ConvertOptions, IndexOptions, PlanOp
 from wdsplit.errors import InputError
 
 
-@pytest.mark.parametrize("options", [PlanOptions, ConvertOptions, IndexOptions])
+@pytest.mark.parametrize("options", [ConvertOptions, IndexOptions])
 def test_each_option_has_a_text_that_ends_with_a_full_stop(options):
     texts = attribute_texts(options)
     assert list(texts) == [one.name for one in dataclasses.fields(options)]

@@ -5,7 +5,7 @@ import pytest
 
 from tables import all_samples, converted, write_table
 from wdsplit.conversion.convert import convert
-from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
+from wdsplit.conversion.plan.options import ConvertOptions
 from wdsplit.errors import InputError
 from wdsplit.fields.arrow_types import field_of
 from wdsplit.fields.decode import decode_field
@@ -128,9 +128,7 @@ def test_a_label_of_minus_1_is_said_to_have_no_class_name():
 
 def test_class_names_go_from_a_table_into_a_dataset_and_its_manifest(tmp_path):
     inputs = write_table(tmp_path / "in.parquet", table_of([0, 2, 1, 0]))
-    manifest = convert(
-        inputs, str(tmp_path / "out"), ConvertOptions(PlanOptions(shards=1, shuffle=False), class_names=True)
-    )
+    manifest = convert(inputs, str(tmp_path / "out"), ConvertOptions(shards=1, shuffle=False, class_names=True))
     field = manifest.fields[1]
     assert (field.name, field.names) == ("cls.txt", NAMES)
     payloads = [fields["cls.txt"] for _, fields in all_samples(tmp_path / "out")]

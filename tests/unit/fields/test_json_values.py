@@ -4,7 +4,7 @@ import pytest
 
 from tables import converted, real_samples, shard_files, write_table
 from wdsplit.conversion.convert import convert
-from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
+from wdsplit.conversion.plan.options import ConvertOptions
 from wdsplit.fields.json_values import decoded_parts, without_views
 from wdsplit.tables.read import open_inputs, read_rows
 from written_formats import arrow_bytes
@@ -88,6 +88,6 @@ def test_views_give_the_shards_that_plain_columns_give(tmp_path, plan, changes):
         table = pa.table({**arrays, "nested": pa.array(nested, kind), "last": pa.array(texts, text)})
         path = tmp_path / f"{name}.arrow"
         path.write_bytes(arrow_bytes(table, pa.ipc.new_file, rows=15))
-        convert(str(path), tmp_path / name, ConvertOptions(PlanOptions(shards=2, **plan), **changes))
+        convert(str(path), tmp_path / name, ConvertOptions(shards=2, **plan, **changes))
         shards[name] = shard_files(tmp_path / name)
     assert shards["view"] == shards["plain"]

@@ -24,7 +24,7 @@ from made_datasets import (
     numbers_table,
     real_rows,
 )
-from wdsplit import ConvertOptions, PlanOptions, convert
+from wdsplit import ConvertOptions, convert
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, TopologyError, UnsizedError
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
@@ -246,7 +246,7 @@ def test_rank_worker_and_seed_are_logged_once_and_not_once_a_batch(tmp_path, cap
     messages = [record.getMessage() for record in caplog.records]
     assert len(messages) == 2
     assert "rank 0 of 3, worker 0 of 1, seed 11" in messages[0]
-    assert "3 ranks x 1 workers do not divide 4 lanes" in messages[1]
+    assert "3 ranks x 1 worker do not divide 4 lanes" in messages[1]
     assert "lanes=6" in messages[1]
 
 
@@ -357,7 +357,7 @@ def of_classes(path, **columns):
     table = pa.table({column: [0, 1, 1] for column in ["number", *columns]}).replace_schema_metadata(metadata)
     pq.write_table(table, f"{path}.parquet")
     mapping = {f"{column}.cls": column for column in columns} if len(columns) > 1 else {}
-    convert(f"{path}.parquet", path, ConvertOptions(PlanOptions(shards=1), mapping=mapping))
+    convert(f"{path}.parquet", path, ConvertOptions(shards=1, mapping=mapping))
     return str(path)
 
 

@@ -84,7 +84,7 @@ def shares_of(shards, monkeypatch, world_size, num_workers):
 def test_uneven_shards_are_left_as_they_are_with_one_warning_that_names_the_numbers(monkeypatch):
     shards = EpochShardList("{0..5}")
     with pytest.warns(
-        UserWarning, match="6 shards do not divide by 4 ranks x 1 workers: 2 of these 4 readers get 2, 2"
+        UserWarning, match="6 shards cannot be divided by 4 ranks x 1 worker: 2 of these 4 readers get 2, 2"
     ):
         shares = shares_of(shards, monkeypatch, 4, 1)
     assert list(map(len, shares)) == [2, 2, 1, 1]
@@ -93,7 +93,7 @@ def test_uneven_shards_are_left_as_they_are_with_one_warning_that_names_the_numb
     be_rank(monkeypatch, 1, 4)
     urls_of(shards)
     be_rank(monkeypatch, 0, 4)
-    with pytest.warns(UserWarning, match="do not divide"):
+    with pytest.warns(UserWarning, match="cannot be divided"):
         urls_of(shards)
     shards.set_epoch(1)
     urls_of(copy.copy(shards))

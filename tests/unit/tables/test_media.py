@@ -136,7 +136,7 @@ def test_tables_and_media_in_one_folder_are_refused_with_their_numbers(tmp_path)
     write_table(tmp_path / "z.parquet", {"a": [1]})
     with pytest.raises(InputError, match="contains tables and media files") as caught:
         listed(root)
-    assert caught.value.found == "1 tables, such as z.parquet; 2 image files, such as a/1.jpg"
+    assert caught.value.found == "1 table, such as z.parquet; 2 image files, such as a/1.jpg"
     assert caught.value.remedy.startswith(f"select one kind: '{root}/**/*.parquet' or '{root}/**/*.jpg'")
     assert names_of(listed(f"{root}/**/*.jpg")) == ["1.jpg", "2.jpg"]
     assert find_inputs([f"{root}/*.parquet"]) == [f"{root}/z.parquet"]
@@ -151,7 +151,7 @@ def test_a_table_and_a_folder_of_media_are_no_common_input(tmp_path):
 def test_images_and_audio_in_one_folder_are_refused(tmp_path):
     with pytest.raises(InputError, match="several kinds of media") as caught:
         listed(write_files(tmp_path, "1.jpg", "2.wav", "3.png"))
-    assert caught.value.found == "2 image files, such as 1.jpg; 1 audio files, such as 2.wav"
+    assert caught.value.found == "2 image files, such as 1.jpg; 1 audio file, such as 2.wav"
     assert caught.value.remedy == f"select one kind: '{tmp_path}/**/*.jpg' or '{tmp_path}/**/*.wav'"
     with pytest.raises(InputError, match="several kinds of media"):
         listed(f"{tmp_path}/*")

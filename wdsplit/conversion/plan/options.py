@@ -10,10 +10,10 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
 
-from wdsplit.errors import InputError
+from wdsplit.errors import InputError, refuse_unknown
 from wdsplit.fields.nulls import NULLS, Null
 from wdsplit.order.limits import MAX_LANES, MAX_SEED, MAX_WINDOW
 from wdsplit.shards.emit import check_emit
@@ -27,10 +27,13 @@ __all__ = [
     "Pass",
     "PlanOptions",
     "attribute_texts",
+    "chosen",
     "invalid_values",
     "raise_if_any",
     "same_as",
 ]
+
+Options = TypeVar("Options")
 
 Pad = Literal["repeat", "drop", "none"]
 PADS: tuple[Pad, ...] = ("repeat", "drop", "none")
@@ -87,6 +90,23 @@ def raise_if_any(problems: list[str]) -> None:
         raise InputError("invalid options", found="; ".join(problems))
 
 
+def chosen(kind: type[Options], options: Options | None, keywords: Mapping[str, Any]) -> Options:
+    """Return the options of a call: the given ones or the defaults, with what the keywords change.
+
+    Raises:
+        InputError: The options are of another class, or a value is invalid.
+        TypeError: There is no such keyword.
+    """
+    if not isinstance(options, kind | None):
+        raise InputError(
+            f"options are not {kind.__name__}",
+            expected=f"keywords such as key='id', or wdsplit.{kind.__name__}(...)",
+            found=type(options).__name__,
+        )
+    refuse_unknown(keywords, [one.name for one in dataclasses.fields(kind)])  # type: ignore[arg-type]
+    return dataclasses.replace(options or kind(), **keywords)  # type: ignore[type-var]
+
+
 def attribute_texts(options: type) -> dict[str, str]:
     """Return the description of each option, from the class's docstring."""
     attributes = (inspect.getdoc(options) or "").partition("Attributes:\n")[2]
@@ -94,34 +114,9 @@ def attribute_texts(options: type) -> dict[str, str]:
     return {name: " ".join(text.split()) for name, text in texts}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PlanOptions:
-    """How to cut a table into shards.
-
-    Attributes:
-        world_size: Ranks of the largest training job. Shards and lanes become a multiple of `world_size` x `workers`;
-            needed only if that does not divide 192.
-        workers: Loader workers per rank; 0 counts as 1.
-        shards: Number of shards, a multiple of `world_size` x `workers`. Default: derived from `shard_size`.
-        samples_per_shard: Maximum number of samples per shard; approximate with `group_by`.
-        shard_size: Approximate bytes per shard. Default: 256 MB.
-        lanes: Number of sequences of shards that the loader reads in parallel. Default: 192, or 96, 48 or 16 for less
-            data; rounded up to a multiple of `world_size` x `workers`.
-        window: Number of samples that the loader reads and shuffles together. Default: sized so that 192 windows take
-            256 MiB, up to 1,024 samples and 8 MiB each.
-        pad: How to make shards equal: repeat samples, flagged as pads (repeat), leave rows out (drop), or allow a
-            difference of one sample (none).
-        allow_pads: Allow `world_size` x `workers`, `shards` or `lanes` of more than ten times the rows with `pad`
-            repeat, although most shards will hold only pads.
-        null: What to do with null values: refuse them (error), leave the member out (omit), or write an empty member
-            (empty).
-        shuffle: Shuffle the rows of the whole table, or keep their order. Default: shuffle; tars keep their order.
-        seed: Seed of the shuffle.
-        group_by: Keep rows with the same value in this column in one split and one shard.
-        keep: Additional columns for the sample tables; they need not become fields. Numbers, booleans and classes that
-            become fields are included by default.
-        no_keep: Columns to leave out of the sample tables.
-    """
+    """The options of a conversion that decide its shards; `ConvertOptions` describes them."""
 
     world_size: int = _integer(1, 1, MAX_LANES)
     workers: int = _integer(1, 0, MAX_LANES)
@@ -140,6 +135,11 @@ class PlanOptions:
     no_keep: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        raise_if_any(self._problems())
+        for name in ("keep", "no_keep"):
+            object.__setattr__(self, name, tuple(dict.fromkeys(getattr(self, name))))
+
+    def _problems(self) -> list[str]:
         problems = invalid_values(self)
         problems += _not_sequences(keep=self.keep, no_keep=self.no_keep)
         sizings = [name for name in ("shards", "samples_per_shard", "shard_size") if getattr(self, name) is not None]
@@ -147,9 +147,7 @@ class PlanOptions:
             problems.append(f"{' and '.join(sizings)} contradict each other: give one")
         if self.group_by is not None and self.pad == "drop":
             problems.append("group_by and pad = 'drop' contradict each other: dropping rows would break up groups")
-        raise_if_any(problems)
-        for name in ("keep", "no_keep"):
-            object.__setattr__(self, name, tuple(dict.fromkeys(getattr(self, name))))
+        return problems
 
     @property
     def readers(self) -> int:
@@ -157,12 +155,33 @@ class PlanOptions:
         return self.world_size * max(1, self.workers)
 
 
-@dataclass(frozen=True)
-class ConvertOptions:
+@dataclass(frozen=True, kw_only=True)
+class ConvertOptions(PlanOptions):
     """How to convert tables into shards.
 
     Attributes:
-        plan: How many shards to make, and what goes into them.
+        world_size: Ranks of the largest training job. Shards and lanes become a multiple of `world_size` x `workers`;
+            needed only if that does not divide 192.
+        workers: Loader workers per rank; 0 counts as 1.
+        shards: Number of shards, a multiple of `world_size` x `workers`. Default: derived from `shard_size`.
+        samples_per_shard: Maximum number of samples per shard; approximate with `group_by`.
+        shard_size: Approximate bytes per shard. Default: 256 MB, or less so that each lane has a shard.
+        lanes: Number of sequences of shards that the loader reads in parallel. Default: 192, or 96, 48 or 16 for less
+            data; rounded up to a multiple of `world_size` x `workers`.
+        window: Number of samples that the loader reads and shuffles together. Default: sized so that 192 windows take
+            256 MiB, up to 1,024 samples and 8 MiB each.
+        pad: How to make shards equal: repeat samples, flagged as pads (repeat), leave rows out (drop), or allow a
+            difference of one sample (none).
+        allow_pads: Allow `world_size` x `workers`, `shards` or `lanes` of more than ten times the rows with `pad`
+            repeat, although most shards will hold only pads.
+        null: What to do with null values: refuse them (error), leave the member out (omit), or write an empty member
+            (empty).
+        shuffle: Shuffle the rows of the whole table, or keep their order. Default: shuffle; tars keep their order.
+        seed: Seed of the shuffle.
+        group_by: Keep rows with the same value in this column in one split and one shard.
+        keep: Additional columns for the sample tables; they need not become fields. Numbers, booleans and classes that
+            become fields are included by default.
+        no_keep: Columns to leave out of the sample tables.
         mapping: Column name by field name.
         columns: Columns to write under inferred field names. If this and `mapping` are empty: all but the key.
         key: Column with the sample keys. Default: number the rows; samples of tars keep their keys.
@@ -185,8 +204,6 @@ class ConvertOptions:
         class_names: Write class names beside their numbers, as cls.txt; for Hugging Face ClassLabel columns.
     """
 
-    plan: PlanOptions = field(default_factory=PlanOptions)
-    _: KW_ONLY
     mapping: Mapping[str, str] = field(default_factory=dict)
     columns: tuple[str, ...] = ()
     key: str | None = None
@@ -205,7 +222,11 @@ class ConvertOptions:
     class_names: bool = False
 
     def __post_init__(self) -> None:
-        problems = invalid_values(self)
+        super().__post_init__()
+        object.__setattr__(self, "emit", check_emit(self.emit))
+
+    def _problems(self) -> list[str]:
+        problems = super()._problems()
         problems += _not_sequences(columns=self.columns, emit=self.emit)
         if self.overwrite and self.resume:
             problems.append("overwrite and resume contradict each other: give one")
@@ -224,8 +245,12 @@ class ConvertOptions:
             for names in folders.values()
             if len(names) > 1
         ]
-        raise_if_any(problems)
-        object.__setattr__(self, "emit", check_emit(self.emit))
+        return problems
+
+    @property
+    def plan(self) -> PlanOptions:
+        """Those of the options that decide the shards."""
+        return PlanOptions(**{one.name: getattr(self, one.name) for one in dataclasses.fields(PlanOptions)})
 
 
 @dataclass(frozen=True)

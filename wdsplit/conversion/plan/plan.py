@@ -27,7 +27,7 @@ from wdsplit.fields.sample_columns import kept_columns, sample_columns
 from wdsplit.notebook import html_table
 from wdsplit.order.defaults import default_lanes, default_window, lanes_of_shards, round_up
 from wdsplit.order.epoch import Int64
-from wdsplit.shards.manifest import FORMAT_VERSION, MAX_SHARD_SAMPLES, MAX_SHARDS, Field
+from wdsplit.shards.manifest import FORMAT_VERSION, MAX_SHARD_SAMPLES, MAX_SHARDS, Field, fields_table
 from wdsplit.tables.table import Table
 from wdsplit.texts import counted, human_bytes
 
@@ -95,8 +95,7 @@ class Plan:
             ("lanes", self.lanes),
             *(("note", note) for note in self.table.notes),
         ]
-        fields = [(field.name, field.column, field.type, field.encoding) for field in self.fields]
-        return html_table("Plan", facts) + html_table("Fields", fields, ("field", "column", "type", "encoding"))
+        return html_table("Plan", facts) + fields_table(self.fields)
 
     def _counts(self) -> str:
         most = f"{counted(self.num_shards, 'shard')} of up to {counted(self.max_samples, 'sample')}"

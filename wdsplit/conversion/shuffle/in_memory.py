@@ -29,7 +29,8 @@ __all__ = ["LoadedRows", "Loading", "Memory", "MemoryRows", "load", "loaded", "m
 Memory = SharedMemory | PrivateMemory
 """Shared where other processes write shards, or private to this one, which costs less."""
 
-_TASKS_PER_JOB = 4
+_TASKS_PER_JOB, _MIN_TASKS = 4, 20
+"""The minimum lets one job show its progress, too."""
 _SPARE = 2
 """A task may use this many times its equal share, as rows differ in size; the limit for all tasks still holds."""
 _LARGE_ROW_BYTES = 4096
@@ -81,7 +82,7 @@ def plan_loading(plan: Plan, max_bytes: int, jobs: int, memory: Memory) -> Loadi
     num_bytes = memory_bytes(plan)
     if num_bytes > max_bytes:
         return None
-    places = cut_table(plan.table, max(BATCH_BYTES, num_bytes // (_TASKS_PER_JOB * jobs)))
+    places = cut_table(plan.table, max(BATCH_BYTES, num_bytes // max(_MIN_TASKS, _TASKS_PER_JOB * jobs)))
     tasks = [ScatterTask(number, *ends) for number, ends in enumerate(pairwise(places))]
     task_bytes = _SPARE * max_bytes // len(tasks)
     try:
