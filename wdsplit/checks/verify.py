@@ -84,7 +84,7 @@ class Report:
 
 @dataclass(frozen=True)
 class _Finding:
-    """The problems of a shard, and the hashes of its keys."""
+    """The problems of a shard, and the hashes of its keys without those of pads."""
 
     shard: int
     problems: tuple[WdsplitError, ...]
@@ -217,8 +217,10 @@ def _check_shard(storage: ReadableStorage, manifest: Manifest, output: Storage |
             problems.append(tail)
         table = _SampleTable(storage, manifest, listed)
         hashes = []
+        num_left = listed.num_samples - listed.num_pads
         for keys, sizes in _checked_keys(manifest, listed, shard):
-            hashes.append(hash_keys(keys))
+            hashes.append(hash_keys(keys[: max(0, num_left)]))
+            num_left -= len(keys)
             table.compare(keys, sizes)
         problems += table.problems
         if output is not None and not problems:
