@@ -110,7 +110,7 @@ _SYNTAX: dict[str, dict[str, Any]] = {
 _PLAN = {one.name: PlanOptions for one in dataclasses.fields(PlanOptions)}
 _DECIDING = (
     "world_size workers shards samples_per_shard shard_size mapping columns key number_keys where limit "
-    "skip_empty hive splits group_by pad allow_pads null class_names keep no_keep shuffle seed lanes window"
+    "skip_empty hive splits group_by pad allow_pads null class_names class_depth keep no_keep shuffle seed lanes window"
 )
 
 plan_options = with_options(
@@ -140,7 +140,8 @@ run_options = with_options(
 def conversion_options(arguments: dict[str, Any], **more: Any) -> ConvertOptions:
     """Build the options of a conversion from a command's arguments."""
     mapping = parse_mapping(arguments.pop("mapping"), "EXT=COLUMN, such as jpg=image")
-    own = {name: arguments.pop(name) for name in ("key", "number_keys", "limit", "skip_empty", "hive", "class_names")}
+    names = ("key", "number_keys", "limit", "skip_empty", "hive", "class_names", "class_depth")
+    own = {name: arguments.pop(name) for name in names}
     columns, where, split = (arguments.pop(name) for name in ("columns", "where", "splits"))
     _refuse_empty("--where", where)
     for name, values, how in (("--where", where, "and"), ("--split", split, "a comma")):

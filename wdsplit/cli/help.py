@@ -16,7 +16,10 @@ Groups = Mapping[str, tuple[str, ...]]
 _ENGINE = ("jobs", "engine", "address", "log")
 
 CONVERTING: Groups = {
-    "Input": ("map", "columns", "key", "number-keys", "null", "class-names", "hive", "keep", "no-keep"),
+    "Input": (
+        *("map", "columns", "key", "number-keys", "null", "class-names", "class-depth"),
+        *("hive", "keep", "no-keep"),
+    ),
     "Rows": ("where", "limit", "skip-empty", "split", "group-by", "shuffle", "seed"),
     "Shards": (
         *("world-size", "workers", "shards", "samples-per-shard", "shard-size"),

@@ -180,6 +180,8 @@ class ConvertOptions:
             this process may use; 1 GiB on Ray and in shares.
         emit: Index files to write for other readers: any of dali, energon and wids.
         class_names: Write class names beside their numbers, as cls.txt; for Hugging Face ClassLabel columns.
+        class_depth: Depth of the class folders below a folder of images: 2 for photos/animals/cat/1.jpg; 0 for no
+            classes. Default: 1.
     """
 
     plan: PlanOptions = field(default_factory=PlanOptions)
@@ -199,6 +201,7 @@ class ConvertOptions:
     memory: int | None = _integer(None, 1)
     emit: tuple[str, ...] = ()
     class_names: bool = False
+    class_depth: int | None = _integer(None, 0)
 
     def __post_init__(self) -> None:
         problems = invalid_values(self)
