@@ -64,7 +64,7 @@ LOADING: Groups = {
     "One sample": ("sample", "key", "index"),
     "Output": (
         *("output", "samples", "class-field", "read", "report"),
-        *("emit", "overwrite", "draw", "verbose", "json"),
+        *("bad-samples-file", "emit", "overwrite", "draw", "verbose", "json"),
     ),
     "Running": _ENGINE,
 }

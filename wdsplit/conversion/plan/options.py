@@ -119,7 +119,7 @@ class PlanOptions:
         seed: Seed of the shuffle.
         group_by: Keep rows with the same value in this column in one split and one shard.
         keep: Additional columns for the sample tables; they need not become fields. Numbers, booleans and classes that
-            become fields are included by default.
+            become fields are included by default, and the file names of image folders.
         no_keep: Columns to leave out of the sample tables.
     """
 

@@ -20,7 +20,7 @@ from wdsplit.loading.stages.images import ImageField, Resized, extension_of
 from wdsplit.loading.stages.payloads import ARROW_COLUMNS, COLUMNS, Inflate, Payloads
 from wdsplit.loading.stages.randomness import Drawing, Draws, Shift, position_of
 
-__all__ = ["Decode", "Handler", "decode_sample_stage"]
+__all__ = ["Decode", "Handler", "decode_sample_stage", "located"]
 
 Handler = Callable[[str, bytes], Any]
 """Takes a field's name with a dot before it and its bytes; returns the value, or None to leave it to the next."""
@@ -152,7 +152,7 @@ class Decode(Drawing):
                     result = handler(key, data)
             except Exception as error:
                 if isinstance(handler, _OURS):
-                    raise _located(error, name, sample) from error
+                    raise located(error, name, sample) from error
                 raise noted(error, f"while decoding {_place(name, sample)}") from error.__cause__
             if isinstance(result, Continue):
                 key, data = result.key, result.data
@@ -233,7 +233,7 @@ def _remedy(name: str) -> str:
     return "run `wdsplit verify`; if it finds no damage, the field was damaged before the conversion"
 
 
-def _located(error: Exception, name: str, sample: Mapping[str, Any]) -> WdsplitError:
+def located(error: Exception, name: str, sample: Mapping[str, Any]) -> WdsplitError:
     """Return an error that says which field of which sample it is about."""
     if isinstance(error, WdsplitError):
         located = error.at(_place(name, sample))
