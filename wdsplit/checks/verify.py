@@ -257,7 +257,10 @@ def _decoded(
     except WdsplitError:  # it is a problem already
         return Images(), []
     fields = [field.name for field in manifest.fields if field.name.rpartition(".")[2] in IMAGE_EXTENSIONS]
-    return decode_images(shard, mask, fields, names)
+    try:
+        return decode_images(shard, mask, fields, names)
+    except WdsplitError as error:
+        return Images(), [error]
 
 
 def _check_shard(storage: ReadableStorage, manifest: Manifest, output: Storage | None, number: int) -> _Finding:

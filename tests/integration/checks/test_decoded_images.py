@@ -82,6 +82,11 @@ def test_what_is_unusual_is_counted(photos):
     }
 
 
+def test_a_card_does_not_decode_a_jpeg_of_hundreds_of_scans(photos):
+    (card,) = (card for card in wdsplit.Dataset(photos).preview(34).cards if card.file.endswith("/scans.jpg"))
+    assert [item.text.partition(",")[0] for item in card.items] == ["unreadable as image"]
+
+
 def test_the_command_lists_bad_samples_and_fails(photos, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = CliRunner().invoke
