@@ -116,6 +116,7 @@ def odd_images():
         "cut.jpg": whole[: len(whole) // 2],
         "cut.png": encoded(plain, "PNG")[:-40],
         "cut.gif": encoded(plain.convert("P"), "GIF")[:200],
+        "warned.jpg": whole[:-2] + bytes(range(1, 9)) + whole[-2:],  # libjpeg warns, Pillow does not
         "header.jpg": whole[:300],
         "text.jpg": b"<!DOCTYPE html><html>not found</html>",
         "program.jpg": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n(x) run\n%%EOF\n",
