@@ -6,8 +6,9 @@ keys of all shards.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -21,7 +22,9 @@ import xxhash
 from wdsplit.engines.local import Engine, LocalEngine
 from wdsplit.errors import CorruptDataError, InputError, WdsplitError
 from wdsplit.fields.duplicate_keys import Hashes, Place, find_duplicate_keys
+from wdsplit.fields.image_sizes import IMAGE_EXTENSIONS
 from wdsplit.fields.keys import hash_keys
+from wdsplit.loading.bad_samples import BadSample, line_of
 from wdsplit.loading.reading.open_shard import OpenShard, check_tail, open_shard
 from wdsplit.loading.reading.read_windows import read_window
 from wdsplit.loading.reading.window import Window
@@ -29,12 +32,13 @@ from wdsplit.loading.views import chosen_views
 from wdsplit.notebook import html_table
 from wdsplit.order.epoch import Int64
 from wdsplit.order.packed import is_whole
+from wdsplit.order.selection import Selection
 from wdsplit.shards.annotations import Annotation, annotation_names, find_annotation, read_annotation
 from wdsplit.shards.checksums import checksums_path, dump_checksums, sample_checksums
 from wdsplit.shards.emit import CHECKSUMS
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import Manifest, Shard, checksum_of
-from wdsplit.shards.sample_tables import KEY, NUM_BYTES, read_samples, samples_path
+from wdsplit.shards.sample_tables import KEY, NUM_BYTES, read_names, read_samples, samples_path
 from wdsplit.shards.views import read_view, view_names, view_path
 from wdsplit.storage.given import located_one
 from wdsplit.storage.interface import ReadableStorage, Storage
@@ -45,6 +49,7 @@ from wdsplit.texts import counted
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
+    from wdsplit.checks.decoded import Images
     from wdsplit.views.view import View
 
 __all__ = ["Report", "verify"]
@@ -62,12 +67,14 @@ class Report:
         problems: The problems, in the order of the shards; empty if there are none.
         num_shards: Number of checked shards: all, or those with samples of a view.
         num_samples: Number of their samples, without pads.
+        images: What was found in their images; None if they were not decoded.
     """
 
     manifest: Manifest
     problems: tuple[WdsplitError, ...]
     num_shards: int
     num_samples: int
+    images: Images | None = None
 
     def __repr__(self) -> str:
         return f"<Report: {self._verdict}>"
@@ -76,19 +83,27 @@ class Report:
         return html_table(self._verdict, enumerate(self.problems, 1))
 
     @property
+    def image_fields(self) -> list[str]:
+        """The names of the fields that hold images."""
+        return [field.name for field in self.manifest.fields if field.name.rpartition(".")[2] in IMAGE_EXTENSIONS]
+
+    @property
     def _verdict(self) -> str:
         checked = f"{counted(self.num_shards, 'shard')}, {counted(self.num_samples, 'sample')}"
         found = f"✗ {counted(len(self.problems), 'problem')}" if self.problems else "✓ ok"
-        return f"{found}: {checked}"
+        unread = "" if self.images is not None or not self.image_fields else ", images not decoded"
+        decoded = "" if self.images is None else f", {counted(self.images.num_images, 'image')} decoded"
+        return f"{found}: {checked}{decoded or unread}"
 
 
 @dataclass(frozen=True)
 class _Finding:
-    """The problems of a shard, and the hashes of its keys."""
+    """The problems of a shard, the hashes of its keys without those of pads, and what is in its images."""
 
     shard: int
     problems: tuple[WdsplitError, ...]
     hashes: Hashes
+    images: Images | None = None
 
 
 def verify(
@@ -101,6 +116,8 @@ def verify(
     emit: Sequence[str] = (),
     view: str | View | None = None,
     where: str | None = None,
+    decode: bool = False,
+    bad_samples_file: str | os.PathLike[str] | None = None,
 ) -> Report:
     """Check a whole dataset, or the shards of a view. Uses 8 bytes of memory per sample to find duplicate keys.
 
@@ -118,13 +135,28 @@ def verify(
         emit: `checksums` to write the checksums of its samples beside each valid shard, for `Dataset(verify=True)`.
         view: As for `Dataset`, but only one view: check all of each shard with a sample of it.
         where: As for `Dataset`: check all of each shard with a sample that meets this condition.
+        decode: Also decode every image, or those of the view, as `decode` and `resized` do; the report lists those that
+            fail, and counts what is unusual. Needs `pip install 'wdsplit[images]'`.
+        bad_samples_file: With `decode`: a .jsonl file to list the samples that fail in, also if there are none. It
+            replaces an existing file. Views exclude such a list.
 
     Raises:
-        InputError: `emit` is invalid, or the view does not exist.
+        InputError: `emit` or `bad_samples_file` is invalid, or the view does not exist.
         WdsplitError: The manifest cannot be read. Problems with shards are returned, not raised.
     """
     if not set(emit) <= {CHECKSUMS}:
         raise InputError("invalid emit", expected=CHECKSUMS, found=", ".join(emit))
+    bad_file = None if bad_samples_file is None else os.fspath(bad_samples_file)
+    if bad_file is not None and not (decode and bad_file.endswith(".jsonl")):
+        raise InputError(
+            "invalid bad_samples_file",
+            expected="a file NAME.jsonl" if decode else "decode too: without it no samples are listed",
+            found=bad_file,
+        )
+    if decode:
+        from wdsplit.checks.decoded import Images, require_decoders  # here, because it loads much
+
+        require_decoders()
     url, storage_options = located_one(url, storage_options, fs)
     output = open_storage(url, storage_options) if emit else None
     storage: ReadableStorage = output or open_readable_storage(url, storage_options)
@@ -137,7 +169,7 @@ def verify(
     if progress is not None:
         progress(0, num_shards, 0)
     annotations, unread = _annotations(storage, manifest)
-    check = partial(_check_with_annotations, storage, manifest, output, annotations)
+    check = partial(_check_with_annotations, storage, manifest, output, annotations, decode, selection)
     describe = partial(_describe, manifest)
     num_bytes = None if storage.has_latency else int(manifest.shards.column("num_bytes")[checked].sum())
     results = (engine or LocalEngine(jobs)).map(check, checked, num_bytes=num_bytes, describe=describe)
@@ -154,7 +186,15 @@ def verify(
         problems += _bad_views(storage, manifest)
     except WdsplitError as error:
         problems.append(error)
-    return Report(manifest, tuple(problems), num_shards, int(manifest.shards.num_real[checked].sum()))
+    images = None
+    if decode:
+        parts = [findings[shard].images for shard in sorted(findings)]
+        images = Images.joined(part for part in parts if part is not None)
+        if bad_file is not None:
+            folder, separator, name = bad_file.rpartition("/")
+            with open_storage(folder if separator else ".", storage_options).publish(name) as file:
+                file.write([b"".join(map(line_of, images.bad))])
+    return Report(manifest, tuple(problems), num_shards, int(manifest.shards.num_real[checked].sum()), images)
 
 
 def _describe(manifest: Manifest, number: int) -> str:
@@ -178,17 +218,49 @@ def _check_with_annotations(
     manifest: Manifest,
     output: Storage | None,
     annotations: Sequence[Annotation],
+    decode: bool,
+    selection: Selection | None,
     number: int,
 ) -> _Finding:
-    """Check a shard, and its tables of all annotations."""
+    """Check a shard, and its tables of all annotations; decode its images if requested."""
     finding = _check_shard(storage, manifest, output, number)
     problems = list(finding.problems)
+    if decode:
+        images, errors = _decoded(storage, manifest, selection, number)
+        finding, problems = replace(finding, images=images), [*problems, *errors]
     for annotation in annotations:
         try:
             read_annotation(storage, annotation, manifest.shards[number])
         except WdsplitError as error:
             problems.append(error)
     return replace(finding, problems=tuple(problems))
+
+
+def _decoded(
+    storage: ReadableStorage, manifest: Manifest, selection: Selection | None, number: int
+) -> tuple[Images, list[WdsplitError]]:
+    """Decode the selected images of a shard; if it cannot be opened, all its samples are bad."""
+    from wdsplit.checks.decoded import Images, decode_images
+
+    listed = manifest.shards[number]
+    num_real = listed.num_samples - listed.num_pads
+    mask = np.ones(num_real, np.bool_) if selection is None else selection.mask(number, 0, num_real)
+    names: Sequence[tuple[str | None, str]] = []
+    with suppress(CorruptDataError):
+        names = [] if manifest.samples is None else read_names(storage, listed, manifest.samples)
+    try:
+        shard = open_shard(storage, listed)
+    except CorruptDataError as error:
+        found, url = names or [(None, "")] * num_real, f"{storage.url}/{listed.path}"
+        rows = np.flatnonzero(mask).tolist()
+        return Images(bad=tuple(BadSample(found[row][0], url, row, None, error, found[row][1]) for row in rows)), []
+    except WdsplitError:  # it is a problem already
+        return Images(), []
+    fields = [field.name for field in manifest.fields if field.name.rpartition(".")[2] in IMAGE_EXTENSIONS]
+    try:
+        return decode_images(shard, mask, fields, names)
+    except WdsplitError as error:
+        return Images(), [error]
 
 
 def _check_shard(storage: ReadableStorage, manifest: Manifest, output: Storage | None, number: int) -> _Finding:
@@ -217,8 +289,10 @@ def _check_shard(storage: ReadableStorage, manifest: Manifest, output: Storage |
             problems.append(tail)
         table = _SampleTable(storage, manifest, listed)
         hashes = []
+        num_left = listed.num_samples - listed.num_pads
         for keys, sizes in _checked_keys(manifest, listed, shard):
-            hashes.append(hash_keys(keys))
+            hashes.append(hash_keys(keys[: max(0, num_left)]))
+            num_left -= len(keys)
             table.compare(keys, sizes)
         problems += table.problems
         if output is not None and not problems:

@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
+import orjson
 
 import wdsplit
 from wdsplit.cli.help import LOADING, HelpCommand
@@ -31,14 +32,19 @@ from wdsplit.cli.terminal import (
     training_line,
     wrapped,
 )
+from wdsplit.loading.bad_samples import line_of
 from wdsplit.shards.emit import CHECKSUMS
-from wdsplit.texts import counted
+from wdsplit.texts import counted, quoted
 from wdsplit.urls import shown_url
 
 if TYPE_CHECKING:
     from wdsplit.checks.audit import Finding
+    from wdsplit.checks.verify import Report
 
 __all__ = ["audit_command", "verify_command"]
+
+_MAX_SHOWN = 20
+_REMEDIES = {"EXIF rotation": " (turned upright with exif=True)"}
 
 
 @click.command(
@@ -49,6 +55,7 @@ __all__ = ["audit_command", "verify_command"]
 
 \b
   wdsplit verify data/train --jobs 8
+  wdsplit verify data/photos --decode --bad-samples-file bad.jsonl
   wdsplit verify s3://bucket/train --emit checksums""",
 )
 @click.argument("dataset")
@@ -58,12 +65,20 @@ __all__ = ["audit_command", "verify_command"]
     multiple=True,
     help="Write NAME.tar.sums beside each valid shard: checksums of its samples, for Dataset(verify=True).",
 )
+@click.option("--decode", is_flag=True, help="Also decode every image, and count what is unusual.")
+@click.option(
+    "--bad-samples-file",
+    metavar="FILE.jsonl",
+    help="With --decode, list the samples that fail in this file, for `wdsplit view --exclude`.",
+)
 @view_options
 @engine_options
 @json_option
 def verify_command(
     dataset: str,
     emit: tuple[str, ...],
+    decode: bool,
+    bad_samples_file: str | None,
     view: str | None,
     where: str | None,
     jobs: int | None,
@@ -76,6 +91,9 @@ def verify_command(
 
     Checks sizes, checksums, indexes, tar structure, end markers, fields and pads, and finds duplicate keys. With
     --view or --where, checks all of each shard that contains a selected sample, and no other shards.
+
+    Payloads are decoded only with --decode: it finds the images, or those of the view, that decode or resized would
+    fail on.
     """
     with progress_bar("verifying", log) as bar:
 
@@ -83,25 +101,57 @@ def verify_command(
             bar.update(checked, num_shards, unit="shards", bytes=num_bytes)
 
         report = wdsplit.verify(
-            dataset, progress=show, engine=open_engine(engine, address, jobs), emit=emit, view=view, where=where
+            dataset,
+            progress=show,
+            engine=open_engine(engine, address, jobs),
+            emit=emit,
+            view=view,
+            where=where,
+            decode=decode,
+            bad_samples_file=bad_samples_file,
         )
-    manifest = report.manifest
+    manifest, images = report.manifest, report.images
     if as_json:
         names = ("cause", "place", "expected", "found", "remedy")
         problems = [{name: getattr(problem, name) for name in names} for problem in report.problems]
-        echo_json({"dataset": dataset, "shards": report.num_shards, "problems": problems})
+        listed = [] if images is None else [orjson.loads(line_of(sample)) for sample in images.bad]
+        decoded = None if images is None else {**vars(images), "bad": listed}
+        echo_json({"dataset": dataset, "shards": report.num_shards, "problems": problems, "images": decoded})
     else:
-        for problem in report.problems:
+        for problem in report.problems[:_MAX_SHOWN]:
             stderr(error_text("problem", str(problem)))
+        if len(report.problems) > _MAX_SHOWN:
+            stderr(f"... and {counted(len(report.problems) - _MAX_SHOWN, 'more problem')} (--json shows all)")
         verdict = bad(f"{counted(len(report.problems), 'problem')} in") if report.problems else good("ok:")
         part = (
             f"{counted(report.num_shards, 'shard')} of the view, of " if view is not None or where is not None else ""
         )
         click.echo(f"{shown_url(dataset)}: {verdict} {part}{totals_text(manifest)}")
+        _echo_images(report, dataset, bad_samples_file)
         if not report.problems:
             say_next(audit_line(shown_url(dataset), manifest.provenance.get("options") or {}))
     if report.problems:
         sys.exit(FAILED)
+
+
+def _echo_images(report: Report, dataset: str, bad_samples_file: str | None) -> None:
+    """Say which images were decoded, which of them are bad, and what is unusual."""
+    images = report.images
+    if images is None:
+        if report.image_fields:
+            click.echo(f"images: not decoded ({', '.join(report.image_fields)}); --decode finds those that fail")
+        return
+    verdict = bad(counted(len(images.bad), "bad sample")) if images.bad else good("ok")
+    click.echo(f"images: {images.num_images:,} decoded, {verdict}")
+    for name, counts in images.formats.items():
+        click.echo(f"  {name}: {', '.join(f'{count:,} {kind}' for kind, count in counts.items())}")
+    for what, count in images.unusual.items():
+        click.echo(f"  {what}: {count:,}{_REMEDIES.get(what, '')}")
+    if images.bad and bad_samples_file is not None:
+        clean = f"wdsplit view {quoted(shown_url(dataset))} clean --exclude {quoted(bad_samples_file)}"
+        click.echo(f"{bad_samples_file} lists them; leave them out with `{clean}`")
+    elif images.bad:
+        click.echo("--bad-samples-file bad.jsonl lists them, for `wdsplit view --exclude`")
 
 
 @click.command(

@@ -117,7 +117,8 @@ _SYNTAX: dict[str, dict[str, Any]] = {
 
 _DECIDING = (
     "world_size workers shards samples_per_shard shard_size mapping columns key number_keys where limit "
-    "skip_empty hive splits group_by pad allow_pads null classes class_names keep no_keep shuffle seed lanes window"
+    "skip_empty hive splits group_by pad allow_pads null classes class_names class_depth keep no_keep shuffle seed "
+    "lanes window"
 )
 
 plan_options = with_options([option_of(ConvertOptions, name, **_SYNTAX.get(name, {})) for name in _DECIDING.split()])

@@ -16,7 +16,10 @@ Groups = Mapping[str, tuple[str, ...]]
 _ENGINE = ("jobs", "engine", "address", "log")
 
 CONVERTING: Groups = {
-    "Input": ("map", "columns", "key", "number-keys", "null", "classes", "class-names", "hive", "keep", "no-keep"),
+    "Input": (
+        *("map", "columns", "key", "number-keys", "null", "classes", "class-names", "class-depth"),
+        *("hive", "keep", "no-keep"),
+    ),
     "Rows": ("where", "limit", "skip-empty", "split", "group-by", "shuffle", "seed"),
     "Shards": (
         *("world-size", "workers", "shards", "samples-per-shard", "shard-size"),
@@ -61,7 +64,7 @@ LOADING: Groups = {
     "One sample": ("sample", "key", "index"),
     "Output": (
         *("output", "samples", "class-field", "read", "report"),
-        *("emit", "overwrite", "draw", "verbose", "json"),
+        *("bad-samples-file", "emit", "overwrite", "draw", "verbose", "json"),
     ),
     "Running": _ENGINE,
 }

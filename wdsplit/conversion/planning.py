@@ -33,6 +33,7 @@ from wdsplit.tables.select import check_group_type, cut_splits
 from wdsplit.tables.table import FILE_NAME, Table, joined
 from wdsplit.tar.samples import KEY_COLUMN
 from wdsplit.texts import human_bytes
+from wdsplit.urls import shown_url
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -127,8 +128,15 @@ def plan_files(
 ) -> dict[str, Plan]:
     """Plan a conversion of the files that `find_inputs` has found, like `plan_splits`."""
     if any(is_media_input(path, storage_options) for path in paths):
-        table = open_media(paths, storage_options)
+        table = open_media(paths, storage_options, options.class_depth)
     else:
+        if options.class_depth is not None:
+            raise InputError(
+                "class_depth is for folders of images, audio or videos",
+                place=shown_url(paths[0]),
+                found=f"class_depth = {options.class_depth} for a table",
+                remedy="leave it out",
+            )
         table = open_inputs(paths, storage_options, options.hive)
     if table.files[0].format == "tar":
         options = _as_tars(table, options)

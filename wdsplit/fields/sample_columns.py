@@ -1,6 +1,7 @@
 """The columns of sample tables, and their values for each batch.
 
-Pure (no I/O). Numbers, booleans and classes that are written as fields are included by default, others with `keep`.
+Pure (no I/O). Numbers, booleans and classes that are written as fields are included by default, and the names of media
+files; others with `keep`.
 """
 
 from __future__ import annotations
@@ -19,12 +20,27 @@ from wdsplit.fields.json_values import stored
 from wdsplit.fields.keys import Locate
 from wdsplit.fields.rules import is_text, unwrap
 from wdsplit.shards.manifest import Field
-from wdsplit.shards.sample_tables import HEIGHT, KEY, NUM_BYTES, WIDTH, names_of, sample_type, with_names
+from wdsplit.shards.sample_tables import FILE_NAME, HEIGHT, KEY, NUM_BYTES, WIDTH, names_of, sample_type, with_names
 
-__all__ = ["MAX_COLUMNS", "check_kept", "kept_columns", "left_out", "own_columns", "sample_columns", "sample_rows"]
+__all__ = [
+    "MAX_COLUMNS",
+    "check_kept",
+    "file_names",
+    "kept_columns",
+    "left_out",
+    "own_columns",
+    "sample_columns",
+    "sample_rows",
+]
 
 MAX_COLUMNS = 256
 """Maximum number of columns that are kept by default."""
+_KEPT = b"kept"
+
+
+def file_names() -> pa.Field:
+    """Return the column with the names of media files, which sample tables keep by default."""
+    return pa.field(FILE_NAME, pa.large_string(), metadata={_KEPT: b"1"})
 
 
 def own_columns(has_images: bool) -> list[pa.Field]:
@@ -45,6 +61,7 @@ def kept_columns(
         no_keep: Columns to leave out.
     """
     found = [name for name in _written(schema, fields) if name not in (KEY, NUM_BYTES)][:MAX_COLUMNS]
+    found += [column.name for column in schema if _KEPT in (column.metadata or {})]
     order = dict.fromkeys([*(field.column for field in fields), *schema.names])
     return [name for name in order if (name in found or name in keep) and name not in no_keep]
 

@@ -46,7 +46,7 @@ class TarContent:
         fields: Its fields, with the samples that have them.
         num_left_out: Number of files that belong to no sample.
         left_out: The first few of their names.
-        hashes: The hashes of its keys.
+        hashes: The hashes of its keys, without those of pads.
     """
 
     shard: Shard
@@ -96,8 +96,10 @@ def read_tar(storage: ReadableStorage, path: str, scratch: str | None = None) ->
             remedy="wait until it is written, and index again",
             url=f"{storage.url}/{path}",
         )
+    num_real = len(samples.keys) - samples.num_pads  # other datasets have pads with the same keys
     shard = Shard(path, len(samples.keys), samples.num_pads, len(data), checksum)
-    content = TarContent(shard, samples.uses, samples.num_left_out, samples.left_out, hash_keys(samples.keys))
+    hashes = hash_keys(samples.keys[:num_real])
+    content = TarContent(shard, samples.uses, samples.num_left_out, samples.left_out, hashes)
     return content, dump_index(samples.offsets)
 
 

@@ -10,6 +10,7 @@ import math
 import os
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
@@ -17,11 +18,14 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from wdsplit.errors import PipelineError
+from wdsplit import compute as pc
+from wdsplit.errors import PipelineError, WdsplitError
+from wdsplit.loading.reading.source import AnySource
+from wdsplit.shards.sample_tables import FILE_NAME, read_names
 from wdsplit.storage.local_file import translate_errors
 from wdsplit.storage.locks import open_locked, unlock
 
-__all__ = ["BadSample", "BadSamples", "Found", "bad_samples_problems"]
+__all__ = ["BadSample", "BadSamples", "Found", "bad_samples_problems", "file_of", "line_of", "with_file"]
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +34,32 @@ _NAMED = 3
 _MAX_MESSAGE = 2000
 _MIN_SEARCHED = 1000
 """A search for a good sample passes at least this many bad ones in a row, even if fewer are accepted."""
+
+
+def file_of(source: AnySource, url: str, key: str) -> str:
+    """Return ", file NAME" with the file that a sample was made from; empty if the dataset does not say.
+
+    Args:
+        source: The source of the sample.
+        url: Its shard, as errors name it.
+        key: Its key.
+    """
+    parts: Any = getattr(source, "sources", (source,))
+    for part in parts:
+        schema, folder = part.manifest.samples, f"{part.url}/"
+        if not key or schema is None or FILE_NAME not in schema.names or not url.startswith(folder):
+            continue
+        number = pc.index(part.manifest.shards.table.column("path"), url[len(folder) :]).as_py()
+        with suppress(WdsplitError):
+            names = dict(read_names(part.storage(), part.manifest.shards[number], schema)) if number >= 0 else {}
+            return f", file {names[key]!r}" if names.get(key) else ""
+    return ""
+
+
+def with_file(error: WdsplitError, source: AnySource) -> WdsplitError:
+    """Return the error of a sample with the file that the sample was made from."""
+    error.place += file_of(source, error.url, error.key)
+    return error
 
 
 def bad_samples_problems(on_bad_sample: Any, max_bad_samples: Any, bad_samples_file: Any) -> list[str]:
@@ -60,18 +90,21 @@ class BadSample(NamedTuple):
         key: Its key; None if it cannot be read.
         shard: The URL of its shard.
         sample: Its place in the shard's tar.
-        position: Its position in the epoch.
+        position: Its position in the epoch; None outside of an epoch.
         error: What is wrong with it.
+        file_name: The file that it was made from; empty if the dataset does not say.
     """
 
     key: str | None
     shard: str
     sample: int
-    position: int
+    position: int | None
     error: Exception
+    file_name: str = ""
 
     def __str__(self) -> str:
         name = f"sample {self.sample}" if self.key is None else repr(self.key)
+        name += f" (file {self.file_name!r})" if self.file_name else ""
         return f"{name} of {self.shard}: {_summary(self.error)}"
 
 
@@ -204,7 +237,7 @@ class _List:
             try:
                 self._read(fd)
                 if (bad.shard, bad.sample) not in self._known:
-                    os.pwrite(fd, _line(bad, epoch), self._num_read)
+                    os.pwrite(fd, line_of(bad, epoch), self._num_read)
             finally:
                 unlock(fd)
 
@@ -221,13 +254,14 @@ class _List:
                 continue
 
 
-def _line(bad: BadSample, epoch: int) -> bytes:
+def line_of(bad: BadSample, epoch: int | None = None) -> bytes:
+    """Return the line of a bad sample in a list, which `wdsplit view --exclude` reads."""
     values = {
         "key": bad.key,
+        **({"file_name": bad.file_name} if bad.file_name else {}),
         "shard": bad.shard,
         "sample": bad.sample,
-        "epoch": epoch,
-        "position": bad.position,
+        **({"epoch": epoch, "position": bad.position} if epoch is not None else {}),
         "error": type(bad.error).__name__,
         "message": _printable(str(bad.error))[:_MAX_MESSAGE],
     }

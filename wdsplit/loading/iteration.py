@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wdsplit.errors import StateError
+from wdsplit.errors import StateError, WdsplitError
+from wdsplit.loading.bad_samples import with_file
 from wdsplit.loading.reading.reader import read_blocks
 from wdsplit.loading.reading.source import AnySource
 from wdsplit.loading.stages.columns import ColumnStage
@@ -243,6 +244,9 @@ class Iteration(Iterator[Any]):
             return next(self._items)
         except StopIteration:
             self._is_over = True
+            raise
+        except WdsplitError as error:
+            with_file(error, self._source)
             raise
 
     def state_dict(self) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from wdsplit.loading.reading.source import AnySource, Place, Source
 from wdsplit.loading.stages.randomness import Shift
 from wdsplit.order.epoch import EpochOrder
 from wdsplit.order.split import AnyOrder
-from wdsplit.shards.sample_tables import KEY, read_samples
+from wdsplit.shards.sample_tables import read_names
 from wdsplit.storage.interface import ReadableStorage
 
 __all__ = ["ApplyStages", "Substitutes"]
@@ -75,7 +75,8 @@ class Substitutes:
     def _substituted(self, key: str, url: str, position: int, error: Exception) -> Any:
         """Return the item for a bad sample, made from its substitute."""
         place = self._samples.place(position)
-        bad = BadSample(key or self._samples.key_of(place), url, place.sample, position, error)
+        listed, file_name = self._samples.names_of(place)
+        bad = BadSample(key or listed, url, place.sample, position, error, file_name)
         self._bad.add(position)
         self._found.note(bad)
         num_bad = 1
@@ -255,24 +256,25 @@ class _Samples:
         self._orders: dict[Any, EpochOrder] = {}
         self._storages: dict[int, ReadableStorage] = {}
         self._shards: OrderedDict[tuple[int, int], LazyShard] = OrderedDict()
-        self._shard_of_keys = (0, -1)
-        self._keys: list[str] = []
+        self._shard_of_names = (0, -1)
+        self._names: list[tuple[str, str]] = []
 
     def place(self, position: int) -> Place:
         """Return where the sample of a position is."""
         return self._source.place(self._order, position, self._orders)
 
-    def key_of(self, place: Place) -> str | None:
-        """Return the key of a damaged sample, if the dataset has sample tables."""
+    def names_of(self, place: Place) -> tuple[str | None, str]:
+        """Return the key and the file of a sample, if the dataset has sample tables: damaged samples have no key."""
         source, shard = place.source, (id(place.source), place.shard)
         if source.manifest.samples is None:
-            return None
-        if shard != self._shard_of_keys:
-            self._shard_of_keys, self._keys = shard, []
+            return None, ""
+        if shard != self._shard_of_names:
+            self._shard_of_names, self._names = shard, []
             with suppress(CorruptDataError):
-                table = read_samples(self._storage(source), source.manifest.shards[place.shard], [KEY])
-                self._keys = table.column(0).to_pylist()
-        return self._keys[place.sample] if self._keys else None
+                self._names = read_names(
+                    self._storage(source), source.manifest.shards[place.shard], source.manifest.samples
+                )
+        return self._names[place.sample] if self._names else (None, "")
 
     def read(self, position: int) -> dict[str, Any]:
         """Return the sample of a position, as a reader gives it.

@@ -22,6 +22,7 @@ import numpy as np
 
 from wdsplit.engines.shared_memory import SharedMemory
 from wdsplit.errors import PipelineError, WdsplitError, noted
+from wdsplit.loading.bad_samples import file_of, with_file
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.reading.block import Block
 from wdsplit.loading.reading.reader import read_blocks
@@ -149,7 +150,7 @@ class SubBatches:
             apply = self.dataset.staging().applied_to(self.source, steps.order, world.world_size, count)
             yield from self._parcels(self._sub_batches(steps, world, apply, is_needed), is_needed)
         except WdsplitError as error:
-            yield [Raised(error)]
+            yield [Raised(with_file(error, self.source))]
 
     def _parcels(self, sub_batches: Iterator[Any], is_needed: Callable[[], bool]) -> Iterator[list[Any]]:
         """Give sub-batches together, as long as they are needed; the first one by itself, so that it comes soon."""
@@ -235,7 +236,7 @@ class SubBatches:
         try:
             return collate(list(apply(counter.count([block]))))
         except Exception as error:
-            raise counter.placed(error) from error.__cause__
+            raise counter.placed(error, self.source) from error.__cause__
 
     def _streamed(
         self,
@@ -256,7 +257,7 @@ class SubBatches:
             try:
                 traced = [(item, counter.given) for item in islice(stream, size)]
             except Exception as error:
-                raise counter.placed(error) from error.__cause__
+                raise counter.placed(error, self.source) from error.__cause__
             if not is_needed():
                 return
             sub_batch = [item for item, _ in traced]
@@ -338,7 +339,7 @@ class _Counter:
                 self._fields = sample.keys()
                 yield sample
 
-    def placed(self, error: Exception) -> Exception:
+    def placed(self, error: Exception, source: AnySource) -> Exception:
         """Return an error with the sample that was under way, unless it tells so itself."""
         key, url = self.taken[-1]
         if not key or (isinstance(error, WdsplitError) and error.key):
@@ -348,7 +349,8 @@ class _Counter:
             located.key, located.url = key, url
             return located
         fields = ", ".join(name for name in self._fields if not name.startswith("__"))
-        return noted(error, f"in sample {key!r} of {url}" + f", which has {fields}" * isinstance(error, KeyError))
+        place = f"in sample {key!r} of {url}{file_of(source, url, key)}"
+        return noted(error, place + f", which has {fields}" * isinstance(error, KeyError))
 
 
 def _own(step: Step, world: World) -> Int64:

@@ -6,6 +6,7 @@ import io
 from dataclasses import dataclass
 
 from wdsplit.checks.image_headers import open_image
+from wdsplit.loading.stages.image_files import check_scans
 
 __all__ = ["SIDE", "Thumbnail", "thumbnail"]
 
@@ -35,6 +36,7 @@ class Thumbnail:
 
 def thumbnail(payload: bytes) -> Thumbnail:
     """Decode an image and make it small; raises OSError, ValueError or SyntaxError if it is not an image."""
+    check_scans(payload)
     image = open_image(payload)
     width, height = image.size
     kind = image.format or ""

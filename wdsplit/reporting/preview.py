@@ -43,7 +43,7 @@ class Preview:
 
 def _line(card: Card) -> str:
     fields = [f"{item.field}: {item.text}" if item.field else item.text for item in card.items]
-    parts = [card.key, *([card.label] if card.label else []), *fields]
+    parts = [card.key, *([card.file] if card.file else []), *([card.label] if card.label else []), *fields]
     return safe_text("  ".join(" ".join(part.split()) for part in parts), _LINE_CHARACTERS)
 
 

@@ -10,7 +10,7 @@ import io
 import json
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ _DOMAIN = 23
 _MAX_AUDIO_BYTES = 96_000
 _MAX_EMBEDDED_BYTES = 1_500_000
 """Bytes of all that a contact sheet shows, so that the page stays below its limit."""
-_TEXT_CHARACTERS, _FEW_CHARACTERS, _KEY_CHARACTERS = 240, 20, 80
+_TEXT_CHARACTERS, _FEW_CHARACTERS, _KEY_CHARACTERS, _FILE_CHARACTERS = 240, 20, 80, 160
 _MAX_ARRAY_BYTES = 4_000_000
 _MAX_FIELDS = 12
 
@@ -70,6 +70,7 @@ class Card:
         shard: The name of its shard.
         items: Its fields.
         why: What is odd about it, for samples that stand out.
+        file: The file that it was made from; empty if the dataset does not say.
     """
 
     number: int
@@ -78,6 +79,7 @@ class Card:
     shard: str
     items: tuple[Item, ...]
     why: str = ""
+    file: str = ""
 
     @property
     def has_image(self) -> bool:
@@ -123,7 +125,8 @@ def cards(
         max_bytes: Limit for the bytes of images, audio and texts; items beyond it are shortened, or described.
     """
     made = cards_of(subject.samples(numbers), subject.manifests, label_field, why, max_bytes)
-    found = {card.number: card for card in made}
+    files = subject.file_names(numbers)
+    found = {card.number: replace(card, file=safe_text(files[card.number], _FILE_CHARACTERS)) for card in made}
     return [found[number] for number in dict.fromkeys(numbers)]
 
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from wdsplit.checks.places import Places, parts_of, samples_at
-from wdsplit.errors import InputError, MissingDependencyError
+from wdsplit.errors import CorruptDataError, InputError, MissingDependencyError
 from wdsplit.loading.opening import open_dataset
 from wdsplit.loading.reading.open_shard import OpenShard
 from wdsplit.loading.reading.source import Access, AnySource, Source
@@ -22,6 +23,7 @@ from wdsplit.order.epoch import EpochOrder, Int64, OrderOptions, groups
 from wdsplit.order.numbers import SampleNumbers
 from wdsplit.order.split import AnyOrder
 from wdsplit.shards.manifest import Manifest
+from wdsplit.shards.sample_tables import FILE_NAME, read_names
 from wdsplit.storage.interface import ReadableStorage
 
 if TYPE_CHECKING:
@@ -139,6 +141,21 @@ class Subject:
         """Open a shard of a part."""
         source = self.parts[part]
         return source.access.open_shard(self.storages[part], source.manifest.shards[shard])
+
+    def file_names(self, numbers: Sequence[int]) -> dict[int, str]:
+        """Return the files that samples were made from, by their numbers; empty where the dataset does not say."""
+        places, names = self.places(np.array(numbers, np.int64)), dict.fromkeys(numbers, "")
+        for part, rows in groups(places.part):
+            schema = self.manifests[part].samples
+            if schema is None or FILE_NAME not in schema.names:
+                continue
+            for shard, some in groups(places.shard[rows]):
+                found: list[tuple[str, str]] = []
+                with suppress(CorruptDataError):
+                    found = read_names(self.storages[part], self.manifests[part].shards[shard], schema)
+                for row in rows[some].tolist() if found else ():
+                    names[numbers[row]] = found[int(places.sample[row])][1]
+        return names
 
     def samples(self, numbers: Iterable[int]) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield samples with all payloads, by their numbers; each shard is opened once."""

@@ -21,6 +21,7 @@ from wdsplit.shards.table import Shard
 from wdsplit.storage.interface import ReadableStorage
 
 __all__ = [
+    "FILE_NAME",
     "HEIGHT",
     "KEY",
     "NUM_BYTES",
@@ -31,6 +32,7 @@ __all__ = [
     "parse_columns",
     "parse_samples",
     "parse_schema",
+    "read_names",
     "read_samples",
     "recipe_of",
     "sample_type",
@@ -40,6 +42,8 @@ __all__ = [
 
 KEY, NUM_BYTES, WIDTH, HEIGHT = "__key__", "num_bytes", "width", "height"
 """The columns that wdsplit adds; the last two only if a field has images."""
+FILE_NAME = "file_name"
+"""The column with the file of each sample, relative to the input; datasets of image folders have it."""
 
 _CHECKSUM, _RECIPE, _NAMES = b"wdsplit.shard", b"wdsplit.recipe", b"names"
 _COLUMN_BYTES, _MAX_FOOTER = 2048, 1024**2
@@ -232,6 +236,17 @@ def read_samples(
     except CorruptDataError as error:
         error.url = f"{storage.url}/{path}"
         raise error.in_dataset(storage.url, path) from error
+
+
+def read_names(storage: ReadableStorage, shard: Shard, schema: pa.Schema) -> list[tuple[str, str]]:
+    """Return the key of each sample of a shard, and the file that it was made from; empty if unknown.
+
+    The arguments, and the errors that it raises, are those of `read_samples`.
+    """
+    columns = [KEY, *([FILE_NAME] if FILE_NAME in schema.names else [])]
+    table = read_samples(storage, shard, columns, schema)
+    files = table[FILE_NAME].to_pylist() if len(columns) > 1 else [""] * len(table)
+    return [(key, str(file or "")) for key, file in zip(table[KEY].to_pylist(), files, strict=True)]
 
 
 def recipe_of(data: bytes) -> str:

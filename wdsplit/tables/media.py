@@ -39,23 +39,50 @@ def is_media_input(path: str, storage_options: Mapping[str, Any] | None = None) 
     return is_media(path) or (not is_table(path) and place_of(path, storage_options).is_folder(path))
 
 
-def open_media(paths: Sequence[str], storage_options: Mapping[str, Any] | None = None) -> Table:
+def open_media(
+    paths: Sequence[str], storage_options: Mapping[str, Any] | None = None, class_depth: int | None = None
+) -> Table:
     """List folders of media files, and single files; these count as one folder, their innermost common one.
+
+    Args:
+        paths: The folders and files.
+        storage_options: Options for a remote store.
+        class_depth: How deep below each input the folders of classes are: 0 for no classes, None for 1 if there are.
 
     Raises:
         InputError: A folder cannot be read, or is ambiguous; or an input is a table.
     """
+    depth = 1 if class_depth is None else class_depth
     _refuse_tables(paths, storage_options)
     _refuse_overlaps(paths)
     files = [path for path in paths if is_media(path)]
     notes: list[str] = []
-    opened = [_open_folder(path, storage_options, notes) for path in paths if not is_media(path)]
+    opened = [_open_folder(path, storage_options, depth, notes) for path in paths if not is_media(path)]
     if files:
-        opened.append(_open(find_given(files, storage_options), storage_options, notes))
-    if len(opened) > 1 and not any(LABEL in schema.names for _, schema in opened):
-        notes.append(f"{len(opened)} folders without classes become one dataset without classes")
+        opened.append(_open(find_given(files, storage_options, depth), storage_options, notes))
+    if len(opened) > 1 and class_depth is None and not any(LABEL in schema.names for _, schema in opened):
+        raise _no_classes([file.path for file, _ in opened])
     schema = common_schema({file.path: schema for file, schema in opened})
     return Table(tuple(file for file, _ in opened), schema, notes=tuple(notes))
+
+
+def _no_classes(folders: Sequence[str]) -> InputError:
+    """Return the error for several folders that give no classes: their names may be the classes."""
+    parts = [folder.split("/") for folder in folders]
+    common = next(
+        (n for n, names in enumerate(zip(*parts, strict=False)) if len({*names}) > 1), len(min(parts, key=len))
+    )
+    above = "/".join(parts[0][:common]) or "."
+    depths = {len(each) - common for each in parts}
+    depth = f" --class-depth {max(depths)}" if len(depths) == 1 and max(depths) > 1 else ""
+    return InputError(
+        "several folders, none of which has folders of classes",
+        place=", ".join(folders[:2]) + (", ..." if len(folders) > 2 else ""),
+        expected="folders that contain a folder for each class",
+        found=f"{len(folders):,} folders without classes",
+        remedy=f"if they are the classes, give the folder above them: {above}{depth}; if there are no classes, add "
+        "--class-depth 0",
+    )
 
 
 def class_counts(table: Table) -> dict[str, int]:
@@ -142,8 +169,10 @@ def _refuse_ambiguous(found: Found) -> None:
         )
 
 
-def _open_folder(path: str, storage_options: Mapping[str, Any] | None, notes: list[str]) -> tuple[InputFile, pa.Schema]:
-    found = find_below(path, storage_options)
+def _open_folder(
+    path: str, storage_options: Mapping[str, Any] | None, depth: int, notes: list[str]
+) -> tuple[InputFile, pa.Schema]:
+    found = find_below(path, storage_options, depth)
     _refuse_ambiguous(found)
     return _open(found, storage_options, notes)
 
@@ -167,7 +196,7 @@ def _open(found: Found, storage_options: Mapping[str, Any] | None, notes: list[s
         count,
         tuple(min(GROUP_ROWS, count - first) for first in range(0, count, GROUP_ROWS)),
         members.nbytes + count * len(root),
-        _checksum(members[FILE_NAME].chunk(0), sizes, [classes, footers]),
+        _checksum(members[FILE_NAME].chunk(0), sizes, [classes, footers, *([found.depth] if found.depth > 1 else [])]),
         xxhash.xxh3_64_intdigest(times.tobytes()),
         "media",
         remote=remote,
@@ -215,8 +244,9 @@ def _notes(found: Found) -> list[str]:
         notes.append(f"{root}: written to the field {most!r}, as most files are: {', '.join(texts)}")
     classes = [name for name, count in found.classes.items() if count is not None]
     filled = [name for name in classes if found.classes[name]]
-    if len(filled) == 1 and all("/" in folder for folder, _ in found.rows):
-        notes.append(f"{root}: no classes, as all files are below one folder: did you mean {root}/{filled[0]}?")
+    if len(filled) == found.depth == 1 and all("/" in folder for folder, _ in found.rows):
+        near = f"{root}/{filled[0]}, or --class-depth 2"
+        notes.append(f"{root}: no classes, as all files are below one folder: did you mean {near}?")
     if 1 < len(filled) < len(classes):
         empty = ", ".join(sorted({*classes} - {*filled}))
         notes.append(f"{root}: classes without files, which keep their numbers: {empty}")
@@ -228,16 +258,18 @@ def _classes(found: Found, has_metadata: bool) -> list[str]:
     root = shown_url(found.root)
     classes = sorted(name for name, count in found.classes.items() if count is not None)
     filled = [name for name in classes if found.classes[name]]
-    num_outside = sum(len(rows) for folder, rows in found.rows if not folder)
-    if len(filled) < 2 or (num_outside and has_metadata):
+    outside = [(folder, rows) for folder, rows in found.rows if len(rows) and not found.class_of(folder)]
+    num_outside = sum(len(rows) for _, rows in outside)
+    if not found.depth or (found.depth == 1 and (len(filled) < 2 or (num_outside and has_metadata))):
         return []
     if num_outside:
+        first = outside[0][1][FILE_NAME][0]
         raise InputError(
             "some files are not in a class folder",
             place=root,
-            expected="all files in class folders, or none",
-            found=f"{num_outside:,} files beside {len(filled):,} folders, such as {filled[0]}",
-            remedy=f"move them, or leave them out by a pattern such as '{root}/*/*'",
+            expected="all files in class folders, or none" if found.depth == 1 else f"folders {found.depth} deep",
+            found=f"{num_outside:,} files beside {len(filled):,} folders, such as {first}",
+            remedy=f"move them, or leave them out by a pattern such as '{root}{'/*' * found.depth}/*.jpg'",
             url=root,
         )
     return classes
@@ -246,5 +278,5 @@ def _classes(found: Found, has_metadata: bool) -> list[str]:
 def _labels(found: Found, classes: Sequence[str]) -> pa.DictionaryArray:
     """Return the class of each file."""
     numbers = {name: number for number, name in enumerate(classes)}
-    codes = [np.full(len(rows), numbers[folder.partition("/")[0]], np.int32) for folder, rows in found.rows]
+    codes = [np.full(len(rows), numbers[found.class_of(folder)], np.int32) for folder, rows in found.rows if len(rows)]
     return pa.DictionaryArray.from_arrays(pa.array(np.concatenate(codes)), pa.array(classes, pa.large_string()))

@@ -52,11 +52,12 @@ class Found:
 
     Attributes:
         root: The folder: a path or a URL.
+        depth: How deep below it the folders of classes are; 0 for no classes.
         rows: Folders with media files, each with a table of the files' names, sizes and modification times.
         fields: How many files would go to each field of each kind of media.
         first: The first file of each kind of media.
-        classes: The folders directly below the root, and how many media files are below each; None if it has only
-            other files.
+        classes: The names of the folders at this depth, and how many media files are below each; None if it has
+            only other files.
         tables: The tables.
         metadata: Metadata files about the media files beside them.
         empty: The media files that are empty.
@@ -64,6 +65,7 @@ class Found:
     """
 
     root: str
+    depth: int = 1
     rows: list[tuple[str, pa.Table]] = field(default_factory=list)
     fields: Counter[tuple[str, str]] = field(default_factory=Counter)
     first: dict[str, str] = field(default_factory=dict)
@@ -103,12 +105,17 @@ class Found:
                 self.tables.append(path)
             else:
                 self.skip(_OTHER, path)
-        if folder:
-            self._count(folder.partition("/")[0], len(media), len(names))
+        if self.class_of(folder):
+            self._count(self.class_of(folder), len(media), len(names))
         for first in range(0, len(media), _FILES_AT_ONCE):
             some = media[first : first + _FILES_AT_ONCE]
             known = [size for name in some if (size := names[name]) is not None]
             yield _Piece(folder, some, known if len(known) == len(some) else None)
+
+    def class_of(self, folder: str) -> str:
+        """Return the class of the files in a folder, given its path below the root; empty if it is none."""
+        parts = folder.split("/") if folder else []
+        return parts[self.depth - 1] if 0 < self.depth <= len(parts) else ""
 
     def _count(self, name: str, num_media: int, num_names: int) -> None:
         """Add a folder as a class. A folder with only other files is no class, but an empty one is."""
@@ -142,21 +149,21 @@ class Found:
         self.rows.append((piece.folder, rows.filter(pa.array(sizes > 0))))
 
 
-def find_below(root: str, storage_options: Mapping[str, Any] | None) -> Found:
+def find_below(root: str, storage_options: Mapping[str, Any] | None, depth: int) -> Found:
     """List a folder, and get the sizes of its media files, several at once."""
-    found, place = Found(root.rstrip("/") or root), place_of(root, storage_options)
+    found, place = Found(root.rstrip("/") or root, depth), place_of(root, storage_options)
     pieces = (piece for folder, names in place.listed(root) for piece in found.pieces(folder, names))
     _add_all(found, pieces)
     found.rows.sort(key=lambda item: item[0].split("/"))
     return found
 
 
-def find_given(paths: Sequence[str], storage_options: Mapping[str, Any] | None) -> Found:
+def find_given(paths: Sequence[str], storage_options: Mapping[str, Any] | None, class_depth: int) -> Found:
     """Get the sizes of single files; their root is their innermost common folder."""
     split = sorted(path.rpartition("/")[::2] for path in paths)
     parts = [folder.split("/") for folder, _ in (split[0], split[-1])]
     depth = next((n for n, pair in enumerate(zip(*parts, strict=False)) if pair[0] != pair[1]), min(map(len, parts)))
-    found = Found("/".join(parts[0][:depth]) or (os.sep if paths[0].startswith(os.sep) else ""))
+    found = Found("/".join(parts[0][:depth]) or (os.sep if paths[0].startswith(os.sep) else ""), class_depth)
     pieces: list[_Piece] = []
     for folder, files in groupby(split, key=lambda item: item[0]):
         names: dict[str, int | None] = dict.fromkeys(name for _, name in files)

@@ -15,11 +15,10 @@ import numpy as np
 import pyarrow as pa
 
 from wdsplit.order.epoch import Int64
+from wdsplit.shards.sample_tables import FILE_NAME
 
 __all__ = ["FILE_NAME", "FileRange", "InputFile", "Remote", "Selection", "Split", "Table", "Value", "joined"]
 
-FILE_NAME = "file_name"
-"""The column with the paths of a folder's media files, relative to the folder."""
 Value = str | int | None
 """The value of a column in all rows of a file; None is null."""
 

@@ -228,7 +228,8 @@ def _of_file(url: str, storage_options: Mapping[str, Any] | None, columns: Sampl
         return pa.array(filter(None, lines), pa.large_string())
     find_key = lru_cache(partial(_find_key, columns))
     places = ((line, f"{shown_url(url)}, line {number}") for number, line in enumerate(lines, 1) if line)
-    return pa.array([_key_of(line, place, find_key) for line, place in places])
+    keys = [_key_of(line, place, find_key) for line, place in places]
+    return pa.array(keys) if keys else pa.array([], pa.large_string())
 
 
 def _suffix(url: str) -> str:

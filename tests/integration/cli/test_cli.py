@@ -675,7 +675,7 @@ def test_assign_depends_on_seed_and_epoch_and_on_nothing_else(done, whole_lanes)
 def test_verify_says_that_all_is_well(done, numbers):
     assert f"{numbers}: ok: 7 shards, 101 samples, 4 pads, " in done("verify", numbers, "--jobs", 1).out
     found = done("verify", numbers, "--jobs", 1, "--json").json
-    assert found == {"dataset": numbers, "shards": 7, "problems": []}
+    assert found == {"dataset": numbers, "shards": 7, "problems": [], "images": None}
 
 
 @pytest.mark.parametrize(

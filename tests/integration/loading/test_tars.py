@@ -16,7 +16,7 @@ import webdataset as wds
 
 import wdsplit
 from s3server import S3Server
-from tables import files_below
+from tables import converted, files_below, write_table
 from wdsplit.conversion.adopt_tars import index_tars
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, StorageError
 from wdsplit.indexing import tars as indexing
@@ -254,6 +254,20 @@ def test_tars_are_mixed_as_datasets_are(folder, numbers):
 
 def test_pads_that_wdsplit_wrote_are_left_out(numbers):
     assert wdsplit.Dataset(f"{numbers}/*.tar").manifest.num_samples == 101
+
+
+def test_shards_of_two_datasets_are_one_whose_pads_may_have_the_same_keys(tmp_path):
+    for name in ("a", "b"):
+        table = {"__key__": [f"{name}{number}" for number in range(10)], "txt": list("0123456789")}
+        path = write_table(tmp_path / f"{name}.parquet", table)
+        assert converted(path, tmp_path / "both" / name, shards=3, key="__key__").num_pads == 2
+    dataset = wdsplit.Dataset([str(tmp_path / "both" / name / "*.tar") for name in "ab"])
+    assert {sample["__key__"] for sample in dataset} == {f"{name}{number}" for name in "ab" for number in range(10)}
+    assert dataset.manifest.num_pads == 4
+    for name in "ab":
+        (tmp_path / "both" / name / "wdsplit.json").unlink()
+    index_tars(str(tmp_path / "both"))
+    assert not wdsplit.verify(str(tmp_path / "both")).problems
 
 
 def test_remote_tars_need_no_temporary_folder(remote, cache, monkeypatch):

@@ -40,6 +40,7 @@ def as_table(folder, names):
         {
             "image": pa.array([(Path(folder) / name).read_bytes() for name in names], pa.large_binary()),
             "label": [classes.index(name.partition("/")[0]) for name in names],
+            "file_name": list(names),
         }
     )
 
@@ -48,7 +49,7 @@ def as_table(folder, names):
 def test_a_folder_gives_the_shards_of_the_same_files_in_a_table(shuffle, photos, tmp_path, small_batches):
     path = write_table(tmp_path / "a.parquet", as_table(photos, NAMES))
     plan = {"shards": 6, "mapping": {"jpg": "image", "cls": "label"}, "shuffle": shuffle}
-    converted(path, tmp_path / "of table", **plan)
+    converted(path, tmp_path / "of table", keep=("file_name",), **plan)
     manifest = converted(photos, tmp_path / "out", shards=6, shuffle=shuffle)
     assert shard_files(tmp_path / "out") == shard_files(tmp_path / "of table")
     assert manifest.num_samples == len(NAMES)
@@ -61,7 +62,7 @@ def test_rows_are_selected_and_grouped_as_those_of_a_table(changes, shuffle, pho
     path = write_table(tmp_path / "a.parquet", as_table(photos, NAMES))
     plan = {"shards": 2, "shuffle": shuffle, "mapping": {"jpg": "image", "cls": "label"}, **changes}
     for inputs, out in ((path, "of table"), (photos, "out")):
-        converted(inputs, tmp_path / out, **plan)
+        converted(inputs, tmp_path / out, keep=("file_name",), **plan)
     assert shard_files(tmp_path / "out") == shard_files(tmp_path / "of table")
 
 

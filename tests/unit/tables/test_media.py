@@ -98,7 +98,38 @@ def test_classes_one_folder_deeper_are_hinted_at(tmp_path):
     root = write_files(tmp_path, "images/dog/1.jpg", "images/cat/1.jpg")
     table = listed(root)
     assert "label" not in table.schema.names
-    assert f"did you mean {root}/images?" in table.notes[0]
+    assert f"did you mean {root}/images, or --class-depth 2?" in table.notes[0]
+    assert class_names(open_media([root], class_depth=2).schema) == {"label": ("cat", "dog")}
+
+
+def test_classes_may_be_at_any_depth(tmp_path):
+    names = ["animals/cat/1.jpg", "animals/dog/old/2.jpg", "vehicles/car/3.jpg", "vehicles/cat/4.jpg"]
+    root = write_files(tmp_path, *names)
+    (tmp_path / "animals" / "bird").mkdir()
+    table = open_media([root], class_depth=2)
+    assert class_names(table.schema) == {"label": ("bird", "car", "cat", "dog")}
+    assert column(table, "label") == [2, 3, 1, 2]
+    assert class_names(listed(root).schema) == {"label": ("animals", "vehicles")}
+    assert listed(root).files[0].footer != table.files[0].footer
+    assert "label" not in open_media([root], class_depth=0).schema.names
+    with pytest.raises(InputError, match="not in a class folder") as caught:
+        open_media([root], class_depth=3)
+    assert "3 files beside 1 folders, such as animals/cat/1.jpg" in caught.value.found
+    with pytest.raises(InputError, match="class_depth is for folders"):
+        planned([write_table(tmp_path / "a.parquet", {"a": [1]})], options(class_depth=2))
+
+
+@pytest.mark.parametrize("pattern", ["*/*", "*/", "*/{cat,car}"])
+def test_a_pattern_of_folders_loses_no_classes(pattern, tmp_path):
+    """The folders that it matches may be the classes: their names must not be lost without a word."""
+    names = ["cat/1.jpg", "car/2.jpg"] if pattern == "*/" else ["animals/cat/1.jpg", "vehicles/car/2.jpg"]
+    root = write_files(tmp_path, *names)
+    with pytest.raises(InputError, match="none of which has folders of classes") as caught:
+        listed(f"{root}/{pattern}")
+    deeper = "" if pattern == "*/" else " --class-depth 2"
+    assert f"give the folder above them: {root}{deeper};" in caught.value.remedy
+    assert class_names(open_media([root], class_depth=2 if deeper else 1).schema) == {"label": ("car", "cat")}
+    assert "label" not in open_media(find_inputs([f"{root}/{pattern}"]), class_depth=0).schema.names
 
 
 def test_what_is_left_out_is_counted_and_named_in_the_plan(tmp_path):

@@ -180,7 +180,7 @@ class ConvertOptions(PlanOptions):
         seed: Seed of the shuffle.
         group_by: Keep rows with the same value in this column in one split and one shard.
         keep: Additional columns for the sample tables; they need not become fields. Numbers, booleans and classes that
-            become fields are included by default.
+            become fields are included by default, and the file names of image folders.
         no_keep: Columns to leave out of the sample tables.
         mapping: Column name by field name.
         columns: Columns to write under inferred field names. If this and `mapping` are empty: all but the key.
@@ -202,6 +202,8 @@ class ConvertOptions(PlanOptions):
             the column called label, labels, class, target, category or cls, else the only ClassLabel, else the only
             text column of few values.
         class_names: Write class names beside their numbers, as cls.txt; for Hugging Face ClassLabel columns.
+        class_depth: Depth of the class folders below a folder of images: 2 for photos/animals/cat/1.jpg; 0 for no
+            classes. Default: 1.
     """
 
     mapping: Mapping[str, str] = field(default_factory=dict)
@@ -220,6 +222,7 @@ class ConvertOptions(PlanOptions):
     emit: tuple[str, ...] = ()
     classes: str | None = None
     class_names: bool = False
+    class_depth: int | None = _integer(None, 0)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -20,7 +20,7 @@ from wdsplit.loading.stages.images import ImageField, Resized, extension_of
 from wdsplit.loading.stages.payloads import ARROW_COLUMNS, COLUMNS, Inflate, Payloads
 from wdsplit.loading.stages.randomness import Drawing, Draws, Shift, position_of
 
-__all__ = ["Decode", "Handler", "decode_sample_stage"]
+__all__ = ["Decode", "Handler", "decode_sample_stage", "located"]
 
 Handler = Callable[[str, bytes], Any]
 """Takes a field's name with a dot before it and its bytes; returns the value, or None to leave it to the next."""
@@ -152,7 +152,7 @@ class Decode(Drawing):
                     result = handler(key, data)
             except Exception as error:
                 if isinstance(handler, _OURS):
-                    raise _located(error, name, sample) from error
+                    raise located(error, name, sample) from error
                 raise noted(error, f"while decoding {_place(name, sample)}") from error.__cause__
             if isinstance(result, Continue):
                 key, data = result.key, result.data
@@ -169,6 +169,7 @@ def decode_sample_stage(
     partial: bool = False,
     allow_pickle: bool = False,
     max_field_bytes: int = 2**28,
+    exif: bool = False,
 ) -> Decode:
     """Return a stage that decodes the fields of samples, as webdataset's `decode` does.
 
@@ -191,6 +192,7 @@ def decode_sample_stage(
         partial: Leave values that are not bytes as they are, instead of refusing them.
         allow_pickle: Unpickle fields: whoever wrote the data can then run any code here.
         max_field_bytes: Limit for the bytes that a compressed field may inflate to; 256 MiB by default.
+        exif: Turn images upright as their EXIF orientation says, as viewers do; webdataset leaves them as stored.
 
     Raises:
         InputError: An argument is invalid.
@@ -199,10 +201,18 @@ def decode_sample_stage(
         raise InputError("invalid max_field_bytes", expected="an integer of at least 1", found=repr(max_field_bytes))
     before = (Inflate(max_field_bytes),) if pre is None else tuple(pre)
     named = tuple(ImageField(handler) if isinstance(handler, str) else handler for handler in handlers)
+    if exif:
+        named = tuple(replace(one, exif=True) if isinstance(one, _IMAGES) else one for one in named)
     after = (Payloads(bool(allow_pickle), max_field_bytes),) if post is None else tuple(post)
     for handler in (*before, *named, *after):
         if not callable(handler):
             raise InputError("invalid decoder", expected="a function or a name", found=repr(handler))
+    if exif and not any(isinstance(handler, _IMAGES) for handler in named):
+        raise InputError(
+            "exif=True without a decoder of images",
+            expected="a name such as 'pil' or 'rgb8', or wdsplit.resized",
+            remedy="turn images in your own function: PIL.ImageOps.exif_transpose does it",
+        )
     chosen = only.split() if isinstance(only, str) else only
     return Decode((*before, *named, *after), None if chosen is None else frozenset(chosen), bool(partial))
 
@@ -214,7 +224,16 @@ def _place(name: str, sample: Mapping[str, Any]) -> str:
     return f"field {name!r} of sample {sample.get('__key__', '')!r}, {sample.get('__url__', '')}"
 
 
-def _located(error: Exception, name: str, sample: Mapping[str, Any]) -> WdsplitError:
+def _remedy(name: str) -> str:
+    if ImageField("pil").takes(name):
+        return (
+            "run `wdsplit verify --decode`: it checks all bytes, and lists the images that cannot be decoded. If the "
+            "bytes are as converted, the image was damaged before"
+        )
+    return "run `wdsplit verify`; if it finds no damage, the field was damaged before the conversion"
+
+
+def located(error: Exception, name: str, sample: Mapping[str, Any]) -> WdsplitError:
     """Return an error that says which field of which sample it is about."""
     if isinstance(error, WdsplitError):
         located = error.at(_place(name, sample))
@@ -229,7 +248,7 @@ def _located(error: Exception, name: str, sample: Mapping[str, Any]) -> WdsplitE
             "a field cannot be decoded",
             place=_place(name, sample),
             found=f"{type(error).__name__}: {error}",
-            remedy="run `wdsplit verify`; if it finds no damage, the field was damaged before the conversion",
+            remedy=_remedy(name),
         )
     located.key, located.url = str(sample.get("__key__", "")), str(sample.get("__url__", ""))
     return located

@@ -1,8 +1,8 @@
 """Images: decoded no larger than needed, and refused by their headers if they are decompression bombs.
 
 The libraries that decode images are optional, and imported when used. The scale at which a JPEG is decoded depends only
-on its size, the part that is used and the target size. An EXIF orientation is not applied: webdataset, Pillow and
-torchvision do not apply it either.
+on its size, the part that is used and the target size. An EXIF orientation is applied only with `exif=True`, as
+webdataset, Pillow and torchvision do not apply it either.
 """
 
 from __future__ import annotations
@@ -19,22 +19,44 @@ import numpy.typing as npt
 from webdataset.autodecode import IMAGE_EXTENSIONS, imagespecs
 
 from wdsplit.errors import InputError, PipelineError
+from wdsplit.fields.image_sizes import IMAGE_EXTENSIONS as COMMON_EXTENSIONS
 from wdsplit.loading.stages.crops import Box, middle_box, random_box
-from wdsplit.loading.stages.image_files import check_pixels, imported, open_image, pixels_of
+from wdsplit.loading.stages.image_files import (
+    IMAGE_FORMATS,
+    JPEG_MAGIC,
+    check_pixels,
+    check_scans,
+    eight_bits,
+    imported,
+    open_image,
+    orientation_of,
+    pixels_of,
+    upright,
+)
 
-__all__ = ["Crop", "ImageField", "Library", "Output", "Resized", "extension_of", "resized"]
+__all__ = [
+    "Crop",
+    "ImageField",
+    "Library",
+    "Output",
+    "Resized",
+    "extension_of",
+    "jpeg_header",
+    "jpeg_pixels",
+    "resized",
+]
 
 Crop = Literal["center", "random"]
 Library = Literal["simplejpeg", "pillow"]
 Output = Literal["torch", "numpy", "pil"]
 
 _IMAGE_EXTENSIONS = frozenset(IMAGE_EXTENSIONS)
-_RESIZED_EXTENSIONS = frozenset({"jpg", "jpeg", "jpe", "jfif", "png", "webp"})
-_RESIZED_FORMATS = ("JPEG", "PNG", "WEBP")
 
-_JPEG_MAGIC = b"\xff\xd8\xff"
 _LEAST_SCALE = 2
 """JPEG is decoded whole or at four, three, two or one eighth: at five to seven eighths it costs more than whole."""
+
+_FIRST_SWAPPED = 5
+"""EXIF's orientations from this one on swap height and width."""
 
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 """The defaults of torchvision's `RandomResizedCrop`."""
@@ -55,9 +77,11 @@ class ImageField:
 
     Attributes:
         spec: The output: `pil`, `rgb8`, `torchrgb8` and the others that webdataset has.
+        exif: Whether to apply an EXIF orientation.
     """
 
     spec: str
+    exif: bool = False
 
     def __post_init__(self) -> None:
         if self.spec not in imagespecs:
@@ -74,9 +98,12 @@ class ImageField:
             return None
         kind, dtype, mode = imagespecs[self.spec]
         image = open_image(data)
+        orientation = orientation_of(image) if self.exif else 1
+        if kind == "pil" and orientation == 1:
+            return eight_bits(image).convert(mode.upper())
+        pixels: npt.NDArray[Any] = upright(pixels_of(image, mode.upper()), orientation)
         if kind == "pil":
-            return image.convert(mode.upper())
-        pixels: npt.NDArray[Any] = pixels_of(image, mode.upper())
+            return imported("PIL.Image").fromarray(pixels)
         if dtype == "float":
             pixels = pixels.astype(np.float32) / 255
         if kind == "numpy":
@@ -87,7 +114,7 @@ class ImageField:
 
 @dataclass(frozen=True)
 class Resized:
-    """Decodes JPEG, PNG and WebP to one size; made by `resized`.
+    """Decodes images of the common formats to one size; made by `resized`.
 
     With the same seed, an image has the same crop and flip wherever it is decoded.
     """
@@ -100,6 +127,7 @@ class Resized:
     ratio: tuple[float, float]
     library: Library
     output: Output
+    exif: bool = False
 
     @property
     def draws(self) -> bool:
@@ -107,11 +135,11 @@ class Resized:
         return self.flip or self.crop == "random"
 
     def takes(self, key: str) -> bool:
-        """Tell by its name whether a field has one of the three formats."""
-        return extension_of(key).lower() in _RESIZED_EXTENSIONS
+        """Tell by its name whether a field is an image of a common format."""
+        return extension_of(key).lower() in COMMON_EXTENSIONS
 
     def __call__(self, key: str, data: bytes, seed: int | None = None) -> Any:
-        """Return the image, or None if the field has none of the three formats; `seed` is needed if `draws`."""
+        """Return the image, or None if the field is none of a common format; `seed` is needed if `draws`."""
         if not self.takes(key):
             return None
         pixels = self._memory()
@@ -150,12 +178,13 @@ class Resized:
                 raise _no_seed()
             draw = random.Random(seed).random
             is_flipped = draw() < 0.5 and self.flip
-        if self.library == "pillow":
-            pixels = self._by_pillow(data, draw)
-        elif data[: len(_JPEG_MAGIC)] == _JPEG_MAGIC:
+        if self.library == "simplejpeg" and data.startswith(JPEG_MAGIC):
             pixels = self._by_simplejpeg(data, draw)
+        elif self.library == "pillow":
+            pixels = self._by_pillow(data, draw)
         else:
-            pixels = pixels_of(_opened(data), "RGB")
+            image = open_image(data, IMAGE_FORMATS)
+            pixels = upright(pixels_of(image, "RGB"), self._orientation(image))
             size = pixels.shape[0], pixels.shape[1]
             pixels = self._resampled(pixels, self._part(self._planned(*size, draw)[0], size, size))
         if is_flipped:
@@ -163,25 +192,32 @@ class Resized:
         planes = out if self.output == "torch" else out.transpose(2, 0, 1)
         planes[:] = pixels.transpose(2, 0, 1)
 
+    def _orientation(self, image: Any) -> int:
+        return orientation_of(image) if self.exif else 1
+
     def _by_simplejpeg(self, data: bytes, draw: Draw) -> Pixels:
-        simplejpeg = imported("simplejpeg")
-        height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
-        check_pixels(width, height)
-        if colorspace in ("CMYK", "YCCK"):
+        found = jpeg_header(data)
+        if found is None:
             return self._by_pillow(data, draw)
-        box, min_height, min_width = self._planned(height, width, draw)
-        pixels: Pixels = simplejpeg.decode_jpeg(
-            data, "RGB", min_height=min_height, min_width=min_width, min_factor=_LEAST_SCALE
-        )
+        orientation = self._orientation(open_image(data, ("JPEG",))) if self.exif else 1
+        height, width = _turned(found, orientation)
+        box, *least = self._planned(height, width, draw)
+        pixels = upright(jpeg_pixels(data, *_turned(least, orientation)), orientation)
         return self._resampled(pixels, self._part(box, (height, width), (pixels.shape[0], pixels.shape[1])))
 
     def _by_pillow(self, data: bytes, draw: Draw) -> Pixels:
-        image = _opened(data)
-        size = image.height, image.width
-        box, min_height, min_width = self._planned(*size, draw)
+        image = open_image(data, IMAGE_FORMATS)
+        orientation = self._orientation(image)
+        size = _turned((image.height, image.width), orientation)
+        box, *least = self._planned(*size, draw)
+        min_height, min_width = _turned(least, orientation)
         image.draft(None, (min_width, min_height))
+        image.load()
+        image = eight_bits(image).convert("RGB")
+        if orientation != 1:
+            image = imported("PIL.Image").fromarray(upright(np.asarray(image), orientation))
         top, left, height, width = self._part(box, size, (image.height, image.width))
-        image = image.convert("RGB").resize(
+        image = image.resize(
             (self.width, self.height),
             imported("PIL.Image").Resampling.BILINEAR,
             box=(left, top, left + width, top + height),
@@ -228,16 +264,18 @@ def resized(
     ratio: tuple[float, float] = RATIO,
     library: Library = "simplejpeg",
     output: Output = "torch",
+    exif: bool = False,
 ) -> Resized:
-    """Return a decoder of JPEG, PNG and WebP to one size, for `Dataset.decode`.
+    """Return a decoder of images to one size, for `Dataset.decode`: JPEG, PNG, WebP, GIF, BMP, TIFF, PPM and PGM.
 
         train = wdsplit.Dataset("data/train").decode(wdsplit.resized(224, crop="random", flip=True))
         test = wdsplit.Dataset("data/test").decode(wdsplit.resized(224, crop="center"))
 
     A JPEG is decoded at a reduced scale if the cropped part is then still at least as large as `size`: 1/8, 1/4, 3/8
     or 1/2 (`pillow` has no 3/8). Then it is resized (bilinear, antialiased). Smaller images are enlarged. The result is
-    always RGB: grey is repeated, transparency dropped, CMYK converted. An EXIF orientation is not applied. Results are
-    deterministic for one library.
+    always RGB: grey is repeated, transparency dropped, CMYK converted. Of 16 bits the upper eight are used, of an
+    animation the first image. Results are deterministic for one library. `wdsplit.verify(decode=True)` finds the images
+    that cannot be decoded.
 
     Random crops and flips are drawn as in `Dataset.map_random`: the same on any number of ranks and after a resume,
     different in each epoch. All images of a sample get the same crop and flip.
@@ -256,6 +294,7 @@ def resized(
             `pillow` does both. Their results differ by rounding, so there is no automatic fallback.
         output: `torch`: a uint8 tensor of shape (3, height, width); `numpy`: uint8 of shape (height, width, 3);
             `pil`: a PIL image.
+        exif: Turn images upright as their EXIF orientation says, as viewers do; by default they are as stored.
 
     Raises:
         InputError: An argument is invalid.
@@ -267,6 +306,7 @@ def resized(
     for name, value, known in (
         ("crop", crop, (None, *get_args(Crop))),
         ("flip", flip, (False, True)),
+        ("exif", exif, (False, True)),
         ("library", library, get_args(Library)),
         ("output", output, get_args(Output)),
     ):
@@ -275,7 +315,7 @@ def resized(
     problems += _wrong_ranges(crop, {"scale": (scale, SCALE, 1.0), "ratio": (ratio, RATIO, math.inf)})
     if problems:
         raise InputError("invalid arguments of resized", found="; ".join(problems))
-    return Resized(height, width, crop, flip, (scale[0], scale[1]), (ratio[0], ratio[1]), library, output)
+    return Resized(height, width, crop, flip, (scale[0], scale[1]), (ratio[0], ratio[1]), library, output, exif)
 
 
 def _wrong_ranges(crop: Crop | None, ranges: Mapping[str, tuple[Any, tuple[float, float], float]]) -> Iterator[str]:
@@ -291,17 +331,30 @@ def _wrong_ranges(crop: Crop | None, ranges: Mapping[str, tuple[Any, tuple[float
             yield f"{name} = {value!r}: works only with crop='random'"
 
 
-def _opened(data: bytes) -> Any:
-    """Open an image of the three formats with 8 bits a channel."""
-    image = open_image(data, _RESIZED_FORMATS)
-    if image.mode[0] in "IF":
-        raise InputError(
-            "an image has more than 8 bits a channel",
-            expected="8 bits",
-            found=f"mode {image.mode}",
-            remedy="decode it with a function of your own, which knows how to scale its values to 8 bits",
-        )
-    return image
+def jpeg_header(data: bytes) -> tuple[int, int] | None:
+    """Return the height and width of a JPEG that `jpeg_pixels` decodes; None if Pillow has to, for its colours.
+
+    Raises:
+        InputError: It has too many pixels or scans.
+    """
+    check_scans(data)
+    height, width, colorspace, _ = imported("simplejpeg").decode_jpeg_header(data)
+    check_pixels(width, height)
+    return None if colorspace in ("CMYK", "YCCK") else (height, width)
+
+
+def jpeg_pixels(data: bytes, min_height: int, min_width: int) -> Pixels:
+    """Decode a JPEG at the smallest scale that has at least this height and width; (height, width, 3)."""
+    pixels: Pixels = imported("simplejpeg").decode_jpeg(
+        data, "RGB", min_height=min_height, min_width=min_width, min_factor=_LEAST_SCALE
+    )
+    return pixels
+
+
+def _turned(size: Sequence[int], orientation: int) -> tuple[int, int]:
+    """Return height and width, in the other order if an orientation swaps them."""
+    height, width = size
+    return (width, height) if orientation >= _FIRST_SWAPPED else (height, width)
 
 
 def _no_chance() -> float:

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from wdsplit.errors import InputError
 from wdsplit.fields.infer import class_names, with_class_names
 from wdsplit.fields.promote import joined_schema
+from wdsplit.fields.sample_columns import file_names
 from wdsplit.tables.formats.common import matching_groups
 from wdsplit.tables.table import FILE_NAME, InputFile, Remote
 from wdsplit.urls import joined_url
@@ -58,7 +59,7 @@ def media_schema(kind: str, field: str, classes: Sequence[str], members: pa.Sche
     columns = [pa.field(kind, pa.large_binary(), metadata={_FIELD: field.encode()})]
     columns += [pa.field(LABEL, pa.int64())] if classes else []
     columns += [one for one in members if one.name not in (kind, FILE_NAME) and not (classes and one.name == LABEL)]
-    columns += [pa.field(name, pa.large_string()) for name in (FILE_NAME, STEM)]
+    columns += [file_names(), pa.field(STEM, pa.large_string())]
     schema = pa.schema(columns)
     return with_class_names(schema, {LABEL: classes}) if classes else schema
 
