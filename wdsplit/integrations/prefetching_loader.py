@@ -122,7 +122,7 @@ class PrefetchingLoader:
         """
         reached = self._state()
         if reached is not None and self._is_used and not goes_on:
-            self.loader._progress.resume(State(reached.epoch, 0, skips=reached.skips))
+            self.loader._progress.resume(reached.restarted())
         elif reached is not None:
             self.loader.load_state_dict(self.state_dict())
         progress = StatefulBatches(self.loader)
