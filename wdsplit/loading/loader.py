@@ -147,7 +147,7 @@ class Loader:
         self._logged: Statistics | None = None
         self._log_at: float | None = None
         self._ahead: Callable[[], Ahead] | None = None
-        self._lengths: dict[tuple[World, ViewMark | None, int, Skips], int] = {}
+        self._counts: dict[tuple[World, ViewMark | None, int, Skips], tuple[int, int]] = {}
 
     @property
     def epoch(self) -> int:
@@ -203,16 +203,19 @@ class Loader:
         return self._length_of(self._progress.start.epoch)
 
     def _length_of(self, epoch: int) -> int:
+        return sum(self._counts_of(epoch))
+
+    def _counts_of(self, epoch: int) -> tuple[int, int]:
         """Return how many steps of an epoch are behind where its iteration began, and how many it gives."""
         source, start, world = self._progress.source, self._progress.start_in(epoch), self.dataset.world()
         known = world, source.view_at(epoch), start.position, start.skips
-        length = self._lengths.get(known)
-        if length is None:
+        counts = self._counts.get(known)
+        if counts is None:
             steps = Steps(source.order(epoch), world, self.batch_size, start.position, start.skips)
-            length = steps.number_at(start.position) + len(steps)
+            counts = steps.number_at(start.position), len(steps)
             if self.dataset.options.tail != "uneven":  # the same in every epoch of a view
-                self._lengths[known] = length
-        return length
+                self._counts[known] = counts
+        return counts
 
     def skip(self, first: int, last: int) -> None:
         """Skip the steps `first` to `last`, both included, of the current epoch, or of the next one between epochs.
