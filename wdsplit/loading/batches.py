@@ -20,7 +20,7 @@ from wdsplit.loading.running import Running
 from wdsplit.loading.transport.counters import Clock
 from wdsplit.order.epoch import Int64
 from wdsplit.order.skips import Skips
-from wdsplit.order.split import Step, Steps, worker_of
+from wdsplit.order.split import AnyOrder, Step, Steps, worker_of
 from wdsplit.order.state import State, ViewMark
 
 __all__ = ["Ahead", "Batches", "EpochProgress", "SubBatch"]
@@ -58,6 +58,7 @@ class Batches(Iterator[Any]):
     Attributes:
         epoch: The epoch.
         start: Where it began.
+        order: The order of the epoch.
         left: Batches that are still to come.
         skips: The positions of the epoch that are left out.
         step: The step of the last batch, after the first one.
@@ -93,7 +94,7 @@ class Batches(Iterator[Any]):
         clock.begin()
 
     def _set_steps(self, steps: Steps) -> None:
-        self._steps = iter(steps)
+        self._steps, self.order = iter(steps), steps.order
         self.left, self.skips = len(steps), steps.skips
         self._ahead = None if self._make_ahead is None else self._make_ahead()
 
@@ -231,6 +232,13 @@ class EpochProgress:
             return batches.source
         is_of_last = state.position > 0 and self._source.view_at(state.epoch) == state.view
         return self._source if is_of_last else self._dataset.source
+
+    def order_of(self, state: State) -> AnyOrder:
+        """Return the order that the position of a state refers to; that of the current iteration is not made again."""
+        batches = self.under_way
+        if batches is not None and batches.epoch == state.epoch:
+            return batches.order
+        return self.source_of(state).order(state.epoch)
 
     def choose_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration; a position within that epoch is kept."""

@@ -178,13 +178,13 @@ class Loader:
 
     def _step_at(self, state: State) -> int:
         """Return the number of the first step after a state."""
-        order = self._progress.source_of(state).order(state.epoch)
-        return Steps(order, self.dataset.world(), self.batch_size, state.position, state.skips).first_number
+        order, world = self._progress.order_of(state), self.dataset.world()
+        return Steps(order, world, self.batch_size, state.position, state.skips).first_number
 
     def enumerate(self) -> Iterator[tuple[int, Any]]:
         """Iterate this loader, and yield each batch with the number of its step.
 
-            for step, (images, labels) in loader.enumerate(): ...
+            for step, batch in loader.enumerate(): ...
 
         The numbers are those of `step`, `skip` and `wdsplit batch`. `enumerate(loader, loader.step)` yields the same as
         long as no step is skipped.
@@ -291,7 +291,7 @@ class Loader:
     def _place(self) -> str:
         """Return the number of the next step, and that of all, skipped ones too."""
         state, world = self._progress.state, self.dataset.world()
-        num_steps = len(Steps(self._progress.source_of(state).order(state.epoch), world, self.batch_size))
+        num_steps = len(Steps(self._progress.order_of(state), world, self.batch_size))
         return f"step {self.step:,} of {num_steps:,}"
 
     def __iter__(self) -> Batches:
