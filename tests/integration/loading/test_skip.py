@@ -387,9 +387,12 @@ def test_accelerates_loader_knows_its_last_batch(numbers):
     from wdsplit.integrations.accelerate import PreparedLoader
 
     loader = PreparedLoader(loader_of(numbers), accelerate.Accelerator(cpu=True))
-    ends = []
-    for step, _ in enumerate(loader):
-        ends.append(loader.end_of_dataloader)
+    ends = {}
+    for step, _ in loader.enumerate():
+        ends[step] = loader.end_of_dataloader
         if step == 2:
-            loader.skip(5, 8)
-    assert ends == [False] * 4 + [True]
+            loader.skip(5, 7)
+    assert ends == {0: False, 1: False, 2: False, 3: False, 4: False, 8: True}
+    loader.skip(0, 0)
+    steps = [step for step, _ in itertools.islice(loader.enumerate(), 2)]
+    assert steps == [step for step, _ in itertools.islice(loader.enumerate(), 2)] == [1, 2]  # it starts again
