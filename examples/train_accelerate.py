@@ -45,7 +45,7 @@ def main() -> None:
         loader.set_epoch(epoch)
         model.train()
         total = torch.zeros(2, device=accelerator.device)
-        for step, (images, labels, _) in enumerate(loader, loader.step):
+        for step, (images, labels, _) in loader.enumerate():
             with accelerator.accumulate(model):
                 loss = F.cross_entropy(model(normalise(images)), labels)
                 accelerator.backward(loss)

@@ -59,7 +59,7 @@ def train_epoch(
     """Train for one epoch, or for what is left of it; return the mean loss of all ranks."""
     model.train()
     epoch, total = loader.epoch, torch.zeros(2, device=device)
-    for step, (images, labels, _) in enumerate(loader, loader.step):
+    for step, (images, labels, _) in loader.enumerate():
         images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             loss = F.cross_entropy(model(normalise(images)), labels)

@@ -53,7 +53,7 @@ def main() -> None:
         loader.set_epoch(epoch)
         model.train()
         total = torch.zeros(2, device=device)
-        for step, (images, labels, _) in enumerate(loader, loader.step):
+        for step, (images, labels, _) in loader.enumerate():
             loss = training.step(images.to(device, non_blocking=True), labels.to(device, non_blocking=True))
             total += torch.stack([loss.float(), torch.ones_like(loss).float()])
             pace.count(step + 1)

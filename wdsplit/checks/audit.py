@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -293,11 +293,12 @@ def _same_batches(order: EpochOrder, options: AuditOptions) -> tuple[bool, int]:
             return False, count
         woven = np.full(options.global_batch, -1, np.int64)
         for rank, batch in enumerate(batches):
-            is_read = worker_of(batch.positions, options.world_size, num_workers) < num_workers
-            # Rank r of W reads the positions g with g % W == r.
+            # Rank r of W reads the positions g with g % W == r, and its worker w of N those with g // W % N == w.
             places = np.arange((rank - whole.positions[0]) % options.world_size, len(woven), options.world_size)
             if len(places) != len(batch.positions):
                 return False, count
+            workers = whole.positions[places] // options.world_size % num_workers
+            is_read = worker_of(batch.positions, options.world_size, num_workers) == workers
             woven[places] = np.where(is_read, batch.positions, -1)
         if not np.array_equal(woven, whole.positions):
             return False, count
@@ -346,13 +347,21 @@ def _audit_resume(order: EpochOrder, options: AuditOptions) -> Finding:
     points = _resume_points(len(_ranks(order, options)[0]))
     held = True
     for point in points:
-        end = point * options.global_batch
-        parts = [step.positions for rank in _ranks(order, other, end) for step in rank]
-        rest = np.sort(np.concatenate([np.zeros(0, np.int64), *parts]))
-        held = held and np.array_equal(rest, np.arange(end, end + _positions_left(order, other.global_batch, end)))
+        delivered = [step for rank in _ranks(order, options) for step in islice(rank, point)]
+        end = delivered[-1].end if delivered else 0
+        rest = [step for rank in _ranks(order, other, end) for step in rank]
+        held = held and _is_whole(order, [step.positions for step in [*delivered, *rest]], other.global_batch)
     where = ", ".join(f"{point:,}" for point in points) or "no"
     evidence = f"stopped after {where} steps, resumed on {other.world_size} ranks: consumed + rest = whole epoch"
     return Finding(order.epoch, "resume", held, evidence)
+
+
+def _is_whole(order: EpochOrder, parts: list[Int64], global_batch: int) -> bool:
+    """Tell whether positions are those of a whole epoch, each once, if its last step has such a global batch."""
+    positions = np.sort(np.concatenate(parts))
+    num_fills = len(positions) - order.num_positions
+    is_all = -global_batch < num_fills <= 0 if order.options.tail == "drop" else 0 <= num_fills < global_batch
+    return is_all and np.array_equal(positions, np.arange(len(positions)))
 
 
 _Open = Callable[[int, int, int, int], Any]
@@ -361,27 +370,33 @@ _Open = Callable[[int, int, int, int], Any]
 
 def _audit_read(open_loader: _Open, order: EpochOrder, options: AuditOptions) -> Iterator[Finding]:
     """Run the loaders of all ranks, one after another, and compare what they read with one plain reader."""
-    alone, _ = _read_keys(open_loader(0, 1, 0, options.global_batch))
-    merged: dict[int, tuple[str, bool]] = {}
-    delivered = 0
-    for rank in range(options.world_size):
-        entries, count = _read_keys(open_loader(rank, options.world_size, options.num_workers, options.batch_size))
-        merged |= entries
-        delivered += count
+    alone = _read_steps(open_loader(0, 1, 0, options.global_batch))
+    ranks = [
+        _read_steps(open_loader(rank, options.world_size, options.num_workers, options.batch_size))
+        for rank in range(options.world_size)
+    ]
+    entries = [entry for steps in ranks for step in steps for entry in step]
     is_even = options.tail != "uneven"
     if is_even:
-        evidence = f"{len(merged):,} samples read by {options.world_size} ranks x {options.num_workers} workers"
-        yield Finding(order.epoch, "same batches, read", merged == alone, evidence)
-    real = [key for key, pad in merged.values() if not pad]
+        planned = [_planned(Steps(order, World(), options.global_batch)), *map(_planned, _ranks(order, options))]
+        held = [[[position for position, _, _ in step] for step in steps] for steps in [alone, *ranks]] == planned
+        held = held and sorted(entries) == sorted(entry for step in alone for entry in step)
+        evidence = f"{len(entries):,} samples read by {options.world_size} ranks x {options.num_workers} workers"
+        yield Finding(order.epoch, "same batches, read", held, evidence)
+    real = [key for _, key, pad in entries if not pad]
     expected = order.num_samples
     if options.tail == "drop":
         expected = min(expected, _positions_left(order, options.global_batch))
-    held = delivered == len(merged) and len(set(real)) == len(real) == expected
+    held = len({position for position, _, _ in entries}) == len(entries) and len(set(real)) == len(real) == expected
     once = "each once" if len(set(real)) == len(real) else f"{len(set(real)):,} different"
-    evidence = f"{len(real):,} of {order.num_samples:,} keys read, {once}; {delivered - len(real):,} pads"
+    evidence = f"{len(real):,} of {order.num_samples:,} keys read, {once}; {len(entries) - len(real):,} pads"
     yield Finding(order.epoch, "exactly once, read", held, evidence)
     if is_even:
-        yield _audit_read_resume(open_loader, order, alone, options)
+        yield _audit_read_resume(open_loader, order, ranks, options)
+
+
+def _planned(steps: Steps) -> list[list[int]]:
+    return [step.positions.tolist() for step in steps]
 
 
 def _loaders(url: str, storage_options: Mapping[str, Any] | None, epoch: int, options: AuditOptions) -> _Open:
@@ -410,40 +425,39 @@ def _loaders(url: str, storage_options: Mapping[str, Any] | None, epoch: int, op
     return open_loader
 
 
-def _read_keys(batches: Any) -> tuple[dict[int, tuple[str, bool]], int]:
-    """Return key and pad flag of each position that was read, and how many samples that took."""
-    found: dict[int, tuple[str, bool]] = {}
-    count = 0
-    for positions, pads, keys in batches:
-        entries = zip(keys, pads.tolist(), strict=True)
-        for position, entry in zip(positions.tolist(), entries, strict=True):
-            found[position] = entry
-            count += 1
-    return found, count
+_Entry = tuple[int, str, bool]
+"""Position, key and pad flag of a sample that was read."""
+
+
+def _read_steps(batches: Any, num_steps: int | None = None) -> list[list[_Entry]]:
+    """Return what a loader gives in each step."""
+    return [
+        list(zip(positions.tolist(), keys, pads.tolist(), strict=True))
+        for positions, pads, keys in islice(batches, num_steps)
+    ]
 
 
 def _audit_read_resume(
-    open_loader: _Open,
-    order: EpochOrder,
-    alone: dict[int, tuple[str, bool]],
-    options: AuditOptions,
+    open_loader: _Open, order: EpochOrder, ranks: list[list[list[_Entry]]], options: AuditOptions
 ) -> Finding:
-    """Stop one loader in the middle, hand its state to one more rank, and compare what is read from there."""
+    """Stop one loader in the middle, hand its state to one more rank, and add what all ranks read before and after."""
     first = open_loader(0, options.world_size, options.num_workers, options.batch_size)
-    stop = len(first) // 2
-    for _, _ in zip(range(stop), first, strict=False):
-        state = first.state_dict()
+    stop, world_size = len(first) // 2, options.world_size + 1
     if not stop:
         return Finding(order.epoch, "resume, read", True, "one step only: nothing to resume")
-    rest: dict[int, tuple[str, bool]] = {}
-    for rank in range(options.world_size + 1):
-        resumed = open_loader(rank, options.world_size + 1, 0, options.batch_size)
-        resumed.load_state_dict(state)
-        rest |= _read_keys(resumed)[0]
-    expected = {position: entry for position, entry in alone.items() if position >= state["position"]}
-    common = expected.keys() & rest.keys()
-    held = all(expected[position] == rest[position] for position in common)
-    beyond = [pad for position, (_, pad) in (expected | rest).items() if position not in common]
-    held = held and (all(beyond) or options.tail == "drop")
-    evidence = f"stopped after {stop:,} of {len(first):,} steps, resumed on {options.world_size + 1} ranks"
+    held = _read_steps(first, stop) == ranks[0][:stop]
+    rest: list[_Entry] = []
+    for rank in range(world_size):
+        resumed = open_loader(rank, world_size, 0, options.batch_size)
+        resumed.load_state_dict(first.state_dict())
+        rest += [entry for step in _read_steps(resumed) for entry in step]
+    before = [entry for steps in ranks for step in steps[:stop] for entry in step]
+    positions = np.array([position for position, _, _ in [*before, *rest]], np.int64)
+    held = held and _is_whole(order, [positions], world_size * options.batch_size)
+    whole = {position: (key, pad) for steps in ranks for step in steps for position, key, pad in step}
+    held = held and all(
+        whole.get(position, (key, pad)) == (key, pad) and pad >= (position >= order.num_positions)
+        for position, key, pad in rest
+    )
+    evidence = f"stopped after {stop:,} of {len(first):,} steps, resumed on {world_size} ranks"
     return Finding(order.epoch, "resume, read", held, f"{evidence}: {len(rest):,} samples as before")

@@ -44,8 +44,8 @@ class Batch:
 
     Attributes:
         epoch: The epoch.
-        step: Number of the step in the epoch, counted like `Loader.step`: from 0, including skipped steps.
-        num_steps: Number of steps in the whole epoch.
+        step: Number of the step in the epoch, as in `Loader.step`: from 0, including skipped steps.
+        num_steps: Number of steps in the whole epoch, including skipped steps.
         world_size: Number of ranks of the training.
         is_skipped: Whether the loader skips the step (`Loader.skip`): its samples are not seen.
         positions: int64: the position of each sample in the epoch's order, like `__position__`.
@@ -178,8 +178,8 @@ def batches(
 ) -> list[Batch]:
     """Return the samples that the ranks see in training steps. Reads only headers and classes of the samples.
 
-    Steps are counted like `Loader.step`: from 0 in each epoch, including skipped steps (`Loader.skip`). If a run was
-    resumed with another global batch size, steps count from where it resumed: pass that state.
+    Steps have the numbers of `Loader.step`: from 0 in each epoch, including skipped steps (`Loader.skip`). If a run
+    was resumed with another global batch size, pass a state that was saved since then, or the one it resumed from.
 
         for seen in wdsplit.batches("data/train", last=3, state="checkpoint.pt:loader"):
             print(seen.step, seen.keys)
@@ -188,12 +188,14 @@ def batches(
         dataset: The dataset's folder, or tars, as for `Dataset`; or an open `Dataset` or mixture.
         steps: The numbers of the steps.
         last: Instead of `steps`: the number of steps before the state, without skipped ones. If its epoch has fewer,
-            they continue at the end of the previous epoch.
+            they continue at the end of the previous epoch. Fewer are returned if the run began, or was resumed with
+            another global batch, fewer steps before.
         epoch: The epoch; by default that of the state, else 0.
         batch_size: Samples per batch on each rank; by default from the global batch of the state.
         world_size: Number of ranks; by default from the global batch of the state, else 1.
         state: A result of `Loader.state_dict`, or a file with one: JSON, or a torch checkpoint; `FILE:KEY` if the file
-            has several. It determines seed, shuffle, tail, lanes, window and a stored view.
+            has several. It determines seed, shuffle, tail, lanes, window and a stored view. Steps are those of the
+            loader that saved it or, with another global batch, of one that resumes from it.
         options: Arguments of `Dataset`, if the dataset is a folder: `seed`, `limit`, `view`, `storage_options`, ...
 
     Returns:
@@ -240,20 +242,35 @@ class _Run:
     def last(self, state: State, count: int) -> list[_Seen]:
         """Return the last steps before the state, also from the previous epoch."""
         self._refuse_many(count)
+        if state.global_batch not in (None, self.global_batch):
+            raise InputError(
+                "the steps before the state have another size",
+                expected=f"batch_size x world_size = {state.global_batch}, the global batch of the state",
+                found=f"{self.batch_size} x {self.world_size}",
+                remedy="pass the values of the training that saved the state",
+            )
         finder = self._finder(state.epoch)
         found = [_Seen(step, len(finder)) for step in islice(finder.before(), count)]
-        if len(found) < count and state.epoch:
-            before = self._finder(state.epoch - 1)
-            numbers = range(len(before) - 1, -1, -1)[: count - len(found)]
-            found += [_Seen(before.step(number), len(before)) for number in numbers]
+        previous = state.previous
+        if len(found) < count and not state.since and previous and previous.global_batch == self.global_batch:
+            finder = self._finder(previous.epoch)
+            found += [_Seen(step, len(finder)) for step in islice(finder.before(), count - len(found))]
         return found[::-1]
 
+    @property
+    def global_batch(self) -> int:
+        """Samples of a step over all ranks."""
+        return self.batch_size * self.world_size
+
     def _finder(self, epoch: int) -> SeenSteps:
-        state = self.state if self.state is not None and self.state.epoch == epoch else None
+        states = () if self.state is None else (self.state, self.state.previous)
+        state = next((each for each in states if each is not None and each.epoch == epoch), None)
+        if state is not None:
+            _refuse_view_of(state, self.source)
         return SeenSteps(self.source.order(epoch), self.batch_size, self.world_size, state, self.rank)
 
     def _refuse_many(self, num_steps: int) -> None:
-        count = num_steps * self.batch_size * self.world_size
+        count = num_steps * self.global_batch
         if count > _MAX_SAMPLES:
             raise InputError(
                 "too many samples to list",
@@ -313,12 +330,21 @@ def _parsed(state: Mapping[str, Any], source: AnySource) -> State:
     if isinstance(state, Mapping) and source.options.tail == "uneven":
         world = World(state.get("rank", 0), state.get("world_size", 1))
     found = parse_state(state, source.fingerprint, source.options, world)
+    _refuse_view_of(found, source)
+    return found
+
+
+def _refuse_view_of(state: State, source: AnySource) -> None:
+    """Refuse a state whose epoch has another view than the source.
+
+    Raises:
+        StateError: It has.
+    """
     try:
-        refuse_other_view(found.view, source.view_at(found.epoch), found.epoch, source.url)
+        refuse_other_view(state.view, source.view_at(state.epoch), state.epoch, source.url)
     except StateError as error:
         error.remedy = "choose the samples as the training did: view=, where=, keys=, exclude= (--view, --where, ...)"
         raise
-    return found
 
 
 def _topology(batch_size: int | None, world_size: int | None, state: Mapping[str, Any]) -> tuple[int, int]:

@@ -99,8 +99,8 @@ def batch_command(
 ) -> None:
     """List the samples that a training step has seen: keys, shards, positions, ranks, pads and classes.
 
-    Steps are counted as by Loader.step: from 0 in each epoch, including skipped steps (Loader.skip). If the run was
-    resumed with another global batch size, steps count from where it resumed: pass that state as --state.
+    Steps have the numbers of Loader.step: from 0 in each epoch, including skipped steps (Loader.skip). If the run was
+    resumed with another global batch size, pass the state that it resumed from, or a later one, as --state.
 
     Reads only headers and classes of the samples, unless -o or --report is given.
     """

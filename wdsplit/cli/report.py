@@ -75,8 +75,9 @@ _cluster_options = with_options(
     "topologies",
     type=_TopologyType(),
     multiple=True,
-    help="Ranks x workers to compare. Repeatable. The summary is for 8x4 if listed, else for the last.  "
-    f"[default: {', '.join(f'{each.world_size}x{each.num_workers}' for each in DEFAULT_TOPOLOGIES)}]",
+    help="Ranks x workers to compare. Repeatable. The summary is for that of the conversion if listed, else for 8x4, "
+    f"else for the last.  [default: {', '.join(f'{each.world_size}x{each.num_workers}' for each in DEFAULT_TOPOLOGIES)}"
+    ", and that of the conversion]",
 )
 @batch_size_option(64)
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the order.")

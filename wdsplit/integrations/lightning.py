@@ -148,7 +148,7 @@ class _TrainingLoader(OpaqueLoader):
         super().load_state_dict(state_dict)
         epoch, progress = _epoch(self._trainer), self._trainer.fit_loop.epoch_loop.batch_progress
         if self.epoch == epoch and state_dict["position"]:
-            done = self.step
+            done, _ = self.loader._counts_of(epoch)
         elif self.epoch == epoch + 1 and progress.is_last_batch:
             done = len(self)
         else:

@@ -46,8 +46,15 @@ class OpaqueLoader:
 
     @property
     def step(self) -> int:
-        """The number of the next step: a resumed loop counts on from it, up to `len(loader)`."""
+        """The number of the next step, as `wdsplit.Loader.step` counts."""
         return self.loader.step
+
+    def enumerate(self) -> Iterator[tuple[int, Any]]:
+        """Iterate this loader, and yield each batch with the number of its step, as `wdsplit.Loader.enumerate` does."""
+        step = self.loader._step_at(self.loader._progress.start)
+        for batch in self:
+            yield step, batch
+            step = self.step
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration. A position from `load_state_dict` is kept if it is in that epoch."""

@@ -59,9 +59,22 @@ class PrefetchingLoader:
 
     @property
     def step(self) -> int:
-        """The number of the next step: a resumed loop counts on from it, up to `len(loader)`."""
+        """The number of the next step, as `wdsplit.Loader.step` counts."""
         reached = self._state()
         return self.loader.step if reached is None else self.loader._step_at(reached)
+
+    def enumerate(self) -> Iterator[tuple[int, Any]]:
+        """Iterate this loader, and yield each batch with the number of its step, as `wdsplit.Loader.enumerate` does."""
+        reached = self._state()
+        start = self.loader._progress.start if reached is None else reached
+        step = self.loader._step_at(start.restarted() if self._is_used else start)
+        for batch in self:
+            yield step, batch
+            step = self.step
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the batches of the epoch; each library has its own way."""
+        raise NotImplementedError
 
     def __len__(self) -> int:
         """Return the number of steps in a whole epoch."""
@@ -122,7 +135,7 @@ class PrefetchingLoader:
         """
         reached = self._state()
         if reached is not None and self._is_used and not goes_on:
-            self.loader._progress.resume(State(reached.epoch, 0, skips=reached.skips))
+            self.loader._progress.resume(reached.restarted())
         elif reached is not None:
             self.loader.load_state_dict(self.state_dict())
         progress = StatefulBatches(self.loader)

@@ -24,6 +24,7 @@ from wdsplit.loading.reading.source import AnySource
 from wdsplit.shards.sample_tables import FILE_NAME, read_names
 from wdsplit.storage.local_file import translate_errors
 from wdsplit.storage.locks import open_locked, unlock
+from wdsplit.texts import counted
 
 __all__ = ["BadSample", "BadSamples", "Found", "bad_samples_problems", "file_of", "line_of", "with_file"]
 
@@ -113,7 +114,7 @@ class BadSamples:
     """How to replace bad samples.
 
     Attributes:
-        max_bad: Limit in an epoch on each rank: a number, or a float, the fraction of the rank's samples.
+        max_bad: Limit for each rank in an epoch: a number, or a float, the fraction of the samples that it reads.
         file: The file that lists them; None for no list.
     """
 
@@ -127,10 +128,12 @@ class BadSamples:
             url: The dataset's name in messages.
             epoch: The epoch.
             num_samples: The samples of the epoch.
-            readers: Readers that share the samples and count separately.
+            readers: Readers that share the samples and count separately, without asking each other.
             count: Counts a bad sample; returns how many were found in the epoch, by all readers that count together.
         """
-        limit = self.max_bad if isinstance(self.max_bad, int) else math.ceil(self.max_bad * num_samples / readers)
+        limit = self.max_bad
+        if not isinstance(limit, int):  # of 1.0 all, for a reader may have some more than others
+            limit = num_samples if limit == 1 else math.ceil(limit * num_samples / readers)
         return Found(self, url, epoch, limit, count)
 
 
@@ -189,8 +192,9 @@ class Found:
             command = f"wdsplit view {dataset} clean --exclude {options.file}"
             listed = f"{options.file} lists them; leave them out with `{command}`"
         return self._error(
-            f"more than {self._limit:,} bad samples on this rank in epoch {self._epoch}",
-            expected=f"max_bad_samples = {options.max_bad}",
+            f"more than {counted(self._limit, 'bad sample')} on this rank in epoch {self._epoch}",
+            expected=f"max_bad_samples = {options.max_bad}"
+            + ("" if isinstance(options.max_bad, int) else ", the fraction of the samples that this rank reads"),
             remedy=f"{listed}; or raise max_bad_samples",
         )
 

@@ -20,8 +20,8 @@ from wdsplit.loading.running import Running
 from wdsplit.loading.transport.counters import Clock
 from wdsplit.order.epoch import Int64
 from wdsplit.order.skips import Skips
-from wdsplit.order.split import Step, Steps, worker_of
-from wdsplit.order.state import State
+from wdsplit.order.split import AnyOrder, Step, Steps, worker_of
+from wdsplit.order.state import State, ViewMark
 
 __all__ = ["Ahead", "Batches", "EpochProgress", "SubBatch"]
 
@@ -46,8 +46,8 @@ class Batches(Iterator[Any]):
 
     Args:
         source: The samples to read; `set_view` replaces the dataset's source for the next iteration.
-        epoch: The epoch.
-        steps: Its steps, from where it begins.
+        start: Where it begins.
+        steps: The steps from there on.
         running: The workers' sub-batches of them.
         assemble: Makes a batch of a step's sub-batches and its number of samples.
         progress: Records each delivered batch.
@@ -57,6 +57,8 @@ class Batches(Iterator[Any]):
 
     Attributes:
         epoch: The epoch.
+        start: Where it began.
+        order: The order of the epoch.
         left: Batches that are still to come.
         skips: The positions of the epoch that are left out.
         step: The step of the last batch, after the first one.
@@ -66,7 +68,7 @@ class Batches(Iterator[Any]):
     def __init__(
         self,
         source: AnySource,
-        epoch: int,
+        start: State,
         steps: Steps,
         running: Running,
         assemble: Callable[[Sequence[SubBatch], int], Any],
@@ -76,7 +78,8 @@ class Batches(Iterator[Any]):
         ahead: Callable[[], Ahead] | None = None,
     ) -> None:
         self.source = source
-        self.epoch = epoch
+        self.start = self.state = start
+        self.epoch = start.epoch
         self.running = running
         self.ended = False
         self._assemble = assemble
@@ -84,15 +87,14 @@ class Batches(Iterator[Any]):
         self._clock = clock
         self._delivered = delivered
         self._make_ahead = ahead
-        self._view = source.view_at(epoch)
+        self._view = source.view_at(start.epoch)
         self._world_size = steps.world.world_size
         self.step: Step
-        self.state = State(epoch, steps.start, self._view if steps.start else None, steps.skips)
         self._set_steps(steps)
         clock.begin()
 
     def _set_steps(self, steps: Steps) -> None:
-        self._steps = iter(steps)
+        self._steps, self.order = iter(steps), steps.order
         self.left, self.skips = len(steps), steps.skips
         self._ahead = None if self._make_ahead is None else self._make_ahead()
 
@@ -127,8 +129,8 @@ class Batches(Iterator[Any]):
             self._clock.leave(delivered)
         self.left -= 1
         self.step = step
-        after = State(self.epoch, step.end, self._view, self.skips)
-        self.state = after if self.left else State(self.epoch + 1, 0)
+        after = replace(self.start, position=step.end, view=self._view, skips=self.skips)
+        self.state = after if self.left else after.ended()
         self._progress.deliver(self, self.state, is_last=not self.left)
         if self._delivered is not None:
             self._delivered()
@@ -190,6 +192,13 @@ class EpochProgress:
         self._follow_dataset()
         return self._next
 
+    def start_in(self, epoch: int) -> State:
+        """Return where the current iteration of an epoch began, with its skips; else where the next one begins."""
+        start, batches = self.start, self.under_way
+        if batches is not None and batches.epoch == epoch:
+            return replace(batches.start, skips=batches.skips)
+        return start if start.epoch == epoch else State(epoch, 0)
+
     @property
     def state(self) -> State:
         """The position that the current iteration has delivered up to; else where the next one begins."""
@@ -218,8 +227,18 @@ class EpochProgress:
 
     def source_of(self, state: State) -> AnySource:
         """Return the source that the positions of a state refer to: the views may have been set again since."""
+        batches = self.under_way
+        if batches is not None and batches.epoch == state.epoch:
+            return batches.source
         is_of_last = state.position > 0 and self._source.view_at(state.epoch) == state.view
         return self._source if is_of_last else self._dataset.source
+
+    def order_of(self, state: State) -> AnyOrder:
+        """Return the order that the position of a state refers to; that of the current iteration is not made again."""
+        batches = self.under_way
+        if batches is not None and batches.epoch == state.epoch:
+            return batches.order
+        return self.source_of(state).order(state.epoch)
 
     def choose_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration; a position within that epoch is kept."""
@@ -234,15 +253,18 @@ class EpochProgress:
     def begin(self, batches: Batches, start: State, is_empty: bool) -> None:
         """Track batches from `start` on; if the iteration is left early, the next one starts the epoch again."""
         self._batches, self._source = weakref.ref(batches), batches.source
-        self._delivered, self._next = start, State(start.epoch, 0, skips=start.skips)
+        self._delivered, self._next = start, start.restarted()
         if is_empty:
-            self._delivered = self._next = State(start.epoch + 1, 0)
+            self._delivered = self._next = start.ended()
 
-    def skip(self, skips: Skips) -> None:
-        """Leave positions out of the current epoch, else of the next one; `skips` includes those left out before."""
-        self._next = replace(self._next, skips=skips)
+    def skip(self, skips: Skips, view: ViewMark | None) -> None:
+        """Leave positions of a view out of the current epoch, else of the next one.
+
+        `skips` includes those left out before.
+        """
+        self._next = replace(self._next, skips=skips, view=view)
         if self._delivered is not None:
-            self._delivered = replace(self._delivered, skips=skips)
+            self._delivered = replace(self._delivered, skips=skips, view=view)
 
     def deliver(self, batches: Batches, state: State, is_last: bool) -> None:
         """Record that batches were delivered up to a state, if they are the ones that count."""

@@ -107,8 +107,8 @@ class Dataset(FluidPipeline):
         on_bad_sample: What to do with a sample that is damaged, or for which a stage raises an error or returns
             nothing: `raise` the error; or `substitute` a good sample, of its lane if possible, flagged `__pad__`, so
             that all ranks stay in step. See docs/bad-samples.md.
-        max_bad_samples: Bad samples to replace in an epoch on each rank before an error is raised: a number, or a
-            float, the fraction of the rank's samples.
+        max_bad_samples: Bad samples to replace in an epoch on each rank before that rank raises an error: a number, or
+            a float, the fraction of the samples that the rank reads. Pads do not count; 1.0 allows all.
         bad_samples_file: A local file that lists each bad sample once, as a line of JSON.
 
     Raises:

@@ -15,7 +15,7 @@ import multiprocessing
 import pickle
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from multiprocessing.context import BaseContext
 from numbers import Real
@@ -37,7 +37,7 @@ from wdsplit.loading.transport.counters import Clock, Totals
 from wdsplit.loading.transport.thread_workers import Threads
 from wdsplit.loading.worker import SubBatches
 from wdsplit.notebook import html_table
-from wdsplit.order.skips import NO_SKIPS, Skips
+from wdsplit.order.skips import Skips
 from wdsplit.order.split import Steps, World, whole
 from wdsplit.order.state import State, ViewMark
 
@@ -147,7 +147,7 @@ class Loader:
         self._logged: Statistics | None = None
         self._log_at: float | None = None
         self._ahead: Callable[[], Ahead] | None = None
-        self._lengths: dict[tuple[World, ViewMark | None, Skips], int] = {}
+        self._counts: dict[tuple[World, ViewMark | None, int, Skips], tuple[int, int]] = {}
 
     @property
     def epoch(self) -> int:
@@ -168,33 +168,54 @@ class Loader:
 
     @property
     def step(self) -> int:
-        """The number of the next step: a resumed loop counts on from it, up to `len(loader)`.
+        """The number of the next step in the epoch: a resumed loop continues with it.
 
-        After a resume with another global batch the position may be between two steps. Then this is `len(loader)` less
-        the steps that are left.
+        Steps are counted from 0; those that `skip` leaves out count, too. So a step begins at the position
+        step x batch_size x world_size of the epoch's order. After a resume with another global batch the position may
+        be between two steps: then steps are counted so that the last one of the epoch keeps its number.
         """
         return self._step_at(self._progress.state)
 
     def _step_at(self, state: State) -> int:
-        """Return how many steps of its epoch come before a state: all but those that are left."""
-        order, world = self._progress.source_of(state).order(state.epoch), self.dataset.world()
-        left = len(Steps(order, world, self.batch_size, state.position, state.skips))
-        return len(Steps(order, world, self.batch_size, 0, state.skips)) - left
+        """Return the number of the first step after a state."""
+        order, world = self._progress.order_of(state), self.dataset.world()
+        return Steps(order, world, self.batch_size, state.position, state.skips).first_number
+
+    def enumerate(self) -> Iterator[tuple[int, Any]]:
+        """Iterate this loader, and yield each batch with the number of its step.
+
+            for step, batch in loader.enumerate(): ...
+
+        The numbers are those of `step`, `skip` and `wdsplit batch`. `enumerate(loader, loader.step)` yields the same as
+        long as no step is skipped.
+        """
+        batches = iter(self)
+        step = self.step
+        for batch in batches:
+            yield step, batch
+            step = self.step
 
     def __len__(self) -> int:
-        """Return the steps of a whole epoch, without skipped ones; of the current epoch, if epochs differ."""
+        """Return the steps of a whole epoch, without skipped ones; of the current epoch, if epochs differ.
+
+        After a resume, steps that were skipped before it count: they are left behind like delivered ones.
+        """
         return self._length_of(self._progress.start.epoch)
 
     def _length_of(self, epoch: int) -> int:
-        source, start, world = self._progress.source, self._progress.start, self.dataset.world()
-        skips = start.skips if start.epoch == epoch else NO_SKIPS
-        known = world, source.view_at(epoch), skips
-        length = self._lengths.get(known)
-        if length is None:
-            length = len(Steps(source.order(epoch), world, self.batch_size, 0, skips))
+        return sum(self._counts_of(epoch))
+
+    def _counts_of(self, epoch: int) -> tuple[int, int]:
+        """Return how many steps of an epoch are behind where its iteration began, and how many it gives."""
+        source, start, world = self._progress.source, self._progress.start_in(epoch), self.dataset.world()
+        known = world, source.view_at(epoch), start.position, start.skips
+        counts = self._counts.get(known)
+        if counts is None:
+            steps = Steps(source.order(epoch), world, self.batch_size, start.position, start.skips)
+            counts = steps.number_at(start.position), len(steps)
             if self.dataset.options.tail != "uneven":  # the same in every epoch of a view
-                self._lengths[known] = length
-        return length
+                self._counts[known] = counts
+        return counts
 
     def skip(self, first: int, last: int) -> None:
         """Skip the steps `first` to `last`, both included, of the current epoch, or of the next one between epochs.
@@ -202,13 +223,14 @@ class Loader:
             loader.skip(3, 5)
 
         Call it on all ranks, before or during an iteration, and after `load_state_dict`, which brings the skips of the
-        state. The samples are not read. All other steps keep their samples and numbers, as `wdsplit batch` lists them,
-        but `len(loader)` and `loader.step` do not count skipped steps. The state remembers the skips, for any number of
-        ranks and any batch size. Skipping a step twice is allowed.
+        state. The samples are not read. All other steps keep their samples and numbers, in `step`, `enumerate` and
+        `wdsplit batch`; a plain `enumerate(loader)` counts on as if none was skipped. `len(loader)` counts only steps
+        that are given. The state remembers the skips, for any number of ranks and any batch size. Skipping a step twice
+        is allowed.
 
         Args:
-            first: The first step to skip, counted from 0 as if none was skipped.
-            last: The last step to skip.
+            first: The number of the first step to skip, as `step` counts.
+            last: The number of the last step to skip.
 
         Raises:
             InputError: There are no such steps, some are already delivered, or the tail is `uneven`.
@@ -230,7 +252,7 @@ class Loader:
         """Continue where a state dict was taken: the next iteration yields the rest of its epoch.
 
             loader.load_state_dict(torch.load("checkpoint.pt")["loader"])
-            for step, batch in enumerate(loader, start=loader.step): ...
+            for step, batch in loader.enumerate(): ...
 
         Raises:
             StateError: The state belongs to another dataset, another view or other options.
@@ -262,14 +284,21 @@ class Loader:
             "batch": f"{self.batch_size:,} a rank, {self.batch_size * world.world_size:,} in all",
             "rank": f"{world.rank} of {world.world_size}",
             "workers": workers,
-            "next": f"step {self.step:,} of {len(self):,}, epoch {self.epoch}",
+            "next": f"{self._place()}, epoch {self.epoch}",
         }
         return html_table(type(self).__name__, rows.items())
+
+    def _place(self) -> str:
+        """Return the number of the next step, and that of all, skipped ones too."""
+        state, world = self._progress.state, self.dataset.world()
+        num_steps = len(Steps(self._progress.order_of(state), world, self.batch_size))
+        return f"step {self.step:,} of {num_steps:,}"
 
     def __iter__(self) -> Batches:
         """Yield the batches of the epoch, or what is left of it after `load_state_dict`."""
         start, world, source = self._progress.start, self.dataset.world(), self.dataset.source
-        if start.position:  # set_view may have been called since it was loaded
+        start = start.in_steps_of(self.batch_size * world.world_size)
+        if start.position or start.skips:  # set_view may have been called since it was loaded
             refuse_view_of(self.dataset, start)
         steps = Steps(source.order(start.epoch), world, self.batch_size, start.position, start.skips)
         announce(source, start.epoch, world, self.num_workers, self.batch_size)
@@ -283,7 +312,7 @@ class Loader:
         running = self._begin(source, steps)
         assemble = partial(self._assembled, running.lends)
         log = None if self.log_every_s is None else partial(self._log_when_due, self.log_every_s)
-        batches = Batches(source, start.epoch, steps, running, assemble, self._progress, self._clock, log, self._ahead)
+        batches = Batches(source, start, steps, running, assemble, self._progress, self._clock, log, self._ahead)
         self._progress.begin(batches, start, is_empty=not len(steps))
         return batches
 
@@ -334,7 +363,7 @@ class Loader:
         made, before = self.statistics(), self._logged
         self._logged, self._log_at = made, now + every_s
         world_size = self.dataset.world().world_size
-        place = f"rank {made.rank} of {world_size}, epoch {made.epoch}, step {self.step:,} of {len(self):,}"
+        place = f"rank {made.rank} of {world_size}, epoch {made.epoch}, {self._place()}"
         logger.info("%s: %s: %s", self.dataset.source.url, place, made.summary(before))
 
     def _begin(self, source: AnySource, steps: Steps) -> Running:

@@ -13,8 +13,8 @@ from wdsplit.loading.batches import EpochProgress
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.reading.source import AnySource
 from wdsplit.loading.running import Running
+from wdsplit.order.seen import SeenSteps
 from wdsplit.order.split import Steps, whole
-from wdsplit.order.state import State
 
 __all__ = ["skip_steps"]
 
@@ -33,37 +33,17 @@ def skip_steps(
         progress: The loader's progress.
         dataset: Its dataset.
         batch_size: Samples a batch and rank.
-        first: The first step, as it is counted if none is skipped.
+        first: The first step, as `Loader.step` counts.
         last: The last step.
         begin: Begins to make the batches of some steps of a source.
 
     Raises:
         InputError: There are no such steps, some were delivered, or the tail is `uneven`.
     """
-    state, world = progress.state, dataset.world()
-    steps = Steps(progress.source_of(state).order(state.epoch), world, batch_size, state.position)
-    start, end = _positions(dataset, steps, first, last)
-    if not state.skips.covers(start, min(end, state.position)):
-        raise _invalid(
-            dataset, state.epoch, f"steps from {steps.first_number} on: earlier ones are already delivered", first, last
-        )
-    skips = state.skips.added(start, end)
-    if skips == state.skips:
-        return
-    progress.skip(skips)
-    batches = progress.under_way
-    if batches is None:
-        return
-    batches.running.close(failed=True)  # even persistent workers: other batches are needed
-    rest = Steps(steps.order, world, batch_size, state.position, skips)
-    batches.go_on(rest, begin(batches.source, rest))
-    if not batches.left:
-        progress.deliver(batches, State(state.epoch + 1, 0), is_last=True)
-
-
-def _positions(dataset: Dataset, steps: Steps, first: Any, last: Any) -> tuple[int, int]:
-    """Return the positions of some steps: the first, and the one after the last."""
-    epoch, num_steps = steps.order.epoch, steps.first_number + len(steps)
+    world = dataset.world()
+    state = progress.state.in_steps_of(batch_size * world.world_size)
+    source = progress.source_of(state)
+    order = source.order(state.epoch)
     if dataset.options.tail == "uneven":
         raise InputError(
             "steps cannot be skipped with tail='uneven'",
@@ -71,14 +51,27 @@ def _positions(dataset: Dataset, steps: Steps, first: Any, last: Any) -> tuple[i
             expected="tail='pad' or 'drop', with which a step is the same on all ranks",
             remedy="open the dataset with another tail",
         )
-    numbers = [whole(first), whole(last)]
-    if not all(type(number) is int for number in numbers) or not 0 <= numbers[0] <= numbers[1] < num_steps:
-        expected = f"0 <= first <= last < {num_steps}" if num_steps else "none: the epoch has no steps"
-        raise _invalid(dataset, epoch, expected, first, last)
-    begin, end = (
-        steps.start + (number - steps.first_number) * steps.global_batch for number in (numbers[0], numbers[1] + 1)
-    )
-    return max(0, begin), min(end, steps.order.num_positions)
+    seen, numbers = SeenSteps(order, batch_size, world.world_size, state), [whole(first), whole(last)]
+    if not all(type(number) is int for number in numbers) or not 0 <= numbers[0] <= numbers[1] < len(seen):
+        expected = f"0 <= first <= last < {len(seen)}" if len(seen) else "none: the epoch has no steps"
+        raise _invalid(dataset, state.epoch, expected, first, last)
+    due = seen.due(*numbers)
+    if due is None:
+        due_from = Steps(order, world, batch_size, state.position, state.skips).first_number
+        expected = f"steps from {due_from} on: earlier ones are already delivered"
+        raise _invalid(dataset, state.epoch, expected, first, last)
+    skips = state.skips.added(due[0], min(due[1], order.num_positions))
+    if skips == state.skips:
+        return
+    progress.skip(skips, source.view_at(state.epoch))
+    batches = progress.under_way
+    if batches is None:
+        return
+    batches.running.close(failed=True)  # even persistent workers: other batches are needed
+    rest = Steps(order, world, batch_size, state.position, skips)
+    batches.go_on(rest, begin(batches.source, rest))
+    if not batches.left:
+        progress.deliver(batches, progress.state.ended(), is_last=True)
 
 
 def _invalid(dataset: Dataset, epoch: int, expected: str, first: Any, last: Any) -> InputError:

@@ -16,11 +16,10 @@ __all__ = ["dumped_state", "loaded_state", "refuse_view_of"]
 def dumped_state(dataset: Dataset, state: State, batch_size: int) -> dict[str, Any]:
     """Return a state as plain JSON values; before the first position the epoch's view is that of the dataset."""
     world = dataset.world()
-    if not state.position:
+    if not (state.position or state.skips):
         state = replace(state, view=dataset.source.view_at(state.epoch))
-    return dump_state(
-        state, dataset.source.fingerprint, dataset.options, world, global_batch=batch_size * world.world_size
-    )
+    state = state.in_steps_of(batch_size * world.world_size)
+    return dump_state(state, dataset.source.fingerprint, dataset.options, world)
 
 
 def loaded_state(dataset: Dataset, values: Mapping[str, Any]) -> State:
@@ -28,10 +27,10 @@ def loaded_state(dataset: Dataset, values: Mapping[str, Any]) -> State:
 
     Raises:
         StateError: It is of another dataset, another view or other options, or it is damaged. Before its first
-            sample, an epoch may have any view.
+            sample, an epoch without skips may have any view.
     """
     state = parse_state(values, dataset.source.fingerprint, dataset.options, dataset.world())
-    if state.position:
+    if state.position or state.skips:
         refuse_view_of(dataset, state)
     num_positions = dataset.order(state.epoch).num_positions
     if state.position >= max(1, num_positions):

@@ -64,21 +64,22 @@ class Substitutes:
         """
         run = self._chain.run
         for sample in samples:
-            key, url, position = sample["__key__"], sample["__url__"], sample["__position__"]
+            key, url, position, is_pad = (sample[name] for name in ("__key__", "__url__", "__position__", "__pad__"))
             try:
                 item = run(sample)
             except _BadSampleError as bad:
-                item = self._substituted(key, url, position, bad.error)
+                item = self._substituted(key, url, position, is_pad, bad.error)
             yield item
         self._chain.finish()
 
-    def _substituted(self, key: str, url: str, position: int, error: Exception) -> Any:
+    def _substituted(self, key: str, url: str, position: int, is_pad: bool, error: Exception) -> Any:
         """Return the item for a bad sample, made from its substitute."""
         place = self._samples.place(position)
         listed, file_name = self._samples.names_of(place)
         bad = BadSample(key or listed, url, place.sample, position, error, file_name)
         self._bad.add(position)
-        self._found.note(bad)
+        if not is_pad:  # the sample is counted where it is no pad
+            self._found.note(bad)
         num_bad = 1
         for candidate in self._candidates(position):
             sample = self._good_sample(candidate)

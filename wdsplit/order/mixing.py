@@ -285,7 +285,7 @@ class ClassMixing:
         chi_squared: The mean chi-squared of a batch's classes; the expected shares are those in all batches.
         error: The standard error of that mean.
         ideal: What it is if batches are drawn at random: classes - 1.
-        classes_in_batch: Different classes in a batch, on average.
+        classes_in_batch: Different classes in a batch, on average; batches that pads fill up are left out.
         num_batches: Batches.
     """
 
@@ -301,12 +301,16 @@ def class_mixing(batch: Int64, classes: Int64) -> ClassMixing | None:
 
     Args:
         batch: int64 of shape (n,): the batch of each sample, any number.
-        classes: int64 of shape (n,): its class, at least 0.
+        classes: int64 of shape (n,): its class; -1 if it has none, so that it is not counted.
 
     Returns:
         None if there are fewer than two batches or classes, or no batch has two samples.
     """
-    batch = np.unique(batch, return_inverse=True)[1].reshape(-1)
+    _, numbers, filled = np.unique(batch, return_inverse=True, return_counts=True)
+    known = classes >= 0
+    classes = classes[known]
+    kept, batch = np.unique(numbers.reshape(-1)[known], return_inverse=True)
+    batch, is_whole = batch.reshape(-1), (filled == filled.max(initial=0))[kept]
     sizes, shares = np.bincount(batch), np.bincount(classes) / max(1, len(classes))
     num_batches, num_classes = len(sizes), int((shares > 0).sum())
     if num_batches < 2 or num_classes < 2 or sizes.max() < 2:
@@ -318,4 +322,5 @@ def class_mixing(batch: Int64, classes: Int64) -> ClassMixing | None:
     each = np.bincount(its_batch, terms, num_batches) - sizes
     # The shares are taken from the same batches, which costs one of their degrees of freedom.
     mean, error = each.sum() / (num_batches - 1), each.std(ddof=1) / np.sqrt(num_batches)
-    return ClassMixing(float(mean), float(error), num_classes - 1, len(cells) / num_batches, num_batches)
+    in_batch = np.bincount(its_batch)[is_whole if is_whole.any() else slice(None)].mean()
+    return ClassMixing(float(mean), float(error), num_classes - 1, float(in_batch), num_batches)

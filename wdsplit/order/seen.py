@@ -39,14 +39,13 @@ class SeenStep:
 
 
 class SeenSteps:
-    """The steps of an epoch over all ranks.
+    """The steps of an epoch over all ranks, as the loader delivers them that has a state or resumes from it.
 
     Args:
         order: The epoch's order.
         batch_size: Samples a batch and rank.
         world_size: Ranks.
-        state: The state of a loader: steps are counted from its position, without those that it skips. None for the
-            beginning of the epoch.
+        state: The state of a loader; None for the beginning of the epoch.
         rank: With tail `uneven` and a state: the rank of the state, the only one that is known. None for all.
     """
 
@@ -54,13 +53,15 @@ class SeenSteps:
         self, order: AnyOrder, batch_size: int, world_size: int, state: State | None = None, rank: int | None = None
     ) -> None:
         state = state or State(order.epoch, 0)
+        if state.global_batch is not None:  # else that of the arguments is believed
+            state = state.in_steps_of(batch_size * world_size)
         self._order, self._state, self._world_size = order, state, world_size
         self._lines: list[_EvenLine | _UnevenLine] = []
         if order.options.tail != "uneven":
-            self._lines.append(_EvenLine(Steps(order, World(), batch_size * world_size, state.position, state.skips)))
+            self._lines.append(_EvenLine(order, batch_size * world_size, state))
             return
         for each in range(world_size) if rank is None else [rank]:
-            self._lines.append(_UnevenLine(Steps(order, World(each, world_size), batch_size, state.position)))
+            self._lines.append(_UnevenLine(order, World(each, world_size), batch_size, state))
 
     def __len__(self) -> int:
         """Return the steps of the whole epoch, skipped ones too; with tail `uneven` those of the rank that has most."""
@@ -73,84 +74,102 @@ class SeenSteps:
             InputError: There is no such step.
         """
         if not 0 <= number < len(self):
-            raise InputError(
-                "no such step",
-                place=f"epoch {self._order.epoch}",
-                expected=f"a step from 0 to {len(self) - 1}" if len(self) else "none: the epoch has no steps",
-                found=str(number),
-            )
-        return self._seen(number, [line.begin_of(number) for line in self._lines])
+            raise self._no_step(number, f"a step from 0 to {len(self) - 1}" if len(self) else "none: it has no steps")
+        begins = [line.begin_of(number) for line in self._lines]
+        is_skipped = any(line.number_at(begin) != number for begin, line in zip(begins, self._lines, strict=True))
+        if not is_skipped:
+            return self._seen(number, begins)
+        positions = self._lines[0].skipped(number)
+        if not len(positions):
+            since = self._state.since
+            expected = f"a step after position {since}, where the global batch changed" if since else "another step"
+            raise self._no_step(number, expected)
+        return SeenStep(self._order.epoch, number, positions, positions % self._world_size, is_skipped=True)
+
+    def due(self, first: int, last: int) -> tuple[int, int] | None:
+        """Return the first and the end of the positions of some steps; None if some were delivered before the state.
+
+        Skipped steps have none. Ranks must advance evenly.
+        """
+        line = self._lines[0]
+        begin, end = line.begin_of(first), line.begin_of(last + 1)
+        if begin < min(end, line.first) or (first < line.number_at(line.oldest) and not len(line.skipped(first))):
+            return None
+        return (0, 0) if begin >= end else (int(line.take(begin)[0]), int(line.take(end - line.size)[-1]) + 1)
 
     def before(self) -> Iterator[SeenStep]:
-        """Give the whole steps before the state, the last one first, without those that are skipped."""
+        """Give the whole steps before the state, the last one first, without those that are skipped.
+
+        They end where the epoch or its global batch began.
+        """
         begins = [line.first for line in self._lines]
         while True:
             begins = [begin - line.size for begin, line in zip(begins, self._lines, strict=True)]
-            if min(begins) < 0:
+            if any(begin < line.oldest for begin, line in zip(begins, self._lines, strict=True)):
                 return
             yield self._seen(self._lines[0].number_at(begins[0]), begins)
 
     def _seen(self, number: int, begins: list[int]) -> SeenStep:
         parts = [line.take(begin) for begin, line in zip(begins, self._lines, strict=True)]
-        is_skipped = any(line.number_at(begin) != number for begin, line in zip(begins, self._lines, strict=True))
-        if is_skipped:
-            parts = [line.planned(number) for line in self._lines if isinstance(line, _EvenLine)]
         positions = np.sort(np.concatenate(parts))
-        ranks = (positions if is_skipped else self._state.skips.numbers(positions)) % self._world_size
-        return SeenStep(self._order.epoch, number, positions, ranks, is_skipped)
+        return SeenStep(self._order.epoch, number, positions, self._state.skips.numbers(positions) % self._world_size)
+
+    def _no_step(self, number: int, expected: str) -> InputError:
+        return InputError("no such step", place=f"epoch {self._order.epoch}", expected=expected, found=str(number))
 
 
 class _EvenLine:
     """The deliveries of all ranks, one after another, where ranks advance evenly; skipped positions do not count.
 
-    Args:
-        steps: The steps of a single rank with the same global batches.
+    Attributes:
+        size: Samples of a step.
+        first: The delivery with which the next step begins.
+        oldest: The delivery with which the first step of this size begins.
+        num_steps: Steps of the whole epoch.
     """
 
-    def __init__(self, steps: Steps) -> None:
-        self._steps, self._skips, self._first_number = steps, steps.skips, steps.first_number
-        self.size = steps.batch_size
-        self.first = int(self._skips.numbers(steps.start))
-        self._stop = self.first + len(steps) * self.size
-        self.num_steps = len(Steps(steps.order, steps.world, steps.batch_size))
+    def __init__(self, order: AnyOrder, global_batch: int, state: State) -> None:
+        self._steps = Steps(order, World(), global_batch, state.position, state.skips)
+        self._skips, self._since, self.size = state.skips, state.since, global_batch
+        self.first = int(self._skips.numbers(state.position))
+        self.oldest = self.first - (self.first - int(self._skips.numbers(state.since))) // self.size * self.size
+        self._stop = self.first + len(self._steps) * self.size
+        self.num_steps = self._steps.number_at(order.num_positions)
 
     def begin_of(self, number: int) -> int:
         """Return the delivery with which a step begins; if it is skipped, the next one."""
-        before = int(self._skips.numbers(self._begin(number))) - self.first
-        return self.first - -before // self.size * self.size
+        begins = range(self.oldest, self._stop + 1, self.size)
+        return begins[min(bisect.bisect_left(begins, number, key=self.number_at), len(begins) - 1)]
 
     def number_at(self, begin: int) -> int:
-        """Return the number of the step that begins with a delivery; -1 if it would be dropped."""
-        if begin >= self._stop:
-            return -1
-        return self._first_number + (int(self._skips.positions(begin)) - self._steps.start) // self.size
+        """Return the number of the step that begins with a delivery; behind the last one, that of all steps."""
+        return self.num_steps if begin >= self._stop else self._steps.number_at(int(self._skips.positions(begin)))
 
     def take(self, begin: int) -> Int64:
         """Return the positions of the step that begins with a delivery."""
-        positions: Int64 = self._skips.positions(np.arange(max(0, begin), begin + self.size))
+        positions: Int64 = self._skips.positions(np.arange(begin, begin + self.size))
         return positions
 
-    def planned(self, number: int) -> Int64:
-        """Return the positions that a step would have if none were skipped."""
-        begin = self._begin(number)
-        return np.arange(max(0, begin), begin + self.size)
-
-    def _begin(self, number: int) -> int:
-        return self._steps.start + (number - self._first_number) * self.size
+    def skipped(self, number: int) -> Int64:
+        """Return which positions are skipped of those that a step would have after the deliveries before it."""
+        begin = self.begin_of(number)
+        start = int(self._skips.positions(begin - 1)) + 1 if begin > self.oldest else self._since
+        start += (number - self._steps.number_at(start)) * self.size
+        positions = np.arange(max(start, self._since), start + self.size)
+        is_fill = positions >= self._steps.order.num_positions
+        return positions[self._skips.contains(positions) | is_fill]
 
 
 class _UnevenLine:
-    """The samples of one rank, one after another, with tail `uneven`.
+    """The samples of one rank, one after another, with tail `uneven`. Attributes are as for `_EvenLine`."""
 
-    Args:
-        steps: The rank's steps.
-    """
-
-    def __init__(self, steps: Steps) -> None:
-        self._steps, self._first_number = steps, steps.first_number
-        self.size = steps.batch_size
+    def __init__(self, order: AnyOrder, world: World, batch_size: int, state: State) -> None:
+        self._steps = Steps(order, world, batch_size, state.position)
+        self.size = batch_size
         self._total = self._left(0)
-        self.first = self._before(steps.start)
+        self.oldest = self._before(state.since)
+        self.first = self.oldest - (self.oldest - self._before(state.position)) // self.size * self.size
+        self._first_number = self._steps.first_number
         self.num_steps = -(-self._total // self.size)
 
     def begin_of(self, number: int) -> int:
@@ -168,6 +187,10 @@ class _UnevenLine:
             return np.zeros(0, np.int64)
         position = bisect.bisect_left(range(self._steps.order.num_positions), begin + 1, key=self._before) - 1
         return next(iter(Steps(self._steps.order, self._steps.world, count, position))).positions
+
+    def skipped(self, number: int) -> Int64:
+        """Return no position: steps of unequal ranks cannot be skipped."""
+        return np.zeros(0, np.int64)
 
     def _left(self, position: int) -> int:
         return len(Steps(self._steps.order, self._steps.world, 1, position))

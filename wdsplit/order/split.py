@@ -144,13 +144,18 @@ class Steps:
 
     @property
     def first_number(self) -> int:
-        """The number that the step at `start` has in the whole epoch, where skipped steps count too.
+        """The number of the first step; if there is none, how many the whole epoch has."""
+        first = int(self.skips.positions(self._first)) if len(self) else self.order.num_positions
+        return self.number_at(first)
 
-        After a resume with another global batch, steps are counted so that the last one has the number of the whole
-        epoch's last step.
+    def number_at(self, position: int) -> int:
+        """Return the number of a step that begins at a position: how many global batches are before it, skipped or not.
+
+        After a resume with another global batch these may not be whole. So steps are counted backwards from the end of
+        the epoch: the last one always has the same number.
         """
         whole_epoch = Steps(self.order, self.world, self.batch_size)
-        return len(whole_epoch) - len(Steps(self.order, self.world, self.batch_size, self.start))
+        return len(whole_epoch) - len(Steps(self.order, self.world, self.batch_size, position))
 
     def __iter__(self) -> Iterator[Step]:
         return self._uneven_steps() if self.order.options.tail == "uneven" else self._even_steps()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from wdsplit.errors import StateError
@@ -60,25 +60,42 @@ class State:
         position: The position.
         skips: The positions of this epoch that are left out.
         view: The view of that epoch; None if it has all samples.
+        global_batch: Samples of a step over all ranks; None if it is not known.
+        since: The position from which on steps have this global batch.
+        previous: The end of the previous epoch, if it was delivered to its end.
     """
 
     epoch: int
     position: int
     view: ViewMark | None = None
     skips: Skips = NO_SKIPS
+    global_batch: int | None = None
+    since: int = 0
+    previous: State | None = None
+
+    def in_steps_of(self, global_batch: int) -> State:
+        """Return this state for a loader with such a global batch: if it is another one, its steps begin here."""
+        if global_batch == self.global_batch:
+            return self
+        return replace(self, global_batch=global_batch, since=self.position)
+
+    def restarted(self) -> State:
+        """Return the beginning of this epoch, with the same skips: positions of the same view."""
+        return replace(self, position=0, since=0, view=self.view if self.skips else None)
+
+    def ended(self) -> State:
+        """Return the beginning of the next epoch, if this is the end of one."""
+        return State(self.epoch + 1, 0, global_batch=self.global_batch, previous=replace(self, previous=None))
 
 
-def dump_state(
-    state: State, fingerprint: str, options: OrderOptions, world: World, global_batch: int | None = None
-) -> dict[str, Any]:
+def dump_state(state: State, fingerprint: str, options: OrderOptions, world: World) -> dict[str, Any]:
     """Return the state as a dict of plain JSON values.
 
     Args:
-        state: Epoch, position, view and skips.
+        state: The state.
         fingerprint: The manifest's fingerprint.
         options: The order's options; a state is only valid for the same ones.
         world: Rank and world size. They are written only where ranks advance unevenly.
-        global_batch: Samples of a step over all ranks, for people and `wdsplit batch`: a run may resume with another.
     """
     values = {
         "version": STATE_VERSION,
@@ -89,8 +106,19 @@ def dump_state(
     }
     if options.tail == "uneven":
         values |= {"rank": world.rank, "world_size": world.world_size}
-    if global_batch is not None:
-        values["global_batch"] = global_batch
+    values |= _steps_values(state)
+    if state.previous is not None:
+        values["previous"] = {"position": state.previous.position, **_steps_values(state.previous)}
+    return values
+
+
+def _steps_values(state: State) -> dict[str, Any]:
+    """Return what tells which steps led to a position, for `wdsplit batch`: a run may resume with another batch."""
+    values: dict[str, Any] = {}
+    if state.global_batch is not None:
+        values["global_batch"] = state.global_batch
+    if state.since:
+        values["since"] = state.since
     if state.skips:
         values["skipped"] = [list(each) for each in state.skips.ranges]
     if state.view is not None:
@@ -142,12 +170,7 @@ def view_in(values: Mapping[str, Any]) -> ViewMark | None:
     if name is None and fingerprint is None:
         return None
     if not isinstance(name, str) or not isinstance(fingerprint, str):
-        raise StateError(
-            "the state is damaged",
-            expected=f"{_NAME} and {_FINGERPRINT}: texts, or neither",
-            found=f"{name!r} and {fingerprint!r}",
-            remedy="use an earlier checkpoint",
-        )
+        raise _damaged(f"{_NAME} and {_FINGERPRINT}: texts, or neither", f"{name!r} and {fingerprint!r}")
     return ViewMark(name, fingerprint)
 
 
@@ -192,7 +215,31 @@ def parse_state(values: Mapping[str, Any], fingerprint: str, options: OrderOptio
             "for a mixture also the same datasets in the same order, with the same shares or schedule), "
             "and with tail `uneven` give each rank its own state; or start the epoch again without the state",
         )
-    return State(values["epoch"], values["position"], view_in(values), _parse_skips(values.get("skipped", ()), options))
+    state = _parse_steps(values, values["epoch"], options)
+    previous = values.get("previous")
+    if previous is None:
+        return state
+    if not isinstance(previous, Mapping) or not state.epoch:
+        raise _damaged("previous: the end of the previous epoch", previous)
+    return replace(state, previous=_parse_steps(previous, state.epoch - 1, options))
+
+
+def _parse_steps(values: Mapping[str, Any], epoch: int, options: OrderOptions) -> State:
+    """Return the state of a dict that `_steps_values` made, and its position."""
+    position, since, global_batch = (values.get(name) for name in ("position", "since", "global_batch"))
+    since = 0 if since is None else since
+    if not type(position) is type(since) is int or not 0 <= since <= position < _COUNT_LIMIT:
+        raise _damaged("0 <= since <= position", f"since {since!r}, position {position!r}")
+    if type(global_batch) is not int or global_batch < 1:
+        global_batch = None
+    skips = _parse_skips(values.get("skipped", ()), options)
+    return State(epoch, position, view_in(values), skips, global_batch, since)
+
+
+def _damaged(expected: str, found: Any) -> StateError:
+    return StateError(
+        "the state is damaged", expected=expected, found=str(found)[:200], remedy="use an earlier checkpoint"
+    )
 
 
 def _parse_skips(ranges: Any, options: OrderOptions) -> Skips:

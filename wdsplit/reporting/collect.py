@@ -10,7 +10,7 @@ import numpy as np
 from wdsplit.checks.audit import AuditOptions, AuditReport, audit_order
 from wdsplit.loading.reading.source import name_with_view
 from wdsplit.order.epoch import EpochOrder
-from wdsplit.reporting.cluster import Cluster, Topology
+from wdsplit.reporting.cluster import DEFAULT_TOPOLOGIES, Cluster, Topology
 from wdsplit.reporting.facts import Facts, MixingFacts, PartFacts, ReadingFacts, ShardFacts, ShownFacts
 from wdsplit.reporting.fields import Duplicates, FieldFacts, duplicates, field_facts
 from wdsplit.reporting.labels import TENTHS, Labels, codes_by_number, labels_of, tenth_of
@@ -32,6 +32,8 @@ _MAX_LABELS, _ALL_LABELS = 2**10, 2**19
 _MAX_VIEWED = 2**11
 _RANKS = (1, 2, 4, 8)
 _JUDGED = Topology(8, 4)
+_NOT_TOLD = 1, 1
+"""Ranks and workers of a conversion whose options name none."""
 _MAX_AUDITED = 2**21
 _SHARD_ROWS = 60
 _MAX_ODD_CARDS = 24
@@ -93,11 +95,24 @@ def _classes(subject: Subject, scanned: Scan, labels: Labels | None) -> tuple[Co
     return codes_of, (*labels.names, "(another)"), _ALL_LABELS if scanned.is_exact else _MAX_LABELS
 
 
+def _topologies(subject: Subject, options: ReportOptions) -> tuple[Sequence[Topology], Topology]:
+    """Return the topologies to compare, and that of the summary: if listed, the one that the conversion was told."""
+    topologies, wanted = options.topologies, [_JUDGED]
+    made = subject.manifests[0].provenance.get("options")
+    told = (made.get("world_size"), made.get("workers")) if isinstance(made, Mapping) else ()
+    if all(type(each) is int for each in told) and told not in ((), _NOT_TOLD):
+        wanted.insert(0, Topology(*told))
+        if topologies is DEFAULT_TOPOLOGIES:
+            by_size = {(each.world_size, each.num_workers): each for each in (*topologies, wanted[0])}
+            topologies = tuple(by_size[size] for size in sorted(by_size))
+    return topologies, next((each for each in wanted if each in topologies), topologies[-1])
+
+
 def _reading(subject: Subject, fields: Sequence[FieldFacts], options: ReportOptions) -> ReadingFacts:
     sample_ms = _sample_ms(options.cluster, fields)
-    found = topology_facts(subject, options.topologies, options.batch_size, options.cluster, sample_ms)
-    judged = next((each for each in found if each.topology == _JUDGED), found[-1])
-    return ReadingFacts(tuple(found), judged, options.cluster, sample_ms)
+    topologies, judged = _topologies(subject, options)
+    found = topology_facts(subject, topologies, options.batch_size, options.cluster, sample_ms)
+    return ReadingFacts(tuple(found), found[topologies.index(judged)], options.cluster, sample_ms)
 
 
 def _shown(
@@ -204,7 +219,7 @@ def _shard_classes(subject: Subject, scanned: Scan, labels: Labels | None) -> An
 
 def _audited(subject: Subject, options: ReportOptions) -> tuple[AuditReport | None, str]:
     """Audit the order, if that takes seconds."""
-    topology = _JUDGED if _JUDGED in options.topologies else options.topologies[-1]
+    _, topology = _topologies(subject, options)
     order = subject.order(0)
     if not isinstance(order, EpochOrder):
         return None, "A mixture is not audited here: run `wdsplit audit` on each of its datasets."

@@ -150,7 +150,7 @@ def batch_mix(
             continue
         batch, numbers, is_all = _dealt(subject, order, batch_size, world_size, max_labels)
         codes = codes_of(numbers)
-        mixed = class_mixing(batch[codes >= 0], codes[codes >= 0])
+        mixed = class_mixing(batch, codes)
         if mixed is not None:
             error = 0.0 if is_all else mixed.error
             figures = (mixed.chi_squared, error, float(mixed.ideal), mixed.classes_in_batch, mixed.num_batches)

@@ -24,8 +24,8 @@ class ReportOptions:
         samples: Number of samples on the contact sheet.
         class_field: The field with the classes; None to find it by its name and values.
         batch_size: Samples per batch on each rank.
-        topologies: Combinations of ranks and workers to compare. The summary is for 8 ranks x 4 workers if listed,
-            else for the last.
+        topologies: Combinations of ranks and workers to compare; by default also that of the conversion. The summary is
+            for that of the conversion if listed, else for 8 ranks x 4 workers, else for the last.
         view: As for `Dataset`, but only one view: report only its samples.
         where: As for `Dataset`: report only the samples that meet this condition.
         max_read: Bytes of shards to read, such as "1GB"; None for 256 MiB, or 64 MiB of a remote dataset. Larger

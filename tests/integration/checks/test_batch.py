@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import wdsplit
 from made_datasets import converted, images_table, numbers_dataset, sized_dataset
+from model_runs import ModelRun
 from report_datasets import with_class_names
 from wdsplit.checks import keys
 from wdsplit.checks.sample_files import save_samples
@@ -107,21 +108,133 @@ def test_after_a_resume_with_another_global_batch_steps_are_counted_from_the_sta
     assert [listed(each) for each in found] == [steps[each - number] for each in chosen]
 
 
+class Run:
+    """The loaders of all ranks in lockstep, which are skipped and resumed together."""
+
+    def __init__(self, opened, topology, state=None, epoch=0):
+        self.opened, self.topology = opened, topology
+        self.loaders = loaders_of(opened, *topology, epoch, [] if state is None else [state])
+        self.iterators = []
+
+    @property
+    def state(self):
+        states = [loader.state_dict() for loader in self.loaders]
+        assert all(state == states[0] for state in states)
+        return states[0]
+
+    def take(self):
+        """Return the number of the next step, and its rows."""
+        self.iterators = self.iterators or [loader.enumerate() for loader in self.loaders]
+        try:
+            steps = [next(iterator) for iterator in self.iterators]
+        except StopIteration:
+            self.iterators = []
+            return self.take()
+        assert len({number for number, _ in steps}) == 1
+        return steps[0][0], delivered([[batch] for _, batch in steps])[0]
+
+    def skip(self, first, last):
+        for loader in self.loaders:
+            loader.skip(first, last)
+
+
+@settings(max_examples=20)
+@given(topologies, st.sampled_from(["pad", "drop"]), st.data())
+def test_skips_and_resumes_are_those_of_a_plain_model_for_the_loader_and_for_batch(sized, topology, tail, data):
+    opened = of_path(sized, tail=tail)
+    model = ModelRun(201, topology[0] * topology[1], tail)
+    run = Run(opened, topology)
+    for action in data.draw(st.lists(st.sampled_from(["take", "skip", "resume"]), min_size=3, max_size=9)):
+        ranks, size = run.topology
+        how = {"world_size": ranks, "batch_size": size}
+        if action == "take":
+            for _ in range(data.draw(st.integers(1, 9))):
+                number, positions = model.take()
+                step, rows = run.take()
+                assert (step, [row[0] for row in rows]) == (number, positions)
+        elif action == "skip":
+            behind = [number for epoch, number, _ in model.delivered if epoch == model.epoch]
+            begin = min([*behind[-3:], *model.due()])
+            first = data.draw(st.integers(begin, min(begin + 6, model.num_steps - 1)))
+            last = data.draw(st.integers(first, min(first + 4, model.num_steps - 1)))
+            numbers = [number for number in model.due() if first <= number <= last]
+            shown = wdsplit.batches(sized, numbers, state=run.state, epoch=model.epoch, tail=tail, **how)
+            assert [each.positions.tolist() for each in shown] == [model.due()[number] for number in numbers]
+            if model.skip(first, last):
+                run.skip(first, last)
+            else:
+                with pytest.raises(InputError, match="already delivered"):
+                    run.skip(first, last)
+        else:
+            state = run.state
+            topology = data.draw(topologies)
+            model.resume(topology[0] * topology[1])
+            run = Run(opened, topology, state)
+        assert_listed_as_modelled(sized, run, model)
+
+
+def assert_listed_as_modelled(sized, run, model):
+    """Compare the loader's counts, the steps to come and the last ones with the model."""
+    due, state = model.due(), run.state
+    if state["epoch"] == model.epoch:  # else all that is left is skipped, and the next batch is of the next epoch
+        assert {loader.step for loader in run.loaders} == {min(due)}
+        assert state["position"] == model.position
+    how = {"state": state, "world_size": run.topology[0], "batch_size": run.topology[1]}
+    numbers = sorted(due)[:: 1 + len(due) // 4]
+    shown = wdsplit.batches(sized, numbers, epoch=model.epoch, tail=model.tail, **how)
+    assert [each.positions.tolist() for each in shown] == [due[number] for number in numbers]
+    assert not any(each.is_skipped for each in shown)
+    known = [step for step in model.delivered if step[0] >= state["epoch"] - 1]
+    last = [(each.epoch, each.step, each.positions.tolist()) for each in wdsplit.batches(sized, last=7, **how)]
+    assert last == known[-7:]
+
+
 @settings(max_examples=15)
 @given(topologies, st.sampled_from(["pad", "drop", "uneven"]), st.integers(0, 60), st.integers(1, 12))
 def test_the_last_steps_before_a_state_are_those_that_were_delivered_last(sized, topology, tail, taken, last):
     opened = of_path(sized, tail=tail)
-    epochs = [delivered(loaders_of(opened, *topology, epoch)) for epoch in (2, 3)]
-    loaders = loaders_of(opened, *topology, 3)
+    loaders = loaders_of(opened, *topology, 2)
+    steps = [delivered(loaders)]
     taken = min(taken, min(map(len, loaders)) - 1)
-    delivered(loaders, taken)
+    steps.append(delivered(loaders, taken))
     for rank, loader in enumerate(loaders):
         found = wdsplit.batches(sized, last=last, state=loader.state_dict(), world_size=topology[0])
-        steps = [*epochs[0], *epochs[1][:taken]]
+        expected = list(itertools.chain(*steps))
         if tail == "uneven":  # the state is that of a rank
-            steps = [[row for row in step if row[3] == rank] for step in steps]
-            steps = [step for step in steps if step]
-        assert [listed(each) for each in found] == steps[-last:]
+            expected = [[row for row in step if row[3] == rank] for step in expected]
+            expected = [step for step in expected if step]
+        assert [listed(each) for each in found] == expected[-last:]
+
+
+def test_no_step_is_listed_before_a_state_that_nobody_saw(sized, other):
+    loader = loaders_of(of_path(sized), 1, 12, epoch=3)[0]
+    delivered([loader], 2)
+    assert [each.step for each in wdsplit.batches(sized, last=9, state=loader.state_dict())] == [0, 1]
+    with pytest.raises(InputError, match="another size") as error:
+        wdsplit.batches(sized, last=9, state=loader.state_dict(), batch_size=5)
+    assert error.value.expected == "batch_size x world_size = 12, the global batch of the state"
+    resumed = loaders_of(of_path(sized), 1, 5, states=[loader.state_dict()])[0]
+    number = resumed.step
+    delivered([resumed], 2)
+    state = resumed.state_dict()
+    assert [each.step for each in wdsplit.batches(sized, last=9, state=state)] == [number, number + 1]
+    with pytest.raises(InputError, match="no such step") as error:
+        wdsplit.batch(sized, number - 1, state=state)
+    assert error.value.expected == "a step after position 24, where the global batch changed"
+
+
+def test_the_end_of_an_epoch_with_another_view_is_not_listed_as_of_this_one(other):
+    dataset = Dataset(other, rank=0, world_size=1)
+    loader = Loader(dataset.to_tuple(*FIELDS), 6)
+    steps = delivered([loader])
+    loader.dataset.set_view(where="cls < 40")
+    steps += delivered([loader], 2)
+    state = loader.state_dict()
+    found = wdsplit.batches(other, last=2, state=state, where="cls < 40")
+    assert [listed(each) for each in found] == steps[-2:]
+    with pytest.raises(StateError, match="another view") as error:
+        wdsplit.batches(other, last=3, state=state, where="cls < 40")
+    assert "epoch 0" in error.value.expected
 
 
 def test_the_last_steps_before_a_state_leave_out_what_was_skipped(sized):

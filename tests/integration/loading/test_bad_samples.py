@@ -493,6 +493,27 @@ def test_more_bad_samples_than_are_accepted_are_an_error(numbers, tmp_path, max_
     assert str(file) in str(caught.value) and "ValueError: row" in str(caught.value)
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_bad_sample_counts_once_however_often_the_last_step_repeats_it(tmp_path, num_workers):
+    """Of 4 x 64 places 156 are for pads; 1 % of the 25 samples of a rank is one."""
+    path = numbers_dataset(tmp_path, 100, world_size=4, workers=2)
+    for bad in (3, 40, 77):
+        for rank in range(4):
+            how = {"rank": rank, "world_size": 4, "max_bad_samples": 0.01, "on_bad_sample": "substitute"}
+            dataset = refusing(wdsplit.Dataset(path, **how), {bad})
+            assert len(list(wdsplit.Loader(dataset, 64, num_workers=num_workers, workers="thread"))) == 1
+
+
+@pytest.mark.parametrize(("world_size", "tail"), [(1, "pad"), (3, "drop"), (4, "uneven")])
+def test_all_samples_but_one_may_be_bad_where_all_are_accepted(tmp_path, world_size, tail):
+    path = sized_dataset(tmp_path, [3, 40, 1, 0, 9, 2, 5], lanes=4, window=4)
+    for rank in range(world_size):
+        how = {"rank": rank, "world_size": world_size, "tail": tail, "max_bad_samples": 1.0}
+        dataset = refusing(wdsplit.Dataset(path, on_bad_sample="substitute", **how), set(range(1, 60)))
+        for _ in wdsplit.Loader(dataset, 2):
+            pass
+
+
 def test_none_are_accepted_with_a_limit_of_0_and_worker_processes_say_so(numbers):
     dataset = refusing(opened(numbers, max_bad_samples=0), PERCENT[1])
     with pytest.raises(PipelineError, match="more than 0 bad samples"):

@@ -8,6 +8,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+import wdsplit
 from made_datasets import all_deliveries, deliveries, delivering, interleaved, numbers_dataset, sized_dataset
 from wdsplit.debug import AUDITED, audit
 from wdsplit.errors import InputError, StateError
@@ -97,9 +98,7 @@ def test_what_was_skipped_stays_out_after_a_resume_on_another_topology(sized, be
     assert all(state == states[0] for state in states)
     assert states[0]["skipped"] == [[first * size, min(201, (last + 1) * size)]]
     rest = loaders_of(sized, after, state=states[0])
-    left = {len(loader) - loader.step for loader in rest}
     seen_after = in_step(rest)
-    assert left == {len(seen_after)}
     everything = {position for position, _, pad in in_step(loaders_of(sized, (1, 0, 201)))[0] if not pad}
     due = everything - set(range(first * size, (last + 1) * size))
     real = [position for step in [*seen, *seen_after] for position, _, pad in step if not pad]
@@ -159,14 +158,17 @@ def test_steps_that_come_later_can_be_skipped_while_a_loader_is_iterated(numbers
     all_steps = all_deliveries(loader_of(numbers))
     loader = loader_of(numbers, **kind)
     seen = []
-    for step, batch in enumerate(loader):
+    steps = []
+    for step, batch in loader.enumerate():
         seen += deliveries(batch)
+        steps.append(step)
         if step == 1:
             loader.skip(2, 3)  # the next ones, which workers have made already
-            assert len(loader) == NUM_STEPS - 2
-        if step == 3:
+            assert (loader.step, len(loader)) == (4, NUM_STEPS - 2)
+        if step == 5:
             loader.skip(6, 6)
-            assert (loader.step, len(loader)) == (4, NUM_STEPS - 3)
+            assert (loader.step, len(loader)) == (7, NUM_STEPS - 3)
+    assert steps == [0, 1, 4, 5, 7, 8]
     assert seen == [each for each in all_steps if each[0] // 12 not in (2, 3, 6)]
     if kind.get("num_workers"):
         assert loader.statistics().batches == NUM_STEPS - 3
@@ -231,21 +233,53 @@ def test_an_epoch_that_is_broken_off_and_begun_anew_still_leaves_steps_out(numbe
 # Counting, and the state
 
 
-def test_a_bar_of_progress_ends_at_the_length(numbers):
+def test_the_length_is_the_number_of_batches_and_the_step_counts_what_is_skipped(numbers):
     loader = loader_of(numbers)
     loader.skip(0, 1)
     loader.skip(5, 5)
-    assert [step for step, _ in enumerate(loader, loader.step)][-1] == len(loader_of(numbers)) - 3 - 1
+    assert (loader.step, len(loader), len(list(loader))) == (2, NUM_STEPS - 3, NUM_STEPS - 3)
     loader = loader_of(numbers)
     loader.skip(0, 1)
     loader.skip(5, 5)
-    list(itertools.islice(loader, 4))
+    loader.skip(7, 7)
+    assert [step for step, _ in itertools.islice(loader.enumerate(), 4)] == [2, 3, 4, 6]
     state = loader.state_dict()
-    assert (state["position"], state["skipped"], loader.step) == (7 * 12, [[0, 24], [60, 72]], 4)
+    assert (state["position"], state["skipped"], loader.step) == (7 * 12, [[0, 24], [60, 72], [84, 96]], 8)
     resumed = loader_of(numbers)
     resumed.load_state_dict(state)
-    assert (resumed.step, len(resumed)) == (4, NUM_STEPS - 3)
-    assert len(list(resumed)) == len(loader_of(numbers)) - 3 - 4
+    assert (resumed.step, len(resumed)) == (8, NUM_STEPS - 1)  # what is behind counts as delivered
+    assert [step for step, _ in resumed.enumerate()] == [8]
+    assert len(resumed) == NUM_STEPS
+
+
+def test_a_second_spike_has_the_same_number_for_the_loop_for_batch_and_for_skip(numbers):
+    keys = {key for (batch,) in Loader(Dataset(numbers, rank=0, world_size=1).to_tuple("__key__"), 12) for key in batch}
+    loader = Loader(Dataset(numbers, rank=0, world_size=1).to_tuple("__key__"), 12)
+    loader.skip(2, 3)
+    seen = {}
+    for step, (batch,) in loader.enumerate():
+        seen[step] = batch
+        if step == 5:
+            state = loader.state_dict()
+            break
+    assert wdsplit.batch(numbers, 5, state=state).keys.tolist() == seen[5]
+    again = Loader(Dataset(numbers, rank=0, world_size=1).to_tuple("__key__"), 12)
+    again.skip(2, 3)
+    again.skip(5, 5)
+    left = {key for (batch,) in again for key in batch}
+    skipped = wdsplit.batches(numbers, [2, 3, 5], batch_size=12)
+    assert keys - left == {key for each in skipped for key in each.keys} >= set(seen[5])
+
+
+def test_skips_belong_to_the_samples_of_their_view(numbers):
+    loader = loader_of(numbers)
+    loader.skip(0, 0)
+    view = Loader(delivering(Dataset(numbers, where="cls < 90", rank=0, world_size=1)), 12)
+    with pytest.raises(StateError, match="another view"):
+        view.load_state_dict(loader.state_dict())
+    loader.dataset.set_view(where="cls < 90")
+    with pytest.raises(StateError, match="another view"):
+        next(iter(loader))
 
 
 def test_a_state_without_skips_does_not_name_any(numbers):
@@ -261,7 +295,7 @@ def test_the_same_steps_can_be_skipped_again(numbers):
     state = loader.state_dict()
     resumed = loader_of(numbers)
     resumed.load_state_dict(state)
-    assert resumed.step == 3
+    assert resumed.step == 6
     resumed.skip(2, 4)  # as a program does whenever it starts
     assert resumed.state_dict() == state
 
@@ -353,9 +387,12 @@ def test_accelerates_loader_knows_its_last_batch(numbers):
     from wdsplit.integrations.accelerate import PreparedLoader
 
     loader = PreparedLoader(loader_of(numbers), accelerate.Accelerator(cpu=True))
-    ends = []
-    for step, _ in enumerate(loader):
-        ends.append(loader.end_of_dataloader)
+    ends = {}
+    for step, _ in loader.enumerate():
+        ends[step] = loader.end_of_dataloader
         if step == 2:
-            loader.skip(5, 8)
-    assert ends == [False] * 4 + [True]
+            loader.skip(5, 7)
+    assert ends == {0: False, 1: False, 2: False, 3: False, 4: False, 8: True}
+    loader.skip(0, 0)
+    steps = [step for step, _ in itertools.islice(loader.enumerate(), 2)]
+    assert steps == [step for step, _ in itertools.islice(loader.enumerate(), 2)] == [1, 2]  # it starts again

@@ -158,12 +158,31 @@ def test_a_missing_library_is_named_with_how_to_install_it(lying_sorted, monkeyp
     assert CliRunner().invoke(cli, ["report", "--help"]).exit_code == 0
 
 
-def test_the_topology_that_is_judged_is_8x4_or_the_last(lying_sorted):
-    chosen = (Topology(8, 4), Topology(2, 1))
-    assert (
-        wdsplit.report(lying_sorted, options=wdsplit.ReportOptions(topologies=chosen)).facts.reading.judged.topology
-        == chosen[0]
+def test_the_topology_that_is_judged_is_that_of_the_conversion_or_8x4_or_the_last(lying_sorted, tmp_path):
+    def judged(path, *topologies):
+        options = wdsplit.ReportOptions(topologies=topologies) if topologies else None
+        facts = wdsplit.report(path, options=options).facts
+        assert str(facts.reading.judged.topology) in facts.audit_note
+        return facts.reading.judged.topology
+
+    eight, two, one = Topology(8, 4), Topology(2, 2), Topology(2, 1)
+    assert [judged(lying_sorted, eight, one), judged(lying_sorted, two, one), judged(lying_sorted)] == [
+        eight,
+        one,
+        eight,
+    ]
+    told = numbers_dataset(tmp_path, 600, world_size=2, workers=2)
+    assert [judged(told), judged(told, one, two, eight), judged(told, one, eight)] == [two, two, eight]
+
+
+def test_the_last_step_which_pads_fill_up_is_no_batch_of_few_classes(tmp_path):
+    """640 samples of 10 classes are 2 steps of 256 on each of 8 ranks' batches of 32 and one of half as many."""
+    path = converted(
+        tmp_path, pa.table({"cls": [row % 10 for row in range(660)]}), world_size=2, workers=2, shuffle=True
     )
+    facts = wdsplit.report(path, options=wdsplit.ReportOptions(batch_size=64)).facts
+    whole = [each for each in facts.mixing.batches if each.world_size == 8]
+    assert min(each.classes_seen for each in whole) > 9.9
 
 
 def test_a_page_stays_below_5_mb_whatever_is_in_it(tmp_path):

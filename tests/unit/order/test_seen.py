@@ -85,7 +85,7 @@ def test_what_comes_before_a_state_are_the_last_steps_that_were_not_skipped(
     size = world_size * batch_size
     all_steps = global_steps(order, batch_size, world_size, State(order.epoch, 0))
     assume(taken < len(all_steps) and taken * size < order.num_positions and first + length <= taken)
-    state = State(order.epoch, taken * size, skips=NO_SKIPS.added(first * size, (first + length) * size))
+    state = State(order.epoch, taken * size, None, NO_SKIPS.added(first * size, (first + length) * size), size)
     before = list(SeenSteps(order, batch_size, world_size, state).before())
     kept = [number for number in range(taken) if not first <= number < first + length]
     assert [each.number for each in before] == kept[::-1]
@@ -108,11 +108,14 @@ def test_the_state_of_a_rank_that_advances_by_itself_tells_of_that_rank(order, w
         assert before == [step.positions.tolist() for step in done[::-1]]
 
 
-def test_an_odd_position_leaves_a_step_that_is_not_whole_to_those_before():
+def test_steps_before_a_state_end_where_the_global_batch_changed():
     order = epoch_order([50, 50], lanes=2)
-    seen = SeenSteps(order, 4, 2, State(0, 20))
+    seen = SeenSteps(order, 4, 2, State(0, 20, global_batch=8, since=4))
     assert [(each.number, each.positions.tolist()[0]) for each in seen.before()] == [(2, 12), (1, 4)]
     assert seen.step(3).positions.tolist() == list(range(20, 28))
+    with pytest.raises(InputError, match="no such step"):
+        seen.step(0)
+    assert list(SeenSteps(order, 4, 2, State(0, 20, global_batch=4)).before()) == []
 
 
 @pytest.mark.parametrize("number", [-1, 13, 10**9])
