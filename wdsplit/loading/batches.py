@@ -176,7 +176,7 @@ class EpochProgress:
     def __init__(self, dataset: Dataset) -> None:
         self._dataset = dataset
         self._epochs_set = dataset.epochs_set
-        self._next = State(dataset.epoch, 0)
+        self._next = State(dataset.epoch_set, 0)
         self._delivered: State | None = None
         self._source = dataset.source
         self._batches: weakref.ref[Batches] | None = None
@@ -254,7 +254,7 @@ class EpochProgress:
         """Choose the dataset's epoch if it was set meanwhile."""
         if self._dataset.epochs_set != self._epochs_set:
             self._epochs_set = self._dataset.epochs_set
-            self._go_to(self._dataset.epoch)
+            self._go_to(self._dataset.epoch_set)
 
     def _go_to(self, epoch: int) -> None:
         if self._next.epoch != epoch:
