@@ -5,8 +5,10 @@ import json
 import pickle
 from itertools import islice
 
+import pyarrow as pa
 import pytest
 
+import wdsplit
 from made_datasets import (
     all_deliveries,
     deliveries,
@@ -483,3 +485,14 @@ def test_the_order_of_the_last_epoch_and_view_is_kept_and_is_not_sent_along(path
     dataset.set_view(view_of(path, range(7)))
     assert (dataset.source.order(0).num_samples, source.order(0).num_samples) == (7, first.num_samples)
     assert pickle.loads(pickle.dumps(source))._last_order is None
+
+
+def test_a_column_alone_is_no_name_of_a_stored_view(tmp_path):
+    table = pa.table({"cls": range(20), "flag": [row % 2 == 0 for row in range(20)]})
+    wdsplit.convert(table, tmp_path / "data", wdsplit.ConvertOptions(wdsplit.PlanOptions(keep=("flag",)), columns=("cls",)))
+    state = loader_of(opened(str(tmp_path / "data"), where="flag")).state_dict()
+    assert state["view"] == "(flag)"
+    with pytest.raises(wdsplit.StateError, match="another view") as caught:
+        wdsplit.batches(str(tmp_path / "data"), [0], state=state)
+    assert "--where" in caught.value.remedy
+    assert len(wdsplit.batches(str(tmp_path / "data"), [0], state=state, where=state["view"])) == 1
