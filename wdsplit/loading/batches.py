@@ -242,6 +242,7 @@ class EpochProgress:
         """
         done = self._delivered or start
         is_again = not self._is_chosen and done.epoch == start.epoch and done.position > start.position
+        is_again = is_again and batches.source is self._source
         is_shuffled, is_first = self._dataset.options.shuffle, not self._dataset.world().rank
         if is_again and self._num_delivered > 1 and is_shuffled and is_first and not self._has_warned:
             self._has_warned = True

@@ -67,7 +67,9 @@ class Dataset(FluidPipeline):
     - `__pad__` (bool): True if it repeats a sample only to fill up the epoch.
 
     A complete pass in this process moves on to the next epoch, which has another order. Worker processes of torch's
-    DataLoader cannot: call `set_epoch` before each pass. Stages such as `decode`, `map` and `to_tuple`, named as in webdataset, change the samples. The manifest, the options
+    DataLoader cannot: call `set_epoch` before each pass.
+
+    Stages such as `decode`, `map` and `to_tuple`, named as in webdataset, change the samples. The manifest, the options
     and the epoch fix the order: it is the same on any number of ranks and workers.
 
     Pass it to a `wdsplit.Loader`, which gives the same batches on any number of ranks and can resume, or to a

@@ -119,8 +119,8 @@ def ambiguous_key(key: str, url: str) -> InputError:
     return InputError(
         "a key belongs to two samples",
         place=url,
-        expected=f"{unescape_key(key)!r}, which is {key!r} in the tar; or {escape_key(key)!r}, which was {key!r} before "
-        "it was escaped",
+        expected=f"{unescape_key(key)!r}, which is {key!r} in the tar; or {escape_key(key)!r}, which was {key!r} "
+        "before it was escaped",
         found=repr(key),
         remedy="write one of these",
         key=key,

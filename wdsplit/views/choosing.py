@@ -260,8 +260,10 @@ def choose(
             samples += int(totals[part.shards.start : part.shards.stop].sum())
             report(done, len(totals), samples)
     for keys, name in ((choice.keys, "keys"), (choice.exclude, "exclude")):
-        for number in np.flatnonzero(found[name] > 1) if keys is not None else ():
-            key = keys.keys[int(number)].as_py()
+        if keys is None:
+            continue
+        for number in np.flatnonzero(found[name] > 1).tolist():
+            key = keys.keys[number].as_py()
             if unescape_key(key) != key:
                 raise ambiguous_key(key, keys.origin)
     return Chosen(selection_of(totals, bits), {name: counts > 0 for name, counts in found.items()}, classes)
