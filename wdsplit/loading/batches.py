@@ -264,8 +264,6 @@ class EpochProgress:
 
     def deliver(self, batches: Batches, state: State, is_last: bool) -> None:
         """Record that batches were delivered up to a state, if they are the ones that count."""
-        if is_last:
-            self._follow_dataset()
         if self._batches is not None and self._batches() is batches:
             if is_last and self._is_chosen:  # the same epoch was chosen for the next iteration
                 state = State(batches.epoch, 0, skips=batches.skips)
