@@ -245,7 +245,7 @@ class Dataset(FluidPipeline):
     @property
     def is_view_set(self) -> bool:
         """Whether `set_view` was called."""
-        return self._source.is_set
+        return self._source.times_set > 0
 
     def world(self) -> World:
         """Return rank and world size of this process.
@@ -340,21 +340,26 @@ class Dataset(FluidPipeline):
         if moves_on:
             return Iteration(source, epoch, world, staging, partial(self._move_on, times_set), not times_set)
         if source.options.shuffle and not world.rank and not world.worker:
-            self._warn_of_repetition(epoch, times_set)
-        return Iteration(source, epoch, world, staging, partial(self._note_end, times_set), False)
+            self._warn_of_repetition(epoch)
+        return Iteration(source, epoch, world, staging, partial(self._note_end, self._times_chosen), False)
 
     def _move_on(self, times_set: int, epoch: int) -> None:
         """Go on to the next epoch after a complete pass, unless an epoch was set since it began."""
         if times_set == self._epoch.times_set:
             self._following = times_set, epoch + 1
 
-    def _note_end(self, times_set: int, epoch: int) -> None:
-        self._finished.array[:2] = times_set + 1, epoch
+    @property
+    def _times_chosen(self) -> int:
+        """How often an epoch or a view was chosen, counted from 1."""
+        return 1 + self._epoch.times_set + self._source.times_set
 
-    def _warn_of_repetition(self, epoch: int, times_set: int) -> None:
+    def _note_end(self, times_chosen: int, epoch: int) -> None:
+        self._finished.array[:2] = times_chosen, epoch
+
+    def _warn_of_repetition(self, epoch: int) -> None:
         """Warn once, in any process, if the epoch has been read to its end and is read again."""
         cells = self._finished.array
-        if cells.tolist() == [times_set + 1, epoch, False]:
+        if cells.tolist() == [self._times_chosen, epoch, False]:
             cells[2] = True
             warnings.warn(
                 f"{self.source.url}: epoch {epoch} is read again, in the same order: call dataset.set_epoch(epoch) "
