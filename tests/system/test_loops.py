@@ -136,7 +136,11 @@ def test_a_loop_gives_each_sample_once_or_is_refused_on_all_ranks(notes, loop, w
 
 def test_the_page_on_loops_has_the_same_table():
     page = (ROOT / "docs" / "loops.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| (.+?) \| (works|refused) \|(.*)\|$", page, re.M)
-    shown = [(loop, instead.strip()) for loop, _, instead in rows]
+    rows = re.findall(r"^\| (.+?) \| (works|refused) \|(.*?)\|(.*?)\|(.*)\|$", page, re.M)
+    shown = [(loop, instead.strip()) for loop, *_, instead in rows]
     assert sorted(shown) == sorted(set(LOOPS.values()))
-    assert [result == "refused" for _, result, _ in rows] == [bool(instead) for _, instead in shown]
+    assert [result == "refused" for _, result, *_ in rows] == [bool(instead) for _, instead in shown]
+    orders = {"by itself", "`set_epoch`", "0 workers: by itself; else `set_epoch`"}
+    for _, result, order, resume, _ in rows:
+        is_listed = order.strip() in orders and resume.strip() in {"anywhere", "same ranks and workers", "no"}
+        assert is_listed if result == "works" else not (order + resume).strip()

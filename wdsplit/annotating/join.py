@@ -15,6 +15,7 @@ from wdsplit.annotating.options import Duplicates
 from wdsplit.annotating.scatter import RunWriter, read_partition
 from wdsplit.conversion.shuffle.sorted_runs import SortedRun
 from wdsplit.order.epoch import Int64
+from wdsplit.tar.names import ambiguous_key
 
 __all__ = ["NUM_EXAMPLES", "Counted", "Joined", "Matches", "join", "match"]
 
@@ -117,6 +118,9 @@ def match(keys: pa.ChunkedArray, raw: pa.ChunkedArray, samples: pa.ChunkedArray,
             made from samples.
         samples: The keys of the samples.
         duplicates: Which of several rows with the same key to use.
+
+    Raises:
+        InputError: A row's key belongs to two samples.
     """
     num_rows, num_samples = len(keys), len(samples)
     has_raw = raw.null_count < num_rows
@@ -125,6 +129,10 @@ def match(keys: pa.ChunkedArray, raw: pa.ChunkedArray, samples: pa.ChunkedArray,
     has_sample = np.zeros(num_codes, np.bool_)
     has_sample[of_samples] = True
     if has_raw:
+        # Another row with the key before it was escaped shows that the table has such keys.
+        twofold = np.flatnonzero(has_sample[of_raw] & has_sample[of_rows] & ~np.isin(of_raw, of_rows))
+        if len(twofold):
+            raise ambiguous_key(raw[int(twofold[0])].as_py(), "the table of the annotation")
         of_rows = np.where(has_sample[of_raw] & ~has_sample[of_rows], of_raw, of_rows)
     numbers = np.arange(num_rows)
     row_of = np.full(num_codes, -1)

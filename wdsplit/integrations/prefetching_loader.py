@@ -7,6 +7,7 @@ the last used batch is the loader's.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from wdsplit.errors import InputError
@@ -47,6 +48,7 @@ class PrefetchingLoader:
     def __init__(self, loader: Loader) -> None:
         self.loader = loader
         self._reached: State | None = None
+        self._begun = State(0, 0)
         self._is_used = False
         self._iteration = 0
         self._epochs_set = loader.dataset.epochs_set
@@ -127,20 +129,20 @@ class PrefetchingLoader:
     def begin(self, goes_on: bool = False) -> tuple[StatefulBatches, int]:
         """Start an iteration; return it, and its number. Later reports on earlier iterations are ignored.
 
-        An interrupted epoch starts again, as in `wdsplit.Loader`. If none of its batches were used, it starts where it
-        started before: libraries may take a first batch and drop it.
+        An interrupted iteration starts again where it started before, as in `wdsplit.Loader`.
 
         Args:
             goes_on: Continue after the used batches, instead of starting their epoch again.
         """
         reached = self._state()
         if reached is not None and self._is_used and not goes_on:
-            self.loader._progress.resume(reached.restarted())
+            start = self._begun if self._begun.epoch == reached.epoch else reached.restarted()
+            self.loader._progress.resume(replace(start, skips=reached.skips, view=reached.view))
         elif reached is not None:
             self.loader.load_state_dict(self.state_dict())
         progress = StatefulBatches(self.loader)
         self._forget()
-        self._reached = progress.begin
+        self._reached = self._begun = progress.begin
         return progress, self._iteration
 
     def used(self, iteration: int, state: State) -> None:

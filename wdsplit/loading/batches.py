@@ -6,6 +6,7 @@ They combine the steps with the workers' sub-batches. The state is explicit, so 
 from __future__ import annotations
 
 import sys
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -178,8 +179,11 @@ class EpochProgress:
     def __init__(self, dataset: Dataset) -> None:
         self._dataset = dataset
         self._epochs_set = dataset.epochs_set
-        self._next = State(dataset.epoch, 0)
+        self._next = State(dataset.epoch_set, 0)
         self._delivered: State | None = None
+        self._num_delivered = 0
+        self._is_chosen = True
+        self._has_warned = False
         self._source = dataset.source
         self._batches: weakref.ref[Batches] | None = None
 
@@ -248,12 +252,26 @@ class EpochProgress:
     def resume(self, state: State) -> None:
         """Go to a state: the next iteration gives the rest of its epoch."""
         self._follow_dataset()
-        self._next, self._delivered, self._batches = state, None, None
+        self._next, self._delivered, self._batches, self._is_chosen = state, None, None, True
 
     def begin(self, batches: Batches, start: State, is_empty: bool) -> None:
-        """Track batches from `start` on; if the iteration is left early, the next one starts the epoch again."""
+        """Track batches from `start` on; if the iteration is left early, the next one starts there again.
+
+        Warn once if that repeats more than a first batch, which a program may take only to look at it.
+        """
+        done = self._delivered or start
+        is_again = not self._is_chosen and done.epoch == start.epoch and done.position > start.position
+        is_again = is_again and batches.source is self._source
+        is_shuffled, is_first = self._dataset.options.shuffle, not self._dataset.world().rank
+        if is_again and self._num_delivered > 1 and is_shuffled and is_first and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"{batches.source.url}: epoch {start.epoch} begins again with the same batches, because the last loop "
+                "left it early: call loader.set_epoch(epoch) before each epoch",
+                stacklevel=3,
+            )
         self._batches, self._source = weakref.ref(batches), batches.source
-        self._delivered, self._next = start, start.restarted()
+        self._delivered, self._next, self._num_delivered, self._is_chosen = start, start, 0, False
         if is_empty:
             self._delivered = self._next = start.ended()
 
@@ -269,6 +287,9 @@ class EpochProgress:
     def deliver(self, batches: Batches, state: State, is_last: bool) -> None:
         """Record that batches were delivered up to a state, if they are the ones that count."""
         if self._batches is not None and self._batches() is batches:
+            if is_last and self._is_chosen:  # the same epoch was chosen for the next iteration
+                state = State(batches.epoch, 0, skips=batches.skips)
+            self._num_delivered += 1
             self._delivered = state
             self._next = state if is_last else self._next
 
@@ -276,9 +297,10 @@ class EpochProgress:
         """Choose the dataset's epoch if it was set meanwhile."""
         if self._dataset.epochs_set != self._epochs_set:
             self._epochs_set = self._dataset.epochs_set
-            self._go_to(self._dataset.epoch)
+            self._go_to(self._dataset.epoch_set)
 
     def _go_to(self, epoch: int) -> None:
+        self._is_chosen = True
         if self._next.epoch != epoch:
             self._next = State(epoch, 0)
         if self._delivered is not None and self._delivered.epoch != epoch:

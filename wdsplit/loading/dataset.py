@@ -1,8 +1,9 @@
 """The dataset: an epoch's samples, for this rank and worker, through webdataset's stages.
 
 Composition of the manifest, the order, the split and the reader into a `torch.utils.data.IterableDataset`. The fluid
-interface copies a dataset with every stage, and workers hold copies of their own: the epoch therefore lives in shared
-memory, where `set_epoch` reaches all of them.
+interface copies a dataset with every stage, and workers hold copies of their own: the epoch that is set therefore lives
+in shared memory. Passes are counted by each copy of this process alone: a worker cannot know whether the loop has taken
+all that it has made, so ranks whose workers counted them could disagree.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import dataclasses
 import multiprocessing.context
 import os
 import reprlib
+import warnings
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from wdsplit.errors import InputError, TopologyError, UnsizedError
@@ -26,8 +29,9 @@ from wdsplit.loading.reading.source import AnySource, Source
 from wdsplit.loading.second_split import refuse_counting_trainer, refuse_second_split, refuse_splitters
 from wdsplit.loading.stages.columns import ColumnStage
 from wdsplit.loading.staging import Staging
+from wdsplit.loading.transport.shared_integers import SharedIntegers
 from wdsplit.loading.views import Opened, SharedSource, choice_of
-from wdsplit.loading.world import detect_rank, knows_rank, with_worker
+from wdsplit.loading.world import detect_rank, is_worker, knows_rank, with_worker
 from wdsplit.notebook import html_table
 from wdsplit.order.distribution import ShardDistribution, shard_distribution
 from wdsplit.order.epoch import OrderOptions
@@ -45,7 +49,7 @@ __all__ = ["Dataset"]
 _INTERNALS = {
     *("append", "close", "invoke", "iterator", "iterator1", "repeat", "stage", "with_epoch"),
     *("length", "nsamples", "pipeline", "repetitions", "size"),
-    *("check_one_to_one", "column_stages", "epochs_set", "is_view_set", "replaces_bad_samples", "staging"),
+    *("check_one_to_one", "column_stages", "epoch_set", "epochs_set", "is_view_set", "replaces_bad_samples", "staging"),
 }
 """Methods that webdataset's pipelines and wdsplit's loaders call, and users do not."""
 
@@ -61,6 +65,9 @@ class Dataset(FluidPipeline):
     - `__key__` (str) and `__url__` (str): its key and its shard;
     - `__position__` (int): its place in the epoch's global order;
     - `__pad__` (bool): True if it repeats a sample only to fill up the epoch.
+
+    A complete pass in this process moves on to the next epoch, which has another order. Worker processes of torch's
+    DataLoader cannot: call `set_epoch` before each pass.
 
     Stages such as `decode`, `map` and `to_tuple`, named as in webdataset, change the samples. The manifest, the options
     and the epoch fix the order: it is the same on any number of ranks and workers.
@@ -139,6 +146,8 @@ class Dataset(FluidPipeline):
         self._rank = None if rank is None and world_size is None else detect_rank(rank, world_size)
         self._group = options["group"]
         self._epoch = SharedEpoch()
+        self._following = 0, 0
+        self._finished = SharedIntegers(3)
         self._bad_samples = bad_samples_of(options)
 
     @property
@@ -173,12 +182,18 @@ class Dataset(FluidPipeline):
     @property
     def epoch(self) -> int:
         """The epoch of the next iteration."""
-        return self._epoch.get()
+        times_set, following = self._following
+        return following if times_set == self._epoch.times_set else self._epoch.number
+
+    @property
+    def epoch_set(self) -> int:
+        """The epoch that was set last, whatever passes were made since."""
+        return self._epoch.number
 
     @property
     def epochs_set(self) -> int:
         """How often `set_epoch` was called."""
-        return self._epoch.times_set()
+        return self._epoch.times_set
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration, here and in all workers, persistent or not.
@@ -187,7 +202,9 @@ class Dataset(FluidPipeline):
                 dataset.set_epoch(epoch)
                 for sample in dataset: ...
 
-        A `wdsplit.Loader` moves on by itself; its own `set_epoch` chooses another epoch.
+        An iteration under way keeps its epoch; call it between passes, so that persistent workers agree. It reaches all
+        datasets that stages have made of this one or that it was made of, and their Loaders. Passes do not: each of
+        these datasets and each `wdsplit.Loader` moves on by itself, from the epoch that was set.
 
         Raises:
             InputError: The epoch is not an integer of at least 0, or the caller would split the samples a second time.
@@ -228,7 +245,7 @@ class Dataset(FluidPipeline):
     @property
     def is_view_set(self) -> bool:
         """Whether `set_view` was called."""
-        return self._source.is_set
+        return self._source.times_set > 0
 
     def world(self) -> World:
         """Return rank and world size of this process.
@@ -307,7 +324,9 @@ class Dataset(FluidPipeline):
         Raises:
             InputError: The caller would split the samples a second time.
         """
-        source, epoch = self.source, self.epoch
+        if is_worker():
+            self._epoch.follow()
+        source, epoch, times_set = self.source, self.epoch, self._epoch.times_set
         refuse_second_split(source.url, self.world)
         outdated: Any = self._source.outdated()
         if outdated is not None:
@@ -315,8 +334,38 @@ class Dataset(FluidPipeline):
         world = with_worker(self.world())
         announce(source, epoch, world)
         staging = self.staging()
-        resumed = [resumable(stage, self.invoke) for stage in staging.others]
-        return Iteration(source, epoch, world, dataclasses.replace(staging, others=resumed))
+        staging = dataclasses.replace(staging, others=[resumable(stage, self.invoke) for stage in staging.others])
+        # Ranks of unequal length that leave their loops together may have ended or not.
+        moves_on = not is_worker() and (world.world_size == 1 or source.options.tail != "uneven")
+        if moves_on:
+            return Iteration(source, epoch, world, staging, partial(self._move_on, times_set), not times_set)
+        if source.options.shuffle and not world.rank and not world.worker:
+            self._warn_of_repetition(epoch)
+        return Iteration(source, epoch, world, staging, partial(self._note_end, self._times_chosen), False)
+
+    def _move_on(self, times_set: int, epoch: int) -> None:
+        """Go on to the next epoch after a complete pass, unless an epoch was set since it began."""
+        if times_set == self._epoch.times_set:
+            self._following = times_set, epoch + 1
+
+    @property
+    def _times_chosen(self) -> int:
+        """How often an epoch or a view was chosen, counted from 1."""
+        return 1 + self._epoch.times_set + self._source.times_set
+
+    def _note_end(self, times_chosen: int, epoch: int) -> None:
+        self._finished.array[:2] = times_chosen, epoch
+
+    def _warn_of_repetition(self, epoch: int) -> None:
+        """Warn once, in any process, if the epoch has been read to its end and is read again."""
+        cells = self._finished.array
+        if cells.tolist() == [self._times_chosen, epoch, False]:
+            cells[2] = True
+            warnings.warn(
+                f"{self.source.url}: epoch {epoch} is read again, in the same order: call dataset.set_epoch(epoch) "
+                "before each epoch, or use wdsplit.Loader, which moves on by itself",
+                stacklevel=3,
+            )
 
     def staging(self) -> Staging:
         """Return the stages after the source."""
@@ -450,4 +499,6 @@ class Dataset(FluidPipeline):
         if self._rank is None and (self._group is not None or (spawning and knows_rank())):
             state["_rank"] = self.world()
         state["_group"] = None
+        if not spawning:  # the passes of a copy are its own
+            state["_finished"] = SharedIntegers(3)
         return state

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import operator
 import os
 
@@ -20,28 +19,32 @@ def checked_epoch(epoch: int) -> int:
 
 
 class SharedEpoch:
-    """An epoch number in memory that stages and worker processes share, and how often it was set."""
+    """An epoch number that stages share, and worker processes by shared memory.
+
+    Ranks that were started with one dataset must not see each other's epochs, so each process has the number in its own
+    memory too. A worker starts with what its process had set until then, whatever is set while it starts.
+
+    Attributes:
+        number: The epoch.
+        times_set: How often it was set.
+    """
 
     def __init__(self) -> None:
+        self.number = self.times_set = 0
         self._cells = SharedIntegers(2)
-        self._process = os.getpid()
-
-    def get(self) -> int:
-        """Return the epoch."""
-        return int(self._cells.array[0])
+        self._iterated_by = 0
 
     def set(self, epoch: int) -> None:
         """Set the epoch, and count this call."""
-        cells = self._cells.array
-        cells[0] = epoch
-        cells[1] += 1
+        self.number, self.times_set = epoch, self.times_set + 1
+        self._cells.array[:] = epoch, self.times_set
 
-    def times_set(self) -> int:
-        """Return how often it was set.
+    def latest(self) -> int:
+        """Return the epoch that was set last, also in a worker process."""
+        return int(self._cells.array[0])
 
-        Only the process of a rank calls this, no worker. Ranks may have been started with one dataset, and must not see
-        each other's epochs: so a process that did not make the numbers continues with a copy.
-        """
-        if self._process != os.getpid():
-            self._cells, self._process = copy.deepcopy(self._cells), os.getpid()
-        return int(self._cells.array[1])
+    def follow(self) -> None:
+        """Take over what was set since this worker process began its last iteration; nothing at its first one."""
+        if self._iterated_by == os.getpid():
+            self.number, self.times_set = self._cells.array.tolist()
+        self._iterated_by = os.getpid()

@@ -209,6 +209,8 @@ class Iteration(Iterator[Any]):
         epoch: The epoch.
         world: The rank and worker of this reader.
         staging: The stages; those that are not guarded, as `resumable` returns them.
+        on_end: Called with the epoch after its last item.
+        moves_on: Whether the next iteration has the epoch after that of any state, because none was set.
     """
 
     def __init__(
@@ -217,9 +219,13 @@ class Iteration(Iterator[Any]):
         epoch: int,
         world: World,
         staging: Staging,
+        on_end: Callable[[int], None],
+        moves_on: bool,
     ) -> None:
         self._source = source
         self._world = world
+        self._on_end: Callable[[int], None] | None = on_end
+        self._moves_on = moves_on
         self._stages = staging.others
         self._staging = staging
         _warn_of_dropped_samples(source, world, staging.others)
@@ -243,11 +249,17 @@ class Iteration(Iterator[Any]):
         try:
             return next(self._items)
         except StopIteration:
-            self._is_over = True
+            self._end()
             raise
         except WdsplitError as error:
             with_file(error, self._source)
             raise
+
+    def _end(self) -> None:
+        self._is_over = True
+        on_end, self._on_end = self._on_end, None
+        if on_end is not None:
+            on_end(self._epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the progress of this iteration as plain JSON values.
@@ -267,8 +279,9 @@ class Iteration(Iterator[Any]):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go to where a state dict was taken, to give the rest of its epoch; earlier samples are not read.
 
-        The epoch is the state's, whatever the dataset is set to. The dataset does not change: its next iteration has
-        the epoch that it is set to then. A state after the last item gives no more items.
+        The epoch is the state's, whatever the dataset is set to. The next iteration has the epoch after it; but in a
+        worker process, or if another epoch was set, that which the dataset is set to then. A state after the last item
+        gives no more items.
 
         Raises:
             StateError: The state is of another dataset, another view, other options, or another rank or worker, or it
@@ -297,14 +310,19 @@ class Iteration(Iterator[Any]):
                 found=str(taken),
                 remedy="the state is damaged: use an earlier checkpoint",
             )
-        if chosen != epoch and not self._is_over:
-            logger.warning(
-                "%s: resuming epoch %d of the state, but the dataset is set to epoch %d: "
-                "call set_epoch before each epoch, also before a resumed one",
-                self._source.url,
-                epoch,
-                chosen,
-            )
+        if self._moves_on:
+            if self._is_over:  # libraries drop such an iteration and begin another
+                self._end()
+        elif chosen != epoch:
+            self._on_end = None
+            if not self._is_over:
+                logger.warning(
+                    "%s: resuming epoch %d of the state, but the dataset is set to epoch %d: "
+                    "call set_epoch before each epoch, also before a resumed one",
+                    self._source.url,
+                    epoch,
+                    chosen,
+                )
 
     @cached_property
     def _fingerprint(self) -> str:

@@ -260,9 +260,10 @@ class Loader:
         self._progress.resume(loaded_state(self.dataset, state_dict))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the workers out of a copy, which starts its own."""
-        progress = copy.copy(self._progress)
-        return {**self.__dict__, "_progress": progress, "_sub_batches": None, "_workers": None, "_running": None}
+        """Leave workers and statistics out of a copy, which has its own."""
+        workers = dict.fromkeys(("_sub_batches", "_workers", "_running"))
+        counts = {"_clock": Clock(), "_counted": Totals(), "_logged": None, "_log_at": None}
+        return {**self.__dict__, "_progress": copy.copy(self._progress), **workers, **counts}
 
     if not TYPE_CHECKING:  # type checkers would take any name for an attribute
 

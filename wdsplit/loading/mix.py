@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import xxhash
 
-from wdsplit.errors import InputError
+from wdsplit.errors import InputError, did_you_mean
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.mix_arguments import MixArguments, Path
 from wdsplit.loading.opening import open_dataset
@@ -283,6 +283,7 @@ def mix(
     num_samples: int | None = None,
     schedule: Sequence[tuple[int, Mapping[Path, float]]] | None = None,
     interpolate: Literal["step", "linear"] | None = None,
+    datasets: Mapping[str, Path] | None = None,
     **options: Unpack[DatasetOptions],
 ) -> Dataset:
     """Mix datasets: each epoch has a fixed number of samples from each dataset, evenly spread.
@@ -305,6 +306,8 @@ def mix(
             that a point does not name has weight 0 there.
         interpolate: Between two points, `step` (the default) keeps the weights of the earlier one; `linear` changes
             them evenly, in 100 steps.
+        datasets: Names of datasets to their folders, to use in all other arguments instead of the folders:
+            `{"easy": "data/a", "hard": "data/a"}` for two views of one dataset. `__source__` is then the name.
         options: Options of `Dataset`, for all datasets together (`read_ahead_bytes`, `connections`, `cache_size`) or
             the same for each. `tail` cannot be `uneven`; `lanes` is by default the largest of the datasets' own.
             `view`, `where`, `keys` and `exclude` may be dicts of folders: `view={"data/a": "easy"}`. The shares then
@@ -316,14 +319,31 @@ def mix(
     """
     asked = MixArguments(weights, repeat, choose, num_samples, schedule, interpolate)
     chosen = checked_options(options)
-    places, chosen["storage_options"] = located(asked.urls, chosen["storage_options"], chosen["fs"])
+    names = {str(name): path for name, path in (datasets or {}).items()}
+    unknown = [name for name in names if name not in asked.urls]
+    if unknown:
+        raise InputError(
+            "datasets names a dataset that is not mixed",
+            expected=f"some of {', '.join(asked.urls)}",
+            found=", ".join(unknown),
+            remedy=did_you_mean(unknown, asked.urls),
+        )
+    folders = [str(names.get(url, url)) for url in asked.urls]
+    places, chosen["storage_options"] = located(folders, chosen["storage_options"], chosen["fs"])
     access = access_of(chosen)
     opened = [open_dataset(place, access, chosen["cache_dir"]) for place in places]
     lanes = chosen["lanes"] or max(manifest.lanes for _, manifest, _ in opened)
     order = OrderOptions(chosen["seed"], chosen["shuffle"], lanes, 1, chosen["tail"])
     sources = [
-        Source(place, manifest, replace(order, window=manifest.window), chosen["fields"], own)
-        for place, manifest, own in opened
+        Source(
+            place,
+            manifest,
+            replace(order, window=manifest.window),
+            chosen["fields"],
+            own,
+            name=url if url in names else "",
+        )
+        for url, (place, manifest, own) in zip(asked.urls, opened, strict=True)
     ]
     shares_of = partial(asked.shares, names=[source.url for source in sources], lanes=lanes)
     known = [Opened(url, manifest) for url, (_, manifest, _) in zip(asked.urls, opened, strict=True)]

@@ -240,7 +240,7 @@ class Samples(FluidStages, MapDataset):
     @property
     def epoch(self) -> int:
         """The epoch that `map_random` is seeded with."""
-        return self._epoch.get()
+        return self._epoch.latest()
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that seeds `map_random`, here and in all workers, persistent or not; at first it is 0.

@@ -63,9 +63,9 @@ class SharedSource:
         self._source = source if all(choice[name] is None for name in CHOICES) else self._chosen(source, choice)
 
     @property
-    def is_set(self) -> bool:
-        """Whether `set_view` was called."""
-        return self._times_set > 0
+    def times_set(self) -> int:
+        """How often `set_view` was called."""
+        return self._times_set
 
     def get(self) -> AnySource:
         """Return the source."""

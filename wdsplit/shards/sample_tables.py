@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
+import xxhash
 
 from wdsplit import compute as pc
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError
@@ -45,7 +46,7 @@ KEY, NUM_BYTES, WIDTH, HEIGHT = "__key__", "num_bytes", "width", "height"
 FILE_NAME = "file_name"
 """The column with the file of each sample, relative to the input; datasets of image folders have it."""
 
-_CHECKSUM, _RECIPE, _NAMES = b"wdsplit.shard", b"wdsplit.recipe", b"names"
+_CHECKSUM, _RECIPE, _PAGES, _NAMES = b"wdsplit.shard", b"wdsplit.recipe", b"wdsplit.pages", b"names"
 _COLUMN_BYTES, _MAX_FOOTER = 2048, 1024**2
 """Maximum bytes of a footer for each column in the manifest, and of a whole footer without a manifest."""
 _MIN_DELTA_BITS = 32
@@ -168,7 +169,7 @@ def dump_samples(table: pa.Table, checksum: str, recipe: str = "") -> bytes:
     """
     metadata = {_CHECKSUM: checksum, **({_RECIPE: recipe} if recipe else {})}
     columns = [_whole(column) for column in table.columns]
-    schema = pa.schema([field.remove_metadata() for field in table.schema], metadata)
+    schema = pa.schema([field.remove_metadata() for field in table.schema])
     compression: dict[str, str] = {}
     encodings: dict[str, str] = {}
     dictionaries: list[str] = []
@@ -182,17 +183,26 @@ def dump_samples(table: pa.Table, checksum: str, recipe: str = "") -> bytes:
             encodings[name] = "DELTA_BINARY_PACKED"
         elif pa.types.is_floating(column.type):
             encodings[name] = "BYTE_STREAM_SPLIT"
-    sink = pa.BufferOutputStream()
-    pq.write_table(
-        pa.Table.from_arrays(columns, schema=schema),
-        sink,
-        compression=compression,
-        use_dictionary=dictionaries,
-        column_encoding=encodings or None,
-        write_statistics=False,
-        write_page_checksum=True,
-    )
-    return bytes(sink.getvalue())
+    data = b""
+    for _ in range(2):  # first for the checksum of the pages, which is in the footer after them
+        sink = pa.BufferOutputStream()
+        pq.write_table(
+            pa.Table.from_arrays(columns, schema=schema.with_metadata({**metadata, _PAGES: _pages_checksum(data)})),
+            sink,
+            compression=compression,
+            use_dictionary=dictionaries,
+            column_encoding=encodings or None,
+            write_statistics=False,
+            write_page_checksum=True,
+        )
+        data = bytes(sink.getvalue())
+    return data
+
+
+def _pages_checksum(data: bytes) -> str:
+    """Return a checksum of all values of a table: of its bytes before the footer."""
+    footer_bytes = int.from_bytes(data[-8:-4], "little")
+    return xxhash.xxh3_128_hexdigest(memoryview(data)[: max(0, len(data) - 8 - footer_bytes)])
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:
@@ -273,6 +283,9 @@ def parse_samples(
         checksum, num_rows = (file.schema_arrow.metadata or {}).get(_CHECKSUM, b"").decode(), file.metadata.num_rows
         if checksum != shard.checksum:
             raise UnreadableError(f"one for {checksum or 'no shard'}", f"a table for {shard.checksum}")
+        pages = (file.schema_arrow.metadata or {}).get(_PAGES)  # tables of earlier versions have none
+        if pages is not None and pages.decode() != _pages_checksum(data):
+            raise UnreadableError("other values", "the values that were written with it")
         if not num_real <= num_rows <= shard.num_samples:
             raise UnreadableError(f"{num_rows} rows", f"{num_real} rows")
         known = parse_schema(dump_schema(found)) if schema is None else schema

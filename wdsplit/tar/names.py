@@ -21,6 +21,7 @@ __all__ = [
     "ODD_KEY_PATTERN",
     "PAD_PREFIX",
     "RESERVED_FIELDS",
+    "ambiguous_key",
     "check_field",
     "escape_key",
     "is_pad_key",
@@ -111,6 +112,19 @@ def unescape_key(key: str) -> str:
         return key
     data = re.sub(rb"_x([0-9A-F]{2})", lambda m: bytes([int(m.group(1), 16)]), key.encode())
     return data.decode("utf-8", "surrogateescape")
+
+
+def ambiguous_key(key: str, url: str) -> InputError:
+    """Return the error that two samples have a key: one in the tar, the other before it was escaped."""
+    return InputError(
+        "a key belongs to two samples",
+        place=url,
+        expected=f"{unescape_key(key)!r}, which is {key!r} in the tar; or {escape_key(key)!r}, which was {key!r} "
+        "before it was escaped",
+        found=repr(key),
+        remedy="write one of these",
+        key=key,
+    )
 
 
 def check_field(name: str) -> str:

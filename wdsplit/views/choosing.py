@@ -23,7 +23,9 @@ from wdsplit.errors import InputError
 from wdsplit.order.epoch import Int64
 from wdsplit.order.packed import Bits, packed, selection_of
 from wdsplit.order.selection import Selection
+from wdsplit.order.state import is_stored_name
 from wdsplit.shards.sample_tables import KEY
+from wdsplit.tar.names import ambiguous_key, unescape_key
 from wdsplit.views.columns import SampleColumns
 from wdsplit.views.keys import KeyList, Spellings, read_keys
 
@@ -61,7 +63,9 @@ class Choice:
         """A description of the chosen samples."""
         lists = ((self.keys, "in"), (self.exclude, "not in"))
         names = [f"{word} {each.origin}" for each, word in lists if each is not None]
-        return " and ".join(names if self.where is None else [self.where, *names])
+        # A state names its view: a column alone must not look like the name of a stored view.
+        where = f"({self.where})" if is_stored_name(self.where) else self.where
+        return " and ".join(names if where is None else [where, *names])
 
     @property
     def spellings(self) -> dict[str, Spellings]:
@@ -221,7 +225,7 @@ def choose(
             samples checked.
 
     Raises:
-        InputError: The condition is invalid, or fails for some row.
+        InputError: The condition is invalid, or fails for some row; or a listed key belongs to two samples.
         WdsplitError: A table is missing or damaged.
     """
     if choice.where is not None:
@@ -230,7 +234,7 @@ def choose(
         return Chosen(base, {})
     spans = _Spans(totals, base)
     bits = np.zeros(int((-(-totals // 8)).sum()), np.uint8)
-    found = {name: np.zeros(each.num_keys, np.bool_) for name, each in choice.spellings.items()}
+    found = {name: np.zeros(each.num_keys, np.int64) for name, each in choice.spellings.items()}
     classes = {name: Tally(Counter(), Counter()) for name in counted}
     done = samples = 0
     report = progress or (lambda *_: None)
@@ -247,7 +251,7 @@ def choose(
         for part in parts:
             bits[spans.bytes_of(part.shards)] = part.bits
             for name, numbers in part.found.items():
-                found[name][numbers] = True
+                np.add.at(found[name], numbers, 1)
             for name in list(classes):
                 classes[name].add(part.classes[name])
                 if len(classes[name].every) > _MAX_CLASSES:
@@ -255,7 +259,14 @@ def choose(
             done += len(part.shards)
             samples += int(totals[part.shards.start : part.shards.stop].sum())
             report(done, len(totals), samples)
-    return Chosen(selection_of(totals, bits), found, classes)
+    for keys, name in ((choice.keys, "keys"), (choice.exclude, "exclude")):
+        if keys is None:
+            continue
+        for number in np.flatnonzero(found[name] > 1).tolist():
+            key = keys.keys[number].as_py()
+            if unescape_key(key) != key:
+                raise ambiguous_key(key, keys.origin)
+    return Chosen(selection_of(totals, bits), {name: counts > 0 for name, counts in found.items()}, classes)
 
 
 def _describe(columns: SampleColumns, span: _Span) -> str:
@@ -287,7 +298,7 @@ def _choose_some(
         for name in counted:
             classes[name].add(_tally(table.column(name), mask))
         bits.append(np.packbits(mask, bitorder="little"))
-    joined = {name: np.unique(np.concatenate(numbers)) for name, numbers in found.items()}
+    joined = {name: np.concatenate(numbers) for name, numbers in found.items()}
     return _Part(span.shards, np.concatenate(bits), joined, classes)
 
 

@@ -351,6 +351,7 @@ def test_plain_iteration_replaces_bad_samples_and_has_a_state(numbers):
     dataset = refusing(opened(numbers), PERCENT[5])
     delivered = expected_substitutes(numbers, 101, PERCENT[5])
     assert list(dataset) == delivered
+    dataset.set_epoch(0)
     iterator = iter(dataset)
     consumed = [next(iterator) for _ in range(20)]
     resumed = iter(dataset)

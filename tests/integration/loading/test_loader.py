@@ -201,14 +201,51 @@ def test_set_epoch_reaches_workers_that_are_running_and_new_ones(numbers, num_wo
 
 
 @pytest.mark.parametrize(("num_workers", "persistent_workers"), [(0, False), (2, False), (2, True)])
-def test_after_an_early_break_the_epoch_starts_anew(numbers, num_workers, persistent_workers):
+def test_after_an_early_break_the_epoch_starts_anew_and_one_warning_says_so(numbers, num_workers, persistent_workers):
     loader = loader_of(numbers, num_workers=num_workers, persistent_workers=persistent_workers)
     for number, batch in enumerate(loader):
         assert deliveries(batch) == expected_batches(numbers, 3)[number]
         if number == 2:
             break
-    assert [deliveries(batch) for batch in loader] == expected_batches(numbers, 9)
+    with pytest.warns(UserWarning, match=r"epoch 0 begins again .* call loader.set_epoch\(epoch\)") as warned:
+        list(itertools.islice(loader, 3))
+        assert [deliveries(batch) for batch in loader] == expected_batches(numbers, 9)
+    assert len(warned) == 1
     assert loader.epoch == 1
+
+
+def test_a_loop_that_ends_early_is_not_warned_of_where_epochs_are_set_or_not_shuffled(numbers):
+    loader = loader_of(numbers)
+    for epoch in (0, 1, 1):
+        loader.set_epoch(epoch)
+        list(itertools.islice(loader, 3))
+    validation = Loader(Dataset(numbers, shuffle=False), 12)
+    for _ in range(3):
+        list(itertools.islice(validation, 3))
+
+
+@pytest.mark.parametrize("looks", [lambda loader: None, lambda loader: (loader.epoch, loader.step)])
+@pytest.mark.parametrize("on_dataset", [False, True])
+@pytest.mark.parametrize("epoch", [0, 1, 4])
+def test_an_epoch_set_during_an_epoch_is_that_of_the_next_pass_whoever_looks(numbers, looks, on_dataset, epoch):
+    loader = loader_of(numbers)
+    batches = iter(loader)
+    next(batches)
+    (loader.dataset if on_dataset else loader).set_epoch(epoch)
+    for _ in batches:
+        looks(loader)
+    assert (loader.epoch, loader.state_dict()["epoch"], loader.state_dict()["position"]) == (epoch, epoch, 0)
+    assert [deliveries(batch) for batch in loader] == expected_batches(numbers, 9, epoch=epoch)
+    assert loader.epoch == epoch + 1
+
+
+def test_a_look_at_the_first_batch_after_a_resume_does_not_restart_the_epoch(numbers):
+    loader = loader_of(numbers)
+    list(itertools.islice(loader, 4))
+    loader.load_state_dict(loader.state_dict())
+    next(iter(loader))
+    assert [deliveries(batch) for batch in loader] == expected_batches(numbers, 9)[4:]
+    assert [deliveries(batch) for batch in loader] == expected_batches(numbers, 9, epoch=1)
 
 
 @pytest.mark.parametrize("persistent_workers", [False, True])
@@ -379,6 +416,7 @@ def test_a_loader_that_runs_can_go_back_to_a_state(numbers, num_workers):
     loader = loader_of(numbers, num_workers=num_workers, persistent_workers=num_workers > 0)
     list(itertools.islice(loader, 3))
     state = through_json(loader.state_dict())
+    loader.set_epoch(0)
     list(loader)
     loader.load_state_dict(state)
     assert [deliveries(batch) for batch in loader] == expected_batches(numbers, 9)[3:]
@@ -988,7 +1026,9 @@ def test_a_copy_of_a_loader_keeps_its_position_and_has_an_epoch_of_its_own(numbe
     loader.load_state_dict({**loader.state_dict(), "epoch": 7, "position": 24})
     again = copied(loader)
     assert (again.epoch, again.step, again.state_dict()) == (7, 2, loader.state_dict())
+    before = loader.statistics()
     assert [deliveries(batch) for batch in again] == expected_batches(numbers, 9, epoch=7)[2:]
+    assert (loader.statistics(), again.statistics().batches) == (before, 7)
     again.dataset.set_epoch(5)
     assert (again.epoch, loader.epoch, loader.step) == (5, 7, 2)
 

@@ -4,6 +4,8 @@ import copy
 import itertools
 import multiprocessing
 import pickle
+import sys
+import warnings
 
 import pytest
 import torch.utils.data
@@ -57,6 +59,70 @@ def test_set_epoch_reaches_the_workers_of_a_plain_dataloader(numbers, num_worker
     for epoch in (0, 6, 6, 1):
         loader.dataset.set_epoch(epoch)
         assert sorted(all_deliveries(loader)) == first_positions(numbers, 101, epoch=epoch)
+
+
+ARRANGEMENTS = [
+    {"num_workers": 0},
+    {"num_workers": 2},
+    {"num_workers": 2, "persistent_workers": True},
+    {"num_workers": 1, "multiprocessing_context": "spawn"},
+]
+arrangements = pytest.mark.parametrize("options", ARRANGEMENTS, ids=str)
+
+
+def epoch_of(path, batches):
+    """Return which epoch some batches are."""
+    return epoch_delivered(path, sorted(all_deliveries(batches)))
+
+
+def epoch_delivered(path, delivered):
+    return next(epoch for epoch in range(9) if first_positions(path, 101, epoch=epoch) == delivered)
+
+
+@pytest.mark.filterwarnings("default:.*is read again:UserWarning")
+@arrangements
+def test_each_pass_has_another_order_or_one_warning_says_what_to_do(numbers, options, capfd, monkeypatch):
+    monkeypatch.setattr(warnings, "showwarning", lambda text, *_: print(text, file=sys.stderr))  # pytest keeps them
+    loader = torch.utils.data.DataLoader(delivering(Dataset(numbers)), batch_size=5, **options)
+    next(iter(loader))
+    epochs = [epoch_of(numbers, loader) for _ in range(3)]
+    loader.dataset.set_epoch(6)
+    epochs += [epoch_of(numbers, loader) for _ in range(2)]
+    warned = capfd.readouterr().err.count("is read again, in the same order: call dataset.set_epoch(epoch) before each")
+    assert (epochs, warned) == (([0, 0, 0, 6, 6], 1) if options["num_workers"] else ([0, 1, 2, 6, 7], 0))
+
+
+@arrangements
+def test_set_epoch_during_a_pass_is_for_the_next_one_in_all_workers(numbers, options):
+    loader = torch.utils.data.DataLoader(delivering(Dataset(numbers)), batch_size=5, **options)
+    batches = iter(loader)
+    first = next(batches)
+    if not options.get("persistent_workers"):
+        batches, first = iter(loader), None
+    loader.dataset.set_epoch(5)
+    rest = list(batches)
+    assert epoch_of(numbers, rest if first is None else [first, *rest]) == 0
+    assert epoch_of(numbers, loader) == 5
+
+
+def test_ranks_that_may_end_differently_do_not_move_on(numbers):
+    dataset = delivering(Dataset(numbers, rank=0, world_size=2, tail="uneven"))
+    list(dataset)
+    with pytest.warns(UserWarning, match="epoch 0 is read again"):
+        list(dataset)
+    list(dataset)
+
+
+def test_pipelines_of_one_dataset_move_on_by_themselves_from_the_epoch_that_was_set(numbers):
+    base = Dataset(numbers)
+    one, other = delivering(base), delivering(base)
+    assert [epoch_delivered(numbers, list(pipeline)) for pipeline in (one, one, other)] == [0, 1, 0]
+    assert (base.epoch, one.epoch, other.epoch) == (0, 2, 1)
+    loader = Loader(one, 101)
+    assert epoch_of(numbers, loader) == 0
+    assert (one.epoch, loader.epoch, Loader(one, 101).epoch) == (2, 1, 0)
+    base.set_epoch(4)
+    assert [each.epoch for each in (base, one, other, loader)] == [4] * 4
 
 
 def test_a_plain_dataloader_spawns_workers_that_know_their_rank_and_see_the_epoch(numbers):

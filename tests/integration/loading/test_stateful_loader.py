@@ -11,6 +11,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from iterations import dataset_of, through_json
 from made_datasets import all_deliveries, deliveries, delivering, expected_epoch, real_rows
 from wdsplit.errors import StateError
+from wdsplit.loading.dataset import Dataset
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
@@ -115,6 +116,25 @@ def test_epochs_after_a_resumed_one_are_those_of_a_run_that_was_not_interrupted(
     whole = epochs(loader(1), 1)
     first, state = taken_of(loader(1), 4)
     assert all_deliveries(first) + epochs(resumed(loader(0), state), 1) == whole
+
+
+@pytest.mark.parametrize("at", [3, 21])
+def test_a_loader_without_workers_resumes_and_moves_on_by_itself(numbers, at):
+    """A state is that of a batch in the second epoch, or of its end."""
+
+    def loader():
+        return stateful(delivering(Dataset(numbers, rank=0, world_size=1)))
+
+    whole = [deliveries(batch) for batches in [loader()] for _ in range(4) for batch in batches]
+    interrupted = loader()
+    batches = [deliveries(batch) for batch in interrupted]
+    batches += [deliveries(batch) for batch in itertools.islice(interrupted, at)]
+    if at == 21:
+        assert list(interrupted._iterator) == []
+    again = resumed(loader(), through_json(interrupted.state_dict()))
+    for _ in range(3 if at < 21 else 2):
+        batches += [deliveries(batch) for batch in again]
+    assert batches == whole
 
 
 def test_spawned_workers_resume(numbers):

@@ -185,6 +185,23 @@ def test_tars_are_read_once_and_again_only_if_one_has_changed(folder, scanned):
     assert "1-00x" in {sample["__key__"] for sample in dataset}
 
 
+def test_a_tar_that_changed_behind_its_size_and_time_is_an_error_that_names_its_index(tmp_path, cache):
+    short, long = ["a" * 10 + f"{row:03d}" for row in range(8)], ["b" * 90 + f"{row:03d}" for row in range(4)]
+    path = tmp_path / "a.tar"
+    tar_of(path, [*short, *long], fields=("x", "y" * 20))  # long names have headers of their own
+    list(wdsplit.Dataset(path, window=3))
+    before = path.stat()
+    tar_of(path, [*long, *short], fields=("x", "y" * 20))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert path.stat().st_size == before.st_size
+    with pytest.raises(CorruptDataError, match="a tar was changed after it was indexed") as caught:
+        list(wdsplit.Dataset(path, window=3))
+    (index,) = cache.iterdir()
+    assert f"remove its index {index}," in caught.value.remedy
+    shutil.rmtree(index)
+    assert len(list(wdsplit.Dataset(path, window=3))) == 12
+
+
 def test_a_changed_object_of_a_bucket_is_noticed_by_its_etag(remote, bucket, scanned):
     wdsplit.Dataset(f"{remote}/*.tar")
     wdsplit.Dataset(f"{remote}/*.tar")

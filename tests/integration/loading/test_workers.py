@@ -27,7 +27,10 @@ from wdsplit.loading import process_workers
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*epoch 0 begins again:UserWarning"),
+]
 
 workers_only = pytest.mark.parametrize("options", list(KINDS.values())[1:], ids=list(KINDS)[1:])
 

@@ -431,3 +431,34 @@ def test_inspect_lists_views_and_annotations(dataset):
     shown = json.loads(CliRunner().invoke(cli, ["inspect", dataset, "--samples", "0", "--json"]).output)
     assert shown["views"][0]["num_selected"] == len(EXPECTED)
     assert shown["annotations"] == {"scores": {"quality": "int64"}}
+
+
+@pytest.mark.parametrize("is_shuffled", [False, True])
+def test_a_key_that_belongs_to_two_samples_is_refused_and_each_has_another_spelling(tmp_path, is_shuffled):
+    """`img.1` is `img_x2E1` in the tar, and `img_x2E1` is `img_x5Fx2E1` there."""
+    raw = ["img.1", "img_x2E1", "plain", "z.1"]
+    source = write_table(tmp_path / "in.parquet", {"key": raw, "cls": list(range(4))})
+    options = wdsplit.ConvertOptions(wdsplit.PlanOptions(shards=2, shuffle=is_shuffled), key="key", columns=("cls",))
+    wdsplit.convert(source, tmp_path / "data", options)
+    data = str(tmp_path / "data")
+
+    def chosen(**choice):
+        return sorted(int(sample["cls"]) for sample in wdsplit.Dataset(data, **choice) if not sample["__pad__"])
+
+    samples, allow_missing = wdsplit.Samples(data), wdsplit.AnnotateOptions(allow_missing=True)
+    for refused in (
+        lambda: chosen(keys=["img_x2E1"]),
+        lambda: chosen(exclude=raw),
+        lambda: samples["img_x2E1"],
+        lambda: wdsplit.Dataset(data).sample("img_x2E1"),
+        lambda: wdsplit.annotate(data, [{"key": "img_x2E1", "new": 1}], "key", "new", allow_missing),
+    ):
+        with pytest.raises(InputError, match="a key belongs to two samples") as caught:
+            refused()
+        assert "'img.1', which is" in caught.value.expected
+        assert "'img_x5Fx2E1', which was" in caught.value.expected
+    for row, spellings in enumerate([["img.1"], ["img_x5Fx2E1"], ["plain"], ["z.1", "z_x2E1"]]):
+        for key in spellings:
+            assert chosen(keys=[key]) == [row]
+            assert chosen(exclude=[key]) == [each for each in range(4) if each != row]
+            assert int(samples[key]["cls"]) == row

@@ -8,6 +8,7 @@ from tables import input_file, table_of
 from wdsplit.annotating.driver import cut_run
 from wdsplit.annotating.join import Counted, match
 from wdsplit.annotating.scatter import partitions_of
+from wdsplit.errors import InputError
 from wdsplit.fields.keys import escape_keys
 from wdsplit.tar.names import escape_key
 
@@ -56,6 +57,8 @@ def test_a_key_is_found_as_it_was_before_it_was_escaped_and_as_samples_are_calle
         assert (found.rows.tolist(), found.extra.tolist()) == ([0], [])
     both = matched(["a.b", "a_x2Eb"], ["a_x2Eb", escape_key("a_x2Eb")])
     assert (both.rows.tolist(), both.extra.tolist()) == ([0, 1], [])
+    with pytest.raises(InputError, match="a key belongs to two samples"):
+        matched(["a_x2Eb"], ["a_x2Eb", escape_key("a_x2Eb")])
     twice = matched(["a_x2Eb", "a.b"], ["a_x2Eb"])
     assert (twice.rows.tolist(), twice.duplicates.tolist()) == ([0], [1])
 
@@ -69,7 +72,11 @@ def test_either_may_be_empty(rows, samples):
 
 @given(st.lists(TEXTS, unique=True, max_size=8), st.lists(TEXTS, max_size=8), st.sampled_from(["first", "last"]))
 def test_rows_are_those_of_a_dict(originals, rows, duplicates):
-    samples = [escape_key(key) for key in originals]
+    samples, escaped = [escape_key(key) for key in originals], {escape_key(row) for row in rows}
+    if any({row, escape_key(row)} <= {*samples} and row not in escaped for row in rows):
+        with pytest.raises(InputError, match="a key belongs to two samples"):
+            matched(rows, samples, duplicates)
+        return
     found = matched(rows, samples, duplicates)
     use = {escape_key(row): row if escape_key(row) in samples else None for row in rows}
     names = [escape_key(row) if use[escape_key(row)] is not None else row for row in rows]

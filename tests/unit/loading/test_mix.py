@@ -53,3 +53,14 @@ def test_of_a_dataset_without_a_field_no_secrets_are_told(numbers):
     with pytest.raises(InputError, match="no such field") as caught:
         Source(URL, manifest, OrderOptions(0, True, 1, 1, "pad"), ["jpg"])
     assert caught.value.place == "https://host/x"
+
+
+def test_two_views_of_one_dataset_are_mixed_by_names(numbers):
+    views = {"low": "cls < 20", "high": "cls >= 20"}
+    dataset = wdsplit.mix(choose={"low": 5, "high": 7}, datasets=dict.fromkeys(views, numbers), where=views)
+    samples = [(sample["__source__"], int(sample["cls"]) < 20) for sample in dataset if not sample["__pad__"]]
+    assert sorted(samples) == [("high", False)] * 7 + [("low", True)] * 5
+    assert all(name in repr(dataset) for name in views)
+    with pytest.raises(InputError, match="names a dataset that is not mixed") as caught:
+        wdsplit.mix({"low": 1}, datasets={"lwo": numbers})
+    assert "low" in caught.value.remedy

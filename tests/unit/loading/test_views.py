@@ -5,8 +5,10 @@ import json
 import pickle
 from itertools import islice
 
+import pyarrow as pa
 import pytest
 
+import wdsplit
 from made_datasets import (
     all_deliveries,
     deliveries,
@@ -252,6 +254,7 @@ def test_a_state_holds_the_view_of_its_epoch(path):
     state = saved(loader, 2)
     assert state["view"] == "easy"
     assert state["view_fingerprint"] == view_of(path, EASY).selection.fingerprint
+    loader.set_epoch(0)
     assert not {"view", "view_fingerprint"} & saved(loader, None).keys()
     assert not {"view", "view_fingerprint"} & saved(loader_of(opened(path)), 2).keys()
 
@@ -459,6 +462,7 @@ def test_a_state_of_a_mixture_is_one_of_its_views(parts):
     for other in ({}, {"view": {parts[0]: "easy"}}):
         with pytest.raises(StateError, match="another view"):
             mixture_loader(repeat=dict.fromkeys(parts, 1), **other).load_state_dict(state)
+    loader.set_epoch(0)
     assert "view" not in saved(loader, None)
 
 
@@ -483,3 +487,16 @@ def test_the_order_of_the_last_epoch_and_view_is_kept_and_is_not_sent_along(path
     dataset.set_view(view_of(path, range(7)))
     assert (dataset.source.order(0).num_samples, source.order(0).num_samples) == (7, first.num_samples)
     assert pickle.loads(pickle.dumps(source))._last_order is None
+
+
+def test_a_column_alone_is_no_name_of_a_stored_view(tmp_path):
+    table = pa.table({"cls": range(20), "flag": [row % 2 == 0 for row in range(20)]})
+    wdsplit.convert(
+        table, tmp_path / "data", wdsplit.ConvertOptions(wdsplit.PlanOptions(keep=("flag",)), columns=("cls",))
+    )
+    state = loader_of(opened(str(tmp_path / "data"), where="flag")).state_dict()
+    assert state["view"] == "(flag)"
+    with pytest.raises(wdsplit.StateError, match="another view") as caught:
+        wdsplit.batches(str(tmp_path / "data"), [0], state=state)
+    assert "--where" in caught.value.remedy
+    assert len(wdsplit.batches(str(tmp_path / "data"), [0], state=state, where=state["view"])) == 1

@@ -70,6 +70,18 @@ def test_what_was_written_is_read():
     assert pq.read_table(pa.BufferReader(DATA)).column_names == SCHEMA.names
 
 
+@pytest.mark.parametrize(("column", "row", "value"), [("label", 1, 0), ("score", 0, 0.25), ("caption", 2, "a c")])
+def test_a_value_that_was_changed_is_refused(column, row, value):
+    """As another program rewrites a table, with all that it says of itself."""
+    table = pq.read_table(pa.BufferReader(DATA))
+    changed = [*table.column(column).to_pylist()[:row], value, *table.column(column).to_pylist()[row + 1 :]]
+    place = table.schema.get_field_index(column)
+    table = table.set_column(place, table.schema.field(place), pa.array(changed, table.schema.field(place).type))
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    assert "other values" in refused(bytes(sink.getvalue()), schema=SCHEMA).found
+
+
 def test_some_columns_are_read_in_the_order_asked_for():
     found = parse_samples(DATA, SHARD, ["caption", "__key__"], SCHEMA)
     assert found.column_names == ["caption", "__key__"]

@@ -19,7 +19,7 @@ from wdsplit.loading.reading.open_shard import OpenShard, open_shard
 from wdsplit.order.split import whole
 from wdsplit.shards.manifest import Manifest, Shard
 from wdsplit.storage.interface import ReadableStorage
-from wdsplit.tar.names import escape_key
+from wdsplit.tar.names import ambiguous_key, escape_key, unescape_key
 
 __all__ = ["checked_number", "find_number", "find_sample", "missing_key"]
 
@@ -39,7 +39,7 @@ def find_sample(
     Args:
         storage: Where the dataset is.
         manifest: Its manifest.
-        key_or_index: A text is a key, escaped as in the tar or unescaped; if two samples match, either is found. An
+        key_or_index: A text is a key, escaped as in the tar or unescaped. An
             integer is the number of a sample, counted through the shards in their order, pads left out; a negative one
             counts from the end.
         opener: Opens a shard; None for `open_shard`.
@@ -50,7 +50,7 @@ def find_sample(
 
     Raises:
         SampleNotFoundError: There is no such sample; also a KeyError and an IndexError.
-        InputError: The argument is neither text nor integer, or an empty text.
+        InputError: The argument is neither text nor integer, or an empty text; or two samples have the key.
         WdsplitError: A shard is missing or damaged.
     """
     samples = NumberedSamples(storage, manifest, opener or open_shard)
@@ -92,20 +92,29 @@ def find_number(samples: NumberedSamples, key: str) -> int:
 
     Raises:
         SampleNotFoundError: There is none.
-        InputError: The key is empty.
+        InputError: The key is empty, or two samples have it.
     """
     keys, count = list(dict.fromkeys([key, escape_key(key)])), len(samples.numbers)
+    places: dict[str, int] = {}
     for candidate in keys if samples.keys_rise else ():
         number = bisect.bisect_left(range(count), candidate, key=samples.key)
         if number < count and samples.key(number) == candidate:
-            return number
-    for first, found in samples.keys_of_shards():
+            places[candidate] = number
+    may_be_two = unescape_key(key) != key
+    is_found = len(places) == len(keys) if may_be_two else bool(places)  # among keys that do not rise, one by chance
+    for first, found in samples.keys_of_shards() if not is_found else ():
         for candidate in keys:
             place = pc.index(found, candidate).as_py()
-            if place >= 0:
+            if place >= 0 and candidate not in places:
                 samples.keys_rise = False
-                return first + int(place)
-    raise missing_key(keys[0], count, samples.storage.url)
+                places[candidate] = first + int(place)
+        if len(places) == len(keys) or (places and not may_be_two):
+            break
+    if not places:
+        raise missing_key(key, count, samples.storage.url)
+    if may_be_two and len(places) > 1:
+        raise ambiguous_key(key, samples.storage.url)
+    return places.get(key, min(places.values()))
 
 
 def missing_key(key: str, count: int, url: str) -> SampleNotFoundError:

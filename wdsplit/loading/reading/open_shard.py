@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError
+from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, WdsplitError
 from wdsplit.loading.reading.ranges import Range, expected_ranges, ranges_to_read
 from wdsplit.order.epoch import Int64
 from wdsplit.shards.checksums import checksums_bytes, checksums_path, parse_checksums
@@ -32,6 +32,7 @@ class OpenShard:
         again: Opens another copy when this one is damaged; None if there is no other.
         checksums: uint64 of shape (num_samples,): the samples' checksums, which all that is read is compared with; None
             to compare nothing.
+        indexes: The folder with its index, if it is a tar without a manifest; else empty.
     """
 
     url: str
@@ -39,6 +40,15 @@ class OpenShard:
     offsets: Int64
     again: Callable[[], OpenShard] | None = None
     checksums: npt.NDArray[np.uint64] | None = None
+    indexes: str = ""
+
+    def explained(self, error: WdsplitError) -> WdsplitError:
+        """Return an error of this shard; if its index was made without its owner, with what to do about that index."""
+        if self.indexes and isinstance(error, CorruptDataError):
+            error.cause = f"a tar was changed after it was indexed, or is damaged: {error.cause}"
+            error.remedy = f"remove its index {self.indexes}, which was kept because its size and time are the same, "
+            error.remedy += "and open the tar again; if the error stays, copy the tar again"
+        return error
 
     @cached_property
     def data(self) -> memoryview:
@@ -91,8 +101,13 @@ class OpenShard:
             self.file.expect(begin, end - begin)
 
 
-def open_shard(storage: ReadableStorage, shard: Shard) -> OpenShard:
+def open_shard(storage: ReadableStorage, shard: Shard, indexes: str = "") -> OpenShard:
     """Open a shard and its index.
+
+    Args:
+        storage: The dataset.
+        shard: The shard from the manifest.
+        indexes: As for `OpenShard`.
 
     Raises:
         DatasetNotFoundError: One of them is missing.
@@ -112,9 +127,12 @@ def open_shard(storage: ReadableStorage, shard: Shard) -> OpenShard:
     max_index_bytes = INDEX_ENTRY_BYTES * (shard.num_samples + 1) + BLOCK_BYTES  # parse_index says what is right
     try:
         index = storage.read(index_path(shard.path), max_index_bytes)
-        opened = OpenShard(url, file, parse_index(index, shard.num_samples, shard.num_bytes))
-        if not file.is_remote:
-            check_end(opened)
+        opened = OpenShard(url, file, parse_index(index, shard.num_samples, shard.num_bytes), indexes=indexes)
+        try:
+            if not file.is_remote:
+                check_end(opened)
+        except CorruptDataError as error:
+            raise opened.explained(error) from error
         return opened
     except CorruptDataError as error:
         error.url = index_path(url)

@@ -222,6 +222,7 @@ def read_again(place: WindowPlace, error: WdsplitError, fields: Collection[str] 
         except CorruptDataError as again:
             error = error if place.chosen is None else again  # its offsets are those in the shard
         error = error.at(f"bytes {place.begin} to {place.end - 1}")
+    error = place.shard.explained(error)
     error.url = place.shard.url
     raise (error if place.shard.url in error.place else error.at(place.shard.url)) from error
 

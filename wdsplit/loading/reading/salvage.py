@@ -125,7 +125,7 @@ def _pieces(place: WindowPlace, samples: Int64, fields: Collection[str] | None) 
 def _located(error: CorruptDataError, shard: OpenShard) -> CorruptDataError:
     if shard.url in error.place:
         return error
-    located = error.at(shard.url)
+    located = shard.explained(error.at(shard.url))
     assert isinstance(located, CorruptDataError)
     located.url = shard.url
     return located

@@ -124,7 +124,8 @@ class Access:
 
     def open_directly(self, storage: ReadableStorage, shard: Shard) -> OpenShard:
         """Open a shard where it is, whether there is a cache or not."""
-        return self._verified(open_shard(storage, shard), storage, shard)
+        indexes = "" if self.tars is None else self.tars.companions
+        return self._verified(open_shard(storage, shard, indexes), storage, shard)
 
     def _verified(self, opened: OpenShard, storage: ReadableStorage, shard: Shard) -> OpenShard:
         return with_checksums(opened, storage, shard) if self.verify else opened
@@ -222,6 +223,7 @@ class Source:
         fields: The fields to read; None for all.
         access: How the dataset is reached.
         selection: The samples that epochs take; None for all.
+        name: Its name in messages and samples; empty for its folder.
 
     Raises:
         InputError: The dataset has no such field.
@@ -235,8 +237,9 @@ class Source:
         fields: Collection[str] | None = None,
         access: Access | None = None,
         selection: Selection | None = None,
+        name: str = "",
     ) -> None:
-        self.url = shown_url(url)
+        self.url = name or shown_url(url)
         self._url = url
         self.access = access or Access()
         self.manifest = manifest
