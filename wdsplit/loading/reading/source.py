@@ -124,7 +124,13 @@ class Access:
 
     def open_directly(self, storage: ReadableStorage, shard: Shard) -> OpenShard:
         """Open a shard where it is, whether there is a cache or not."""
-        return self._verified(open_shard(storage, shard), storage, shard)
+        try:
+            opened = open_shard(storage, shard)
+        except CorruptDataError:
+            if not storage.is_remote:
+                raise
+            opened = open_shard(storage, shard)  # its index may have been damaged on its way
+        return self._verified(opened, storage, shard)
 
     def _verified(self, opened: OpenShard, storage: ReadableStorage, shard: Shard) -> OpenShard:
         return with_checksums(opened, storage, shard) if self.verify else opened
