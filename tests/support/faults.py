@@ -126,6 +126,49 @@ class Fault:
         """Return what the client shall get of the server's answer."""
         return answer
 
+    async def head(self, head: bytes) -> AsyncIterator[bytes]:
+        """Yield what the client shall get of the head of an answer."""
+        yield head
+
+
+@dataclass(frozen=True)
+class SlowHead(Fault):
+    """The head of the answer comes byte by byte, five in a second."""
+
+    async def head(self, head: bytes) -> AsyncIterator[bytes]:
+        for place in range(len(head)):
+            yield head[place : place + 1]
+            await asyncio.sleep(0.2)
+
+
+class Garbled(Fault):
+    """The head of the answer is no HTTP."""
+
+    async def head(self, head: bytes) -> AsyncIterator[bytes]:
+        yield b"\x00" + head
+
+
+@dataclass(frozen=True)
+class Other(Fault):
+    """The answer to a method has another status, other fields (None for none) or another body."""
+
+    status: str = ""
+    body: bytes | None = None
+    fields: tuple[tuple[str, str | None], ...] = ()
+    method: str = "GET"
+
+    async def answer(self, request: Request, answer: Message) -> Message:
+        if request.method != self.method:
+            return answer
+        head, pieces = answer.head, answer.pieces
+        if self.status:
+            head = replace(head, start=f"HTTP/1.1 {self.status}")
+        if self.body is not None:
+            head, pieces = head.having("Content-Length", len(self.body)), _one(self.body)
+        for name, value in self.fields:
+            head = head.without(name) if value is None else head.having(name, value)
+        return replace(answer, head=head, pieces=pieces)
+
 
 @dataclass(frozen=True)
 class BrokenOff(Fault):
@@ -158,12 +201,12 @@ class Stall(BrokenOff):
 
 @dataclass(frozen=True)
 class Shorten(Fault):
-    """The body ends after so many bytes, at least one fewer than it has, and Content-Length says so."""
+    """The body ends after so many bytes, and Content-Length says so; a shorter one is left alone."""
 
     after: int
 
     async def answer(self, request: Request, answer: Message) -> Message:
-        head = answer.head.having("Content-Length", self.after)
+        head = answer.head.having("Content-Length", min(self.after, int(answer.head["Content-Length"] or 0)))
         return Message(head, _first(answer.pieces, self.after))
 
 
@@ -260,6 +303,23 @@ class IgnoreRange(Fault):
 
 
 @dataclass(frozen=True)
+class Earlier(Fault):
+    """The answer to a request for a range is so many bytes earlier in the object, as its Content-Range says."""
+
+    folder: Path
+    num_bytes: int = 512
+
+    async def answer(self, request: Request, answer: Message) -> Message:
+        assert request.range is not None
+        whole = (self.folder / unquote(urlsplit(request.path).path).lstrip("/")).read_bytes()
+        first = request.range[0] - self.num_bytes
+        part = whole[first : first + request.num_bytes]
+        place = f"bytes {first}-{first + len(part) - 1}/{len(whole)}"
+        head = answer.head.having("Content-Range", place).having("Content-Length", len(part))
+        return Message(replace(head, start="HTTP/1.1 206 Partial Content"), _one(part))
+
+
+@dataclass(frozen=True)
 class LoseAnswer(Fault):
     """The server does what it was asked; the connection is reset before the client hears of it."""
 
@@ -284,7 +344,7 @@ class ErrorAnswer(Fault):
     status: str
     code: str
     message: str
-    retry_after: int | None = None
+    retry_after: int | str | None = None
 
     def instead(self) -> tuple[Head, bytes]:
         body = (
@@ -580,7 +640,9 @@ class FaultProxy(Endpoint):
     async def _answer(self, exchange: Exchange, answer: Message, writer: asyncio.StreamWriter) -> None:
         """Send an answer to the client; all is in the log before the client can have seen it."""
         exchange.status = answer.head.status
-        writer.write(answer.head.encode())
+        async for piece in (exchange.fault or Fault()).head(answer.head.encode()):
+            writer.write(piece)
+            await writer.drain()
         async for piece in _framed(Message(answer.head, self._counted(exchange, answer.pieces))):
             writer.write(piece)
             await writer.drain()

@@ -12,18 +12,24 @@ os.environ.setdefault("MIMALLOC_PURGE_DELAY", "200")
 # numpy starts a thread for each processor, for linear algebra, of which there is none.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-_INTERRUPTED = 130
+_INTERRUPTED, _TERMINATED = 130, 143
 
 
 def main() -> None:
     """Run the command line. Ctrl-C never prints a traceback, not even during imports."""
     try:
         from wdsplit.cli.main import main as run  # here, because it takes a while
+        from wdsplit.cli.signals import end_soon
         from wdsplit.without_pandas import do_without_pandas
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         sys.exit(_INTERRUPTED)
-    run(before=do_without_pandas)
+    try:
+        run(before=do_without_pandas)
+    except SystemExit as ended:
+        if ended.code in (_INTERRUPTED, _TERMINATED):
+            end_soon(ended.code)
+        raise
 
 
 if __name__ == "__main__":

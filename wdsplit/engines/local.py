@@ -6,6 +6,7 @@ their parent ends or is killed. Threads end where their task calls `raise_if_can
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import threading
@@ -23,7 +24,7 @@ from wdsplit.without_pandas import do_without_pandas
 if TYPE_CHECKING:
     from concurrent.futures import ProcessPoolExecutor
 
-__all__ = ["Engine", "LocalEngine", "ahead", "in_order", "raise_if_cancelled"]
+__all__ = ["Engine", "LocalEngine", "ahead", "end_with_parent", "in_order", "raise_if_cancelled"]
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -39,6 +40,9 @@ _PROCESS_BYTES = 256 * 1024**2
 
 _TASK_BYTES = 256 * 1024
 """The fixed cost of a task in bytes of work: a millisecond, to open, publish and record files."""
+
+_LOOK_S = 1.0
+"""How often a worker process looks whether its parent lives."""
 
 _thread = threading.local()
 
@@ -324,12 +328,22 @@ def _start_worker(function: Callable[[Any], Any]) -> None:
     _function = function
     do_without_pandas()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()
 
 
-def _end_with_parent() -> None:
+@functools.cache
+def end_with_parent() -> None:
+    """Let this worker process end soon after its parent, even while it waits for a store."""
+    threading.Thread(target=_wait_for_parent, args=(os.getppid(),), daemon=True).start()
+
+
+def _wait_for_parent(number: int) -> None:
     import multiprocessing.connection
 
     parent: Any = multiprocessing.parent_process()
-    multiprocessing.connection.wait([parent.sentinel])
+    if parent is None:
+        return
+    # Processes that were forked later keep the parent's sentinel open, so that its end may go unnoticed.
+    while not multiprocessing.connection.wait([parent.sentinel], _LOOK_S) and os.getppid() == number:
+        pass
     os._exit(1)

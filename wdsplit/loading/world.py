@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from wdsplit.engines.local import end_with_parent
 from wdsplit.errors import TopologyError
 from wdsplit.order.split import World, whole
 
@@ -276,6 +277,12 @@ def _worker_info() -> Any:
 
 
 def with_worker(world: World) -> World:
-    """Return the world with worker and number of workers of this DataLoader worker process, if it is one."""
+    """Return the world with worker and number of workers of this DataLoader worker process, if it is one.
+
+    From then on, the process ends with its parent: torch's own watch waits as long as a store does.
+    """
     info = _worker_info()
-    return world if info is None else World(world.rank, world.world_size, info.id, info.num_workers)
+    if info is None:
+        return world
+    end_with_parent()
+    return World(world.rank, world.world_size, info.id, info.num_workers)

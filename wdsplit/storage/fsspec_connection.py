@@ -14,34 +14,35 @@ from typing import Any, TypeVar
 
 from wdsplit.errors import DatasetNotFoundError, InputError, MissingDependencyError, StorageError, WdsplitError
 from wdsplit.storage.given import GivenFileSystem
-from wdsplit.storage.retry import Failure, FailureKind, Retries, RetryOptions, attempt, transient_kind
+from wdsplit.storage.retry import (
+    Failure,
+    FailureKind,
+    Retries,
+    RetryOptions,
+    attempt,
+    is_transient_status,
+    parse_retry_after,
+    patience_s,
+    transient_kind,
+)
 from wdsplit.storage.s3_errors import classify_s3, is_of_botocore
 from wdsplit.storage.traffic import count
 from wdsplit.urls import is_web, shown_url
 
-__all__ = [
-    "GONE_STATUS",
-    "REFUSED_STATUS",
-    "BeyondEndError",
-    "Connection",
-    "ShortAnswerError",
-    "file_system_class",
-    "status_of",
-]
+__all__ = ["GONE_STATUS", "REFUSED_STATUS", "Connection", "file_system_class", "status_of"]
 
 Answer = TypeVar("Answer")
 
 _EXTRAS = {"gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure", "hf": "hf"}
+_LEAST_S = 0.001
+"""fsspec takes 0 for no limit."""
 _EXTRAS |= {"http": "http", "https": "http", "memory": "http"}
 """The extra of wdsplit that installs what a scheme needs."""
-_TIMEOUTS_OF_ATTEMPT = 4
-"""Maximum duration of an attempt in multiples of `timeout_s`, where the arrival of data cannot be observed."""
-_TRANSIENT_STATUS = frozenset({408, 425, 429})
-"""HTTP statuses that are retried, besides all of 500 to 599."""
 GONE_STATUS, REFUSED_STATUS, _BEYOND_END_STATUS = (404, 410), (401, 403), 416
 _TRANSIENT_KINDS = frozenset(
     {
         ("aiohttp", "ClientError"),
+        ("aiohttp", "HttpProcessingError"),
         ("azure", "AzureError"),
         ("gcsfs", "ChecksumError"),
         ("google", "TransportError"),
@@ -52,14 +53,6 @@ _TRANSIENT_KINDS = frozenset(
 )
 """Errors of the libraries below fsspec that are retried, though they are not OSErrors."""
 _PERMANENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError, ValueError, TypeError)
-
-
-class ShortAnswerError(Exception):
-    """An answer has another number of bytes than requested."""
-
-
-class BeyondEndError(StorageError):
-    """The store has no bytes in the requested range."""
 
 
 class Connection:
@@ -115,21 +108,42 @@ class Connection:
 
     def limits(self, fs: Any) -> dict[str, Any]:
         """Return the arguments that limit the duration of an attempt, if the file system has them."""
-        max_s = min(self._retries.deadline_s, _TIMEOUTS_OF_ATTEMPT * self._retries.timeout_s)
-        return {"timeout": max_s} if fs.async_impl else {}
+        return {"timeout": max(patience_s(), _LEAST_S)} if fs.async_impl else {}
 
-    def cat(self, fs: Any, place: str, start: int, stop: int) -> bytes:
-        """Return the bytes that the store sends for a range, which may be fewer or more."""
+    def get(self, fs: Any, place: str, start: int, stop: int) -> tuple[bytes, int, str]:
+        """Return an answer to a request for a range: its bytes, status and Content-Range; no bytes beyond the end."""
+        path = self.path_of(place)
+        if self.is_web and hasattr(fs, "set_session"):
+            from fsspec.asyn import sync
+
+            answer: tuple[bytes, int, str] = sync(fs.loop, _get, fs, path, start, stop, **self.limits(fs))
+            count(num_bytes=len(answer[0]))
+            return answer
         more: dict[str, Any] = {"cache_type": "none"} if self.protocol == "hf" else {}
         if type(fs).__module__ == "fsspec.implementations.arrow":
             more["seekable"] = True
-        data = bytes(fs.cat_file(self.path_of(place), start=start, end=stop, **more, **self.limits(fs)))
+        data = bytes(fs.cat_file(path, start=start, end=stop, **more, **self.limits(fs)))
         count(num_bytes=len(data))
-        return data
+        # Other file systems do not show the answer: more bytes than requested are the whole file.
+        is_whole = len(data) > stop - start
+        return data, 200, "" if is_whole or not data else f"bytes {start}-{start + len(data) - 1}/*"
 
     def attempt(self, action: Callable[[Any], Answer], url: str, details: str = "") -> Answer:
         """Call an action with the file system, and retry temporary failures."""
         return attempt(lambda _: action(self.file_system()), _classify, Retries(self._retries, url, details))
+
+
+async def _get(fs: Any, url: str, start: int, stop: int) -> tuple[bytes, int, str]:
+    """Send a request as fsspec's HTTP does, whose `cat_file` shows neither status nor headers."""
+    options = dict(fs.kwargs)
+    headers = {**options.pop("headers", {}), "Range": f"bytes={start}-{stop - 1}"}
+    session = await fs.set_session()
+    async with session.get(fs.encode_url(url), headers=headers, **options) as answer:
+        data = await answer.read()
+        if answer.status == _BEYOND_END_STATUS:
+            return b"", answer.status, ""
+        answer.raise_for_status()
+        return data, answer.status, answer.headers.get("Content-Range", "")
 
 
 @functools.cache
@@ -208,7 +222,9 @@ def _cause(error: Exception) -> Exception:
 
 
 def status_of(error: Exception) -> int:
-    """Return the HTTP status of a failed request; 0 if there was no answer."""
+    """Return the HTTP status of a failed request; 0 if there was no valid answer."""
+    if any(type(each).__module__ == "aiohttp.http_exceptions" for each in (error, error.__cause__)):
+        return 0  # aiohttp has a status of its own for an answer that it cannot parse
     for each in (error, getattr(error, "response", None)):
         for name in ("status", "status_code", "code"):
             if isinstance(value := getattr(each, name, None), int):
@@ -229,16 +245,16 @@ def _classify(error: Exception, place: str, url: str) -> Failure | None:
     if not _is_transient(error):
         return Failure(FailureKind.FINAL, name, _refused(error, place, url))
     after = str((getattr(error, "headers", None) or {}).get("Retry-After", "")) if status else ""
-    return Failure(transient_kind(error), name, retry_after_s=float(after) if after.isdigit() else 0.0)
+    return Failure(transient_kind(error), name, retry_after_s=parse_retry_after(after))
 
 
 def _is_transient(error: Exception) -> bool:
     status = status_of(error)
     if status:
-        return status in _TRANSIENT_STATUS or status >= 500
+        return is_transient_status(status)
     if isinstance(error, _PERMANENT) or str(error).startswith("Forbidden"):  # gcsfs raises an OSError of this text
         return False
-    if isinstance(error, (OSError, TimeoutError, ShortAnswerError)):
+    if isinstance(error, (OSError, TimeoutError)):
         return True
     kinds = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(error).__mro__}
     return bool(kinds & _TRANSIENT_KINDS) or any(name == "TimeoutError" for _, name in kinds)
@@ -252,8 +268,6 @@ def _refused(error: Exception, place: str, url: str) -> WdsplitError:
         return StorageError(
             "the file system is read-only", place, remedy="write to a local folder or another store", url=url
         )
-    if status == _BEYOND_END_STATUS:
-        return BeyondEndError("the store does not have these bytes", place, found=found, url=url)
     if status in GONE_STATUS or (not status and isinstance(error, FileNotFoundError)):
         return DatasetNotFoundError(
             "there is no such file",

@@ -9,20 +9,18 @@ import copy
 import functools
 import html
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import fields
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import unquote
 
 from wdsplit.engines.local import in_order
-from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, StorageError
+from wdsplit.errors import DatasetNotFoundError, InputError, StorageError
 from wdsplit.storage.fsspec_connection import (
     GONE_STATUS,
     REFUSED_STATUS,
-    BeyondEndError,
     Connection,
-    ShortAnswerError,
     status_of,
 )
 from wdsplit.storage.fsspec_writing import GatheredFile, gathered
@@ -31,10 +29,12 @@ from wdsplit.storage.interface import IsFolderError, refuse_too_large
 from wdsplit.storage.local import is_temporary
 from wdsplit.storage.remote_file import RemoteFile
 from wdsplit.storage.remote_lock import remote_lock
-from wdsplit.storage.retry import SHORT_DEADLINE_S, RetryOptions
+from wdsplit.storage.retry import SHORT_DEADLINE_S, RetryOptions, UnfitAnswerError
 from wdsplit.urls import joined_url, shown_url
 
 __all__ = ["FsspecFile", "FsspecStorage"]
+
+Answer = TypeVar("Answer")
 
 logger = logging.getLogger(__name__)
 
@@ -171,10 +171,15 @@ class FsspecFile(RemoteFile):
     def __init__(self, connection: Connection, place: str, url: str, size: int | None = None) -> None:
         super().__init__(url, size)
         self._connection = connection
-        self._place = place
+        self._url = place
 
-    def _ask(self) -> None:
-        info = self._connection.attempt(self._info, self.url)
+    def _attempt(self, action: Callable[[], Answer]) -> Answer:
+        return self._connection.attempt(lambda _: action(), self.url)
+
+    def _look(self) -> tuple[int, str]:
+        fs = self._connection.file_system()
+        fs.invalidate_cache()
+        info = fs.info(self._connection.path_of(self._url), **self._connection.limits(fs))
         if info.get("type") == "directory":
             raise IsFolderError("not a file", place=self.url, expected="a file", found="a folder", url=self.url)
         if info.get("size") is None:
@@ -185,16 +190,7 @@ class FsspecFile(RemoteFile):
                 remedy="copy the data to a server that does, or to a local folder",
                 url=self.url,
             )
-        size = int(info["size"])
-        if self._size not in (None, size):
-            raise self._shorter(self._size or 0, size)
-        self._size = size
-        self._version = next((str(info[name]) for name in _VERSIONS if info.get(name)), "")
-
-    def _info(self, fs: Any) -> dict[str, Any]:
-        fs.invalidate_cache()
-        found: dict[str, Any] = fs.info(self._connection.path_of(self._place), **self._connection.limits(fs))
-        return found
+        return int(info["size"]), next((str(info[name]) for name in _VERSIONS if info.get(name)), "")
 
     def read(self, offset: int, num_bytes: int) -> bytes:
         """Return the bytes at an offset."""
@@ -213,7 +209,7 @@ class FsspecFile(RemoteFile):
     def read_whole(self, max_bytes: int | None = None) -> bytes:
         """Return the whole file; by one request if `max_bytes` is small."""
         if self._size is None and max_bytes is not None and max_bytes < _MAX_BYTES_WITHOUT_SIZE:
-            data = self._up_to(max_bytes + 1)
+            data = self._connection.attempt(lambda fs: self._up_to(fs, max_bytes + 1), self.url)
             if len(data) <= max_bytes:
                 return data
         refuse_too_large(self.size, max_bytes, self.url)
@@ -226,33 +222,39 @@ class FsspecFile(RemoteFile):
         # After the first byte, the size is needed: it identifies the answer of a server that ignores ranges.
         if (start or self._size is not None) and stop > self.size:
             raise self._shorter(stop, self.size)
-        try:
-            return self._connection.attempt(
-                lambda fs: self._range(fs, start, stop), self.url, f"bytes {start} to {stop - 1}"
-            )
-        except BeyondEndError:
-            raise self._shorter(stop) from None
+        return self._connection.attempt(
+            lambda fs: self._range(fs, start, stop), self.url, f"bytes {start} to {stop - 1}"
+        )
+
+    def _answer(self, fs: Any, start: int, stop: int, needed: int | None = None) -> tuple[bytes, int]:
+        """Request a range and check the answer; return its bytes, and how many precede the range.
+
+        Args:
+            fs: The file system.
+            start: The first requested byte.
+            stop: The byte after the last.
+            needed: How far the file must reach, if that is known.
+        """
+        data, status, content_range = self._connection.get(fs, self._url, start, stop)
+        if not content_range and self._size is None:  # the server ignores ranges, or this is no file
+            self._size, self._version = self._look()
+        return data, self._place(start, needed, status, content_range, len(data))
 
     def _range(self, fs: Any, start: int, stop: int) -> bytes:
-        data = self._connection.cat(fs, self._place, start, stop)
-        if len(data) == stop - start:
-            return data
-        if len(data) == self._size or (not start and len(data) > stop):
+        data, before = self._answer(fs, start, stop, stop)
+        if before or len(data) > stop - start:
             _warn_of_ignored_ranges(self.url.rpartition("/")[0])
-            return data[start:stop]
-        if stop > self.size:
-            raise self._shorter(stop, self.size)
-        raise ShortAnswerError
+            data = data[before : before + stop - start]
+        if len(data) < stop - start:
+            raise self._unfit(f"{len(data)} of {stop - start} bytes", stop)
+        return data
 
-    def _up_to(self, num_bytes: int) -> bytes:
+    def _up_to(self, fs: Any, num_bytes: int) -> bytes:
         """Return the first bytes of the file, or all if it has fewer."""
-        try:
-            return self._connection.attempt(lambda fs: self._connection.cat(fs, self._place, 0, num_bytes), self.url)
-        except BeyondEndError:  # some servers refuse any range of an empty file
-            return self.read(0, self.size)
-
-    def _shorter(self, expected: int, found: int | None = None) -> CorruptDataError:
-        return self._unlike("a file is shorter than expected", f"at least {expected} bytes", found)
+        data, _ = self._answer(fs, 0, num_bytes)
+        if self._size is not None and len(data) < min(self._size, num_bytes):
+            raise UnfitAnswerError(f"{len(data)} of {self._size} bytes")
+        return data
 
 
 def _removed(path: str, fs: Any) -> None:

@@ -1,6 +1,7 @@
 """One loop for all stores: retry after temporary failures, wait longer each time, fail at a deadline.
 
-A store only classifies its errors (`Failure`). Start with `attempt`.
+A store only classifies its errors (`Failure`). Start with `attempt`. The deadline bounds whole requests: code that
+waits for an answer's bytes asks `patience_s` how long it may wait.
 """
 
 from __future__ import annotations
@@ -21,7 +22,19 @@ from typing import TypeVar
 from wdsplit.errors import InputError, UnansweredError
 from wdsplit.storage.traffic import count
 
-__all__ = ["SHORT_DEADLINE_S", "Failure", "FailureKind", "Retries", "RetryOptions", "attempt", "transient_kind"]
+__all__ = [
+    "SHORT_DEADLINE_S",
+    "Failure",
+    "FailureKind",
+    "Retries",
+    "RetryOptions",
+    "UnfitAnswerError",
+    "attempt",
+    "is_transient_status",
+    "parse_retry_after",
+    "patience_s",
+    "transient_kind",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +45,13 @@ SHORT_DEADLINE_S = 10.0
 _UNKNOWN_HOST_S = 30.0
 """Deadline in seconds for a host name that cannot be resolved, even if the general deadline is later."""
 _MAX_RENEWALS = 3
+_TIMEOUTS_OF_ATTEMPT = 4
+"""Maximum duration of an attempt in multiples of `timeout_s`: a connection that only trickles is given up."""
+_DEADLINE_BYTES = 16 * 1024**2
+"""After so many bytes, a request has its time anew: the deadline of a large object would depend on its size."""
+_TRANSIENT_STATUS = frozenset({408, 425, 429})
+_PERMANENT_STATUS = frozenset({501, 507})
+"""Not implemented, and no space left."""
 _WARN_AFTER_S = 10.0
 _WARN_EVERY_S = 60.0
 """A process warns at most this often, however many requests fail."""
@@ -45,11 +65,12 @@ class RetryOptions:
     """How long to retry requests.
 
     Attributes:
-        deadline_s: Seconds after which a request, with all its attempts, fails; it may be infinite. A host name that
-            cannot be resolved fails after 30 s in any case.
+        deadline_s: Seconds after which a request, with all its attempts, fails; it may be infinite. A read of more
+            than 16 MiB has so long for each 16 MiB. A host name that cannot be resolved fails after 30 s in any case.
         first_delay_s: Seconds before the second attempt at most; twice as many before each further one.
         max_delay_s: Seconds between two attempts at most, unless the store asks for more.
-        timeout_s: Seconds without data after which an attempt fails.
+        timeout_s: Seconds without data after which an attempt fails. It fails after four times as long if the data
+            only trickles.
 
     Raises:
         InputError: One of the times is invalid.
@@ -104,6 +125,14 @@ class Failure:
     retry_after_s: float = 0.0
 
 
+class UnfitAnswerError(Exception):
+    """An answer does not fit its request: it has other bytes, or lacks a header. Another attempt may succeed."""
+
+
+_thread = threading.local()
+"""The request that this thread sends."""
+
+
 def attempt(
     action: Callable[[Retries], Result],
     classify: Callable[[Exception, str, str], Failure | None],
@@ -125,12 +154,19 @@ def attempt(
     num_renewals = 0
     while True:
         began = time.monotonic()
+        outer, _thread.retries = getattr(_thread, "retries", None), retries
+        retries.begin()
         try:
             return action(retries)
+        except UnfitAnswerError as error:
+            failure = Failure(FailureKind.TRANSIENT, str(error))
         except Exception as error:
-            failure = classify(error, retries.place, retries.url)
-            if failure is None:
+            found = classify(error, retries.place, retries.url)
+            if found is None:
                 raise
+            failure = found
+        finally:
+            _thread.retries = outer
         try:  # outside of the handler: an error with credentials in its text must not become the context of ours
             if failure.kind is FailureKind.EXPIRED and num_renewals < _MAX_RENEWALS:
                 num_renewals += 1
@@ -148,16 +184,24 @@ def attempt(
 
 def _unanswered(failure: Failure, retries: Retries, max_s: float) -> UnansweredError:
     is_unknown = failure.kind is FailureKind.UNKNOWN_HOST
+    # The deadline may have cut the last attempt: then the one before it says more.
+    before = f", after {retries.before}" if retries.before not in ("", failure.name) else ""
     return UnansweredError(
         "cannot resolve the store's host name" if is_unknown else "the store does not answer as expected",
         place=retries.place,
         expected=f"an answer within {min(max_s, retries.options.deadline_s):g} s",
-        found=f"{retries.num_attempts} attempts, the last of which ended with {failure.name}",
+        found=f"{retries.num_attempts} attempts, the last of which ended with {failure.name}{before}",
         remedy="check the URL, the endpoint (of s3://: AWS_ENDPOINT_URL), the region and the name server"
         if is_unknown
         else "check the network and the store's limits; to wait longer: storage_options={'deadline_s': ...}",
         url=retries.url,
     )
+
+
+def patience_s() -> float:
+    """Return how long this thread may still wait for its request, in seconds; at most 0 if its time is over."""
+    retries: Retries | None = getattr(_thread, "retries", None)
+    return math.inf if retries is None else retries.patience_s()
 
 
 class Retries:
@@ -171,6 +215,10 @@ class Retries:
         url: The object concerned.
         details: The part of the object, for messages: "bytes 0 to 99".
         sleep: Called with the seconds to wait.
+
+    Attributes:
+        num_attempts: Attempts so far.
+        before: How the attempt before the last one ended.
     """
 
     def __init__(
@@ -181,15 +229,34 @@ class Retries:
         self.place = f"{url}, {details}" if details else url
         self._sleep = sleep
         self._failing_since = time.monotonic()
-        self._deadline = self._failing_since + options.deadline_s
+        self._num_bytes = 0
         self._failures = 0
         self._has_warned = False
         self.num_attempts = 1
+        self.before = ""
+        self._deadline = self._failing_since + options.deadline_s
+        self.begin()
 
-    def progressed(self) -> None:
-        """Record that data has arrived: the next delay is short again."""
+    def begin(self) -> None:
+        """Start the clock of an attempt."""
+        self._attempt_until = time.monotonic() + _TIMEOUTS_OF_ATTEMPT * self.options.timeout_s
+
+    def progressed(self, num_bytes: int = 0) -> None:
+        """Record that data has arrived: the next delay is short again, and much data moves the deadline."""
         self._failures = 0
         self._failing_since = time.monotonic()
+        self._num_bytes += num_bytes
+        if self._num_bytes >= _DEADLINE_BYTES:
+            self._num_bytes = 0
+            self._deadline = self._failing_since + self.options.deadline_s
+            self.begin()
+
+    def patience_s(self) -> float:
+        """Return how long the attempt may still take, in seconds; warn if nothing has arrived for a while."""
+        now = time.monotonic()
+        if not self._has_warned and now >= self._failing_since + _WARN_AFTER_S:
+            self._warn(self.before or "still under way", self._deadline)
+        return min(self._deadline, self._attempt_until) - now
 
     def wait(self, at_least_s: float = 0.0, last: str = "an error", max_s: float = math.inf) -> bool:
         """Wait before the next attempt; return False at once if that would be after the deadline.
@@ -212,6 +279,7 @@ class Retries:
             self._warn(last, deadline)
         self._failures += 1
         self.num_attempts += 1
+        self.before = last
         self._sleep(delay)
         return True
 
@@ -250,6 +318,16 @@ class _WarningTurns:
 
 
 _warnings = _WarningTurns()
+
+
+def is_transient_status(status: int) -> bool:
+    """Tell whether another attempt may succeed after an answer of this HTTP status."""
+    return status in _TRANSIENT_STATUS or (status >= 500 and status not in _PERMANENT_STATUS)
+
+
+def parse_retry_after(text: str) -> float:
+    """Return the seconds that a store asks to wait; 0 unless the header is a number."""
+    return float(text) if text.isascii() and text.isdigit() else 0.0
 
 
 def transient_kind(error: BaseException | None) -> FailureKind:

@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 _MAX_NAMES_SHOWN = 5
 _MAX_KEYS_PER_REMOVAL = 1000
 _THREADS = 16
+_MARKERS = {"list_objects_v2": ("ContinuationToken",), "list_multipart_uploads": ("KeyMarker", "UploadIdMarker")}
+"""The parameters of a list that say where it goes on."""
 
 
 class S3Storage:
@@ -80,26 +82,42 @@ class S3Storage:
     def sizes(self, path: str = "") -> dict[str, int]:
         """Return the names of the objects in a folder, and their sizes in bytes."""
         folder = _folder(self._key(path))
-        found = [entry for page in self._pages(folder, Delimiter="/") for entry in page.get("Contents", ())]
+        found = [
+            entry
+            for page in self._pages("list_objects_v2", folder, Delimiter="/")
+            for entry in page.get("Contents", ())
+        ]
         return {entry["Key"].removeprefix(folder): entry["Size"] for entry in found if entry["Key"] != folder}
 
     def list(self, path: str = "") -> list[str]:
         """Return the names of objects and folders in a folder, sorted."""
         folder = _folder(self._key(path))
         names: set[str] = set()
-        for page in self._pages(folder, Delimiter="/"):
+        for page in self._pages("list_objects_v2", folder, Delimiter="/"):
             names.update(entry["Key"].removeprefix(folder) for entry in page.get("Contents", ()))
             names.update(entry["Prefix"].removeprefix(folder).rstrip("/") for entry in page.get("CommonPrefixes", ()))
         return sorted(names - {""})
 
-    def _pages(self, prefix: str, **more: str) -> Iterator[dict[str, Any]]:
-        """Yield the answers that together list the objects with a key prefix."""
+    def _pages(self, operation: str, prefix: str, **more: str) -> Iterator[dict[str, Any]]:
+        """Yield the answers that together list the objects, or the unfinished uploads, with a key prefix."""
+        markers, seen = _MARKERS[operation], set()
         while True:
-            page = self._client.ask("list_objects_v2", self.url, Prefix=prefix, **more)
+            page = self._client.ask(operation, self.url, Prefix=prefix, **more)
             yield page
             if not page.get("IsTruncated"):
                 return
-            more["ContinuationToken"] = page["NextContinuationToken"]
+            place = tuple(page.get(f"Next{name}", "") for name in markers)
+            if not place[0] or place in seen:
+                raise StorageError(
+                    "the store's list has no end",
+                    place=f"s3://{self._bucket}/{prefix}",
+                    expected=f"another Next{markers[0]} with each part of the list",
+                    found="one that has come before" if place[0] else "none",
+                    remedy="update the store or the proxy before it: its lists are incomplete for all clients",
+                    url=self.url,
+                )
+            seen.add(place)
+            more |= dict(zip(markers, place, strict=True))
 
     def describe_contents(self) -> str:
         """Return the first names in the folder, or say that there are no objects."""
@@ -125,7 +143,7 @@ class S3Storage:
         if not roots:
             return
         prefix = os.path.commonprefix(list(roots))  # noqa: RUF071 (of keys, not of paths)
-        found = [entry["Key"] for page in self._pages(prefix) for entry in page.get("Contents", ())]
+        found = [entry["Key"] for page in self._pages("list_objects_v2", prefix) for entry in page.get("Contents", ())]
         keys = [key for key in found if not roots.isdisjoint(_lineage(key))]
         for first in range(0, len(keys), _MAX_KEYS_PER_REMOVAL):
             self._remove_keys(keys[first : first + _MAX_KEYS_PER_REMOVAL])
@@ -152,20 +170,13 @@ class S3Storage:
 
     def _end_uploads(self, prefix: str, is_chosen: Callable[[str], bool], **more: str) -> None:
         """Abort the chosen unfinished uploads; do nothing if the store does not list them."""
-        while True:
-            try:
-                page = self._client.ask("list_multipart_uploads", self.url, Prefix=prefix, **more)
-            except StorageError as error:
-                logger.info("%s: not looking for unfinished uploads (%s)", self.url, error.found)
-                return
-            for upload in page.get("Uploads", ()):
-                if is_chosen(upload["Key"]):
-                    abort_upload(
-                        self._client, upload["Key"], upload["UploadId"], f"s3://{self._bucket}/{upload['Key']}"
-                    )
-            if not page.get("IsTruncated"):
-                return
-            more |= {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
+        try:
+            for page in self._pages("list_multipart_uploads", prefix, **more):
+                for upload in page.get("Uploads", ()):
+                    if is_chosen(key := upload["Key"]):
+                        abort_upload(self._client, key, upload["UploadId"], f"s3://{self._bucket}/{key}")
+        except StorageError as error:
+            logger.info("%s: not looking for unfinished uploads (%s)", self.url, error.found)
 
     def lock(self, path: str) -> AbstractContextManager[None]:
         """Lock out other processes of this user on this machine."""

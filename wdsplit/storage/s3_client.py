@@ -19,7 +19,7 @@ from wdsplit.errors import InputError, MissingDependencyError, did_you_mean
 from wdsplit.storage.locks import ProcessLock
 from wdsplit.storage.retry import SHORT_DEADLINE_S, Retries, attempt
 from wdsplit.storage.s3_errors import OPERATIONS, classify_s3, error_code
-from wdsplit.storage.s3_get import get_object, keep_requests
+from wdsplit.storage.s3_get import bound_reads, get_object, keep_requests
 from wdsplit.storage.s3_options import S3Options
 from wdsplit.urls import shown_url
 
@@ -71,6 +71,7 @@ def _new_client(options: S3Options) -> Any:
             remedy=did_you_mean(unknown[:1], takes) or "check the names, and the version of botocore",
         )
     keep_requests(client)
+    bound_reads(client)
     return client
 
 
@@ -174,9 +175,10 @@ class S3Client:
 
     def head(self, key: str, url: str) -> Any:
         """Ask for an object's size, ETag and the like; raises as `ask` does."""
-        return self.attempt(lambda _: self._head(key), url)
+        return self.attempt(lambda _: self.head_once(key), url)
 
-    def _head(self, key: str) -> Any:
+    def head_once(self, key: str) -> Any:
+        """Ask once for an object's size, ETag and the like."""
         try:
             return self.send("head_object", Key=key)
         except Exception as error:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TypeGuard
 
 from wdsplit.errors import DatasetNotFoundError, StorageError, WdsplitError
-from wdsplit.storage.retry import Failure, FailureKind, transient_kind
+from wdsplit.storage.retry import Failure, FailureKind, is_transient_status, parse_retry_after, transient_kind
 
-__all__ = ["OPERATIONS", "NoDataError", "UploadMismatchError", "classify_s3", "error_code", "is_of_botocore"]
+__all__ = ["OPERATIONS", "classify_s3", "error_code", "is_of_botocore"]
 
 _GONE = frozenset({"404", "NoSuchKey", "NoSuchBucket", "NotFound"})
 _EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"})
@@ -17,12 +17,12 @@ _TRANSIENT = frozenset(
     {"409", "ConditionalRequestConflict", "OperationAborted", "RequestTimeout", "SlowDown", "Throttling"}
     | {"BadDigest", "IncompleteBody", "XAmzContentSHA256Mismatch"}  # the request was damaged on its way
 )
-"""Errors that are retried whatever their HTTP status, as are all of 429 and 500 to 599, except for those below."""
+"""Errors that are retried whatever their HTTP status."""
 _PERMANENT = frozenset({"NotImplemented", "QuotaExceeded", "RequestTimeTooSkewed"})
-_PERMANENT_STATUS = 501
 _REDIRECT_STATUS = 301
 _REMEDIES = {
     "QuotaExceeded": "free space in the bucket, or raise its quota",
+    "507": "free space in the store",
     "RequestTimeTooSkewed": "set the clock of this machine: the store's differs by more than 15 minutes",
     "InvalidAccessKeyId": "check the credentials: the store does not know the access key's id",
     "SignatureDoesNotMatch": "check the credentials: the secret access key does not belong to the access key's id",
@@ -54,14 +54,6 @@ _WAYS = (
 )
 
 
-class NoDataError(Exception):
-    """An answer ended before its first requested byte."""
-
-
-class UploadMismatchError(Exception):
-    """The store has received other bytes than were sent."""
-
-
 def is_of_botocore(error: BaseException | None) -> TypeGuard[Exception]:
     """Tell whether an error is from botocore or aiobotocore."""
     return isinstance(error, Exception) and type(error).__module__.partition(".")[0] in ("aiobotocore", "botocore")
@@ -91,20 +83,27 @@ def classify_s3(error: Exception, place: str, url: str) -> Failure | None:
         return Failure(FailureKind.FINAL, name, _refused(error, place, url))
     if not _is_transient(error):
         return Failure(FailureKind.FINAL, name, _refused(error, place, url), error)
-    after = _status(error)[1].get("retry-after", "")
-    return Failure(transient_kind(error), name, cause=error, retry_after_s=float(after) if after.isdigit() else 0.0)
+    after = parse_retry_after(_status(error)[1].get("retry-after", ""))
+    return Failure(transient_kind(error), name, cause=error, retry_after_s=after)
 
 
 def _is_transient(error: Exception) -> bool:
     import botocore.exceptions as kinds
+    from botocore.parsers import ResponseParserError
+    from urllib3.exceptions import HTTPError  # while the body of an error is read
 
     if isinstance(error, kinds.ClientError):
-        code, status = error_code(error), _status(error)[0]
-        if code in _PERMANENT or status == _PERMANENT_STATUS:
-            return False
-        return code in _TRANSIENT or status == 429 or status >= 500
-    transient = (kinds.ConnectionError, kinds.HTTPClientError, kinds.IncompleteReadError, OSError)
-    return isinstance(error, (*transient, NoDataError, UploadMismatchError))
+        code = error_code(error)
+        return code not in _PERMANENT and (code in _TRANSIENT or is_transient_status(_status(error)[0]))
+    if _is_endless(error):
+        return False
+    transient = (kinds.ConnectionError, kinds.HTTPClientError, kinds.IncompleteReadError)
+    return isinstance(error, (*transient, ResponseParserError, HTTPError, OSError))
+
+
+def _is_endless(error: Exception) -> bool:
+    """Tell whether botocore was redirected without end: it asks for a region that is not named, which is redirected."""
+    return any(isinstance(each, RecursionError) for each in (error, error.__context__))
 
 
 def _is_bad_header(error: Exception) -> bool:
@@ -128,8 +127,7 @@ def _refused(error: Exception, place: str, url: str) -> WdsplitError:
             remedy="check the URL; the dataset may be an incomplete copy",
             url=url,
         )
-    if isinstance(error, RecursionError) or _status(error)[0] == _REDIRECT_STATUS:
-        # botocore follows a redirect that does not name the region by asking for the region, which is redirected too
+    if _is_endless(error) or _status(error)[0] == _REDIRECT_STATUS:
         return StorageError(
             "the bucket is in another region",
             place,
@@ -144,8 +142,9 @@ def _refused(error: Exception, place: str, url: str) -> WdsplitError:
 
 def _remedy(error: Exception) -> str:
     code = error_code(error)
-    if code in _REMEDIES:
-        return _REMEDIES[code]
+    for name in (code, str(_status(error)[0])):
+        if name in _REMEDIES:
+            return _REMEDIES[name]
     if _is_bad_header(error):
         return "check the credentials: the key, or the token, has a line break or another invalid character"
     if code in _EXPIRED:

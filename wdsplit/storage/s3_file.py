@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Callable, Mapping
 from contextlib import closing
-from typing import Any
+from typing import Any, TypeVar
 
-from wdsplit.errors import CorruptDataError
 from wdsplit.storage.interface import refuse_too_large
 from wdsplit.storage.remote_file import RemoteFile
-from wdsplit.storage.retry import Retries
+from wdsplit.storage.retry import Retries, UnfitAnswerError
 from wdsplit.storage.s3_client import S3Client
-from wdsplit.storage.s3_errors import NoDataError, error_code
+from wdsplit.storage.s3_errors import error_code
 from wdsplit.storage.traffic import count as count_traffic
 
 __all__ = ["S3File"]
 
+Answer = TypeVar("Answer")
+
 _BYTES_PER_READ = 1024**2
 """Bytes that a stalled connection may force us to read again."""
-_CHANGED = frozenset({"412", "PreconditionFailed"})
-_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+)")
+_OTHER_OBJECT = frozenset({"412", "PreconditionFailed", "InvalidRange"})
+"""Errors that say that the object has another version or size."""
 
 
 class S3File(RemoteFile):
@@ -40,10 +41,15 @@ class S3File(RemoteFile):
         self._key = key
         self._etag: str | None = None
 
-    def _ask(self) -> None:
-        answer = self._client.head(self._key, self.url)
-        self._notice(answer, int(answer["ContentLength"]))
-        self._version = self._etag or str(answer.get("LastModified", ""))
+    def _attempt(self, action: Callable[[], Answer]) -> Answer:
+        return self._client.attempt(lambda _: action(), self.url)
+
+    def _look(self) -> tuple[int, str]:
+        answer = self._client.head_once(self._key)
+        if "ContentLength" not in answer:
+            raise UnfitAnswerError("an answer without Content-Length")
+        self._etag = self._etag or answer.get("ETag")
+        return int(answer["ContentLength"]), _version(answer)
 
     def read(self, offset: int, num_bytes: int) -> bytes:
         """Return the bytes at an offset."""
@@ -55,7 +61,7 @@ class S3File(RemoteFile):
         """Fill a buffer with the bytes at an offset; a failed read continues where it stopped."""
         stop = offset + len(buffer)
         if self._size is not None and stop > self._size:
-            raise self._unlike("an object is shorter than expected", f"at least {stop} bytes", self._size)
+            raise self._shorter(stop, self._size)
         filling = _Filling(self, buffer, offset)
         if len(buffer):
             self._client.attempt(filling.go_on, self.url, f"bytes {offset} to {stop - 1}")
@@ -84,42 +90,23 @@ class S3File(RemoteFile):
         try:
             answer = self._client.get(self._key, asked)
         except Exception as error:
-            if error_code(error) in _CHANGED:
-                raise self._replaced("another version") from error
-            if error_code(error) == "InvalidRange":
-                raise self._unlike("an object is shorter than expected", f"at least {stop} bytes") from None
+            if error_code(error) in _OTHER_OBJECT:
+                raise self._unfit(error_code(error), stop) from None
             raise
-        body = answer["Body"]
+        body, length = answer["Body"], str(answer.get("ContentLength"))
         try:
-            found = _RANGE.fullmatch(answer.get("ContentRange", ""))
-            self._notice(answer, int(found[2] if found else answer["ContentLength"]))
-            if found is not None and int(found[1]) != offset:
-                raise NoDataError  # only other bytes than requested
-            _skip(body, 0 if found else offset)  # some stores answer with the whole object
+            etag, status = _version(answer) and answer.get("ETag"), answer["ResponseMetadata"]["HTTPStatusCode"]
+            if self._etag is not None and etag not in (None, self._etag):
+                raise self._unfit(f"version {etag}")
+            content_range = answer.get("ContentRange") or ""
+            before = self._place(offset, stop, status, content_range, int(length) if length.isdecimal() else None)
+            self._etag = self._etag or etag
+            self._version = self._etag or self._version
+            _skip(body, before)  # some stores answer with the whole object
         except BaseException:
             body.close()
             raise
         return body
-
-    def _notice(self, answer: dict[str, Any], size: int) -> None:
-        """Check that an answer has the known ETag and size; record them if they are unknown."""
-        etag = answer.get("ETag")
-        if self._etag is not None and etag not in (None, self._etag):
-            raise self._replaced(f"version {etag}")
-        if self._size is not None and size != self._size:
-            raise self._unlike("an object has an unexpected size", f"{self._size} bytes", size)
-        self._etag, self._size = etag, size
-        self._version = etag or self._version
-
-    def _replaced(self, found: str) -> CorruptDataError:
-        return CorruptDataError(
-            "an object was replaced while it was read",
-            place=self.url,
-            expected=f"version {self._etag}",
-            found=found,
-            remedy="write new data to another place, and start again",
-            url=self.url,
-        )
 
 
 class _Filling:
@@ -138,7 +125,7 @@ class _Filling:
             with closing(self._file._body(self._offset + before, self._offset + len(self.buffer))) as body:
                 self.take(body, retries)
             if self._filled == before:
-                raise NoDataError
+                raise UnfitAnswerError("an answer without data")
 
     def take(self, body: Any, retries: Retries) -> None:
         """Read the body of an answer."""
@@ -148,13 +135,21 @@ class _Filling:
                 return
             self._filled += count
             count_traffic(num_bytes=count)
-            retries.progressed()
+            retries.progressed(count)
+
+
+def _version(answer: Mapping[str, Any]) -> str:
+    """Return the object's version; each answer of a store about an object has one."""
+    version = answer.get("ETag") or answer.get("LastModified")
+    if not version:
+        raise UnfitAnswerError("an answer without ETag and Last-Modified")
+    return str(version)
 
 
 def _skip(body: Any, num_bytes: int) -> None:
     while num_bytes:
         data = body.read(min(num_bytes, _BYTES_PER_READ))
         if not data:
-            raise NoDataError
+            raise UnfitAnswerError("an answer without the requested data")
         num_bytes -= len(data)
         count_traffic(num_bytes=len(data))

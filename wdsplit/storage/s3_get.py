@@ -6,6 +6,9 @@ and the first after an error, go through it. The others reuse its headers, its s
 
 from __future__ import annotations
 
+import http.client
+import io
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -14,7 +17,9 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 from weakref import WeakKeyDictionary
 
-__all__ = ["get_object", "keep_requests"]
+from wdsplit.storage.retry import patience_s
+
+__all__ = ["bound_reads", "get_object", "keep_requests"]
 
 _OK = frozenset({200, 206})
 _REDIRECTED = range(300, 400)
@@ -68,8 +73,43 @@ def keep_requests(client: Any) -> None:
     _sent[client] = {}
 
 
+def bound_reads(client: Any) -> None:
+    """Let a client of botocore wait for answers no longer than `patience_s` allows, however slowly they trickle."""
+    classes = client._endpoint.http_session._pool_classes_by_scheme
+    for scheme, pool in list(classes.items()):
+        connection = type("Connection", (pool.ConnectionCls,), {"response_class": _BoundedResponse})
+        classes[scheme] = type("Pool", (pool,), {"ConnectionCls": connection})
+
+
+class _BoundedResponse(http.client.HTTPResponse):
+    """An answer whose head and body are read no longer than `patience_s` allows."""
+
+    def __init__(self, sock: socket.socket, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(sock, *arguments, **keywords)
+        raw: Any = self.fp.detach()
+        raw.__class__ = _BoundedReads  # a new one would have to be counted as a user of the socket
+        self.fp = io.BufferedReader(raw)
+
+
+class _BoundedReads(socket.SocketIO):
+    """The reading side of a socket."""
+
+    def readinto(self, buffer: Any) -> int | None:
+        sock: Any = self._sock  # type: ignore[attr-defined]
+        timeout_s, left_s = sock.gettimeout(), patience_s()
+        if left_s <= 0:
+            raise TimeoutError("the answer came too slowly")
+        if timeout_s is not None and timeout_s <= left_s:
+            return super().readinto(buffer)
+        sock.settimeout(left_s)
+        try:
+            return super().readinto(buffer)
+        finally:
+            sock.settimeout(timeout_s)
+
+
 def get_object(client: Any, bucket: str, key: str, asked: Mapping[str, str], first: Callable[..., Any]) -> Any:
-    """Return an answer's Body, ETag, ContentLength and ContentRange; raises as botocore's client does.
+    """Return an answer's Body, status, ETag, LastModified, ContentLength and ContentRange, as botocore's client does.
 
     Args:
         client: The client of botocore.
@@ -124,7 +164,9 @@ def _repeated(client: Any, sent: _Sent, key: str, asked: Mapping[str, str]) -> d
         raise ClientError(client._response_parser.parse(found, shape), "GetObject")
     return {
         "Body": _body(raw, raw.headers.get("Content-Length")),
+        "ResponseMetadata": {"HTTPStatusCode": raw.status},
         "ETag": raw.headers.get("ETag"),
+        "LastModified": raw.headers.get("Last-Modified"),
         "ContentLength": raw.headers.get("Content-Length"),
         "ContentRange": raw.headers.get("Content-Range", ""),
     }

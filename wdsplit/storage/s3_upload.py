@@ -17,9 +17,9 @@ from typing import Any
 
 from wdsplit.errors import DatasetNotFoundError, StorageError, WdsplitError
 from wdsplit.storage.locks import end_before_forks
-from wdsplit.storage.retry import Retries
+from wdsplit.storage.retry import Retries, UnfitAnswerError
 from wdsplit.storage.s3_client import S3Client
-from wdsplit.storage.s3_errors import UploadMismatchError, error_code
+from wdsplit.storage.s3_errors import error_code
 
 __all__ = ["S3Upload", "abort_upload"]
 
@@ -103,7 +103,7 @@ class S3Upload:
         if etag == digest or is_encrypted or not _MD5.fullmatch(etag):
             return
         if retries.num_attempts < _MAX_ATTEMPTS_TO_MATCH:
-            raise UploadMismatchError
+            raise UnfitAnswerError("another ETag than the MD5 of what was sent")
         raise StorageError(
             "the stored data differs from what was sent",
             place=retries.place,
@@ -146,6 +146,8 @@ class S3Upload:
             answer = self._send_once("upload_part", PartNumber=number, Body=data)
             if digest:
                 self._compare(answer, digest, retries)
+            if not answer.get("ETag"):
+                raise UnfitAnswerError("an answer without an ETag")
             return str(answer["ETag"])
 
         return self._client.attempt(send, self._url, f"upload part {number}", self._is_aborted.wait)

@@ -1,16 +1,20 @@
 """SIGTERM, by which batch systems, Kubernetes and systemd end programs: a command ends as by Ctrl-C, with code 143."""
 
+import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pyarrow as pa
 import pytest
 
 import wdsplit
+from faults import Hold
 from made_datasets import numbers_table
 from tables import DEADLINE_S, PROGRAM_WITH_PROCESSES, files_of, session_processes, wait_until, write_table
 from wdsplit.cli.main import main
@@ -208,6 +212,7 @@ def run_lost(name, seconds):
 
 INTERRUPTED_IMPORT = """
 import sys
+import threading
 
 class Interrupted:
     times = 0
@@ -244,3 +249,42 @@ def test_the_library_leaves_signals_alone(tmp_path):
 
     wdsplit.convert(table, tmp_path / "out", ConvertOptions(shards=4, jobs=2), look)
     assert seen and all(handlers == before for handlers in seen)
+
+
+@pytest.fixture
+def silent_store(bucket, fault_proxy, numbers, monkeypatch):
+    """Return the URL of a dataset, and the proxy before its store, which waits forever, as do the commands."""
+    monkeypatch.setenv("FSSPEC_S3", json.dumps({"deadline_s": 10_000, "timeout_s": 10_000}))
+    shutil.copytree(numbers, bucket.folder / "numbers")
+    write_table(bucket.folder / "in.parquet", numbers_table(100))
+    return bucket.url, fault_proxy
+
+
+def wait_for_silence(proxy, process, num_requests):
+    def is_silent():
+        assert process.poll() is None, process.communicate()
+        return sum(exchange.fault is not None for exchange in proxy.exchanges) >= num_requests
+
+    wait_until(is_silent, f"{num_requests} requests are not answered")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("arguments", "silent", "num_requests"),
+    [
+        ("inspect {}/numbers", "/", 2),
+        ("verify {}/numbers --jobs 2", ".tar", 2),
+        ("convert {}/in.parquet {}/out", ".parquet", 1),
+        ("view {}/numbers some --where cls==1", ".tar.parquet", 1),
+    ],
+)
+def test_a_command_ends_while_its_store_is_silent(begin, silent_store, number, arguments, silent, num_requests):
+    """Threads that wait for an answer cannot be interrupted, and Python would wait for them."""
+    url, proxy = silent_store
+    proxy.plan = lambda request: Hold(threading.Event()) if silent in request.path else None
+    process = begin(*PROGRAM, *arguments.replace("{}", url).split())
+    wait_for_silence(proxy, process, num_requests)
+    process.send_signal(number)
+    code, out, err = ended(process)
+    assert (code, out) == (128 + number, "")
+    assert err.splitlines()[-1] == ("interrupted" if number == signal.SIGINT else "ended by SIGTERM")

@@ -238,7 +238,7 @@ def test_a_read_that_fails_is_tried_again(by_proxy, proxy, numbers, fault):
     file = FsspecStorage(by_proxy, times).open("000000.tar", len(expected))
     proxy.plan = once_a_range(fault)
     assert file.read(1000, len(expected) - 1000) == expected[1000:]
-    assert len(proxy.exchanges) == 2
+    assert len([exchange for exchange in proxy.exchanges if exchange.request.method == "GET"]) == 2
 
 
 def test_an_epoch_survives_faults_of_all_kinds(by_proxy, proxy, numbers):

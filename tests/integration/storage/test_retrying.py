@@ -1,14 +1,19 @@
-"""Remote stores that do not answer, by real clients: the warning, and hosts without a name."""
+"""Remote stores that do not answer, or not as they should, by real clients."""
 
+import gc
+import math
 import re
+import shutil
 import socket
 import threading
 
 import pytest
 
-from s3server import free_port
-from tables import start_script
-from wdsplit.errors import StorageError
+import wdsplit
+from faults import Earlier, ErrorAnswer, FaultProxy, Garbled, Hold, Other, SlowHead, Throttle
+from s3server import S3Server, free_port
+from tables import start_script, wait_until
+from wdsplit.errors import CorruptDataError, StorageError, UnansweredError
 from wdsplit.storage import retry
 from wdsplit.storage.opening import open_readable_storage, open_storage
 
@@ -81,3 +86,164 @@ def test_a_host_without_a_name_is_given_up_sooner(store, monkeypatch):
     with pytest.raises(StorageError, match="cannot resolve") as caught:
         store("http://no-such-host.invalid", deadline_s=60).open("a.tar").read(0, 10)
     assert caught.value.expected == "an answer within 0.5 s"
+
+
+# Answers that do not fit
+
+
+@pytest.fixture(scope="module")
+def web_proxy(s3_process):
+    """Return a proxy before an HTTP server of the buckets. It outlives the threads that a test leaves behind."""
+    with S3Server(s3_process.folder, protocol="http") as web, FaultProxy(web.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def behind(bucket, fault_proxy, web_proxy, numbers, request):
+    """Return the URL of the dataset of numbers on a store behind a proxy, and the proxy."""
+    shutil.copytree(numbers, bucket.folder / "numbers")
+    proxy = fault_proxy if request.param == "s3" else web_proxy
+    yield f"{bucket.url if request.param == 's3' else f'{proxy.endpoint}/{bucket.name}'}/numbers", proxy
+    proxy.plan = lambda request: None
+
+
+on_both = pytest.mark.parametrize("behind", ["s3", "http"], indirect=True)
+NO_VERSION = (("ETag", None), ("Last-Modified", None))
+PAGE = b"<html>something went wrong: try again</html>"
+UNFIT = {
+    "an error page": Other("200 OK", PAGE, (("Content-Range", None), *NO_VERSION)),
+    "another length": Other("200 OK", PAGE, (("Content-Range", None),)),
+    "a part without its place": Other("206 Partial Content", None, (("Content-Range", None),)),
+    "an earlier part": Earlier,
+    "another size": Other("206 Partial Content", None, (("Content-Range", "bytes 512-1023/77"),)),
+    "an unreadable part": Other("206 Partial Content", None, (("Content-Range", "bytes ?-1023/77"),)),
+    "beyond the end": ErrorAnswer("416 Range Not Satisfiable", "InvalidRange", "no such range"),
+    "no HTTP": Garbled(),
+    "an odd delay": ErrorAnswer("503 Slow Down", "SlowDown", "slow down", "²"),
+}
+
+
+def of_tars(fault, always=False):
+    """Apply a fault to the requests for parts of tars, except for their beginnings; to each part once or always."""
+    seen = set()
+
+    def plan(request):
+        key = request.path, request.range
+        if ".tar.idx" in request.path or not request.range or not request.range[0] or key in seen:
+            return None
+        if not always:
+            seen.add(key)
+        plan.num_given += 1
+        return fault
+
+    plan.num_given = 0
+    return plan
+
+
+@on_both
+@pytest.mark.parametrize("fault", UNFIT.values(), ids=UNFIT)
+def test_an_answer_that_does_not_fit_is_fetched_again_and_makes_no_sample_bad(behind, numbers, s3_process, fault):
+    url, proxy = behind
+    fault = fault(s3_process.folder) if fault is Earlier else fault
+    dataset = wdsplit.Dataset(url, storage_options=TIMES | {"timeout_s": 30}, on_bad_sample="substitute")
+    plan = proxy.plan = of_tars(fault)
+    keys = [sample["__key__"] for sample in dataset]
+    assert keys == [sample["__key__"] for sample in wdsplit.Dataset(numbers)]
+    assert plan.num_given > 3
+
+
+@on_both
+@pytest.mark.parametrize("fault", UNFIT.values(), ids=UNFIT)
+def test_answers_that_never_fit_are_an_error_of_the_store_and_not_of_samples(behind, s3_process, fault):
+    url, proxy = behind
+    fault = fault(s3_process.folder) if fault is Earlier else fault
+    times = TIMES | {"timeout_s": 30, "deadline_s": 1}
+    dataset = wdsplit.Dataset(url, storage_options=times, on_bad_sample="substitute", shuffle=False)
+    proxy.plan, num_threads = of_tars(fault, always=True), threading.active_count()
+    with pytest.raises(UnansweredError, match="does not answer"):
+        list(dataset)
+    gc.collect()
+    wait_until(lambda: threading.active_count() <= num_threads, "no thread reads ahead")
+
+
+@on_both
+def test_an_index_that_was_damaged_on_its_way_is_read_again(behind, numbers):
+    url, proxy = behind
+    page, seen = Other(body=PAGE), set()
+    dataset = wdsplit.Dataset(url, storage_options=TIMES, on_bad_sample="substitute")
+
+    def plan(request):
+        if ".tar.idx" not in request.path or request.path in seen:
+            return None
+        seen.add(request.path)
+        return page
+
+    proxy.plan = plan
+    assert [s["__key__"] for s in dataset] == [s["__key__"] for s in wdsplit.Dataset(numbers)]
+    assert seen
+
+
+@on_both
+def test_a_shard_that_is_shorter_in_the_store_is_damaged(behind, bucket):
+    """No answer is wrong: so the error is that of the data, and comes at once."""
+    url, _ = behind
+    tar = bucket.folder / "numbers" / "000000.tar"
+    tar.write_bytes(tar.read_bytes()[:2048])
+    with pytest.raises(CorruptDataError, match=r"size|shorter") as caught:
+        list(wdsplit.Dataset(url, storage_options=TIMES | {"deadline_s": 2}, shuffle=False))
+    assert caught.value.url == f"{url}/000000.tar"
+
+
+# Deadlines
+
+
+@on_both
+@pytest.mark.parametrize("fault", [SlowHead(), Throttle(100), Hold(threading.Event())], ids=["head", "body", "silent"])
+def test_a_deadline_bounds_a_request_that_trickles(behind, fault):
+    """Each byte comes in time."""
+    url, proxy = behind
+    storage = open_readable_storage(url, TIMES | {"timeout_s": 30, "deadline_s": 1})
+    file = storage.open("000000.tar", storage.size("000000.tar"))
+    proxy.plan = lambda request: fault
+    with pytest.raises(UnansweredError, match="does not answer") as caught:
+        file.read(0, file.size)
+    assert caught.value.expected == "an answer within 1 s"
+
+
+@on_both
+def test_a_connection_that_trickles_is_given_up_with_a_warning_and_the_read_goes_on(
+    behind, numbers, monkeypatch, caplog
+):
+    monkeypatch.setattr(retry, "_WARN_AFTER_S", 0.2)
+    monkeypatch.setattr(retry, "_warnings", retry._WarningTurns())
+    url, proxy = behind
+    storage = open_readable_storage(url, TIMES | {"timeout_s": 0.4, "deadline_s": math.inf})
+    file = storage.open("000000.tar", storage.size("000000.tar"))
+    trickling = [SlowHead(), Throttle(100)]
+    proxy.plan = lambda request: trickling.pop() if trickling else None
+    assert file.read(0, file.size) == open_readable_storage(numbers).read("000000.tar")
+    assert trickling == [] and "000000.tar" in caplog.text
+
+
+# Lists
+
+
+def part_of_a_list(token):
+    """Return the answer that gives one object, and where the list goes on."""
+    body = (
+        '<?xml version="1.0"?><ListBucketResult><IsTruncated>true</IsTruncated>'
+        f"<Contents><Key>x/a.tar</Key><Size>1</Size></Contents>{token}</ListBucketResult>"
+    )
+    return Other("200 OK", body.encode())
+
+
+@pytest.mark.parametrize(
+    ("token", "found"),
+    [("<NextContinuationToken>again</NextContinuationToken>", "one that has come before"), ("", "none")],
+    ids=["repeated", "missing"],
+)
+def test_a_list_that_has_no_end_is_an_error_of_the_store(bucket, fault_proxy, token, found):
+    fault_proxy.plan = lambda request: part_of_a_list(token)
+    with pytest.raises(StorageError, match="list has no end") as caught:
+        open_readable_storage(f"{bucket.url}/x", TIMES).list()
+    assert (caught.value.place, caught.value.found) == (f"{bucket.url}/x/", found)

@@ -15,6 +15,7 @@ from faults import (
     Delay,
     ErrorAnswer,
     Flip,
+    Hold,
     IgnoreRange,
     SeededPlan,
     Shorten,
@@ -24,7 +25,7 @@ from faults import (
     internal_error,
     slow_down,
 )
-from tables import DEADLINE_S
+from tables import DEADLINE_S, session_processes, start_script, wait_until
 from wdsplit.checks.verify import verify
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, StorageError
 from wdsplit.storage import s3_client, s3_get
@@ -292,6 +293,31 @@ def test_a_server_that_was_killed_and_comes_back_is_waited_for(remote, numbers, 
     s3_server.start()
     found = [{k: v for k, v in sample.items() if k != "__url__"} for sample in [*begun, *samples]]
     assert found == samples_of(wdsplit.Dataset(numbers))
+
+
+ORPHANS = """
+import sys
+import wdsplit
+
+dataset = wdsplit.Dataset(sys.argv[1], storage_options={"deadline_s": 1e6, "timeout_s": 1e6})
+if sys.argv[2] == "torch":
+    from torch.utils.data import DataLoader
+
+    loader = DataLoader(dataset, 4, num_workers=2)
+else:
+    loader = wdsplit.Loader(dataset, 4, num_workers=2, multiprocessing_context=sys.argv[2])
+for batch in loader:
+    pass
+"""
+
+
+@pytest.mark.parametrize("loader", ["fork", "torch", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_workers_end_with_their_parent_while_the_store_is_silent(remote, fault_proxy, loader):
+    fault_proxy.plan = lambda request: Hold(threading.Event()) if request.path.endswith(".tar") else None
+    with start_script(ORPHANS, remote, loader) as process:
+        wait_until(lambda: sum(each.fault is not None for each in fault_proxy.exchanges) >= 2, "both workers wait")
+        process.kill()
+        wait_until(lambda: not session_processes(process.pid), "no worker is left")
 
 
 def read_one(file):

@@ -16,6 +16,7 @@ from faults import (
     ErrorAnswer,
     FlipUpload,
     LoseAnswer,
+    Other,
     Stall,
     expired_token,
     internal_error,
@@ -586,3 +587,19 @@ def test_inputs_of_the_output_are_refused(bucket, source, tmp_path):
     for path in (f"{bucket.url}/out2/a.parquet", "/out/a.parquet", f"{bucket.url}/a.parquet"):
         run.refuse_file_inside(path, "an input")
     Run(open_storage(str(tmp_path))).refuse_file_inside(f"s3://{tmp_path}/a.parquet", "an input")
+
+
+def test_an_answer_to_an_upload_part_without_its_etag_is_no_answer(bucket, fault_proxy):
+    without = [Other(method="PUT", fields=(("ETag", None),))] * 2
+    fault_proxy.plan = lambda request: without.pop() if request.method == "PUT" and without else None
+    data = bytes(range(256)) * 4 * (PART_BYTES // 512)
+    with of(bucket.url).publish("a") as file:
+        file.write([data])
+    assert of(bucket.url).read("a") == data and without == []
+
+
+def test_a_full_store_is_told_at_once(bucket, fault_proxy):
+    fault_proxy.plan = lambda request: ErrorAnswer("507 Insufficient Storage", "Full", "Some message")
+    with pytest.raises(StorageError, match="refused") as caught, of(bucket.url, deadline_s=300).publish("a") as file:
+        file.write([b"x"])
+    assert "free space" in caught.value.remedy and len(fault_proxy.exchanges) == 1

@@ -11,7 +11,16 @@ import pytest
 from wdsplit.errors import InputError, StorageError, UnansweredError
 from wdsplit.storage import retry
 from wdsplit.storage.fsspec_storage import FsspecStorage
-from wdsplit.storage.retry import Failure, FailureKind, Retries, RetryOptions, attempt, transient_kind
+from wdsplit.storage.retry import (
+    Failure,
+    FailureKind,
+    Retries,
+    RetryOptions,
+    UnfitAnswerError,
+    attempt,
+    patience_s,
+    transient_kind,
+)
 
 TIMES = {"first_delay_s": 0.02, "max_delay_s": 0.1, "timeout_s": 1}
 REFUSED = StorageError("the store refuses")
@@ -124,6 +133,25 @@ def test_a_host_without_a_name_is_given_up_sooner(clock):
     assert 29 < clock.now < 30
     assert caught.value.expected == "an answer within 30 s"
     assert "name server" in caught.value.remedy
+
+
+def test_an_attempt_has_a_part_of_the_time_of_its_request_and_much_data_moves_both(clock):
+    """An attempt that only trickles is given up after four timeouts."""
+    options, seen = RetryOptions(**TIMES | {"deadline_s": 10}), []
+
+    def action(retries):
+        for num_bytes in (0, 16 * 1024**2 - 1, 1):
+            seen.append(patience_s())
+            clock.sleep(3)
+            retries.progressed(num_bytes)
+        seen.append(patience_s())
+        raise UnfitAnswerError("3 of 9 bytes") if len(seen) == 4 else StorageError("enough")
+
+    with pytest.raises(StorageError, match="enough"):
+        attempt(action, lambda error, place, url: None, Retries(options, "x", sleep=clock.sleep))
+    assert seen[:4] == [4, 1, -2, 4]
+    assert patience_s() == math.inf
+    assert seen[4] == 4
 
 
 def test_a_name_server_that_does_not_answer_is_transient():

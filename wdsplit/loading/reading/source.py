@@ -125,7 +125,13 @@ class Access:
     def open_directly(self, storage: ReadableStorage, shard: Shard) -> OpenShard:
         """Open a shard where it is, whether there is a cache or not."""
         indexes = "" if self.tars is None else self.tars.companions
-        return self._verified(open_shard(storage, shard, indexes), storage, shard)
+        try:
+            opened = open_shard(storage, shard, indexes)
+        except CorruptDataError:
+            if not storage.is_remote:
+                raise
+            opened = open_shard(storage, shard, indexes)  # its index may have been damaged on its way
+        return self._verified(opened, storage, shard)
 
     def _verified(self, opened: OpenShard, storage: ReadableStorage, shard: Shard) -> OpenShard:
         return with_checksums(opened, storage, shard) if self.verify else opened
