@@ -59,8 +59,11 @@ def fetched_ranges(proxy, name):
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_the_first_batch_takes_three_round_trips(remote, fault_proxy, num_workers):
-    """Header and table, then indexes, then windows: each time all are asked for before one of them is answered."""
+def test_the_first_batch_takes_three_round_trips_and_a_check(remote, fault_proxy, num_workers):
+    """Header and table, then indexes, then windows: each time all are asked for before one of them is answered.
+
+    The windows are delivered once the header was requested again: the dataset may have been overwritten meanwhile.
+    """
     trips = [{"json", "parquet"}, {"idx"}, {"tar"}]
     answered = [threading.Event() for _ in trips]
 
@@ -85,8 +88,9 @@ def test_the_first_batch_takes_three_round_trips(remote, fault_proxy, num_worker
         answered[number].set()
     thread.join(DEADLINE_S)
     assert [len(keys) for (keys,) in batches] == [16]
-    assert num_asked(fault_proxy, trip_of) == [2, 8, 8]
-    assert {exchange.request.method for exchange in fault_proxy.exchanges} == {"GET"}
+    num_first, *others = num_asked(fault_proxy, trip_of)
+    assert 3 <= num_first <= 2 + 8 and others == [8, 8]
+    assert {exchange.request.method for exchange in fault_proxy.exchanges if trip_of(exchange.request)} == {"GET"}
 
 
 def num_asked(proxy, trip_of):

@@ -11,6 +11,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from wdsplit.errors import CorruptDataError, InputError, StorageError, did_you_mean
-from wdsplit.loading.reading.open_shard import OpenShard, open_shard, with_checksums
+from wdsplit.loading.reading.open_shard import OpenedHeader, OpenShard, open_shard, with_checksums
 from wdsplit.loading.reading.read_ahead import Ahead
 from wdsplit.loading.reading.reader import BlockReader, SampleReader
 from wdsplit.loading.reading.salvage import SalvagingReader
@@ -63,6 +64,7 @@ class Access:
         verify: Compare each sample that is read with its checksum.
         tars: The shards, if they are tars without a manifest beside them, with the indexes as companions.
         salvages: Give damaged samples as errors instead of raising: see `salvage`.
+        header: Notices that the dataset is overwritten; a `Source` adds it.
     """
 
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
@@ -72,6 +74,7 @@ class Access:
     verify: bool = False
     tars: GatheredFiles | None = None
     salvages: bool = False
+    header: OpenedHeader | None = None
 
     def storage(self, url: str) -> ReadableStorage:
         """Return the storage of a dataset."""
@@ -102,7 +105,10 @@ class Access:
         self, storage: ReadableStorage, shard: Shard, is_needed: Callable[[], bool] = lambda: True
     ) -> OpenShard:
         """Open a shard, from the cache if there is one with room for it."""
-        opened = None if self.cache is None else self._cached(self.cache, storage, shard, is_needed)
+        opened = None
+        if self.cache is not None:
+            with self._explaining(storage):
+                opened = self._cached(self.cache, storage, shard, is_needed)
         if opened is None and not is_needed():
             raise StorageError("a shard is not needed any more", place=f"{storage.url}/{shard.path}")
         if self.cache is None or opened is None:
@@ -124,7 +130,12 @@ class Access:
 
     def open_directly(self, storage: ReadableStorage, shard: Shard) -> OpenShard:
         """Open a shard where it is, whether there is a cache or not."""
-        return self._verified(open_shard(storage, shard), storage, shard)
+        with self._explaining(storage):
+            opened = self._verified(open_shard(storage, shard), storage, shard)
+        return opened if self.header is None else self.header.guarded(opened, storage)
+
+    def _explaining(self, storage: ReadableStorage) -> AbstractContextManager[None]:
+        return nullcontext() if self.header is None else self.header.explaining(storage)
 
     def _verified(self, opened: OpenShard, storage: ReadableStorage, shard: Shard) -> OpenShard:
         return with_checksums(opened, storage, shard) if self.verify else opened
@@ -238,7 +249,8 @@ class Source:
     ) -> None:
         self.url = shown_url(url)
         self._url = url
-        self.access = access or Access()
+        header = OpenedHeader(manifest.shards_checksum) if manifest.shards_checksum else None
+        self.access = replace(access or Access(), header=header)
         self.manifest = manifest
         self.options = options
         self.views = EpochViews.of(selection)
