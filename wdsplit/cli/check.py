@@ -22,6 +22,7 @@ from wdsplit.cli.terminal import (
     FAILED,
     audit_line,
     bad,
+    echo,
     echo_json,
     error_text,
     good,
@@ -95,7 +96,7 @@ def verify_command(
             stderr(error_text("problem", str(problem)))
         verdict = bad(f"{counted(len(report.problems), 'problem')} in") if report.problems else good("ok:")
         part = f"{report.num_shards:,} shards of the view, of " if view is not None or where is not None else ""
-        click.echo(f"{shown_url(dataset)}: {verdict} {part}{totals_text(manifest)}")
+        echo(f"{shown_url(dataset)}: {verdict} {part}{totals_text(manifest)}")
         if not report.problems:
             say_next(audit_line(shown_url(dataset), manifest.provenance.get("options") or {}))
     if report.problems:
@@ -152,4 +153,4 @@ def _echo(finding: Finding) -> None:
         mark = (bad if finding.remedy else good)(f"{finding.figure:<6.2f}")
     before = f"epoch {finding.epoch}  {finding.promise:<20} "
     taken = len(before) + len("FAILED  ")
-    click.echo(f"{before}{mark}  {wrapped(finding.evidence, taken, taken)}")
+    echo(f"{before}{mark}  {wrapped(finding.evidence, taken, taken)}")
