@@ -210,7 +210,9 @@ def _inferred(schema: pa.Schema, options: ConvertOptions) -> list[str]:
     if options.columns or options.mapping:
         return [name for name in options.columns if name not in options.mapping.values()]
     names = [name for name in schema.names if name != options.key]
-    empty = [name for name in names if pa.types.is_null(schema.field(schema.names.index(name)).type)]
+    empty = list(
+        dict.fromkeys(each.name for each in schema if each.name != options.key and pa.types.is_null(each.type))
+    )
     if empty and options.plan.null != "omit":
         raise InputError(
             "a column has no values",
@@ -235,7 +237,8 @@ def _fields(table: Table, options: ConvertOptions) -> tuple[Field, ...]:
             "%d fields: do the keys contain dots? In WebDataset tars, a key ends at the first dot of a name",
             len(fields),
         )
-    unused = [name for name in schema.names if name not in {field.column for field in fields} | {key}]
+    used = {field.column for field in fields} | {key}
+    unused = [name for name in schema.names if name not in used]
     if unused:
         logger.info("columns not written: %s", ", ".join(unused))
     return fields

@@ -61,7 +61,7 @@ def sample_columns(schema: pa.Schema, fields: Sequence[Field], kept: Sequence[st
 
 def left_out(schema: pa.Schema, fields: Sequence[Field]) -> list[str]:
     """Return the columns that are not kept by default, because their names are taken or there are too many."""
-    kept = kept_columns(schema, fields)
+    kept = {*kept_columns(schema, fields)}
     return [name for name in _written(schema, fields) if name not in kept]
 
 
@@ -91,7 +91,8 @@ def check_kept(schema: pa.Schema, keep: Sequence[str], no_keep: Sequence[str]) -
 def _written(schema: pa.Schema, fields: Sequence[Field]) -> list[str]:
     """Return the columns of numbers, booleans and classes that are written, in the order of the fields."""
     categories = {field.column for field in fields if field.encoding == "category"}
-    names = dict.fromkeys(field.column for field in fields if field.column in schema.names)
+    columns = {*schema.names}
+    names = dict.fromkeys(field.column for field in fields if field.column in columns)
     return [name for name in names if name in categories or _is_number(schema.field(name))]
 
 

@@ -50,6 +50,9 @@ _MIN_FETCHED, _BYTES_FETCHED = 64, 16 * 1024**2
 _READ_AHEAD_BYTES = 128 * 1024**2
 _MIN_CONNECTIONS = 4
 
+_unchecked: set[str] = set()
+"""The datasets without checksums of samples of which shards were streamed beside a cache, in this process."""
+
 
 @dataclass(frozen=True)
 class Access:
@@ -111,8 +114,10 @@ class Access:
                 opened = self._cached(self.cache, storage, shard, is_needed)
         if opened is None and not is_needed():
             raise StorageError("a shard is not needed any more", place=f"{storage.url}/{shard.path}")
-        if self.cache is None or opened is None:
+        if self.cache is None:
             return self.open_directly(storage, shard)
+        if opened is None:
+            return self._streamed(storage, shard)
         again = functools.cache(partial(self._open_again, self.cache, opened, storage, shard))
         return replace(self._verified(opened, storage, shard), again=again)
 
@@ -127,6 +132,23 @@ class Access:
                 raise
             logger.warning("%s/%s: not cached, because it is damaged: %s", storage.url, shard.path, error.cause)
             return None
+
+    def _streamed(self, storage: ReadableStorage, shard: Shard) -> OpenShard:
+        """Open a shard that has no room in the cache; compare its samples with their checksums, if there are any."""
+        opened = self.open_directly(storage, shard)
+        if self.verify or storage.url in _unchecked:
+            return opened
+        try:
+            return with_checksums(opened, storage, shard)
+        except InputError:
+            _unchecked.add(storage.url)
+            logger.warning(
+                "%s: shards that are not cached are not compared with checksums: the dataset has none of its samples, "
+                "which `wdsplit verify %s --emit checksums` makes",
+                storage.url,
+                storage.url,
+            )
+            return opened
 
     def open_directly(self, storage: ReadableStorage, shard: Shard) -> OpenShard:
         """Open a shard where it is, whether there is a cache or not."""
