@@ -182,7 +182,7 @@ def write_whole(path: Path, data: bytes) -> None:
     Raises:
         StorageError: It cannot be written.
     """
-    if path.is_symlink() or (path.exists() and not path.is_file()):
+    if path.is_symlink() or not path.parent.is_dir() or (path.exists() and not path.is_file()):
         with translate_errors(path, writing=True):
             path.write_bytes(data)
         return

@@ -14,6 +14,7 @@ import wdsplit
 from faults import Delay, Flip, Hold
 from made_datasets import converted, numbers_dataset
 from tables import DEADLINE_S, wait_until
+from wdsplit.checks.verify import verify
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError
 from wdsplit.loading.reading import cache as cache_module
 from wdsplit.loading.reading import read_ahead, reader, source
@@ -308,9 +309,25 @@ def test_what_has_no_room_in_the_cache_is_streamed(remote, payloads, cache_dir, 
     """The first cache is smaller than a shard, the second than those that are in use at a time."""
     dataset = wdsplit.Dataset(remote, cache_dir=cache_dir, cache_size=cache_size)
     assert samples_of(dataset) == samples_of(wdsplit.Dataset(payloads))
-    told = [record.getMessage() for record in caplog.records if "stream" in record.getMessage()]
+    told = [record.getMessage() for record in caplog.records if "are streamed" in record.getMessage()]
     assert len(told) == 1
     assert sum(path.stat().st_size for path in cache_dir.rglob("*.tar")) <= cache_size
+
+
+def test_what_has_no_room_in_the_cache_is_compared_with_checksums_too(remote, bucket, cache_dir, caplog):
+    """Without checksums of samples one warning says that nothing is compared."""
+    shard = bucket.folder / "train" / "000003.tar"
+    assert not verify(remote, emit=["checksums"]).problems
+    payload = shard.read_bytes()
+    shard.write_bytes(payload.replace(b"\0\x5f", b"\0\x5e", 1))
+    small = {"cache_dir": cache_dir, "cache_size": 1000}
+    with pytest.raises(CorruptDataError, match="a sample was changed"):
+        samples_of(wdsplit.Dataset(remote, **small))
+    for path in (bucket.folder / "train").glob("*.sums"):
+        path.unlink()
+    caplog.clear()
+    assert len(samples_of(wdsplit.Dataset(remote, **small))) == NUM_ROWS
+    assert sum("--emit checksums" in record.getMessage() for record in caplog.records) == 1
 
 
 def test_a_local_dataset_may_have_a_cache_too(payloads, cache_dir):

@@ -50,8 +50,8 @@ _MIN_FETCHED, _BYTES_FETCHED = 64, 16 * 1024**2
 _READ_AHEAD_BYTES = 128 * 1024**2
 _MIN_CONNECTIONS = 4
 
-_unchecked: set[str] = set()
-"""The datasets without checksums of samples of which shards were streamed beside a cache, in this process."""
+_unchecked: dict[str, Shard] = {}
+"""The first shard that this process streamed beside a cache, for each dataset without checksums of samples."""
 
 
 @dataclass(frozen=True)
@@ -141,13 +141,13 @@ class Access:
         try:
             return with_checksums(opened, storage, shard)
         except InputError:
-            _unchecked.add(storage.url)
-            logger.warning(
-                "%s: shards that are not cached are not compared with checksums: the dataset has none of its samples, "
-                "which `wdsplit verify %s --emit checksums` makes",
-                storage.url,
-                storage.url,
-            )
+            if _unchecked.setdefault(storage.url, shard) is shard:  # the first of the threads that find this out
+                logger.warning(
+                    "%s: shards without room in the cache are read without a check of their bytes: "
+                    "make checksums of samples with `wdsplit verify %s --emit checksums`",
+                    storage.url,
+                    storage.url,
+                )
             return opened
 
     def open_directly(self, storage: ReadableStorage, shard: Shard) -> OpenShard:
