@@ -21,7 +21,6 @@ from typing import NamedTuple
 import numpy as np
 
 from wdsplit.engines.private_memory import map_memory
-from wdsplit.errors import WdsplitError
 from wdsplit.loading.reading.open_shard import GuardedFile, OpenShard
 from wdsplit.loading.reading.ranges import Range
 from wdsplit.order.epoch import Int64
@@ -377,7 +376,7 @@ def _work(fetches: queue.SimpleQueue[Fetch | None], memory: _Memory, is_download
     while (fetch := fetches.get()) is not None:
         if not memory.is_closed and not (is_downloading and fetch.is_requeued(fetches)):
             fetch.run()
-            with suppress(WdsplitError):  # the reader checks again, and raises it
+            with suppress(Exception):  # the reader checks again, and raises it
                 fetch.check(is_waiting=False)
         del fetch
 
