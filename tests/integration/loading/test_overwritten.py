@@ -3,6 +3,8 @@
 All payloads have one length, so that the shards of both datasets have the same sizes and indexes.
 """
 
+import gc
+import threading
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,6 +12,7 @@ import pytest
 
 import wdsplit
 from made_datasets import converted
+from tables import wait_until
 from wdsplit.errors import DatasetNotFoundError
 from wdsplit.shards.files import write_samples_schema
 from wdsplit.storage.opening import open_storage
@@ -47,13 +50,21 @@ class Place:
 
 @pytest.fixture(params=["disk", "s3", "memory"])
 def place(request, versions, tmp_path):
+    """Return a place; in the end, threads that still read ahead from it have ended."""
     if request.param == "disk":
-        return Place(str(tmp_path / "train"), versions)
+        yield Place(str(tmp_path / "train"), versions)
+        return
     if request.param == "s3":
         bucket = request.getfixturevalue("bucket")
-        return Place(f"{bucket.url}/train", versions, bucket.folder / "train")
-    request.getfixturevalue("memory")
-    return Place("memory://train", versions)
+        yield Place(f"{bucket.url}/train", versions, bucket.folder / "train")
+    else:
+        request.getfixturevalue("memory")
+        yield Place("memory://train", versions)
+    gc.collect()
+    wait_until(lambda: not any("(run)" in each.name for each in threading.enumerate()), "the end of reading ahead")
+
+
+on_s3 = pytest.mark.parametrize("place", ["s3"], indirect=True)
 
 
 def loader_of(url, num_workers=0, workers="process", **options):
@@ -100,8 +111,8 @@ def test_open_shards_give_no_sample_of_a_dataset_that_replaces_theirs(place, ver
     assert num_refused >= SHARDS // 2
 
 
-def test_a_shard_that_is_replaced_between_its_index_and_its_first_bytes_is_refused(bucket, versions, fault_proxy):
-    place = Place(f"{bucket.url}/train", versions, bucket.folder / "train")
+@on_s3
+def test_a_shard_that_is_replaced_between_its_index_and_its_first_bytes_is_refused(place, fault_proxy):
     replacing = []
 
     def replace_before_the_first_shard(request):
@@ -125,8 +136,8 @@ def test_the_same_shards_may_be_written_again_and_their_header_changed(versions,
     assert read + list(batches) == list(loader_of(versions[0]))
 
 
-def test_a_cached_shard_is_of_the_dataset_that_was_opened(bucket, versions, tmp_path):
-    place = Place(f"{bucket.url}/train", versions, bucket.folder / "train")
+@on_s3
+def test_a_cached_shard_is_of_the_dataset_that_was_opened(place, versions, tmp_path):
     batches = iter(loader_of(place.url, cache_dir=tmp_path / "cache", on_bad_sample="substitute"))
     read = [next(batches)]
     place.write(1)
