@@ -28,6 +28,10 @@ __all__ = [
 ]
 
 
+_MAX_SHOWN = 2000
+"""Characters of an expected or found value in a message: a value of a file may have millions."""
+
+
 class WdsplitError(Exception):
     """The base class of all errors that wdsplit raises on purpose.
 
@@ -68,7 +72,8 @@ class WdsplitError(Exception):
         for name in ("place", "expected", "found", "remedy"):
             value = getattr(self, name)
             if value:
-                lines.append(f"  {name}: {value}")
+                more = f"... ({len(value):,} characters)" if len(value) > _MAX_SHOWN else ""
+                lines.append(f"  {name}: {value[:_MAX_SHOWN]}{more}")
         return "\n".join(lines)
 
     def __reduce__(self) -> tuple[Any, ...]:

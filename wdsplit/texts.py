@@ -9,7 +9,7 @@ import math
 import re
 import shlex
 
-__all__ = ["counted", "human_bytes", "human_number", "human_seconds", "percent", "quoted", "safe_text"]
+__all__ = ["counted", "escaped", "human_bytes", "human_number", "human_seconds", "percent", "quoted", "safe_text"]
 
 _KEPT = "\n\t"
 _SHELL_SPECIAL = re.compile(r'["$`\\\\]|!(?![= ])')
@@ -19,17 +19,24 @@ _SHELL_SPECIAL = re.compile(r'["$`\\\\]|!(?![= ])')
 def safe_text(text: str, limit: int, lines: bool = False) -> str:
     """Return a text of a dataset for display: shortened, and without invisible characters.
 
-    Control characters, and those that change the direction of writing, are replaced by their code points.
-
     Args:
         text: The text.
         limit: Characters to keep.
         lines: Keep line breaks and tabs.
     """
-    shortened = text if len(text) <= limit else f"{text[: limit - 1]}…"
-    return "".join(
-        each if each.isprintable() or (lines and each in _KEPT) else f"\\u{ord(each):04x}" for each in shortened
-    )
+    return escaped(text if len(text) <= limit else f"{text[: limit - 1]}…", lines)
+
+
+def escaped(text: str, lines: bool = False) -> str:
+    """Return a text with the code points of invisible characters, which may control a terminal or hide other text.
+
+    Args:
+        text: The text.
+        lines: Keep line breaks and tabs.
+    """
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() or (lines and each in _KEPT) else f"\\u{ord(each):04x}" for each in text)
 
 
 def counted(number: int, one: str, many: str = "") -> str:

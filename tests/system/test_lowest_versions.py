@@ -59,3 +59,12 @@ def test_the_lowest_versions_write_the_same_bytes_and_verify_them(raw, tmp_path,
     assert tables(lowest) == tables(newest)
     wdsplit(LOWEST, "verify", newest)
     wdsplit(LOWEST, "audit", newest, "--world-size=2", "--workers=2")
+
+
+def test_a_manifest_that_is_nested_too_deeply_is_refused(raw, tmp_path):
+    """The parsers of older versions end the process."""
+    wdsplit(LOWEST, "convert", raw, tmp_path / "out", "--shards=2")
+    header, nested = tmp_path / "out" / "wdsplit.json", b"[" * 200_000 + b"]" * 200_000
+    header.write_bytes(header.read_bytes().replace(b'"provenance": {', b'"provenance": {"x": %b, ' % nested, 1))
+    with pytest.raises(AssertionError, match=r"wdsplit.json cannot be read\n(.*\n)*.*found: invalid JSON"):
+        wdsplit(LOWEST, "inspect", tmp_path / "out")

@@ -90,6 +90,11 @@ def test_at_gives_a_place_to_an_error_that_has_none():
     assert StorageError("refused").at("000000.tar").place == "000000.tar"
 
 
+def test_a_message_does_not_show_all_of_a_long_value():
+    shown = str(WdsplitError("a number has too many digits", found="7" * 2_000_000, remedy="write it as a string"))
+    assert len(shown) < 2_500 and "777... (2,000,000 characters)\n  remedy: write it as a string" in shown
+
+
 @pytest.mark.parametrize(
     ("unknown", "remedy"),
     [

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from wdsplit.errors import OutputExistsError, StorageError
+from wdsplit.storage.local import write_whole
 from wdsplit.tar.names import RESERVED_FIELDS
 
 __all__ = ["payloads", "save_samples", "write_files"]
@@ -52,11 +55,12 @@ def write_files(files: Mapping[Path, bytes], overwrite: bool = False) -> None:
     for file, payload in files.items():
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            with file.open("wb" if overwrite else "xb") as opened:
-                opened.write(payload)
+            if not overwrite and os.path.lexists(file):
+                raise FileExistsError(errno.EEXIST, "", str(file))
         except FileExistsError as error:
             raise OutputExistsError(
                 "the file exists already", place=str(error.filename), remedy="choose another folder or file"
             ) from error
         except OSError as error:
             raise StorageError("a file cannot be written", place=str(file), found=str(error.strerror)) from error
+        write_whole(file, payload)

@@ -12,7 +12,7 @@ from wdsplit.cli.conversion import option_of
 from wdsplit.cli.help import INDEXING, HelpCommand
 from wdsplit.cli.options import NAMES, engine_options, json_option, open_engine
 from wdsplit.cli.progress import progress_bar
-from wdsplit.cli.terminal import audit_line, echo_json, rates_text, say_next, totals, totals_text
+from wdsplit.cli.terminal import audit_line, echo, echo_json, rates_text, say_next, totals, totals_text
 from wdsplit.conversion.plan.options import IndexOptions
 from wdsplit.urls import shown_url
 
@@ -89,7 +89,7 @@ def index_command(
     elapsed_s = time.monotonic() - started
     rates = rates_text(manifest.num_samples + manifest.num_pads, manifest.num_bytes, elapsed_s)
     tables = f"sample tables: {', '.join(manifest.samples.names)}\n" if manifest.samples is not None else ""
-    click.echo(
+    echo(
         f"{shown_url(dataset)}: {totals_text(manifest)}\n"
         f"fields: {', '.join(field.name for field in manifest.fields)}\n"
         f"{tables}lanes {manifest.lanes}, window {manifest.window}\n"

@@ -17,7 +17,7 @@ from wdsplit.cli.help import ANNOTATING, HelpCommand
 from wdsplit.cli.options import NAMES, engine_options, json_option, open_engine
 from wdsplit.cli.progress import progress_bar
 from wdsplit.cli.stored import list_stored
-from wdsplit.cli.terminal import byte_size, echo_json, human_bytes, say_next, stderr, wrapped
+from wdsplit.cli.terminal import byte_size, echo, echo_json, human_bytes, say_next, stderr, wrapped
 from wdsplit.texts import counted
 from wdsplit.urls import shown_url
 
@@ -152,7 +152,7 @@ def _annotate(
     if as_json:
         echo_json({"dataset": shown_url(dataset), **_as_json(made)})
         return
-    click.echo(wrapped(f"{shown_url(dataset)}: {_summary(made)}\ntook {time.monotonic() - started:.1f} s"))
+    echo(wrapped(f"{shown_url(dataset)}: {_summary(made)}\ntook {time.monotonic() - started:.1f} s"))
     say_next(f"wdsplit view {shown_url(dataset)} good --where {_example(made)}")
 
 
@@ -222,4 +222,4 @@ def _drop(dataset: str, name: str, as_json: bool) -> None:
     if as_json:
         echo_json({"dataset": shown_url(dataset), "removed": name})
     else:
-        click.echo(f"{shown_url(dataset)}: removed annotation {name!r}")
+        echo(f"{shown_url(dataset)}: removed annotation {name!r}")

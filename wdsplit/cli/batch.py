@@ -14,7 +14,7 @@ import wdsplit
 from wdsplit.cli.drawing import terminal_width
 from wdsplit.cli.help import LOADING, HelpCommand
 from wdsplit.cli.options import json_option, shuffle_options, view_options
-from wdsplit.cli.terminal import echo_json, stderr, table, wrapped
+from wdsplit.cli.terminal import echo, echo_json, stderr, table, wrapped
 from wdsplit.errors import OutputExistsError
 from wdsplit.texts import counted, safe_text
 from wdsplit.urls import shown_url
@@ -126,11 +126,11 @@ def batch_command(
         return
     lists_rows = not folders and page is None
     for number, each in enumerate(found):
-        click.echo(("\n" if number and lists_rows else "") + wrapped(_head(each, shown_url(dataset))))
+        echo(("\n" if number and lists_rows else "") + wrapped(_head(each, shown_url(dataset))))
         if lists_rows:
-            click.echo(_rows(each))
+            echo(_rows(each))
     for name in [*map(str, folders), *([page] if page else [])]:
-        click.echo(name)
+        echo(name)
 
 
 def _say_gaps(found: list[Batch], last: int) -> None:

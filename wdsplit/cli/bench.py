@@ -13,7 +13,7 @@ from wdsplit.cli.drawing import sparkline, terminal_width
 from wdsplit.cli.help import LOADING, HelpCommand
 from wdsplit.cli.options import NAMES, batch_size_option, json_option, order_options, view_options
 from wdsplit.cli.progress import progress_bar
-from wdsplit.cli.terminal import echo_json, human_bytes, wrapped
+from wdsplit.cli.terminal import echo, echo_json, human_bytes, wrapped
 
 if TYPE_CHECKING:
     from wdsplit.checks.bench import BenchResult
@@ -93,7 +93,7 @@ def bench_command(
         view = {"view": source.view_text} if source.view_text else {}
         echo_json({"dataset": source.url, **view, **asdict(found), **rates})
     else:
-        click.echo(wrapped(_summary(name_with_view(source), found)))
+        echo(wrapped(_summary(name_with_view(source), found)))
 
 
 def _loader(

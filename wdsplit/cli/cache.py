@@ -12,7 +12,7 @@ import click
 from wdsplit.cli.help import HelpCommand
 from wdsplit.cli.options import json_option
 from wdsplit.cli.progress import progress_bar
-from wdsplit.cli.terminal import FAILED, bad, echo_json, good, human_bytes, stderr
+from wdsplit.cli.terminal import FAILED, bad, echo, echo_json, good, human_bytes, stderr
 from wdsplit.texts import counted
 
 if TYPE_CHECKING:
@@ -78,13 +78,13 @@ def _show(cache: CacheFolder, folder: str, as_json: bool) -> None:
             }
         )
         return
-    click.echo(
+    echo(
         f"{folder}: {counted(usage.num_shards, 'shard')}, {human_bytes(usage.num_bytes)}\n"
         f"in use {usage.num_in_use:,}, downloading {usage.num_downloads:,}, "
         f"unfinished downloads {usage.num_leftovers:,}"
     )
     if first is not None:
-        click.echo(f"last used: between {first} and {last}")
+        echo(f"last used: between {first} and {last}")
 
 
 def _clear(cache: CacheFolder, folder: str, as_json: bool) -> None:
@@ -92,7 +92,7 @@ def _clear(cache: CacheFolder, folder: str, as_json: bool) -> None:
     if as_json:
         echo_json({"cache": folder, **dataclasses.asdict(cleared)})
         return
-    click.echo(
+    echo(
         f"{folder}: removed {cleared.num_removed:,} shards, {human_bytes(cleared.removed_bytes)}; "
         f"kept {cleared.num_kept:,} that are in use, {human_bytes(cleared.kept_bytes)}"
     )
@@ -117,7 +117,7 @@ def _verify(cache: ShardCache, folder: str, as_json: bool) -> None:
         verdict = good("ok")
         if damages:
             verdict = bad(f"removed {len(damages):,} damaged shards: they will be downloaded again")
-        click.echo(f"{folder}: {num_checked:,} shards, {human_bytes(num_bytes)}: {verdict}")
+        echo(f"{folder}: {num_checked:,} shards, {human_bytes(num_bytes)}: {verdict}")
     if damages:
         sys.exit(FAILED)
 

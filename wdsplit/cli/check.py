@@ -23,6 +23,7 @@ from wdsplit.cli.terminal import (
     FAILED,
     audit_line,
     bad,
+    echo,
     echo_json,
     error_text,
     good,
@@ -126,7 +127,7 @@ def verify_command(
         part = (
             f"{counted(report.num_shards, 'shard')} of the view, of " if view is not None or where is not None else ""
         )
-        click.echo(f"{shown_url(dataset)}: {verdict} {part}{totals_text(manifest)}")
+        echo(f"{shown_url(dataset)}: {verdict} {part}{totals_text(manifest)}")
         _echo_images(report, dataset, bad_samples_file)
         if not report.problems:
             say_next(audit_line(shown_url(dataset), manifest.provenance.get("options") or {}))
@@ -139,19 +140,19 @@ def _echo_images(report: Report, dataset: str, bad_samples_file: str | None) -> 
     images = report.images
     if images is None:
         if report.image_fields:
-            click.echo(f"images: not decoded ({', '.join(report.image_fields)}); --decode finds those that fail")
+            echo(f"images: not decoded ({', '.join(report.image_fields)}); --decode finds those that fail")
         return
     verdict = bad(counted(len(images.bad), "bad sample")) if images.bad else good("ok")
-    click.echo(f"images: {images.num_images:,} decoded, {verdict}")
+    echo(f"images: {images.num_images:,} decoded, {verdict}")
     for name, counts in images.formats.items():
-        click.echo(f"  {name}: {', '.join(f'{count:,} {kind}' for kind, count in counts.items())}")
+        echo(f"  {name}: {', '.join(f'{count:,} {kind}' for kind, count in counts.items())}")
     for what, count in images.unusual.items():
-        click.echo(f"  {what}: {count:,}{_REMEDIES.get(what, '')}")
+        echo(f"  {what}: {count:,}{_REMEDIES.get(what, '')}")
     if images.bad and bad_samples_file is not None:
         clean = f"wdsplit view {quoted(shown_url(dataset))} clean --exclude {quoted(bad_samples_file)}"
-        click.echo(f"{bad_samples_file} lists them; leave them out with `{clean}`")
+        echo(f"{bad_samples_file} lists them; leave them out with `{clean}`")
     elif images.bad:
-        click.echo("--bad-samples-file bad.jsonl lists them, for `wdsplit view --exclude`")
+        echo("--bad-samples-file bad.jsonl lists them, for `wdsplit view --exclude`")
 
 
 @click.command(
@@ -204,4 +205,4 @@ def _echo(finding: Finding) -> None:
         mark = (bad if finding.remedy else good)(f"{finding.figure:<6.2f}")
     before = f"epoch {finding.epoch}  {finding.promise:<20} "
     taken = len(before) + len("FAILED  ")
-    click.echo(f"{before}{mark}  {wrapped(finding.evidence, taken, taken)}")
+    echo(f"{before}{mark}  {wrapped(finding.evidence, taken, taken)}")

@@ -16,7 +16,7 @@ from wdsplit.cli.terminal import byte_size, listed, totals_text
 from wdsplit.conversion.plan.options import ConvertOptions, attribute_texts
 from wdsplit.errors import InputError
 from wdsplit.shards.emit import check_emit
-from wdsplit.texts import counted, safe_text
+from wdsplit.texts import counted, escaped, safe_text
 
 if TYPE_CHECKING:
     from wdsplit.cli.progress import Bar
@@ -235,7 +235,7 @@ def label_lines(label: Any, fields: Sequence[Field]) -> list[str]:
 def dataset_text(manifest: Manifest, place: str) -> str:
     """Return a summary of a converted dataset."""
     provenance = manifest.provenance
-    names = [f"{field.name} (from {field.column})" for field in manifest.fields]
+    names = [escaped(f"{field.name} (from {field.column})") for field in manifest.fields]
     more = f", and {len(names) - _SHOWN_FIELDS} more" if len(names) > _SHOWN_FIELDS else ""
     lines = [f"{place}: {totals_text(manifest)}", f"fields: {', '.join(names[:_SHOWN_FIELDS])}{more}"]
     said = label_lines(provenance.get("label"), manifest.fields)

@@ -25,7 +25,16 @@ from wdsplit.cli.help import CONVERTING, HelpCommand
 from wdsplit.cli.options import engine_options, open_engine
 from wdsplit.cli.progress import progress_bar
 from wdsplit.cli.shares import run_share
-from wdsplit.cli.terminal import BATCH_SIZE, audit_line, rates_text, say_next, stderr, training_line, wrapped
+from wdsplit.cli.terminal import (
+    BATCH_SIZE,
+    audit_line,
+    echo,
+    rates_text,
+    say_next,
+    stderr,
+    training_line,
+    wrapped,
+)
 from wdsplit.conversion.plan.options import PASSES, ConvertOptions, Pass
 from wdsplit.errors import WdsplitError
 from wdsplit.texts import counted
@@ -133,14 +142,14 @@ def _convert(
         raise
     elapsed_s = time.monotonic() - started
     for name, manifest in manifests.items():
-        click.echo(wrapped(dataset_text(manifest, _folder(output, name))))
+        echo(wrapped(dataset_text(manifest, _folder(output, name))))
         if last[name].skipped:
-            click.echo(f"resumed: {last[name].skipped:,} shards existed already")
+            echo(f"resumed: {last[name].skipped:,} shards existed already")
     num_samples = sum(manifest.num_samples for manifest in manifests.values())
     num_bytes = sum(manifest.num_bytes for manifest in manifests.values())
     is_resumed = any(progress.skipped for progress in last.values())
     rates = "" if is_resumed else f" ({rates_text(num_samples, num_bytes, elapsed_s)})"
-    click.echo(f"took {elapsed_s:.1f} s{rates}")
+    echo(f"took {elapsed_s:.1f} s{rates}")
     for name, manifest in manifests.items() if options.overwrite else ():
         _say_stale(_folder(output, name), manifest.fingerprint)
     _say_next(_folder(shown_url(output), next(iter(manifests))), options)

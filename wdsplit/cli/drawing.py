@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from wdsplit.cli.terminal import style
+
 if TYPE_CHECKING:
     from wdsplit.checks.inspect import Assignment, ReaderShare
 
@@ -80,13 +82,13 @@ def draw_readers(found: Assignment, width: int) -> str:
     sizes = sparkline(tenths, room)
     header = (f"shards 0 to {len(counts) - 1:,}" if counts else "no shards").ljust(len(sizes) * strip.cell)
     lines = [
-        click.style(f"{'rank':>4}  {'worker':>6}  {header}  {'samples':>10}", bold=True),
+        style(f"{'rank':>4}  {'worker':>6}  {header}  {'samples':>10}", bold=True),
         f"{'size':>12}  {''.join(glyph * strip.cell for glyph in sizes)}  {f'<= {most:,}':>10}",
     ]
     rows = _rows(found.readers)
     shown = rows if len(rows) <= _MAX_ROWS else rows[: _MAX_ROWS - 2]
     for rank, worker, samples, shards in shown:
-        picture = click.style(strip.draw(shards), fg=_COLOURS[rank % len(_COLOURS)])
+        picture = style(strip.draw(shards), fg=_COLOURS[rank % len(_COLOURS)])
         lines.append(f"{rank:>4}  {worker:>6}  {picture}  {samples:>10,}")
     left = rows[len(shown) :]
     if left:

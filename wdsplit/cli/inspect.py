@@ -15,7 +15,7 @@ from wdsplit.cli.conversion import label_lines
 from wdsplit.cli.drawing import bar, draw_option, draw_readers, terminal_width
 from wdsplit.cli.help import LOADING, HelpCommand
 from wdsplit.cli.options import batch_size_option, json_option, order_options, view_options
-from wdsplit.cli.terminal import STALE, echo_json, human_bytes, listed, table, wrapped
+from wdsplit.cli.terminal import STALE, echo, echo_json, human_bytes, listed, table, wrapped
 from wdsplit.tar.names import RESERVED_FIELDS
 from wdsplit.texts import counted, percent
 from wdsplit.urls import shown_url
@@ -99,11 +99,11 @@ def inspect_command(
     if as_json:
         echo_json(_as_json(dataset, found))
         return
-    click.echo(wrapped(_summary(shown_url(dataset), found)))
+    echo(wrapped(_summary(shown_url(dataset), found)))
     if verbose:
-        click.echo(f"\n{_technical(found)}")
+        echo(f"\n{_technical(found)}")
     for one in found.first_samples:
-        click.echo()
+        echo()
         _show(one, {field.name: field.names for field in found.fields})
 
 
@@ -232,7 +232,7 @@ def _one_sample(dataset: str, key_or_index: str | int, output: str | None, as_js
     elif output is None:
         _show(sample, names)
     else:
-        click.echo("\n".join(files))
+        echo("\n".join(files))
 
 
 def _sample(dataset: str, key_or_index: str | int) -> tuple[dict[str, Any], dict[str, tuple[str, ...]]]:
@@ -273,12 +273,12 @@ def _as_json(dataset: str, found: Inspection) -> dict[str, Any]:
 
 def _show(sample: dict[str, Any], names: Mapping[str, tuple[str, ...]]) -> None:
     """Print a sample: a line for each field, with the name of its class if `names` has those of the field."""
-    click.echo(f"{sample['__key__']}  ({sample['__url__']})")
+    echo(f"{sample['__key__']}  ({sample['__url__']})")
     for name, value in sample.items():
         if name not in RESERVED_FIELDS:
             text = _preview(value)
             is_class = text.isascii() and text.isdigit() and int(text) < len(names.get(name, ()))
-            click.echo(f"  {name}: {text}{f' ({_printable(names[name][int(text)])})' if is_class else ''}")
+            echo(f"  {name}: {text}{f' ({_printable(names[name][int(text)])})' if is_class else ''}")
 
 
 def _previews(sample: dict[str, Any]) -> dict[str, str]:
@@ -322,7 +322,7 @@ def assign_command(dataset: str, world_size: int, workers: int, draw: bool, as_j
         echo_json(dataclasses.asdict(found))
     else:
         picture = draw_readers(found, terminal_width()) if draw else _readers_table(found)
-        click.echo("\n".join([picture, "", *map(wrapped, _readers_lines(found))]))
+        echo("\n".join([picture, "", *map(wrapped, _readers_lines(found))]))
 
 
 def _readers_table(found: Assignment) -> str:

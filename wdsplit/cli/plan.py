@@ -15,7 +15,7 @@ from wdsplit.cli.drawing import draw_option, draw_readers, terminal_width
 from wdsplit.cli.help import CONVERTING, HelpCommand
 from wdsplit.cli.options import json_option
 from wdsplit.cli.progress import progress_bar
-from wdsplit.cli.terminal import echo_json, human_bytes, listed, say_next, table, wrapped
+from wdsplit.cli.terminal import echo, echo_json, human_bytes, listed, say_next, table, wrapped
 from wdsplit.texts import counted
 from wdsplit.urls import shown_url
 
@@ -112,11 +112,11 @@ def plan_command(
     else:
         texts = [_plan_text(plan, _space_text(plan, needed[name], output)) for name, plan in plans.items()]
         named = [(f"{name}: " if name else "") + text for name, text in zip(plans, texts, strict=True)]
-        click.echo(wrapped("\n\n".join(named)))
+        echo(wrapped("\n\n".join(named)))
         for name, plan in plans.items() if draw else ():
-            click.echo(f"\n{f'{name}: ' if name else ''}{_readers_text(plan)}")
+            echo(f"\n{f'{name}: ' if name else ''}{_readers_text(plan)}")
         for name, path in names.items():
-            click.echo(f"\n{_next_steps(plans[name], path)}")
+            echo(f"\n{_next_steps(plans[name], path)}")
         if not names:
             few = [shlex.quote(shown_url(path)) for path in inputs] if len(inputs) <= _FEW else ["INPUT..."]
             say_next(f"wdsplit convert {' '.join(few)} OUTPUT with the same options")

@@ -9,7 +9,7 @@ import click
 import wdsplit
 from wdsplit.cli.help import REPORTING, HelpCommand
 from wdsplit.cli.options import Decorator, batch_size_option, view_options, with_options
-from wdsplit.cli.terminal import human_bytes, wrapped
+from wdsplit.cli.terminal import echo, human_bytes, wrapped
 from wdsplit.errors import InputError
 from wdsplit.reporting.cluster import DEFAULT_TOPOLOGIES, Cluster, Topology
 
@@ -119,5 +119,5 @@ def report_command(
     options = wdsplit.ReportOptions(topologies=topologies or DEFAULT_TOPOLOGIES, cluster=cluster, **arguments)
     made = wdsplit.report(list(dataset), output, options)
     for verdict in made.verdicts:
-        click.echo(wrapped(f"{verdict.question} {verdict.answer}. {verdict.text} {verdict.remedy}".rstrip()))
-    click.echo(f"{output}: {human_bytes(len(made.html.encode()))}")
+        echo(wrapped(f"{verdict.question} {verdict.answer}. {verdict.text} {verdict.remedy}".rstrip()))
+    echo(f"{output}: {human_bytes(len(made.html.encode()))}")

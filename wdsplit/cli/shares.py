@@ -13,7 +13,7 @@ import wdsplit
 from wdsplit.cli.conversion import dataset_text, show_progress
 from wdsplit.cli.help import HelpCommand
 from wdsplit.cli.progress import progress_bar
-from wdsplit.cli.terminal import human_bytes, stderr, wrapped
+from wdsplit.cli.terminal import echo, human_bytes, stderr, wrapped
 from wdsplit.urls import shown_url
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def run_share(plan_path: str, share: str, only: Pass | None, engine: Engine, log
     except KeyboardInterrupt:
         stderr("published shards are kept; run the same command again to continue")
         raise
-    click.echo(f"share {share}: {_done(done)}, took {time.monotonic() - started:.1f} s")
+    echo(f"share {share}: {_done(done)}, took {time.monotonic() - started:.1f} s")
 
 
 def _done(progress: Progress) -> str:
@@ -63,4 +63,4 @@ def commit_command(plan_path: str) -> None:
 
     Fails if a shard is missing or incomplete. Does nothing if the conversion is finished already.
     """
-    click.echo(wrapped(dataset_text(wdsplit.commit_shares(plan_path), shown_url(plan_path))))
+    echo(wrapped(dataset_text(wdsplit.commit_shares(plan_path), shown_url(plan_path))))

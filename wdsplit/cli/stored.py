@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from wdsplit.cli.terminal import STALE, echo_json, table
+from wdsplit.cli.terminal import STALE, echo, echo_json, table
 from wdsplit.errors import WdsplitError
 from wdsplit.urls import shown_url
 
@@ -52,7 +50,7 @@ def list_stored(
             ]
         )
     elif not found:
-        click.echo(f"{shown_url(dataset)}: no {header[0]}s")
+        echo(f"{shown_url(dataset)}: no {header[0]}s")
     else:
         rows = []
         for name, each in found.items():
@@ -61,4 +59,4 @@ def list_stored(
             else:
                 *cells, last = row(each)
                 rows.append((name, *cells, last if made_for(each) == fingerprint else last + STALE))
-        click.echo(table(header, rows))
+        echo(table(header, rows))

@@ -21,7 +21,7 @@ import click
 
 from wdsplit.errors import InputError
 from wdsplit.sizes import parse_size
-from wdsplit.texts import counted, human_bytes
+from wdsplit.texts import counted, escaped, human_bytes
 from wdsplit.urls import shown_url
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ __all__ = [
     "bad",
     "byte_size",
     "colour",
+    "echo",
     "echo_json",
     "error_text",
     "good",
@@ -47,6 +48,7 @@ __all__ = [
     "rates_text",
     "say_next",
     "stderr",
+    "style",
     "table",
     "totals",
     "totals_text",
@@ -74,34 +76,49 @@ def colour() -> bool | None:
     return False if os.environ.get("TERM") == "dumb" else None
 
 
+_ESCAPE = f"[{os.urandom(8).hex()}]"
+"""Stands for the escape characters of `style` until `echo`: no text of a file can contain it."""
+
+
+def style(text: str, **styles: Any) -> str:
+    """Return a text in a style of `click.style`, for `echo`."""
+    return click.style(escaped(text, lines=True), **styles).replace("\x1b", _ESCAPE)
+
+
+def echo(text: str = "", err: bool = False) -> None:
+    """Print a text, with its invisible characters escaped: a dataset's names may have some. All output passes here."""
+    shown = escaped(text, lines=True).replace(_ESCAPE, "\x1b")
+    click.echo(shown, err=err, color=colour() if err else None)
+
+
 def stderr(message: str) -> None:
     """Print a message to standard error."""
-    click.echo(message, err=True, color=colour())
+    echo(message, err=True)
 
 
 def good(text: str) -> str:
     """Colour the text of a good result."""
-    return click.style(text, fg="green")
+    return style(text, fg="green")
 
 
 def bad(text: str) -> str:
     """Colour the text of a bad result or an error."""
-    return click.style(text, fg="red", bold=True)
+    return style(text, fg="red", bold=True)
 
 
 def error_text(word: str, error: str) -> str:
     """Return the coloured text of an error: `word`, the cause, then the named details."""
     cause, separator, details = error.partition("\n")
-    details = re.sub(r"^  \w+:", lambda name: click.style(name[0], dim=True), details, flags=re.MULTILINE)
-    details = details.replace(click.style("  remedy:", dim=True), click.style("  remedy:", fg="green"))
-    return f"{bad(f'{word}:')} {click.style(cause, bold=True)}{separator}{details}"
+    details = re.sub(r"^  \w+:", lambda name: style(name[0], dim=True), details, flags=re.MULTILINE)
+    details = details.replace(style("  remedy:", dim=True), style("  remedy:", fg="green"))
+    return f"{bad(f'{word}:')} {style(cause, bold=True)}{separator}{details}"
 
 
 def say_next(*lines: str) -> None:
     """Suggest the next commands, if standard error is a terminal."""
     if sys.stderr.isatty():
         for number, line in enumerate(lines):
-            stderr(f"{click.style('     ' if number else 'next:', fg='cyan')} {line}")
+            stderr(f"{style('     ' if number else 'next:', fg='cyan')} {line}")
 
 
 def audit_line(dataset: str, options: Mapping[str, Any]) -> str:
@@ -120,7 +137,7 @@ class LogHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print a record."""
-        word = f"{click.style('warning:', fg='yellow', bold=True)} " if record.levelno >= logging.WARNING else ""
+        word = f"{style('warning:', fg='yellow', bold=True)} " if record.levelno >= logging.WARNING else ""
         stderr(f"{word}{self.format(record)}")
 
 
@@ -168,21 +185,22 @@ def wrapped(text: str, indent: int = 2, first: int = 0) -> str:
 
 def listed(names: Sequence[str]) -> str:
     """Return the first few names, separated by commas."""
-    return ", ".join(names[:_LISTED]) + (", ..." if len(names) > _LISTED else "")
+    return ", ".join(map(escaped, names[:_LISTED])) + (", ..." if len(names) > _LISTED else "")
 
 
 def echo_json(value: Any) -> None:
     """Print a value as indented JSON."""
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    echo("".join(each if each.isprintable() or each == "\n" else json.dumps(each)[1:-1] for each in text))
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """Return rows as aligned columns under a header; in a terminal, the last column is wrapped to fit its width."""
-    texts = [[str(cell) for cell in row] for row in [header, *rows]]
+    texts = [[escaped(str(cell)) for cell in row] for row in [header, *rows]]
     widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in texts]
     indent = min(sum(width + 2 for width in widths[:-1]), shutil.get_terminal_size().columns // 2)
-    return "\n".join([click.style(lines[0], bold=True), *(wrapped(line, indent) for line in lines[1:])])
+    return "\n".join([style(lines[0], bold=True), *(wrapped(line, indent) for line in lines[1:])])
 
 
 def byte_size(text: str) -> int:

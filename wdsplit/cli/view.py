@@ -14,7 +14,7 @@ from wdsplit.cli.help import CHOOSING, HelpCommand
 from wdsplit.cli.options import engine_options, json_option, open_engine
 from wdsplit.cli.progress import progress_bar
 from wdsplit.cli.stored import list_stored
-from wdsplit.cli.terminal import echo_json, say_next, table, wrapped
+from wdsplit.cli.terminal import echo, echo_json, say_next, table, wrapped
 from wdsplit.texts import counted, percent, safe_text
 from wdsplit.urls import shown_url
 
@@ -96,7 +96,7 @@ def view_command(
         raise click.UsageError("conditions and keys need the NAME of a view to make, without --list and --drop")
     if drop is not None:
         wdsplit.drop_view(dataset, drop)
-        click.echo(f"{shown_url(dataset)}: removed view {drop!r}")
+        echo(f"{shown_url(dataset)}: removed view {drop!r}")
     elif name is None:
         _list(dataset, as_json)
     else:
@@ -116,7 +116,7 @@ def _make(dataset: str, name: str, asked: Mapping[str, Any], engine: Any, log: T
     if as_json:
         echo_json({"dataset": shown_url(dataset), **dataclasses.asdict(made.stored), **_more(made)})
         return
-    click.echo(wrapped(_summary(shown_url(dataset), made, time.monotonic() - started)))
+    echo(wrapped(_summary(shown_url(dataset), made, time.monotonic() - started)))
     say_next(f"wdsplit.Dataset({shown_url(dataset)!r}, view={name!r})")
 
 

@@ -255,7 +255,8 @@ def _fields(table: Table, options: ConvertOptions) -> tuple[tuple[Field, ...], L
             "%d fields: do the keys contain dots? In WebDataset tars, a key ends at the first dot of a name",
             len(fields),
         )
-    unused = [name for name in schema.names if name not in {field.column for field in fields} | {key}]
+    used = {field.column for field in fields} | {key}
+    unused = [name for name in schema.names if name not in used]
     if unused:
         logger.info("columns not written: %s", ", ".join(unused))
     return fields, label

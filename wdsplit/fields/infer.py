@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -186,12 +187,14 @@ def infer_fields(
         InputError: A column is missing, has no encoding, or two fields would have one name. All problems are named.
     """
     named = dict.fromkeys([*mapping.values(), *columns, *([key] if key else [])])
-    unknown = [name for name in named if name not in schema.names]
+    known = {*schema.names}
+    unknown = [name for name in named if name not in known]
     problems = [f"column {name!r} is not in the table (it has: {', '.join(schema.names)})" for name in unknown]
     problems += _repeated_columns(schema)
     if not mapping and not columns:
         columns = [name for name in schema.names if name != key]
-    inferred = [name for name in dict.fromkeys(columns) if name not in mapping.values() or name == label]
+    mapped = {*mapping.values()}
+    inferred = [name for name in dict.fromkeys(columns) if name not in mapped or name == label]
     chosen = [*mapping.values(), *inferred]
     if not chosen and not problems:
         problems.append("the table has no column but the key")
@@ -264,7 +267,7 @@ def _unusable(problems: Sequence[str], remedy: str = "") -> InputError:
 
 
 def _repeated(names: Sequence[str]) -> list[str]:
-    return sorted({name for name in names if names.count(name) > 1})
+    return sorted(name for name, count in Counter(names).items() if count > 1)
 
 
 def _default_encoding(schema: pa.Schema, column: str) -> str:
@@ -310,10 +313,10 @@ def _inferred_names(
         elif column in classes and pa.types.is_integer(unwrap(kind)):
             by_type = ".cls"
         extensions.append(by_type or (sniff(payload) if payload else None) or "bin")
-    names = []
+    names, counts = [], Counter(extensions)
     for column, extension in zip(columns, extensions, strict=True):
         prefix = re.sub(r"[^a-z0-9_-]", "_", column.lower())
-        alone = extension[0] != "." and extensions.count(extension) == 1 and extension not in taken
+        alone = extension[0] != "." and counts[extension] == 1 and extension not in taken
         names.append(extension if alone else f"{prefix}.{extension.lstrip('.')}")
     return names
 

@@ -84,7 +84,7 @@ def sample_columns(schema: pa.Schema, fields: Sequence[Field], kept: Sequence[st
 
 def left_out(schema: pa.Schema, fields: Sequence[Field]) -> list[str]:
     """Return the columns that are not kept by default, because their names are taken or there are too many."""
-    kept = kept_columns(schema, fields)
+    kept = {*kept_columns(schema, fields)}
     return [name for name in _written(schema, fields) if name not in kept]
 
 
@@ -114,8 +114,8 @@ def check_kept(schema: pa.Schema, keep: Sequence[str], no_keep: Sequence[str]) -
 def _written(schema: pa.Schema, fields: Sequence[Field]) -> list[str]:
     """Return the columns of numbers, booleans and classes that are written, in the order of the fields."""
     categories = {field.column for field in fields if field.encoding == "category"}
-    found = []
-    for name in dict.fromkeys(field.column for field in fields if field.column in schema.names):
+    found, columns = [], {*schema.names}
+    for name in dict.fromkeys(field.column for field in fields if field.column in columns):
         kind = unwrap(schema.field(name).type)
         is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
         if is_number or name in categories:

@@ -10,9 +10,9 @@ from pathlib import Path
 from wdsplit.checks.batch import Batch
 from wdsplit.checks.keys import label_field
 from wdsplit.checks.places import parts_of
-from wdsplit.errors import StorageError
 from wdsplit.reporting.samples import Card, cards_of
 from wdsplit.reporting.templates import TEMPLATES
+from wdsplit.storage.local import write_whole
 from wdsplit.texts import safe_text
 
 __all__ = ["batch_page", "save_batch_page"]
@@ -67,8 +67,4 @@ def save_batch_page(batches: Sequence[Batch], path: str | os.PathLike[str]) -> N
     Raises:
         StorageError: It cannot be written.
     """
-    html = batch_page(batches)
-    try:
-        Path(path).write_text(html, encoding="utf-8")
-    except OSError as error:
-        raise StorageError("the page cannot be written", place=str(path), found=error.strerror or "") from error
+    write_whole(Path(path), batch_page(batches).encode())

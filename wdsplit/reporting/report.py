@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wdsplit.conversion.plan.options import chosen
-from wdsplit.errors import StorageError
 from wdsplit.notebook import html_table
 from wdsplit.reporting.collect import collected
 from wdsplit.reporting.facts import Facts
@@ -17,6 +16,7 @@ from wdsplit.reporting.options import ReportOptions
 from wdsplit.reporting.page import page
 from wdsplit.reporting.subject import Subject, open_mixture, open_subject
 from wdsplit.reporting.verdicts import Verdict, verdicts
+from wdsplit.storage.local import write_whole
 from wdsplit.texts import safe_text
 
 if TYPE_CHECKING:
@@ -58,15 +58,7 @@ class Report:
         Raises:
             StorageError: It cannot be written.
         """
-        try:
-            Path(path).write_text(self.html, encoding="utf-8")
-        except OSError as error:
-            raise StorageError(
-                "the report cannot be written",
-                place=str(path),
-                found=error.strerror or str(error),
-                remedy="choose a file in an existing folder that you may write to",
-            ) from error
+        write_whole(Path(path), self.html.encode())
 
 
 def report(

@@ -55,6 +55,7 @@ __all__ = [
     "index_path",
     "parse_manifest",
     "shard_path",
+    "shards_checksum",
     "with_samples",
 ]
 
@@ -108,6 +109,7 @@ class Manifest:
         pad: How the shards were made equal: repeat, drop or none.
         provenance: Inputs, options, versions and the plan's hash.
         samples: The columns of the sample tables beside its shards; None if it has no such tables.
+        shards_checksum: The checksum of `shards.parquet` in its header; empty if it was not read from one.
     """
 
     shards: Shards
@@ -117,6 +119,7 @@ class Manifest:
     pad: str
     provenance: dict[str, Any]
     samples: pa.Schema | None = None
+    shards_checksum: str = dataclasses.field(default="", repr=False, compare=False)
 
     def __repr__(self) -> str:
         fields = ", ".join(f"{field.name}: {field.type}" for field in self.fields)
@@ -273,6 +276,7 @@ def parse_manifest(header: bytes, table: bytes) -> Manifest:
         fields["pad"],
         fields["provenance"],
         fields.get("samples"),
+        checksum,
     )
     for name, found in (
         ("num_samples", manifest.num_samples),
@@ -282,6 +286,11 @@ def parse_manifest(header: bytes, table: bytes) -> Manifest:
         if fields[name] != found:
             raise _bad_header(f"{name} = {fields[name]}", f"{found}, as in {SHARDS_NAME}")
     return manifest
+
+
+def shards_checksum(header: bytes) -> str:
+    """Return the checksum of the shard table in a header; raises as `parse_manifest` does."""
+    return str(_parse_header(header)["shards_checksum"])
 
 
 _HEADER_TYPES = {

@@ -26,7 +26,7 @@ from wdsplit.storage.mounts import is_network_mount
 from wdsplit.storage.network import NetworkFile
 from wdsplit.urls import shown_url
 
-__all__ = ["LocalStorage", "is_temporary", "local_path", "temporary_name"]
+__all__ = ["LocalStorage", "is_temporary", "local_path", "temporary_name", "write_whole"]
 
 _IOV_MAX = 1024
 _MAX_REMOVALS = 20
@@ -174,6 +174,20 @@ class LocalStorage:
     def with_short_deadline(self) -> LocalStorage:
         """Return this storage: the local disk needs no deadline."""
         return self
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file, which appears complete or not at all; write directly to a link or a device, such as /dev/stdout.
+
+    Raises:
+        StorageError: It cannot be written.
+    """
+    if path.is_symlink() or not path.parent.is_dir() or (path.exists() and not path.is_file()):
+        with translate_errors(path, writing=True):
+            path.write_bytes(data)
+        return
+    with LocalStorage(str(path.parent)).publish(path.name) as file:
+        file.write([data])
 
 
 def _remove(target: Path) -> None:

@@ -27,6 +27,7 @@ TRANSIENT_ERRNOS = frozenset(
 _REMEDIES = {
     errno.EMFILE: "raise `ulimit -n`, or use fewer lanes: each lane that is read keeps a shard open",
     errno.EACCES: "check permissions: those of the path, and of the folders above it",
+    errno.ENOENT: "check the path: its folder must exist",
     errno.ENOTDIR: "check the path: one of its folders is a file",
     errno.EEXIST: "check the path: one of its folders is a file",
 }

@@ -22,13 +22,21 @@ class ProcessLock:
         self._pid = os.getpid()
         self._lock = threading.Lock()
 
-    def __enter__(self) -> None:
+    def acquire(self, is_waiting: bool = True) -> bool:
+        """Lock it; without waiting for another thread, tell whether that was possible."""
         if self._pid != os.getpid():
             self._lock, self._pid = threading.Lock(), os.getpid()
-        self._lock.acquire()
+        return self._lock.acquire(is_waiting)
+
+    def release(self) -> None:
+        """Unlock it."""
+        self._lock.release()
+
+    def __enter__(self) -> None:
+        self.acquire()
 
     def __exit__(self, *_: object) -> None:
-        self._lock.release()
+        self.release()
 
 
 def open_locked(path: Path, wait: bool) -> int:

@@ -26,6 +26,8 @@ class RemoteFile:
     """
 
     is_remote = True
+    keeps_version = False
+    """Whether all reads are of the version that the first answer had."""
 
     def __init__(self, url: str, size: int | None = None) -> None:
         self.url = url
@@ -45,6 +47,14 @@ class RemoteFile:
         if self._version is None:
             self._ask()
         return self._version or ""
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        """Fill a buffer with the bytes at an offset."""
+        raise NotImplementedError
+
+    def read_whole(self, max_bytes: int | None = None) -> bytes:
+        """Return the whole file; refuse one of more than `max_bytes` bytes."""
+        raise NotImplementedError
 
     def _ask(self) -> None:
         """Request size and version."""

@@ -35,6 +35,8 @@ class S3File(RemoteFile):
         size: Its size in bytes, if known; an object of another size is refused.
     """
 
+    keeps_version = True
+
     def __init__(self, client: S3Client, key: str, url: str, size: int | None = None) -> None:
         super().__init__(url, size)
         self._client = client

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -147,9 +148,10 @@ def _check_one_format(files: Sequence[InputFile]) -> None:
 
 def first_payloads(table: Table, columns: Sequence[str]) -> dict[str, bytes | None]:
     """Return the first bytes of each column whose field depends on them, from its first value that is not null."""
-    names = [name for name in table.schema.names if name in columns]
+    wanted = {*columns}
+    names = Counter(name for name in table.schema.names if name in wanted)
     found: dict[str, bytes | None] = {
-        name: None for name in names if names.count(name) == 1 and needs_sniff(table.schema.field(name).type)
+        name: None for name, count in names.items() if count == 1 and needs_sniff(table.schema.field(name).type)
     }
     for name in found:
         for rows in read_rows(table, 0, table.num_rows, [name]):

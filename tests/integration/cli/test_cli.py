@@ -32,6 +32,7 @@ from tables import (
     write_table,
 )
 from wdsplit.checks import contents
+from wdsplit.cli import terminal
 from wdsplit.cli.main import cli, main
 from wdsplit.conversion import driver
 from wdsplit.conversion.plan.plan import Span
@@ -509,6 +510,45 @@ def test_inspect_shows_no_character_that_a_terminal_would_obey(done, tmp_path):
     path = converted(tmp_path, pa.table({"kind": ["\x1b[2J", "b"] * 3}), mapping={"cls": "kind"}, shards=1)
     out = done("inspect", path).out
     assert "\x1b" not in out and "'\\x1b[2J'" in out
+
+
+HOSTILE = "\x1b[2J\x9b31m\u202e\rname\n  remedy: none"
+"""Clears a terminal, colours it, reverses what follows, goes back to the beginning of the line, and adds a line."""
+
+
+def test_no_command_prints_a_control_character_of_a_file(run, tmp_path):
+    """Names of columns, classes and views come from others, also in messages, and in a manifest that was changed."""
+    table = write_table(tmp_path / "names.parquet", {f"a{HOSTILE}": ["x", "y"] * 4, "label": [HOSTILE, "b"] * 4})
+    path, classes = tmp_path / "out", tmp_path / "classes"
+    converted(classes, pa.table({"kind": [HOSTILE, "b"] * 3}), mapping={"cls": "kind"}, shards=1)
+    commands = [
+        ["plan", table, path, "--shards", "2"],
+        ["-v", "convert", table, path, "--shards", "2"],
+        ["convert", table, tmp_path / "other", "--where", HOSTILE],
+        ["convert", table, tmp_path / "other", "--map", f"cls={HOSTILE}"],
+        *(["inspect", each, option] for each in (path, classes / "out") for option in ("-v", "--json")),
+        ["inspect", path, "--samples", "2"],
+        ["inspect", path, "--key", HOSTILE],
+        ["view", path, "named", "--where", "label = 'b'"],
+    ]
+    ended = [run(*command) for command in commands]
+    for folder in (path, classes / "out"):
+        changed = dataclasses.replace(read_manifest(LocalStorage(str(folder))), pad=HOSTILE)
+        fields = tuple(dataclasses.replace(each, name=HOSTILE, column=HOSTILE, type=HOSTILE) for each in changed.fields)
+        write_manifest(LocalStorage(str(folder)), dataclasses.replace(changed, fields=fields))
+        ended += [run(command, folder) for command in ("inspect", "verify", "assign", "audit", "bench", "report")]
+        ended.append(run("inspect", "-v", folder))
+    for each in ended:
+        shown = each.out + each.err
+        assert [character for character in shown if not (character.isprintable() or character == "\n")] == [], shown
+        assert "\n  remedy: none" not in each.out
+    assert "\\u001b[2J" in "".join(each.out for each in ended)
+
+
+def test_only_the_module_of_the_terminal_writes_to_it():
+    sources = {path.name: path.read_text() for path in Path(terminal.__file__).parent.glob("*.py")}
+    found = {name for name, source in sources.items() if re.search(r"click\.(s?echo|style)\(|^ *print\(", source, re.M)}
+    assert found == {"terminal.py"}
 
 
 def test_inspect_writes_the_fields_of_a_sample(done, refused, numbers, tmp_path):

@@ -2,9 +2,11 @@
 
 import re
 
+import click
 import pytest
 
 from wdsplit.checks.inspect import Assignment, ReaderShare
+from wdsplit.cli import terminal
 from wdsplit.cli.drawing import bar, draw_readers, sparkline
 
 
@@ -22,7 +24,7 @@ def assignment(num_shards, shares, shard_samples=None):
 
 def drawn(found, width=80):
     """Return the lines of a picture, without colours."""
-    return re.sub(r"\x1b\[[\d;]*m", "", draw_readers(found, width)).splitlines()
+    return click.unstyle(draw_readers(found, width).replace(terminal._ESCAPE, "\x1b")).splitlines()
 
 
 def cells(line):

@@ -1,6 +1,7 @@
 import contextlib
 import errno
 import os
+import resource
 import signal
 import threading
 
@@ -8,7 +9,7 @@ import pytest
 
 from tables import files_below
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, StorageError
-from wdsplit.storage.local import LocalStorage, local_path
+from wdsplit.storage.local import LocalStorage, local_path, write_whole
 from wdsplit.storage.network import NetworkFile
 from wdsplit.storage.opening import open_storage
 
@@ -100,6 +101,24 @@ def test_a_file_that_was_removed_before_its_rename_is_an_error(storage):
         file.write([b"new"])
         storage.remove_temporary()
     assert storage.read("a") == b"former"
+
+
+@pytest.mark.parametrize("former", [None, b"former"])
+def test_a_file_for_which_there_is_no_room_is_not_left_in_part(tmp_path, former):
+    path, limits = tmp_path / "report.html", resource.getrlimit(resource.RLIMIT_FSIZE)
+    if former is not None:
+        write_whole(path, former)
+    refusing = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(StorageError, match="File too large"):
+            write_whole(path, bytes(2000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, refusing)
+    assert {name: (tmp_path / name).read_bytes() for name in os.listdir(tmp_path)} == (
+        {} if former is None else {"report.html": former}
+    )
 
 
 def test_one_file_can_be_written_twice_at_once_and_the_last_to_end_wins(storage):

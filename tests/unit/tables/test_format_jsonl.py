@@ -146,6 +146,12 @@ def test_a_large_integer_among_doubles_is_refused(read, order):
         read("\n".join(rows))
 
 
+def test_a_number_of_very_many_digits_is_refused_in_few_words(read):
+    with pytest.raises(InputError, match="too many digits") as caught:
+        read('{"a": 0.' + "3" * 20_000 + "}")
+    assert len(caught.value.found) < 100 and caught.value.found.endswith("3... (20,002 characters)")
+
+
 @pytest.mark.parametrize("order", [1, -1])
 def test_large_integers_that_doubles_hold_become_doubles(read, order):
     rows = [{"a": 2**53 + 2, "b": 2**53 + 1}, {"a": 1e20, "b": 1}][::order]

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
-from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, WdsplitError
+from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, UnansweredError, WdsplitError
 from wdsplit.loading.reading.ranges import Range, expected_ranges, ranges_to_read
 from wdsplit.order.epoch import Int64
 from wdsplit.shards.checksums import checksums_bytes, checksums_path, parse_checksums
-from wdsplit.shards.manifest import Shard, index_path
+from wdsplit.shards.manifest import HEADER_NAME, Shard, index_path, shards_checksum
 from wdsplit.storage.interface import ReadableFile, ReadableStorage
+from wdsplit.storage.locks import ProcessLock
+from wdsplit.storage.remote_file import RemoteFile
 from wdsplit.tar.headers import BLOCK_BYTES
 from wdsplit.tar.index import INDEX_ENTRY_BYTES, parse_index
 
-__all__ = ["OpenShard", "check_end", "check_tail", "check_zeros", "open_shard", "with_checksums"]
+__all__ = [
+    "GuardedFile",
+    "OpenShard",
+    "OpenedHeader",
+    "check_end",
+    "check_tail",
+    "check_zeros",
+    "open_shard",
+    "with_checksums",
+]
 
 
 @dataclass(frozen=True)
@@ -99,6 +111,150 @@ class OpenShard:
             ranges = expected_ranges(self.offsets[chosen], self.offsets[chosen + 1])
         for begin, end in ranges:
             self.file.expect(begin, end - begin)
+
+
+class OpenedHeader:
+    """The header of a dataset when it was opened, to notice that the dataset is overwritten while it is read.
+
+    A conversion removes the header before it changes any shard, and writes the new one last. So bytes that were read
+    before a check began are those of the dataset that was opened.
+
+    Args:
+        checksum: The checksum of the shard table in the header.
+    """
+
+    def __init__(self, checksum: str) -> None:
+        self._checksum = checksum
+        self._lock = ProcessLock()
+        self._num_begun = self._last_passed = 0
+        self._version = ""
+
+    def __reduce__(self) -> tuple[type[OpenedHeader], tuple[str]]:
+        return type(self), (self._checksum,)
+
+    @property
+    def moment(self) -> int:
+        """The present, for `check`: the number of checks that have begun."""
+        return self._num_begun
+
+    def check(self, storage: ReadableStorage, since: int | None = None, is_waiting: bool = True) -> bool:
+        """Compare the dataset's header with the one that was opened, unless another thread has done so.
+
+        Args:
+            storage: The dataset.
+            since: The `moment` after which the check must begin; None for now.
+            is_waiting: Whether to wait for the check of another thread; else nothing may be checked.
+
+        Returns:
+            Whether the dataset was still the same after that moment.
+
+        Raises:
+            DatasetNotFoundError: The dataset was overwritten or removed.
+        """
+        since = self._num_begun if since is None else since
+        if self._last_passed <= since and self._lock.acquire(is_waiting):
+            try:
+                if self._last_passed <= since:
+                    self._num_begun = number = self._num_begun + 1
+                    self._compare(storage)
+                    self._last_passed = number
+            finally:
+                self._lock.release()
+        return self._last_passed > since
+
+    def _compare(self, storage: ReadableStorage) -> None:
+        try:
+            file = storage.open(HEADER_NAME)
+            if self._version and file.version == self._version:
+                return
+            whole = file.read_whole() if isinstance(file, RemoteFile) else file.read(0, file.size)
+            found = shards_checksum(whole)
+        except (DatasetNotFoundError, CorruptDataError, InputError) as error:
+            raise self._overwritten(storage, f"{HEADER_NAME}: {error.cause}") from error
+        if found != self._checksum:
+            raise self._overwritten(storage, f"shards {found}")
+        self._version = file.version
+
+    def _overwritten(self, storage: ReadableStorage, found: str) -> DatasetNotFoundError:
+        return DatasetNotFoundError(
+            "the dataset was overwritten or removed while it was read",
+            place=storage.url,
+            expected=f"shards {self._checksum}, as when it was opened",
+            found=found,
+            remedy="open the dataset again; to keep one that is in use, convert to another folder",
+            url=storage.url,
+        )
+
+    @contextmanager
+    def explaining(self, storage: ReadableStorage) -> Iterator[None]:
+        """Raise the error of `check` instead of another one, if that is its reason."""
+        try:
+            yield
+        except UnansweredError:
+            raise
+        except WdsplitError:
+            self.check(storage)
+            raise
+
+    def guarded(self, shard: OpenShard, storage: ReadableStorage) -> OpenShard:
+        """Return a shard that was just opened, and gives no bytes of a dataset that was overwritten.
+
+        An open file of a file system keeps its bytes, so one check is enough. Bytes of a store are checked after they
+        were read: each time, unless the first answer fixed the object's version.
+        """
+        if isinstance(shard.file, RemoteFile):
+            return replace(shard, file=GuardedFile(shard.file, self, storage))
+        self.check(storage)
+        return shard
+
+
+class GuardedFile:
+    """A file in a store, as from `OpenedHeader.guarded`: a `ReadableFile`."""
+
+    is_remote = True
+
+    def __init__(self, file: RemoteFile, header: OpenedHeader, storage: ReadableStorage) -> None:
+        self._file, self._header, self._storage = file, header, storage
+        self._is_checked = False
+
+    @property
+    def size(self) -> int:
+        """Its size in bytes."""
+        return self._file.size
+
+    @property
+    def version(self) -> str:
+        """Its version."""
+        return self._file.version
+
+    def read(self, offset: int, num_bytes: int) -> bytes:
+        """Return the bytes at an offset."""
+        data = bytearray(num_bytes)
+        self.read_into(memoryview(data), offset)
+        return bytes(data)
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        """Fill a buffer with the bytes at an offset."""
+        self.read_unchecked(buffer, offset)
+        self.check(self.moment)
+
+    def read_unchecked(self, buffer: memoryview, offset: int) -> None:
+        """Fill a buffer with bytes, which the caller checks before they are delivered."""
+        with self._header.explaining(self._storage):
+            self._file.read_into(buffer, offset)
+
+    @property
+    def moment(self) -> int:
+        """The present, for `check`."""
+        return self._header.moment
+
+    def check(self, since: int, is_waiting: bool = True) -> None:
+        """Check what was read until a moment; arguments and errors as for `OpenedHeader.check`."""
+        if not self._is_checked and self._header.check(self._storage, since, is_waiting):
+            self._is_checked = self._file.keeps_version
+
+    def expect(self, offset: int, num_bytes: int) -> None:
+        """Do nothing, as `RemoteFile` does."""
 
 
 def open_shard(storage: ReadableStorage, shard: Shard, indexes: str = "") -> OpenShard:

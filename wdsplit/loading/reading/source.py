@@ -11,6 +11,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from wdsplit.errors import CorruptDataError, InputError, StorageError, did_you_mean
-from wdsplit.loading.reading.open_shard import OpenShard, open_shard, with_checksums
+from wdsplit.loading.reading.open_shard import OpenedHeader, OpenShard, open_shard, with_checksums
 from wdsplit.loading.reading.read_ahead import Ahead
 from wdsplit.loading.reading.reader import BlockReader, SampleReader
 from wdsplit.loading.reading.salvage import SalvagingReader
@@ -49,6 +50,9 @@ _MIN_FETCHED, _BYTES_FETCHED = 64, 16 * 1024**2
 _READ_AHEAD_BYTES = 128 * 1024**2
 _MIN_CONNECTIONS = 4
 
+_unchecked: dict[str, Shard] = {}
+"""The first shard that this process streamed beside a cache, for each dataset without checksums of samples."""
+
 
 @dataclass(frozen=True)
 class Access:
@@ -63,6 +67,7 @@ class Access:
         verify: Compare each sample that is read with its checksum.
         tars: The shards, if they are tars without a manifest beside them, with the indexes as companions.
         salvages: Give damaged samples as errors instead of raising: see `salvage`.
+        header: Notices that the dataset is overwritten; a `Source` adds it.
     """
 
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
@@ -72,6 +77,7 @@ class Access:
     verify: bool = False
     tars: GatheredFiles | None = None
     salvages: bool = False
+    header: OpenedHeader | None = None
 
     def storage(self, url: str) -> ReadableStorage:
         """Return the storage of a dataset."""
@@ -102,11 +108,16 @@ class Access:
         self, storage: ReadableStorage, shard: Shard, is_needed: Callable[[], bool] = lambda: True
     ) -> OpenShard:
         """Open a shard, from the cache if there is one with room for it."""
-        opened = None if self.cache is None else self._cached(self.cache, storage, shard, is_needed)
+        opened = None
+        if self.cache is not None:
+            with self._explaining(storage):
+                opened = self._cached(self.cache, storage, shard, is_needed)
         if opened is None and not is_needed():
             raise StorageError("a shard is not needed any more", place=f"{storage.url}/{shard.path}")
-        if self.cache is None or opened is None:
+        if self.cache is None:
             return self.open_directly(storage, shard)
+        if opened is None:
+            return self._streamed(storage, shard)
         again = functools.cache(partial(self._open_again, self.cache, opened, storage, shard))
         return replace(self._verified(opened, storage, shard), again=again)
 
@@ -122,16 +133,38 @@ class Access:
             logger.warning("%s/%s: not cached, because it is damaged: %s", storage.url, shard.path, error.cause)
             return None
 
+    def _streamed(self, storage: ReadableStorage, shard: Shard) -> OpenShard:
+        """Open a shard that has no room in the cache; compare its samples with their checksums, if there are any."""
+        opened = self.open_directly(storage, shard)
+        if self.verify or storage.url in _unchecked:
+            return opened
+        try:
+            return with_checksums(opened, storage, shard)
+        except InputError:
+            if _unchecked.setdefault(storage.url, shard) is shard:  # the first of the threads that find this out
+                logger.warning(
+                    "%s: shards without room in the cache are read without a check of their bytes: "
+                    "make checksums of samples with `wdsplit verify %s --emit checksums`",
+                    storage.url,
+                    storage.url,
+                )
+            return opened
+
     def open_directly(self, storage: ReadableStorage, shard: Shard) -> OpenShard:
         """Open a shard where it is, whether there is a cache or not."""
         indexes = "" if self.tars is None else self.tars.companions
-        try:
-            opened = open_shard(storage, shard, indexes)
-        except CorruptDataError:
-            if not storage.is_remote:
-                raise
-            opened = open_shard(storage, shard, indexes)  # its index may have been damaged on its way
-        return self._verified(opened, storage, shard)
+        with self._explaining(storage):
+            try:
+                opened = open_shard(storage, shard, indexes)
+            except CorruptDataError:
+                if not storage.is_remote:
+                    raise
+                opened = open_shard(storage, shard, indexes)  # its index may have been damaged on its way
+            opened = self._verified(opened, storage, shard)
+        return opened if self.header is None else self.header.guarded(opened, storage)
+
+    def _explaining(self, storage: ReadableStorage) -> AbstractContextManager[None]:
+        return nullcontext() if self.header is None else self.header.explaining(storage)
 
     def _verified(self, opened: OpenShard, storage: ReadableStorage, shard: Shard) -> OpenShard:
         return with_checksums(opened, storage, shard) if self.verify else opened
@@ -247,7 +280,8 @@ class Source:
     ) -> None:
         self.url = name or shown_url(url)
         self._url = url
-        self.access = access or Access()
+        header = OpenedHeader(manifest.shards_checksum) if manifest.shards_checksum else None
+        self.access = replace(access or Access(), header=header)
         self.manifest = manifest
         self.options = options
         self.views = EpochViews.of(selection)

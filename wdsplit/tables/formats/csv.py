@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 import pyarrow as pa
@@ -163,7 +164,7 @@ def _header(block: Block, delimiter: str) -> tuple[list[str], int]:
     source = pa.BufferReader(block.data[begin:end] + b"\n")
     names = pyarrow.csv.read_csv(source, pyarrow.csv.ReadOptions(block_size=end + 2), options).column_names
     empty = [str(number) for number, name in enumerate(names, 1) if not name]
-    duplicates = sorted({name for name in names if names.count(name) > 1})
+    duplicates = sorted(name for name, count in Counter(names).items() if count > 1)
     found, remedy = "", "correct the first row"
     if empty:
         found = f"no name in column {', '.join(empty[:5])}"

@@ -6,6 +6,7 @@ errors, and so are values of two kinds under one key.
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from bisect import bisect_left
@@ -30,6 +31,8 @@ WHAT = "JSON lines"
 
 _UNREADABLE = (pa.ArrowException, ValueError, RecursionError)
 _MAX_DEPTH = 5000
+_SHOWN = 60
+"""Characters of a number in a message."""
 _OPENING, _CLOSING = b"{}"
 _NO_FIELDS = pa.field("", pa.struct([]))
 _DIGITS = bytes.maketrans(b".123456789", b"0" * 10)
@@ -88,19 +91,22 @@ def _joined_types(found: pa.Field, data: bytes) -> tuple[pa.Field, int]:
         InputError: A line is not an object, or a number would lose digits; the error has no place.
         TwoTypesError, pa.ArrowException, RecursionError: The values are of two kinds, or cannot be read.
     """
-    lines = [line for line in map(bytes.strip, data.split(b"\n")) if line]
-    if not lines:
-        return found, 0
-    # Arrow's parser crashes on a null outside an object, and on values nested too deeply.
-    odd = next((line for line in lines if line[0] != _OPENING or line[-1] != _CLOSING), None)
-    if odd is not None:
-        raise _no_object(repr(odd[:30].decode("utf-8", "replace")))
-    for line in lines:
+    num_lines = 0
+    for line in map(bytes.strip, io.BytesIO(data)):
+        if not line:
+            continue
+        num_lines += 1
+        # Arrow's parser crashes on a null outside an object, and on values nested too deeply.
+        if line[0] != _OPENING or line[-1] != _CLOSING:
+            raise _no_object(repr(line[:30].decode("utf-8", "replace")))
         if len(line) > _MAX_DEPTH and line.count(b"[") + line.count(b"{") > _MAX_DEPTH:
             json.loads(line)
+    if not num_lines:
+        return found, 0
+    line = b""  # it may be large
     table = _parse(data, None)
-    if len(table) != len(lines):
-        raise _no_object(f"{len(table)} values in {len(lines)} lines")
+    if len(table) != num_lines:
+        raise _no_object(f"{len(table)} values in {num_lines} lines")
     columns = {name: table.column(name).chunk(0) for name in table.column_names}
     _check_numbers(data, columns)
     return joined_fields(found, pa.field("", pa.struct([_field(*column) for column in columns.items()]))), len(table)
@@ -209,7 +215,7 @@ def _check_numbers(data: bytes, columns: Mapping[str, pa.Array]) -> None:
             raise InputError(
                 "a number has too many digits",
                 expected="64-bit integers, and other numbers with no more digits than a double",
-                found=found,
+                found=found if len(found) <= _SHOWN else f"{found[:_SHOWN]}... ({len(found):,} characters)",
                 remedy="write it as a string",
             )
 
