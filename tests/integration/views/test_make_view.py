@@ -438,7 +438,7 @@ def test_a_key_that_belongs_to_two_samples_is_refused_and_each_has_another_spell
     """`img.1` is `img_x2E1` in the tar, and `img_x2E1` is `img_x5Fx2E1` there."""
     raw = ["img.1", "img_x2E1", "plain", "z.1"]
     source = write_table(tmp_path / "in.parquet", {"key": raw, "cls": list(range(4))})
-    options = wdsplit.ConvertOptions(wdsplit.PlanOptions(shards=2, shuffle=is_shuffled), key="key", columns=("cls",))
+    options = wdsplit.ConvertOptions(shards=2, shuffle=is_shuffled, key="key", columns=("cls",))
     wdsplit.convert(source, tmp_path / "data", options)
     data = str(tmp_path / "data")
 

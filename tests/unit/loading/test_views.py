@@ -491,9 +491,7 @@ def test_the_order_of_the_last_epoch_and_view_is_kept_and_is_not_sent_along(path
 
 def test_a_column_alone_is_no_name_of_a_stored_view(tmp_path):
     table = pa.table({"cls": range(20), "flag": [row % 2 == 0 for row in range(20)]})
-    wdsplit.convert(
-        table, tmp_path / "data", wdsplit.ConvertOptions(wdsplit.PlanOptions(keep=("flag",)), columns=("cls",))
-    )
+    wdsplit.convert(table, tmp_path / "data", keep=["flag"], columns=["cls"])
     state = loader_of(opened(str(tmp_path / "data"), where="flag")).state_dict()
     assert state["view"] == "(flag)"
     with pytest.raises(wdsplit.StateError, match="another view") as caught:
