@@ -17,7 +17,7 @@ from wdsplit.cli.help import LOADING, HelpCommand
 from wdsplit.cli.options import batch_size_option, json_option, order_options, view_options
 from wdsplit.cli.terminal import STALE, echo, echo_json, human_bytes, listed, table, wrapped
 from wdsplit.tar.names import RESERVED_FIELDS
-from wdsplit.texts import counted, percent
+from wdsplit.texts import counted, escaped, percent
 from wdsplit.urls import shown_url
 
 if TYPE_CHECKING:
@@ -212,7 +212,7 @@ def _technical(found: Inspection) -> str:
     inputs = found.provenance.get("inputs") or []
     loading = f"lanes {found.lanes}, window {found.window}, pads {found.num_pads:,}, fingerprint {found.fingerprint}"
     lines = [
-        *(f"{len(each.names):,} classes in {each.name}: {listed(each.names)}" for each in found.fields if each.names),
+        *(f"{len(each.names):,} classes in {escaped(each.name)}: {listed(each.names)}" for each in found.fields if each.names),
         "",
         f"made from {len(inputs):,} inputs: {listed([str(one.get('path', one)) for one in inputs])}",
         *(f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in origin.items()),

@@ -1019,8 +1019,8 @@ def test_lists_are_repeated_or_separated_by_commas(done, tmp_path, output, lists
     assert {field.name: field.column for field in manifest.fields} == {
         "txt": "a,b",
         "json": "score",
-        "id.cls": "id",
-        "label.cls": "label",
+        "cls": "label",
+        "id.json": "id",
     }
     assert {"score", "id"} <= set(manifest.samples.names)
     assert {"000000.idx", "wids.json"} <= set(os.listdir(output / "a"))
