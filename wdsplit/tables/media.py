@@ -241,7 +241,7 @@ def _notes(found: Found) -> list[str]:
     (_, most), *others = sorted(found.fields, key=lambda key: (-found.fields[key], key))
     if others:
         texts = [f"{found.fields[key]:,} {key[1]}" for key in others]
-        notes.append(f"{root}: written to the field {most!r}, as most files are: {', '.join(texts)}")
+        notes.append(f"{root}: most files are {most}, so all are written to the field {most!r}: {', '.join(texts)} too")
     classes = [name for name, count in found.classes.items() if count is not None]
     filled = [name for name in classes if found.classes[name]]
     if len(filled) == found.depth == 1 and all("/" in folder for folder, _ in found.rows):

@@ -191,7 +191,7 @@ def test_images_and_audio_in_one_folder_are_refused(tmp_path):
 def test_most_files_decide_the_field_and_the_others_are_counted(tmp_path):
     plan = planned([write_files(tmp_path, "1.png", "2.jpg", "3.JPEG")], options())
     assert [one.name for one in plan.fields] == ["jpg"]
-    assert plan.table.notes[0].endswith("written to the field 'jpg', as most files are: 1 png")
+    assert plan.table.notes[0].endswith("most files are jpg, so all are written to the field 'jpg': 1 png too")
 
 
 def test_files_that_are_left_out_decide_neither_kind_nor_field(tmp_path):
