@@ -122,7 +122,8 @@ def _summary(dataset: str, found: Inspection) -> str:
     rows = []
     for one, field in zip(contents.fields, found.fields, strict=True):
         is_known = contents.is_exact or field.names
-        num_classes = f"{len(one.classes):,} {'' if is_known else 'or more '}classes"
+        many = "classes" if is_known else "or more classes"
+        num_classes = counted(len(one.classes), "class" if is_known else many, many)
         if one.classes:
             drawn = "" if contents.is_exact else f", in a sample of {contents.num_read:,}"
             lines += [f"{num_classes} in {one.name}{drawn}:", *_class_lines(one.classes), ""]
@@ -213,12 +214,12 @@ def _technical(found: Inspection) -> str:
     loading = f"lanes {found.lanes}, window {found.window}, pads {found.num_pads:,}, fingerprint {found.fingerprint}"
     lines = [
         *(
-            f"{len(each.names):,} classes in {escaped(each.name)}: {listed(each.names)}"
+            f"{counted(len(each.names), 'class', 'classes')} in {escaped(each.name)}: {listed(each.names)}"
             for each in found.fields
             if each.names
         ),
         "",
-        f"made from {len(inputs):,} inputs: {listed([str(one.get('path', one)) for one in inputs])}",
+        f"made from {counted(len(inputs), 'input')}: {listed([str(one.get('path', one)) for one in inputs])}",
         *(f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in origin.items()),
     ]
     fields = table(("field", "column", "type", "encoding"), rows)
