@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from tools.bench import core
+from wdsplit.checks.mixing import mixing
 from wdsplit.conversion.plan.options import PlanOptions
 from wdsplit.conversion.plan.plan import Plan, make_plan
 from wdsplit.order.distribution import Readers
 from wdsplit.order.epoch import EpochOrder, OrderOptions
-from wdsplit.order.mixing import mixing
 from wdsplit.shards.manifest import Field
 from wdsplit.tables.table import InputFile, Table
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from wdsplit.checks.classes import measure_classes
+from wdsplit.checks.mixing import mixing
 from wdsplit.conversion.plan.options import chosen
 from wdsplit.errors import InputError, MissingDependencyError
 from wdsplit.loading.opening import open_dataset
@@ -20,7 +21,6 @@ from wdsplit.loading.reading.source import Access, Source
 from wdsplit.loading.views import chosen_views
 from wdsplit.notebook import html_table
 from wdsplit.order.epoch import EpochOrder, Int64, OrderOptions
-from wdsplit.order.mixing import mixing
 from wdsplit.order.split import Steps, World, worker_of
 from wdsplit.shards.manifest import Manifest
 from wdsplit.storage.given import located_one

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsplit.checks.keys import keys_and_labels
-from wdsplit.checks.places import Places, parts_of, places_of, samples_at
+from wdsplit.checks.places import parts_of, samples_at
 from wdsplit.checks.sample_files import save_samples
 from wdsplit.checks.states import read_state
 from wdsplit.errors import InputError, StateError, WdsplitError
@@ -25,7 +25,7 @@ from wdsplit.loading.reading.block import Objects, as_objects
 from wdsplit.loading.reading.source import AnySource
 from wdsplit.loading.views import CHOICES
 from wdsplit.notebook import html_table
-from wdsplit.order.epoch import Int64, groups
+from wdsplit.order.epoch import Int64, Located, groups
 from wdsplit.order.seen import SeenStep, SeenSteps
 from wdsplit.order.split import World, whole
 from wdsplit.order.state import State, is_stored_name, parse_state, refuse_other_view
@@ -72,7 +72,7 @@ class Batch:
     sources: Objects
     labels: Objects | None
     source: AnySource = field(compare=False)
-    places: Places = field(compare=False)
+    places: Located = field(compare=False)
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -103,7 +103,7 @@ class Batch:
         """
         once, written = self.once(), []
         is_mixture = len(parts_of(self.source)) > 1
-        for part, rows in groups(once.places.part):
+        for part, rows in groups(once.places.source):
             place = Path(folder) / str(part) if is_mixture else Path(folder)
             written += save_samples(once.take(rows).samples(), place, overwrite)
         return written
@@ -118,13 +118,13 @@ class Batch:
 
     def once(self) -> Batch:
         """Return this batch without duplicate samples."""
-        columns = np.stack([self.places.part, self.places.shard, self.places.sample])
+        columns = np.stack([self.places.source, self.places.shard, self.places.sample])
         return self.take(np.sort(np.unique(columns, axis=1, return_index=True)[1]))
 
     def take(self, rows: Int64 | slice) -> Batch:
         """Return some of the samples."""
         arrays = ("positions", "ranks", "pads", "keys", "shards", "numbers", "sources")
-        places = Places(self.places.part[rows], self.places.shard[rows], self.places.sample[rows])
+        places = Located(*(column[rows] for column in vars(self.places).values()))
         labels = None if self.labels is None else self.labels[rows]
         own = {name: getattr(self, name)[rows] for name in arrays}
         return Batch(**{**vars(self), **own, "labels": labels, "places": places})
@@ -141,7 +141,7 @@ class Batch:
     @property
     def summary(self) -> str:
         """The number of samples and of their shards, as text."""
-        num_shards = len(set(zip(self.places.part.tolist(), self.places.shard.tolist(), strict=True)))
+        num_shards = len(set(zip(self.places.source.tolist(), self.places.shard.tolist(), strict=True)))
         text = f"{counted(len(self), 'sample')} of {counted(num_shards, 'shard')}"
         num_pads = int(self.pads.sum())
         return f"{text}, {counted(num_pads, 'pad')}" if num_pads else text
@@ -382,17 +382,17 @@ def _read(source: AnySource, seen: list[_Seen], world_size: int) -> list[Batch]:
     """Read the keys and classes of the samples of all steps together, and return the batches."""
     if not seen:
         return []
-    located = [places_of(source, source.order(step.epoch), step.positions) for step, _ in seen]
-    columns = [np.concatenate([getattr(places, name) for places, _ in located]) for name in ("part", "shard", "sample")]
+    located = [source.order(step.epoch).locate(step.positions) for step, _ in seen]
+    together = Located(*map(np.concatenate, zip(*(vars(each).values() for each in located), strict=True)))
     parts = parts_of(source)
-    keys, labels = keys_and_labels(parts, Places(*columns))
-    pairs = zip(columns[0].tolist(), columns[1].tolist(), strict=True)
+    keys, labels = keys_and_labels(parts, together)
+    pairs = zip(together.source.tolist(), together.shard.tolist(), strict=True)
     shards = as_objects([parts[part].manifest.shards[shard].path for part, shard in pairs])
-    sources = as_objects([part.url for part in parts])[columns[0]]
+    sources = as_objects([part.url for part in parts])[together.source]
     made, stop = [], 0
-    for (step, num_steps), (places, pads) in zip(seen, located, strict=True):
-        rows = slice(stop, stop := stop + len(pads))
+    for (step, num_steps), places in zip(seen, located, strict=True):
+        rows = slice(stop, stop := stop + len(places.pad))
         own = keys[rows], shards[rows], places.sample, sources[rows], None if labels is None else labels[rows]
-        head = step.epoch, step.number, num_steps, world_size, step.is_skipped, step.positions, step.ranks, pads
+        head = step.epoch, step.number, num_steps, world_size, step.is_skipped, step.positions, step.ranks, places.pad
         made.append(Batch(*head, *own, source, places))
     return made

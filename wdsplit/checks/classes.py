@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 
 from wdsplit.checks.labels import read_labels
+from wdsplit.checks.mixing import Batches, ClassMixing, class_mixing, draw_batches
 from wdsplit.errors import InputError, did_you_mean
 from wdsplit.order.epoch import EpochOrder
-from wdsplit.order.mixing import Batches, ClassMixing, class_mixing, draw_batches
 from wdsplit.shards.manifest import Manifest
 from wdsplit.storage.interface import ReadableStorage
 

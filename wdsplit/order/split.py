@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from wdsplit.errors import InputError, TopologyError
-from wdsplit.order.epoch import Int64, OrderOptions
+from wdsplit.order.epoch import Int64, Located, OrderOptions
 from wdsplit.order.skips import NO_SKIPS, Skips
 
 __all__ = [
@@ -92,6 +92,9 @@ class AnyOrder(Protocol):
 
     def is_real(self, positions: Int64) -> Any:
         """Tell which positions hold a sample that is not a pad."""
+
+    def locate(self, positions: Int64) -> Located:
+        """Return the sample of each position."""
 
 
 @dataclass(frozen=True)

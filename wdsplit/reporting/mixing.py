@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from wdsplit.checks.mixing import MAX_COUNTED, class_mixing, draw_batches, mixing
 from wdsplit.order.epoch import EpochOrder, Int64, OrderOptions, hash_numbers, hash_stream
-from wdsplit.order.mixing import MAX_COUNTED, class_mixing, draw_batches, mixing, positions_of
 from wdsplit.reporting.subject import Subject
 
 __all__ = [
@@ -220,7 +220,7 @@ def neighbours(subject: Subject, seed: int) -> Neighbours | None:
         drawn = (hashes % np.uint64(total)).astype(np.int64)
     shard = np.searchsorted(ends, drawn, side="right")
     numbers = drawn - (ends[shard] - np.maximum(pairs[shard], 0)) + (np.cumsum(order.counts) - order.counts)[shard]
-    first, second = (positions_of(order, shard, subject.places(each).sample) for each in (numbers, numbers + 1))
+    first, second = (order.positions_of(shard, subject.places(each).sample) for each in (numbers, numbers + 1))
     apart = np.abs(first - second) / order.num_positions
     bins = np.minimum((apart * _BINS).astype(np.int64), _BINS - 1)
     edges = np.arange(_BINS + 1) / _BINS

@@ -6,10 +6,10 @@ import webdataset
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from orders import TAILS, epoch_order, every_sample, located, options, orders, real_positions
+from orders import TAILS, epoch_order, every_sample, located, options, orders, real_positions, slow_visits
 from wdsplit.errors import InputError, TopologyError
 from wdsplit.order.distribution import Readers
-from wdsplit.order.epoch import EpochOrder, visit_order
+from wdsplit.order.epoch import EpochOrder
 from wdsplit.order.split import Steps, World, assigned_lanes, reader_positions, readers_per_lane, worker_of
 
 even = st.sampled_from(["pad", "drop"])
@@ -300,7 +300,7 @@ def test_a_million_shards_and_a_billion_samples_are_no_matter(tail):
     for lane, offset in itertools.product(shards_of_lane, (0, 1, 999, 1000, 3_905_999)):
         ((shard, sample, pad),) = located(order, [offset * lanes + lane])
         assert (shard, pad) == (shards_of_lane[lane][offset // each], False)
-        assert sample == visit_order(chosen, epoch, shard, each)[offset % each]
+        assert sample == slow_visits(chosen, epoch, shard, each)[offset % each]
     ranks = [Steps(order, World(rank, 512), 256) for rank in (0, 1, 511)]
     if tail == "uneven":
         assert [len(steps) for steps in ranks] == [-(-int(order.lane_length[lane]) // 512) for lane in (0, 1, 255)]

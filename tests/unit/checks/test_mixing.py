@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orders import options, slow_lanes
-from wdsplit.order import mixing as module
+from wdsplit.checks import mixing as module
+from wdsplit.checks.mixing import class_mixing, draw_batches, mixing
 from wdsplit.order.epoch import EpochOrder, OrderOptions
-from wdsplit.order.mixing import class_mixing, draw_batches, mixing
 from wdsplit.order.split import Steps, World
 
 

@@ -1,6 +1,6 @@
 """How well an epoch mixes: do samples of one batch meet again in the next epoch, and do batches have all classes.
 
-Pure (no I/O). For small datasets, all pairs or batches are counted. For larger ones, batches are drawn by a hash. Pairs
+For small datasets, all pairs or batches are counted. For larger ones, batches are drawn by a hash. Pairs
 of one shard are looked up in the next epoch; pairs of different shards are only counted, because their places are
 independent.
 """
@@ -13,15 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from wdsplit.order.epoch import (
-    EpochOrder,
-    Int64,
-    groups,
-    hash_numbers,
-    hash_stream,
-)
+from wdsplit.order.epoch import EpochOrder, Int64, hash_numbers, hash_stream
 
-__all__ = ["MAX_COUNTED", "Batches", "ClassMixing", "Mixing", "class_mixing", "draw_batches", "mixing", "positions_of"]
+__all__ = ["MAX_COUNTED", "Batches", "ClassMixing", "Mixing", "class_mixing", "draw_batches", "mixing"]
 
 Float64 = npt.NDArray[np.float64]
 
@@ -83,7 +77,9 @@ def _pairs(sizes: Any) -> float:
 
 
 def _counted(order: EpochOrder, following: EpochOrder, global_batch: int) -> Mixing | None:
-    first, second = _steps_of_samples(order, global_batch), _steps_of_samples(following, global_batch)
+    positions = order.positions(np.arange(order.num_samples))
+    located = order.locate(positions)
+    first, second = positions // global_batch, following.positions_of(located.shard, located.sample) // global_batch
     num_steps = int(second.max()) + 1
     together = np.sort(first * num_steps + second)
     bounds = np.flatnonzero(np.diff(together, prepend=-1, append=-1))
@@ -93,23 +89,6 @@ def _counted(order: EpochOrder, following: EpochOrder, global_batch: int) -> Mix
     total = _pairs(np.array([float(order.num_samples)]))
     by_chance = _pairs(np.bincount(second).astype(float)) / total
     return _mixing_of(_pairs(np.diff(bounds).astype(float)) / met, by_chance, global_batch, 0.0)
-
-
-def _steps_of_samples(order: EpochOrder, global_batch: int) -> Int64:
-    """Return the step of each sample of the epoch, shard after shard: int64 of shape (num_samples,)."""
-    begins = np.cumsum(order.counts) - order.counts
-    samples = np.empty(order.num_samples, np.int64)
-    place = 0
-    for shard in order.sequence.tolist():
-        count = int(order.counts[shard])
-        visits = order.shard_samples(shard)
-        if order.selection is not None:
-            visits = np.argsort(np.argsort(visits))  # their ranks: numbers of the selected samples
-        samples[place : place + count] = begins[shard] + visits
-        place += count
-    steps = np.empty(order.num_samples, np.int64)
-    steps[samples] = order.positions(np.arange(order.num_samples)) // global_batch
-    return steps
 
 
 # Batches drawn
@@ -167,65 +146,12 @@ def _pairs_of_one_shard(
     batch_of_group[group] = batch
     of_one_shard = np.bincount(batch_of_group, _pairs_by(sizes), num_batches).astype(float)
     has_mate = np.flatnonzero(sizes[group] > 1)
-    steps = _next_positions(order, following, shard[has_mate], visit[has_mate]) // global_batch
+    shard, visit = shard[has_mate], visit[has_mate]
+    steps = following.positions_of(shard, order.samples_of(shard, visit)) // global_batch
     num_steps = int(steps.max(initial=0)) + 1
     meetings, counts = np.unique(group[has_mate] * num_steps + steps, return_counts=True)
     again = np.bincount(batch_of_group[meetings // num_steps], _pairs_by(counts), num_batches).astype(float)
     return of_one_shard, again
-
-
-def _next_positions(order: EpochOrder, following: EpochOrder, shard: Int64, visit: Int64) -> Int64:
-    """Return where samples are in the next epoch, by their shards and visits in this one."""
-    begins = np.empty(len(order.counts), np.int64)
-    begins[following.sequence] = following.ends - following.counts[following.sequence]
-    places = np.empty(len(shard), np.int64)
-    for number, rows in groups(shard):
-        places[rows] = begins[number] + _Visits(following, number).of(_Visits(order, number).samples(visit[rows]))
-    return following.positions(places)
-
-
-class _Visits:
-    """The visits of one shard; the order of a window is computed only when it is needed."""
-
-    def __init__(self, order: EpochOrder, shard: int) -> None:
-        self._order, self._shard = order, shard
-        self._windows, self._ends = order.shard_windows(shard)
-
-    def samples(self, visits: Int64) -> Int64:
-        """Return the samples of some visits."""
-        samples = np.empty(len(visits), np.int64)
-        for slot, rows in groups(np.searchsorted(self._ends, visits, side="right")):
-            places = self._order.window_samples(self._shard, int(self._windows[slot]))
-            samples[rows] = places[visits[rows] - (self._ends[slot] - len(places))]
-        return samples
-
-    def of(self, samples: Int64) -> Int64:
-        """Return the visits of some samples of the epoch."""
-        by_window = np.argsort(self._windows)
-        visits = np.empty(len(samples), np.int64)
-        for window, rows in groups(samples // self._order.options.window):
-            places = self._order.window_samples(self._shard, window)
-            by_place = np.argsort(places)
-            inside = by_place[np.searchsorted(places[by_place], samples[rows])]
-            slot = by_window[np.searchsorted(self._windows[by_window], window)]
-            visits[rows] = self._ends[slot] - len(places) + inside
-        return visits
-
-
-def positions_of(order: EpochOrder, shards: Int64, samples: Int64) -> Int64:
-    """Return the position of each sample in an epoch: the inverse of `EpochOrder.locate`, pads left out.
-
-    Args:
-        order: The epoch's order.
-        shards: int64 of shape (n,): their shards.
-        samples: int64 of shape (n,): their places in them.
-    """
-    begins = np.empty(len(order.counts), np.int64)
-    begins[order.sequence] = order.ends - order.counts[order.sequence]
-    places = np.empty(len(shards), np.int64)
-    for number, rows in groups(shards):
-        places[rows] = begins[number] + _Visits(order, number).of(samples[rows])
-    return order.positions(places)
 
 
 # Classes in the batches of a rank
@@ -269,12 +195,9 @@ def draw_batches(order: EpochOrder, world_size: int, batch_size: int, max_sample
         firsts = drawn // world_size * global_batch + drawn % world_size
         positions = (firsts[:, None] + world_size * np.arange(batch_size)).reshape(-1)
         batch = np.repeat(np.arange(len(drawn)), batch_size)
-    shard, visit, pad = order.visits(positions)
-    batch, shard, visit = batch[~pad], shard[~pad], visit[~pad]
-    sample = np.empty(len(shard), np.int64)
-    for number, rows in groups(shard):
-        sample[rows] = _Visits(order, number).samples(visit[rows])
-    return Batches(batch, shard, sample, is_all)
+    is_real = order.is_real(positions)
+    located = order.locate(positions[is_real])
+    return Batches(batch[is_real], located.shard, located.sample, is_all)
 
 
 @dataclass(frozen=True)
