@@ -18,11 +18,12 @@ from wdsplit.loading.reading.open_shard import open_shard
 from wdsplit.loading.reading.source import Access
 from wdsplit.loading.views import chosen_views
 from wdsplit.notebook import html_table
-from wdsplit.order.distribution import Readers, reading_advice
+from wdsplit.order.distribution import reading_advice
 from wdsplit.order.epoch import EpochOrder, Int64, OrderOptions
 from wdsplit.order.numbers import SampleNumbers
 from wdsplit.order.selection import Selection
 from wdsplit.order.split import readers_per_lane
+from wdsplit.order.trace import Trace
 from wdsplit.shards.annotations import Annotation, scan_annotations
 from wdsplit.shards.manifest import Field, Manifest, fields_table
 from wdsplit.shards.stored import damaged, intact
@@ -315,7 +316,7 @@ def assigned(
             remedy="use a smaller world size, or fewer workers",
         )
     order = EpochOrder(counts, options, epoch, selection=selection)
-    readers = Readers(order, world_size, workers, batch_size)
+    readers = Trace(order, world_size, workers, batch_size)
     return Assignment(
         lanes=options.lanes,
         readers_per_lane=readers_per_lane(options.lanes, world_size, workers),

@@ -8,9 +8,9 @@ from typing import Any
 
 from wdsplit.loading.reading.read_ahead import num_requests
 from wdsplit.loading.reading.source import Source
-from wdsplit.order.distribution import Readers
 from wdsplit.order.epoch import EpochOrder
 from wdsplit.order.split import Steps, World, assigned_lanes, readers_per_lane
+from wdsplit.order.trace import Trace
 from wdsplit.reporting.cluster import Cluster, Estimate, Load, Topology, estimate
 from wdsplit.reporting.subject import Subject
 
@@ -129,7 +129,7 @@ class _Part:
     def __init__(self, order: EpochOrder, source: Source) -> None:
         self._order = order
         self._num_bytes = source.manifest.num_bytes * order.num_samples / max(1, int(order.totals.sum()))
-        self._all_windows = float(Readers(order, 1, 1).num_windows)
+        self._all_windows = float(Trace(order, 1, 1).num_windows)
         self._source = source
         self._read: dict[int, _Read] = {}
 
@@ -145,7 +145,7 @@ class _Part:
     def read_by(self, readers: int) -> _Read:
         """Return what this many readers read."""
         if readers not in self._read:
-            found = Readers(self._order, readers, 1)
+            found = Trace(self._order, readers, 1)
             shards, times = found.shards_per_rank(), found.read_amplification
             self._read[readers] = _Read(
                 times * self._all_windows,
