@@ -5,7 +5,7 @@ Each check covers all positions of an epoch: the computed positions, or also the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice, zip_longest
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from wdsplit.loading.reading.source import Access, Source
 from wdsplit.loading.views import chosen_views
 from wdsplit.notebook import html_table
 from wdsplit.order.epoch import EpochOrder, Int64, OrderOptions
-from wdsplit.order.split import Steps, World, worker_of
+from wdsplit.order.split import Step, Steps, World, worker_of
 from wdsplit.shards.manifest import Manifest
 from wdsplit.storage.given import located_one
 from wdsplit.storage.interface import ReadableStorage
@@ -34,6 +34,7 @@ __all__ = ["AuditOptions", "AuditReport", "Finding", "audit", "audit_order"]
 _POSITIONS_AT_ONCE = 1 << 20
 _MAX_READERS, _MAX_GLOBAL_BATCH = 2**20, 2**26
 """More ranks x workers, or samples per step, would take hours or all memory: a number is probably mistyped."""
+_NOTHING = Step(np.zeros(0, np.int64), 0)
 
 
 @dataclass(frozen=True)
@@ -200,20 +201,42 @@ def audit_order(order: EpochOrder, options: AuditOptions) -> Iterator[Finding]:
     """Check the promises on the positions alone; no shard is touched."""
     epoch, ranks = order.epoch, _ranks(order, options)
     even = order.options.tail != "uneven"
-    steps = [len(rank) for rank in ranks]
+    same, count = even, 0
+    alone = iter(Steps(order, World(), options.global_batch))
+
+    def given() -> Iterator[Int64]:
+        """Give the positions of all ranks, step by step; on the way compare each step with that of a single reader."""
+        nonlocal same, count
+        for batches in zip_longest(*ranks, fillvalue=_NOTHING):
+            positions = [batch.positions for batch in batches]
+            if same:
+                whole = next(alone, _NOTHING).positions
+                same = _is_woven(positions, whole, options)
+                count += len(whole) if same else 0
+            yield from positions
+
+    once = _audit_once(order, given(), options)
     if even:
-        yield Finding(
-            epoch,
-            "equal steps",
-            len(set(steps)) == 1,
-            f"batches of each rank: {_spread(steps)}" + ("" if any(steps) else ", so there is nothing to train on"),
+        steps = [len(rank) for rank in ranks]
+        evidence = f"batches of each rank: {_spread(steps)}" + (
+            "" if any(steps) else ", so there is nothing to train on"
         )
-        same, count = _same_batches(order, options)
-        reference = f"as 1 rank without workers, batch {options.global_batch}"
-        yield Finding(epoch, "same batches", same, f"{count:,} positions: the same steps {reference}")
-    yield _audit_once(order, ranks, options)
+        yield Finding(epoch, "equal steps", len(set(steps)) == 1, evidence)
+        evidence = f"{count:,} positions: the same steps as 1 rank without workers, batch {options.global_batch}"
+        yield Finding(epoch, "same batches", same and next(alone, None) is None, evidence)
+    yield once
     if even:
         yield _audit_resume(order, options)
+
+
+def _is_woven(batches: list[Int64], whole: Int64, options: AuditOptions) -> bool:
+    """Tell whether the ranks' batches, taken in turn, are the step of a single reader, and go to the right workers."""
+    if len({len(batch) for batch in batches}) > 1:
+        return False
+    woven, num_workers = np.stack(batches, axis=1).reshape(-1), max(1, options.num_workers)
+    # Rank r of W reads the positions g with g % W == r, and its worker w of N those with g // W % N == w.
+    workers = worker_of(woven, options.world_size, num_workers)
+    return np.array_equal(woven, whole) and np.array_equal(workers, whole // options.world_size % num_workers)
 
 
 def _measure_mixing(order: EpochOrder, options: AuditOptions) -> Iterator[Finding]:
@@ -250,13 +273,13 @@ def _measure_classes(
     yield Finding(order.epoch, "mixing of classes", True, evidence + remedy, figure, mixing.ideal, error, found.remedy)
 
 
-def _audit_once(order: EpochOrder, ranks: list[Steps], options: AuditOptions) -> Finding:
+def _audit_once(order: EpochOrder, given: Iterable[Int64], options: AuditOptions) -> Finding:
     """Check that each sample is given once, that only what the tail allows is left out, and the rest are pads."""
-    seen, num_others, pads = _count_seen(order, ranks)
+    seen, num_others, pads = _count_seen(order, given)
     missing, repeated = int((seen == 0).sum()), int((seen > 1).sum())
-    given = _positions_left(order, options.global_batch)
-    allowed = max(0, order.num_samples - given)
-    expected_pads = max(0, given - order.num_samples)
+    num_given = _positions_given(order, options.global_batch)
+    allowed = max(0, order.num_samples - num_given)
+    expected_pads = max(0, num_given - order.num_samples)
     if order.options.tail == "uneven":
         allowed = expected_pads = 0
     held = repeated == num_others == 0 and missing == allowed and pads == expected_pads
@@ -268,10 +291,10 @@ def _audit_once(order: EpochOrder, ranks: list[Steps], options: AuditOptions) ->
     return Finding(order.epoch, "exactly once", held, evidence)
 
 
-def _positions_left(order: EpochOrder, global_batch: int, start: int = 0) -> int:
-    """Return how many positions the steps from `start` on must cover: whole steps, filled or dropped."""
-    left = max(0, order.num_positions - start)
-    steps = left // global_batch if order.options.tail == "drop" else -(-left // global_batch)
+def _positions_given(order: EpochOrder, global_batch: int) -> int:
+    """Return how many positions whole steps cover: the last one is filled or dropped."""
+    total = order.num_positions
+    steps = total // global_batch if order.options.tail == "drop" else -(-total // global_batch)
     return steps * global_batch
 
 
@@ -279,39 +302,12 @@ def _spread(values: list[int]) -> str:
     return f"{values[0]:,}" if len(set(values)) == 1 else f"{min(values):,} to {max(values):,}"
 
 
-def _same_batches(order: EpochOrder, options: AuditOptions) -> tuple[bool, int]:
-    """Weave each step from the batches of all workers of all ranks, and compare it with the step of a single reader.
-
-    Returns:
-        Whether all steps are equal, and how many positions were compared.
-    """
-    num_workers = max(1, options.num_workers)
-    alone = Steps(order, World(), options.global_batch)
-    count = 0
-    for whole, *batches in zip_longest(alone, *_ranks(order, options)):
-        if whole is None or not all(batches):
-            return False, count
-        woven = np.full(options.global_batch, -1, np.int64)
-        for rank, batch in enumerate(batches):
-            # Rank r of W reads the positions g with g % W == r, and its worker w of N those with g // W % N == w.
-            places = np.arange((rank - whole.positions[0]) % options.world_size, len(woven), options.world_size)
-            if len(places) != len(batch.positions):
-                return False, count
-            workers = whole.positions[places] // options.world_size % num_workers
-            is_read = worker_of(batch.positions, options.world_size, num_workers) == workers
-            woven[places] = np.where(is_read, batch.positions, -1)
-        if not np.array_equal(woven, whole.positions):
-            return False, count
-        count += len(woven)
-    return True, count
-
-
-def _count_seen(order: EpochOrder, ranks: list[Steps]) -> tuple[Int64, int, int]:
+def _count_seen(order: EpochOrder, given: Iterable[Int64]) -> tuple[Int64, int, int]:
     """Count how often each sample of the epoch is given, without pads; how often others are; and the pads."""
     base = np.concatenate([[0], np.cumsum(order.totals)])
     seen = np.zeros(int(base[-1]), np.int64)
     pads = 0
-    for positions in _in_large_chunks(step.positions for rank in ranks for step in rank):
+    for positions in _in_large_chunks(given):
         located = order.locate(positions)
         real = ~located.pad
         pads += int(located.pad.sum())
@@ -322,7 +318,7 @@ def _count_seen(order: EpochOrder, ranks: list[Steps]) -> tuple[Int64, int, int]
     return seen[selected], int(seen[~selected].sum()), pads
 
 
-def _in_large_chunks(arrays: Iterator[Int64]) -> Iterator[Int64]:
+def _in_large_chunks(arrays: Iterable[Int64]) -> Iterator[Int64]:
     """Concatenate arrays to chunks of about a million entries: locating many positions at once is faster."""
     chunk: list[Int64] = []
     size = 0
@@ -336,16 +332,11 @@ def _in_large_chunks(arrays: Iterator[Int64]) -> Iterator[Int64]:
         yield np.concatenate(chunk)
 
 
-def _resume_points(num_steps: int) -> list[int]:
-    """Return some steps to stop after: the first, one in the middle, the last but one."""
-    return sorted({step for step in (1, num_steps // 2, num_steps - 1) if 0 < step < num_steps})
-
-
 def _audit_resume(order: EpochOrder, options: AuditOptions) -> Finding:
     """Stop after some steps, go on with one rank more, and compare with the epoch that was not stopped."""
     other = replace(options, world_size=options.world_size + 1)
-    points = _resume_points(len(_ranks(order, options)[0]))
-    held = True
+    num_steps, held = len(_ranks(order, options)[0]), True
+    points = sorted({step for step in (1, num_steps // 2, num_steps - 1) if 0 < step < num_steps})
     for point in points:
         delivered = [step for rank in _ranks(order, options) for step in islice(rank, point)]
         end = delivered[-1].end if delivered else 0
@@ -386,7 +377,7 @@ def _audit_read(open_loader: _Open, order: EpochOrder, options: AuditOptions) ->
     real = [key for _, key, pad in entries if not pad]
     expected = order.num_samples
     if options.tail == "drop":
-        expected = min(expected, _positions_left(order, options.global_batch))
+        expected = min(expected, _positions_given(order, options.global_batch))
     held = len({position for position, _, _ in entries}) == len(entries) and len(set(real)) == len(real) == expected
     once = "each once" if len(set(real)) == len(real) else f"{len(set(real)):,} different"
     evidence = f"{len(real):,} of {order.num_samples:,} keys read, {once}; {len(entries) - len(real):,} pads"

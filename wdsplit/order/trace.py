@@ -136,7 +136,7 @@ class Trace:
         counts: list[int] = np.cumsum(change)[reader % shared * period + turns.of(reader)].tolist()
         return counts
 
-    @cached_property
+    @property
     def read_amplification(self) -> float:
         """Windows that all readers together read, divided by `num_windows`.
 
@@ -146,6 +146,11 @@ class Trace:
         counts as two here. The value is 1 where ranks x workers divides lanes of whole shards, a little more where
         lanes were cut, and less where `drop` leaves out whole windows. Pads do not count.
         """
+        return self.windows_read / self.num_windows if self.num_windows else 0.0
+
+    @cached_property
+    def windows_read(self) -> int:
+        """Windows that all readers together read."""
         order, runs = self._order, self.runs
         period, stop = self._turns[0].period, runs.first + runs.length
         is_cut = runs.length < order.counts[runs.shard]
@@ -157,7 +162,7 @@ class Trace:
                 low, high = np.searchsorted(ends, runs.first[row], side="right"), np.searchsorted(ends, stop[row])
                 parts = np.diff(ends[low:high], prepend=runs.first[row], append=stop[row])
                 read += int(np.minimum(parts, period).sum())
-        return read / self.num_windows if self.num_windows else 0.0
+        return read
 
     @cached_property
     def num_windows(self) -> int:
