@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsplit.order.epoch import EpochOrder, Int64, hash_numbers, hash_stream
+from wdsplit.order.split import AnyOrder
 
 __all__ = ["MAX_COUNTED", "Batches", "ClassMixing", "Mixing", "class_mixing", "draw_batches", "mixing"]
 
@@ -116,7 +117,7 @@ def _sampled(order: EpochOrder, following: EpochOrder, global_batch: int) -> Mix
     return _mixing_of(float(each.mean()) * by_chance, by_chance, global_batch, error)
 
 
-def _drawn(total: int, count: int, order: EpochOrder) -> Int64:
+def _drawn(total: int, count: int, order: AnyOrder) -> Int64:
     """Draw `count` numbers below `total`, all different, rising: not evenly spaced, as lanes end windows together."""
     if total <= count:
         return np.arange(total)
@@ -163,18 +164,20 @@ class Batches:
 
     Attributes:
         batch: int64 of shape (n,): the number of the batch that each sample is in.
+        source: int64 of shape (n,): its dataset, if it is one of a mixture; else 0.
         shard: int64 of shape (n,): its shard.
         sample: int64 of shape (n,): its place there.
         is_all: Whether these are all batches of all ranks, not a random choice.
     """
 
     batch: Int64
+    source: Int64
     shard: Int64
     sample: Int64
     is_all: bool
 
 
-def draw_batches(order: EpochOrder, world_size: int, batch_size: int, max_samples: int, min_batches: int) -> Batches:
+def draw_batches(order: AnyOrder, world_size: int, batch_size: int, max_samples: int, min_batches: int) -> Batches:
     """Return batches of single ranks: all, if they have few samples, else some that a hash draws.
 
     Args:
@@ -197,7 +200,7 @@ def draw_batches(order: EpochOrder, world_size: int, batch_size: int, max_sample
         batch = np.repeat(np.arange(len(drawn)), batch_size)
     is_real = order.is_real(positions)
     located = order.locate(positions[is_real])
-    return Batches(batch[is_real], located.shard, located.sample, is_all)
+    return Batches(batch[is_real], located.source, located.shard, located.sample, is_all)
 
 
 @dataclass(frozen=True)
