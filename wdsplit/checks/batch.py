@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -233,13 +233,13 @@ class _Run:
     state: State | None = None
     rank: int | None = None
 
-    def steps(self, epoch: int, numbers: Iterable[int]) -> list[_Seen]:
+    def steps(self, epoch: int, numbers: Iterable[int]) -> list[SeenStep]:
         """Return steps of an epoch by their numbers."""
         numbers, finder = [_at_least(0, "step", each) for each in numbers], self._finder(epoch)
         self._refuse_many(len(numbers))
-        return [_Seen(finder.step(number), len(finder)) for number in numbers]
+        return [finder.step(number) for number in numbers]
 
-    def last(self, state: State, count: int) -> list[_Seen]:
+    def last(self, state: State, count: int) -> list[SeenStep]:
         """Return the last steps before the state, also from the previous epoch."""
         self._refuse_many(count)
         if state.global_batch not in (None, self.global_batch):
@@ -249,12 +249,10 @@ class _Run:
                 found=f"{self.batch_size} x {self.world_size}",
                 remedy="pass the values of the training that saved the state",
             )
-        finder = self._finder(state.epoch)
-        found = [_Seen(step, len(finder)) for step in islice(finder.before(), count)]
+        found = list(islice(self._finder(state.epoch).before(), count))
         previous = state.previous
         if len(found) < count and not state.since and previous and previous.global_batch == self.global_batch:
-            finder = self._finder(previous.epoch)
-            found += [_Seen(step, len(finder)) for step in islice(finder.before(), count - len(found))]
+            found += islice(self._finder(previous.epoch).before(), count - len(found))
         return found[::-1]
 
     @property
@@ -278,13 +276,6 @@ class _Run:
                 found=f"{count:,}",
                 remedy="request fewer steps at a time",
             )
-
-
-class _Seen(NamedTuple):
-    """A step, and the number of steps in its epoch."""
-
-    step: SeenStep
-    num_steps: int
 
 
 def _opened(dataset: Any, state: Mapping[str, Any] | None, options: dict[str, Any]) -> AnySource:
@@ -378,11 +369,11 @@ def _at_least(low: int, name: str, value: Any) -> int:
     return number
 
 
-def _read(source: AnySource, seen: list[_Seen], world_size: int) -> list[Batch]:
+def _read(source: AnySource, seen: list[SeenStep], world_size: int) -> list[Batch]:
     """Read the keys and classes of the samples of all steps together, and return the batches."""
     if not seen:
         return []
-    located = [source.order(step.epoch).locate(step.positions) for step, _ in seen]
+    located = [source.order(step.epoch).locate(step.positions) for step in seen]
     together = Located(*map(np.concatenate, zip(*(vars(each).values() for each in located), strict=True)))
     parts = parts_of(source)
     keys, labels = keys_and_labels(parts, together)
@@ -390,9 +381,18 @@ def _read(source: AnySource, seen: list[_Seen], world_size: int) -> list[Batch]:
     shards = as_objects([parts[part].manifest.shards[shard].path for part, shard in pairs])
     sources = as_objects([part.url for part in parts])[together.source]
     made, stop = [], 0
-    for (step, num_steps), places in zip(seen, located, strict=True):
+    for step, places in zip(seen, located, strict=True):
         rows = slice(stop, stop := stop + len(places.pad))
         own = keys[rows], shards[rows], places.sample, sources[rows], None if labels is None else labels[rows]
-        head = step.epoch, step.number, num_steps, world_size, step.is_skipped, step.positions, step.ranks, places.pad
+        head = (
+            step.epoch,
+            step.number,
+            step.num_steps,
+            world_size,
+            step.is_skipped,
+            step.positions,
+            step.ranks,
+            places.pad,
+        )
         made.append(Batch(*head, *own, source, places))
     return made
