@@ -384,15 +384,6 @@ def _read(source: AnySource, seen: list[SeenStep], world_size: int) -> list[Batc
     for step, places in zip(seen, located, strict=True):
         rows = slice(stop, stop := stop + len(places.pad))
         own = keys[rows], shards[rows], places.sample, sources[rows], None if labels is None else labels[rows]
-        head = (
-            step.epoch,
-            step.number,
-            step.num_steps,
-            world_size,
-            step.is_skipped,
-            step.positions,
-            step.ranks,
-            places.pad,
-        )
-        made.append(Batch(*head, *own, source, places))
+        which = step.epoch, step.number, step.num_steps, world_size, step.is_skipped
+        made.append(Batch(*which, step.positions, step.ranks, places.pad, *own, source, places))
     return made
