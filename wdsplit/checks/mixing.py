@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from wdsplit.order.epoch import EpochOrder, Int64, hash_numbers, hash_stream
+from wdsplit.order.epoch import EpochOrder, Int64, Located, hash_numbers, hash_stream
 from wdsplit.order.split import AnyOrder
 
 __all__ = ["MAX_COUNTED", "Batches", "ClassMixing", "Mixing", "class_mixing", "draw_batches", "mixing"]
@@ -100,18 +100,23 @@ def _sampled(order: EpochOrder, following: EpochOrder, global_batch: int) -> Mix
     if not num_steps:
         return _counted(order, following, global_batch)
     drawn = _drawn(num_steps, max(_MIN_BATCHES, _SAMPLED // global_batch), order)
-    positions = drawn[:, None] * global_batch + np.arange(global_batch)
-    shard, visit, pad = order.visits(positions.reshape(-1))
-    batch = np.repeat(np.arange(len(drawn)), global_batch)
-    batch, shard, visit = batch[~pad], shard[~pad], visit[~pad]
+    positions = (drawn[:, None] * global_batch + np.arange(global_batch)).reshape(-1)
+    is_real = order.is_real(positions)
+    batch, found = np.repeat(np.arange(len(drawn)), global_batch)[is_real], order.locate(positions[is_real])
     num_pairs = _pairs_by(np.bincount(batch, minlength=len(drawn)))
-    of_one_shard, again = _pairs_of_one_shard((order, following), batch, shard, visit, global_batch, len(drawn))
-    shards = order.counts.astype(float)
+    # Pairs of one shard: how many there are in each batch, and how many of them share a batch again.
+    groups, group, sizes = np.unique(batch * len(order.counts) + found.shard, return_inverse=True, return_counts=True)
+    batch_of = groups // len(order.counts)
+    of_one_shard = np.bincount(batch_of, _pairs_by(sizes), len(drawn))
+    steps = following.positions_of(found.shard, found.sample) // global_batch
+    most = int(steps.max(initial=0)) + 1
+    meetings, counts = np.unique(group.reshape(-1) * most + steps, return_counts=True)
+    again = np.bincount(batch_of[meetings // most], _pairs_by(counts), len(drawn))
+    # Pairs of different shards share a batch as often in the next epoch as in this one, wherever they are now.
     total = _pairs(np.array([float(order.num_samples)]))
     by_chance = order.num_samples * (global_batch - 1) / 2 / total
-    # Pairs of different shards share a batch as often in the next epoch as in this one, wherever they are now.
     apart = float((num_pairs - of_one_shard).sum() / num_pairs.sum())
-    apart_again = apart * by_chance * total / max(1.0, total - _pairs(shards))
+    apart_again = apart * by_chance * total / max(1.0, total - _pairs(order.counts.astype(float)))
     each = (again + (num_pairs - of_one_shard) * apart_again) / num_pairs / by_chance
     error = float(each.std() / np.sqrt(len(each)))
     return _mixing_of(float(each.mean()) * by_chance, by_chance, global_batch, error)
@@ -131,49 +136,21 @@ def _pairs_by(sizes: Int64) -> Float64:
     return pairs
 
 
-def _pairs_of_one_shard(
-    orders: tuple[EpochOrder, EpochOrder],
-    batch: Int64,
-    shard: Int64,
-    visit: Int64,
-    global_batch: int,
-    num_batches: int,
-) -> tuple[Float64, Float64]:
-    """Return for each batch its pairs of samples of one shard, and how many of them share a batch again."""
-    order, following = orders
-    _, group, sizes = np.unique(batch * len(order.counts) + shard, return_inverse=True, return_counts=True)
-    group = group.reshape(-1)
-    batch_of_group = np.empty(len(sizes), np.int64)
-    batch_of_group[group] = batch
-    of_one_shard = np.bincount(batch_of_group, _pairs_by(sizes), num_batches).astype(float)
-    has_mate = np.flatnonzero(sizes[group] > 1)
-    shard, visit = shard[has_mate], visit[has_mate]
-    steps = following.positions_of(shard, order.samples_of(shard, visit)) // global_batch
-    num_steps = int(steps.max(initial=0)) + 1
-    meetings, counts = np.unique(group[has_mate] * num_steps + steps, return_counts=True)
-    again = np.bincount(batch_of_group[meetings // num_steps], _pairs_by(counts), num_batches).astype(float)
-    return of_one_shard, again
-
-
 # Classes in the batches of a rank
 
 
 @dataclass(frozen=True)
 class Batches:
-    """Batches of ranks, and the samples in them; pads are left out.
+    """Batches of ranks, and the n samples in them; pads are left out.
 
     Attributes:
         batch: int64 of shape (n,): the number of the batch that each sample is in.
-        source: int64 of shape (n,): its dataset, if it is one of a mixture; else 0.
-        shard: int64 of shape (n,): its shard.
-        sample: int64 of shape (n,): its place there.
+        samples: The samples.
         is_all: Whether these are all batches of all ranks, not a random choice.
     """
 
     batch: Int64
-    source: Int64
-    shard: Int64
-    sample: Int64
+    samples: Located
     is_all: bool
 
 
@@ -199,8 +176,7 @@ def draw_batches(order: AnyOrder, world_size: int, batch_size: int, max_samples:
         positions = (firsts[:, None] + world_size * np.arange(batch_size)).reshape(-1)
         batch = np.repeat(np.arange(len(drawn)), batch_size)
     is_real = order.is_real(positions)
-    located = order.locate(positions[is_real])
-    return Batches(batch[is_real], located.source, located.shard, located.sample, is_all)
+    return Batches(batch[is_real], order.locate(positions[is_real]), is_all)
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,9 @@ def batch_mix(
         if order.num_samples < batch_size * world_size:
             continue
         drawn = draw_batches(order, world_size, batch_size, max_labels, _MIN_BATCHES)
-        mixed = class_mixing(drawn.batch, codes_of(subject.numbers_of(drawn.source, drawn.shard, drawn.sample)))
+        places = drawn.samples
+        numbers = subject.numbers_of(places.source, places.shard, places.sample)
+        mixed = class_mixing(drawn.batch, codes_of(numbers))
         if mixed is not None:
             mixed = replace(mixed, error=0.0) if drawn.is_all else mixed
             found.append(BatchMix(**vars(mixed), world_size=world_size))

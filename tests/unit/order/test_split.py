@@ -226,30 +226,6 @@ def test_rank_0_worker_0_of_8_ranks_and_4_workers_reads_every_32nd_shard(num_sha
     ]
 
 
-@given(orders(st.just("uneven")), world_sizes, workers)
-def test_a_reader_reads_from_its_assigned_shards_and_no_other(order, world_size, num_workers):
-    readers = Trace(order, world_size, num_workers)
-    for rank, worker in itertools.product(range(world_size), range(num_workers)):
-        positions = np.array(concatenated(Steps(order, World(rank, world_size), 3)), np.int64)
-        mine = positions[worker_of(positions, world_size, num_workers) == worker]
-        shards = readers.shards(rank, worker)
-        assert {shard for shard, _, _ in located(order, mine)} == set(shards)
-        assert len(shards) == len(set(shards))
-
-
-@given(orders(even), world_sizes, workers)
-def test_the_readers_of_an_even_epoch_read_from_their_assigned_shards(order, world_size, num_workers):
-    positions = real_positions(order)
-    positions = positions[positions < Steps(order, World(0, world_size), 1).end]
-    readers = Trace(order, world_size, num_workers)
-    for rank, worker in itertools.product(range(world_size), range(num_workers)):
-        mine = positions[positions % world_size == rank]
-        mine = mine[worker_of(mine, world_size, num_workers) == worker]
-        shards = readers.shards(rank, worker)
-        assert {shard for shard, _, _ in located(order, mine)} <= set(shards)
-        assert all(order.counts[shard] for shard in shards)
-
-
 @given(st.integers(1, 64), st.integers(1, 16), st.integers(1, 8))
 def test_each_lane_has_as_many_readers_as_said(lanes, world_size, num_workers):
     readers = [

@@ -172,8 +172,8 @@ def test_samples_of_a_view_lead_back_to_their_positions(view):
     positions = np.flatnonzero(order.is_real(np.arange(order.num_positions)))
     found = order.locate(positions)
     assert order.positions_of(found.shard, found.sample).tolist() == positions.tolist()
-    batches = draw_batches(order, 1, 4, 10**6, 1)
-    assert sorted(zip(batches.shard.tolist(), batches.sample.tolist(), strict=True)) == sorted(
+    drawn = draw_batches(order, 1, 4, 10**6, 1).samples
+    assert sorted(zip(drawn.shard.tolist(), drawn.sample.tolist(), strict=True)) == sorted(
         zip(found.shard.tolist(), found.sample.tolist(), strict=True)
     )
 
