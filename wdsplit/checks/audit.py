@@ -16,15 +16,11 @@ from wdsplit.checks.classes import measure_classes
 from wdsplit.checks.mixing import mixing
 from wdsplit.conversion.plan.options import chosen
 from wdsplit.errors import InputError, MissingDependencyError
-from wdsplit.loading.opening import open_dataset
-from wdsplit.loading.reading.source import Access, Source
-from wdsplit.loading.views import chosen_views
+from wdsplit.loading.opening import open_source
+from wdsplit.loading.reading.source import Source
 from wdsplit.notebook import html_table
-from wdsplit.order.epoch import EpochOrder, Int64, OrderOptions
+from wdsplit.order.epoch import EpochOrder, Int64
 from wdsplit.order.split import Step, Steps, World, worker_of
-from wdsplit.shards.manifest import Manifest
-from wdsplit.storage.given import located_one
-from wdsplit.storage.interface import ReadableStorage
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -165,30 +161,26 @@ def audit(
         WdsplitError: The dataset, or one of its shards, cannot be read.
     """
     findings, options = [], chosen(AuditOptions, options, keywords)
-    for finding in _findings(*located_one(url, storage_options, fs), options):
+    for finding in _findings(url, {"storage_options": storage_options, "fs": fs}, options):
         findings.append(finding)
         if progress is not None:
             progress(finding)
     return AuditReport(tuple(findings))
 
 
-def _findings(url: str, storage_options: Mapping[str, Any] | None, options: AuditOptions) -> Iterator[Finding]:
-    _, manifest, access = open_dataset(url, Access(storage_options))
-    storage = access.storage(url)
-    order_options = OrderOptions(options.seed, options.shuffle, manifest.lanes, manifest.window, options.tail)
-    choice = {"view": options.view, "where": options.where}
-    views = chosen_views(storage, manifest, choice, storage_options=storage_options)
-    options = replace(options, view=dict(views), where=None)  # as chosen, so that no loader chooses again
-    source = Source(url, manifest, order_options).with_views(views)
+def _findings(url: str, how: dict[str, Any], options: AuditOptions) -> Iterator[Finding]:
+    how |= {"seed": options.seed, "shuffle": options.shuffle, "tail": options.tail}
+    source: Any = open_source(url, view=options.view, where=options.where, **how)
+    how["view"] = dict(source.views)  # as chosen, so that no loader chooses again
     for epoch in range(options.epochs):
         order = source.order(epoch)
         yield from audit_order(order, options)
         if epoch == 0 and options.shuffle:
             yield from _measure_mixing(order, options)
         if epoch == 0 and (options.shuffle or options.class_field is not None):
-            yield from _measure_classes(storage, manifest, order, options)
+            yield from _measure_classes(source, order, options)
         if options.read:
-            yield from _audit_read(_loaders(url, storage_options, epoch, options), order, options)
+            yield from _audit_read(_loaders(url, how, epoch), order, options)
 
 
 def _ranks(order: EpochOrder, options: AuditOptions, start: int = 0) -> list[Steps]:
@@ -253,11 +245,10 @@ def _measure_mixing(order: EpochOrder, options: AuditOptions) -> Iterator[Findin
     yield Finding(order.epoch, "mixing of epochs", True, evidence, round(found.figure, 4), 1, found.error)
 
 
-def _measure_classes(
-    storage: ReadableStorage, manifest: Manifest, order: EpochOrder, options: AuditOptions
-) -> Iterator[Finding]:
+def _measure_classes(source: Source, order: EpochOrder, options: AuditOptions) -> Iterator[Finding]:
     """Say how well classes are mixed in the batches of a rank, if the dataset has classes."""
-    found = measure_classes(storage, manifest, order, options.world_size, options.batch_size, options.class_field)
+    topology = options.world_size, options.batch_size
+    found = measure_classes(source.storage(), source.manifest, order, *topology, options.class_field)
     if found is None:
         return
     mixing, error = found.mixing, 0.0 if found.is_exact else found.mixing.error
@@ -390,7 +381,7 @@ def _planned(steps: Steps) -> list[list[int]]:
     return [step.positions.tolist() for step in steps]
 
 
-def _loaders(url: str, storage_options: Mapping[str, Any] | None, epoch: int, options: AuditOptions) -> _Open:
+def _loaders(url: str, how: dict[str, Any], epoch: int) -> _Open:
     """Return what opens loaders of an epoch."""
     try:
         from wdsplit.loading.dataset import Dataset
@@ -399,16 +390,7 @@ def _loaders(url: str, storage_options: Mapping[str, Any] | None, epoch: int, op
         raise MissingDependencyError.for_extra("torch") from error
 
     def open_loader(rank: int, world_size: int, num_workers: int, batch_size: int) -> Any:
-        dataset = Dataset(
-            url,
-            seed=options.seed,
-            shuffle=options.shuffle,
-            tail=options.tail,
-            view=options.view,
-            rank=rank,
-            world_size=world_size,
-            storage_options=storage_options,
-        )
+        dataset = Dataset(url, rank=rank, world_size=world_size, **how)
         loader = Loader(dataset.to_tuple("__position__", "__pad__", "__key__"), batch_size, num_workers=num_workers)
         loader.set_epoch(epoch)
         return loader

@@ -15,11 +15,10 @@ import numpy as np
 
 from wdsplit.checks.places import parts_of, samples_at
 from wdsplit.errors import CorruptDataError, InputError, MissingDependencyError
-from wdsplit.loading.opening import open_dataset
+from wdsplit.loading.opening import open_source
 from wdsplit.loading.reading.open_shard import OpenShard
-from wdsplit.loading.reading.source import Access, AnySource, Source
-from wdsplit.loading.views import chosen_views
-from wdsplit.order.epoch import Int64, Located, OrderOptions, groups
+from wdsplit.loading.reading.source import AnySource, Source
+from wdsplit.order.epoch import Int64, Located, groups
 from wdsplit.order.numbers import SampleNumbers
 from wdsplit.order.split import AnyOrder
 from wdsplit.shards.manifest import Manifest
@@ -189,11 +188,8 @@ def open_subject(
                 remedy="call dataset.set_view first, or pass the path instead",
             )
         return Subject(source)
-    url, manifest, access = open_dataset(dataset, Access(storage_options), None, fs)
-    options = OrderOptions(seed, shuffle, manifest.lanes, manifest.window, "pad")
-    source = Source(url, manifest, options, None, access)
-    views = chosen_views(source.storage(), manifest, choice or {}, storage_options=access.storage_options)
-    return Subject(source.with_views(views))
+    how = {"seed": seed, "shuffle": shuffle, "storage_options": storage_options, "fs": fs, **(choice or {})}
+    return Subject(open_source(dataset, **how))
 
 
 def open_mixture(
