@@ -210,10 +210,8 @@ def audit_order(order: EpochOrder, options: AuditOptions) -> Iterator[Finding]:
     once = _audit_once(order, given(), options)
     if even:
         steps = [len(rank) for rank in ranks]
-        evidence = f"batches of each rank: {_spread(steps)}" + (
-            "" if any(steps) else ", so there is nothing to train on"
-        )
-        yield Finding(epoch, "equal steps", len(set(steps)) == 1, evidence)
+        few = "" if any(steps) else ", so there is nothing to train on"
+        yield Finding(epoch, "equal steps", len(set(steps)) == 1, f"batches of each rank: {_spread(steps)}{few}")
         evidence = f"{count:,} positions: the same steps as 1 rank without workers, batch {options.global_batch}"
         yield Finding(epoch, "same batches", same and next(alone, None) is None, evidence)
     yield once
