@@ -101,16 +101,18 @@ def _sampled(order: EpochOrder, following: EpochOrder, global_batch: int) -> Mix
         return _counted(order, following, global_batch)
     drawn = _drawn(num_steps, max(_MIN_BATCHES, _SAMPLED // global_batch), order)
     positions = (drawn[:, None] * global_batch + np.arange(global_batch)).reshape(-1)
-    is_real = order.is_real(positions)
-    batch, found = np.repeat(np.arange(len(drawn)), global_batch)[is_real], order.locate(positions[is_real])
+    shard, visit, pad = order.visits(positions)
+    batch, shard, visit = np.repeat(np.arange(len(drawn)), global_batch)[~pad], shard[~pad], visit[~pad]
     num_pairs = _pairs_by(np.bincount(batch, minlength=len(drawn)))
     # Pairs of one shard: how many there are in each batch, and how many of them share a batch again.
-    groups, group, sizes = np.unique(batch * len(order.counts) + found.shard, return_inverse=True, return_counts=True)
-    batch_of = groups // len(order.counts)
+    groups, group, sizes = np.unique(batch * len(order.counts) + shard, return_inverse=True, return_counts=True)
+    batch_of, group = groups // len(order.counts), group.reshape(-1)
     of_one_shard = np.bincount(batch_of, _pairs_by(sizes), len(drawn))
-    steps = following.positions_of(found.shard, found.sample) // global_batch
+    has_mate = sizes[group] > 1  # of a large dataset few have: only their windows are permuted
+    group, shard, visit = group[has_mate], shard[has_mate], visit[has_mate]
+    steps = following.positions_of(shard, order.samples_of(shard, visit)) // global_batch
     most = int(steps.max(initial=0)) + 1
-    meetings, counts = np.unique(group.reshape(-1) * most + steps, return_counts=True)
+    meetings, counts = np.unique(group * most + steps, return_counts=True)
     again = np.bincount(batch_of[meetings // most], _pairs_by(counts), len(drawn))
     # Pairs of different shards share a batch as often in the next epoch as in this one, wherever they are now.
     total = _pairs(np.array([float(order.num_samples)]))
