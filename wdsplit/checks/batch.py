@@ -6,8 +6,8 @@ Combines the order, a loader's state and the headers of the samples, without mak
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -209,73 +209,49 @@ def batches(
     if isinstance(state, (str, os.PathLike)):
         state = read_state(state)
     source = _opened(dataset, state, options)
-    run = _Run(source, *_topology(batch_size, world_size, state or {}))
-    if state is not None:
-        run = replace(run, state=_parsed(state, source), rank=state.get("rank"))
-    if (steps is None) == (last is None) or (last is not None and run.state is None):
+    size, ranks = _topology(batch_size, world_size, state or {})
+    found = None if state is None else _parsed(state, source)
+    if (steps is None) == (last is None) or (last is not None and found is None):
         expected = "steps=[...], or state= and last="
         raise InputError("cannot tell which steps to list", expected=expected, remedy="give one of them")
-    if last is not None and run.state is not None:
-        seen = run.last(run.state, _at_least(1, "last", last))
-    else:
-        start = 0 if run.state is None else run.state.epoch
-        seen = run.steps(start if epoch is None else _at_least(0, "epoch", epoch), steps or ())
-    return _read(source, seen, run.world_size)
+    numbers = [_at_least(0, "step", each) for each in steps or ()]
+    last = None if last is None else _at_least(1, "last", last)
+    count = (len(numbers) if last is None else last) * size * ranks
+    if count > _MAX_SAMPLES:
+        raise InputError(
+            "too many samples to list",
+            expected=f"at most {_MAX_SAMPLES:,}",
+            found=f"{count:,}",
+            remedy="request fewer steps at a time",
+        )
+
+    def seen_of(epoch: int) -> SeenSteps:
+        states = () if found is None else (found, found.previous)
+        own = next((each for each in states if each is not None and each.epoch == epoch), None)
+        if own is not None:
+            _refuse_view_of(own, source)
+        return SeenSteps(source.order(epoch), size, ranks, own, (state or {}).get("rank"))
+
+    if found is not None and last is not None:
+        return _read(source, _last(found, last, size, ranks, seen_of), ranks)
+    start = 0 if found is None else found.epoch
+    seen = seen_of(start if epoch is None else _at_least(0, "epoch", epoch))
+    return _read(source, [seen.step(number) for number in numbers], ranks)
 
 
-@dataclass(frozen=True)
-class _Run:
-    """A training: its data, its ranks and, if known, its progress."""
-
-    source: AnySource
-    batch_size: int
-    world_size: int
-    state: State | None = None
-    rank: int | None = None
-
-    def steps(self, epoch: int, numbers: Iterable[int]) -> list[SeenStep]:
-        """Return steps of an epoch by their numbers."""
-        numbers, finder = [_at_least(0, "step", each) for each in numbers], self._finder(epoch)
-        self._refuse_many(len(numbers))
-        return [finder.step(number) for number in numbers]
-
-    def last(self, state: State, count: int) -> list[SeenStep]:
-        """Return the last steps before the state, also from the previous epoch."""
-        self._refuse_many(count)
-        if state.global_batch not in (None, self.global_batch):
-            raise InputError(
-                "the steps before the state have another size",
-                expected=f"batch_size x world_size = {state.global_batch}, the global batch of the state",
-                found=f"{self.batch_size} x {self.world_size}",
-                remedy="pass the values of the training that saved the state",
-            )
-        found = list(islice(self._finder(state.epoch).before(), count))
-        previous = state.previous
-        if len(found) < count and not state.since and previous and previous.global_batch == self.global_batch:
-            found += islice(self._finder(previous.epoch).before(), count - len(found))
-        return found[::-1]
-
-    @property
-    def global_batch(self) -> int:
-        """Samples of a step over all ranks."""
-        return self.batch_size * self.world_size
-
-    def _finder(self, epoch: int) -> SeenSteps:
-        states = () if self.state is None else (self.state, self.state.previous)
-        state = next((each for each in states if each is not None and each.epoch == epoch), None)
-        if state is not None:
-            _refuse_view_of(state, self.source)
-        return SeenSteps(self.source.order(epoch), self.batch_size, self.world_size, state, self.rank)
-
-    def _refuse_many(self, num_steps: int) -> None:
-        count = num_steps * self.global_batch
-        if count > _MAX_SAMPLES:
-            raise InputError(
-                "too many samples to list",
-                expected=f"at most {_MAX_SAMPLES:,}",
-                found=f"{count:,}",
-                remedy="request fewer steps at a time",
-            )
+def _last(state: State, count: int, size: int, ranks: int, seen_of: Callable[[int], SeenSteps]) -> list[SeenStep]:
+    """Return the last steps before a state, also from the previous epoch."""
+    if state.global_batch not in (None, size * ranks):
+        raise InputError(
+            "the steps before the state have another size",
+            expected=f"batch_size x world_size = {state.global_batch}, the global batch of the state",
+            found=f"{size} x {ranks}",
+            remedy="pass the values of the training that saved the state",
+        )
+    found, previous = list(islice(seen_of(state.epoch).before(), count)), state.previous
+    if len(found) < count and not state.since and previous and previous.global_batch == size * ranks:
+        found += islice(seen_of(previous.epoch).before(), count - len(found))
+    return found[::-1]
 
 
 def _opened(dataset: Any, state: Mapping[str, Any] | None, options: dict[str, Any]) -> AnySource:
