@@ -27,6 +27,12 @@ def epoch_order(counts, epoch=0, **others):
     return EpochOrder(np.array(counts, np.int64), options(**others), epoch)
 
 
+def visit_order(options, epoch, shard, count):
+    """Return the samples of a shard in the order of their visits."""
+    order = EpochOrder(np.array([*[0] * shard, count], np.int64), options, epoch)
+    return order.samples_of(np.full(count, shard), np.arange(count))
+
+
 def masks_of(kind, counts, seed):
     """Return which samples of each shard a view takes."""
     random = np.random.default_rng(seed)

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from tools.bench import core
+from wdsplit.checks.mixing import mixing
 from wdsplit.conversion.plan.options import PlanOptions
 from wdsplit.conversion.plan.plan import Plan, make_plan
-from wdsplit.order.distribution import Readers
 from wdsplit.order.epoch import EpochOrder, OrderOptions
-from wdsplit.order.mixing import mixing
+from wdsplit.order.trace import Trace
 from wdsplit.shards.manifest import Field
 from wdsplit.tables.table import InputFile, Table
 
@@ -94,7 +94,7 @@ def report_readers() -> None:
     for readers in READERS:
         cells = []
         for plan in plans:
-            read = Readers(order_of(plan, 0), readers, 1).read_amplification
+            read = Trace(order_of(plan, 0), readers, 1).read_amplification
             held = -(-plan.lanes // readers) if read < 1.01 else plan.lanes * read / readers
             cells += [f"{read:.2f}", f"{held * plan.window * 0.1:,.1f}"]
         rows.append((str(readers), *cells))

@@ -5,7 +5,7 @@ Each check covers all positions of an epoch: the computed positions, or also the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice, zip_longest
 from typing import TYPE_CHECKING, Any
@@ -13,18 +13,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from wdsplit.checks.classes import measure_classes
+from wdsplit.checks.mixing import mixing
 from wdsplit.conversion.plan.options import chosen
 from wdsplit.errors import InputError, MissingDependencyError
-from wdsplit.loading.opening import open_dataset
-from wdsplit.loading.reading.source import Access, Source
-from wdsplit.loading.views import chosen_views
+from wdsplit.loading.opening import open_source
+from wdsplit.loading.reading.source import Source
 from wdsplit.notebook import html_table
-from wdsplit.order.epoch import EpochOrder, Int64, OrderOptions
-from wdsplit.order.mixing import mixing
-from wdsplit.order.split import Steps, World, worker_of
-from wdsplit.shards.manifest import Manifest
-from wdsplit.storage.given import located_one
-from wdsplit.storage.interface import ReadableStorage
+from wdsplit.order.epoch import EpochOrder, Int64
+from wdsplit.order.split import Step, Steps, World, worker_of
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -34,6 +30,7 @@ __all__ = ["AuditOptions", "AuditReport", "Finding", "audit", "audit_order"]
 _POSITIONS_AT_ONCE = 1 << 20
 _MAX_READERS, _MAX_GLOBAL_BATCH = 2**20, 2**26
 """More ranks x workers, or samples per step, would take hours or all memory: a number is probably mistyped."""
+_NOTHING = Step(np.zeros(0, np.int64), 0)
 
 
 @dataclass(frozen=True)
@@ -164,30 +161,26 @@ def audit(
         WdsplitError: The dataset, or one of its shards, cannot be read.
     """
     findings, options = [], chosen(AuditOptions, options, keywords)
-    for finding in _findings(*located_one(url, storage_options, fs), options):
+    for finding in _findings(url, {"storage_options": storage_options, "fs": fs}, options):
         findings.append(finding)
         if progress is not None:
             progress(finding)
     return AuditReport(tuple(findings))
 
 
-def _findings(url: str, storage_options: Mapping[str, Any] | None, options: AuditOptions) -> Iterator[Finding]:
-    _, manifest, access = open_dataset(url, Access(storage_options))
-    storage = access.storage(url)
-    order_options = OrderOptions(options.seed, options.shuffle, manifest.lanes, manifest.window, options.tail)
-    choice = {"view": options.view, "where": options.where}
-    views = chosen_views(storage, manifest, choice, storage_options=storage_options)
-    options = replace(options, view=dict(views), where=None)  # as chosen, so that no loader chooses again
-    source = Source(url, manifest, order_options).with_views(views)
+def _findings(url: str, how: dict[str, Any], options: AuditOptions) -> Iterator[Finding]:
+    how |= {"seed": options.seed, "shuffle": options.shuffle, "tail": options.tail}
+    source: Any = open_source(url, view=options.view, where=options.where, **how)
+    how["view"] = dict(source.views)  # as chosen, so that no loader chooses again
     for epoch in range(options.epochs):
         order = source.order(epoch)
         yield from audit_order(order, options)
         if epoch == 0 and options.shuffle:
             yield from _measure_mixing(order, options)
         if epoch == 0 and (options.shuffle or options.class_field is not None):
-            yield from _measure_classes(storage, manifest, order, options)
+            yield from _measure_classes(source, order, options)
         if options.read:
-            yield from _audit_read(_loaders(url, storage_options, epoch, options), order, options)
+            yield from _audit_read(_loaders(url, how, epoch), order, options)
 
 
 def _ranks(order: EpochOrder, options: AuditOptions, start: int = 0) -> list[Steps]:
@@ -200,20 +193,40 @@ def audit_order(order: EpochOrder, options: AuditOptions) -> Iterator[Finding]:
     """Check the promises on the positions alone; no shard is touched."""
     epoch, ranks = order.epoch, _ranks(order, options)
     even = order.options.tail != "uneven"
-    steps = [len(rank) for rank in ranks]
+    same, count = even, 0
+    alone = iter(Steps(order, World(), options.global_batch))
+
+    def given() -> Iterator[Int64]:
+        """Give the positions of all ranks, step by step; on the way compare each step with that of a single reader."""
+        nonlocal same, count
+        for batches in zip_longest(*ranks, fillvalue=_NOTHING):
+            positions = [batch.positions for batch in batches]
+            if same:
+                whole = next(alone, _NOTHING).positions
+                same = _is_woven(positions, whole, options)
+                count += len(whole) if same else 0
+            yield from positions
+
+    once = _audit_once(order, given(), options)
     if even:
-        yield Finding(
-            epoch,
-            "equal steps",
-            len(set(steps)) == 1,
-            f"batches of each rank: {_spread(steps)}" + ("" if any(steps) else ", so there is nothing to train on"),
-        )
-        same, count = _same_batches(order, options)
-        reference = f"as 1 rank without workers, batch {options.global_batch}"
-        yield Finding(epoch, "same batches", same, f"{count:,} positions: the same steps {reference}")
-    yield _audit_once(order, ranks, options)
+        steps = [len(rank) for rank in ranks]
+        few = "" if any(steps) else ", so there is nothing to train on"
+        yield Finding(epoch, "equal steps", len(set(steps)) == 1, f"batches of each rank: {_spread(steps)}{few}")
+        evidence = f"{count:,} positions: the same steps as 1 rank without workers, batch {options.global_batch}"
+        yield Finding(epoch, "same batches", same and next(alone, None) is None, evidence)
+    yield once
     if even:
         yield _audit_resume(order, options)
+
+
+def _is_woven(batches: list[Int64], whole: Int64, options: AuditOptions) -> bool:
+    """Tell whether the ranks' batches, taken in turn, are the step of a single reader, and go to the right workers."""
+    if len({len(batch) for batch in batches}) > 1:
+        return False
+    woven, num_workers = np.stack(batches, axis=1).reshape(-1), max(1, options.num_workers)
+    # Rank r of W reads the positions g with g % W == r, and its worker w of N those with g // W % N == w.
+    workers = worker_of(woven, options.world_size, num_workers)
+    return np.array_equal(woven, whole) and np.array_equal(workers, whole // options.world_size % num_workers)
 
 
 def _measure_mixing(order: EpochOrder, options: AuditOptions) -> Iterator[Finding]:
@@ -230,11 +243,10 @@ def _measure_mixing(order: EpochOrder, options: AuditOptions) -> Iterator[Findin
     yield Finding(order.epoch, "mixing of epochs", True, evidence, round(found.figure, 4), 1, found.error)
 
 
-def _measure_classes(
-    storage: ReadableStorage, manifest: Manifest, order: EpochOrder, options: AuditOptions
-) -> Iterator[Finding]:
+def _measure_classes(source: Source, order: EpochOrder, options: AuditOptions) -> Iterator[Finding]:
     """Say how well classes are mixed in the batches of a rank, if the dataset has classes."""
-    found = measure_classes(storage, manifest, order, options.world_size, options.batch_size, options.class_field)
+    topology = options.world_size, options.batch_size
+    found = measure_classes(source.storage(), source.manifest, order, *topology, options.class_field)
     if found is None:
         return
     mixing, error = found.mixing, 0.0 if found.is_exact else found.mixing.error
@@ -250,13 +262,13 @@ def _measure_classes(
     yield Finding(order.epoch, "mixing of classes", True, evidence + remedy, figure, mixing.ideal, error, found.remedy)
 
 
-def _audit_once(order: EpochOrder, ranks: list[Steps], options: AuditOptions) -> Finding:
+def _audit_once(order: EpochOrder, given: Iterable[Int64], options: AuditOptions) -> Finding:
     """Check that each sample is given once, that only what the tail allows is left out, and the rest are pads."""
-    seen, num_others, pads = _count_seen(order, ranks)
+    seen, num_others, pads = _count_seen(order, given)
     missing, repeated = int((seen == 0).sum()), int((seen > 1).sum())
-    given = _positions_left(order, options.global_batch)
-    allowed = max(0, order.num_samples - given)
-    expected_pads = max(0, given - order.num_samples)
+    num_given = _positions_given(order, options.global_batch)
+    allowed = max(0, order.num_samples - num_given)
+    expected_pads = max(0, num_given - order.num_samples)
     if order.options.tail == "uneven":
         allowed = expected_pads = 0
     held = repeated == num_others == 0 and missing == allowed and pads == expected_pads
@@ -268,10 +280,10 @@ def _audit_once(order: EpochOrder, ranks: list[Steps], options: AuditOptions) ->
     return Finding(order.epoch, "exactly once", held, evidence)
 
 
-def _positions_left(order: EpochOrder, global_batch: int, start: int = 0) -> int:
-    """Return how many positions the steps from `start` on must cover: whole steps, filled or dropped."""
-    left = max(0, order.num_positions - start)
-    steps = left // global_batch if order.options.tail == "drop" else -(-left // global_batch)
+def _positions_given(order: EpochOrder, global_batch: int) -> int:
+    """Return how many positions whole steps cover: the last one is filled or dropped."""
+    total = order.num_positions
+    steps = total // global_batch if order.options.tail == "drop" else -(-total // global_batch)
     return steps * global_batch
 
 
@@ -279,39 +291,12 @@ def _spread(values: list[int]) -> str:
     return f"{values[0]:,}" if len(set(values)) == 1 else f"{min(values):,} to {max(values):,}"
 
 
-def _same_batches(order: EpochOrder, options: AuditOptions) -> tuple[bool, int]:
-    """Weave each step from the batches of all workers of all ranks, and compare it with the step of a single reader.
-
-    Returns:
-        Whether all steps are equal, and how many positions were compared.
-    """
-    num_workers = max(1, options.num_workers)
-    alone = Steps(order, World(), options.global_batch)
-    count = 0
-    for whole, *batches in zip_longest(alone, *_ranks(order, options)):
-        if whole is None or not all(batches):
-            return False, count
-        woven = np.full(options.global_batch, -1, np.int64)
-        for rank, batch in enumerate(batches):
-            # Rank r of W reads the positions g with g % W == r, and its worker w of N those with g // W % N == w.
-            places = np.arange((rank - whole.positions[0]) % options.world_size, len(woven), options.world_size)
-            if len(places) != len(batch.positions):
-                return False, count
-            workers = whole.positions[places] // options.world_size % num_workers
-            is_read = worker_of(batch.positions, options.world_size, num_workers) == workers
-            woven[places] = np.where(is_read, batch.positions, -1)
-        if not np.array_equal(woven, whole.positions):
-            return False, count
-        count += len(woven)
-    return True, count
-
-
-def _count_seen(order: EpochOrder, ranks: list[Steps]) -> tuple[Int64, int, int]:
+def _count_seen(order: EpochOrder, given: Iterable[Int64]) -> tuple[Int64, int, int]:
     """Count how often each sample of the epoch is given, without pads; how often others are; and the pads."""
     base = np.concatenate([[0], np.cumsum(order.totals)])
     seen = np.zeros(int(base[-1]), np.int64)
     pads = 0
-    for positions in _in_large_chunks(step.positions for rank in ranks for step in rank):
+    for positions in _in_large_chunks(given):
         located = order.locate(positions)
         real = ~located.pad
         pads += int(located.pad.sum())
@@ -322,7 +307,7 @@ def _count_seen(order: EpochOrder, ranks: list[Steps]) -> tuple[Int64, int, int]
     return seen[selected], int(seen[~selected].sum()), pads
 
 
-def _in_large_chunks(arrays: Iterator[Int64]) -> Iterator[Int64]:
+def _in_large_chunks(arrays: Iterable[Int64]) -> Iterator[Int64]:
     """Concatenate arrays to chunks of about a million entries: locating many positions at once is faster."""
     chunk: list[Int64] = []
     size = 0
@@ -336,16 +321,11 @@ def _in_large_chunks(arrays: Iterator[Int64]) -> Iterator[Int64]:
         yield np.concatenate(chunk)
 
 
-def _resume_points(num_steps: int) -> list[int]:
-    """Return some steps to stop after: the first, one in the middle, the last but one."""
-    return sorted({step for step in (1, num_steps // 2, num_steps - 1) if 0 < step < num_steps})
-
-
 def _audit_resume(order: EpochOrder, options: AuditOptions) -> Finding:
     """Stop after some steps, go on with one rank more, and compare with the epoch that was not stopped."""
     other = replace(options, world_size=options.world_size + 1)
-    points = _resume_points(len(_ranks(order, options)[0]))
-    held = True
+    num_steps, held = len(_ranks(order, options)[0]), True
+    points = sorted({step for step in (1, num_steps // 2, num_steps - 1) if 0 < step < num_steps})
     for point in points:
         delivered = [step for rank in _ranks(order, options) for step in islice(rank, point)]
         end = delivered[-1].end if delivered else 0
@@ -386,7 +366,7 @@ def _audit_read(open_loader: _Open, order: EpochOrder, options: AuditOptions) ->
     real = [key for _, key, pad in entries if not pad]
     expected = order.num_samples
     if options.tail == "drop":
-        expected = min(expected, _positions_left(order, options.global_batch))
+        expected = min(expected, _positions_given(order, options.global_batch))
     held = len({position for position, _, _ in entries}) == len(entries) and len(set(real)) == len(real) == expected
     once = "each once" if len(set(real)) == len(real) else f"{len(set(real)):,} different"
     evidence = f"{len(real):,} of {order.num_samples:,} keys read, {once}; {len(entries) - len(real):,} pads"
@@ -399,7 +379,7 @@ def _planned(steps: Steps) -> list[list[int]]:
     return [step.positions.tolist() for step in steps]
 
 
-def _loaders(url: str, storage_options: Mapping[str, Any] | None, epoch: int, options: AuditOptions) -> _Open:
+def _loaders(url: str, how: dict[str, Any], epoch: int) -> _Open:
     """Return what opens loaders of an epoch."""
     try:
         from wdsplit.loading.dataset import Dataset
@@ -408,16 +388,7 @@ def _loaders(url: str, storage_options: Mapping[str, Any] | None, epoch: int, op
         raise MissingDependencyError.for_extra("torch") from error
 
     def open_loader(rank: int, world_size: int, num_workers: int, batch_size: int) -> Any:
-        dataset = Dataset(
-            url,
-            seed=options.seed,
-            shuffle=options.shuffle,
-            tail=options.tail,
-            view=options.view,
-            rank=rank,
-            world_size=world_size,
-            storage_options=storage_options,
-        )
+        dataset = Dataset(url, rank=rank, world_size=world_size, **how)
         loader = Loader(dataset.to_tuple("__position__", "__pad__", "__key__"), batch_size, num_workers=num_workers)
         loader.set_epoch(epoch)
         return loader

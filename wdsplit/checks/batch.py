@@ -6,17 +6,17 @@ Combines the order, a loader's state and the headers of the samples, without mak
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from wdsplit.checks.keys import keys_and_labels
-from wdsplit.checks.places import Places, parts_of, places_of, samples_at
+from wdsplit.checks.places import parts_of, samples_at
 from wdsplit.checks.sample_files import save_samples
 from wdsplit.checks.states import read_state
 from wdsplit.errors import InputError, StateError, WdsplitError
@@ -25,7 +25,7 @@ from wdsplit.loading.reading.block import Objects, as_objects
 from wdsplit.loading.reading.source import AnySource
 from wdsplit.loading.views import CHOICES
 from wdsplit.notebook import html_table
-from wdsplit.order.epoch import Int64, groups
+from wdsplit.order.epoch import Int64, Located, groups
 from wdsplit.order.seen import SeenStep, SeenSteps
 from wdsplit.order.split import World, whole
 from wdsplit.order.state import State, is_stored_name, parse_state, refuse_other_view
@@ -72,7 +72,7 @@ class Batch:
     sources: Objects
     labels: Objects | None
     source: AnySource = field(compare=False)
-    places: Places = field(compare=False)
+    places: Located = field(compare=False)
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -103,7 +103,7 @@ class Batch:
         """
         once, written = self.once(), []
         is_mixture = len(parts_of(self.source)) > 1
-        for part, rows in groups(once.places.part):
+        for part, rows in groups(once.places.source):
             place = Path(folder) / str(part) if is_mixture else Path(folder)
             written += save_samples(once.take(rows).samples(), place, overwrite)
         return written
@@ -118,13 +118,13 @@ class Batch:
 
     def once(self) -> Batch:
         """Return this batch without duplicate samples."""
-        columns = np.stack([self.places.part, self.places.shard, self.places.sample])
+        columns = np.stack([self.places.source, self.places.shard, self.places.sample])
         return self.take(np.sort(np.unique(columns, axis=1, return_index=True)[1]))
 
     def take(self, rows: Int64 | slice) -> Batch:
         """Return some of the samples."""
         arrays = ("positions", "ranks", "pads", "keys", "shards", "numbers", "sources")
-        places = Places(self.places.part[rows], self.places.shard[rows], self.places.sample[rows])
+        places = Located(*(column[rows] for column in vars(self.places).values()))
         labels = None if self.labels is None else self.labels[rows]
         own = {name: getattr(self, name)[rows] for name in arrays}
         return Batch(**{**vars(self), **own, "labels": labels, "places": places})
@@ -141,7 +141,7 @@ class Batch:
     @property
     def summary(self) -> str:
         """The number of samples and of their shards, as text."""
-        num_shards = len(set(zip(self.places.part.tolist(), self.places.shard.tolist(), strict=True)))
+        num_shards = len(set(zip(self.places.source.tolist(), self.places.shard.tolist(), strict=True)))
         text = f"{counted(len(self), 'sample')} of {counted(num_shards, 'shard')}"
         num_pads = int(self.pads.sum())
         return f"{text}, {counted(num_pads, 'pad')}" if num_pads else text
@@ -209,82 +209,49 @@ def batches(
     if isinstance(state, (str, os.PathLike)):
         state = read_state(state)
     source = _opened(dataset, state, options)
-    run = _Run(source, *_topology(batch_size, world_size, state or {}))
-    if state is not None:
-        run = replace(run, state=_parsed(state, source), rank=state.get("rank"))
-    if (steps is None) == (last is None) or (last is not None and run.state is None):
+    size, ranks = _topology(batch_size, world_size, state or {})
+    found = None if state is None else _parsed(state, source)
+    if (steps is None) == (last is None) or (last is not None and found is None):
         expected = "steps=[...], or state= and last="
         raise InputError("cannot tell which steps to list", expected=expected, remedy="give one of them")
-    if last is not None and run.state is not None:
-        seen = run.last(run.state, _at_least(1, "last", last))
-    else:
-        start = 0 if run.state is None else run.state.epoch
-        seen = run.steps(start if epoch is None else _at_least(0, "epoch", epoch), steps or ())
-    return _read(source, seen, run.world_size)
+    numbers = [_at_least(0, "step", each) for each in steps or ()]
+    last = None if last is None else _at_least(1, "last", last)
+    count = (len(numbers) if last is None else last) * size * ranks
+    if count > _MAX_SAMPLES:
+        raise InputError(
+            "too many samples to list",
+            expected=f"at most {_MAX_SAMPLES:,}",
+            found=f"{count:,}",
+            remedy="request fewer steps at a time",
+        )
+
+    def seen_of(epoch: int) -> SeenSteps:
+        states = () if found is None else (found, found.previous)
+        own = next((each for each in states if each is not None and each.epoch == epoch), None)
+        if own is not None:
+            _refuse_view_of(own, source)
+        return SeenSteps(source.order(epoch), size, ranks, own, (state or {}).get("rank"))
+
+    if found is not None and last is not None:
+        return _read(source, _last(found, last, size, ranks, seen_of), ranks)
+    start = 0 if found is None else found.epoch
+    seen = seen_of(start if epoch is None else _at_least(0, "epoch", epoch))
+    return _read(source, [seen.step(number) for number in numbers], ranks)
 
 
-@dataclass(frozen=True)
-class _Run:
-    """A training: its data, its ranks and, if known, its progress."""
-
-    source: AnySource
-    batch_size: int
-    world_size: int
-    state: State | None = None
-    rank: int | None = None
-
-    def steps(self, epoch: int, numbers: Iterable[int]) -> list[_Seen]:
-        """Return steps of an epoch by their numbers."""
-        numbers, finder = [_at_least(0, "step", each) for each in numbers], self._finder(epoch)
-        self._refuse_many(len(numbers))
-        return [_Seen(finder.step(number), len(finder)) for number in numbers]
-
-    def last(self, state: State, count: int) -> list[_Seen]:
-        """Return the last steps before the state, also from the previous epoch."""
-        self._refuse_many(count)
-        if state.global_batch not in (None, self.global_batch):
-            raise InputError(
-                "the steps before the state have another size",
-                expected=f"batch_size x world_size = {state.global_batch}, the global batch of the state",
-                found=f"{self.batch_size} x {self.world_size}",
-                remedy="pass the values of the training that saved the state",
-            )
-        finder = self._finder(state.epoch)
-        found = [_Seen(step, len(finder)) for step in islice(finder.before(), count)]
-        previous = state.previous
-        if len(found) < count and not state.since and previous and previous.global_batch == self.global_batch:
-            finder = self._finder(previous.epoch)
-            found += [_Seen(step, len(finder)) for step in islice(finder.before(), count - len(found))]
-        return found[::-1]
-
-    @property
-    def global_batch(self) -> int:
-        """Samples of a step over all ranks."""
-        return self.batch_size * self.world_size
-
-    def _finder(self, epoch: int) -> SeenSteps:
-        states = () if self.state is None else (self.state, self.state.previous)
-        state = next((each for each in states if each is not None and each.epoch == epoch), None)
-        if state is not None:
-            _refuse_view_of(state, self.source)
-        return SeenSteps(self.source.order(epoch), self.batch_size, self.world_size, state, self.rank)
-
-    def _refuse_many(self, num_steps: int) -> None:
-        count = num_steps * self.global_batch
-        if count > _MAX_SAMPLES:
-            raise InputError(
-                "too many samples to list",
-                expected=f"at most {_MAX_SAMPLES:,}",
-                found=f"{count:,}",
-                remedy="request fewer steps at a time",
-            )
-
-
-class _Seen(NamedTuple):
-    """A step, and the number of steps in its epoch."""
-
-    step: SeenStep
-    num_steps: int
+def _last(state: State, count: int, size: int, ranks: int, seen_of: Callable[[int], SeenSteps]) -> list[SeenStep]:
+    """Return the last steps before a state, also from the previous epoch."""
+    if state.global_batch not in (None, size * ranks):
+        raise InputError(
+            "the steps before the state have another size",
+            expected=f"batch_size x world_size = {state.global_batch}, the global batch of the state",
+            found=f"{size} x {ranks}",
+            remedy="pass the values of the training that saved the state",
+        )
+    found, previous = list(islice(seen_of(state.epoch).before(), count)), state.previous
+    if len(found) < count and not state.since and previous and previous.global_batch == size * ranks:
+        found += islice(seen_of(previous.epoch).before(), count - len(found))
+    return found[::-1]
 
 
 def _opened(dataset: Any, state: Mapping[str, Any] | None, options: dict[str, Any]) -> AnySource:
@@ -378,21 +345,21 @@ def _at_least(low: int, name: str, value: Any) -> int:
     return number
 
 
-def _read(source: AnySource, seen: list[_Seen], world_size: int) -> list[Batch]:
+def _read(source: AnySource, seen: list[SeenStep], world_size: int) -> list[Batch]:
     """Read the keys and classes of the samples of all steps together, and return the batches."""
     if not seen:
         return []
-    located = [places_of(source, source.order(step.epoch), step.positions) for step, _ in seen]
-    columns = [np.concatenate([getattr(places, name) for places, _ in located]) for name in ("part", "shard", "sample")]
+    located = [source.order(step.epoch).locate(step.positions) for step in seen]
+    together = Located(*map(np.concatenate, zip(*(vars(each).values() for each in located), strict=True)))
     parts = parts_of(source)
-    keys, labels = keys_and_labels(parts, Places(*columns))
-    pairs = zip(columns[0].tolist(), columns[1].tolist(), strict=True)
+    keys, labels = keys_and_labels(parts, together)
+    pairs = zip(together.source.tolist(), together.shard.tolist(), strict=True)
     shards = as_objects([parts[part].manifest.shards[shard].path for part, shard in pairs])
-    sources = as_objects([part.url for part in parts])[columns[0]]
+    sources = as_objects([part.url for part in parts])[together.source]
     made, stop = [], 0
-    for (step, num_steps), (places, pads) in zip(seen, located, strict=True):
-        rows = slice(stop, stop := stop + len(pads))
+    for step, places in zip(seen, located, strict=True):
+        rows = slice(stop, stop := stop + len(places.pad))
         own = keys[rows], shards[rows], places.sample, sources[rows], None if labels is None else labels[rows]
-        head = step.epoch, step.number, num_steps, world_size, step.is_skipped, step.positions, step.ranks, pads
-        made.append(Batch(*head, *own, source, places))
+        which = step.epoch, step.number, step.num_steps, world_size, step.is_skipped
+        made.append(Batch(*which, step.positions, step.ranks, places.pad, *own, source, places))
     return made

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from wdsplit.errors import InputError
 from wdsplit.loading.loader import Loader
-from wdsplit.order.distribution import Readers
+from wdsplit.order.trace import Trace
 
 __all__ = ["BenchResult", "Waiting", "bench"]
 
@@ -190,6 +190,5 @@ def _windows_needed(loader: Loader, epochs: range) -> float:
         return 0.0
     world_size, is_cut = dataset.world().world_size, dataset.options.tail == "drop"
     orders: Iterable[Any] = map(dataset.order, epochs)
-    each = [Readers(order, 1, 1, loader.batch_size * world_size) for order in orders]
-    shares = (min(1.0, readers.read_amplification) if is_cut else 1.0 for readers in each)
-    return sum(readers.num_windows * share for readers, share in zip(each, shares, strict=True)) / world_size
+    traces = [Trace(order, batch_size=loader.batch_size * world_size) for order in orders]
+    return sum(min(each.num_windows, each.windows_read) if is_cut else each.num_windows for each in traces) / world_size

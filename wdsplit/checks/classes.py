@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 
 from wdsplit.checks.labels import read_labels
+from wdsplit.checks.mixing import Batches, ClassMixing, class_mixing, draw_batches
 from wdsplit.errors import InputError, did_you_mean
 from wdsplit.order.epoch import EpochOrder
-from wdsplit.order.mixing import Batches, ClassMixing, class_mixing, draw_batches
 from wdsplit.shards.manifest import Manifest
 from wdsplit.storage.interface import ReadableStorage
 
@@ -81,7 +81,7 @@ def measure_classes(
     max_labels = _MAX_REMOTE_LABELS if storage.is_remote and not is_small else _MAX_LABELS
     batches = draw_batches(order, world_size, batch_size, max_labels, _MIN_BATCHES)
     whole = batches.is_all and is_small
-    labels = read_labels(storage, manifest, batches.shard, batches.sample, names, whole)
+    labels = read_labels(storage, manifest, batches.samples.shard, batches.samples.sample, names, whole)
     found = [_mixed(name, labels[name], batches, manifest, field is not None) for name in names]
     classes = (each for each in found if each is not None)
     return max(classes, key=lambda each: each.mixing.chi_squared / each.mixing.ideal, default=None)

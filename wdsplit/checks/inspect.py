@@ -12,17 +12,16 @@ import numpy as np
 from wdsplit.checks.contents import Contents, read_contents
 from wdsplit.checks.sample_files import payloads, write_files
 from wdsplit.errors import InputError
-from wdsplit.loading.opening import open_dataset
+from wdsplit.loading.opening import open_source
 from wdsplit.loading.reading.numbered import NumberedSamples
 from wdsplit.loading.reading.open_shard import open_shard
-from wdsplit.loading.reading.source import Access
-from wdsplit.loading.views import chosen_views
 from wdsplit.notebook import html_table
-from wdsplit.order.distribution import Readers, reading_advice
+from wdsplit.order.distribution import reading_advice
 from wdsplit.order.epoch import EpochOrder, Int64, OrderOptions
 from wdsplit.order.numbers import SampleNumbers
 from wdsplit.order.selection import Selection
 from wdsplit.order.split import readers_per_lane
+from wdsplit.order.trace import Trace
 from wdsplit.shards.annotations import Annotation, scan_annotations
 from wdsplit.shards.manifest import Field, Manifest, fields_table
 from wdsplit.shards.stored import damaged, intact
@@ -118,10 +117,9 @@ def inspect(
         InputError: The view does not exist.
         WdsplitError: The manifest or a shard cannot be read.
     """
-    url, manifest, access = open_dataset(url, Access(storage_options), fs=fs)
-    storage = access.storage(url)
-    chosen = chosen_views(storage, manifest, {"view": view, "where": where}, storage_options=access.storage_options)
-    numbers = SampleNumbers(manifest.shards.num_real, chosen.selection_at(0))
+    source: Any = open_source(url, view=view, where=where, storage_options=storage_options, fs=fs)
+    storage, manifest = source.storage(), source.manifest
+    numbers = SampleNumbers(manifest.shards.num_real, source.selection_at(0))
     first = _first_samples(storage, manifest, numbers, samples)
     views, annotations = scan_views(storage), scan_annotations(storage)
     return Inspection(
@@ -144,7 +142,7 @@ def inspect(
         },
         first_samples=first,
         provenance=manifest.provenance,
-        view=str(chosen) if chosen else "",
+        view=source.view_text,
         num_stored=manifest.num_samples,
     )
 
@@ -270,13 +268,11 @@ def assign(
         InputError: A number is too small, there are too many readers, or the view does not exist.
         WdsplitError: The manifest cannot be read.
     """
-    url, manifest, access = open_dataset(url, Access(storage_options), fs=fs)
-    storage = access.storage(url)
-    views = chosen_views(storage, manifest, {"view": view, "where": where}, storage_options=access.storage_options)
-    selection = views.selection_at(epoch)
-    counts = manifest.shards.num_real if selection is None else selection.counts
-    options = OrderOptions(seed, shuffle, lanes or manifest.lanes, manifest.window, tail)
-    return assigned(counts, options, world_size, num_workers, batch_size, epoch, selection)
+    how = {"seed": seed, "shuffle": shuffle, "tail": tail, "lanes": lanes, "view": view, "where": where}
+    source: Any = open_source(url, storage_options=storage_options, fs=fs, **how)
+    selection = source.selection_at(epoch)
+    counts = source.manifest.shards.num_real if selection is None else selection.counts
+    return assigned(counts, source.options, world_size, num_workers, batch_size, epoch, selection)
 
 
 def assigned(
@@ -315,7 +311,7 @@ def assigned(
             remedy="use a smaller world size, or fewer workers",
         )
     order = EpochOrder(counts, options, epoch, selection=selection)
-    readers = Readers(order, world_size, workers, batch_size)
+    readers = Trace(order, world_size, workers, batch_size)
     return Assignment(
         lanes=options.lanes,
         readers_per_lane=readers_per_lane(options.lanes, world_size, workers),

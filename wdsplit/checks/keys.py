@@ -9,11 +9,10 @@ import numpy as np
 import pyarrow as pa
 
 from wdsplit.checks.labels import read_fields
-from wdsplit.checks.places import Places
 from wdsplit.engines.local import in_order
 from wdsplit.loading.reading.block import Objects, as_objects
 from wdsplit.loading.reading.source import Source
-from wdsplit.order.epoch import Int64, groups
+from wdsplit.order.epoch import Int64, Located, groups
 from wdsplit.shards.manifest import Field, Manifest
 from wdsplit.shards.sample_tables import read_samples
 from wdsplit.storage.interface import ReadableStorage
@@ -27,15 +26,15 @@ _ROWS_PER_SAMPLE = 8192
 a sample take two."""
 
 
-def keys_and_labels(parts: tuple[Source, ...], places: Places) -> tuple[Objects, Objects | None]:
+def keys_and_labels(parts: tuple[Source, ...], places: Located) -> tuple[Objects, Objects | None]:
     """Return the keys of samples and, if a part has classes, the classes: object of shape (samples,), str or None.
 
     Raises:
         WdsplitError: A shard is missing or damaged.
     """
-    keys, labels = np.empty(len(places.part), object), np.empty(len(places.part), object)
+    keys, labels = np.empty(len(places.source), object), np.empty(len(places.source), object)
     fields = [label_field(part.manifest) for part in parts]
-    for number, rows in groups(places.part):
+    for number, rows in groups(places.source):
         field, where = fields[number], np.stack([places.shard[rows], places.sample[rows]])
         distinct, row_of = np.unique(where, axis=1, return_inverse=True)
         found_keys, found_labels = _read(parts[number], field, *distinct)

@@ -170,7 +170,8 @@ class MixedSource:
 
     def order(self, epoch: int) -> MixedOrder:
         """Return the order of an epoch."""
-        return MixedOrder(self._sizes_at(epoch), self._epoch_shares(epoch), self.options, epoch)
+        order_of = partial(self.order_of, epoch=epoch)
+        return MixedOrder(self._sizes_at(epoch), self._epoch_shares(epoch), self.options, epoch, order_of)
 
     def order_of(self, source: int, source_epoch: int, epoch: int) -> EpochOrder:
         """Return a source's own order in one of its epochs, with its view in an epoch of the mixture."""

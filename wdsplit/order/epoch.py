@@ -30,7 +30,6 @@ __all__ = [
     "order_problems",
     "permutation",
     "places_in_windows",
-    "visit_order",
     "window_order",
     "window_samples",
 ]
@@ -40,6 +39,7 @@ Int64 = npt.NDArray[np.int64]
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _UNEVEN_PERCENT = 1
+_PLACES_AT_ONCE = 1 << 22
 _SHARDS, _WINDOWS, _SAMPLES = 1, 2, 3
 """Domains of the hash: the same numbers never serve two purposes."""
 
@@ -128,14 +128,16 @@ def order_problems(seed: Any, lanes: Any, window: Any, tail: Any) -> list[str]:
 
 @dataclass(frozen=True)
 class Located:
-    """The shards and samples of some positions.
+    """The samples of some positions: arrays of one shape.
 
     Attributes:
-        shard: int64, the shard of each position.
+        source: int64, the dataset of each position, if it is one of a mixture; else 0.
+        shard: int64, its shard.
         sample: int64, the sample's place in its shard's tar.
         pad: bool, True where the sample is a repetition.
     """
 
+    source: Int64
     shard: Int64
     sample: Int64
     pad: npt.NDArray[np.bool_]
@@ -211,21 +213,6 @@ def window_samples(options: OrderOptions, epoch: int, shard: int, num_samples: i
     if not options.shuffle:
         return np.arange(first, first + size)
     return first + permutation(size, options.seed, epoch, _SAMPLES, shard, window)
-
-
-def visit_order(options: OrderOptions, epoch: int, shard: int, num_samples: int) -> Int64:
-    """Return all samples of a shard in the order of their visits: int64 of shape (num_samples,)."""
-    if not options.shuffle or not num_samples:
-        return np.arange(num_samples)
-    windows = window_order(options, epoch, shard, num_samples)
-    num_full, rest = divmod(num_samples, options.window)
-    full = windows[windows < num_full]
-    places = places_in_windows(options, epoch, np.full(len(full), shard), full, options.window) if num_full else None
-    samples = np.empty(0, np.int64) if places is None else (places + full[:, None] * options.window).reshape(-1)
-    if not rest:
-        return samples
-    short = int(np.flatnonzero(windows == num_full)[0]) * options.window
-    return np.insert(samples, short, window_samples(options, epoch, shard, num_samples, num_full))
 
 
 class EpochOrder:
@@ -354,7 +341,13 @@ class EpochOrder:
     def locate(self, positions: Int64) -> Located:
         """Return the shard and the sample of each position: `visits`, with the shards' own order applied."""
         shard, visit, pad = self.visits(positions)
-        return Located(shard, self._samples(shard, visit), pad)
+        return Located(np.zeros_like(shard), shard, self.samples_of(shard, visit), pad)
+
+    def positions_of(self, shard: Int64, sample: Int64) -> Int64:
+        """Return the position of each sample: the inverse of `locate`, pads left out."""
+        begins = np.empty_like(self.counts)
+        begins[self.sequence] = self.ends - self.counts[self.sequence]
+        return self.positions(begins[shard] + self.visits_of(shard, sample))
 
     def is_real(self, positions: Int64) -> npt.NDArray[np.bool_]:
         """Tell which positions hold a sample that is not a pad."""
@@ -362,19 +355,64 @@ class EpochOrder:
         real: npt.NDArray[np.bool_] = positions // lanes < self.lane_length[positions % lanes]
         return real
 
-    def _samples(self, shard: Int64, visit: Int64) -> Int64:
-        """Turn visits of shards into places in their tars."""
+    def samples_of(self, shard: Int64, visit: Int64) -> Int64:
+        """Return the samples of some visits, as places in the tars of their shards; windows not asked for cost nothing.
+
+        Args:
+            shard: int64 of shape (n,).
+            visit: int64 of shape (n,): numbers of visits within each shard, below its `counts`.
+        """
         if not self.options.shuffle and self.selection is None:
             return visit
-        samples = np.empty_like(visit)
+        window, inside = np.empty_like(visit), np.empty_like(visit)
         for number, rows in groups(shard):
-            samples[rows] = self.shard_samples(number)[visit[rows]]
+            windows, ends = self.shard_windows(number)
+            slot = np.searchsorted(ends, visit[rows], side="right")
+            window[rows], inside[rows] = windows[slot], visit[rows] - np.append(0, ends)[slot]
+        samples = window * self.options.window
+        for rows, window_of, places in self._orders_in_windows(shard, window):
+            samples[rows] += places[window_of, inside[rows]]
         return samples
 
-    def shard_samples(self, shard: int) -> Int64:
-        """Return the samples of a shard in the order of their visits: int64 of shape (counts[shard],)."""
-        samples = visit_order(self.options, self.epoch, shard, int(self.totals[shard]))
-        return samples if self.selection is None else samples[self.selection.mask(shard)[samples]]
+    def visits_of(self, shard: Int64, sample: Int64) -> Int64:
+        """Return the numbers of the visits of some samples of the epoch: the inverse of `samples_of`."""
+        if not self.options.shuffle and self.selection is None:
+            return sample
+        window, inside = np.divmod(sample, self.options.window)
+        visit = np.empty_like(sample)
+        for number, rows in groups(shard):
+            windows, ends = self.shard_windows(number)
+            rising = np.argsort(windows)
+            slot = rising[np.searchsorted(windows[rising], window[rows])]
+            visit[rows] = np.append(0, ends)[slot]
+        for rows, window_of, places in self._orders_in_windows(shard, window):
+            visit[rows] += np.argsort(places, axis=1)[window_of, inside[rows]]
+        return visit
+
+    def _orders_in_windows(self, shard: Int64, window: Int64) -> Iterator[tuple[Int64, Int64, Int64]]:
+        """Give the orders of the windows that some samples are in, each once.
+
+        Returns:
+            Rows of `shard` and `window`; for each the row of its window in what follows; and int64 of shape (windows,
+            samples): for each window its samples, counted from its first, as they are visited.
+        """
+        size, most = self.options.window, int(self.totals.max(initial=0))
+        num_windows = -(-most // size)
+        pairs, pair = np.unique(shard * num_windows + window, return_inverse=True)
+        by_pair = np.argsort(pair.reshape(-1), kind="stable")
+        pair, at_once = pair.reshape(-1)[by_pair], max(1, _PLACES_AT_ONCE // size)
+        for begin in range(0, len(pairs), at_once):
+            shards, windows = np.divmod(pairs[begin : begin + at_once], num_windows)
+            places = places_in_windows(self.options, self.epoch, shards, windows, min(size, most))
+            samples = places + windows[:, None] * size
+            # Items are ranked by hashes of their own, so leaving some out does not change the order of the others.
+            is_out = samples >= self.totals[shards][:, None]
+            if self.selection is not None:
+                is_out |= ~self.selection.contains(shards[:, None], samples)
+            if is_out.any():
+                places = np.take_along_axis(places, np.argsort(is_out, axis=1, kind="stable"), 1)
+            first, stop = np.searchsorted(pair, (begin, begin + at_once))
+            yield by_pair[first:stop], pair[first:stop] - begin, places
 
     def shard_windows(self, shard: int) -> tuple[Int64, Int64]:
         """Return the windows of a shard in the order of their visits, those without samples of the epoch left out.

@@ -6,7 +6,7 @@ how the sources are interleaved.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from wdsplit.order.epoch import Int64, OrderOptions, groups, hash_numbers, hash_stream
+from wdsplit.order.epoch import EpochOrder, Int64, Located, OrderOptions, groups, hash_numbers, hash_stream
 from wdsplit.order.shares import impossible, numbered, refuse
 
 __all__ = ["BLOCK_OFFSETS", "EpochShares", "MixedOrder", "Quota", "source_seed"]
@@ -109,6 +109,7 @@ class MixedOrder:
         counts: Samples of each source in every epoch (`epoch_counts`); or the shares of this epoch.
         options: Seed, shuffle, lanes and tail; each source has its own window.
         epoch: The epoch, at least 0.
+        order_of: Returns a source's own order, by the numbers of the source and of its epoch; only `locate` needs it.
 
     Attributes:
         num_samples: Samples of an epoch: the sum of the counts.
@@ -120,8 +121,14 @@ class MixedOrder:
     """
 
     def __init__(
-        self, sizes: Sequence[int], counts: Sequence[int] | EpochShares, options: OrderOptions, epoch: int
+        self,
+        sizes: Sequence[int],
+        counts: Sequence[int] | EpochShares,
+        options: OrderOptions,
+        epoch: int,
+        order_of: Callable[[int, int], EpochOrder] | None = None,
     ) -> None:
+        self._order_of = order_of
         sizes = [int(size) for size in sizes]
         if isinstance(counts, EpochShares):
             segments, taken = counts.segments, counts.taken
@@ -154,6 +161,15 @@ class MixedOrder:
     def pads(self, positions: Int64) -> npt.NDArray[np.bool_]:
         """Tell which positions lie past the end: they repeat samples of their lane, backwards from its last."""
         return ~self.is_real(positions)
+
+    def locate(self, positions: Int64) -> Located:
+        """Return the source, the shard and the sample of each position."""
+        source, shard, sample = (np.empty(len(positions), np.int64) for _ in range(3))
+        for quota in self.quotas(positions):
+            assert self._order_of is not None
+            located = self._order_of(quota.source, quota.source_epoch).locate(quota.positions)
+            source[quota.rows], shard[quota.rows], sample[quota.rows] = quota.source, located.shard, located.sample
+        return Located(source, shard, sample, self.pads(positions))
 
     def quotas(self, positions: Int64) -> Iterator[Quota]:
         """Give the quota of each source, epoch by epoch of the source.

@@ -26,6 +26,7 @@ class SeenStep:
     Attributes:
         epoch: The epoch.
         number: The number of the step in the epoch, counted from 0.
+        num_steps: The steps of the whole epoch, skipped ones too.
         positions: int64 of shape (samples,), rising.
         ranks: int64 of shape (samples,): the rank that receives each.
         is_skipped: Whether the step is skipped (`Loader.skip`), so that no rank sees it.
@@ -33,6 +34,7 @@ class SeenStep:
 
     epoch: int
     number: int
+    num_steps: int
     positions: Int64
     ranks: Int64
     is_skipped: bool = False
@@ -56,12 +58,11 @@ class SeenSteps:
         if state.global_batch is not None:  # else that of the arguments is believed
             state = state.in_steps_of(batch_size * world_size)
         self._order, self._state, self._world_size = order, state, world_size
-        self._lines: list[_EvenLine | _UnevenLine] = []
-        if order.options.tail != "uneven":
-            self._lines.append(_EvenLine(order, batch_size * world_size, state))
-            return
-        for each in range(world_size) if rank is None else [rank]:
-            self._lines.append(_UnevenLine(order, World(each, world_size), batch_size, state))
+        worlds, size = [World()], batch_size * world_size
+        if order.options.tail == "uneven":
+            ranks, size = range(world_size) if rank is None else [rank], batch_size
+            worlds = [World(each, world_size) for each in ranks]
+        self._lines = [_Line(order, world, size, state) for world in worlds]
 
     def __len__(self) -> int:
         """Return the steps of the whole epoch, skipped ones too; with tail `uneven` those of the rank that has most."""
@@ -76,15 +77,15 @@ class SeenSteps:
         if not 0 <= number < len(self):
             raise self._no_step(number, f"a step from 0 to {len(self) - 1}" if len(self) else "none: it has no steps")
         begins = [line.begin_of(number) for line in self._lines]
-        is_skipped = any(line.number_at(begin) != number for begin, line in zip(begins, self._lines, strict=True))
-        if not is_skipped:
+        if all(line.number_at(begin) <= number for begin, line in zip(begins, self._lines, strict=True)):
             return self._seen(number, begins)
         positions = self._lines[0].skipped(number)
         if not len(positions):
             since = self._state.since
             expected = f"a step after position {since}, where the global batch changed" if since else "another step"
             raise self._no_step(number, expected)
-        return SeenStep(self._order.epoch, number, positions, positions % self._world_size, is_skipped=True)
+        ranks = positions % self._world_size
+        return SeenStep(self._order.epoch, number, len(self), positions, ranks, is_skipped=True)
 
     def due(self, first: int, last: int) -> tuple[int, int] | None:
         """Return the first and the end of the positions of some steps; None if some were delivered before the state.
@@ -112,46 +113,63 @@ class SeenSteps:
     def _seen(self, number: int, begins: list[int]) -> SeenStep:
         parts = [line.take(begin) for begin, line in zip(begins, self._lines, strict=True)]
         positions = np.sort(np.concatenate(parts))
-        return SeenStep(self._order.epoch, number, positions, self._state.skips.numbers(positions) % self._world_size)
+        ranks = self._state.skips.numbers(positions) % self._world_size
+        return SeenStep(self._order.epoch, number, len(self), positions, ranks)
 
     def _no_step(self, number: int, expected: str) -> InputError:
         return InputError("no such step", place=f"epoch {self._order.epoch}", expected=expected, found=str(number))
 
 
-class _EvenLine:
-    """The deliveries of all ranks, one after another, where ranks advance evenly; skipped positions do not count.
+class _Line:
+    """What is delivered of an epoch, one after another.
+
+    With tail `uneven` the samples of one rank, else the positions of all ranks, which advance together. Skipped
+    positions do not count.
 
     Attributes:
-        size: Samples of a step.
+        size: Deliveries of a step.
         first: The delivery with which the next step begins.
         oldest: The delivery with which the first step of this size begins.
         num_steps: Steps of the whole epoch.
     """
 
-    def __init__(self, order: AnyOrder, global_batch: int, state: State) -> None:
-        self._steps = Steps(order, World(), global_batch, state.position, state.skips)
-        self._skips, self._since, self.size = state.skips, state.since, global_batch
-        self.first = int(self._skips.numbers(state.position))
-        self.oldest = self.first - (self.first - int(self._skips.numbers(state.since))) // self.size * self.size
-        self._stop = self.first + len(self._steps) * self.size
-        self.num_steps = self._steps.number_at(order.num_positions)
+    def __init__(self, order: AnyOrder, world: World, size: int, state: State) -> None:
+        self._steps = Steps(order, world, size, state.position, state.skips)
+        self._is_uneven = order.options.tail == "uneven"
+        self._skips, self._since, self.size = state.skips, state.since, size
+        self.num_steps = len(Steps(order, world, size))
+        self.first, since = self._before(state.position), self._before(state.since)
+        if self._is_uneven:  # the last step, which may be smaller, counts as a whole one
+            self.first += (since - self.first) % size
+        self.oldest = self.first - (self.first - since) // size * size
+        self._stop = self.first + len(self._steps) * size
 
     def begin_of(self, number: int) -> int:
-        """Return the delivery with which a step begins; if it is skipped, the next one."""
+        """Return the delivery with which a step begins; if it is skipped, the next one; at most the end."""
         begins = range(self.oldest, self._stop + 1, self.size)
         return begins[min(bisect.bisect_left(begins, number, key=self.number_at), len(begins) - 1)]
 
     def number_at(self, begin: int) -> int:
         """Return the number of the step that begins with a delivery; behind the last one, that of all steps."""
-        return self.num_steps if begin >= self._stop else self._steps.number_at(int(self._skips.positions(begin)))
+        if self._is_uneven or begin >= self._stop:
+            return self.num_steps - (self._stop - begin) // self.size
+        return self._steps.number_at(int(self._skips.positions(begin)))
 
     def take(self, begin: int) -> Int64:
-        """Return the positions of the step that begins with a delivery."""
-        positions: Int64 = self._skips.positions(np.arange(begin, begin + self.size))
-        return positions
+        """Return the positions of the step that begins with a delivery; none behind the last one."""
+        if not self._is_uneven:
+            positions: Int64 = self._skips.positions(np.arange(begin, begin + self.size))
+            return positions
+        if begin >= self._stop:
+            return np.zeros(0, np.int64)
+        order, world = self._steps.order, self._steps.world
+        position = bisect.bisect_left(range(order.num_positions), begin + 1, key=self._before) - 1
+        return next(iter(Steps(order, world, self.size, position))).positions
 
     def skipped(self, number: int) -> Int64:
         """Return which positions are skipped of those that a step would have after the deliveries before it."""
+        if self._is_uneven:  # steps of unequal ranks cannot be skipped
+            return np.zeros(0, np.int64)
         begin = self.begin_of(number)
         start = int(self._skips.positions(begin - 1)) + 1 if begin > self.oldest else self._since
         start += (number - self._steps.number_at(start)) * self.size
@@ -159,41 +177,9 @@ class _EvenLine:
         is_fill = positions >= self._steps.order.num_positions
         return positions[self._skips.contains(positions) | is_fill]
 
-
-class _UnevenLine:
-    """The samples of one rank, one after another, with tail `uneven`. Attributes are as for `_EvenLine`."""
-
-    def __init__(self, order: AnyOrder, world: World, batch_size: int, state: State) -> None:
-        self._steps = Steps(order, world, batch_size, state.position)
-        self.size = batch_size
-        self._total = self._left(0)
-        self.oldest = self._before(state.since)
-        self.first = self.oldest - (self.oldest - self._before(state.position)) // self.size * self.size
-        self._first_number = self._steps.first_number
-        self.num_steps = -(-self._total // self.size)
-
-    def begin_of(self, number: int) -> int:
-        """Return the sample with which a step begins."""
-        return self.first + (number - self._first_number) * self.size
-
-    def number_at(self, begin: int) -> int:
-        """Return the number of the step that begins with a sample."""
-        return self._first_number + (begin - self.first) // self.size
-
-    def take(self, begin: int) -> Int64:
-        """Return the positions of the step that begins with a sample."""
-        begin, count = max(0, begin), min(begin + self.size, self._total) - max(0, begin)
-        if count <= 0:
-            return np.zeros(0, np.int64)
-        position = bisect.bisect_left(range(self._steps.order.num_positions), begin + 1, key=self._before) - 1
-        return next(iter(Steps(self._steps.order, self._steps.world, count, position))).positions
-
-    def skipped(self, number: int) -> Int64:
-        """Return no position: steps of unequal ranks cannot be skipped."""
-        return np.zeros(0, np.int64)
-
-    def _left(self, position: int) -> int:
-        return len(Steps(self._steps.order, self._steps.world, 1, position))
-
     def _before(self, position: int) -> int:
-        return self._total - self._left(position)
+        """Return how many deliveries come before a position."""
+        if not self._is_uneven:
+            return int(self._skips.numbers(position))
+        order, world = self._steps.order, self._steps.world
+        return len(Steps(order, world, 1)) - len(Steps(order, world, 1, position))

@@ -78,6 +78,16 @@ class Selection:
         bits = np.unpackbits(self.bitmaps[begin + first // 8 : begin + -(-stop // 8)], bitorder="little")
         return bits[first % 8 : first % 8 + stop - first].view(np.bool_)
 
+    def contains(self, shard: Int64, sample: Int64) -> Mask:
+        """Tell which samples are selected: bool of the common shape. Those after a shard's end may be either."""
+        counts = self.counts[shard]
+        is_selected: Mask = (counts > 0) & (sample >= 0)
+        if len(self.bitmaps):
+            begin = (self._ends - bitmap_bytes(self.totals, self.counts))[shard]
+            bits = self.bitmaps[np.minimum(begin + sample // 8, len(self.bitmaps) - 1)] >> (sample % 8).astype(np.uint8)
+            is_selected &= (counts == self.totals[shard]) | (bits & 1).view(np.bool_)
+        return is_selected
+
     def places(self, shard: int) -> Int64:
         """Return the selected samples of a shard, rising: int64 of shape (selected,)."""
         return np.flatnonzero(self.mask(shard))

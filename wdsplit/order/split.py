@@ -16,13 +16,14 @@ from typing import Any, Protocol
 import numpy as np
 
 from wdsplit.errors import InputError, TopologyError
-from wdsplit.order.epoch import Int64, OrderOptions
+from wdsplit.order.epoch import Int64, Located, OrderOptions
 from wdsplit.order.skips import NO_SKIPS, Skips
 
 __all__ = [
     "AnyOrder",
     "Step",
     "Steps",
+    "Turns",
     "World",
     "assigned_lanes",
     "reader_positions",
@@ -92,6 +93,9 @@ class AnyOrder(Protocol):
 
     def is_real(self, positions: Int64) -> Any:
         """Tell which positions hold a sample that is not a pad."""
+
+    def locate(self, positions: Int64) -> Located:
+        """Return the sample of each position."""
 
 
 @dataclass(frozen=True)
@@ -200,24 +204,51 @@ class Steps:
 
     def _count_real(self) -> int:
         """Count the rank's samples from `start` on, in closed form."""
-        lanes = self.order.options.lanes
-        world_size, rank = self.world.world_size, self.world.rank
-        shared = math.gcd(lanes, world_size)
-        period = world_size // shared
-        inverse = pow(lanes // shared, -1, period) if period > 1 else 0
-        lane = np.arange(lanes)
-        # Offset o of lane c is position c + C o, and the rank's if C o = rank - c (mod W). So it has samples of the
-        # lanes where gcd(C, W) divides rank - c, every `period`-th one from the offset `first` on.
-        first = (rank - lane) // shared * inverse % period
-        length = self.order.lane_length
+        lanes, rank = self.order.options.lanes, self.world.rank
+        turns = Turns(lanes, self.world.world_size)
+        lane = turns.lanes_of(rank)
+        first = (turns.of(rank) - turns.of(lane)) % turns.period
+        length = self.order.lane_length[lane]
         skipped = np.clip(-(-(self.start - lane) // lanes), 0, length)
+        below = [np.maximum(0, -(-(bound - first) // turns.period)).sum() for bound in (length, skipped)]
+        return int(below[0] - below[1])
 
-        def below(bound: Int64) -> Int64:
-            count: Int64 = np.maximum(0, -(-(bound - first) // period))
-            return count
 
-        visited = (rank - lane) % shared == 0
-        return int((below(length) - below(skipped))[visited].sum())
+class Turns:
+    """The turns that readers 0, 1, ..., R - 1 take in C lanes. Reader k takes the positions g with g mod R = k.
+
+    The sample at offset o of lane c has the position c + C o, so reader k takes it if c + C o = k (mod R). With
+    D = gcd(C, R) and P = R / D:
+
+    - modulo D, C o is 0: the readers of lane c are those of its class, k mod D = c mod D. There are P of them.
+    - so c and k have the same remainder modulo D. Subtract it and divide by D: c div D + (C / D) o = k div D (mod P).
+    - C / D and P have no common divisor, so C / D has an inverse v modulo P: v (c div D) + o = v (k div D) (mod P).
+
+    So a number n, of a lane or of a reader, has the turn v (n div D) mod P. A reader takes the offsets of a lane of its
+    class that are the difference of their turns, modulo P: consecutive samples go to consecutive turns.
+
+    Args:
+        lanes: Lanes (C).
+        readers: Readers (R).
+
+    Attributes:
+        shared: Classes of lanes and readers (D).
+        period: Readers of each lane (P).
+    """
+
+    def __init__(self, lanes: int, readers: int) -> None:
+        self._lanes = lanes
+        self.shared = math.gcd(lanes, readers)
+        self.period = readers // self.shared
+        self._inverse = pow(lanes // self.shared, -1, self.period)
+
+    def of(self, number: Any) -> Any:
+        """Return the turn of a lane or reader: an integer, or int64 of the shape of `number`."""
+        return number // self.shared * self._inverse % self.period
+
+    def lanes_of(self, reader: int) -> Int64:
+        """Return the lanes that a reader visits, rising."""
+        return np.arange(reader % self.shared, self._lanes, self.shared)
 
 
 def worker_of(positions: Int64, world_size: int, num_workers: int) -> Int64:
@@ -227,16 +258,13 @@ def worker_of(positions: Int64, world_size: int, num_workers: int) -> Int64:
 
 def assigned_lanes(lanes: int, world: World) -> Int64:
     """Return the lanes that a reader visits, rising."""
-    readers = world.world_size * world.num_workers
-    reader = world.rank + world.world_size * world.worker
-    shared = math.gcd(lanes, readers)
-    return np.arange(reader % shared, lanes, shared)
+    turns = Turns(lanes, world.world_size * world.num_workers)
+    return turns.lanes_of(world.rank + world.world_size * world.worker)
 
 
 def readers_per_lane(lanes: int, world_size: int, num_workers: int) -> int:
     """Return how many readers share each lane: 1 if world_size x num_workers divides the lanes."""
-    readers = world_size * num_workers
-    return readers // math.gcd(lanes, readers)
+    return Turns(lanes, world_size * num_workers).period
 
 
 def reader_positions(order: AnyOrder, world: World, chunk: int) -> Iterator[Int64]:

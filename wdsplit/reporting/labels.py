@@ -136,7 +136,7 @@ def codes_by_number(subject: Subject, scan: Scan, labels: Labels) -> Callable[[I
     def read(numbers: Int64) -> Int64:
         codes = np.full(len(numbers), -1, np.int64)
         where = subject.places(numbers)
-        for number, rows in groups(where.part):
+        for number, rows in groups(where.source):
             part = subject.parts[number]
             shard, sample = where.shard[rows], where.sample[rows]
             found = read_labels(subject.storages[number], part.manifest, shard, sample, [labels.field], whole=False)

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from wdsplit.checks.mixing import MAX_COUNTED, ClassMixing, Mixing, class_mixing, draw_batches, mixing
 from wdsplit.order.epoch import EpochOrder, Int64, OrderOptions, hash_numbers, hash_stream
-from wdsplit.order.mixing import MAX_COUNTED, class_mixing, draw_batches, mixing, positions_of
 from wdsplit.reporting.subject import Subject
 
 __all__ = [
@@ -43,29 +42,20 @@ CodesOf = Callable[[Int64], Int64]
 
 
 @dataclass(frozen=True)
-class BatchMix:
+class BatchMix(ClassMixing):
     """How the classes of a rank's batches differ from those of the dataset.
 
     Attributes:
         world_size: Ranks (W).
-        skew: The mean chi-squared of the classes in a rank's batch.
-        error: Its standard error, if only some batches were counted; 0 if all were.
-        ideal: What it is if batches are drawn at random.
-        classes_seen: Classes in a batch, on average.
-        num_batches: Batches that were counted.
+        error: The standard error of `chi_squared`, if only some batches were counted; 0 if all were.
     """
 
     world_size: int
-    skew: float
-    error: float
-    ideal: float
-    classes_seen: float
-    num_batches: int
 
     @property
     def ratio(self) -> float:
-        """The skew, less two standard errors, divided by the ideal."""
-        return max(0.0, self.skew - 2 * self.error) / self.ideal
+        """Chi-squared, less two standard errors, divided by the ideal."""
+        return max(0.0, self.chi_squared - 2 * self.error) / self.ideal
 
 
 @dataclass(frozen=True)
@@ -107,27 +97,19 @@ class Neighbours:
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Meeting(Mixing):
     """How much likelier than by chance two samples of a batch meet again in the next epoch.
 
     Attributes:
         lanes: Lanes (C).
         window: Samples of a window (Q).
         held_bytes: Bytes of one window of each lane together.
-        figure: How much likelier; 1 is ideal.
-        met_again: How many of the other samples of its batch a sample meets again, on average.
-        by_chance: The same by chance.
-        error: The standard error of the figure; 0 if all pairs were counted.
         is_own: Whether these are the lanes and the window of the dataset.
     """
 
     lanes: int
     window: int
     held_bytes: int
-    figure: float
-    met_again: float
-    by_chance: float
-    error: float
     is_own: bool
 
 
@@ -148,26 +130,14 @@ def batch_mix(
     for world_size in world_sizes:
         if order.num_samples < batch_size * world_size:
             continue
-        batch, numbers, is_all = _dealt(subject, order, batch_size, world_size, max_labels)
-        codes = codes_of(numbers)
-        mixed = class_mixing(batch, codes)
-        if mixed is not None:
-            error = 0.0 if is_all else mixed.error
-            figures = (mixed.chi_squared, error, float(mixed.ideal), mixed.classes_in_batch, mixed.num_batches)
-            found.append(BatchMix(world_size, *figures))
-    return found
-
-
-def _dealt(
-    subject: Subject, order: Any, batch_size: int, world_size: int, max_labels: int
-) -> tuple[Int64, Int64, bool]:
-    """Return samples of an epoch's batches: the number of the batch, and of the sample; and whether these are all."""
-    if isinstance(order, EpochOrder):
         drawn = draw_batches(order, world_size, batch_size, max_labels, _MIN_BATCHES)
-        return drawn.batch, subject.numbers_of(np.zeros_like(drawn.shard), drawn.shard, drawn.sample), drawn.is_all
-    positions = np.arange(min(order.num_samples, max_labels))
-    batch = positions // (batch_size * world_size) * world_size + positions % world_size
-    return batch, subject.numbers(order, positions), len(positions) == order.num_samples
+        places = drawn.samples
+        numbers = subject.numbers_of(places.source, places.shard, places.sample)
+        mixed = class_mixing(drawn.batch, codes_of(numbers))
+        if mixed is not None:
+            mixed = replace(mixed, error=0.0) if drawn.is_all else mixed
+            found.append(BatchMix(**vars(mixed), world_size=world_size))
+    return found
 
 
 def _counted(codes: Int64, num_classes: int) -> Int64:
@@ -220,7 +190,7 @@ def neighbours(subject: Subject, seed: int) -> Neighbours | None:
         drawn = (hashes % np.uint64(total)).astype(np.int64)
     shard = np.searchsorted(ends, drawn, side="right")
     numbers = drawn - (ends[shard] - np.maximum(pairs[shard], 0)) + (np.cumsum(order.counts) - order.counts)[shard]
-    first, second = (positions_of(order, shard, subject.places(each).sample) for each in (numbers, numbers + 1))
+    first, second = (order.positions_of(shard, subject.places(each).sample) for each in (numbers, numbers + 1))
     apart = np.abs(first - second) / order.num_positions
     bins = np.minimum((apart * _BINS).astype(np.int64), _BINS - 1)
     edges = np.arange(_BINS + 1) / _BINS
@@ -245,10 +215,8 @@ def meetings(subject: Subject, global_batch: int) -> list[Meeting]:
         order, following = (part.order_with(selection, options, epoch) for epoch in (0, 1))
         result = mixing(order, following, global_batch)
         if result is not None:
-            is_own = (lanes, window) == (own.lanes, own.window)
-            held = lanes * subject.window_bytes(0, window)
-            figures = (result.figure, result.met_again, result.by_chance, result.error)
-            found.append(Meeting(lanes, window, held, *figures, is_own))
+            held, is_own = lanes * subject.window_bytes(0, window), (lanes, window) == (own.lanes, own.window)
+            found.append(Meeting(**vars(result), lanes=lanes, window=window, held_bytes=held, is_own=is_own))
     return found
 
 

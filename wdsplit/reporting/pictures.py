@@ -150,15 +150,15 @@ def _skew(facts: Facts) -> Iterator[Picture]:
     mixes = facts.mixing.batches
     if not mixes:
         return
-    values = [{"x": mix.world_size, "y": round(mix.skew, 3), "series": "this dataset"} for mix in mixes]
+    values = [{"x": mix.world_size, "y": round(mix.chi_squared, 3), "series": "this dataset"} for mix in mixes]
     values += [{"x": mix.world_size, "y": round(mix.ideal, 3), "series": "drawn at random"} for mix in mixes]
     first, last = mixes[0], mixes[-1]
-    more = f" and {human_number(last.skew)} with {counted(last.world_size, 'GPU')}" if len(mixes) > 1 else ""
+    more = f" and {human_number(last.chi_squared)} with {counted(last.world_size, 'GPU')}" if len(mixes) > 1 else ""
     what = "classes" if facts.labels is not None else "tenths of the files"
     yield Picture(
         "skew",
         f"How uneven the {what} of a batch are, by the number of GPUs",
-        f"Chi-squared of a rank's batch of {facts.batch_size} is {human_number(first.skew)} with "
+        f"Chi-squared of a rank's batch of {facts.batch_size} is {human_number(first.chi_squared)} with "
         f"{counted(first.world_size, 'GPU')}{more}; "
         f"drawn at random it would be {human_number(last.ideal)}.",
         facts.mixing.basis,
@@ -167,10 +167,10 @@ def _skew(facts: Facts) -> Iterator[Picture]:
         tuple(
             (
                 m.world_size,
-                f"{m.skew:.2f}",
+                f"{m.chi_squared:.2f}",
                 f"{m.error:.2f}" if m.error else "exact",
                 f"{m.ideal:.2f}",
-                f"{m.classes_seen:.2f}",
+                f"{m.classes_in_batch:.2f}",
                 f"{m.num_batches:,}",
             )
             for m in mixes

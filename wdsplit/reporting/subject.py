@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wdsplit.checks.places import Places, parts_of, samples_at
+from wdsplit.checks.places import parts_of, samples_at
 from wdsplit.errors import CorruptDataError, InputError, MissingDependencyError
-from wdsplit.loading.opening import open_dataset
+from wdsplit.loading.opening import open_source
 from wdsplit.loading.reading.open_shard import OpenShard
-from wdsplit.loading.reading.source import Access, AnySource, Source
-from wdsplit.loading.views import chosen_views
-from wdsplit.order.epoch import EpochOrder, Int64, OrderOptions, groups
+from wdsplit.loading.reading.source import AnySource, Source
+from wdsplit.order.epoch import Int64, Located, groups
 from wdsplit.order.numbers import SampleNumbers
 from wdsplit.order.split import AnyOrder
 from wdsplit.shards.manifest import Manifest
@@ -91,31 +90,16 @@ class Subject:
         """Return the order of an epoch."""
         return self.source.order(epoch)
 
-    def shards_visited(self, order: Any, positions: Int64) -> Int64:
-        """Return the shard of each position, counted through all parts; cheaper than `numbers`."""
-        if isinstance(order, EpochOrder):
-            shards: Int64 = order.visits(positions)[0]
-            return shards
-        found = np.empty(len(positions), np.int64)
-        for part, own, quota in self._quotas(order, positions):
-            found[quota.rows] = own.visits(quota.positions)[0] + self._first_shards[part]
-        return found
+    def shards_visited(self, order: AnyOrder, positions: Int64) -> Int64:
+        """Return the shard of each position, counted through all parts."""
+        found = order.locate(positions)
+        shards: Int64 = self._first_shards[found.source] + found.shard
+        return shards
 
-    def numbers(self, order: Any, positions: Int64) -> Int64:
+    def numbers(self, order: AnyOrder, positions: Int64) -> Int64:
         """Return the number of the sample at each position."""
-        if isinstance(order, EpochOrder):
-            located = order.locate(positions)
-            return self.numbers_of(np.zeros_like(positions), located.shard, located.sample)
-        found = np.empty(len(positions), np.int64)
-        for part, own, quota in self._quotas(order, positions):
-            located = own.locate(quota.positions)
-            found[quota.rows] = self.numbers_of(np.full_like(located.shard, part), located.shard, located.sample)
-        return found
-
-    def _quotas(self, order: Any, positions: Int64) -> Iterator[tuple[int, EpochOrder, Any]]:
-        source: Any = self.source
-        for quota in order.quotas(positions):
-            yield quota.source, source.order_of(quota.source, quota.source_epoch, order.epoch), quota
+        found = order.locate(positions)
+        return self.numbers_of(found.source, found.shard, found.sample)
 
     def numbers_of(self, part: Int64, shard: Int64, sample: Int64) -> Int64:
         """Return the numbers of samples by their places."""
@@ -129,13 +113,13 @@ class Subject:
         flat: Int64 = np.searchsorted(self._ends, numbers, side="right")
         return flat
 
-    def places(self, numbers: Int64) -> Places:
+    def places(self, numbers: Int64) -> Located:
         """Return where the samples with some numbers are."""
         part = np.searchsorted(self._first_numbers[1:], numbers, side="right")
         shard, sample = np.empty_like(numbers), np.empty_like(numbers)
         for each, rows in groups(part):
             shard[rows], sample[rows] = self.numberings[each].places(numbers[rows] - self._first_numbers[each])
-        return Places(part, shard, sample)
+        return Located(part, shard, sample, np.zeros(len(numbers), np.bool_))
 
     def open_shard(self, part: int, shard: int) -> OpenShard:
         """Open a shard of a part."""
@@ -145,7 +129,7 @@ class Subject:
     def file_names(self, numbers: Sequence[int]) -> dict[int, str]:
         """Return the files that samples were made from, by their numbers; empty where the dataset does not say."""
         places, names = self.places(np.array(numbers, np.int64)), dict.fromkeys(numbers, "")
-        for part, rows in groups(places.part):
+        for part, rows in groups(places.source):
             schema = self.manifests[part].samples
             if schema is None or FILE_NAME not in schema.names:
                 continue
@@ -204,11 +188,8 @@ def open_subject(
                 remedy="call dataset.set_view first, or pass the path instead",
             )
         return Subject(source)
-    url, manifest, access = open_dataset(dataset, Access(storage_options), None, fs)
-    options = OrderOptions(seed, shuffle, manifest.lanes, manifest.window, "pad")
-    source = Source(url, manifest, options, None, access)
-    views = chosen_views(source.storage(), manifest, choice or {}, storage_options=access.storage_options)
-    return Subject(source.with_views(views))
+    how = {"seed": seed, "shuffle": shuffle, "storage_options": storage_options, "fs": fs, **(choice or {})}
+    return Subject(open_source(dataset, **how))
 
 
 def open_mixture(

@@ -148,8 +148,8 @@ def _unlabelled(facts: Facts, own: Meeting | None) -> Verdict:
     mix = facts.mixing.batches[-1]
     text = (
         f"The rows were not shuffled, and without classes it is unknown whether they were sorted. On each of "
-        f"{counted(mix.world_size, 'GPU')} a batch comes from {mix.classes_seen:.1f} of the {len(facts.mixing.names)} "
-        "tenths of the files."
+        f"{counted(mix.world_size, 'GPU')} a batch comes from {mix.classes_in_batch:.1f} of the "
+        f"{len(facts.mixing.names)} tenths of the files."
     )
     remedy = (
         "If the table was sorted, convert again with shuffled rows; name the field of the classes with --class-field."
@@ -188,7 +188,7 @@ def _skew_text(facts: Facts, worst: BatchMix | None) -> Sequence[str]:
         if worst.ratio <= _FAIR_SKEW
         else f"their shares are {worst.ratio:.1f} times as uneven as if drawn at random"
     )
-    return [f"{where} a batch of {facts.batch_size} has {worst.classes_seen:.1f} of {count} {what}: {judged}."]
+    return [f"{where} a batch of {facts.batch_size} has {worst.classes_in_batch:.1f} of {count} {what}: {judged}."]
 
 
 def _met_beyond_chance(own: Meeting, batch: int) -> float:

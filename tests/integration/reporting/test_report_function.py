@@ -31,7 +31,7 @@ def exact(lying_sorted):
 def figures(facts):
     """Return what must be the same wherever the dataset is."""
     names = facts.labels.names
-    mixes = [(mix.world_size, round(mix.skew, 6)) for mix in facts.mixing.batches]
+    mixes = [(mix.world_size, round(mix.chi_squared, 6)) for mix in facts.mixing.batches]
     return facts.num_samples, sorted(names), facts.labels.counts.tolist(), mixes, len(facts.shown.cards)
 
 
@@ -78,7 +78,7 @@ def test_a_bucket_that_is_too_large_to_read_is_sampled(lying_sorted, exact, buck
     assert 0 < facts.num_scanned < 200
     assert facts.scan_basis == f"sampled: {facts.num_scanned} of 1,500 samples"
     mixes = {mix.world_size: mix for mix in facts.mixing.batches}
-    assert mixes[8].skew == pytest.approx(exact.mixing.batches[-1].skew, rel=0.5)
+    assert mixes[8].chi_squared == pytest.approx(exact.mixing.batches[-1].chi_squared, rel=0.5)
     assert mixes[8].error > 0
     assert facts.mixing.basis.startswith("sampled")
 
@@ -182,7 +182,7 @@ def test_the_last_step_which_pads_fill_up_is_no_batch_of_few_classes(tmp_path):
     )
     facts = wdsplit.report(path, options=wdsplit.ReportOptions(batch_size=64)).facts
     whole = [each for each in facts.mixing.batches if each.world_size == 8]
-    assert min(each.classes_seen for each in whole) > 9.9
+    assert min(each.classes_in_batch for each in whole) > 9.9
     of_one = wdsplit.report(path, options=wdsplit.ReportOptions(batch_size=400))  # only 1 rank has a whole step
     assert "with 1 GPU; drawn at random" in of_one.html
 

@@ -11,8 +11,8 @@ from wdsplit.conversion.plan.options import PADS, PlanOptions
 from wdsplit.conversion.plan.plan import Span, make_plan, task_spans
 from wdsplit.errors import InputError
 from wdsplit.order.defaults import MIN_LANES, default_window
-from wdsplit.order.distribution import Readers
 from wdsplit.order.epoch import EpochOrder, OrderOptions
+from wdsplit.order.trace import Trace
 from wdsplit.shards.manifest import Field
 
 FIELDS = (Field("cls", "label", "integer", "int64"),)
@@ -157,7 +157,7 @@ def test_a_forgotten_world_size_costs_the_usual_topologies_nothing(readers):
     plan = plan_of_size(320_000, 32_000_000_000)
     counts = np.array([stop - first for first, stop in map(plan.rows, range(plan.num_shards))])
     order = EpochOrder(counts, OrderOptions(0, True, plan.lanes, plan.window, "pad"), 0)
-    assert Readers(order, readers, 1).read_amplification == 1.0
+    assert Trace(order, readers, 1).read_amplification == 1.0
 
 
 @pytest.mark.parametrize(("readers", "lanes"), [(5, 195), (7, 196), (40, 200), (192, 192), (256, 256), (512, 512)])

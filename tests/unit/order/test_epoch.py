@@ -22,9 +22,10 @@ from orders import (
     slow_permutation,
     slow_visits,
     tails,
+    visit_order,
 )
 from wdsplit.errors import InputError
-from wdsplit.order.epoch import EpochOrder, OrderOptions, hash_stream, permutation, visit_order
+from wdsplit.order.epoch import EpochOrder, OrderOptions, hash_stream, permutation
 
 words = st.lists(st.integers(0, 2**64 - 1), max_size=5)
 

@@ -6,11 +6,11 @@ import webdataset
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from orders import TAILS, epoch_order, every_sample, located, options, orders, real_positions
+from orders import TAILS, epoch_order, every_sample, located, options, orders, real_positions, slow_visits
 from wdsplit.errors import InputError, TopologyError
-from wdsplit.order.distribution import Readers
-from wdsplit.order.epoch import EpochOrder, visit_order
+from wdsplit.order.epoch import EpochOrder
 from wdsplit.order.split import Steps, World, assigned_lanes, reader_positions, readers_per_lane, worker_of
+from wdsplit.order.trace import Trace
 
 even = st.sampled_from(["pad", "drop"])
 world_sizes = st.integers(1, 6)
@@ -219,35 +219,11 @@ def test_where_readers_divide_the_lanes_each_has_what_webdatasets_splitters_give
 @pytest.mark.parametrize(("num_shards", "tail", "first"), [(96, "pad", [0, 32, 64]), (100, "uneven", [0, 32, 64, 96])])
 def test_rank_0_worker_0_of_8_ranks_and_4_workers_reads_every_32nd_shard(num_shards, tail, first):
     order = epoch_order([10] * num_shards, tail=tail, lanes=32, shuffle=False)
-    readers = Readers(order, 8, 4)
+    readers = Trace(order, 8, 4)
     assert readers.shards(0, 0) == first
     assert [readers.shards(rank, worker) for worker in range(4) for rank in range(8)] == [
         list(range(num_shards))[reader::32] for reader in range(32)
     ]
-
-
-@given(orders(st.just("uneven")), world_sizes, workers)
-def test_a_reader_reads_from_its_assigned_shards_and_no_other(order, world_size, num_workers):
-    readers = Readers(order, world_size, num_workers)
-    for rank, worker in itertools.product(range(world_size), range(num_workers)):
-        positions = np.array(concatenated(Steps(order, World(rank, world_size), 3)), np.int64)
-        mine = positions[worker_of(positions, world_size, num_workers) == worker]
-        shards = readers.shards(rank, worker)
-        assert {shard for shard, _, _ in located(order, mine)} == set(shards)
-        assert len(shards) == len(set(shards))
-
-
-@given(orders(even), world_sizes, workers)
-def test_the_readers_of_an_even_epoch_read_from_their_assigned_shards(order, world_size, num_workers):
-    positions = real_positions(order)
-    positions = positions[positions < Steps(order, World(0, world_size), 1).end]
-    readers = Readers(order, world_size, num_workers)
-    for rank, worker in itertools.product(range(world_size), range(num_workers)):
-        mine = positions[positions % world_size == rank]
-        mine = mine[worker_of(mine, world_size, num_workers) == worker]
-        shards = readers.shards(rank, worker)
-        assert {shard for shard, _, _ in located(order, mine)} <= set(shards)
-        assert all(order.counts[shard] for shard in shards)
 
 
 @given(st.integers(1, 64), st.integers(1, 16), st.integers(1, 8))
@@ -300,7 +276,7 @@ def test_a_million_shards_and_a_billion_samples_are_no_matter(tail):
     for lane, offset in itertools.product(shards_of_lane, (0, 1, 999, 1000, 3_905_999)):
         ((shard, sample, pad),) = located(order, [offset * lanes + lane])
         assert (shard, pad) == (shards_of_lane[lane][offset // each], False)
-        assert sample == visit_order(chosen, epoch, shard, each)[offset % each]
+        assert sample == slow_visits(chosen, epoch, shard, each)[offset % each]
     ranks = [Steps(order, World(rank, 512), 256) for rank in (0, 1, 511)]
     if tail == "uneven":
         assert [len(steps) for steps in ranks] == [-(-int(order.lane_length[lane]) // 512) for lane in (0, 1, 255)]

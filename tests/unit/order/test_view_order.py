@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from orders import TAILS, VIEWS, located, masks_of, options, slow_lanes, slow_visits, tails, views
 from wdsplit.checks.audit import AuditOptions, audit_order
+from wdsplit.checks.mixing import draw_batches, mixing
 from wdsplit.errors import InputError
 from wdsplit.order import epoch as epoch_module
 from wdsplit.order.epoch import EpochOrder, Located, order_in_windows
 from wdsplit.order.evened import evened
-from wdsplit.order.mixing import draw_batches, mixing, positions_of
 from wdsplit.order.mixture import MixedOrder, source_seed
 from wdsplit.order.selection import Selection
 from wdsplit.order.split import Steps, World
@@ -33,8 +33,11 @@ def whole_visits(order, masks):
 def test_a_shard_of_a_view_is_visited_as_that_of_the_whole_without_what_is_not_selected(view):
     order, masks = view
     visits = whole_visits(order, masks)
-    assert [order.shard_samples(shard).tolist() for shard in range(len(masks))] == visits
     for shard in range(len(masks)):
+        each = np.arange(len(visits[shard]))
+        samples = order.samples_of(np.full(len(each), shard), each)
+        assert samples.tolist() == visits[shard]
+        assert order.visits_of(np.full(len(each), shard), samples).tolist() == each.tolist()
         windows, ends = order.shard_windows(shard)
         found = [order.window_samples(shard, window).tolist() for window in windows.tolist()]
         assert all(found) and list(chain.from_iterable(found)) == visits[shard]
@@ -168,9 +171,9 @@ def test_samples_of_a_view_lead_back_to_their_positions(view):
     order, _ = view
     positions = np.flatnonzero(order.is_real(np.arange(order.num_positions)))
     found = order.locate(positions)
-    assert positions_of(order, found.shard, found.sample).tolist() == positions.tolist()
-    batches = draw_batches(order, 1, 4, 10**6, 1)
-    assert sorted(zip(batches.shard.tolist(), batches.sample.tolist(), strict=True)) == sorted(
+    assert order.positions_of(found.shard, found.sample).tolist() == positions.tolist()
+    drawn = draw_batches(order, 1, 4, 10**6, 1).samples
+    assert sorted(zip(drawn.shard.tolist(), drawn.sample.tolist(), strict=True)) == sorted(
         zip(found.shard.tolist(), found.sample.tolist(), strict=True)
     )
 
@@ -212,7 +215,7 @@ def test_the_audit_of_a_view_finds_a_sample_that_is_not_selected():
     selection = Selection.of_masks(masks_of("every third", [30, 30], 0))
     order = EpochOrder(selection.counts, options(lanes=2), 0, selection=selection)
     other = Selection.of_masks([~selection.mask(0), selection.mask(1)])
-    found = Located(np.zeros(20, np.int64), other.places(0), np.zeros(20, np.bool_))
+    found = Located(np.zeros(20, np.int64), np.zeros(20, np.int64), other.places(0), np.zeros(20, np.bool_))
     with patch.object(EpochOrder, "locate", lambda self, positions: found):
         (once,) = (each for each in audit_order(order, AuditOptions()) if each.promise == "exactly once")
     assert not once.held and "20 that are not selected" in once.evidence

@@ -11,8 +11,7 @@ from PIL import Image
 from made_datasets import png_bytes, sized_dataset
 from wdsplit.errors import InputError
 from wdsplit.loading.reading.source import Source
-from wdsplit.order.epoch import EpochOrder, OrderOptions
-from wdsplit.order.mixing import positions_of
+from wdsplit.order.epoch import OrderOptions
 from wdsplit.reporting.fields import duplicates, field_facts
 from wdsplit.reporting.labels import labels_of
 from wdsplit.reporting.mixing import neighbours
@@ -214,14 +213,6 @@ def test_what_is_read_is_what_was_written(tmp_path):
 
 
 # The order
-
-
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_positions_of_samples_lead_back_to_them(shuffle):
-    order = EpochOrder(np.array([7, 0, 12, 5, 9]), OrderOptions(3, shuffle, 3, 4, "pad"), 2)
-    located = order.locate(np.arange(order.num_positions))
-    real = np.flatnonzero(~located.pad)
-    assert positions_of(order, located.shard[real], located.sample[real]).tolist() == real.tolist()
 
 
 def test_neighbours_in_a_file_stay_neighbours_where_nothing_is_shuffled(tmp_path):

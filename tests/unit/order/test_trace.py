@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from orders import epoch_order, orders, slow_visits, views
 from wdsplit.errors import InputError, TopologyError
-from wdsplit.order.distribution import Readers, reading_advice, shard_distribution
+from wdsplit.order.distribution import reading_advice, shard_distribution
 from wdsplit.order.split import Steps, World, reader_positions, readers_per_lane, worker_of
+from wdsplit.order.trace import Trace, runs_of
 from wdsplit.texts import counted
 
 world_sizes = st.integers(1, 6)
@@ -72,19 +73,34 @@ def slow_amplification(order, given):
 @given(orders() | views().map(itemgetter(0)), world_sizes, workers, batch_sizes)
 def test_all_readers_read_what_going_through_all_their_positions_shows(order, world_size, num_workers, batch_size):
     given = positions_of(order, world_size, num_workers, batch_size)
-    readers = Readers(order, world_size, num_workers, batch_size)
+    trace = Trace(order, world_size, num_workers, batch_size)
     per_worker = {}
     for (rank, worker), positions in given.items():
         shards = list(dict.fromkeys(shard for shard, _, _ in visited(order, positions)))
-        assert readers.shards(rank, worker) == shards
-        assert readers.num_given(rank, worker) == len(positions)
+        assert trace.shards(rank, worker) == shards
+        assert trace.num_given(rank, worker) == len(positions)
         per_worker[rank, worker] = set(shards)
     for rank in range(world_size):
         of_rank = [per_worker[rank, worker] for worker in range(num_workers)]
-        assert readers.shards_per_worker(rank) == list(map(len, of_rank))
-        assert readers.shards_per_rank()[rank] == len(set().union(*of_rank))
-    assert readers.num_pads == sum(int(order.visits(positions)[2].sum()) for positions in given.values())
-    assert readers.read_amplification == pytest.approx(slow_amplification(order, given), abs=1e-12)
+        assert trace.shards_per_worker(rank) == list(map(len, of_rank))
+        assert trace.shards_per_rank()[rank] == len(set().union(*of_rank))
+    assert trace.num_pads == sum(int(order.visits(positions)[2].sum()) for positions in given.values())
+    assert trace.read_amplification == pytest.approx(slow_amplification(order, given), abs=1e-12)
+
+
+@given(orders() | views().map(itemgetter(0)), st.integers(0, 400))
+def test_runs_are_the_samples_below_a_position_each_once(order, stop):
+    runs = runs_of(order, stop)
+    rows = zip(*(column.tolist() for column in vars(runs).values()), strict=True)
+    expanded = {
+        lane + order.options.lanes * (offset + number): (shard, first + number, lane)
+        for lane, shard, first, length, offset in rows
+        for number in range(length)
+    }
+    assert len(expanded) == runs.length.sum()
+    positions = np.array([each for each in range(stop) if order.is_real(np.array([each]))[0]], np.int64)
+    assert [expanded[position] for position in sorted(expanded)] == visited(order, positions)
+    assert len(runs.lane) <= order.options.lanes + len(order.counts) + (0 if order.stretches is None else 9**2)
 
 
 @given(orders(), world_sizes, workers, st.data())
@@ -181,7 +197,7 @@ def test_a_batch_of_nothing_is_refused():
     with pytest.raises(InputError, match="batch size"):
         distribution(epoch_order([10]), batch_size=0)
     with pytest.raises(TopologyError):
-        Readers(epoch_order([10]), 0, 1)
+        Trace(epoch_order([10]), 0, 1)
 
 
 def test_thousands_of_readers_of_many_shards_take_no_time():

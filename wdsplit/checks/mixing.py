@@ -1,6 +1,6 @@
 """How well an epoch mixes: do samples of one batch meet again in the next epoch, and do batches have all classes.
 
-Pure (no I/O). For small datasets, all pairs or batches are counted. For larger ones, batches are drawn by a hash. Pairs
+For small datasets, all pairs or batches are counted. For larger ones, batches are drawn by a hash. Pairs
 of one shard are looked up in the next epoch; pairs of different shards are only counted, because their places are
 independent.
 """
@@ -13,15 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from wdsplit.order.epoch import (
-    EpochOrder,
-    Int64,
-    groups,
-    hash_numbers,
-    hash_stream,
-)
+from wdsplit.order.epoch import EpochOrder, Int64, Located, hash_numbers, hash_stream
+from wdsplit.order.split import AnyOrder
 
-__all__ = ["MAX_COUNTED", "Batches", "ClassMixing", "Mixing", "class_mixing", "draw_batches", "mixing", "positions_of"]
+__all__ = ["MAX_COUNTED", "Batches", "ClassMixing", "Mixing", "class_mixing", "draw_batches", "mixing"]
 
 Float64 = npt.NDArray[np.float64]
 
@@ -83,7 +78,9 @@ def _pairs(sizes: Any) -> float:
 
 
 def _counted(order: EpochOrder, following: EpochOrder, global_batch: int) -> Mixing | None:
-    first, second = _steps_of_samples(order, global_batch), _steps_of_samples(following, global_batch)
+    positions = order.positions(np.arange(order.num_samples))
+    located = order.locate(positions)
+    first, second = positions // global_batch, following.positions_of(located.shard, located.sample) // global_batch
     num_steps = int(second.max()) + 1
     together = np.sort(first * num_steps + second)
     bounds = np.flatnonzero(np.diff(together, prepend=-1, append=-1))
@@ -95,23 +92,6 @@ def _counted(order: EpochOrder, following: EpochOrder, global_batch: int) -> Mix
     return _mixing_of(_pairs(np.diff(bounds).astype(float)) / met, by_chance, global_batch, 0.0)
 
 
-def _steps_of_samples(order: EpochOrder, global_batch: int) -> Int64:
-    """Return the step of each sample of the epoch, shard after shard: int64 of shape (num_samples,)."""
-    begins = np.cumsum(order.counts) - order.counts
-    samples = np.empty(order.num_samples, np.int64)
-    place = 0
-    for shard in order.sequence.tolist():
-        count = int(order.counts[shard])
-        visits = order.shard_samples(shard)
-        if order.selection is not None:
-            visits = np.argsort(np.argsort(visits))  # their ranks: numbers of the selected samples
-        samples[place : place + count] = begins[shard] + visits
-        place += count
-    steps = np.empty(order.num_samples, np.int64)
-    steps[samples] = order.positions(np.arange(order.num_samples)) // global_batch
-    return steps
-
-
 # Batches drawn
 
 
@@ -120,24 +100,31 @@ def _sampled(order: EpochOrder, following: EpochOrder, global_batch: int) -> Mix
     if not num_steps:
         return _counted(order, following, global_batch)
     drawn = _drawn(num_steps, max(_MIN_BATCHES, _SAMPLED // global_batch), order)
-    positions = drawn[:, None] * global_batch + np.arange(global_batch)
-    shard, visit, pad = order.visits(positions.reshape(-1))
-    batch = np.repeat(np.arange(len(drawn)), global_batch)
-    batch, shard, visit = batch[~pad], shard[~pad], visit[~pad]
+    positions = (drawn[:, None] * global_batch + np.arange(global_batch)).reshape(-1)
+    shard, visit, pad = order.visits(positions)
+    batch, shard, visit = np.repeat(np.arange(len(drawn)), global_batch)[~pad], shard[~pad], visit[~pad]
     num_pairs = _pairs_by(np.bincount(batch, minlength=len(drawn)))
-    of_one_shard, again = _pairs_of_one_shard((order, following), batch, shard, visit, global_batch, len(drawn))
-    shards = order.counts.astype(float)
+    # Pairs of one shard: how many there are in each batch, and how many of them share a batch again.
+    groups, group, sizes = np.unique(batch * len(order.counts) + shard, return_inverse=True, return_counts=True)
+    batch_of, group = groups // len(order.counts), group.reshape(-1)
+    of_one_shard = np.bincount(batch_of, _pairs_by(sizes), len(drawn))
+    has_mate = sizes[group] > 1  # of a large dataset few have: only their windows are permuted
+    group, shard, visit = group[has_mate], shard[has_mate], visit[has_mate]
+    steps = following.positions_of(shard, order.samples_of(shard, visit)) // global_batch
+    most = int(steps.max(initial=0)) + 1
+    meetings, counts = np.unique(group * most + steps, return_counts=True)
+    again = np.bincount(batch_of[meetings // most], _pairs_by(counts), len(drawn))
+    # Pairs of different shards share a batch as often in the next epoch as in this one, wherever they are now.
     total = _pairs(np.array([float(order.num_samples)]))
     by_chance = order.num_samples * (global_batch - 1) / 2 / total
-    # Pairs of different shards share a batch as often in the next epoch as in this one, wherever they are now.
     apart = float((num_pairs - of_one_shard).sum() / num_pairs.sum())
-    apart_again = apart * by_chance * total / max(1.0, total - _pairs(shards))
+    apart_again = apart * by_chance * total / max(1.0, total - _pairs(order.counts.astype(float)))
     each = (again + (num_pairs - of_one_shard) * apart_again) / num_pairs / by_chance
     error = float(each.std() / np.sqrt(len(each)))
     return _mixing_of(float(each.mean()) * by_chance, by_chance, global_batch, error)
 
 
-def _drawn(total: int, count: int, order: EpochOrder) -> Int64:
+def _drawn(total: int, count: int, order: AnyOrder) -> Int64:
     """Draw `count` numbers below `total`, all different, rising: not evenly spaced, as lanes end windows together."""
     if total <= count:
         return np.arange(total)
@@ -151,104 +138,25 @@ def _pairs_by(sizes: Int64) -> Float64:
     return pairs
 
 
-def _pairs_of_one_shard(
-    orders: tuple[EpochOrder, EpochOrder],
-    batch: Int64,
-    shard: Int64,
-    visit: Int64,
-    global_batch: int,
-    num_batches: int,
-) -> tuple[Float64, Float64]:
-    """Return for each batch its pairs of samples of one shard, and how many of them share a batch again."""
-    order, following = orders
-    _, group, sizes = np.unique(batch * len(order.counts) + shard, return_inverse=True, return_counts=True)
-    group = group.reshape(-1)
-    batch_of_group = np.empty(len(sizes), np.int64)
-    batch_of_group[group] = batch
-    of_one_shard = np.bincount(batch_of_group, _pairs_by(sizes), num_batches).astype(float)
-    has_mate = np.flatnonzero(sizes[group] > 1)
-    steps = _next_positions(order, following, shard[has_mate], visit[has_mate]) // global_batch
-    num_steps = int(steps.max(initial=0)) + 1
-    meetings, counts = np.unique(group[has_mate] * num_steps + steps, return_counts=True)
-    again = np.bincount(batch_of_group[meetings // num_steps], _pairs_by(counts), num_batches).astype(float)
-    return of_one_shard, again
-
-
-def _next_positions(order: EpochOrder, following: EpochOrder, shard: Int64, visit: Int64) -> Int64:
-    """Return where samples are in the next epoch, by their shards and visits in this one."""
-    begins = np.empty(len(order.counts), np.int64)
-    begins[following.sequence] = following.ends - following.counts[following.sequence]
-    places = np.empty(len(shard), np.int64)
-    for number, rows in groups(shard):
-        places[rows] = begins[number] + _Visits(following, number).of(_Visits(order, number).samples(visit[rows]))
-    return following.positions(places)
-
-
-class _Visits:
-    """The visits of one shard; the order of a window is computed only when it is needed."""
-
-    def __init__(self, order: EpochOrder, shard: int) -> None:
-        self._order, self._shard = order, shard
-        self._windows, self._ends = order.shard_windows(shard)
-
-    def samples(self, visits: Int64) -> Int64:
-        """Return the samples of some visits."""
-        samples = np.empty(len(visits), np.int64)
-        for slot, rows in groups(np.searchsorted(self._ends, visits, side="right")):
-            places = self._order.window_samples(self._shard, int(self._windows[slot]))
-            samples[rows] = places[visits[rows] - (self._ends[slot] - len(places))]
-        return samples
-
-    def of(self, samples: Int64) -> Int64:
-        """Return the visits of some samples of the epoch."""
-        by_window = np.argsort(self._windows)
-        visits = np.empty(len(samples), np.int64)
-        for window, rows in groups(samples // self._order.options.window):
-            places = self._order.window_samples(self._shard, window)
-            by_place = np.argsort(places)
-            inside = by_place[np.searchsorted(places[by_place], samples[rows])]
-            slot = by_window[np.searchsorted(self._windows[by_window], window)]
-            visits[rows] = self._ends[slot] - len(places) + inside
-        return visits
-
-
-def positions_of(order: EpochOrder, shards: Int64, samples: Int64) -> Int64:
-    """Return the position of each sample in an epoch: the inverse of `EpochOrder.locate`, pads left out.
-
-    Args:
-        order: The epoch's order.
-        shards: int64 of shape (n,): their shards.
-        samples: int64 of shape (n,): their places in them.
-    """
-    begins = np.empty(len(order.counts), np.int64)
-    begins[order.sequence] = order.ends - order.counts[order.sequence]
-    places = np.empty(len(shards), np.int64)
-    for number, rows in groups(shards):
-        places[rows] = begins[number] + _Visits(order, number).of(samples[rows])
-    return order.positions(places)
-
-
 # Classes in the batches of a rank
 
 
 @dataclass(frozen=True)
 class Batches:
-    """Batches of ranks, and the samples in them; pads are left out.
+    """Batches of ranks, and the n samples in them; pads are left out.
 
     Attributes:
         batch: int64 of shape (n,): the number of the batch that each sample is in.
-        shard: int64 of shape (n,): its shard.
-        sample: int64 of shape (n,): its place there.
+        samples: The samples.
         is_all: Whether these are all batches of all ranks, not a random choice.
     """
 
     batch: Int64
-    shard: Int64
-    sample: Int64
+    samples: Located
     is_all: bool
 
 
-def draw_batches(order: EpochOrder, world_size: int, batch_size: int, max_samples: int, min_batches: int) -> Batches:
+def draw_batches(order: AnyOrder, world_size: int, batch_size: int, max_samples: int, min_batches: int) -> Batches:
     """Return batches of single ranks: all, if they have few samples, else some that a hash draws.
 
     Args:
@@ -269,12 +177,8 @@ def draw_batches(order: EpochOrder, world_size: int, batch_size: int, max_sample
         firsts = drawn // world_size * global_batch + drawn % world_size
         positions = (firsts[:, None] + world_size * np.arange(batch_size)).reshape(-1)
         batch = np.repeat(np.arange(len(drawn)), batch_size)
-    shard, visit, pad = order.visits(positions)
-    batch, shard, visit = batch[~pad], shard[~pad], visit[~pad]
-    sample = np.empty(len(shard), np.int64)
-    for number, rows in groups(shard):
-        sample[rows] = _Visits(order, number).samples(visit[rows])
-    return Batches(batch, shard, sample, is_all)
+    is_real = order.is_real(positions)
+    return Batches(batch[is_real], order.locate(positions[is_real]), is_all)
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orders import options, slow_lanes
-from wdsplit.order import mixing as module
+from wdsplit.checks import mixing as module
+from wdsplit.checks.mixing import class_mixing, draw_batches, mixing
 from wdsplit.order.epoch import EpochOrder, OrderOptions
-from wdsplit.order.mixing import class_mixing, draw_batches, mixing
 from wdsplit.order.split import Steps, World
 
 
@@ -138,21 +138,26 @@ def test_all_batches_are_those_of_the_steps_of_each_rank(counts, world_size, bat
     found = draw_batches(order, world_size, batch_size, max_samples=1000, min_batches=2)
     assert found.is_all
     batches = {}
-    for number, *sample in zip(found.batch.tolist(), found.shard.tolist(), found.sample.tolist(), strict=True):
+    for number, *sample in zip(
+        found.batch.tolist(), found.samples.shard.tolist(), found.samples.sample.tolist(), strict=True
+    ):
         batches.setdefault(number, []).append(tuple(sample))
     assert sorted(map(sorted, batches.values())) == sorted(filter(None, expected))
     drawn = draw_batches(order, world_size, batch_size, max_samples=1, min_batches=2)
     assert not drawn.is_all
     for number in set(drawn.batch.tolist()):
         rows = drawn.batch == number
-        assert sorted(zip(drawn.shard[rows].tolist(), drawn.sample[rows].tolist(), strict=True)) in expected
+        assert (
+            sorted(zip(drawn.samples.shard[rows].tolist(), drawn.samples.sample[rows].tolist(), strict=True))
+            in expected
+        )
 
 
 def test_batches_are_drawn_from_the_whole_epoch_and_always_the_same():
     order = orders_of(100_000, 16, 1, 10, shuffle=False)[0]
     drawn = [draw_batches(order, 8, 16, max_samples=1600, min_batches=2) for _ in range(2)]
-    assert np.array_equal(drawn[0].shard, drawn[1].shard)
-    assert np.array_equal(drawn[0].sample, drawn[1].sample)
+    assert np.array_equal(drawn[0].samples.shard, drawn[1].samples.shard)
+    assert np.array_equal(drawn[0].samples.sample, drawn[1].samples.sample)
     assert len(drawn[0].batch) == 1600
-    visits = np.bincount(drawn[0].shard, minlength=16)
+    visits = np.bincount(drawn[0].samples.shard, minlength=16)
     assert visits.min() > 0
