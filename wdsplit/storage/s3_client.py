@@ -19,7 +19,7 @@ from wdsplit.errors import InputError, MissingDependencyError, did_you_mean
 from wdsplit.storage.locks import ProcessLock
 from wdsplit.storage.retry import SHORT_DEADLINE_S, Retries, attempt
 from wdsplit.storage.s3_errors import OPERATIONS, classify_s3, error_code
-from wdsplit.storage.s3_get import bound_reads, get_object, keep_requests
+from wdsplit.storage.s3_http import S3Http
 from wdsplit.storage.s3_options import S3Options
 from wdsplit.urls import shown_url
 
@@ -33,8 +33,8 @@ _MAX_CLIENTS = 16
 _UNNAMED = frozenset({"400", "403", "409"})
 
 
-def _new_client(options: S3Options) -> Any:
-    """Make a client of botocore, which looks up the credentials now."""
+def _new_client(options: S3Options) -> S3Http:
+    """Make a client, which looks up the credentials now."""
     try:
         import botocore.session
     except ImportError as error:
@@ -70,9 +70,7 @@ def _new_client(options: S3Options) -> Any:
             found=", ".join(unknown),
             remedy=did_you_mean(unknown[:1], takes) or "check the names, and the version of botocore",
         )
-    keep_requests(client)
-    bound_reads(client)
-    return client
+    return S3Http(client, session.get_config_variable("ca_bundle") if options.verify is None else options.verify)
 
 
 def _parameters(client: Any, operation: str) -> Any:
@@ -123,20 +121,18 @@ class _Clients:
     """The clients: one for each process (connections cannot be shared), options and environment."""
 
     def __init__(self) -> None:
-        self._made: OrderedDict[Any, tuple[float, Any]] = OrderedDict()
+        self._made: OrderedDict[Any, tuple[float, S3Http]] = OrderedDict()
         self._lock = ProcessLock()
 
-    def of(self, options: S3Options, made_after: float = 0.0) -> Any:
+    def of(self, options: S3Options, made_after: float = 0.0) -> S3Http:
         """Return a client that was made after a moment of `time.monotonic`."""
         key = options, os.getpid(), _environment()
         with self._lock:
-            moment, client = self._made.get(key, (-1.0, None))
-            if client is None or moment < made_after:
-                client = _new_client(options)
-                self._made[key] = time.monotonic(), client
+            if key not in self._made or self._made[key][0] < made_after:
+                self._made[key] = time.monotonic(), _new_client(options)
                 while len(self._made) > _MAX_CLIENTS:
                     self._made.popitem(last=False)
-            return client
+            return self._made[key][1]
 
 
 def _environment() -> frozenset[tuple[str, str | None]]:
@@ -190,11 +186,11 @@ class S3Client:
 
     def get(self, key: str, asked: Mapping[str, str]) -> Any:
         """Send a GET of an object once; `asked` has the headers Range and If-Match, if any."""
-        return get_object(_clients.of(self._options), self._bucket, key, asked, partial(self.send, "get_object"))
+        return _clients.of(self._options).get(self._bucket, key, asked, partial(self.send, "get_object"))
 
     def send(self, operation: str, **parameters: Any) -> Any:
         """Send a request once."""
-        client = _clients.of(self._options)
+        client = _clients.of(self._options).client
         more = {"RequestPayer": "requester"} if self._options.requester_pays else {}
         if self._options.s3_additional_kwargs:
             takes = _parameters(client, client.meta.method_to_api_mapping[operation])
@@ -209,7 +205,7 @@ class S3Client:
     @property
     def endpoint(self) -> str:
         """The URL of the store."""
-        return str(_clients.of(self._options).meta.endpoint_url)
+        return str(_clients.of(self._options).client.meta.endpoint_url)
 
     def with_short_deadline(self) -> S3Client:
         """Return a client with a short deadline, for cleaning up after an error."""

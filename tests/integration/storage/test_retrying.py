@@ -68,7 +68,7 @@ def test_the_command_line_shows_the_warning(s3_server, monkeypatch):
         shown = script.stderr.readline()
         script.kill()
     assert shown.startswith("warning: s3://bucket/x/")
-    assert re.search(r"EndpointConnectionError\); retrying for up to (2\d\d|300) s more\n$", shown)
+    assert re.search(r"NewConnectionError\); retrying for up to (2\d\d|300) s more\n$", shown)
 
 
 @stores

@@ -14,7 +14,7 @@ from wdsplit.storage.s3_options import S3Options
 
 
 def client_of(**options):
-    return s3_client._clients.of(S3Options.of({"region": "us-east-1", **options}))
+    return s3_client._clients.of(S3Options.of({"region": "us-east-1", **options})).client
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,8 @@ def test_connections_are_made_as_the_options_say(s3_server, monkeypatch):
     assert (config.read_timeout, config.s3["addressing_style"], config.connect_timeout) == (7, "path", 30)
     assert client_of(config_kwargs={"signature_version": "s3"}).meta.config.signature_version == "s3"
     for verify in ({"verify": False}, {"client_kwargs": {"verify": False}}):
-        assert client_of(**verify)._endpoint.http_session._verify is False
+        pool = s3_client._clients.of(S3Options.of({"region": "us-east-1", **verify}))._new_pool("https://x")
+        assert pool.cert_reqs == "CERT_NONE"
 
 
 def test_names_of_s3fs_and_of_client_kwargs_are_the_same_options():
