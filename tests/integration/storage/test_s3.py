@@ -95,7 +95,7 @@ def test_botocores_client_builds_the_first_get_and_the_next_after_an_error(bucke
     for name in names:
         with storage.publish(name) as file:
             file.write([name.encode() * 100])
-    client, built = s3_client._clients.of(storage._client._options).client, []
+    client, built = s3_client.client_of(storage._client.options).client, []
     client.meta.events.register("before-parameter-build.s3.GetObject", lambda params, **_: built.append(params["Key"]))
     for name in names * 2:
         expected = name.encode() * 100
@@ -129,7 +129,7 @@ def test_a_signature_serves_all_ranges_of_an_object_for_a_minute(bucket, fault_p
     assert first == again and "range" not in first and "host" in first
     assert set(authorizations("b")).isdisjoint({first})
     signed = []
-    client = s3_client._clients.of(storage._client._options).client
+    client = s3_client.client_of(storage._client.options).client
     client.meta.events.register("before-sign.s3.GetObject", lambda **_: signed.append(1))
     for later, num_signed in ((59, 0), (61, 1), (-1, 2)):
         now += later
@@ -549,8 +549,8 @@ def test_what_is_known_of_the_store_is_read_once_for_all_clients(s3_server, monk
     read, load_file = [], JSONFileLoader.load_file
     monkeypatch.setattr(JSONFileLoader, "load_file", lambda self, path: read.append(path) or load_file(self, path))
     s3_client._model_loader.cache_clear()
-    s3_client._clients.of(S3Options(region="us-east-1", profile=None))
+    s3_client.client_of(S3Options(region="us-east-1", profile=None))
     assert any("s3" in path for path in read)
     read.clear()
-    s3_client._clients.of(S3Options(region="us-west-2"))
+    s3_client.client_of(S3Options(region="us-west-2"))
     assert read == []

@@ -14,7 +14,7 @@ from wdsplit.storage.s3_options import S3Options
 
 
 def client_of(**options):
-    return s3_client._clients.of(S3Options.of({"region": "us-east-1", **options})).client
+    return s3_client.client_of(S3Options.of({"region": "us-east-1", **options})).client
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def test_connections_are_made_as_the_options_say(s3_server, monkeypatch):
     assert (config.read_timeout, config.s3["addressing_style"], config.connect_timeout) == (7, "path", 30)
     assert client_of(config_kwargs={"signature_version": "s3"}).meta.config.signature_version == "s3"
     for verify in ({"verify": False}, {"client_kwargs": {"verify": False}}):
-        pool = s3_client._clients.of(S3Options.of({"region": "us-east-1", **verify}))._new_pool("https://x")
+        pool = s3_client.client_of(S3Options.of({"region": "us-east-1", **verify}))._new_pool("https://x")
         assert pool.cert_reqs == "CERT_NONE"
 
 
