@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from wdsplit.errors import DatasetNotFoundError, InputError, MissingDependencyError, StorageError, WdsplitError
@@ -82,10 +81,9 @@ class Connection:
             file_system_class(self.protocol, shown_url(url))
         _forget_loop_in_forks()
 
-    def with_deadline(self, deadline_s: float) -> Connection:
-        """Return a connection with this deadline in seconds, or its own if that is earlier."""
-        retries = replace(self._retries, deadline_s=min(deadline_s, self._retries.deadline_s))
-        return Connection(self._url, self._options, retries, self._given)
+    def with_short_deadline(self) -> Connection:
+        """Return a connection with a short deadline, for cleaning up after an error."""
+        return Connection(self._url, self._options, self._retries.shortened(), self._given)
 
     def file_system(self) -> Any:
         """Return the file system; each process has its own, because connections cannot be shared."""

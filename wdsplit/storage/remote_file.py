@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -17,7 +18,7 @@ _PART_STATUS = 206
 _RANGE = re.compile(r"bytes ([0-9]+)-([0-9]+)/([0-9]+|\*)")
 
 
-class RemoteFile:
+class RemoteFile(ABC):
     """A file of a remote store that is open for reading. It sends no request before one is needed.
 
     Args:
@@ -48,13 +49,17 @@ class RemoteFile:
             self._ask()
         return self._version or ""
 
+    @abstractmethod
+    def read(self, offset: int, num_bytes: int) -> bytes:
+        """Return the bytes at an offset."""
+
+    @abstractmethod
     def read_into(self, buffer: memoryview, offset: int) -> None:
         """Fill a buffer with the bytes at an offset."""
-        raise NotImplementedError
 
+    @abstractmethod
     def read_whole(self, max_bytes: int | None = None) -> bytes:
         """Return the whole file; refuse one of more than `max_bytes` bytes."""
-        raise NotImplementedError
 
     def _ask(self) -> None:
         """Request size and version."""
@@ -63,15 +68,15 @@ class RemoteFile:
             raise self._unlike("a file has an unexpected size", f"{self._size} bytes", size)
         self._size, self._version = size, version
 
+    @abstractmethod
     def _attempt(self, action: Callable[[], Answer]) -> Answer:
         """Call an action, and retry temporary failures."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _look(self) -> tuple[int, str]:
         """Request size and version once."""
-        raise NotImplementedError
 
-    def expect(self, offset: int, num_bytes: int) -> None:
+    def expect(self, offset: int, num_bytes: int) -> None:  # noqa: B027 (for all remote files)
         """Do nothing: `loading.reading.read_ahead` reads ahead."""
 
     def _place(self, start: int, stop: int | None, status: int, content_range: str, length: int | None) -> int:

@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from numbers import Real
 from typing import TypeVar
 
@@ -23,7 +23,7 @@ from wdsplit.errors import InputError, UnansweredError
 from wdsplit.storage.traffic import count
 
 __all__ = [
-    "SHORT_DEADLINE_S",
+    "RETRY_NAMES",
     "Failure",
     "FailureKind",
     "Retries",
@@ -40,8 +40,7 @@ logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-SHORT_DEADLINE_S = 10.0
-"""Deadline in seconds for requests that clean up after an error."""
+_SHORT_DEADLINE_S = 10.0
 _UNKNOWN_HOST_S = 30.0
 """Deadline in seconds for a host name that cannot be resolved, even if the general deadline is later."""
 _MAX_RENEWALS = 3
@@ -93,6 +92,14 @@ class RetryOptions:
                 expected="deadline_s and timeout_s > 0, and 0 < first_delay_s <= max_delay_s",
                 found=str(self),
             )
+
+    def shortened(self) -> RetryOptions:
+        """Return the same with a short deadline, for requests that clean up after an error."""
+        return replace(self, deadline_s=min(_SHORT_DEADLINE_S, self.deadline_s))
+
+
+RETRY_NAMES = frozenset(each.name for each in fields(RetryOptions))
+"""The names of these options among those of a store."""
 
 
 class FailureKind(enum.Enum):

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from wdsplit.errors import InputError, MissingDependencyError, did_you_mean
 from wdsplit.storage.locks import ProcessLock
-from wdsplit.storage.retry import SHORT_DEADLINE_S, Retries, attempt
+from wdsplit.storage.retry import Retries, attempt
 from wdsplit.storage.s3_errors import OPERATIONS, classify_s3, error_code
 from wdsplit.storage.s3_http import S3Http
 from wdsplit.storage.s3_options import S3Options
@@ -192,9 +192,7 @@ class S3Client:
 
     def with_short_deadline(self) -> S3Client:
         """Return a client with a short deadline, for cleaning up after an error."""
-        deadline_s = min(SHORT_DEADLINE_S, self.options.retries.deadline_s)
-        retries = replace(self.options.retries, deadline_s=deadline_s)
-        return S3Client(self._bucket, replace(self.options, retries=retries))
+        return S3Client(self._bucket, replace(self.options, retries=self.options.retries.shortened()))
 
     def attempt(
         self,
