@@ -29,6 +29,7 @@ from wdsplit.urls import shown_url
 __all__ = ["LocalStorage", "is_temporary", "local_path", "temporary_name", "write_whole"]
 
 _IOV_MAX = 1024
+_CREATING = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _MAX_REMOVALS = 20
 _MAX_NAMES_SHOWN = 5
 _TEMPORARY = re.compile(r"^\..+\.\d+-\d+(-[0-9a-f]{16})?\.tmp$")
@@ -216,10 +217,10 @@ class _NewFile:
 
     def __enter__(self) -> _NewFile:
         try:
-            self.fd = _create(self.path)
+            self.fd = os.open(self.path, _CREATING, 0o666)
         except FileNotFoundError:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.fd = _create(self.path)
+            self.fd = os.open(self.path, _CREATING, 0o666)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
@@ -250,7 +251,3 @@ class _NewFile:
                     del left[0]
                 if left and written:
                     left[0] = left[0][written:]
-
-
-def _create(path: Path) -> int:
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from wdsplit.errors import CorruptDataError
+from wdsplit.storage.interface import replaced
 from wdsplit.storage.retry import UnfitAnswerError
 
 __all__ = ["RemoteFile"]
@@ -122,14 +123,7 @@ class RemoteFile(ABC):
         if stop is not None and stop > size:
             return self._shorter(stop, size)
         if self._version and version != self._version:
-            return CorruptDataError(
-                "a file was replaced while it was read",
-                place=self.url,
-                expected=f"version {self._version}",
-                found=f"version {version}",
-                remedy="write new data to another place, and start again",
-                url=self.url,
-            )
+            return replaced(self.url, f"version {self._version}", f"version {version}")
         return UnfitAnswerError(found)
 
     def _shorter(self, stop: int, size: int) -> CorruptDataError:

@@ -7,7 +7,7 @@ from typing import TypeGuard
 from wdsplit.errors import DatasetNotFoundError, StorageError, WdsplitError
 from wdsplit.storage.retry import Failure, FailureKind, is_transient_status, parse_retry_after, transient_kind
 
-__all__ = ["OPERATIONS", "classify_s3", "error_code", "is_of_botocore"]
+__all__ = ["OPERATIONS", "classify_s3", "error_code", "gone", "is_of_botocore"]
 
 _GONE = frozenset({"404", "NoSuchKey", "NoSuchBucket", "NotFound"})
 _EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"})
@@ -52,6 +52,12 @@ _WAYS = (
     "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or pass storage_options={'key': ..., "
     "'secret': ...} or {'profile': ...}; {'anon': True} reads public buckets"
 )
+
+
+def gone(kind: str, place: str, found: str, url: str) -> DatasetNotFoundError:
+    """Return the error for a file or an object that does not exist."""
+    remedy = "check the URL; the dataset may be an incomplete copy"
+    return DatasetNotFoundError(f"there is no such {kind}", place, found=found, remedy=remedy, url=url)
 
 
 def is_of_botocore(error: BaseException | None) -> TypeGuard[Exception]:
@@ -120,13 +126,7 @@ def _refused(error: Exception, place: str, url: str) -> WdsplitError:
             "there is no such bucket", place, found=found, remedy="check the URL, or make the bucket", url=url
         )
     if code in _GONE:
-        return DatasetNotFoundError(
-            "there is no such object",
-            place,
-            found=found,
-            remedy="check the URL; the dataset may be an incomplete copy",
-            url=url,
-        )
+        return gone("object", place, found, url)
     if _is_endless(error) or _status(error)[0] == _REDIRECT_STATUS:
         return StorageError(
             "the bucket is in another region",
