@@ -76,8 +76,20 @@ class FsspecStorage(RemoteStorage):
         url = f"{self.url}/{path}" if path else self.url
         return FsspecFile(self._client, joined_url(self._folder, path), url, size)
 
-    def _entries(self, path: str) -> dict[str, int | None]:
-        """Return the names in a folder and their sizes; on an http(s) server, the links of its page, without sizes."""
+    def list(self, path: str = "") -> list[str]:
+        """Return the names in a folder, sorted; on an http(s) server, the links of the folder's page."""
+        return sorted(self._listed(path))
+
+    def entries(self, path: str) -> dict[str, int | None]:
+        """Return the names in a folder, with the sizes of files in bytes; None for folders."""
+        entries = self._listed(path)
+        if self._client.is_web:  # a page of links has no sizes
+            found = in_order(lambda name: self.size(f"{path}/{name}" if path else name), list(entries), _THREADS)
+            entries = dict(zip(entries, found, strict=True))
+        return entries
+
+    def _listed(self, path: str) -> dict[str, int | None]:
+        """Return the names in a folder, with the sizes that the list has."""
         place = joined_url(self._folder, path)
         try:
             found = self._client.attempt(functools.partial(_listed, self._client, place), f"{self.url}/{path}")
@@ -90,14 +102,6 @@ class FsspecStorage(RemoteStorage):
         }
         entries.pop("", None)
         return entries
-
-    def sizes(self, path: str = "") -> dict[str, int]:
-        """Return the names of the files in a folder, and their sizes in bytes."""
-        if not self._client.is_web:
-            return super().sizes(path)
-        names = self.list(path)
-        found = in_order(lambda name: self.size(f"{path}/{name}" if path else name), names, _THREADS)
-        return {name: size for name, size in zip(names, found, strict=True) if size is not None}
 
     @contextmanager
     def publish(self, path: str, durable: bool = False) -> Iterator[PendingFile]:

@@ -52,7 +52,7 @@ class RemoteStorage(ABC):
         """Open a file for reading; sends no request yet."""
 
     @abstractmethod
-    def _entries(self, path: str) -> dict[str, int | None]:
+    def entries(self, path: str) -> dict[str, int | None]:
         """Return the names in a folder, with the sizes of files in bytes; None for folders."""
 
     @property
@@ -73,11 +73,11 @@ class RemoteStorage(ABC):
 
     def list(self, path: str = "") -> list[str]:
         """Return the names of files and folders in a folder, sorted."""
-        return sorted(self._entries(path))
+        return sorted(self.entries(path))
 
     def sizes(self, path: str = "") -> dict[str, int]:
         """Return the names of the files in a folder, and their sizes in bytes."""
-        return {name: size for name, size in sorted(self._entries(path).items()) if size is not None}
+        return {name: size for name, size in sorted(self.entries(path).items()) if size is not None}
 
     def describe_contents(self) -> str:
         """Return the first names in the folder, or say that none are listed."""

@@ -64,7 +64,8 @@ class S3Storage(RemoteStorage):
         """Return the size of an object in bytes, or None if there is none."""
         return super().size(path) if self._key(path) else None
 
-    def _entries(self, path: str) -> dict[str, int | None]:
+    def entries(self, path: str) -> dict[str, int | None]:
+        """Return the names in a folder, with the sizes of objects in bytes; None for folders."""
         folder = _folder(self._key(path))
         entries: dict[str, int | None] = {}
         for page in self._pages("list_objects_v2", folder, Delimiter="/"):

@@ -13,7 +13,7 @@ from wdsplit.urls import shown_url
 
 __all__ = ["S3Options"]
 
-_ALIASES: dict[Any, Any] = {
+_ALIASES = {
     "username": "key",
     "aws_access_key_id": "key",
     "password": "secret",
@@ -101,8 +101,8 @@ class S3Options:
         more = given.pop("client_kwargs", {})
         if not isinstance(more, Mapping):
             raise InputError("invalid client_kwargs", expected="a dict", found=type(more).__name__)
-        given = {_ALIASES.get(name, name): value for name, value in (*more.items(), *given.items())}
-        unknown = sorted(map(str, given.keys() - _KNOWN - {"client_kwargs"}))
+        given = {_ALIASES.get(str(name), str(name)): value for name, value in (*more.items(), *given.items())}
+        unknown = sorted(given.keys() - _KNOWN - {"client_kwargs"})
         if unknown:
             raise _unknown(unknown, sorted(set(unknown) & (configured.keys() - options.keys())))
         times = {name: given.pop(name) for name in list(given) if name in RETRY_NAMES}
