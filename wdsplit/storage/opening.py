@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from wdsplit.errors import InputError
 from wdsplit.storage.given import FS_OPTION
-from wdsplit.storage.interface import ReadableStorage, Storage
+from wdsplit.storage.interface import Storage
 from wdsplit.storage.local import LocalStorage
 from wdsplit.urls import is_web, shown_url
 
@@ -39,15 +39,13 @@ def open_storage(url: str, options: Mapping[str, Any] | None = None) -> Storage:
             expected="a local folder, s3://bucket/folder, or a URL of another file system of fsspec to write to",
             remedy="write to a local folder, and copy it with the tools of your store",
         )
-    return _storage(url, options)
+    return open_readable_storage(url, options)
 
 
-def open_readable_storage(url: str, options: Mapping[str, Any] | None = None) -> ReadableStorage:
+def open_readable_storage(
+    url: str, options: Mapping[str, Any] | None = None
+) -> LocalStorage | S3Storage | FsspecStorage:
     """Return the storage that a URL or a path names, for reading; arguments and errors as for `open_storage`."""
-    return _storage(url, options)
-
-
-def _storage(url: str, options: Mapping[str, Any] | None) -> LocalStorage | S3Storage | FsspecStorage:
     scheme, separator, rest = url.partition("://")
     if not separator:
         return LocalStorage(url)
@@ -69,7 +67,7 @@ def _storage(url: str, options: Mapping[str, Any] | None) -> LocalStorage | S3St
 
 def open_remote_storage(url: str, options: Mapping[str, Any] | None = None) -> S3Storage | FsspecStorage:
     """Return the storage of a URL in a remote store, for reading; arguments and errors as for `open_storage`."""
-    storage = _storage(url, options)
+    storage = open_readable_storage(url, options)
     assert not isinstance(storage, LocalStorage)
     return storage
 

@@ -21,6 +21,7 @@ _TRANSIENT = frozenset(
 _PERMANENT = frozenset({"NotImplemented", "QuotaExceeded", "RequestTimeTooSkewed"})
 _REDIRECT_STATUS = 301
 _REMEDIES = {
+    **dict.fromkeys(_EXPIRED, "renew the credentials, then resume"),
     "QuotaExceeded": "free space in the bucket, or raise its quota",
     "507": "free space in the store",
     "RequestTimeTooSkewed": "set the clock of this machine: the store's differs by more than 15 minutes",
@@ -141,14 +142,11 @@ def _refused(error: Exception, place: str, url: str) -> WdsplitError:
 
 
 def _remedy(error: Exception) -> str:
-    code = error_code(error)
-    for name in (code, str(_status(error)[0])):
-        if name in _REMEDIES:
-            return _REMEDIES[name]
+    known = _REMEDIES.get(error_code(error)) or _REMEDIES.get(str(_status(error)[0]))
+    if known:
+        return known
     if _is_bad_header(error):
         return "check the credentials: the key, or the token, has a line break or another invalid character"
-    if code in _EXPIRED:
-        return "renew the credentials, then resume"
     if _status(error)[0] in (401, 403):
         permission = _PERMISSIONS.get(getattr(error, "operation_name", ""), "")
         if permission and permission not in _READING:

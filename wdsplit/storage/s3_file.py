@@ -113,12 +113,13 @@ class S3File(RemoteFile):
             before = self._place(offset, stop, status, content_range, int(length) if length.isdecimal() else None)
             self._etag = self._etag or etag
             self._version = self._etag or self._version
+            spare = memoryview(bytearray(min(before, _BYTES_PER_READ)))
             while before:  # some stores answer with the whole object
-                data = body.read(min(before, _BYTES_PER_READ))
-                if not data:
+                count = body.readinto(spare[:before])
+                if not count:
                     raise UnfitAnswerError("an answer without the requested data")
-                before -= len(data)
-                count_traffic(num_bytes=len(data))
+                before -= count
+                count_traffic(num_bytes=count)
         except BaseException:
             body.close()
             raise

@@ -96,11 +96,6 @@ class _BodyInPlace:
             raise ConnectionResetError("the connection was closed before the end of the answer")
         return count
 
-    def read(self, num_bytes: int) -> bytes:
-        """Return at most `num_bytes` bytes; none at the end."""
-        data = bytearray(num_bytes)
-        return bytes(data[: self.readinto(memoryview(data))])
-
     def close(self) -> None:
         """Close the connection, unless all was read: then the next request uses it."""
         self._raw.close()

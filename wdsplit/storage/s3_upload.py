@@ -64,7 +64,8 @@ class S3Upload:
             left = memoryview(piece).cast("B")
             self._num_bytes += len(left)
             while len(left):
-                room = self._part_bytes() - len(self._part)
+                num_parts = len(self._etags) + len(self._in_flight)
+                room = (_PART_BYTES << num_parts // _PARTS_PER_SIZE) - len(self._part)
                 if not room:
                     self._send()
                     continue
@@ -120,9 +121,6 @@ class S3Upload:
         self._stop_threads()
         if self._id is not None:
             abort_upload(self._client.with_short_deadline(), self._key, self._id, self._url)
-
-    def _part_bytes(self) -> int:
-        return _PART_BYTES << (len(self._etags) + len(self._in_flight)) // _PARTS_PER_SIZE
 
     def _send(self) -> None:
         """Let a thread send the gathered upload part; first wait for the oldest one if there are too many."""
