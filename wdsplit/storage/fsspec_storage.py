@@ -10,10 +10,10 @@ import functools
 import html
 import logging
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import unquote
 
 from wdsplit.engines.local import in_order
@@ -29,8 +29,6 @@ from wdsplit.storage.retry import RETRY_NAMES, RetryOptions, UnfitAnswerError
 from wdsplit.urls import joined_url, shown_url
 
 __all__ = ["FsspecFile", "FsspecStorage"]
-
-Answer = TypeVar("Answer")
 
 logger = logging.getLogger(__name__)
 
@@ -179,18 +177,16 @@ class FsspecFile(RemoteFile):
         size: Its size in bytes, if known.
     """
 
+    _client: Connection
+
     def __init__(self, connection: Connection, place: str, url: str, size: int | None = None) -> None:
-        super().__init__(url, size)
-        self._connection = connection
+        super().__init__(connection, url, size)
         self._url = place
 
-    def _attempt(self, action: Callable[[], Answer]) -> Answer:
-        return self._connection.attempt(lambda _: action(), self.url)
-
     def _look(self) -> tuple[int, str]:
-        fs = self._connection.file_system()
+        fs = self._client.file_system()
         fs.invalidate_cache()
-        info = fs.info(self._connection.path_of(self._url), **self._connection.limits(fs))
+        info = fs.info(self._client.path_of(self._url), **self._client.limits(fs))
         if info.get("type") == "directory":
             raise IsFolderError("not a file", place=self.url, expected="a file", found="a folder", url=self.url)
         if info.get("size") is None:
@@ -207,9 +203,7 @@ class FsspecFile(RemoteFile):
         """Return the bytes at an offset."""
         if num_bytes <= _MAX_REQUEST_BYTES:
             return self._piece(offset, offset + num_bytes)
-        data = bytearray(num_bytes)
-        self.read_into(memoryview(data), offset)
-        return bytes(data)
+        return super().read(offset, num_bytes)
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
         """Fill a buffer with the bytes at an offset."""
@@ -220,7 +214,7 @@ class FsspecFile(RemoteFile):
     def read_whole(self, max_bytes: int | None = None) -> bytes:
         """Return the whole file; by one request if `max_bytes` is small."""
         if self._size is None and max_bytes is not None and max_bytes < _MAX_BYTES_WITHOUT_SIZE:
-            data = self._connection.attempt(lambda fs: self._up_to(fs, max_bytes + 1), self.url)
+            data = self._client.attempt(lambda fs: self._up_to(fs, max_bytes + 1), self.url)
             if len(data) <= max_bytes:
                 return data
         refuse_too_large(self.size, max_bytes, self.url)
@@ -233,9 +227,7 @@ class FsspecFile(RemoteFile):
         # After the first byte, the size is needed: it identifies the answer of a server that ignores ranges.
         if (start or self._size is not None) and stop > self.size:
             raise self._shorter(stop, self.size)
-        return self._connection.attempt(
-            lambda fs: self._range(fs, start, stop), self.url, f"bytes {start} to {stop - 1}"
-        )
+        return self._client.attempt(lambda fs: self._range(fs, start, stop), self.url, f"bytes {start} to {stop - 1}")
 
     def _answer(self, fs: Any, start: int, stop: int, needed: int | None = None) -> tuple[bytes, int]:
         """Request a range and check the answer; return its bytes, and how many precede the range.
@@ -246,7 +238,7 @@ class FsspecFile(RemoteFile):
             stop: The byte after the last.
             needed: How far the file must reach, if that is known.
         """
-        data, status, content_range = self._connection.get(fs, self._url, start, stop)
+        data, status, content_range = self._client.get(fs, self._url, start, stop)
         if not content_range and self._size is None:  # the server ignores ranges, or this is no file
             self._size, self._version = self._look()
         return data, self._place(start, needed, status, content_range, len(data))

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import TypeVar
+from typing import Any
 
 from wdsplit.errors import CorruptDataError
 from wdsplit.storage.interface import replaced
 from wdsplit.storage.retry import UnfitAnswerError
 
 __all__ = ["RemoteFile"]
-
-Answer = TypeVar("Answer")
 
 _PART_STATUS = 206
 _RANGE = re.compile(r"bytes ([0-9]+)-([0-9]+)/([0-9]+|\*)")
@@ -23,6 +20,7 @@ class RemoteFile(ABC):
     """A file of a remote store that is open for reading. It sends no request before one is needed.
 
     Args:
+        client: Sends requests.
         url: Its URL in messages.
         size: Its size in bytes, if known; a file of another size is refused.
     """
@@ -31,7 +29,8 @@ class RemoteFile(ABC):
     keeps_version = False
     """Whether all reads are of the version that the first answer had."""
 
-    def __init__(self, url: str, size: int | None = None) -> None:
+    def __init__(self, client: Any, url: str, size: int | None = None) -> None:
+        self._client = client
         self.url = url
         self._size = size
         self._version: str | None = None
@@ -50,9 +49,11 @@ class RemoteFile(ABC):
             self._ask()
         return self._version or ""
 
-    @abstractmethod
     def read(self, offset: int, num_bytes: int) -> bytes:
         """Return the bytes at an offset."""
+        data = bytearray(num_bytes)
+        self.read_into(memoryview(data), offset)
+        return bytes(data)
 
     @abstractmethod
     def read_into(self, buffer: memoryview, offset: int) -> None:
@@ -64,14 +65,10 @@ class RemoteFile(ABC):
 
     def _ask(self) -> None:
         """Request size and version."""
-        size, version = self._attempt(self._look)
+        size, version = self._client.attempt(lambda _: self._look(), self.url)
         if self._size not in (None, size):
             raise self._unlike("a file has an unexpected size", f"{self._size} bytes", size)
         self._size, self._version = size, version
-
-    @abstractmethod
-    def _attempt(self, action: Callable[[], Answer]) -> Answer:
-        """Call an action, and retry temporary failures."""
 
     @abstractmethod
     def _look(self) -> tuple[int, str]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
-from typing import Any, TypeVar
+from typing import Any
 
 from wdsplit.storage.interface import refuse_too_large
 from wdsplit.storage.remote_file import RemoteFile
@@ -14,8 +14,6 @@ from wdsplit.storage.s3_errors import error_code
 from wdsplit.storage.traffic import count as count_traffic
 
 __all__ = ["S3File"]
-
-Answer = TypeVar("Answer")
 
 _BYTES_PER_READ = 1024**2
 """Bytes that a stalled connection may force us to read again."""
@@ -36,15 +34,12 @@ class S3File(RemoteFile):
     """
 
     keeps_version = True
+    _client: S3Client
 
     def __init__(self, client: S3Client, key: str, url: str, size: int | None = None) -> None:
-        super().__init__(url, size)
-        self._client = client
+        super().__init__(client, url, size)
         self._key = key
         self._etag: str | None = None
-
-    def _attempt(self, action: Callable[[], Answer]) -> Answer:
-        return self._client.attempt(lambda _: action(), self.url)
 
     def _look(self) -> tuple[int, str]:
         answer = self._client.head_once(self._key)
@@ -52,12 +47,6 @@ class S3File(RemoteFile):
             raise UnfitAnswerError("an answer without Content-Length")
         self._etag = self._etag or answer.get("ETag")
         return int(answer["ContentLength"]), _version(answer)
-
-    def read(self, offset: int, num_bytes: int) -> bytes:
-        """Return the bytes at an offset."""
-        data = bytearray(num_bytes)
-        self.read_into(memoryview(data), offset)
-        return bytes(data)
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
         """Fill a buffer with the bytes at an offset; a failed read continues where it stopped."""

@@ -104,7 +104,16 @@ class S3Options:
         given = {_ALIASES.get(str(name), str(name)): value for name, value in (*more.items(), *given.items())}
         unknown = sorted(given.keys() - _KNOWN - {"client_kwargs"})
         if unknown:
-            raise _unknown(unknown, sorted(set(unknown) & (configured.keys() - options.keys())))
+            known = sorted(_KNOWN | set(_ALIASES) | {"client_kwargs"})
+            remedy = f"leave it out; s3fs's own options work with fs=s3fs.S3FileSystem({unknown[0]}=...)"
+            of_fsspec = set(unknown) <= configured.keys() - options.keys()
+            raise InputError(
+                "unknown storage option",
+                place="fsspec's configuration of s3 (FSSPEC_S3...)" if of_fsspec else "storage_options",
+                expected=", ".join(known),
+                found=", ".join(unknown),
+                remedy=did_you_mean(unknown[:1], known) or remedy,
+            )
         times = {name: given.pop(name) for name in list(given) if name in RETRY_NAMES}
         return cls(**given, retries=RetryOptions(**times))
 
@@ -162,17 +171,3 @@ def _parsed(name: str, value: Any) -> Any:
     if bool in kinds:
         return _BOOLEANS.get(str(value).lower(), value)
     return str(value) if str in kinds and isinstance(value, (int, float)) else value
-
-
-def _unknown(names: list[str], configured: list[str]) -> InputError:
-    """Return the error for options that do not exist, or that only s3fs has."""
-    known = sorted(_KNOWN | set(_ALIASES) | {"client_kwargs"})
-    remedy = f"leave it out; s3fs's own options work with fs=s3fs.S3FileSystem({names[0]}=...)"
-    remedy = did_you_mean(names[:1], known) or remedy
-    return InputError(
-        "unknown storage option",
-        place="fsspec's configuration of s3 (FSSPEC_S3...)" if configured == names else "storage_options",
-        expected=", ".join(known),
-        found=", ".join(names),
-        remedy=remedy,
-    )
