@@ -72,7 +72,10 @@ class S3File(RemoteFile):
                     if buffer is None:
                         refuse_too_large(self.size, max_bytes, self.url)
                         buffer = memoryview(bytearray(self.size))
-                    while count := body.readinto(buffer[filled : filled + _BYTES_PER_READ]):
+                    while filled < len(buffer):
+                        count = body.readinto(buffer[filled : filled + _BYTES_PER_READ])
+                        if not count:
+                            break
                         filled += count
                         count_traffic(num_bytes=count)
                         retries.progressed(count)
