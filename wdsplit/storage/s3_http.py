@@ -164,7 +164,8 @@ class S3Http:
 
     def _keep(self, request: Any, request_signer: Any, **_: Any) -> None:
         """Keep what `get` repeats."""
-        _thread.get = request, dict(request.headers), request_signer
+        if getattr(_thread, "is_first", False):
+            _thread.get = request, dict(request.headers), request_signer
 
     def _send(self, request: Any, **_: Any) -> Any:
         """Send a request of botocore in its place."""
@@ -211,8 +212,11 @@ class S3Http:
                 raise
             if answer is not None:
                 return answer
-        _thread.get = None
-        answer = first(Key=key, **{name.replace("-", ""): value for name, value in asked.items()})
+        _thread.get, _thread.is_first = None, True
+        try:
+            answer = first(Key=key, **{name.replace("-", ""): value for name, value in asked.items()})
+        finally:
+            _thread.is_first = False
         if _thread.get is not None:
             request, headers, signer = _thread.get
             bucket_url = request.url.removesuffix(_quoted(key))
