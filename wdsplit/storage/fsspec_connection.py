@@ -9,10 +9,10 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from wdsplit.errors import DatasetNotFoundError, InputError, MissingDependencyError, StorageError, WdsplitError
+from wdsplit.errors import InputError, MissingDependencyError, StorageError, WdsplitError
 from wdsplit.storage.given import GivenFileSystem
 from wdsplit.storage.retry import (
     Failure,
@@ -25,7 +25,7 @@ from wdsplit.storage.retry import (
     patience_s,
     transient_kind,
 )
-from wdsplit.storage.s3_errors import classify_s3, is_of_botocore
+from wdsplit.storage.s3_errors import classify_s3, gone, is_of_botocore
 from wdsplit.storage.traffic import count
 from wdsplit.urls import is_web, shown_url
 
@@ -33,9 +33,9 @@ __all__ = ["GONE_STATUS", "REFUSED_STATUS", "Connection", "file_system_class", "
 
 Answer = TypeVar("Answer")
 
-_EXTRAS = {"gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure", "hf": "hf"}
 _LEAST_S = 0.001
 """fsspec takes 0 for no limit."""
+_EXTRAS = {"gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure", "hf": "hf"}
 _EXTRAS |= {"http": "http", "https": "http", "memory": "http"}
 """The extra of wdsplit that installs what a scheme needs."""
 GONE_STATUS, REFUSED_STATUS, _BEYOND_END_STATUS = (404, 410), (401, 403), 416
@@ -55,53 +55,62 @@ _TRANSIENT_KINDS = frozenset(
 _PERMANENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError, ValueError, TypeError)
 
 
+@dataclass(frozen=True)
 class Connection:
     """Sends requests to a file system.
 
-    Args:
+    Attributes:
         url: A URL on it.
         options: Options of the file system.
         retries: How long to retry.
         given: The file system, if the caller has made it.
-
-    Attributes:
-        protocol: The URL's scheme.
-        is_web: Whether paths are whole, quoted URLs, which may have a query.
     """
 
-    def __init__(
-        self, url: str, options: Mapping[str, Any], retries: RetryOptions, given: GivenFileSystem | None = None
-    ) -> None:
-        self.protocol = url.partition("://")[0].lower()
-        self.is_web = is_web(url)
-        self._url = url
-        self._options = options
-        self._retries = retries
-        self._given = given
-        if given is None:
-            file_system_class(self.protocol, shown_url(url))
+    url: str
+    options: Mapping[str, Any]
+    retries: RetryOptions
+    given: GivenFileSystem | None = None
+
+    def __post_init__(self) -> None:
+        if self.given is None:
+            file_system_class(self.protocol, shown_url(self.url))
         _forget_loop_in_forks()
 
-    def with_deadline(self, deadline_s: float) -> Connection:
-        """Return a connection with this deadline in seconds, or its own if that is earlier."""
-        retries = replace(self._retries, deadline_s=min(deadline_s, self._retries.deadline_s))
-        return Connection(self._url, self._options, retries, self._given)
+    @property
+    def protocol(self) -> str:
+        """The URL's scheme."""
+        return self.url.partition("://")[0].lower()
+
+    @property
+    def is_web(self) -> bool:
+        """Whether paths are whole, quoted URLs, which may have a query."""
+        return is_web(self.url)
+
+    def with_short_deadline(self) -> Connection:
+        """Return a connection with a short deadline, for cleaning up after an error."""
+        return replace(self, retries=self.retries.shortened())
 
     def file_system(self) -> Any:
         """Return the file system; each process has its own, because connections cannot be shared."""
-        if self._given is not None:
-            return self._given.get()
-        kind = file_system_class(self.protocol, shown_url(self._url))
-        options = {**kind._get_kwargs_from_urls(self._url), **self._options}
+        if self.given is not None:
+            return self.given.get()
+        kind = file_system_class(self.protocol, shown_url(self.url))
+        options = {**kind._get_kwargs_from_urls(self.url), **self.options}
         if self.is_web:
-            options = _web_options(options, self._retries)
+            import aiohttp
+
+            times = {"sock_connect": self.retries.timeout_s, "sock_read": self.retries.timeout_s}
+            timeout = aiohttp.ClientTimeout(total=None, **times)
+            options["client_kwargs"] = {"timeout": timeout, **options.get("client_kwargs", {})}
+            # Ranges count uncompressed bytes.
+            options["headers"] = {"Accept-Encoding": "identity", **options.get("headers", {})}
         found = kind(**options)
         _kept.add(found)
         return found
 
     def path_of(self, place: str) -> str:
         """Return the file system's path for a URL."""
-        if self._given is not None:
+        if self.given is not None:
             return place if self.is_web else place.partition("://")[2]
         path: str = file_system_class(self.protocol, "")._strip_protocol(place)
         return path
@@ -130,7 +139,7 @@ class Connection:
 
     def attempt(self, action: Callable[[Any], Answer], url: str, details: str = "") -> Answer:
         """Call an action with the file system, and retry temporary failures."""
-        return attempt(lambda _: action(self.file_system()), _classify, Retries(self._retries, url, details))
+        return attempt(lambda _: action(self.file_system()), _classify, Retries(self.retries, url, details))
 
 
 async def _get(fs: Any, url: str, start: int, stop: int) -> tuple[bytes, int, str]:
@@ -201,26 +210,6 @@ def file_system_class(protocol: str, place: str) -> Any:
         ) from error
 
 
-def _web_options(options: Mapping[str, Any], retries: RetryOptions) -> dict[str, Any]:
-    """Return the options of fsspec's HTTP with timeouts and no compression: ranges count uncompressed bytes."""
-    import aiohttp
-
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=retries.timeout_s, sock_read=retries.timeout_s)
-    return {
-        **options,
-        "headers": {"Accept-Encoding": "identity", **options.get("headers", {})},
-        "client_kwargs": {"timeout": timeout, **options.get("client_kwargs", {})},
-    }
-
-
-def _cause(error: Exception) -> Exception:
-    """Return the cause of an error: fsspec raises FileNotFoundError for any failed request for a size."""
-    behind = error.__cause__
-    if isinstance(error, FileNotFoundError) and isinstance(behind, Exception):
-        return behind if status_of(behind) or _is_transient(behind) else error
-    return error
-
-
 def status_of(error: Exception) -> int:
     """Return the HTTP status of a failed request; 0 if there was no valid answer."""
     if any(type(each).__module__ == "aiohttp.http_exceptions" for each in (error, error.__cause__)):
@@ -236,23 +225,25 @@ def _classify(error: Exception, place: str, url: str) -> Failure | None:
     """Tell whether another attempt may succeed; our own errors are not retried."""
     if isinstance(error, WdsplitError):
         return None
-    error = _cause(error)
     for each in (error, error.__cause__):
         if is_of_botocore(each):
             return classify_s3(each, place, url)
+    behind = error.__cause__  # fsspec raises FileNotFoundError for any failed request for a size
+    if isinstance(error, FileNotFoundError) and isinstance(behind, Exception):
+        error = behind if status_of(behind) or _is_transient(behind) else error
     status = status_of(error)
-    name = f"status {status}" if status else type(error).__name__.lstrip("_")
+    name = f"status {status}" if status else type(error).__name__
     if not _is_transient(error):
-        return Failure(FailureKind.FINAL, name, _refused(error, place, url))
+        return Failure(FailureKind.FINAL, name, _refused(error, status, name, place, url))
     after = str((getattr(error, "headers", None) or {}).get("Retry-After", "")) if status else ""
-    return Failure(transient_kind(error), name, retry_after_s=parse_retry_after(after))
+    return Failure(transient_kind(error), name.lstrip("_"), retry_after_s=parse_retry_after(after))
 
 
 def _is_transient(error: Exception) -> bool:
     status = status_of(error)
     if status:
         return is_transient_status(status)
-    if isinstance(error, _PERMANENT) or str(error).startswith("Forbidden"):  # gcsfs raises an OSError of this text
+    if isinstance(error, _PERMANENT) or _is_forbidden(error):
         return False
     if isinstance(error, (OSError, TimeoutError)):
         return True
@@ -260,22 +251,19 @@ def _is_transient(error: Exception) -> bool:
     return bool(kinds & _TRANSIENT_KINDS) or any(name == "TimeoutError" for _, name in kinds)
 
 
-def _refused(error: Exception, place: str, url: str) -> WdsplitError:
+def _is_forbidden(error: Exception) -> bool:
+    """Tell whether access is forbidden; gcsfs raises an OSError of this text."""
+    return isinstance(error, PermissionError) or str(error).startswith("Forbidden")
+
+
+def _refused(error: Exception, status: int, found: str, place: str, url: str) -> WdsplitError:
     """Return our error for a permanent failure."""
-    status = status_of(error)
-    found = f"status {status}" if status else type(error).__name__
     if isinstance(error, NotImplementedError):
         return StorageError(
             "the file system is read-only", place, remedy="write to a local folder or another store", url=url
         )
     if status in GONE_STATUS or (not status and isinstance(error, FileNotFoundError)):
-        return DatasetNotFoundError(
-            "there is no such file",
-            place,
-            found=found,
-            remedy="check the URL; the dataset may be an incomplete copy",
-            url=url,
-        )
+        return gone("file", place, found, url)
     if isinstance(error, TypeError) and "argument" in str(error):
         return InputError(
             "unknown storage option",
@@ -283,8 +271,7 @@ def _refused(error: Exception, place: str, url: str) -> WdsplitError:
             expected="options of the file system, or of RetryOptions",
             found=str(error),
         )
-    if status in REFUSED_STATUS or isinstance(error, PermissionError) or str(error).startswith("Forbidden"):
+    remedy = "check the URL, the credentials and the storage options"
+    if status in REFUSED_STATUS or _is_forbidden(error):
         remedy = "check the credentials and what they allow, and that a signature has not expired"
-    else:
-        remedy = "check the URL, the credentials and the storage options"
     return StorageError("the store refused the request", place, found=found, remedy=remedy, url=url)

@@ -1,44 +1,37 @@
 """File systems that fsspec knows, as storages: gs://, az://, hf://, https:// and others, or any object passed as `fs=`.
 
-fsspec sends the requests, and `fsspec_connection` retries them. A short answer is never accepted as complete.
+fsspec sends the requests, and `fsspec_connection` retries them. A short answer is never accepted as complete. File
+objects of fsspec are not used: most of them commit an incomplete file when the block that writes it raises.
 """
 
 from __future__ import annotations
 
-import copy
 import functools
 import html
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import fields
-from typing import Any, TypeVar
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 from wdsplit.engines.local import in_order
 from wdsplit.errors import DatasetNotFoundError, InputError, StorageError
-from wdsplit.storage.fsspec_connection import (
-    GONE_STATUS,
-    REFUSED_STATUS,
-    Connection,
-    status_of,
-)
-from wdsplit.storage.fsspec_writing import GatheredFile, gathered
+from wdsplit.storage.fsspec_connection import GONE_STATUS, REFUSED_STATUS, Connection, status_of
 from wdsplit.storage.given import FS_OPTION
-from wdsplit.storage.interface import IsFolderError, refuse_too_large
-from wdsplit.storage.local import is_temporary
+from wdsplit.storage.interface import IsFolderError, PendingFile, refuse_too_large
+from wdsplit.storage.local import LocalStorage, is_temporary, temporary_name
+from wdsplit.storage.local_file import translate_errors
 from wdsplit.storage.remote_file import RemoteFile
-from wdsplit.storage.remote_lock import remote_lock
-from wdsplit.storage.retry import SHORT_DEADLINE_S, RetryOptions, UnfitAnswerError
+from wdsplit.storage.remote_storage import RemoteStorage
+from wdsplit.storage.retry import RETRY_NAMES, RetryOptions, UnfitAnswerError
 from wdsplit.urls import joined_url, shown_url
 
 __all__ = ["FsspecFile", "FsspecStorage"]
 
-Answer = TypeVar("Answer")
-
 logger = logging.getLogger(__name__)
 
-_MAX_NAMES_SHOWN = 5
 _THREADS = 16
 _MAX_REQUEST_BYTES = 16 * 1024**2
 """A larger range is read by several requests: only a failed one is sent again."""
@@ -47,9 +40,11 @@ _MAX_BYTES_WITHOUT_SIZE = 1024**3
 _UNLISTED_STATUS = (*GONE_STATUS, *REFUSED_STATUS, 405)
 _VERSIONS = ("ETag", "etag", "generation", "blob_id", "md5Hash", "Last-Modified", "last_modified", "updated", "created")
 """The names that file systems have for an object's version; the most reliable first."""
+_ONE_COMMIT = frozenset({"abfs", "abfss", "az", "gcs", "gs", "oss", "s3", "s3a"})
+"""Object stores, where an uploaded file appears only when it is complete; a rename would copy it."""
 
 
-class FsspecStorage:
+class FsspecStorage(RemoteStorage):
     """A folder on a file system of fsspec.
 
     Args:
@@ -61,16 +56,12 @@ class FsspecStorage:
         MissingDependencyError: Its library is not installed.
     """
 
-    is_remote = True
-    has_latency = True
-
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
         if options is not None and not isinstance(options, Mapping):
             raise InputError("invalid storage_options", expected="a dict", found=type(options).__name__)
         options = dict(options or {})
-        names = {each.name for each in fields(RetryOptions)}
-        retries = RetryOptions(**{name: options.pop(name) for name in names & options.keys()})
-        self._connection = Connection(url, options, retries, options.pop(FS_OPTION, None))
+        retries = RetryOptions(**{name: options.pop(name) for name in RETRY_NAMES & options.keys()})
+        super().__init__(Connection(url, options, retries, options.pop(FS_OPTION, None)))
         self._folder = url
 
     @property
@@ -78,60 +69,67 @@ class FsspecStorage:
         """The folder's URL, without secrets."""
         return shown_url(self._folder).rstrip("/")
 
-    def read(self, path: str, max_bytes: int | None = None) -> bytes:
-        """Return the bytes of a file; refuse one of more than `max_bytes`."""
-        return self.open(path).read_whole(max_bytes)
-
     def open(self, path: str, size: int | None = None) -> FsspecFile:
         """Open a file for reading; sends no request yet."""
-        return FsspecFile(
-            self._connection, joined_url(self._folder, path), f"{self.url}/{path}" if path else self.url, size
-        )
-
-    def size(self, path: str) -> int | None:
-        """Return the size of a file in bytes, or None if there is none."""
-        try:
-            return self.open(path).size
-        except (DatasetNotFoundError, IsFolderError):
-            return None
+        url = f"{self.url}/{path}" if path else self.url
+        return FsspecFile(self._client, joined_url(self._folder, path), url, size)
 
     def list(self, path: str = "") -> list[str]:
         """Return the names in a folder, sorted; on an http(s) server, the links of the folder's page."""
-        return sorted(self._entries(path))
+        return sorted(self._listed(path))
 
-    def _entries(self, path: str) -> dict[str, int | None]:
-        """Return the names in a folder, with the sizes of files if the listing has them, else None."""
+    def entries(self, path: str) -> dict[str, int | None]:
+        """Return the names in a folder, with the sizes of files in bytes; None for folders."""
+        entries = self._listed(path)
+        if self._client.is_web:  # a page of links has no sizes
+            found = in_order(lambda name: self.size(f"{path}/{name}" if path else name), list(entries), _THREADS)
+            entries = dict(zip(entries, found, strict=True))
+        return entries
+
+    def _listed(self, path: str) -> dict[str, int | None]:
+        """Return the names in a folder, with the sizes that the list has."""
         place = joined_url(self._folder, path)
         try:
-            found = self._connection.attempt(functools.partial(_listed, self._connection, place), f"{self.url}/{path}")
+            found = self._client.attempt(functools.partial(_listed, self._client, place), f"{self.url}/{path}")
         except DatasetNotFoundError:
             return {}
-        own, is_web = self._connection.path_of(place).rstrip("/"), self._connection.is_web
+        own, is_web = self._client.path_of(place).rstrip("/"), self._client.is_web
         entries = {
             _name_below(entry["name"], own, is_web): entry["size"] if entry["type"] == "file" else None
             for entry in found
         }
-        return {name: entries[name] for name in entries if name}
-
-    def sizes(self, path: str = "") -> dict[str, int]:
-        """Return the names of the files in a folder, and their sizes in bytes."""
-        entries = self._entries(path)
-        if self._connection.is_web:  # a page of links has no sizes
-            below, names = f"{path}/" if path else "", list(entries)
-            found = in_order(lambda name: self.size(f"{below}{name}"), names, _THREADS)
-            entries = dict(zip(names, found, strict=True))
-        return {name: size for name, size in sorted(entries.items()) if size is not None}
-
-    def describe_contents(self) -> str:
-        """Return the first names in the folder, or say that none are listed."""
-        return ", ".join(self.list()[:_MAX_NAMES_SHOWN]) or "no list of files"
+        entries.pop("", None)
+        return entries
 
     @contextmanager
-    def publish(self, path: str, durable: bool = False) -> Iterator[GatheredFile]:
-        """Write a file to the local disk, and upload it when the block ends; uploaded files are durable."""
-        with gathered() as file:
-            yield file
-            file.send(self._connection, joined_url(self._folder, path), f"{self.url}/{path}")
+    def publish(self, path: str, durable: bool = False) -> Iterator[PendingFile]:
+        """Write a file to the local disk (TMPDIR), and upload it when the block ends; uploaded files are durable."""
+        with translate_errors(Path(tempfile.gettempdir()), writing=True):
+            folder = tempfile.TemporaryDirectory(prefix="wdsplit-")
+        with folder:
+            local = LocalStorage(folder.name)
+            with local.publish("file") as file:
+                yield file
+            send = functools.partial(self._send, local.root / "file", joined_url(self._folder, path))
+            self._client.attempt(send, f"{self.url}/{path}")
+
+    def _send(self, local: Path, place: str, fs: Any) -> None:
+        path = self._client.path_of(place)
+        if self._client.protocol in _ONE_COMMIT and fs.async_impl:  # others copy through file objects
+            fs.put_file(str(local), path)
+        else:
+            _put_and_rename(fs, str(local), path)
+        fs.invalidate_cache()
+        expected, found = local.stat().st_size, fs.info(path)["size"]
+        if found != expected:
+            raise StorageError(
+                "a file in the store does not have the size that was sent",
+                place=shown_url(place),
+                expected=f"{expected} bytes",
+                found=f"{found} bytes",
+                remedy="continue with --resume, and run one conversion at a time per output",
+                url=shown_url(place),
+            )
 
     def remove(self, *paths: str) -> None:
         """Remove files, and folders with their contents."""
@@ -139,23 +137,34 @@ class FsspecStorage:
             pass
 
     def _remove(self, path: str) -> None:
-        place = joined_url(self._folder, path)
-        self._connection.attempt(functools.partial(_removed, self._connection.path_of(place)), f"{self.url}/{path}")
+        place = self._client.path_of(joined_url(self._folder, path))
+
+        def remove(fs: Any) -> None:
+            fs.invalidate_cache()
+            with suppress(FileNotFoundError):
+                fs.rm(place, recursive=True)
+
+        self._client.attempt(remove, f"{self.url}/{path}")
 
     def remove_temporary(self, path: str = "") -> None:
         """Remove the temporary files that killed attempts have left."""
         below = f"{path}/" if path else ""
         self.remove(*(f"{below}{name}" for name in self.list(path) if is_temporary(name)))
 
-    def lock(self, path: str) -> AbstractContextManager[None]:
-        """Lock out other processes of this user on this machine."""
-        return remote_lock(self.url, path)
 
-    def with_short_deadline(self) -> FsspecStorage:
-        """Return the same folder with a short deadline for requests."""
-        storage = copy.copy(self)
-        storage._connection = self._connection.with_deadline(SHORT_DEADLINE_S)
-        return storage
+def _put_and_rename(fs: Any, local: str, path: str) -> None:
+    """Write to a temporary name beside the path; rename it on success, else remove it."""
+    folder, separator, name = path.rpartition("/")
+    temporary = f"{folder}{separator}{temporary_name(name)}"
+    if folder:
+        fs.makedirs(folder, exist_ok=True)
+    try:
+        fs.put_file(local, temporary)
+        fs.mv(temporary, path)
+    except BaseException:
+        with suppress(Exception):
+            fs.rm_file(temporary)
+        raise
 
 
 class FsspecFile(RemoteFile):
@@ -168,18 +177,16 @@ class FsspecFile(RemoteFile):
         size: Its size in bytes, if known.
     """
 
+    _client: Connection
+
     def __init__(self, connection: Connection, place: str, url: str, size: int | None = None) -> None:
-        super().__init__(url, size)
-        self._connection = connection
+        super().__init__(connection, url, size)
         self._url = place
 
-    def _attempt(self, action: Callable[[], Answer]) -> Answer:
-        return self._connection.attempt(lambda _: action(), self.url)
-
     def _look(self) -> tuple[int, str]:
-        fs = self._connection.file_system()
+        fs = self._client.file_system()
         fs.invalidate_cache()
-        info = fs.info(self._connection.path_of(self._url), **self._connection.limits(fs))
+        info = fs.info(self._client.path_of(self._url), **self._client.limits(fs))
         if info.get("type") == "directory":
             raise IsFolderError("not a file", place=self.url, expected="a file", found="a folder", url=self.url)
         if info.get("size") is None:
@@ -196,9 +203,7 @@ class FsspecFile(RemoteFile):
         """Return the bytes at an offset."""
         if num_bytes <= _MAX_REQUEST_BYTES:
             return self._piece(offset, offset + num_bytes)
-        data = bytearray(num_bytes)
-        self.read_into(memoryview(data), offset)
-        return bytes(data)
+        return super().read(offset, num_bytes)
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
         """Fill a buffer with the bytes at an offset."""
@@ -209,7 +214,7 @@ class FsspecFile(RemoteFile):
     def read_whole(self, max_bytes: int | None = None) -> bytes:
         """Return the whole file; by one request if `max_bytes` is small."""
         if self._size is None and max_bytes is not None and max_bytes < _MAX_BYTES_WITHOUT_SIZE:
-            data = self._connection.attempt(lambda fs: self._up_to(fs, max_bytes + 1), self.url)
+            data = self._client.attempt(lambda fs: self._up_to(fs, max_bytes + 1), self.url)
             if len(data) <= max_bytes:
                 return data
         refuse_too_large(self.size, max_bytes, self.url)
@@ -222,9 +227,7 @@ class FsspecFile(RemoteFile):
         # After the first byte, the size is needed: it identifies the answer of a server that ignores ranges.
         if (start or self._size is not None) and stop > self.size:
             raise self._shorter(stop, self.size)
-        return self._connection.attempt(
-            lambda fs: self._range(fs, start, stop), self.url, f"bytes {start} to {stop - 1}"
-        )
+        return self._client.attempt(lambda fs: self._range(fs, start, stop), self.url, f"bytes {start} to {stop - 1}")
 
     def _answer(self, fs: Any, start: int, stop: int, needed: int | None = None) -> tuple[bytes, int]:
         """Request a range and check the answer; return its bytes, and how many precede the range.
@@ -235,7 +238,7 @@ class FsspecFile(RemoteFile):
             stop: The byte after the last.
             needed: How far the file must reach, if that is known.
         """
-        data, status, content_range = self._connection.get(fs, self._url, start, stop)
+        data, status, content_range = self._client.get(fs, self._url, start, stop)
         if not content_range and self._size is None:  # the server ignores ranges, or this is no file
             self._size, self._version = self._look()
         return data, self._place(start, needed, status, content_range, len(data))
@@ -257,17 +260,13 @@ class FsspecFile(RemoteFile):
         return data
 
 
-def _removed(path: str, fs: Any) -> None:
-    fs.invalidate_cache()
-    with suppress(FileNotFoundError):
-        fs.rm(path, recursive=True)
-
-
 def _listed(connection: Connection, place: str, fs: Any) -> list[dict[str, Any]]:
     """Return the entries of a folder, as from fsspec's `ls`; none if an http(s) server does not list it."""
     fs.invalidate_cache()
-    base, mark, query = connection.path_of(place).partition("?") if connection.is_web else (place, "", "")
-    folder = f"{base.rstrip('/')}/{mark}{query}" if connection.is_web else connection.path_of(place)
+    folder = connection.path_of(place)
+    if connection.is_web:
+        base, mark, query = folder.partition("?")
+        folder = f"{base.rstrip('/')}/{mark}{query}"
     try:
         found: list[dict[str, Any]] = fs.ls(folder, detail=True, **connection.limits(fs))
         return found

@@ -8,11 +8,10 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from wdsplit.errors import InputError, MissingDependencyError
-from wdsplit.storage.retry import RetryOptions
+from wdsplit.storage.retry import RETRY_NAMES
 from wdsplit.urls import shown_url
 
 if TYPE_CHECKING:
@@ -144,12 +143,8 @@ def divided_options(
     """Return the storage options of inputs and output: if one has a file system, the store's go only to the other."""
     if (fs is None) == (input_fs is None) or not isinstance(storage_options, Mapping):
         return storage_options, storage_options
-    retries = {name: value for name, value in storage_options.items() if name in _retry_names()}
+    retries = {name: value for name, value in storage_options.items() if name in RETRY_NAMES}
     return (storage_options, retries) if input_fs is None else (retries, storage_options)
-
-
-def _retry_names() -> set[str]:
-    return {each.name for each in fields(RetryOptions)}
 
 
 def _is(fs: object, module: str, name: str) -> bool:
@@ -187,11 +182,11 @@ def _check(fs: Any, storage_options: Mapping[str, Any] | None) -> None:
         raise InputError("invalid fs", expected="a file system made with asynchronous=False", found="asynchronous=True")
     if not isinstance(storage_options, Mapping | None):
         raise InputError("invalid storage_options", expected="a dict", found=type(storage_options).__name__)
-    others = sorted(map(str, set(storage_options or {}) - _retry_names()))
+    others = sorted(map(str, set(storage_options or {}) - RETRY_NAMES))
     if others:
         raise InputError(
             "storage options that fs= already decides",
-            expected=f"with fs=, only {', '.join(sorted(_retry_names()))}",
+            expected=f"with fs=, only {', '.join(sorted(RETRY_NAMES))}",
             found=", ".join(others),
             remedy=f"pass them to {type(fs).__name__}(...), or leave fs= out",
         )

@@ -1,6 +1,6 @@
 """The interface of storages: a folder of named objects, and the files in it.
 
-Only protocols, and the check and the error that implementations share.
+Only protocols, and the errors that implementations share.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Protocol
 
 from wdsplit.errors import CorruptDataError, StorageError
 
-__all__ = ["IsFolderError", "PendingFile", "ReadableFile", "ReadableStorage", "Storage", "refuse_too_large"]
+__all__ = ["IsFolderError", "PendingFile", "ReadableFile", "ReadableStorage", "Storage", "refuse_too_large", "replaced"]
 
 
 class IsFolderError(StorageError):
@@ -137,3 +137,15 @@ def refuse_too_large(size: int, max_bytes: int | None, url: str) -> None:
             remedy="the file was changed: copy the dataset again",
             url=url,
         )
+
+
+def replaced(url: str, expected: str, found: str) -> CorruptDataError:
+    """Return the error for a file whose version is no longer the expected one."""
+    return CorruptDataError(
+        "a file was replaced while it was read",
+        place=url,
+        expected=expected,
+        found=found,
+        remedy="write new data to another place, and start again",
+        url=url,
+    )

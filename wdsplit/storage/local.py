@@ -16,12 +16,11 @@ import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 
 from wdsplit.errors import InputError, StorageError
 from wdsplit.storage.interface import PendingFile, refuse_too_large
 from wdsplit.storage.local_file import LocalFile, ReopenedFile, translate_errors
-from wdsplit.storage.locks import open_locked
+from wdsplit.storage.locks import leads_to, open_locked
 from wdsplit.storage.mounts import is_network_mount
 from wdsplit.storage.network import NetworkFile
 from wdsplit.urls import shown_url
@@ -29,6 +28,7 @@ from wdsplit.urls import shown_url
 __all__ = ["LocalStorage", "is_temporary", "local_path", "temporary_name", "write_whole"]
 
 _IOV_MAX = 1024
+_CREATING = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _MAX_REMOVALS = 20
 _MAX_NAMES_SHOWN = 5
 _TEMPORARY = re.compile(r"^\..+\.\d+-\d+(-[0-9a-f]{16})?\.tmp$")
@@ -136,12 +136,23 @@ class LocalStorage:
         """Write to a temporary name beside `path`; rename it on success, else remove it."""
         final = self.root / path
         temporary = final.with_name(temporary_name(final.name))
-        with translate_errors(final, writing=True), _NewFile(temporary) as file:
-            yield file
-            if durable:
-                os.fsync(file.fd)
-            os.close(os.dup(file.fd))  # network file systems may report write errors only here
-            file.rename(final)
+        with translate_errors(final, writing=True):
+            try:
+                fd = os.open(temporary, _CREATING, 0o666)
+            except FileNotFoundError:
+                temporary.parent.mkdir(parents=True, exist_ok=True)
+                fd = os.open(temporary, _CREATING, 0o666)
+            try:
+                yield _NewFile(fd)
+                if durable:
+                    os.fsync(fd)
+                os.close(os.dup(fd))  # network file systems may report write errors only here
+                _rename(temporary, final, fd)
+            except BaseException:
+                os.close(fd)
+                temporary.unlink(missing_ok=True)
+                raise
+            os.close(fd)
 
     def remove(self, *paths: str) -> None:
         """Remove files, and folders with their contents."""
@@ -207,37 +218,27 @@ def _remove(target: Path) -> None:
                     raise
 
 
+def _rename(temporary: Path, final: Path, fd: int) -> None:
+    """Give a new file its final name.
+
+    NFS may report that a successful rename failed: if its answer was lost, the request is sent twice (rename(2)).
+    """
+    try:
+        os.replace(temporary, final)
+    except FileNotFoundError:
+        if not leads_to(final, fd):
+            raise
+
+
 class _NewFile:
-    """A file with a temporary name; removed when the block ends, unless it was renamed."""
+    """A file that is being written.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._is_renamed = False
+    Args:
+        fd: Its descriptor.
+    """
 
-    def __enter__(self) -> _NewFile:
-        try:
-            self.fd = _create(self.path)
-        except FileNotFoundError:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.fd = _create(self.path)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        os.close(self.fd)
-        if not self._is_renamed:
-            self.path.unlink(missing_ok=True)
-
-    def rename(self, final: Path) -> None:
-        """Give the file its final name.
-
-        NFS may report that a successful rename failed: if its answer was lost, the request is sent twice (rename(2)).
-        """
-        try:
-            os.replace(self.path, final)
-        except FileNotFoundError:
-            if not final.exists() or not os.path.samestat(final.stat(), os.fstat(self.fd)):
-                raise
-        self._is_renamed = True
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
 
     def write(self, pieces: Sequence[memoryview | bytes]) -> None:
         """Append the pieces, even if the system accepts only a few bytes at a time."""
@@ -250,7 +251,3 @@ class _NewFile:
                     del left[0]
                 if left and written:
                     left[0] = left[0][written:]
-
-
-def _create(path: Path) -> int:
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)

@@ -10,13 +10,13 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, StorageError, UnansweredError
+from wdsplit.storage.interface import replaced
 
-__all__ = ["TRANSIENT_ERRNOS", "FileVersion", "LocalFile", "ReopenedFile", "replaced", "translate_errors"]
+__all__ = ["TRANSIENT_ERRNOS", "LocalFile", "ReopenedFile", "translate_errors"]
 
 TRANSIENT_ERRNOS = frozenset(
     {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH}
@@ -40,6 +40,7 @@ class LocalFile:
 
     Attributes:
         size: Its size in bytes.
+        version: A mark that changes when the file is changed or replaced.
     """
 
     is_remote = False
@@ -64,17 +65,12 @@ class LocalFile:
                 url=str(path),
             )
         self.size = status.st_size
-        self._version = FileVersion.of(status)
+        self.version = version_of(status)
 
     def __del__(self) -> None:
         if hasattr(self, "_fd"):
             with suppress(OSError):  # of a file system that is gone
                 os.close(self._fd)
-
-    @property
-    def version(self) -> str:
-        """A mark that changes when the file is changed or replaced."""
-        return str(self._version)
 
     def read(self, offset: int, num_bytes: int) -> bytes:
         """Return the bytes at an offset, even if the system returns only a few at a time."""
@@ -82,17 +78,12 @@ class LocalFile:
             data = os.pread(self._fd, num_bytes, offset)
         except OSError:
             data = b""
-        return data if len(data) == num_bytes else self._all(offset, num_bytes, data)
-
-    def _all(self, offset: int, num_bytes: int, data: bytes) -> bytes:
-        """Return the bytes at an offset, the first of which are in `data`."""
-        with translate_errors(self._path):
-            while len(data) < num_bytes:
-                more = os.pread(self._fd, num_bytes - len(data), offset + len(data))
-                if not more:
-                    raise self._too_short(offset + num_bytes, offset + len(data))
-                data += more
-        return data
+        if len(data) == num_bytes:
+            return data
+        filled = bytearray(num_bytes)
+        filled[: len(data)] = data
+        self._fill(memoryview(filled), offset, len(data))
+        return bytes(filled)
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
         """Fill a buffer with the bytes at an offset, even if the system returns only a few at a time."""
@@ -109,18 +100,15 @@ class LocalFile:
             while filled < len(buffer):
                 count = os.preadv(self._fd, [buffer[filled:]], offset + filled)
                 if not count:
-                    raise self._too_short(offset + len(buffer), offset + filled)
+                    raise CorruptDataError(
+                        "a file became shorter while it was read",
+                        place=str(self._path),
+                        expected=f"at least {offset + len(buffer)} bytes",
+                        found=f"{offset + filled} bytes",
+                        remedy="the file was truncated: copy it again",
+                        url=str(self._path),
+                    )
                 filled += count
-
-    def _too_short(self, expected: int, found: int) -> CorruptDataError:
-        return CorruptDataError(
-            "a file became shorter while it was read",
-            place=str(self._path),
-            expected=f"at least {expected} bytes",
-            found=f"{found} bytes",
-            remedy="the file was truncated: copy it again",
-            url=str(self._path),
-        )
 
     def expect(self, offset: int, num_bytes: int) -> None:
         """Let the system read ahead, where it supports that."""
@@ -147,17 +135,13 @@ class ReopenedFile:
 
     Attributes:
         size: Its size in bytes.
+        version: A mark that changes when the file is changed or replaced.
         is_remote: Whether it is on a network file system.
     """
 
     def __init__(self, file: LocalFile) -> None:
-        self._path, self._kind, self._version = file._path, type(file), file._version
-        self.size, self.is_remote = file.size, file.is_remote
-
-    @property
-    def version(self) -> str:
-        """A mark that changes when the file is changed or replaced."""
-        return str(self._version)
+        self._path, self._kind = file._path, type(file)
+        self.size, self.version, self.is_remote = file.size, file.version, file.is_remote
 
     def read(self, offset: int, num_bytes: int) -> bytes:
         """Return the bytes at an offset."""
@@ -173,36 +157,14 @@ class ReopenedFile:
 
     def _reopened(self) -> LocalFile:
         file = self._kind(self._path)
-        if file._version != self._version:
-            raise replaced(self._path, self._version, file._version)
+        if file.version != self.version:
+            raise replaced(str(self._path), self.version, file.version)
         return file
 
 
-class FileVersion(NamedTuple):
-    """A mark that changes when a file is replaced; without the inode number, which may change with the mount."""
-
-    num_bytes: int
-    modified_ns: int
-
-    @classmethod
-    def of(cls, status: os.stat_result) -> FileVersion:
-        """Return the version of the file with this status."""
-        return cls(status.st_size, status.st_mtime_ns)
-
-    def __str__(self) -> str:
-        return f"{self.num_bytes} bytes, written {np.datetime64(self.modified_ns, 'ns')} UTC"
-
-
-def replaced(path: Path, expected: FileVersion, found: FileVersion) -> CorruptDataError:
-    """Return the error for a file that was replaced after it was opened."""
-    return CorruptDataError(
-        "a file was replaced while it was read",
-        place=str(path),
-        expected=str(expected),
-        found=str(found),
-        remedy="write new data to another place, and start again",
-        url=str(path),
-    )
+def version_of(status: os.stat_result) -> str:
+    """Return a mark that changes when a file is replaced; without the inode number, which may change with the mount."""
+    return f"{status.st_size} bytes, written {np.datetime64(status.st_mtime_ns, 'ns')} UTC"
 
 
 @contextmanager

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from wdsplit.errors import StorageError
-from wdsplit.storage.local_file import TRANSIENT_ERRNOS, FileVersion, LocalFile, replaced
+from wdsplit.storage.interface import replaced
+from wdsplit.storage.local_file import TRANSIENT_ERRNOS, LocalFile, version_of
 from wdsplit.storage.retry import Failure, FailureKind, Retries, RetryOptions, attempt
 from wdsplit.storage.traffic import count
 
@@ -56,13 +57,13 @@ class NetworkFile(LocalFile):
         with suppress(OSError):
             fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             try:
-                found = FileVersion.of(os.fstat(fd))
-                if found == self._version:
+                found = version_of(os.fstat(fd))
+                if found == self.version:
                     os.dup2(fd, self._fd, inheritable=False)
             finally:
                 os.close(fd)
-            if found != self._version:
-                raise replaced(self._path, self._version, found)
+            if found != self.version:
+                raise replaced(str(self._path), self.version, found)
 
 
 def _classify(error: Exception, place: str, url: str) -> Failure | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from wdsplit.errors import InputError
 from wdsplit.storage.given import FS_OPTION
-from wdsplit.storage.interface import ReadableStorage, Storage
+from wdsplit.storage.interface import Storage
 from wdsplit.storage.local import LocalStorage
 from wdsplit.urls import is_web, shown_url
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from wdsplit.storage.s3 import S3Storage
     from wdsplit.storage.s3_file import S3File
 
-__all__ = ["is_remote", "open_object", "open_readable_storage", "open_storage"]
+__all__ = ["is_remote", "open_object", "open_readable_storage", "open_remote_storage", "open_storage"]
 
 
 def open_storage(url: str, options: Mapping[str, Any] | None = None) -> Storage:
@@ -39,15 +39,13 @@ def open_storage(url: str, options: Mapping[str, Any] | None = None) -> Storage:
             expected="a local folder, s3://bucket/folder, or a URL of another file system of fsspec to write to",
             remedy="write to a local folder, and copy it with the tools of your store",
         )
-    return _storage(url, options)
+    return open_readable_storage(url, options)
 
 
-def open_readable_storage(url: str, options: Mapping[str, Any] | None = None) -> ReadableStorage:
+def open_readable_storage(
+    url: str, options: Mapping[str, Any] | None = None
+) -> LocalStorage | S3Storage | FsspecStorage:
     """Return the storage that a URL or a path names, for reading; arguments and errors as for `open_storage`."""
-    return _storage(url, options)
-
-
-def _storage(url: str, options: Mapping[str, Any] | None) -> LocalStorage | S3Storage | FsspecStorage:
     scheme, separator, rest = url.partition("://")
     if not separator:
         return LocalStorage(url)
@@ -67,6 +65,13 @@ def _storage(url: str, options: Mapping[str, Any] | None) -> LocalStorage | S3St
     return FsspecStorage(url, options)
 
 
+def open_remote_storage(url: str, options: Mapping[str, Any] | None = None) -> S3Storage | FsspecStorage:
+    """Return the storage of a URL in a remote store, for reading; arguments and errors as for `open_storage`."""
+    storage = open_readable_storage(url, options)
+    assert not isinstance(storage, LocalStorage)
+    return storage
+
+
 def is_remote(url: str) -> bool:
     """Tell whether a URL or a path names something in a remote store."""
     scheme, separator, _ = url.partition("://")
@@ -79,6 +84,4 @@ def open_object(url: str, options: Mapping[str, Any] | None = None, size: int | 
     Nothing is requested yet. An object of another size than `size` is refused when it is read.
     """
     folder, _, name = url.rpartition("/") if url.lower().startswith("s3://") else (url, "", "")
-    storage = _storage(folder, options)
-    assert not isinstance(storage, LocalStorage)
-    return storage.open(name, size)
+    return open_remote_storage(folder, options).open(name, size)

@@ -18,9 +18,10 @@ from typing import Any
 import braceexpand
 
 from wdsplit.errors import DatasetNotFoundError, InputError
-from wdsplit.storage.interface import IsFolderError, ReadableStorage
+from wdsplit.storage.interface import IsFolderError
 from wdsplit.storage.local import local_path
-from wdsplit.storage.opening import is_remote, open_object, open_readable_storage
+from wdsplit.storage.opening import is_remote, open_object, open_remote_storage
+from wdsplit.storage.remote_storage import RemoteStorage
 from wdsplit.urls import is_web, joined_url, shown_url
 
 __all__ = ["Disk", "Store", "finds", "has_magic", "names_tar", "patterns", "place_of"]
@@ -173,12 +174,12 @@ class Store:
 
     def is_folder(self, path: str) -> bool:
         """Tell whether a path leads to a folder."""
-        return not self.is_file(path) and bool(open_readable_storage(path, self._options).list())
+        return not self.is_file(path) and bool(open_remote_storage(path, self._options).list())
 
     def matched(self, pattern: str) -> list[tuple[str, bool]]:
         """Return the paths that a glob matches, as `glob.glob` does, and whether each is a folder."""
         fixed, parts = _fixed_folder(pattern)
-        storage = open_readable_storage(fixed, self._options)
+        storage = open_remote_storage(fixed, self._options)
         return [(joined_url(fixed, path), is_folder) for path, is_folder in _globbed(storage, "", parts)]
 
     def below(self, folder: str) -> Iterator[str]:
@@ -189,7 +190,7 @@ class Store:
 
     def listed(self, folder: str) -> Iterator[tuple[str, Mapping[str, int | None]]]:
         """Yield a folder and those below it, as `Disk.listed` does, but with the sizes of files."""
-        return _listed(open_readable_storage(folder, self._options), "")
+        return _listed(open_remote_storage(folder, self._options), "")
 
 
 def place_of(argument: str, storage_options: Mapping[str, Any] | None) -> Disk | Store:
@@ -207,41 +208,31 @@ def _fixed_folder(pattern: str) -> tuple[str, list[str]]:
     return f"{scheme}://{'/'.join(parts[:first])}{mark}{query}", parts[first:]
 
 
-def _globbed(storage: ReadableStorage, folder: str, parts: Sequence[str]) -> Iterator[tuple[str, bool]]:
+def _globbed(storage: RemoteStorage, folder: str, parts: Sequence[str]) -> Iterator[tuple[str, bool]]:
     """Yield the paths that match the parts of a pattern below a folder, and whether each is a folder."""
     part, rest = parts[0], parts[1:]
     if part == "**" and rest:
         yield from _globbed(storage, folder, rest)
-        for name in _names(storage, folder)[1]:
-            if not name.startswith("."):
+        for name, size in sorted(storage.entries(folder.rstrip("/")).items()):
+            if size is None and _is_visible(name):
                 yield from _globbed(storage, f"{folder}{name}/", parts)
     elif rest and not glob.has_magic(part):
         yield from _globbed(storage, f"{folder}{part}/", rest)
     else:
-        files, folders = _names(storage, folder)
-        for is_folder, names in enumerate((files, folders)):
-            names = [name for name in fnmatch.filter(names, part) if part.startswith(".") or not name.startswith(".")]
-            for name in names:
+        for name, size in sorted(storage.entries(folder.rstrip("/")).items()):
+            if fnmatch.fnmatch(name, part) and (part.startswith(".") or _is_visible(name)):
                 if not rest:
-                    yield f"{folder}{name}", bool(is_folder)
-                elif is_folder:
+                    yield f"{folder}{name}", size is None
+                elif size is None:
                     yield from _globbed(storage, f"{folder}{name}/", rest)
 
 
-def _listed(storage: ReadableStorage, folder: str) -> Iterator[tuple[str, dict[str, int | None]]]:
-    sizes = storage.sizes(folder)
-    folders = [name for name in storage.list(folder) if name not in sizes]
-    hidden = [name for name in folders if not _is_visible(name)]
-    yield folder, {name: sizes.get(name) for name in sorted([*sizes, *hidden])}
+def _listed(storage: RemoteStorage, folder: str) -> Iterator[tuple[str, dict[str, int | None]]]:
+    entries = dict(sorted(storage.entries(folder).items()))
+    folders = dict.fromkeys(name for name, size in entries.items() if size is None and _is_visible(name))
+    yield folder, {name: size for name, size in entries.items() if name not in folders}
     for name in folders:
-        if _is_visible(name):
-            yield from _listed(storage, f"{folder}/{name}" if folder else name)
-
-
-def _names(storage: ReadableStorage, folder: str) -> tuple[list[str], list[str]]:
-    """Return the names of the files and of the folders in a folder."""
-    files = storage.sizes(folder.rstrip("/"))
-    return sorted(files), [name for name in storage.list(folder.rstrip("/")) if name not in files]
+        yield from _listed(storage, f"{folder}/{name}" if folder else name)
 
 
 def patterns(place: Disk | Store) -> list[str]:

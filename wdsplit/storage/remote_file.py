@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import TypeVar
+from abc import ABC, abstractmethod
+from typing import Any
 
 from wdsplit.errors import CorruptDataError
+from wdsplit.storage.interface import replaced
 from wdsplit.storage.retry import UnfitAnswerError
 
 __all__ = ["RemoteFile"]
-
-Answer = TypeVar("Answer")
 
 _PART_STATUS = 206
 _RANGE = re.compile(r"bytes ([0-9]+)-([0-9]+)/([0-9]+|\*)")
 
 
-class RemoteFile:
+class RemoteFile(ABC):
     """A file of a remote store that is open for reading. It sends no request before one is needed.
 
     Args:
+        client: Sends requests.
         url: Its URL in messages.
         size: Its size in bytes, if known; a file of another size is refused.
     """
@@ -29,7 +29,8 @@ class RemoteFile:
     keeps_version = False
     """Whether all reads are of the version that the first answer had."""
 
-    def __init__(self, url: str, size: int | None = None) -> None:
+    def __init__(self, client: Any, url: str, size: int | None = None) -> None:
+        self._client = client
         self.url = url
         self._size = size
         self._version: str | None = None
@@ -48,30 +49,32 @@ class RemoteFile:
             self._ask()
         return self._version or ""
 
+    def read(self, offset: int, num_bytes: int) -> bytes:
+        """Return the bytes at an offset."""
+        data = bytearray(num_bytes)
+        self.read_into(memoryview(data), offset)
+        return bytes(data)
+
+    @abstractmethod
     def read_into(self, buffer: memoryview, offset: int) -> None:
         """Fill a buffer with the bytes at an offset."""
-        raise NotImplementedError
 
+    @abstractmethod
     def read_whole(self, max_bytes: int | None = None) -> bytes:
         """Return the whole file; refuse one of more than `max_bytes` bytes."""
-        raise NotImplementedError
 
     def _ask(self) -> None:
         """Request size and version."""
-        size, version = self._attempt(self._look)
+        size, version = self._client.attempt(lambda _: self._look(), self.url)
         if self._size not in (None, size):
             raise self._unlike("a file has an unexpected size", f"{self._size} bytes", size)
         self._size, self._version = size, version
 
-    def _attempt(self, action: Callable[[], Answer]) -> Answer:
-        """Call an action, and retry temporary failures."""
-        raise NotImplementedError
-
+    @abstractmethod
     def _look(self) -> tuple[int, str]:
         """Request size and version once."""
-        raise NotImplementedError
 
-    def expect(self, offset: int, num_bytes: int) -> None:
+    def expect(self, offset: int, num_bytes: int) -> None:  # noqa: B027 (for all remote files)
         """Do nothing: `loading.reading.read_ahead` reads ahead."""
 
     def _place(self, start: int, stop: int | None, status: int, content_range: str, length: int | None) -> int:
@@ -117,14 +120,7 @@ class RemoteFile:
         if stop is not None and stop > size:
             return self._shorter(stop, size)
         if self._version and version != self._version:
-            return CorruptDataError(
-                "a file was replaced while it was read",
-                place=self.url,
-                expected=f"version {self._version}",
-                found=f"version {version}",
-                remedy="write new data to another place, and start again",
-                url=self.url,
-            )
+            return replaced(self.url, f"version {self._version}", f"version {version}")
         return UnfitAnswerError(found)
 
     def _shorter(self, stop: int, size: int) -> CorruptDataError:

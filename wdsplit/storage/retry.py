@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from numbers import Real
 from typing import TypeVar
 
@@ -24,7 +24,7 @@ from wdsplit.storage.traffic import count
 from wdsplit.texts import counted
 
 __all__ = [
-    "SHORT_DEADLINE_S",
+    "RETRY_NAMES",
     "Failure",
     "FailureKind",
     "Retries",
@@ -41,8 +41,7 @@ logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-SHORT_DEADLINE_S = 10.0
-"""Deadline in seconds for requests that clean up after an error."""
+_SHORT_DEADLINE_S = 10.0
 _UNKNOWN_HOST_S = 30.0
 """Deadline in seconds for a host name that cannot be resolved, even if the general deadline is later."""
 _MAX_RENEWALS = 3
@@ -94,6 +93,14 @@ class RetryOptions:
                 expected="deadline_s and timeout_s > 0, and 0 < first_delay_s <= max_delay_s",
                 found=str(self),
             )
+
+    def shortened(self) -> RetryOptions:
+        """Return the same with a short deadline, for requests that clean up after an error."""
+        return replace(self, deadline_s=min(_SHORT_DEADLINE_S, self.deadline_s))
+
+
+RETRY_NAMES = frozenset(each.name for each in fields(RetryOptions))
+"""The names of these options among those of a store."""
 
 
 class FailureKind(enum.Enum):
@@ -286,39 +293,29 @@ class Retries:
 
     def _warn(self, last: str, deadline: float) -> None:
         """Warn that no data has arrived for a while, unless this process has warned recently."""
-        now = time.monotonic()
-        if _warnings.take_turn(now):
-            self._has_warned = True
-            logger.warning(
-                "%s: no answer for %.0f s (attempt %d: %s); retrying for up to %.0f s more",
-                self.place,
-                now - self._failing_since,
-                self.num_attempts,
-                last,
-                deadline - now,
-            )
-
-
-class _WarningTurns:
-    """Lets only one of many threads warn that all wait for the same store."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._last = -math.inf
-
-    def take_turn(self, now: float) -> bool:
-        """Return whether to warn: only if the last warning was long ago. Does not wait for the lock."""
-        if not self._lock.acquire(blocking=False):
-            return False
+        global _last_warning
+        if not _warning.acquire(blocking=False):  # another thread warns, most likely of the same store
+            return
         try:
-            is_due = now - self._last >= _WARN_EVERY_S
-            self._last = now if is_due else self._last
-            return is_due
+            now = time.monotonic()
+            if now - _last_warning < _WARN_EVERY_S:
+                return
+            _last_warning, self._has_warned = now, True
         finally:
-            self._lock.release()
+            _warning.release()
+        logger.warning(
+            "%s: no answer for %.0f s (attempt %d: %s); retrying for up to %.0f s more",
+            self.place,
+            now - self._failing_since,
+            self.num_attempts,
+            last,
+            deadline - now,
+        )
 
 
-_warnings = _WarningTurns()
+_warning = threading.Lock()
+_last_warning = -math.inf
+"""When this process warned, of whichever store."""
 
 
 def is_transient_status(status: int) -> bool:

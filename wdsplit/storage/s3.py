@@ -1,20 +1,16 @@
-"""The storage of S3-compatible stores: failed reads are retried, and objects appear complete or not at all.
-
-S3 has no locks that end with a process, so a lock excludes only other processes of this machine.
-"""
+"""The storage of S3-compatible stores: failed reads are retried, and objects appear complete or not at all."""
 
 from __future__ import annotations
 
-import copy
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from wdsplit.engines.local import in_order
-from wdsplit.errors import DatasetNotFoundError, InputError, StorageError
-from wdsplit.storage.remote_lock import remote_lock
+from wdsplit.errors import InputError, StorageError
+from wdsplit.storage.remote_storage import RemoteStorage
 from wdsplit.storage.s3_client import S3Client
 from wdsplit.storage.s3_file import S3File
 from wdsplit.storage.s3_options import S3Options
@@ -24,14 +20,13 @@ __all__ = ["S3Storage"]
 
 logger = logging.getLogger(__name__)
 
-_MAX_NAMES_SHOWN = 5
 _MAX_KEYS_PER_REMOVAL = 1000
 _THREADS = 16
 _MARKERS = {"list_objects_v2": ("ContinuationToken",), "list_multipart_uploads": ("KeyMarker", "UploadIdMarker")}
 """The parameters of a list that say where it goes on."""
 
 
-class S3Storage:
+class S3Storage(RemoteStorage):
     """The objects under a prefix of a bucket.
 
     Args:
@@ -39,8 +34,7 @@ class S3Storage:
         options: How to reach the store.
     """
 
-    is_remote = True
-    has_latency = True
+    _empty = "no objects"
 
     def __init__(self, url: str, options: S3Options | None = None) -> None:
         bucket, _, prefix = url.removeprefix("s3://").strip("/").partition("/")
@@ -53,7 +47,7 @@ class S3Storage:
                 expected="s3://bucket/folder",
                 remedy="pass them by the environment, a profile or storage_options: URLs appear in logs",
             )
-        self._client = S3Client(bucket, options or S3Options())
+        super().__init__(S3Client(bucket, options or S3Options()))
         self._bucket = bucket
         self._prefix = prefix
 
@@ -62,41 +56,24 @@ class S3Storage:
         """The prefix, as a URL."""
         return f"s3://{self._bucket}/{self._prefix}".rstrip("/")
 
-    def read(self, path: str, max_bytes: int | None = None) -> bytes:
-        """Return the bytes of an object; refuse one of more than `max_bytes`."""
-        return self.open(path).read_whole(max_bytes)
-
     def open(self, path: str, size: int | None = None) -> S3File:
         """Open an object for reading; sends no request yet."""
         return S3File(self._client, self._key(path), f"{self.url}/{path}", size)
 
     def size(self, path: str) -> int | None:
         """Return the size of an object in bytes, or None if there is none."""
-        if not self._key(path):
-            return None
-        try:
-            return self.open(path).size
-        except DatasetNotFoundError:
-            return None
+        return super().size(path) if self._key(path) else None
 
-    def sizes(self, path: str = "") -> dict[str, int]:
-        """Return the names of the objects in a folder, and their sizes in bytes."""
+    def entries(self, path: str) -> dict[str, int | None]:
+        """Return the names in a folder, with the sizes of objects in bytes; None for folders."""
         folder = _folder(self._key(path))
-        found = [
-            entry
-            for page in self._pages("list_objects_v2", folder, Delimiter="/")
-            for entry in page.get("Contents", ())
-        ]
-        return {entry["Key"].removeprefix(folder): entry["Size"] for entry in found if entry["Key"] != folder}
-
-    def list(self, path: str = "") -> list[str]:
-        """Return the names of objects and folders in a folder, sorted."""
-        folder = _folder(self._key(path))
-        names: set[str] = set()
+        entries: dict[str, int | None] = {}
         for page in self._pages("list_objects_v2", folder, Delimiter="/"):
-            names.update(entry["Key"].removeprefix(folder) for entry in page.get("Contents", ()))
-            names.update(entry["Prefix"].removeprefix(folder).rstrip("/") for entry in page.get("CommonPrefixes", ()))
-        return sorted(names - {""})
+            for entry in page.get("CommonPrefixes", ()):
+                entries.setdefault(entry["Prefix"].removeprefix(folder).rstrip("/"))
+            entries |= {entry["Key"].removeprefix(folder): entry["Size"] for entry in page.get("Contents", ())}
+        entries.pop("", None)
+        return entries
 
     def _pages(self, operation: str, prefix: str, **more: str) -> Iterator[dict[str, Any]]:
         """Yield the answers that together list the objects, or the unfinished uploads, with a key prefix."""
@@ -118,10 +95,6 @@ class S3Storage:
                 )
             seen.add(place)
             more |= dict(zip(markers, place, strict=True))
-
-    def describe_contents(self) -> str:
-        """Return the first names in the folder, or say that there are no objects."""
-        return ", ".join(self.list()[:_MAX_NAMES_SHOWN]) or "no objects"
 
     def _key(self, path: str) -> str:
         return "/".join(part for part in (self._prefix, path) if part)
@@ -146,19 +119,14 @@ class S3Storage:
         found = [entry["Key"] for page in self._pages("list_objects_v2", prefix) for entry in page.get("Contents", ())]
         keys = [key for key in found if not roots.isdisjoint(_lineage(key))]
         for first in range(0, len(keys), _MAX_KEYS_PER_REMOVAL):
-            self._remove_keys(keys[first : first + _MAX_KEYS_PER_REMOVAL])
+            left = keys[first : first + _MAX_KEYS_PER_REMOVAL]
+            with suppress(StorageError):
+                asked = {"Objects": [{"Key": key} for key in left], "Quiet": True}
+                answer = self._client.ask("delete_objects", self.url, Delete=asked)
+                left = [error["Key"] for error in answer.get("Errors", ())]
+            for _ in in_order(self._remove_key, left, _THREADS):
+                pass
         self._end_uploads(prefix, lambda key: not roots.isdisjoint(_lineage(key)))
-
-    def _remove_keys(self, keys: Sequence[str]) -> None:
-        """Remove objects by one request; if some are left, send a request for each."""
-        try:
-            asked = {"Objects": [{"Key": key} for key in keys], "Quiet": True}
-            answer = self._client.ask("delete_objects", self.url, Delete=asked)
-            left = [error["Key"] for error in answer.get("Errors", ())]
-        except StorageError:
-            left = list(keys)
-        for _ in in_order(self._remove_key, left, _THREADS):
-            pass
 
     def _remove_key(self, key: str) -> None:
         self._client.ask("delete_object", f"s3://{self._bucket}/{key}", Key=key)
@@ -178,15 +146,9 @@ class S3Storage:
         except StorageError as error:
             logger.info("%s: not looking for unfinished uploads (%s)", self.url, error.found)
 
-    def lock(self, path: str) -> AbstractContextManager[None]:
-        """Lock out other processes of this user on this machine."""
-        return remote_lock(self.url, path, self._client.endpoint)
-
-    def with_short_deadline(self) -> S3Storage:
-        """Return the same objects with a short deadline for requests."""
-        storage = copy.copy(self)
-        storage._client = self._client.with_short_deadline()
-        return storage
+    @property
+    def _store(self) -> str:
+        return str(self._client.endpoint)
 
 
 def _folder(key: str) -> str:

@@ -10,20 +10,20 @@ import functools
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
 from wdsplit.errors import InputError, MissingDependencyError, did_you_mean
 from wdsplit.storage.locks import ProcessLock
-from wdsplit.storage.retry import SHORT_DEADLINE_S, Retries, attempt
+from wdsplit.storage.retry import Retries, attempt
 from wdsplit.storage.s3_errors import OPERATIONS, classify_s3, error_code
-from wdsplit.storage.s3_get import bound_reads, get_object, keep_requests
+from wdsplit.storage.s3_http import S3Http
 from wdsplit.storage.s3_options import S3Options
 from wdsplit.urls import shown_url
 
-__all__ = ["S3Client"]
+__all__ = ["S3Client", "client_of"]
 
 Answer = TypeVar("Answer")
 
@@ -33,8 +33,8 @@ _MAX_CLIENTS = 16
 _UNNAMED = frozenset({"400", "403", "409"})
 
 
-def _new_client(options: S3Options) -> Any:
-    """Make a client of botocore, which looks up the credentials now."""
+def _new_client(options: S3Options) -> S3Http:
+    """Make a client, which looks up the credentials now."""
     try:
         import botocore.session
     except ImportError as error:
@@ -62,17 +62,8 @@ def _new_client(options: S3Options) -> Any:
             remedy="pass credentials by the environment, a profile or storage_options",
         )
     takes = {name for operation in OPERATIONS for name in _parameters(client, operation)}
-    unknown = sorted(options.s3_additional_kwargs.keys() - takes)
-    if unknown:
-        raise InputError(
-            "invalid s3_additional_kwargs",
-            expected="parameters of S3's requests, such as ServerSideEncryption",
-            found=", ".join(unknown),
-            remedy=did_you_mean(unknown[:1], takes) or "check the names, and the version of botocore",
-        )
-    keep_requests(client)
-    bound_reads(client)
-    return client
+    _refuse_unknown("s3_additional_kwargs", options.s3_additional_kwargs, "parameters of S3's requests", takes)
+    return S3Http(client, session.get_config_variable("ca_bundle") if options.verify is None else options.verify)
 
 
 def _parameters(client: Any, operation: str) -> Any:
@@ -97,18 +88,22 @@ def _config(options: S3Options) -> Any:
     }
     chosen = dict(options.config_kwargs)
     chosen["s3"] = {"addressing_style": style, **(chosen.get("s3") or {})}
-    unknown = sorted(chosen.keys() - set(Config.OPTION_DEFAULTS))
-    if unknown:
-        raise InputError(
-            "invalid config_kwargs",
-            expected="arguments of botocore.config.Config",
-            found=", ".join(unknown),
-            remedy=did_you_mean(unknown[:1], Config.OPTION_DEFAULTS) or "check the names, and the version of botocore",
-        )
+    _refuse_unknown("config_kwargs", chosen, "arguments of botocore.config.Config", Config.OPTION_DEFAULTS)
     try:
         return Config(**{**own, **chosen})
     except Exception as error:  # TypeError, and botocore's own
         raise InputError("invalid config_kwargs", found=str(error)) from error
+
+
+def _refuse_unknown(option: str, chosen: Iterable[str], expected: str, known: Iterable[str]) -> None:
+    unknown = sorted(set(chosen) - set(known))
+    if unknown:
+        raise InputError(
+            f"invalid {option}",
+            expected=expected,
+            found=", ".join(unknown),
+            remedy=did_you_mean(unknown[:1], known) or "check the names, and the version of botocore",
+        )
 
 
 @functools.cache
@@ -119,32 +114,25 @@ def _model_loader(data_path: str | None) -> Any:
     return botocore.loaders.create_loader(data_path)
 
 
-class _Clients:
-    """The clients: one for each process (connections cannot be shared), options and environment."""
+_clients: OrderedDict[Any, tuple[float, S3Http]] = OrderedDict()
+"""When each client was made: one for each process (connections cannot be shared), options and environment."""
+_lock = ProcessLock()
 
-    def __init__(self) -> None:
-        self._made: OrderedDict[Any, tuple[float, Any]] = OrderedDict()
-        self._lock = ProcessLock()
 
-    def of(self, options: S3Options, made_after: float = 0.0) -> Any:
-        """Return a client that was made after a moment of `time.monotonic`."""
-        key = options, os.getpid(), _environment()
-        with self._lock:
-            moment, client = self._made.get(key, (-1.0, None))
-            if client is None or moment < made_after:
-                client = _new_client(options)
-                self._made[key] = time.monotonic(), client
-                while len(self._made) > _MAX_CLIENTS:
-                    self._made.popitem(last=False)
-            return client
+def client_of(options: S3Options, made_after: float = 0.0) -> S3Http:
+    """Return this process's client that was made after a moment of `time.monotonic`."""
+    key = options, os.getpid(), _environment()
+    with _lock:
+        if key not in _clients or _clients[key][0] < made_after:
+            _clients[key] = time.monotonic(), _new_client(options)
+            while len(_clients) > _MAX_CLIENTS:
+                _clients.popitem(last=False)
+        return _clients[key][1]
 
 
 def _environment() -> frozenset[tuple[str, str | None]]:
     """Return the AWS variables of the environment, which other threads may change meanwhile."""
     return frozenset((name, os.environ.get(name)) for name in list(os.environ) if name.startswith("AWS_"))
-
-
-_clients = _Clients()
 
 
 class S3Client:
@@ -157,7 +145,7 @@ class S3Client:
 
     def __init__(self, bucket: str, options: S3Options) -> None:
         self._bucket = bucket
-        self._options = options
+        self.options = options
 
     def ask(self, operation: str, url: str, **parameters: Any) -> Any:
         """Send a request; retry until it is answered or refused, or the deadline has passed.
@@ -173,10 +161,6 @@ class S3Client:
         """
         return self.attempt(lambda _: self.send(operation, **parameters), url)
 
-    def head(self, key: str, url: str) -> Any:
-        """Ask for an object's size, ETag and the like; raises as `ask` does."""
-        return self.attempt(lambda _: self.head_once(key), url)
-
     def head_once(self, key: str) -> Any:
         """Ask once for an object's size, ETag and the like."""
         try:
@@ -190,32 +174,25 @@ class S3Client:
 
     def get(self, key: str, asked: Mapping[str, str]) -> Any:
         """Send a GET of an object once; `asked` has the headers Range and If-Match, if any."""
-        return get_object(_clients.of(self._options), self._bucket, key, asked, partial(self.send, "get_object"))
+        return client_of(self.options).get(self._bucket, key, asked, partial(self.send, "get_object"))
 
     def send(self, operation: str, **parameters: Any) -> Any:
         """Send a request once."""
-        client = _clients.of(self._options)
-        more = {"RequestPayer": "requester"} if self._options.requester_pays else {}
-        if self._options.s3_additional_kwargs:
+        client = client_of(self.options).client
+        more = {"RequestPayer": "requester"} if self.options.requester_pays else {}
+        if self.options.s3_additional_kwargs:
             takes = _parameters(client, client.meta.method_to_api_mapping[operation])
-            more |= {name: value for name, value in self._options.s3_additional_kwargs.items() if name in takes}
+            more |= {name: value for name, value in self.options.s3_additional_kwargs.items() if name in takes}
         return getattr(client, operation)(**{**more, "Bucket": self._bucket, **parameters})
-
-    @property
-    def checks_etag(self) -> bool:
-        """Whether to compare ETags with the uploaded data."""
-        return self._options.check_etag
 
     @property
     def endpoint(self) -> str:
         """The URL of the store."""
-        return str(_clients.of(self._options).meta.endpoint_url)
+        return str(client_of(self.options).client.meta.endpoint_url)
 
     def with_short_deadline(self) -> S3Client:
         """Return a client with a short deadline, for cleaning up after an error."""
-        deadline_s = min(SHORT_DEADLINE_S, self._options.retries.deadline_s)
-        retries = replace(self._options.retries, deadline_s=deadline_s)
-        return S3Client(self._bucket, replace(self._options, retries=retries))
+        return S3Client(self._bucket, replace(self.options, retries=self.options.retries.shortened()))
 
     def attempt(
         self,
@@ -225,9 +202,6 @@ class S3Client:
         sleep: Callable[[float], object] = time.sleep,
     ) -> Answer:
         """Call an action, and retry temporary failures; arguments as for `Retries`, raises as `ask` does."""
-
-        def renew(moment: float) -> None:
-            """Look up renewed credentials, unless another thread has done so since that moment."""
-            _clients.of(self._options, made_after=moment)
-
-        return attempt(action, classify_s3, Retries(self._options.retries, url, details, sleep), renew)
+        # Credentials are looked up again, unless another thread has done so since the attempt began.
+        renew = partial(client_of, self.options)
+        return attempt(action, classify_s3, Retries(self.options.retries, url, details, sleep), renew)

@@ -7,7 +7,7 @@ from typing import TypeGuard
 from wdsplit.errors import DatasetNotFoundError, StorageError, WdsplitError
 from wdsplit.storage.retry import Failure, FailureKind, is_transient_status, parse_retry_after, transient_kind
 
-__all__ = ["OPERATIONS", "classify_s3", "error_code", "is_of_botocore"]
+__all__ = ["OPERATIONS", "classify_s3", "error_code", "gone", "is_of_botocore"]
 
 _GONE = frozenset({"404", "NoSuchKey", "NoSuchBucket", "NotFound"})
 _EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"})
@@ -21,6 +21,7 @@ _TRANSIENT = frozenset(
 _PERMANENT = frozenset({"NotImplemented", "QuotaExceeded", "RequestTimeTooSkewed"})
 _REDIRECT_STATUS = 301
 _REMEDIES = {
+    **dict.fromkeys(_EXPIRED, "renew the credentials, then resume"),
     "QuotaExceeded": "free space in the bucket, or raise its quota",
     "507": "free space in the store",
     "RequestTimeTooSkewed": "set the clock of this machine: the store's differs by more than 15 minutes",
@@ -52,6 +53,12 @@ _WAYS = (
     "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or pass storage_options={'key': ..., "
     "'secret': ...} or {'profile': ...}; {'anon': True} reads public buckets"
 )
+
+
+def gone(kind: str, place: str, found: str, url: str) -> DatasetNotFoundError:
+    """Return the error for a file or an object that does not exist."""
+    remedy = "check the URL; the dataset may be an incomplete copy"
+    return DatasetNotFoundError(f"there is no such {kind}", place, found=found, remedy=remedy, url=url)
 
 
 def is_of_botocore(error: BaseException | None) -> TypeGuard[Exception]:
@@ -120,13 +127,7 @@ def _refused(error: Exception, place: str, url: str) -> WdsplitError:
             "there is no such bucket", place, found=found, remedy="check the URL, or make the bucket", url=url
         )
     if code in _GONE:
-        return DatasetNotFoundError(
-            "there is no such object",
-            place,
-            found=found,
-            remedy="check the URL; the dataset may be an incomplete copy",
-            url=url,
-        )
+        return gone("object", place, found, url)
     if _is_endless(error) or _status(error)[0] == _REDIRECT_STATUS:
         return StorageError(
             "the bucket is in another region",
@@ -141,14 +142,11 @@ def _refused(error: Exception, place: str, url: str) -> WdsplitError:
 
 
 def _remedy(error: Exception) -> str:
-    code = error_code(error)
-    for name in (code, str(_status(error)[0])):
-        if name in _REMEDIES:
-            return _REMEDIES[name]
+    known = _REMEDIES.get(error_code(error)) or _REMEDIES.get(str(_status(error)[0]))
+    if known:
+        return known
     if _is_bad_header(error):
         return "check the credentials: the key, or the token, has a line break or another invalid character"
-    if code in _EXPIRED:
-        return "renew the credentials, then resume"
     if _status(error)[0] in (401, 403):
         permission = _PERMISSIONS.get(getattr(error, "operation_name", ""), "")
         if permission and permission not in _READING:

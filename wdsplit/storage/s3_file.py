@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
-from typing import Any, TypeVar
+from typing import Any
 
 from wdsplit.storage.interface import refuse_too_large
 from wdsplit.storage.remote_file import RemoteFile
@@ -14,8 +14,6 @@ from wdsplit.storage.s3_errors import error_code
 from wdsplit.storage.traffic import count as count_traffic
 
 __all__ = ["S3File"]
-
-Answer = TypeVar("Answer")
 
 _BYTES_PER_READ = 1024**2
 """Bytes that a stalled connection may force us to read again."""
@@ -36,15 +34,12 @@ class S3File(RemoteFile):
     """
 
     keeps_version = True
+    _client: S3Client
 
     def __init__(self, client: S3Client, key: str, url: str, size: int | None = None) -> None:
-        super().__init__(url, size)
-        self._client = client
+        super().__init__(client, url, size)
         self._key = key
         self._etag: str | None = None
-
-    def _attempt(self, action: Callable[[], Answer]) -> Answer:
-        return self._client.attempt(lambda _: action(), self.url)
 
     def _look(self) -> tuple[int, str]:
         answer = self._client.head_once(self._key)
@@ -53,38 +48,44 @@ class S3File(RemoteFile):
         self._etag = self._etag or answer.get("ETag")
         return int(answer["ContentLength"]), _version(answer)
 
-    def read(self, offset: int, num_bytes: int) -> bytes:
-        """Return the bytes at an offset."""
-        data = bytearray(num_bytes)
-        self.read_into(memoryview(data), offset)
-        return bytes(data)
-
     def read_into(self, buffer: memoryview, offset: int) -> None:
         """Fill a buffer with the bytes at an offset; a failed read continues where it stopped."""
         stop = offset + len(buffer)
         if self._size is not None and stop > self._size:
             raise self._shorter(stop, self._size)
-        filling = _Filling(self, buffer, offset)
         if len(buffer):
-            self._client.attempt(filling.go_on, self.url, f"bytes {offset} to {stop - 1}")
+            self._filled(buffer, offset, f"bytes {offset} to {stop - 1}")
 
     def read_whole(self, max_bytes: int | None = None) -> bytes:
         """Return the whole object; sends one request, unless it fails."""
-        filling: _Filling | None = None
+        return bytes(self._filled(None, 0, "", max_bytes))
 
-        def fill(retries: Retries) -> None:
-            nonlocal filling
-            if filling is None:
-                with closing(self._body()) as body:
-                    refuse_too_large(self.size, max_bytes, self.url)
-                    filling = _Filling(self, memoryview(bytearray(self.size)), 0)
-                    filling.take(body, retries)
-            filling.go_on(retries)
+    def _filled(self, buffer: memoryview | None, offset: int, details: str, max_bytes: int | None = None) -> memoryview:
+        """Fill a buffer, or a new one for the whole object, by as many requests as necessary; return it."""
+        filled = 0
 
-        self._client.attempt(fill, self.url)
-        return bytes(filling.buffer) if filling is not None else b""
+        def go_on(retries: Retries) -> memoryview:
+            nonlocal buffer, filled
+            while buffer is None or filled < len(buffer):
+                before, stop = filled, None if buffer is None else offset + len(buffer)
+                with closing(self._body(offset + filled, stop)) as body:
+                    if buffer is None:
+                        refuse_too_large(self.size, max_bytes, self.url)
+                        buffer = memoryview(bytearray(self.size))
+                    while filled < len(buffer):
+                        count = body.readinto(buffer[filled : filled + _BYTES_PER_READ])
+                        if not count:
+                            break
+                        filled += count
+                        count_traffic(num_bytes=count)
+                        retries.progressed(count)
+                if filled == before and len(buffer):
+                    raise UnfitAnswerError("an answer without data")
+            return buffer
 
-    def _body(self, offset: int = 0, stop: int | None = None) -> Any:
+        return self._client.attempt(go_on, self.url, details)
+
+    def _body(self, offset: int, stop: int | None) -> Any:
         """Request the bytes from `offset` to `stop`, or all; return the body of the answer."""
         asked = {} if stop is None else {"Range": f"bytes={offset}-{stop - 1}"}
         if self._etag is not None:
@@ -104,40 +105,17 @@ class S3File(RemoteFile):
             before = self._place(offset, stop, status, content_range, int(length) if length.isdecimal() else None)
             self._etag = self._etag or etag
             self._version = self._etag or self._version
-            _skip(body, before)  # some stores answer with the whole object
+            spare = memoryview(bytearray(min(before, _BYTES_PER_READ)))
+            while before:  # some stores answer with the whole object
+                count = body.readinto(spare[:before])
+                if not count:
+                    raise UnfitAnswerError("an answer without the requested data")
+                before -= count
+                count_traffic(num_bytes=count)
         except BaseException:
             body.close()
             raise
         return body
-
-
-class _Filling:
-    """A buffer that is being filled with bytes of an object, by as many requests as necessary."""
-
-    def __init__(self, file: S3File, buffer: memoryview, offset: int) -> None:
-        self.buffer = buffer
-        self._file = file
-        self._offset = offset
-        self._filled = 0
-
-    def go_on(self, retries: Retries) -> None:
-        """Request the missing bytes until there are none."""
-        while self._filled < len(self.buffer):
-            before = self._filled
-            with closing(self._file._body(self._offset + before, self._offset + len(self.buffer))) as body:
-                self.take(body, retries)
-            if self._filled == before:
-                raise UnfitAnswerError("an answer without data")
-
-    def take(self, body: Any, retries: Retries) -> None:
-        """Read the body of an answer."""
-        while self._filled < len(self.buffer):
-            count = body.readinto(self.buffer[self._filled : self._filled + _BYTES_PER_READ])
-            if not count:
-                return
-            self._filled += count
-            count_traffic(num_bytes=count)
-            retries.progressed(count)
 
 
 def _version(answer: Mapping[str, Any]) -> str:
@@ -146,12 +124,3 @@ def _version(answer: Mapping[str, Any]) -> str:
     if not version:
         raise UnfitAnswerError("an answer without ETag and Last-Modified")
     return str(version)
-
-
-def _skip(body: Any, num_bytes: int) -> None:
-    while num_bytes:
-        data = body.read(min(num_bytes, _BYTES_PER_READ))
-        if not data:
-            raise UnfitAnswerError("an answer without the requested data")
-        num_bytes -= len(data)
-        count_traffic(num_bytes=len(data))

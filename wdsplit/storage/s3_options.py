@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from wdsplit.errors import InputError, MissingDependencyError, did_you_mean
-from wdsplit.storage.retry import RetryOptions
+from wdsplit.storage.retry import RETRY_NAMES, RetryOptions
 from wdsplit.urls import shown_url
 
 __all__ = ["S3Options"]
@@ -22,12 +22,6 @@ _ALIASES = {
     "region_name": "region",
 }
 """Other names of options in s3fs and its client_kwargs."""
-_OF_S3FS = frozenset(
-    {"asynchronous", "batch_size", "cache_regions", "default_block_size", "default_cache_type", "default_fill_cache"}
-    | {"fixed_upload_size", "listings_expiry_time", "loop", "max_concurrency", "max_paths", "session"}
-    | {"skip_instance_cache", "use_listings_cache", "version_aware"}
-)
-"""Options of s3fs about its own caches, threads and blocks."""
 _BOOLEANS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 _MAYBE = type(None)
 
@@ -107,11 +101,20 @@ class S3Options:
         more = given.pop("client_kwargs", {})
         if not isinstance(more, Mapping):
             raise InputError("invalid client_kwargs", expected="a dict", found=type(more).__name__)
-        given = _renamed(more) | _renamed(given)
-        unknown = sorted(map(str, given.keys() - _known() - {"client_kwargs"}))
+        given = {_ALIASES.get(str(name), str(name)): value for name, value in (*more.items(), *given.items())}
+        unknown = sorted(given.keys() - _KNOWN - {"client_kwargs"})
         if unknown:
-            raise _unknown(unknown, sorted(set(unknown) & (configured.keys() - options.keys())))
-        times = {name: given.pop(name) for name in list(given) if name in _names(RetryOptions)}
+            known = sorted(_KNOWN | set(_ALIASES) | {"client_kwargs"})
+            remedy = f"leave it out; s3fs's own options work with fs=s3fs.S3FileSystem({unknown[0]}=...)"
+            of_fsspec = set(unknown) <= configured.keys() - options.keys()
+            raise InputError(
+                "unknown storage option",
+                place="fsspec's configuration of s3 (FSSPEC_S3...)" if of_fsspec else "storage_options",
+                expected=", ".join(known),
+                found=", ".join(unknown),
+                remedy=did_you_mean(unknown[:1], known) or remedy,
+            )
+        times = {name: given.pop(name) for name in list(given) if name in RETRY_NAMES}
         return cls(**given, retries=RetryOptions(**times))
 
     def __repr__(self) -> str:
@@ -129,23 +132,12 @@ _KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("config_kwargs", "s3_additional_kwargs"), (Mapping,)),
     "retries": (RetryOptions,),
 }
+_KNOWN = ({each.name for each in fields(S3Options)} | RETRY_NAMES) - {"retries"}
 _WORDS = {bool: "True or False", str: "a text", Mapping: "a dict", RetryOptions: "RetryOptions"}
 
 
 def _expected(kinds: tuple[type, ...]) -> str:
     return " or ".join(_WORDS[kind] for kind in kinds if kind is not _MAYBE)
-
-
-def _names(options: Any) -> set[str]:
-    return {each.name for each in fields(options)}
-
-
-def _known() -> set[str]:
-    return (_names(S3Options) | _names(RetryOptions)) - {"retries"}
-
-
-def _renamed(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {_ALIASES.get(name, name): value for name, value in options.items()}
 
 
 def _configured() -> Mapping[str, Any]:
@@ -179,20 +171,3 @@ def _parsed(name: str, value: Any) -> Any:
     if bool in kinds:
         return _BOOLEANS.get(str(value).lower(), value)
     return str(value) if str in kinds and isinstance(value, (int, float)) else value
-
-
-def _unknown(names: list[str], configured: list[str]) -> InputError:
-    """Return the error for options that do not exist, or that only s3fs has."""
-    known = sorted(_known() | set(_ALIASES) | {"client_kwargs"})
-    of_s3fs = [name for name in names if name in _OF_S3FS]
-    remedy = "leave it out; s3fs's own options work with fs=s3fs.S3FileSystem(...)"
-    if of_s3fs:
-        remedy = f"leave it out, or read by s3fs itself: fs=s3fs.S3FileSystem({of_s3fs[0]}=...)"
-    remedy = did_you_mean([name for name in names if name not in _OF_S3FS][:1], known) or remedy
-    return InputError(
-        "unknown storage option",
-        place="fsspec's configuration of s3 (FSSPEC_S3...)" if configured == names else "storage_options",
-        expected=", ".join(known),
-        found=", ".join(names),
-        remedy=remedy,
-    )

@@ -64,7 +64,8 @@ class S3Upload:
             left = memoryview(piece).cast("B")
             self._num_bytes += len(left)
             while len(left):
-                room = self._part_bytes() - len(self._part)
+                num_parts = len(self._etags) + len(self._in_flight)
+                room = (_PART_BYTES << num_parts // _PARTS_PER_SIZE) - len(self._part)
                 if not room:
                     self._send()
                     continue
@@ -88,7 +89,7 @@ class S3Upload:
 
     def _put(self, retries: Retries) -> None:
         answer = self._client.send("put_object", Key=self._key, Body=self._part)
-        if self._client.checks_etag:
+        if self._client.options.check_etag:
             self._compare(answer, _md5(self._part), retries)
 
     def _compare(self, answer: Any, digest: str, retries: Retries) -> None:
@@ -121,9 +122,6 @@ class S3Upload:
         if self._id is not None:
             abort_upload(self._client.with_short_deadline(), self._key, self._id, self._url)
 
-    def _part_bytes(self) -> int:
-        return _PART_BYTES << (len(self._etags) + len(self._in_flight)) // _PARTS_PER_SIZE
-
     def _send(self) -> None:
         """Let a thread send the gathered upload part; first wait for the oldest one if there are too many."""
         if self._id is None:
@@ -138,7 +136,7 @@ class S3Upload:
 
     def _send_part(self, number: int, data: bytearray) -> str:
         """Send an upload part; return its ETag. Runs in a thread."""
-        digest = _md5(data) if self._client.checks_etag else ""
+        digest = _md5(data) if self._client.options.check_etag else ""
 
         def send(retries: Retries) -> str:
             if self._is_aborted.is_set():
@@ -158,15 +156,14 @@ class S3Upload:
         try:
             self._send_once("complete_multipart_upload", MultipartUpload={"Parts": parts})
         except StorageError as error:
-            if error.found != _NO_SUCH_UPLOAD or self._object_bytes() != self._num_bytes:
+            if error.found != _NO_SUCH_UPLOAD:
                 raise
-
-    def _object_bytes(self) -> int | None:
-        """Return the size of the object in the store; None if it does not exist."""
-        try:
-            return int(self._client.head(self._key, self._url)["ContentLength"])
-        except DatasetNotFoundError:
-            return None
+            try:
+                found = self._client.attempt(lambda _: self._client.head_once(self._key), self._url)["ContentLength"]
+            except DatasetNotFoundError:
+                raise error from None
+            if found != self._num_bytes:
+                raise
 
     def _send_once(self, operation: str, **parameters: Any) -> Any:
         """Send a request about the upload."""

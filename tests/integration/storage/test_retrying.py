@@ -36,7 +36,7 @@ stores = pytest.mark.parametrize("store", STORES.values(), ids=STORES)
 @stores
 def test_of_many_threads_that_wait_for_a_store_one_warns_with_all_that_is_known(store, monkeypatch, caplog):
     monkeypatch.setattr(retry, "_WARN_AFTER_S", 0.2)
-    monkeypatch.setattr(retry, "_warnings", retry._WarningTurns())
+    monkeypatch.setattr(retry, "_last_warning", -math.inf)
     storage = store(nobody(), deadline_s=2.5)
 
     def read():
@@ -68,7 +68,7 @@ def test_the_command_line_shows_the_warning(s3_server, monkeypatch):
         shown = script.stderr.readline()
         script.kill()
     assert shown.startswith("warning: s3://bucket/x/")
-    assert re.search(r"EndpointConnectionError\); retrying for up to (2\d\d|300) s more\n$", shown)
+    assert re.search(r"NewConnectionError\); retrying for up to (2\d\d|300) s more\n$", shown)
 
 
 @stores
@@ -215,7 +215,7 @@ def test_a_connection_that_trickles_is_given_up_with_a_warning_and_the_read_goes
     behind, numbers, monkeypatch, caplog
 ):
     monkeypatch.setattr(retry, "_WARN_AFTER_S", 0.2)
-    monkeypatch.setattr(retry, "_warnings", retry._WarningTurns())
+    monkeypatch.setattr(retry, "_last_warning", -math.inf)
     url, proxy = behind
     storage = open_readable_storage(url, TIMES | {"timeout_s": 0.4, "deadline_s": math.inf})
     file = storage.open("000000.tar", storage.size("000000.tar"))

@@ -28,7 +28,7 @@ from faults import (
 from tables import DEADLINE_S, session_processes, start_script, wait_until
 from wdsplit.checks.verify import verify
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, StorageError
-from wdsplit.storage import s3_client, s3_get
+from wdsplit.storage import s3_client, s3_http
 from wdsplit.storage.opening import open_storage
 from wdsplit.storage.s3 import S3Storage
 from wdsplit.storage.s3_options import S3Options
@@ -95,7 +95,7 @@ def test_botocores_client_builds_the_first_get_and_the_next_after_an_error(bucke
     for name in names:
         with storage.publish(name) as file:
             file.write([name.encode() * 100])
-    client, built = s3_client._clients.of(storage._client._options), []
+    client, built = s3_client.client_of(storage._client.options).client, []
     client.meta.events.register("before-parameter-build.s3.GetObject", lambda params, **_: built.append(params["Key"]))
     for name in names * 2:
         expected = name.encode() * 100
@@ -124,12 +124,12 @@ def test_a_signature_serves_all_ranges_of_an_object_for_a_minute(bucket, fault_p
 
     storage.read("a")
     now = time.time()
-    monkeypatch.setattr("wdsplit.storage.s3_get.time.time", lambda: now)
+    monkeypatch.setattr("wdsplit.storage.s3_http.time.time", lambda: now)
     first, again = authorizations("a")
     assert first == again and "range" not in first and "host" in first
     assert set(authorizations("b")).isdisjoint({first})
     signed = []
-    client = s3_client._clients.of(storage._client._options)
+    client = s3_client.client_of(storage._client.options).client
     client.meta.events.register("before-sign.s3.GetObject", lambda **_: signed.append(1))
     for later, num_signed in ((59, 0), (61, 1), (-1, 2)):
         now += later
@@ -162,7 +162,7 @@ def test_bodies_are_read_in_place_and_leave_their_connection_to_the_next_request
         assert file.read(first, 200_000) == data[first : first + 200_000]
     body = file._body(5, 100_005)
     buffer = bytearray(200_000)
-    assert isinstance(body, s3_get._BodyInPlace)
+    assert isinstance(body, s3_http._BodyInPlace)
     assert body.readinto(memoryview(buffer)) == 100_000 and buffer[:100_000] == data[5:100_005]
     assert body.readinto(memoryview(buffer)) == 0
     body.close()
@@ -549,8 +549,8 @@ def test_what_is_known_of_the_store_is_read_once_for_all_clients(s3_server, monk
     read, load_file = [], JSONFileLoader.load_file
     monkeypatch.setattr(JSONFileLoader, "load_file", lambda self, path: read.append(path) or load_file(self, path))
     s3_client._model_loader.cache_clear()
-    s3_client._clients.of(S3Options(region="us-east-1", profile=None))
+    s3_client.client_of(S3Options(region="us-east-1", profile=None))
     assert any("s3" in path for path in read)
     read.clear()
-    s3_client._clients.of(S3Options(region="us-west-2"))
+    s3_client.client_of(S3Options(region="us-west-2"))
     assert read == []

@@ -6,15 +6,15 @@ import sys
 import pytest
 
 import wdsplit
-from s3server import KEY_ID, SECRET
-from wdsplit.errors import InputError, MissingDependencyError, StorageError
+from s3server import KEY_ID, SECRET, S3Server
+from wdsplit.errors import InputError, MissingDependencyError, StorageError, UnansweredError
 from wdsplit.storage import s3_client
 from wdsplit.storage.opening import open_storage
 from wdsplit.storage.s3_options import S3Options
 
 
 def client_of(**options):
-    return s3_client._clients.of(S3Options.of({"region": "us-east-1", **options}))
+    return s3_client.client_of(S3Options.of({"region": "us-east-1", **options})).client
 
 
 @pytest.fixture(autouse=True)
@@ -30,8 +30,44 @@ def test_connections_are_made_as_the_options_say(s3_server, monkeypatch):
     config = client_of(config_kwargs={"read_timeout": 7, "s3": {"addressing_style": "path"}}).meta.config
     assert (config.read_timeout, config.s3["addressing_style"], config.connect_timeout) == (7, "path", 30)
     assert client_of(config_kwargs={"signature_version": "s3"}).meta.config.signature_version == "s3"
-    for verify in ({"verify": False}, {"client_kwargs": {"verify": False}}):
-        assert client_of(**verify)._endpoint.http_session._verify is False
+
+
+CERTIFICATE = """
+-----BEGIN CERTIFICATE-----
+MIIBkDCCATagAwIBAgIUCNkORJPlyRgpce6vv33zIhZHouIwCgYIKoZIzj0EAwIw
+FDESMBAGA1UEAwwJMTI3LjAuMC4xMCAXDTI2MTEyNDIzMzQyMFoYDzIxMjYxMDMx
+MjMzNDIwWjAUMRIwEAYDVQQDDAkxMjcuMC4wLjEwWTATBgcqhkjOPQIBBggqhkjO
+PQMBBwNCAAR0geMF4UTj/YvxZ7e8gsM/1EG/lSq6+DqJe1jo8FuwKI9VPbjlbgou
+H7/1s+BLnLCF+GYmfAzbZwyP5g3oX7juo2QwYjAdBgNVHQ4EFgQU71zlz3wh5vPM
+Yk9E0kyrqhCj8UowHwYDVR0jBBgwFoAU71zlz3wh5vPMYk9E0kyrqhCj8UowDwYD
+VR0TAQH/BAUwAwEB/zAPBgNVHREECDAGhwR/AAABMAoGCCqGSM49BAMCA0gAMEUC
+IQCYhWaP3RySiKQRVA2cgAIyF9TJev/Z4rNulilFDPgD7wIgBwe0RoQUNHb89QCO
+8PXRuzwX4OQ3FGS/Cp5Fxc9TCNM=
+-----END CERTIFICATE-----
+-----BEGIN EC PRIVATE KEY-----
+MHcCAQEEIK8Ut7JiCkwxtoE710D9qqhegGiNG9Yi4+eNJYviHo2joAoGCCqGSM49
+AwEHoUQDQgAEdIHjBeFE4/2L8We3vILDP9RBv5Uquvg6iXtY6PBbsCiPVT245W4K
+Lh+/9bPgS5ywhfhmJnwM22cMj+YN6F+47g==
+-----END EC PRIVATE KEY-----
+"""
+"""Of 127.0.0.1 for a hundred years, signed by itself, and its key."""
+
+
+@pytest.mark.filterwarnings("ignore:Unverified HTTPS request")
+def test_certificates_are_checked_as_the_options_say(bucket, s3_server, tmp_path, monkeypatch):
+    (bucket.folder / "x").write_bytes(b"abc")
+    pem = tmp_path / "pem"
+    pem.write_text(CERTIFICATE)
+    with S3Server(s3_server.folder, f"--cert={pem}", f"--key={pem}") as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint.replace("http:", "https:"))
+        with pytest.raises(UnansweredError) as caught:
+            open_storage(bucket.url, {"deadline_s": 0.5}).read("x")
+        assert "SSLError" in caught.value.found
+        for options in ({"verify": str(pem)}, {"verify": False}, {"client_kwargs": {"verify": False}}):
+            file = open_storage(bucket.url, options).open("x")
+            assert file.read(0, 2) + file.read(2, 1) == b"abc", options
+        monkeypatch.setenv("AWS_CA_BUNDLE", str(pem))
+        assert open_storage(bucket.url).list() == ["x"]
 
 
 def test_names_of_s3fs_and_of_client_kwargs_are_the_same_options():

@@ -44,7 +44,7 @@ def clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(retry, "time", clock)
     monkeypatch.setattr(retry, "_WARN_AFTER_S", 0.2)
-    monkeypatch.setattr(retry, "_warnings", retry._WarningTurns())
+    monkeypatch.setattr(retry, "_last_warning", -math.inf)
     return clock
 
 
