@@ -12,7 +12,7 @@ from wdsplit.errors import MissingDependencyError
 ROOT = Path(wdsplit.__file__).parent
 
 LAYERS = [
-    ["compute", "errors", "urls", "texts", "without_pandas"],
+    ["arrays", "compute", "errors", "urls", "texts", "without_pandas"],
     ["sizes", "notebook"],
     ["order", "tar", "engines"],
     ["storage"],
@@ -156,9 +156,20 @@ def test_no_modules_import_each_other_in_a_circle():
     assert order.index("errors") < order.index("order.epoch") < order.index("order.split")
 
 
+def test_types_of_arrays_are_defined_once():
+    defined = [
+        (name, ast.unparse(node))
+        for name, tree in TREES.items()
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("npt.NDArray")
+    ]
+    assert len({definition for _, definition in defined}) == len(defined), defined
+
+
 def test_the_root_holds_packages_and_few_modules():
     assert {path.name for path in ROOT.glob("*.py")} == {
         "__init__.py",
+        "arrays.py",
         "compute.py",
         "without_pandas.py",
         "errors.py",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from wdsplit.arrays import Int64
 from wdsplit.checks.classes import measure_classes
 from wdsplit.conversion.plan.options import chosen
 from wdsplit.errors import InputError, MissingDependencyError
@@ -19,7 +20,7 @@ from wdsplit.loading.opening import open_dataset
 from wdsplit.loading.reading.source import Access, Source
 from wdsplit.loading.views import chosen_views
 from wdsplit.notebook import html_table
-from wdsplit.order.epoch import EpochOrder, Int64, OrderOptions
+from wdsplit.order.epoch import EpochOrder, OrderOptions
 from wdsplit.order.mixing import mixing
 from wdsplit.order.split import Steps, World, worker_of
 from wdsplit.shards.manifest import Manifest

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from wdsplit.arrays import Int64
 from wdsplit.checks.contents import Contents, read_contents
 from wdsplit.checks.sample_files import payloads, write_files
 from wdsplit.errors import InputError
@@ -19,7 +20,7 @@ from wdsplit.loading.reading.source import Access
 from wdsplit.loading.views import chosen_views
 from wdsplit.notebook import html_table
 from wdsplit.order.distribution import Readers, reading_advice
-from wdsplit.order.epoch import EpochOrder, Int64, OrderOptions
+from wdsplit.order.epoch import EpochOrder, OrderOptions
 from wdsplit.order.numbers import SampleNumbers
 from wdsplit.order.selection import Selection
 from wdsplit.order.split import readers_per_lane

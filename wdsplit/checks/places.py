@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from wdsplit.arrays import Int64
 from wdsplit.engines.local import in_order
 from wdsplit.loading.reading.open_shard import OpenShard
 from wdsplit.loading.reading.read_windows import read_window
 from wdsplit.loading.reading.source import AnySource, Source
-from wdsplit.order.epoch import EpochOrder, Int64
+from wdsplit.order.epoch import EpochOrder
 
 __all__ = ["Places", "parts_of", "places_of", "samples_at"]
 

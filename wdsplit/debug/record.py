@@ -13,11 +13,12 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from wdsplit.arrays import Int64
 from wdsplit.errors import InputError
 from wdsplit.loading.loader import Loader
 from wdsplit.loading.reading.source import Source
 from wdsplit.loading.stages.columns import ToTuple
-from wdsplit.order.epoch import EpochOrder, Int64
+from wdsplit.order.epoch import EpochOrder
 from wdsplit.order.split import Steps
 
 __all__ = ["AUDITED", "Facts", "Identify", "Record"]

@@ -14,12 +14,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from wdsplit.arrays import Int64
 from wdsplit.errors import PipelineError
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.reading.source import AnySource
 from wdsplit.loading.running import Running
 from wdsplit.loading.transport.counters import Clock
-from wdsplit.order.epoch import Int64
 from wdsplit.order.skips import Skips
 from wdsplit.order.split import AnyOrder, Step, Steps, worker_of
 from wdsplit.order.state import State, ViewMark

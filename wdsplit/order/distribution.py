@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from wdsplit.order.epoch import EpochOrder, Int64
+from wdsplit.arrays import Int64
+from wdsplit.order.epoch import EpochOrder
 from wdsplit.order.split import Steps, World, readers_per_lane
 from wdsplit.texts import counted
 

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from wdsplit.order.epoch import Int64, OrderOptions, groups, hash_numbers, hash_stream
+from wdsplit.arrays import Int64
+from wdsplit.order.epoch import OrderOptions, groups, hash_numbers, hash_stream
 from wdsplit.order.shares import impossible, numbered, refuse
 
 __all__ = ["BLOCK_OFFSETS", "EpochShares", "MixedOrder", "Quota", "source_seed"]

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from wdsplit.arrays import Int64
 from wdsplit.errors import InputError
-from wdsplit.order.epoch import Int64
 from wdsplit.order.split import AnyOrder, Steps, World
 from wdsplit.order.state import State
 

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from wdsplit.order.epoch import EpochOrder, Int64, OrderOptions, hash_numbers, hash_stream
+from wdsplit.arrays import Int64
+from wdsplit.order.epoch import EpochOrder, OrderOptions, hash_numbers, hash_stream
 from wdsplit.order.mixing import MAX_COUNTED, class_mixing, draw_batches, mixing, positions_of
 from wdsplit.reporting.subject import Subject
 

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from wdsplit.arrays import Int64
 from wdsplit.checks.places import Places, parts_of, samples_at
 from wdsplit.errors import CorruptDataError, InputError, MissingDependencyError
 from wdsplit.loading.opening import open_dataset
 from wdsplit.loading.reading.open_shard import OpenShard
 from wdsplit.loading.reading.source import Access, AnySource, Source
 from wdsplit.loading.views import chosen_views
-from wdsplit.order.epoch import EpochOrder, Int64, OrderOptions, groups
+from wdsplit.order.epoch import EpochOrder, OrderOptions, groups
 from wdsplit.order.numbers import SampleNumbers
 from wdsplit.order.split import AnyOrder
 from wdsplit.shards.manifest import Manifest

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from wdsplit import compute as pc
+from wdsplit.arrays import Int64
 from wdsplit.errors import CorruptDataError
 from wdsplit.shards.parquet import MAX_TABLE_BYTES, UnreadableError, memory_limit, open_table, read_table
 from wdsplit.tar.headers import BLOCK_BYTES
@@ -55,8 +55,6 @@ _INNER_PATH = re.compile(rf"(?![A-Za-z]:){_INNER_NAME}(?:/{_INNER_NAME})*")
 _PATHS_AT_ONCE = 65_536
 
 _REMEDY = "copy the dataset again, or convert it again with --overwrite"
-
-Int64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
