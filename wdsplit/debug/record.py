@@ -64,7 +64,7 @@ class Record:
     """
 
     def __init__(self, loader: Loader, identify: Identify | None) -> None:
-        begin, dataset = loader._progress.start, loader.dataset
+        begin, dataset = loader.progress.start, loader.dataset
         self.order, self.world, self.start = dataset.order(begin.epoch), dataset.world(), begin.position
         self.skips = begin.skips
         self.ended = False
