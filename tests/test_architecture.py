@@ -32,9 +32,6 @@ LAYERS = [
 ]
 """Packages and modules at the root, lowest layer first: a module imports only what is in its own package or below."""
 
-UPWARD = {("loading.dataset", "reporting.preview")}
-"""The one import from above, made when it is called: docs/design/layout.md says why."""
-
 PURE_PACKAGES = ["order", "tar", "fields", "conditions", "conversion.plan"]
 
 OUTSIDE_WORLD = {
@@ -118,22 +115,13 @@ def dotted_imports(name):
 
 
 def own_imports(name):
-    """Return the modules of wdsplit that a module imports, by their names below `wdsplit`."""
+    """Return the modules of wdsplit that a module imports, also in functions and for type checkers, by their names."""
     inner = {
         dotted.removeprefix("wdsplit").lstrip(".")
         for dotted in dotted_imports(name)
         if f"{dotted}.".startswith("wdsplit.")
     }
-    found = {dotted if dotted in MODULES else dotted.rpartition(".")[0] for dotted in inner} - {name}
-    return found - {above for below, above in UPWARD if below == name}
-
-
-def test_an_import_from_above_is_made_when_it_is_called():
-    for below, above in UPWARD:
-        package, _, module = f"wdsplit.{above}".rpartition(".")
-        at_once = [node for node in TREES[below].body if isinstance(node, ast.ImportFrom)]
-        assert f"wdsplit.{above}" not in {node.module for node in at_once}
-        assert any(dotted.startswith(f"{package}.{module}.") for dotted in dotted_imports(below))
+    return {dotted if dotted in MODULES else dotted.rpartition(".")[0] for dotted in inner} - {name}
 
 
 @every_module
@@ -154,6 +142,26 @@ def test_no_modules_import_each_other_in_a_circle():
     graph = {name: own_imports(name) for name in MODULES if name}
     order = list(graphlib.TopologicalSorter(graph).static_order())
     assert order.index("errors") < order.index("order.epoch") < order.index("order.split")
+
+
+def own_private_names(name):
+    """Return the private names that a module defines, of functions and of attributes of `self`."""
+    names = set()
+    for node in ast.walk(TREES[name]):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
+            names.add(node.attr)
+    return {each for each in names if each.startswith("_") and not each.startswith("__")}
+
+
+def test_private_names_of_loading_stay_in_it():
+    inside = [name for name in MODULES if f"{name}.".startswith("loading.")]
+    private = set().union(*map(own_private_names, inside))
+    assert "_finished" in private
+    for name in sorted(set(MODULES) - set(inside)):
+        used = {node.attr for node in ast.walk(TREES[name]) if isinstance(node, ast.Attribute)}
+        assert not used & private - own_private_names(name), name
 
 
 def test_types_of_arrays_are_defined_once():

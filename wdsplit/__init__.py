@@ -12,6 +12,7 @@ import gc
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from wdsplit import notebook
 from wdsplit.errors import (
     ConvertError,
     CorruptDataError,
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from wdsplit.loading.loader import Loader
     from wdsplit.loading.mix import mix
     from wdsplit.loading.monitor import Monitor
+    from wdsplit.loading.reading.source import AnySource
     from wdsplit.loading.samples import Samples
     from wdsplit.loading.stages.decoders import decode_sample_stage
     from wdsplit.loading.stages.images import resized
@@ -186,6 +188,15 @@ def __getattr__(name: str) -> Any:
     finally:
         if is_collecting:
             gc.enable()
+
+
+def _make_preview(source: AnySource, n: int, seed: int) -> notebook.Preview:
+    from wdsplit.reporting.preview import preview
+
+    return preview(source, n, seed)
+
+
+notebook.make_preview = _make_preview
 
 
 def __dir__() -> list[str]:
