@@ -33,7 +33,6 @@ from wdsplit.cli.terminal import (
     training_line,
     wrapped,
 )
-from wdsplit.loading.bad_samples import line_of
 from wdsplit.shards.emit import CHECKSUMS
 from wdsplit.texts import counted, quoted
 from wdsplit.urls import shown_url
@@ -113,6 +112,8 @@ def verify_command(
         )
     manifest, images = report.manifest, report.images
     if as_json:
+        from wdsplit.loading.bad_samples import line_of
+
         names = ("cause", "place", "expected", "found", "remedy")
         problems = [{name: getattr(problem, name) for name in names} for problem in report.problems]
         listed = [] if images is None else [orjson.loads(line_of(sample)) for sample in images.bad]

@@ -17,7 +17,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from wdsplit import compute as pc
 from wdsplit.arrays import Int64
 from wdsplit.errors import CorruptDataError
 from wdsplit.shards.parquet import MAX_TABLE_BYTES, UnreadableError, memory_limit, open_table, read_table
@@ -167,7 +166,7 @@ def _check_paths(paths: pa.ChunkedArray) -> None:
                 )
         is_rising = is_rising and all(map(operator.lt, [last, *texts], texts))
         last = texts[-1]
-    if not is_rising and len(pc.unique(paths)) != len(paths):
+    if not is_rising and len(paths.unique()) != len(paths):
         raise CorruptDataError(f"{SHARDS_NAME} has a duplicate shard", expected="each path once", remedy=_REMEDY)
 
 
