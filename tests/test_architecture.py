@@ -9,6 +9,8 @@ import wdsplit
 from loaded import modules_loaded_by
 from wdsplit.errors import MissingDependencyError
 
+pytestmark = pytest.mark.lint
+
 ROOT = Path(wdsplit.__file__).parent
 
 LAYERS = [
