@@ -153,7 +153,7 @@ class _EvenLine:
     def skipped(self, number: int) -> Int64:
         """Return which positions are skipped of those that a step would have after the deliveries before it."""
         begin = self.begin_of(number)
-        start = int(self._skips.positions(begin - 1)) + 1 if begin > self.oldest else self._since
+        start = max(self._since, int(self._skips.positions(begin - 1)) + 1) if begin else self._since
         start += (number - self._steps.number_at(start)) * self.size
         positions = np.arange(max(start, self._since), start + self.size)
         is_fill = positions >= self._steps.order.num_positions

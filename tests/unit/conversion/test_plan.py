@@ -105,7 +105,7 @@ def test_the_number_of_shards_is_a_multiple_of_the_readers(plan):
 @given(st.integers(1, 5000), st.integers(1, 6), st.integers(1, 40), pads)
 def test_lanes_that_are_given_are_kept_and_leave_the_shards_a_multiple_of_the_readers(rows, world_size, lanes, pad):
     assume(pad == "repeat" or world_size <= rows)
-    plan = plan_of(rows, world_size=world_size, lanes=lanes, pad=pad)
+    plan = plan_of(rows, world_size=world_size, lanes=lanes, pad=pad, allow_pads=True)
     assert plan.lanes == lanes
     assert plan.num_shards % world_size == 0
 
