@@ -242,7 +242,7 @@ def dataset_text(manifest: Manifest, place: str) -> str:
     lines += said
     for field in manifest.fields:
         if field.names and not (said and field.column == provenance["label"]["column"]):
-            lines.append(f"classes: {len(field.names):,} in {field.name}: {listed(field.names)}")
+            lines.append(f"classes: {len(field.names):,} in {escaped(field.name)}: {listed(field.names)}")
     if provenance["num_selected"] < provenance["num_rows"]:
         lines.append(f"selected: {provenance['num_selected']:,} of {counted(provenance['num_rows'], 'row')}")
     if provenance.get("num_empty"):

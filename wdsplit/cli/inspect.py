@@ -17,7 +17,7 @@ from wdsplit.cli.help import LOADING, HelpCommand
 from wdsplit.cli.options import batch_size_option, json_option, order_options, view_options
 from wdsplit.cli.terminal import STALE, echo, echo_json, human_bytes, listed, table, wrapped
 from wdsplit.tar.names import RESERVED_FIELDS
-from wdsplit.texts import counted, percent
+from wdsplit.texts import counted, escaped, percent
 from wdsplit.urls import shown_url
 
 if TYPE_CHECKING:
@@ -122,7 +122,8 @@ def _summary(dataset: str, found: Inspection) -> str:
     rows = []
     for one, field in zip(contents.fields, found.fields, strict=True):
         is_known = contents.is_exact or field.names
-        num_classes = f"{len(one.classes):,} {'' if is_known else 'or more '}classes"
+        many = "classes" if is_known else "or more classes"
+        num_classes = counted(len(one.classes), "class" if is_known else many, many)
         if one.classes:
             drawn = "" if contents.is_exact else f", in a sample of {contents.num_read:,}"
             lines += [f"{num_classes} in {one.name}{drawn}:", *_class_lines(one.classes), ""]
@@ -212,9 +213,13 @@ def _technical(found: Inspection) -> str:
     inputs = found.provenance.get("inputs") or []
     loading = f"lanes {found.lanes}, window {found.window}, pads {found.num_pads:,}, fingerprint {found.fingerprint}"
     lines = [
-        *(f"{len(each.names):,} classes in {each.name}: {listed(each.names)}" for each in found.fields if each.names),
+        *(
+            f"{counted(len(each.names), 'class', 'classes')} in {escaped(each.name)}: {listed(each.names)}"
+            for each in found.fields
+            if each.names
+        ),
         "",
-        f"made from {len(inputs):,} inputs: {listed([str(one.get('path', one)) for one in inputs])}",
+        f"made from {counted(len(inputs), 'input')}: {listed([str(one.get('path', one)) for one in inputs])}",
         *(f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in origin.items()),
     ]
     fields = table(("field", "column", "type", "encoding"), rows)

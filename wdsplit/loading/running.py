@@ -5,8 +5,9 @@ The workers' parcels of sub-batches come in turn; those of processes stay in sha
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 from wdsplit.errors import PipelineError, WdsplitError
@@ -46,6 +47,8 @@ class Running:
         self._placed = [0] * num_workers
         self._turn = self._parcel_turn = 0
         self._superseded = False
+        if isinstance(parcels, Generator):  # without workers: ends at exit, before the modules that it needs are gone
+            weakref.finalize(self, parcels.close)
 
     @property
     def lends(self) -> bool:

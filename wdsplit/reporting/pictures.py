@@ -153,12 +153,13 @@ def _skew(facts: Facts) -> Iterator[Picture]:
     values = [{"x": mix.world_size, "y": round(mix.skew, 3), "series": "this dataset"} for mix in mixes]
     values += [{"x": mix.world_size, "y": round(mix.ideal, 3), "series": "drawn at random"} for mix in mixes]
     first, last = mixes[0], mixes[-1]
+    more = f" and {human_number(last.skew)} with {counted(last.world_size, 'GPU')}" if len(mixes) > 1 else ""
     what = "classes" if facts.labels is not None else "tenths of the files"
     yield Picture(
         "skew",
         f"How uneven the {what} of a batch are, by the number of GPUs",
         f"Chi-squared of a rank's batch of {facts.batch_size} is {human_number(first.skew)} with "
-        f"{counted(first.world_size, 'GPU')} and {human_number(last.skew)} with {counted(last.world_size, 'GPU')}; "
+        f"{counted(first.world_size, 'GPU')}{more}; "
         f"drawn at random it would be {human_number(last.ideal)}.",
         facts.mixing.basis,
         lines(values, (_GPUS, "chi-squared"), log=True, ordinal=True),

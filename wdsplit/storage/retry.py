@@ -21,6 +21,7 @@ from typing import TypeVar
 
 from wdsplit.errors import InputError, UnansweredError
 from wdsplit.storage.traffic import count
+from wdsplit.texts import counted
 
 __all__ = [
     "SHORT_DEADLINE_S",
@@ -190,7 +191,7 @@ def _unanswered(failure: Failure, retries: Retries, max_s: float) -> UnansweredE
         "cannot resolve the store's host name" if is_unknown else "the store does not answer as expected",
         place=retries.place,
         expected=f"an answer within {min(max_s, retries.options.deadline_s):g} s",
-        found=f"{retries.num_attempts} attempts, the last of which ended with {failure.name}{before}",
+        found=f"{counted(retries.num_attempts, 'attempt')}, the last of which ended with {failure.name}{before}",
         remedy="check the URL, the endpoint (of s3://: AWS_ENDPOINT_URL), the region and the name server"
         if is_unknown
         else "check the network and the store's limits; to wait longer: storage_options={'deadline_s': ...}",

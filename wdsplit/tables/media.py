@@ -7,6 +7,7 @@ opens only metadata files such as `metadata.csv`.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ from wdsplit.fields.infer import class_names
 from wdsplit.storage.opening import is_remote
 from wdsplit.storage.patterns import place_of
 from wdsplit.tables.find import SPLIT
-from wdsplit.tables.formats.media import GROUP_ROWS, LABEL, common_schema, media_schema
+from wdsplit.tables.formats.media import GROUP_ROWS, LABEL, common_schema, field_of_media, media_schema
 from wdsplit.tables.formats.registry import is_media, is_table
 from wdsplit.tables.media_listing import Found, find_below, find_given
 from wdsplit.tables.media_metadata import read_metadata
@@ -57,12 +58,14 @@ def open_media(
     _refuse_overlaps(paths)
     files = [path for path in paths if is_media(path)]
     notes: list[str] = []
-    opened = [_open_folder(path, storage_options, depth, notes) for path in paths if not is_media(path)]
+    found = [_find_folder(path, storage_options, depth) for path in paths if not is_media(path)]
     if files:
-        opened.append(_open(find_given(files, storage_options, depth), storage_options, notes))
+        found.append(find_given(files, storage_options, depth))
+    opened = [_open(each, storage_options, notes) for each in found]
     if len(opened) > 1 and class_depth is None and not any(LABEL in schema.names for _, schema in opened):
         raise _no_classes([file.path for file, _ in opened])
     schema = common_schema({file.path: schema for file, schema in opened})
+    notes += _other_fields(found, field_of_media(schema)[1])
     return Table(tuple(file for file, _ in opened), schema, notes=tuple(notes))
 
 
@@ -169,12 +172,10 @@ def _refuse_ambiguous(found: Found) -> None:
         )
 
 
-def _open_folder(
-    path: str, storage_options: Mapping[str, Any] | None, depth: int, notes: list[str]
-) -> tuple[InputFile, pa.Schema]:
+def _find_folder(path: str, storage_options: Mapping[str, Any] | None, depth: int) -> Found:
     found = find_below(path, storage_options, depth)
     _refuse_ambiguous(found)
-    return _open(found, storage_options, notes)
+    return found
 
 
 def _open(found: Found, storage_options: Mapping[str, Any] | None, notes: list[str]) -> tuple[InputFile, pa.Schema]:
@@ -232,16 +233,20 @@ def _checksum(names: pa.LargeStringArray, sizes: Int64, more: Any) -> str:
     return str(digest.hexdigest())
 
 
+def _other_fields(found: Sequence[Found], field: str) -> list[str]:
+    """Return a note on files that are written to a field of another kind, if there are any."""
+    counts = sum((Counter({name: count for (_, name), count in each.fields.items()}) for each in found), Counter())
+    others = sorted((-count, name) for name, count in counts.items() if name != field)
+    texts = [f"{-count:,} {name}" for count, name in others]
+    return [f"files of other kinds are written to the field {field!r}, too: {', '.join(texts)}"] if texts else []
+
+
 def _notes(found: Found) -> list[str]:
-    """Return notes on files that are left out or written to another field, and on classes."""
+    """Return notes on files that are left out, and on classes."""
     root, notes = shown_url(found.root), []
     if found.skipped:
         texts = [f"{count:,} {reason}, such as {first}" for reason, (count, first) in sorted(found.skipped.items())]
         notes.append(f"{root}: left out: {'; '.join(texts)}")
-    (_, most), *others = sorted(found.fields, key=lambda key: (-found.fields[key], key))
-    if others:
-        texts = [f"{found.fields[key]:,} {key[1]}" for key in others]
-        notes.append(f"{root}: written to the field {most!r}, as most files are: {', '.join(texts)}")
     classes = [name for name, count in found.classes.items() if count is not None]
     filled = [name for name in classes if found.classes[name]]
     if len(filled) == found.depth == 1 and all("/" in folder for folder, _ in found.rows):

@@ -21,6 +21,7 @@ from wdsplit.conditions.compare import join
 from wdsplit.conditions.parse import Where, parse_where
 from wdsplit.conditions.rows import rows_meeting
 from wdsplit.errors import InputError, did_you_mean
+from wdsplit.fields.infer import class_names
 from wdsplit.fields.json_values import scalar_text, stored
 from wdsplit.fields.keys import hash_keys
 from wdsplit.fields.rules import is_text
@@ -222,8 +223,11 @@ def _tar_types(table: Table) -> dict[str, pa.DataType]:
 def _parsed(condition: str, schema: pa.Schema, types: Mapping[str, pa.DataType]) -> Where:
     """Parse a condition on a table; `types` overrides the types of some columns."""
     typed = pa.schema([pa.field(field.name, types.get(field.name, field.type)) for field in schema])
+    numbered = {
+        name: names for name, names in class_names(schema).items() if pa.types.is_integer(typed.field(name).type)
+    }
     try:
-        return parse_where(condition, typed)
+        return parse_where(condition, typed, numbered)
     except InputError as error:
         json = [
             name for name in types if name.rpartition(".")[2] in _JSON and f"{name!r} is not a struct" in error.cause

@@ -281,6 +281,8 @@ def test_convert_writes_the_names_of_classes_if_asked_to(done, run, tmp_path, ou
     assert [fields["cls.txt"] for _, fields in all_samples(output)] == [b"dog", b"cat", b"dog"]
     assert re.search(r"^2 classes in cls:\n  cat  1  \S+\n  dog  2  \S+\n", done("inspect", output).out, re.M)
     assert "\n2 classes in cls: cat, dog\n" in done("inspect", output, "-v").out
+    done("convert", write_table(tmp_path / "one.parquet", {"label": ["cat"]}), output, "--overwrite", "--jobs", 1)
+    assert "\n1 class in cls:\n" in done("inspect", output).out
     plan = done("plan", path, "--class-names", "--json").json
     assert [field["name"] for field in plan["fields"]] == ["cls", "cls.txt"]
     assert run("plan", write_table(tmp_path / "b.parquet", {"label": [1]}), "--class-names").code == 2
@@ -474,7 +476,7 @@ def test_inspect_can_be_read_by_people(done, numbers):
 
 
 def test_inspect_keeps_what_is_technical_for_those_who_ask(done, numbers):
-    technical = ["lanes 4, window 4, pads 4, fingerprint ", "made from 1 inputs: ", "encoding", "versions: {"]
+    technical = ["lanes 4, window 4, pads 4, fingerprint ", "made from 1 input: ", "encoding", "versions: {"]
     out, verbose = (done("inspect", numbers, *options).out for options in [(), ("-v",)])
     assert [part for part in technical if part in out] == []
     assert [part for part in technical if part not in verbose] == []
@@ -1019,8 +1021,8 @@ def test_lists_are_repeated_or_separated_by_commas(done, tmp_path, output, lists
     assert {field.name: field.column for field in manifest.fields} == {
         "txt": "a,b",
         "json": "score",
-        "id.cls": "id",
-        "label.cls": "label",
+        "cls": "label",
+        "id.json": "id",
     }
     assert {"score", "id"} <= set(manifest.samples.names)
     assert {"000000.idx", "wids.json"} <= set(os.listdir(output / "a"))

@@ -38,7 +38,7 @@ def test_memory_is_kept_by_its_views_and_goes_with_the_last():
 
 @pytest.mark.parametrize(
     ("jobs", "score", "expected"),
-    [(1, 0.5, PrivateMemory), (2, 1, PrivateMemory), (2, 0.5, SharedMemory), (5, 1, SharedMemory)],
+    [(1, 0.5, PrivateMemory), (2, "x", PrivateMemory), (2, 0.5, SharedMemory), (5, "x", SharedMemory)],
 )
 def test_rows_go_into_shared_memory_only_if_processes_may_write_shards(tmp_path, monkeypatch, jobs, score, expected):
     """As they do where there is JSON to encode, or are more jobs than threads are worth."""

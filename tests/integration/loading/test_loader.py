@@ -660,6 +660,14 @@ def test_a_program_that_meets_damage_ends_with_an_error(numbers, tmp_path):
     assert "000003.tar" in result.stderr
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_program_that_ends_within_an_epoch_says_nothing(numbers, num_workers):
+    loader = f"wdsplit.Loader(wdsplit.Dataset({numbers!r}), 12, num_workers={num_workers})"
+    program = f"import wdsplit\nbatches = iter({loader})\nnext(batches)"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
 def test_a_dataset_that_was_not_finished_does_not_exist(numbers, tmp_path):
     path = shutil.copytree(numbers, tmp_path / "unfinished")
     (path / "wdsplit.json").unlink()

@@ -395,5 +395,5 @@ def test_accelerates_loader_knows_its_last_batch(numbers):
     assert ends == {0: False, 1: False, 2: False, 3: False, 4: False, 8: True}
     loader.skip(0, 0)
     steps = [step for step, _ in itertools.islice(loader.enumerate(), 2)]
-    with pytest.warns(UserWarning, match="epoch 1 begins again"):
+    with pytest.warns(UserWarning, match="begins again with the same batches"):
         assert steps == [step for step, _ in itertools.islice(loader.enumerate(), 2)] == [1, 2]

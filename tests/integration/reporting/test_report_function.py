@@ -183,6 +183,8 @@ def test_the_last_step_which_pads_fill_up_is_no_batch_of_few_classes(tmp_path):
     facts = wdsplit.report(path, options=wdsplit.ReportOptions(batch_size=64)).facts
     whole = [each for each in facts.mixing.batches if each.world_size == 8]
     assert min(each.classes_seen for each in whole) > 9.9
+    of_one = wdsplit.report(path, options=wdsplit.ReportOptions(batch_size=400))  # only 1 rank has a whole step
+    assert "with 1 GPU; drawn at random" in of_one.html
 
 
 def test_a_page_stays_below_5_mb_whatever_is_in_it(tmp_path):

@@ -382,6 +382,15 @@ def test_two_columns_of_classes_are_asked_for_by_field(tmp_path):
     assert Dataset(path, fields=["breed.cls"]).classes == ("tabby", "poodle")
 
 
+def test_a_label_without_names_has_none_though_another_column_has(tmp_path):
+    features = {"kind": {"names": ["cat", "dog"], "_type": "ClassLabel"}}
+    table = pa.table({"id": [0, 1, 2], "kind": [0, 1, 1]})
+    table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    convert(table, tmp_path / "out", classes="id", shards=1)
+    assert Dataset(str(tmp_path / "out")).classes == ()
+    assert Dataset(str(tmp_path / "out"), fields=["kind.cls"]).classes == ("cat", "dog")
+
+
 def test_a_mixture_has_classes_if_all_its_datasets_have_the_same(tmp_path):
     one, same = (of_classes(tmp_path / name, label=["cat", "dog"]) for name in "ab")
     other = of_classes(tmp_path / "c", label=["dog", "cat"])

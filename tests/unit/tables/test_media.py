@@ -191,7 +191,10 @@ def test_images_and_audio_in_one_folder_are_refused(tmp_path):
 def test_most_files_decide_the_field_and_the_others_are_counted(tmp_path):
     plan = planned([write_files(tmp_path, "1.png", "2.jpg", "3.JPEG")], options())
     assert [one.name for one in plan.fields] == ["jpg"]
-    assert plan.table.notes[0].endswith("written to the field 'jpg', as most files are: 1 png")
+    assert plan.table.notes == ("files of other kinds are written to the field 'jpg', too: 1 png",)
+    more = planned([f"{tmp_path}", write_files(tmp_path.with_name("more"), "4.png", "5.gif")], options(class_depth=0))
+    assert [one.name for one in more.fields] == ["jpg"]
+    assert more.table.notes == ("files of other kinds are written to the field 'jpg', too: 2 png, 1 gif",)
 
 
 def test_files_that_are_left_out_decide_neither_kind_nor_field(tmp_path):

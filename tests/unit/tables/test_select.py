@@ -1,6 +1,7 @@
 """Which rows are kept: splits, hashes, and the counting of rows by condition, limit and split."""
 
 import datetime
+import json
 import math
 import os
 from itertools import pairwise
@@ -410,3 +411,14 @@ def test_a_null_that_decides_is_named_by_its_file_and_its_row_in_it(tmp_path, gr
     assert caught.value.place == f"{paths[1]}, row 23, column 'text'"
     ((selected, _),) = select_rows(open_inputs(paths), "n > 20 and text is not None", None, [None], "text")
     assert selected.num_rows == 65
+
+
+def test_a_condition_names_the_classes_of_numbers(tmp_path):
+    features = {"label": {"_type": "ClassLabel", "names": ["cat", "dog"]}}
+    schema = pa.schema([("label", pa.int64())], {"huggingface": json.dumps({"info": {"features": features}})})
+    table = open_inputs(write_files(tmp_path, pa.table({"label": [0, 1, 1]}, schema), [3], 3))
+    for where, count in {"label == 'dog'": 2, "label == 1": 2, "label not in ['dog']": 1}.items():
+        ((selected, _),) = select_rows(table, where, None, [None], None)
+        assert selected.num_rows == count
+    with pytest.raises(InputError, match="no class 'dgo'"):
+        select_rows(table, "label == 'dgo'", None, [None], None)

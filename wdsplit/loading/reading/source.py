@@ -343,14 +343,14 @@ class Source:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The class names of `cls`, or of the one column of classes among the fields that are read; empty without one.
+        """The class names of `cls` if it is read, else of the one column of classes that is; empty without one.
 
         Raises:
             InputError: Several columns have class names.
         """
         fields = [each for each in self.manifest.fields if self.fields is None or each.name in self.fields]
-        read = list({each.column: each for each in fields if each.names}.values())
-        read = [each for each in fields if each.name == "cls" and each.names] or read
+        own = [each for each in fields if each.name == "cls"]
+        read = own or list({each.column: each for each in fields if each.names}.values())
         if len(read) > 1:
             example = repr(read[0].name)
             raise InputError(
