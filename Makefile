@@ -46,23 +46,24 @@ demo-s3: $(DEMO_INSTALLED) ## The same through an S3 server of this machine, on 
 		examples/demo_s3.sh demo/s3 $(EPOCHS)
 
 test-unit: $(TESTS_INSTALLED) ## Run the unit tests (below a minute)
-	$(PYTEST) -m "not slow" tests/test_architecture.py tests/unit $(ARGS)
+	$(PYTEST) -m "not slow and not lint" tests/unit $(ARGS)
 
 test: $(TESTS_INSTALLED) ## Run the unit and integration tests; installs no framework but torch (5 minutes on 2 cores)
-	$(PYTEST) -m "not slow" $(ARGS)
+	$(PYTEST) -m "not slow and not lint" $(ARGS)
 
-test-system: $(ALL_INSTALLED) $(LOWEST_INSTALLED) ## Run all that `make test` leaves out: frameworks, Ray, kills, guides
-	$(LOWEST_PYTHON) $(PYTEST) -m slow --hypothesis-profile=thorough tests $(ARGS)
+test-system: $(ALL_INSTALLED) $(LOWEST_INSTALLED) ## Run frameworks, Ray, kills, guides; property tests with random seeds
+	$(LOWEST_PYTHON) $(PYTEST) -m "slow or hypothesis" --hypothesis-profile=thorough tests $(ARGS)
 
 test-lowest: $(TESTS_INSTALLED) $(LOWEST_INSTALLED) ## Convert and verify with the lowest versions of all dependencies
 	$(LOWEST_PYTHON) $(BIN)/python -m pytest tests/system/test_lowest_versions.py $(ARGS)
 
 test-all: test test-system ## Run all tests
 
-check: $(TESTS_INSTALLED) ## Lint, check the format and the types
+check: $(TESTS_INSTALLED) ## Lint, check format, types, layers, language and links
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/python -m pytest -m lint tests/test_architecture.py tests/unit/test_language.py tests/unit/test_docs.py $(ARGS)
 
 release-check: $(BIN)/uv ## Install the wheel and the sdist with each Python on PATH, newest and lowest versions, and use them
 	$(BIN)/python -m tools.check_release

@@ -1,7 +1,8 @@
-"""How the tests run: hypothesis draws the same examples every time, and takes as long as a slow machine needs."""
+"""How the tests run: hypothesis draws the same examples every time, except in the system tier, and takes its time."""
 
 import gc
 import os
+import secrets
 import signal
 
 import fsspec
@@ -24,13 +25,27 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 for profile, max_examples in (("quick", 30), ("thorough", 200)):  # chosen by --hypothesis-profile
     settings.register_profile(
         profile,
-        derandomize=True,
+        derandomize=profile == "quick",
         deadline=None,
         max_examples=max_examples,
         print_blob=False,
         suppress_health_check=[HealthCheck.too_slow],
     )
 settings.load_profile("quick")
+
+
+@pytest.hookimpl(tryfirst=True)  # before hypothesis reads the option, and xdist sends it to its processes
+def pytest_configure(config):
+    """Draw one seed for all property tests of the system tier, unless one is given."""
+    if config.option.hypothesis_profile == "thorough" and config.option.hypothesis_seed is None:
+        config.option.hypothesis_seed = secrets.randbits(32)
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    if config.option.hypothesis_seed is not None:
+        terminalreporter.write_line(
+            f"to draw the same examples again: --hypothesis-seed={config.option.hypothesis_seed}"
+        )
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -9,10 +9,12 @@ import wdsplit
 from loaded import modules_loaded_by
 from wdsplit.errors import MissingDependencyError
 
+pytestmark = pytest.mark.lint
+
 ROOT = Path(wdsplit.__file__).parent
 
 LAYERS = [
-    ["compute", "errors", "urls", "texts", "without_pandas"],
+    ["arrays", "compute", "errors", "urls", "texts", "without_pandas"],
     ["sizes", "notebook"],
     ["order", "tar", "engines"],
     ["storage"],
@@ -31,9 +33,6 @@ LAYERS = [
     ["cli"],
 ]
 """Packages and modules at the root, lowest layer first: a module imports only what is in its own package or below."""
-
-UPWARD = {("loading.dataset", "reporting.preview")}
-"""The one import from above, made when it is called: docs/design/layout.md says why."""
 
 PURE_PACKAGES = ["order", "tar", "fields", "conditions", "conversion.plan"]
 
@@ -118,22 +117,13 @@ def dotted_imports(name):
 
 
 def own_imports(name):
-    """Return the modules of wdsplit that a module imports, by their names below `wdsplit`."""
+    """Return the modules of wdsplit that a module imports, also in functions and for type checkers, by their names."""
     inner = {
         dotted.removeprefix("wdsplit").lstrip(".")
         for dotted in dotted_imports(name)
         if f"{dotted}.".startswith("wdsplit.")
     }
-    found = {dotted if dotted in MODULES else dotted.rpartition(".")[0] for dotted in inner} - {name}
-    return found - {above for below, above in UPWARD if below == name}
-
-
-def test_an_import_from_above_is_made_when_it_is_called():
-    for below, above in UPWARD:
-        package, _, module = f"wdsplit.{above}".rpartition(".")
-        at_once = [node for node in TREES[below].body if isinstance(node, ast.ImportFrom)]
-        assert f"wdsplit.{above}" not in {node.module for node in at_once}
-        assert any(dotted.startswith(f"{package}.{module}.") for dotted in dotted_imports(below))
+    return {dotted if dotted in MODULES else dotted.rpartition(".")[0] for dotted in inner} - {name}
 
 
 @every_module
@@ -156,9 +146,40 @@ def test_no_modules_import_each_other_in_a_circle():
     assert order.index("errors") < order.index("order.epoch") < order.index("order.split")
 
 
+def own_private_names(name):
+    """Return the private names that a module defines, of functions and of attributes of `self`."""
+    names = set()
+    for node in ast.walk(TREES[name]):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
+            names.add(node.attr)
+    return {each for each in names if each.startswith("_") and not each.startswith("__")}
+
+
+def test_private_names_of_loading_stay_in_it():
+    inside = [name for name in MODULES if f"{name}.".startswith("loading.")]
+    private = set().union(*map(own_private_names, inside))
+    assert "_finished" in private
+    for name in sorted(set(MODULES) - set(inside)):
+        used = {node.attr for node in ast.walk(TREES[name]) if isinstance(node, ast.Attribute)}
+        assert not used & private - own_private_names(name), name
+
+
+def test_types_of_arrays_are_defined_once():
+    defined = [
+        (name, ast.unparse(node))
+        for name, tree in TREES.items()
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("npt.NDArray")
+    ]
+    assert len({definition for _, definition in defined}) == len(defined), defined
+
+
 def test_the_root_holds_packages_and_few_modules():
     assert {path.name for path in ROOT.glob("*.py")} == {
         "__init__.py",
+        "arrays.py",
         "compute.py",
         "without_pandas.py",
         "errors.py",

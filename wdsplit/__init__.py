@@ -8,10 +8,10 @@ Names are imported when they are first used: `import wdsplit` loads neither torc
 
 from __future__ import annotations
 
-import gc
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from wdsplit import notebook
 from wdsplit.errors import (
     ConvertError,
     CorruptDataError,
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from wdsplit.loading.loader import Loader
     from wdsplit.loading.mix import mix
     from wdsplit.loading.monitor import Monitor
+    from wdsplit.loading.reading.source import AnySource
     from wdsplit.loading.samples import Samples
     from wdsplit.loading.stages.decoders import decode_sample_stage
     from wdsplit.loading.stages.images import resized
@@ -175,17 +176,21 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("importlib.metadata").version(__name__)
     if name not in _LAZY:
         raise AttributeError(f"module 'wdsplit' has no attribute {name!r}")
-    is_collecting = gc.isenabled()
-    gc.disable()  # imports leave no garbage, and a collection that visits all objects of torch takes 0.1 s
     try:
         return getattr(importlib.import_module(_LAZY[name]), name)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "torch":
             raise
         raise MissingDependencyError.for_extra("torch") from error
-    finally:
-        if is_collecting:
-            gc.enable()
+
+
+def _make_preview(source: AnySource, n: int, seed: int) -> notebook.Preview:
+    from wdsplit.reporting.preview import preview
+
+    return preview(source, n, seed)
+
+
+notebook.make_preview = _make_preview
 
 
 def __dir__() -> list[str]:

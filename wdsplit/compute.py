@@ -1,6 +1,7 @@
 """The functions of `pyarrow.compute`, which is imported when the first of them is used.
 
-The import takes about as long as opening a dataset and reading its first batch, which need none of these functions.
+The import takes 22 ms, a third of what a first batch imports besides torch, and a first batch uses none of these
+functions. Only `tar` imports them from here: its modules write tars by them, and parse tars for the loader without.
 """
 
 from __future__ import annotations

@@ -1,17 +1,14 @@
-"""How objects look in a notebook: a small table, in the colours of the page around it.
-
-Pure (no I/O).
-"""
+"""How objects look in a notebook: a small table, in the colours of the page around it; and previews of samples."""
 
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
 
 from wdsplit.texts import safe_text
 
-__all__ = ["STYLE", "html_table"]
+__all__ = ["STYLE", "Preview", "html_table", "make_preview"]
 
 STYLE = """<style>
 .wdsplit { --line: #8886; --box: #8881; --quiet: currentColor; --fair: currentColor; --link: currentColor; }
@@ -28,6 +25,29 @@ STYLE = """<style>
 wins against the rules of Jupyter, which align cells to the right."""
 
 _CELL_CHARACTERS, _ROWS = 300, 50
+
+
+class Preview(Protocol):
+    """Samples to look at. A notebook shows them as pictures, sounds and texts; `print` as a line for each."""
+
+    @property
+    def title(self) -> str:
+        """The number of samples, and the dataset."""
+
+    @property
+    def cards(self) -> Sequence[Any]:
+        """The samples."""
+
+    def _repr_html_(self) -> str | None:
+        """Return the preview as HTML; None for the lines instead."""
+
+
+make_preview: Callable[[Any, int, int], Preview]
+"""Makes the preview of a source: its arguments are the source, the number of samples and the seed.
+
+`wdsplit/__init__` sets it, which is imported before any module of the package: previews are made by `reporting`, far
+above the datasets that show them.
+"""
 
 
 def html_table(title: str, rows: Iterable[Sequence[Any]], header: Sequence[str] = ()) -> str:

@@ -1,4 +1,8 @@
-"""Keeps pyarrow from importing pandas in commands and their worker processes: it takes longer than a short command."""
+"""Keeps pyarrow from importing pandas in commands and their worker processes.
+
+The import takes 0.12 s in each process, and any `pyarrow.array` of Python or numpy values starts it. A conversion of
+1,000 rows takes 0.3 s without it, so importing less elsewhere cannot make up for it.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,10 @@ __all__ = ["do_without_pandas"]
 
 
 class _NoPandas:
-    """A module finder that makes `import pandas` fail as if pandas were not installed."""
+    """A module finder that makes `import pandas` fail as if pandas were not installed.
+
+    None in `sys.modules` does so too, but not for pyarrow: Cython's import returns the None.
+    """
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> None:
         if name == "pandas":

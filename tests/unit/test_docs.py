@@ -104,6 +104,7 @@ def slug(heading):
     return re.sub(r"[^\w -]", "", heading.replace("`", "").lower()).replace(" ", "-")
 
 
+@pytest.mark.lint
 @pytest.mark.parametrize("page", PAGES)
 def test_links_of_a_page_lead_to_files_and_headings(page):
     text, wrong = text_of(page), []
@@ -132,6 +133,7 @@ def test_every_test_that_the_page_of_promises_names_is_one_that_pytest_runs():
         assert re.search(rf"^def {check}\(", checks, re.M), f"pytest {path} -k {check} runs nothing"
 
 
+@pytest.mark.lint
 @pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("docs/") and page != WITH_OLD_NAMES])
 def test_tests_and_files_that_a_page_names_are_there(page):
     text = text_of(page)
@@ -202,6 +204,7 @@ def test_the_page_of_python_has_every_public_name():
     assert sorted(shown) == sorted(wdsplit.__all__)
 
 
+@pytest.mark.lint
 def test_links_of_the_readme_are_whole_so_that_a_package_index_can_show_them():
     text = text_of("README.md")
     (home,) = re.findall(r"^  repository: (\S+)", text_of("mkdocs.yml"), re.M)

@@ -13,6 +13,8 @@ from paths import ROOT
 from wdsplit import debug
 from wdsplit.cli.main import cli
 
+pytestmark = pytest.mark.lint
+
 PHRASES = re.compile(
     r"\b(told|held|hurried|begun|looked around|put off|given up|(is|are) wanted|stands(?! (out|(in )?for)\b)"
     r"|stand twice|at hand|(does|do) without|what is there|this is no|who evicts|only so many|cannot be asked)\b"

@@ -17,7 +17,8 @@ import tracemalloc
 import numpy as np
 
 from tools.bench import core
-from wdsplit.order.epoch import EpochOrder, Int64, OrderOptions
+from wdsplit.arrays import Int64
+from wdsplit.order.epoch import EpochOrder, OrderOptions
 
 
 def shard_counts(num_shards: int, num_samples: int, uneven: bool) -> Int64:

@@ -16,11 +16,11 @@ from wdsplit.annotating.job import AnnotateJob, Cuts, Span
 from wdsplit.annotating.join import Counted, Joined, join
 from wdsplit.annotating.run import AnnotationRun, noted
 from wdsplit.annotating.scatter import scatter_keys, scatter_rows
+from wdsplit.arrays import Int64
 from wdsplit.conversion.shuffle.scatter import BATCH_BYTES
 from wdsplit.conversion.shuffle.sorted_runs import SortedRun
 from wdsplit.conversion.shuffle.steps import ROW_BYTES, cut_table
 from wdsplit.engines.local import Engine
-from wdsplit.order.epoch import Int64
 from wdsplit.tables.read import check_files
 from wdsplit.tables.table import Table
 

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from wdsplit.annotating.options import Duplicates
-from wdsplit.order.epoch import Int64
+from wdsplit.arrays import Int64
 from wdsplit.shards.manifest import Shards
 from wdsplit.storage.interface import Storage
 from wdsplit.storage.opening import open_storage

@@ -13,8 +13,8 @@ import pyarrow as pa
 from wdsplit.annotating.job import KEY, NUMBER, RAW, ROW, SHARD, AnnotateJob, Span
 from wdsplit.annotating.options import Duplicates
 from wdsplit.annotating.scatter import RunWriter, read_partition
+from wdsplit.arrays import Int64
 from wdsplit.conversion.shuffle.sorted_runs import SortedRun
-from wdsplit.order.epoch import Int64
 from wdsplit.tar.names import ambiguous_key
 
 __all__ = ["NUM_EXAMPLES", "Counted", "Joined", "Matches", "join", "match"]

@@ -14,12 +14,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from wdsplit.annotating.job import AnnotateJob, Span
+from wdsplit.arrays import Int64
 from wdsplit.conversion.shuffle.sorted_runs import SortedRun, open_run, read_buckets, read_runs, write_run
 from wdsplit.engines.local import in_order, raise_if_cancelled
 from wdsplit.errors import InputError
 from wdsplit.fields.json_values import stored
 from wdsplit.fields.keys import escape_keys, hash_keys, number_keys
-from wdsplit.order.epoch import Int64
 from wdsplit.shards.sample_tables import KEY as SAMPLE_KEY
 from wdsplit.shards.sample_tables import read_samples
 from wdsplit.storage.interface import Storage

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from wdsplit.arrays import Int64
 from wdsplit.checks.classes import measure_classes
 from wdsplit.checks.mixing import mixing
 from wdsplit.conversion.plan.options import chosen
@@ -19,7 +20,7 @@ from wdsplit.errors import InputError, MissingDependencyError
 from wdsplit.loading.opening import open_source
 from wdsplit.loading.reading.source import Source
 from wdsplit.notebook import html_table
-from wdsplit.order.epoch import EpochOrder, Int64
+from wdsplit.order.epoch import EpochOrder
 from wdsplit.order.split import Step, Steps, World, worker_of
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from wdsplit.arrays import Int64
 from wdsplit.checks.keys import keys_and_labels
 from wdsplit.checks.places import parts_of, samples_at
 from wdsplit.checks.sample_files import save_samples
@@ -25,7 +26,7 @@ from wdsplit.loading.reading.block import Objects, as_objects
 from wdsplit.loading.reading.source import AnySource
 from wdsplit.loading.views import CHOICES
 from wdsplit.notebook import html_table
-from wdsplit.order.epoch import Int64, Located, groups
+from wdsplit.order.epoch import Located, groups
 from wdsplit.order.seen import SeenStep, SeenSteps
 from wdsplit.order.split import World, whole
 from wdsplit.order.state import State, is_stored_name, parse_state, refuse_other_view

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from wdsplit.arrays import Int64
 from wdsplit.checks.labels import read_fields
 from wdsplit.fields.image_sizes import IMAGE_EXTENSIONS, image_sizes
 from wdsplit.loading.reading.block import head
-from wdsplit.order.epoch import Int64, hash_stream
+from wdsplit.order.epoch import hash_stream
 from wdsplit.order.numbers import SampleNumbers
 from wdsplit.shards.manifest import Field, Manifest
 from wdsplit.storage.interface import ReadableStorage

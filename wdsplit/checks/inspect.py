@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from wdsplit.arrays import Int64
 from wdsplit.checks.contents import Contents, read_contents
 from wdsplit.checks.sample_files import payloads, write_files
 from wdsplit.errors import InputError
@@ -17,7 +18,7 @@ from wdsplit.loading.reading.numbered import NumberedSamples
 from wdsplit.loading.reading.open_shard import open_shard
 from wdsplit.notebook import html_table
 from wdsplit.order.distribution import reading_advice
-from wdsplit.order.epoch import EpochOrder, Int64, OrderOptions
+from wdsplit.order.epoch import EpochOrder, OrderOptions
 from wdsplit.order.numbers import SampleNumbers
 from wdsplit.order.selection import Selection
 from wdsplit.order.split import readers_per_lane

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from wdsplit.arrays import Int64
 from wdsplit.checks.labels import read_fields
 from wdsplit.engines.local import in_order
 from wdsplit.loading.reading.block import Objects, as_objects
 from wdsplit.loading.reading.source import Source
-from wdsplit.order.epoch import Int64, Located, groups
+from wdsplit.order.epoch import Located, groups
 from wdsplit.shards.manifest import Field, Manifest
 from wdsplit.shards.sample_tables import read_samples
 from wdsplit.storage.interface import ReadableStorage

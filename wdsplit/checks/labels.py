@@ -12,11 +12,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from wdsplit.arrays import Int64
 from wdsplit.engines.local import in_order
 from wdsplit.errors import CorruptDataError, InputError
 from wdsplit.loading.reading.open_shard import OpenShard
 from wdsplit.loading.reading.read_windows import WindowPlace, read_windows
-from wdsplit.order.epoch import Int64, groups
+from wdsplit.order.epoch import groups
 from wdsplit.shards.manifest import Manifest, Shard, index_path
 from wdsplit.storage.interface import ReadableFile, ReadableStorage
 from wdsplit.tables.formats.opening import joined_ranges

@@ -11,14 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from wdsplit.order.epoch import EpochOrder, Int64, Located, hash_numbers, hash_stream
+from wdsplit.arrays import Float64, Int64
+from wdsplit.order.epoch import EpochOrder, Located, hash_numbers, hash_stream
 from wdsplit.order.split import AnyOrder
 
 __all__ = ["MAX_COUNTED", "Batches", "ClassMixing", "Mixing", "class_mixing", "draw_batches", "mixing"]
-
-Float64 = npt.NDArray[np.float64]
 
 MAX_COUNTED = 2**22
 """Up to this many samples, all pairs are counted."""

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
+from wdsplit.arrays import Int64
 from wdsplit.engines.local import Engine, LocalEngine
 from wdsplit.errors import CorruptDataError, InputError, WdsplitError
 from wdsplit.fields.duplicate_keys import Hashes, Place, find_duplicate_keys
@@ -30,7 +31,6 @@ from wdsplit.loading.reading.read_windows import read_window
 from wdsplit.loading.reading.window import Window
 from wdsplit.loading.views import chosen_views
 from wdsplit.notebook import html_table
-from wdsplit.order.epoch import Int64
 from wdsplit.order.packed import is_whole
 from wdsplit.order.selection import Selection
 from wdsplit.shards.annotations import Annotation, annotation_names, find_annotation, read_annotation

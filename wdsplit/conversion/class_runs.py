@@ -14,11 +14,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from wdsplit.arrays import Int64
 from wdsplit.engines.local import in_order
 from wdsplit.fields.infer import class_names
 from wdsplit.fields.json_values import stored
 from wdsplit.fields.rules import is_text, unwrap
-from wdsplit.order.epoch import Int64
 from wdsplit.shards.manifest import Field
 from wdsplit.tables.read import read_rows
 from wdsplit.tables.table import Table

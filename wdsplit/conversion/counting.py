@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from wdsplit.arrays import Int64
 from wdsplit.conversion.plan.grouping import Groups
 from wdsplit.engines.local import in_order
 from wdsplit.engines.watching import watched
-from wdsplit.order.epoch import Int64
 from wdsplit.tables.read import file_batches, matching_groups
 from wdsplit.tables.select import Picker, hash_groups, in_split
 from wdsplit.tables.table import FileRange, InputFile, Selection, Split, Table

@@ -12,15 +12,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from wdsplit.arrays import Int64, UInt64
 from wdsplit.debug.ranks import Rendezvous
-from wdsplit.order.epoch import Int64
 
 __all__ = ["Delivery", "Faults", "compare_deliveries"]
 
 _AT_ONCE = 2**20
 _MAX_EXAMPLES = 5
-
-UInt64 = npt.NDArray[np.uint64]
 
 
 class Delivery(NamedTuple):

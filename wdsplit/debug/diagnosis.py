@@ -108,7 +108,7 @@ def diagnose(loader: Any) -> Diagnosis:
         InputError: `loader` is none of these.
     """
     found = loader_of(loader)
-    made, clock = found.statistics(), found._clock
+    made, clock = found.statistics(), found.clock
     advice: tuple[str, ...] = ()
     if made.batches and made.bottleneck == "loader":
         num_processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

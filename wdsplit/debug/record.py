@@ -13,11 +13,12 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from wdsplit.arrays import Int64
 from wdsplit.errors import InputError
 from wdsplit.loading.loader import Loader
 from wdsplit.loading.reading.source import Source
 from wdsplit.loading.stages.columns import ToTuple
-from wdsplit.order.epoch import EpochOrder, Int64
+from wdsplit.order.epoch import EpochOrder
 from wdsplit.order.split import Steps
 
 __all__ = ["AUDITED", "Facts", "Identify", "Record"]
@@ -63,7 +64,7 @@ class Record:
     """
 
     def __init__(self, loader: Loader, identify: Identify | None) -> None:
-        begin, dataset = loader._progress.start, loader.dataset
+        begin, dataset = loader.progress.start, loader.dataset
         self.order, self.world, self.start = dataset.order(begin.epoch), dataset.world(), begin.position
         self.skips = begin.skips
         self.ended = False

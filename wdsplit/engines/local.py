@@ -22,7 +22,7 @@ from wdsplit.errors import ConvertError
 from wdsplit.without_pandas import do_without_pandas
 
 if TYPE_CHECKING:
-    from concurrent.futures import ProcessPoolExecutor
+    pass
 
 __all__ = ["Engine", "LocalEngine", "ahead", "end_with_parent", "in_order", "raise_if_cancelled"]
 
@@ -135,7 +135,11 @@ class LocalEngine:
         if num_bytes is not None:
             processes = min(jobs, (num_bytes + len(tasks) * _TASK_BYTES) // _PROCESS_BYTES)
         if jobs > 1 and threads and min(self.jobs, processes) <= _MAX_THREADS:
-            yield from _in_threads(function, tasks, min(jobs, _MAX_THREADS))
+            pool = _Threads(min(jobs, _MAX_THREADS))
+            try:
+                yield from _bounded(pool, function, tasks, _QUEUED_PER_JOB * min(jobs, _MAX_THREADS))
+            finally:
+                pool.end()
         elif processes > 1:
             yield from _in_processes(function, tasks, processes)
         else:
@@ -166,7 +170,10 @@ def _in_processes(function: Callable[[Task], Result], tasks: Sequence[Task], job
             "`if __name__ == '__main__':`. Finished shards are kept: continue with --resume",
         ) from error
     finally:
-        _stop(pool, finished)
+        if not finished:  # else it would wait for the tasks that run
+            for process in list((getattr(pool, "_processes", None) or {}).values()):
+                process.terminate()
+        pool.shutdown(wait=True, cancel_futures=True)
 
 
 def raise_if_cancelled() -> None:
@@ -174,14 +181,6 @@ def raise_if_cancelled() -> None:
     cancelled: threading.Event | None = getattr(_thread, "cancelled", None)
     if cancelled is not None and cancelled.is_set():
         raise _CancelledError
-
-
-def _in_threads(function: Callable[[Task], Result], tasks: Sequence[Task], jobs: int) -> Iterator[Result]:
-    pool = _Threads(min(jobs, len(tasks)))
-    try:
-        yield from _bounded(pool, function, tasks, _QUEUED_PER_JOB * jobs)
-    finally:
-        pool.end()
 
 
 def in_order(function: Callable[[Task], Result], tasks: Iterable[Task], threads: int) -> Iterator[Result]:
@@ -305,14 +304,6 @@ def _interrupts_delayed() -> Iterator[None]:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if received:
             handlers[received[0][0]](*received[0])
-
-
-def _stop(pool: ProcessPoolExecutor, finished: bool) -> None:
-    """Shut down the pool; terminate its processes first if tasks are unfinished."""
-    if not finished:
-        for process in list((getattr(pool, "_processes", None) or {}).values()):
-            process.terminate()
-    pool.shutdown(wait=True, cancel_futures=True)
 
 
 _function: Callable[[Any], Any]

@@ -57,7 +57,11 @@ def connect(address: str, runtime_env: dict[str, Any] | None) -> tuple[Any, bool
             )
     except Exception as error:
         raise unreachable(address, error) from error
-    _log_output(ray)
+    # Ray has no option to keep off standard output what it prints about lost workers and nodes. If it cannot recover,
+    # the driver warns about the task.
+    worker: Any = ray._private.worker
+    if hasattr(worker, "print_to_stdstream"):
+        worker.print_to_stdstream = lambda data, **options: logger.info("%s", "\n".join(data["lines"]))
     return ray, True
 
 
@@ -110,13 +114,3 @@ def _sigterm_handler_kept() -> Iterator[None]:
     finally:
         if handler not in (signal.SIG_DFL, None) and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)
-
-
-def _log_output(ray: Any) -> None:
-    """Log what Ray prints about lost workers and nodes: Ray has no option to keep it off standard output.
-
-    If Ray cannot recover, the driver warns about the task.
-    """
-    worker = ray._private.worker
-    if hasattr(worker, "print_to_stdstream"):
-        worker.print_to_stdstream = lambda data, **options: logger.info("%s", "\n".join(data["lines"]))

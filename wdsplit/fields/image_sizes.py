@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from wdsplit.arrays import Int64
 from wdsplit.shards.manifest import Field
 
 __all__ = ["IMAGE_EXTENSIONS", "first_image_field", "image_sizes"]
@@ -32,7 +33,6 @@ _MAX_ENTRIES = 64
 _MAX_SIDE = 2**31 - 1
 
 Bytes = npt.NDArray[np.uint8]
-Int64 = npt.NDArray[np.int64]
 _Sides = tuple[Int64, Int64]
 
 

@@ -147,7 +147,9 @@ class JaxLoader(PrefetchingLoader):
         """Fill up this process's rows of a batch, and start to copy it to the devices."""
         missing = self.loader.batch_size - len(is_real)
         valid = np.concatenate([is_real, np.zeros(missing, np.bool_)])
-        data, host = _split_columns(batch)
+        columns = batch if isinstance(batch, dict) else dict(enumerate(batch if isinstance(batch, tuple) else [batch]))
+        host = {name: values for name, values in columns.items() if isinstance(values, list)}
+        data = {name: values for name, values in columns.items() if name not in host}
         unknown = self._shardings.keys() - data.keys()
         if unknown:
             raise InputError("invalid specs of a JaxLoader", found=f"no such array: {sorted(map(repr, unknown))}")
@@ -285,13 +287,6 @@ def _check(
     problems += [f"{name}: no option of a JaxLoader" for name in options if name not in known]
     if problems:
         raise InputError("invalid JaxLoader arguments", found="; ".join(problems))
-
-
-def _split_columns(batch: Any) -> tuple[dict[Any, Any], dict[Any, Any]]:
-    """Return the columns of a batch that are arrays, and those that are lists, by their names or numbers."""
-    columns = batch if isinstance(batch, dict) else dict(enumerate(batch if isinstance(batch, tuple) else [batch]))
-    lists = {name: values for name, values in columns.items() if isinstance(values, list)}
-    return {name: values for name, values in columns.items() if name not in lists}, lists
 
 
 def _like_batch(batch: Any, columns: dict[Any, Any]) -> Any:

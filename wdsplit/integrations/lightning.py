@@ -133,7 +133,7 @@ class _TrainingLoader(OpaqueLoader):
 
     def __len__(self) -> int:
         """Return the number of steps in the trainer's epoch, also before a checkpoint is loaded."""
-        return self.loader._length_of(_epoch(self._trainer))
+        return self.loader.progress.num_steps(_epoch(self._trainer))
 
     def _is_accumulating(self) -> bool:
         trainer = self._trainer
@@ -148,7 +148,7 @@ class _TrainingLoader(OpaqueLoader):
         super().load_state_dict(state_dict)
         epoch, progress = _epoch(self._trainer), self._trainer.fit_loop.epoch_loop.batch_progress
         if self.epoch == epoch and state_dict["position"]:
-            done, _ = self.loader._counts_of(epoch)
+            done, _ = self.loader.progress.counts_of(epoch)
         elif self.epoch == epoch + 1 and progress.is_last_batch:
             done = len(self)
         else:
@@ -250,7 +250,7 @@ def _refuse_other_length(trainer: Any, loader: Loader) -> None:
         or len(list(_leaves(trainer.train_dataloader))) > 1
     ):
         return
-    if counted != loader._length_of(epoch):
+    if counted != loader.progress.num_steps(epoch):
         raise other_length(
             loader, epoch, counted, "let Lightning count anew: Trainer(reload_dataloaders_every_n_epochs=1)"
         )

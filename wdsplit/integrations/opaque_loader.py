@@ -51,7 +51,7 @@ class OpaqueLoader:
 
     def enumerate(self) -> Iterator[tuple[int, Any]]:
         """Iterate this loader, and yield each batch with the number of its step, as `wdsplit.Loader.enumerate` does."""
-        step = self.loader._step_at(self.loader._progress.start)
+        step = self.loader.progress.step_at(self.loader.progress.start)
         for batch in self:
             yield step, batch
             step = self.step
@@ -106,6 +106,6 @@ def other_length(loader: Loader, epoch: int, expected: int, remedy: str) -> Inpu
         "epochs with views of different sizes: the training would end too early, or leave samples out",
         place=f"epoch {epoch} of {loader.dataset.source.url}",
         expected=f"{expected:,} batches in each epoch, as the library has counted them",
-        found=f"{loader._length_of(epoch):,} batches",
+        found=f"{loader.progress.num_steps(epoch):,} batches",
         remedy=remedy,
     )

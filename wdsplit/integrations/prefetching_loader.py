@@ -29,7 +29,7 @@ class StatefulBatches(Iterator[tuple[Any, Step, State]]):
 
     def __init__(self, loader: Loader) -> None:
         self._batches = iter(loader)
-        self.begin = loader._progress.state
+        self.begin = loader.progress.state
         self.order = self._batches.source.order(self.begin.epoch)
 
     def __next__(self) -> tuple[Any, Step, State]:
@@ -63,13 +63,13 @@ class PrefetchingLoader:
     def step(self) -> int:
         """The number of the next step, as `wdsplit.Loader.step` counts."""
         reached = self._state()
-        return self.loader.step if reached is None else self.loader._step_at(reached)
+        return self.loader.step if reached is None else self.loader.progress.step_at(reached)
 
     def enumerate(self) -> Iterator[tuple[int, Any]]:
         """Iterate this loader, and yield each batch with the number of its step, as `wdsplit.Loader.enumerate` does."""
         reached = self._state()
-        start = self.loader._progress.start if reached is None else reached
-        step = self.loader._step_at(start.restarted() if self._is_used else start)
+        start = self.loader.progress.start if reached is None else reached
+        step = self.loader.progress.step_at(start.restarted() if self._is_used else start)
         for batch in self:
             yield step, batch
             step = self.step
@@ -137,7 +137,7 @@ class PrefetchingLoader:
         reached = self._state()
         if reached is not None and self._is_used and not goes_on:
             start = self._begun if self._begun.epoch == reached.epoch else reached.restarted()
-            self.loader._progress.resume(replace(start, skips=reached.skips, view=reached.view))
+            self.loader.progress.resume(replace(start, skips=reached.skips, view=reached.view))
         elif reached is not None:
             self.loader.load_state_dict(self.state_dict())
         progress = StatefulBatches(self.loader)

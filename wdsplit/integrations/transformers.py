@@ -206,7 +206,7 @@ class _TrainingLoader(PreparedLoader):
         super().__init__(loader, trainer.accelerator)
         self._counted = len(loader)
         for epoch in loader.dataset.source.view_epochs:
-            if loader._length_of(epoch) != self._counted:
+            if loader.progress.num_steps(epoch) != self._counted:
                 raise other_length(loader, epoch, self._counted, _OF_OTHER_LENGTHS)
         self.dataset = _Resumed(self, trainer)
         self.collate_fn = _unchanged

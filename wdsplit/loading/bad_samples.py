@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from wdsplit import compute as pc
 from wdsplit.errors import PipelineError, WdsplitError
 from wdsplit.loading.reading.source import AnySource
 from wdsplit.shards.sample_tables import FILE_NAME, read_names
@@ -50,7 +49,7 @@ def file_of(source: AnySource, url: str, key: str) -> str:
         schema, folder = part.manifest.samples, f"{part.url}/"
         if not key or schema is None or FILE_NAME not in schema.names or not url.startswith(folder):
             continue
-        number = pc.index(part.manifest.shards.table.column("path"), url[len(folder) :]).as_py()
+        number = part.manifest.shards.table.column("path").index(url[len(folder) :]).as_py()
         with suppress(WdsplitError):
             names = dict(read_names(part.storage(), part.manifest.shards[number], schema)) if number >= 0 else {}
             return f", file {names[key]!r}" if names.get(key) else ""

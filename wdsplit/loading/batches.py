@@ -14,14 +14,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from wdsplit.arrays import Int64
 from wdsplit.errors import PipelineError
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.reading.source import AnySource
 from wdsplit.loading.running import Running
 from wdsplit.loading.transport.counters import Clock
-from wdsplit.order.epoch import Int64
 from wdsplit.order.skips import Skips
-from wdsplit.order.split import AnyOrder, Step, Steps, worker_of
+from wdsplit.order.split import AnyOrder, Step, Steps, World, worker_of
 from wdsplit.order.state import State, ViewMark
 
 __all__ = ["Ahead", "Batches", "EpochProgress", "SubBatch"]
@@ -174,10 +174,13 @@ class EpochProgress:
 
     Args:
         dataset: The loader's dataset; if its epoch is set, the next iteration has that epoch.
+        batch_size: Samples per batch and rank.
     """
 
-    def __init__(self, dataset: Dataset) -> None:
+    def __init__(self, dataset: Dataset, batch_size: int) -> None:
         self._dataset = dataset
+        self._batch_size = batch_size
+        self._counts: dict[tuple[World, ViewMark | None, int, Skips], tuple[int, int]] = {}
         self._epochs_set = dataset.epochs_set
         self._next = State(dataset.epoch_set, 0)
         self._delivered: State | None = None
@@ -243,6 +246,27 @@ class EpochProgress:
         if batches is not None and batches.epoch == state.epoch:
             return batches.order
         return self.source_of(state).order(state.epoch)
+
+    def step_at(self, state: State) -> int:
+        """Return the number of the first step after a state."""
+        order, world = self.order_of(state), self._dataset.world()
+        return Steps(order, world, self._batch_size, state.position, state.skips).first_number
+
+    def num_steps(self, epoch: int) -> int:
+        """Return the steps of a whole epoch, without those that its iteration skips."""
+        return sum(self.counts_of(epoch))
+
+    def counts_of(self, epoch: int) -> tuple[int, int]:
+        """Return how many steps of an epoch are behind where its iteration began, and how many it gives."""
+        source, start, world = self.source, self.start_in(epoch), self._dataset.world()
+        known = world, source.view_at(epoch), start.position, start.skips
+        counts = self._counts.get(known)
+        if counts is None:
+            steps = Steps(source.order(epoch), world, self._batch_size, start.position, start.skips)
+            counts = steps.number_at(start.position), len(steps)
+            if self._dataset.options.tail != "uneven":  # the same in every epoch of a view
+                self._counts[known] = counts
+        return counts
 
     def choose_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration; a position within that epoch is kept."""

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from wdsplit import notebook
 from wdsplit.errors import InputError, TopologyError, UnsizedError
 from wdsplit.loading.announcing import announce
 from wdsplit.loading.epochs import SharedEpoch, checked_epoch
@@ -32,7 +33,7 @@ from wdsplit.loading.staging import Staging
 from wdsplit.loading.transport.shared_integers import SharedIntegers
 from wdsplit.loading.views import Opened, SharedSource, choice_of
 from wdsplit.loading.world import detect_rank, is_worker, knows_rank, with_worker
-from wdsplit.notebook import html_table
+from wdsplit.notebook import Preview, html_table
 from wdsplit.order.distribution import ShardDistribution, shard_distribution
 from wdsplit.order.epoch import OrderOptions
 from wdsplit.order.split import AnyOrder, World, whole
@@ -41,7 +42,6 @@ from wdsplit.shards.manifest import Manifest
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
-    from wdsplit.reporting.preview import Preview
 
 __all__ = ["Dataset"]
 
@@ -464,9 +464,7 @@ class Dataset(FluidPipeline):
             InputError: `n` is invalid.
             WdsplitError: A shard cannot be read.
         """
-        from wdsplit.reporting.preview import preview  # above this package: see docs/design/layout.md
-
-        return preview(self.source, n, self.options.seed if seed is None else seed)
+        return notebook.make_preview(self.source, n, self.options.seed if seed is None else seed)
 
     def __getitem__(self, index: Any) -> NoReturn:
         """Raise InputError: a Dataset can be iterated but not indexed; `sample` returns one stored sample."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from wdsplit.arrays import Int64
 from wdsplit.errors import StateError, WdsplitError
 from wdsplit.loading.bad_samples import with_file
 from wdsplit.loading.reading.reader import read_blocks
@@ -26,7 +27,6 @@ from wdsplit.loading.stages.columns import ColumnStage
 from wdsplit.loading.stages.randomness import RandomMap
 from wdsplit.loading.staging import Staging
 from wdsplit.loading.transport.counters import Counters
-from wdsplit.order.epoch import Int64
 from wdsplit.order.split import World, reader_positions, whole
 from wdsplit.order.state import State, differences, dump_state, refuse_other_view, view_in
 

@@ -37,9 +37,7 @@ from wdsplit.loading.transport.counters import Clock, Totals
 from wdsplit.loading.transport.thread_workers import Threads
 from wdsplit.loading.worker import SubBatches
 from wdsplit.notebook import html_table
-from wdsplit.order.skips import Skips
 from wdsplit.order.split import Steps, World, whole
-from wdsplit.order.state import State, ViewMark
 
 __all__ = ["Loader"]
 
@@ -137,22 +135,21 @@ class Loader:
         self.workers = workers
         self.persistent_workers = persistent_workers and num_workers > 0 and workers == "process"
         self.multiprocessing_context = method
-        self._progress = EpochProgress(dataset)
+        self.progress = EpochProgress(dataset, self.batch_size)
         self._sub_batches: SubBatches | None = None
         self._workers: Iterable[Any] | None = None
         self._running: weakref.ref[Running] | None = None
         self.log_every_s = log_every_s
-        self._clock = Clock()
+        self.clock = Clock()
         self._counted = Totals()
         self._logged: Statistics | None = None
         self._log_at: float | None = None
         self._ahead: Callable[[], Ahead] | None = None
-        self._counts: dict[tuple[World, ViewMark | None, int, Skips], tuple[int, int]] = {}
 
     @property
     def epoch(self) -> int:
         """The epoch of the current iteration, else of the next one."""
-        return self._progress.epoch
+        return self.progress.epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration. A position from `load_state_dict` is kept if it is in that epoch.
@@ -164,7 +161,7 @@ class Loader:
         Raises:
             InputError: The epoch is not an integer of at least 0.
         """
-        self._progress.choose_epoch(checked_epoch(epoch))
+        self.progress.choose_epoch(checked_epoch(epoch))
 
     @property
     def step(self) -> int:
@@ -174,12 +171,7 @@ class Loader:
         step x batch_size x world_size of the epoch's order. After a resume with another global batch the position may
         be between two steps: then steps are counted so that the last one of the epoch keeps its number.
         """
-        return self._step_at(self._progress.state)
-
-    def _step_at(self, state: State) -> int:
-        """Return the number of the first step after a state."""
-        order, world = self._progress.order_of(state), self.dataset.world()
-        return Steps(order, world, self.batch_size, state.position, state.skips).first_number
+        return self.progress.step_at(self.progress.state)
 
     def enumerate(self) -> Iterator[tuple[int, Any]]:
         """Iterate this loader, and yield each batch with the number of its step.
@@ -200,22 +192,7 @@ class Loader:
 
         After a resume, steps that were skipped before it count: they are left behind like delivered ones.
         """
-        return self._length_of(self._progress.start.epoch)
-
-    def _length_of(self, epoch: int) -> int:
-        return sum(self._counts_of(epoch))
-
-    def _counts_of(self, epoch: int) -> tuple[int, int]:
-        """Return how many steps of an epoch are behind where its iteration began, and how many it gives."""
-        source, start, world = self._progress.source, self._progress.start_in(epoch), self.dataset.world()
-        known = world, source.view_at(epoch), start.position, start.skips
-        counts = self._counts.get(known)
-        if counts is None:
-            steps = Steps(source.order(epoch), world, self.batch_size, start.position, start.skips)
-            counts = steps.number_at(start.position), len(steps)
-            if self.dataset.options.tail != "uneven":  # the same in every epoch of a view
-                self._counts[known] = counts
-        return counts
+        return self.progress.num_steps(self.progress.start.epoch)
 
     def skip(self, first: int, last: int) -> None:
         """Skip the steps `first` to `last`, both included, of the current epoch, or of the next one between epochs.
@@ -235,7 +212,7 @@ class Loader:
         Raises:
             InputError: There are no such steps, some are already delivered, or the tail is `uneven`.
         """
-        skip_steps(self._progress, self.dataset, self.batch_size, first, last, self._begin)
+        skip_steps(self.progress, self.dataset, self.batch_size, first, last, self._begin)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of this loader as plain JSON values, for a checkpoint.
@@ -246,7 +223,7 @@ class Loader:
         epoch it is the beginning of the next one. It resumes on any number of ranks and workers, with any batch size
         (with tail `uneven`: each rank its own state, on the same number of ranks).
         """
-        return dumped_state(self.dataset, self._progress.state, self.batch_size)
+        return dumped_state(self.dataset, self.progress.state, self.batch_size)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue where a state dict was taken: the next iteration yields the rest of its epoch.
@@ -257,13 +234,13 @@ class Loader:
         Raises:
             StateError: The state belongs to another dataset, another view or other options.
         """
-        self._progress.resume(loaded_state(self.dataset, state_dict))
+        self.progress.resume(loaded_state(self.dataset, state_dict))
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave workers and statistics out of a copy, which has its own."""
         workers = dict.fromkeys(("_sub_batches", "_workers", "_running"))
-        counts = {"_clock": Clock(), "_counted": Totals(), "_logged": None, "_log_at": None}
-        return {**self.__dict__, "_progress": copy.copy(self._progress), **workers, **counts}
+        counts = {"clock": Clock(), "_counted": Totals(), "_logged": None, "_log_at": None}
+        return {**self.__dict__, "progress": copy.copy(self.progress), **workers, **counts}
 
     if not TYPE_CHECKING:  # type checkers would take any name for an attribute
 
@@ -291,13 +268,13 @@ class Loader:
 
     def _place(self) -> str:
         """Return the number of the next step, and that of all, skipped ones too."""
-        state, world = self._progress.state, self.dataset.world()
-        num_steps = len(Steps(self._progress.order_of(state), world, self.batch_size))
+        state, world = self.progress.state, self.dataset.world()
+        num_steps = len(Steps(self.progress.order_of(state), world, self.batch_size))
         return f"step {self.step:,} of {num_steps:,}"
 
     def __iter__(self) -> Batches:
         """Yield the batches of the epoch, or what is left of it after `load_state_dict`."""
-        start, world, source = self._progress.start, self.dataset.world(), self.dataset.source
+        start, world, source = self.progress.start, self.dataset.world(), self.dataset.source
         start = start.in_steps_of(self.batch_size * world.world_size)
         if start.position or start.skips:  # set_view may have been called since it was loaded
             refuse_view_of(self.dataset, start)
@@ -313,8 +290,8 @@ class Loader:
         running = self._begin(source, steps)
         assemble = partial(self._assembled, running.lends)
         log = None if self.log_every_s is None else partial(self._log_when_due, self.log_every_s)
-        batches = Batches(source, start, steps, running, assemble, self._progress, self._clock, log, self._ahead)
-        self._progress.begin(batches, start, is_empty=not len(steps))
+        batches = Batches(source, start, steps, running, assemble, self.progress, self.clock, log, self._ahead)
+        self.progress.begin(batches, start, is_empty=not len(steps))
         return batches
 
     def _assembled(self, borrowed: bool, sub_batches: Sequence[SubBatch], size: int) -> Any:
@@ -335,7 +312,7 @@ class Loader:
         Returns:
             Counts, bytes and seconds since the loader was made; as text, a summary with advice.
         """
-        running, clock, state = self._sub_batches, self._clock, self._progress.state
+        running, clock, state = self._sub_batches, self.clock, self.progress.state
         made = self._counted if running is None else self._counted.plus(running.counters.total())
         return Statistics(
             batches=clock.batches,

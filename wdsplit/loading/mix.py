@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import xxhash
 
+from wdsplit.arrays import Int64
 from wdsplit.errors import InputError, did_you_mean
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.mix_arguments import MixArguments, Path
@@ -25,7 +26,7 @@ from wdsplit.loading.reading.read_ahead import Ahead
 from wdsplit.loading.reading.reader import BlockReader, SampleReader
 from wdsplit.loading.reading.source import Place, Source
 from wdsplit.loading.views import Opened
-from wdsplit.order.epoch import EpochOrder, Int64, OrderOptions
+from wdsplit.order.epoch import EpochOrder, OrderOptions
 from wdsplit.order.mixture import EpochShares, MixedOrder, Quota, source_seed
 from wdsplit.order.schedule import Schedule
 from wdsplit.order.split import World, assigned_lanes

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
+from wdsplit.arrays import Int64
 from wdsplit.errors import InputError, PipelineError
 from wdsplit.loading.epochs import SharedEpoch, checked_epoch
 from wdsplit.loading.fluid import FluidStages
@@ -26,7 +27,7 @@ from wdsplit.loading.stages.randomness import at_epoch
 from wdsplit.loading.views import chosen_views
 from wdsplit.loading.world import with_worker
 from wdsplit.notebook import html_table
-from wdsplit.order.epoch import Int64, OrderOptions
+from wdsplit.order.epoch import OrderOptions
 from wdsplit.order.numbers import SampleNumbers
 from wdsplit.order.split import World, whole
 from wdsplit.shards.manifest import Manifest, first_samples

@@ -2,6 +2,9 @@
 
 A `Dataset` gives each rank its share. Libraries that treat it as the whole (Accelerate's `prepare`, and the Trainer of
 Transformers) split that share again, and most samples of the epoch are lost.
+
+Only the call stack shows them: webdataset's pipelines call `iter(dataset)` and nothing else, and the Trainer asks for
+`len(dataset)` and passes over the answer that there is none.
 """
 
 from __future__ import annotations

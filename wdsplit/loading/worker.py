@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from wdsplit.arrays import Int64
 from wdsplit.engines.shared_memory import SharedMemory
 from wdsplit.errors import PipelineError, WdsplitError, noted
 from wdsplit.loading.bad_samples import file_of, with_file
@@ -37,7 +38,7 @@ from wdsplit.loading.transport.shared_integers import SharedIntegers
 from wdsplit.loading.transport.shared_segments import Ring, travelling
 from wdsplit.loading.transport.thread_workers import Raised
 from wdsplit.loading.world import with_worker
-from wdsplit.order.epoch import Int64, hash_stream
+from wdsplit.order.epoch import hash_stream
 from wdsplit.order.skips import NO_SKIPS, Skips
 from wdsplit.order.split import Step, Steps, World, worker_of
 

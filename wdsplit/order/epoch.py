@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from wdsplit.arrays import Int64
 from wdsplit.errors import InputError
 from wdsplit.order.evened import Stretches, evened
 from wdsplit.order.limits import MAX_LANES, MAX_SEED, MAX_WINDOW, TAILS, Tail
@@ -20,7 +21,6 @@ from wdsplit.order.selection import Selection
 
 __all__ = [
     "EpochOrder",
-    "Int64",
     "Located",
     "OrderOptions",
     "groups",
@@ -34,7 +34,6 @@ __all__ = [
     "window_samples",
 ]
 
-Int64 = npt.NDArray[np.int64]
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15

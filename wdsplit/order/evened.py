@@ -13,9 +13,9 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Stretches", "evened"]
+from wdsplit.arrays import Int64
 
-Int64 = npt.NDArray[np.int64]
+__all__ = ["Stretches", "evened"]
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from wdsplit.order.epoch import EpochOrder, Int64, Located, OrderOptions, groups, hash_numbers, hash_stream
+from wdsplit.arrays import Int64
+from wdsplit.order.epoch import EpochOrder, Located, OrderOptions, groups, hash_numbers, hash_stream
 from wdsplit.order.shares import impossible, numbered, refuse
 
 __all__ = ["BLOCK_OFFSETS", "EpochShares", "MixedOrder", "Quota", "source_seed"]

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from wdsplit.order.epoch import Int64, groups
+from wdsplit.arrays import Int64
+from wdsplit.order.epoch import groups
 from wdsplit.order.selection import Selection
 
 __all__ = ["SampleNumbers"]

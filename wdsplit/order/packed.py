@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from wdsplit.order.epoch import Int64
+from wdsplit.arrays import Int64
 from wdsplit.order.selection import Selection, bitmap_bytes
 
 __all__ = ["Bits", "both", "first_of", "is_whole", "num_set", "packed", "selection_of"]

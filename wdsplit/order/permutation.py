@@ -10,7 +10,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from wdsplit.order.epoch import Int64, hash_stream, permutation
+from wdsplit.arrays import Int64
+from wdsplit.order.epoch import hash_stream, permutation
 
 __all__ = ["RowPermutation"]
 

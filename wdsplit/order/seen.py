@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from wdsplit.arrays import Int64
 from wdsplit.errors import InputError
-from wdsplit.order.epoch import Int64
 from wdsplit.order.split import AnyOrder, Steps, World
 from wdsplit.order.state import State
 
@@ -171,7 +171,7 @@ class _Line:
         if self._is_uneven:  # steps of unequal ranks cannot be skipped
             return np.zeros(0, np.int64)
         begin = self.begin_of(number)
-        start = int(self._skips.positions(begin - 1)) + 1 if begin > self.oldest else self._since
+        start = max(self._since, int(self._skips.positions(begin - 1)) + 1) if begin else self._since
         start += (number - self._steps.number_at(start)) * self.size
         positions = np.arange(max(start, self._since), start + self.size)
         is_fill = positions >= self._steps.order.num_positions

@@ -14,9 +14,10 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from wdsplit.arrays import Int64
+
 __all__ = ["Selection", "bitmap_bytes"]
 
-Int64 = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 _SAMPLES_AT_ONCE = 1 << 22

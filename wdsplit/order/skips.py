@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["NO_SKIPS", "Skips"]
+from wdsplit.arrays import Int64
 
-Int64 = npt.NDArray[np.int64]
+__all__ = ["NO_SKIPS", "Skips"]
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from wdsplit.arrays import Int64
 from wdsplit.errors import InputError, TopologyError
-from wdsplit.order.epoch import Int64, Located, OrderOptions
+from wdsplit.order.epoch import Located, OrderOptions
 from wdsplit.order.skips import NO_SKIPS, Skips
 
 __all__ = [

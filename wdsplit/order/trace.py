@@ -12,7 +12,8 @@ from functools import cached_property
 
 import numpy as np
 
-from wdsplit.order.epoch import EpochOrder, Int64, groups
+from wdsplit.arrays import Int64
+from wdsplit.order.epoch import EpochOrder, groups
 from wdsplit.order.split import Steps, Turns, World
 
 __all__ = ["Runs", "Trace", "runs_of"]

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from wdsplit.arrays import Int64
 from wdsplit.checks.audit import AuditReport
-from wdsplit.order.epoch import Int64
 from wdsplit.reporting.cluster import Cluster
 from wdsplit.reporting.fields import Duplicates, FieldFacts
 from wdsplit.reporting.labels import Labels

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from wdsplit.order.epoch import Int64
+from wdsplit.arrays import Int64
 from wdsplit.reporting.labels import Labels
 from wdsplit.reporting.scan import Column, Scan
 

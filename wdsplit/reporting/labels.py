@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from wdsplit.arrays import Int64
 from wdsplit.checks.labels import read_labels
 from wdsplit.errors import InputError
-from wdsplit.order.epoch import Int64, groups
+from wdsplit.order.epoch import groups
 from wdsplit.reporting.scan import Column, Scan
 from wdsplit.reporting.subject import Subject
 from wdsplit.shards.manifest import Manifest

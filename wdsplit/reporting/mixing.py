@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from wdsplit.arrays import Int64
 from wdsplit.checks.mixing import MAX_COUNTED, ClassMixing, Mixing, class_mixing, draw_batches, mixing
-from wdsplit.order.epoch import EpochOrder, Int64, OrderOptions, hash_numbers, hash_stream
+from wdsplit.order.epoch import EpochOrder, OrderOptions, hash_numbers, hash_stream
 from wdsplit.reporting.subject import Subject
 
 __all__ = [

@@ -14,16 +14,16 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from wdsplit.arrays import Float64, Int64
 from wdsplit.engines.local import in_order
 from wdsplit.loading.reading.read_windows import read_window
 from wdsplit.loading.reading.window import Window
-from wdsplit.order.epoch import Int64, hash_stream, permutation
+from wdsplit.order.epoch import hash_stream, permutation
 from wdsplit.reporting.payloads import MEASURES, kind_of, measure
 from wdsplit.reporting.subject import Subject
 
 __all__ = ["Column", "Run", "Scan", "planned_runs", "scan"]
 
-Float64 = npt.NDArray[np.float64]
 
 _DOMAIN = 21
 _RUN_SAMPLES, _RUN_BYTES = 4096, 16 * 1024**2

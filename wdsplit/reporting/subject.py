@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from wdsplit.arrays import Int64
 from wdsplit.checks.places import parts_of, samples_at
 from wdsplit.errors import CorruptDataError, InputError, MissingDependencyError
 from wdsplit.loading.opening import open_source
 from wdsplit.loading.reading.open_shard import OpenShard
 from wdsplit.loading.reading.source import AnySource, Source
-from wdsplit.order.epoch import Int64, Located, groups
+from wdsplit.order.epoch import Located, groups
 from wdsplit.order.numbers import SampleNumbers
 from wdsplit.order.split import AnyOrder
 from wdsplit.shards.manifest import Manifest

@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
+from wdsplit.arrays import UInt64
 from wdsplit.errors import CorruptDataError
 from wdsplit.shards.manifest import Shard
 
 __all__ = ["checksums_bytes", "checksums_path", "dump_checksums", "parse_checksums", "sample_checksums"]
 
-UInt64 = npt.NDArray[np.uint64]
 _ENTRY_BYTES = 8
 
 

@@ -14,8 +14,8 @@ import orjson
 import pyarrow as pa
 import xxhash
 
+from wdsplit.arrays import Int64
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, StorageError
-from wdsplit.order.epoch import Int64
 from wdsplit.shards.manifest import (
     HEADER_NAME,
     MAX_HEADER_BYTES,

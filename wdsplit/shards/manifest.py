@@ -18,7 +18,6 @@ import orjson
 import pyarrow as pa
 import xxhash
 
-from wdsplit import compute as pc
 from wdsplit.errors import CorruptDataError, InputError
 from wdsplit.notebook import html_table
 from wdsplit.order.limits import MAX_LANES, MAX_WINDOW
@@ -176,6 +175,8 @@ class Manifest:
 
 def _lines(texts: pa.StringArray) -> pa.Buffer:
     """Return the bytes of texts, joined by newlines."""
+    import pyarrow.compute as pc  # here, because the first batch of a dataset comes without it
+
     return pc.binary_join(pa.ListArray.from_arrays([0, len(texts)], texts), "\n")[0].as_buffer()
 
 

@@ -12,8 +12,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from wdsplit import compute as pc
-
 __all__ = ["MAX_TABLE_BYTES", "UnreadableError", "memory_limit", "open_table", "read_table"]
 
 MAX_TABLE_BYTES = 2 * 1024**3
@@ -172,6 +170,8 @@ def _text_bytes(column: pa.ChunkedArray) -> int:
     total = 0
     for chunk in column.chunks:
         if pa.types.is_dictionary(chunk.type) and not _is_distinct(chunk):
+            import pyarrow.compute as pc  # here, because the first batch of a dataset comes without it
+
             total += pc.sum(pc.binary_length(chunk.dictionary).take(chunk.indices)).as_py() or 0
         else:
             total += chunk.nbytes

@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
-from wdsplit import compute as pc
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError
 from wdsplit.shards.parquet import MAX_TABLE_BYTES, UnreadableError, memory_limit, open_table, read_table
 from wdsplit.shards.table import Shard
@@ -212,6 +211,8 @@ def _whole(column: pa.ChunkedArray) -> pa.Array:
 
 def _repeats(column: pa.Array) -> bool:
     """Return whether the values of a column repeat enough to make a dictionary worthwhile."""
+    import pyarrow.compute as pc  # here, because the first batch of a dataset comes without it
+
     if pa.types.is_integer(column.type) and not column.null_count and len(column):
         values = column.to_numpy()  # counting distinct values would take as long as writing them
         return bool(2 * (int(values.max()) - int(values.min())) <= len(column))

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from wdsplit.arrays import Int64
 from wdsplit.shards.manifest import Manifest
 from wdsplit.tar.headers import padding_bytes
 from wdsplit.tar.members import header_bytes
@@ -69,8 +69,6 @@ ENERGON_SCHEMA = (
 _ENERGON_VERSION = "7.4.1"
 """The version of Megatron-Energon whose `energon prepare` these files follow."""
 _DALI_VERSION = "v1.2"
-
-Int64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)

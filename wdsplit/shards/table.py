@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from wdsplit import compute as pc
+from wdsplit.arrays import Int64
 from wdsplit.errors import CorruptDataError
 from wdsplit.shards.parquet import MAX_TABLE_BYTES, UnreadableError, memory_limit, open_table, read_table
 from wdsplit.tar.headers import BLOCK_BYTES
@@ -55,8 +54,6 @@ _INNER_PATH = re.compile(rf"(?![A-Za-z]:){_INNER_NAME}(?:/{_INNER_NAME})*")
 _PATHS_AT_ONCE = 65_536
 
 _REMEDY = "copy the dataset again, or convert it again with --overwrite"
-
-Int64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -169,7 +166,7 @@ def _check_paths(paths: pa.ChunkedArray) -> None:
                 )
         is_rising = is_rising and all(map(operator.lt, [last, *texts], texts))
         last = texts[-1]
-    if not is_rising and len(pc.unique(paths)) != len(paths):
+    if not is_rising and len(paths.unique()) != len(paths):
         raise CorruptDataError(f"{SHARDS_NAME} has a duplicate shard", expected="each path once", remedy=_REMEDY)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import TypeVar
 
-from wdsplit.order.epoch import Int64
+from wdsplit.arrays import Int64
 from wdsplit.storage.locks import ProcessLock
 
 __all__ = ["Traffic", "count"]

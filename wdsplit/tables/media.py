@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
+from wdsplit.arrays import Int64
 from wdsplit.errors import InputError
 from wdsplit.fields.infer import class_names
-from wdsplit.order.epoch import Int64
 from wdsplit.storage.opening import is_remote
 from wdsplit.storage.patterns import place_of
 from wdsplit.tables.find import SPLIT

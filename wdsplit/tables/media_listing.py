@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from wdsplit.arrays import Int64
 from wdsplit.engines.local import in_order
 from wdsplit.engines.watching import watched
 from wdsplit.errors import InputError
 from wdsplit.fields.infer import MEDIA_SUFFIXES
-from wdsplit.order.epoch import Int64
 from wdsplit.storage.opening import is_remote, open_readable_storage
 from wdsplit.storage.patterns import place_of
 from wdsplit.tables.formats.registry import is_table

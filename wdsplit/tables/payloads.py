@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from wdsplit.arrays import Int64
 from wdsplit.engines.local import in_order, raise_if_cancelled
 from wdsplit.errors import DatasetNotFoundError, InputError
-from wdsplit.order.epoch import Int64
 from wdsplit.storage.opening import is_remote, open_object
 from wdsplit.tables.formats.common import BATCH_BYTES
 from wdsplit.tables.formats.media import REFERENCE

@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as ds
 
+from wdsplit.arrays import Int64
 from wdsplit.conditions.compare import join
 from wdsplit.engines.local import in_order, raise_if_cancelled
 from wdsplit.engines.watching import watched
@@ -25,7 +26,6 @@ from wdsplit.errors import InputError, WdsplitError
 from wdsplit.fields.encode import media_bytes
 from wdsplit.fields.infer import needs_sniff
 from wdsplit.fields.json_values import decoded_parts, stored, type_without_views, without_views
-from wdsplit.order.epoch import Int64
 from wdsplit.storage.opening import is_remote
 from wdsplit.tables.formats.common import BATCH_BYTES, MAX_BATCH_ROWS, check_unchanged, unreadable
 from wdsplit.tables.formats.registry import format_named, name_of_format, refuse_misnamed

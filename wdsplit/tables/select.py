@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from wdsplit.arrays import Int64
 from wdsplit.conditions.compare import join
 from wdsplit.conditions.parse import Where, parse_where
 from wdsplit.conditions.rows import rows_meeting
@@ -24,7 +25,7 @@ from wdsplit.fields.infer import class_names
 from wdsplit.fields.json_values import scalar_text, stored
 from wdsplit.fields.keys import hash_keys
 from wdsplit.fields.rules import is_text
-from wdsplit.order.epoch import Int64, hash_numbers, hash_stream
+from wdsplit.order.epoch import hash_numbers, hash_stream
 from wdsplit.tables.table import Split, Table
 
 __all__ = ["Picker", "check_group_type", "cut_splits", "hash_groups", "in_split"]

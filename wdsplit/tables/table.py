@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from wdsplit.order.epoch import Int64
+from wdsplit.arrays import Int64
 from wdsplit.shards.sample_tables import FILE_NAME
 
 __all__ = ["FILE_NAME", "FileRange", "InputFile", "Remote", "Selection", "Split", "Table", "Value", "joined"]

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from wdsplit import compute as pc
+from wdsplit.arrays import Int64
 
 __all__ = [
     "BLANK",
@@ -77,8 +78,6 @@ _PAX_NAME = b"././@PaxHeader"
 _RECORD = re.compile(rb"([1-9][0-9]{0,9}) ([^=\n]+)=")
 _OCTAL = re.compile(rb" *([0-7]*)[ \0]*")
 _BASE_256 = 0x80
-
-Int64 = npt.NDArray[np.int64]
 
 
 def padding_bytes(sizes: Int64) -> Int64:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from wdsplit import compute as pc
+from wdsplit.arrays import Int64
 from wdsplit.errors import CorruptDataError, InputError
 from wdsplit.tar.headers import (
     BLANK,
@@ -54,7 +55,6 @@ _LARGE_SAMPLE_BYTES = 16_384
 _HUGE_SAMPLE_BYTES = 1024**2
 """A sample of this size is not copied, however small its neighbours are."""
 
-Int64 = npt.NDArray[np.int64]
 
 BlocksAt = Callable[[Int64], npt.NDArray[np.uint8]]
 """Returns the blocks at n offsets of a tar: uint8 of shape (n, 512)."""

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from wdsplit.arrays import Int64
 from wdsplit.errors import InputError
 from wdsplit.tar.names import MAX_FIELDS, MEMBER_PATTERN, META_PATTERN, PAD_PREFIX, RESERVED_FIELDS
 from wdsplit.tar.scan import Scan
@@ -24,8 +25,6 @@ KEY_COLUMN = "__key__"
 
 _MAX_LEFT_OUT_NAMES = 5
 _REMEDY = "write the tar again with the members of each sample together"
-
-Int64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from wdsplit.arrays import Int64
 from wdsplit.errors import CorruptDataError, InputError, WdsplitError
 from wdsplit.tar.headers import BLOCK_BYTES, are_sound, may_matter, parse_number, parse_records, whole_names
 
@@ -46,8 +47,6 @@ _COMPRESSED = {
     b"\xfd7zXZ\0": ("xz", "unxz"),
     b"\x04\x22\x4d\x18": ("lz4", "unlz4"),
 }
-
-Int64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from wdsplit.arrays import Int64
 from wdsplit.conditions.rows import rows_meeting
 from wdsplit.engines.local import Engine, LocalEngine, in_order
 from wdsplit.errors import InputError
-from wdsplit.order.epoch import Int64
 from wdsplit.order.packed import Bits, packed, selection_of
 from wdsplit.order.selection import Selection
 from wdsplit.order.state import is_stored_name

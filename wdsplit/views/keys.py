@@ -19,9 +19,9 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
+from wdsplit.arrays import Int64
 from wdsplit.errors import DatasetNotFoundError, InputError, WdsplitError
 from wdsplit.fields.keys import hash_keys, is_key_type, number_keys, numbered_width
-from wdsplit.order.epoch import Int64
 from wdsplit.storage.opening import open_readable_storage
 from wdsplit.tar.names import KEY_PATTERN, ODD_KEY_PATTERN, escape_key
 from wdsplit.urls import shown_url

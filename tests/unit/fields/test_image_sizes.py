@@ -58,7 +58,7 @@ def by_pillow(payload):
     try:
         with Image.open(io.BytesIO(payload)) as image:
             return image.size
-    except (UnidentifiedImageError, SyntaxError, ValueError, OSError, Warning):
+    except (UnidentifiedImageError, Image.DecompressionBombError, SyntaxError, ValueError, OSError, Warning):
         return None, None
 
 

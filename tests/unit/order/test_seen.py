@@ -67,6 +67,15 @@ def test_after_a_resume_steps_are_counted_to_end_where_the_epoch_ends(
     ]
 
 
+def test_a_step_that_is_skipped_right_after_a_resume_between_two_steps_has_all_of_its_positions():
+    order = epoch_order([6, 6], lanes=1)
+    seen = SeenSteps(order, 2, 1, State(order.epoch, 1, skips=NO_SKIPS.added(1, 3)))
+    assert [(step.positions.tolist(), step.is_skipped) for step in map(seen.step, range(2))] == [
+        ([1, 2], True),
+        ([3, 4], False),
+    ]
+
+
 @given(orders(even), st.integers(1, 4), st.integers(1, 4), st.integers(0, 90), st.integers(0, 90), st.integers(0, 40))
 def test_steps_that_reach_across_a_gap_have_numbers_too(order, world_size, batch_size, position, begin, length):
     assume(position < order.num_positions and begin < order.num_positions)

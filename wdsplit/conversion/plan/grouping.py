@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from wdsplit.order.epoch import Int64, hash_numbers, hash_stream
+from wdsplit.arrays import Int64
+from wdsplit.order.epoch import hash_numbers, hash_stream
 
 __all__ = ["GroupPlaces", "Groups", "group_order", "place_groups"]
 

@@ -19,6 +19,7 @@ import orjson
 import pyarrow as pa
 import xxhash
 
+from wdsplit.arrays import Int64
 from wdsplit.conversion.plan.grouping import GroupPlaces, Groups, place_groups
 from wdsplit.conversion.plan.options import PlanOptions
 from wdsplit.errors import InputError
@@ -26,7 +27,6 @@ from wdsplit.fields.infer import Label
 from wdsplit.fields.sample_columns import kept_columns, sample_columns
 from wdsplit.notebook import html_table
 from wdsplit.order.defaults import default_lanes, default_window, lanes_of_shards, round_up
-from wdsplit.order.epoch import Int64
 from wdsplit.shards.manifest import FORMAT_VERSION, MAX_SHARD_SAMPLES, MAX_SHARDS, Field, fields_table
 from wdsplit.tables.table import Table
 from wdsplit.texts import counted, human_bytes

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import pyarrow as pa
 
+from wdsplit.arrays import Int64
 from wdsplit.conversion.plan.plan import Plan
 from wdsplit.errors import WdsplitError
-from wdsplit.order.epoch import Int64
 from wdsplit.shards.manifest import Shard, Shards, shard_path
 
 __all__ = ["Published"]

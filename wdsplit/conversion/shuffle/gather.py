@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
+from wdsplit.arrays import Int64
 from wdsplit.conversion.record.job import Job
 from wdsplit.conversion.shuffle.merge import region_runs
 from wdsplit.conversion.shuffle.scatter import BATCH_BYTES
@@ -26,7 +27,6 @@ from wdsplit.conversion.shuffle.sorted_runs import (
 )
 from wdsplit.conversion.shuffle.spill_file import SpillFile
 from wdsplit.conversion.shuffle.steps import SPILL_FOLDER, read_steps
-from wdsplit.order.epoch import Int64
 from wdsplit.tables.formats.common import MAX_BATCH_ROWS
 from wdsplit.tables.read import Rows
 

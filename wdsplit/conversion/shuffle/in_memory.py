@@ -12,6 +12,7 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 
+from wdsplit.arrays import Int64
 from wdsplit.conversion.plan.plan import Plan
 from wdsplit.conversion.record.job import Job
 from wdsplit.conversion.shuffle.scatter import BATCH_BYTES, placed_rows
@@ -20,7 +21,6 @@ from wdsplit.conversion.shuffle.steps import ROW_BYTES, ScatterTask, cut_table
 from wdsplit.engines.local import raise_if_cancelled
 from wdsplit.engines.private_memory import PrivateMemory
 from wdsplit.engines.shared_memory import SharedMemory
-from wdsplit.order.epoch import Int64
 from wdsplit.tables.formats.common import MAX_BATCH_ROWS
 from wdsplit.tables.read import Rows
 

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pyarrow as pa
 
+from wdsplit.arrays import Int64
 from wdsplit.conversion.plan.plan import Plan
 from wdsplit.conversion.record.job import Job, open_output
 from wdsplit.conversion.shuffle.sorted_runs import NUMBER, PLACE, SortedRunWriter
 from wdsplit.conversion.shuffle.steps import ROW_BYTES, ScatterTask, Steps
 from wdsplit.engines.local import raise_if_cancelled
-from wdsplit.order.epoch import Int64
 from wdsplit.order.permutation import RowPermutation
 from wdsplit.tables.read import Rows, read_rows
 from wdsplit.tables.select import hash_groups

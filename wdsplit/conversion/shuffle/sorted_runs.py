@@ -16,13 +16,13 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
+from wdsplit.arrays import Int64
 from wdsplit.conversion.record.job import Job, refuse_taken_over
 from wdsplit.conversion.record.notes import read_note
 from wdsplit.conversion.shuffle.spill_file import BUCKETS, SpillFile, open_spill
 from wdsplit.conversion.shuffle.steps import SPILL_FOLDER, MergeTask, ScatterTask, Steps
 from wdsplit.engines.local import in_order
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, WdsplitError
-from wdsplit.order.epoch import Int64
 from wdsplit.storage.interface import PendingFile, Storage
 
 __all__ = [

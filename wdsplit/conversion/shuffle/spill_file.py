@@ -12,7 +12,7 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
-from wdsplit.order.epoch import Int64
+from wdsplit.arrays import Int64
 from wdsplit.storage.interface import Storage
 
 __all__ = ["BUCKETS", "SpillFile", "open_spill"]

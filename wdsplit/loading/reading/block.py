@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from wdsplit.order.epoch import Int64
+from wdsplit.arrays import Int64
 
 __all__ = [
     "Block",

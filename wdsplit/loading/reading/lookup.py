@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from wdsplit import compute as pc
 from wdsplit.errors import InputError, SampleNotFoundError
 from wdsplit.loading.reading.numbered import NumberedSamples
 from wdsplit.loading.reading.open_shard import OpenShard, open_shard
@@ -104,7 +103,7 @@ def find_number(samples: NumberedSamples, key: str) -> int:
     is_found = len(places) == len(keys) if may_be_two else bool(places)  # among keys that do not rise, one by chance
     for first, found in samples.keys_of_shards() if not is_found else ():
         for candidate in keys:
-            place = pc.index(found, candidate).as_py()
+            place = found.index(candidate).as_py()
             if place >= 0 and candidate not in places:
                 samples.keys_rise = False
                 places[candidate] = first + int(place)

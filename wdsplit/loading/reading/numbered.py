@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from wdsplit.arrays import Int64
 from wdsplit.loading.reading.block import Block, Gathered
 from wdsplit.loading.reading.open_shard import OpenShard
 from wdsplit.loading.reading.process_limits import allow_open_files, keep_freed_memory
 from wdsplit.loading.reading.read_ahead import Ahead, FetchRange, LazyShard
 from wdsplit.loading.reading.read_windows import Scratch, WindowPlace, read_window, read_windows
-from wdsplit.order.epoch import Int64, groups
+from wdsplit.order.epoch import groups
 from wdsplit.order.numbers import SampleNumbers
 from wdsplit.shards.manifest import Manifest, Shard
 from wdsplit.shards.sample_tables import KEY, read_samples

@@ -10,9 +10,9 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from wdsplit.arrays import Int64
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, UnansweredError, WdsplitError
 from wdsplit.loading.reading.ranges import Range, expected_ranges, ranges_to_read
-from wdsplit.order.epoch import Int64
 from wdsplit.shards.checksums import checksums_bytes, checksums_path, parse_checksums
 from wdsplit.shards.manifest import HEADER_NAME, Shard, index_path, shards_checksum
 from wdsplit.storage.interface import ReadableFile, ReadableStorage

@@ -15,7 +15,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from wdsplit.order.epoch import EpochOrder, Int64, order_in_windows, places_in_windows
+from wdsplit.arrays import Int64
+from wdsplit.order.epoch import EpochOrder, order_in_windows, places_in_windows
 
 __all__ = ["Plan", "PlannedWindow", "Planner", "ShardVisit"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from wdsplit.order.epoch import Int64
+from wdsplit.arrays import Int64
 
 __all__ = ["MIN_GAP_BYTES", "SPARE", "Range", "expected_ranges", "joined", "range_starts", "ranges_to_read"]
 

@@ -20,10 +20,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from wdsplit.arrays import Int64
 from wdsplit.engines.private_memory import map_memory
 from wdsplit.loading.reading.open_shard import GuardedFile, OpenShard
 from wdsplit.loading.reading.ranges import Range
-from wdsplit.order.epoch import Int64
 from wdsplit.storage.locks import ProcessLock, end_before_forks
 
 __all__ = ["Ahead", "Fetch", "FetchRange", "LazyShard", "num_requests"]

@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from wdsplit.arrays import Int64
 from wdsplit.errors import CorruptDataError, WdsplitError
 from wdsplit.loading.reading.block import Objects, Pending, as_objects
 from wdsplit.loading.reading.open_shard import OpenShard, check_zeros
 from wdsplit.loading.reading.ranges import Range, joined, range_starts
 from wdsplit.loading.reading.window import AnyWindow, Window, pieces, with_gaps
-from wdsplit.order.epoch import Int64
 from wdsplit.shards.checksums import sample_checksums
 from wdsplit.storage.interface import ReadableFile
 from wdsplit.tar.headers import BLOCK_BYTES, NAME_BYTES

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from wdsplit.arrays import Int64
 from wdsplit.loading.reading.block import Block, Gathered, picked
 from wdsplit.loading.reading.open_shard import OpenShard
 from wdsplit.loading.reading.plan import Plan, PlannedWindow, Planner, ShardVisit
@@ -22,7 +23,7 @@ from wdsplit.loading.reading.process_limits import allow_open_files, keep_freed_
 from wdsplit.loading.reading.read_ahead import Ahead, Fetch, FetchRange, LazyShard
 from wdsplit.loading.reading.read_windows import Part, Scratch, WindowPlace, read_windows
 from wdsplit.loading.reading.window import AnyWindow
-from wdsplit.order.epoch import EpochOrder, Int64, groups
+from wdsplit.order.epoch import EpochOrder, groups
 from wdsplit.shards.manifest import Manifest, Shard
 
 __all__ = ["BlockReader", "SampleReader", "read_blocks"]

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from wdsplit.arrays import Int64
 from wdsplit.errors import CorruptDataError, WdsplitError
 from wdsplit.loading.reading.block import Gathered, Objects, as_objects
 from wdsplit.loading.reading.open_shard import OpenShard
@@ -20,7 +21,6 @@ from wdsplit.loading.reading.plan import PlannedWindow
 from wdsplit.loading.reading.read_windows import Part, WindowPlace, parse_window, read_again, read_windows
 from wdsplit.loading.reading.reader import SampleReader
 from wdsplit.loading.reading.window import AnyWindow
-from wdsplit.order.epoch import Int64
 
 __all__ = ["DAMAGE", "SalvagingReader"]
 

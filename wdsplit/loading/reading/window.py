@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from wdsplit.arrays import Int64
 from wdsplit.errors import CorruptDataError
 from wdsplit.loading.reading.block import Block, Objects, Payloads, as_objects
-from wdsplit.order.epoch import Int64
 from wdsplit.tar.members import Members
 from wdsplit.tar.names import MAX_FIELDS, RESERVED_FIELDS, split_member
 

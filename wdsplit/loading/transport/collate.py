@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from wdsplit.arrays import Int64
 from wdsplit.errors import PipelineError
 from wdsplit.loading.reading.block import Columns, Pending, as_list, flat
-from wdsplit.order.epoch import Int64
 
 __all__ = [
     "Column",

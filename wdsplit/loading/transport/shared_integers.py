@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from wdsplit.order.epoch import Int64
+from wdsplit.arrays import Int64
 
 __all__ = ["SharedIntegers"]
 

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from wdsplit.arrays import Int64
 from wdsplit.engines.shared_memory import SharedMemory
 from wdsplit.errors import PipelineError, WdsplitError
 from wdsplit.loading.reading.block import Pending, flat
 from wdsplit.loading.reading.process_limits import keep_freed_memory
 from wdsplit.loading.transport.collate import Column, arrow_of, as_array, is_plain, num_bytes
-from wdsplit.order.epoch import Int64
 
 if TYPE_CHECKING:
     import torch

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
+from wdsplit.arrays import Int64
 from wdsplit.errors import InputError, WdsplitError
-from wdsplit.order.epoch import Int64
 from wdsplit.tables.formats.common import BATCH_BYTES, changed, matching_groups, open_unchanged, sliced, stat_of
 from wdsplit.tables.formats.opening import copied
 from wdsplit.tables.table import InputFile, Remote
