@@ -33,7 +33,8 @@ class TopologyFacts:
         shards_per_rank: The fewest and the most shards that a rank reads from; None for a mixture.
         bytes_read: Bytes that all ranks read.
         requests: About how many requests all ranks send, if the dataset is in a store: two a rank for the manifest, one
-            a shard for its index, and one for each run of neighbouring windows.
+            a shard for its index, and one for each run of neighbouring windows; without those that compare the header
+            while shards are read, at most one a shard.
         held_bytes: Bytes of the windows that a rank keeps in memory.
         estimate: The estimate for a cluster.
     """
