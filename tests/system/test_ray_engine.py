@@ -340,7 +340,7 @@ def test_a_driver_that_is_interrupted_says_how_to_resume(begin, slow_store, buck
     slow_store.plan = at_once
     resumed = begin("--resume")
     out, err = resumed.communicate(timeout=TIMEOUT_S)
-    assert (resumed.returncode, err) == (0, "")
+    assert (resumed.returncode, re.sub("writing: .*\n", "", err)) == (0, "")  # progress, where that takes long
     assert "shards existed already" in out
     assert files_of(output) == undisturbed
 

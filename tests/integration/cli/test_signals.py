@@ -89,7 +89,7 @@ def test_a_conversion_leaves_nothing_temporary_and_says_how_to_resume(request, b
     kill(process.pid, signal.SIGTERM)
     code, out, err = ended(process)
     assert (code, out) == (143, "")
-    assert re.fullmatch(rf"{HINT}\n\nended by SIGTERM\n", err)
+    assert re.fullmatch(rf"(warning: 1,500 shards .*\n)?{HINT}\n\nended by SIGTERM\n", err)
     assert not (output / HEADER_NAME).exists()
     assert not [path for path in output.rglob("*") if is_temporary(path.name)]
     resumed = begin(*PROGRAM, *conversion(table, output), "--resume")
