@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import subprocess
 import sys
 import tarfile
+import threading
 import time
 from pathlib import Path
 
@@ -214,6 +216,17 @@ def wait_until(condition, what) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"still not, after {DEADLINE_S} s: {what}"
         time.sleep(0.005)
+
+
+def reading_ahead() -> set[threading.Thread]:
+    """Return the threads of this process that read ahead."""
+    return {each for each in threading.enumerate() if "(run)" in each.name}
+
+
+def wait_for_threads(before) -> None:
+    """Wait until no thread reads ahead but those that did before."""
+    gc.collect()
+    wait_until(lambda: reading_ahead() <= before, "the end of reading ahead")
 
 
 def little_memory(monkeypatch):

@@ -28,6 +28,7 @@ from bad_samples import (
 )
 from faults import Flip
 from made_datasets import all_deliveries, delivering, global_batches, numbers_dataset, sized_dataset
+from tables import reading_ahead, wait_for_threads
 from wdsplit.checks.verify import verify
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, PipelineError
 
@@ -422,9 +423,10 @@ def test_damage_in_a_bucket_has_the_same_substitutes_with_a_cache_and_without(
         damage_header(damaged, row)
     cut_off = truncate_shard(damaged, 60)
     shutil.copytree(damaged, bucket.folder / "train")
-    options = {"cache_dir": str(tmp_path / "cache")} if cached else {}
+    options, before = {"cache_dir": str(tmp_path / "cache")} if cached else {}, reading_ahead()
     found = batches(f"{bucket.url}/train", delivering, (1, num_workers, "thread"), **options)
     assert found == expected(damaged, PERCENT[5] | cut_off, 9)
+    wait_for_threads(before)
 
 
 def test_what_was_damaged_on_its_way_is_fetched_again_and_is_not_bad(damaged, bucket, fault_proxy):

@@ -3,8 +3,6 @@
 All payloads have one length, so that the shards of both datasets have the same sizes and indexes.
 """
 
-import gc
-import threading
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,7 +10,7 @@ import pytest
 
 import wdsplit
 from made_datasets import converted
-from tables import wait_until
+from tables import reading_ahead, wait_for_threads
 from wdsplit.errors import DatasetNotFoundError
 from wdsplit.shards.files import write_samples_schema
 from wdsplit.storage.opening import open_storage
@@ -51,6 +49,7 @@ class Place:
 @pytest.fixture(params=["disk", "s3", "memory"])
 def place(request, versions, tmp_path):
     """Return a place; in the end, threads that still read ahead from it have ended."""
+    before = reading_ahead()
     if request.param == "disk":
         yield Place(str(tmp_path / "train"), versions)
         return
@@ -60,8 +59,7 @@ def place(request, versions, tmp_path):
     else:
         request.getfixturevalue("memory")
         yield Place("memory://train", versions)
-    gc.collect()
-    wait_until(lambda: not any("(run)" in each.name for each in threading.enumerate()), "the end of reading ahead")
+    wait_for_threads(before)
 
 
 on_s3 = pytest.mark.parametrize("place", ["s3"], indirect=True)

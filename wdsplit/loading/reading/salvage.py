@@ -73,7 +73,8 @@ class _Salvaged:
 
 def _damaged(url: str, size: int, error: CorruptDataError) -> _Salvaged:
     """Return a window of damaged samples. Their keys are not known: names may be damaged too."""
-    keys, errors = as_objects([""] * size), as_objects([error] * size)
+    # The garbage collector does not see into arrays of objects: by a traceback, they would keep this reader forever.
+    keys, errors = as_objects([""] * size), as_objects([error.with_traceback(None)] * size)
     return _Salvaged(url, keys, np.zeros(size, np.int64), {DAMAGE: errors})
 
 
