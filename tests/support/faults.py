@@ -297,10 +297,7 @@ class IgnoreRange(Fault):
     async def answer(self, request: Request, answer: Message) -> Message:
         if answer.head["Content-Range"] is None:
             return answer
-        try:
-            whole = (self.folder / unquote(urlsplit(request.path).path).lstrip("/")).read_bytes()
-        except FileNotFoundError:  # the test is over, and one of its threads has not ended yet
-            raise Hangup("reset") from None
+        whole = (self.folder / unquote(urlsplit(request.path).path).lstrip("/")).read_bytes()
         head = answer.head.without("Content-Range").having("Content-Length", len(whole))
         return Message(replace(head, start="HTTP/1.1 200 OK"), _one(whole))
 
@@ -314,7 +311,10 @@ class Earlier(Fault):
 
     async def answer(self, request: Request, answer: Message) -> Message:
         assert request.range is not None
-        whole = (self.folder / unquote(urlsplit(request.path).path).lstrip("/")).read_bytes()
+        try:
+            whole = (self.folder / unquote(urlsplit(request.path).path).lstrip("/")).read_bytes()
+        except FileNotFoundError:  # the test is over, and one of its threads has not ended yet
+            raise Hangup("reset") from None
         first = request.range[0] - self.num_bytes
         part = whole[first : first + request.num_bytes]
         place = f"bytes {first}-{first + len(part) - 1}/{len(whole)}"

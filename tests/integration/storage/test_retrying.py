@@ -94,7 +94,7 @@ def test_a_host_without_a_name_is_given_up_sooner(store, monkeypatch):
 @pytest.fixture(scope="module")
 def web_proxy(s3_process):
     """Return a proxy before an HTTP server of the buckets. It outlives the threads that a test leaves behind."""
-    with S3Server(s3_process.folder, protocol="http") as web, FaultProxy(web.port) as proxy:
+    with S3Server(s3_process.folder, protocol="http") as web, FaultProxy(web.port, ignored=s3_process.removed) as proxy:
         yield proxy
 
 
