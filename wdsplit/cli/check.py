@@ -33,7 +33,6 @@ from wdsplit.cli.terminal import (
     training_line,
     wrapped,
 )
-from wdsplit.shards.emit import CHECKSUMS
 from wdsplit.texts import counted, quoted
 from wdsplit.urls import shown_url
 
@@ -56,15 +55,9 @@ _REMEDIES = {"EXIF rotation": " (turned upright with exif=True)"}
 \b
   wdsplit verify data/train --jobs 8
   wdsplit verify data/photos --decode --bad-samples-file bad.jsonl
-  wdsplit verify s3://bucket/train --emit checksums""",
+  wdsplit verify s3://bucket/train""",
 )
 @click.argument("dataset")
-@click.option(
-    "--emit",
-    type=click.Choice([CHECKSUMS]),
-    multiple=True,
-    help="Write NAME.tar.sums beside each valid shard: checksums of its samples, for Dataset(verify=True).",
-)
 @click.option("--decode", is_flag=True, help="Also decode every image, and count what is unusual.")
 @click.option(
     "--bad-samples-file",
@@ -76,7 +69,6 @@ _REMEDIES = {"EXIF rotation": " (turned upright with exif=True)"}
 @json_option
 def verify_command(
     dataset: str,
-    emit: tuple[str, ...],
     decode: bool,
     bad_samples_file: str | None,
     view: str | None,
@@ -89,8 +81,8 @@ def verify_command(
 ) -> None:
     """Check every byte of DATASET against its manifest.
 
-    Checks sizes, checksums, indexes, tar structure, end markers, fields and pads, and finds duplicate keys. With
-    --view or --where, checks all of each shard that contains a selected sample, and no other shards.
+    Checks sizes, checksums, places of samples, tar structure, end markers, fields and pads, and finds duplicate keys.
+    With --view or --where, checks all of each shard that contains a selected sample, and no other shards.
 
     Payloads are decoded only with --decode: it finds the images, or those of the view, that decode or resized would
     fail on.
@@ -104,7 +96,6 @@ def verify_command(
             dataset,
             progress=show,
             engine=open_engine(engine, address, jobs),
-            emit=emit,
             view=view,
             where=where,
             decode=decode,

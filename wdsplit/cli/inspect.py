@@ -212,7 +212,11 @@ def _technical(found: Inspection) -> str:
     inputs = found.provenance.get("inputs") or []
     loading = f"lanes {found.lanes}, window {found.window}, pads {found.num_pads:,}, fingerprint {found.fingerprint}"
     lines = [
-        *(f"{len(each.names):,} classes in {escaped(each.name)}: {listed(each.names)}" for each in found.fields if each.names),
+        *(
+            f"{len(each.names):,} classes in {escaped(each.name)}: {listed(each.names)}"
+            for each in found.fields
+            if each.names
+        ),
         "",
         f"made from {len(inputs):,} inputs: {listed([str(one.get('path', one)) for one in inputs])}",
         *(f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in origin.items()),

@@ -7,6 +7,7 @@ is created before anything in the output changes, and removed after the manifest
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -24,14 +25,14 @@ from wdsplit.engines.local import in_order
 from wdsplit.errors import DatasetNotFoundError, InputError, OutputExistsError, StorageError, WdsplitError
 from wdsplit.shards.annotations import ANNOTATIONS_FOLDER
 from wdsplit.shards.files import read_manifest
-from wdsplit.shards.manifest import HEADER_NAME, RUN_FOLDER, SHARDS_NAME, Manifest, Shard, index_path
+from wdsplit.shards.manifest import HEADER_NAME, RUN_FOLDER, SHARDS_NAME, Manifest, Shard
+from wdsplit.shards.places import places_path
 from wdsplit.shards.sample_tables import samples_path
 from wdsplit.shards.sidecar_files import shard_sidecars
 from wdsplit.shards.sidecars import ENERGON_FOLDER, ENERGON_NAMES, WIDS_NAME
 from wdsplit.shards.views import VIEWS_FOLDER
 from wdsplit.storage.interface import Storage
 from wdsplit.storage.local import is_temporary
-from wdsplit.tar.index import INDEX_ENTRY_BYTES
 
 __all__ = ["Run", "is_below"]
 
@@ -166,8 +167,7 @@ class Run:
 
     def _is_ours(self, name: str) -> bool:
         """Return whether wdsplit may have written a file of this name."""
-        tar = next((name.removesuffix(more) for more in (".idx", ".parquet") if name.endswith(f".tar{more}")), name)
-        stem = tar.removesuffix(".idx").removesuffix(".tar")
+        stem = re.sub(r"\.(tar(\.(idx|places|parquet))?|idx)\Z", "", name)
         if name in _KEPT:
             return True
         if name == ENERGON_FOLDER:
@@ -341,12 +341,10 @@ class Run:
 
     def _lost(self, shard: Shard, size: Callable[[str], int | None]) -> str | None:
         """Return a file of a shard that is missing or has the wrong size; None if all are correct."""
-        expected = {shard.path: shard.num_bytes, index_path(shard.path): INDEX_ENTRY_BYTES * (shard.num_samples + 1)}
-        for path in (*expected, samples_path(shard.path), *shard_sidecars(shard, self.emit)):
-            found = size(path)
-            if not found or found != expected.get(path, found):
-                return path
-        return None
+        if size(shard.path) != shard.num_bytes:
+            return shard.path
+        others = places_path(shard.path), samples_path(shard.path), *shard_sidecars(shard, self.emit)
+        return next((path for path in others if not size(path)), None)
 
 
 def is_below(path: str, folder: str) -> bool:

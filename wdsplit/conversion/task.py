@@ -24,7 +24,6 @@ from wdsplit.fields.sample_columns import sample_rows
 from wdsplit.shards.files import write_shard
 from wdsplit.shards.manifest import Shard, shard_path
 from wdsplit.shards.sidecar_files import write_shard_sidecars
-from wdsplit.shards.sidecars import CatalogBuilder, needs_catalogs
 from wdsplit.storage.interface import Storage
 from wdsplit.tables.payloads import with_payloads
 from wdsplit.tables.read import Rows, read_rows
@@ -43,13 +42,13 @@ def write_shards(job: Job, span: Span, loaded: LoadedRows | None = None) -> dict
         rows = read(plan.rows(span.first)[0], plan.rows(span.stop - 1)[1])
         stream = _Stream(map(partial(_encoded, plan), rows))
         for shard in range(span.first, span.stop):
-            catalog = CatalogBuilder() if needs_catalogs(job.emit) else None
             tables: list[pa.Table] = []
-            bodies = _checked_at_the_end(storage, job, _bodies(plan, shard, stream, read, tables, catalog))
+            bodies = _checked_at_the_end(storage, job, _bodies(plan, shard, stream, read, tables))
             samples = partial(_joined, plan.samples, tables)
-            written[shard] = write_shard(storage, shard_path(shard), bodies, plan.num_pads_of(shard), samples)
-            if catalog is not None:
-                write_shard_sidecars(storage, written[shard], catalog.build(), job.emit)
+            names = [field.name for field in plan.fields]
+            num_pads = plan.num_pads_of(shard)
+            written[shard] = write_shard(storage, shard_path(shard), bodies, names, num_pads, samples)
+            write_shard_sidecars(storage, written[shard], names, job.emit)
             note_shard(storage, shard, written[shard])
     return written
 
@@ -146,17 +145,14 @@ def _bodies(
     stream: _Stream,
     read: Callable[[int, int], Iterator[Rows]],
     tables: list[pa.Table],
-    catalog: CatalogBuilder | None,
 ) -> Iterator[Body]:
-    """Yield the samples of a shard, batch by batch, pads last; add all but the pads to tables and catalog."""
+    """Yield the samples of a shard, batch by batch, pads last; add the rows of all but the pads to tables."""
     first, stop = plan.rows(shard)
     begin: _Samples | None = None
     for samples in stream.take(stop - first):
         raise_if_cancelled()
         begin = begin or samples
         tables.append(samples.table)
-        if catalog is not None:
-            catalog.append(samples.keys, samples.fields)
         yield samples.body
     number = 0
     for fields in _pads(plan, shard, begin, read):

@@ -17,8 +17,8 @@ from bad_samples import (
     Dropping,
     Refusing,
     damage_header,
-    damage_index,
     damage_payload,
+    damage_places,
     expected_substitutes,
     in_batches,
     place_of,
@@ -28,7 +28,6 @@ from bad_samples import (
 )
 from faults import Flip
 from made_datasets import all_deliveries, delivering, global_batches, numbers_dataset, sized_dataset
-from wdsplit.checks.verify import verify
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, PipelineError
 
 GLOBAL_BATCH = 12
@@ -370,8 +369,7 @@ def test_a_plain_dataloader_gives_the_substitutes_of_the_same_lanes(numbers):
 
 
 @pytest.mark.parametrize("percent", [1, 5])
-def test_samples_that_differ_from_their_checksums_are_bad(damaged, percent):
-    assert not verify(str(damaged), emit=["checksums"]).problems
+def test_samples_that_differ_from_their_hashes_are_bad(damaged, percent):
     for row in PERCENT[percent]:
         damage_payload(damaged, row)
     found = list(delivering(opened(damaged, verify=True)))
@@ -379,12 +377,11 @@ def test_samples_that_differ_from_their_checksums_are_bad(damaged, percent):
 
 
 def test_flipped_bytes_anywhere_never_change_a_sample(numbers, tmp_path):
-    """With checksums, a sample is what it was, or its place is taken by another that is."""
+    """A sample is what it was, or its place is taken by another that is."""
     chance = np.random.default_rng(0)
     right = {sample["__key__"]: (sample["cls"], sample["txt"]) for sample in wdsplit.Dataset(numbers)}
     for trial in range(20):
         damaged = shutil.copytree(numbers, tmp_path / str(trial))
-        assert not verify(str(damaged), emit=["checksums"]).problems
         rows = set(chance.choice(101, size=4, replace=False).tolist())
         for row in rows:
             tar, begin, end = place_of(damaged, row)
@@ -437,21 +434,20 @@ def test_what_was_damaged_on_its_way_is_fetched_again_and_is_not_bad(damaged, bu
             return Flip(700)
         return None
 
-    assert not verify(str(bucket.folder / "train"), emit=["checksums"]).problems
     fault_proxy.plan = plan
     assert list(delivering(opened(f"{bucket.url}/train", verify=True))) == expected_substitutes(damaged, 101, set())
     assert hurt
 
 
-@pytest.mark.parametrize("suffix", ["", ".idx"])
+@pytest.mark.parametrize("suffix", ["", ".places"])
 def test_a_missing_file_is_no_bad_sample(damaged, suffix):
     Path(damaged, f"000002.tar{suffix}").unlink()
     with pytest.raises(DatasetNotFoundError):
         list(opened(damaged))
 
 
-def test_a_damaged_index_makes_all_samples_of_its_shard_bad(damaged):
-    rows = damage_index(damaged, 40)
+def test_damaged_places_make_all_samples_of_its_shard_bad(damaged):
+    rows = damage_places(damaged, 40)
     assert list(delivering(opened(damaged))) == expected_substitutes(damaged, 101, rows)
 
 

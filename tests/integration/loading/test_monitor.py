@@ -32,7 +32,7 @@ def sent(proxy):
     return sum(
         exchange.bytes_sent
         for exchange in proxy.exchanges
-        if exchange.request.path.endswith((".tar", ".idx")) and exchange.status < 300
+        if exchange.request.path.endswith((".tar", ".places")) and exchange.status < 300
     )
 
 

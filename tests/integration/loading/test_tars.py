@@ -291,7 +291,14 @@ def test_remote_tars_need_no_temporary_folder(remote, cache, monkeypatch):
     monkeypatch.setattr(tempfile, "gettempdir", lambda: (_ for _ in ()).throw(FileNotFoundError))
     wdsplit.Dataset(f"{remote}/*.tar")
     (folder,) = cache.iterdir()
-    assert sorted(files_below(folder)) == ["0.tar.idx", "1.tar.idx", "2.tar.idx", "3.tar.idx", "lock", *TABLES]
+    assert sorted(files_below(folder)) == [
+        "0.tar.places",
+        "1.tar.places",
+        "2.tar.places",
+        "3.tar.places",
+        "lock",
+        *TABLES,
+    ]
 
 
 # What is refused

@@ -166,7 +166,7 @@ def test_an_empty_file_is_read(web):
 
 def test_what_may_be_read_at_once_is_one_request(by_proxy, proxy, numbers):
     storage = open_readable_storage(by_proxy)
-    storage.read("000000.tar.idx", 10_000)
+    storage.read("000000.tar.places", 10_000)
     storage.open("000000.tar", open_readable_storage(numbers).size("000000.tar")).read(1000, 5000)
     assert [(exchange.request.method, exchange.request.range) for exchange in proxy.exchanges] == [
         ("GET", (0, 10_000)),
@@ -246,7 +246,7 @@ def test_an_epoch_survives_faults_of_all_kinds(by_proxy, proxy, numbers):
     dataset = wdsplit.Dataset(by_proxy, storage_options=FAST)
     local = wdsplit.Dataset(numbers)
     plan = SeededPlan(1, 0.6, makers)
-    proxy.plan = lambda request: None if ".idx" in request.path else plan(request)
+    proxy.plan = lambda request: None if ".places" in request.path else plan(request)
     for epoch in range(3):
         dataset.set_epoch(epoch)
         local.set_epoch(epoch)

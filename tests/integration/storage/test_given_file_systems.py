@@ -87,7 +87,7 @@ def test_what_is_converted_to_it_is_what_the_disk_gets(place, source, expected):
     with pytest.raises(OutputExistsError):
         wdsplit.convert(source, path, options(shards=4), fs=fs)
     wdsplit.convert(source, path, options(shards=3, overwrite=True), fs=fs)
-    assert sorted(files()) == [f"{number:06}.tar{end}" for number in range(3) for end in ("", ".idx", ".parquet")]
+    assert sorted(files()) == [f"{number:06}.tar{end}" for number in range(3) for end in ("", ".places", ".parquet")]
 
 
 @pytest.fixture
@@ -208,10 +208,10 @@ def test_nothing_is_there_when_the_block_raises(place):
     with storage.publish("deep/x.tar") as file:
         file.write([b"one", memoryview(b"two")])
     assert storage.read("deep/x.tar") == b"onetwo" and storage.list("deep") == ["x.tar"]
-    with storage.publish("deep/x.tar.idx") as file:
+    with storage.publish("deep/x.tar.places") as file:
         file.write([b""])
     storage.remove("deep/x.tar", "none")
-    assert storage.sizes("deep") == {"x.tar.idx": 0}
+    assert storage.sizes("deep") == {"x.tar.places": 0}
     storage.remove("deep")
     assert storage.list("deep") == []
 

@@ -404,7 +404,7 @@ def test_a_converter_that_is_killed_leaves_no_lock_and_no_half_object_and_is_res
     assert script.returncode == -signal.SIGKILL
     wait_until(lambda: not session_processes(script.pid), "no process is left")
     found = files_of(bucket.folder / "out")
-    whole = (".tar", ".idx", ".tar.parquet")
+    whole = (".tar", ".places", ".tar.parquet")
     assert all(data == expected[name] for name, data in found.items() if name.endswith(whole))
     assert HEADER_NAME not in found
     convert(source, f"{bucket.url}/out", chosen(resume=f"{RUN_FOLDER}/plan.json" in found))
@@ -475,7 +475,7 @@ def test_a_shard_that_was_lost_or_is_of_another_size_is_written_again(bucket, so
     out = f"{bucket.url}/out"
     stopped_before_its_end(source, out, SHARDS)
     (bucket.folder / "out/000001.tar").write_bytes(b"short")
-    (bucket.folder / "out/000002.tar.idx").unlink()
+    (bucket.folder / "out/000002.tar.places").unlink()
     convert(source, out, chosen(resume=True))
     assert files_of(bucket.folder / "out") == expected
 
