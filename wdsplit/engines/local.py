@@ -334,7 +334,13 @@ def _wait_for_parent(number: int) -> None:
     parent: Any = multiprocessing.parent_process()
     if parent is None:
         return
-    # Processes that were forked later keep the parent's sentinel open, so that its end may go unnoticed.
+    # Processes that were forked later keep the parent's sentinel open, so that its end may go unnoticed. If the parent
+    # ended before `number` was asked for, that is another process.
     while not multiprocessing.connection.wait([parent.sentinel], _LOOK_S) and os.getppid() == number:
-        pass
+        try:
+            os.kill(parent.pid, 0)
+        except ProcessLookupError:
+            break
+        except PermissionError:
+            pass
     os._exit(1)

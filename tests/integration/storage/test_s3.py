@@ -317,6 +317,7 @@ def test_workers_end_with_their_parent_while_the_store_is_silent(remote, fault_p
     with start_script(ORPHANS, remote, loader) as process:
         wait_until(lambda: sum(each.fault is not None for each in fault_proxy.exchanges) >= 2, "both workers wait")
         process.kill()
+        process.wait()
         wait_until(lambda: not session_processes(process.pid), "no worker is left")
 
 
