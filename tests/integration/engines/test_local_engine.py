@@ -309,3 +309,33 @@ def test_results_that_are_left_are_no_trap_for_the_collector():
     """It runs wherever memory is asked for: also in a thread that begins, and holds this lock of all threads."""
     ended = subprocess.run([sys.executable, "-c", LEAVE], capture_output=True, text=True, timeout=DEADLINE_S)
     assert (ended.returncode, ended.stdout) == (0, "ended\n")
+
+
+LATE = """
+import multiprocessing, os, signal, time
+from wdsplit.engines.local import end_with_parent
+
+parent = os.getpid()
+
+def watches_late():
+    while os.getppid() == parent:
+        time.sleep(0.01)
+    end_with_parent()
+    time.sleep(1e6)
+
+context = multiprocessing.get_context("fork")
+late = context.Process(target=watches_late)
+late.start()
+later = context.Process(target=time.sleep, args=(1e6,))  # keeps open what the end of its parent would close
+later.start()
+print(late.pid, flush=True)
+os.kill(parent, signal.SIGKILL)
+"""
+
+
+def test_a_worker_ends_also_if_its_parent_ended_before_it_watches_it():
+    with start_script(LATE) as process:
+        late = int(process.stdout.readline())
+        process.wait()
+        wait_until(lambda: late not in session_processes(process.pid), "the worker has ended")
+        os.killpg(process.pid, signal.SIGKILL)
