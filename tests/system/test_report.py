@@ -99,7 +99,7 @@ def test_what_pictures_say_is_what_was_counted(browser, reports):
         for mark in titles(tab, "skew")
         if mark.get("series") == "this dataset" and "chi-squared" in mark
     }
-    assert skew == {mix.world_size: pytest.approx(mix.skew, rel=0.01) for mix in facts.mixing.batches}
+    assert skew == {mix.world_size: pytest.approx(mix.chi_squared, rel=0.01) for mix in facts.mixing.batches}
 
 
 def test_tables_say_what_pictures_say(browser, reports):
