@@ -54,6 +54,6 @@ class PlainKeywords(Extension):
     def _make_plain(self, parameter: Any) -> None:
         annotation, default = parameter.annotation, parameter.default
         if isinstance(annotation, ExprSubscript) and annotation.canonical_path == "typing.Annotated":
-            parameter.annotation, parameter.default = annotation.slice.elements  # type: ignore[union-attr]
+            parameter.annotation, parameter.default = annotation.slice.elements
         elif isinstance(default, ExprCall) and str(default.function) == "_integer":
             parameter.default = default.arguments[0]
