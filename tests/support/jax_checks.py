@@ -187,9 +187,9 @@ def check_a_state_resumes_on_fewer_devices_and_in_a_plain_loader(path):
 
 def check_after_a_whole_epoch_the_state_names_the_next(path):
     loader = JaxLoader(opened(path), 2)
-    for step, _ in enumerate(loader):
-        assert loader.epoch == (0 if step + 1 < len(loader) else 1)
-    assert loader.state_dict()["position"] == 0
+    *_, (epoch, state) = [(loader.epoch, loader.state_dict()) for _ in loader]
+    assert (epoch, state["epoch"], state["position"]) == (0, 1, 0)
+    assert loader.epoch == 1
 
 
 def check_an_epoch_that_was_broken_off_begins_again(path):
@@ -242,16 +242,28 @@ def check_no_more_is_put_ahead_than_asked_for(path):
         iterator = iter(loader)
         for taken in (1, 2):
             next(iterator)
-            assert loader.loader.statistics().batches == taken + prefetch
+            made = loader.loader.statistics()
+            assert (made.batches, made.samples_made) == (taken, 16 * (taken + prefetch))
+
+
+def check_steps_are_skipped_while_batches_are_put_ahead(path):
+    loader = JaxLoader(opened(path), 2)
+    steps = {}
+    for step, batch in loader.enumerate():
+        steps[step] = batch
+        if step == 1:
+            loader.skip(3, 4)
+    assert list(steps) == [0, 1, 2, 5, 6]
+    expected = plain(path, 16)
+    assert content(steps.values()) == [expected[step] for step in steps]
 
 
 def check_batches_before_an_error_are_given(path):
     dataset = wdsplit.Dataset(path).map(failing_from(48)).decode().to_tuple("__position__", "cls", "__pad__")
     iterator = iter(JaxLoader(dataset, 2, prefetch=2))
     assert content(itertools.islice(iterator, 3)) == plain(path, 16)[:3]
-    for _ in range(2):
-        with pytest.raises(ValueError, match="too far"):
-            next(iterator)
+    with pytest.raises(ValueError, match="too far"):
+        next(iterator)
 
 
 def check_integers_that_do_not_fit_are_an_error(path):

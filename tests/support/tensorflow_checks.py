@@ -210,6 +210,20 @@ def check_a_state_counts_what_was_iterated(path):
     assert content(loader) == expected_batches(path, STEPS, global_batch=16)
 
 
+def check_steps_are_skipped_before_an_iteration_or_after_a_state(path):
+    loader = loader_of(path)
+    loader.skip(1, 2)
+    expected = expected_batches(path, STEPS, global_batch=16)
+    batches = loader.enumerate()
+    seen = {step: content([batch])[0] for step, batch in itertools.islice(batches, 2)}
+    assert seen == {0: expected[0], 3: expected[3]}
+    with pytest.raises(wdsplit.InputError, match="prefetched"):
+        loader.skip(5, 5)
+    loader.load_state_dict(loader.state_dict())
+    loader.skip(5, 5)
+    assert {step: content([batch])[0] for step, batch in loader.enumerate()} == {4: expected[4], 6: expected[6]}
+
+
 def check_epochs_can_be_chosen(path):
     dataset = opened(path)
     loader = TensorFlowLoader(wdsplit.Loader(dataset, 16))
@@ -218,6 +232,11 @@ def check_epochs_can_be_chosen(path):
     assert content(loader) == expected_batches(path, STEPS, global_batch=16, epoch=5)
     dataset.set_epoch(3)
     assert content(loader) == expected_batches(path, STEPS, global_batch=16, epoch=3)
+    iterator = iter(loader)
+    next(iterator)
+    dataset.set_epoch(7)
+    next(iterator)
+    assert (loader.epoch, loader.step) == (7, 0)
 
 
 def replica_rows(strategy, distributed, steps):

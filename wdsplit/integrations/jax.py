@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from wdsplit.errors import InputError, MissingDependencyError, TopologyError
-from wdsplit.integrations.prefetching_loader import PrefetchingLoader, StatefulBatches
+from wdsplit.integrations.opaque_loader import OpaqueLoader
+from wdsplit.loading.ahead import Ahead
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
-from wdsplit.order.split import Step, World, whole
-from wdsplit.order.state import State
+from wdsplit.order.split import Step, Steps, World, whole
 
 try:
     import jax
@@ -57,7 +56,7 @@ class Batch(NamedTuple):
         return jax.tree.map(lambda leaf: self.valid.reshape(-1, *[1] * (leaf.ndim - 1)), self.data)
 
 
-class JaxLoader(PrefetchingLoader):
+class JaxLoader(OpaqueLoader):
     """Global batches of a `Dataset` over the devices of a mesh.
 
     All batches have one shape, the last one too. The samples of step t are those of `wdsplit.Loader` for the same
@@ -127,18 +126,15 @@ class JaxLoader(PrefetchingLoader):
         super().__init__(loader)
         self._prefetch = prefetch
         self._logged: set[str] = set()
+        loader.ahead = self._ahead
 
-    def __iter__(self) -> Iterator[Batch]:
-        """Yield the batches of the epoch, or what is left of it after `load_state_dict`."""
-        progress, iteration = self.begin()
+    def _ahead(self, steps: Steps) -> Ahead:
+        """Return what copies the batches of some steps to the devices."""
 
-        def put(batch: Any, step: Step) -> Batch:
-            return self._put(batch, progress.order.is_real(step.positions))
+        def put(step: Step, batch: Any) -> Batch:
+            return self._put(batch, steps.order.is_real(step.positions))
 
-        def used(state: State) -> None:
-            self.used(iteration, state)
-
-        return _Prefetched(progress, put, used, self._prefetch)
+        return Ahead(self._prefetch, put)
 
     def __repr__(self) -> str:
         return f"JaxLoader({self.loader.dataset!r}, global_batch={self.global_batch}, mesh={dict(self.mesh.shape)})"
@@ -187,43 +183,6 @@ class JaxLoader(PrefetchingLoader):
             return jax.device_put(values, sharding)
         shape = (self.global_batch, *values.shape[1:])
         return jax.make_array_from_process_local_data(sharding, values, shape)
-
-
-class _Prefetched(Iterator[Batch]):
-    """Batches, some of which are copied to the devices before they are requested.
-
-    Args:
-        progress: The batches of the loader.
-        put: Copies a batch to the devices.
-        used: Called with the state after each requested batch.
-        prefetch: Number of batches to copy ahead.
-    """
-
-    def __init__(
-        self, progress: StatefulBatches, put: Callable[[Any, Step], Batch], used: Callable[[State], None], prefetch: int
-    ) -> None:
-        self._progress = progress
-        self._put, self._used, self._prefetch = put, used, prefetch
-        self._ahead: deque[tuple[Batch, State]] = deque()
-        self._ended: Exception | None = None
-
-    def __next__(self) -> Batch:
-        """Return the next batch, as soon as its copy has started.
-
-        Raises:
-            WdsplitError: The loader's error, after all batches before it.
-        """
-        while self._ended is None and len(self._ahead) <= self._prefetch:
-            try:
-                batch, step, state = next(self._progress)
-                self._ahead.append((self._put(batch, step), state))
-            except Exception as error:  # StopIteration too
-                self._ended = error
-        if not self._ahead:
-            raise self._ended or StopIteration
-        placed, state = self._ahead.popleft()
-        self._used(state)
-        return placed
 
 
 def world_of(sharding: NamedSharding, num_shards: int) -> World:

@@ -21,7 +21,7 @@ class OpaqueLoader:
     starts when its first batch is requested, not before.
 
     Args:
-        loader: The loader.
+        loader: The loader. A subclass may let a copy of it, `_position`, count the batches that were used.
 
     Raises:
         InputError: It is not a `wdsplit.Loader`.
@@ -31,38 +31,39 @@ class OpaqueLoader:
         if not isinstance(loader, Loader):
             raise InputError("not a wdsplit loader", expected="a wdsplit.Loader", found=f"a {type(loader).__name__}")
         self.loader = loader
+        self._position = loader
 
     def __iter__(self) -> Iterator[Any]:
         yield from self.loader
 
     def __len__(self) -> int:
         """Return the number of steps in a whole epoch."""
-        return len(self.loader)
+        return len(self._position)
 
     @property
     def epoch(self) -> int:
         """The epoch of the current iteration, else of the next one."""
-        return self.loader.epoch
+        return self._position.epoch
 
     @property
     def step(self) -> int:
         """The number of the next step, as `wdsplit.Loader.step` counts."""
-        return self.loader.step
+        return self._position.step
 
     def enumerate(self) -> Iterator[tuple[int, Any]]:
         """Iterate this loader, and yield each batch with the number of its step, as `wdsplit.Loader.enumerate` does."""
-        step = self.loader.progress.step_at(self.loader.progress.start)
+        step = self._position.progress.step_at(self._position.progress.start)
         for batch in self:
             yield step, batch
             step = self.step
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration. A position from `load_state_dict` is kept if it is in that epoch."""
-        self.loader.set_epoch(epoch)
+        self._position.set_epoch(epoch)
 
     def skip(self, first: int, last: int) -> None:
         """Skip steps of the current epoch, or of the next one between epochs, as `wdsplit.Loader.skip` does."""
-        self.loader.skip(first, last)
+        self._position.skip(first, last)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the loader, after the delivered batches.
@@ -75,7 +76,7 @@ class OpaqueLoader:
                 "so a resumed run will differ; save after an optimizer step",
                 self.loader.dataset.source.url,
             )
-        return self.loader.state_dict()
+        return self._position.state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue where a state dict was taken.
@@ -83,7 +84,7 @@ class OpaqueLoader:
         Raises:
             StateError: The state belongs to another dataset or other options.
         """
-        self.loader.load_state_dict(state_dict)
+        self._position.load_state_dict(state_dict)
 
     def _is_accumulating(self) -> bool:
         """Tell whether there are gradients that the optimizer has not used yet."""

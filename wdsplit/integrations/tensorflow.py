@@ -1,32 +1,33 @@
 """TensorFlow: a loader's batches as a `tf.data.Dataset` that TensorFlow does not split a second time.
 
-Adapter over `wdsplit.Loader`; torch need not be installed. TensorFlow prefetches batches: the state after each is kept
-here, and applies once the batch is reported as used. TensorFlow is imported when a loader is made.
+Adapter over `wdsplit.Loader`; torch need not be installed. TensorFlow prefetches batches, so there are two loaders: one
+makes them, and a copy of it, which is not iterated, is at the last batch that was reported as used. TensorFlow is
+imported when a loader is made.
 """
 
 from __future__ import annotations
 
+import copy
 import importlib
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from wdsplit.errors import InputError, MissingDependencyError
-from wdsplit.integrations.prefetching_loader import PrefetchingLoader, StatefulBatches
+from wdsplit.integrations.opaque_loader import OpaqueLoader
 from wdsplit.loading.loader import Loader
 from wdsplit.loading.transport.collate import as_array
 from wdsplit.order.split import whole
-from wdsplit.order.state import State
 
 __all__ = ["TensorFlowLoader"]
 
 logger = logging.getLogger(__name__)
 
 
-class TensorFlowLoader(PrefetchingLoader):
+class TensorFlowLoader(OpaqueLoader):
     """The batches of a loader for TensorFlow.
 
     Iterating yields the batches of an epoch as tensors. `dataset` returns them as a `tf.data.Dataset`.
@@ -44,15 +45,15 @@ class TensorFlowLoader(PrefetchingLoader):
 
     def __init__(self, loader: Loader, *, prefetch: int = 2, element_spec: Any = None) -> None:
         prefetch = whole(prefetch)
-        if not isinstance(loader, Loader):
-            raise InputError("not a wdsplit loader", expected="a wdsplit.Loader", found=type(loader).__name__)
         if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0:
             raise InputError("invalid prefetch", expected="an integer of at least 0", found=repr(prefetch))
         super().__init__(loader)
         self._tf = _tensorflow()
         self._prefetch = prefetch
         self.element_spec = self._first_spec() if element_spec is None else element_spec
-        self._made: deque[tuple[int, State]] = deque()
+        self._position = copy.copy(loader)
+        self._begun: dict[str, Any] | None = None  # the state with which the last iteration began
+        self._made: deque[tuple[int, dict[str, Any]]] = deque()  # of batches not used yet: epoch, and state after it
         self._reports_use = False
         self._error: BaseException | None = None
 
@@ -118,41 +119,82 @@ class TensorFlowLoader(PrefetchingLoader):
 
         return Used()
 
+    def enumerate(self) -> Iterator[tuple[int, Any]]:
+        """Iterate this loader, and yield each batch with the number of its step, as `wdsplit.Loader.enumerate` does."""
+        self._restart()
+        yield from super().enumerate()
+
+    def skip(self, first: int, last: int) -> None:
+        """Skip steps, as `wdsplit.Loader.skip` does, before an epoch begins or right after `load_state_dict`.
+
+        Raises:
+            InputError: An iteration has started, or as for `wdsplit.Loader.skip`.
+        """
+        if self._is_begun():
+            raise InputError(
+                "cannot skip steps while batches are prefetched",
+                expected="skip before the epoch begins, or right after load_state_dict",
+                remedy="loader.load_state_dict(loader.state_dict()), then skip, then iterate",
+            )
+        super().skip(first, last)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue where a state dict was taken: the next iteration yields the rest of its epoch.
+
+        Raises:
+            StateError: The state belongs to another dataset or other options.
+        """
+        super().load_state_dict(state_dict)
+        self._begun, self._made = None, deque()  # the batches of earlier iterations count no more
+
+    def _is_begun(self) -> bool:
+        """Tell whether the epoch of the position is the one in which the last iteration began."""
+        return self._begun is not None and self._begun["epoch"] == self.epoch
+
+    def _restart(self) -> None:
+        """Go back to where an interrupted iteration began, as `wdsplit.Loader` does."""
+        if self._begun is not None and self._is_begun():
+            self.load_state_dict(self._begun)
+
     def _batches(self, epochs: int | None) -> Iterator[Any]:
-        """Yield batches as numpy arrays, and record the state after each. Runs in a thread of TensorFlow."""
+        """Yield batches as numpy arrays, and note the state after each. Runs in a thread of TensorFlow."""
         # If no more than these were made, a library may only have looked at a first batch: nothing is lost.
         is_lost = epochs is None and not self._reports_use and len(self._made) > self._prefetch + 2
+        if epochs is not None:
+            self._restart()
         made = self._made = deque()
-        self._error, given = None, 0
+        self._error, given, loader = None, 0, self.loader
+        begun = self._begun = self.state_dict()
         try:
-            progress, iteration = self.begin(goes_on=epochs is None)
+            loader.load_state_dict(begun)
             if is_lost:
                 logger.warning(
                     "%s: epoch %d starts again at position %d: without this loader's callback() in fit, it is unknown "
                     "which of its batches were used",
-                    self.loader.dataset.source.url,
-                    progress.begin.epoch,
-                    progress.begin.position,
+                    loader.dataset.source.url,
+                    begun["epoch"],
+                    begun["position"],
                 )
-            while True:
-                for batch, _, state in progress:
-                    made.append((iteration, state))
+            while given != epochs:
+                epoch = loader.epoch
+                for batch in loader:
+                    made.append((epoch, loader.state_dict()))
                     yield _mapped(batch, _value)
                 given += 1
-                if not self._reports_use:
+                if not self._reports_use and self._made is made:
                     made.clear()
-                    self.ended(iteration)
-                if given == epochs:
-                    return
-                progress = StatefulBatches(self.loader)
+                    self._position.load_state_dict(loader.state_dict())
         except Exception as error:
             self._error = error
             raise
 
     def _note_used(self, count: int) -> None:
         """Record that the next batches were used."""
-        for _ in range(min(count, len(self._made))):
-            self.used(*self._made.popleft())
+        made = self._made
+        for _ in range(min(count, len(made))):
+            epoch, state = made.popleft()
+            if epoch == self.epoch:  # else another one was chosen meanwhile
+                self._position.load_state_dict(state)
 
     def _first_spec(self) -> Any:
         """Return the spec of a first batch, which a separate loader reads."""

@@ -10,12 +10,13 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from wdsplit.arrays import Int64
 from wdsplit.errors import PipelineError
+from wdsplit.loading.ahead import Ahead
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.reading.source import AnySource
 from wdsplit.loading.running import Running
@@ -24,22 +25,10 @@ from wdsplit.order.skips import Skips
 from wdsplit.order.split import AnyOrder, Step, Steps, World, worker_of
 from wdsplit.order.state import State, ViewMark
 
-__all__ = ["Ahead", "Batches", "EpochProgress", "SubBatch"]
+__all__ = ["Batches", "EpochProgress", "SubBatch"]
 
 SubBatch = tuple[Int64, Any]
 """The places of a worker's samples in the batch, and the samples: the result of `collate`, or a list."""
-
-
-class Ahead(Protocol):
-    """Makes batches before they are delivered."""
-
-    def take(self, make: Callable[[], tuple[Step, Any]], left: int) -> tuple[Step, Any]:
-        """Return the next step and its batch.
-
-        Args:
-            make: Makes the next step that was not made yet, and its batch.
-            left: Steps that were not delivered, the next one included; at least 1.
-        """
 
 
 class Batches(Iterator[Any]):
@@ -54,7 +43,7 @@ class Batches(Iterator[Any]):
         progress: Records each delivered batch.
         clock: Measures the time that the consumer waits and computes.
         delivered: Called after each delivered batch, if given.
-        ahead: Returns an object that makes batches before they are requested; None to make each one on request.
+        ahead: Returns what makes the batches of some steps before they are requested; None to make each on request.
 
     Attributes:
         epoch: The epoch.
@@ -76,7 +65,7 @@ class Batches(Iterator[Any]):
         progress: EpochProgress,
         clock: Clock,
         delivered: Callable[[], object] | None = None,
-        ahead: Callable[[], Ahead] | None = None,
+        ahead: Callable[[Steps], Ahead] | None = None,
     ) -> None:
         self.source = source
         self.start = self.state = start
@@ -97,7 +86,7 @@ class Batches(Iterator[Any]):
     def _set_steps(self, steps: Steps) -> None:
         self._steps, self.order = iter(steps), steps.order
         self.left, self.skips = len(steps), steps.skips
-        self._ahead = None if self._make_ahead is None else self._make_ahead()
+        self._ahead = None if self._make_ahead is None else self._make_ahead(steps)
 
     def go_on(self, steps: Steps, running: Running) -> None:
         """Continue with other steps; batches that were made ahead for the earlier ones are dropped."""

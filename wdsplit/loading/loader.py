@@ -22,8 +22,9 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from wdsplit.errors import InputError, MissingDependencyError
+from wdsplit.loading.ahead import Ahead
 from wdsplit.loading.announcing import announce
-from wdsplit.loading.batches import Ahead, Batches, EpochProgress, SubBatch
+from wdsplit.loading.batches import Batches, EpochProgress, SubBatch
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.epochs import checked_epoch
 from wdsplit.loading.loader_arguments import unknown_argument
@@ -144,7 +145,7 @@ class Loader:
         self._counted = Totals()
         self._logged: Statistics | None = None
         self._log_at: float | None = None
-        self._ahead: Callable[[], Ahead] | None = None
+        self.ahead: Callable[[Steps], Ahead] | None = None  # set by `to_device` and `JaxLoader`
 
     @property
     def epoch(self) -> int:
@@ -290,7 +291,7 @@ class Loader:
         running = self._begin(source, steps)
         assemble = partial(self._assembled, running.lends)
         log = None if self.log_every_s is None else partial(self._log_when_due, self.log_every_s)
-        batches = Batches(source, start, steps, running, assemble, self.progress, self.clock, log, self._ahead)
+        batches = Batches(source, start, steps, running, assemble, self.progress, self.clock, log, self.ahead)
         self.progress.begin(batches, start, is_empty=not len(steps))
         return batches
 

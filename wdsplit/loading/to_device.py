@@ -17,8 +17,9 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 
 from wdsplit.errors import InputError
+from wdsplit.loading.ahead import Ahead
 from wdsplit.loading.loader import Loader
-from wdsplit.order.split import Step
+from wdsplit.order.split import Step, Steps
 
 __all__ = ["to_device"]
 
@@ -47,7 +48,7 @@ def to_device(loader: Loader, device: str | torch.device) -> Loader:
         raise InputError("cannot copy batches", expected="a wdsplit.Loader", found=type(loader).__name__)
     target = _checked(device)
     if target.type == "cpu":
-        loader._ahead = None
+        loader.ahead = None
         return loader
     if loader.collate_fn is None and loader.output == "numpy":
         raise InputError(
@@ -57,8 +58,14 @@ def to_device(loader: Loader, device: str | torch.device) -> Loader:
             remedy="wdsplit.Loader(..., output='torch')",
         )
     loader.pin_memory |= target.type == "cuda"
-    loader._ahead = functools.partial(_Copies, target)
+    loader.ahead = functools.partial(_ahead_on, target)
     return loader
+
+
+def _ahead_on(device: torch.device, steps: Steps) -> Ahead:
+    """Return what copies one batch ahead to a device."""
+    stream = _Stream(device)
+    return Ahead(1, stream.copied, stream.wait_for)
 
 
 def _checked(device: str | torch.device) -> torch.device:
@@ -79,42 +86,19 @@ def _checked(device: str | torch.device) -> torch.device:
     return target
 
 
-class _Copies:
-    """The batches of an iteration on a device: one is taken and copied ahead.
-
-    Args:
-        device: The device.
-    """
+class _Stream:
+    """Copies batches to a device; to a CUDA device on a stream of their own."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
             self._stream = _stream_to(torch.cuda.current_device() if device.index is None else device.index)
-        self._ahead: tuple[Step, Any] | None = None
-        self._error: Exception | None = None
 
-    def take(self, make: Callable[[], tuple[Step, Any]], left: int) -> tuple[Step, Any]:
-        """Return the next step and its batch, after the copy of the following one has started."""
-        if self._ahead is None and self._error is None:
-            self._copy_next(make)
-        taken, self._ahead = self._ahead, None
-        if taken is None:
-            error, self._error = self._error, None
-            raise error or AssertionError
-        self._wait_for(taken[1])
-        if left > 1:
-            self._copy_next(make)
-        return taken
-
-    def _copy_next(self, make: Callable[[], tuple[Step, Any]]) -> None:
-        """Make a batch and begin to copy it; an error is raised when this batch is requested."""
-        try:
-            step, batch = make()
-            with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
-                self._ahead = step, _mapped(self._copied, batch)
-        except Exception as error:
-            self._error = error
+    def copied(self, step: Step, batch: Any) -> Any:
+        """Begin to copy a batch, and return the copy."""
+        with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+            return _mapped(self._copied, batch)
 
     def _copied(self, tensor: torch.Tensor) -> torch.Tensor:
         if self._stream is None:
@@ -123,7 +107,7 @@ class _Copies:
             tensor = tensor.pin_memory()
         return tensor.to(self._stream.device, non_blocking=True)
 
-    def _wait_for(self, batch: Any) -> None:
+    def wait_for(self, batch: Any) -> None:
         """Let the current stream wait for a copy, and keep its memory until the stream has used it."""
         if self._stream is not None:
             current = torch.cuda.current_stream(self._stream.device)

@@ -4,7 +4,6 @@ import itertools
 import json
 
 import pytest
-import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -12,7 +11,6 @@ import wdsplit
 from made_datasets import all_deliveries, deliveries, delivering, interleaved, numbers_dataset, sized_dataset
 from wdsplit.debug import AUDITED, audit
 from wdsplit.errors import InputError, StateError
-from wdsplit.integrations.prefetching_loader import PrefetchingLoader, StatefulBatches
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
 from wdsplit.loading.mix import mix
@@ -356,30 +354,6 @@ def test_an_audit_knows_what_is_skipped(numbers):
                 loader.skip(6, 7)
     (epoch,) = audited.epochs
     assert (epoch.complete, epoch.steps, epoch.samples) == (True, NUM_STEPS - 4, 101 - 48)
-
-
-def test_batches_taken_ahead_come_with_the_states_after_them(numbers):
-    loader = loader_of(numbers)
-    ahead = PrefetchingLoader(loader)
-    ahead.skip(1, 2)
-    batches, _ = ahead.begin()
-    assert isinstance(batches, StatefulBatches)
-    found = list(batches)
-    assert [state.position for _, _, state in found] == [12, 48, 60, 72, 84, 96, 0]
-    assert {state.skips.ranges for _, _, state in found[:-1]} == {((12, 36),)}
-    assert all(torch.equal(batch[0], torch.as_tensor(step.positions)) for batch, step, _ in found)
-
-
-def test_steps_cannot_be_skipped_while_batches_are_taken_ahead(numbers):
-    ahead = PrefetchingLoader(loader_of(numbers))
-    batches, iteration = ahead.begin()
-    ahead.used(iteration, next(batches)[2])
-    with pytest.raises(InputError, match="prefetched"):
-        ahead.skip(4, 4)
-    state = ahead.state_dict()
-    ahead.load_state_dict(state)
-    ahead.skip(4, 4)
-    assert ahead.state_dict() == {**state, "skipped": [[48, 60]]}
 
 
 def test_accelerates_loader_knows_its_last_batch(numbers):
