@@ -1,11 +1,12 @@
 import io
+import sys
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from wdsplit.fields.image_sizes import first_image_field, image_sizes
 from wdsplit.shards.manifest import Field
@@ -53,20 +54,11 @@ def found(payloads):
     return list(zip(widths.to_pylist(), heights.to_pylist(), strict=True))
 
 
-def by_pillow(payload):
-    """Return what Pillow says; None for both if it says nothing."""
-    try:
-        with Image.open(io.BytesIO(payload)) as image:
-            return image.size
-    except (UnidentifiedImageError, Image.DecompressionBombError, SyntaxError, ValueError, OSError, Warning):
-        return None, None
-
-
 @pytest.mark.parametrize("kind", KINDS)
-def test_sizes_are_those_that_pillow_finds(kind):
+def test_sizes_are_those_of_the_images(kind):
     sizes = [(1, 1), (1, 300), (300, 1), (16, 17), (255, 257), (640, 480)]
     payloads = [KINDS[kind](*size) for size in sizes]
-    assert found(payloads) == sizes == list(map(by_pillow, payloads))
+    assert found(payloads) == sizes
 
 
 SMALL = {(kind, size): make(*size) for kind, make in KINDS.items() for size in ((3, 5), (31, 2), (64, 33))}
@@ -90,10 +82,13 @@ def test_a_truncated_image_has_its_size_or_none(kind):
     cuts = [*range(min(len(whole), 2000)), *range(2000, len(whole), 97)]
     sizes = found([whole[:cut] for cut in cuts])
     assert sizes[0] == (None, None)
-    assert set(sizes) <= {(64, 33), (None, None)}
-    for cut, size in zip(cuts, sizes, strict=True):
-        # Pillow takes the first digit of a PBM's height for all of it.
-        assert kind == "pbm" or by_pillow(whole[:cut]) in (size, (None, None))
+    # Pillow takes the first digit of a PBM's height for all of it.
+    assert set(sizes) <= {(64, 33), (None, None)} | ({(64, 3)} if kind == "pbm" else set())
+
+
+def test_other_formats_have_no_sizes_without_pillow(monkeypatch):
+    monkeypatch.setitem(sys.modules, "PIL.GifImagePlugin", None)
+    assert found([SMALL["gif", (3, 5)], SMALL["webp", (3, 5)]]) == [(None, None), (3, 5)]
 
 
 @settings(max_examples=300)
@@ -105,17 +100,6 @@ def test_a_damaged_image_never_raises_and_does_not_harm_its_neighbours(chosen, c
     whole = SMALL["png", (3, 5)]
     sizes = found([whole, bytes(damaged), whole])
     assert (sizes[0], sizes[2]) == ((3, 5), (3, 5))
-    if by_pillow(bytes(damaged)) == chosen[1]:
-        assert sizes[1] in (chosen[1], (None, None))
-
-
-MAGICS = [b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"RIFF....WEBP", b"GIF89a", b"BM", b"II*\0", b"MM\0*", b"P6"]
-
-
-@given(st.sampled_from(MAGICS), st.binary(max_size=100))
-def test_garbage_after_the_first_bytes_never_raises(magic, rest):
-    (size,) = found([magic + rest])
-    assert (size[0] is None) == (size[1] is None)
 
 
 def test_fill_bytes_and_junk_before_a_marker_are_skipped():
@@ -132,28 +116,6 @@ def test_a_frame_that_is_cut_by_the_end_of_its_payload_is_not_read_from_the_next
     assert found([whole[: frame + 8], whole]) == [(None, None), (31, 2)]
     assert found([b"", whole, SMALL["png", (3, 5)][:20], SMALL["png", (3, 5)]]) == [
         (None, None), (31, 2), (None, None), (3, 5)]  # fmt: skip
-
-
-def test_headers_of_ppm_as_they_may_be_written():
-    headers = [b"P6\n31 2\n255\n", b"P5\t31\r\n\n 2 255 ", b"P2 31 2 "]
-    assert found([header + b"\0" * 40 for header in headers]) == [(31, 2)] * 3
-    others = [
-        b"P6\n# 31\n31 2\n255\n",
-        b"P631 2 255 ",
-        b"P6 31x 2 255 ",
-        b"P6 -3 2 255 ",
-        b"P6 31",
-        b"P6 31 2",
-        b"P6 ",
-    ]
-    assert found([b"".join(others)[:0], *others]) == [(None, None)] * 8
-
-
-def test_bmp_from_top_to_bottom_and_of_the_oldest_kind():
-    whole = bytearray(SMALL["bmp", (31, 2)])
-    whole[22:26] = (-2).to_bytes(4, "little", signed=True)
-    old = b"BM" + bytes(12) + (12).to_bytes(4, "little") + b"\x1f\0\x02\0" + bytes(20)
-    assert found([bytes(whole), old]) == [(31, 2)] * 2
 
 
 @pytest.mark.parametrize(
