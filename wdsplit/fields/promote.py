@@ -13,7 +13,7 @@ import pyarrow as pa
 from wdsplit.fields.json_values import type_without_views
 from wdsplit.fields.rules import is_binary, is_list, is_text
 
-__all__ = ["common_type", "joined_schema"]
+__all__ = ["common_type", "joined_schema", "joined_type"]
 
 _MAX_DIGITS = 76
 _DIGITS = {8: 3, 16: 5, 32: 10, 64: 20}
@@ -31,7 +31,7 @@ def common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
         return one
     if pa.types.is_null(one):
         return other
-    found = _common(one, other)
+    found = joined_type(one, other)
     try:
         for kind in (one, other):
             if found is not None:
@@ -58,8 +58,8 @@ def joined_schema(schemas: Sequence[pa.Schema]) -> pa.Schema:
     return pa.schema(list(fields.values()))
 
 
-def _common(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """Return the common type of two types; nested ones are compared part by part."""
+def joined_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    """Return the common type of two types, or None; unlike `common_type`, pyarrow may be unable to cast to it."""
     one, other = _values_type(one), _values_type(other)
     if one == other or pa.types.is_null(other):
         return one
@@ -151,7 +151,7 @@ def _joined_maps(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
 
 
 def _joined_field(one: pa.Field, other: pa.Field) -> pa.Field | None:
-    kind = _common(one.type, other.type)
+    kind = joined_type(one.type, other.type)
     return None if kind is None else pa.field(one.name, kind)
 
 

@@ -9,7 +9,7 @@ import operator
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import unquote
@@ -17,6 +17,7 @@ from urllib.parse import unquote
 import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as ds
+from pyarrow.fs import LocalFileSystem
 
 from wdsplit.arrays import Int64
 from wdsplit.conditions.compare import join
@@ -28,7 +29,7 @@ from wdsplit.fields.infer import needs_sniff
 from wdsplit.fields.json_values import decoded_parts, stored, type_without_views, without_views
 from wdsplit.storage.opening import is_remote
 from wdsplit.tables.formats.common import BATCH_BYTES, MAX_BATCH_ROWS, check_unchanged, unreadable
-from wdsplit.tables.formats.registry import format_named, name_of_format, refuse_misnamed
+from wdsplit.tables.formats.registry import format_by_content, format_named, name_of_format
 from wdsplit.tables.partitions import Partitions
 from wdsplit.tables.schemas import Schemas, absent_columns, promoted, promotion_notes, with_partitions
 from wdsplit.tables.select import Picker
@@ -127,9 +128,11 @@ def _open_file(path: str, storage_options: Mapping[str, Any] | None) -> tuple[In
     try:
         with _readable(path, format_named(name).WHAT):
             return format_named(name).open_file(path, remote)
-    except InputError:
+    except InputError as error:
         with suppress(OSError):
-            refuse_misnamed(path, name, remote)
+            content = format_by_content(path, remote)
+            if content not in (None, name):
+                error.remedy = f"by its content it is {content}: rename it to end in .{content}"
         raise
 
 
@@ -333,27 +336,32 @@ def matching_groups(table: Table, file: InputFile, expression: Any, columns: Seq
         InputError: The file cannot be read.
     """
     reader, schema = format_named(file.format), pa.schema([table.schema.field(name) for name in columns])
-    known = [
-        ds.field(name).is_null() if value is None else ds.field(name) == pa.scalar(value, schema.field(name).type)
-        for name, value in file.constants
-        if name in schema.names
-    ]
-    with _readable(file.path, reader.WHAT):
-        groups = reader.matching_groups(file, expression, schema, join(operator.and_, known) if known else None)
-        return [group for group in groups if file.row_groups[group]]
+    values = [(name, value) for name, value in file.constants if name in schema.names]
+    known = None
+    if values:
+        equal = [
+            ds.field(name).is_null() if value is None else ds.field(name) == pa.scalar(value, schema.field(name).type)
+            for name, value in values
+        ]
+        known = join(operator.and_, equal)
+        parquet, disk = ds.ParquetFileFormat(), LocalFileSystem()  # any format: the file is not opened
+        unread = parquet.make_fragment(file.path, filesystem=disk, partition_expression=known)
+        if not list(ds.FileSystemDataset([unread], schema, parquet, disk).get_fragments(expression)):
+            return []
+    groups: Sequence[int] = range(len(file.row_groups))
+    by_statistics = getattr(reader, "matching_groups", None)
+    if by_statistics is not None and len(values) < len(columns):
+        with _readable(file.path, reader.WHAT):
+            groups = by_statistics(file, expression, schema, known)
+    return [group for group in groups if file.row_groups[group]]
 
 
-class _readable:  # noqa: N801 (used as a function)
+@contextmanager
+def _readable(path: str, what: str) -> Iterator[None]:
     """Turn errors of reading a file into an InputError that names the file."""
-
-    def __init__(self, path: str, what: str) -> None:
-        self.path = path
-        self.what = what
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, tb: Any) -> None:
-        if isinstance(error, WdsplitError) or not isinstance(error, (pa.ArrowException, OSError, ValueError)):
-            return
-        raise unreadable(self.path, self.what, error) from error
+    try:
+        yield
+    except WdsplitError:
+        raise
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise unreadable(path, what, error) from error

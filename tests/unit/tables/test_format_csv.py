@@ -201,7 +201,7 @@ def test_a_number_is_exact_if_its_double_is_printed_the_same(number):
     [
         ("a,b\n1,2\n3\n4,5\n", "another number of columns", 3),
         ('a,b\n"1\n\n",2\n\n3,4,5\n', "another number of columns", 6),
-        ('a,b\n1,"2\n3,4\n', "a quoted field has no end", 2),
+        ('a,b\n1,"2\n3,4\n', "unclosed quote", 2),
         ('a,b\n1,2\n"say "hi"",4\n', "text follows a closing quote", 3),
         (b"a,b\n1,2\n\xff,4\n", "not UTF-8", 3),
         ("a,b\n1,2\n".encode("utf-16"), "not UTF-8", 1),

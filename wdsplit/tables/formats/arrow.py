@@ -25,14 +25,13 @@ from wdsplit.tables.formats.common import (
     changed,
     check_names,
     check_unchanged,
-    matching_groups,
     sliced,
     stat_of,
 )
-from wdsplit.tables.formats.opening import MAX_BUFFER_BYTES, RemoteInput, open_input
+from wdsplit.tables.formats.opening import MAX_BUFFER_BYTES, RemoteInput
 from wdsplit.tables.table import InputFile, Remote
 
-__all__ = ["TYPED", "WHAT", "matching_groups", "open_file", "read_batches"]
+__all__ = ["TYPED", "WHAT", "open_file", "read_batches"]
 
 TYPED = True
 WHAT = "an Arrow IPC file or stream"
@@ -71,28 +70,35 @@ class _Batches:
 def open_file(path: str, remote: Remote | None = None) -> tuple[InputFile, pa.Schema]:
     """Find the batches and count their rows, by the headers alone."""
     num_bytes, modified_ns = stat_of(path, remote)
-    _check_magic(path, remote)
-    with _opened(path, remote) as source:
-        schema = _schema_of(source)
+    if not num_bytes:
+        raise ValueError("the file is empty")
+    with _Messages(path, remote) as source:
+        if source.file.read(len(_FEATHER_V1_MAGIC)) == _FEATHER_V1_MAGIC:
+            raise InputError(
+                "an input has the old format Feather V1",
+                place=path,
+                expected="Arrow IPC, which is also called Feather V2",
+                remedy="write it again with pyarrow.feather.write_feather, or as parquet",
+                url=path,
+            )
+        schema = _schema_of(source.file)
         check_names(schema)
-        footer = ipc.open_file(source) if _is_file(source) else None
+        footer = ipc.open_file(source.file) if _is_file(source.file) else None
         if footer is not None and footer.schema != schema:
             raise ValueError("the columns in the footer differ from those at the start")
-    with _opened(path, remote, headers_only=True) as source:
-        found = _walk(source, footer.num_record_batches if footer is not None else None, num_bytes)
-    ratio = _decoded_ratio(path, remote, schema, found)
+        found = _walk(source.headers(), footer.num_record_batches if footer is not None else None, num_bytes)
+        ratio = _decoded_ratio(source, schema, found)
     row_groups, offsets = [], []
     for begin, rows, size in zip(found.begins, found.rows, found.sizes, strict=True):
         parts = min(rows, max(1, round(size * ratio / _GROUP_BYTES))) or 1
         row_groups += [rows * (part + 1) // parts - rows * part // parts for part in range(parts)]
         offsets += [begin] * parts
-    data_bytes = int(sum(found.sizes) * ratio)
     file = InputFile(
         path,
         num_bytes,
         sum(found.rows),
         tuple(row_groups),
-        data_bytes,
+        int(sum(found.sizes) * ratio),
         found.digest.hexdigest(),
         modified_ns,
         "arrow",
@@ -100,13 +106,6 @@ def open_file(path: str, remote: Remote | None = None) -> tuple[InputFile, pa.Sc
         remote=remote,
     )
     return file, schema
-
-
-def _opened(path: str, remote: Remote | None, headers_only: bool = False) -> pa.NativeFile:
-    """Open a file or stream: memory-mapped, or read by ranges, with `headers_only` without the data of messages."""
-    if remote is None:
-        return pa.memory_map(path)
-    return pa.PythonFile(_RemoteHeaders(remote) if headers_only else RemoteInput(remote, _AHEAD_BYTES), mode="r")
 
 
 class _RemoteHeaders(RemoteInput):
@@ -128,21 +127,6 @@ class _RemoteHeaders(RemoteInput):
         zeros[:_SAMPLE_BYTES] = super().read(_SAMPLE_BYTES)
         self.seek(num_bytes - _SAMPLE_BYTES, os.SEEK_CUR)
         return zeros
-
-
-def _check_magic(path: str, remote: Remote | None) -> None:
-    with open_input(path, remote) as file:
-        first = file.read(len(_FILE_MAGIC))
-    if first.startswith(_FEATHER_V1_MAGIC):
-        raise InputError(
-            "an input has the old format Feather V1",
-            place=path,
-            expected="Arrow IPC, which is also called Feather V2",
-            remedy="write it again with pyarrow.feather.write_feather, or as parquet",
-            url=path,
-        )
-    if not first:
-        raise ValueError("the file is empty")
 
 
 def _is_file(source: pa.NativeFile) -> bool:
@@ -168,7 +152,12 @@ def _walk(source: pa.NativeFile, num_batches: int | None, num_bytes: int) -> _Ba
         at = source.tell()
         message = _next_message(source)
         if message is None:
-            _check_end(source, at, num_batches, num_bytes)
+            if num_batches is not None:
+                raise ValueError("there are fewer record batches than the footer says")
+            if source.tell() == at:
+                raise ValueError("the stream has no end marker: it may have been cut off")
+            if source.tell() != num_bytes:
+                raise ValueError(f"{num_bytes - source.tell()} bytes follow the end of the stream")
             break
         body = message.body
         found.digest.update(at.to_bytes(8, "little"))
@@ -194,26 +183,15 @@ def _next_message(source: pa.NativeFile) -> Any:
         return None
 
 
-def _check_end(source: pa.NativeFile, at: int, num_batches: int | None, num_bytes: int) -> None:
-    """Refuse a file with fewer batches than its footer says, and a stream cut off or followed by other bytes."""
-    if num_batches is not None:
-        raise ValueError("there are fewer record batches than the footer says")
-    if source.tell() == at:
-        raise ValueError("the stream has no end marker: it may have been cut off")
-    if source.tell() != num_bytes:
-        raise ValueError(f"{num_bytes - source.tell()} bytes follow the end of the stream")
-
-
-def _decoded_ratio(path: str, remote: Remote | None, schema: pa.Schema, found: _Batches) -> float:
+def _decoded_ratio(source: _Messages, schema: pa.Schema, found: _Batches) -> float:
     """Return decoded bytes per stored byte, measured on the first batch with rows; 1 if there is none."""
     number = next((number for number, rows in enumerate(found.rows) if rows), None)
     if number is None:
         return 1.0
-    with _Messages(path, remote) as source:
-        offsets = (*found.begins, found.end)
-        batch = next(_batches(source, schema, offsets, [number], range(len(schema))))
-        batch.validate()
-        return float(batch.nbytes / max(1, found.sizes[number]))
+    offsets = (*found.begins, found.end)
+    batch = next(_batches(source, schema, offsets, [number], range(len(schema))))
+    batch.validate()
+    return float(batch.nbytes / max(1, found.sizes[number]))
 
 
 def read_batches(
@@ -273,7 +251,7 @@ class _Messages:
     """
 
     def __init__(self, path: str, remote: Remote | None) -> None:
-        self._path, self._remote = path, remote
+        self._remote = remote
         self.remote = None if remote is None else RemoteInput(remote, _AHEAD_BYTES)
         self.file = pa.memory_map(path) if self.remote is None else self.remote.as_arrow()
 
@@ -285,7 +263,7 @@ class _Messages:
 
     def headers(self) -> pa.NativeFile:
         """Return a source of the messages' headers; a remote one skips their data."""
-        return self.file if self._remote is None else _opened(self._path, self._remote, headers_only=True)
+        return self.file if self._remote is None else pa.PythonFile(_RemoteHeaders(self._remote), mode="r")
 
     def parts(self, parts: Sequence[tuple[int, int]], end: int) -> pa.NativeFile:
         """Return some parts (begin, end) of the bytes before `end` as one source."""

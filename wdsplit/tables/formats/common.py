@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from typing import IO, Any
+from collections.abc import Iterable, Iterator
+from typing import IO
 
 import pyarrow as pa
-import pyarrow.dataset as ds
 import xxhash
-from pyarrow.fs import LocalFileSystem
 
 from wdsplit.errors import InputError
 from wdsplit.tables.formats.opening import RemoteInput
@@ -23,7 +21,6 @@ __all__ = [
     "check_names",
     "check_unchanged",
     "checksum",
-    "matching_groups",
     "open_unchanged",
     "sliced",
     "stat_of",
@@ -97,16 +94,6 @@ def check_names(fields: Iterable[pa.Field]) -> None:
         field.name.encode()
         if pa.types.is_struct(field.type):
             check_names(field.type)
-
-
-def matching_groups(file: InputFile, expression: Any, schema: pa.Schema, known: Any) -> Sequence[int]:
-    """Return all row groups, or none if the condition `known` rules them out; for formats without statistics."""
-    if known is None:
-        return range(len(file.row_groups))
-    parquet, disk = ds.ParquetFileFormat(), LocalFileSystem()
-    unread = parquet.make_fragment(file.path, filesystem=disk, partition_expression=known)
-    dataset = ds.FileSystemDataset([unread], schema, parquet, disk)
-    return range(len(file.row_groups)) if list(dataset.get_fragments(expression)) else ()
 
 
 def sliced(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

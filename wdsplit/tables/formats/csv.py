@@ -17,13 +17,12 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from wdsplit.errors import InputError
-from wdsplit.tables.formats.common import matching_groups
 from wdsplit.tables.formats.opening import open_input
-from wdsplit.tables.formats.text import BOM, Block, TextReader, read_blocks
-from wdsplit.tables.formats.text_types import TwoTypesError, all_true, inexact, integer_field, joined_fields
+from wdsplit.tables.formats.text import BOM, Block, open_text, read_blocks
+from wdsplit.tables.formats.text_types import LARGE, TwoTypesError, all_true, inexact, integer_type, joined_types
 from wdsplit.tables.table import InputFile, Remote
 
-__all__ = ["TYPED", "WHAT", "common_schema", "matching_groups", "open_file", "read_batches"]
+__all__ = ["TYPED", "WHAT", "common_schema", "open_file", "read_batches"]
 
 TYPED = False
 WHAT = "CSV"
@@ -37,21 +36,22 @@ _HEAD_ROWS = 64
 def open_file(path: str, remote: Remote | None = None) -> tuple[InputFile, pa.Schema]:
     """Read the file once: find its blocks, count their rows, and find the types that the values allow."""
     delimiter = _delimiter(path)
-    reader = TextReader(path, lambda block, is_last: _row_end(block, delimiter, is_last), remote)
-    fields: dict[str, pa.Field] = {}
-    for block in reader.blocks():
-        if not fields:
+    kinds: dict[str, pa.DataType] = {}
+
+    def count_rows(block: Block) -> tuple[Block, int]:
+        if not kinds:
             names, end = _header(block, delimiter)
-            fields = {name: pa.field(name, pa.null()) for name in names}
+            kinds.update(dict.fromkeys(names, pa.null()))
             block = block.after(end)
-        if not fields or not block.data.strip(b"\r\n"):
-            continue
-        open_names = [name for name, field in fields.items() if field.type != pa.string()] or list(fields)[:1]
-        table = _texts(block, delimiter, list(fields), open_names)
-        for name in open_names:
-            fields[name] = _joined(fields[name], _found_field(name, table.column(name)))
-        reader.add_group(block, len(table))
-    if not fields:
+        if not kinds or not block.data.strip(b"\r\n"):
+            return block, 0
+        open_names = [name for name, kind in kinds.items() if kind != pa.string()] or list(kinds)[:1]
+        table = _texts(block, delimiter, list(kinds), open_names)
+        kinds.update(_joined(kinds, {name: _type_of(table.column(name)) for name in open_names}))
+        return block, len(table)
+
+    file = open_text(path, "csv", remote, lambda block, is_last: _row_end(block, delimiter, is_last), count_rows)
+    if not kinds:
         raise InputError(
             "an input has no header",
             place=path,
@@ -60,7 +60,7 @@ def open_file(path: str, remote: Remote | None = None) -> tuple[InputFile, pa.Sc
             remedy="write the header, or leave the file out",
             url=path,
         )
-    return reader.input_file("csv"), pa.schema(list(fields.values()))
+    return file, pa.schema(kinds)
 
 
 def _delimiter(path: str) -> str:
@@ -99,45 +99,26 @@ def _row_end(block: Block, delimiter: str, is_last: bool) -> int:
         end = match.end()
     stop = _end_of(row, data, end)
     if data[stop : stop + 1] == b'"':
-        _check_quoted(block, stop, is_last)
-    elif data[stop:] == b"\r" and not is_last:
-        pass  # its newline may follow
-    elif stop < len(data):
-        raise block.error(
-            stop,
-            "lone carriage return",
-            expected="rows that end with a newline, with or without a carriage return",
-            found="a carriage return without a newline",
-            remedy="convert the line endings, as with `tr '\\r' '\\n'`, or quote the field",
-        )
-    return end
+        closing = _end_of(re.compile(rb'"[^"]*(?:""[^"]*)*'), data, stop)
+        stop, cause = (closing, "text follows a closing quote") if closing < len(data) else (stop, "unclosed quote")
+        if closing == len(data) and not is_last:
+            return end  # it may be closed in the next block
+    elif stop == len(data) or (data[stop:] == b"\r" and not is_last):
+        return end
+    else:
+        cause = "lone carriage return"
+    raise block.error(
+        stop,
+        cause,
+        expected='rows that end with a newline, and quoted fields such as "say ""hi"""',
+        found=repr(data[max(0, stop - 20) : stop + 20].decode("utf-8", "replace")),
+        remedy="double quotes inside quoted fields; convert line endings, as with `tr '\\r' '\\n'`",
+    )
 
 
 def _end_of(pattern: re.Pattern[bytes], data: bytes, place: int) -> int:
     match = pattern.match(data, place)
     return match.end() if match else place
-
-
-def _check_quoted(block: Block, place: int, is_last: bool) -> None:
-    """Refuse the invalid quoted field at a byte of the block, unless it may end in the next block."""
-    data = block.data
-    end = _end_of(re.compile(rb'"[^"]*(?:""[^"]*)*'), data, place)
-    if end < len(data):
-        raise block.error(
-            end,
-            "text follows a closing quote",
-            expected="a delimiter or the end of the row",
-            found=repr(data[max(0, end - 20) : end + 20].decode("utf-8", "replace")),
-            remedy='double the quotes inside quoted fields: "say ""hi"""',
-        )
-    if is_last:
-        raise block.error(
-            place,
-            "a quoted field has no end",
-            expected="a closing quote",
-            found="the end of the file",
-            remedy="close the quote, or double it if it is part of the text and the field is quoted",
-        )
 
 
 def _rows(data: bytes, delimiter: str) -> Iterator[tuple[int, int]]:
@@ -222,16 +203,16 @@ def _texts(block: Block, delimiter: str, names: list[str], columns: Sequence[str
         ) from error
 
 
-def _found_field(name: str, column: pa.ChunkedArray) -> pa.Field:
-    """Return the inferred field of a column of strings: null if all are empty, else the first type that fits all."""
+def _type_of(column: pa.ChunkedArray) -> pa.DataType:
+    """Return the type of a column of strings: null if all are empty, else the first type that fits all."""
     values = pa.concat_arrays(column.chunks)
     values = values.filter(pc.not_equal(values, ""))
     if not len(values):
-        return pa.field(name, pa.null())
+        return pa.null()
     for kind in (pa.int64(), pa.float64(), pa.bool_()):
         if _allows(kind, values.slice(0, _HEAD_ROWS)) and _allows(kind, values):
-            return integer_field(name, values.cast(kind)) if kind == pa.int64() else pa.field(name, kind)
-    return pa.field(name, pa.string())
+            return integer_type(values.cast(kind)) if kind == pa.int64() else kind
+    return pa.string()
 
 
 def _allows(kind: pa.DataType, values: pa.Array) -> bool:
@@ -249,12 +230,13 @@ def _allows(kind: pa.DataType, values: pa.Array) -> bool:
         return False
 
 
-def _joined(one: pa.Field, other: pa.Field) -> pa.Field:
-    """Return a field for the values of two fields: strings if no other type holds both."""
-    try:
-        return joined_fields(one, other)
-    except TwoTypesError:
-        return pa.field(one.name, pa.string())
+def _joined(one: Mapping[str, pa.DataType], other: Mapping[str, pa.DataType]) -> dict[str, pa.DataType]:
+    """Return the types of columns that hold the values of two parts of the input: strings if no other type does."""
+    while True:
+        try:
+            return joined_types(one, other)
+        except TwoTypesError as error:
+            one, other = ({**kinds, error.name: pa.string()} for kinds in (one, other))
 
 
 def common_schema(schemas: Mapping[str, pa.Schema]) -> pa.Schema:
@@ -263,12 +245,11 @@ def common_schema(schemas: Mapping[str, pa.Schema]) -> pa.Schema:
     Args:
         schemas: Path to columns, as `open_file` returns them.
     """
-    fields: dict[str, pa.Field] = {}
+    kinds: dict[str, pa.DataType] = {}
     for schema in schemas.values():
-        for field in schema:
-            fields[field.name] = _joined(fields.get(field.name, field), field)
-    types = {name: pa.string() if pa.types.is_null(field.type) else field.type for name, field in fields.items()}
-    return pa.schema(types)
+        kinds = _joined(kinds, dict(zip(schema.names, schema.types, strict=True)))
+    read_as = {LARGE: pa.int64(), pa.null(): pa.string()}
+    return pa.schema({name: read_as.get(kind, kind) for name, kind in kinds.items()})
 
 
 def read_batches(

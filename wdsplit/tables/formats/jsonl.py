@@ -19,12 +19,12 @@ import pyarrow.compute as pc
 import pyarrow.json
 
 from wdsplit.errors import InputError
-from wdsplit.tables.formats.common import matching_groups
-from wdsplit.tables.formats.text import Block, TextReader, read_blocks
-from wdsplit.tables.formats.text_types import TwoTypesError, inexact, integer_field, is_exact, joined_fields
+from wdsplit.fields.arrow_types import map_children
+from wdsplit.tables.formats.text import Block, open_text, read_blocks
+from wdsplit.tables.formats.text_types import LARGE, TwoTypesError, inexact, integer_type, is_exact, joined_types
 from wdsplit.tables.table import InputFile, Remote
 
-__all__ = ["TYPED", "WHAT", "common_schema", "matching_groups", "open_file", "read_batches"]
+__all__ = ["TYPED", "WHAT", "common_schema", "open_file", "read_batches"]
 
 TYPED = False
 WHAT = "JSON lines"
@@ -34,7 +34,6 @@ _MAX_DEPTH = 5000
 _SHOWN = 60
 """Characters of a number in a message."""
 _OPENING, _CLOSING = b"{}"
-_NO_FIELDS = pa.field("", pa.struct([]))
 _DIGITS = bytes.maketrans(b".123456789", b"0" * 10)
 _SUSPECT = re.compile(rb"[0-9][0-9.]{15,}(?:[eE][-+]?[0-9]+)?|[0-9][0-9.]*[eE]-[0-9]{3,}")
 """A number that a double may not hold exactly."""
@@ -43,19 +42,21 @@ _NUMBER = r"^[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?$"
 
 def open_file(path: str, remote: Remote | None = None) -> tuple[InputFile, pa.Schema]:
     """Read the file once: find its blocks, count their rows, and find the types."""
-    reader = TextReader(path, lambda block, _: block.data.rfind(b"\n") + 1, remote)
-    found = _NO_FIELDS
-    for block in reader.blocks():
+    kinds: dict[str, pa.DataType] = {}
+
+    def count_rows(block: Block) -> tuple[Block, int]:
         try:
-            after, num_rows = _joined_types(found, block.data)
+            joined, num_rows = _joined_types(kinds, block.data)
         except _UNREADABLE as error:
-            raise _first_error(found, block, error) from error
-        found = after
-        reader.add_group(block, num_rows)
-    return reader.input_file("jsonl"), pa.schema(list(found.type))
+            raise _first_error(kinds, block, error) from error
+        kinds.update(joined)
+        return block, num_rows
+
+    file = open_text(path, "jsonl", remote, lambda block, _: block.data.rfind(b"\n") + 1, count_rows)
+    return file, pa.schema(kinds)
 
 
-def _first_error(found: pa.Field, block: Block, error: Exception) -> InputError:
+def _first_error(found: Mapping[str, pa.DataType], block: Block, error: Exception) -> InputError:
     """Return the error for the first line of a block that cannot be read, or conflicts with the types before it."""
     data = block.data
     line_ends = [*(np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n")) + 1).tolist(), len(data)]
@@ -84,7 +85,7 @@ def _first_error(found: pa.Field, block: Block, error: Exception) -> InputError:
     return block.error(place, error.cause, error.expected, error.found, error.remedy)
 
 
-def _joined_types(found: pa.Field, data: bytes) -> tuple[pa.Field, int]:
+def _joined_types(found: Mapping[str, pa.DataType], data: bytes) -> tuple[Mapping[str, pa.DataType], int]:
     """Return the types of lines, joined with those found before, and the number of lines that are not blank.
 
     Raises:
@@ -109,7 +110,7 @@ def _joined_types(found: pa.Field, data: bytes) -> tuple[pa.Field, int]:
         raise _no_object(f"{len(table)} values in {num_lines} lines")
     columns = {name: table.column(name).chunk(0) for name in table.column_names}
     _check_numbers(data, columns)
-    return joined_fields(found, pa.field("", pa.struct([_field(*column) for column in columns.items()]))), len(table)
+    return joined_types(found, {name: _type_of(column) for name, column in columns.items()}), len(table)
 
 
 def _no_object(found: str) -> InputError:
@@ -134,18 +135,16 @@ def _parse(data: bytes, schema: pa.Schema | None) -> pa.Table:
 # Types
 
 
-def _field(name: str, column: pa.Array) -> pa.Field:
-    """Return the field of a column as Arrow's parser infers it, but with strings instead of timestamps."""
+def _type_of(column: pa.Array) -> pa.DataType:
+    """Return the type of a column as Arrow's parser infers it, but with strings instead of timestamps."""
     kind = column.type
     if pa.types.is_struct(kind):
-        kind = pa.struct([_field(kind.field(i).name, column.field(i)) for i in range(kind.num_fields)])
-    elif pa.types.is_list(kind):
-        kind = pa.list_(_field("item", column.values))
-    elif pa.types.is_timestamp(kind):
-        kind = pa.string()
-    elif pa.types.is_integer(kind):
-        return integer_field(name, column)
-    return pa.field(name, kind)
+        return pa.struct([(kind.field(i).name, _type_of(column.field(i))) for i in range(kind.num_fields)])
+    if pa.types.is_list(kind):
+        return pa.list_(_type_of(column.values))
+    if pa.types.is_integer(kind):
+        return integer_type(column)
+    return pa.string() if pa.types.is_timestamp(kind) else kind
 
 
 def common_schema(schemas: Mapping[str, pa.Schema]) -> pa.Schema:
@@ -157,18 +156,18 @@ def common_schema(schemas: Mapping[str, pa.Schema]) -> pa.Schema:
     Raises:
         InputError: No type holds all values of a column.
     """
-    common = _NO_FIELDS
+    kinds: dict[str, pa.DataType] = {}
     for path, schema in schemas.items():
         try:
-            common = joined_fields(common, pa.field("", pa.struct(list(schema))))
+            kinds = joined_types(kinds, dict(zip(schema.names, schema.types, strict=True)))
         except TwoTypesError as error:
             raise _two_types(error, "files", path) from error
-    return pa.schema([(field.name, _reading_type(field.type)) for field in common.type])
+    return pa.schema({name: _reading_type(kind) for name, kind in kinds.items()})
 
 
 def _two_types(error: TwoTypesError, what: str, path: str = "") -> InputError:
     return InputError(
-        f"the values of {error.path.lstrip('/')!r} have two types",
+        f"the values of {error.name!r} have two types",
         place=path,
         expected=f"{error.one}, as in the {what} before",
         found=error.other,
@@ -178,15 +177,15 @@ def _two_types(error: TwoTypesError, what: str, path: str = "") -> InputError:
 
 
 def _reading_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type to read files with, without metadata.
+    """Return the type to read files with.
 
     Lists of nothing but nulls become lists of strings: as lists of nulls, Arrow's parser makes invalid arrays of them.
     """
-    if pa.types.is_struct(kind):
-        return pa.struct([(field.name, _reading_type(field.type)) for field in kind])
-    if pa.types.is_list(kind):
-        return pa.list_(pa.string() if pa.types.is_null(kind.value_type) else _reading_type(kind.value_type))
-    return kind
+    if kind == LARGE:
+        return pa.int64()
+    if pa.types.is_list(kind) and pa.types.is_null(kind.value_type):
+        return pa.list_(pa.string())
+    return map_children(kind, _reading_type)
 
 
 # Numbers

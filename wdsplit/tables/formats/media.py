@@ -15,7 +15,6 @@ from wdsplit.errors import InputError
 from wdsplit.fields.infer import class_names, with_class_names
 from wdsplit.fields.promote import joined_schema
 from wdsplit.fields.sample_columns import file_names
-from wdsplit.tables.formats.common import matching_groups
 from wdsplit.tables.table import FILE_NAME, InputFile, Remote
 from wdsplit.urls import joined_url
 
@@ -28,7 +27,6 @@ __all__ = [
     "WHAT",
     "common_schema",
     "field_of_media",
-    "matching_groups",
     "media_schema",
     "open_file",
     "read_batches",

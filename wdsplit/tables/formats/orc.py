@@ -12,14 +12,13 @@ from wdsplit.tables.formats.common import (
     check_names,
     check_unchanged,
     checksum,
-    matching_groups,
     sliced,
     stat_of,
 )
 from wdsplit.tables.formats.opening import RemoteInput
 from wdsplit.tables.table import InputFile, Remote
 
-__all__ = ["TYPED", "WHAT", "matching_groups", "open_file", "read_batches"]
+__all__ = ["TYPED", "WHAT", "open_file", "read_batches"]
 
 TYPED = True
 WHAT = "ORC"

@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 from pyarrow.fs import LocalFileSystem
 
 from wdsplit.engines.local import ahead
-from wdsplit.tables.formats import common
 from wdsplit.tables.formats.common import BATCH_BYTES, MAX_BATCH_ROWS, changed, check_unchanged, checksum
 from wdsplit.tables.formats.opening import AHEAD_BYTES, MAX_BUFFER_BYTES, RemoteInput, open_input
 from wdsplit.tables.table import InputFile, Remote
@@ -186,18 +185,11 @@ def _column_sizes(groups: Sequence[Any], schema: pa.Schema) -> dict[str, int]:
 
 def matching_groups(file: InputFile, expression: Any, schema: pa.Schema, known: Any) -> Sequence[int]:
     """Return the row groups that neither statistics nor the condition `known` rule out."""
-    groups = common.matching_groups(file, expression, schema, known)
-    if not groups or not {*schema.names} - {name for name, _ in file.constants}:
-        return groups
-    if file.remote is None:
-        return _matching_groups(file.path, expression, schema, known)
-    with RemoteInput(file.remote) as source:
-        _footer_of(source)  # so that it is buffered
-        return _matching_groups(source.as_arrow(), expression, schema, known)
-
-
-def _matching_groups(source: Any, expression: Any, schema: pa.Schema, known: Any) -> Sequence[int]:
-    filesystem = LocalFileSystem() if isinstance(source, str) else None
+    source, filesystem = file.path, LocalFileSystem()
+    if file.remote is not None:
+        remote = RemoteInput(file.remote)
+        _footer_of(remote)  # so that it is buffered
+        source, filesystem = remote.as_arrow(), None
     fragment = ds.ParquetFileFormat().make_fragment(source, filesystem=filesystem, partition_expression=known)
     try:
         parts = fragment.split_by_row_group(expression, schema=schema)  # statistics are cast to the types of all files

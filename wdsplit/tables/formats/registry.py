@@ -10,7 +10,7 @@ import importlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 import pyarrow as pa
 
@@ -23,12 +23,12 @@ from wdsplit.urls import shown_url
 __all__ = [
     "FOLDER_SUFFIXES",
     "Format",
+    "format_by_content",
     "format_named",
     "is_compressed",
     "is_media",
     "is_table",
     "name_of_format",
-    "refuse_misnamed",
 ]
 
 
@@ -108,16 +108,6 @@ class Format(Protocol):
             pa.ArrowException, OSError, ValueError: It cannot be read; the caller names the file.
         """
 
-    def matching_groups(self, file: InputFile, expression: Any, schema: pa.Schema, known: Any) -> Sequence[int]:
-        """Return the row groups that may have rows that meet a condition, in ascending order; all if unknown.
-
-        Args:
-            file: The file.
-            expression: The condition.
-            schema: The columns of the whole input that the condition reads.
-            known: A condition that all rows of the file meet, from its `constants`; None if there is none.
-        """
-
 
 def is_compressed(path: str) -> bool:
     """Return whether a path is that of a compressed table, by its suffix."""
@@ -150,49 +140,22 @@ def name_of_format(path: str, remote: Remote | None = None) -> str:
     for suffix, name in _SUFFIXES.items():
         if lower.endswith(suffix):
             return name
-    compressed = lower.endswith(_COMPRESSED)
-    first = _first_bytes(path, remote)
-    found = _format_by_magic(first)
+    found = format_by_content(path, remote)
     if found is not None:
         return found
+    compressed = lower.endswith(_COMPRESSED)
     raise InputError(
         "unknown input format",
         place=path,
         expected=f"a file that ends in one of {', '.join(_SUFFIXES)}",
-        found="a compressed file" if compressed else f"a file that starts with {first!r}",
+        found="a compressed file" if compressed else "another extension, and unknown first bytes",
         remedy="decompress it first" if compressed else "rename the file",
         url=path,
     )
 
 
-def refuse_misnamed(path: str, name: str, remote: Remote | None = None) -> None:
-    """Refuse a file whose first bytes belong to another format than its suffix.
-
-    Args:
-        path: As for `open_file`.
-        name: The format of its suffix.
-        remote: As for `open_file`.
-
-    Raises:
-        InputError: The formats differ.
-    """
-    found = _format_by_magic(_first_bytes(path, remote))
-    if found not in (None, name):
-        raise InputError(
-            "the extension of an input does not match its format",
-            place=path,
-            expected=f"{name}, by its name",
-            found=f"{found}, by its first bytes",
-            remedy=f"rename it to end in .{found}",
-            url=path,
-        )
-
-
-def _first_bytes(path: str, remote: Remote | None) -> bytes:
+def format_by_content(path: str, remote: Remote | None) -> str | None:
+    """Return the format that a file's first bytes identify; None if they do not. The arguments are `open_file`'s."""
     with open_input(path, remote) as file:
-        return file.read(8)
-
-
-def _format_by_magic(first: bytes) -> str | None:
-    """Return the format that a file's first bytes identify; None if they do not."""
+        first = file.read(8)
     return next((name for name, names in _FORMATS.items() if first.startswith(names.magic)), None)

@@ -17,14 +17,14 @@ import xxhash
 
 from wdsplit.arrays import Int64
 from wdsplit.errors import InputError, WdsplitError
-from wdsplit.tables.formats.common import BATCH_BYTES, changed, matching_groups, open_unchanged, sliced, stat_of
+from wdsplit.tables.formats.common import BATCH_BYTES, changed, open_unchanged, sliced, stat_of
 from wdsplit.tables.formats.opening import copied
 from wdsplit.tables.table import InputFile, Remote
 from wdsplit.tar.names import escape_key, unescape_key
 from wdsplit.tar.samples import KEY_COLUMN, TarSamples, group_samples, sample_members
 from wdsplit.tar.scan import Scan, scan_tar, scan_window
 
-__all__ = ["TYPED", "WHAT", "common_schema", "matching_groups", "open_file", "read_batches"]
+__all__ = ["TYPED", "WHAT", "common_schema", "open_file", "read_batches"]
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from wdsplit.tables.formats.common import changed, open_unchanged, sliced, stat_
 from wdsplit.tables.formats.opening import AHEAD_BYTES, open_input
 from wdsplit.tables.table import InputFile, Remote
 
-__all__ = ["BLOCK_BYTES", "BOM", "Block", "TextReader", "read_blocks"]
+__all__ = ["BLOCK_BYTES", "BOM", "Block", "open_text", "read_blocks"]
 
 BLOCK_BYTES = 16 * 1024**2
 BOM = b"\xef\xbb\xbf"
@@ -51,108 +51,96 @@ class Block:
         line = self.line + self.data.count(b"\n", 0, place)
         return InputError(cause, f"{self.path}, line {line}", expected, found, remedy, url=self.path)
 
-    def check_utf8(self) -> None:
-        """Refuse text that is not UTF-8.
 
-        Raises:
-            InputError: The block is not UTF-8.
-        """
-        offsets = pa.py_buffer(np.array([0, len(self.data)], np.int64))
-        try:
-            pa.Array.from_buffers(pa.large_string(), 1, [None, offsets, pa.py_buffer(self.data)]).validate(full=True)
-            return
-        except pa.ArrowInvalid:  # it copies nothing, unlike decoding, which says where the error is
-            pass
-        try:
-            self.data.decode()
-        except UnicodeDecodeError as error:
-            raise self.error(
-                error.start,
-                "an input is not UTF-8",
-                expected="text in UTF-8",
-                found=f"the bytes {self.data[error.start : error.start + 4]!r}",
-                remedy="convert it first, as with `iconv -f latin1 -t utf-8`",
-            ) from error
-
-
-class TextReader:
-    """Reads a file once, from start to end.
+def open_text(
+    path: str,
+    format_name: str,
+    remote: Remote | None,
+    row_end: Callable[[Block, bool], int],
+    count_rows: Callable[[Block], tuple[Block, int]],
+) -> InputFile:
+    """Read a file once, from start to end, and return its description: a row group for each block with rows.
 
     Args:
         path: The file.
+        format_name: Its format.
+        remote: How it is read, if it is remote.
         row_end: Returns the offset after the last whole row of a block; 0 if there is none. Its second argument says
             whether the file ends with the block; if so, its result is ignored.
-        remote: How it is read, if it is remote.
+        count_rows: Called with each block; returns it without a header, and the number of its rows.
+
+    Raises:
+        InputError: A row is too large, or not UTF-8.
     """
-
-    def __init__(self, path: str, row_end: Callable[[Block, bool], int], remote: Remote | None = None) -> None:
-        self._path, self._row_end, self._remote = path, row_end, remote
-        self._num_bytes, self._modified_ns = stat_of(path, remote)
-        self._digest = xxhash.xxh3_128()
-        self._begins: list[int] = []
-        self._rows: list[int] = []
-
-    def blocks(self) -> Iterator[Block]:
-        """Yield the file in blocks of about 16 MiB, or of one row if that is larger; without a byte order mark.
-
-        Raises:
-            InputError: A row is too large, or not UTF-8.
-        """
-        with open_input(self._path, self._remote, AHEAD_BYTES) as file:
-            first = file.read(len(BOM))
-            self._digest.update(first)
-            rest = Block(self._path, b"", len(BOM)) if first == BOM else Block(self._path, first)
-            is_last = False
-            while not is_last:
-                raise_if_cancelled()
-                num_bytes = max(BLOCK_BYTES, len(rest.data))
-                new = file.read(num_bytes)
-                self._digest.update(new)
-                is_last = len(new) < num_bytes
-                rest, whole = Block(self._path, b""), Block(self._path, rest.data + new, rest.begin, rest.line)
-                del new  # a row may be large: no bytes are kept twice
-                end = self._row_end(whole, is_last)
-                end = len(whole.data) if is_last else end
-                if not end and len(whole.data) > _MAX_ROW_BYTES:
-                    raise _too_large(whole)
-                rest = whole.after(end)
-                block = Block(self._path, whole.data[:end], whole.begin, whole.line)
-                del whole
-                block.check_utf8()
-                if end:
-                    yield block
-                del block
-
-    def add_group(self, block: Block, num_rows: int) -> None:
-        """Add a row group, unless it has no rows."""
-        if num_rows:
-            self._begins.append(block.begin)
-            self._rows.append(num_rows)
-
-    def input_file(self, name: str) -> InputFile:
-        """Return the description of the file, after the last block; `name` is the format."""
-        return InputFile(
-            self._path,
-            self._num_bytes,
-            sum(self._rows),
-            tuple(self._rows),
-            self._num_bytes,
-            self._digest.hexdigest(),
-            self._modified_ns,
-            name,
-            (*self._begins, self._num_bytes),
-            remote=self._remote,
-        )
-
-
-def _too_large(block: Block) -> InputError:
-    return block.error(
-        0,
-        "a row is too large",
-        expected="at most 2 GiB",
-        found=f"more than {len(block.data)} bytes without a line ending",
-        remedy="check that the file has line endings, and that quotes are closed",
+    num_bytes, modified_ns = stat_of(path, remote)
+    digest = xxhash.xxh3_128()
+    begins, rows = list[int](), list[int]()
+    with open_input(path, remote, AHEAD_BYTES) as file:
+        first = file.read(len(BOM))
+        digest.update(first)
+        rest = Block(path, b"", len(BOM)) if first == BOM else Block(path, first)
+        is_last = False
+        while not is_last:
+            raise_if_cancelled()
+            num_asked = max(BLOCK_BYTES, len(rest.data))
+            new = file.read(num_asked)
+            digest.update(new)
+            is_last = len(new) < num_asked
+            rest, whole = Block(path, b""), Block(path, rest.data + new, rest.begin, rest.line)
+            del new  # a row may be large: no bytes are kept twice
+            end = row_end(whole, is_last)
+            end = len(whole.data) if is_last else end
+            if not end and len(whole.data) > _MAX_ROW_BYTES:
+                raise whole.error(
+                    0,
+                    "a row is too large",
+                    expected="at most 2 GiB",
+                    found=f"more than {len(whole.data)} bytes without a line ending",
+                    remedy="check that the file has line endings, and that quotes are closed",
+                )
+            rest, block = whole.after(end), Block(path, whole.data[:end], whole.begin, whole.line)
+            del whole
+            if not end:
+                continue
+            _check_utf8(block)
+            block, num_rows = count_rows(block)
+            if num_rows:
+                begins.append(block.begin)
+                rows.append(num_rows)
+            del block
+    offsets = (*begins, num_bytes)
+    return InputFile(
+        path,
+        num_bytes,
+        sum(rows),
+        tuple(rows),
+        num_bytes,
+        digest.hexdigest(),
+        modified_ns,
+        format_name,
+        offsets,
+        remote=remote,
     )
+
+
+def _check_utf8(block: Block) -> None:
+    data = block.data
+    offsets = pa.py_buffer(np.array([0, len(data)], np.int64))
+    try:
+        pa.Array.from_buffers(pa.large_string(), 1, [None, offsets, pa.py_buffer(data)]).validate(full=True)
+        return
+    except pa.ArrowInvalid:  # it copies nothing, unlike decoding, which says where the error is
+        pass
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        raise block.error(
+            error.start,
+            "an input is not UTF-8",
+            expected="text in UTF-8",
+            found=f"the bytes {data[error.start : error.start + 4]!r}",
+            remedy="convert it first, as with `iconv -f latin1 -t utf-8`",
+        ) from error
 
 
 def read_blocks(file: InputFile, groups: Sequence[int], parse: Callable[[bytes], pa.Table]) -> Iterator[pa.RecordBatch]:

@@ -6,30 +6,28 @@ Pure (no I/O). Joins the types of the blocks and files of CSV and JSON lines to 
 from __future__ import annotations
 
 import decimal
+from collections.abc import Mapping
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["TwoTypesError", "all_true", "inexact", "integer_field", "is_exact", "joined_fields"]
+from wdsplit.fields.promote import joined_type
+
+__all__ = ["LARGE", "TwoTypesError", "all_true", "inexact", "integer_type", "is_exact", "joined_types"]
+
+LARGE = pa.decimal128(20)
+"""The type of columns with integers that no double holds, until all types are joined."""
 
 _SAFE_DIGITS = 15
 """A double holds any number with at most this many digits."""
-_LARGE = {b"large": b""}
-"""Metadata of an integer field with values that no double holds, so that it never becomes a field of doubles."""
 
 
 class TwoTypesError(ValueError):
-    """No type holds the values of two fields.
+    """A column has values of two types, and no type holds both: the column, one type, the other."""
 
-    Attributes:
-        path: The field, as in `/box/corners[]`.
-        one: The type of one.
-        other: The type of the other.
-    """
-
-    def __init__(self, path: str, one: str, other: str) -> None:
-        super().__init__(path, one, other)
-        self.path, self.one, self.other = path, one, other
+    def __init__(self, name: str, one: str, other: str) -> None:
+        super().__init__(name, one, other)
+        self.name, self.one, self.other = name, one, other
 
 
 def all_true(mask: pa.Array) -> bool:
@@ -63,38 +61,23 @@ def is_exact(number: str) -> bool:
     return value in (printed, decimal.Decimal(repr(double)))
 
 
-def integer_field(name: str, values: pa.Array) -> pa.Field:
-    """Return the field of some 64-bit integers; its metadata notes whether doubles hold them."""
+def integer_type(values: pa.Array) -> pa.DataType:
+    """Return the type of some 64-bit integers until all types are joined: `LARGE` never becomes a double."""
     rounded = values.cast(pa.float64(), safe=False).cast(pa.int64(), safe=False)
-    return pa.field(name, pa.int64(), metadata=None if rounded.equals(values) else _LARGE)
+    return pa.int64() if rounded.equals(values) else LARGE
 
 
-def joined_fields(one: pa.Field, other: pa.Field, path: str = "") -> pa.Field:
-    """Return a field whose type holds the values of two.
-
-    Args:
-        one: A field.
-        other: Another of the same name.
-        path: Where they are, for an error.
+def joined_types(one: Mapping[str, pa.DataType], other: Mapping[str, pa.DataType]) -> dict[str, pa.DataType]:
+    """Return the types of columns that hold the values of two parts of the input.
 
     Raises:
-        TwoTypesError: There is no such type.
+        TwoTypesError: No type holds all values of a column.
     """
-    kinds, metadata = (one.type, other.type), one.metadata or other.metadata
-    if all(map(pa.types.is_struct, kinds)):
-        parts = {part.name: part for part in one.type}
-        for part in other.type:
-            before = parts.get(part.name)
-            parts[part.name] = part if before is None else joined_fields(before, part, f"{path}/{part.name}")
-        kind = pa.struct(list(parts.values()))
-    elif all(map(pa.types.is_list, kinds)):
-        kind = pa.list_(joined_fields(one.type.value_field, other.type.value_field, f"{path}[]"))
-    elif pa.types.is_null(one.type) or one.type == other.type:
-        kind = other.type
-    elif pa.types.is_null(other.type):
-        kind = one.type
-    elif set(kinds) == {pa.int64(), pa.float64()} and not metadata:
-        kind = pa.float64()
-    else:
-        raise TwoTypesError(path, *(f"{field.type}{' over 2**53' if field.metadata else ''}" for field in (one, other)))
-    return pa.field(one.name, kind, metadata=metadata)
+    found = dict(one)
+    for name, kind in other.items():
+        joined = joined_type(found.get(name, kind), kind)
+        if joined is None:
+            texts = (str(each).replace(str(LARGE), "int64 over 2**53") for each in (found[name], kind))
+            raise TwoTypesError(name, *texts)
+        found[name] = joined
+    return found
