@@ -80,15 +80,6 @@ def test_images_of_every_kind_are_decoded_by_the_loader(suffix, tmp_path):
     assert [dataset.classes[sample["cls"]] for sample in samples] == ["cat", "dog"]
 
 
-def test_images_of_two_kinds_share_a_field_and_are_decoded_by_their_content(tmp_path):
-    (tmp_path / "photos").mkdir()
-    for number, (suffix, name) in enumerate([("png", "PNG"), ("jpg", "JPEG"), ("JPG", "JPEG")]):
-        Image.new("RGB", (number + 1, 7)).save(tmp_path / "photos" / f"{number}.{suffix}", name)
-    converted(str(tmp_path / "photos"), tmp_path / "out", shards=1)
-    samples = wdsplit.Dataset(str(tmp_path / "out"), shuffle=False).decode("pil").to_tuple("jpg")
-    assert [image.size for (image,) in samples] == [(1, 7), (2, 7), (3, 7)]
-
-
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_jobs_and_shares_change_nothing(shuffle, photos, tmp_path, small_batches):
     plan = {"shards": 4, "shuffle": shuffle, "memory": 1}

@@ -17,7 +17,7 @@ from tars import by_tarfile
 from wdsplit.conversion.adopt_tars import index_tars
 from wdsplit.conversion.convert import convert
 from wdsplit.conversion.plan.options import ConvertOptions, IndexOptions
-from wdsplit.errors import DatasetNotFoundError, InputError, OutputExistsError, StorageError
+from wdsplit.errors import InputError, OutputExistsError, StorageError
 from wdsplit.tables.find import find_inputs
 from wdsplit.tables.formats import opening, parquet
 from wdsplit.tables.read import open_inputs, read_rows
@@ -145,11 +145,6 @@ def test_inputs_come_from_any_file_system(memory, tmp_path):
     assert hashes(tmp_path / "remote") == hashes(tmp_path / "local")
 
 
-def test_the_environment_is_enough(bucket, tmp_path):
-    write_table(bucket.folder / "a.parquet", {"a": [1, 2, 3]})
-    assert converted(f"{bucket.url}/a.parquet", tmp_path / "out", storage_options=None).num_samples == 3
-
-
 # Finding
 
 
@@ -230,11 +225,6 @@ def test_a_dataset_of_ours_in_a_bucket_is_found_by_its_tars(bucket, tmp_path):
     assert found == [f"{bucket.url}/set/00000{number}.tar" for number in range(3)]
 
 
-def test_a_bucket_that_is_not_there_is_told(bucket):
-    with pytest.raises((InputError, DatasetNotFoundError), match="no such"):
-        find_inputs(["s3://no-such-bucket/a.parquet"])
-
-
 def test_partitions_are_those_of_the_disk(raw):
     names = [f"y={year}/l={lang}/a.parquet" for year in (2024, 2025) for lang in ("en", "de%20fr")]
     for place in raw(names):
@@ -267,21 +257,6 @@ def parquet_bytes(table):
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink)
     return sink.getvalue().to_pybytes()
-
-
-def test_a_run_is_not_resumed_on_an_input_that_was_written_anew(bucket, tmp_path, monkeypatch):
-    write_table(bucket.folder / "a.parquet", {"a": [1, 2, 3]})
-    before = planned(f"{bucket.url}/a.parquet", ConvertOptions())
-    write_table(bucket.folder / "a.parquet", {"a": [1, 2, 4]})
-    after = planned(f"{bucket.url}/a.parquet", ConvertOptions())
-    assert before.modified != after.modified
-
-
-def test_an_input_that_is_damaged_is_told_by_its_url(bucket):
-    (bucket.folder / "a.parquet").write_bytes(b"PAR1" + bytes(1000))
-    with pytest.raises(InputError, match="cannot be read as parquet") as caught:
-        open_inputs([f"{bucket.url}/a.parquet"])
-    assert caught.value.place == f"{bucket.url}/a.parquet"
 
 
 @pytest.mark.slow

@@ -173,14 +173,6 @@ def test_values_are_written_so(kind, values, texts):
     assert payloads_of(values, kind) == texts
 
 
-@every_column
-def test_json_payloads_are_json_for_python(name):
-    field, payloads = encode(COLUMNS[name])
-    if field.encoding == "json":
-        for payload in payloads:
-            json.loads(payload)
-
-
 @pytest.mark.parametrize(
     ("kind", "text"),
     [(pa.date32(), "2024-02-29"), (pa.timestamp("s", "UTC"), "2024-02-29T00:00:00Z"), (pa.decimal64(9, 1), "19782.0")],
@@ -248,33 +240,12 @@ def test_a_tensor_whose_permutation_can_be_read_in_two_ways_is_refused(permutati
     assert "permutation" in caught.value.found
 
 
-def test_a_tensor_that_is_null_is_left_out():
-    kind = pa.fixed_shape_tensor(pa.int16(), [2, 3, 4])
-    storage = pa.array([range(24), None, range(24, 48)], pa.list_(pa.int16(), 24))
-    column = pa.ExtensionArray.from_storage(kind, storage)
-    payloads = encode(column, "omit")[1]
-    assert payloads[1] is None
-    assert [load(payloads[row]).ravel().tolist() for row in (0, 2)] == [storage[0].as_py(), storage[2].as_py()]
-
-
 def test_nested_fixed_size_lists_are_arrays_of_their_shape():
     kind = pa.list_(pa.list_(pa.list_(pa.float16(), 4), 3), 2)
     values = np.arange(48, dtype=np.float16).reshape(2, 2, 3, 4)
     for payload, wanted in zip(encode(pa.array(values.tolist(), kind))[1], values, strict=True):
         array = load(payload)
         assert (array.dtype, array.shape, array.tobytes()) == (wanted.dtype, wanted.shape, wanted.tobytes())
-
-
-def test_lists_of_points_are_arrays_of_as_many_rows():
-    shapes = [load(payload).shape for payload in encode(pa.array([[], [[1, 2]]], pa.list_(pa.list_(pa.int8(), 2))))[1]]
-    assert shapes == [(0, 2), (1, 2)]
-
-
-def test_the_bytes_of_an_array_are_those_that_numpy_writes():
-    values = np.arange(24, dtype=np.int32).reshape(2, 12)
-    sink = io.BytesIO()
-    np.lib.format.write_array(sink, values, version=(1, 0))
-    assert encode(pa.array([values.tolist()], pa.list_(pa.list_(pa.int32(), 12))))[1] == [sink.getvalue()]
 
 
 def hugging_face(**features):

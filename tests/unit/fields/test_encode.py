@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from columns import IMAGE, int_limits
+from columns import IMAGE
 from wdsplit.errors import InputError
 from wdsplit.fields.arrow_types import field_of
 from wdsplit.fields.encode import encode_batch
@@ -98,11 +98,6 @@ def test_every_binary_type_is_sniffed(kind):
     assert names_of({"c": kind}, first_bytes={"c": MAGIC["png"]}) == ["png"]
 
 
-@pytest.mark.parametrize("kind", [pa.string(), pa.int64(), pa.list_(pa.int8()), pa.struct([("path", pa.string())])])
-def test_other_types_are_not_sniffed(kind):
-    assert not needs_sniff(kind)
-
-
 @pytest.mark.parametrize("features", [None, {"info": {"features": {"image": {"_type": "Image"}}}}])
 @pytest.mark.parametrize("kind", [IMAGE, pa.struct([("path", pa.large_string()), ("bytes", pa.large_binary())])])
 def test_a_hugging_face_image_is_known_with_and_without_its_metadata(features, kind):
@@ -156,11 +151,6 @@ def test_the_type_of_a_column_decides_its_field(kind, name):
     assert infer({"c": kind})[0].type == str(kind)
 
 
-def test_a_map_goes_to_json_however_it_calls_its_entries():
-    (field,) = infer({"c": pa.map_(pa.string(), pa.int64())})
-    assert (field.name, field.type) == ("json", "map<string, int64>")
-
-
 @pytest.mark.parametrize("kind", REFUSED, ids=str)
 def test_a_type_without_an_encoding_is_refused_by_name(kind):
     with pytest.raises(InputError) as caught:
@@ -168,17 +158,6 @@ def test_a_type_without_an_encoding_is_refused_by_name(kind):
     assert f"column 'bad' has the type {kind}, which no encoding supports" in caught.value.found
     assert "good" not in caught.value.found
     assert "--map" in caught.value.remedy
-
-
-def test_all_columns_without_an_encoding_are_named_together():
-    with pytest.raises(InputError) as caught:
-        infer({"a": INTERVAL, "b": pa.int64(), "c": pa.null()})
-    assert "'a'" in caught.value.found
-    assert "'c'" in caught.value.found
-
-
-def test_a_column_without_an_encoding_can_be_left_out_by_a_mapping():
-    assert [field.column for field in infer({"a": INTERVAL, "b": pa.int64()}, {"cls": "b"})] == ["b"]
 
 
 def test_every_column_but_the_key_becomes_a_field_in_the_order_of_the_columns():
@@ -276,13 +255,6 @@ def test_all_fields_that_do_not_fit_or_cannot_be_named_so_are_named_together():
     assert all(name in message for name in ("JPG", "'cls'", "'npy'", "__key__"))
 
 
-@pytest.mark.parametrize("name", ["JPG", "__key__", "__pad__", "a..b", "", "a/b"])
-def test_a_mapping_to_a_name_that_no_field_can_have_is_refused(name):
-    with pytest.raises(InputError) as caught:
-        infer({"c": pa.int64()}, {name: "c"})
-    assert repr(name) in str(caught.value)
-
-
 def test_a_column_name_that_stands_twice_is_refused():
     schema = pa.schema([("a", pa.int64()), ("a", pa.string()), ("b", pa.int64())])
     with pytest.raises(InputError) as caught:
@@ -297,26 +269,6 @@ def test_a_table_with_nothing_but_the_key_is_refused():
 
 
 # What comes back
-
-
-def test_a_struct_whose_fields_share_a_name_is_refused_by_name():
-    kind = pa.struct([pa.field("x", pa.int64()), pa.field("x", pa.string())])
-    with pytest.raises(InputError, match="invalid columns"):
-        infer({"c": kind})
-
-
-@pytest.mark.parametrize("kind", NUMBERS, ids=str)
-@pytest.mark.parametrize("shape", ["list", "large", "fixed"])
-def test_lists_of_numbers_are_npy_and_numpy_loads_what_went_in(kind, shape):
-    ends = [0, 1, 1, 0] if kind in NUMBERS[-3:] else [*int_limits(kind), 0, 1]
-    rows = [ends, [1, 2, 3, 4], ends[::-1]] + ([] if shape == "fixed" else [[], [5], [1] * 300])
-    list_of = {"list": pa.list_, "large": pa.large_list, "fixed": lambda of: pa.list_(of, 4)}[shape](kind)
-    dtype = np.dtype(kind.to_pandas_dtype())
-    for payload, row in zip(encode(pa.array([np.array(row, dtype) for row in rows], list_of)), rows, strict=True):
-        array = load(payload)
-        assert array.dtype == dtype
-        assert array.tolist() == row
-        assert array.shape == (len(row),)
 
 
 @pytest.mark.parametrize("length", [0, 1, 9, 10, 99, 100, 12_345])

@@ -38,14 +38,6 @@ def encode(labels, null="error", kind=None):
     return encode_batch(columns, fields, null, where)["cls.txt"].to_pylist()
 
 
-def test_the_names_of_classes_are_kept_by_the_field_of_their_numbers():
-    fields = infer_fields(schema_of(), {}, None, {}, label="label")
-    assert fields == (
-        field_of("cls", "label", "integer", pa.int64(), NAMES),
-        field_of("txt", "text", "text", pa.string()),
-    )
-
-
 @pytest.mark.parametrize("kind", ["Sequence", "List", "LargeList"])
 def test_lists_of_classes_keep_the_names_and_get_no_second_field(kind):
     labels = {"_type": kind, "feature": {"_type": "ClassLabel", "names": ["x", "y"]}}
@@ -67,11 +59,6 @@ def test_a_column_of_classes_gets_a_second_field_with_their_names():
         field_of("txt", "text", "text", pa.string()),
     )
     assert len(infer_fields(schema_of(), {}, None, {}, label="label")) == 2
-
-
-def test_a_mapping_decides_which_names_are_written_too():
-    fields = infer_fields(schema_of(), {"y.cls": "label"}, None, {}, with_class_names=True)
-    assert [field.name for field in fields] == ["y.cls", "y.cls.txt"]
 
 
 def test_class_names_are_refused_where_there_are_none_or_labels_are_no_integers():
@@ -121,11 +108,6 @@ def test_no_label_has_no_name_and_null_says_what_becomes_of_it(missing):
     assert caught.value.place == "row 1, column 'label'"
 
 
-def test_a_label_of_minus_1_is_said_to_have_no_class_name():
-    with pytest.raises(InputError, match="no class name"):
-        encode(pa.array([0, -1]))
-
-
 def test_class_names_go_from_a_table_into_a_dataset_and_its_manifest(tmp_path):
     inputs = write_table(tmp_path / "in.parquet", table_of([0, 2, 1, 0]))
     manifest = convert(inputs, str(tmp_path / "out"), ConvertOptions(shards=1, shuffle=False, class_names=True))
@@ -171,12 +153,6 @@ def test_a_column_with_a_typo_is_suggested(mapping, key, columns):
     assert caught.value.remedy == "did you mean 'label'?"
 
 
-def test_a_named_column_that_is_not_there_is_refused_with_those_that_are():
-    with pytest.raises(InputError, match="invalid columns") as caught:
-        infer_fields(schema_of(), {}, None, {}, columns=("label", "lable"))
-    assert "column 'lable' is not in the table (it has: label, text)" in caught.value.found
-
-
 # Categories: texts that have numbers
 
 
@@ -197,11 +173,6 @@ def test_categories_are_texts_and_numbers_where_they_are_mapped_to_cls():
     payloads, field = encode_categories(["a b", "cat", "dög"])
     assert payloads == [b"2", b"0", b"1"]
     assert decode_field(payloads, field).to_pylist() == [2, 0, 1]
-
-
-def test_categories_in_cls_get_their_names_beside_them_if_asked_to():
-    fields = infer_fields(schema_of(CATEGORIES), {"cls": "label"}, None, {}, with_class_names=True)
-    assert [(field.name, field.encoding) for field in fields] == [("cls", "category"), ("cls.txt", "text")]
 
 
 def test_a_text_that_is_no_category_is_an_error_by_its_row():

@@ -2,7 +2,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tables import converted, real_samples, shard_files, write_table
+from tables import shard_files, write_table
 from wdsplit.conversion.convert import convert
 from wdsplit.conversion.plan.options import ConvertOptions
 from wdsplit.fields.json_values import decoded_parts, without_views
@@ -23,18 +23,6 @@ def test_a_dictionary_of_long_values_is_decoded_in_parts_of_bounded_size():
     assert [value for part in parts for value in part[1].to_pylist()] == other.to_pylist()
 
 
-def test_a_value_that_is_larger_than_a_part_is_a_part_of_its_own():
-    column = pa.array(["a" * 100] * 3 + [""]).dictionary_encode()
-    assert [len(part[0]) for part in decoded_parts([column], 10)] == [1, 1, 1, 1]
-
-
-def test_columns_without_dictionaries_are_one_part_and_not_copied():
-    column = pa.array(range(1000))
-    (part,) = decoded_parts([column], 1)
-    assert part[0] is not None
-    assert part[0].buffers()[1].address == column.buffers()[1].address
-
-
 def test_a_dictionary_that_is_small_on_disk_never_fills_the_memory(tmp_path):
     value = "x" * MIB
     column = pa.DictionaryArray.from_arrays(pa.array(np.zeros(4000, np.int8)), [value])
@@ -48,13 +36,6 @@ def test_a_dictionary_that_is_small_on_disk_never_fills_the_memory(tmp_path):
         rows += len(batch)
         if rows > 40:
             break
-
-
-def test_dictionaries_that_differ_from_one_row_group_to_the_next_can_be_shuffled(tmp_path):
-    values = [f"word {i // 2}" for i in range(50)]
-    inputs = write_table(tmp_path / "in.parquet", {"text": pa.array(values).dictionary_encode()}, 7)
-    converted(inputs, tmp_path / "out", shards=2, shuffle=True)
-    assert sorted(fields["txt"].decode() for _, fields in real_samples(tmp_path / "out")) == sorted(values)
 
 
 def test_views_are_replaced_wherever_arrow_can_replace_them():

@@ -55,12 +55,6 @@ def test_a_column_is_escaped_as_each_of_its_rows(values, kind):
     assert keys.to_pylist() == [escape_key(value) for value in values]
 
 
-@given(columns, st.integers(0, 20), st.integers(0, 20))
-def test_a_slice_of_a_column_is_escaped_as_the_rows_it_holds(values, first, count):
-    column = pa.array(values, pa.string()).slice(min(first, len(values)), count)
-    assert escape_keys(column, where).to_pylist() == [escape_key(value) for value in column.to_pylist()]
-
-
 @given(columns)
 @example(TRICKY)
 def test_the_original_of_every_key_can_be_told(values):
@@ -100,20 +94,6 @@ def test_a_key_is_refused_by_its_row_when_it_is_too_long_escapes_included(letter
     assert caught.value.place == where(1)
     assert f"{len(escape_key(fits + letter))} bytes" in caught.value.found
     assert caught.value.key == escape_key(fits + letter)
-
-
-def test_a_part_of_a_key_that_no_file_system_takes_is_refused():
-    longest = "k" * MAX_COMPONENT_BYTES
-    assert keys_of([f"{longest}/a"]).to_pylist() == [f"{longest}/a"]
-    for key in (f"{longest}k/a", f"a/{longest}k/b", f"a/{longest[1:]}"):
-        with pytest.raises(InputError, match="too long") as caught:
-            keys_of(["a", key])
-        assert caught.value.place == where(1)
-
-
-def test_no_rows_have_no_keys():
-    assert keys_of([]).to_pylist() == []
-    assert hash_keys(keys_of([])).tolist() == []
 
 
 @given(columns, st.lists(st.integers(0, 20), max_size=4))

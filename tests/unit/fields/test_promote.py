@@ -205,17 +205,3 @@ def test_types_without_a_common_one(one, other):
 def test_a_type_and_itself_and_null_have_that_type(column):
     assert common_type(column.type, column.type) == column.type
     assert common_type(column.type, pa.null()) == column.type == common_type(pa.null(), column.type)
-
-
-@pytest.mark.parametrize(
-    ("value", "kind", "other"),
-    [
-        (2**53 + 1, pa.int64(), pa.float64()),
-        (2**63, pa.uint64(), pa.int64()),
-        (2**62, pa.timestamp("us"), pa.timestamp("ns")),
-    ],
-    ids=str,
-)
-def test_a_value_that_the_common_type_cannot_hold_is_refused(value, kind, other):
-    with pytest.raises(pa.ArrowInvalid):
-        read_as(pa.array([value], kind), common_type(kind, other))

@@ -7,7 +7,7 @@ from columns import COLUMNS
 from paths import ROOT
 from wdsplit.fields.decode import _DECODERS
 from wdsplit.fields.encode import _ENCODERS
-from wdsplit.fields.rules import RULES, WRAPPERS, rule_of, unwrap, why_refused
+from wdsplit.fields.rules import RULES, WRAPPERS, rule_of
 
 TOOL = runpy.run_path(str(ROOT / "tools" / "make_type_table.py"))
 
@@ -32,21 +32,3 @@ def test_each_rule_names_an_encoding_that_there_is():
 def test_each_rule_decides_for_some_column(number):
     kinds = [*(column.type for column in COLUMNS.values()), pa.null(), pa.struct([("bytes", pa.binary())])]
     assert any(rule_of(kind) is RULES[number] for kind in kinds)
-
-
-def test_what_is_looked_through_is_looked_through_to_the_end():
-    assert unwrap(pa.dictionary(pa.int8(), pa.uuid())) == pa.binary(16)
-
-
-@pytest.mark.parametrize(
-    ("kind", "why"),
-    [
-        (pa.list_(pa.struct([("x", pa.month_day_nano_interval())])), "no rule for month_day_nano_interval"),
-        (pa.struct([pa.field("x", pa.int8()), pa.field("x", pa.int8())]), "share a name"),
-        (pa.struct([]), "no fields"),
-        (pa.null(), "nothing to write"),
-    ],
-    ids=str,
-)
-def test_a_refusal_says_why(kind, why):
-    assert why in why_refused(kind)

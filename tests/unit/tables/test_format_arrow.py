@@ -9,7 +9,6 @@ import pyarrow.orc as orc
 import pytest
 
 from columns import NESTED, SCALARS
-from tables import mixed_table
 from wdsplit.errors import InputError
 from wdsplit.tables.formats import arrow
 from wdsplit.tables.formats import orc as orc_format
@@ -158,13 +157,6 @@ def test_rows_are_counted_without_decompressing(tmp_path):
         list(read_rows(open_inputs([str(path)]), 500, 600, ["s"]))
 
 
-def test_what_hugging_face_says_of_the_columns_is_kept(tmp_path):
-    table = pa.table({"n": [1]}).replace_schema_metadata({"huggingface": "{}"})
-    assert arrow.open_file(str(file_of(tmp_path, arrow_bytes(table, ipc.new_stream))))[1].metadata == {
-        b"huggingface": b"{}"
-    }
-
-
 def test_a_footer_that_names_other_columns_is_refused(tmp_path):
     data = arrow_bytes(pa.table({"caption": [1]}), ipc.new_file)
     place = data.rindex(b"caption")
@@ -232,8 +224,3 @@ def test_text_of_orc_that_is_not_utf8_is_refused(tmp_path):
     path = file_of(tmp_path, orc_bytes(pa.table({"s": ["abcdefgh"]})).replace(b"abcdefgh", b"\xffbcdefgh"), "a.orc")
     with pytest.raises(InputError, match="cannot be read as ORC"):
         list(read_rows(open_inputs([str(path)]), 0, 1, ["s"]))
-
-
-def test_types_that_orc_has_are_read_from_it(tmp_path):
-    table = mixed_table(20)
-    assert read(file_of(tmp_path, orc_bytes(table), "a.orc"), module=orc_format).equals(table)

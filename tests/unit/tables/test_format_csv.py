@@ -72,11 +72,6 @@ def test_any_quotes_are_read_as_python_reads_them_or_are_refused(tmp_path_factor
     assert [["" if value is None else value for value in row.values()] for row in table.to_pylist()] == rows
 
 
-def test_a_quote_inside_a_field_is_a_character_as_any_other(read):
-    data = 'size,text\n5" nail,"a ""b"", c"\nan 8" one,x\n'
-    assert read(data).to_pylist() == [{"size": '5" nail', "text": 'a "b", c'}, {"size": 'an 8" one', "text": "x"}]
-
-
 @pytest.mark.parametrize("data", ["a,b\n1,2\n", "\ufeffa,b\r\n1,2\r\n", "\n\na,b\n\n1,2\n\n", 'a,"b"\n"1",2'])
 def test_marks_line_ends_and_empty_lines_make_no_difference(read, data):
     assert read(data).to_pylist() == [{"a": 1, "b": 2}]
@@ -170,13 +165,6 @@ def test_types_are_common_to_all_files(tmp_path, block_bytes):
     assert read_files(paths).column("x").to_pylist() == ["1", "2.5", "9007199254740993"]
 
 
-def test_the_columns_are_those_of_all_files(tmp_path):
-    for name, header in (("a", "id,caption"), ("b", "id,captoin")):
-        (tmp_path / f"{name}.csv").write_text(f"{header}\n1,x\n")
-    schemas = {str(path): csv_format.open_file(str(path))[1] for path in sorted(tmp_path.iterdir())}
-    assert csv_format.common_schema(schemas).names == ["id", "caption", "captoin"]
-
-
 @given(st.floats(allow_nan=False), st.sampled_from(["%r", "%.17g", "%.18e", "%.25e", "%.15g", "%f"]))
 def test_a_double_printed_with_any_number_of_digits_is_exact(value, form):
     printed = form % value
@@ -222,12 +210,6 @@ def test_a_file_without_a_header_is_refused(tmp_path):
     (tmp_path / "a.csv").write_text("\n\n")
     with pytest.raises(InputError, match="has no header"):
         open_inputs([str(tmp_path / "a.csv")])
-
-
-def test_the_error_for_an_index_without_a_name_tells_how_to_leave_it_out(read):
-    with pytest.raises(InputError) as caught:
-        read(",a\n0,1\n")
-    assert "index=False" in caught.value.remedy
 
 
 def test_a_row_that_is_too_large_is_refused(read, monkeypatch):

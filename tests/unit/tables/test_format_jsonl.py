@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 import format_inputs
 from wdsplit.errors import InputError
 from wdsplit.tables.formats import jsonl, text
-from wdsplit.tables.read import open_inputs
 
 
 @pytest.fixture
@@ -77,12 +76,6 @@ def test_what_python_writes_is_read_as_it_was(tmp_path_factory, rows, size, asci
             assert table.to_pylist() == [lacks(row, pa.struct(list(schema))) for row in rows]
 
 
-def test_columns_are_read_by_their_names_in_the_order_asked_for(read, tmp_path):
-    read('{"a": 1, "b": "x", "c": [1]}\n{"c": [2.5], "b": "y"}\n')
-    table = read_files([str(tmp_path / "a.jsonl")], ["c", "a"])
-    assert table.to_pylist() == [{"c": [1.0], "a": 1}, {"c": [2.5], "a": None}]
-
-
 @pytest.mark.parametrize(
     "data", ['{"a": 1}\n{"a": 2}', '\ufeff{"a": 1}\r\n\r\n{"a": 2}\r\n', '\n \n{"a": 1}\n\t\n{"a": 2}\n \n']
 )
@@ -97,25 +90,10 @@ def test_an_empty_file_has_no_rows(read, tmp_path):
 # Types
 
 
-def test_strings_stay_strings(read):
-    values = ["2024-02-29", "2024-02-29 10:00:00", "1", "true", "null", ""]
-    table = read("".join(json.dumps({"a": value, "b": [value], "c": {"d": value}}) + "\n" for value in values))
-    assert table.to_pylist() == [{"a": value, "b": [value], "c": {"d": value}} for value in values]
-
-
 def test_integers_and_doubles_in_one_column_are_doubles(read):
     table = read('{"a": 1, "b": [1, 2]}\n{"a": 2.5, "b": [0.5]}\n{"a": 9007199254740994}\n')
     assert table.schema.types == [pa.float64(), pa.list_(pa.float64())]
     assert table.column("a").to_pylist() == [1.0, 2.5, 9007199254740994.0]
-
-
-@pytest.mark.parametrize(
-    "number",
-    ["0.1", "0.30000000000000004", "1e22", "1.000000000000000056e-01", "-0.0", "5e-324", "1e300", "1.10", "1E+5"],
-)
-def test_doubles_keep_their_values(read, number):
-    (row,) = read(f'{{"a": {number}}}\n').to_pylist()
-    assert repr(row["a"]) == repr(float(number))
 
 
 def test_infinities_and_nan_are_read_as_python_writes_them(read):
@@ -208,18 +186,6 @@ def test_what_is_no_line_of_an_object_is_refused_with_its_line(read, tmp_path, d
     with pytest.raises(InputError, match=cause) as caught:
         read(data)
     assert caught.value.place == f"{tmp_path / 'a.jsonl'}, line {line}"
-
-
-def test_an_object_over_two_lines_is_refused(read):
-    with pytest.raises(InputError):
-        read('{"a": 1}\n{"a":\n2}\n')
-
-
-def test_a_file_of_json_that_is_no_lines_says_what_is_expected(tmp_path):
-    (tmp_path / "a.json").write_text(json.dumps([{"a": 1}], indent=2))
-    with pytest.raises(InputError, match="not JSON lines") as caught:
-        open_inputs([str(tmp_path / "a.json")])
-    assert "one object per line" in caught.value.expected
 
 
 @pytest.mark.parametrize("depth", [2000, 100_000])

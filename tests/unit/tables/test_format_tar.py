@@ -2,7 +2,6 @@ import logging
 import os
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -78,23 +77,6 @@ def test_tars_of_gnu_tar_are_read_and_what_is_no_sample_is_told(tmp_path, caplog
     assert "README" in record.getMessage()
 
 
-def test_fields_are_found_in_lower_case_whatever_their_letters(tmp_path):
-    names = ("TXT", "ΑΣ", "\u0130.Jpg")
-    table = read(tar_file(tmp_path, [(f"a.{name}", name.encode()) for name in names]))
-    assert table.to_pylist() == [{"__key__": "a", **{name.lower(): name.encode() for name in names}}]
-
-
-def test_row_groups_hold_runs_of_samples(tmp_path, monkeypatch):
-    monkeypatch.setattr(tar, "BATCH_BYTES", 4096)
-    sizes = [100, 100, 9000, 100, 100, 100, 100, 100, 5000]
-    path = tar_file(tmp_path, [(f"{number}.bin", bytes(size)) for number, size in enumerate(sizes)])
-    file, _ = tar.open_file(path)
-    assert file.row_groups == (2, 1, 4, 1, 1)
-    assert file.offsets[:3] == (0, 2048, 2048 + 512 + 9216)
-    assert file.data_bytes == sum(sizes)
-    assert np.diff(file.offsets).max() == 512 + 9216
-
-
 def test_only_the_samples_that_are_asked_for_are_read(tmp_path, monkeypatch):
     monkeypatch.setattr(tar, "_GROUP_SAMPLES", 2)
     path = tar_file(tmp_path, [(f"{number}.txt", b"x" * 600) for number in range(10)])
@@ -142,11 +124,6 @@ def test_shards_that_are_sharded_again_hold_the_same_samples_without_the_pads(tm
     first, again = (shard_files(tmp_path / name) for name in ("out", "again1"))
     assert first.keys() == again.keys()
     assert all(first[name] == again[name] for name in first if not name.endswith(".parquet"))  # other columns
-
-
-def test_a_tar_without_samples_has_no_rows(tmp_path):
-    file, schema = tar.open_file(tar_file(tmp_path, []))
-    assert (file.num_rows, file.row_groups, schema.names) == (0, (), ["__key__"])
 
 
 # What is refused

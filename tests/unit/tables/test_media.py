@@ -6,10 +6,8 @@ import pytest
 
 from media_files import listed, names_of, write_files
 from tables import options, planned, write_table
-from wdsplit.engines.watching import watching
 from wdsplit.errors import InputError
 from wdsplit.fields.infer import MEDIA_SUFFIXES, class_names
-from wdsplit.tables import media_listing
 from wdsplit.tables.find import find_inputs
 from wdsplit.tables.media import class_counts, open_media
 from wdsplit.tables.read import read_rows
@@ -17,11 +15,6 @@ from wdsplit.tables.read import read_rows
 
 def column(table, name):
     return [value for rows in read_rows(table, 0, table.num_rows, [name]) for value in rows.columns[name].to_pylist()]
-
-
-def test_a_folder_of_media_is_one_input(tmp_path):
-    root = write_files(tmp_path / "photos", "a/1.jpg", "b/2.jpg")
-    assert find_inputs([root]) == [root]
 
 
 def test_files_are_found_in_any_case_and_sorted_with_their_classes(tmp_path):
@@ -54,13 +47,6 @@ def test_every_kind_goes_to_its_column_and_field(suffix, tmp_path):
     kind, field = MEDIA_SUFFIXES[suffix]
     plan = planned([write_files(tmp_path, f"a/1{suffix.upper()}", f"b/2{suffix}")], options())
     assert [(one.name, one.column) for one in plan.fields] == [(field, kind), ("cls", "label")]
-
-
-def test_names_with_spaces_and_letters_of_any_script_are_kept(tmp_path):
-    names = ["クラス/é ü.jpg", "with space/a b.c.jpg"]
-    table = listed(write_files(tmp_path, *names))
-    assert sorted(names_of(table)) == sorted(names)
-    assert sorted(column(table, "stem")) == sorted(["クラス/é ü", "with space/a b.c"])
 
 
 @pytest.mark.parametrize("names", [["1.jpg", "2.jpg"], ["images/1.jpg", "images/2.jpg"], ["1.jpg", "more/2.jpg"]])
@@ -290,14 +276,6 @@ def test_a_plan_knows_a_folder_again_by_its_names_sizes_and_classes(tmp_path):
     with open(tmp_path / "1" / "set" / "a" / "1.jpg", "ab") as file:
         file.write(b"more")
     assert hash_of(tmp_path / "1" / "set") != first
-
-
-def test_files_are_counted_while_they_are_listed(tmp_path, monkeypatch):
-    monkeypatch.setattr(media_listing, "_FILES_AT_ONCE", 2)
-    root, seen = write_files(tmp_path, *(f"{folder}/{number}.jpg" for folder in "ab" for number in range(3))), []
-    with watching(lambda what, done, total: seen.append((what, done, total))):
-        listed(root)
-    assert seen == [("listing files", done, None) for done in (0, 2, 3, 5, 6)]
 
 
 def test_a_name_that_is_not_utf_8_is_refused(tmp_path):

@@ -1,7 +1,6 @@
 import os
 
 import pyarrow as pa
-import pyarrow.dataset as ds
 import pytest
 
 from tables import write_table
@@ -83,12 +82,6 @@ def test_partitions_of_every_format_are_columns(tmp_path, name):
     assert open_inputs(tree(tmp_path, name), hive=False).schema.names == ["caption", "label"]
 
 
-def test_the_values_are_those_of_arrow(tmp_path):
-    tree(tmp_path)
-    arrow = ds.dataset(tmp_path, partitioning="hive").to_table().to_pylist()
-    assert sorted((row["label"], row["year"], row["lang"]) for row in arrow) == ROWS
-
-
 def test_a_file_has_the_same_columns_however_it_is_named(tmp_path, monkeypatch):
     """A pattern that the shell expands, or a part of the tree, must not change the samples."""
     paths = tree(tmp_path)
@@ -141,12 +134,6 @@ def test_a_column_of_both_is_refused(tmp_path):
     assert caught.value.place == paths[0]
     assert "--no-hive" in caught.value.remedy
     assert open_inputs(paths, hive=False).schema.names == ["n", "m"]
-
-
-def test_files_of_one_partition_share_what_is_known_of_them(tmp_path):
-    paths = [write_table(tmp_path / "y=1" / f"{number}.parquet", {"n": [1]}) for number in range(3)]
-    files = open_inputs(paths).files
-    assert files[0].constants is files[1].constants is files[2].constants
 
 
 def test_the_folders_of_tars_are_no_members(tmp_path):

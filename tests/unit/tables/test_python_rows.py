@@ -4,7 +4,6 @@ import json
 from decimal import Decimal
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from PIL import Image
 
@@ -84,10 +83,6 @@ def test_arrays_become_npy_of_any_shape(array):
     assert field_of(array).name == "npy"
 
 
-def test_an_array_without_dimensions_is_a_number():
-    assert column_of(np.array(1.5, np.float32)).to_pylist() == [1.5]
-
-
 @pytest.mark.parametrize(("kind", "name"), [("JPEG", "jpg"), ("PNG", "png"), ("WEBP", "webp"), ("GIF", "gif")])
 def test_an_image_that_is_only_opened_keeps_the_bytes_of_its_file(kind, name, tmp_path):
     data = encoded(kind)
@@ -112,12 +107,6 @@ def test_a_jpeg_that_was_decoded_stays_a_jpeg_with_its_tables_and_what_was_paint
     again = Image.open(io.BytesIO(column_of(image)[0].as_py()))
     assert (again.format, again.quantization) == ("JPEG", tables)
     assert np.asarray(again)[8, 8].tolist() == pytest.approx([255, 0, 0], abs=12)
-
-
-def test_a_thumbnail_is_not_the_file_it_came_from():
-    image = Image.open(io.BytesIO(encoded("JPEG")))
-    image.thumbnail((4, 4))
-    assert Image.open(io.BytesIO(column_of(image)[0].as_py())).size == (4, 4)
 
 
 def test_an_undecoded_image_of_hugging_face_is_its_bytes():
@@ -205,9 +194,3 @@ def test_an_error_of_the_code_that_makes_rows_says_at_which_row():
         list(numbered(rows()))
     text = str(getattr(caught.value, "__notes__", caught.value.args))
     assert "at row 2 (counted from 0)" in text
-
-
-def test_a_table_that_says_json_of_a_text_goes_to_a_json_field():
-    features = json.dumps({"info": {"features": {"x": {"_type": "Json"}}}})
-    (field,) = infer_fields(pa.schema([("x", pa.string())], {"huggingface": features}), {}, None, {})
-    assert (field.name, field.encoding) == ("json", "text")

@@ -2,7 +2,6 @@ import base64
 import os
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pyarrow.parquet.encryption as pe
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 from privileges import as_another_user, public_folder
 from tables import mixed_table, write_files, write_table
 from wdsplit.errors import InputError
-from wdsplit.tables import read
 from wdsplit.tables.formats import parquet
 from wdsplit.tables.read import first_payloads, open_inputs, read_rows
 
@@ -69,12 +67,6 @@ def test_any_rows_of_any_layout_read_in_any_batches_are_the_slice_of_the_table(
     assert read.equals(TABLE.slice(first, stop - first).select(columns))
 
 
-def test_a_batch_does_not_hold_more_than_its_bytes_of_rows(layouts, monkeypatch):
-    monkeypatch.setattr(parquet, "BATCH_BYTES", layouts["one"].files[0].data_bytes // 60 * 5)
-    monkeypatch.setattr(read, "_SMALL_BYTES", 1)
-    assert {len(rows) for rows in read_rows(layouts["one"], 0, 60, TABLE.column_names)} == {5}
-
-
 def test_row_groups_before_the_first_row_and_after_the_last_are_not_read(tmp_path):
     path = write_table(tmp_path / "a.parquet", TABLE, 10)
     table = open_inputs([path])
@@ -89,14 +81,6 @@ def test_row_groups_before_the_first_row_and_after_the_last_are_not_read(tmp_pat
     assert rows_of(table, 25, 38, TABLE.column_names).equals(TABLE.slice(25, 13))
 
 
-def test_columns_in_another_order_are_read_by_their_names(tmp_path):
-    table = mixed_table(5)
-    one = write_table(tmp_path / "a.parquet", table)
-    other = write_table(tmp_path / "b.parquet", table.select(table.column_names[::-1]))
-    both = open_inputs([one, other])
-    assert rows_of(both, 0, 10, table.column_names).equals(pa.concat_tables([table, table]))
-
-
 def test_columns_with_dots_in_their_names_are_not_taken_for_nested_ones(tmp_path):
     table = pa.table({"a.b": [1, 2], "a": [{"b": 3}, {"b": 4}], "b": [5, 6]})
     table = open_inputs([write_table(tmp_path / "a.parquet", table)])
@@ -104,16 +88,6 @@ def test_columns_with_dots_in_their_names_are_not_taken_for_nested_ones(tmp_path
     assert rows.columns["a.b"].to_pylist() == [1, 2]
     (rows,) = read_rows(table, 0, 2, ["a"])
     assert rows.columns["a"].to_pylist() == [{"b": 3}, {"b": 4}]
-
-
-def test_the_footers_tell_rows_row_groups_and_sizes(tmp_path):
-    paths = write_files(tmp_path, TABLE, [25, 0, 35], 10)
-    table = open_inputs(paths)
-    assert [file.path for file in table.files] == paths
-    assert [file.row_groups for file in table.files] == [(10, 10, 5), table.files[1].row_groups, (10, 10, 10, 5)]
-    assert [file.num_rows for file in table.files] == [25, 0, 35]
-    assert [file.num_bytes for file in table.files] == [os.path.getsize(path) for path in paths]
-    assert table.schema.equals(TABLE.schema)
 
 
 def test_the_checksum_of_the_footer_tells_files_of_one_size_apart(tmp_path):
@@ -149,15 +123,6 @@ def test_damaged_pages_are_refused_by_the_name_of_their_file_when_they_are_read(
     with pytest.raises(InputError, match="cannot be read as parquet") as caught:
         rows_of(table, 0, 60, ["image"])
     assert caught.value.place == paths[1]
-
-
-def test_a_file_that_vanished_is_refused_by_name(tmp_path):
-    path = write_table(tmp_path / "a.parquet", TABLE)
-    table = open_inputs([path])
-    os.remove(path)
-    with pytest.raises(InputError) as caught:
-        rows_of(table, 0, 60, ["label"])
-    assert caught.value.place == path
 
 
 @pytest.mark.parametrize(
@@ -208,17 +173,6 @@ def test_a_batch_is_bounded_by_what_its_values_take_when_they_are_decoded(tmp_pa
     sizes = [rows.columns["text"].nbytes for rows in read_rows(table, 0, 2000, ["text"])]
     assert sum(sizes) > 2000 * 60_000
     assert max(sizes) <= 2**25
-
-
-def test_many_small_batches_are_joined_in_linear_time_and_order(tmp_path, monkeypatch):
-    path = write_table(tmp_path / "in.parquet", {"label": range(500)}, rows_per_group=1)
-    monkeypatch.setattr(parquet, "MAX_BATCH_ROWS", 1)
-    looked_at = []
-    real = read.Rows.nbytes
-    monkeypatch.setattr(read.Rows, "nbytes", property(lambda rows: looked_at.append(1) or real.fget(rows)))
-    parts = list(read_rows(open_inputs([path]), 0, 500, ["label"]))
-    assert np.concatenate([rows.numbers for rows in parts]).tolist() == list(range(500))
-    assert len(looked_at) == 500
 
 
 # Files that cannot be read, and why

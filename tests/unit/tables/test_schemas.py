@@ -97,18 +97,6 @@ def test_a_column_that_a_file_of_text_lacks_is_null_there(tmp_path, name):
     assert plain(values(table, ["n"])) == [{"n": 1}, {"n": 2}, {"n": None}]
 
 
-def test_files_of_the_common_type_are_not_cast(tmp_path, monkeypatch):
-    paths = [
-        write_table(tmp_path / f"{kind}.parquet", {"n": pa.array(range(5), kind), "s": ["x"] * 5})
-        for kind in (pa.int64(), pa.int32(), pa.int64())
-    ]
-    cast = []
-    real = read._cast
-    monkeypatch.setattr(read, "_cast", lambda file, *more: cast.append(file.path) or real(file, *more))
-    assert [row["n"] for row in plain(values(open_inputs(paths)))] == [*range(5)] * 3
-    assert {*cast} == {paths[1]}
-
-
 def test_what_cannot_be_promoted_is_refused_with_both_files_and_both_types(tmp_path):
     one = write_table(tmp_path / "a.parquet", {"x": pa.array([1], pa.int8()), "y": ["a"], "z": [True], "w": [1]})
     same = write_table(tmp_path / "b.parquet", {"x": pa.array([2], pa.int64()), "y": ["b"], "z": [None], "w": [1.5]})
@@ -169,16 +157,6 @@ def test_a_value_that_would_be_lost_is_refused_with_file_column_and_value(tmp_pa
         values(table)
     assert caught.value.place == one
     assert found in caught.value.found
-
-
-def test_dictionaries_that_are_decoded_come_in_small_batches(tmp_path):
-    """One long value that repeats takes little room in the file, and much in memory."""
-    long = pa.array(["x" * 60_000] * 1000).dictionary_encode()
-    paths = [write_table(tmp_path / "a.parquet", {"t": long}), write_table(tmp_path / "b.parquet", {"t": ["y"]})]
-    table = open_inputs(paths)
-    sizes = [rows.columns["t"].nbytes for rows in read_rows(table, 0, 1001, ["t"])]
-    assert sum(sizes) > 1000 * 60_000
-    assert max(sizes) <= 2**25
 
 
 def test_what_writers_note_of_rows_makes_no_schema_of_its_own():
@@ -242,13 +220,6 @@ def test_statistics_that_the_common_type_cannot_hold_do_not_hide_the_value(tmp_p
     )
     with pytest.raises(InputError, match="does not fit the common type"):
         select_rows(table, where, None, [None], None)
-
-
-def test_statistics_of_views_do_not_matter(tmp_path):
-    columns = (pa.array(["a", "b"]).dictionary_encode(), pa.array(["b", "c"], pa.string_view()))
-    table = open_inputs([write_table(tmp_path / f"{n}.parquet", {"n": column}) for n, column in enumerate(columns)])
-    ((selected, _),) = select_rows(table, 'n == "b"', None, [None], None)
-    assert [file.counts for file in selected.files] == [(1,), (1,)]
 
 
 def test_a_file_without_the_column_of_a_condition_is_not_read(tmp_path):

@@ -79,25 +79,6 @@ def test_rows_are_counted_with_and_without_those_that_are_left_out(files):
     assert (whole.num_rows, whole.total_rows, whole.data_bytes) == (rows, rows, rows * 10)
 
 
-@given(files, st.data())
-def test_the_first_numbers_of_row_groups_count_all_rows_before_them(files, data):
-    table = table_of(files)
-    before = [sum(len(group) for groups in files[:file] for group in groups) for file in range(len(files))]
-    for file, groups in enumerate(files):
-        chosen = sorted(data.draw(st.sets(st.sampled_from(range(len(groups)))))) if groups else []
-        expected = [before[file] + sum(map(len, groups[:group])) for group in chosen]
-        assert list(table.first_numbers(file, chosen)) == expected
-
-
-def test_numbers_are_given_of_any_rows_of_groups_that_do_not_follow_each_other():
-    files = [[[True] * 3, [True] * 2], [[True] * 4, [False] * 3, [True] * 2]]
-    (part,) = table_of(files).ranges(7, 11)
-    assert (part.groups, part.numbers, part.skip, part.count) == ((0, 2), (5, 12), 2, 4)
-    assert part.row_numbers(0, 6).tolist() == [5, 6, 7, 8, 12, 13]
-    assert part.row_numbers(3, 5).tolist() == [8, 12]
-    assert part.row_numbers(4, 4).tolist() == []
-
-
 def test_the_numbers_of_large_tables_do_not_overflow():
     files = tuple(InputFile(f"{n}.parquet", 1, 2**40, (2**39, 2**39), 2**50, "00") for n in range(3))
     table = Table(files, pa.schema([]))
