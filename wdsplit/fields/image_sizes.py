@@ -71,7 +71,7 @@ def image_sizes(payloads: pa.LargeBinaryArray) -> tuple[pa.Int32Array, pa.Int32A
         beginnings[rows] = 0
     # All that is left: usually nothing.
     for row in np.flatnonzero(beginnings).tolist():
-        widths[row], heights[row] = _pillow_size(data[starts[row] : ends[row]])
+        widths[row], heights[row] = _pillow_size(data[starts[row] : ends[row]].tobytes())
     unknown = (np.minimum(widths, heights) <= 0) | (np.maximum(widths, heights) > _MAX_SIDE)
     unknown |= payloads.is_null().to_numpy(zero_copy_only=False)
     width, height = (pa.array(np.where(unknown, 0, side), pa.int32(), mask=unknown) for side in (widths, heights))
@@ -82,7 +82,9 @@ def _at(data: Bytes, places: Int64) -> Bytes:
     """Return the 32 bytes from each place on: uint8 of shape (places, 32), 0 past the end of the data."""
 
     def rows_of(part: Bytes) -> npt.NDArray[np.void]:
-        return np.ndarray((len(part) - _WIDTH + 1,), f"V{_WIDTH}", part, 0, (1,))  # one item a byte, without a copy
+        # One item a byte, without a copy.
+        rows: npt.NDArray[np.void] = np.ndarray((len(part) - _WIDTH + 1,), f"V{_WIDTH}", part, 0, (1,))
+        return rows
 
     begin = max(len(data) - _WIDTH, 0)
     found = rows_of(np.concatenate([data[begin:], np.zeros(_WIDTH, np.uint8)]))[
@@ -96,7 +98,8 @@ def _at(data: Bytes, places: Int64) -> Bytes:
 
 def _number(heads: Bytes, first: int, kind: str) -> Int64:
     """Return the number of a numpy type that begins in a column of bytes: int64 of shape (rows,)."""
-    return np.ndarray(len(heads), kind, heads, first, (_WIDTH,)).astype(np.int64)
+    number: Int64 = np.ndarray(len(heads), kind, heads, first, (_WIDTH,)).astype(np.int64)
+    return number
 
 
 def _match(heads: Bytes, first: int, four: bytes) -> npt.NDArray[np.bool_]:
@@ -161,10 +164,9 @@ def _jpeg(data: Bytes, starts: Int64, ends: Int64, heads: Bytes) -> _Sides:
     return widths, heights
 
 
-def _pillow_size(payload: Bytes) -> tuple[int, int]:
+def _pillow_size(payload: bytes) -> tuple[int, int]:
     """Return the width and height of an image of another format; 0 if Pillow is absent or cannot read it."""
-    head = payload[:4].tobytes()
-    name = next((name for magic, name in _BY_PILLOW.items() if head.startswith(magic)), None)
+    name = next((name for magic, name in _BY_PILLOW.items() if payload.startswith(magic)), None)
     try:
         if name is None:
             return 0, 0
