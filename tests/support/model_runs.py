@@ -13,7 +13,7 @@ class ModelRun:
 
     def __init__(self, num_positions, global_batch, tail, epoch=0):
         self.num_positions, self.size, self.tail, self.epoch = num_positions, global_batch, tail, epoch
-        self.position, self.skipped, self.delivered = 0, set(), []
+        self.position, self.skipped, self.delivered, self.is_under_way = 0, set(), [], False
 
     @property
     def num_steps(self):
@@ -37,9 +37,10 @@ class ModelRun:
 
     def take(self):
         """Deliver the next step; return its number and positions."""
+        self._turn()
         number, positions = next(iter(self.due().items()))
         self.delivered.append((self.epoch, number, positions))
-        self.position = positions[-1] + 1
+        self.position, self.is_under_way = positions[-1] + 1, True
         self._turn()
         return number, positions
 
@@ -50,16 +51,17 @@ class ModelRun:
         due = self.due()
         for number in due.keys() & set(range(first, last + 1)):
             self.skipped |= set(range(due[number][0], min(due[number][-1] + 1, self.num_positions)))
-        self._turn()
+        if self.is_under_way:  # else the epoch stays, and its next iteration is empty
+            self._turn()
         return True
 
     def _turn(self):
         """Go to the next epoch if nothing of this one is left."""
         if not self.due():
-            self.epoch, self.position, self.skipped = self.epoch + 1, 0, set()
+            self.epoch, self.position, self.skipped, self.is_under_way = self.epoch + 1, 0, set(), False
 
     def resume(self, global_batch):
         """Go on with another global batch: steps before are not this one's."""
+        self.is_under_way = False
         if global_batch != self.size:
             self.size, self.delivered = global_batch, []
-            self._turn()

@@ -204,7 +204,8 @@ class Loader:
         state. The samples are not read. All other steps keep their samples and numbers, in `step`, `enumerate` and
         `wdsplit batch`; a plain `enumerate(loader)` counts on as if none was skipped. `len(loader)` counts only steps
         that are given. The state remembers the skips, for any number of ranks and any batch size. Skipping a step twice
-        is allowed.
+        is allowed. If all that is left of an epoch is skipped, the iteration under way ends, or the next one is empty;
+        the one after it begins the next epoch.
 
         Args:
             first: The number of the first step to skip, as `step` counts.

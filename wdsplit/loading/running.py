@@ -47,8 +47,10 @@ class Running:
         self._placed = [0] * num_workers
         self._turn = self._parcel_turn = 0
         self._superseded = False
-        if isinstance(parcels, Generator):  # without workers: ends at exit, before the modules that it needs are gone
-            weakref.finalize(self, parcels.close)
+        end = getattr(parcels, "_shutdown_workers", None) or getattr(parcels, "close", None)
+        self._end: Callable[[], object] | None = end
+        if isinstance(parcels, Generator):  # without workers: ends at exit, before the modules that it needs are gone,
+            self._end = weakref.finalize(self, parcels.close)  # and once, though it may hold the last reference to this
 
     @property
     def lends(self) -> bool:
@@ -99,14 +101,14 @@ class Running:
 
     def close(self, failed: bool = False, at_once: bool = False) -> None:
         """Release the sub-batches, and end the workers, unless they are persistent and nothing failed."""
-        parcels, self._parcels, self._segments = self._parcels, None, None
+        parcels, end = self._parcels, self._end
+        self._parcels = self._segments = self._end = None
         if parcels is None or self._superseded:
             return
         self._source.end()
         if failed or not self._persistent:
             for process in getattr(parcels, "_workers", ()) if at_once else ():
                 process.terminate()
-            end = getattr(parcels, "_shutdown_workers", None) or getattr(parcels, "close", None)
             if end is not None:
                 end()
             if self._source.bound is not None:
