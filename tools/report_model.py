@@ -68,7 +68,7 @@ def modelled(url: str, case: Case) -> tuple[float, float]:
     cluster = wdsplit.Cluster((case.megabits or UNLIMITED) / 1000, 1.0, case.step_ms, case.sample_ms)
     topologies = (wdsplit.Topology(1, case.workers),)
     options = wdsplit.ReportOptions(batch_size=BATCH_SIZE, topologies=topologies, cluster=cluster, max_read="5MB")
-    found = wdsplit.report(url, options=options).facts.reading.judged.estimate
+    found = wdsplit.report(url, options=options).facts.judged.estimate
     return found.epoch_s, found.waiting
 
 

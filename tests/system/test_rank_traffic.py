@@ -10,7 +10,7 @@ import wdsplit
 from made_datasets import converted
 from wdsplit.reporting.cluster import Cluster, Topology
 from wdsplit.reporting.subject import Subject
-from wdsplit.reporting.topologies import topology_facts
+from wdsplit.reporting.topologies import loads
 
 RANKS, NUM_ROWS, PAYLOAD_BYTES = 64, 3840, 3000
 
@@ -48,6 +48,6 @@ def test_64_ranks_ask_for_what_a_report_predicts(made, bucket, fault_proxy, lane
     }
     assert RANKS <= num_json <= RANKS + opened
     subject = Subject(wdsplit.Dataset(url, lanes=lanes).source)
-    facts = topology_facts(subject, [Topology(RANKS)], 4, Cluster(), 0.1)[0]
+    facts = loads(subject, [Topology(RANKS)], 4, Cluster(), 0.1)[0]
     assert facts.requests == len(exchanges) - num_json + RANKS
     assert 0.95 < num_bytes / facts.bytes_read <= 1  # less what fills up shards behind their last samples

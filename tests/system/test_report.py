@@ -88,18 +88,18 @@ def test_what_pictures_say_is_what_was_counted(browser, reports):
     counts = {row["class"]: int(row["samples"].replace(",", "")) for row in titles(tab, "balance")}
     assert counts == dict.fromkeys(CLASSES, 400)
     drawn = titles(tab, "class-steps")
-    assert len(drawn) == len(CLASSES) * len(facts.mixing.rank_view.steps)
-    steps = facts.mixing.rank_view.steps.tolist()
+    assert len(drawn) == len(CLASSES) * len(facts.rank_view.steps)
+    steps = facts.rank_view.steps.tolist()
     for mark in drawn:
         place = facts.labels.names.index(mark["class"])
-        expected = facts.mixing.rank_view.classes[place, steps.index(int(mark["step"]))] / facts.batch_size
+        expected = facts.rank_view.classes[place, steps.index(int(mark["step"]))] / facts.batch_size
         assert float(mark["share of the batch"]) == pytest.approx(expected, abs=1e-3)
     skew = {
         int(mark["GPUs (ranks)"]): float(mark["chi-squared"].replace(",", ""))
         for mark in titles(tab, "skew")
         if mark.get("series") == "this dataset" and "chi-squared" in mark
     }
-    assert skew == {mix.world_size: pytest.approx(mix.chi_squared, rel=0.01) for mix in facts.mixing.batches}
+    assert skew == {mix.world_size: pytest.approx(mix.chi_squared, rel=0.01) for mix in facts.batches}
 
 
 def test_tables_say_what_pictures_say(browser, reports):
@@ -108,7 +108,7 @@ def test_tables_say_what_pictures_say(browser, reports):
         "[...document.querySelectorAll('#class-steps tbody tr')]"
         ".map(row => [...row.cells].map(cell => +cell.textContent))"
     )
-    view = report.facts.mixing.rank_view
+    view = report.facts.rank_view
     assert [row[0] for row in cells] == view.steps.tolist()
     assert [row[1:] for row in cells] == view.classes[: len(CLASSES)].T.tolist()
 

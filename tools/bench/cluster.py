@@ -34,7 +34,7 @@ def epoch(ranks: int, megabits: int, step_ms: float) -> Result:
     import wdsplit
     from wdsplit.reporting.cluster import Cluster, Topology
     from wdsplit.reporting.subject import Subject
-    from wdsplit.reporting.topologies import topology_facts
+    from wdsplit.reporting.topologies import loads
 
     clock = core.begin("torch", "wdsplit.loading.loader", "botocore.session")
 
@@ -46,7 +46,7 @@ def epoch(ranks: int, megabits: int, step_ms: float) -> Result:
     found = {**clock.read(), "samples": samples}
     cluster = Cluster(link_gbits=(megabits or 10**6) / 1000, step_ms=step_ms, sample_ms=0, ranks_per_node=ranks)
     subject = Subject(wdsplit.Dataset(URL).source)
-    facts = topology_facts(subject, [Topology(ranks)], BATCH_SIZE, cluster, 0)[0]
+    facts = loads(subject, [Topology(ranks)], BATCH_SIZE, cluster, 0)[0]
     return {**found, "predicted": [facts.requests, facts.bytes_read, facts.estimate.epoch_s]}
 
 

@@ -8,9 +8,11 @@ expressions or names of columns, and the SVG is parsed and written anew.
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from wdsplit.errors import MissingDependencyError
 
@@ -19,10 +21,9 @@ try:
 except ModuleNotFoundError as error:
     raise MissingDependencyError.for_extra("report") from error
 
-__all__ = ["Picture", "Spec", "bars", "draw", "heatmap", "histogram", "lines"]
+__all__ = ["Picture", "bars", "draw", "heatmap", "histogram", "lines"]
 
 Spec = dict[str, Any]
-Rows = Sequence[Mapping[str, Any]]
 
 _SVG = "http://www.w3.org/2000/svg"
 _XLINK = "http://www.w3.org/1999/xlink"
@@ -73,60 +74,60 @@ class Picture:
     sentence: str
     basis: str
     spec: Spec
-    header: tuple[str, ...]
-    rows: tuple[tuple[Any, ...], ...]
+    header: Sequence[str]
+    rows: Sequence[Sequence[Any]]
 
 
-def _chart(values: Rows, mark: Any, encoding: Spec, height: int = _HEIGHT) -> Spec:
+def _chart(mark: Any, height: int, encoding: Spec, **columns: Iterable[Any]) -> Spec:
+    """Return a chart of columns of equal length."""
+    rows = zip(*columns.values(), strict=True)
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v5.json",
         "width": _WIDTH,
         "height": height,
         "autosize": {"type": "fit", "contains": "padding"},
         "config": _CONFIG,
-        "data": {"values": list(values)},
+        "data": {"values": [dict(zip(columns, row, strict=True)) for row in rows]},
         "mark": mark,
         "encoding": encoding,
     }
 
 
-def bars(values: Rows, name: str, value: str, titles: tuple[str, str]) -> Spec:
-    """Return horizontal bars, one per name, in the order of the values.
-
-    Args:
-        values: Rows with the two keys.
-        name: The key of the names.
-        value: The key of the lengths.
-        titles: The titles of names and lengths.
-    """
+def bars(names: Sequence[str], values: Sequence[float], titles: tuple[str, str]) -> Spec:
+    """Return horizontal bars, in the order of their names; `titles` are those of names and values."""
     encoding = {
-        "y": {"field": name, "type": "nominal", "sort": None, "title": titles[0]},
-        "x": {"field": value, "type": "quantitative", "title": titles[1], "axis": {"tickCount": 4}},
+        "y": {"field": "name", "type": "nominal", "sort": None, "title": titles[0]},
+        "x": {"field": "value", "type": "quantitative", "title": titles[1], "axis": {"tickCount": 4}},
     }
-    return _chart(values, "bar", encoding, max(90, min(420, 40 + 20 * len(values))))
+    return _chart("bar", max(90, min(420, 40 + 20 * len(names))), encoding, name=names, value=values)
 
 
-def histogram(values: Rows, title: str, count_title: str) -> Spec:
-    """Return a histogram of rows with `begin`, `end` and `count`."""
+def histogram(edges: Sequence[float], counts: Sequence[float], titles: tuple[str, str]) -> Spec:
+    """Return a histogram: one more edge than counts."""
     encoding = {
         "x": {
             "field": "begin",
             "type": "quantitative",
             "bin": {"binned": True},
-            "title": title,
+            "title": titles[0],
             "axis": {"grid": False, "tickCount": 5},
             "scale": {"zero": False},
         },
         "x2": {"field": "end"},
-        "y": {"field": "count", "type": "quantitative", "title": count_title, "axis": {"tickCount": 4}},
+        "y": {"field": "count", "type": "quantitative", "title": titles[1], "axis": {"tickCount": 4}},
     }
-    return _chart(values, {"type": "bar", "binSpacing": 1}, encoding)
+    return _chart({"type": "bar", "binSpacing": 1}, _HEIGHT, encoding, begin=edges[:-1], end=edges[1:], count=counts)
 
 
-def lines(values: Rows, titles: tuple[str, str], log: bool = False, ordinal: bool = False) -> Spec:
-    """Return a line with points for each `series` of rows with `x`, `y` and `series`; the second series is dashed."""
-    series = list(dict.fromkeys(row["series"] for row in values))
-    least, most = min(row["y"] for row in values), max(row["y"] for row in values)
+def lines(
+    x: Sequence[float], found: Sequence[float], ideal: Sequence[float], titles: tuple[str, str], ordinal: bool = False
+) -> Spec:
+    """Return two lines with points: what a dataset has, and, dashed, what samples drawn at random would have.
+
+    With `ordinal`, x has few values at equal distances, and the scale of y may be logarithmic.
+    """
+    series = ["this dataset", "drawn at random"]
+    y = [*found, *ideal]
     encoding = {
         "x": {
             "field": "x",
@@ -139,7 +140,7 @@ def lines(values: Rows, titles: tuple[str, str], log: bool = False, ordinal: boo
             "type": "quantitative",
             "title": titles[1],
             "axis": {"tickCount": 5},
-            **({"scale": {"type": "log"}} if log and 0 < least * _LOG_FROM < most else {}),
+            **({"scale": {"type": "log"}} if ordinal and 0 < min(y) * _LOG_FROM < max(y) else {}),
         },
         "color": {"field": "series", "type": "nominal", "sort": series, "legend": {"orient": "top", "title": None}},
         "strokeDash": {
@@ -147,29 +148,36 @@ def lines(values: Rows, titles: tuple[str, str], log: bool = False, ordinal: boo
             "type": "nominal",
             "sort": series,
             "legend": None,
-            "scale": {"domain": series, "range": [[1, 0], [4, 3]][: len(series)]},
+            "scale": {"domain": series, "range": [[1, 0], [4, 3]]},
         },
     }
-    return _chart(values, {"type": "line", "point": {"size": 45}}, encoding)
+    mark = {"type": "line", "point": {"size": 45}}
+    return _chart(mark, _HEIGHT, encoding, x=[*x, *x], y=y, series=[each for each in series for _ in x])
 
 
-def heatmap(values: Rows, titles: tuple[str, str, str], top: float) -> Spec:
-    """Return a heatmap of rows with `x`, `y` and `value`: dark is none, bright is `top` or more.
+def heatmap(
+    columns: Sequence[int], names: Sequence[str], shares: Any, titles: tuple[str, str, str], top: float
+) -> Spec:
+    """Return a heatmap: dark is none, bright is `top` or more.
 
     Args:
-        values: The rows; x in the order of their numbers, y as they come.
-        titles: The titles of x, y and value.
-        top: The value of the brightest colour.
+        columns: The numbers of the columns.
+        names: The names of the rows, all different.
+        shares: float64 of shape (rows, columns).
+        titles: The titles of columns, rows and shares.
+        top: The share of the brightest colour.
     """
-    rows = len(dict.fromkeys(row["y"] for row in values))
-    columns = list(dict.fromkeys(row["x"] for row in values))
-    each = -(-len(columns) // _X_LABELS) or 1
     encoding = {
         "x": {
             "field": "x",
             "type": "ordinal",
             "title": titles[0],
-            "axis": {"labelAngle": 0, "values": columns[::each], "ticks": False, "domain": False},
+            "axis": {
+                "labelAngle": 0,
+                "values": columns[:: -(-len(columns) // _X_LABELS) or 1],
+                "ticks": False,
+                "domain": False,
+            },
         },
         "y": {
             "field": "y",
@@ -186,7 +194,10 @@ def heatmap(values: Rows, titles: tuple[str, str, str], top: float) -> Spec:
             "legend": {"orient": "top", "gradientLength": 200, "tickCount": 3},
         },
     }
-    return _chart(values, {"type": "rect"}, encoding, max(150, min(440, 90 + 17 * rows)))
+    values = np.asarray(shares, float).round(4).reshape(-1).tolist()
+    y = [name for name in names for _ in columns]
+    height = max(150, min(440, 90 + 17 * len(names)))
+    return _chart({"type": "rect"}, height, encoding, x=[*columns] * len(names), y=y, value=values)
 
 
 def draw(pictures: Sequence[Picture]) -> dict[str, str]:

@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 from wdsplit.errors import InputError
 from wdsplit.texts import counted
 
-__all__ = ["ASSUMPTIONS", "DEFAULT_TOPOLOGIES", "Cluster", "Estimate", "Load", "Topology", "estimate"]
+__all__ = ["ASSUMPTIONS", "DEFAULT_TOPOLOGIES", "Cluster", "Estimate", "Load", "Topology"]
 
 ASSUMPTIONS = (
     "All ranks of a node share its link evenly; nothing else uses it.",
@@ -22,12 +24,12 @@ ASSUMPTIONS = (
 )
 """The assumptions of the model, one sentence each."""
 
-_LOWS = {
-    **dict.fromkeys(("link_gbits", "step_ms"), 0.0),
-    **dict.fromkeys(("latency_ms", "price_per_1000_requests", "price_per_gb"), -1.0),
-}
-"""What each number must be above; -1 stands for zero and more."""
-
+_VALID: tuple[tuple[str, Callable[[float], bool], tuple[str, ...]], ...] = (
+    ("a number above 0", lambda value: value > 0, ("link_gbits", "step_ms")),
+    ("at least 0", lambda value: value >= 0, ("latency_ms", "sample_ms", "price_per_1000_requests", "price_per_gb")),
+    ("at least 1", lambda value: value >= 1, ("ranks_per_node", "connections")),
+)
+"""What the numbers of a cluster must be."""
 
 _MAX_READERS = 2**16
 
@@ -104,47 +106,15 @@ class Cluster:
     price_per_gb: float = 0.0
 
     def __post_init__(self) -> None:
+        values = {**vars(self), "sample_ms": self.sample_ms or 0.0}
         problems = [
-            f"{name} = {getattr(self, name)}: expected {'a number above 0' if low == 0 else 'at least 0'}"
-            for name, low in _LOWS.items()
-            if not (getattr(self, name) > low if low == 0 else getattr(self, name) >= 0)
+            f"{name} = {values[name]}: expected {expected}"
+            for expected, is_valid, names in _VALID
+            for name in names
+            if not is_valid(values[name])
         ]
-        problems += [
-            f"{name} = {getattr(self, name)}: expected at least 1"
-            for name in ("ranks_per_node", "connections")
-            if getattr(self, name) < 1
-        ]
-        if self.sample_ms is not None and not self.sample_ms >= 0:
-            problems.append(f"sample_ms = {self.sample_ms}: expected at least 0")
         if problems:
             raise InputError("invalid cluster", found="; ".join(problems))
-
-
-@dataclass(frozen=True)
-class Load:
-    """The load of an epoch on storage and workers.
-
-    Attributes:
-        world_size: Ranks (W).
-        num_workers: Workers of each rank; 0 reads in the rank's own process.
-        steps: Steps of an epoch.
-        batch_size: Samples per batch on each rank.
-        bytes_read: Bytes that all ranks read in an epoch.
-        requests: Requests of all ranks in an epoch.
-        first_bytes: Bytes that a rank reads before its first batch.
-        first_requests: Requests for these bytes.
-        sample_ms: Milliseconds of a worker for each sample.
-    """
-
-    world_size: int
-    num_workers: int
-    steps: int
-    batch_size: int
-    bytes_read: float
-    requests: float
-    first_bytes: float
-    first_requests: float
-    sample_ms: float
 
 
 @dataclass(frozen=True)
@@ -172,31 +142,69 @@ class Estimate:
     workers_s: float
 
 
-def estimate(load: Load, cluster: Cluster) -> Estimate:
-    """Return the estimate of an epoch on a cluster."""
-    rank_bytes_per_s = cluster.link_gbits * 1e9 / 8 / min(load.world_size, cluster.ranks_per_node)
-    steps, latency_s = max(1, load.steps), cluster.latency_ms / 1000
-    link_s = load.bytes_read / load.world_size / steps / rank_bytes_per_s
-    requests_s = load.requests / load.world_size / steps * latency_s / cluster.connections
-    workers_s = load.batch_size * load.sample_ms / 1000 / max(1, load.num_workers)
-    step_s = cluster.step_ms / 1000
-    bounds = {"training": step_s, "link": link_s, "requests": requests_s, "decoding": workers_s}
-    between_steps_s, beside_s = (0.0, workers_s) if load.num_workers else (workers_s, 0.0)
-    overlapped_s = max(step_s, requests_s, beside_s)
-    first_link_s = load.first_bytes / rank_bytes_per_s
-    first_s = (
-        first_link_s + 2 * latency_s + max(0.0, load.first_requests / cluster.connections - 2) * latency_s + workers_s
-    )
-    # The link does not carry again what it carried before the first batch.
-    rest_s = max(load.steps * link_s - first_link_s, load.steps * overlapped_s) + load.steps * between_steps_s
-    cost = load.requests / 1000 * cluster.price_per_1000_requests + load.bytes_read / 1e9 * cluster.price_per_gb
-    return Estimate(
-        epoch_s=first_s + rest_s,
-        waiting=1 - load.steps * step_s / rest_s if load.steps else 0.0,
-        first_batch_s=first_s,
-        bound=max(bounds, key=lambda name: bounds[name]),
-        cost=cost,
-        link_s=link_s,
-        requests_s=requests_s,
-        workers_s=workers_s,
-    )
+@dataclass(frozen=True)
+class Load:
+    """What the ranks of a topology read in an epoch, and the estimate for a cluster.
+
+    Attributes:
+        topology: The topology.
+        cluster: The cluster of the estimate.
+        batch_size: Samples per batch on each rank.
+        sample_ms: Milliseconds of a worker for each sample.
+        steps: Steps of each rank.
+        bytes_read: Bytes that all ranks read.
+        requests: About how many requests all ranks send, if the dataset is in a store: two a rank for the manifest, one
+            a shard for its index, and one for each run of neighbouring windows; without those that compare the header
+            while shards are read, at most one a shard.
+        first_bytes: Bytes that a rank reads before its first batch.
+        first_requests: Requests for these bytes.
+        pads: Repeated samples that fill up lanes and the last step.
+        readers_per_lane: Readers that share a lane and read the same windows; 1 is the least.
+        read_amplification: How often a window is read, on average.
+        shards_per_rank: The fewest and the most shards that a rank reads from; None for a mixture.
+        held_bytes: Bytes of the windows that a rank keeps in memory.
+    """
+
+    topology: Topology
+    cluster: Cluster
+    batch_size: int
+    sample_ms: float
+    steps: int
+    bytes_read: float
+    requests: float
+    first_bytes: float
+    first_requests: float
+    pads: int = 0
+    readers_per_lane: int = 1
+    read_amplification: float = 1.0
+    shards_per_rank: tuple[int, int] | None = None
+    held_bytes: int = 0
+
+    @cached_property
+    def estimate(self) -> Estimate:
+        """The estimate of the epoch."""
+        cluster, world_size, workers = self.cluster, self.topology.world_size, self.topology.num_workers
+        rank_bytes_per_s = cluster.link_gbits * 1e9 / 8 / min(world_size, cluster.ranks_per_node)
+        steps, latency_s = max(1, self.steps), cluster.latency_ms / 1000
+        link_s = self.bytes_read / world_size / steps / rank_bytes_per_s
+        requests_s = self.requests / world_size / steps * latency_s / cluster.connections
+        workers_s = self.batch_size * self.sample_ms / 1000 / max(1, workers)
+        step_s = cluster.step_ms / 1000
+        bounds = {"training": step_s, "link": link_s, "requests": requests_s, "decoding": workers_s}
+        between_steps_s, beside_s = (0.0, workers_s) if workers else (workers_s, 0.0)
+        overlapped_s = max(step_s, requests_s, beside_s)
+        first_link_s = self.first_bytes / rank_bytes_per_s
+        first_requests_s = max(0.0, self.first_requests / cluster.connections - 2) * latency_s
+        first_s = first_link_s + 2 * latency_s + first_requests_s + workers_s
+        # The link does not carry again what it carried before the first batch.
+        rest_s = max(self.steps * link_s - first_link_s, self.steps * overlapped_s) + self.steps * between_steps_s
+        return Estimate(
+            epoch_s=first_s + rest_s,
+            waiting=1 - self.steps * step_s / rest_s if self.steps else 0.0,
+            first_batch_s=first_s,
+            bound=max(bounds, key=lambda name: bounds[name]),
+            cost=self.requests / 1000 * cluster.price_per_1000_requests + self.bytes_read / 1e9 * cluster.price_per_gb,
+            link_s=link_s,
+            requests_s=requests_s,
+            workers_s=workers_s,
+        )

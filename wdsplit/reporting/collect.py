@@ -11,16 +11,15 @@ from wdsplit.checks.audit import AuditOptions, AuditReport, audit_order
 from wdsplit.loading.reading.source import name_with_view
 from wdsplit.order.epoch import EpochOrder
 from wdsplit.reporting.cluster import DEFAULT_TOPOLOGIES, Cluster, Topology
-from wdsplit.reporting.facts import Facts, MixingFacts, PartFacts, ReadingFacts, ShardFacts, ShownFacts
-from wdsplit.reporting.fields import Duplicates, FieldFacts, duplicates, field_facts
+from wdsplit.reporting.facts import Facts, ShardFacts
+from wdsplit.reporting.fields import FieldFacts, duplicates, field_facts
 from wdsplit.reporting.labels import TENTHS, Labels, codes_by_number, labels_of, tenth_of
-from wdsplit.reporting.mixing import BatchMix, CodesOf, batch_mix, meetings, neighbours, rank_view
+from wdsplit.reporting.mixing import CodesOf, batch_mix, meetings, neighbours, rank_view
 from wdsplit.reporting.options import ReportOptions
 from wdsplit.reporting.samples import cards, drawn_numbers
 from wdsplit.reporting.scan import Scan, scan
 from wdsplit.reporting.subject import Subject
-from wdsplit.reporting.topologies import topology_facts
-from wdsplit.shards.manifest import Manifest
+from wdsplit.reporting.topologies import loads
 from wdsplit.sizes import parse_size
 from wdsplit.texts import human_bytes, human_number, safe_text
 
@@ -47,44 +46,59 @@ def collected(subject: Subject, options: ReportOptions) -> Facts:
     labels = labels_of(scanned, subject.manifests, options.class_field)
     fields = field_facts(scanned, labels)
     repeated = duplicates(scanned, labels)
-    audited, note = _audited(subject, options)
+
+    why = _why(fields, scanned)
+    odd = {int(scanned.numbers[row]): text for row, text in why.items()}
+    named = [*why, *(row for group in (repeated.groups if repeated else ()) for row in group)]
+    label_field = labels.field if labels is not None else ""
+    drawn = drawn_numbers(subject.num_stored, options.samples, options.seed)
+
+    codes_of, names, max_labels = _classes(subject, scanned, labels)
+    mixes = batch_mix(subject, codes_of, options.batch_size, _RANKS, max_labels)
+    ranks = max((mix.world_size for mix in mixes), default=1)
+    global_batch, viewed = options.batch_size * ranks, max(max_labels, _MAX_VIEWED)
+    is_all = all(mix.error == 0 for mix in mixes)
+
+    topologies, judged = _topologies(subject, options)
+    read = loads(subject, topologies, options.batch_size, options.cluster, _sample_ms(options.cluster, fields))
+    audited, note = _audited(subject, judged, options.batch_size)
     return Facts(
         name=name_with_view(subject.source),
-        parts=tuple(map(_part, subject.parts)),
+        parts=tuple(subject.parts),
         num_samples=subject.order(0).num_samples,
-        num_bytes=subject.total("num_bytes"),
         num_scanned=len(scanned),
         scan_basis=scanned.basis,
         labels=labels,
-        shard_classes=_shard_classes(subject, scanned, labels),
         fields=tuple(fields),
         duplicates=repeated,
-        shards=_shards(subject),
-        shown=_shown(subject, scanned, labels, fields, repeated, options),
+        shards=_shards(subject, scanned, labels),
+        cards=tuple(cards(subject, drawn, label_field)),
+        odd_cards=tuple(cards(subject, list(odd), label_field, odd)),
+        keys={row: str(scanned.keys[row]) for row in named},
+        numbers={row: int(scanned.numbers[row]) for row in named},
         batch_size=options.batch_size,
-        mixing=_mixing(subject, scanned, labels, options),
-        reading=_reading(subject, fields, options),
+        global_batch=global_batch,
+        is_shuffled=all(_conversion(part).get("shuffle") for part in subject.parts),
+        mixed_names=names,
+        mixing_basis="exact: epoch 0"
+        if is_all
+        else f"sampled: {min(mix.num_batches for mix in mixes):,} batches of epoch 0 or more",
+        batches=tuple(mixes),
+        rank_view=rank_view(subject, codes_of, len(names), options.batch_size, ranks, viewed),
+        neighbours=neighbours(subject, options.seed) if subject.num_stored else None,
+        meetings=tuple(meetings(subject, global_batch)) if subject.num_stored else (),
+        topologies=tuple(read),
+        judged=read[topologies.index(judged)],
+        cluster=options.cluster,
         audit=audited,
         audit_note=note,
     )
 
 
-def _mixing(subject: Subject, scanned: Scan, labels: Labels | None, options: ReportOptions) -> MixingFacts:
-    batch_size = options.batch_size
-    codes_of, names, max_labels = _classes(subject, scanned, labels)
-    mixes = batch_mix(subject, codes_of, batch_size, _RANKS, max_labels)
-    ranks = max((mix.world_size for mix in mixes), default=1)
-    has_samples = subject.num_stored > 0
-    return MixingFacts(
-        is_shuffled=all(map(_is_shuffled, subject.manifests)),
-        names=names,
-        basis=_mixing_basis(mixes),
-        batches=tuple(mixes),
-        rank_view=rank_view(subject, codes_of, len(names), batch_size, ranks, max(max_labels, _MAX_VIEWED)),
-        neighbours=neighbours(subject, options.seed) if has_samples else None,
-        meetings=tuple(meetings(subject, batch_size * ranks)) if has_samples else (),
-        global_batch=batch_size * ranks,
-    )
+def _conversion(part: Any) -> Mapping[str, Any]:
+    """Return the options of the conversion that made a part; empty if the manifest does not say."""
+    options = part.manifest.provenance.get("options")
+    return options if isinstance(options, Mapping) else {}
 
 
 def _classes(subject: Subject, scanned: Scan, labels: Labels | None) -> tuple[CodesOf, tuple[str, ...], int]:
@@ -98,69 +112,14 @@ def _classes(subject: Subject, scanned: Scan, labels: Labels | None) -> tuple[Co
 def _topologies(subject: Subject, options: ReportOptions) -> tuple[Sequence[Topology], Topology]:
     """Return the topologies to compare, and that of the summary: if listed, the one that the conversion was told."""
     topologies, wanted = options.topologies, [_JUDGED]
-    made = subject.manifests[0].provenance.get("options")
-    told = (made.get("world_size"), made.get("workers")) if isinstance(made, Mapping) else ()
-    if all(type(each) is int for each in told) and told not in ((), _NOT_TOLD):
+    made = _conversion(subject.parts[0])
+    told: tuple[Any, ...] = made.get("world_size"), made.get("workers")
+    if all(type(each) is int for each in told) and told != _NOT_TOLD:
         wanted.insert(0, Topology(*told))
         if topologies is DEFAULT_TOPOLOGIES:
             by_size = {(each.world_size, each.num_workers): each for each in (*topologies, wanted[0])}
             topologies = tuple(by_size[size] for size in sorted(by_size))
     return topologies, next((each for each in wanted if each in topologies), topologies[-1])
-
-
-def _reading(subject: Subject, fields: Sequence[FieldFacts], options: ReportOptions) -> ReadingFacts:
-    sample_ms = _sample_ms(options.cluster, fields)
-    topologies, judged = _topologies(subject, options)
-    found = topology_facts(subject, topologies, options.batch_size, options.cluster, sample_ms)
-    return ReadingFacts(tuple(found), found[topologies.index(judged)], options.cluster, sample_ms)
-
-
-def _shown(
-    subject: Subject,
-    scanned: Scan,
-    labels: Labels | None,
-    fields: Sequence[FieldFacts],
-    repeated: Duplicates | None,
-    options: ReportOptions,
-) -> ShownFacts:
-    why = _why(fields, scanned)
-    odd = {int(scanned.numbers[row]): text for row, text in why.items()}
-    linked = [*why, *(row for group in (repeated.groups if repeated else ()) for row in group)]
-    label_field = labels.field if labels is not None else ""
-    drawn = drawn_numbers(subject.num_stored, options.samples, options.seed)
-    return ShownFacts(
-        cards=tuple(cards(subject, drawn, label_field)),
-        odd_cards=tuple(cards(subject, list(odd), label_field, odd)),
-        keys={row: str(scanned.keys[row]) for row in linked},
-        numbers={row: int(scanned.numbers[row]) for row in linked},
-    )
-
-
-def _part(source: Any) -> PartFacts:
-    manifest = source.manifest
-    return PartFacts(
-        source.url,
-        manifest.fingerprint,
-        source.num_samples,
-        manifest.num_pads,
-        len(manifest.shards),
-        manifest.num_bytes,
-        source.options.lanes,
-        source.options.window,
-        manifest.provenance,
-        manifest.num_samples,
-    )
-
-
-def _is_shuffled(manifest: Manifest) -> bool:
-    options = manifest.provenance.get("options")
-    return isinstance(options, Mapping) and bool(options.get("shuffle"))
-
-
-def _mixing_basis(mixes: Sequence[BatchMix]) -> str:
-    if all(mix.error == 0 for mix in mixes):
-        return "exact: epoch 0"
-    return f"sampled: {min(mix.num_batches for mix in mixes):,} batches of epoch 0 or more"
 
 
 def _sample_ms(cluster: Cluster, fields: Sequence[FieldFacts]) -> float:
@@ -189,7 +148,7 @@ def _why(fields: Sequence[FieldFacts], scanned: Scan) -> dict[int, str]:
     return {row: "; ".join(texts) for row, texts in list(reasons.items())[:_MAX_ODD_CARDS]}
 
 
-def _shards(subject: Subject) -> ShardFacts:
+def _shards(subject: Subject, scanned: Scan, labels: Labels | None) -> ShardFacts:
     columns = {
         name: np.concatenate([manifest.shards.column(name) for manifest in subject.manifests])
         for name in ("num_samples", "num_pads", "num_bytes")
@@ -200,26 +159,19 @@ def _shards(subject: Subject) -> ShardFacts:
     samples, pads, num_bytes = (
         np.add.reduceat(column, begins) if count else np.zeros(0, np.int64) for column in columns.values()
     )
-    low, middle, high = np.percentile(sizes, (0, 50, 100)).astype(int) if count else (0, 0, 0)
-    return ShardFacts(a_row, samples - pads, pads, num_bytes, int(low), int(middle), int(high))
+    low, middle, high = np.percentile(sizes, (0, 50, 100)).astype(int).tolist() if count else (0, 0, 0)
+    classes = None
+    if labels is not None and count:
+        known = labels.codes >= 0
+        row = subject.flat_shards(scanned.numbers[known]) // a_row
+        table = np.bincount(labels.codes[known] * len(begins) + row, minlength=len(labels.names) * len(begins))
+        table = table.reshape(len(labels.names), len(begins))
+        classes = table / np.maximum(table.sum(axis=0), 1)
+    return ShardFacts(a_row, samples - pads, pads, num_bytes, (low, middle, high), classes)
 
 
-def _shard_classes(subject: Subject, scanned: Scan, labels: Labels | None) -> Any:
-    """Return the share of each class in each range of shards; None without classes."""
-    if labels is None or not subject.num_shards:
-        return None
-    a_row = max(1, -(-subject.num_shards // _SHARD_ROWS))
-    rows = -(-subject.num_shards // a_row)
-    known = labels.codes >= 0
-    shard = subject.flat_shards(scanned.numbers[known]) // a_row
-    table = np.bincount(labels.codes[known] * rows + shard, minlength=len(labels.names) * rows)
-    table = table.reshape(len(labels.names), rows)
-    return table / np.maximum(table.sum(axis=0), 1)
-
-
-def _audited(subject: Subject, options: ReportOptions) -> tuple[AuditReport | None, str]:
+def _audited(subject: Subject, topology: Topology, batch_size: int) -> tuple[AuditReport | None, str]:
     """Audit the order, if that takes seconds."""
-    _, topology = _topologies(subject, options)
     order = subject.order(0)
     if not isinstance(order, EpochOrder):
         return None, "A mixture is not audited here: run `wdsplit audit` on each of its datasets."
@@ -230,10 +182,9 @@ def _audited(subject: Subject, options: ReportOptions) -> tuple[AuditReport | No
     asked = AuditOptions(
         topology.world_size,
         topology.num_workers,
-        options.batch_size,
-        1,
-        order.options.seed,
-        order.options.shuffle,
-        order.options.tail,
+        batch_size,
+        seed=order.options.seed,
+        shuffle=order.options.shuffle,
+        tail=order.options.tail,
     )
     return AuditReport(tuple(audit_order(order, asked))), f"For {topology}."

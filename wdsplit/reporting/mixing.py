@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from wdsplit.arrays import Int64
 from wdsplit.checks.mixing import MAX_COUNTED, ClassMixing, Mixing, class_mixing, draw_batches, mixing
-from wdsplit.order.epoch import EpochOrder, OrderOptions, hash_numbers, hash_stream
+from wdsplit.order.epoch import EpochOrder, hash_numbers, hash_stream
 from wdsplit.reporting.subject import Subject
 
 __all__ = [
@@ -106,12 +106,14 @@ class Meeting(Mixing):
         window: Samples of a window (Q).
         held_bytes: Bytes of one window of each lane together.
         is_own: Whether these are the lanes and the window of the dataset.
+        beyond_chance: The share of the others in its batch that a sample meets again, beyond chance.
     """
 
     lanes: int
     window: int
     held_bytes: int
     is_own: bool
+    beyond_chance: float
 
 
 def batch_mix(
@@ -208,22 +210,24 @@ def meetings(subject: Subject, global_batch: int) -> list[Meeting]:
     own = part.options
     if not own.shuffle:
         return []
-    selection = part.selection_at(0)
+    held = own.lanes * own.window
+    # The dataset's own, first, and others that take about as much memory, or less.
+    others = [(lanes, max(1, held // lanes)) for lanes in (16, 48, 96, 192)]
+    layouts = list(dict.fromkeys([(own.lanes, own.window), *others, (own.lanes, max(1, own.window // 4))]))
     found = []
-    alternatives = _alternatives(own)[: None if part.num_samples <= MAX_COUNTED else _FEW_ALTERNATIVES]
-    for lanes, window in alternatives:
+    for lanes, window in layouts[: None if part.num_samples <= MAX_COUNTED else _FEW_ALTERNATIVES]:
         options = replace(own, lanes=lanes, window=window)
-        order, following = (part.order_with(selection, options, epoch) for epoch in (0, 1))
+        order, following = (part.order_with(part.selection_at(0), options, epoch) for epoch in (0, 1))
         result = mixing(order, following, global_batch)
         if result is not None:
-            held, is_own = lanes * subject.window_bytes(0, window), (lanes, window) == (own.lanes, own.window)
-            found.append(Meeting(**vars(result), lanes=lanes, window=window, held_bytes=held, is_own=is_own))
+            found.append(
+                Meeting(
+                    **vars(result),
+                    lanes=lanes,
+                    window=window,
+                    held_bytes=lanes * subject.window_bytes(0, window),
+                    is_own=(lanes, window) == (own.lanes, own.window),
+                    beyond_chance=(result.met_again - result.by_chance) / max(1, global_batch - 1),
+                )
+            )
     return found
-
-
-def _alternatives(own: OrderOptions) -> list[tuple[int, int]]:
-    """Return the lanes and window of the dataset, first, and others that take about as much memory, or less."""
-    held = own.lanes * own.window
-    others = [(lanes, max(1, held // lanes)) for lanes in (16, 48, 96, 192)]
-    others.append((own.lanes, max(1, own.window // 4)))
-    return list(dict.fromkeys([(own.lanes, own.window), *others]))

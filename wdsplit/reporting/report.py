@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import orjson
+
 from wdsplit.conversion.plan.options import chosen
 from wdsplit.notebook import html_table
+from wdsplit.reporting.charts import draw
+from wdsplit.reporting.cluster import ASSUMPTIONS
 from wdsplit.reporting.collect import collected
 from wdsplit.reporting.facts import Facts
 from wdsplit.reporting.options import ReportOptions
-from wdsplit.reporting.page import page
-from wdsplit.reporting.subject import Subject, open_mixture, open_subject
+from wdsplit.reporting.pictures import pictures
+from wdsplit.reporting.subject import open_subject
+from wdsplit.reporting.templates import TEMPLATES, Markup
 from wdsplit.reporting.verdicts import Verdict, verdicts
 from wdsplit.storage.local import write_whole
 from wdsplit.texts import safe_text
@@ -23,6 +28,8 @@ if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
 __all__ = ["Report", "report"]
+
+_PROVENANCE_CHARACTERS, _PARTS = 4000, 20
 
 
 @dataclass(frozen=True)
@@ -93,19 +100,27 @@ def report(
         WdsplitError: The dataset, or a part of it, cannot be read.
     """
     options = chosen(ReportOptions, options, keywords)
-    facts = collected(_opened(dataset, options, storage_options, fs), options)
-    made = Report(facts, page(facts))
+    choice = {"view": options.view, "where": options.where}
+    facts = collected(open_subject(dataset, options.seed, options.shuffle, storage_options, fs, **choice), options)
+    made = Report(facts, _page(facts))
     if output is not None:
         made.save(output)
     return made
 
 
-def _opened(
-    dataset: Any, options: ReportOptions, storage_options: Mapping[str, Any] | None, fs: AbstractFileSystem | None
-) -> Subject:
-    choice = {"view": options.view, "where": options.where}
-    many = isinstance(dataset, Sequence) and not isinstance(dataset, str)
-    if many and len(dataset) > 1 and not any(str(each).endswith(".tar") for each in dataset):
-        return open_mixture(dataset, options.seed, options.shuffle, storage_options=storage_options, fs=fs, **choice)
-    one = dataset[0] if many and len(dataset) == 1 else dataset
-    return open_subject(one, options.seed, options.shuffle, storage_options, fs, choice)
+def _page(facts: Facts) -> str:
+    """Return the HTML of a report."""
+    made = pictures(facts)
+    drawn = draw(made)
+    provenance = [orjson.dumps(part.manifest.provenance, option=orjson.OPT_INDENT_2) for part in facts.parts[:_PARTS]]
+    return TEMPLATES.get_template("page.html.jinja").render(
+        facts=facts,
+        name=safe_text(facts.name, 200),
+        verdicts=verdicts(facts),
+        pictures={picture.name: picture for picture in made},
+        svg={name: Markup(text) for name, text in drawn.items()},  # parsed and written anew by `charts`
+        field_pictures=[picture.name for picture in made if picture.name.startswith("field-")],
+        assumptions=ASSUMPTIONS,
+        provenance=[safe_text(text.decode(), _PROVENANCE_CHARACTERS, lines=True) for text in provenance],
+        keys={row: safe_text(key, 60) for row, key in facts.keys.items()},
+    )

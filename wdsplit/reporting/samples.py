@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from wdsplit.checks.image_headers import open_image
 from wdsplit.errors import MissingDependencyError
+from wdsplit.loading.stages.image_files import check_scans
 from wdsplit.order.epoch import permutation
-from wdsplit.reporting.images import SIDE, thumbnail
 from wdsplit.reporting.payloads import AUDIO, MIME_TYPES, array_header, kind_of
 from wdsplit.reporting.subject import Subject
 from wdsplit.shards.manifest import Field, Manifest
@@ -27,6 +28,9 @@ from wdsplit.texts import counted, human_bytes, human_number, safe_text
 __all__ = ["Card", "Item", "cards", "cards_of", "drawn_numbers"]
 
 _DOMAIN = 23
+_SIDE = 112
+"""Pixels of a thumbnail's longer side, at most."""
+_MAX_PIXELS = 64_000_000
 _MAX_AUDIO_BYTES = 96_000
 _MAX_EMBEDDED_BYTES = 1_500_000
 """Bytes of all that a contact sheet shows, so that the page stays below its limit."""
@@ -196,17 +200,30 @@ def _item(name: str, payload: bytes, kind: str, max_bytes: int) -> Item:
 
 
 def _image(shown: str, payload: bytes, max_bytes: int) -> Item:
+    """Return a thumbnail. It is encoded anew, so no byte of a dataset's image reaches the page."""
+    size = human_bytes(len(payload))
+    check_scans(payload)
     try:
-        small = thumbnail(payload)
+        image = open_image(payload)
     except MissingDependencyError:
-        return Item(shown, "note", f"{human_bytes(len(payload))}; to see it: pip install 'wdsplit[report]'")
-    note = f"{small.width:,} x {small.height:,} {small.format}, {human_bytes(len(payload))}"
-    uri = _data_uri(small.mime_type, small.data)
-    if not small.data:
+        return Item(shown, "note", f"{size}; to see it: pip install 'wdsplit[report]'")
+    width, height = image.size
+    note = f"{width:,} x {height:,} {image.format or ''}, {size}"
+    if width * height > _MAX_PIXELS:
         return Item(shown, "note", f"{note}: too large to draw here")
+    has_alpha = image.mode in ("LA", "RGBA", "PA") or "transparency" in image.info
+    image.draft("RGB", (2 * _SIDE, 2 * _SIDE))
+    small = image.convert("RGBA" if has_alpha else "RGB")
+    small.thumbnail((_SIDE, _SIDE))
+    file = io.BytesIO()
+    if has_alpha:
+        small.save(file, "PNG", optimize=True)
+    else:
+        small.save(file, "JPEG", quality=82)
+    uri = _data_uri("image/png" if has_alpha else "image/jpeg", file.getvalue())
     if len(uri) > max_bytes:
         return Item(shown, "note", note)
-    return Item(shown, "image", note, uri, max(small.width, small.height) <= SIDE // 2)
+    return Item(shown, "image", note, uri, max(width, height) <= _SIDE // 2)
 
 
 def _audio(shown: str, name: str, payload: bytes, max_bytes: int) -> Item:

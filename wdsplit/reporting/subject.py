@@ -18,7 +18,7 @@ from wdsplit.checks.places import parts_of, samples_at
 from wdsplit.errors import CorruptDataError, InputError, MissingDependencyError
 from wdsplit.loading.opening import open_source
 from wdsplit.loading.reading.open_shard import OpenShard
-from wdsplit.loading.reading.source import AnySource, Source
+from wdsplit.loading.reading.source import AnySource
 from wdsplit.order.epoch import Located, groups
 from wdsplit.order.numbers import SampleNumbers
 from wdsplit.order.split import AnyOrder
@@ -29,7 +29,7 @@ from wdsplit.storage.interface import ReadableStorage
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-__all__ = ["Subject", "open_mixture", "open_subject"]
+__all__ = ["Subject", "open_subject"]
 
 
 class Subject:
@@ -45,7 +45,11 @@ class Subject:
     """
 
     def __init__(self, source: AnySource) -> None:
-        self.source = _in_one_view(source) if source.view_text else source
+        self.source = source
+        if source.view_text:  # the views of the first epoch, in all epochs
+            views = [part.views.only(0) for part in parts_of(source)]
+            viewed: Any = source
+            self.source = viewed.with_views(views if self.is_mixture else views[0])
         self.parts = parts_of(self.source)
         self.selections = [part.selection_at(0) for part in self.parts]
         totals = [part.manifest.shards.num_real for part in self.parts]
@@ -148,40 +152,33 @@ class Subject:
         yield from zip(rising.tolist(), samples_at(self.parts, self.places(rising)), strict=True)
 
 
-def _in_one_view(source: Any) -> AnySource:
-    """Return a source with the views of its first epoch in all epochs."""
-    if isinstance(source, Source):
-        one: AnySource = source.with_views(source.views.only(0))
-        return one
-    mixture: AnySource = source.with_views([part.views.only(0) for part in source.sources])
-    return mixture
-
-
 def open_subject(
     dataset: Any,
     seed: int = 0,
     shuffle: bool = True,
     storage_options: Mapping[str, Any] | None = None,
     fs: AbstractFileSystem | None = None,
-    choice: Mapping[str, Any] | None = None,
+    **choice: Any,
 ) -> Subject:
     """Open the dataset of a report.
 
     Args:
-        dataset: A folder, or tars, as for `Dataset`; or a `Dataset` or mixture that is open.
+        dataset: A folder, or tars, as for `Dataset`; or a `Dataset` or mixture that is open. Several folders are a
+            mixture that takes each sample of each once an epoch.
         seed: Seed of the order; an open dataset has its own.
         shuffle: As for `Dataset`; an open dataset has its own.
         storage_options: As for `Dataset`.
         fs: As for `Dataset`.
-        choice: `view` and `where`, as for `Dataset`; an open dataset has its own.
+        **choice: `view` and `where`, as for `Dataset`; an open dataset has its own.
 
     Raises:
-        InputError: A choice was given with an open dataset.
+        InputError: A choice was given with an open dataset, or a path is given twice.
+        MissingDependencyError: Torch, which a mixture needs, is not installed.
         WdsplitError: It cannot be opened.
     """
     source = getattr(dataset, "source", None)
     if source is not None:
-        if any(each is not None for each in (choice or {}).values()):
+        if any(each is not None for each in choice.values()):
             raise InputError(
                 "the view of an open dataset cannot be changed",
                 place=source.url,
@@ -189,24 +186,16 @@ def open_subject(
                 remedy="call dataset.set_view first, or pass the path instead",
             )
         return Subject(source)
-    how = {"seed": seed, "shuffle": shuffle, "storage_options": storage_options, "fs": fs, **(choice or {})}
+    how: dict[str, Any] = {"seed": seed, "shuffle": shuffle, "storage_options": storage_options, "fs": fs, **choice}
+    if isinstance(dataset, Sequence) and not isinstance(dataset, str):
+        names = [os.fspath(path) for path in dataset]
+        if len(names) > 1 and not any(name.endswith(".tar") for name in names):
+            if len(set(names)) < len(names):
+                raise InputError("duplicate dataset", found=", ".join(names), remedy="name each one once")
+            try:
+                from wdsplit.loading.mix import mix
+            except ModuleNotFoundError as error:
+                raise MissingDependencyError.for_extra("torch") from error
+            return Subject(mix(repeat=dict.fromkeys(names, 1), **how).source)
+        dataset = dataset[0] if len(names) == 1 else dataset
     return Subject(open_source(dataset, **how))
-
-
-def open_mixture(
-    paths: Sequence[str | os.PathLike[str]], seed: int = 0, shuffle: bool = True, **options: Any
-) -> Subject:
-    """Open several datasets as a mixture that takes each sample of each once an epoch.
-
-    Raises:
-        InputError: A path is given twice.
-        MissingDependencyError: Torch is not installed.
-    """
-    try:
-        from wdsplit.loading.mix import mix
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError.for_extra("torch") from error
-    names = [os.fspath(path) for path in paths]
-    if len(set(names)) < len(names):
-        raise InputError("duplicate dataset", found=", ".join(names), remedy="name each one once")
-    return Subject(mix(repeat=dict.fromkeys(names, 1), seed=seed, shuffle=shuffle, **options).source)

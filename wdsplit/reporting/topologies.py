@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
@@ -14,47 +13,16 @@ from wdsplit.loading.reading.source import Source
 from wdsplit.order.epoch import EpochOrder
 from wdsplit.order.split import Steps, World, assigned_lanes, readers_per_lane
 from wdsplit.order.trace import Trace
-from wdsplit.reporting.cluster import Cluster, Estimate, Load, Topology, estimate
+from wdsplit.reporting.cluster import Cluster, Load, Topology
 from wdsplit.reporting.subject import Subject
 
-__all__ = ["TopologyFacts", "topology_facts"]
+__all__ = ["loads"]
 
 
-@dataclass(frozen=True)
-class TopologyFacts:
-    """What the ranks of a topology read in an epoch.
-
-    Attributes:
-        topology: The topology.
-        steps: Steps of each rank.
-        pads: Repeated samples that fill up lanes and the last step.
-        readers_per_lane: Readers that share a lane and read the same windows; 1 is the least.
-        read_amplification: How often a window is read, on average.
-        shards_per_rank: The fewest and the most shards that a rank reads from; None for a mixture.
-        bytes_read: Bytes that all ranks read.
-        requests: About how many requests all ranks send, if the dataset is in a store: two a rank for the manifest, one
-            a shard for its index, and one for each run of neighbouring windows; without those that compare the header
-            while shards are read, at most one a shard.
-        held_bytes: Bytes of the windows that a rank keeps in memory.
-        estimate: The estimate for a cluster.
-    """
-
-    topology: Topology
-    steps: int
-    pads: int
-    readers_per_lane: int
-    read_amplification: float
-    shards_per_rank: tuple[int, int] | None
-    bytes_read: float
-    requests: float
-    held_bytes: int
-    estimate: Estimate
-
-
-def topology_facts(
+def loads(
     subject: Subject, topologies: Sequence[Topology], batch_size: int, cluster: Cluster, sample_ms: float
-) -> list[TopologyFacts]:
-    """Return what the ranks of topologies read, and the estimates for a cluster."""
+) -> list[Load]:
+    """Return what the ranks of topologies read in an epoch, with the estimates for a cluster."""
     order, source = subject.order(0), subject.source
     if isinstance(source, Source):
         parts = [_Part(source.order(0), source, 1.0)]
@@ -72,33 +40,24 @@ def topology_facts(
         num_lanes, steps = len(assigned_lanes(lanes, world)), len(Steps(order, world, batch_size))
         read = sum(part.share * np.array(part.read(topology, num_lanes)) for part in parts)
         windows, all_windows, num_bytes, opened, fetched = np.asarray(read, np.float64).tolist()
-        requests = fetched + opened + 2 * len(parts) * world_size
         first_lanes = min(num_lanes * workers, batch_size)
-        first_bytes = min(first_lanes * window_bytes, num_bytes / world_size)
-        load = Load(
-            world_size,
-            topology.num_workers,
-            steps,
-            batch_size,
-            num_bytes,
-            requests,
-            first_bytes=first_bytes,
-            first_requests=2 * first_lanes,
-            sample_ms=sample_ms,
-        )
         shards = parts[0].trace(world_size).shards_per_rank() if len(parts) == 1 else []
         found.append(
-            TopologyFacts(
+            Load(
                 topology,
+                cluster,
+                batch_size,
+                sample_ms,
                 steps,
+                num_bytes,
+                requests=fetched + opened + 2 * len(parts) * world_size,
+                first_bytes=min(first_lanes * window_bytes, num_bytes / world_size),
+                first_requests=2 * first_lanes,
                 pads=max(0, steps * batch_size * world_size - order.num_samples),
                 readers_per_lane=readers_per_lane(lanes, world_size, workers),
                 read_amplification=windows / all_windows if all_windows else 0.0,
                 shards_per_rank=(min(shards), max(shards)) if shards else None,
-                bytes_read=num_bytes,
-                requests=requests,
                 held_bytes=num_lanes * workers * window_bytes,
-                estimate=estimate(load, cluster),
             )
         )
     return found

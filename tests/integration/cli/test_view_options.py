@@ -171,7 +171,7 @@ def test_a_report_is_one_of_the_view_and_says_so(run, path, tmp_path):
     made = wdsplit.report(path, options=wdsplit.ReportOptions(view="cats", where="score >= 0.5", samples=200))
     assert made.facts.name == f"{path}, view cats and score >= 0.5"
     assert made.facts.num_samples == made.facts.num_scanned == 30
-    texts = {item.text for card in made.facts.shown.cards for item in card.items if item.field == "txt"}
+    texts = {item.text for card in made.facts.cards for item in card.items if item.field == "txt"}
     assert texts == {f"row {row}" for row in CATS if row >= 120}
     assert made.facts.audit.held
 
@@ -195,10 +195,10 @@ def test_the_figures_of_a_report_are_those_of_a_dataset_that_holds_only_the_view
     rows = [row for row in range(NUM_ROWS) if row % 4 < 2]
     labels = {str(label): count for label, count in Counter(row % 4 for row in rows).items()}
     assert dict(zip(made.facts.labels.names, made.facts.labels.counts.tolist(), strict=True)) == labels
-    assert {batches.ideal for batches in made.facts.mixing.batches} == {1}
-    assert made.facts.mixing.neighbours.pairs == len(rows) - 8
-    assert len(made.facts.mixing.meetings) > 1
-    assert made.facts.reading.topologies[0].steps == 30
+    assert {batches.ideal for batches in made.facts.batches} == {1}
+    assert made.facts.neighbours.pairs == len(rows) - 8
+    assert len(made.facts.meetings) > 1
+    assert made.facts.topologies[0].steps == 30
 
 
 def test_a_report_of_a_mixture_of_views_counts_their_samples(path, tmp_path):
@@ -214,5 +214,5 @@ def test_a_report_of_a_mixture_of_views_counts_their_samples(path, tmp_path):
 def test_a_large_dataset_is_sampled_in_the_view(path):
     made = wdsplit.report(path, options=wdsplit.ReportOptions(view="late", max_read=30_000))
     assert 0 < made.facts.num_scanned < 40
-    assert {row >= 200 for row in map(int, made.facts.shown.keys.values())} <= {True}
+    assert {row >= 200 for row in map(int, made.facts.keys.values())} <= {True}
     assert made.facts.num_samples == 40

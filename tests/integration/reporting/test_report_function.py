@@ -31,23 +31,23 @@ def exact(lying_sorted):
 def figures(facts):
     """Return what must be the same wherever the dataset is."""
     names = facts.labels.names
-    mixes = [(mix.world_size, round(mix.chi_squared, 6)) for mix in facts.mixing.batches]
-    return facts.num_samples, sorted(names), facts.labels.counts.tolist(), mixes, len(facts.shown.cards)
+    mixes = [(mix.world_size, round(mix.chi_squared, 6)) for mix in facts.batches]
+    return facts.num_samples, sorted(names), facts.labels.counts.tolist(), mixes, len(facts.cards)
 
 
 def test_facts_are_those_of_the_table(exact):
     assert exact.num_samples == exact.num_scanned == 1500
     assert sorted(exact.labels.names) == sorted(CLASSES)
     assert exact.labels.counts.tolist() == [150] * 10
-    assert [mix.world_size for mix in exact.mixing.batches] == [1, 2, 4, 8]
-    assert exact.mixing.batches[-1].ratio > 2.5
+    assert [mix.world_size for mix in exact.batches] == [1, 2, 4, 8]
+    assert exact.batches[-1].ratio > 2.5
     assert exact.audit.held
     width = next(field for field in exact.fields if field.name == "jpg").measure("width")
     assert (width.minimum, width.maximum) == (24, 24)
 
 
 def test_steps_pads_and_reads_are_those_of_assign_and_the_loader(lying_sorted, exact):
-    for found in exact.reading.topologies:
+    for found in exact.topologies:
         ranks, workers = found.topology.world_size, found.topology.num_workers
         assigned = wdsplit.assign(lying_sorted, ranks, workers, batch_size=64)
         assert found.read_amplification == pytest.approx(assigned.read_amplification)
@@ -58,13 +58,13 @@ def test_steps_pads_and_reads_are_those_of_assign_and_the_loader(lying_sorted, e
 
 
 def test_classes_in_the_picture_are_those_that_a_loader_delivers(lying_sorted, exact):
-    ranks = exact.mixing.rank_view.world_size
+    ranks = exact.rank_view.world_size
     loader = wdsplit.Loader(wdsplit.Dataset(lying_sorted, rank=0, world_size=ranks).to_tuple("cls"), 64)
     batches = [batch for (batch,) in loader]
-    for column, step in enumerate(exact.mixing.rank_view.steps.tolist()):
+    for column, step in enumerate(exact.rank_view.steps.tolist()):
         delivered = [CLASSES[int(label)] for label in batches[step]]
         expected = [delivered.count(name) for name in exact.labels.names]
-        assert exact.mixing.rank_view.classes[: len(CLASSES), column].tolist() == expected
+        assert exact.rank_view.classes[: len(CLASSES), column].tolist() == expected
 
 
 def test_the_report_of_a_bucket_is_that_of_the_folder(lying_sorted, exact, bucket):
@@ -77,10 +77,10 @@ def test_a_bucket_that_is_too_large_to_read_is_sampled(lying_sorted, exact, buck
     facts = wdsplit.report(f"{bucket.url}/train", options=wdsplit.ReportOptions(max_read="300kB")).facts
     assert 0 < facts.num_scanned < 200
     assert facts.scan_basis == f"sampled: {facts.num_scanned} of 1,500 samples"
-    mixes = {mix.world_size: mix for mix in facts.mixing.batches}
-    assert mixes[8].chi_squared == pytest.approx(exact.mixing.batches[-1].chi_squared, rel=0.5)
+    mixes = {mix.world_size: mix for mix in facts.batches}
+    assert mixes[8].chi_squared == pytest.approx(exact.batches[-1].chi_squared, rel=0.5)
     assert mixes[8].error > 0
-    assert facts.mixing.basis.startswith("sampled")
+    assert facts.mixing_basis.startswith("sampled")
 
 
 def test_tars_without_a_manifest_are_reported(lying_sorted, exact, tmp_path, monkeypatch):
@@ -104,13 +104,13 @@ def test_several_datasets_are_reported_as_a_mixture_and_so_is_a_mixture(lying_so
 def test_pictures_of_a_mixture_hold_what_its_loader_delivers(lying_sorted, tmp_path):
     mixture = wdsplit.mix({lying_sorted: 0.8, images(tmp_path, 400, shuffle=True): 0.2}, num_samples=1000, seed=3)
     facts = wdsplit.report(mixture).facts
-    ranks = facts.mixing.rank_view.world_size
+    ranks = facts.rank_view.world_size
     dataset = mixture.at_rank(0, ranks)
     batches = [batch for (batch,) in wdsplit.Loader(dataset.to_tuple("cls"), 64)]
-    for column, step in enumerate(facts.mixing.rank_view.steps.tolist()):
+    for column, step in enumerate(facts.rank_view.steps.tolist()):
         delivered = [CLASSES[int(label)] for label in batches[step]]
         expected = [delivered.count(name) for name in facts.labels.names]
-        assert facts.mixing.rank_view.classes[: len(CLASSES), column].tolist() == expected
+        assert facts.rank_view.classes[: len(CLASSES), column].tolist() == expected
 
 
 def test_two_reports_of_a_dataset_are_the_same_bytes(lying_sorted):
@@ -162,8 +162,8 @@ def test_the_topology_that_is_judged_is_that_of_the_conversion_or_8x4_or_the_las
     def judged(path, *topologies):
         options = wdsplit.ReportOptions(topologies=topologies) if topologies else None
         facts = wdsplit.report(path, options=options).facts
-        assert str(facts.reading.judged.topology) in facts.audit_note
-        return facts.reading.judged.topology
+        assert str(facts.judged.topology) in facts.audit_note
+        return facts.judged.topology
 
     eight, two, one = Topology(8, 4), Topology(2, 2), Topology(2, 1)
     assert [judged(lying_sorted, eight, one), judged(lying_sorted, two, one), judged(lying_sorted)] == [
@@ -181,7 +181,7 @@ def test_the_last_step_which_pads_fill_up_is_no_batch_of_few_classes(tmp_path):
         tmp_path, pa.table({"cls": [row % 10 for row in range(660)]}), world_size=2, workers=2, shuffle=True
     )
     facts = wdsplit.report(path, options=wdsplit.ReportOptions(batch_size=64)).facts
-    whole = [each for each in facts.mixing.batches if each.world_size == 8]
+    whole = [each for each in facts.batches if each.world_size == 8]
     assert min(each.classes_in_batch for each in whole) > 9.9
     of_one = wdsplit.report(path, options=wdsplit.ReportOptions(batch_size=400))  # only 1 rank has a whole step
     assert "with 1 GPU; drawn at random" in of_one.html
@@ -196,7 +196,7 @@ def test_a_page_stays_below_5_mb_whatever_is_in_it(tmp_path):
     names = {name: name for name in columns if name != "label"} | {"cls.txt": "label"}
     folder = converted(tmp_path, pa.table(columns), mapping=names)
     made = wdsplit.report(folder, options=wdsplit.ReportOptions(samples=200, max_read="64MB"))
-    assert len(made.facts.shown.cards) == 200
+    assert len(made.facts.cards) == 200
     assert len(made.html.encode()) < 5_000_000
 
 

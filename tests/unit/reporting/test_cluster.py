@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wdsplit.errors import InputError
-from wdsplit.reporting.cluster import Cluster, Load, Topology, estimate
+from wdsplit.reporting.cluster import Cluster, Load, Topology
 
 LOAD = Load(
-    world_size=8,
-    num_workers=4,
+    topology=Topology(8, 4),
+    cluster=Cluster(),
     steps=100,
     batch_size=64,
     bytes_read=8e9,
@@ -21,18 +21,18 @@ LOAD = Load(
 
 
 def changed(**values):
-    return estimate(dataclasses.replace(LOAD, **values), Cluster())
+    return dataclasses.replace(LOAD, **values).estimate
 
 
 def test_nobody_waits_where_training_is_slowest():
-    found = estimate(LOAD, Cluster(link_gbits=100, step_ms=200))
+    found = changed(cluster=Cluster(link_gbits=100, step_ms=200))
     assert found.bound == "training"
     assert found.waiting == 0
     assert found.epoch_s == pytest.approx(found.first_batch_s + 100 * 0.2)
 
 
 def test_a_link_that_is_too_slow_decides_how_long_a_step_takes():
-    found = estimate(dataclasses.replace(LOAD, first_bytes=0), Cluster(link_gbits=1, step_ms=200))
+    found = changed(first_bytes=0, cluster=Cluster(link_gbits=1, step_ms=200))
     # 10 MB a rank and step, through an eighth of 125 MB/s
     assert found.link_s == pytest.approx(0.64)
     assert found.bound == "link"
@@ -41,34 +41,34 @@ def test_a_link_that_is_too_slow_decides_how_long_a_step_takes():
 
 def test_a_link_carries_what_comes_before_the_first_batch_once():
     """In a short epoch of many lanes that is nearly all of it: here 900 of 1,000 MB, at 15.6 MB/s."""
-    load = dataclasses.replace(LOAD, first_bytes=900e6)
-    found = estimate(load, Cluster(link_gbits=1, latency_ms=0, step_ms=1))
+    found = changed(first_bytes=900e6, cluster=Cluster(link_gbits=1, latency_ms=0, step_ms=1))
     assert found.epoch_s == pytest.approx(1000 / 15.625 + found.workers_s)
 
 
 def test_requests_take_their_latency_as_many_at_a_time_as_there_are_connections():
-    found = estimate(LOAD, Cluster(link_gbits=1000, latency_ms=320, step_ms=1))
+    found = changed(cluster=Cluster(link_gbits=1000, latency_ms=320, step_ms=1))
     assert found.requests_s == pytest.approx(20 * 0.32 / 64)
     assert found.bound == "requests"
 
 
 def test_workers_share_a_batch_and_a_rank_without_them_decodes_between_steps():
     assert changed().workers_s == pytest.approx(64 * 0.001 / 4)
-    alone = changed(num_workers=0)
+    alone = changed(topology=Topology(8, 0))
     assert alone.waiting == pytest.approx(0.064 / 0.264)
     assert changed(sample_ms=100.0).bound == "decoding"
 
 
 def test_an_epoch_has_its_price():
-    found = estimate(LOAD, Cluster(price_per_1000_requests=0.5, price_per_gb=0.25))
+    found = changed(cluster=Cluster(price_per_1000_requests=0.5, price_per_gb=0.25))
     assert found.cost == pytest.approx(16 * 0.5 + 8 * 0.25)
 
 
 @given(st.floats(0.01, 1000), st.floats(0, 1000), st.floats(0.1, 10_000), st.integers(0, 64))
 def test_estimates_are_in_their_bounds_and_more_of_anything_never_hurts(link, latency, step, workers):
-    load = dataclasses.replace(LOAD, num_workers=workers)
-    found = estimate(load, Cluster(link_gbits=link, latency_ms=latency, step_ms=step))
-    better = estimate(load, Cluster(link_gbits=2 * link, latency_ms=latency / 2, step_ms=step))
+    cluster, topology = Cluster(link_gbits=link, latency_ms=latency, step_ms=step), Topology(8, workers)
+    found = changed(topology=topology, cluster=cluster)
+    faster = dataclasses.replace(cluster, link_gbits=2 * link, latency_ms=latency / 2)
+    better = changed(topology=topology, cluster=faster)
     assert 0 <= found.waiting < 1
     assert found.epoch_s >= LOAD.steps * step / 1000
     assert better.epoch_s <= found.epoch_s
