@@ -6,24 +6,23 @@ import json
 import keyword
 import shlex
 import time
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 import click
 
 import wdsplit
 from wdsplit.annotating.options import DUPLICATES, AnnotateOptions
-from wdsplit.cli.conversion import given, option_of, parse_mapping
-from wdsplit.cli.help import ANNOTATING, HelpCommand
-from wdsplit.cli.options import NAMES, engine_options, json_option, open_engine
+from wdsplit.cli.conversion import options_of, parse_mapping
+from wdsplit.cli.help import argument, command, option
+from wdsplit.cli.options import NAMES, Running, dataset_argument, engine_options, given, json_option
 from wdsplit.cli.progress import progress_bar
 from wdsplit.cli.stored import list_stored
-from wdsplit.cli.terminal import byte_size, echo, echo_json, human_bytes, say_next, stderr, wrapped
+from wdsplit.cli.terminal import byte_size, columns_text, echo, echo_json, human_bytes, say_next, stderr, wrapped
 from wdsplit.texts import counted
 from wdsplit.urls import shown_url
 
 if TYPE_CHECKING:
     from wdsplit.annotating.driver import AnnotateProgress
-    from wdsplit.engines.local import Engine
     from wdsplit.shards.annotations import Annotation
 
 __all__ = ["annotate_command"]
@@ -37,63 +36,53 @@ _DOING = {
 }
 
 
-@click.command(
+@command(
     "annotate",
-    cls=HelpCommand,
-    groups=ANNOTATING,
-    short_help="Join columns of a table to the samples of DATASET.",
-    epilog="""Examples:
-
-\b
-  wdsplit annotate data/train scores.parquet --key id
-  wdsplit annotate data/train 'scores/*.csv' --key id --columns score,language
-  wdsplit annotate s3://bucket/train s3://bucket/scores/ --key id --engine ray
-  wdsplit annotate data/train --list
-  wdsplit annotate data/train --drop quality""",
+    [
+        "data/train scores.parquet --key id",
+        "data/train 'scores/*.csv' --key id --columns score,language",
+        "s3://bucket/train s3://bucket/scores/ --key id --engine ray",
+        "data/train --list",
+        "data/train --drop quality",
+    ],
+    dataset_argument,
+    argument("tables", nargs=-1, metavar="[TABLE...]"),
+    option("Input", "--key", metavar="COLUMN", help="Column with the sample keys."),
+    option(
+        "Output",
+        "--name",
+        metavar="NAME",
+        help="Name of the annotation.  [default: name of the first file, without extension]",
+    ),
+    options_of(
+        AnnotateOptions,
+        "Input",
+        "columns mapping hive",
+        columns={**NAMES, "help": "Join these columns under their own names.  [default: all]"},
+        mapping={"multiple": True, "metavar": "NAME=COLUMN[,...]", "help": "Join this column under another name."},
+        hive={"flag": "--hive/--no-hive", "default": True, "show_default": True},
+    ),
+    options_of(
+        AnnotateOptions,
+        "Matching",
+        "allow_missing allow_extra allow_duplicates",
+        allow_duplicates={"type": click.Choice(DUPLICATES)},
+    ),
+    engine_options,
+    options_of(AnnotateOptions, "Running", "memory", memory={"type": byte_size, "metavar": "SIZE"}),
+    options_of(AnnotateOptions, "Output", "overwrite resume"),
+    option("Stored annotations", "--list", "lists", is_flag=True, help="List the annotations of DATASET."),
+    option("Stored annotations", "--drop", metavar="NAME", help="Remove this annotation, but no sample."),
+    json_option,
+    summary="Join columns of a table to the samples of DATASET.",
 )
-@click.argument("dataset")
-@click.argument("tables", nargs=-1, metavar="[TABLE...]")
-@click.option("--key", metavar="COLUMN", help="Column with the sample keys.")
-@click.option(
-    "--name", metavar="NAME", help="Name of the annotation.  [default: name of the first file, without extension]"
-)
-@option_of(
-    AnnotateOptions,
-    "columns",
-    **NAMES,
-    help="Join these columns under their own names.  [default: all]",
-)
-@option_of(
-    AnnotateOptions,
-    "mapping",
-    multiple=True,
-    metavar="NAME=COLUMN[,...]",
-    help="Join this column under another name.",
-)
-@option_of(AnnotateOptions, "hive", flag="--hive/--no-hive", default=True, show_default=True)
-@option_of(AnnotateOptions, "allow_missing")
-@option_of(AnnotateOptions, "allow_extra")
-@option_of(AnnotateOptions, "allow_duplicates", type=click.Choice(DUPLICATES))
-@engine_options
-@option_of(AnnotateOptions, "memory", type=byte_size, metavar="SIZE")
-@option_of(AnnotateOptions, "overwrite")
-@option_of(AnnotateOptions, "resume")
-@click.option("--list", "lists", is_flag=True, help="List the annotations of DATASET.")
-@click.option("--drop", metavar="NAME", help="Remove this annotation, but no sample.")
-@json_option
-@click.pass_context
 def annotate_command(
-    context: click.Context,
-    /,
     dataset: str,
     tables: tuple[str, ...],
     key: str | None,
     name: str | None,
     mapping: tuple[str, ...],
-    jobs: int | None,
-    engine: str,
-    address: str | None,
-    log: TextIO | None,
+    running: Running,
     lists: bool,
     drop: str | None,
     as_json: bool,
@@ -108,41 +97,31 @@ def annotate_command(
     dataset was converted without --key, they are row numbers. After an interrupt, continue with --resume.
     """
     if lists or drop is not None:
-        own = {"dataset", "as_json"} | ({"lists"} if lists else {"drop"})
-        others = given(context, {str(parameter.name) for parameter in context.command.params} - own)
+        others = given(but={"dataset", "as_json", "lists" if lists else "drop"})
         if others:
             raise click.UsageError(f"{', '.join(others)}: not allowed with --{'list' if lists else 'drop'}")
-        _list(dataset, as_json) if lists else _drop(dataset, str(drop), as_json)
+    if lists:
+        list_stored(dataset, "annotation", ("samples", "missing", "columns"), _row, _as_json, as_json)
+        return
+    if drop is not None:
+        wdsplit.drop_annotation(dataset, drop)
+        removed = {"dataset": shown_url(dataset), "removed": drop}
+        echo_json(removed) if as_json else echo(f"{shown_url(dataset)}: removed annotation {drop!r}")
         return
     if not tables or key is None:
         raise click.UsageError("expected TABLE and --key COLUMN, or --list, or --drop NAME")
     arguments["mapping"] = parse_mapping(mapping, "NAME=COLUMN, such as score=aesthetic_score")
-    options = AnnotateOptions(**arguments)
-    _annotate(dataset, tables, key, name, options, open_engine(engine, address, jobs), log, as_json)
-
-
-def _annotate(
-    dataset: str,
-    tables: tuple[str, ...],
-    key: str,
-    name: str | None,
-    options: AnnotateOptions,
-    engine: Engine,
-    log: TextIO | None,
-    as_json: bool,
-) -> None:
-    """Join a table, and print what was joined; after an interrupt, how to continue."""
+    options, engine = AnnotateOptions(**arguments), running.open()
     has_started, started = False, time.monotonic()
     try:
-        with progress_bar("opening files", log) as bar:
+        with progress_bar("opening files", running.log) as bar:
 
             def show(progress: AnnotateProgress) -> None:
                 nonlocal has_started
                 has_started = True
                 doing, unit = _DOING[progress.name]
-                bar.update(
-                    progress.done, progress.total or None, doing, unit, **({unit: progress.done} if unit else {})
-                )
+                amounts = {unit: progress.done} if unit else {}
+                bar.update(progress.done, progress.total or None, doing, unit, **amounts)
 
             made = wdsplit.annotate(dataset, tables, key, name or "", options, show, engine=engine)
     except KeyboardInterrupt:
@@ -160,7 +139,7 @@ def _summary(made: Annotation) -> str:
     """Return a summary of a new annotation."""
     matched = made.num_samples - made.num_missing
     lines = [
-        f"annotation {made.name!r}: {_columns(made)}",
+        f"annotation {made.name!r}: {columns_text(made.schema)}",
         f"rows for {matched:,} of {counted(made.num_samples, 'sample')}, {human_bytes(made.num_bytes)}",
     ]
     if made.num_missing:
@@ -170,10 +149,6 @@ def _summary(made: Annotation) -> str:
     if made.num_duplicates:
         lines.append(f"duplicate keys: {counted(made.num_duplicates, 'row')} left out (--allow-duplicates)")
     return "\n".join(lines)
-
-
-def _columns(made: Annotation) -> str:
-    return ", ".join(f"{field.name} ({field.type})" for field in made.schema)
 
 
 def _example(made: Annotation) -> str:
@@ -201,25 +176,5 @@ def _as_json(annotation: Annotation) -> dict[str, Any]:
     }
 
 
-def _list(dataset: str, as_json: bool) -> None:
-    """List the annotations of a dataset."""
-    from wdsplit.shards.annotations import scan_annotations
-
-    def made_for(annotation: Annotation) -> str:
-        return annotation.fingerprint
-
-    header = ("annotation", "samples", "missing", "columns")
-    list_stored(dataset, header, scan_annotations, made_for, _row, _as_json, as_json)
-
-
 def _row(found: Annotation) -> tuple[str, ...]:
-    return f"{found.num_samples - found.num_missing:,}", f"{found.num_missing:,}", _columns(found)
-
-
-def _drop(dataset: str, name: str, as_json: bool) -> None:
-    """Remove an annotation."""
-    wdsplit.drop_annotation(dataset, name)
-    if as_json:
-        echo_json({"dataset": shown_url(dataset), "removed": name})
-    else:
-        echo(f"{shown_url(dataset)}: removed annotation {name!r}")
+    return f"{found.num_samples - found.num_missing:,}", f"{found.num_missing:,}", columns_text(found.schema)

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 import wdsplit
 from wdsplit.cli.drawing import terminal_width
-from wdsplit.cli.help import LOADING, HelpCommand
-from wdsplit.cli.options import json_option, shuffle_options, view_options
+from wdsplit.cli.help import Decorator, command, option
+from wdsplit.cli.options import dataset_argument, given, json_option, shuffle_options, view_options
 from wdsplit.cli.terminal import echo, echo_json, stderr, table, wrapped
 from wdsplit.errors import OutputExistsError
 from wdsplit.texts import counted, safe_text
@@ -28,64 +27,69 @@ _DEFAULT_LAST, _CLASSES_SHOWN = 10, 8
 _MIN_KEY, _LONG = 12, 10_000
 
 
-class _StepsType(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic from click 8.2 on
-    """A step, such as 1200, or the first and last of a range, such as 1195:1200."""
-
-    name = "N|FIRST:LAST"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> range:
-        first, separator, last = str(value).partition(":")
-        if not (first.isdecimal() and (not separator or last.isdecimal())) or (separator and int(last) < int(first)):
-            self.fail(f"{value!r}: expected a number such as 1200, or a range such as 1195:1200")
-        return range(int(first), int(last or first) + 1)
+def _steps(text: str) -> range:
+    """Parse a step, such as 1200, or the first and last of a range, such as 1195:1200; the type of an option."""
+    first, separator, last = text.partition(":")
+    if not (first.isdecimal() and (not separator or last.isdecimal())) or (separator and int(last) < int(first)):
+        raise click.BadParameter(f"{text!r}: expected a number such as 1200, or a range such as 1195:1200")
+    return range(int(first), int(last or first) + 1)
 
 
-@click.command(
+def _training(flag: str, low: int, text: str) -> Decorator:
+    return option("Training", flag, type=click.IntRange(low), help=text)
+
+
+@command(
     "batch",
-    cls=HelpCommand,
-    groups=LOADING,
-    short_help="List the samples that a training step has seen.",
-    epilog="""Examples:
-
-\b
-  wdsplit batch data/train --step 1200 --world-size 8 --batch-size 32
-  wdsplit batch data/train --state checkpoint.json --last 10 -o seen/
-  wdsplit batch data/train --state last.pt:loader --step 95:99 --report a.html""",
+    [
+        "data/train --step 1200 --world-size 8 --batch-size 32",
+        "data/train --state checkpoint.json --last 10 -o seen/",
+        "data/train --state last.pt:loader --step 95:99 --report a.html",
+    ],
+    dataset_argument,
+    option(
+        "Samples",
+        "--step",
+        "steps",
+        type=_steps,
+        metavar="N|FIRST:LAST",
+        help="Step, or first and last step, counted from 0 in each epoch.",
+    ),
+    option("Samples", "--epoch", type=click.IntRange(0), help="Epoch.  [default: from --state, else 0]"),
+    _training("--world-size", 1, "Number of ranks.  [default: from --state, else 1]"),
+    _training("--batch-size", 1, "Samples per batch on each rank.  [default: from --state]"),
+    _training("--rank", 0, "List only this rank's samples.  [default: all ranks]"),
+    option(
+        "Samples",
+        "--state",
+        metavar="FILE[:KEY]",
+        help="Take seed, shuffle, tail, lanes, window and view from a loader's state, in a JSON file or a torch "
+        "checkpoint. Steps are counted as by a loader that resumed from it. KEY selects one of several states.",
+    ),
+    option(
+        "Samples",
+        "--last",
+        type=click.IntRange(1),
+        help="List the last N steps before --state.  [default: 10, without --step]",
+    ),
+    shuffle_options,
+    _training("--lanes", 1, "Number of lanes, if the training overrode it.  [default: the dataset's]"),
+    _training("--window", 1, "Samples per window, if the training overrode it.  [default: the dataset's]"),
+    option("Samples", "--limit", type=click.IntRange(1), help="The limit= of the Dataset in training, if it had one."),
+    view_options,
+    option("Output", "-o", "--output", metavar="FOLDER", help="Save the payloads as FOLDER/stepNNNNNN/KEY.FIELD."),
+    option("Output", "--overwrite", is_flag=True, help="With -o: replace existing files."),
+    option(
+        "Output",
+        "--report",
+        "page",
+        metavar="PAGE",
+        help="Write an HTML page that shows the samples, such as seen.html.",
+    ),
+    json_option,
+    summary="List the samples that a training step has seen.",
 )
-@click.argument("dataset")
-@click.option("--step", "steps", type=_StepsType(), help="Step, or first and last step, counted from 0 in each epoch.")
-@click.option("--epoch", type=click.IntRange(0), help="Epoch.  [default: from --state, else 0]")
-@click.option("--world-size", type=click.IntRange(1), help="Number of ranks.  [default: from --state, else 1]")
-@click.option("--batch-size", type=click.IntRange(1), help="Samples per batch on each rank.  [default: from --state]")
-@click.option("--rank", type=click.IntRange(0), help="List only this rank's samples.  [default: all ranks]")
-@click.option(
-    "--state",
-    metavar="FILE[:KEY]",
-    help="Take seed, shuffle, tail, lanes, window and view from a loader's state, in a JSON file or a torch "
-    "checkpoint. Steps are counted as by a loader that resumed from it. KEY selects one of several states.",
-)
-@click.option(
-    "--last", type=click.IntRange(1), help="List the last N steps before --state.  [default: 10, without --step]"
-)
-@shuffle_options
-@click.option(
-    "--lanes", type=click.IntRange(1), help="Number of lanes, if the training overrode it.  [default: the dataset's]"
-)
-@click.option(
-    "--window",
-    type=click.IntRange(1),
-    help="Samples per window, if the training overrode it.  [default: the dataset's]",
-)
-@click.option("--limit", type=click.IntRange(1), help="The limit= of the Dataset in training, if it had one.")
-@view_options
-@click.option("-o", "--output", metavar="FOLDER", help="Save the payloads as FOLDER/stepNNNNNN/KEY.FIELD.")
-@click.option("--overwrite", is_flag=True, help="With -o: replace existing files.")
-@click.option("--report", "page", metavar="PAGE", help="Write an HTML page that shows the samples, such as seen.html.")
-@json_option
-@click.pass_context
 def batch_command(
-    context: click.Context,
-    /,
     dataset: str,
     steps: range | None,
     last: int | None,
@@ -108,8 +112,7 @@ def batch_command(
         raise click.UsageError("--step and --last cannot be combined")
     if steps is None and state is None:
         raise click.UsageError("expected --step, or --state for the steps before it")
-    source = context.get_parameter_source
-    asked = {name: value for name, value in arguments.items() if source(name) is ParameterSource.COMMANDLINE}
+    asked = {name: value for name, value in arguments.items() if given([name])}  # the others are those of the state
     asked |= {"steps": steps} if steps is not None else {"last": last or _DEFAULT_LAST}
     found = wdsplit.batches(dataset, state=state, **asked)
     if steps is None:

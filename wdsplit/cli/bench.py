@@ -10,8 +10,8 @@ import click
 
 import wdsplit
 from wdsplit.cli.drawing import sparkline, terminal_width
-from wdsplit.cli.help import LOADING, HelpCommand
-from wdsplit.cli.options import NAMES, batch_size_option, json_option, order_options, view_options
+from wdsplit.cli.help import command, option
+from wdsplit.cli.options import NAMES, batch_size_option, dataset_argument, json_option, order_options, view_options
 from wdsplit.cli.progress import progress_bar
 from wdsplit.cli.terminal import echo, echo_json, human_bytes, wrapped
 
@@ -21,62 +21,70 @@ if TYPE_CHECKING:
 __all__ = ["bench_command"]
 
 
-@click.command(
+@command(
     "bench",
-    cls=HelpCommand,
-    groups=LOADING,
-    epilog="""Examples:
-
-\b
-  wdsplit bench data/train --workers 4 --batch-size 256
-  wdsplit bench data/train --workers 4 --fields jpg,cls --resize 224
-  wdsplit bench data/train --world-size 8 --rank 3 --step-ms 150""",
+    [
+        "data/train --workers 4 --batch-size 256",
+        "data/train --workers 4 --fields jpg,cls --resize 224",
+        "data/train --world-size 8 --rank 3 --step-ms 150",
+    ],
+    dataset_argument,
+    order_options,
+    option("Training", "--rank", type=click.IntRange(0), default=0, show_default=True, help="Read as this rank."),
+    batch_size_option(256),
+    option(
+        "Training",
+        "--worker-kind",
+        type=click.Choice(["process", "thread"]),
+        default="process",
+        show_default=True,
+        help="Run workers as processes or as threads.",
+    ),
+    option("Training", "--fields", **NAMES, help="Read only these fields.  [default: all]"),
+    option(
+        "Training",
+        "--decode",
+        **{**NAMES, "metavar": "HANDLER"},
+        help="Decode fields; images with this handler (pil, rgb8).",
+    ),
+    option("Training", "--resize", type=click.IntRange(1), help="Decode fields, and resize images to N x N pixels."),
+    option("Samples", "--epochs", type=click.IntRange(1), default=1, show_default=True, help="Read N epochs."),
+    option("Samples", "--seconds", type=click.FloatRange(0, min_open=True), help="Stop after N seconds."),
+    option(
+        "Training",
+        "--step-ms",
+        type=click.FloatRange(0),
+        default=0.0,
+        show_default=True,
+        help="Simulate a training step of N milliseconds after each batch.",
+    ),
+    view_options,
+    json_option,
 )
-@click.argument("dataset")
-@order_options
-@click.option("--rank", type=click.IntRange(0), default=0, show_default=True, help="Read as this rank.")
-@batch_size_option(256)
-@click.option(
-    "--worker-kind",
-    type=click.Choice(["process", "thread"]),
-    default="process",
-    show_default=True,
-    help="Run workers as processes or as threads.",
-)
-@click.option("--fields", **NAMES, help="Read only these fields.  [default: all]")
-@click.option(
-    "--decode",
-    **{**NAMES, "metavar": "HANDLER"},
-    help="Decode fields; images with this handler (pil, rgb8).",
-)
-@click.option("--resize", type=click.IntRange(1), help="Decode fields, and resize images to N x N pixels.")
-@click.option("--epochs", type=click.IntRange(1), default=1, show_default=True, help="Read N epochs.")
-@click.option("--seconds", type=click.FloatRange(0, min_open=True), help="Stop after N seconds.")
-@click.option(
-    "--step-ms",
-    type=click.FloatRange(0),
-    default=0.0,
-    show_default=True,
-    help="Simulate a training step of N milliseconds after each batch.",
-)
-@view_options
-@json_option
 def bench_command(
     dataset: str,
+    fields: tuple[str, ...],
     decode: tuple[str, ...],
     resize: int | None,
+    batch_size: int,
+    workers: int,
+    worker_kind: Any,
     epochs: int,
     seconds: float | None,
     step_ms: float,
     as_json: bool,
-    **arguments: Any,
+    **order: Any,
 ) -> None:
     """Measure how fast the loader reads DATASET on this machine.
 
     Runs wdsplit.Loader as training would, and discards the batches. With --step-ms, simulates a training step after
     each batch: the share of time spent waiting then shows whether the loader keeps up.
     """
-    loader = _loader(dataset, [*decode, *([] if resize is None else [wdsplit.resized(resize)])], **arguments)
+    read = wdsplit.Dataset(dataset, fields=fields or None, **order)
+    handlers: list[Any] = [*decode, *([] if resize is None else [wdsplit.resized(resize)])]
+    read = read.decode(*handlers) if handlers else read
+    read = read.to_tuple(*fields) if fields else read
+    loader = wdsplit.Loader(read, batch_size, num_workers=workers, workers=worker_kind)
     with progress_bar("loading") as bar:
         found = wdsplit.bench(
             loader,
@@ -96,54 +104,26 @@ def bench_command(
         echo(wrapped(_summary(name_with_view(source), found)))
 
 
-def _loader(
-    url: str,
-    handlers: list[Any],
-    *,
-    fields: tuple[str, ...],
-    rank: int,
-    world_size: int,
-    workers: int,
-    worker_kind: Any,
-    batch_size: int,
-    **order: Any,
-) -> wdsplit.Loader:
-    """Return the loader to measure; with `fields`, samples are tuples of them."""
-    dataset = wdsplit.Dataset(url, rank=rank, world_size=world_size, fields=fields or None, **order)
-    if handlers:
-        dataset = dataset.decode(*handlers)
-    if fields:
-        dataset = dataset.to_tuple(*fields)
-    return wdsplit.Loader(dataset, batch_size, num_workers=workers, workers=worker_kind)
-
-
 def _summary(url: str, found: BenchResult) -> str:
     if not found.batches:
         return f"{url}: no batches: fewer samples than a global batch"
+    end = f"{found.seconds:.1f} s"
+    drawn = sparkline(found.wait_shares, terminal_width() - len(end) - 8)
+    waits = [f"  0 s {drawn} {end}"] if sys.stdout.isatty() else []
+    readings = (
+        "stopped within an epoch, so some were only partly used"
+        if found.read_amplification is None
+        else f"each window is read {found.read_amplification:.2f} times on average"
+    )
     lines = [
         f"{url}: {found.batches:,} batches, {found.samples:,} samples, {human_bytes(found.num_bytes)} in "
         f"{found.seconds:.2f} s",
         f"{found.samples_per_s:,.0f} samples/s, {human_bytes(found.bytes_per_s)}/s; first batch after "
         f"{found.first_batch_s:.2f} s",
-        f"windows: {found.windows_read:,} read, {found.windows_reused:,} requests served from memory; "
-        + _readings(found.read_amplification),
+        f"windows: {found.windows_read:,} read, {found.windows_reused:,} requests served from memory; {readings}",
         f"waited for batches {found.wait_share:.0%} of the time",
-        *_waiting_lines(found),
+        *waits,
         f"peak memory: {human_bytes(found.peak_bytes)}"
         + (f", and {human_bytes(found.worker_peak_bytes)} per worker" if found.worker_peak_bytes else ""),
     ]
     return "\n".join(lines)
-
-
-def _waiting_lines(found: BenchResult) -> list[str]:
-    """Return a sparkline of the share of time spent waiting; nothing outside of a terminal."""
-    if not sys.stdout.isatty():
-        return []
-    end = f"{found.seconds:.1f} s"
-    return [f"  0 s {sparkline(found.wait_shares, terminal_width() - len(end) - 8)} {end}"]
-
-
-def _readings(amplification: float | None) -> str:
-    if amplification is None:
-        return "stopped within an epoch, so some were only partly used"
-    return f"each window is read {amplification:.2f} times on average"

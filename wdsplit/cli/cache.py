@@ -5,43 +5,38 @@ from __future__ import annotations
 import dataclasses
 import sys
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from wdsplit.cli.help import HelpCommand
-from wdsplit.cli.options import json_option
+from wdsplit.cli.help import argument, command, option
 from wdsplit.cli.progress import progress_bar
 from wdsplit.cli.terminal import FAILED, bad, echo, echo_json, good, human_bytes, stderr
 from wdsplit.texts import counted
 
 if TYPE_CHECKING:
     from wdsplit.loading.reading.cache import ShardCache
-    from wdsplit.loading.reading.cache_folder import CacheFolder
 
 __all__ = ["cache_command"]
 
 
-@click.command(
+@command(
     "cache",
-    cls=HelpCommand,
-    short_help="Show, verify or clear a cache of shards.",
-    epilog="""Examples:
-
-\b
-  wdsplit cache /local/cache
-  wdsplit cache /local/cache --verify
-  wdsplit cache /local/cache --clear""",
+    ["/local/cache", "/local/cache --verify", "/local/cache --clear"],
+    argument("folder", metavar="DIR"),
+    option(
+        "Options", "--clear", is_flag=True, help="Remove all shards that no process has open, and unfinished downloads."
+    ),
+    option(
+        "Options",
+        "--verify",
+        is_flag=True,
+        help="Check all shards against the checksums of their datasets, and remove damaged ones. Exits with 1 if any "
+        "were damaged.",
+    ),
+    option("Options", "--json", "as_json", is_flag=True, help="Print the result as JSON."),
+    summary="Show, verify or clear a cache of shards.",
 )
-@click.argument("folder", metavar="DIR")
-@click.option("--clear", is_flag=True, help="Remove all shards that no process has open, and unfinished downloads.")
-@click.option(
-    "--verify",
-    is_flag=True,
-    help="Check all shards against the checksums of their datasets, and remove damaged ones. Exits with 1 if any were "
-    "damaged.",
-)
-@json_option
 def cache_command(folder: str, clear: bool, verify: bool, as_json: bool) -> None:
     """Show, verify or clear the cache of shards in DIR, the cache_dir= of datasets on this machine.
 
@@ -53,49 +48,35 @@ def cache_command(folder: str, clear: bool, verify: bool, as_json: bool) -> None
     if clear and verify:
         raise click.UsageError("--clear and --verify cannot be combined")
     cache = ShardCache(folder)
-    if clear:
-        _clear(cache.folder, folder, as_json)
-    elif verify:
+    if verify:
         _verify(cache, folder, as_json)
-    else:
-        _show(cache.folder, folder, as_json)
-
-
-def _show(cache: CacheFolder, folder: str, as_json: bool) -> None:
-    usage = cache.usage()
-    first, last = _moment(usage.first_used_ns), _moment(usage.last_used_ns)
-    if as_json:
-        echo_json(
-            {
-                "cache": folder,
-                "shards": usage.num_shards,
-                "bytes": usage.num_bytes,
-                "in_use": usage.num_in_use,
-                "downloads": usage.num_downloads,
-                "leftovers": usage.num_leftovers,
-                "first_used": first,
-                "last_used": last,
-            }
+        return
+    values: dict[str, Any]
+    if clear:
+        cleared = cache.folder.clear()
+        values = dataclasses.asdict(cleared)
+        text = (
+            f"removed {cleared.num_removed:,} shards, {human_bytes(cleared.removed_bytes)}; "
+            f"kept {cleared.num_kept:,} that are in use, {human_bytes(cleared.kept_bytes)}"
         )
-        return
-    echo(
-        f"{folder}: {counted(usage.num_shards, 'shard')}, {human_bytes(usage.num_bytes)}\n"
-        f"in use {usage.num_in_use:,}, downloading {usage.num_downloads:,}, "
-        f"unfinished downloads {usage.num_leftovers:,}"
-    )
-    if first is not None:
-        echo(f"last used: between {first} and {last}")
-
-
-def _clear(cache: CacheFolder, folder: str, as_json: bool) -> None:
-    cleared = cache.clear()
-    if as_json:
-        echo_json({"cache": folder, **dataclasses.asdict(cleared)})
-        return
-    echo(
-        f"{folder}: removed {cleared.num_removed:,} shards, {human_bytes(cleared.removed_bytes)}; "
-        f"kept {cleared.num_kept:,} that are in use, {human_bytes(cleared.kept_bytes)}"
-    )
+    else:
+        usage = cache.folder.usage()
+        first, last = _moment(usage.first_used_ns), _moment(usage.last_used_ns)
+        values = {
+            "shards": usage.num_shards,
+            "bytes": usage.num_bytes,
+            "in_use": usage.num_in_use,
+            "downloads": usage.num_downloads,
+            "leftovers": usage.num_leftovers,
+            "first_used": first,
+            "last_used": last,
+        }
+        text = (
+            f"{counted(usage.num_shards, 'shard')}, {human_bytes(usage.num_bytes)}\nin use {usage.num_in_use:,}, "
+            f"downloading {usage.num_downloads:,}, unfinished downloads {usage.num_leftovers:,}"
+        )
+        text += f"\nlast used: between {first} and {last}" if first is not None else ""
+    echo_json({"cache": folder, **values}) if as_json else echo(f"{folder}: {text}")
 
 
 def _verify(cache: ShardCache, folder: str, as_json: bool) -> None:

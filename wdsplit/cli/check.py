@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 import click
 import orjson
 
 import wdsplit
-from wdsplit.cli.help import LOADING, HelpCommand
+from wdsplit.cli.help import command, option
 from wdsplit.cli.options import (
+    Running,
     batch_size_option,
+    class_field_option,
+    dataset_argument,
     engine_options,
     json_option,
-    open_engine,
     order_options,
     view_options,
 )
@@ -47,46 +49,33 @@ _MAX_SHOWN = 20
 _REMEDIES = {"EXIF rotation": " (turned upright with exif=True)"}
 
 
-@click.command(
+@command(
     "verify",
-    cls=HelpCommand,
-    groups=LOADING,
-    epilog="""Examples:
-
-\b
-  wdsplit verify data/train --jobs 8
-  wdsplit verify data/photos --decode --bad-samples-file bad.jsonl
-  wdsplit verify s3://bucket/train --emit checksums""",
+    [
+        "data/train --jobs 8",
+        "data/photos --decode --bad-samples-file bad.jsonl",
+        "s3://bucket/train --emit checksums",
+    ],
+    dataset_argument,
+    option(
+        "Output",
+        "--emit",
+        type=click.Choice([CHECKSUMS]),
+        multiple=True,
+        help="Write NAME.tar.sums beside each valid shard: checksums of its samples, for Dataset(verify=True).",
+    ),
+    option("Training", "--decode", is_flag=True, help="Also decode every image, and count what is unusual."),
+    option(
+        "Output",
+        "--bad-samples-file",
+        metavar="FILE.jsonl",
+        help="With --decode, list the samples that fail in this file, for `wdsplit view --exclude`.",
+    ),
+    view_options,
+    engine_options,
+    json_option,
 )
-@click.argument("dataset")
-@click.option(
-    "--emit",
-    type=click.Choice([CHECKSUMS]),
-    multiple=True,
-    help="Write NAME.tar.sums beside each valid shard: checksums of its samples, for Dataset(verify=True).",
-)
-@click.option("--decode", is_flag=True, help="Also decode every image, and count what is unusual.")
-@click.option(
-    "--bad-samples-file",
-    metavar="FILE.jsonl",
-    help="With --decode, list the samples that fail in this file, for `wdsplit view --exclude`.",
-)
-@view_options
-@engine_options
-@json_option
-def verify_command(
-    dataset: str,
-    emit: tuple[str, ...],
-    decode: bool,
-    bad_samples_file: str | None,
-    view: str | None,
-    where: str | None,
-    jobs: int | None,
-    engine: str,
-    address: str | None,
-    log: TextIO | None,
-    as_json: bool,
-) -> None:
+def verify_command(dataset: str, running: Running, as_json: bool, **arguments: Any) -> None:
     """Check every byte of DATASET against its manifest.
 
     Checks sizes, checksums, indexes, tar structure, end markers, fields and pads, and finds duplicate keys. With
@@ -95,21 +84,12 @@ def verify_command(
     Payloads are decoded only with --decode: it finds the images, or those of the view, that decode or resized would
     fail on.
     """
-    with progress_bar("verifying", log) as bar:
+    with progress_bar("verifying", running.log) as bar:
 
         def show(checked: int, num_shards: int, num_bytes: int) -> None:
             bar.update(checked, num_shards, unit="shards", bytes=num_bytes)
 
-        report = wdsplit.verify(
-            dataset,
-            progress=show,
-            engine=open_engine(engine, address, jobs),
-            emit=emit,
-            view=view,
-            where=where,
-            decode=decode,
-            bad_samples_file=bad_samples_file,
-        )
+        report = wdsplit.verify(dataset, progress=show, engine=running.open(), **arguments)
     manifest, images = report.manifest, report.images
     if as_json:
         from wdsplit.loading.bad_samples import line_of
@@ -125,11 +105,10 @@ def verify_command(
         if len(report.problems) > _MAX_SHOWN:
             stderr(f"... and {counted(len(report.problems) - _MAX_SHOWN, 'more problem')} (--json shows all)")
         verdict = bad(f"{counted(len(report.problems), 'problem')} in") if report.problems else good("ok:")
-        part = (
-            f"{counted(report.num_shards, 'shard')} of the view, of " if view is not None or where is not None else ""
-        )
+        is_part = arguments["view"] is not None or arguments["where"] is not None
+        part = f"{counted(report.num_shards, 'shard')} of the view, of " if is_part else ""
         echo(f"{shown_url(dataset)}: {verdict} {part}{totals_text(manifest)}")
-        _echo_images(report, dataset, bad_samples_file)
+        _echo_images(report, dataset, arguments["bad_samples_file"])
         if not report.problems:
             say_next(audit_line(shown_url(dataset), manifest.provenance.get("options") or {}))
     if report.problems:
@@ -156,28 +135,23 @@ def _echo_images(report: Report, dataset: str, bad_samples_file: str | None) -> 
         echo("--bad-samples-file bad.jsonl lists them, for `wdsplit view --exclude`")
 
 
-@click.command(
+@command(
     "audit",
-    cls=HelpCommand,
-    groups=LOADING,
-    epilog="""Examples:
-
-\b
-  wdsplit audit data/train --world-size 8 --workers 4 --batch-size 256
-  wdsplit audit data/train --world-size 2 --workers 2 --batch-size 64 --read""",
+    [
+        "data/train --world-size 8 --workers 4 --batch-size 256",
+        "data/train --world-size 2 --workers 2 --batch-size 64 --read",
+    ],
+    dataset_argument,
+    order_options,
+    batch_size_option(1),
+    option(
+        "Samples", "--epochs", type=click.IntRange(1), default=1, show_default=True, help="Check the first N epochs."
+    ),
+    class_field_option("Output", ", to measure how they are mixed.  [default: cls, or fields that end in .cls]"),
+    option("Output", "--read", is_flag=True, help="Also run real loaders, and check what they read."),
+    view_options,
+    json_option,
 )
-@click.argument("dataset")
-@order_options
-@batch_size_option(1)
-@click.option("--epochs", type=click.IntRange(1), default=1, show_default=True, help="Check the first N epochs.")
-@click.option(
-    "--class-field",
-    metavar="NAME",
-    help="Field with the classes, to measure how they are mixed.  [default: cls, or fields that end in .cls]",
-)
-@click.option("--read", is_flag=True, help="Also run real loaders, and check what they read.")
-@view_options
-@json_option
 def audit_command(dataset: str, workers: int, as_json: bool, **arguments: Any) -> None:
     """Check the loading promises for DATASET and a topology.
 

@@ -9,9 +9,9 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
-from wdsplit.cli.options import NAMES, Decorator, parse_names, refuse_empty, with_options
+from wdsplit.cli.help import Decorator, option, with_options
+from wdsplit.cli.options import NAMES, parse_names, refuse_empty
 from wdsplit.cli.terminal import byte_size, listed, totals_text
 from wdsplit.conversion.plan.options import ConvertOptions, attribute_texts
 from wdsplit.errors import InputError
@@ -26,9 +26,8 @@ if TYPE_CHECKING:
 __all__ = [
     "conversion_options",
     "dataset_text",
-    "given",
     "label_lines",
-    "option_of",
+    "options_of",
     "parse_mapping",
     "plan_options",
     "run_options",
@@ -51,26 +50,34 @@ _FLAGS = {"mapping": "--map", "splits": "--split"}
 """Options whose flag differs from their name."""
 
 
-def option_of(options: type, name: str, **changes: Any) -> Decorator:
-    """Return the command-line option for a field of an options class, with its default, checks and help.
+def options_of(options: type, section: str, names: str, **changes: Mapping[str, Any]) -> Decorator:
+    """Return the command-line options for fields of an options class, with their defaults, checks and help.
 
     Args:
         options: The class.
-        name: The field.
-        changes: Settings of `click.option` that replace these; `flag` is the option's name on the command line.
+        section: The section of the help.
+        names: The fields.
+        changes: By field, settings of `click.option` that replace these; `flag` is the option's name on the command
+            line.
     """
-    (one,) = (each for each in dataclasses.fields(options) if each.name == name)
-    settings: dict[str, Any] = {"help": _help_text(options, name)}
-    if "choices" in one.metadata:
-        settings["type"] = click.Choice(one.metadata["choices"])
-    elif "low" in one.metadata:
-        settings["type"] = click.IntRange(one.metadata["low"])
-    elif one.default is False:
-        settings["is_flag"] = True
-    if isinstance(one.default, (int, str)) and not isinstance(one.default, bool) and one.default != "":
-        settings |= {"default": one.default, "show_default": True}
-    settings |= changes
-    return click.option(settings.pop("flag", _flag(name)), name, **settings)
+    fields = {field.name: field for field in dataclasses.fields(options)}
+    made = []
+    for name in names.split():
+        one = fields[name]
+        settings: dict[str, Any] = {"help": _help_text(options, name)}
+        if "choices" in one.metadata:
+            settings["type"] = click.Choice(one.metadata["choices"])
+        elif "low" in one.metadata:
+            settings["type"] = click.IntRange(one.metadata["low"])
+        elif one.default is False:
+            settings["is_flag"] = True
+        elif str(one.type).startswith("float"):
+            settings |= {"type": float, "metavar": "N"}
+        if isinstance(one.default, (int, float, str)) and not isinstance(one.default, bool) and one.default != "":
+            settings |= {"default": one.default, "show_default": True}
+        settings |= changes.get(name, {})
+        made.append(option(section, settings.pop("flag", _flag(name)), name, **settings))
+    return with_options(made)
 
 
 def _flag(name: str) -> str:
@@ -115,13 +122,16 @@ _SYNTAX: dict[str, dict[str, Any]] = {
 }
 """Settings of options whose command-line form differs from Python's."""
 
-_DECIDING = (
-    "world_size workers shards samples_per_shard shard_size mapping columns key number_keys where limit "
-    "skip_empty hive splits group_by pad allow_pads null classes class_names class_depth keep no_keep shuffle seed "
-    "lanes window"
+plan_options = with_options(
+    [
+        options_of(ConvertOptions, section, names, **_SYNTAX)
+        for section, names in {
+            "Input": "mapping columns key number_keys hive null classes class_names class_depth keep no_keep",
+            "Rows": "where limit skip_empty splits group_by shuffle seed",
+            "Shards": "world_size workers shards samples_per_shard shard_size pad allow_pads lanes window",
+        }.items()
+    ]
 )
-
-plan_options = with_options([option_of(ConvertOptions, name, **_SYNTAX.get(name, {})) for name in _DECIDING.split()])
 """Adds the options that determine the dataset."""
 
 
@@ -135,15 +145,14 @@ def _parse_emit(context: click.Context, parameter: click.Parameter, values: Coll
 
 run_options = with_options(
     [
-        option_of(ConvertOptions, "memory", type=byte_size, metavar="SIZE"),
-        option_of(ConvertOptions, "emit", **{**NAMES, "callback": _parse_emit}),
-        option_of(ConvertOptions, "overwrite"),
+        options_of(ConvertOptions, "Running", "memory", memory={"type": byte_size, "metavar": "SIZE"}),
+        options_of(ConvertOptions, "Output", "emit overwrite", emit={**NAMES, "callback": _parse_emit}),
     ]
 )
 """Adds the options of a run that are not part of its plan: memory, emit, overwrite."""
 
 
-def conversion_options(arguments: dict[str, Any], **more: Any) -> ConvertOptions:
+def conversion_options(arguments: dict[str, Any]) -> ConvertOptions:
     """Build the options of a conversion from a command's arguments."""
     mapping = parse_mapping(arguments.pop("mapping"), "EXT=COLUMN, such as jpg=image")
     where, split = (arguments.pop(name) for name in ("where", "splits"))
@@ -155,7 +164,6 @@ def conversion_options(arguments: dict[str, Any], **more: Any) -> ConvertOptions
         where="".join(where),
         splits=_splits(",".join(split)) if split else {},
         **arguments,
-        **more,
     )
 
 
@@ -185,16 +193,6 @@ def _splits(text: str) -> dict[str, float]:
             raise click.BadParameter(f"{entry!r}: {problem}", param_hint="'--split'")
         splits[name] = value
     return splits
-
-
-def given(context: click.Context, names: Collection[str]) -> list[str]:
-    """Return the flags of those of the parameters that the command line sets."""
-    source = context.get_parameter_source
-    return [
-        parameter.opts[-1] if isinstance(parameter, click.Option) else parameter.make_metavar(context)
-        for parameter in context.command.params
-        if parameter.name in names and source(parameter.name) is ParameterSource.COMMANDLINE
-    ]
 
 
 def show_progress(bar: Bar, progress: Progress, name: str = "", step: str = "") -> None:

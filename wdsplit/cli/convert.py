@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import TYPE_CHECKING, Any, TextIO
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,14 +14,13 @@ import wdsplit
 from wdsplit.cli.conversion import (
     conversion_options,
     dataset_text,
-    given,
-    option_of,
+    options_of,
     plan_options,
     run_options,
     show_progress,
 )
-from wdsplit.cli.help import CONVERTING, HelpCommand
-from wdsplit.cli.options import engine_options, open_engine
+from wdsplit.cli.help import argument, command, option
+from wdsplit.cli.options import Running, engine_options, given
 from wdsplit.cli.progress import progress_bar
 from wdsplit.cli.shares import run_share
 from wdsplit.cli.terminal import (
@@ -31,6 +29,7 @@ from wdsplit.cli.terminal import (
     echo,
     rates_text,
     say_next,
+    stale,
     stderr,
     training_line,
     wrapped,
@@ -42,53 +41,43 @@ from wdsplit.urls import shown_url
 
 if TYPE_CHECKING:
     from wdsplit.conversion.convert import Progress
-    from wdsplit.engines.local import Engine
 
 __all__ = ["convert_command"]
 
 
-@click.command(
+@command(
     "convert",
-    cls=HelpCommand,
-    groups=CONVERTING,
-    epilog="""Examples:
-
-\b
-  wdsplit convert raw/ data/train --world-size 8 --workers 4
-  wdsplit convert 'raw/*.parquet' data/train --map jpg=image --map cls=label
-  wdsplit convert raw/ data/train --world-size 8 --workers 4 --resume
-  wdsplit convert raw/ s3://bucket/train --world-size 8 --workers 4
-  wdsplit convert s3://bucket/raw/ s3://bucket/train --engine ray
-  wdsplit convert --plan /shared/train.plan --share 3/16""",
+    [
+        "raw/ data/train --world-size 8 --workers 4",
+        "'raw/*.parquet' data/train --map jpg=image --map cls=label",
+        "raw/ data/train --world-size 8 --workers 4 --resume",
+        "raw/ s3://bucket/train --world-size 8 --workers 4",
+        "s3://bucket/raw/ s3://bucket/train --engine ray",
+        "--plan /shared/train.plan --share 3/16",
+    ],
+    argument("inputs", nargs=-1, metavar="INPUT..."),
+    argument("output", required=False, metavar="OUTPUT"),
+    plan_options,
+    engine_options,
+    run_options,
+    options_of(ConvertOptions, "Output", "resume"),
+    option(
+        "Running", "--plan", "plan_path", metavar="PLAN", help="Write a share of this plan, from `wdsplit plan -o`."
+    ),
+    option("Running", "--share", metavar="I/N", help="With --plan: which share, 0/N to N-1/N."),
+    option(
+        "Running",
+        "--pass",
+        "only",
+        type=click.Choice(PASSES),
+        help="With --plan: run only this pass. Shuffled or grouped rows need several passes, which `wdsplit plan` "
+        "lists.",
+    ),
 )
-@click.argument("inputs", nargs=-1, metavar="INPUT...")
-@click.argument("output", required=False, metavar="OUTPUT")
-@plan_options
-@engine_options
-@run_options
-@option_of(ConvertOptions, "resume")
-@click.option("--plan", "plan_path", metavar="PLAN", help="Write a share of this plan, from `wdsplit plan -o`.")
-@click.option("--share", metavar="I/N", help="With --plan: which share, 0/N to N-1/N.")
-@click.option(
-    "--pass",
-    "only",
-    type=click.Choice(PASSES),
-    help="With --plan: run only this pass. Shuffled or grouped rows need several passes, which `wdsplit plan` lists.",
-)
-@click.pass_context
 def convert_command(
-    context: click.Context,
-    /,
     inputs: tuple[str, ...],
     output: str | None,
-    jobs: int | None,
-    engine: str,
-    address: str | None,
-    log: TextIO | None,
-    memory: int | None,
-    emit: tuple[str, ...],
-    overwrite: bool,
-    resume: bool,
+    running: Running,
     plan_path: str | None,
     share: str | None,
     only: Pass | None,
@@ -105,24 +94,26 @@ def convert_command(
     --log and --pass can be added. A share that failed can run again. `wdsplit commit PLAN` finishes the dataset.
     """
     if plan_path is not None or share is not None or only is not None:
-        _refuse_more(context, plan_path, share)
-        run_share(str(plan_path), str(share), only, open_engine(engine, address, jobs), log)
+        if plan_path is None or share is None:
+            raise click.UsageError("--plan, --share and --pass belong together: give --plan PLAN --share I/N")
+        others = given(but={"plan_path", "share", "only", "jobs", "log"})
+        if others:
+            raise click.UsageError(f"{', '.join(others)}: not allowed with --plan, which determines the dataset")
+        run_share(plan_path, share, only, running)
         return
     if output is None or not inputs:
         missing = "inputs" if output is None else "output"  # a single argument is the input, although click says output
+        context = click.get_current_context()
         raise click.MissingParameter(ctx=context, param=next(p for p in context.command.params if p.name == missing))
-    options = conversion_options(arguments, memory=memory, emit=emit, overwrite=overwrite, resume=resume)
-    _convert(inputs, output, options, partial(open_engine, engine, address, jobs), log)
+    _convert(inputs, output, conversion_options(arguments), running)
 
 
-def _convert(
-    inputs: tuple[str, ...], output: str, options: ConvertOptions, make_engine: Callable[[], Engine], log: TextIO | None
-) -> None:
+def _convert(inputs: tuple[str, ...], output: str, options: ConvertOptions, running: Running) -> None:
     """Convert, and print what was written; after an interrupt, how to continue."""
     last: dict[str, Progress] = {}
     shuffled: set[str] = set()
     try:
-        with progress_bar("planning", log) as bar:
+        with progress_bar("planning", running.log) as bar:
 
             def report(progress: Progress) -> None:
                 last[progress.split] = progress
@@ -133,9 +124,9 @@ def _convert(
 
             convert, convert_splits, started = wdsplit.convert, wdsplit.convert_splits, time.monotonic()
             if options.splits:
-                manifests = convert_splits(inputs, output, options, report, engine=make_engine())
+                manifests = convert_splits(inputs, output, options, report, engine=running.open())
             else:
-                manifests = {"": convert(inputs, output, options, report, engine=make_engine())}
+                manifests = {"": convert(inputs, output, options, report, engine=running.open())}
     except KeyboardInterrupt:
         if last:  # otherwise nothing has been written yet
             _say_how_to_resume(output, last)
@@ -150,8 +141,8 @@ def _convert(
     is_resumed = any(progress.skipped for progress in last.values())
     rates = "" if is_resumed else f" ({rates_text(num_samples, num_bytes, elapsed_s)})"
     echo(f"took {elapsed_s:.1f} s{rates}")
-    for name, manifest in manifests.items() if options.overwrite else ():
-        _say_stale(_folder(output, name), manifest.fingerprint)
+    for name in manifests if options.overwrite else ():
+        _say_stale(_folder(output, name))
     _say_next(_folder(shown_url(output), next(iter(manifests))), options)
 
 
@@ -163,25 +154,17 @@ def _say_next(dataset: str, options: ConvertOptions) -> None:
     say_next(*uploaded, audit_line(dataset, vars(options)), training_line(dataset, BATCH_SIZE, options.workers))
 
 
-def _say_stale(dataset: str, fingerprint: str) -> None:
-    """Print which views and annotations were made for other shards than those of the fingerprint."""
-    from wdsplit.shards.annotations import scan_annotations
-    from wdsplit.shards.stored import intact
-    from wdsplit.shards.views import scan_views
-    from wdsplit.storage.opening import open_readable_storage
-
-    storage = open_readable_storage(dataset)
-    views, annotations = intact(scan_views(storage)), intact(scan_annotations(storage))
-    stale = {
-        "view": [name for name, each in views.items() if each.dataset != fingerprint],
-        "annotation": [name for name, each in annotations.items() if each.fingerprint != fingerprint],
+def _say_stale(dataset: str) -> None:
+    """Print which views and annotations were made for the shards that were replaced."""
+    found = wdsplit.inspect(dataset, 0)
+    old = {
+        "view": [each.name for each in found.views if stale(each, found)],
+        "annotation": [each.name for each in found.annotations if stale(each, found)],
     }
-    texts = [f"{kind}{'s' if len(names) > 1 else ''} {', '.join(names)}" for kind, names in stale.items() if names]
+    texts = [f"{kind}{'s' if len(names) > 1 else ''} {', '.join(names)}" for kind, names in old.items() if names]
     if texts:
-        several = sum(map(len, stale.values())) > 1
-        verb, again = ("belong", "them") if several else ("belongs", "it")
-        text = f"{verb} to the replaced shards; make {again} again, or drop {again}"
-        stderr(f"note: {' and '.join(texts)} {text}")
+        verb, again = ("belong", "them") if sum(map(len, old.values())) > 1 else ("belongs", "it")
+        stderr(f"note: {' and '.join(texts)} {verb} to the replaced shards; make {again} again, or drop {again}")
 
 
 def _folder(output: str, split: str) -> str:
@@ -207,13 +190,3 @@ def _say_how_to_resume(output: str, last: Mapping[str, Progress]) -> None:
     shards = sum(progress.done for progress in last.values() if progress.name == "write")
     kept = f"at least {counted(shards, 'shard')} published" if shards else "published shards are kept"
     stderr(f"{kept}; continue with the same command and --resume")
-
-
-def _refuse_more(context: click.Context, plan_path: str | None, share: str | None) -> None:
-    """Refuse options that the plan already determines."""
-    if plan_path is None or share is None:
-        raise click.UsageError("--plan, --share and --pass belong together: give --plan PLAN --share I/N")
-    known = {"plan_path", "share", "only", "jobs", "log"}
-    others = given(context, {str(parameter.name) for parameter in context.command.params} - known)
-    if others:
-        raise click.UsageError(f"{', '.join(others)}: not allowed with --plan, which determines the dataset")

@@ -15,14 +15,12 @@ from itertools import chain, groupby
 from math import ceil
 from typing import TYPE_CHECKING
 
-import click
-
 from wdsplit.cli.terminal import style
 
 if TYPE_CHECKING:
     from wdsplit.checks.inspect import Assignment, ReaderShare
 
-__all__ = ["bar", "draw_option", "draw_readers", "sparkline", "terminal_width"]
+__all__ = ["bar", "draw_readers", "sparkline", "terminal_width"]
 
 _HEIGHTS, _PLAIN_HEIGHTS = " ▁▂▃▄▅▆▇█", " .:-=+*#@"
 _SHADES, _PLAIN_SHADES = " ░▒▓█", " .:+#"
@@ -31,8 +29,6 @@ _MAX_ROWS = 32
 _MAX_CELL, _MAX_WIDTH = 8, 400
 _LEFT, _RIGHT = 14, 12
 """Widths of the columns for rank and worker, and for the samples."""
-
-draw_option = click.option("--draw", is_flag=True, help="Draw which rank and worker reads which shard.")
 
 
 def terminal_width() -> int:

@@ -1,105 +1,81 @@
-"""The help of a command: examples first, then its options in groups."""
+"""Commands and their options: the help of a command shows examples first, then its options in sections."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
 
-__all__ = ["ANNOTATING", "CHOOSING", "CONVERTING", "INDEXING", "LOADING", "REPORTING", "HelpCommand"]
+__all__ = ["Decorator", "argument", "command", "option", "with_options"]
 
-Groups = Mapping[str, tuple[str, ...]]
-"""The options of each group, by its name."""
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
-_ENGINE = ("jobs", "engine", "address", "log")
-
-CONVERTING: Groups = {
-    "Input": (
-        *("map", "columns", "key", "number-keys", "null", "classes", "class-names", "class-depth"),
-        *("hive", "keep", "no-keep"),
-    ),
-    "Rows": ("where", "limit", "skip-empty", "split", "group-by", "shuffle", "seed"),
-    "Shards": (
-        *("world-size", "workers", "shards", "samples-per-shard", "shard-size"),
-        *("pad", "allow-pads", "lanes", "window"),
-    ),
-    "Output": ("into", "save", "emit", "overwrite", "resume", "draw", "json"),
-    "Running": (*_ENGINE, "memory", "plan", "share", "pass"),
-}
-"""Groups of the commands that convert tables."""
-
-INDEXING: Groups = {
-    "Loading": ("world-size", "workers", "lanes", "window"),
-    "Sample tables": ("sample-tables", "keep", "no-keep"),
-    "Output": ("overwrite", "json"),
-    "Running": _ENGINE,
-}
-"""Groups of `wdsplit index`."""
-
-ANNOTATING: Groups = {
-    "Input": ("key", "columns", "map", "hive"),
-    "Matching": ("allow-missing", "allow-extra", "allow-duplicates"),
-    "Output": ("name", "overwrite", "resume", "json"),
-    "Stored annotations": ("list", "drop"),
-    "Running": (*_ENGINE, "memory"),
-}
-"""Groups of `wdsplit annotate`."""
-
-CHOOSING: Groups = {
-    "Samples": ("where", "keys", "exclude", "view", "allow-missing"),
-    "Output": ("overwrite", "json"),
-    "Stored views": ("list", "drop"),
-    "Running": _ENGINE,
-}
-"""Groups of `wdsplit view`."""
-
-LOADING: Groups = {
-    "Samples": ("view", "where", "limit", "step", "last", "state", "epoch", "epochs", "seconds"),
-    "Training": (
-        *("world-size", "workers", "worker-kind", "rank", "batch-size", "seed", "shuffle", "tail"),
-        *("lanes", "window", "fields", "decode", "resize", "step-ms"),
-    ),
-    "One sample": ("sample", "key", "index"),
-    "Output": (
-        *("output", "samples", "class-field", "read", "report"),
-        *("bad-samples-file", "emit", "overwrite", "draw", "verbose", "json"),
-    ),
-    "Running": _ENGINE,
-}
-"""Groups of the commands that read datasets."""
-
-REPORTING: Groups = {
-    "Samples": ("view", "where"),
-    "Training": ("topology", "batch-size", "seed", "shuffle"),
-    "Cluster model": ("link", "latency-ms", "step-ms", "sample-ms", "ranks-per-node", "request-price", "gb-price"),
-    "Output": ("output", "samples", "class-field", "max-read"),
-}
-"""Groups of `wdsplit report`."""
-
+_SECTIONS = (
+    *("Input", "Matching", "Rows", "Samples", "Training", "One sample", "Shards", "Loading", "Sample tables"),
+    *("Cluster model", "Output", "Stored annotations", "Stored views", "Running", "Options"),
+)
+"""The sections of all commands, in the order in which a help shows those that have options."""
 
 _KEEP_LINES = "\n\b"
 """Before a paragraph, it makes click keep the line breaks."""
 
-
 _RANGE = re.compile(r"\bx(?=[<>])|(?<=<=)x\b")
 """The number in click's ranges, such as [x>=1]; N is what the help calls it."""
 
+argument = click.argument
 
-class HelpCommand(click.Command):
-    """A command whose help shows its examples (the epilog) before its options.
+
+class _Option(click.Option):
+    """An option in a section of the help."""
+
+    def __init__(self, *args: Any, section: str, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.section = section
+        if isinstance(self.type, (click.IntRange, click.FloatRange)):
+            self.metavar = self.metavar or "N"
+
+
+def option(section: str, *flags: str, **settings: Any) -> Decorator:
+    """Return a decorator that adds an option to a command, in a section of its help; `settings` as of click."""
+    return click.option(*flags, cls=_Option, section=section, **settings)
+
+
+def with_options(options: Sequence[Decorator]) -> Decorator:
+    """Return a decorator that adds options to a command, in this order."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        for each in reversed(options):
+            function = each(function)
+        return function
+
+    return decorate
+
+
+def command(
+    name: str, examples: Sequence[str], *options: Decorator, summary: str | None = None
+) -> Callable[[Callable[..., Any]], click.Command]:
+    """Return a decorator that makes a command of a function, whose docstring is the help.
 
     Args:
-        groups: The groups of its options. Options without a group come last.
+        name: The name of the command.
+        examples: Examples of its arguments.
+        options: Its arguments and options.
+        summary: The line of the list of commands; None for the first of the help.
     """
+    lines = [f"  wdsplit {name} {each}" for each in examples]
+    epilog = "\n".join(["Examples:" if len(lines) > 1 else "Example:", "", "\b", *lines])
 
-    def __init__(self, *args: Any, groups: Groups | None = None, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.groups = groups or {}
-        for parameter in self.params:
-            if isinstance(parameter.type, (click.IntRange, click.FloatRange)):
-                parameter.metavar = parameter.metavar or "N"
+    def decorate(function: Callable[..., Any]) -> click.Command:
+        made = click.command(name, cls=_Command, epilog=epilog, short_help=summary)
+        return made(with_options(options)(function))
+
+    return decorate
+
+
+class _Command(click.Command):
+    """A command whose help shows its examples (the epilog) before its options."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments; without any, show the examples."""
@@ -121,19 +97,11 @@ class HelpCommand(click.Command):
         self.format_options(ctx, formatter)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options, group by group."""
-        listed: dict[str, list[tuple[str, str]]] = {name: [] for name in [*self.groups, "Options"]}
-        for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
-            if record is not None and isinstance(parameter, click.Option):
-                flags, text = record
-                listed[self.group_of(parameter)].append((flags, _RANGE.sub("N", text)))
-        for name, records in listed.items():
-            if records:
-                with formatter.section(name):
-                    formatter.write_dl(records)
-
-    def group_of(self, parameter: click.Parameter) -> str:
-        """Return the name of the group that lists an option."""
-        names = {name.removeprefix("--") for name in parameter.opts}
-        return next((group for group, options in self.groups.items() if names & set(options)), "Options")
+        """Write the options, section by section."""
+        options = [each for each in self.get_params(ctx) if isinstance(each, click.Option)]
+        for section in _SECTIONS:
+            records = [each.get_help_record(ctx) for each in options if getattr(each, "section", "Options") == section]
+            rows = [(record[0], _RANGE.sub("N", record[1])) for record in records if record is not None]
+            if rows:
+                with formatter.section(section):
+                    formatter.write_dl(rows)

@@ -12,61 +12,79 @@ import click
 
 import wdsplit
 from wdsplit.cli.conversion import label_lines
-from wdsplit.cli.drawing import bar, draw_option, draw_readers, terminal_width
-from wdsplit.cli.help import LOADING, HelpCommand
-from wdsplit.cli.options import batch_size_option, json_option, order_options, view_options
-from wdsplit.cli.terminal import STALE, echo, echo_json, human_bytes, listed, table, wrapped
+from wdsplit.cli.drawing import bar, draw_readers, terminal_width
+from wdsplit.cli.help import command, option
+from wdsplit.cli.options import (
+    batch_size_option,
+    dataset_argument,
+    draw_option,
+    json_option,
+    order_options,
+    view_options,
+)
+from wdsplit.cli.terminal import columns_text, echo, echo_json, human_bytes, listed, stale, table, wrapped
 from wdsplit.tar.names import RESERVED_FIELDS
-from wdsplit.texts import counted, escaped, percent
+from wdsplit.texts import counted, escaped, percent, safe_text
 from wdsplit.urls import shown_url
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from wdsplit.checks.contents import FieldContents, ImageSizes
-    from wdsplit.checks.inspect import Assignment, Inspection
+    from wdsplit.checks.inspect import Inspection
 
 __all__ = ["assign_command", "inspect_command"]
 
 _PREVIEW_CHARACTERS = 60
 _MANY_CLASSES, _CLASSES_SHOWN = 12, 10
-_BAR_WIDTH, _MAX_NAME = 24, 36
+_BAR_WIDTH, _MAX_NAME, _SHARDS_SHOWN = 24, 36, 12
 _NUMBER = re.compile("-?(0|[1-9][0-9]*)")
 """A number of a sample; 007 is a key."""
 
 
-@click.command(
+@command(
     "inspect",
-    cls=HelpCommand,
-    groups=LOADING,
-    short_help="Summarize DATASET, and show samples.",
-    epilog="""Examples:
-
-\b
-  wdsplit inspect data/train --samples 5
-  wdsplit inspect data/train --sample 17 -o sample/""",
+    ["data/train --samples 5", "data/train --sample 17 -o sample/"],
+    dataset_argument,
+    option(
+        "Output",
+        "--samples",
+        type=click.IntRange(0),
+        default=3,
+        show_default=True,
+        help="Show the first N samples; with 0, read no shard and count no classes.",
+    ),
+    option(
+        "One sample",
+        "--sample",
+        metavar="KEY|N",
+        help="Show only this sample, by its key or its number (as for --index).",
+    ),
+    option("One sample", "--key", metavar="KEY", help="Show only the sample with this key."),
+    option(
+        "One sample",
+        "--index",
+        type=int,
+        metavar="N",
+        help="Show only sample N, counted from 0, or from the end: -1.",
+    ),
+    option(
+        "Output",
+        "-o",
+        "--output",
+        metavar="FOLDER|FILE",
+        help="With one sample: save its fields in this folder as KEY.FIELD, or save only the field that the name of a "
+        "file ends with, such as cat.jpg.",
+    ),
+    option(
+        "Output",
+        "-v",
+        "--verbose",
+        is_flag=True,
+        help="Also show columns, encodings, lanes, fingerprint and origin.",
+    ),
+    view_options,
+    json_option,
+    summary="Summarize DATASET, and show samples.",
 )
-@click.argument("dataset")
-@click.option(
-    "--samples",
-    type=click.IntRange(0),
-    default=3,
-    show_default=True,
-    help="Show the first N samples; with 0, read no shard and count no classes.",
-)
-@click.option("--sample", metavar="KEY|N", help="Show only this sample, by its key or its number (as for --index).")
-@click.option("--key", metavar="KEY", help="Show only the sample with this key.")
-@click.option("--index", type=int, metavar="N", help="Show only sample N, counted from 0, or from the end: -1.")
-@click.option(
-    "-o",
-    "--output",
-    metavar="FOLDER|FILE",
-    help="With one sample: save its fields in this folder as KEY.FIELD, or save only the field that the name of a file "
-    "ends with, such as cat.jpg.",
-)
-@click.option("-v", "--verbose", is_flag=True, help="Also show columns, encodings, lanes, fingerprint and origin.")
-@view_options
-@json_option
 def inspect_command(
     dataset: str,
     samples: int,
@@ -127,7 +145,7 @@ def _summary(dataset: str, found: Inspection) -> str:
         if one.classes:
             drawn = "" if contents.is_exact else f", in a sample of {contents.num_read:,}"
             lines += [f"{num_classes} in {one.name}{drawn}:", *_class_lines(one.classes), ""]
-        other = _printable(field.type) if one.images is None else _images_text(one.images)
+        other = safe_text(field.type, _MAX_NAME) if one.images is None else _images_text(one.images)
         content = num_classes if one.classes else other
         rows.append((one.name, percent(one.num_present, contents.num_read), _sizes_text(one), content))
     lines.append(table(("field", "present", "median bytes (range)", "content"), rows))
@@ -141,25 +159,13 @@ def _summary(dataset: str, found: Inspection) -> str:
 
 def _choices(found: Inspection) -> list[str]:
     """Return a line for the sample tables, for each view and for each annotation."""
-    old = {True: "", False: STALE}
-    tables = [f"sample tables: {_columns_text(found.samples)}"] if found.samples is not None else []
-    return [
-        *tables,
-        *(
-            f"view {view.name}: {percent(view.num_selected, view.num_samples)} of the samples"
-            f"{old[view.dataset == found.fingerprint]}"
-            for view in found.views
-        ),
-        *(
-            f"annotation {each.name}: {_columns_text(each.schema)}{old[each.fingerprint == found.fingerprint]}"
-            for each in found.annotations
-        ),
-        *(f"{name}: damaged: {cause}" for name, cause in found.damaged.items()),
-    ]
-
-
-def _columns_text(schema: pa.Schema) -> str:
-    return ", ".join(f"{one.name} ({one.type})" for one in schema)
+    lines = [f"sample tables: {columns_text(found.samples)}"] if found.samples is not None else []
+    for view in found.views:
+        share = percent(view.num_selected, view.num_samples)
+        lines.append(f"view {view.name}: {share} of the samples{stale(view, found)}")
+    for each in found.annotations:
+        lines.append(f"annotation {each.name}: {columns_text(each.schema)}{stale(each, found)}")
+    return [*lines, *(f"{name}: damaged: {cause}" for name, cause in found.damaged.items())]
 
 
 def _class_lines(counts: Mapping[str, int]) -> list[str]:
@@ -168,7 +174,7 @@ def _class_lines(counts: Mapping[str, int]) -> list[str]:
     if len(classes) > _MANY_CLASSES:
         classes.sort(key=lambda each: -each[1])
     shown = classes if len(classes) <= _MANY_CLASSES else classes[:_CLASSES_SHOWN]
-    names = [_printable(name) for name, _ in shown]
+    names = [safe_text(name, _MAX_NAME) for name, _ in shown]
     width, most = max(map(len, names)), max(1, *(count for _, count in shown))
     lines = [
         f"  {name:{width}}  {count:>{len(f'{most:,}')},}  {bar(count / most, _BAR_WIDTH)}".rstrip()
@@ -200,12 +206,6 @@ def _between(low: int, high: int) -> str:
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
-def _printable(name: str) -> str:
-    """Return a name that fits on a line and is safe to print to a terminal."""
-    text = name if name.isprintable() else ascii(name)
-    return text if len(text) <= _MAX_NAME else f"{text[: _MAX_NAME - 3]}..."
-
-
 def _technical(found: Inspection) -> str:
     """Return the details for --verbose."""
     rows = [(field.name, field.column, field.type, field.encoding) for field in found.fields]
@@ -229,25 +229,19 @@ def _technical(found: Inspection) -> str:
 def _one_sample(dataset: str, key_or_index: str | int, output: str | None, as_json: bool) -> None:
     """Show one sample, or save its fields as files."""
     from wdsplit.checks.inspect import save_sample
-
-    sample, names = _sample(dataset, key_or_index)
-    files = [] if output is None else save_sample(sample, output)
-    if as_json:
-        echo_json(_previews(sample) | ({"__files__": files} if files else {}))
-    elif output is None:
-        _show(sample, names)
-    else:
-        echo("\n".join(files))
-
-
-def _sample(dataset: str, key_or_index: str | int) -> tuple[dict[str, Any], dict[str, tuple[str, ...]]]:
-    """Return the sample with this key or number, and the class names of its fields."""
     from wdsplit.loading.opening import open_dataset
     from wdsplit.loading.reading.lookup import find_sample
     from wdsplit.loading.reading.source import Access
 
     url, manifest, access = open_dataset(dataset, Access())
-    return find_sample(access.storage(url), manifest, key_or_index), manifest.class_names
+    sample = find_sample(access.storage(url), manifest, key_or_index)
+    files = [] if output is None else save_sample(sample, output)
+    if as_json:
+        echo_json(_previews(sample) | ({"__files__": files} if files else {}))
+    elif output is None:
+        _show(sample, manifest.class_names)
+    else:
+        echo("\n".join(files))
 
 
 def _as_json(dataset: str, found: Inspection) -> dict[str, Any]:
@@ -283,7 +277,7 @@ def _show(sample: dict[str, Any], names: Mapping[str, tuple[str, ...]]) -> None:
         if name not in RESERVED_FIELDS:
             text = _preview(value)
             is_class = text.isascii() and text.isdigit() and int(text) < len(names.get(name, ()))
-            echo(f"  {name}: {text}{f' ({_printable(names[name][int(text)])})' if is_class else ''}")
+            echo(f"  {name}: {text}{f' ({safe_text(names[name][int(text)], _MAX_NAME)})' if is_class else ''}")
 
 
 def _previews(sample: dict[str, Any]) -> dict[str, str]:
@@ -303,21 +297,24 @@ def _preview(value: Any) -> str:
     return text if len(text) <= _PREVIEW_CHARACTERS else f"{text[:_PREVIEW_CHARACTERS]}... ({len(value):,} bytes)"
 
 
-@click.command(
+@command(
     "assign",
-    cls=HelpCommand,
-    groups=LOADING,
-    short_help="Show which shards of DATASET each rank and worker reads.",
-    epilog="Example: wdsplit assign data/train --world-size 8 --workers 4 --epoch 3",
+    ["data/train --world-size 8 --workers 4 --epoch 3"],
+    dataset_argument,
+    order_options,
+    batch_size_option(1),
+    option("Samples", "--epoch", type=click.IntRange(0), default=0, show_default=True, help="Epoch, counted from 0."),
+    option(
+        "Training",
+        "--lanes",
+        type=click.IntRange(1),
+        help="Override the number of lanes.  [default: the dataset's]",
+    ),
+    view_options,
+    draw_option,
+    json_option,
+    summary="Show which shards of DATASET each rank and worker reads.",
 )
-@click.argument("dataset")
-@order_options
-@batch_size_option(1)
-@click.option("--epoch", type=click.IntRange(0), default=0, show_default=True, help="Epoch, counted from 0.")
-@click.option("--lanes", type=click.IntRange(1), help="Override the number of lanes.  [default: the dataset's]")
-@view_options
-@draw_option
-@json_option
 def assign_command(dataset: str, world_size: int, workers: int, draw: bool, as_json: bool, **arguments: Any) -> None:
     """Show which shards of DATASET each rank and worker reads, in reading order."""
     if draw and as_json:
@@ -325,24 +322,18 @@ def assign_command(dataset: str, world_size: int, workers: int, draw: bool, as_j
     found = wdsplit.assign(dataset, world_size, workers, **arguments)
     if as_json:
         echo_json(dataclasses.asdict(found))
-    else:
-        picture = draw_readers(found, terminal_width()) if draw else _readers_table(found)
-        echo("\n".join([picture, "", *map(wrapped, _readers_lines(found))]))
-
-
-def _readers_table(found: Assignment) -> str:
-    rows = [(one.rank, one.worker, f"{one.samples:,}", _shard_list(one.shards)) for one in found.readers]
-    return table(("rank", "worker", "samples", "shards"), rows)
-
-
-def _readers_lines(found: Assignment) -> list[str]:
+        return
     lines = [
         f"{found.lanes} lanes, {found.pads:,} pads; each window is read {found.read_amplification:.2f} times on average"
     ]
     if found.recut:
         lines.append("shards differ in size, so lanes were cut at equal counts: some lanes share a shard")
-    return lines if found.advice is None else [*lines, found.advice]
-
-
-def _shard_list(shards: list[int]) -> str:
-    return ", ".join(map(str, shards[:12])) + (f", ... ({len(shards):,} in total)" if len(shards) > 12 else "")
+    if found.advice is not None:
+        lines.append(found.advice)
+    rows = []
+    for one in found.readers:
+        more = f", ... ({len(one.shards):,} in total)" if len(one.shards) > _SHARDS_SHOWN else ""
+        shards = ", ".join(map(str, one.shards[:_SHARDS_SHOWN])) + more
+        rows.append((one.rank, one.worker, f"{one.samples:,}", shards))
+    picture = draw_readers(found, terminal_width()) if draw else table(("rank", "worker", "samples", "shards"), rows)
+    echo("\n".join([picture, "", *map(wrapped, lines)]))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
+from click.core import ParameterSource
 
+from wdsplit.cli.help import Decorator, argument, option, with_options
 from wdsplit.order.limits import TAILS
 
 if TYPE_CHECKING:
@@ -14,20 +18,21 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NAMES",
-    "Decorator",
+    "Running",
     "batch_size_option",
+    "class_field_option",
+    "dataset_argument",
+    "draw_option",
     "engine_options",
+    "given",
     "json_option",
-    "open_engine",
     "order_options",
     "parse_names",
     "refuse_empty",
+    "seed_options",
     "shuffle_options",
     "view_options",
-    "with_options",
 ]
-
-Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def parse_names(context: click.Context, parameter: click.Parameter, values: Collection[str]) -> tuple[str, ...]:
@@ -36,91 +41,130 @@ def parse_names(context: click.Context, parameter: click.Parameter, values: Coll
     return tuple(name.strip() for value in values for name in value.split(","))
 
 
-def refuse_empty(option: str, values: Collection[str]) -> None:
+def refuse_empty(flag: str, values: Collection[str]) -> None:
     """Refuse an option with an empty value."""
     if not all(value.strip(" ,") for value in values):
-        raise click.BadParameter("empty value: give one, or leave the option out", param_hint=repr(option))
+        raise click.BadParameter("empty value: give one, or leave the option out", param_hint=repr(flag))
+
+
+def given(names: Collection[str] | None = None, but: Collection[str] = ()) -> list[str]:
+    """Return the flags of parameters that the command line sets: of these names, or of all but some."""
+    context = click.get_current_context()
+    return [
+        parameter.opts[-1] if isinstance(parameter, click.Option) else parameter.make_metavar(context)
+        for parameter in context.command.params
+        if (parameter.name in names if names is not None else parameter.name not in but)
+        and context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
+    ]
 
 
 NAMES: dict[str, Any] = {"multiple": True, "callback": parse_names, "metavar": "NAME[,NAME...]"}
 """Settings of an option for a list of names: repeated, or separated by commas."""
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+dataset_argument = argument("dataset")
+json_option = option("Output", "--json", "as_json", is_flag=True, help="Print the result as JSON.")
+draw_option = option("Output", "--draw", is_flag=True, help="Draw which rank and worker reads which shard.")
 
 
 def batch_size_option(default: int) -> Decorator:
     """Return a decorator that adds `--batch-size` to a command."""
-    return click.option(
-        "--batch-size",
+    settings: dict[str, Any] = {"type": click.IntRange(1), "default": default, "show_default": True}
+    return option("Training", "--batch-size", **settings, help="Samples per batch on each rank.")
+
+
+def class_field_option(section: str, purpose: str) -> Decorator:
+    """Return a decorator that adds `--class-field` to a command."""
+    return option(section, "--class-field", metavar="NAME", help=f"Field with the classes{purpose}")
+
+
+@dataclass(frozen=True)
+class Running:
+    """How tasks run: the values of `engine_options`.
+
+    Attributes:
+        jobs: Number of parallel tasks; None for the engine's default.
+        engine: local or ray.
+        address: Address of the Ray cluster.
+        log: The file for the progress.
+    """
+
+    jobs: int | None
+    engine: str
+    address: str | None
+    log: TextIO | None
+
+    def open(self) -> Engine:
+        """Return the engine; it is closed when the command ends."""
+        if self.engine == "ray":
+            from wdsplit.engines.ray import RayEngine
+
+            cluster = RayEngine(self.address or "auto", jobs=self.jobs)
+            click.get_current_context().call_on_close(cluster.close)
+            return cluster
+        from wdsplit.engines.limits import usable_processors
+        from wdsplit.engines.local import LocalEngine
+
+        if self.address is not None:
+            raise click.UsageError("--address needs --engine ray")
+        return LocalEngine(self.jobs or usable_processors())
+
+
+_ENGINE = (
+    option(
+        "Running",
+        "--jobs",
         type=click.IntRange(1),
-        default=default,
+        help="Number of parallel tasks.  [default: usable processors; on Ray twice the cluster's, at least 64]",
+    ),
+    option(
+        "Running",
+        "--engine",
+        type=click.Choice(("local", "ray")),
+        default="local",
         show_default=True,
-        help="Samples per batch on each rank.",
-    )
+        help="Run tasks on this machine, or on a Ray cluster whose nodes can all access input and output.",
+    ),
+    option(
+        "Running",
+        "--address",
+        metavar="ADDRESS",
+        help="Address of the Ray cluster: auto, ray://HOST:10001, or local to start one here.  [default: auto]",
+    ),
+    option(
+        "Running",
+        "--log",
+        type=click.File("a", encoding="utf-8"),
+        metavar="FILE",
+        help="Append progress to this file, as JSON lines.",
+    ),
+)
 
 
-def with_options(options: Sequence[Decorator]) -> Decorator:
-    """Return a decorator that adds options to a command, in this order."""
+def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options for running tasks and logging progress; the command gets them as `running`."""
 
-    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        for option in reversed(options):
-            command = option(command)
-        return command
+    @wraps(command)
+    def gathered(*, jobs: Any, engine: Any, address: Any, log: Any, **others: Any) -> Any:
+        return command(running=Running(jobs, engine, address, log), **others)
 
-    return decorate
+    return with_options(_ENGINE)(gathered)
 
 
-engine_options = with_options(
+seed_options = with_options(
     (
-        click.option(
-            "--jobs",
-            type=click.IntRange(1),
-            help="Number of parallel tasks.  [default: usable processors; on Ray twice the cluster's, at least 64]",
-        ),
-        click.option(
-            "--engine",
-            type=click.Choice(("local", "ray")),
-            default="local",
-            show_default=True,
-            help="Run tasks on this machine, or on a Ray cluster whose nodes can all access input and output.",
-        ),
-        click.option(
-            "--address",
-            metavar="ADDRESS",
-            help="Address of the Ray cluster: auto, ray://HOST:10001, or local to start one here.  [default: auto]",
-        ),
-        click.option(
-            "--log",
-            type=click.File("a", encoding="utf-8"),
-            metavar="FILE",
-            help="Append progress to this file, as JSON lines.",
+        option("Training", "--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the order."),
+        option(
+            "Training", "--shuffle/--no-shuffle", default=True, show_default=True, help="Shuffle shards and samples."
         ),
     )
 )
-"""Adds the options for running tasks and logging progress: jobs, engine, address, log."""
-
-
-def open_engine(engine: str, address: str | None, jobs: int | None) -> Engine:
-    """Return the engine that `engine_options` select; it is closed when the command ends."""
-    if engine == "ray":
-        from wdsplit.engines.ray import RayEngine
-
-        cluster = RayEngine(address or "auto", jobs=jobs)
-        click.get_current_context().call_on_close(cluster.close)
-        return cluster
-    from wdsplit.engines.limits import usable_processors
-    from wdsplit.engines.local import LocalEngine
-
-    if address is not None:
-        raise click.UsageError("--address needs --engine ray")
-    return LocalEngine(jobs or usable_processors())
-
+"""Adds the options of shuffling: seed, shuffle."""
 
 shuffle_options = with_options(
     (
-        click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the order."),
-        click.option("--shuffle/--no-shuffle", default=True, show_default=True, help="Shuffle shards and samples."),
-        click.option(
+        seed_options,
+        option(
+            "Training",
             "--tail",
             type=click.Choice(TAILS),
             default="pad",
@@ -133,9 +177,16 @@ shuffle_options = with_options(
 
 order_options = with_options(
     (
-        click.option("--world-size", type=click.IntRange(1), default=1, show_default=True, help="Number of ranks."),
-        click.option(
-            "--workers", type=click.IntRange(0), default=0, show_default=True, help="Loader workers per rank."
+        option(
+            "Training", "--world-size", type=click.IntRange(1), default=1, show_default=True, help="Number of ranks."
+        ),
+        option(
+            "Training",
+            "--workers",
+            type=click.IntRange(0),
+            default=0,
+            show_default=True,
+            help="Loader workers per rank.",
         ),
         shuffle_options,
     )
@@ -144,8 +195,9 @@ order_options = with_options(
 
 view_options = with_options(
     (
-        click.option("--view", metavar="NAME", help="Use only the samples of this view (see `wdsplit view`)."),
-        click.option(
+        option("Samples", "--view", metavar="NAME", help="Use only the samples of this view (see `wdsplit view`)."),
+        option(
+            "Samples",
             "--where",
             metavar="CONDITION",
             help='Use only the samples that meet this condition, such as "score > 0.5".',

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wdsplit.cli.conversion import conversion_options, given, label_lines, plan_options, run_options
-from wdsplit.cli.drawing import draw_option, draw_readers, terminal_width
-from wdsplit.cli.help import CONVERTING, HelpCommand
-from wdsplit.cli.options import json_option
+from wdsplit.cli.conversion import conversion_options, label_lines, plan_options, run_options
+from wdsplit.cli.drawing import draw_readers, terminal_width
+from wdsplit.cli.help import argument, command, option
+from wdsplit.cli.options import draw_option, given, json_option
 from wdsplit.cli.progress import progress_bar
 from wdsplit.cli.terminal import echo, echo_json, human_bytes, listed, say_next, table, wrapped
 from wdsplit.texts import counted
@@ -27,40 +27,29 @@ __all__ = ["plan_command"]
 _FEW = 3
 
 
-@click.command(
+@command(
     "plan",
-    cls=HelpCommand,
-    groups=CONVERTING,
-    short_help="Preview what convert would do; start a conversion in shares.",
-    epilog="""Examples:
-
-\b
-  wdsplit plan 'raw/train-*.parquet' --world-size 8 --workers 4
-  wdsplit plan raw/ --into /shared/train -o /shared/train.plan""",
+    ["'raw/train-*.parquet' --world-size 8 --workers 4", "raw/ --into /shared/train -o /shared/train.plan"],
+    argument("inputs", nargs=-1, required=True, metavar="INPUT..."),
+    plan_options,
+    option("Output", "--into", "output", metavar="OUTPUT", help="With -o: output folder, accessible to all shares."),
+    option(
+        "Output",
+        "-o",
+        "--save",
+        "plan_path",
+        metavar="PLAN",
+        help="Start a conversion in shares into OUTPUT, and save its plan to this file.",
+    ),
+    run_options,
+    draw_option,
+    json_option,
+    summary="Preview what convert would do; start a conversion in shares.",
 )
-@click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
-@plan_options
-@click.option("--into", "output", metavar="OUTPUT", help="With -o: output folder, accessible to all shares.")
-@click.option(
-    "-o",
-    "--save",
-    "plan_path",
-    metavar="PLAN",
-    help="Start a conversion in shares into OUTPUT, and save its plan to this file.",
-)
-@run_options
-@draw_option
-@json_option
-@click.pass_context
 def plan_command(
-    context: click.Context,
-    /,
     inputs: tuple[str, ...],
     output: str | None,
     plan_path: str | None,
-    memory: int | None,
-    emit: tuple[str, ...],
-    overwrite: bool,
     draw: bool,
     as_json: bool,
     **arguments: Any,
@@ -85,15 +74,15 @@ def plan_command(
     if (output is None) != (plan_path is None):
         raise click.UsageError("--into and -o belong together: give -o PLAN --into OUTPUT")
     if output is None or plan_path is None:
-        others = given(context, ("emit", "overwrite"))
+        others = given(("emit", "overwrite"))
         if others:
             raise click.UsageError(f"{', '.join(others)}: allowed only with -o")
-        options = conversion_options(arguments)
+        memory, options = arguments["memory"], conversion_options(arguments)
         with progress_bar("planning"):
             plans, names = plan_splits(inputs, options), {}
         needs = {name: needs_of(plan, memory, usable_processors(), True, True) for name, plan in plans.items()}
     else:
-        options = conversion_options(arguments, memory=memory, emit=emit, overwrite=overwrite)
+        options = conversion_options(arguments)
         with progress_bar("planning"):
             saved = plan_shares(inputs, output, plan_path, options)
         plans = dict(zip(options.splits or [""], saved.values(), strict=True))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import time
 from functools import partial
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 import click
 
 import wdsplit
 from wdsplit.cli.conversion import dataset_text, show_progress
-from wdsplit.cli.help import HelpCommand
+from wdsplit.cli.help import argument, command
+from wdsplit.cli.options import Running
 from wdsplit.cli.progress import progress_bar
 from wdsplit.cli.terminal import echo, human_bytes, stderr, wrapped
 from wdsplit.urls import shown_url
@@ -19,19 +20,18 @@ from wdsplit.urls import shown_url
 if TYPE_CHECKING:
     from wdsplit.conversion.convert import Progress
     from wdsplit.conversion.plan.options import Pass
-    from wdsplit.engines.local import Engine
 
 __all__ = ["commit_command", "run_share"]
 
 
-def run_share(plan_path: str, share: str, only: Pass | None, engine: Engine, log: TextIO | None) -> None:
+def run_share(plan_path: str, share: str, only: Pass | None, running: Running) -> None:
     """Write a share of a conversion, and print what was written."""
     match = re.fullmatch(r"(\d+)/(\d+)", share)
     if match is None:
         raise click.BadParameter(f"{share!r}: expected I/N, such as 3/16", param_hint="'--share'")
-    started = time.monotonic()
+    engine, started = running.open(), time.monotonic()
     try:
-        with progress_bar(f"share {share}", log) as bar:
+        with progress_bar(f"share {share}", running.log) as bar:
             report = partial(show_progress, bar, name=share)
             done = wdsplit.convert_share(plan_path, int(match[1]), int(match[2]), only, report, engine=engine)
     except KeyboardInterrupt:
@@ -51,13 +51,12 @@ def _done(progress: Progress) -> str:
     return f"{progress.done:,} shards{there}, {progress.samples:,} samples and pads, {size}"
 
 
-@click.command(
+@command(
     "commit",
-    cls=HelpCommand,
-    short_help="Finish a conversion in shares.",
-    epilog="Example: wdsplit commit /shared/train.plan",
+    ["/shared/train.plan"],
+    argument("plan_path", metavar="PLAN"),
+    summary="Finish a conversion in shares.",
 )
-@click.argument("plan_path", metavar="PLAN")
 def commit_command(plan_path: str) -> None:
     """Finish a conversion in shares that `wdsplit plan -o PLAN` started: write the manifest.
 

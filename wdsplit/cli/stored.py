@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from wdsplit.cli.terminal import STALE, echo, echo_json, table
-from wdsplit.errors import WdsplitError
+import wdsplit
+from wdsplit.cli.terminal import echo, echo_json, stale, table
 from wdsplit.urls import shown_url
-
-if TYPE_CHECKING:
-    from wdsplit.storage.interface import ReadableStorage
 
 __all__ = ["list_stored"]
 
 
 def list_stored(
     dataset: str,
-    header: Sequence[str],
-    scan: Callable[[ReadableStorage], Mapping[str, Any]],
-    made_for: Callable[[Any], str],
+    kind: str,
+    columns: Sequence[str],
     row: Callable[[Any], Sequence[str]],
     values: Callable[[Any], dict[str, Any]],
     as_json: bool,
@@ -28,35 +24,33 @@ def list_stored(
 
     Args:
         dataset: The dataset.
-        header: The columns of the list; the first is the name of the kind.
-        scan: Returns the objects by their names; for a damaged one, its error.
-        made_for: Returns the fingerprint of the dataset that an object was made for.
-        row: Returns the cells of an object, without its name.
+        kind: view or annotation.
+        columns: The columns of the list, besides the name.
+        row: Returns the cells of an object, besides its name.
         values: Returns an object as JSON values.
         as_json: Print JSON instead.
     """
-    from wdsplit.shards.files import read_manifest
-    from wdsplit.storage.opening import open_readable_storage
-
-    storage = open_readable_storage(dataset)
-    fingerprint, found = read_manifest(storage).fingerprint, scan(storage)
+    found = wdsplit.inspect(dataset, 0)
+    made = {each.name: each for each in (found.views if kind == "view" else found.annotations)}
+    damaged = {name.removeprefix(f"{kind} "): cause for name, cause in found.damaged.items() if name.startswith(kind)}
+    names = sorted([*made, *damaged])
     if as_json:
         echo_json(
             [
-                {"name": name, "damaged": each.cause}
-                if isinstance(each, WdsplitError)
-                else values(each) | {"stale": made_for(each) != fingerprint}
-                for name, each in found.items()
+                {"name": name, "damaged": damaged[name]}
+                if name in damaged
+                else values(made[name]) | {"stale": bool(stale(made[name], found))}
+                for name in names
             ]
         )
-    elif not found:
-        echo(f"{shown_url(dataset)}: no {header[0]}s")
+    elif not names:
+        echo(f"{shown_url(dataset)}: no {kind}s")
     else:
         rows = []
-        for name, each in found.items():
-            if isinstance(each, WdsplitError):
-                rows.append((name, *[""] * (len(header) - 2), f"damaged: {each.cause}"))
+        for name in names:
+            if name in damaged:
+                rows.append((name, *[""] * (len(columns) - 1), f"damaged: {damaged[name]}"))
             else:
-                *cells, last = row(each)
-                rows.append((name, *cells, last if made_for(each) == fingerprint else last + STALE))
-        echo(table(header, rows))
+                *cells, last = row(made[name])
+                rows.append((name, *cells, last + stale(made[name], found)))
+        echo(table((kind, *columns), rows))

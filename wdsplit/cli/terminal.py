@@ -25,13 +25,17 @@ from wdsplit.texts import counted, escaped, human_bytes
 from wdsplit.urls import shown_url
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from wdsplit.checks.inspect import Inspection
+    from wdsplit.shards.annotations import Annotation
     from wdsplit.shards.manifest import Manifest
+    from wdsplit.shards.views import StoredView
 
 __all__ = [
     "BATCH_SIZE",
     "FAILED",
     "INTERRUPTED",
-    "STALE",
     "TERMINATED",
     "UNUSABLE",
     "LogHandler",
@@ -39,6 +43,7 @@ __all__ = [
     "bad",
     "byte_size",
     "colour",
+    "columns_text",
     "echo",
     "echo_json",
     "error_text",
@@ -47,6 +52,7 @@ __all__ = [
     "listed",
     "rates_text",
     "say_next",
+    "stale",
     "stderr",
     "style",
     "table",
@@ -57,9 +63,6 @@ __all__ = [
 ]
 
 FAILED, UNUSABLE, INTERRUPTED, TERMINATED = 1, 2, 130, 143
-
-STALE = "; made for an earlier version of the dataset"
-"""Marks stale views and annotations in lists."""
 
 BATCH_SIZE = 64
 """The batch size in suggested commands."""
@@ -161,6 +164,18 @@ def totals_text(manifest: Manifest) -> str:
         f"{counted(manifest.num_pads, 'pad')}, "
         f"{human_bytes(manifest.num_bytes)}"
     )
+
+
+def columns_text(schema: pa.Schema) -> str:
+    """Return names and types of columns as text."""
+    return ", ".join(f"{column.name} ({column.type})" for column in schema)
+
+
+def stale(stored: StoredView | Annotation, found: Inspection) -> str:
+    """Return the mark of a view or annotation that was made for other shards than the dataset has; else nothing."""
+    # The fingerprint of a view is that of its selection.
+    made_for = stored.dataset if hasattr(stored, "dataset") else stored.fingerprint
+    return "" if made_for == found.fingerprint else "; made for an earlier version of the dataset"
 
 
 def rates_text(num_samples: int, num_bytes: int, elapsed_s: float) -> str:

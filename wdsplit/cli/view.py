@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 import click
 
 import wdsplit
-from wdsplit.cli.help import CHOOSING, HelpCommand
-from wdsplit.cli.options import engine_options, json_option, open_engine
+from wdsplit.cli.help import argument, command, option
+from wdsplit.cli.options import Running, dataset_argument, engine_options, json_option
 from wdsplit.cli.progress import progress_bar
 from wdsplit.cli.stored import list_stored
 from wdsplit.cli.terminal import echo, echo_json, say_next, table, wrapped
@@ -28,100 +28,82 @@ _MANY_CLASSES, _CLASSES_SHOWN = 12, 10
 _MAX_NAME, _MAX_RECIPE = 36, 100
 
 
-_EPILOG = """Examples:
-
-\b
-  wdsplit view data/train good --where "score > 0.5 and label != 'other'"
-  wdsplit view data/train clean --exclude bad.jsonl
-  wdsplit view data/train --list"""
-
-_HELP = """
-Select samples of DATASET, and store the selection as the view NAME. wdsplit.Dataset(DATASET, view=NAME) then reads
-only these samples. No shard is changed or copied: a view takes about one bit per sample.
-
-Conditions have the syntax of `wdsplit convert --where`. They can use the columns of the sample tables (num_bytes,
-width and height of images, and columns that `wdsplit convert` kept) and of annotations.
-"""
-
-
-@click.command(
+@command(
     "view",
-    cls=HelpCommand,
-    groups=CHOOSING,
-    help=_HELP,
-    epilog=_EPILOG,
-    short_help="Select samples of DATASET, and store the selection under a name.",
+    [
+        "data/train good --where \"score > 0.5 and label != 'other'\"",
+        "data/train clean --exclude bad.jsonl",
+        "data/train --list",
+    ],
+    dataset_argument,
+    argument("name", required=False),
+    option(
+        "Samples",
+        "--where",
+        metavar="CONDITION",
+        help="Keep the samples that meet this condition. Quote class names.",
+    ),
+    option(
+        "Samples",
+        "--keys",
+        metavar="FILE",
+        help="Keep the samples with the keys in this file: text with one key per line, .jsonl with `key` in each line, "
+        "or .csv, .tsv or .parquet with a column `key` or `__key__`.",
+    ),
+    option(
+        "Samples",
+        "--exclude",
+        metavar="FILE",
+        help="Leave out the samples with the keys in this file (as for --keys).",
+    ),
+    option("Samples", "--view", metavar="BASE", help="Select only from the samples of this view."),
+    option("Samples", "--allow-missing", is_flag=True, help="Warn about --keys without a sample, instead of failing."),
+    option("Output", "--overwrite", is_flag=True, help="Replace the view of this name."),
+    option("Stored views", "--list", "lists", is_flag=True, help="List the views of DATASET."),
+    option("Stored views", "--drop", metavar="NAME", help="Remove this view, but no sample."),
+    engine_options,
+    json_option,
+    summary="Select samples of DATASET, and store the selection under a name.",
 )
-@click.argument("dataset")
-@click.argument("name", required=False)
-@click.option(
-    "--where",
-    metavar="CONDITION",
-    help="Keep the samples that meet this condition. Quote class names.",
-)
-@click.option(
-    "--keys",
-    metavar="FILE",
-    help="Keep the samples with the keys in this file: text with one key per line, .jsonl with `key` in each line, or "
-    ".csv, .tsv or .parquet with a column `key` or `__key__`.",
-)
-@click.option("--exclude", metavar="FILE", help="Leave out the samples with the keys in this file (as for --keys).")
-@click.option("--view", "base", metavar="BASE", help="Select only from the samples of this view.")
-@click.option("--allow-missing", is_flag=True, help="Warn about --keys without a sample, instead of failing.")
-@click.option("--overwrite", is_flag=True, help="Replace the view of this name.")
-@click.option("--list", "lists", is_flag=True, help="List the views of DATASET.")
-@click.option("--drop", metavar="NAME", help="Remove this view, but no sample.")
-@engine_options
-@json_option
 def view_command(
-    dataset: str,
-    name: str | None,
-    lists: bool,
-    drop: str | None,
-    jobs: int | None,
-    engine: str,
-    address: str | None,
-    log: TextIO | None,
-    as_json: bool,
-    **asked: Any,
+    dataset: str, name: str | None, lists: bool, drop: str | None, running: Running, as_json: bool, **chosen: Any
 ) -> None:
-    """Make a view, list the views, or remove one."""
+    """Select samples of DATASET, and store the selection as the view NAME.
+
+    wdsplit.Dataset(DATASET, view=NAME) then reads only these samples. No shard is changed or copied: a view takes about
+    one bit per sample.
+
+    Conditions have the syntax of `wdsplit convert --where`. They can use the columns of the sample tables (num_bytes,
+    width and height of images, and columns that `wdsplit convert` kept) and of annotations.
+    """
     if lists and drop is not None:
         raise click.UsageError("--list and --drop cannot be combined")
     if name is not None and (lists or drop is not None):
         raise click.UsageError(f"NAME {name!r}: not allowed with {'--list' if lists else '--drop NAME'}")
     if name is None and not lists and drop is None:
         raise click.UsageError("expected the NAME of a view to make, or --list, or --drop NAME")
-    if name is None and any(asked.values()):
+    if name is None and any(chosen.values()):
         raise click.UsageError("conditions and keys need the NAME of a view to make, without --list and --drop")
     if drop is not None:
         wdsplit.drop_view(dataset, drop)
         echo(f"{shown_url(dataset)}: removed view {drop!r}")
-    elif name is None:
-        _list(dataset, as_json)
-    else:
-        _make(dataset, name, asked, open_engine(engine, address, jobs), log, as_json)
-
-
-def _make(dataset: str, name: str, asked: Mapping[str, Any], engine: Any, log: TextIO | None, as_json: bool) -> None:
-    """Make a view, and print a summary of it."""
-    options = {"view" if option == "base" else option: value for option, value in asked.items()}
-    started = time.monotonic()
-    with progress_bar("choosing samples", log) as bar:
+        return
+    if name is None:
+        list_stored(dataset, "view", ("samples", "share", "selection"), _row, dataclasses.asdict, as_json)
+        return
+    engine, started = running.open(), time.monotonic()
+    with progress_bar("choosing samples", running.log) as bar:
 
         def show(done: int, num_shards: int, samples: int) -> None:
             bar.update(done, num_shards, unit="shards", samples=samples)
 
-        made = wdsplit.make_view(dataset, name, **options, engine=engine, progress=show)
+        made = wdsplit.make_view(dataset, name, **chosen, engine=engine, progress=show)
     if as_json:
-        echo_json({"dataset": shown_url(dataset), **dataclasses.asdict(made.stored), **_more(made)})
+        empty = {"num_shards": made.num_shards, "num_empty_shards": made.num_empty_shards, "classes": made.classes}
+        echo_json({"dataset": shown_url(dataset), **dataclasses.asdict(made.stored), **empty})
         return
     echo(wrapped(_summary(shown_url(dataset), made, time.monotonic() - started)))
     say_next(f"wdsplit.Dataset({shown_url(dataset)!r}, view={name!r})")
-
-
-def _more(made: MadeView) -> dict[str, Any]:
-    return {"num_shards": made.num_shards, "num_empty_shards": made.num_empty_shards, "classes": made.classes}
 
 
 def _summary(dataset: str, made: MadeView, elapsed_s: float) -> str:
@@ -132,11 +114,11 @@ def _summary(dataset: str, made: MadeView, elapsed_s: float) -> str:
         f"({percent(stored.num_selected, stored.num_samples)})",
         f"shards without a selected sample: {made.num_empty_shards:,} of {made.num_shards:,}",
     ]
-    for option in ("keys", "exclude"):
-        if option in stored.recipe:
-            one = stored.recipe[option]
+    for name in ("keys", "exclude"):
+        if name in stored.recipe:
+            one = stored.recipe[name]
             counts = [counted(one["keys"], "key"), counted(one["duplicates"], "duplicate")]
-            lines.append(f"--{option} {one['from']}: {', '.join(counts)}, {one['missing']:,} without a sample")
+            lines.append(f"--{name} {one['from']}: {', '.join(counts)}, {one['missing']:,} without a sample")
     for column, classes in made.classes.items():
         lines += ["", *_class_table(column, classes)]
     return "\n".join([*lines, f"took {elapsed_s:.1f} s"])
@@ -155,17 +137,6 @@ def _class_table(column: str, classes: Mapping[str, tuple[int, int]]) -> list[st
     ]
     text = table((column, "kept", "share of view", "all", "share kept"), cells)
     return [text, *([f"... and {len(rows) - len(shown):,} more classes"] if len(shown) < len(rows) else [])]
-
-
-def _list(dataset: str, as_json: bool) -> None:
-    """List the views of a dataset."""
-    from wdsplit.shards.views import scan_views
-
-    def made_for(view: StoredView) -> str:
-        return view.dataset
-
-    header = ("view", "samples", "share", "selection")
-    list_stored(dataset, header, scan_views, made_for, _row, dataclasses.asdict, as_json)
 
 
 def _row(found: StoredView) -> tuple[str, ...]:

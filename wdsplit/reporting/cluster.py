@@ -88,9 +88,9 @@ class Cluster:
         link_gbits: Bandwidth between a node and the storage (or a disk), in Gbit/s.
         latency_ms: Milliseconds until the first byte of a request.
         step_ms: Milliseconds per training step, without waiting for data.
-        sample_ms: Milliseconds that a worker needs to decode and augment a sample; None for 0.1 ms, and 10 ms per
-            megapixel of its images.
-        ranks_per_node: Maximum number of ranks per node.
+        sample_ms: Milliseconds that a worker needs to decode and augment a sample. Default: 0.1, and 10 per megapixel
+            of its images.
+        ranks_per_node: Maximum number of ranks that share a node's link.
         connections: Number of concurrent requests per rank.
         price_per_1000_requests: Price of 1,000 requests, in US dollars.
         price_per_gb: Price per GB of downloads, in US dollars.
