@@ -1,47 +1,52 @@
 """File systems that fsspec knows, as storages: gs://, az://, hf://, https:// and others, or any object passed as `fs=`.
 
-fsspec sends the requests, and `fsspec_connection` retries them. A short answer is never accepted as complete. File
-objects of fsspec are not used: most of them commit an incomplete file when the block that writes it raises.
+Each process has its own connections. File objects of fsspec are not used: most of them commit an incomplete file when
+the block that writes it raises.
 """
 
 from __future__ import annotations
 
 import functools
 import html
-import logging
+import io
+import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import unquote
 
 from wdsplit.engines.local import in_order
-from wdsplit.errors import DatasetNotFoundError, InputError, StorageError
-from wdsplit.storage.fsspec_connection import GONE_STATUS, REFUSED_STATUS, Connection, status_of
-from wdsplit.storage.given import FS_OPTION
-from wdsplit.storage.interface import IsFolderError, PendingFile, refuse_too_large
+from wdsplit.errors import DatasetNotFoundError, InputError, MissingDependencyError, StorageError
+from wdsplit.storage.given import FS_OPTION, GivenFileSystem
+from wdsplit.storage.interface import IsFolderError, PendingFile
 from wdsplit.storage.local import LocalStorage, is_temporary, temporary_name
 from wdsplit.storage.local_file import translate_errors
-from wdsplit.storage.remote_file import RemoteFile
-from wdsplit.storage.remote_storage import RemoteStorage
-from wdsplit.storage.retry import RETRY_NAMES, RetryOptions, UnfitAnswerError
-from wdsplit.urls import joined_url, shown_url
+from wdsplit.storage.remote import Answer, FileState, RemoteStorage
+from wdsplit.storage.retry import RETRY_NAMES, RetryOptions, patience_s
+from wdsplit.storage.store_errors import GONE_STATUS, REFUSED_STATUS, status_of
+from wdsplit.urls import is_web, joined_url, shown_url
 
-__all__ = ["FsspecFile", "FsspecStorage"]
+__all__ = ["FsspecStorage"]
 
-logger = logging.getLogger(__name__)
+Result = TypeVar("Result")
 
 _THREADS = 16
-_MAX_REQUEST_BYTES = 16 * 1024**2
-"""A larger range is read by several requests: only a failed one is sent again."""
-_MAX_BYTES_WITHOUT_SIZE = 1024**3
-"""If a file may have more bytes, its size is requested before it is read."""
+_LEAST_S = 0.001
+"""fsspec takes 0 for no limit."""
+_EXTRAS = {"gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure", "hf": "hf"}
+_EXTRAS |= {"http": "http", "https": "http", "memory": "http"}
+"""The extra of wdsplit that installs what a scheme needs."""
+_BEYOND_END_STATUS = 416
 _UNLISTED_STATUS = (*GONE_STATUS, *REFUSED_STATUS, 405)
 _VERSIONS = ("ETag", "etag", "generation", "blob_id", "md5Hash", "Last-Modified", "last_modified", "updated", "created")
 """The names that file systems have for an object's version; the most reliable first."""
 _ONE_COMMIT = frozenset({"abfs", "abfss", "az", "gcs", "gs", "oss", "s3", "s3a"})
 """Object stores, where an uploaded file appears only when it is complete; a rename would copy it."""
+_kept: set[Any] = set()
+"""File systems in use. A forked process keeps those of its parent: closing them would close the parent's
+connections."""
 
 
 class FsspecStorage(RemoteStorage):
@@ -56,23 +61,93 @@ class FsspecStorage(RemoteStorage):
         MissingDependencyError: Its library is not installed.
     """
 
+    has_bodies = False
+    max_request_bytes = 16 * 1024**2
+
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
         if options is not None and not isinstance(options, Mapping):
             raise InputError("invalid storage_options", expected="a dict", found=type(options).__name__)
         options = dict(options or {})
-        retries = RetryOptions(**{name: options.pop(name) for name in RETRY_NAMES & options.keys()})
-        super().__init__(Connection(url, options, retries, options.pop(FS_OPTION, None)))
+        super().__init__(RetryOptions(**{name: options.pop(name) for name in RETRY_NAMES & options.keys()}))
+        self._given: GivenFileSystem | None = options.pop(FS_OPTION, None)
+        self._options = options
         self._folder = url
+        self._protocol = url.partition("://")[0].lower()
+        self._is_web = is_web(url)
+        if self._given is None:
+            _class_of(self._protocol, self.url)
+        _forget_loop_in_forks()
 
     @property
     def url(self) -> str:
         """The folder's URL, without secrets."""
         return shown_url(self._folder).rstrip("/")
 
-    def open(self, path: str, size: int | None = None) -> FsspecFile:
-        """Open a file for reading; sends no request yet."""
-        url = f"{self.url}/{path}" if path else self.url
-        return FsspecFile(self._client, joined_url(self._folder, path), url, size)
+    def _file_system(self) -> Any:
+        """Return this process's file system: connections cannot be shared."""
+        if self._given is not None:
+            return self._given.get()
+        kind = _class_of(self._protocol, self.url)
+        options = {**kind._get_kwargs_from_urls(self._folder), **self._options}
+        if self._is_web:
+            import aiohttp
+
+            times = {"sock_connect": self._retries.timeout_s, "sock_read": self._retries.timeout_s}
+            timeout = aiohttp.ClientTimeout(total=None, **times)
+            options["client_kwargs"] = {"timeout": timeout, **options.get("client_kwargs", {})}
+            # Ranges count uncompressed bytes.
+            options["headers"] = {"Accept-Encoding": "identity", **options.get("headers", {})}
+        found = kind(**options)
+        _kept.add(found)
+        return found
+
+    def _path_of(self, path: str) -> str:
+        """Return the file system's name of a path: of http(s), the quoted URL, which may have a query."""
+        place = joined_url(self._folder, path)
+        if self._given is not None:
+            return place if self._is_web else place.partition("://")[2]
+        found: str = _class_of(self._protocol, "")._strip_protocol(place)
+        return found
+
+    def _try(self, action: Callable[[Any], Result], path: str) -> Result:
+        """Call an action with the file system, and retry temporary failures."""
+        return self.attempt(lambda _: action(self._file_system()), self.url_of(path))
+
+    def head(self, path: str) -> FileState:
+        """Ask once for a file's size and version."""
+        fs = self._file_system()
+        fs.invalidate_cache()
+        info, url = fs.info(self._path_of(path), **_limits(fs)), self.url_of(path)
+        if info.get("type") == "directory":
+            raise IsFolderError("not a file", place=url, expected="a file", found="a folder", url=url)
+        if info.get("size") is None:
+            raise StorageError(
+                "the server does not say how large a file is",
+                place=url,
+                expected="Content-Length",
+                remedy="copy the data to a server that does, or to a local folder",
+                url=url,
+            )
+        return FileState(int(info["size"]), next((str(info[name]) for name in _VERSIONS if info.get(name)), ""))
+
+    def get(self, path: str, start: int, stop: int | None, etag: str | None) -> Answer:
+        """Get a range once; the answer has no bytes if all are beyond the end."""
+        assert stop is not None
+        fs, place, status = self._file_system(), self._path_of(path), 200
+        if self._is_web and hasattr(fs, "set_session"):
+            from fsspec.asyn import sync
+
+            data, status, content_range = sync(fs.loop, _got, fs, place, start, stop, **_limits(fs))
+        else:
+            more: dict[str, Any] = {"cache_type": "none"} if self._protocol == "hf" else {}
+            if type(fs).__module__ == "fsspec.implementations.arrow":
+                more["seekable"] = True
+            data = bytes(fs.cat_file(place, start=start, end=stop, **more, **_limits(fs)))
+            # Such file systems do not show the answer. More bytes than requested are the whole file, and fewer end it.
+            total = start + len(data) if len(data) < stop - start else "*"
+            is_part = 0 < len(data) <= stop - start
+            content_range = f"bytes {start}-{start + len(data) - 1}/{total}" if is_part else ""
+        return Answer(status, len(data), content_range, None, io.BytesIO(data))
 
     def list(self, path: str = "") -> list[str]:
         """Return the names in a folder, sorted; on an http(s) server, the links of the folder's page."""
@@ -81,21 +156,35 @@ class FsspecStorage(RemoteStorage):
     def entries(self, path: str) -> dict[str, int | None]:
         """Return the names in a folder, with the sizes of files in bytes; None for folders."""
         entries = self._listed(path)
-        if self._client.is_web:  # a page of links has no sizes
+        if self._is_web:  # a page of links has no sizes
             found = in_order(lambda name: self.size(f"{path}/{name}" if path else name), list(entries), _THREADS)
             entries = dict(zip(entries, found, strict=True))
         return entries
 
     def _listed(self, path: str) -> dict[str, int | None]:
-        """Return the names in a folder, with the sizes that the list has."""
-        place = joined_url(self._folder, path)
+        """Return the names in a folder, with the sizes that the list has; none if a server does not list it."""
+        folder = self._path_of(path)
+        own = folder.rstrip("/")
+        if self._is_web:
+            base, mark, query = folder.partition("?")
+            folder = f"{base.rstrip('/')}/{mark}{query}"
+
+        def listed(fs: Any) -> list[dict[str, Any]]:
+            fs.invalidate_cache()
+            try:
+                found: list[dict[str, Any]] = fs.ls(folder, detail=True, **_limits(fs))
+                return found
+            except Exception as error:
+                if self._is_web and status_of(error) in _UNLISTED_STATUS:
+                    return []
+                raise
+
         try:
-            found = self._client.attempt(functools.partial(_listed, self._client, place), f"{self.url}/{path}")
+            found = self._try(listed, path)
         except DatasetNotFoundError:
             return {}
-        own, is_web = self._client.path_of(place).rstrip("/"), self._client.is_web
         entries = {
-            _name_below(entry["name"], own, is_web): entry["size"] if entry["type"] == "file" else None
+            _name_below(entry["name"], own, self._is_web): entry["size"] if entry["type"] == "file" else None
             for entry in found
         }
         entries.pop("", None)
@@ -110,41 +199,46 @@ class FsspecStorage(RemoteStorage):
             local = LocalStorage(folder.name)
             with local.publish("file") as file:
                 yield file
-            send = functools.partial(self._send, local.root / "file", joined_url(self._folder, path))
-            self._client.attempt(send, f"{self.url}/{path}")
+            self._try(functools.partial(self._put, local.root / "file", path), path)
 
-    def _send(self, local: Path, place: str, fs: Any) -> None:
-        path = self._client.path_of(place)
-        if self._client.protocol in _ONE_COMMIT and fs.async_impl:  # others copy through file objects
-            fs.put_file(str(local), path)
+    def _put(self, local: Path, path: str, fs: Any) -> None:
+        place = self._path_of(path)
+        if self._protocol in _ONE_COMMIT and fs.async_impl:  # others copy through file objects
+            fs.put_file(str(local), place)
         else:
-            _put_and_rename(fs, str(local), path)
+            folder, separator, name = place.rpartition("/")
+            temporary = f"{folder}{separator}{temporary_name(name)}"
+            if folder:
+                fs.makedirs(folder, exist_ok=True)
+            try:
+                fs.put_file(str(local), temporary)
+                fs.mv(temporary, place)
+            except BaseException:
+                with suppress(Exception):
+                    fs.rm_file(temporary)
+                raise
         fs.invalidate_cache()
-        expected, found = local.stat().st_size, fs.info(path)["size"]
+        expected, found = local.stat().st_size, fs.info(place)["size"]
         if found != expected:
             raise StorageError(
                 "a file in the store does not have the size that was sent",
-                place=shown_url(place),
+                place=self.url_of(path),
                 expected=f"{expected} bytes",
                 found=f"{found} bytes",
                 remedy="continue with --resume, and run one conversion at a time per output",
-                url=shown_url(place),
+                url=self.url_of(path),
             )
 
     def remove(self, *paths: str) -> None:
         """Remove files, and folders with their contents."""
-        for _ in in_order(self._remove, paths, _THREADS):
-            pass
 
-    def _remove(self, path: str) -> None:
-        place = self._client.path_of(joined_url(self._folder, path))
-
-        def remove(fs: Any) -> None:
+        def removed(path: str, fs: Any) -> None:
             fs.invalidate_cache()
             with suppress(FileNotFoundError):
-                fs.rm(place, recursive=True)
+                fs.rm(self._path_of(path), recursive=True)
 
-        self._client.attempt(remove, f"{self.url}/{path}")
+        for _ in in_order(lambda path: self._try(functools.partial(removed, path), path), paths, _THREADS):
+            pass
 
     def remove_temporary(self, path: str = "") -> None:
         """Remove the temporary files that killed attempts have left."""
@@ -152,128 +246,22 @@ class FsspecStorage(RemoteStorage):
         self.remove(*(f"{below}{name}" for name in self.list(path) if is_temporary(name)))
 
 
-def _put_and_rename(fs: Any, local: str, path: str) -> None:
-    """Write to a temporary name beside the path; rename it on success, else remove it."""
-    folder, separator, name = path.rpartition("/")
-    temporary = f"{folder}{separator}{temporary_name(name)}"
-    if folder:
-        fs.makedirs(folder, exist_ok=True)
-    try:
-        fs.put_file(local, temporary)
-        fs.mv(temporary, path)
-    except BaseException:
-        with suppress(Exception):
-            fs.rm_file(temporary)
-        raise
+def _limits(fs: Any) -> dict[str, Any]:
+    """Return the arguments that limit the duration of an attempt, if the file system has them."""
+    return {"timeout": max(patience_s(), _LEAST_S)} if fs.async_impl else {}
 
 
-class FsspecFile(RemoteFile):
-    """A file that is open for reading. Threads may read it at the same time.
-
-    Args:
-        connection: Sends requests.
-        place: Its URL.
-        url: Its URL in messages.
-        size: Its size in bytes, if known.
-    """
-
-    _client: Connection
-
-    def __init__(self, connection: Connection, place: str, url: str, size: int | None = None) -> None:
-        super().__init__(connection, url, size)
-        self._url = place
-
-    def _look(self) -> tuple[int, str]:
-        fs = self._client.file_system()
-        fs.invalidate_cache()
-        info = fs.info(self._client.path_of(self._url), **self._client.limits(fs))
-        if info.get("type") == "directory":
-            raise IsFolderError("not a file", place=self.url, expected="a file", found="a folder", url=self.url)
-        if info.get("size") is None:
-            raise StorageError(
-                "the server does not say how large a file is",
-                place=self.url,
-                expected="Content-Length",
-                remedy="copy the data to a server that does, or to a local folder",
-                url=self.url,
-            )
-        return int(info["size"]), next((str(info[name]) for name in _VERSIONS if info.get(name)), "")
-
-    def read(self, offset: int, num_bytes: int) -> bytes:
-        """Return the bytes at an offset."""
-        if num_bytes <= _MAX_REQUEST_BYTES:
-            return self._piece(offset, offset + num_bytes)
-        return super().read(offset, num_bytes)
-
-    def read_into(self, buffer: memoryview, offset: int) -> None:
-        """Fill a buffer with the bytes at an offset."""
-        for begin in range(0, len(buffer), _MAX_REQUEST_BYTES):
-            part = buffer[begin : begin + _MAX_REQUEST_BYTES]
-            part[:] = self._piece(offset + begin, offset + begin + len(part))
-
-    def read_whole(self, max_bytes: int | None = None) -> bytes:
-        """Return the whole file; by one request if `max_bytes` is small."""
-        if self._size is None and max_bytes is not None and max_bytes < _MAX_BYTES_WITHOUT_SIZE:
-            data = self._client.attempt(lambda fs: self._up_to(fs, max_bytes + 1), self.url)
-            if len(data) <= max_bytes:
-                return data
-        refuse_too_large(self.size, max_bytes, self.url)
-        return self.read(0, self.size)
-
-    def _piece(self, start: int, stop: int) -> bytes:
-        """Return the bytes of a range; sends one request, unless it fails."""
-        if start >= stop:
-            return b""
-        # After the first byte, the size is needed: it identifies the answer of a server that ignores ranges.
-        if (start or self._size is not None) and stop > self.size:
-            raise self._shorter(stop, self.size)
-        return self._client.attempt(lambda fs: self._range(fs, start, stop), self.url, f"bytes {start} to {stop - 1}")
-
-    def _answer(self, fs: Any, start: int, stop: int, needed: int | None = None) -> tuple[bytes, int]:
-        """Request a range and check the answer; return its bytes, and how many precede the range.
-
-        Args:
-            fs: The file system.
-            start: The first requested byte.
-            stop: The byte after the last.
-            needed: How far the file must reach, if that is known.
-        """
-        data, status, content_range = self._client.get(fs, self._url, start, stop)
-        if not content_range and self._size is None:  # the server ignores ranges, or this is no file
-            self._size, self._version = self._look()
-        return data, self._place(start, needed, status, content_range, len(data))
-
-    def _range(self, fs: Any, start: int, stop: int) -> bytes:
-        data, before = self._answer(fs, start, stop, stop)
-        if before or len(data) > stop - start:
-            _warn_of_ignored_ranges(self.url.rpartition("/")[0])
-            data = data[before : before + stop - start]
-        if len(data) < stop - start:
-            raise self._unfit(f"{len(data)} of {stop - start} bytes", stop)
-        return data
-
-    def _up_to(self, fs: Any, num_bytes: int) -> bytes:
-        """Return the first bytes of the file, or all if it has fewer."""
-        data, _ = self._answer(fs, 0, num_bytes)
-        if self._size is not None and len(data) < min(self._size, num_bytes):
-            raise UnfitAnswerError(f"{len(data)} of {self._size} bytes")
-        return data
-
-
-def _listed(connection: Connection, place: str, fs: Any) -> list[dict[str, Any]]:
-    """Return the entries of a folder, as from fsspec's `ls`; none if an http(s) server does not list it."""
-    fs.invalidate_cache()
-    folder = connection.path_of(place)
-    if connection.is_web:
-        base, mark, query = folder.partition("?")
-        folder = f"{base.rstrip('/')}/{mark}{query}"
-    try:
-        found: list[dict[str, Any]] = fs.ls(folder, detail=True, **connection.limits(fs))
-        return found
-    except Exception as error:
-        if connection.is_web and status_of(error) in _UNLISTED_STATUS:
-            return []
-        raise
+async def _got(fs: Any, url: str, start: int, stop: int) -> tuple[bytes, int, str]:
+    """Send a request as fsspec's HTTP does, whose `cat_file` shows neither status nor headers."""
+    options = dict(fs.kwargs)
+    headers = {**options.pop("headers", {}), "Range": f"bytes={start}-{stop - 1}"}
+    session = await fs.set_session()
+    async with session.get(fs.encode_url(url), headers=headers, **options) as answer:
+        data = await answer.read()
+        if answer.status == _BEYOND_END_STATUS:
+            return b"", answer.status, ""
+        answer.raise_for_status()
+        return data, answer.status, answer.headers.get("Content-Range", "")
 
 
 def _name_below(entry: str, folder: str, is_web: bool) -> str:
@@ -290,5 +278,45 @@ def _name_below(entry: str, folder: str, is_web: bool) -> str:
 
 
 @functools.cache
-def _warn_of_ignored_ranges(url: str) -> None:
-    logger.warning("%s: the server ignores range requests, so reading a part downloads the whole file", url)
+def _forget_loop_in_forks() -> None:
+    """Let forked processes start their own event loop: fsspec before 2025 would wait for the parent's forever."""
+    import fsspec.asyn
+
+    os.register_at_fork(after_in_child=fsspec.asyn.reset_lock)
+
+
+@functools.cache
+def _class_of(protocol: str, place: str) -> Any:
+    """Return the class of a file system.
+
+    Raises:
+        InputError: fsspec has no such file system.
+        MissingDependencyError: Its library is not installed.
+    """
+    extra = _EXTRAS.get(protocol)
+    if "::" in protocol:
+        raise InputError(
+            "a chain of file systems cannot be opened by its URL",
+            place=place,
+            expected="one URL, or a path with fs=",
+            remedy="fs, path = fsspec.core.url_to_fs(URL), then pass path and fs=fs",
+        )
+    try:
+        import fsspec
+
+        if protocol in fsspec.registry or protocol in fsspec.available_protocols():
+            return fsspec.get_filesystem_class(protocol)
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"{protocol}:// needs a library that is not installed",
+            place,
+            found=str(error),
+            remedy=f"pip install 'wdsplit[{extra}]'" if extra else "install it",
+        ) from error
+    raise InputError(
+        "unknown file system",
+        place=place,
+        expected=f"a local path, s3://, {', '.join(f'{name}://' for name in _EXTRAS)}, or another that fsspec has",
+        found=f"{protocol}://",
+        remedy="check the URL, or copy the data to a local folder",
+    )

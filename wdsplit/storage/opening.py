@@ -12,9 +12,9 @@ from wdsplit.storage.local import LocalStorage
 from wdsplit.urls import is_web, shown_url
 
 if TYPE_CHECKING:
-    from wdsplit.storage.fsspec_storage import FsspecFile, FsspecStorage
+    from wdsplit.storage.fsspec_storage import FsspecStorage
+    from wdsplit.storage.remote import RemoteFile
     from wdsplit.storage.s3 import S3Storage
-    from wdsplit.storage.s3_file import S3File
 
 __all__ = ["is_remote", "open_object", "open_readable_storage", "open_remote_storage", "open_storage"]
 
@@ -78,7 +78,7 @@ def is_remote(url: str) -> bool:
     return bool(separator) and scheme.lower() != "file"
 
 
-def open_object(url: str, options: Mapping[str, Any] | None = None, size: int | None = None) -> S3File | FsspecFile:
+def open_object(url: str, options: Mapping[str, Any] | None = None, size: int | None = None) -> RemoteFile:
     """Return an object of a remote store, open for reading; raises as `open_readable_storage` does.
 
     Nothing is requested yet. An object of another size than `size` is refused when it is read.

@@ -21,7 +21,7 @@ from wdsplit.errors import DatasetNotFoundError, InputError
 from wdsplit.storage.interface import IsFolderError
 from wdsplit.storage.local import local_path
 from wdsplit.storage.opening import is_remote, open_object, open_remote_storage
-from wdsplit.storage.remote_storage import RemoteStorage
+from wdsplit.storage.remote import RemoteStorage
 from wdsplit.urls import is_web, joined_url, shown_url
 
 __all__ = ["Disk", "Store", "finds", "has_magic", "names_tar", "patterns", "place_of"]

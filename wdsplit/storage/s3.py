@@ -1,20 +1,32 @@
-"""The storage of S3-compatible stores: failed reads are retried, and objects appear complete or not at all."""
+"""The storage of S3-compatible stores.
+
+botocore handles credentials, profiles, endpoints and signatures, as in every AWS tool. Its own retries are off: ours
+continue a read where it stopped, and share one deadline.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
-from collections.abc import Callable, Iterator
+import re
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 from wdsplit.engines.local import in_order
-from wdsplit.errors import InputError, StorageError
-from wdsplit.storage.remote_storage import RemoteStorage
-from wdsplit.storage.s3_client import S3Client
-from wdsplit.storage.s3_file import S3File
+from wdsplit.errors import InputError, StorageError, WdsplitError
+from wdsplit.storage.interface import IsFolderError
+from wdsplit.storage.locks import end_before_forks
+from wdsplit.storage.remote import Answer, FileState, RemoteStorage
+from wdsplit.storage.retry import Retries, UnfitAnswerError
+from wdsplit.storage.s3_client import client_of, parameters_of
 from wdsplit.storage.s3_options import S3Options
-from wdsplit.storage.s3_upload import S3Upload, abort_upload
+from wdsplit.storage.store_errors import NO_SUCH_UPLOAD, error_code
 
 __all__ = ["S3Storage"]
 
@@ -24,6 +36,16 @@ _MAX_KEYS_PER_REMOVAL = 1000
 _THREADS = 16
 _MARKERS = {"list_objects_v2": ("ContinuationToken",), "list_multipart_uploads": ("KeyMarker", "UploadIdMarker")}
 """The parameters of a list that say where it goes on."""
+_OTHER_OBJECT = frozenset({"412", "PreconditionFailed", "InvalidRange"})
+"""Errors that say that the object has another version or size."""
+_UNNAMED = frozenset({"400", "403", "409"})
+_PART_BYTES = 16 * 1024**2
+"""Stores require at least 5 MiB, except for the last upload part."""
+_PARTS_PER_SIZE = 1000
+"""Upload parts double in size after this many, so that the largest object (5 TiB) needs at most 10,000."""
+_CONCURRENT_PARTS = 3
+_MD5 = re.compile("[0-9a-f]{32}")
+_MAX_ATTEMPTS_TO_MATCH = 3
 
 
 class S3Storage(RemoteStorage):
@@ -34,39 +56,85 @@ class S3Storage(RemoteStorage):
         options: How to reach the store.
     """
 
+    keeps_version = True
     _empty = "no objects"
 
     def __init__(self, url: str, options: S3Options | None = None) -> None:
-        bucket, _, prefix = url.removeprefix("s3://").strip("/").partition("/")
-        if not bucket:
+        self.options = options or S3Options()
+        super().__init__(self.options.retries)
+        self._bucket, _, self._prefix = url.removeprefix("s3://").strip("/").partition("/")
+        if not self._bucket:
             raise InputError("a URL lacks the bucket", place=url, expected="s3://bucket/folder")
-        if "@" in bucket:
+        if "@" in self._bucket:
             raise InputError(
                 "a URL contains credentials",
-                place=f"s3://...@{bucket.rpartition('@')[2]}/{prefix}",
+                place=f"s3://...@{self._bucket.rpartition('@')[2]}/{self._prefix}",
                 expected="s3://bucket/folder",
                 remedy="pass them by the environment, a profile or storage_options: URLs appear in logs",
             )
-        super().__init__(S3Client(bucket, options or S3Options()))
-        self._bucket = bucket
-        self._prefix = prefix
 
     @property
     def url(self) -> str:
         """The prefix, as a URL."""
         return f"s3://{self._bucket}/{self._prefix}".rstrip("/")
 
-    def open(self, path: str, size: int | None = None) -> S3File:
-        """Open an object for reading; sends no request yet."""
-        return S3File(self._client, self._key(path), f"{self.url}/{path}", size)
+    @property
+    def _store(self) -> str:
+        return str(client_of(self.options).client.meta.endpoint_url)
 
-    def size(self, path: str) -> int | None:
-        """Return the size of an object in bytes, or None if there is none."""
-        return super().size(path) if self._key(path) else None
+    def _renew(self, moment: float) -> None:
+        """Look up the credentials again, unless another thread has done so since the attempt began."""
+        client_of(self.options, moment)
+
+    def key(self, path: str) -> str:
+        """Return the key of an object."""
+        return "/".join(part for part in (self._prefix, path) if part)
+
+    def send(self, operation: str, **parameters: Any) -> Any:
+        """Send a request once; `operation` is a method of botocore's client, and the bucket is added."""
+        client = client_of(self.options).client
+        more = {"RequestPayer": "requester"} if self.options.requester_pays else {}
+        if self.options.s3_additional_kwargs:
+            takes = parameters_of(client, client.meta.method_to_api_mapping[operation])
+            more |= {name: value for name, value in self.options.s3_additional_kwargs.items() if name in takes}
+        return getattr(client, operation)(**{**more, "Bucket": self._bucket, **parameters})
+
+    def ask(self, operation: str, url: str, **parameters: Any) -> Any:
+        """Send a request about an object or a folder; retry until it is answered or refused, or its time is over."""
+        return self.attempt(lambda _: self.send(operation, **parameters), url)
+
+    def head(self, path: str) -> FileState:
+        """Ask once for an object's size, version and ETag."""
+        key = self.key(path)
+        if not key:
+            raise IsFolderError("not a file", place=self.url, expected="an object", found="a bucket", url=self.url)
+        try:
+            answer = self.send("head_object", Key=key)
+        except Exception as error:
+            if error_code(error) in _UNNAMED:
+                # The answer to HEAD has no body to name the error: ask by a GET, which fails with the name.
+                self.send("get_object", Key=key, Range="bytes=0-0")["Body"].close()
+            raise
+        version = answer.get("ETag") or answer.get("LastModified")
+        if not version or "ContentLength" not in answer:
+            raise UnfitAnswerError("an answer without Content-Length, or without ETag and Last-Modified")
+        return FileState(int(answer["ContentLength"]), str(version), answer.get("ETag"))
+
+    def get(self, path: str, start: int, stop: int | None, etag: str | None) -> Answer:
+        """Send a GET of an object once."""
+        asked = {} if stop is None else {"Range": f"bytes={start}-{stop - 1}"}
+        if etag is not None:
+            asked["If-Match"] = etag
+        try:
+            return client_of(self.options).get(self._bucket, self.key(path), asked, partial(self.send, "get_object"))
+        except Exception as error:
+            if error_code(error) in _OTHER_OBJECT:
+                raise UnfitAnswerError(error_code(error)) from None
+            raise
 
     def entries(self, path: str) -> dict[str, int | None]:
         """Return the names in a folder, with the sizes of objects in bytes; None for folders."""
-        folder = _folder(self._key(path))
+        folder = self._folder(path)
         entries: dict[str, int | None] = {}
         for page in self._pages("list_objects_v2", folder, Delimiter="/"):
             for entry in page.get("CommonPrefixes", ()):
@@ -75,11 +143,16 @@ class S3Storage(RemoteStorage):
         entries.pop("", None)
         return entries
 
+    def _folder(self, path: str) -> str:
+        """Return the prefix of the keys in a folder."""
+        key = self.key(path)
+        return f"{key}/" if key else ""
+
     def _pages(self, operation: str, prefix: str, **more: str) -> Iterator[dict[str, Any]]:
         """Yield the answers that together list the objects, or the unfinished uploads, with a key prefix."""
         markers, seen = _MARKERS[operation], set()
         while True:
-            page = self._client.ask(operation, self.url, Prefix=prefix, **more)
+            page = self.ask(operation, self.url, Prefix=prefix, **more)
             yield page
             if not page.get("IsTruncated"):
                 return
@@ -96,13 +169,10 @@ class S3Storage(RemoteStorage):
             seen.add(place)
             more |= dict(zip(markers, place, strict=True))
 
-    def _key(self, path: str) -> str:
-        return "/".join(part for part in (self._prefix, path) if part)
-
     @contextmanager
     def publish(self, path: str, durable: bool = False) -> Iterator[S3Upload]:
         """Upload an object that appears when the block ends; uploaded objects are durable."""
-        upload = S3Upload(self._client, self._key(path), f"{self.url}/{path}")
+        upload = S3Upload(self, path)
         try:
             yield upload
             upload.finish()
@@ -112,28 +182,32 @@ class S3Storage(RemoteStorage):
 
     def remove(self, *paths: str) -> None:
         """Remove objects, and folders with their contents; abort unfinished uploads to them."""
-        roots = {self._key(path) for path in paths}
+        roots = {self.key(path) for path in paths}
         if not roots:
             return
+
+        def is_chosen(key: str) -> bool:
+            parts = key.split("/")
+            return "" in roots or any("/".join(parts[:count]) in roots for count in range(1, len(parts) + 1))
+
         prefix = os.path.commonprefix(list(roots))  # noqa: RUF071 (of keys, not of paths)
         found = [entry["Key"] for page in self._pages("list_objects_v2", prefix) for entry in page.get("Contents", ())]
-        keys = [key for key in found if not roots.isdisjoint(_lineage(key))]
+        keys = [key for key in found if is_chosen(key)]
         for first in range(0, len(keys), _MAX_KEYS_PER_REMOVAL):
             left = keys[first : first + _MAX_KEYS_PER_REMOVAL]
             with suppress(StorageError):
                 asked = {"Objects": [{"Key": key} for key in left], "Quiet": True}
-                answer = self._client.ask("delete_objects", self.url, Delete=asked)
-                left = [error["Key"] for error in answer.get("Errors", ())]
-            for _ in in_order(self._remove_key, left, _THREADS):
+                left = [error["Key"] for error in self.ask("delete_objects", self.url, Delete=asked).get("Errors", ())]
+            for _ in in_order(lambda key: self.ask("delete_object", self._url_of(key), Key=key), left, _THREADS):
                 pass
-        self._end_uploads(prefix, lambda key: not roots.isdisjoint(_lineage(key)))
+        self._end_uploads(prefix, is_chosen)
 
-    def _remove_key(self, key: str) -> None:
-        self._client.ask("delete_object", f"s3://{self._bucket}/{key}", Key=key)
+    def _url_of(self, key: str) -> str:
+        return f"s3://{self._bucket}/{key}"
 
     def remove_temporary(self, path: str = "") -> None:
         """Abort the uploads that killed attempts have left in a folder."""
-        folder = _folder(self._key(path))
+        folder = self._folder(path)
         self._end_uploads(folder, lambda key: "/" not in key.removeprefix(folder), Delimiter="/")
 
     def _end_uploads(self, prefix: str, is_chosen: Callable[[str], bool], **more: str) -> None:
@@ -142,23 +216,157 @@ class S3Storage(RemoteStorage):
             for page in self._pages("list_multipart_uploads", prefix, **more):
                 for upload in page.get("Uploads", ()):
                     if is_chosen(key := upload["Key"]):
-                        abort_upload(self._client, key, upload["UploadId"], f"s3://{self._bucket}/{key}")
+                        self.abort_upload(key, upload["UploadId"])
         except StorageError as error:
             logger.info("%s: not looking for unfinished uploads (%s)", self.url, error.found)
 
-    @property
-    def _store(self) -> str:
-        return str(self._client.endpoint)
+    def abort_upload(self, key: str, upload_id: str) -> None:
+        """Abort an upload, and log a failure to do so."""
+        url = self._url_of(key)
+        try:
+            self.ask("abort_multipart_upload", url, Key=key, UploadId=upload_id)
+        except WdsplitError as error:
+            if error.found != NO_SUCH_UPLOAD:
+                logger.warning(
+                    "%s: could not abort an upload (%s); a lifecycle rule of the bucket "
+                    "(AbortIncompleteMultipartUpload) removes its parts",
+                    url,
+                    error.found or error.cause,
+                )
 
 
-def _folder(key: str) -> str:
-    """Return the prefix of the keys in a folder."""
-    return f"{key}/" if key else ""
+class S3Upload:
+    """An object that is being written: it appears complete or not at all.
+
+    An object that fits into one upload part is sent by a single request at the end. A larger one is a multipart upload,
+    whose last request makes the object appear.
+
+    At most four upload parts are in memory: one is gathered while the others are sent. A faster writer waits.
+
+    Args:
+        storage: Sends requests.
+        path: The path in it.
+    """
+
+    def __init__(self, storage: S3Storage, path: str) -> None:
+        self._storage = storage
+        self._path = path
+        self._key = storage.key(path)
+        self._url = storage.url_of(path)
+        self._part = bytearray()
+        self._num_bytes = 0
+        self._id: str | None = None
+        self._threads: ThreadPoolExecutor | None = None
+        self._in_flight: deque[Future[str]] = deque()
+        self._etags: list[str] = []
+        self._is_aborted = threading.Event()
+
+    def write(self, pieces: Sequence[memoryview | bytes]) -> None:
+        """Append copies of the pieces, one after another."""
+        for piece in pieces:
+            left = memoryview(piece).cast("B")
+            self._num_bytes += len(left)
+            while len(left):
+                num_parts = len(self._etags) + len(self._in_flight)
+                room = (_PART_BYTES << num_parts // _PARTS_PER_SIZE) - len(self._part)
+                if not room:
+                    self._send()
+                    continue
+                self._part += left[:room]
+                left = left[room:]
+
+    def finish(self) -> None:
+        """Complete the upload: the object appears.
+
+        Raises:
+            StorageError: The store refuses, or does not answer in time.
+        """
+        if self._id is None:
+            self._storage.attempt(self._put, self._url)
+            return
+        self._send()
+        while self._in_flight:
+            self._etags.append(self._in_flight.popleft().result())
+        self._stop_threads()
+        self._complete()
+
+    def _put(self, retries: Retries) -> None:
+        answer = self._storage.send("put_object", Key=self._key, Body=self._part)
+        if self._storage.options.check_etag:
+            self._compare(answer, _md5(self._part), retries)
+
+    def _compare(self, answer: Any, digest: str, retries: Retries) -> None:
+        """Compare an ETag with the MD5 of the data that was sent, if the ETag is an MD5; another attempt may succeed.
+
+        ETags are no MD5s if the object has parts, or is encrypted with a key of KMS or of the caller.
+        """
+        etag = str(answer.get("ETag", "")).strip('"')
+        is_encrypted = str(answer.get("ServerSideEncryption", "")).startswith("aws:kms") or (
+            "SSECustomerAlgorithm" in answer
+        )
+        if etag == digest or is_encrypted or not _MD5.fullmatch(etag):
+            return
+        if retries.num_attempts < _MAX_ATTEMPTS_TO_MATCH:
+            raise UnfitAnswerError("another ETag than the MD5 of what was sent")
+        raise StorageError(
+            "the stored data differs from what was sent",
+            place=retries.place,
+            expected=f"ETag {digest}, the MD5 of what was sent",
+            found=f"ETag {etag}, in {retries.num_attempts} attempts",
+            remedy="check the network and proxies; for a store whose ETags are not MD5s pass "
+            "storage_options={'check_etag': False}, and run `wdsplit verify` afterwards",
+            url=self._url,
+        )
+
+    def abort(self) -> None:
+        """Remove the upload; a failure is only logged, because there is an error already."""
+        self._is_aborted.set()
+        self._stop_threads()
+        if self._id is not None:
+            self._storage.with_short_deadline().abort_upload(self._key, self._id)
+
+    def _send(self) -> None:
+        """Let a thread send the gathered upload part; first wait for the oldest one if there are too many."""
+        if self._id is None:
+            self._id = str(self._storage.ask("create_multipart_upload", self._url, Key=self._key)["UploadId"])
+            self._threads = ThreadPoolExecutor(_CONCURRENT_PARTS, initializer=end_before_forks)
+        if len(self._in_flight) == _CONCURRENT_PARTS:
+            self._etags.append(self._in_flight.popleft().result())
+        assert self._threads is not None
+        number = len(self._etags) + len(self._in_flight) + 1
+        self._in_flight.append(self._threads.submit(self._send_part, number, self._part))
+        self._part = bytearray()
+
+    def _send_part(self, number: int, data: bytearray) -> str:
+        """Send an upload part; return its ETag. Runs in a thread."""
+        digest = _md5(data) if self._storage.options.check_etag else ""
+
+        def send(retries: Retries) -> str:
+            if self._is_aborted.is_set():
+                raise StorageError("an upload was aborted", place=self._url, url=self._url)
+            answer = self._storage.send("upload_part", Key=self._key, PartNumber=number, UploadId=self._id, Body=data)
+            if digest:
+                self._compare(answer, digest, retries)
+            if not answer.get("ETag"):
+                raise UnfitAnswerError("an answer without an ETag")
+            return str(answer["ETag"])
+
+        return self._storage.attempt(send, self._url, f"upload part {number}", self._is_aborted.wait)
+
+    def _complete(self) -> None:
+        """Complete the multipart upload. If the answer is lost, the object's size shows whether it succeeded."""
+        parts = [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(self._etags, 1)]
+        asked = {"Key": self._key, "UploadId": self._id, "MultipartUpload": {"Parts": parts}}
+        try:
+            self._storage.ask("complete_multipart_upload", self._url, **asked)
+        except StorageError as error:
+            if error.found != NO_SUCH_UPLOAD or self._storage.size(self._path) != self._num_bytes:
+                raise
+
+    def _stop_threads(self) -> None:
+        if self._threads is not None:
+            self._threads.shutdown(cancel_futures=True)
 
 
-def _lineage(key: str) -> Iterator[str]:
-    """Yield a key and the keys of all its folders."""
-    yield key
-    while key:
-        key = key.rpartition("/")[0]
-        yield key
+def _md5(data: bytearray) -> str:
+    return hashlib.md5(data, usedforsecurity=False).hexdigest()

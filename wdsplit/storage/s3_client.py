@@ -1,8 +1,4 @@
-"""Sends requests to an S3-compatible store.
-
-botocore handles credentials, profiles, endpoints and signatures, as in every AWS tool. Its own retries are off: ours
-continue a read where it stopped, and share one deadline.
-"""
+"""Makes botocore's clients of S3-compatible stores: one for each process, options and environment."""
 
 from __future__ import annotations
 
@@ -10,27 +6,21 @@ import functools
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
-from functools import partial
-from typing import Any, TypeVar
+from collections.abc import Iterable
+from typing import Any
 
 from wdsplit.errors import InputError, MissingDependencyError, did_you_mean
 from wdsplit.storage.locks import ProcessLock
-from wdsplit.storage.retry import Retries, attempt
-from wdsplit.storage.s3_errors import OPERATIONS, classify_s3, error_code
 from wdsplit.storage.s3_http import S3Http
 from wdsplit.storage.s3_options import S3Options
+from wdsplit.storage.store_errors import OPERATIONS
 from wdsplit.urls import shown_url
 
-__all__ = ["S3Client", "client_of"]
-
-Answer = TypeVar("Answer")
+__all__ = ["client_of", "parameters_of"]
 
 _POOL_SIZE = 4096
 """Maximum number of connections: more than threads use at a time. Each is opened when it is needed."""
 _MAX_CLIENTS = 16
-_UNNAMED = frozenset({"400", "403", "409"})
 
 
 def _new_client(options: S3Options) -> S3Http:
@@ -61,13 +51,13 @@ def _new_client(options: S3Options) -> S3Http:
             found="a user, a password or a query",
             remedy="pass credentials by the environment, a profile or storage_options",
         )
-    takes = {name for operation in OPERATIONS for name in _parameters(client, operation)}
+    takes = {name for operation in OPERATIONS for name in parameters_of(client, operation)}
     _refuse_unknown("s3_additional_kwargs", options.s3_additional_kwargs, "parameters of S3's requests", takes)
     return S3Http(client, session.get_config_variable("ca_bundle") if options.verify is None else options.verify)
 
 
-def _parameters(client: Any, operation: str) -> Any:
-    """Return the parameters of a request; `operation` is its name in S3."""
+def parameters_of(client: Any, operation: str) -> Any:
+    """Return the parameters that a request takes; `operation` is its name in S3."""
     return client.meta.service_model.operation_model(operation).input_shape.members
 
 
@@ -133,75 +123,3 @@ def client_of(options: S3Options, made_after: float = 0.0) -> S3Http:
 def _environment() -> frozenset[tuple[str, str | None]]:
     """Return the AWS variables of the environment, which other threads may change meanwhile."""
     return frozenset((name, os.environ.get(name)) for name in list(os.environ) if name.startswith("AWS_"))
-
-
-class S3Client:
-    """Sends requests about a bucket.
-
-    Args:
-        bucket: Its name.
-        options: How to reach the store.
-    """
-
-    def __init__(self, bucket: str, options: S3Options) -> None:
-        self._bucket = bucket
-        self.options = options
-
-    def ask(self, operation: str, url: str, **parameters: Any) -> Any:
-        """Send a request; retry until it is answered or refused, or the deadline has passed.
-
-        Args:
-            operation: A method of botocore's client.
-            url: The object or folder concerned.
-            parameters: Its parameters; the bucket is added.
-
-        Raises:
-            DatasetNotFoundError: There is no such object or bucket.
-            StorageError: The store refuses, or does not answer in time.
-        """
-        return self.attempt(lambda _: self.send(operation, **parameters), url)
-
-    def head_once(self, key: str) -> Any:
-        """Ask once for an object's size, ETag and the like."""
-        try:
-            return self.send("head_object", Key=key)
-        except Exception as error:
-            if error_code(error) not in _UNNAMED:
-                raise
-            # The answer to HEAD has no body to name the error: ask by a GET, which fails with the name.
-            self.send("get_object", Key=key, Range="bytes=0-0")["Body"].close()
-            raise
-
-    def get(self, key: str, asked: Mapping[str, str]) -> Any:
-        """Send a GET of an object once; `asked` has the headers Range and If-Match, if any."""
-        return client_of(self.options).get(self._bucket, key, asked, partial(self.send, "get_object"))
-
-    def send(self, operation: str, **parameters: Any) -> Any:
-        """Send a request once."""
-        client = client_of(self.options).client
-        more = {"RequestPayer": "requester"} if self.options.requester_pays else {}
-        if self.options.s3_additional_kwargs:
-            takes = _parameters(client, client.meta.method_to_api_mapping[operation])
-            more |= {name: value for name, value in self.options.s3_additional_kwargs.items() if name in takes}
-        return getattr(client, operation)(**{**more, "Bucket": self._bucket, **parameters})
-
-    @property
-    def endpoint(self) -> str:
-        """The URL of the store."""
-        return str(client_of(self.options).client.meta.endpoint_url)
-
-    def with_short_deadline(self) -> S3Client:
-        """Return a client with a short deadline, for cleaning up after an error."""
-        return S3Client(self._bucket, replace(self.options, retries=self.options.retries.shortened()))
-
-    def attempt(
-        self,
-        action: Callable[[Retries], Answer],
-        url: str,
-        details: str = "",
-        sleep: Callable[[float], object] = time.sleep,
-    ) -> Answer:
-        """Call an action, and retry temporary failures; arguments as for `Retries`, raises as `ask` does."""
-        # Credentials are looked up again, unless another thread has done so since the attempt began.
-        renew = partial(client_of, self.options)
-        return attempt(action, classify_s3, Retries(self.options.retries, url, details, sleep), renew)

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
-from wdsplit.storage.retry import patience_s
+from wdsplit.storage.remote import Answer
+from wdsplit.storage.retry import UnfitAnswerError, patience_s
 
 __all__ = ["S3Http"]
 
@@ -35,7 +36,7 @@ _URLLIB3 = {
     "decode_content": False,
     "enforce_content_length": False,
 }
-"""botocore follows redirects, and `S3File` counts the bytes of an answer."""
+"""botocore follows redirects, and `RemoteFile` counts the bytes of an answer."""
 _thread = threading.local()
 """The last answer of a thread, and what was known before its last GET was signed."""
 
@@ -194,8 +195,8 @@ class S3Http:
         manager.pool_classes_by_scheme = {scheme: _bounded(pool) for scheme, pool in classes.items()}
         return manager.connection_from_url(origin)
 
-    def get(self, bucket: str, key: str, asked: Mapping[str, str], first: Callable[..., Any]) -> Any:
-        """Return an answer's Body, status, ETag, LastModified, ContentLength and ContentRange.
+    def get(self, bucket: str, key: str, asked: Mapping[str, str], first: Callable[..., Any]) -> Answer:
+        """Send a GET of an object once.
 
         Args:
             bucket: The bucket of the object.
@@ -223,9 +224,12 @@ class S3Http:
             if bucket_url != request.url:
                 headers = {name: value for name, value in headers.items() if name not in asked}
                 self._sent[bucket] = _Sent(bucket_url, headers, dict(request.context), signer)
-        return answer
+        from botocore.awsrequest import HeadersDict
 
-    def _repeated(self, sent: _Sent, key: str, asked: Mapping[str, str]) -> dict[str, Any] | None:
+        about = answer["ResponseMetadata"]
+        return _answer(about["HTTPStatusCode"], HeadersDict(about["HTTPHeaders"]), answer["Body"])
+
+    def _repeated(self, sent: _Sent, key: str, asked: Mapping[str, str]) -> Answer | None:
         """Return the answer to a GET like an earlier one; None for a redirect, which the client follows."""
         url = sent.bucket_url + _quoted(key)
         raw = self._sent_raw("GET", url, {**_signed_headers(sent, url), **asked})
@@ -241,14 +245,15 @@ class S3Http:
             shape = self.client.meta.service_model.operation_model("GetObject").output_shape
             raise ClientError(create_parser("rest-xml").parse(found, shape), "GetObject")
         answer = _thread.answer  # the one of `http.client` in `raw`; its length is None if it comes in chunks
-        return {
-            "Body": _BodyInPlace(raw, answer) if answer.length else raw,
-            "ResponseMetadata": {"HTTPStatusCode": raw.status},
-            "ETag": raw.headers.get("ETag"),
-            "LastModified": raw.headers.get("Last-Modified"),
-            "ContentLength": raw.headers.get("Content-Length"),
-            "ContentRange": raw.headers.get("Content-Range", ""),
-        }
+        return _answer(raw.status, raw.headers, _BodyInPlace(raw, answer) if answer.length else raw)
+
+
+def _answer(status: int, headers: Mapping[str, str], body: Any) -> Answer:
+    etag, length = headers.get("ETag"), headers.get("Content-Length", "")
+    if not etag and not headers.get("Last-Modified"):  # each answer of a store about an object has one
+        body.close()
+        raise UnfitAnswerError("an answer without ETag and Last-Modified")
+    return Answer(status, int(length) if length.isdecimal() else None, headers.get("Content-Range", ""), etag, body)
 
 
 def _bounded(pool: Any) -> Any:

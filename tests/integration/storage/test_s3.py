@@ -95,7 +95,7 @@ def test_botocores_client_builds_the_first_get_and_the_next_after_an_error(bucke
     for name in names:
         with storage.publish(name) as file:
             file.write([name.encode() * 100])
-    client, built = s3_client.client_of(storage._client.options).client, []
+    client, built = s3_client.client_of(storage.options).client, []
     client.meta.events.register("before-parameter-build.s3.GetObject", lambda params, **_: built.append(params["Key"]))
     for name in names * 2:
         expected = name.encode() * 100
@@ -129,7 +129,7 @@ def test_a_signature_serves_all_ranges_of_an_object_for_a_minute(bucket, fault_p
     assert first == again and "range" not in first and "host" in first
     assert set(authorizations("b")).isdisjoint({first})
     signed = []
-    client = s3_client.client_of(storage._client.options).client
+    client = s3_client.client_of(storage.options).client
     client.meta.events.register("before-sign.s3.GetObject", lambda **_: signed.append(1))
     for later, num_signed in ((59, 0), (61, 1), (-1, 2)):
         now += later
@@ -160,7 +160,7 @@ def test_bodies_are_read_in_place_and_leave_their_connection_to_the_next_request
     file, before = storage.open("object"), len(fault_proxy.exchanges)
     for first in range(3):
         assert file.read(first, 200_000) == data[first : first + 200_000]
-    body = file._body(5, 100_005)
+    body = storage.get("object", 5, 100_005, None).body
     buffer = bytearray(200_000)
     assert isinstance(body, s3_http._BodyInPlace)
     assert body.readinto(memoryview(buffer)) == 100_000 and buffer[:100_000] == data[5:100_005]
@@ -223,7 +223,7 @@ def once_a_range(fault):
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_read_goes_on_where_it_stopped(remote, numbers, fault_proxy, fault, monkeypatch):
-    monkeypatch.setattr("wdsplit.storage.s3_file._BYTES_PER_READ", 1000)
+    monkeypatch.setattr("wdsplit.storage.remote._BYTES_PER_READ", 1000)
     expected = open_storage(numbers).read("000000.tar")
     file = of(remote, timeout_s=2 if isinstance(fault, Stall) else 30).open("000000.tar")
     fault_proxy.plan = once_a_range(fault)

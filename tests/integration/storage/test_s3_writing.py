@@ -31,7 +31,6 @@ from wdsplit.errors import ConvertError, DatasetNotFoundError, InputError, Outpu
 from wdsplit.shards.manifest import HEADER_NAME, RUN_FOLDER
 from wdsplit.storage.opening import open_storage
 from wdsplit.storage.s3 import S3Storage
-from wdsplit.storage.s3_client import S3Client
 from wdsplit.storage.s3_options import S3Options
 
 FAST = {"first_delay_s": 0.01, "max_delay_s": 0.05, "timeout_s": 30, "deadline_s": 200}
@@ -42,7 +41,7 @@ SHARDS = 6
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
-    monkeypatch.setattr("wdsplit.storage.s3_upload._PART_BYTES", PART_BYTES)
+    monkeypatch.setattr("wdsplit.storage.s3._PART_BYTES", PART_BYTES)
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +84,7 @@ def of(url, **options):
 def uploads_of(bucket):
     """Return the keys of the uploads that are under way; the server knows no list where there never was one."""
     try:
-        answer = S3Client(bucket.name, S3Options()).ask("list_multipart_uploads", bucket.url)
+        answer = S3Storage(bucket.url).ask("list_multipart_uploads", bucket.url)
     except StorageError as error:
         assert error.found == "NoSuchUpload"
         return []
@@ -117,7 +116,7 @@ def test_pieces_may_change_once_they_are_written(bucket):
 
 
 def test_parts_grow_so_that_there_are_never_too_many(bucket, fault_proxy, monkeypatch):
-    monkeypatch.setattr("wdsplit.storage.s3_upload._PARTS_PER_SIZE", 2)
+    monkeypatch.setattr("wdsplit.storage.s3._PARTS_PER_SIZE", 2)
     data = np.random.default_rng(0).bytes(13 * PART_BYTES)
     with of(bucket.url).publish("a") as file:
         file.write([data])
@@ -372,12 +371,12 @@ def test_a_store_that_does_not_answer_any_more_is_not_waited_for_twice(
 
 CONVERT = f"""
 import sys
-import wdsplit.storage.s3_upload
+import wdsplit.storage.s3
 from wdsplit.conversion.convert import convert
 from wdsplit.conversion.plan.options import ConvertOptions
 
 if __name__ == "__main__":
-    wdsplit.storage.s3_upload._PART_BYTES = {PART_BYTES}
+    wdsplit.storage.s3._PART_BYTES = {PART_BYTES}
     source, output, jobs = sys.argv[1:]
     convert(source, output, ConvertOptions(shards={SHARDS}, shuffle=False, jobs=int(jobs)))
 """
@@ -523,7 +522,7 @@ def test_two_runs_of_a_machine_exclude_each_other_and_a_killed_one_holds_nothing
 @pytest.mark.parametrize("when", [1, SHARDS])
 def test_a_run_whose_output_another_machine_has_begun_anew_stops_and_leaves_it_alone(bucket, source, when):
     note = orjson.dumps({"plan": "another"})
-    run, client = bucket.folder / "out" / RUN_FOLDER, S3Client(bucket.name, S3Options())
+    run, client = bucket.folder / "out" / RUN_FOLDER, S3Storage(bucket.url)
 
     def take_over(progress):
         if progress.done == when:

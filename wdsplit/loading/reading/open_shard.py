@@ -17,7 +17,7 @@ from wdsplit.shards.checksums import checksums_bytes, checksums_path, parse_chec
 from wdsplit.shards.manifest import HEADER_NAME, Shard, index_path, shards_checksum
 from wdsplit.storage.interface import ReadableFile, ReadableStorage
 from wdsplit.storage.locks import ProcessLock
-from wdsplit.storage.remote_file import RemoteFile
+from wdsplit.storage.remote import RemoteFile
 from wdsplit.tar.headers import BLOCK_BYTES
 from wdsplit.tar.index import INDEX_ENTRY_BYTES, parse_index
 
