@@ -19,10 +19,10 @@ from pathlib import Path
 
 from wdsplit.errors import InputError, StorageError
 from wdsplit.storage.interface import PendingFile, refuse_too_large
-from wdsplit.storage.local_file import LocalFile, ReopenedFile, translate_errors
+from wdsplit.storage.local_file import LocalFile, translate_errors
 from wdsplit.storage.locks import leads_to, open_locked
 from wdsplit.storage.mounts import is_network_mount
-from wdsplit.storage.network import NetworkFile
+from wdsplit.storage.reopened_file import ReopenedFile
 from wdsplit.urls import shown_url
 
 __all__ = ["LocalStorage", "is_temporary", "local_path", "temporary_name", "write_whole"]
@@ -86,21 +86,19 @@ class LocalStorage:
 
     def read(self, path: str, max_bytes: int | None = None) -> bytes:
         """Return the bytes of a file."""
-        file = self._opened(path)
+        file = self.open(path)
         refuse_too_large(file.size, max_bytes, str(self.root / path))
         return file.read(0, file.size)
 
     def map(self, path: str) -> mmap.mmap | bytes:
         """Map a file into memory, read-only; return b'' for an empty file, which cannot be mapped."""
-        return self._opened(path).map()
+        return self.open(path).map()
 
     def open(self, path: str, size: int | None = None) -> LocalFile | ReopenedFile:
         """Open a file for reading."""
-        file = self._opened(path)
-        return ReopenedFile(file) if file.is_near_limit else file
-
-    def _opened(self, path: str) -> LocalFile:
-        return (NetworkFile if self.has_latency else LocalFile)(self.root / path)
+        if not self.has_latency and not (file := LocalFile(self.root / path)).is_near_limit:
+            return file
+        return ReopenedFile(self.root / path, self.has_latency)
 
     def size(self, path: str) -> int | None:
         """Return the size of a file in bytes, or None if there is no such file."""

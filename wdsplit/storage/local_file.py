@@ -14,9 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, StorageError, UnansweredError
-from wdsplit.storage.interface import replaced
 
-__all__ = ["TRANSIENT_ERRNOS", "LocalFile", "ReopenedFile", "translate_errors"]
+__all__ = ["TRANSIENT_ERRNOS", "LocalFile", "translate_errors"]
 
 TRANSIENT_ERRNOS = frozenset(
     {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH}
@@ -65,7 +64,8 @@ class LocalFile:
                 url=str(path),
             )
         self.size = status.st_size
-        self.version = version_of(status)
+        # Without the inode number, which may change with the mount.
+        self.version = f"{status.st_size} bytes, written {np.datetime64(status.st_mtime_ns, 'ns')} UTC"
 
     def __del__(self) -> None:
         if hasattr(self, "_fd"):
@@ -125,46 +125,6 @@ class LocalFile:
         """Whether the process can open only a few more files: descriptors are the lowest free numbers."""
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         return limit != resource.RLIM_INFINITY and self._fd >= limit - _OTHER_FILES
-
-
-class ReopenedFile:
-    """A file that is opened for each read, for a process near its limit of open files.
-
-    Args:
-        file: The open file.
-
-    Attributes:
-        size: Its size in bytes.
-        version: A mark that changes when the file is changed or replaced.
-        is_remote: Whether it is on a network file system.
-    """
-
-    def __init__(self, file: LocalFile) -> None:
-        self._path, self._kind = file._path, type(file)
-        self.size, self.version, self.is_remote = file.size, file.version, file.is_remote
-
-    def read(self, offset: int, num_bytes: int) -> bytes:
-        """Return the bytes at an offset."""
-        return self._reopened().read(offset, num_bytes)
-
-    def read_into(self, buffer: memoryview, offset: int) -> None:
-        """Fill a buffer with the bytes at an offset."""
-        self._reopened().read_into(buffer, offset)
-
-    def expect(self, offset: int, num_bytes: int) -> None:
-        """Let the system read ahead, where it supports that."""
-        self._reopened().expect(offset, num_bytes)
-
-    def _reopened(self) -> LocalFile:
-        file = self._kind(self._path)
-        if file.version != self.version:
-            raise replaced(str(self._path), self.version, file.version)
-        return file
-
-
-def version_of(status: os.stat_result) -> str:
-    """Return a mark that changes when a file is replaced; without the inode number, which may change with the mount."""
-    return f"{status.st_size} bytes, written {np.datetime64(status.st_mtime_ns, 'ns')} UTC"
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from pathlib import Path
 from wdsplit.engines.local import in_order, raise_if_cancelled
 from wdsplit.storage.interface import ReadableFile
 from wdsplit.storage.local_file import LocalFile, translate_errors
+from wdsplit.storage.reopened_file import ReopenedFile
 
 __all__ = ["in_pieces", "mapped"]
 
@@ -37,7 +38,7 @@ def mapped(file: ReadableFile, folder: str | None = None) -> mmap.mmap | bytes:
     Raises:
         StorageError: The copy cannot be written, for example because the disk is full.
     """
-    if isinstance(file, LocalFile):
+    if isinstance(file, LocalFile | ReopenedFile):
         return file.map()
     place = Path(folder or tempfile.gettempdir())
     with translate_errors(place, writing=True), tempfile.TemporaryFile(dir=place) as copy:

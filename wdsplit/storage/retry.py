@@ -11,7 +11,6 @@ import logging
 import math
 import random
 import reprlib
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -31,10 +30,7 @@ __all__ = [
     "RetryOptions",
     "UnfitAnswerError",
     "attempt",
-    "is_transient_status",
-    "parse_retry_after",
     "patience_s",
-    "transient_kind",
 ]
 
 logger = logging.getLogger(__name__)
@@ -49,15 +45,9 @@ _TIMEOUTS_OF_ATTEMPT = 4
 """Maximum duration of an attempt in multiples of `timeout_s`: a connection that only trickles is given up."""
 _DEADLINE_BYTES = 16 * 1024**2
 """After so many bytes, a request has its time anew: the deadline of a large object would depend on its size."""
-_TRANSIENT_STATUS = frozenset({408, 425, 429})
-_PERMANENT_STATUS = frozenset({501, 507})
-"""Not implemented, and no space left."""
 _WARN_AFTER_S = 10.0
 _WARN_EVERY_S = 60.0
 """A process warns at most this often, however many requests fail."""
-_UNKNOWN_HOST_ERRORS = frozenset(
-    getattr(socket, name) for name in ("EAI_NONAME", "EAI_NODATA") if hasattr(socket, name)
-)  # not EAI_AGAIN: that says that the name server does not answer
 
 
 @dataclass(frozen=True)
@@ -159,6 +149,7 @@ def attempt(
         UnansweredError: No attempt succeeded before the deadline.
         Exception: The error that `classify` returns for a final failure.
     """
+    failure: Failure | None
     num_renewals = 0
     while True:
         began = time.monotonic()
@@ -169,10 +160,9 @@ def attempt(
         except UnfitAnswerError as error:
             failure = Failure(FailureKind.TRANSIENT, str(error))
         except Exception as error:
-            found = classify(error, retries.place, retries.url)
-            if found is None:
+            failure = classify(error, retries.place, retries.url)
+            if failure is None:
                 raise
-            failure = found
         finally:
             _thread.retries = outer
         try:  # outside of the handler: an error with credentials in its text must not become the context of ours
@@ -316,24 +306,3 @@ class Retries:
 _warning = threading.Lock()
 _last_warning = -math.inf
 """When this process warned, of whichever store."""
-
-
-def is_transient_status(status: int) -> bool:
-    """Tell whether another attempt may succeed after an answer of this HTTP status."""
-    return status in _TRANSIENT_STATUS or (status >= 500 and status not in _PERMANENT_STATUS)
-
-
-def parse_retry_after(text: str) -> float:
-    """Return the seconds that a store asks to wait; 0 unless the header is a number."""
-    return float(text) if text.isascii() and text.isdigit() else 0.0
-
-
-def transient_kind(error: BaseException | None) -> FailureKind:
-    """Return UNKNOWN_HOST if the error is that a host name does not exist, else TRANSIENT."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        if isinstance(error, socket.gaierror):
-            return FailureKind.UNKNOWN_HOST if error.errno in _UNKNOWN_HOST_ERRORS else FailureKind.TRANSIENT
-        seen.add(id(error))
-        error = error.__cause__ or error.__context__
-    return FailureKind.TRANSIENT

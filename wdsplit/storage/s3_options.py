@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from wdsplit.errors import InputError, MissingDependencyError, did_you_mean
 from wdsplit.storage.retry import RETRY_NAMES, RetryOptions
@@ -23,7 +24,6 @@ _ALIASES = {
 }
 """Other names of options in s3fs and its client_kwargs."""
 _BOOLEANS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
-_MAYBE = type(None)
 
 
 @dataclass(frozen=True)
@@ -124,20 +124,16 @@ class S3Options:
         return f"S3Options({', '.join(f'{name}={value!r}' for name, value in shown.items() if value)})"
 
 
-_KINDS: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("key", "secret", "token", "profile", "endpoint_url", "region"), (str, _MAYBE)),
-    **dict.fromkeys(("anon", "requester_pays", "check_etag"), (bool,)),
-    **dict.fromkeys(("path_style", "use_ssl"), (bool, _MAYBE)),
-    "verify": (bool, str, _MAYBE),
-    **dict.fromkeys(("config_kwargs", "s3_additional_kwargs"), (Mapping,)),
-    "retries": (RetryOptions,),
+_KINDS = {
+    name: tuple(get_origin(kind) or kind for kind in (get_args(hint) if isinstance(hint, UnionType) else (hint,)))
+    for name, hint in get_type_hints(S3Options).items()
 }
 _KNOWN = ({each.name for each in fields(S3Options)} | RETRY_NAMES) - {"retries"}
 _WORDS = {bool: "True or False", str: "a text", Mapping: "a dict", RetryOptions: "RetryOptions"}
 
 
 def _expected(kinds: tuple[type, ...]) -> str:
-    return " or ".join(_WORDS[kind] for kind in kinds if kind is not _MAYBE)
+    return " or ".join(_WORDS[kind] for kind in kinds if kind is not NoneType)
 
 
 def _configured() -> Mapping[str, Any]:

@@ -6,11 +6,12 @@ are not passed on.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
 from typing import Any
 
 from wdsplit.errors import DatasetNotFoundError, InputError, StorageError, WdsplitError
-from wdsplit.storage.retry import Failure, FailureKind, is_transient_status, parse_retry_after, transient_kind
+from wdsplit.storage.retry import Failure, FailureKind
 
 __all__ = ["GONE_STATUS", "NO_SUCH_UPLOAD", "OPERATIONS", "REFUSED_STATUS", "classify", "error_code", "status_of"]
 
@@ -25,6 +26,11 @@ _TRANSIENT = frozenset(
     | {"BadDigest", "IncompleteBody", "XAmzContentSHA256Mismatch"}  # the request was damaged on its way
 )
 """Errors of S3 that are retried whatever their HTTP status."""
+_TRANSIENT_STATUS = frozenset({408, 425, 429, *range(500, 600)}) - {501, 507}
+"""All but: not implemented, and no space left."""
+_UNKNOWN_HOST_ERRORS = frozenset(
+    getattr(socket, name) for name in ("EAI_NONAME", "EAI_NODATA") if hasattr(socket, name)
+)  # not EAI_AGAIN: that says that the name server does not answer
 _PERMANENT = frozenset({"NotImplemented", "QuotaExceeded", "RequestTimeTooSkewed"})
 _TRANSIENT_TYPES = frozenset(
     {
@@ -93,8 +99,9 @@ def classify(error: Exception, place: str, url: str) -> Failure | None:
         return Failure(FailureKind.EXPIRED, name, _refused(error, name, place, url), cause)
     if not _is_transient(error):
         return Failure(FailureKind.FINAL, name, _refused(error, name, place, url), cause)
-    after = parse_retry_after(str(_headers(error).get("retry-after") or _headers(error).get("Retry-After", "")))
-    return Failure(transient_kind(error), name, cause=cause, retry_after_s=after)
+    after = str(_headers(error).get("retry-after") or _headers(error).get("Retry-After", ""))
+    after_s = float(after) if after.isascii() and after.isdigit() else 0.0
+    return Failure(_transient_kind(error), name, cause=cause, retry_after_s=after_s)
 
 
 def error_code(error: Exception) -> str:
@@ -131,7 +138,7 @@ def _is_of_botocore(error: Exception) -> bool:
 def _is_transient(error: Exception) -> bool:
     code, status = error_code(error), status_of(error)
     if code or status:
-        return code not in _PERMANENT and (code in _TRANSIENT or is_transient_status(status))
+        return code not in _PERMANENT and (code in _TRANSIENT or status in _TRANSIENT_STATUS)
     if isinstance(error, _PERMANENT_TYPES) or _is_forbidden(error) or _is_bad_header(error) or _is_endless(error):
         return False
     types = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(error).__mro__}
@@ -212,3 +219,14 @@ def _remedy(error: Exception, status: int) -> str:
             f"check the credentials and what they allow{needed}; storage_options={{'anon': True}} reads public buckets"
         )
     return "check the URL, the endpoint and the credentials (environment, profile or storage_options)"
+
+
+def _transient_kind(error: BaseException | None) -> FailureKind:
+    """Return UNKNOWN_HOST if the error is that a host name does not exist, else TRANSIENT."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, socket.gaierror):
+            return FailureKind.UNKNOWN_HOST if error.errno in _UNKNOWN_HOST_ERRORS else FailureKind.TRANSIENT
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return FailureKind.TRANSIENT

@@ -19,8 +19,8 @@ from wdsplit.storage.retry import (
     UnfitAnswerError,
     attempt,
     patience_s,
-    transient_kind,
 )
+from wdsplit.storage.store_errors import classify
 
 TIMES = {"first_delay_s": 0.02, "max_delay_s": 0.1, "timeout_s": 1}
 REFUSED = StorageError("the store refuses")
@@ -164,9 +164,9 @@ def test_a_name_server_that_does_not_answer_is_transient():
         except ConnectionError as error:
             return error
 
-    assert transient_kind(failed(socket.EAI_NONAME)) is FailureKind.UNKNOWN_HOST
-    assert transient_kind(failed(socket.EAI_AGAIN)) is FailureKind.TRANSIENT
-    assert transient_kind(ConnectionError()) is FailureKind.TRANSIENT
+    assert classify(failed(socket.EAI_NONAME), "", "").kind is FailureKind.UNKNOWN_HOST
+    assert classify(failed(socket.EAI_AGAIN), "", "").kind is FailureKind.TRANSIENT
+    assert classify(ConnectionError(), "", "").kind is FailureKind.TRANSIENT
 
 
 # Warnings

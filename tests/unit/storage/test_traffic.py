@@ -4,7 +4,7 @@ import threading
 import numpy as np
 import pytest
 
-from wdsplit.storage.network import NetworkFile
+from wdsplit.storage.reopened_file import ReopenedFile
 from wdsplit.storage.retry import Failure, FailureKind, Retries, RetryOptions, attempt
 from wdsplit.storage.traffic import Traffic, count
 
@@ -96,7 +96,7 @@ def test_files_of_network_file_systems_count_what_is_read(tmp_path):
     path.write_bytes(bytes(100))
 
     def read():
-        file = NetworkFile(path)
+        file = ReopenedFile(path, is_remote=True)
         file.read(0, 10)
         file.read_into(memoryview(bytearray(25)), 50)
         yield
