@@ -38,9 +38,19 @@ _LEAST_S = 0.001
 _EXTRAS = {"gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure", "hf": "hf"}
 _EXTRAS |= {"http": "http", "https": "http", "memory": "http"}
 """The extra of wdsplit that installs what a scheme needs."""
-_BEYOND_END_STATUS = 416
 _UNLISTED_STATUS = (*GONE_STATUS, *REFUSED_STATUS, 405)
-_VERSIONS = ("ETag", "etag", "generation", "blob_id", "md5Hash", "Last-Modified", "last_modified", "updated", "created")
+_VERSIONS = (
+    "ETag",
+    "etag",
+    "generation",
+    "blob_id",
+    "md5Hash",
+    "Last-Modified",
+    "last_modified",
+    "updated",
+    "created",
+    "mtime",
+)
 """The names that file systems have for an object's version; the most reliable first."""
 _ONE_COMMIT = frozenset({"abfs", "abfss", "az", "gcs", "gs", "oss", "s3", "s3a"})
 """Object stores, where an uploaded file appears only when it is complete; a rename would copy it."""
@@ -131,22 +141,27 @@ class FsspecStorage(RemoteStorage):
         return FileState(int(info["size"]), next((str(info[name]) for name in _VERSIONS if info.get(name)), ""))
 
     def get(self, path: str, start: int, stop: int | None, etag: str | None) -> Answer:
-        """Get a range once; the answer has no bytes if all are beyond the end."""
+        """Get a range once; the answer is empty if the range begins beyond the end."""
         assert stop is not None
         fs, place, status = self._file_system(), self._path_of(path), 200
-        if self._is_web and hasattr(fs, "set_session"):
-            from fsspec.asyn import sync
+        try:
+            if self._is_web and hasattr(fs, "set_session"):
+                from fsspec.asyn import sync
 
-            data, status, content_range = sync(fs.loop, _got, fs, place, start, stop, **_limits(fs))
-        else:
-            more: dict[str, Any] = {"cache_type": "none"} if self._protocol == "hf" else {}
-            if type(fs).__module__ == "fsspec.implementations.arrow":
-                more["seekable"] = True
-            data = bytes(fs.cat_file(place, start=start, end=stop, **more, **_limits(fs)))
-            # Such file systems do not show the answer. More bytes than requested are the whole file, and fewer end it.
-            total = start + len(data) if len(data) < stop - start else "*"
-            is_part = 0 < len(data) <= stop - start
-            content_range = f"bytes {start}-{start + len(data) - 1}/{total}" if is_part else ""
+                data, status, content_range = sync(fs.loop, _got, fs, place, start, stop, **_limits(fs))
+            else:
+                more: dict[str, Any] = {"cache_type": "none"} if self._protocol == "hf" else {}
+                if type(fs).__module__ == "fsspec.implementations.arrow":
+                    more["seekable"] = True
+                data = bytes(fs.cat_file(place, start=start, end=stop, **more, **_limits(fs)))
+                # The answer is not shown. More bytes than requested are the whole file, and fewer are its end.
+                total = start + len(data) if len(data) < stop - start else "*"
+                is_part = 0 < len(data) <= stop - start
+                content_range = f"bytes {start}-{start + len(data) - 1}/{total}" if is_part else ""
+        except Exception as error:
+            if not any(isinstance(each, Exception) and status_of(each) == 416 for each in (error, error.__cause__)):
+                raise
+            data, content_range = b"", ""  # the range begins beyond the end: also the first byte of an empty file
         return Answer(status, len(data), content_range, None, io.BytesIO(data))
 
     def list(self, path: str = "") -> list[str]:
@@ -258,8 +273,6 @@ async def _got(fs: Any, url: str, start: int, stop: int) -> tuple[bytes, int, st
     session = await fs.set_session()
     async with session.get(fs.encode_url(url), headers=headers, **options) as answer:
         data = await answer.read()
-        if answer.status == _BEYOND_END_STATUS:
-            return b"", answer.status, ""
         answer.raise_for_status()
         return data, answer.status, answer.headers.get("Content-Range", "")
 

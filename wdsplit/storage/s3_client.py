@@ -53,7 +53,11 @@ def _new_client(options: S3Options) -> S3Http:
         )
     takes = {name for operation in OPERATIONS for name in parameters_of(client, operation)}
     _refuse_unknown("s3_additional_kwargs", options.s3_additional_kwargs, "parameters of S3's requests", takes)
-    return S3Http(client, session.get_config_variable("ca_bundle") if options.verify is None else options.verify)
+    verify = session.get_config_variable("ca_bundle") if options.verify is None else options.verify
+    try:
+        return S3Http(client, verify)
+    except OSError as error:  # no such file, or no certificate in it
+        raise InputError("cannot load certificates", place=f"verify={verify}", found=str(error)) from error
 
 
 def parameters_of(client: Any, operation: str) -> Any:

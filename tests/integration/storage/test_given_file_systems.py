@@ -22,7 +22,6 @@ from wdsplit.checks.verify import verify
 from wdsplit.conversion.shares import needed_passes
 from wdsplit.errors import DatasetNotFoundError, InputError, OutputExistsError, StorageError
 from wdsplit.storage.given import located
-from wdsplit.storage.opening import open_storage
 
 FAST = {"first_delay_s": 0.01, "max_delay_s": 0.05, "deadline_s": 100}
 
@@ -95,19 +94,6 @@ def on_s3(s3, bucket, expected):
     """Return the path of a dataset in the bucket."""
     s3.put(str(expected), f"{bucket.name}/data", recursive=True)
     return f"{bucket.name}/data"
-
-
-@pytest.mark.parametrize(
-    "how", [{"num_workers": 0}, {"num_workers": 2}, {"num_workers": 2, "workers": "thread"}], ids=str
-)
-def test_workers_of_all_kinds_read(on_s3, s3, expected, how):
-    """A forked worker uses neither the event loop nor the connections of its parent."""
-    dataset = wdsplit.Dataset(on_s3, fs=s3).to_tuple("__key__", "__position__")
-    next(iter(dataset))
-    batches = [keys for keys, _ in wdsplit.Loader(dataset, 7, **how)]
-    local = wdsplit.Dataset(expected).to_tuple("__key__", "__position__")
-    assert batches == [keys for keys, _ in wdsplit.Loader(local, 7)]
-    assert samples_of(wdsplit.Dataset(on_s3, fs=s3)) == samples_of(wdsplit.Dataset(expected))
 
 
 SPAWNED = """
@@ -195,25 +181,6 @@ def test_a_conversion_that_stopped_is_resumed(s3, bucket, source, expected):
     wdsplit.convert(source, f"{bucket.name}/out", options(shards=4, resume=True), fs=s3)
     assert shard_files(bucket.folder / "out") == shard_files(expected)
     assert not (bucket.folder / "out" / ".wdsplit-run").exists()
-
-
-def test_nothing_is_there_when_the_block_raises(place):
-    fs, path, files = place
-    (url,), given = located([path], None, fs)
-    storage = open_storage(url, given)
-    with pytest.raises(ZeroDivisionError), storage.publish("x.tar") as file:
-        file.write([b"x" * 100])
-        raise ZeroDivisionError
-    assert files() == {} and storage.list() == []
-    with storage.publish("deep/x.tar") as file:
-        file.write([b"one", memoryview(b"two")])
-    assert storage.read("deep/x.tar") == b"onetwo" and storage.list("deep") == ["x.tar"]
-    with storage.publish("deep/x.tar.idx") as file:
-        file.write([b""])
-    storage.remove("deep/x.tar", "none")
-    assert storage.sizes("deep") == {"x.tar.idx": 0}
-    storage.remove("deep")
-    assert storage.list("deep") == []
 
 
 def test_a_bucket_that_is_not_there_is_named(s3, source):

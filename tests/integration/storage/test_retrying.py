@@ -10,7 +10,28 @@ import threading
 import pytest
 
 import wdsplit
-from faults import Earlier, ErrorAnswer, FaultProxy, Garbled, Hold, Other, SlowHead, Throttle
+from faults import (
+    Chunked,
+    Cut,
+    Delay,
+    Earlier,
+    ErrorAnswer,
+    FaultProxy,
+    Flip,
+    Garbled,
+    Hold,
+    IgnoreRange,
+    Other,
+    SeededPlan,
+    Shorten,
+    SlowHead,
+    Stall,
+    Throttle,
+    Truncate,
+    expired_token,
+    internal_error,
+    slow_down,
+)
 from s3server import S3Server, free_port
 from tables import start_script, wait_until
 from wdsplit.errors import CorruptDataError, StorageError, UnansweredError
@@ -88,7 +109,7 @@ def test_a_host_without_a_name_is_given_up_sooner(store, monkeypatch):
     assert caught.value.expected == "an answer within 0.5 s"
 
 
-# Answers that do not fit
+# Faults of both kinds of stores
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +129,129 @@ def behind(bucket, fault_proxy, web_proxy, numbers, request):
 
 
 on_both = pytest.mark.parametrize("behind", ["s3", "http"], indirect=True)
+
+
+# Faults that pass
+
+
+FAULTS = {
+    "cut": Cut(3000),
+    "cut at once": Cut(0),
+    "truncated": Truncate(3000),
+    "shorter than it should be": Shorten(3000),
+    "nothing at all": Shorten(0),
+    "in chunks": Chunked(),
+    "stalled": Stall(3000),
+    "slow down": slow_down(),
+    "slow down, try later": slow_down(retry_after=1),
+    "too many requests": ErrorAnswer("429 Some Reason", "Code", "Some reason"),
+    "internal error": internal_error(),
+    "expired": expired_token(),
+}
+ONLY_S3 = ("expired",)
+PATIENT = TIMES | {"timeout_s": 30}
+
+
+def keys_and_positions(dataset):
+    return [(sample["__key__"], sample["__position__"]) for sample in dataset]
+
+
+@pytest.mark.parametrize(
+    ("behind", "name"),
+    [(store, name) for store in STORES for name in FAULTS if store == "s3" or name not in ONLY_S3],
+    indirect=["behind"],
+)
+def test_a_read_goes_on_where_it_stopped(behind, numbers, name, monkeypatch):
+    """Each range fails once, except that a client waits for a stalled one only twice."""
+    url, proxy = behind
+    monkeypatch.setattr("wdsplit.storage.remote._BYTES_PER_READ", 1000)
+    fault, seen = FAULTS[name], set()
+
+    def plan(request):
+        if request.range in seen or request.num_bytes <= 4000 or (isinstance(fault, Stall) and len(seen) == 2):
+            return None
+        seen.add(request.range)
+        return fault
+
+    expected = open_storage(numbers).read("000000.tar")
+    times = PATIENT | ({"timeout_s": 2} if isinstance(fault, Stall) else {})
+    file = open_readable_storage(url, times).open("000000.tar", len(expected))
+    proxy.plan, before = plan, len(proxy.exchanges)
+    assert file.read(1000, len(expected) - 1000) == expected[1000:]
+    ranges = [exchange.request.range for exchange in proxy.exchanges[before:]]
+    assert ranges[0] == (1000, len(expected) - 1) and (len(ranges) > 1) == (name != "in chunks")
+    if isinstance(fault, Shorten) or (type(fault) in (Truncate, Stall) and url.startswith("s3")):
+        assert ranges[1] == (1000 + fault.after, len(expected) - 1)
+
+
+@on_both
+def test_an_epoch_survives_faults_of_all_kinds(behind, numbers):
+    url, proxy = behind
+    slow = ("stalled", "slow down, try later", *(() if url.startswith("s3") else ONLY_S3))
+    makers = [lambda chance, size, fault=fault: fault for name, fault in FAULTS.items() if name not in slow]
+    plan = SeededPlan(1, 0.5, makers)
+    dataset, local = wdsplit.Dataset(url, storage_options=PATIENT), wdsplit.Dataset(numbers)
+    proxy.plan = plan
+    for epoch in range(4):
+        dataset.set_epoch(epoch)
+        local.set_epoch(epoch)
+        assert keys_and_positions(dataset) == keys_and_positions(local)
+    assert plan.num_given > len(makers)
+
+
+@on_both
+def test_a_server_that_ignores_ranges_is_read_with_a_warning(behind, numbers, s3_process, caplog):
+    url, proxy = behind
+    expected = open_storage(numbers).read("000000.tar")
+    proxy.plan = lambda request: IgnoreRange(s3_process.folder) if request.range else None
+    for size in (None, len(expected)):
+        file = open_readable_storage(url).open("000000.tar", size)
+        assert file.read(1000, 2000) == expected[1000:3000]
+        assert file.read(0, 2000) == expected[:2000]
+    assert open_readable_storage(url).read("000000.tar", 10**6) == expected
+    assert [record.getMessage().count("whole file") for record in caplog.records] == [1]
+
+
+@on_both
+@pytest.mark.parametrize("fault", [slow_down(), Delay(0.2)], ids=["unavailable", "late"])
+def test_a_size_is_asked_for_again(behind, numbers, fault):
+    """fsspec says of any failure of such a request that there is no file."""
+    url, proxy = behind
+    left = [fault] * 3
+    proxy.plan = lambda request: left.pop() if left else None
+    assert open_readable_storage(url, PATIENT).size("000000.tar") == open_storage(numbers).size("000000.tar")
+
+
+@on_both
+@pytest.mark.parametrize("fault", [slow_down(), Shorten(0), Stall(50)], ids=["slow down", "empty", "stalled"])
+def test_what_never_works_is_given_up_at_the_deadline(behind, fault):
+    url, proxy = behind
+    file = open_readable_storage(url, TIMES | {"deadline_s": 1.5, "timeout_s": 0.5}).open("000000.tar")
+    proxy.plan = lambda request: fault if request.method == "GET" else None
+    with pytest.raises(UnansweredError, match="does not answer") as caught:
+        file.read(0, 100)
+    assert caught.value.place == f"{url}/000000.tar, bytes 0 to 99"
+
+
+@on_both
+@pytest.mark.parametrize("suffix", [".tar", ".tar.idx"])
+def test_a_header_or_an_index_that_was_damaged_on_its_way_is_read_again(behind, numbers, suffix):
+    url, proxy = behind
+    dataset, flipped = wdsplit.Dataset(url, storage_options=TIMES, on_bad_sample="substitute"), []
+
+    def plan(request):
+        if flipped or not request.path.endswith(suffix):
+            return None
+        flipped.append(request)
+        return Flip(5)
+
+    proxy.plan = plan
+    assert keys_and_positions(dataset) == keys_and_positions(wdsplit.Dataset(numbers)) and flipped
+
+
+# Answers that do not fit
+
+
 NO_VERSION = (("ETag", None), ("Last-Modified", None))
 PAGE = b"<html>something went wrong: try again</html>"
 UNFIT = {
@@ -164,23 +308,6 @@ def test_answers_that_never_fit_are_an_error_of_the_store_and_not_of_samples(beh
         list(dataset)
     gc.collect()
     wait_until(lambda: threading.active_count() <= num_threads, "no thread reads ahead")
-
-
-@on_both
-def test_an_index_that_was_damaged_on_its_way_is_read_again(behind, numbers):
-    url, proxy = behind
-    page, seen = Other(body=PAGE), set()
-    dataset = wdsplit.Dataset(url, storage_options=TIMES, on_bad_sample="substitute")
-
-    def plan(request):
-        if ".tar.idx" not in request.path or request.path in seen:
-            return None
-        seen.add(request.path)
-        return page
-
-    proxy.plan = plan
-    assert [s["__key__"] for s in dataset] == [s["__key__"] for s in wdsplit.Dataset(numbers)]
-    assert seen
 
 
 @on_both

@@ -11,19 +11,10 @@ import pytest
 import wdsplit
 from faults import (
     Chunked,
-    Cut,
     Delay,
     ErrorAnswer,
     Flip,
     Hold,
-    IgnoreRange,
-    SeededPlan,
-    Shorten,
-    Stall,
-    Truncate,
-    expired_token,
-    internal_error,
-    slow_down,
 )
 from tables import DEADLINE_S, session_processes, start_script, wait_until
 from wdsplit.checks.verify import verify
@@ -55,38 +46,11 @@ def of(url, **options):
 # Reading
 
 
-def test_a_dataset_in_a_bucket_is_the_one_on_the_disk(remote, numbers):
-    dataset, local = wdsplit.Dataset(remote, seed=3), wdsplit.Dataset(numbers, seed=3)
-    assert samples_of(dataset) == samples_of(local)
-    assert next(iter(dataset))["__url__"].startswith(f"{remote}/0")
-    assert dataset.source.fingerprint == local.source.fingerprint
-
-
-@pytest.mark.parametrize("options", [{"num_workers": 0}, {"num_workers": 2}, {"num_workers": 2, "workers": "thread"}])
-def test_workers_of_all_kinds_read_from_a_bucket(remote, numbers, options):
-    """A client that was used before a process forks is not used after."""
-    dataset = wdsplit.Dataset(remote).to_tuple("__key__", "__position__")
-    next(iter(dataset))
-    batches = [keys for keys, _ in wdsplit.Loader(dataset, 7, **options)]
-    expected = wdsplit.Dataset(numbers).to_tuple("__key__", "__position__")
-    assert batches == [keys for keys, _ in wdsplit.Loader(expected, 7)]
-
-
 def test_samples_are_found_in_a_bucket_by_key_and_number(remote, numbers):
     local = wdsplit.Dataset(numbers).sample(5)
     for wanted in (5, local["__key__"]):
         found = wdsplit.Dataset(remote).sample(wanted)
         assert {**found, "__url__": local["__url__"]} == local
-
-
-def test_names_and_sizes_are_those_of_the_folder(remote, bucket, numbers):
-    storage, local = open_storage(remote), open_storage(numbers)
-    assert storage.list() == local.list()
-    assert open_storage(bucket.url).list() == ["train set"]
-    assert storage.size("000000.tar") == local.size("000000.tar")
-    assert storage.size("none.tar") is None
-    assert storage.describe_contents() == local.describe_contents()
-    assert storage.read("000000.tar") == local.read("000000.tar")
 
 
 def test_botocores_client_builds_the_first_get_and_the_next_after_an_error(bucket, fault_proxy):
@@ -181,90 +145,7 @@ def test_a_body_that_comes_in_chunks_is_read_too(bucket, fault_proxy):
         assert file.read(first, 200_000) == data[first : first + 200_000]
 
 
-def test_what_a_bucket_lacks_is_told_by_its_url(bucket):
-    with pytest.raises(DatasetNotFoundError, match="no dataset") as caught:
-        wdsplit.Dataset(f"{bucket.url}/nothing")
-    assert caught.value.place == f"{bucket.url}/nothing"
-    with pytest.raises(DatasetNotFoundError):
-        wdsplit.Dataset("s3://no-such-bucket/x")
-
-
 # Faults
-
-
-FAULTS = {
-    "cut": Cut(3000),
-    "cut at once": Cut(0),
-    "truncated": Truncate(3000),
-    "shorter than it should be": Shorten(3000),
-    "nothing at all": Shorten(0),
-    "stalled": Stall(3000),
-    "slow down": slow_down(),
-    "slow down, try later": slow_down(retry_after=1),
-    "internal error": internal_error(),
-    "expired": expired_token(),
-}
-
-
-def once_a_range(fault):
-    """Apply a fault to the first request of each range; only to two if each takes as long as the client waits."""
-    seen, most = set(), 2 if isinstance(fault, Stall) else 1000
-
-    def plan(request):
-        if request.method != "GET" or request.range is None or (request.path, request.range) in seen:
-            return None
-        if len(seen) == most:
-            return None
-        seen.add((request.path, request.range))
-        return fault if request.num_bytes > 4000 else None
-
-    return plan
-
-
-@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
-def test_a_read_goes_on_where_it_stopped(remote, numbers, fault_proxy, fault, monkeypatch):
-    monkeypatch.setattr("wdsplit.storage.remote._BYTES_PER_READ", 1000)
-    expected = open_storage(numbers).read("000000.tar")
-    file = of(remote, timeout_s=2 if isinstance(fault, Stall) else 30).open("000000.tar")
-    fault_proxy.plan = once_a_range(fault)
-    assert file.read(1000, len(expected) - 1000) == expected[1000:]
-    ranges = [exchange.request.range for exchange in fault_proxy.exchanges if exchange.request.range]
-    assert len(ranges) > 1
-    after = getattr(fault, "after", 0)
-    if type(fault) in (Truncate, Shorten, Stall):
-        assert ranges[1] == (1000 + after, len(expected) - 1)
-
-
-def test_a_store_that_ignores_ranges_is_read_all_the_same(remote, numbers, fault_proxy, s3_server):
-    expected = open_storage(numbers).read("000000.tar")
-    fault_proxy.plan = lambda request: IgnoreRange(s3_server.folder) if request.range else None
-    assert of(remote).open("000000.tar").read(1000, 2000) == expected[1000:3000]
-
-
-def test_an_epoch_survives_faults_of_all_kinds(remote, numbers, fault_proxy):
-    slow = ("stalled", "slow down, try later")
-    makers = [lambda chance, size, fault=fault: fault for name, fault in FAULTS.items() if name not in slow]
-    plan = fault_proxy.plan = SeededPlan(1, 0.5, makers)
-    dataset, local = wdsplit.Dataset(remote, storage_options=FAST), wdsplit.Dataset(numbers)
-    for epoch in range(8):
-        dataset.set_epoch(epoch)
-        local.set_epoch(epoch)
-        assert samples_of(dataset) == samples_of(local)
-    assert plan.num_given > 3 * len(makers)
-
-
-def test_a_header_that_was_damaged_on_its_way_is_read_again(remote, numbers, fault_proxy):
-    flipped = []
-
-    def plan(request):
-        if request.range and ".tar" in request.path and ".idx" not in request.path and not flipped:
-            flipped.append(request)
-            return Flip(150)
-        return None
-
-    fault_proxy.plan = plan
-    assert samples_of(wdsplit.Dataset(remote)) == samples_of(wdsplit.Dataset(numbers))
-    assert flipped
 
 
 def test_a_shard_that_is_damaged_for_good_is_told_with_its_bytes(remote, bucket):
@@ -366,23 +247,6 @@ def test_a_conflict_passes(remote, fault_proxy, action):
     fault_proxy.plan = plan
     action(of(remote).open("000000.tar"))
     assert len(conflicts) == 4
-
-
-def test_a_full_quota_is_told_at_once(bucket, fault_proxy):
-    fault_proxy.plan = lambda request: ErrorAnswer("503 Service Unavailable", "QuotaExceeded", "Some message")
-    with pytest.raises(StorageError) as caught, of(bucket.url, deadline_s=300).publish("a") as file:
-        file.write([b"x"])
-    assert "quota" in caught.value.remedy
-    assert len(fault_proxy.exchanges) == 1
-
-
-def test_what_never_works_is_given_up_at_the_deadline(remote, fault_proxy):
-    file = of(remote, deadline_s=0.5).open("000000.tar")
-    fault_proxy.plan = lambda request: slow_down()
-    with pytest.raises(StorageError, match="does not answer") as caught:
-        file.read(0, 100)
-    assert "SlowDown" in caught.value.found
-    assert "bytes 0 to 99" in caught.value.place
 
 
 # Verifying and inspecting
@@ -506,15 +370,6 @@ def test_as_many_connections_are_kept_as_are_used_at_once(remote, fault_proxy, c
     used = {exchange.request.connection for exchange in fault_proxy.exchanges}
     assert len(used - before) <= num_threads
     assert "pool is full" not in caplog.text
-
-
-def test_options_are_those_of_s3fs_and_others_are_refused_by_name():
-    options = S3Options.of({"anon": True, "client_kwargs": {"region_name": "eu-x", "endpoint_url": "http://x"}})
-    assert (options.anon, options.region, options.endpoint_url) == (True, "eu-x", "http://x")
-    assert S3Options.of({"deadline_s": 7}).retries.deadline_s == 7
-    with pytest.raises(InputError, match="storage option") as caught:
-        S3Options.of({"anonymous": True})
-    assert "anonymous" in caught.value.found
 
 
 @pytest.mark.parametrize(

@@ -66,15 +66,10 @@ def test_certificates_are_checked_as_the_options_say(bucket, s3_server, tmp_path
         for options in ({"verify": str(pem)}, {"verify": False}, {"client_kwargs": {"verify": False}}):
             file = open_storage(bucket.url, options).open("x")
             assert file.read(0, 2) + file.read(2, 1) == b"abc", options
+        with pytest.raises(InputError, match="certificates"):
+            open_storage(bucket.url, {"verify": str(tmp_path / "none")}).read("x")
         monkeypatch.setenv("AWS_CA_BUNDLE", str(pem))
         assert open_storage(bucket.url).list() == ["x"]
-
-
-def test_names_of_s3fs_and_of_client_kwargs_are_the_same_options():
-    of = S3Options.of
-    given = {"client_kwargs": {"aws_access_key_id": "k", "aws_secret_access_key": "s"}}
-    assert of(given) == of({"username": "k", "password": "s"}) == of({"key": "k", "secret": "s"})
-    assert of({"region": "x", "client_kwargs": {"region_name": "y"}}).region == "x"
 
 
 def test_parameters_of_requests_are_sent_where_they_are_taken(bucket, fault_proxy):

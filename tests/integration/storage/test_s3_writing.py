@@ -29,7 +29,6 @@ from wdsplit.conversion.plan.options import ConvertOptions
 from wdsplit.conversion.record.job import Job
 from wdsplit.errors import ConvertError, DatasetNotFoundError, InputError, OutputExistsError, StorageError
 from wdsplit.shards.manifest import HEADER_NAME, RUN_FOLDER
-from wdsplit.storage.opening import open_storage
 from wdsplit.storage.s3 import S3Storage
 from wdsplit.storage.s3_options import S3Options
 
@@ -224,6 +223,17 @@ def test_folders_and_objects_are_removed_by_few_requests_or_one_by_one(bucket, f
     assert set(files_of(bucket.folder)) == stay
     assert len(fault_proxy.exchanges) - before == (3 + 8 + 2 if refused else 3 + 2)
     assert storage.sizes() == {"a.idx": 1, "folderish": 1}
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "remedy"),
+    [("503 Service Unavailable", "QuotaExceeded", "quota"), ("507 Insufficient Storage", "Full", "free space")],
+)
+def test_a_full_store_is_told_at_once(bucket, fault_proxy, status, code, remedy):
+    fault_proxy.plan = lambda request: ErrorAnswer(status, code, "Some message")
+    with pytest.raises(StorageError, match="refused") as caught, of(bucket.url, deadline_s=300).publish("a") as file:
+        file.write([b"x"])
+    assert remedy in caught.value.remedy and len(fault_proxy.exchanges) == 1
 
 
 def test_a_store_that_does_not_list_uploads_is_written_to_all_the_same(bucket, fault_proxy):
@@ -577,17 +587,6 @@ def test_the_command_writes_to_a_bucket_and_tells_the_url_and_no_secret(bucket, 
         assert KEY_ID.encode() not in data and SECRET.encode() not in data and b"NOBODYSEES" not in data
 
 
-def test_inputs_of_the_output_are_refused(bucket, source, tmp_path):
-    from wdsplit.conversion.run import Run
-
-    run = Run(open_storage(f"{bucket.url}/out"))
-    with pytest.raises(InputError, match="inside the output"):
-        run.refuse_file_inside(f"{bucket.url}/out/raw/a.parquet", "an input")
-    for path in (f"{bucket.url}/out2/a.parquet", "/out/a.parquet", f"{bucket.url}/a.parquet"):
-        run.refuse_file_inside(path, "an input")
-    Run(open_storage(str(tmp_path))).refuse_file_inside(f"s3://{tmp_path}/a.parquet", "an input")
-
-
 def test_an_answer_to_an_upload_part_without_its_etag_is_no_answer(bucket, fault_proxy):
     without = [Other(method="PUT", fields=(("ETag", None),))] * 2
     fault_proxy.plan = lambda request: without.pop() if request.method == "PUT" and without else None
@@ -595,10 +594,3 @@ def test_an_answer_to_an_upload_part_without_its_etag_is_no_answer(bucket, fault
     with of(bucket.url).publish("a") as file:
         file.write([data])
     assert of(bucket.url).read("a") == data and without == []
-
-
-def test_a_full_store_is_told_at_once(bucket, fault_proxy):
-    fault_proxy.plan = lambda request: ErrorAnswer("507 Insufficient Storage", "Full", "Some message")
-    with pytest.raises(StorageError, match="refused") as caught, of(bucket.url, deadline_s=300).publish("a") as file:
-        file.write([b"x"])
-    assert "free space" in caught.value.remedy and len(fault_proxy.exchanges) == 1
