@@ -16,10 +16,12 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset
 
+from wdsplit.arrays import Int64
 from wdsplit.conditions.compare import Operand, compare, compute, is_among, join, read
 from wdsplit.conditions.syntax import GRAMMAR, STRING, Source
 from wdsplit.errors import InputError, nearest_names
@@ -28,6 +30,7 @@ from wdsplit.tar.names import escape_key
 
 __all__ = ["Where", "parse_where"]
 
+_ROW_NAME = "wdsplit row number"
 _MAX_EXPONENT = 400
 _MAX_NAMES = 50
 
@@ -63,15 +66,39 @@ class Where:
     """A condition on rows.
 
     Attributes:
+        text: Its text, for errors.
         columns: The distinct top-level columns that it reads, in the order of the text.
         expression: The condition as an Arrow expression: true for the rows to keep, else false or null.
         pruning: The same or a weaker condition, for row group statistics; None if they cannot exclude anything. They
             ignore NaN, for which `x != 3` and `not x < 3` are true, so such conditions on floats are omitted.
     """
 
+    text: str
     columns: tuple[str, ...]
     expression: Any
     pruning: Any
+
+    def rows(self, columns: Sequence[Any], num_rows: int) -> Int64:
+        """Return the rows of a batch that meet the condition: int64, in ascending order.
+
+        Args:
+            columns: The condition's columns, in order, as Arrow arrays.
+            num_rows: Number of rows of the batch.
+
+        Raises:
+            InputError: The condition fails for some row.
+        """
+        batch = pa.table([*columns, pa.array(np.arange(num_rows))], names=[*self.columns, _ROW_NAME])
+        try:
+            kept: Int64 = batch.filter(self.expression).column(_ROW_NAME).to_numpy()
+        except pa.ArrowInvalid as error:
+            raise InputError(
+                "the condition fails for some row",
+                place=self.text,
+                found=str(error),
+                remedy="keep integers within 64 bits, and integers that are combined with floats below 2**53",
+            ) from error
+        return kept
 
 
 def parse_where(
@@ -114,7 +141,7 @@ def parse_where(
     except pa.ArrowException as error:
         cause = f"pyarrow {pa.__version__} cannot compute the condition"
         raise source.fault(None, cause, found=str(error)) from error
-    return Where(columns, expression, join(operator.and_, pruning) if pruning else None)
+    return Where(text, columns, expression, join(operator.and_, pruning) if pruning else None)
 
 
 @dataclass

@@ -58,34 +58,24 @@ def open_media(
     _refuse_overlaps(paths)
     files = [path for path in paths if is_media(path)]
     notes: list[str] = []
-    found = [_find_folder(path, storage_options, depth) for path in paths if not is_media(path)]
+    found = [find_below(path, storage_options, depth) for path in paths if not is_media(path)]
+    for each in found:
+        _refuse_ambiguous(each)
     if files:
         found.append(find_given(files, storage_options, depth))
     opened = [_open(each, storage_options, notes) for each in found]
     if len(opened) > 1 and class_depth is None and not any(LABEL in schema.names for _, schema in opened):
-        raise _no_classes([file.path for file, _ in opened])
+        raise InputError(
+            "several folders, none of which has folders of classes",
+            place=f"{opened[0][0].path}, ...",
+            expected="folders that contain a folder for each class",
+            found=f"{len(opened):,} folders without classes",
+            remedy="if they are the classes, give the folder above them (and --class-depth if others lie between); "
+            "if there are no classes, add --class-depth 0",
+        )
     schema = common_schema({file.path: schema for file, schema in opened})
     notes += _other_fields(found, field_of_media(schema)[1])
     return Table(tuple(file for file, _ in opened), schema, notes=tuple(notes))
-
-
-def _no_classes(folders: Sequence[str]) -> InputError:
-    """Return the error for several folders that give no classes: their names may be the classes."""
-    parts = [folder.split("/") for folder in folders]
-    common = next(
-        (n for n, names in enumerate(zip(*parts, strict=False)) if len({*names}) > 1), len(min(parts, key=len))
-    )
-    above = "/".join(parts[0][:common]) or "."
-    depths = {len(each) - common for each in parts}
-    depth = f" --class-depth {max(depths)}" if len(depths) == 1 and max(depths) > 1 else ""
-    return InputError(
-        "several folders, none of which has folders of classes",
-        place=", ".join(folders[:2]) + (", ..." if len(folders) > 2 else ""),
-        expected="folders that contain a folder for each class",
-        found=f"{len(folders):,} folders without classes",
-        remedy=f"if they are the classes, give the folder above them: {above}{depth}; if there are no classes, add "
-        "--class-depth 0",
-    )
 
 
 def class_counts(table: Table) -> dict[str, int]:
@@ -115,20 +105,18 @@ def _refuse_overlaps(paths: Sequence[str]) -> None:
     """Refuse an input inside another one: it would be written twice."""
     if all(map(is_media, paths)):
         return
-    real = {path: path if is_remote(path) else os.path.realpath(path) for path in paths}
-    folders = {real[path].rstrip("/"): path for path in paths if not is_media(path)}
-    for path in paths:
-        above = real[path].rstrip("/")
-        while (above := above.rpartition("/")[0]) and above not in folders:
-            pass
-        if above:
+    real = {path: path.rstrip("/") if is_remote(path) else os.path.realpath(path) for path in paths}
+    folder = ""
+    for path in sorted(paths, key=lambda path: f"{real[path]}/"):  # what is in a folder comes right after it
+        if folder and real[path].startswith(f"{real[folder]}/"):
             raise InputError(
                 "an input is inside another one",
                 place=shown_url(path),
-                expected=f"an input outside {shown_url(folders[above])}",
+                expected=f"an input outside {shown_url(folder)}",
                 remedy="name each file once: it would be written twice",
                 url=shown_url(path),
             )
+        folder = folder if is_media(path) else path
 
 
 def _kind(found: Found) -> str:
@@ -170,12 +158,6 @@ def _refuse_ambiguous(found: Found) -> None:
             remedy=f"convert each split to a dataset of its own, as in `wdsplit convert {root}/{folders[0]} OUTPUT`",
             url=root,
         )
-
-
-def _find_folder(path: str, storage_options: Mapping[str, Any] | None, depth: int) -> Found:
-    found = find_below(path, storage_options, depth)
-    _refuse_ambiguous(found)
-    return found
 
 
 def _open(found: Found, storage_options: Mapping[str, Any] | None, notes: list[str]) -> tuple[InputFile, pa.Schema]:

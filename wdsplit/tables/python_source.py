@@ -90,14 +90,6 @@ def _stream(stream: Any) -> PythonSource:
     return PythonSource(type(stream).__name__, 0, lambda: _sliced(reader))
 
 
-def _arrow_dataset(dataset: Any) -> PythonSource:
-    return PythonSource("Arrow dataset", 0, lambda: _sliced(dataset.to_batches()))
-
-
-def _polars(frame: Any) -> PythonSource:
-    return _table(frame.to_arrow())
-
-
 def _lazy(frame: Any) -> PythonSource:
     if not hasattr(frame, "collect_batches"):
         raise InputError(
@@ -178,10 +170,13 @@ _KNOWN: tuple[tuple[Callable[[Any], bool], Callable[[Any], PythonSource]], ...] 
     (_is_from("datasets", "DatasetDict"), _splits),
     (_is_from("datasets", "IterableDatasetDict"), _splits),
     (_is_from("pandas", "DataFrame"), _pandas),
-    (_is_from("polars", "DataFrame"), _polars),
+    (_is_from("polars", "DataFrame"), lambda frame: _table(frame.to_arrow())),
     (_is_from("polars", "LazyFrame"), _lazy),
     (lambda value: isinstance(value, (pa.Table, pa.RecordBatch)), _table),
-    (_is_from("pyarrow", "Dataset"), _arrow_dataset),
+    (
+        _is_from("pyarrow", "Dataset"),
+        lambda dataset: PythonSource("Arrow dataset", 0, lambda: _sliced(dataset.to_batches())),
+    ),
     (lambda value: isinstance(value, pa.RecordBatchReader) or hasattr(value, "__arrow_c_stream__"), _stream),
 )
 

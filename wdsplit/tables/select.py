@@ -19,7 +19,6 @@ import pyarrow.compute as pc
 from wdsplit.arrays import Int64
 from wdsplit.conditions.compare import join
 from wdsplit.conditions.parse import Where, parse_where
-from wdsplit.conditions.rows import rows_meeting
 from wdsplit.errors import InputError, did_you_mean
 from wdsplit.fields.infer import class_names
 from wdsplit.fields.json_values import scalar_text, stored
@@ -162,7 +161,7 @@ class Picker:
         if self._where is None:
             return np.arange(num_rows)
         arrays = [self._typed(name, columns[name]) for name in self._where.columns]
-        return rows_meeting(self._where, arrays, num_rows, self._table.selection.where)
+        return self._where.rows(arrays, num_rows)
 
     def filled(self, columns: Mapping[str, pa.Array], rows: Int64) -> Int64:
         """Return the rows in which at least one column of `some_of` has a value; all rows if `some_of` is empty.

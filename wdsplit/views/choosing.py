@@ -18,7 +18,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from wdsplit.arrays import Int64
-from wdsplit.conditions.rows import rows_meeting
 from wdsplit.engines.local import Engine, LocalEngine, in_order
 from wdsplit.errors import InputError
 from wdsplit.order.packed import Bits, packed, selection_of
@@ -288,8 +287,8 @@ def _choose_some(
     found: dict[str, list[Int64]] = {name: [np.zeros(0, np.int64)] for name in lists}
     classes = {name: Tally(Counter(), Counter()) for name in counted}
     for table, mask in _tables(columns, totals, names, span):
-        if condition is not None and where is not None:
-            rows = rows_meeting(condition, [table.column(name) for name in condition.columns], len(table), where)
+        if condition is not None:
+            rows = condition.rows([table.column(name) for name in condition.columns], len(table))
             mask &= _mask_of(rows, len(table))
         for name, spellings in lists.items():
             rows, numbers = spellings.look_up(table.column(KEY))
