@@ -24,15 +24,22 @@ def tree(tmp_path):
     return tmp_path
 
 
-def test_files_stay_in_the_order_in_which_they_are_named(tree):
-    paths = [str(tree / "b.parquet"), str(tree / "a.parquet")]
-    assert find_inputs(paths) == paths
-
-
-def test_a_folder_stands_for_all_parquet_files_below_it_sorted(tree):
-    found = names(tree, find_inputs([str(tree)]))
-    assert found == sorted(["10.parquet", "9.parquet", "a.parquet", "b.parquet", "sub/c.parquet", "sub/deep/d.parquet"])
-    assert names(tree, find_inputs([f"{tree}/sub/"])) == ["sub/c.parquet", "sub/deep/d.parquet"]
+@pytest.mark.parametrize(
+    ("patterns", "expected"),
+    [
+        (["b.parquet", "a.parquet"], "b a"),
+        (["/"], "10 9 a b sub/c sub/deep/d"),
+        (["sub/"], "sub/c sub/deep/d"),
+        (["[ab].parquet"], "a b"),
+        (["sub/**/*.parquet"], "sub/c sub/deep/d"),
+        (["{b,a}.parquet"], "b a"),
+        (["{9..10}.parquet"], "9 10"),
+    ],
+)
+def test_folders_globs_and_braces_stand_for_files_in_order(tree, patterns, expected):
+    for scheme in ("", "file://"):
+        found = names(tree, find_inputs([f"{scheme}{tree}/{pattern}" for pattern in patterns]))
+        assert found == [f"{name}.parquet" for name in expected.split()]
 
 
 def test_a_folder_that_is_named_as_a_table_is_looked_into(tree):
@@ -41,16 +48,6 @@ def test_a_folder_that_is_named_as_a_table_is_looked_into(tree):
     found = find_inputs([str(tree)])
     assert "spark.parquet/part-0.parquet" in names(tree, found)
     assert all(os.path.isfile(path) for path in found)
-
-
-def test_a_glob_stands_for_what_it_matches_sorted(tree):
-    assert names(tree, find_inputs([f"{tree}/[ab].parquet"])) == ["a.parquet", "b.parquet"]
-    assert names(tree, find_inputs([f"{tree}/sub/**/*.parquet"])) == ["sub/c.parquet", "sub/deep/d.parquet"]
-
-
-def test_braces_stand_for_each_of_their_parts_in_their_order(tree):
-    assert names(tree, find_inputs([f"{tree}/{{b,a}}.parquet"])) == ["b.parquet", "a.parquet"]
-    assert names(tree, find_inputs([f"{tree}/{{9..10}}.parquet"])) == ["9.parquet", "10.parquet"]
 
 
 def test_links_that_lead_back_are_followed_once_each(tree, caplog):
