@@ -5,6 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from wdsplit.tables.formats import arrow, common, text
+from wdsplit.tables.read import open_inputs, read_rows
 
 
 def cut_small(patch) -> None:
@@ -14,20 +15,16 @@ def cut_small(patch) -> None:
     patch.setattr(common, "BATCH_BYTES", 150)
 
 
-def read_files(module, paths, columns=None) -> pa.Table:
-    opened = {path: module.open_file(path) for path in paths}
-    schema = module.common_schema({path: found for path, (_, found) in opened.items()})
-    columns = columns or schema.names
-    batches = [
-        batch
-        for file, _ in opened.values()
-        if file.row_groups
-        for batch in module.read_batches(file, range(len(file.row_groups)), columns, schema)
-    ]
-    return pa.Table.from_batches(batches, pa.schema([schema.field(name) for name in columns]))
+def read_files(paths, columns=None) -> pa.Table:
+    """Return all rows of files as one table."""
+    table = open_inputs([str(path) for path in paths])
+    columns = columns or table.schema.names
+    parts = [pa.table([rows.columns[name] for name in columns], names=columns)
+             for rows in read_rows(table, 0, table.num_rows, columns)]  # fmt: skip
+    return pa.concat_tables(parts) if parts else pa.schema([table.schema.field(name) for name in columns]).empty_table()
 
 
-def read_data(module, path, data) -> pa.Table:
+def read_data(path, data) -> pa.Table:
     """Write a file of a text, or of bytes, and read it."""
     path.write_bytes(data.encode() if isinstance(data, str) else data)
-    return read_files(module, [str(path)])
+    return read_files([path])

@@ -95,7 +95,8 @@ def open_inputs(paths: Sequence[str], storage_options: Mapping[str, Any] | None 
         numbers.append(found.add(file.path, schema, file.num_rows))
     _check_one_format(files)
     reader = format_named(files[0].format)
-    schema = promoted(found) if reader.TYPED else reader.common_schema(found.by_path())
+    common_schema = getattr(reader, "common_schema", None)
+    schema = promoted(found) if common_schema is None else common_schema(found.by_path())
     if files[0].format == "tar":
         return Table(tuple(files), schema)
     folders = [_folder_of(path, file) if hive else "" for path, file in zip(paths, files, strict=True)]

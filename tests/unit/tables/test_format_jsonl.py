@@ -7,18 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import format_inputs
+from format_inputs import read_data, read_files
 from wdsplit.errors import InputError
-from wdsplit.tables.formats import jsonl, text
+from wdsplit.tables.formats import text
+from wdsplit.tables.read import open_inputs
 
 
 @pytest.fixture
 def read(tmp_path, block_bytes):
     """Return what reads JSON lines given as text or bytes."""
-    return partial(format_inputs.read_data, jsonl, tmp_path / "a.jsonl")
-
-
-read_files = partial(format_inputs.read_files, jsonl)
+    return partial(read_data, tmp_path / "a.jsonl")
 
 
 # Rows
@@ -68,12 +66,11 @@ def test_what_python_writes_is_read_as_it_was(tmp_path_factory, rows, size, asci
     path.write_bytes("".join(json.dumps(row, ensure_ascii=ascii_only) + end for row in rows).encode())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(text, "BLOCK_BYTES", size)
-        file, schema = jsonl.open_file(str(path))
-        assert file.num_rows == len(rows)
-        if schema.names:
-            schema = jsonl.common_schema({str(path): schema})
-            table = read_files([str(path)])
-            assert table.to_pylist() == [lacks(row, pa.struct(list(schema))) for row in rows]
+        opened = open_inputs([str(path)])
+        assert opened.num_rows == len(rows)
+        if opened.schema.names:
+            table = read_files([path])
+            assert table.to_pylist() == [lacks(row, pa.struct(list(opened.schema))) for row in rows]
 
 
 @pytest.mark.parametrize(

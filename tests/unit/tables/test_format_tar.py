@@ -22,8 +22,7 @@ def tar_file(folder, members, name="a.tar", **options) -> str:
 
 
 def read(paths, columns=None) -> pa.Table:
-    paths = [paths] if isinstance(paths, str) else paths
-    return read_files(tar, paths, columns)
+    return read_files([paths] if isinstance(paths, str) else paths, columns)
 
 
 # Samples

@@ -19,7 +19,6 @@ import pyarrow as pa
 import pyarrow.ipc as ipc
 import xxhash
 
-from wdsplit.errors import InputError
 from wdsplit.tables.formats.common import (
     BATCH_BYTES,
     changed,
@@ -31,9 +30,8 @@ from wdsplit.tables.formats.common import (
 from wdsplit.tables.formats.opening import MAX_BUFFER_BYTES, RemoteInput
 from wdsplit.tables.table import InputFile, Remote
 
-__all__ = ["TYPED", "WHAT", "open_file", "read_batches"]
+__all__ = ["WHAT", "open_file", "read_batches"]
 
-TYPED = True
 WHAT = "an Arrow IPC file or stream"
 
 _GROUP_BYTES = 4 * BATCH_BYTES
@@ -74,13 +72,7 @@ def open_file(path: str, remote: Remote | None = None) -> tuple[InputFile, pa.Sc
         raise ValueError("the file is empty")
     with _Messages(path, remote) as source:
         if source.file.read(len(_FEATHER_V1_MAGIC)) == _FEATHER_V1_MAGIC:
-            raise InputError(
-                "an input has the old format Feather V1",
-                place=path,
-                expected="Arrow IPC, which is also called Feather V2",
-                remedy="write it again with pyarrow.feather.write_feather, or as parquet",
-                url=path,
-            )
+            raise ValueError("the old format Feather V1: write it again with pyarrow.feather.write_feather")
         schema = _schema_of(source.file)
         check_names(schema)
         footer = ipc.open_file(source.file) if _is_file(source.file) else None

@@ -16,15 +16,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from wdsplit.errors import InputError
 from wdsplit.tables.formats.opening import open_input
 from wdsplit.tables.formats.text import BOM, Block, open_text, read_blocks
-from wdsplit.tables.formats.text_types import LARGE, TwoTypesError, all_true, inexact, integer_type, joined_types
+from wdsplit.tables.formats.text_types import LARGE, all_true, inexact, integer_type, joined_types
 from wdsplit.tables.table import InputFile, Remote
 
-__all__ = ["TYPED", "WHAT", "common_schema", "open_file", "read_batches"]
+__all__ = ["WHAT", "common_schema", "open_file", "read_batches"]
 
-TYPED = False
 WHAT = "CSV"
 
 _NUMBER = r"^(?:-?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|(?i:nan|[-+]?inf(?:inity)?))$"
@@ -47,19 +45,12 @@ def open_file(path: str, remote: Remote | None = None) -> tuple[InputFile, pa.Sc
             return block, 0
         open_names = [name for name, kind in kinds.items() if kind != pa.string()] or list(kinds)[:1]
         table = _texts(block, delimiter, list(kinds), open_names)
-        kinds.update(_joined(kinds, {name: _type_of(table.column(name)) for name in open_names}))
+        kinds.update(joined_types(kinds, {name: _type_of(table.column(name)) for name in open_names}, pa.string()))
         return block, len(table)
 
     file = open_text(path, "csv", remote, lambda block, is_last: _row_end(block, delimiter, is_last), count_rows)
     if not kinds:
-        raise InputError(
-            "an input has no header",
-            place=path,
-            expected="a first row with the names of the columns",
-            found="no row at all",
-            remedy="write the header, or leave the file out",
-            url=path,
-        )
+        raise ValueError("there is no header: no first row with the names of the columns")
     return file, pa.schema(kinds)
 
 
@@ -230,15 +221,6 @@ def _allows(kind: pa.DataType, values: pa.Array) -> bool:
         return False
 
 
-def _joined(one: Mapping[str, pa.DataType], other: Mapping[str, pa.DataType]) -> dict[str, pa.DataType]:
-    """Return the types of columns that hold the values of two parts of the input: strings if no other type does."""
-    while True:
-        try:
-            return joined_types(one, other)
-        except TwoTypesError as error:
-            one, other = ({**kinds, error.name: pa.string()} for kinds in (one, other))
-
-
 def common_schema(schemas: Mapping[str, pa.Schema]) -> pa.Schema:
     """Return the columns of all files, each with a type that fits all values; a column without values is text.
 
@@ -247,7 +229,7 @@ def common_schema(schemas: Mapping[str, pa.Schema]) -> pa.Schema:
     """
     kinds: dict[str, pa.DataType] = {}
     for schema in schemas.values():
-        kinds = _joined(kinds, dict(zip(schema.names, schema.types, strict=True)))
+        kinds = joined_types(kinds, dict(zip(schema.names, schema.types, strict=True)), pa.string())
     read_as = {LARGE: pa.int64(), pa.null(): pa.string()}
     return pa.schema({name: read_as.get(kind, kind) for name, kind in kinds.items()})
 

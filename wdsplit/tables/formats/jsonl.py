@@ -21,12 +21,11 @@ import pyarrow.json
 from wdsplit.errors import InputError
 from wdsplit.fields.arrow_types import map_children
 from wdsplit.tables.formats.text import Block, open_text, read_blocks
-from wdsplit.tables.formats.text_types import LARGE, TwoTypesError, inexact, integer_type, is_exact, joined_types
+from wdsplit.tables.formats.text_types import LARGE, inexact, integer_type, is_exact, joined_types
 from wdsplit.tables.table import InputFile, Remote
 
-__all__ = ["TYPED", "WHAT", "common_schema", "open_file", "read_batches"]
+__all__ = ["WHAT", "common_schema", "open_file", "read_batches"]
 
-TYPED = False
 WHAT = "JSON lines"
 
 _UNREADABLE = (pa.ArrowException, ValueError, RecursionError)
@@ -71,8 +70,6 @@ def _first_error(found: Mapping[str, pa.DataType], block: Block, error: Exceptio
 
     line = bisect_left(range(len(line_ends) - 1), True, key=fails)
     error = errors.get(line, error)
-    if isinstance(error, TwoTypesError):
-        error = _two_types(error, "lines")
     if not isinstance(error, InputError):
         text = str(error).splitlines()[0].removeprefix("JSON parse error: ")
         error = InputError(
@@ -89,8 +86,8 @@ def _joined_types(found: Mapping[str, pa.DataType], data: bytes) -> tuple[Mappin
     """Return the types of lines, joined with those found before, and the number of lines that are not blank.
 
     Raises:
-        InputError: A line is not an object, or a number would lose digits; the error has no place.
-        TwoTypesError, pa.ArrowException, RecursionError: The values are of two kinds, or cannot be read.
+        InputError: A line is not an object, a number would lose digits, or values are of two kinds; it has no place.
+        pa.ArrowException, ValueError, RecursionError: The lines cannot be read.
     """
     num_lines = 0
     for line in map(bytes.strip, io.BytesIO(data)):
@@ -160,20 +157,9 @@ def common_schema(schemas: Mapping[str, pa.Schema]) -> pa.Schema:
     for path, schema in schemas.items():
         try:
             kinds = joined_types(kinds, dict(zip(schema.names, schema.types, strict=True)))
-        except TwoTypesError as error:
-            raise _two_types(error, "files", path) from error
+        except InputError as error:
+            raise error.at(path) from error
     return pa.schema({name: _reading_type(kind) for name, kind in kinds.items()})
-
-
-def _two_types(error: TwoTypesError, what: str, path: str = "") -> InputError:
-    return InputError(
-        f"the values of {error.name!r} have two types",
-        place=path,
-        expected=f"{error.one}, as in the {what} before",
-        found=error.other,
-        remedy="write the values as strings or as numbers of one kind, or convert them as two datasets",
-        url=path,
-    )
 
 
 def _reading_type(kind: pa.DataType) -> pa.DataType:

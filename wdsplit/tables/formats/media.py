@@ -15,7 +15,7 @@ from wdsplit.errors import InputError
 from wdsplit.fields.infer import class_names, with_class_names
 from wdsplit.fields.promote import joined_schema
 from wdsplit.fields.sample_columns import file_names
-from wdsplit.tables.table import FILE_NAME, InputFile, Remote
+from wdsplit.tables.table import FILE_NAME, InputFile
 from wdsplit.urls import joined_url
 
 __all__ = [
@@ -23,16 +23,13 @@ __all__ = [
     "LABEL",
     "REFERENCE",
     "STEM",
-    "TYPED",
     "WHAT",
     "common_schema",
     "field_of_media",
     "media_schema",
-    "open_file",
     "read_batches",
 ]
 
-TYPED = False
 WHAT = "a folder of media files"
 
 GROUP_ROWS = 1024
@@ -66,11 +63,6 @@ def field_of_media(schema: pa.Schema) -> tuple[str, str]:
     """Return the name of the media column, and its field."""
     (column,) = (one for one in schema if one.metadata and _FIELD in one.metadata)
     return column.name, column.metadata[_FIELD].decode()
-
-
-def open_file(path: str, remote: Remote | None = None) -> tuple[InputFile, pa.Schema]:
-    """Raise a ValueError: `tables.media` opens folders."""
-    raise ValueError(f"{path} is not a file")
 
 
 def common_schema(schemas: Mapping[str, pa.Schema]) -> pa.Schema:

@@ -18,9 +18,8 @@ from wdsplit.tables.formats.common import (
 from wdsplit.tables.formats.opening import RemoteInput
 from wdsplit.tables.table import InputFile, Remote
 
-__all__ = ["TYPED", "WHAT", "open_file", "read_batches"]
+__all__ = ["WHAT", "open_file", "read_batches"]
 
-TYPED = True
 WHAT = "ORC"
 
 _UNCOMPRESSED = "UNCOMPRESSED"

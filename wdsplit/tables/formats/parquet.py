@@ -17,9 +17,8 @@ from wdsplit.tables.formats.common import BATCH_BYTES, MAX_BATCH_ROWS, changed, 
 from wdsplit.tables.formats.opening import AHEAD_BYTES, MAX_BUFFER_BYTES, RemoteInput, open_input
 from wdsplit.tables.table import InputFile, Remote
 
-__all__ = ["TYPED", "WHAT", "matching_groups", "open_file", "read_batches"]
+__all__ = ["WHAT", "matching_groups", "open_file", "read_batches"]
 
-TYPED = True
 WHAT = "parquet"
 
 _PROBE_ROWS = 16

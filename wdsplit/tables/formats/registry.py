@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast
 
@@ -64,10 +64,13 @@ _COMPRESSED = (".gz", ".bz2", ".zst", ".xz", ".lz4", ".tgz")
 
 
 class Format(Protocol):
-    """What a module of a format offers."""
+    """What a module of a format offers.
 
-    TYPED: bool
-    """Whether its files say the types of their columns, which are then promoted."""
+    Two more functions are optional. `common_schema(schemas)`, for files that do not say the types of their columns,
+    returns the columns of all files, given each file's path and columns; else types are promoted.
+    `matching_groups(file, expression, schema, known)`, for files with statistics, returns the row groups that may have
+    rows that meet a condition, given one that all rows meet (or None).
+    """
 
     WHAT: str
     """What its files are called in a message, such as `parquet`."""
@@ -81,15 +84,6 @@ class Format(Protocol):
 
         Raises:
             pa.ArrowException, OSError, ValueError: It cannot be read; the caller names the file.
-        """
-
-    def common_schema(self, schemas: Mapping[str, pa.Schema]) -> pa.Schema:
-        """Return the columns of all files, given each file's path and columns; only where `TYPED` is false.
-
-        A column that a file lacks is null there. Notes of `open_file` in the metadata of fields are dropped.
-
-        Raises:
-            InputError: Two files have incompatible columns.
         """
 
     def read_batches(

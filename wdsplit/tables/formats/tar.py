@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import mmap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -24,11 +24,10 @@ from wdsplit.tar.names import escape_key, unescape_key
 from wdsplit.tar.samples import KEY_COLUMN, TarSamples, group_samples, sample_members
 from wdsplit.tar.scan import Scan, scan_tar, scan_window
 
-__all__ = ["TYPED", "WHAT", "common_schema", "open_file", "read_batches"]
+__all__ = ["WHAT", "open_file", "read_batches"]
 
 logger = logging.getLogger(__name__)
 
-TYPED = False
 WHAT = "a WebDataset tar"
 
 _GROUP_SAMPLES = 1024
@@ -100,15 +99,6 @@ def _cuts(offsets: Int64) -> Int64:
         full = int(np.searchsorted(offsets, offsets[first] + BATCH_BYTES, side="right")) - 1
         cuts.append(min(max(first + 1, full), first + _GROUP_SAMPLES, len(offsets) - 1))
     return np.array(cuts)
-
-
-def common_schema(schemas: Mapping[str, pa.Schema]) -> pa.Schema:
-    """Return the fields of all tars, in the order of their first appearance.
-
-    Args:
-        schemas: Path to fields, as `open_file` returns them.
-    """
-    return pa.schema(list({field.name: field for schema in schemas.values() for field in schema}.values()))
 
 
 def read_batches(

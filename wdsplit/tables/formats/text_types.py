@@ -11,23 +11,16 @@ from collections.abc import Mapping
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from wdsplit.errors import InputError
 from wdsplit.fields.promote import joined_type
 
-__all__ = ["LARGE", "TwoTypesError", "all_true", "inexact", "integer_type", "is_exact", "joined_types"]
+__all__ = ["LARGE", "all_true", "inexact", "integer_type", "is_exact", "joined_types"]
 
 LARGE = pa.decimal128(20)
 """The type of columns with integers that no double holds, until all types are joined."""
 
 _SAFE_DIGITS = 15
 """A double holds any number with at most this many digits."""
-
-
-class TwoTypesError(ValueError):
-    """A column has values of two types, and no type holds both: the column, one type, the other."""
-
-    def __init__(self, name: str, one: str, other: str) -> None:
-        super().__init__(name, one, other)
-        self.name, self.one, self.other = name, one, other
 
 
 def all_true(mask: pa.Array) -> bool:
@@ -67,17 +60,30 @@ def integer_type(values: pa.Array) -> pa.DataType:
     return pa.int64() if rounded.equals(values) else LARGE
 
 
-def joined_types(one: Mapping[str, pa.DataType], other: Mapping[str, pa.DataType]) -> dict[str, pa.DataType]:
+def joined_types(
+    one: Mapping[str, pa.DataType], other: Mapping[str, pa.DataType], otherwise: pa.DataType | None = None
+) -> dict[str, pa.DataType]:
     """Return the types of columns that hold the values of two parts of the input.
 
+    Args:
+        one: The types of columns.
+        other: The types in another part.
+        otherwise: The type of columns whose types have no common one.
+
     Raises:
-        TwoTypesError: No type holds all values of a column.
+        InputError: No type holds all values of a column, and `otherwise` is None; the error has no place.
     """
     found = dict(one)
     for name, kind in other.items():
         joined = joined_type(found.get(name, kind), kind)
+        joined = otherwise if joined is None else joined
         if joined is None:
-            texts = (str(each).replace(str(LARGE), "int64 over 2**53") for each in (found[name], kind))
-            raise TwoTypesError(name, *texts)
+            before, now = (str(each).replace(str(LARGE), "int64 over 2**53") for each in (found[name], kind))
+            raise InputError(
+                f"the values of {name!r} have two types",
+                expected=f"{before}, as before",
+                found=now,
+                remedy="write the values as strings or as numbers of one kind, or convert them as two datasets",
+            )
         found[name] = joined
     return found
