@@ -70,35 +70,15 @@ def decode_field(payloads: Sequence[bytes | None], field: Field) -> pa.Array:
     return pa.array(values, kind)
 
 
-def _decode_bytes(payload: bytes, kind: pa.DataType) -> bytes:
-    return payload
-
-
-def _decode_text(payload: bytes, kind: pa.DataType) -> Any:
-    return _native(payload.decode(), kind)
-
-
-def _decode_integer(payload: bytes, kind: pa.DataType) -> Any:
-    return bool(int(payload)) if pa.types.is_boolean(kind) else int(payload)
-
-
-def _decode_json(payload: bytes, kind: pa.DataType) -> Any:
-    return _native(json.loads(payload), kind)
-
-
-def _decode_npy(payload: bytes, kind: pa.DataType) -> Any:
-    return np.load(io.BytesIO(payload), allow_pickle=False).tolist()
-
-
 _DECODERS: dict[str, Callable[[bytes, pa.DataType], Any]] = {
-    "bytes": _decode_bytes,
-    "category": _decode_integer,
-    "class": _decode_text,
-    "integer": _decode_integer,
-    "json": _decode_json,
-    "media": _decode_bytes,
-    "npy": _decode_npy,
-    "text": _decode_text,
+    "bytes": lambda payload, kind: payload,
+    "category": lambda payload, kind: int(payload),
+    "class": lambda payload, kind: payload.decode(),
+    "integer": lambda payload, kind: bool(int(payload)) if pa.types.is_boolean(kind) else int(payload),
+    "json": lambda payload, kind: _native(json.loads(payload), kind),
+    "media": lambda payload, kind: payload,
+    "npy": lambda payload, kind: np.load(io.BytesIO(payload), allow_pickle=False).tolist(),
+    "text": lambda payload, kind: _native(payload.decode(), kind),
 }
 
 
