@@ -200,15 +200,15 @@ def asked_for(loader, num_batches):
 def a_comparison_that_fails(path, rank):
     """Rank 0 fails while the ranks compare, of an epoch that was left early."""
 
-    def broken(*arguments):
+    def broken(*arguments, **options):
         raise OSError("the disk is gone")
 
-    positions = Record.positions
+    given = Record.given
     if not rank:
-        Record.positions = broken
+        Record.given = broken
     loader = loader_of(path, rank=0, world_size=1)
     result = outcome_of(audited, loader, between=lambda batches, epoch, step: "stop" if step == 2 else None)
-    Record.positions = positions
+    Record.given = given
     return result
 
 

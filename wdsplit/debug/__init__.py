@@ -2,7 +2,7 @@
 
 Training needs none of it, and `import wdsplit` does not load it. Ranks exchange values over
 `torch.distributed`; without it, all that needs no other rank works in one process. `ranks` serves all checks, `record`
-and `delivered` serve `audits`. Begin with `ranks`.
+serves `audits`. Begin with `ranks`.
 """
 
 from __future__ import annotations

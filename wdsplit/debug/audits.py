@@ -1,28 +1,32 @@
 """An audit of a real training: whether each sample was delivered exactly once over all ranks.
 
 It reads `__position__` and, where it exists, `__key__` from the batches, and does not trust the loader's own counts.
-The ranks compare at the end of an epoch; until then a rank keeps up to 16 bytes a sample.
+The ranks compare at the end of an epoch; until then a rank keeps up to 16 bytes a sample, and about 64 while it
+compares.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from wdsplit.debug.delivered import Delivery, Faults, compare_deliveries
+from wdsplit.arrays import Int64, UInt64
 from wdsplit.debug.ranks import CheckError, Rendezvous, listed
-from wdsplit.debug.record import AUDITED, Facts, Identify, Record
+from wdsplit.debug.record import AUDITED, Facts, Identify, Record, Samples
 from wdsplit.errors import InputError
 from wdsplit.loading.loader import Loader
 
 __all__ = ["AUDITED", "Audit", "EpochAudit", "audit"]
 
 logger = logging.getLogger(__name__)
+
+_AT_ONCE = 2**20
+_MAX_EXAMPLES = 5
 
 
 @dataclass(frozen=True)
@@ -166,32 +170,105 @@ class Audit:
         record, self._record, rendezvous = self._record, None, self._rendezvous
         if record is None or rendezvous is None:
             return
+        own = record.facts()
         try:
-            facts = rendezvous.gathered(record.facts())
+            facts = rendezvous.gathered(own)
         except CheckError as error:  # often because this rank, or the missing one, has left its loop early
             error.found = f"{error.found}; this rank has done {record.progress()}"
             raise
         names, url = [f"rank {member}" for member in rendezvous.members], self._loader.dataset.source.url
         _refuse_other_epochs(url, record, facts, names)
-        steps, positions, total = record.steps(), record.positions(), sum(each.num_samples for each in facts)
-        by_position = compare_deliveries(
-            rendezvous, positions.astype(np.uint64), steps, positions, total, record.due(facts), record.stop
-        )
-        has_keys = all(each.has_keys for each in facts)
-        by_key = compare_deliveries(rendezvous, record.hashes(), steps, positions, total) if has_keys else Faults()
-        _refuse_faults(url, record, facts, names, by_position, by_key)
-        found = EpochAudit(
+        total, has_keys = sum(each.num_samples for each in facts), all(each.has_keys for each in facts)
+        found = _compared(rendezvous, record.given(by_key=False), total, record.due(own.is_complete))
+        if has_keys and not found.num_repeated:
+            by_key = _compared(rendezvous, record.given(by_key=True), total)
+            found.num_repeated, found.repeated = by_key.num_repeated, by_key.repeated
+        _refuse_faults(url, record, facts, names, found)
+        epoch = EpochAudit(
             epoch=record.order.epoch,
             start=record.start,
-            steps=facts[rendezvous.place].steps,
+            steps=own.steps,
             samples=total,
             pads=sum(each.num_pads for each in facts),
             complete=all(each.is_complete for each in facts),
             by=AUDITED if has_keys else AUDITED[1:],
         )
-        self.epochs.append(found)
+        self.epochs.append(epoch)
         if rendezvous.place == 0:
-            logger.info("%s: %s", url, found)
+            logger.info("%s: %s", url, epoch)
+
+
+class _Delivery(NamedTuple):
+    """A sample that a rank received, or should have."""
+
+    place: int  # of the rank among those that compare
+    step: int
+    position: int
+
+
+@dataclass
+class _Faults:
+    """Faults of the deliveries: their numbers, and some examples."""
+
+    num_repeated: int = 0  # deliveries too many
+    repeated: list[list[_Delivery]] = field(default_factory=list)  # for some values all their deliveries
+    num_missing: int = 0
+    missing: list[_Delivery] = field(default_factory=list)
+    num_unexpected: int = 0
+    unexpected: list[_Delivery] = field(default_factory=list)
+
+
+def _compared(rendezvous: Rendezvous, given: Samples, total: int, due: Samples | None = None) -> _Faults:
+    """Find samples that were delivered more than once; and, if those due are known, missing and unexpected ones.
+
+    Ranks exchange them in buckets of about a million, so that no rank stores all of them.
+
+    Args:
+        rendezvous: Where the ranks meet; all of them must call this.
+        given: What this rank received.
+        total: Number of samples that all ranks received together.
+        due: What it should have received; None if that is not known.
+    """
+    faults, num_buckets = _Faults(), max(1, -(-total // _AT_ONCE))
+    buckets = [_cut(samples, num_buckets) for samples in ([given] if due is None else [given, due])]
+    for own in zip(*buckets, strict=True):
+        parts = rendezvous.gathered(own)
+        values, deliveries = _joined([part[0] for part in parts])
+        by_value = np.argsort(values, kind="stable")
+        _, first, counts = np.unique(values[by_value], return_index=True, return_counts=True)
+        faults.num_repeated += len(values) - len(first)
+        for group in np.flatnonzero(counts > 1)[: _MAX_EXAMPLES - len(faults.repeated)]:
+            rows = by_value[first[group] : first[group] + counts[group]]
+            faults.repeated.append(_examples(deliveries[rows], []))
+        if due is not None:
+            expected, places = _joined([part[1] for part in parts])
+            missing, unexpected = places[~np.isin(expected, values)], deliveries[~np.isin(values, expected)]
+            faults.num_missing += len(missing)
+            faults.missing += _examples(missing, faults.missing)
+            faults.num_unexpected += len(unexpected)
+            faults.unexpected += _examples(unexpected, faults.unexpected)
+    return faults
+
+
+def _cut(samples: Samples, num_buckets: int) -> list[Samples]:
+    """Cut samples into buckets by their values."""
+    bucket = samples.values % np.uint64(num_buckets)
+    order = np.argsort(bucket, kind="stable")
+    cuts = np.searchsorted(bucket[order], np.arange(1, num_buckets).astype(np.uint64))
+    values, steps, positions = samples
+    return [Samples(values[rows], steps[rows], positions[rows]) for rows in np.split(order, cuts)]
+
+
+def _joined(parts: Sequence[Samples]) -> tuple[UInt64, Int64]:
+    """Return the values of all ranks, and place, step and position of each: int64 of shape (samples, 3)."""
+    values, steps, positions = (np.concatenate(column) for column in zip(*parts, strict=True))
+    places = np.repeat(np.arange(len(parts)), [len(part.values) for part in parts])
+    return values, np.column_stack([places, steps, positions])
+
+
+def _examples(rows: Int64, known: Sequence[_Delivery]) -> list[_Delivery]:
+    """Return some of the deliveries, fewer if some are known already."""
+    return [_Delivery(*row) for row in rows[: _MAX_EXAMPLES - len(known)].tolist()]
 
 
 def _unlike(what: str, values: Sequence[int], names: Sequence[str]) -> list[str]:
@@ -222,24 +299,22 @@ def _refuse_other_epochs(url: str, record: Record, facts: Sequence[Facts], names
         )
 
 
-def _refuse_faults(
-    url: str, record: Record, facts: Sequence[Facts], names: Sequence[str], by_position: Faults, by_key: Faults
-) -> None:
+def _refuse_faults(url: str, record: Record, facts: Sequence[Facts], names: Sequence[str], found: _Faults) -> None:
     """Raise an error unless the delivered samples are the expected ones; all ranks have the same arguments."""
 
-    def where(delivery: Delivery) -> str:
+    def where(delivery: _Delivery) -> str:
         return f"{names[delivery.place]} in step {delivery.step}"
 
-    repeated, texts = by_position if by_position.num_repeated else by_key, []
-    if repeated.num_repeated:
-        texts.append(f"{repeated.num_repeated} deliveries too many")
-        texts += [f"{record.name_of(each[0].position)}: {listed(map(where, each))}" for each in repeated.repeated]
-    if by_position.num_unexpected:
-        texts.append(f"{by_position.num_unexpected} samples too many, from before the start or after the end")
-        texts += [f"{record.name_of(each.position)}: {where(each)}" for each in by_position.unexpected]
-    if by_position.num_missing:
-        texts.append(f"{by_position.num_missing} samples missing")
-        texts += map(record.missing_name_of, by_position.missing)
+    texts = []
+    if found.num_repeated:
+        texts.append(f"{found.num_repeated} deliveries too many")
+        texts += [f"{record.name_of(each[0].position)}: {listed(map(where, each))}" for each in found.repeated]
+    if found.num_unexpected:
+        texts.append(f"{found.num_unexpected} samples too many, from before the start or after the end")
+        texts += [f"{record.name_of(each.position)}: {where(each)}" for each in found.unexpected]
+    if found.num_missing:
+        texts.append(f"{found.num_missing} samples missing")
+        texts += [f"{record.name_of(each.position)}, due to {where(each)}" for each in found.missing]
     ranks = [(each.rank, each.world_size) for each in facts]
     if len(facts) > 1 and sorted(ranks) != [(rank, len(facts)) for rank in range(len(facts))]:
         texts += [
@@ -256,7 +331,7 @@ def _refuse_faults(
         "iterate the loader to its end on all ranks; nothing between it and the training may drop or replace samples "
         "or batches"
     )
-    if repeated.num_repeated:
+    if found.num_repeated:
         cause = f"samples were delivered more than once in epoch {record.order.epoch}"
         remedy = (
             "let the dataset detect its rank: leave out rank= and world_size=, and begin to iterate after "

@@ -1,27 +1,25 @@
-"""The samples that a rank received in an iteration, by key and position, and those that the ranks should receive."""
+"""The samples that a rank received in an iteration, by key and position, and those that were due to it."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
-from wdsplit.arrays import Int64
+from wdsplit.arrays import Int64, UInt64
 from wdsplit.errors import InputError
 from wdsplit.loading.loader import Loader
 from wdsplit.loading.reading.source import Source
 from wdsplit.loading.stages.columns import ToTuple
 from wdsplit.order.epoch import EpochOrder
-from wdsplit.order.split import Steps
+from wdsplit.order.split import Step, Steps
 
-__all__ = ["AUDITED", "Facts", "Identify", "Record"]
+__all__ = ["AUDITED", "Facts", "Identify", "Record", "Samples"]
 
 AUDITED = ("__key__", "__position__")
 """The fields that identify a sample: `dataset.to_tuple("jpg", "cls", *AUDITED)`."""
@@ -31,15 +29,21 @@ _KEY, _POSITION = AUDITED
 Identify = Callable[[Any], Mapping[str, Any]]
 
 
-@dataclass(frozen=True)
-class Facts:
+class Samples(NamedTuple):
+    """Samples of steps, pads left out: arrays of shape (samples,)."""
+
+    values: UInt64  # what identifies them: positions, or hashes of keys
+    steps: Int64
+    positions: Int64
+
+
+class Facts(NamedTuple):
     """The facts of a rank's iteration that other ranks need."""
 
     rank: int  # as its dataset has it; so is the world size
     world_size: int
     settings: dict[str, Any]  # what must be the same on all ranks, by its name
     start: int  # the position that it began at
-    stop: int  # the position after the last that is due to it with these steps; if complete, in the whole epoch
     steps: int
     is_complete: bool  # it came to the end, or was given all batches
     num_samples: int  # without pads
@@ -52,7 +56,6 @@ class Record:
 
     Attributes:
         order: The order of the epoch.
-        world: The rank, as the dataset has it.
         start: The position that the iteration began at.
         ended: Whether it was iterated until there were no more batches.
         skips: The positions that are left out; the loader may leave more out while it is iterated.
@@ -64,25 +67,19 @@ class Record:
     """
 
     def __init__(self, loader: Loader, identify: Identify | None) -> None:
-        begin, dataset = loader.progress.start, loader.dataset
-        self.order, self.world, self.start = dataset.order(begin.epoch), dataset.world(), begin.position
-        self.skips = begin.skips
+        begin, self._dataset = loader.progress.start, loader.dataset
+        self.order, self.start, self.skips = self._dataset.order(begin.epoch), begin.position, begin.skips
         self.ended = False
-        self._view = dataset.source.view_at(begin.epoch)
-        self._loader = loader
+        self._view = self._dataset.source.view_at(begin.epoch)
+        self._world, self._batch_size = self._dataset.world(), loader.batch_size
         self._identify = identify
-        self._hashes: list[npt.NDArray[np.uint64]] = []
+        self._hashes: list[UInt64] = []
         self._positions: list[Int64] = []
         self._num_pads = 0
 
     @property
     def _steps(self) -> Steps:
-        return Steps(self.order, self.world, self._loader.batch_size, self.start, self.skips)
-
-    @property
-    def stop(self) -> int:
-        """The position after the last of the whole epoch that is due."""
-        return self._steps.end if self.order.options.tail == "drop" else self.order.num_positions
+        return Steps(self.order, self._world, self._batch_size, self.start, self.skips)
 
     def note(self, batch: Any) -> None:
         """Record the samples of a batch.
@@ -92,7 +89,12 @@ class Record:
         Raises:
             InputError: The batch has no positions.
         """
-        columns = self._columns(batch)
+        if self._identify is not None:
+            batch = self._identify(batch)
+        last = self._dataset.pipeline[-1]
+        if isinstance(batch, (tuple, list)) and isinstance(last, ToTuple) and len(batch) == len(last.names):
+            batch = dict(zip(last.names, batch, strict=True))
+        columns = batch if isinstance(batch, Mapping) else {}
         if columns.get(_POSITION) is None:
             raise InputError(
                 "the audit cannot tell which samples a batch holds",
@@ -106,20 +108,10 @@ class Record:
         is_real = np.asarray(self.order.is_real(positions))
         self._positions.append(positions[is_real])
         self._num_pads += int((~is_real).sum())
-        dataset = self._loader.dataset
-        has_unique_keys = isinstance(dataset.source, Source) and not dataset.replaces_bad_samples
+        has_unique_keys = isinstance(self._dataset.source, Source) and not self._dataset.replaces_bad_samples
         if columns.get(_KEY) is not None and has_unique_keys:
             hashes = [xxhash.xxh3_64_intdigest(str(key).encode()) for key in columns[_KEY]]
             self._hashes.append(np.array(hashes, np.uint64)[is_real])
-
-    def _columns(self, batch: Any) -> Mapping[str, Any]:
-        """Return the columns of a batch: a dict, or a tuple of a dataset whose last stage is a `to_tuple`."""
-        if self._identify is not None:
-            batch = self._identify(batch)
-        last = self._loader.dataset.pipeline[-1]
-        if isinstance(batch, (tuple, list)) and isinstance(last, ToTuple) and len(batch) == len(last.names):
-            return dict(zip(last.names, batch, strict=True))
-        return batch if isinstance(batch, Mapping) else {}
 
     def progress(self) -> str:
         """Return how many batches were received, such as "4 of 10 steps"."""
@@ -127,42 +119,42 @@ class Record:
 
     def facts(self) -> Facts:
         """Return the facts that other ranks need."""
-        dataset, num_steps, all_steps = self._loader.dataset, len(self._positions), self._steps
+        num_steps = len(self._positions)
         settings = {
             "epoch": self.order.epoch,
-            "dataset": dataset.source.fingerprint,
+            "dataset": self._dataset.source.fingerprint,
             "view": self._view,
-            "batch_size": self._loader.batch_size,
-            **dataclasses.asdict(dataset.options),
+            "batch_size": self._batch_size,
+            **dataclasses.asdict(self._dataset.options),
         }
-        is_complete = self.ended or num_steps >= len(all_steps)
-        last = next(islice(all_steps, num_steps - 1, None)) if num_steps and not is_complete else None
         return Facts(
-            rank=self.world.rank,
-            world_size=self.world.world_size,
+            rank=self._world.rank,
+            world_size=self._world.world_size,
             settings=settings,
             start=self.start,
-            stop=self.stop if is_complete else self.start if last is None else last.end,
             steps=num_steps,
-            is_complete=is_complete,
+            is_complete=self.ended or num_steps >= len(self._steps),
             num_samples=sum(map(len, self._positions)),
             num_pads=self._num_pads,
             has_keys=len(self._hashes) == num_steps,
         )
 
-    def hashes(self) -> npt.NDArray[np.uint64]:
-        """Return hashes of all keys, in the order of their deliveries."""
-        return np.concatenate([np.zeros(0, np.uint64), *self._hashes])
+    def given(self, by_key: bool) -> Samples:
+        """Return the samples that this rank received, identified by their keys or their positions."""
+        found = self._samples(self._positions)
+        return found._replace(values=np.concatenate([found.values[:0], *self._hashes])) if by_key else found
 
-    def positions(self) -> Int64:
-        """Return all positions, in the order of their deliveries."""
-        return np.concatenate([np.zeros(0, np.int64), *self._positions])
+    def due(self, is_complete: bool) -> Samples:
+        """Return the samples that this rank should have received: in the whole epoch, or in its number of steps."""
+        steps: list[Step] = list(islice(self._steps, None if is_complete else len(self._positions)))
+        return self._samples([step.positions[self.order.is_real(step.positions)] for step in steps])
 
-    def steps(self) -> Int64:
-        """Return the step of each delivery."""
-        size = self._loader.batch_size * self.world.world_size
-        begins = self.skips.positions(self.skips.numbers(self.start) + np.arange(len(self._positions)) * size)
-        return np.repeat(begins // size, list(map(len, self._positions)))
+    def _samples(self, positions: list[Int64]) -> Samples:
+        """Return the samples of some steps, by the positions of each."""
+        size = self._batch_size * self._world.world_size
+        begins = self.skips.positions(self.skips.numbers(self.start) + np.arange(len(positions)) * size)
+        together = np.concatenate([np.zeros(0, np.int64), *positions])
+        return Samples(together.astype(np.uint64), np.repeat(begins // size, list(map(len, positions))), together)
 
     def name_of(self, position: int) -> str:
         """Return a name for the sample at a position: its key, if that can be read."""
@@ -170,31 +162,5 @@ class Record:
             located = self.order.locate(np.array([position]))
             index = int(self.order.totals[: int(located.shard[0])].sum() + located.sample[0])
             with contextlib.suppress(Exception):  # the audit's own error matters more than one here
-                return f"sample {str(self._loader.dataset.sample(index)['__key__'])!r} at position {position}"
+                return f"sample {str(self._dataset.sample(index)['__key__'])!r} at position {position}"
         return f"the sample at position {position}"
-
-    def missing_name_of(self, position: int) -> str:
-        """Return a name for a missing sample, with the rank that lacks it and, unless `uneven`, the step."""
-        world_size = self.world.world_size
-        text = f"{self.name_of(position)}, which rank {position % world_size} should have had"
-        if self.order.options.tail == "uneven":
-            return text
-        global_batch = self._loader.batch_size * world_size
-        return f"{text} in step {self.start // global_batch + (position - self.start) // global_batch}"
-
-    def due(self, facts: Sequence[Facts]) -> Callable[[Int64], npt.NDArray[np.bool_]]:
-        """Return a function that tells which positions the ranks should have received in the steps that they had."""
-        world_size = self.world.world_size
-        starts, stops = np.full(world_size, self.stop), np.zeros(world_size, np.int64)
-        for each in facts:
-            if each.rank < world_size:
-                starts[each.rank] = min(starts[each.rank], each.start)
-                stops[each.rank] = max(stops[each.rank], min(each.stop, self.stop))
-
-        def is_due(positions: Int64) -> npt.NDArray[np.bool_]:
-            rank = self.skips.numbers(positions) % world_size
-            is_read = (positions >= starts[rank]) & (positions < stops[rank]) & ~self.skips.contains(positions)
-            due: npt.NDArray[np.bool_] = is_read & self.order.is_real(positions)
-            return due
-
-        return is_due

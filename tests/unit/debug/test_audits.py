@@ -2,12 +2,10 @@
 
 from itertools import chain
 
-import numpy as np
 import pytest
 
 from wdsplit import debug, mix
-from wdsplit.debug import delivered
-from wdsplit.debug.ranks import Rendezvous
+from wdsplit.debug import audits
 from wdsplit.errors import InputError
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
@@ -93,25 +91,8 @@ def test_a_resumed_audit_refuses_what_was_delivered_before(numbers):
     assert "at position 0: rank 0 in step 5" in caught.value.found
 
 
-def test_positions_are_compared_over_all_of_an_epoch(monkeypatch):
-    monkeypatch.setattr(delivered, "_AT_ONCE", 4)
-    given = np.array([0, 2, 4, 6, 8, 18, 2, 21])
-
-    def even(positions):
-        return positions % 2 == 0
-
-    alone = Rendezvous(None, "test", 1.0)
-    steps = np.arange(len(given))
-    faults = delivered.compare_deliveries(alone, given.astype(np.uint64), steps, given, len(given), even, stop=20)
-    assert (faults.num_repeated, faults.repeated) == (1, [[(0, 1, 2), (0, 6, 2)]])
-    assert (faults.num_missing, faults.missing) == (4, [10, 12, 14, 16])
-    assert (faults.num_unexpected, faults.unexpected) == (1, [(0, 7, 21)])
-    none = given[:0]
-    assert delivered.compare_deliveries(alone, none.astype(np.uint64), none, none, 0, even, stop=20).num_missing == 10
-
-
 def test_large_audits_go_in_buckets(numbers, monkeypatch):
-    monkeypatch.setattr(delivered, "_AT_ONCE", 7)
+    monkeypatch.setattr(audits, "_AT_ONCE", 7)
     with debug.audit(Loader(Dataset(numbers), 12)) as audited:
         list(audited)
     assert audited.epochs[0].samples == 101
