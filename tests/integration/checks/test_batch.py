@@ -16,11 +16,10 @@ from report_datasets import with_class_names
 from wdsplit.checks import keys
 from wdsplit.checks.sample_files import save_samples
 from wdsplit.checks.states import read_state
-from wdsplit.errors import DatasetNotFoundError, InputError, OutputExistsError, StateError, TopologyError
+from wdsplit.errors import InputError, OutputExistsError, StateError, TopologyError
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
 from wdsplit.loading.mix import mix
-from wdsplit.views.make import make_view
 
 FIELDS = ("__position__", "__key__", "__pad__")
 
@@ -280,14 +279,6 @@ def test_a_view_is_that_of_the_state(other):
         wdsplit.batches(other, last=3, state=loader.state_dict())
 
 
-def test_a_stored_view_is_taken_from_the_state(other):
-    make_view(other, "half", where="cls >= 30")
-    loader = loaders_of(of_path(other, view="half"), 1, 5)[0]
-    steps = delivered([loader], 2)
-    found = wdsplit.batches(other, last=2, state=loader.state_dict())
-    assert [listed(each) for each in found] == steps
-
-
 def test_keys_shards_and_classes_are_those_of_the_samples(images):
     found = wdsplit.batch(images, 1, batch_size=8, world_size=2)
     assert found.labels.tolist() == [sample["cls"].decode() for sample in found.samples()]
@@ -310,13 +301,6 @@ def test_class_names_are_shown_where_there_are_any(tmp_path):
     table = with_class_names(pa.table({"label": [0, 1, 1, 0]}), "label", ["cat", "dog"])
     found = wdsplit.batch(converted(tmp_path, table, shards=1), 0, batch_size=4, shuffle=False, lanes=1)
     assert found.labels.tolist() == ["cat", "dog", "dog", "cat"]
-
-
-def test_a_dataset_without_classes_has_no_labels(tmp_path):
-    path = converted(tmp_path, pa.table({"txt": ["a", "b"]}), shards=1)
-    found = wdsplit.batch(path, 0, batch_size=2)
-    assert found.labels is None
-    assert sorted(found.keys) == sorted(sample["__key__"] for sample in found.samples())
 
 
 # Payloads
@@ -415,11 +399,6 @@ def test_no_code_of_a_checkpoint_is_run(tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_file_that_is_not_there_is_an_error(tmp_path):
-    with pytest.raises(DatasetNotFoundError, match="no such file"):
-        read_state(tmp_path / "none.json:loader")
-
-
 # What is refused
 
 
@@ -430,29 +409,11 @@ def test_a_state_of_another_dataset_is_refused(other, state):
         assert state["fingerprint"] in error.value.found and error.value.place == other
 
 
-def test_the_remedy_for_a_state_of_another_view_names_the_options_of_batch(sized, state):
-    with pytest.raises(StateError, match="another view") as error:
-        wdsplit.batches(sized, last=3, state=state | {"view": "key != 'a'", "view_fingerprint": "1" * 32})
-    assert "--where" in error.value.remedy and "load_state_dict" not in error.value.remedy
-
-
-def test_the_words_about_an_unknown_batch_size_know_the_default_of_the_ranks(sized):
-    with pytest.raises(InputError) as error:
-        wdsplit.batch(sized, 3)
-    assert error.value.expected == "batch_size, the samples per batch on each rank; and world_size, unless it is 1"
-
-
 def test_a_rank_outside_the_world_is_refused(sized):
     found = wdsplit.batch(sized, 0, batch_size=2, world_size=2)
     assert found.world_size == 2 and len(found.of_rank(1)) == 2
     with pytest.raises(TopologyError, match="rank and world_size contradict"):
         found.of_rank(5)
-
-
-def test_options_that_differ_from_the_state_are_refused(sized, state):
-    with pytest.raises(StateError) as error:
-        wdsplit.batches(sized, last=3, state=state, seed=9)
-    assert error.value.found == "seed: 0 in the state, 9 here"
 
 
 @pytest.mark.parametrize(
@@ -473,11 +434,6 @@ def test_options_that_differ_from_the_state_are_refused(sized, state):
 def test_what_cannot_be_listed_is_refused(sized, arguments, cause):
     with pytest.raises(InputError, match=cause):
         wdsplit.batches(sized, **arguments)
-
-
-def test_an_open_dataset_takes_no_options(sized):
-    with pytest.raises(InputError, match="options of an open dataset cannot be changed"):
-        wdsplit.batch(Dataset(sized, rank=0, world_size=1), 0, batch_size=4, seed=1)
 
 
 @pytest.mark.parametrize("values", [{}, {"epoch": 1}, 5, ["x"]], ids=str)

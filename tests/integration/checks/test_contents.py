@@ -40,10 +40,6 @@ def few_drawn(monkeypatch):
     monkeypatch.setattr(contents, "_MAX_DRAWN", 50)
 
 
-def test_nothing_is_counted_where_no_sample_is_asked_for(numbers):
-    assert wdsplit.inspect(numbers, samples=0).contents is None
-
-
 def test_a_small_dataset_is_counted_whole_pads_left_out(numbers):
     read, fields = found(numbers)
     assert (read.num_read, read.is_exact) == (101, True)
@@ -86,12 +82,6 @@ def test_sizes_need_no_pillow(tmp_path, monkeypatch):
     path = converted(tmp_path, pa.table({"png": [image(3, 3)]}), shards=1)
     monkeypatch.setitem(sys.modules, "PIL", None)
     assert found(path)[1]["png"].images.width == (3, 3, 3)
-
-
-def test_fields_that_hold_no_images_have_no_size(tmp_path):
-    fields = found(converted(tmp_path, images_table(20), shards=2))[1]
-    assert {name for name, field in fields.items() if field.images} == {"png"}
-    assert fields["png"].images.width == (8, 8, 8)
 
 
 def test_of_a_large_dataset_samples_are_drawn_evenly_the_same_each_time(few_drawn, tmp_path):

@@ -34,10 +34,6 @@ def test_inspect_returns_what_the_command_prints(printed, numbers):
     assert found.provenance == shown["provenance"]
 
 
-def test_inspect_reads_no_shard_where_no_sample_is_asked_for(numbers):
-    assert wdsplit.inspect(numbers, samples=0).first_samples == ()
-
-
 @pytest.mark.parametrize("lanes", [None, 2])
 def test_assign_returns_what_the_command_prints(printed, numbers, lanes):
     found = wdsplit.assign(numbers, 3, 2, batch_size=8, epoch=1, seed=7, tail="drop", lanes=lanes)
@@ -62,11 +58,6 @@ def test_audit_returns_its_findings_and_reports_each_as_it_comes(numbers):
     assert wdsplit.audit(numbers).held
 
 
-def test_verify_returns_the_manifest_and_no_problem(numbers):
-    report = wdsplit.verify(numbers)
-    assert (report.manifest.num_samples, report.problems) == (101, ())
-
-
 def test_plan_returns_what_convert_would_do_and_writes_nothing(printed, tmp_path):
     path = write_table(tmp_path / "table.parquet", numbers_table(30))
     plan = wdsplit.plan(path, wdsplit.ConvertOptions(shards=4))
@@ -75,9 +66,3 @@ def test_plan_returns_what_convert_would_do_and_writes_nothing(printed, tmp_path
     assert [file.name for file in tmp_path.iterdir()] == ["table.parquet"]
     manifest = wdsplit.convert(path, tmp_path / "out", wdsplit.ConvertOptions(shards=4))
     assert (len(manifest.shards), manifest.num_pads) == (plan.num_shards, plan.num_pads)
-
-
-def test_plan_refuses_splits(tmp_path):
-    path = write_table(tmp_path / "table.parquet", numbers_table(30))
-    with pytest.raises(InputError, match="splits is set"):
-        wdsplit.plan(path, wdsplit.ConvertOptions(splits={"train": 0.5, "val": 0.5}))

@@ -98,13 +98,6 @@ def test_a_log_is_plain_json_and_goes_on_after_a_kill(tmp_path, caplog):
     assert "rank-00003.jsonl, line 2" in caplog.text
 
 
-def test_a_line_is_there_before_the_log_is_closed(tmp_path):
-    log = debug.LossLog(tmp_path, 0)
-    log.log(0, 1.5)
-    assert debug.read_losses(tmp_path).losses.tolist() == [[1.5]]
-    log.close()
-
-
 def test_what_is_no_loss_is_refused(tmp_path):
     with debug.LossLog(tmp_path, 0) as log:
         for step, loss, values in (

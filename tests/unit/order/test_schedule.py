@@ -15,7 +15,6 @@ from wdsplit.errors import InputError
 from wdsplit.order.mixture import EpochShares, MixedOrder
 from wdsplit.order.schedule import INTERPOLATIONS, Schedule
 from wdsplit.order.shares import epoch_counts
-from wdsplit.order.split import Steps, World
 
 interpolations = st.sampled_from(INTERPOLATIONS)
 
@@ -171,35 +170,7 @@ def test_each_source_goes_on_where_it_stopped_through_stretches_and_epochs(made,
         assert numbers == list(range(before, before + len(numbers)))
 
 
-@given(schedules())
-def test_a_segment_takes_what_the_schedule_says(made):
-    schedule, sizes, lanes = made
-    for epoch in range(4):
-        shares = schedule.epoch(epoch)
-        assert shares.taken == schedule.taken(epoch * schedule.num_samples)
-        found = stream(schedule, sizes, lanes, [epoch])
-        begin = 0
-        for segment in shares.segments:
-            end = begin + sum(segment)
-            assert counts_of(found[begin:end], len(sizes)) == list(segment)
-            begin = end
-        assert begin == schedule.num_samples
-
-
 # A function of the position
-
-
-@given(schedules(), st.integers(0, 8), st.integers(1, 4), st.integers(1, 5), st.data())
-def test_any_ranks_make_the_same_batches_from_any_start(made, epoch, world_size, batch_size, data):
-    order = order_of(*made, epoch)
-    start = data.draw(st.integers(0, order.num_positions))
-    alone = list(Steps(order, World(), batch_size * world_size, start))
-    ranks = [Steps(order, World(rank, world_size), batch_size, start) for rank in range(world_size)]
-    whole = sources_at(order, np.arange(order.num_positions + batch_size * world_size))
-    for parts, expected in zip(zip(*ranks, strict=True), alone, strict=True):
-        for part in parts:
-            assert set(part.positions.tolist()) <= set(expected.positions.tolist())
-            assert sources_at(order, part.positions) == [whole[position] for position in part.positions.tolist()]
 
 
 def sources_at(order, positions):
@@ -285,12 +256,6 @@ def test_what_is_no_schedule_is_refused_and_named(points, others, found):
     with pytest.raises(InputError) as caught:
         Schedule(points, [5, 7], names=["a", "b"], **others)
     assert all(each in caught.value.found for each in found), caught.value.found
-
-
-def test_a_source_without_samples_can_have_no_weight():
-    with pytest.raises(InputError, match="b: has a weight, but no samples"):
-        Schedule([(0, [1, 0]), (9, [1, 1])], [5, 0], 10, names=["a", "b"])
-    assert Schedule([(0, [1, 0])], [5, 0], 10).taken(10) == (10, 0)
 
 
 def test_the_fingerprint_tells_schedules_apart_but_not_the_scale_of_weights():

@@ -118,12 +118,6 @@ def test_workers_part_the_positions_of_their_rank(order, world_size, num_workers
             assert set((positions[owners == worker] % order.options.lanes).tolist()) <= set(lanes.tolist())
 
 
-@given(st.integers(0, 10**9), world_sizes, workers, st.data())
-def test_the_positions_of_a_rank_go_to_its_workers_in_turn(first, world_size, num_workers, data):
-    owners = worker_of(first + world_size * np.arange(3 * num_workers), world_size, num_workers)
-    assert ((owners[1:] - owners[:-1]) % num_workers == 1 % num_workers).all()
-
-
 @given(orders(), world_sizes, workers, st.integers(1, 9))
 def test_the_readers_of_a_plain_loader_take_each_position_of_their_rank_once(order, world_size, num_workers, chunk):
     for rank, steps in enumerate(steps_of_all_ranks(order, world_size, 1)):
@@ -191,13 +185,6 @@ def test_each_rank_of_an_uneven_epoch_resumes_from_its_own_end(order, world_size
         assert concatenated(steps[:done]) + concatenated(rest) == concatenated(steps)
 
 
-@given(orders(even), world_sizes, batch_sizes)
-def test_a_finished_epoch_has_no_steps_left(order, world_size, batch_size):
-    end = Steps(order, World(0, world_size), batch_size).end
-    left = Steps(order, World(0, world_size), batch_size, max(end, order.num_positions))
-    assert (len(left), list(left)) == (0, [])
-
-
 # Whole lanes, as webdataset would split them
 
 
@@ -235,13 +222,6 @@ def test_each_lane_has_as_many_readers_as_said(lanes, world_size, num_workers):
     assert visits.tolist() == [readers_per_lane(lanes, world_size, num_workers)] * lanes
 
 
-@pytest.mark.parametrize(
-    ("lanes", "world_size", "num_workers", "readers"), [(32, 8, 4, 1), (16, 3, 1, 3), (16, 8, 6, 3)]
-)
-def test_readers_per_lane_is_1_only_where_readers_divide_the_lanes(lanes, world_size, num_workers, readers):
-    assert readers_per_lane(lanes, world_size, num_workers) == readers
-
-
 # Traps
 
 
@@ -254,13 +234,6 @@ def test_six_equal_shards_on_four_ranks_give_equal_steps(tail, num_steps, num_pa
     found = [sample for steps in ranks for sample in located(order, concatenated(steps))]
     assert sum(pad for _, _, pad in found) == num_pads
     assert len({sample[:2] for sample in found if not sample[2]}) == num_steps * 4 - num_pads
-
-
-@pytest.mark.parametrize("tail", TAILS)
-def test_fewer_shards_than_readers_leave_no_rank_without_its_part(tail):
-    order = epoch_order([40], tail=tail, lanes=16)
-    sizes = [len(concatenated(steps)) for steps in steps_of_all_ranks(order, 8, 5)]
-    assert sizes == ([40, 0, 0, 0, 0, 0, 0, 0] if tail == "uneven" else [5] * 8)
 
 
 # Large

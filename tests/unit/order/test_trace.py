@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orders import epoch_order, orders, slow_visits, views
-from wdsplit.errors import InputError, TopologyError
 from wdsplit.order.distribution import reading_advice, shard_distribution
 from wdsplit.order.split import Steps, World, reader_positions, readers_per_lane, worker_of
 from wdsplit.order.trace import Trace, runs_of
@@ -139,12 +138,6 @@ def test_of_100_shards_on_8_ranks_with_4_workers_rank_0_worker_0_reads_every_32n
     }
 
 
-def test_a_reader_of_several_lanes_visits_its_shards_as_their_first_samples_come():
-    """That is shards[rank::world_size] of the unshuffled order, whatever the number of lanes."""
-    order = epoch_order(even_shards, tail="uneven", lanes=20, shuffle=False)
-    assert distribution(order, rank=1, world_size=4).assigned_shards == list(range(100))[1::4]
-
-
 def test_seven_shards_keep_eight_ranks_busy():
     order = epoch_order([80] * 7, lanes=8, window=10)
     found = distribution(order, world_size=8, batch_size=16)
@@ -154,20 +147,6 @@ def test_seven_shards_keep_eight_ranks_busy():
     assert found.read_amplification == 1.0
 
 
-@pytest.mark.parametrize(("tail", "num_pads"), [("pad", 28), ("drop", 0), ("uneven", 0)])
-def test_pads_fill_the_last_step_of_all_ranks(tail, num_pads):
-    order = epoch_order([100], tail=tail, lanes=4)
-    assert distribution(order, world_size=4, batch_size=16).num_pads == num_pads
-    assert distribution(order, world_size=4, batch_size=25).num_pads == 0
-
-
-def test_readers_that_share_lanes_read_the_same_windows():
-    order = epoch_order([64] * 16, lanes=16, window=8)
-    assert distribution(order, world_size=2, num_workers=8).read_amplification == 1.0
-    assert distribution(order, world_size=3).read_amplification == 3.0
-    assert distribution(order, world_size=11).read_amplification == 8.0
-
-
 def test_neighbours_read_the_window_that_their_lanes_part():
     order = epoch_order([12], lanes=2, window=4, shuffle=False)
     assert order.is_recut
@@ -175,29 +154,11 @@ def test_neighbours_read_the_window_that_their_lanes_part():
     assert distribution(epoch_order([16], lanes=2, window=4, shuffle=False), world_size=2).read_amplification == 1.0
 
 
-def test_a_shard_that_is_cut_counts_once_for_a_reader_of_both_parts():
-    order = epoch_order([10], lanes=4, shuffle=False)
-    found = distribution(order, world_size=2)
-    assert (found.shards_per_rank, found.assigned_shards) == ([1, 1], [0])
-
-
-def test_what_drop_leaves_out_is_read_by_nobody():
-    found = distribution(epoch_order([10, 10], lanes=2, tail="drop", shuffle=False), world_size=2, batch_size=100)
-    assert (found.shards_per_rank, found.assigned_shards, found.read_amplification) == ([0, 0], [], 0.0)
-
-
 @pytest.mark.parametrize("counts", [[], [0, 0, 0]])
 def test_a_dataset_without_samples_has_nothing_to_read(counts):
     found = distribution(epoch_order(counts), world_size=2)
     assert (found.shards_per_rank, found.assigned_shards, found.num_pads) == ([0, 0], [], 0)
     assert found.read_amplification == 0.0
-
-
-def test_a_batch_of_nothing_is_refused():
-    with pytest.raises(InputError, match="batch size"):
-        distribution(epoch_order([10]), batch_size=0)
-    with pytest.raises(TopologyError):
-        Trace(epoch_order([10]), 0, 1)
 
 
 def test_thousands_of_readers_of_many_shards_take_no_time():

@@ -6,10 +6,10 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orders import TAILS, VIEWS, located, masks_of, options, slow_lanes, slow_visits, tails, views
+from orders import TAILS, VIEWS, located, masks_of, options, slow_lanes, slow_visits, views
 from wdsplit.checks.audit import AuditOptions, audit_order
 from wdsplit.checks.mixing import draw_batches, mixing
 from wdsplit.errors import InputError
@@ -42,18 +42,6 @@ def test_a_shard_of_a_view_is_visited_as_that_of_the_whole_without_what_is_not_s
         found = [order.window_samples(shard, window).tolist() for window in windows.tolist()]
         assert all(found) and list(chain.from_iterable(found)) == visits[shard]
         assert ends.tolist() == np.cumsum([len(samples) for samples in found]).tolist()
-
-
-@given(views())
-def test_even_lanes_are_those_that_a_dataset_of_the_selected_samples_would_have(view):
-    order, masks = view
-    assume(order.stretches is None)
-    visits = whole_visits(order, masks)
-    smaller = EpochOrder(order.counts, order.options, order.epoch, order.is_recut)
-    positions = np.arange(order.num_positions + 7) if order.num_samples else np.arange(0)
-    shards, numbers, pads = smaller.visits(positions)
-    expected = [visits[shard][number] for shard, number in zip(shards.tolist(), numbers.tolist(), strict=True)]
-    assert located(order, positions) == list(zip(shards.tolist(), expected, pads.tolist(), strict=True))
 
 
 @settings(max_examples=100)
@@ -139,16 +127,6 @@ def test_a_mixture_of_views_gives_each_selected_sample_once_before_any_again(dat
         assert all(views[source].mask(shard)[sample] for shard, sample, _ in found)
         if (source, source_epoch + 1) in given_samples:
             assert len(found) == sizes[source]
-
-
-@given(st.lists(st.integers(0, 40), min_size=1, max_size=8), st.booleans(), tails, st.integers(0, 9))
-def test_a_view_of_everything_has_the_order_of_the_whole(counts, shuffle, tail, epoch):
-    selection = Selection.of_masks([np.ones(count, np.bool_) for count in counts])
-    view = EpochOrder(selection.counts, options(tail, shuffle=shuffle), epoch, selection=selection)
-    whole = EpochOrder(np.array(counts, np.int64), options(tail, shuffle=shuffle), epoch)
-    assert view.num_positions == whole.num_positions
-    positions = np.arange(whole.num_positions)
-    assert located(view, positions) == located(whole, positions)
 
 
 def test_a_bitmap_of_a_shard_that_is_not_visited_is_not_touched():
