@@ -6,7 +6,7 @@ items by a fixed 64-bit mixing hash, so golden values in the tests hold for ever
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,12 +26,8 @@ __all__ = [
     "groups",
     "hash_numbers",
     "hash_stream",
-    "order_in_windows",
     "order_problems",
     "permutation",
-    "places_in_windows",
-    "window_order",
-    "window_samples",
 ]
 
 
@@ -140,78 +136,6 @@ class Located:
     shard: Int64
     sample: Int64
     pad: npt.NDArray[np.bool_]
-
-
-def window_order(options: OrderOptions, epoch: int, shard: int, num_samples: int) -> Int64:
-    """Return the windows of a shard in the order of their visits: int64 of shape (windows,)."""
-    num_windows = -(-num_samples // options.window)
-    if not options.shuffle:
-        return np.arange(num_windows)
-    return permutation(num_windows, options.seed, epoch, _WINDOWS, shard)
-
-
-def places_in_windows(options: OrderOptions, epoch: int, shards: Int64, windows: Int64, size: int) -> Int64:
-    """Return the samples of n windows of equal size in the order of their visits, counted from each window's first.
-
-    Args:
-        options: What the order depends on.
-        epoch: The epoch.
-        shards: int64 of shape (n,): the shard of each window.
-        windows: int64 of shape (n,): its number in its shard.
-        size: Samples of each window.
-
-    Returns:
-        int64 of shape (n, size): what `permutation` of seed, epoch, shard and window gives.
-    """
-    if not options.shuffle:
-        return np.broadcast_to(np.arange(size), (len(windows), size))
-    steps = np.arange(1, size + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
-    return np.argsort(_mix_numbers(_window_states(options, epoch, shards, windows) + steps), axis=1)
-
-
-def _window_states(options: OrderOptions, epoch: int, shards: Int64, windows: Int64) -> npt.NDArray[np.uint64]:
-    """Return the states of the hashes of n windows' samples: uint64 of shape (n, 1)."""
-    state = np.full(len(windows), hash_stream(options.seed, epoch, _SAMPLES), np.uint64)
-    for words in (shards, windows):
-        state = _mix_numbers(state + np.uint64(_GOLDEN) + _mix_numbers(words.astype(np.uint64)))
-    return state[:, None]
-
-
-def order_in_windows(
-    options: OrderOptions, epoch: int, shards: Int64, windows: Int64, places: Sequence[Int64]
-) -> list[Int64]:
-    """Return the order in which some samples of n windows are visited, when the others are left out.
-
-    Args:
-        options: What the order depends on.
-        epoch: The epoch.
-        shards: int64 of shape (n,): the shard of each window.
-        windows: int64 of shape (n,): its number in its shard.
-        places: For each window int64 of shape (samples,), rising: the samples, counted from the window's first.
-
-    Returns:
-        For each window int64 of shape (samples,): numbers of its `places`.
-    """
-    if not options.shuffle or not places:
-        return [np.arange(len(some)) for some in places]
-    sizes = np.array([len(some) for some in places])
-    is_sample = np.arange(sizes.max()) < sizes[:, None]
-    steps = np.zeros(is_sample.shape, np.uint64)
-    steps[is_sample] = np.concatenate(places) + 1
-    hashes = _mix_numbers(_window_states(options, epoch, shards, windows) + steps * np.uint64(_GOLDEN))
-    is_last = bool((hashes[is_sample] == _MASK).any())
-    hashes[~is_sample] = _MASK
-    order = np.argsort(hashes, axis=1, kind="stable" if is_last else None)  # samples come first, whatever their hashes
-    return [row[:size] for row, size in zip(order, sizes.tolist(), strict=True)]
-
-
-def window_samples(options: OrderOptions, epoch: int, shard: int, num_samples: int, window: int) -> Int64:
-    """Return the samples of a window in the order of their visits, as places in the shard."""
-    first = window * options.window
-    size = min(options.window, num_samples - first)
-    if not options.shuffle:
-        return np.arange(first, first + size)
-    return first + permutation(size, options.seed, epoch, _SAMPLES, shard, window)
 
 
 class EpochOrder:
@@ -385,7 +309,9 @@ class EpochOrder:
             slot = rising[np.searchsorted(windows[rising], window[rows])]
             visit[rows] = np.append(0, ends)[slot]
         for rows, window_of, places in self._orders_in_windows(shard, window):
-            visit[rows] += np.argsort(places, axis=1)[window_of, inside[rows]]
+            ranks = np.zeros((len(places), min(self.options.window, int(self.totals.max()))), np.int64)
+            np.put_along_axis(ranks, places, np.arange(places.shape[1])[None], 1)
+            visit[rows] += ranks[window_of, inside[rows]]
         return visit
 
     def _orders_in_windows(self, shard: Int64, window: Int64) -> Iterator[tuple[Int64, Int64, Int64]]:
@@ -402,16 +328,42 @@ class EpochOrder:
         pair, at_once = pair.reshape(-1)[by_pair], max(1, _PLACES_AT_ONCE // size)
         for begin in range(0, len(pairs), at_once):
             shards, windows = np.divmod(pairs[begin : begin + at_once], num_windows)
-            places = places_in_windows(self.options, self.epoch, shards, windows, min(size, most))
-            samples = places + windows[:, None] * size
-            # Items are ranked by hashes of their own, so leaving some out does not change the order of the others.
-            is_out = samples >= self.totals[shards][:, None]
-            if self.selection is not None:
-                is_out |= ~self.selection.contains(shards[:, None], samples)
-            if is_out.any():
-                places = np.take_along_axis(places, np.argsort(is_out, axis=1, kind="stable"), 1)
             first, stop = np.searchsorted(pair, (begin, begin + at_once))
-            yield by_pair[first:stop], pair[first:stop] - begin, places
+            yield by_pair[first:stop], pair[first:stop] - begin, self.places_in_windows(shards, windows)
+
+    def places_in_windows(self, shards: Int64, windows: Int64) -> Int64:
+        """Return the samples of n windows in the order of their visits, counted from each window's first.
+
+        Args:
+            shards: int64 of shape (n,): the shard of each window.
+            windows: int64 of shape (n,): its number in its shard.
+
+        Returns:
+            int64 of shape (n, most): first the samples of the epoch, then, in windows with fewer than most, any others.
+        """
+        size = min(self.options.window, int(self.totals.max(initial=0)))
+        places: Int64 = np.arange(size)[None]
+        samples = places + windows[:, None] * self.options.window
+        is_out = samples >= self.totals[shards][:, None]
+        if self.selection is not None:
+            is_out |= ~self.selection.contains(shards[:, None], samples)
+        are_whole = not is_out.any()
+        if not are_whole:
+            places = np.argsort(is_out, axis=1, kind="stable")[:, : size - int(is_out.sum(1).min())]
+            is_out = np.take_along_axis(is_out, places, 1)
+        if not self.options.shuffle:
+            return np.broadcast_to(places, (len(windows), places.shape[1]))
+        # Row by row the permutation of seed, epoch, shard and window. It ranks items by hashes of their own, so leaving
+        # some out does not change the order of the others.
+        state = np.full(len(windows), hash_stream(self.options.seed, self.epoch, _SAMPLES), np.uint64)
+        for words in (shards, windows):
+            state = _mix_numbers(state + np.uint64(_GOLDEN) + _mix_numbers(words.astype(np.uint64)))
+        steps = (places + 1).astype(np.uint64) * np.uint64(_GOLDEN)
+        order = np.argsort(_mix_numbers(state[:, None] + steps), axis=1)
+        if are_whole:
+            return order
+        order = np.take_along_axis(order, np.argsort(np.take_along_axis(is_out, order, 1), axis=1, kind="stable"), 1)
+        return np.take_along_axis(places, order, 1)
 
     def shard_windows(self, shard: int) -> tuple[Int64, Int64]:
         """Return the windows of a shard in the order of their visits, those without samples of the epoch left out.
@@ -421,19 +373,13 @@ class EpochOrder:
             each.
         """
         window, total = self.options.window, int(self.totals[shard])
-        windows = window_order(self.options, self.epoch, shard, total)
+        windows = np.arange(-(-total // window))
+        if self.options.shuffle:
+            windows = permutation(len(windows), self.options.seed, self.epoch, _WINDOWS, shard)
         if self.selection is None:
             return windows, np.cumsum(np.minimum(window, total - windows * window))
         sizes = self.selection.window_counts(shard, window)[windows]
         return windows[sizes > 0], np.cumsum(sizes[sizes > 0])
-
-    def window_samples(self, shard: int, window: int) -> Int64:
-        """Return the samples of a window in the order of their visits, as places in the shard."""
-        samples = window_samples(self.options, self.epoch, shard, int(self.totals[shard]), window)
-        if self.selection is None:
-            return samples
-        first = window * self.options.window
-        return samples[self.selection.mask(shard, first, first + len(samples))[samples - first]]
 
 
 def _lane_major(order: Int64, lanes: int) -> Int64:

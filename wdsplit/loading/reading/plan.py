@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsplit.arrays import Int64
-from wdsplit.order.epoch import EpochOrder, order_in_windows, places_in_windows
+from wdsplit.order.epoch import EpochOrder
 
 __all__ = ["Plan", "PlannedWindow", "Planner", "ShardVisit"]
 
@@ -195,21 +195,15 @@ class Planner:
         shards = np.array([visit.shard for visit, _ in keys], np.int64)
         numbers = np.array([visit.windows[slot] for visit, slot in keys], np.int64)
         spans = [visit.spans.pop(slot) if slot in visit.spans else self._span(visit, slot) for visit, slot in keys]
-        options, epoch = self._order.options, self._order.epoch
-        if self._order.selection is not None:
-            samples = [np.arange(first, stop) if chosen is None else chosen for first, stop, chosen in spans]
-            inside = [some - first for some, first in zip(samples, (numbers * self._size).tolist(), strict=True)]
-            places = order_in_windows(options, epoch, shards, numbers, inside)
-            return [self._window(*key, span, order) for key, span, order in zip(keys, spans, places, strict=True)]
-        is_full = np.array([slot != visit.short_slot for visit, slot in keys], np.bool_)
-        full = iter(places_in_windows(options, epoch, shards[is_full], numbers[is_full], self._size))
-        rows = zip(keys, spans, is_full.tolist(), strict=True)
-        return [self._window(*key, span, next(full) if whole else self._short(key[0])) for key, span, whole in rows]
+        rows = zip(keys, spans, numbers.tolist(), self._order.places_in_windows(shards, numbers), strict=True)
+        return [self._window(*key, span, self._places(span, number, row)) for key, span, number, row in rows]
 
-    def _short(self, visit: ShardVisit) -> Int64:
-        """Return the order of the samples of a shard's smaller window."""
-        number = int(visit.windows[visit.short_slot])
-        return self._order.window_samples(visit.shard, number) - number * self._size
+    def _places(self, span: Span, number: int, row: Int64) -> Int64:
+        """Return the order of a window's samples as indices into those that are read."""
+        (first, stop, chosen), window_first = span, number * self._size
+        if chosen is None:
+            return row[: stop - first] - (first - window_first)
+        return np.searchsorted(chosen, row[: len(chosen)] + window_first)
 
     def _window(self, visit: ShardVisit, slot: int, span: Span, places: Int64) -> PlannedWindow:
         num_visited = int(visit.ends[slot]) - len(places)
