@@ -15,11 +15,11 @@ import xxhash
 from wdsplit.conversion import planning
 from wdsplit.conversion.commit import build_manifest
 from wdsplit.conversion.driver import Driver
+from wdsplit.conversion.job import ConvertJob
 from wdsplit.conversion.plan.options import ConvertOptions
-from wdsplit.conversion.record.job import Job
-from wdsplit.conversion.record.published import Published
+from wdsplit.conversion.published import ShardRow
 from wdsplit.shards.files import write_manifest
-from wdsplit.shards.manifest import Shard, checksum_of, parse_manifest, shard_path
+from wdsplit.shards.manifest import checksum_of, parse_manifest
 from wdsplit.storage.local import LocalStorage
 from wdsplit.tables import read
 from wdsplit.tables.table import InputFile, Remote
@@ -59,7 +59,7 @@ class StubEngine:
         for number, span in enumerate(tasks):
             if number % (len(tasks) // 10) == 0:
                 self.held.append(resident_bytes())
-            yield {shard: self.shard(shard) for shard in range(span.first, span.stop)}
+            yield span, [self.shard(shard) for shard in span]
         self.held.append(resident_bytes())
 
     def shard(self, number):
@@ -67,7 +67,7 @@ class StubEngine:
         pads = self.plan.num_pads_of(number)
         num_bytes = (stop - first + pads) * 101_376
         checksum = checksum_of(xxhash.xxh3_128(str(number).encode()))
-        return Shard(shard_path(number), stop - first + pads, pads, num_bytes, checksum)
+        return ShardRow(stop - first + pads, pads, num_bytes, checksum)
 
 
 def main(folder):
@@ -82,8 +82,8 @@ def main(folder):
     plan_s = time.monotonic() - started
 
     engine = StubEngine(plan)
-    job = Job("s3://bucket/train", plan, 1)
-    published = Driver(job, engine, lambda progress: None).carry_out(Published(plan))
+    job = ConvertJob(output="s3://bucket/train", plan=plan, buffer_bytes=1)
+    published = Driver(job, engine, lambda progress: None).carry_out({})
     storage = LocalStorage(folder)
     write_manifest(storage, build_manifest(plan, (), published))
     header, table = (Path(folder, name).read_bytes() for name in ("wdsplit.json", "shards.parquet"))

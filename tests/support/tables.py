@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -21,6 +23,7 @@ from wdsplit.conversion.convert import convert
 from wdsplit.conversion.plan.options import ConvertOptions
 from wdsplit.conversion.planning import plan_splits
 from wdsplit.engines import local
+from wdsplit.shards.manifest import RUN_FOLDER
 from wdsplit.tables.table import InputFile, Table
 from wdsplit.tar.names import is_pad_key
 
@@ -227,6 +230,15 @@ def wait_for_threads(before) -> None:
     """Wait until no thread reads ahead but those that did before."""
     gc.collect()
     wait_until(lambda: reading_ahead() <= before, "the end of reading ahead")
+
+
+def noted_shards(output):
+    """Return the numbers of the shards that the unfinished run of an output has noted."""
+    found = set()
+    for path in Path(output).glob(f"{RUN_FOLDER}/shards/[!.]*.json"):
+        first = int(re.search(r"-(\d{8})-\d{8}", path.name)[1])
+        found |= set(range(first, first + len(orjson.loads(path.read_bytes()))))
+    return found
 
 
 def little_memory(monkeypatch):

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import threading
 import time
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,11 +20,10 @@ import pyarrow.parquet as pq
 
 from tools.bench import core
 from wdsplit.conversion.driver import Driver, no_progress
+from wdsplit.conversion.job import ConvertJob
 from wdsplit.conversion.plan.options import ConvertOptions
-from wdsplit.conversion.plan.plan import Plan, Span
+from wdsplit.conversion.plan.plan import Plan
 from wdsplit.conversion.planning import plan_splits
-from wdsplit.conversion.record.job import Job
-from wdsplit.conversion.shuffle.merge import remove_scattered
 from wdsplit.conversion.shuffle.scatter import task_bytes
 from wdsplit.conversion.shuffle.steps import write_cuts
 from wdsplit.conversion.task import write_shards
@@ -61,22 +59,23 @@ def make_table(folder: Path, num_rows: int) -> None:
 
 
 def shuffle(plan: Plan, output: str, jobs: int, memory: int, num_shards: int) -> None:
-    peak, held_bytes = Peak(), task_bytes(memory, jobs)
+    peak, held_bytes, storage = Peak(), task_bytes(memory, jobs), open_storage(output)
     started = time.perf_counter()
-    job, engine = Job(output, plan, held_bytes), LocalEngine(jobs)
+    job, engine = ConvertJob(output=output, plan=plan, buffer_bytes=held_bytes), LocalEngine(jobs)
     driver = Driver(job, engine, no_progress)
-    cuts = write_cuts(open_storage(output), plan, held_bytes)
-    report("scattered", driver.scatter(cuts).done, time.perf_counter() - started, peak)
-    if cuts.steps.merges:
+    cuts = write_cuts(storage, plan, held_bytes)
+    runs = driver.scatter(cuts)
+    report("scattered", plan.num_rows, time.perf_counter() - started, peak)
+    if cuts.merges:
         started = time.perf_counter()
         driver.merge(cuts)
         report("merged", plan.num_samples, time.perf_counter() - started, peak)
-        remove_scattered(open_storage(output), cuts.steps)
+        storage.remove(*(run.path for run in runs))
     shards = np.linspace(0, plan.num_shards - 1, min(num_shards, plan.num_shards)).astype(int).tolist()
     started = time.perf_counter()
-    spans = [Span(shard, shard + 1) for shard in shards]
-    written = list(engine.map(partial(write_shards, job), spans, threads=True))
-    rows = sum(shard.num_samples for shards_of_span in written for shard in shards_of_span.values())
+    tasks = [range(shard, shard + 1) for shard in shards]
+    written = list(engine.map(lambda task: list(write_shards(job, cuts, storage, task)), tasks, threads=True))
+    rows = sum(shard.num_samples for shards_of_task in written for shard in shards_of_task)
     report(f"gathered and wrote {len(written)} of {plan.num_shards} shards", rows, time.perf_counter() - started, peak)
 
 

@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from wdsplit.annotating.options import Duplicates
 from wdsplit.arrays import Int64
+from wdsplit.jobs.run import Job
+from wdsplit.shards.annotations import RUN_SUFFIX
 from wdsplit.shards.manifest import Shards
-from wdsplit.storage.interface import Storage
-from wdsplit.storage.opening import open_storage
 from wdsplit.tables.table import Table
 
-__all__ = ["KEY", "NUMBER", "RAW", "ROW", "SHARD", "AnnotateJob", "Cuts", "Span", "column_name"]
+__all__ = ["KEY", "NUMBER", "RAW", "ROW", "SHARD", "AnnotateJob", "Cuts", "column_name"]
 
 KEY, RAW, NUMBER, SHARD, ROW = "key", "raw", "number", "shard", "row"
 """Columns of spill files: the key as in the tar, the unescaped key if that differs, the row number in the table, the
 shard, the sample in the shard. The joined columns are c0, c1, ..."""
-
-
-class Span(NamedTuple):
-    """A task and the items that it processes, such as rows or shards: first, ..., stop - 1. Tasks count from 0."""
-
-    number: int
-    first: int
-    stop: int
 
 
 @dataclass(frozen=True)
@@ -49,12 +39,11 @@ class Cuts:
     num_partitions: int
 
 
-@dataclass(frozen=True)
-class AnnotateJob:
+@dataclass(frozen=True, kw_only=True)
+class AnnotateJob(Job):
     """The input of every task of an annotation; each worker process receives it once.
 
     Attributes:
-        dataset: The dataset's folder.
         table: The table.
         key: Its key column.
         number_width: Number of digits of the dataset's keys if they are row numbers, else 0. Integer keys are then
@@ -67,10 +56,8 @@ class AnnotateJob:
         folder: Folder for the tables of the shards.
         spill_folder: Folder for temporary files.
         buffer_bytes: Bytes of rows that a task may buffer.
-        storage_options: Options for a remote store.
     """
 
-    dataset: str
     table: Table
     key: str
     number_width: int
@@ -82,16 +69,16 @@ class AnnotateJob:
     folder: str
     spill_folder: str
     buffer_bytes: int
-    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
 
     @property
     def run(self) -> str:
         """The hash that names the run."""
         return self.folder.rpartition("-")[2]
 
-    def open_storage(self) -> Storage:
-        """Open the dataset."""
-        return open_storage(self.dataset, self.storage_options)
+    @property
+    def run_folder(self) -> str:
+        """The folder of the run's record in the dataset."""
+        return self.folder.rpartition("-")[0] + RUN_SUFFIX
 
     @cached_property
     def num_real(self) -> Int64:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -10,14 +10,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from wdsplit.annotating.job import KEY, NUMBER, RAW, ROW, SHARD, AnnotateJob, Span
+from wdsplit.annotating.job import KEY, NUMBER, RAW, ROW, SHARD, AnnotateJob
 from wdsplit.annotating.options import Duplicates
-from wdsplit.annotating.scatter import RunWriter, read_partition
+from wdsplit.annotating.scatter import read_partition, run_writer
 from wdsplit.arrays import Int64
-from wdsplit.conversion.shuffle.sorted_runs import SortedRun
+from wdsplit.conversion.shuffle.sorted_runs import SortedRun, parse_runs
+from wdsplit.storage.interface import Storage
 from wdsplit.tar.names import ambiguous_key
 
-__all__ = ["NUM_EXAMPLES", "Counted", "Joined", "Matches", "join", "match"]
+__all__ = ["NUM_EXAMPLES", "Counted", "Joined", "Matches", "join", "match", "parse_joined"]
 
 NUM_EXAMPLES = 3
 
@@ -54,6 +55,11 @@ class Joined(NamedTuple):
     extra: Counted
     duplicates: Counted
 
+    def plus(self, other: Joined) -> Joined:
+        """Return the results of both, together."""
+        counted = (mine.plus(its) for mine, its in zip(self[1:], other[1:], strict=True))
+        return Joined([*self.runs, *other.runs], *counted)
+
 
 @dataclass(frozen=True)
 class Matches:
@@ -72,25 +78,38 @@ class Matches:
     used: Int64
 
 
-def join(job: AnnotateJob, rows: list[SortedRun], keys: list[SortedRun], task: Span) -> Joined:
-    """Join the rows and the keys of a partition. Runs in a worker process; may run twice."""
-    storage = job.open_storage()
-    table = read_partition(storage, rows, task.number, job.rows_schema)
-    samples = read_partition(storage, keys, task.number, job.keys_schema)
-    found = match(table.column(KEY), table.column(RAW), samples.column(KEY), job.duplicates)
-    taken = table.select([field.name for field in job.joined_fields]).take(pa.array(found.rows, mask=found.rows < 0))
-    columns = [samples.column(SHARD), samples.column(ROW), *taken.columns]
-    runs = RunWriter(storage, job, f"found-{task.number:06d}")
-    runs.append(pa.Table.from_arrays(columns, schema=job.found_schema), job.group_of(samples.column(SHARD).to_numpy()))
-    missing = np.flatnonzero(found.rows < 0)
-    numbers = table.column(NUMBER).to_numpy()
-    of_rows = table.column(KEY), table.column(RAW)
-    return Joined(
-        runs.end(),
-        _counted(missing, [samples.column(SHARD).to_numpy(), samples.column(ROW).to_numpy()], [samples.column(KEY)]),
-        _counted(found.extra, [numbers], of_rows),
-        _counted(found.duplicates, [numbers, _spread(numbers[found.used], found.duplicates, len(table))], of_rows),
-    )
+def parse_joined(note: Any) -> Joined:
+    """Return the noted result of joining a partition."""
+    runs, *kinds = note
+    return Joined(parse_runs(runs), *(Counted(int(total), list(examples)) for total, examples in kinds))
+
+
+def join(
+    job: AnnotateJob, rows: list[SortedRun], keys: list[SortedRun], storage: Storage, partitions: range
+) -> Iterator[Joined]:
+    """Join the rows and the keys of partitions. Runs in a worker; may run twice."""
+    for partition in partitions:
+        table = read_partition(storage, rows, partition, job.rows_schema)
+        samples = read_partition(storage, keys, partition, job.keys_schema)
+        found = match(table.column(KEY), table.column(RAW), samples.column(KEY), job.duplicates)
+        taken = table.select([field.name for field in job.joined_fields])
+        taken = taken.take(pa.array(found.rows, mask=found.rows < 0))
+        columns = [samples.column(SHARD), samples.column(ROW), *taken.columns]
+        groups = job.group_of(samples.column(SHARD).to_numpy())
+        joined = pa.Table.from_arrays(columns, schema=job.found_schema)
+        runs = run_writer(storage, job, f"found-{partition:06d}")
+        runs.append(joined, groups, joined.nbytes + groups.nbytes)
+        missing = np.flatnonzero(found.rows < 0)
+        numbers = table.column(NUMBER).to_numpy()
+        of_samples = [samples.column(SHARD).to_numpy(), samples.column(ROW).to_numpy()]
+        of_rows = table.column(KEY), table.column(RAW)
+        used = _spread(numbers[found.used], found.duplicates, len(table))
+        yield Joined(
+            runs.end(),
+            _counted(missing, of_samples, [samples.column(KEY)]),
+            _counted(found.extra, [numbers], of_rows),
+            _counted(found.duplicates, [numbers, used], of_rows),
+        )
 
 
 def _spread(values: Int64, places: Int64, size: int) -> Int64:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import xxhash
 
 from wdsplit.annotating.columns import check_key, chosen_columns, joined_schema, refuse_clashes
-from wdsplit.annotating.driver import AnnotateProgress, Driver, cut_run, table_bytes
+from wdsplit.annotating.driver import AnnotateDriver, AnnotateProgress, cut_run, table_bytes
 from wdsplit.annotating.job import AnnotateJob
 from wdsplit.annotating.join import Joined
 from wdsplit.annotating.options import AnnotateOptions
@@ -104,24 +104,24 @@ class Joining:
             modified = xxhash.xxh3_64_hexdigest(orjson.dumps([file.modified_ns for file in table.files]))
             cuts = self.run.cuts(job, modified, self.options.resume, kept)
             job = replace(job, cuts=cuts, spill_folder=self.run.spill_folder(job, cuts))
-            return self._carry_out(job, Driver(job, self.run, engine, report), kept, what)
+            return self._carry_out(job, AnnotateDriver(job, engine, report), kept, what)
 
-    def _carry_out(self, job: AnnotateJob, driver: Driver, kept: str | None, what: str) -> Annotation:
+    def _carry_out(self, job: AnnotateJob, driver: AnnotateDriver, kept: str | None, what: str) -> Annotation:
         """Run the passes. An error in the user's input leaves nothing behind; others leave a run to resume."""
         try:
             found = driver.join()
             refuse_unmatched(found, self.options, job.table, job.shards, job.key)
             annotation = self._annotation(job, found, driver.write(found.runs), what)
-            self.run.refuse_taken_over(job)
+            self.run.refuse_taken_over(job.run, shared=True)
             self._refuse_changed(job)
             write_annotation(self.storage, annotation)
         except BaseException as error:
             if isinstance(error, InputError) and not self.options.resume:
-                self.run.end(kept)
+                self.run.finish(kept)
             else:
                 self.run.leave_resumable(job)
             raise
-        self.run.end(annotation.folder)
+        self.run.finish(annotation.folder)
         return annotation
 
     def _live(self) -> Annotation | None:
@@ -154,21 +154,21 @@ class Joining:
             "duplicates": duplicates,
         }
         run = xxhash.xxh3_64_hexdigest(orjson.dumps(content))
-        cuts = cut_run(table, num_real, engine.jobs, buffer_bytes)
         return AnnotateJob(
-            self.places.output,
-            table,
-            self.key,
-            width,
-            schema,
-            tuple(columns),
-            self.manifest.shards,
-            duplicates,
-            cuts,
-            annotation_folder(self.name, run),
-            "",
-            buffer_bytes,
-            self.places.output_options,
+            output=self.places.output,
+            storage_options=self.places.output_options,
+            shared=not engine.is_local,
+            table=table,
+            key=self.key,
+            number_width=width,
+            schema=schema,
+            columns=tuple(columns),
+            shards=self.manifest.shards,
+            duplicates=duplicates,
+            cuts=cut_run(table, num_real, engine.jobs, buffer_bytes),
+            folder=annotation_folder(self.name, run),
+            spill_folder="",
+            buffer_bytes=buffer_bytes,
         )
 
     def _annotation(self, job: AnnotateJob, found: Joined, num_bytes: int, what: str) -> Annotation:

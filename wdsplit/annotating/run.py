@@ -7,31 +7,27 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn
 
 import orjson
 import pyarrow.compute as pc
 import xxhash
 
-from wdsplit.annotating.job import AnnotateJob, Cuts, Span
-from wdsplit.conversion.record.notes import read_note
-from wdsplit.engines.local import in_order
-from wdsplit.errors import ConvertError, OutputExistsError, WdsplitError
+from wdsplit.annotating.job import AnnotateJob, Cuts
+from wdsplit.errors import OutputExistsError, WdsplitError
+from wdsplit.jobs.record import Record
 from wdsplit.shards.annotations import ANNOTATIONS_FOLDER, RUN_SUFFIX, is_part_of
 from wdsplit.shards.manifest import RUN_FOLDER
 from wdsplit.storage.interface import Storage
 
-__all__ = ["AnnotationRun", "noted"]
+__all__ = ["AnnotationRun"]
 
-Result = TypeVar("Result")
-
-_NOTES_AT_ONCE = 16
-_LOCK, _PLAN = "lock", "plan.json"
+_LOCK = "lock"
 
 
-class AnnotationRun:
+class AnnotationRun(Record):
     """The run that makes, or made, an annotation.
 
     Args:
@@ -40,23 +36,13 @@ class AnnotationRun:
     """
 
     def __init__(self, storage: Storage, name: str) -> None:
-        self._storage, self._name = storage, name
-        self._folder = f"{ANNOTATIONS_FOLDER}/{name}{RUN_SUFFIX}"
+        super().__init__(storage, f"{ANNOTATIONS_FOLDER}/{name}{RUN_SUFFIX}")
+        self._name = name
 
     @property
     def path(self) -> str:
         """The path of the run's folder, including that of the dataset."""
-        return os.path.join(self._storage.url, self._folder)
-
-    @property
-    def is_unfinished(self) -> bool:
-        """Whether there is an unfinished run."""
-        return bool(self._plan())
-
-    def _plan(self) -> dict[str, Any]:
-        """Return the run's note of its plan; an empty one if there is none."""
-        note = read_note(self._storage, f"{self._folder}/{_PLAN}")
-        return note if isinstance(note, dict) else {}
+        return os.path.join(self.storage.url, self.folder)
 
     def refuse(self, names: Sequence[str], overwrite: bool, resume: bool) -> None:
         """Refuse to replace an annotation or an unfinished run unless requested.
@@ -69,7 +55,7 @@ class AnnotationRun:
         Raises:
             OutputExistsError: One exists and may not be replaced, or there is no run to continue.
         """
-        unfinished, exists = self.is_unfinished, self._name in names
+        unfinished, exists = bool(self.plan), self._name in names
         same_letters = [name for name in names if name.lower() == self._name.lower() and name != self._name]
         if same_letters:
             self._refuse("an annotation has the same name except for case", same_letters[0], "choose another --name")
@@ -83,27 +69,27 @@ class AnnotationRun:
             self._refuse(f"the dataset already has an annotation {self._name!r}", "", remedy, "")
 
     def _refuse(self, cause: str, found: str, remedy: str, expected: str = "no annotation of this name") -> NoReturn:
-        place = f"{self._storage.url}, annotation {self._name!r}"
-        raise OutputExistsError(cause, place, expected, found, remedy, self._storage.url)
+        place = f"{self.storage.url}, annotation {self._name!r}"
+        raise OutputExistsError(cause, place, expected, found, remedy, self.storage.url)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Lock out other runs of this annotation; folders made for the lock are removed after the block if empty."""
         try:
-            with self._storage.lock(f"{self._folder}/{_LOCK}"):
+            with self.storage.lock(f"{self.folder}/{_LOCK}"):
                 try:
                     yield
                 finally:
-                    if not (self._storage.is_remote or self.is_unfinished):
-                        self._storage.remove(self._folder)
+                    if not (self.storage.is_remote or self.plan):
+                        self.storage.remove(self.folder)
         finally:
             self.tidy()
 
     def tidy(self) -> None:
         """Remove the folder of all annotations if it is empty."""
-        if not self._storage.is_remote:
+        if not self.storage.is_remote:
             with suppress(OSError):  # another run may have started
-                os.rmdir(os.path.join(self._storage.url, ANNOTATIONS_FOLDER))
+                os.rmdir(os.path.join(self.storage.url, ANNOTATIONS_FOLDER))
 
     def refuse_other(self, live: str, folder: str) -> None:
         """Refuse to resume a finished annotation of another plan, given both folders of tables.
@@ -127,92 +113,55 @@ class AnnotationRun:
         Raises:
             OutputExistsError: The unfinished run has another table, key, or columns.
         """
-        plan = self._plan()
+        plan = self.plan
         if resume and plan:
-            if plan.get("run") != job.run:
+            if plan.get("plan") != job.run:
                 remedy = "use the table and options of that run, or --overwrite to start again"
                 self._refuse(
-                    "the unfinished run was made by another plan", f"plan {plan.get('run')}", remedy, f"plan {job.run}"
+                    "the unfinished run was made by another plan", f"plan {plan.get('plan')}", remedy, f"plan {job.run}"
                 )
             if plan.get("modified") != modified:
                 remedy = "use --overwrite to start again"
                 self._refuse(
                     "an input has changed since the run began", "another modification time", remedy, "the same"
                 )
-            self._remove_temporary(self._storage, job)
+            self._remove_temporary(self.storage, job)
             rows, keys, groups = (tuple(plan[name]) for name in ("rows", "keys", "groups"))
             return Cuts(rows, keys, groups, plan["num_partitions"])
-        left = [name for name in self._storage.list(self._folder) if name not in (_LOCK, RUN_FOLDER)]
-        self._storage.remove(*(f"{self._folder}/{name}" for name in left))
+        left = [name for name in self.storage.list(self.folder) if name not in (_LOCK, RUN_FOLDER)]
+        self.storage.remove(*(f"{self.folder}/{name}" for name in left))
         self._remove_folders(live)
-        with self._storage.publish(f"{self._folder}/{_PLAN}", durable=True) as file:
-            file.write([orjson.dumps({"run": job.run, "modified": modified, **dataclasses.asdict(job.cuts)})])
+        self.begin({"plan": job.run, "modified": modified, **dataclasses.asdict(job.cuts)})
         return job.cuts
 
     def spill_folder(self, job: AnnotateJob, cuts: Cuts) -> str:
         """Return the folder of a run's spill files, which late tasks of another run or other cuts do not share."""
-        return f"{self._folder}/{job.run}-{xxhash.xxh3_64_hexdigest(orjson.dumps(dataclasses.asdict(cuts)))}"
+        return f"{self.folder}/{job.run}-{xxhash.xxh3_64_hexdigest(orjson.dumps(dataclasses.asdict(cuts)))}"
 
     def _remove_temporary(self, storage: Storage, job: AnnotateJob) -> None:
         """Remove temporary files of tasks that were killed."""
-        spilled = [name for name in storage.list(self._folder) if name.startswith(f"{job.run}-")]
+        spilled = [name for name in storage.list(self.folder) if name.startswith(f"{job.run}-")]
         paths = pc.unique(pc.replace_substring_regex(job.shards.table.column("path"), "[^/]*$", ""))
         tables = [f"{job.folder}/{folder}".rstrip("/") for folder in paths.to_pylist()]
-        for folder in (self._folder, *(f"{self._folder}/{name}" for name in spilled), *tables):
+        for folder in (self.folder, *(f"{self.folder}/{name}" for name in spilled), *tables):
             storage.remove_temporary(folder)
 
-    def refuse_taken_over(self, job: AnnotateJob) -> None:
-        """Refuse to finish a run if another one has started meanwhile, where no lock prevents that.
-
-        Raises:
-            ConvertError: There is another run, or none.
-        """
-        found = self._plan().get("run")
-        if found != job.run:
-            raise ConvertError(
-                "another run of this annotation has taken over or finished it",
-                place=f"{self._storage.url}, annotation {self._name!r}",
-                expected=f"plan {job.run}",
-                found=f"plan {found}" if found else "no plan",
-                remedy="make sure that only one process at a time makes an annotation, on all machines",
-            )
-
-    def end(self, live: str | None) -> None:
+    def finish(self, live: str | None) -> None:
         """Remove the files of an unfinished run, and the tables of all but the current annotation."""
-        self._storage.remove(f"{self._folder}/{_PLAN}", self._folder)
+        self.end()
         self._remove_folders(live)
 
     def _remove_folders(self, live: str | None) -> None:
-        for entry in self._storage.list(ANNOTATIONS_FOLDER):
+        for entry in self.storage.list(ANNOTATIONS_FOLDER):
             is_folder = is_part_of(entry, self._name) and not entry.endswith((".json", RUN_SUFFIX))
             if is_folder and f"{ANNOTATIONS_FOLDER}/{entry}" != live:
-                self._storage.remove(f"{ANNOTATIONS_FOLDER}/{entry}")
+                self.storage.remove(f"{ANNOTATIONS_FOLDER}/{entry}")
 
     def leave_resumable(self, job: AnnotateJob) -> None:
         """Remove temporary files after an error, without waiting for a store that does not answer."""
-        storage = self._storage.with_short_deadline()
+        storage = self.storage.with_short_deadline()
         try:
             self._remove_temporary(storage, job)
         except WdsplitError:
             if not storage.is_remote:
                 raise
-
-    def done(self, job: AnnotateJob, name: str, tasks: Sequence[Span]) -> dict[int, Any]:
-        """Return the notes of the finished tasks of a pass, by task number."""
-        there = set(self._storage.list(job.spill_folder))
-        noted = [task for task in tasks if _note_name(name, task) in there]
-        paths = [f"{job.spill_folder}/{_note_name(name, task)}" for task in noted]
-        notes = in_order(lambda path: read_note(self._storage, path), paths, _NOTES_AT_ONCE)
-        return {task.number: note for task, note in zip(noted, notes, strict=True) if note is not None}
-
-
-def noted(job: AnnotateJob, name: str, work: Callable[[AnnotateJob, Span], Result], task: Span) -> tuple[Span, Result]:
-    """Run a task of a pass, and note its result, so that a later run can skip it."""
-    result = work(job, task)
-    with job.open_storage().publish(f"{job.spill_folder}/{_note_name(name, task)}") as file:
-        file.write([orjson.dumps(result, default=list)])
-    return task, result
-
-
-def _note_name(name: str, task: Span) -> str:
-    return f"{name}-{task.number:06d}.json"

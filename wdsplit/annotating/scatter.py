@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from wdsplit.annotating.job import AnnotateJob, Span
+from wdsplit.annotating.job import AnnotateJob
 from wdsplit.arrays import Int64
-from wdsplit.conversion.shuffle.sorted_runs import SortedRun, open_run, read_buckets, read_runs, write_run
+from wdsplit.conversion.shuffle.sorted_runs import OpenRun, RunWriter, SortedRun, read_runs
 from wdsplit.engines.local import in_order, raise_if_cancelled
 from wdsplit.errors import InputError
 from wdsplit.fields.json_values import stored
@@ -25,67 +25,33 @@ from wdsplit.shards.sample_tables import read_samples
 from wdsplit.storage.interface import Storage
 from wdsplit.tables.read import Rows, read_rows
 
-__all__ = ["RunWriter", "partitions_of", "read_partition", "scatter_keys", "scatter_rows"]
+__all__ = ["partitions_of", "read_partition", "run_writer", "scatter_keys", "scatter_rows"]
 
 _TABLES_AT_ONCE = 16
 _ESCAPE = re.compile(rb"_x([0-9A-F]{2})")
 
 
-class RunWriter:
-    """Buffers rows, and writes them as runs: Arrow files with a record batch for each bucket.
-
-    Args:
-        storage: The dataset.
-        job: The input of all tasks.
-        name: Prefix of the names of the runs.
-    """
-
-    def __init__(self, storage: Storage, job: AnnotateJob, name: str) -> None:
-        self._storage, self._job, self._name = storage, job, name
-        self._tables: list[pa.Table] = []
-        self._buckets: list[Int64] = []
-        self._num_bytes = 0
-        self._runs: list[SortedRun] = []
-
-    def append(self, table: pa.Table, buckets: Int64) -> None:
-        """Add rows and the bucket of each; a full buffer is written as a run."""
-        self._tables.append(table)
-        self._buckets.append(buckets)
-        self._num_bytes += table.nbytes + buckets.nbytes
-        if self._num_bytes >= self._job.buffer_bytes:
-            self._flush()
-
-    def end(self) -> list[SortedRun]:
-        """Write the buffered rows, and return all runs."""
-        if self._tables:
-            self._flush()
-        return self._runs
-
-    def _flush(self) -> None:
-        table, buckets = pa.concat_tables(self._tables), np.concatenate(self._buckets)
-        if len(table) and (buckets[1:] < buckets[:-1]).any():
-            order = np.argsort(buckets, kind="stable")
-            table, buckets = table.take(pa.array(order)), buckets[order]
-        if len(table):
-            path = f"{self._job.spill_folder}/{self._name}-{len(self._runs):06d}.arrow"
-            size = write_run(self._storage, path, table, buckets)
-            self._runs.append(SortedRun(path, size, len(table), self._num_bytes))
-        self._tables, self._buckets, self._num_bytes = [], [], 0
+def run_writer(storage: Storage, job: AnnotateJob, name: str) -> RunWriter:
+    """Return a writer of runs; `name` is the prefix of their names."""
+    return RunWriter(storage, f"{job.spill_folder}/{name}", job.buffer_bytes)
 
 
-def scatter_rows(job: AnnotateJob, task: Span) -> list[SortedRun]:
-    """Scatter rows of the table. Runs in a worker process; may run twice."""
-    runs = RunWriter(job.open_storage(), job, f"rows-{task.number:06d}")
-    for rows in read_rows(job.table, task.first, task.stop, list(dict.fromkeys([job.key, *job.columns]))):
-        raise_if_cancelled()
-        keys, raw = _keys_of(job, rows)
-        values = [
-            stored(rows.columns[column]).cast(field.type)
-            for column, field in zip(job.columns, job.joined_fields, strict=True)
-        ]
-        table = pa.Table.from_arrays([pa.array(rows.numbers), keys, raw, *values], schema=job.rows_schema)
-        runs.append(table, partitions_of(keys, job.cuts.num_partitions))
-    return runs.end()
+def scatter_rows(job: AnnotateJob, storage: Storage, tasks: range) -> Iterator[list[SortedRun]]:
+    """Scatter rows of the table; yield the runs of each task. Runs in a worker; may run twice."""
+    names = list(dict.fromkeys([job.key, *job.columns]))
+    for task in tasks:
+        runs = run_writer(storage, job, f"rows-{task:06d}")
+        for rows in read_rows(job.table, job.cuts.rows[task], job.cuts.rows[task + 1], names):
+            raise_if_cancelled()
+            keys, raw = _keys_of(job, rows)
+            values = [
+                stored(rows.columns[column]).cast(field.type)
+                for column, field in zip(job.columns, job.joined_fields, strict=True)
+            ]
+            table = pa.Table.from_arrays([pa.array(rows.numbers), keys, raw, *values], schema=job.rows_schema)
+            partitions = partitions_of(keys, job.cuts.num_partitions)
+            runs.append(table, partitions, table.nbytes + partitions.nbytes)
+        yield runs.end()
 
 
 def _keys_of(job: AnnotateJob, rows: Rows) -> tuple[pa.LargeStringArray, pa.LargeStringArray]:
@@ -111,16 +77,17 @@ def _keys_of(job: AnnotateJob, rows: Rows) -> tuple[pa.LargeStringArray, pa.Larg
     return keys, nothing if keys.equals(texts) else pc.if_else(pc.equal(keys, texts), nothing, texts)
 
 
-def scatter_keys(job: AnnotateJob, task: Span) -> list[SortedRun]:
-    """Scatter the keys of the samples of some shards. Runs in a worker process; may run twice."""
-    storage = job.open_storage()
-    runs = RunWriter(storage, job, f"keys-{task.number:06d}")
-    for shard, keys in _keys_of_shards(storage, job, range(task.first, task.stop)):
-        raise_if_cancelled()
-        numbers = pa.array(np.full(len(keys), shard)), pa.array(np.arange(len(keys)))
-        table = pa.Table.from_arrays([*numbers, keys], schema=job.keys_schema)
-        runs.append(table, partitions_of(keys, job.cuts.num_partitions))
-    return runs.end()
+def scatter_keys(job: AnnotateJob, storage: Storage, tasks: range) -> Iterator[list[SortedRun]]:
+    """Scatter the keys of the samples of some shards; yield the runs of each task. Runs in a worker; may run twice."""
+    for task in tasks:
+        runs = run_writer(storage, job, f"keys-{task:06d}")
+        for shard, keys in _keys_of_shards(storage, job, range(*job.cuts.keys[task : task + 2])):
+            raise_if_cancelled()
+            numbers = pa.array(np.full(len(keys), shard)), pa.array(np.arange(len(keys)))
+            table = pa.Table.from_arrays([*numbers, keys], schema=job.keys_schema)
+            partitions = partitions_of(keys, job.cuts.num_partitions)
+            runs.append(table, partitions, table.nbytes + partitions.nbytes)
+        yield runs.end()
 
 
 def _keys_of_shards(storage: Storage, job: AnnotateJob, shards: range) -> Iterator[tuple[int, pa.LargeStringArray]]:
@@ -161,6 +128,6 @@ def read_partition(storage: Storage, runs: list[SortedRun], bucket: int, schema:
 
     def read(run: SortedRun) -> list[pa.RecordBatch]:
         raise_if_cancelled()
-        return read_buckets(storage, run, open_run(storage, run), bucket, bucket)
+        return OpenRun(storage, run).read_buckets(bucket, bucket)
 
     return pa.Table.from_batches(list(read_runs(storage, runs, read)), schema)

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from wdsplit.conversion.plan.plan import Plan
-from wdsplit.conversion.record.published import Published
+from wdsplit.conversion.published import Published
 from wdsplit.conversion.run import Run
 from wdsplit.order.defaults import default_window
 from wdsplit.shards.files import write_manifest
@@ -29,9 +29,9 @@ def commit(run: Run, plan: Plan, emit: tuple[str, ...], shards: Published) -> Ma
     """
     manifest = build_manifest(plan, emit, shards)
     write_sidecars(run.storage, manifest, emit)
-    run.refuse_incomplete(plan, shards)
+    run.refuse_incomplete(plan, manifest.shards)
     write_manifest(run.storage, manifest)
-    run.end()
+    run.finish()
     return manifest
 
 

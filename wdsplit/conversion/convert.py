@@ -5,23 +5,24 @@ Tasks write shards and note what they wrote; only this process commits. `run` fi
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from wdsplit.conversion.commit import commit
-from wdsplit.conversion.driver import Driver, Progress, no_progress
+from wdsplit.conversion.driver import Driver, Progress, no_progress, noted_rows
+from wdsplit.conversion.job import ConvertJob
 from wdsplit.conversion.needs import needs_of, refuse_little_space
 from wdsplit.conversion.plan.options import ConvertOptions, chosen
 from wdsplit.conversion.planning import PathLike, refuse_early
 from wdsplit.conversion.prepare import Places, Prepared, prepare
-from wdsplit.conversion.record.job import Job
-from wdsplit.conversion.record.published import Published
+from wdsplit.conversion.published import ShardRow
 from wdsplit.conversion.run import Run
 from wdsplit.conversion.spool import spooled
 from wdsplit.engines.local import Engine, LocalEngine
 from wdsplit.errors import InputError, OutputExistsError, WdsplitError, noted
-from wdsplit.shards.manifest import Manifest, Shard
+from wdsplit.shards.manifest import Manifest
 from wdsplit.storage.opening import open_storage
 from wdsplit.tables.python_source import PythonSource, python_source
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
 __all__ = ["Progress", "Source", "convert", "convert_splits"]
+
+logger = logging.getLogger(__name__)
 
 Source = PathLike | Sequence[PathLike] | Iterable[Mapping[str, Any]] | Any
 """Paths or rows, the input of `convert`; Any, because libraries of datasets and frames are not imported for types."""
@@ -172,10 +175,16 @@ def _convert(
                     report(_all_skipped(finished[name], name))
                     continue
                 plan, need = prepared.plans[name], needs[name]
-                given = (options.emit, places.output_options, not engine.is_local)
-                job = Job(prepared.folders[name], plan, need.buffer_bytes, *given)
+                job = ConvertJob(
+                    output=prepared.folders[name],
+                    storage_options=places.output_options,
+                    shared=not engine.is_local,
+                    plan=plan,
+                    buffer_bytes=need.buffer_bytes,
+                    emit=options.emit,
+                )
                 driver = Driver(job, engine, report, split=name, loadable_bytes=need.loadable_bytes)
-                shards = driver.carry_out(Published(plan, published[name]))
+                shards = driver.carry_out(published[name])
                 manifests[name] = commit(run, plan, options.emit, shards)
         except BaseException:
             for name in published:
@@ -184,21 +193,26 @@ def _convert(
     return manifests
 
 
-def _begin(prepared: Prepared) -> tuple[dict[str, Manifest], dict[str, dict[int, Shard]]]:
+def _begin(prepared: Prepared) -> tuple[dict[str, Manifest], dict[str, dict[int, ShardRow]]]:
     """Start or resume the run of each split.
 
     Returns:
         The manifests of the finished splits, and the published shards of the others.
     """
     runs, plans = prepared.runs, prepared.plans
-    resumed = [name for name in runs if name in prepared.resumed]
-    found = {name: runs[name].finished(plans[name]) for name in resumed}
-    finished = {name: manifest for name, manifest in found.items() if manifest is not None}
+    finished, published = dict[str, Manifest](), dict[str, dict[int, ShardRow]]()
     # Resuming may fail, so runs to resume come before those that replace an output.
-    published = {name: runs[name].resume(plans[name]) for name in resumed if name not in finished}
-    for name in runs:
-        if name not in prepared.resumed:
-            runs[name].start(plans[name])
+    for name in sorted(runs, key=lambda name: name not in prepared.resumed):
+        run, plan = runs[name], plans[name]
+        manifest = run.finished(plan) if name in prepared.resumed else None
+        if manifest is not None:
+            finished[name] = manifest
+        elif name in prepared.resumed:
+            run.resume(plan)
+            published[name] = run.complete(noted_rows(run.storage, plan, range(plan.num_shards)))
+            logger.info("resuming: %d of %d shards exist already", len(published[name]), plan.num_shards)
+        else:
+            run.start(plan)
             published[name] = {}
     return finished, published
 

@@ -1,35 +1,35 @@
-"""The driver of a conversion: finds the remaining tasks of each pass, and runs them on an engine.
-
-A plain conversion is share 0 of 1. Start with `Driver.carry_out`.
-"""
+"""The passes of a conversion, or of a share of it. Start with `Driver.carry_out`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, TypeVar
 
-from wdsplit.conversion.plan.options import Pass
-from wdsplit.conversion.plan.plan import task_spans
-from wdsplit.conversion.record.job import Job
-from wdsplit.conversion.record.published import Published
+import numpy as np
+
+from wdsplit.arrays import Int64
+from wdsplit.conversion.job import ConvertJob
+from wdsplit.conversion.plan.options import Pass as PassName
+from wdsplit.conversion.plan.plan import Plan, task_shards
+from wdsplit.conversion.published import SHARDS_FOLDER, Published, ShardRow, parse_row
 from wdsplit.conversion.shuffle.in_memory import LoadedRows, load, loaded, plan_loading
-from wdsplit.conversion.shuffle.merge import merge, remove_scattered
-from wdsplit.conversion.shuffle.scatter import scatter, task_memory
-from wdsplit.conversion.shuffle.sorted_runs import unfinished_tasks
-from wdsplit.conversion.shuffle.steps import SPILL_FOLDER, Cuts, MergeTask, ScatterTask, read_cuts, write_cuts
-from wdsplit.conversion.task import describe_rows, describe_span, write_shards
+from wdsplit.conversion.shuffle.scatter import merge, scatter, task_memory
+from wdsplit.conversion.shuffle.sorted_runs import SortedRun, parse_runs
+from wdsplit.conversion.shuffle.steps import SPILL_FOLDER, Cuts, read_cuts, write_cuts
+from wdsplit.conversion.task import describe_rows, describe_shards, write_shards
 from wdsplit.engines.local import Engine, LocalEngine
 from wdsplit.engines.private_memory import PrivateMemory
 from wdsplit.engines.shared_memory import SharedMemory
-from wdsplit.shards.manifest import Shard
+from wdsplit.jobs.notes import Notes
+from wdsplit.jobs.run import Pass, Share, run
+from wdsplit.storage.interface import Storage
 from wdsplit.tables.read import check_files
 
-__all__ = ["Driver", "Progress", "no_progress"]
+__all__ = ["Driver", "Progress", "merge_pass", "no_progress", "noted_rows", "scatter_pass"]
 
-Items = TypeVar("Items", list[ScatterTask], list[MergeTask], range)
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Progress:
         split: Name of the split; empty if there are none.
     """
 
-    name: Pass | Literal["read"]
+    name: PassName | Literal["read"]
     done: int
     total: int
     samples: int = 0
@@ -63,6 +63,35 @@ def no_progress(progress: Progress) -> None:
     """Ignore the progress."""
 
 
+def noted_rows(storage: Storage, plan: Plan, shards: range) -> dict[int, ShardRow]:
+    """Return the shards that tasks have noted; whether they are complete is not checked."""
+    return dict(Notes(storage, SHARDS_FOLDER).read(plan.hash, shards, parse_row))
+
+
+def scatter_pass(plan: Plan, cuts: Cuts, work: Callable[..., Any] = scatter) -> Pass[list[SortedRun]]:
+    """Return the pass that scatters the rows."""
+    return Pass(
+        f"{cuts.prefix}-scatter",
+        cuts.num_tasks,
+        work,
+        parse_runs,
+        SPILL_FOLDER,
+        amounts=np.diff(np.asarray(cuts.places)),
+        describe=lambda task: describe_rows(plan, cuts.places[task.start], cuts.places[task.stop]),
+        check=lambda left: check_files(plan.table, cuts.places[left[0]], cuts.places[left[-1] + 1]),
+    )
+
+
+def merge_pass(cuts: Cuts, work: Callable[..., Any] = merge) -> Pass[list[SortedRun]]:
+    """Return the pass that merges scattered rows."""
+
+    def describe(task: range) -> str:
+        chunk, region = divmod(task.start, cuts.num_regions)
+        return f"region {region} of chunk {chunk}"
+
+    return Pass(f"{cuts.prefix}-merge", cuts.num_merges, work, parse_runs, SPILL_FOLDER, describe=describe)
+
+
 @dataclass(frozen=True)
 class Driver:
     """Runs the passes of a conversion, or one share of each; published shards are kept.
@@ -71,47 +100,39 @@ class Driver:
         job: The input of all tasks.
         engine: Engine that runs the tasks.
         report: Called with the progress so far, at the start of a pass and after each task.
-        share: Number of the share: 0, 1, ..., num_shares - 1.
-        num_shares: Total number of shares.
+        share: The share; None for the whole conversion.
         split: Name of the split; empty if there are none.
         loadable_bytes: Bytes of rows that may be in memory, if all tasks run on this machine; else 0.
     """
 
-    job: Job
+    job: ConvertJob
     engine: Engine
     report: Callable[[Progress], None]
-    share: int = 0
-    num_shares: int = 1
+    share: Share | None = None
     split: str = ""
     loadable_bytes: int = 0
 
-    @property
-    def own_shards(self) -> range:
-        """The numbers of the share's own shards."""
-        return self._own(range(self.job.plan.num_shards))
-
-    def carry_out(self, published: Published) -> Published:
-        """Run the remaining passes; add the new shards to the published ones, and return them."""
+    def carry_out(self, known: Mapping[int, ShardRow]) -> Published:
+        """Run the passes; `known` are the shards that exist already. Return all shards."""
         plan, storage = self.job.plan, self.job.open_storage()
-        rows = None
-        if plan.scatters and len(published) < plan.num_shards:
-            cuts = read_cuts(storage, plan)
-            rows = None if cuts is not None else self.load()
-            if rows is None:
-                self._spill(cuts or write_cuts(storage, plan, self.job.buffer_bytes))
-        self.write(published, rows)
-        return published
+        source: LoadedRows | Cuts | None = None
+        if plan.scatters and len(known) < plan.num_shards:
+            source = read_cuts(storage, plan)
+            if source is None:
+                source = self.load() or write_cuts(storage, plan, self.job.buffer_bytes)
+            if isinstance(source, Cuts):
+                self._spill(storage, source)
+        return self.write(known, source)
 
-    def _spill(self, cuts: Cuts) -> None:
-        storage = self.job.open_storage()
+    def _spill(self, storage: Storage, cuts: Cuts) -> None:
         storage.remove_temporary(SPILL_FOLDER)
-        self.scatter(cuts)
-        if cuts.steps.merges:
+        runs = self.scatter(cuts)
+        if cuts.merges:
             self.merge(cuts)
-            remove_scattered(storage, cuts.steps)
+            storage.remove(*(run.path for run in runs))  # their notes stay, so that no task scatters again
 
     def load(self) -> LoadedRows | None:
-        """Load all rows into memory; None if they do not fit."""
+        """Load all rows into memory, where no notes are needed; None if they do not fit."""
         plan, sizes = self.job.plan, dict[int, int]()
         is_private = isinstance(self.engine, LocalEngine) and self.engine.stays_in_process(self._may_use_threads)
         memory = PrivateMemory() if is_private else SharedMemory()
@@ -120,113 +141,92 @@ class Driver:
             return None
         check_files(plan.table, 0, plan.num_rows)
 
-        def add_rows(so_far: Progress, found: tuple[ScatterTask, int]) -> Progress:
-            task, sizes[task.number] = found
-            if sizes[task.number] > loading.task_bytes or sum(sizes.values()) > loading.max_bytes:
+        def collect(task: int, num_bytes: int) -> None:
+            sizes[task] = num_bytes
+            if num_bytes > loading.task_bytes or sum(sizes.values()) > loading.max_bytes:
                 raise _TooLargeError
-            return replace(so_far, done=so_far.done + task.stop - task.first)
 
-        progress = self._begin("scatter", plan.num_rows, plan.num_rows)
+        def describe(task: range) -> str:
+            return describe_rows(plan, loading.places[task.start], loading.places[task.stop])
+
+        amounts, work = np.diff(loading.places), partial(load, plan, loading)
         try:
-            self._run_tasks(partial(load, self.job, loading), loading.tasks, progress, add_rows, self._describe_rows)
+            self._run("scatter", Pass("", len(amounts), work, int, "", amounts, describe=describe), collect)
         except _TooLargeError:
             return None
-        return loaded(plan, loading, [sizes[task.number] for task in loading.tasks])
+        return loaded(plan, loading, [sizes[task] for task in range(len(amounts))])
 
-    def scatter(self, cuts: Cuts) -> Progress:
-        """Scatter the rows that are not scattered yet."""
-        plan, tasks = self.job.plan, self._own(cuts.tasks)
-        left = unfinished_tasks(self.job.open_storage(), cuts.steps, tasks)
-        if left:
-            check_files(plan.table, left[0].first, left[-1].stop)
-        num_rows, num_left = (sum(task.stop - task.first for task in some) for some in (tasks, left))
+    def scatter(self, cuts: Cuts) -> list[SortedRun]:
+        """Scatter the rows that are not scattered yet; return the runs."""
+        runs: list[SortedRun] = []
+        work = partial(scatter, self.job, cuts)
+        self._run("scatter", scatter_pass(self.job.plan, cuts, work), lambda _, found: runs.extend(found))
+        return runs
 
-        def add_rows(so_far: Progress, scattered: int) -> Progress:
-            return replace(so_far, done=so_far.done + scattered)
-
-        progress = self._begin("scatter", num_left, num_rows)
-        return self._run_tasks(partial(scatter, self.job, cuts.steps), left, progress, add_rows, self._describe_rows)
-
-    def merge(self, cuts: Cuts) -> Progress:
+    def merge(self, cuts: Cuts) -> None:
         """Run the remaining merges; all rows must be scattered."""
-        tasks = self._own(cuts.steps.merge_tasks())
-        left = unfinished_tasks(self.job.open_storage(), cuts.steps, tasks)
+        self._run("merge", merge_pass(cuts, partial(merge, self.job, cuts)), lambda _, found: None)
 
-        def add_task(so_far: Progress, num_rows: int) -> Progress:
-            return replace(so_far, done=so_far.done + 1)
-
-        progress = self._begin("merge", len(left), len(tasks))
-        return self._run_tasks(partial(merge, self.job, cuts.steps), left, progress, add_task, str)
-
-    def write(self, published: Published, rows: LoadedRows | None = None) -> Progress:
-        """Write the missing shards, and add them to the published ones; `rows` are rows in memory, if any."""
-        plan, own = self.job.plan, self.own_shards
-        left = published.missing(own.start, own.stop)
-        if len(left) and not plan.scatters:
-            check_files(plan.table, plan.rows(int(left[0]))[0], plan.rows(int(left[-1]))[1])
-        max_gathered_rows = 0
+    def write(self, known: Mapping[int, ShardRow], source: LoadedRows | Cuts | None = None) -> Published:
+        """Write the missing shards, from rows in memory, scattered rows, or the table; return all shards."""
+        plan, published = self.job.plan, Published(self.job.plan)
+        max_rows = 0
         if plan.scatters:
-            max_gathered_rows = self.job.buffer_bytes * plan.num_rows // max(1, plan.table.data_bytes)
-        spans = task_spans(plan, self.engine.jobs, left, max_gathered_rows)
+            max_rows = self.job.buffer_bytes * plan.num_rows // max(1, plan.table.data_bytes)
 
-        def add_shards(so_far: Progress, shards: Mapping[int, Shard]) -> Progress:
-            published.add(shards)
-            done = so_far.done + len(shards)
-            return replace(so_far, done=done, samples=published.num_samples, num_bytes=published.num_bytes)
+        def task_items(num_left: int) -> int:
+            return task_shards(plan, self.engine.jobs, num_left, max_rows)
 
-        progress = self._begin("write", len(left), len(own))
-        progress = replace(progress, samples=published.num_samples, num_bytes=published.num_bytes)
-        task = partial(write_shards, self.job, loaded=rows)
-        describe = partial(describe_span, plan)
-        return self._run_tasks(task, spans, progress, add_shards, describe, self._may_use_threads)
+        def check(left: Int64) -> None:
+            if not plan.scatters:
+                check_files(plan.table, plan.rows(int(left[0]))[0], plan.rows(int(left[-1]))[1])
+
+        each = Pass(
+            plan.hash,
+            plan.num_shards,
+            partial(write_shards, self.job, source),
+            parse_row,
+            SHARDS_FOLDER,
+            task_items=task_items,
+            describe=partial(describe_shards, plan),
+            check=check,
+            threads=self._may_use_threads,
+        )
+        self._run("write", each, published.add, known, published)
+        return published
 
     @property
     def _may_use_threads(self) -> bool:
         """Whether threads may write shards: not with JSON, whose encoding needs Python's global lock."""
         return all(field.encoding != "json" for field in self.job.plan.fields)
 
-    def _describe_rows(self, task: ScatterTask) -> str:
-        return describe_rows(self.job.plan, (task.first, task.stop))
-
-    def _num_bytes(self) -> int | None:
-        """Return about how many bytes a pass of the share processes; None if its tasks mostly wait for a store."""
-        plan = self.job.plan
-        if self.job.open_storage().has_latency or any(file.remote for file in plan.table.files[:1]):
-            return None
-        return plan.shard_bytes // self.num_shares
-
-    def _own(self, items: Items) -> Items:
-        """Return the share's part of all tasks or shards: a range, of the same size in all shares +-1."""
-        first = len(items) * self.share // self.num_shares
-        stop = len(items) * (self.share + 1) // self.num_shares
-        return items[first:stop]
-
-    def _begin(self, name: Pass, num_left: int, total: int) -> Progress:
-        """Return the progress at the start of a pass."""
-        return Progress(name, total - num_left, total, skipped=total - num_left, split=self.split)
-
-    def _run_tasks(
+    def _run(
         self,
-        function: Callable[[Any], Any],
-        tasks: Sequence[Any],
-        progress: Progress,
-        add: Callable[[Progress, Any], Progress],
-        describe: Callable[[Any], str],
-        threads: bool = True,
-    ) -> Progress:
-        """Run the tasks of a pass and report the progress; return the last progress."""
-        memory_bytes = task_memory(self.job.plan, self.job.buffer_bytes)
-        self.report(progress)
-        results = self.engine.map(
-            function,
-            tasks,
-            threads=threads,
-            memory_bytes=memory_bytes,
-            num_bytes=self._num_bytes(),
-            describe=describe,
+        name: PassName,
+        each: Pass[Result],
+        collect: Callable[[int, Result], None],
+        known: Mapping[int, Result] | None = None,
+        published: Published | None = None,
+    ) -> None:
+        """Run a pass, and report its progress, with the samples and bytes of published shards."""
+        plan, num_bytes = self.job.plan, None
+        if not (self.job.open_storage().has_latency or any(file.remote for file in plan.table.files[:1])):
+            num_bytes = plan.shard_bytes // (self.share.count if self.share is not None else 1)
+
+        def report(done: int, total: int, skipped: int) -> None:
+            progress = Progress(name, done, total, skipped=skipped, split=self.split)
+            if published is not None:
+                progress = replace(progress, samples=published.num_samples, num_bytes=published.num_bytes)
+            self.report(progress)
+
+        run(
+            self.job,
+            each,
+            self.engine,
+            collect,
+            report,
+            share=self.share,
+            known=known,
+            memory_bytes=task_memory(plan, self.job.buffer_bytes),
+            num_bytes=num_bytes,
         )
-        with closing(results):
-            for result in results:
-                progress = add(progress, result)
-                self.report(progress)
-        return progress

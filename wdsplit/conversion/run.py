@@ -13,18 +13,24 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
-import orjson
-
 from wdsplit.conversion.plan.plan import Plan
-from wdsplit.conversion.record.job import PLAN_NAME, holds_plan, refuse_taken_over
-from wdsplit.conversion.record.notes import DONE_FOLDER, read_note, shard_notes, shards_noted
+from wdsplit.conversion.published import SHARDS_FOLDER, ShardRow
 from wdsplit.conversion.shuffle.steps import SPILL_FOLDER
 from wdsplit.conversion.spool import SPOOL
-from wdsplit.engines.local import in_order
 from wdsplit.errors import DatasetNotFoundError, InputError, OutputExistsError, StorageError, WdsplitError
+from wdsplit.jobs.record import Record
 from wdsplit.shards.annotations import ANNOTATIONS_FOLDER
 from wdsplit.shards.files import read_manifest
-from wdsplit.shards.manifest import HEADER_NAME, RUN_FOLDER, SHARDS_NAME, Manifest, Shard, index_path
+from wdsplit.shards.manifest import (
+    HEADER_NAME,
+    RUN_FOLDER,
+    SHARDS_NAME,
+    Manifest,
+    Shard,
+    Shards,
+    index_path,
+    shard_path,
+)
 from wdsplit.shards.sample_tables import samples_path
 from wdsplit.shards.sidecar_files import shard_sidecars
 from wdsplit.shards.sidecars import ENERGON_FOLDER, ENERGON_NAMES, WIDS_NAME
@@ -38,11 +44,10 @@ __all__ = ["Run", "is_below"]
 logger = logging.getLogger(__name__)
 
 _LOCK_NAME = f"{RUN_FOLDER}/lock"
-_NOTES_AT_ONCE = 16
 _KEPT = (ANNOTATIONS_FOLDER, VIEWS_FOLDER)
 
 
-class Run:
+class Run(Record):
     """The conversion that writes, or wrote, into an output.
 
     Args:
@@ -51,14 +56,9 @@ class Run:
     """
 
     def __init__(self, storage: Storage, emit: Sequence[str] = ()) -> None:
-        self.storage = storage
+        super().__init__(storage, RUN_FOLDER)
         self.emit = list(emit)
         self._ended = False
-
-    @property
-    def is_unfinished(self) -> bool:
-        """Whether the output contains an unfinished run."""
-        return self.storage.size(PLAN_NAME) is not None
 
     @property
     def exists(self) -> bool:
@@ -182,30 +182,30 @@ class Run:
         Views and annotations are kept: they stay valid if the new shards are the same, else the fingerprint differs.
         """
         inner = [f"{RUN_FOLDER}/{name}" for name in self.storage.list(RUN_FOLDER) if not name.startswith(SPOOL)]
-        self.storage.remove(PLAN_NAME, *(path for path in inner if path != _LOCK_NAME))
-        with self.storage.publish(PLAN_NAME, durable=True) as file:
-            file.write([orjson.dumps({**plan.summary(), "emit": self.emit}, option=orjson.OPT_INDENT_2)])
+        self.storage.remove(self.plan_path, *(path for path in inner if path != _LOCK_NAME))
+        self.begin({**plan.summary(), "emit": self.emit})
         self.storage.remove(HEADER_NAME)
         self.storage.remove(*(name for name in self.storage.list() if name not in (RUN_FOLDER, *_KEPT)))
         self.storage.remove_temporary()
 
-    def resume(self, plan: Plan) -> dict[int, Shard]:
-        """Return the shards that an earlier run of the same plan has published.
+    def resume(self, plan: Plan) -> None:
+        """Continue an earlier run.
 
         Raises:
             OutputExistsError: The existing run has another plan.
         """
-        note = self._plan_note()
+        note = self.plan
         self._refuse_other_plan(plan, str(note.get("plan")))
         self._refuse_other_emit(note.get("emit"))
-        self._refuse_new_inputs(plan, str(note.get("modified")))
-        for folder in ("", RUN_FOLDER, DONE_FOLDER):
+        if str(note.get("modified")) != plan.modified:
+            self._refuse(
+                "an input has changed since the run began",
+                "unchanged inputs",
+                "another modification time: some shards would contain old rows, others new ones",
+                "use --overwrite to start again",
+            )
+        for folder in ("", RUN_FOLDER, SHARDS_FOLDER):
             self.storage.remove_temporary(folder)
-        noted = dict(shard_notes(self.storage, shards_noted(self.storage)))
-        lacking = self.lacking(noted)
-        done = {number: shard for number, shard in noted.items() if number not in lacking}
-        logger.info("resuming: %d of %d shards exist already", len(done), plan.num_shards)
-        return done
 
     def require(self, plan: Plan) -> None:
         """Refuse an output without the unfinished run of this plan. Each share checks this.
@@ -215,7 +215,7 @@ class Run:
             OutputExistsError: It has another run, or a finished dataset.
         """
         url, expected = self.storage.url, f"the run of plan {plan.hash}, which `wdsplit plan -o` started"
-        note = self._plan_note()
+        note = self.plan
         if (note.get("plan"), note.get("modified"), note.get("emit")) == (plan.hash, plan.modified, self.emit):
             return
         if note:
@@ -236,12 +236,6 @@ class Run:
             )
         self._refuse(cause, expected, found, remedy)
 
-    def find_published(self, numbers: Sequence[int]) -> dict[int, Shard]:
-        """Return the shards that are noted and complete; looks each up by name, without listing."""
-        noted = dict(shard_notes(self.storage, numbers))
-        looked = in_order(lambda item: self._lost(item[1], self.storage.size), list(noted.items()), _NOTES_AT_ONCE)
-        return {number: shard for (number, shard), lost in zip(noted.items(), looked, strict=True) if lost is None}
-
     def finished(self, plan: Plan) -> Manifest | None:
         """Return the manifest if the run is finished, and remove its leftovers.
 
@@ -253,25 +247,27 @@ class Run:
         manifest = read_manifest(self.storage)
         self._refuse_other_plan(plan, str(manifest.provenance.get("plan")))
         self._refuse_other_emit(manifest.provenance.get("emit", []))
-        self.end()
+        self.finish()
         return manifest
 
-    def refuse_incomplete(self, plan: Plan, shards: Mapping[int, Shard]) -> None:
+    def refuse_incomplete(self, plan: Plan, shards: Shards) -> None:
         """Refuse to finish a run whose remote output is incomplete, or that another run has taken over.
 
         Raises:
             WdsplitError: A file is missing or has the wrong size, or the output belongs to another run.
         """
-        refuse_taken_over(self.storage, plan)
-        lacking = self.lacking(shards) if self.storage.is_remote else {}
-        for path in lacking.values():
-            raise StorageError(
-                "the store has lost a file that was written",
-                place=f"{self.storage.url}/{path}",
-                expected="the size that was written",
-                remedy="continue with --resume",
-                url=f"{self.storage.url}/{path}",
-            )
+        self.refuse_taken_over(plan.hash)
+        sizes = cache(self.storage.sizes)
+        for number in range(len(shards)) if self.storage.is_remote else ():
+            path = self._lost(shards[number], sizes)
+            if path is not None:
+                raise StorageError(
+                    "the store has lost a file that was written",
+                    place=f"{self.storage.url}/{path}",
+                    expected="the size that was written",
+                    remedy="continue with --resume",
+                    url=f"{self.storage.url}/{path}",
+                )
 
     def leave_resumable(self, plan: Plan) -> None:
         """Clean up after an error: remove temporary files, and everything if there is nothing to resume.
@@ -280,9 +276,9 @@ class Run:
         """
         storage = self.storage.with_short_deadline()
         try:
-            if storage.is_remote and not holds_plan(storage, plan):
+            if storage.is_remote and Record(storage, RUN_FOLDER).plan.get("plan") != plan.hash:
                 return
-            for folder in ("", RUN_FOLDER, DONE_FOLDER, SPILL_FOLDER):
+            for folder in ("", RUN_FOLDER, SHARDS_FOLDER, SPILL_FOLDER):
                 storage.remove_temporary(folder)
             spilled = any(name.endswith(".arrow") for name in storage.list(SPILL_FOLDER))
             if {*storage.list()} - {*_KEPT} == {RUN_FOLDER} and not spilled:
@@ -292,29 +288,20 @@ class Run:
                 raise
             logger.warning("%s: could not clean up after an error (%s); --resume does it", storage.url, error.cause)
 
-    def end(self) -> None:
+    def finish(self) -> None:
         """Remove the files of an unfinished run, and incomplete uploads."""
         for folder in ("", *([ENERGON_FOLDER] if "energon" in self.emit else [])):
             self.storage.remove_temporary(folder)
         self._end(self.storage)
 
     def _end(self, storage: Storage) -> None:
-        storage.remove(PLAN_NAME, RUN_FOLDER)  # the plan first, so that a late task notices that its run has ended
+        self.end(storage)
         self._ended = True
 
     def _refuse_other_plan(self, plan: Plan, found: str) -> None:
         if found != plan.hash:
             remedy = "use the inputs and options of that run, or --overwrite to start again"
             self._refuse("the output was made by another plan", f"plan {plan.hash}", found, remedy)
-
-    def _refuse_new_inputs(self, plan: Plan, found: str) -> None:
-        if found != plan.modified:
-            self._refuse(
-                "an input has changed since the run began",
-                "unchanged inputs",
-                "another modification time: some shards would contain old rows, others new ones",
-                "use --overwrite to start again",
-            )
 
     def _refuse_other_emit(self, noted: Any) -> None:
         found = [str(name) for name in noted] if isinstance(noted, list) else []
@@ -323,27 +310,19 @@ class Run:
             remedy = "use the --emit of that run, or --overwrite to start again"
             self._refuse("the output was made with other sidecars", expected, written, remedy)
 
-    def _plan_note(self) -> dict[str, Any]:
-        """Return the run's note of its plan; an empty one if it is damaged or missing."""
-        note = read_note(self.storage, PLAN_NAME)
-        return note if isinstance(note, dict) else {}
-
-    def lacking(self, shards: Mapping[int, Shard]) -> dict[int, str]:
-        """Return the incomplete shards, each with a bad file; lists each folder once."""
+    def complete(self, noted: Mapping[int, ShardRow]) -> dict[int, ShardRow]:
+        """Return those of the noted shards whose files all exist with the right sizes; lists each folder once."""
         sizes = cache(self.storage.sizes)
+        return {
+            number: row for number, row in noted.items() if self._lost(Shard(shard_path(number), *row), sizes) is None
+        }
 
-        def size(path: str) -> int | None:
-            folder, _, name = path.rpartition("/")
-            return sizes(folder).get(name)
-
-        lost = {number: self._lost(shard, size) for number, shard in shards.items()}
-        return {number: path for number, path in lost.items() if path is not None}
-
-    def _lost(self, shard: Shard, size: Callable[[str], int | None]) -> str | None:
+    def _lost(self, shard: Shard, sizes: Callable[[str], Mapping[str, int]]) -> str | None:
         """Return a file of a shard that is missing or has the wrong size; None if all are correct."""
         expected = {shard.path: shard.num_bytes, index_path(shard.path): INDEX_ENTRY_BYTES * (shard.num_samples + 1)}
         for path in (*expected, samples_path(shard.path), *shard_sidecars(shard, self.emit)):
-            found = size(path)
+            folder, _, name = path.rpartition("/")
+            found = sizes(folder).get(name)
             if not found or found != expected.get(path, found):
                 return path
         return None

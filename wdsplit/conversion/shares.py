@@ -13,16 +13,15 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from wdsplit.conversion.commit import commit
-from wdsplit.conversion.driver import Driver, Progress, no_progress
+from wdsplit.conversion.driver import Driver, Progress, merge_pass, no_progress, noted_rows, scatter_pass
+from wdsplit.conversion.job import ConvertJob
 from wdsplit.conversion.needs import Needs, needs_of, refuse_little_space
 from wdsplit.conversion.plan.options import PASSES, ConvertOptions, Pass, chosen
 from wdsplit.conversion.plan.plan import Plan
 from wdsplit.conversion.plan.plan_file import SavedPlan
 from wdsplit.conversion.planning import PathLike
 from wdsplit.conversion.prepare import Places, prepare
-from wdsplit.conversion.record.job import Job, refuse_taken_over
-from wdsplit.conversion.record.notes import describe_unfinished_shares, first_few, note_share, read_published
-from wdsplit.conversion.record.published import Published
+from wdsplit.conversion.published import SHARDS_FOLDER, Published
 from wdsplit.conversion.run import Run
 from wdsplit.conversion.saved_plans import (
     check_plan_file,
@@ -33,10 +32,11 @@ from wdsplit.conversion.saved_plans import (
     save_plan,
 )
 from wdsplit.conversion.shuffle.scatter import task_bytes
-from wdsplit.conversion.shuffle.sorted_runs import tasks_without_note
-from wdsplit.conversion.shuffle.steps import Cuts, read_cuts, write_cuts
+from wdsplit.conversion.shuffle.steps import SPILL_FOLDER, Cuts, read_cuts, write_cuts
 from wdsplit.engines.local import Engine, LocalEngine
 from wdsplit.errors import ConvertError, InputError
+from wdsplit.jobs.notes import Notes
+from wdsplit.jobs.run import Share
 from wdsplit.shards.manifest import Manifest, shard_path
 from wdsplit.storage.given import divided_options, located
 from wdsplit.storage.interface import Storage
@@ -50,6 +50,7 @@ __all__ = ["Progress", "commit_shares", "convert_share", "needed_passes", "plan_
 
 logger = logging.getLogger(__name__)
 
+_MAX_LISTED = 8
 _JOBS_OF_A_SHARE = 4
 """The assumed number of jobs of a share that divide its memory, when the scatter tasks are cut."""
 
@@ -176,31 +177,41 @@ def convert_share(
             expected="a pass",
             remedy=f"run all shares with {_pass_options(run.storage, plan)}, one after another",
         )
-    buffer_bytes = task_bytes(saved.memory, engine.jobs_of_a_node)
-    job = Job(saved.output, plan, buffer_bytes, saved.emit, output_options, shared=True)
-    return _carry_out(run, Driver(job, engine, progress or no_progress, share, num_shares), only or "write")
+    job = ConvertJob(
+        output=saved.output,
+        storage_options=output_options,
+        shared=True,
+        plan=plan,
+        buffer_bytes=task_bytes(saved.memory, engine.jobs_of_a_node),
+        emit=saved.emit,
+    )
+    return _carry_out(run, job, engine, progress or no_progress, Share(share, num_shares), only or "write")
 
 
-def _carry_out(run: Run, driver: Driver, name: Pass) -> Progress:
-    """Run a share of a pass, and note that it is finished."""
-    plan, storage = driver.job.plan, run.storage
+def _carry_out(
+    run: Run, job: ConvertJob, engine: Engine, report: Callable[[Progress], None], share: Share, name: Pass
+) -> Progress:
+    """Run a share of a pass; return the last progress."""
+    plan, storage = job.plan, run.storage
+    last = Progress(name, 0, 0)
+
+    def note_last(progress: Progress) -> None:
+        nonlocal last
+        last = progress
+        report(progress)
+
+    driver = Driver(job, engine, note_last, share)
     cuts = _require_cuts(storage, plan) if plan.scatters else None
-    published = None
     if name == "write":
         if cuts is not None:
-            _require_complete(storage, cuts, "merge" if cuts.steps.merges else "scatter")
-        published = Published(plan, run.find_published(driver.own_shards))
-        progress = driver.write(published)
+            _require_complete(storage, plan, cuts, "merge" if cuts.merges else "scatter")
+        driver.write(run.complete(noted_rows(storage, plan, share.of(plan.num_shards))), cuts)
     elif name == "scatter" and cuts is not None:
-        progress = driver.scatter(cuts)
-    elif name == "merge" and cuts is not None and cuts.steps.merges:
-        _require_complete(storage, cuts, "scatter")
-        progress = driver.merge(cuts)
-    else:
-        return Progress(name, 0, 0)
-    refuse_taken_over(storage, plan, shared=True)
-    note_share(storage, plan, name, driver.share, driver.num_shares, published)
-    return progress
+        driver.scatter(cuts)
+    elif name == "merge" and cuts is not None and cuts.merges:
+        _require_complete(storage, plan, cuts, "scatter")
+        driver.merge(cuts)
+    return last
 
 
 def _require_cuts(storage: Storage, plan: Plan) -> Cuts:
@@ -218,20 +229,35 @@ def _require_cuts(storage: Storage, plan: Plan) -> Cuts:
     return cuts
 
 
-def _require_complete(storage: Storage, cuts: Cuts, name: Pass) -> None:
+def _require_complete(storage: Storage, plan: Plan, cuts: Cuts, name: Pass) -> None:
     """Refuse to continue before all shares have finished a pass."""
-    tasks: Sequence[Any] = cuts.tasks if name == "scatter" else cuts.steps.merge_tasks()
-    missing = tasks_without_note(storage, cuts.steps, tasks)
+    each, notes = scatter_pass(plan, cuts) if name == "scatter" else merge_pass(cuts), Notes(storage, SPILL_FOLDER)
+    items = range(each.num_items)
+    done = dict(notes.read(each.name, items, each.parse))
+    missing = [each.describe(range(item, item + 1)) for item in items if item not in done]
     if missing:
         raise ConvertError(
             f"the {name} pass is not complete",
             place=storage.url,
-            expected=f"the output of {len(tasks)} tasks",
-            found=f"{len(missing)} tasks are missing: {first_few([str(task) for task in missing])}"
-            + describe_unfinished_shares(storage, name),
+            expected=f"the output of {each.num_items} tasks",
+            found=f"{len(missing)} tasks are missing: {_first_few(missing)}{_unfinished(notes, each.name)}",
             remedy=f"run the missing shares with --pass {name} again, then the next pass",
             url=storage.url,
         )
+
+
+def _unfinished(notes: Notes, name: str) -> str:
+    """Return which shares have not finished a pass, if any has: only their notes have the number of shares."""
+    shares = notes.unfinished_shares(name)
+    if shares is None:
+        return "; no share has finished"
+    return f"; unfinished shares: {_first_few(shares)}" if shares else ""
+
+
+def _first_few(texts: Sequence[str]) -> str:
+    """Return the first few texts, and the number of the others."""
+    more = f", and {len(texts) - _MAX_LISTED} more" if len(texts) > _MAX_LISTED else ""
+    return ", ".join(texts[:_MAX_LISTED]) + more
 
 
 def needed_passes(
@@ -252,7 +278,7 @@ def needed_passes(
 def _passes(storage: Storage, plan: Plan) -> tuple[Pass, ...]:
     if not plan.scatters:
         return ("write",)
-    return PASSES if _require_cuts(storage, plan).steps.merges else ("scatter", "write")
+    return PASSES if _require_cuts(storage, plan).merges else ("scatter", "write")
 
 
 def _pass_options(storage: Storage, plan: Plan) -> str:
@@ -292,22 +318,24 @@ def commit_shares(
             logger.warning("%s: already committed", run.storage.url)
             return finished
         run.require(plan)
-        published = read_published(run.storage, plan)
-        missing = sorted({*published.missing().tolist(), *run.lacking(published)})
+        rows, published = run.complete(noted_rows(run.storage, plan, range(plan.num_shards))), Published(plan)
+        missing = [number for number in range(plan.num_shards) if number not in rows]
         if missing:
             raise _incomplete(run, plan, missing)
+        for number, row in rows.items():
+            published.add(number, row)
         return commit(run, plan, saved.emit, published)
 
 
 def _incomplete(run: Run, plan: Plan, missing: Sequence[int]) -> ConvertError:
     storage = run.storage
     passes = f", with {_pass_options(storage, plan)}" if plan.scatters else ""
-    unfinished = describe_unfinished_shares(storage, "write")
+    unfinished = _unfinished(Notes(storage, SHARDS_FOLDER), plan.hash)
     return ConvertError(
         "cannot commit the dataset: shards are missing",
         place=storage.url,
         expected=f"{plan.num_shards} shards",
-        found=f"{len(missing)} missing: {first_few(_shard_ranges(missing))}{unfinished}",
+        found=f"{len(missing)} missing: {_first_few(_shard_ranges(missing))}{unfinished}",
         remedy=f"run the unfinished shares again{passes}, then commit",
         url=storage.url,
     )

@@ -1,7 +1,8 @@
 """The task of a worker: reads the rows of some shards, encodes them, and writes the shards.
 
-Tasks are independent and picklable, and give the same result when they run twice. Published shards are noted in the
-run's folder, so that a later run can skip them.
+From a row to the bytes of a tar: `tables.read.read_rows` gives batches of rows, `_encoded` encodes a batch by
+`fields.encode` and packs it by `tar.members`, `_bodies` takes a shard's samples from the batches and adds its pads, and
+`shards.files.write_shard` publishes them.
 """
 
 from __future__ import annotations
@@ -12,17 +13,18 @@ from functools import partial
 
 import pyarrow as pa
 
-from wdsplit.conversion.plan.plan import Plan, Span
-from wdsplit.conversion.record.job import Job, open_output, refuse_taken_over
-from wdsplit.conversion.record.notes import note_shard
+from wdsplit.conversion.job import ConvertJob
+from wdsplit.conversion.plan.plan import Plan
+from wdsplit.conversion.published import ShardRow
 from wdsplit.conversion.shuffle.gather import ShuffledRows
 from wdsplit.conversion.shuffle.in_memory import LoadedRows, MemoryRows
+from wdsplit.conversion.shuffle.steps import Cuts
 from wdsplit.engines.local import ahead, raise_if_cancelled
 from wdsplit.fields.encode import encode_batch
 from wdsplit.fields.keys import escape_keys, number_keys, number_width
 from wdsplit.fields.sample_columns import sample_rows
 from wdsplit.shards.files import write_shard
-from wdsplit.shards.manifest import Shard, shard_path
+from wdsplit.shards.manifest import shard_path
 from wdsplit.shards.sidecar_files import write_shard_sidecars
 from wdsplit.shards.sidecars import CatalogBuilder, needs_catalogs
 from wdsplit.storage.interface import Storage
@@ -31,66 +33,66 @@ from wdsplit.tables.read import Rows, read_rows
 from wdsplit.tar.members import Body, build_body
 from wdsplit.tar.names import pad_key
 
-__all__ = ["describe_rows", "describe_span", "keys_of", "write_shards"]
+__all__ = ["describe_rows", "describe_shards", "keys_of", "write_shards"]
 
 
-def write_shards(job: Job, span: Span, loaded: LoadedRows | None = None) -> dict[int, Shard]:
-    """Write the shards of a span in one pass over their rows. Runs in a worker process; may run twice."""
+def write_shards(
+    job: ConvertJob, source: LoadedRows | Cuts | None, storage: Storage, shards: range
+) -> Iterator[ShardRow]:
+    """Write shards in one pass over their rows; yield what to note of each. Runs in a worker; may run twice.
+
+    Args:
+        job: The input of all tasks.
+        source: Where rows that the plan reorders are: in memory, or scattered; None to read the table.
+        storage: The output.
+        shards: The numbers of consecutive shards.
+    """
     plan = job.plan
-    written: dict[int, Shard] = {}
-    with open_output(job) as storage:
-        read = _reader(job, loaded)
-        rows = read(plan.rows(span.first)[0], plan.rows(span.stop - 1)[1])
-        stream = _Stream(map(partial(_encoded, plan), rows))
-        for shard in range(span.first, span.stop):
-            catalog = CatalogBuilder() if needs_catalogs(job.emit) else None
-            tables: list[pa.Table] = []
-            bodies = _checked_at_the_end(storage, job, _bodies(plan, shard, stream, read, tables, catalog))
-            samples = partial(_joined, plan.samples, tables)
-            written[shard] = write_shard(storage, shard_path(shard), bodies, plan.num_pads_of(shard), samples)
-            if catalog is not None:
-                write_shard_sidecars(storage, written[shard], catalog.build(), job.emit)
-            note_shard(storage, shard, written[shard])
-    return written
+    read = _reader(job, source, storage)
+    stream = _Stream(map(partial(_encoded, plan), read(plan.rows(shards[0])[0], plan.rows(shards[-1])[1])))
+    for number in shards:
+        catalog = CatalogBuilder() if needs_catalogs(job.emit) else None
+        tables: list[pa.Table] = []
+        bodies = _checked_at_the_end(storage, job, _bodies(plan, number, stream, read, tables, catalog))
+        samples = partial(_joined, plan.samples, tables)
+        shard = write_shard(storage, shard_path(number), bodies, plan.num_pads_of(number), samples)
+        if catalog is not None:
+            write_shard_sidecars(storage, shard, catalog.build(), job.emit)
+        yield ShardRow(shard.num_samples, shard.num_pads, shard.num_bytes, shard.checksum)
 
 
-def describe_span(plan: Plan, span: Span) -> str:
+def describe_shards(plan: Plan, shards: range) -> str:
     """Return a text that names the shards and inputs of a task."""
-    shards = shard_path(span.first)
-    if span.stop - span.first > 1:
-        shards += f" to {shard_path(span.stop - 1)}"
-    rows = plan.rows(span.first)[0], plan.rows(span.stop - 1)[1]
-    return shards if plan.scatters or rows[0] == rows[1] else f"{shards}, {describe_rows(plan, rows)}"
+    text = shard_path(shards[0]) + (f" to {shard_path(shards[-1])}" if len(shards) > 1 else "")
+    first, stop = plan.rows(shards[0])[0], plan.rows(shards[-1])[1]
+    return text if plan.scatters or first == stop else f"{text}, {describe_rows(plan, first, stop)}"
 
 
-def describe_rows(plan: Plan, rows: tuple[int, int]) -> str:
-    """Return a text that names the files with the rows at the places first, ..., stop - 1."""
-    ranges = list(plan.table.ranges(*rows))
-    first, last = ranges[0].file.path, ranges[-1].file.path
-    return f"rows of {first}" + (f" to {last}" if last != first else "")
+def describe_rows(plan: Plan, first: int, stop: int) -> str:
+    """Return a text that names the rows at the places first, ..., stop - 1, and their files."""
+    paths = [part.file.path for part in plan.table.ranges(first, stop)]
+    return f"rows {first} to {stop - 1} of {paths[0]}" + (f" to {paths[-1]}" if paths[-1] != paths[0] else "")
 
 
-def _checked_at_the_end(storage: Storage, job: Job, bodies: Iterator[Body]) -> Iterator[Body]:
+def _checked_at_the_end(storage: Storage, job: ConvertJob, bodies: Iterator[Body]) -> Iterator[Body]:
     """Yield the samples of a shard; just before it is published, refuse an output that another run has taken over."""
     yield from bodies
-    refuse_taken_over(storage, job.plan, job.shared)
+    job.refuse_taken_over(storage)
 
 
-def _reader(job: Job, loaded: LoadedRows | None) -> Callable[[int, int], Iterator[Rows]]:
+def _reader(
+    job: ConvertJob, source: LoadedRows | Cuts | None, storage: Storage
+) -> Callable[[int, int], Iterator[Rows]]:
     """Return a function that reads rows by their places, with their payloads; it reads files ahead."""
-    plan, read = job.plan, _row_reader(job, loaded)
+    plan = job.plan
+    read: Callable[[int, int], Iterator[Rows]] = partial(read_rows, plan.table, columns=plan.columns)
+    if isinstance(source, LoadedRows):
+        read = MemoryRows(plan, source).read
+    elif source is not None:
+        read = ShuffledRows(storage, plan, source, job.buffer_bytes).read
     if plan.table.names_files:
         return lambda first, stop: ahead(with_payloads(read(first, stop)))
-    return read if plan.scatters else lambda first, stop: ahead(read(first, stop))
-
-
-def _row_reader(job: Job, loaded: LoadedRows | None) -> Callable[[int, int], Iterator[Rows]]:
-    """Return a function that reads rows: from memory, from spill files, or in the order of the table."""
-    if loaded is not None:
-        return MemoryRows(job, loaded).read
-    if job.plan.scatters:
-        return ShuffledRows(job).read
-    return partial(read_rows, job.plan.table, columns=job.plan.columns)
+    return read if source is not None else lambda first, stop: ahead(read(first, stop))
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from tables import (
     files_below,
     labels,
     mixed_table,
+    noted_shards,
     session_processes,
     shard_files,
     wait_until,
@@ -35,7 +36,6 @@ from wdsplit.checks import contents
 from wdsplit.cli import terminal
 from wdsplit.cli.main import cli, main
 from wdsplit.conversion import driver
-from wdsplit.conversion.plan.plan import Span
 from wdsplit.engines import local
 from wdsplit.errors import CorruptDataError, InputError, StorageError
 from wdsplit.shards.files import read_manifest, write_manifest
@@ -421,14 +421,14 @@ def unfinished(done, refused, tmp_path, output, monkeypatch):
     arguments = ("convert", table, output, "--no-shuffle", "--shards", 8, "--jobs", 1)
     real, ran = driver.write_shards, []
 
-    def failing(job, task, loaded=None):
-        if len(ran) == 3:
-            raise StorageError("the disk is full", place="shard 3", remedy="make room", url=str(output))
-        ran.append(task)
-        return real(job, task)
+    def failing(*arguments):
+        for row in real(*arguments):
+            yield row
+            ran.append(row)
+            if len(ran) == 3:
+                raise StorageError("the disk is full", place="shard 3", remedy="make room", url=str(output))
 
     with monkeypatch.context() as patched:
-        patched.setattr(driver, "task_spans", lambda plan, jobs, shards, rows: [Span(n, n + 1) for n in shards])
         patched.setattr(driver, "write_shards", failing)
         assert_says(refused(1, *arguments), "the disk is full", "make room")
     assert len(list(output.glob("*.tar"))) == 3
@@ -1123,8 +1123,7 @@ def press_ctrl_c(process):
 @pytest.mark.slow
 def test_ctrl_c_ends_with_a_hint_how_to_continue_and_resume_does(done, output, long_conversion):
     process, arguments = long_conversion
-    published = output / RUN_FOLDER / "shards"
-    wait_until(lambda: published.is_dir() and len(os.listdir(published)) >= 10, "10 shards are published")
+    wait_until(lambda: len(noted_shards(output)) >= 10, "10 shards are published")
     ended = press_ctrl_c(process)
     assert (ended.code, ended.out) == (130, "")
     hint, said = ended.err.split("\n\n")

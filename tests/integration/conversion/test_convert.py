@@ -33,11 +33,11 @@ from tables import (
     write_table,
 )
 from wdsplit.conversion.convert import convert
+from wdsplit.conversion.driver import Driver
+from wdsplit.conversion.job import ConvertJob
 from wdsplit.conversion.plan.options import ConvertOptions
-from wdsplit.conversion.plan.plan import Span
-from wdsplit.conversion.record.job import Job
 from wdsplit.conversion.run import Run
-from wdsplit.conversion.task import write_shards
+from wdsplit.engines.local import LocalEngine
 from wdsplit.errors import (
     ConvertError,
     DatasetNotFoundError,
@@ -45,6 +45,7 @@ from wdsplit.errors import (
     OutputExistsError,
     StorageError,
 )
+from wdsplit.jobs.run import Share
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import HEADER_NAME, RUN_FOLDER, SHARDS_NAME
 from wdsplit.shards.sample_tables import read_samples
@@ -644,7 +645,7 @@ def test_a_shard_that_was_damaged_since_is_written_again(table_path, undisturbed
         "index gone": lambda: (out / "000001.tar.idx").unlink(),
         "table gone": lambda: (out / "000001.tar.parquet").unlink(),
         "tar cut": lambda: os.truncate(out / "000001.tar", 512),
-        "note gone": lambda: next(out.glob(".wdsplit-run/shards/*1.json")).unlink(),
+        "note gone": lambda: next(out.glob(".wdsplit-run/shards/*.json")).unlink(),
     }[damage]()
     converted(table_path, out, resume=True, shards=8)
     assert_whole(out)
@@ -685,13 +686,19 @@ def test_an_overwrite_that_was_killed_before_it_wrote_anything_can_be_repeated(t
         assert not (out / RUN_FOLDER).exists()
 
 
-@pytest.mark.parametrize("damaged", ["plan.json", "shards/000000.json"])
+def write_one_shard(out, plan):
+    """Start a run, and write the first of its shards."""
+    Run(open_storage(str(out))).start(plan)
+    job = ConvertJob(output=str(out), plan=plan, buffer_bytes=2**20)
+    Driver(job, LocalEngine(), lambda _: None, Share(0, plan.num_shards)).write({})
+
+
+@pytest.mark.parametrize("damaged", ["plan.json", "shards/*-00000000-00000001.json"])
 def test_a_note_that_was_damaged_is_no_note(table_path, tmp_path, damaged):
     out = tmp_path / "out"
     plan = planned(str(table_path), options(shards=2))
-    Run(open_storage(str(out))).start(plan)
-    write_shards(Job(str(out), plan, 2**20), Span(0, 1))
-    (out / RUN_FOLDER / damaged).write_bytes(b"")
+    write_one_shard(out, plan)
+    next((out / RUN_FOLDER).glob(damaged)).write_bytes(b"")
     if damaged == "plan.json":
         with pytest.raises(OutputExistsError, match="another plan"):
             converted(table_path, out, shards=2, resume=True)
@@ -704,18 +711,21 @@ def test_a_note_that_was_damaged_is_no_note(table_path, tmp_path, damaged):
 def test_a_file_that_was_published_just_before_the_error_does_not_block_a_second_try(table_path, tmp_path, left):
     """An error may come between the files of a shard and the note of it; what is left must be resumable or harmless."""
     out = tmp_path / "out"
+    plan = planned(str(table_path), options(shards=8))
+    notes = [f".wdsplit-run/shards/{plan.hash}-00000000-{stop:08d}.json" for stop in range(1, 9)]
 
     def break_in(progress):
         """Put a folder in the way of what is published next."""
         following = {"000000.tar.idx": "000000.tar.parquet", "000000.tar.parquet": "000000.tar"}
-        (out / following.get(left, ".wdsplit-run/shards/000000.json")).mkdir(parents=True)
+        for name in [following[left]] if left in following else notes:
+            (out / name).mkdir(parents=True)
 
     with pytest.raises(StorageError):
         convert([table_path], str(out), options(shards=8), break_in)
     assert (out / left).is_file()
     for path in filter(Path.is_dir, [out / "000000.tar", out / "000000.tar.parquet"]):
         path.rmdir()
-    for folder in out.glob(".wdsplit-run/shards/000000.json"):
+    for folder in out.glob(".wdsplit-run/shards/*.json"):
         folder.rmdir()
     try:
         converted(table_path, out, shards=8)
@@ -925,8 +935,7 @@ def test_a_run_is_not_resumed_on_an_input_that_was_written_since(table_path, tmp
     path.write_bytes(Path(table_path).read_bytes())
     os.utime(path, ns=(1, 1))
     plan = planned(path, options(shards=2))
-    Run(open_storage(str(out))).start(plan)
-    write_shards(Job(str(out), plan, 2**20), Span(0, 1))
+    write_one_shard(out, plan)
     os.utime(path, ns=(2, 2))
     with pytest.raises(OutputExistsError, match="has changed since"):
         converted(str(path), out, shards=2, resume=True)

@@ -20,14 +20,15 @@ from tables import (
     write_table,
 )
 from wdsplit.conversion.convert import convert
+from wdsplit.conversion.driver import Driver, no_progress
+from wdsplit.conversion.job import ConvertJob
 from wdsplit.conversion.plan.options import ConvertOptions
-from wdsplit.conversion.record.job import Job
 from wdsplit.conversion.shuffle.gather import ShuffledRows
-from wdsplit.conversion.shuffle.merge import merge, remove_scattered
-from wdsplit.conversion.shuffle.scatter import scatter, task_bytes
-from wdsplit.conversion.shuffle.sorted_runs import tasks_without_note, unfinished_tasks
-from wdsplit.conversion.shuffle.steps import SPILL_FOLDER, ScatterTask, cut_into_steps, read_cuts, write_cuts
+from wdsplit.conversion.shuffle.scatter import task_bytes
+from wdsplit.conversion.shuffle.steps import SPILL_FOLDER, Cuts, cut_into_regions, read_cuts, write_cuts
+from wdsplit.engines.local import LocalEngine
 from wdsplit.errors import CorruptDataError, WdsplitError
+from wdsplit.jobs.run import Share
 from wdsplit.order.permutation import RowPermutation
 from wdsplit.shards.manifest import RUN_FOLDER
 from wdsplit.storage.opening import open_storage
@@ -110,17 +111,20 @@ def test_shards_are_random_samples_of_a_table_that_is_sorted_by_class(tmp_path):
     assert abs(((counts - expected) ** 2 / expected).sum() - 135) < 5 * 16.5
 
 
-def spilled(output, plan, held):
-    """Scatter a table, and merge it where that is a step; return what the tasks agreed on."""
-    storage = open_storage(output)
-    cuts = write_cuts(storage, plan, held)
-    job = Job(output, plan, held)
-    assert sum(scatter(job, cuts.steps, task) for task in cuts.tasks) == plan.num_rows
-    merged = [merge(job, cuts.steps, task) for task in cuts.steps.merge_tasks()]
-    if cuts.steps.merges:
-        assert sum(merged) == plan.num_samples
-        remove_scattered(storage, cuts.steps)
-    return cuts.steps
+def spilled(output, plan, held, merged=True):
+    """Scatter a table, and merge it where that is a step and `merged`; return the job and how it was cut."""
+    storage, job = open_storage(output), ConvertJob(output=output, plan=plan, buffer_bytes=held)
+    cuts, driver = write_cuts(storage, plan, held), Driver(job, LocalEngine(), no_progress)
+    runs = driver.scatter(cuts)
+    assert sum(run.num_rows for run in runs) == plan.num_rows
+    if cuts.merges and merged:
+        driver.merge(cuts)
+        storage.remove(*(run.path for run in runs))
+    return job, cuts
+
+
+def shuffled_rows(job, cuts):
+    return ShuffledRows(open_storage(job.output), job.plan, cuts, job.buffer_bytes)
 
 
 @pytest.mark.parametrize("most", [256, 3, 1])
@@ -130,11 +134,11 @@ def test_any_range_of_places_is_gathered_in_order(inputs, tmp_path, monkeypatch,
     monkeypatch.setattr("wdsplit.conversion.shuffle.steps._MAX_GATHERED", most)
     plan = planned(inputs, ConvertOptions(shards=7, shuffle=True, pad=pad))
     output, held = str(tmp_path / "out"), task_bytes(2**30, 1) // 2**18
-    steps = spilled(output, plan, held)
-    assert steps.num_tasks > 3
-    assert (steps.num_chunks > 1 and steps.num_regions > 1) == steps.merges == (most < 256)
+    job, cuts = spilled(output, plan, held)
+    assert cuts.num_tasks > 3
+    assert (cuts.num_chunks > 1 and cuts.num_regions > 1) == cuts.merges == (most < 256)
     order = np.argsort(RowPermutation(NUM_ROWS, 0).positions(np.arange(NUM_ROWS)))
-    rows = ShuffledRows(Job(output, plan, held))
+    rows = shuffled_rows(job, cuts)
     last = plan.num_samples
     for first, stop in [(0, last), (0, 1), (last - 1, last), (17, 211), (100, 100)]:
         parts = list(rows.read(first, stop))
@@ -145,19 +149,24 @@ def test_any_range_of_places_is_gathered_in_order(inputs, tmp_path, monkeypatch,
 
 
 def test_scattering_goes_on_where_it_was_stopped(inputs, tmp_path, monkeypatch):
+    """Shares leave notes of their own, and those of their tasks, which count if the note of a share is torn."""
     little_memory(monkeypatch)
     plan = planned(inputs, ConvertOptions(shards=8, shuffle=True))
-    storage = open_storage(str(tmp_path))
+    storage, job = open_storage(str(tmp_path)), ConvertJob(output=str(tmp_path), plan=plan, buffer_bytes=4096)
     cuts = write_cuts(storage, plan, 4096)
-    job = Job(str(tmp_path), plan, 4096)
-    for task in cuts.tasks[:2]:
-        scatter(job, cuts.steps, task)
     assert read_cuts(storage, plan) == cuts
-    for left in (tasks_without_note, unfinished_tasks):
-        assert left(storage, cuts.steps, cuts.tasks) == cuts.tasks[2:]
-    note = next((tmp_path / SPILL_FOLDER).glob(f"*{cuts.tasks[0].name}.json"))
-    note.write_bytes(note.read_bytes()[:-1])
-    assert unfinished_tasks(storage, cuts.steps, cuts.tasks) == [cuts.tasks[0], *cuts.tasks[2:]]
+    Driver(job, LocalEngine(), no_progress, Share(0, 3)).scatter(cuts)
+    seen = []
+    for torn in ("*-share-*.json", "*-scatter-00000000-00000001.json"):
+        path = next((tmp_path / SPILL_FOLDER).glob(torn))
+        path.write_bytes(path.read_bytes()[:-1])
+        Driver(job, LocalEngine(), seen.append, Share(0, 3)).scatter(cuts)
+        path.write_bytes(path.read_bytes()[:-1])
+        next((tmp_path / SPILL_FOLDER).glob("*-share-*.json")).write_bytes(b"")
+    assert [each.skipped for each in seen if each.done == each.skipped] == [
+        seen[0].total,
+        seen[0].total - cuts.places[1],
+    ]
 
 
 def test_memory_is_shared_by_the_jobs():
@@ -166,18 +175,17 @@ def test_memory_is_shared_by_the_jobs():
 
 @pytest.mark.parametrize("num_tasks", [1, 256, 257, 259, 10_000, 1_000_000])
 def test_no_task_of_any_pass_opens_more_than_about_the_root_of_all_runs(num_tasks):
-    steps = cut_into_steps("prefix", num_rows=10**10, num_tasks=num_tasks, bucket_rows=2500)
-    assert steps.merges == (num_tasks > 256)
-    most = np.sqrt(num_tasks) + 1 if steps.merges else 256
-    chunks = [steps.scattered(chunk) for chunk in range(steps.num_chunks)]
+    regions = cut_into_regions(10**10, num_tasks)
+    cuts = Cuts("prefix", range(num_tasks + 1), *regions, bucket_rows=2500)
+    assert cuts.merges == (num_tasks > 256)
+    most = np.sqrt(num_tasks) + 1 if cuts.merges else 256
+    chunks = [cuts.scattered(chunk) for chunk in range(cuts.num_chunks)]
     assert max(map(len, chunks)) <= most, "runs that a task opens that merges"
-    assert len(steps.merged(0)) <= most, "runs that a task opens that writes"
-    names = [name for chunk in chunks for name in chunk]
-    assert names == [ScatterTask(number, 0, 0).name for number in range(num_tasks)]
-    merged = [task.name for task in steps.merge_tasks()]
-    by_region = [name for region in range(steps.num_regions) for name in steps.merged(region)]
-    assert sorted(merged) == (sorted(by_region) if steps.merges else [])
-    assert steps.num_regions * steps.region_rows >= 10**10 > (steps.num_regions - 1) * steps.region_rows
+    assert [task for chunk in chunks for task in chunk] == list(range(num_tasks))
+    merged = [cuts.merged(region) for region in range(cuts.num_regions if cuts.merges else 0)]
+    assert all(len(merges) <= most for merges in merged), "runs that a task opens that writes"
+    assert sorted(merge for merges in merged for merge in merges) == list(range(cuts.num_merges))
+    assert cuts.num_regions * cuts.region_rows >= 10**10 > (cuts.num_regions - 1) * cuts.region_rows
 
 
 class Stop(Exception):  # noqa: N818 (it is no error)
@@ -209,31 +217,22 @@ def test_a_run_that_is_stopped_after_rows_are_scattered_scatters_none_again(inpu
     assert shard_files(tmp_path / "out") == shard_files(tmp_path / "whole")
 
 
-def scattered(inputs, output, merged):
-    """Scatter a table with little memory, and merge it if that is wanted; return the job and its cuts."""
-    plan = planned(inputs, ConvertOptions(shards=7, shuffle=True))
-    cuts = write_cuts(open_storage(str(output)), plan, 4096)
-    job = Job(str(output), plan, 4096)
-    for task in cuts.tasks:
-        scatter(job, cuts.steps, task)
-    for task in cuts.steps.merge_tasks() if merged else ():
-        merge(job, cuts.steps, task)
-    return job, cuts
-
-
 def read_on(job, cuts, merged):
     """Do what follows upon scattering, or upon merging."""
     if merged:
-        list(ShuffledRows(job).read(0, job.plan.num_rows))
-    for task in () if merged else cuts.steps.merge_tasks():
-        merge(job, cuts.steps, task)
+        list(shuffled_rows(job, cuts).read(0, job.plan.num_rows))
+    else:
+        Driver(job, LocalEngine(), no_progress).merge(cuts)
 
 
-@pytest.mark.parametrize("lost", ["00000001-*.arrow", "00000001.json", "region-*.arrow", "region-000000-000001.json"])
+@pytest.mark.parametrize(
+    "lost", ["00000001-*.arrow", "scatter-00000001-*.json", "region-*.arrow", "merge-00000003-*.json"]
+)
 def test_rows_that_were_spilled_and_are_lost_are_missed(inputs, tmp_path, monkeypatch, lost):
     little_memory(monkeypatch)
-    merged = lost.startswith("region")
-    job, cuts = scattered(inputs, tmp_path / "out", merged)
+    merged = lost.startswith(("region", "merge"))
+    plan = planned(inputs, ConvertOptions(shards=7, shuffle=True))
+    job, cuts = spilled(str(tmp_path / "out"), plan, 4096, merged)
     names = list((tmp_path / "out" / SPILL_FOLDER).glob(f"*-{lost}"))
     assert names
     for name in names:
@@ -246,9 +245,10 @@ def test_rows_that_were_spilled_and_are_lost_are_missed(inputs, tmp_path, monkey
 @pytest.mark.parametrize("merged", [False, True])
 def test_damage_inside_of_a_run_is_told_by_its_file(inputs, tmp_path, monkeypatch, merged):
     little_memory(monkeypatch)
-    job, cuts = scattered(inputs, tmp_path / "out", merged)
-    spilled = (tmp_path / "out" / SPILL_FOLDER).glob("*.arrow")
-    path = max((path for path in spilled if ("region" in path.name) == merged), key=lambda path: path.stat().st_size)
+    plan = planned(inputs, ConvertOptions(shards=7, shuffle=True))
+    job, cuts = spilled(str(tmp_path / "out"), plan, 4096, merged)
+    runs = (tmp_path / "out" / SPILL_FOLDER).glob("*.arrow")
+    path = max((path for path in runs if ("region" in path.name) == merged), key=lambda path: path.stat().st_size)
     data = bytearray(path.read_bytes())
     first = data.index(b"\xff\xff\xff\xff", 8 + int.from_bytes(data[12:16], "little"))
     data[first : first + 400] = bytes(400)
@@ -264,9 +264,8 @@ def test_runs_are_read_without_keeping_their_files_open(inputs, tmp_path, monkey
     monkeypatch.setattr("wdsplit.conversion.shuffle.steps._MAX_GATHERED", most)
     plan = planned(inputs, ConvertOptions(shards=7, shuffle=True))
     output = str(tmp_path / "out")
-    spilled(output, plan, 4096)
+    rows = shuffled_rows(*spilled(output, plan, 4096))
     before = set(os.listdir("/proc/self/fd"))
-    rows = ShuffledRows(Job(output, plan, 4096))
     for part in rows.read(0, plan.num_rows):
         held = [os.path.realpath(f"/proc/self/fd/{number}") for number in set(os.listdir("/proc/self/fd")) - before]
         assert len(part) and not [path for path in held if path.endswith(".arrow")]
@@ -326,7 +325,7 @@ def test_rows_that_are_spilled_are_kept_when_a_run_is_stopped_and_are_not_read_a
     assert shard_files(tmp_path / "out") == shard_files(tmp_path / "fresh")
 
 
-@pytest.mark.parametrize("damaged", ["tasks.json", "*[0-9].json", "*.arrow"])
+@pytest.mark.parametrize("damaged", ["*-cuts-*", "*-scatter-*", "*.arrow"])
 def test_spill_files_that_a_power_failure_has_emptied_are_made_again_or_named(tmp_path, damaged):
     path, chosen = numbered(tmp_path / "in.parquet", 0), ConvertOptions(shards=4, shuffle=True)
     with pytest.raises(Stop):

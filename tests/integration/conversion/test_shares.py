@@ -21,6 +21,7 @@ from tables import (
     files_below,
     files_of,
     mixed_table,
+    noted_shards,
     planned,
     wait_until,
     write_files,
@@ -29,12 +30,12 @@ from tables import (
 from tables import options as chosen
 from wdsplit.cli.main import main
 from wdsplit.conversion.convert import convert, convert_splits
+from wdsplit.conversion.job import ConvertJob
 from wdsplit.conversion.plan.plan_file import parse_plan
-from wdsplit.conversion.record.job import Job, refuse_taken_over
 from wdsplit.conversion.run import Run
 from wdsplit.conversion.shares import Progress, commit_shares, convert_share, needed_passes, plan_shares
 from wdsplit.conversion.shuffle.scatter import scatter
-from wdsplit.conversion.shuffle.steps import ScatterTask, read_cuts
+from wdsplit.conversion.shuffle.steps import read_cuts
 from wdsplit.engines.local import LocalEngine
 from wdsplit.errors import (
     ConvertError,
@@ -44,14 +45,12 @@ from wdsplit.errors import (
     OutputExistsError,
     StorageError,
 )
+from wdsplit.jobs.record import Record
 from wdsplit.shards.manifest import HEADER_NAME, RUN_FOLDER
 from wdsplit.storage.local import LocalStorage, is_temporary
 from wdsplit.storage.opening import open_storage
 
 PROGRAM = [sys.executable, "-m", "wdsplit.cli"]
-NOTES = f"{RUN_FOLDER}/shards"
-CUTS = ("tasks.json", "places.json")
-"""What the beginning of a run notes of how rows are scattered."""
 
 
 def run_shares(plan, num_shares, storage_options=None, jobs=1):
@@ -89,11 +88,6 @@ def ended(process, code=0):
     assert process.returncode == code, out + err
     assert "Traceback" not in err
     return out if code == 0 else err
-
-
-def num_notes(output):
-    folder = Path(output) / NOTES
-    return len([name for name in os.listdir(folder) if not is_temporary(name)]) if folder.is_dir() else 0
 
 
 @pytest.fixture(scope="module")
@@ -242,10 +236,10 @@ def long(tmp_path):
 def test_a_share_that_was_killed_is_run_again_and_what_it_has_written_is_kept(long, program):
     plan, output, expected = long
     share = program("convert", "--plan", plan, "--share", "0/2", "--jobs", 1)
-    wait_until(lambda: num_notes(output) >= 10, "10 shards are published")
+    wait_until(lambda: len(noted_shards(output)) >= 10, "10 shards are published")
     os.killpg(share.pid, signal.SIGKILL)
     share.communicate()
-    kept = num_notes(output)
+    kept = len(noted_shards(output))
     assert 10 <= kept < 150
     convert_share(plan, 1, 2)
     with pytest.raises(ConvertError) as found:
@@ -262,7 +256,7 @@ def test_a_share_that_was_killed_is_run_again_and_what_it_has_written_is_kept(lo
 def test_a_share_ends_when_another_run_takes_the_output_over(long, tmp_path, raw, whole, program):
     plan, output, _ = long
     share = program("convert", "--plan", plan, "--share", "0/1", "--jobs", 1)
-    wait_until(lambda: num_notes(output) >= 3, "3 shards are published")
+    wait_until(lambda: len(noted_shards(output)) >= 3, "3 shards are published")
     plan_shares(raw, output, tmp_path / "other", chosen(shards=12, overwrite=True))
     message = ended(share, code=1)
     assert "another run has taken over or finished the output" in message and str(output) in message
@@ -280,7 +274,7 @@ def test_a_task_that_is_scattered_twice_with_other_memory_leaves_rows_that_belon
     convert_share(tmp_path / "plan", 0, 1, "scatter")
     spilled = tmp_path / "out" / RUN_FOLDER / "spill"
     first = {path.name: path.read_bytes() for path in spilled.iterdir()}
-    notes = {name: data for name, data in first.items() if name.endswith(".json") and name not in CUTS}
+    notes = {name: data for name, data in first.items() if name.endswith(".json") and "-cuts-" not in name}
     assert notes
     for name in notes:
         (spilled / name).unlink()
@@ -305,7 +299,7 @@ def test_a_late_task_that_cut_the_same_plan_in_another_way_takes_the_place_of_no
     plan_shares(raw, tmp_path / "out", tmp_path / "plan", much)
     assert saved_plan(tmp_path / "old").hash == saved_plan(tmp_path / "plan").hash
     for path in (tmp_path / "late" / RUN_FOLDER / "spill").iterdir():
-        if path.name not in CUTS:
+        if "-cuts-" not in path.name:
             shutil.copy(path, tmp_path / "out" / RUN_FOLDER / "spill")
     run_shares(tmp_path / "plan", 1)
     commit_shares(tmp_path / "plan")
@@ -317,19 +311,20 @@ def test_a_task_that_comes_after_the_commit_leaves_nothing(raw, tmp_path, monkey
     plan, output = tmp_path / "plan", tmp_path / "out"
     plan_shares(raw, output, plan, chosen(shards=4, shuffle=True))
     saved = saved_plan(plan)
-    steps = read_cuts(open_storage(str(output)), saved).steps
-    late = Job(str(output), dataclasses.replace(saved, table=planned(raw, chosen()).table), 2**30, shared=True)
+    cuts = read_cuts(open_storage(str(output)), saved)
+    located = dataclasses.replace(saved, table=planned(raw, chosen()).table)
+    late = ConvertJob(output=str(output), plan=located, buffer_bytes=2**30, shared=True)
     run_shares(plan, 1)
     committed = []
 
-    def commit_once_begun(*arguments, **keywords):
+    def commit_once_begun(job, storage):
         if not committed:
             committed.append(commit_shares(plan))
-        refuse_taken_over(*arguments, **keywords)
+        Record(storage, job.run_folder).refuse_taken_over(job.run, job.shared)
 
-    monkeypatch.setattr("wdsplit.conversion.shuffle.sorted_runs.refuse_taken_over", commit_once_begun)
+    monkeypatch.setattr(ConvertJob, "refuse_taken_over", commit_once_begun)
     with pytest.raises(ConvertError, match="another run has taken over or finished the output"):
-        scatter(late, steps, ScatterTask(0, 0, 400))
+        next(scatter(late, cuts, open_storage(str(output)), range(1)))
     assert committed and not (output / RUN_FOLDER).exists()
 
 
@@ -341,7 +336,7 @@ def test_a_late_task_of_another_plan_takes_the_place_of_no_rows(raw, tmp_path):
     convert_share(tmp_path / "plan", 0, 1, "scatter")
     spilled = tmp_path / "out" / RUN_FOLDER / "spill"
     for path in (tmp_path / "late" / RUN_FOLDER / "spill").iterdir():
-        if path.name not in CUTS:
+        if "-cuts-" not in path.name:
             shutil.copy(path, spilled)
     convert_share(tmp_path / "plan", 0, 1, "write")
     commit_shares(tmp_path / "plan")
@@ -417,7 +412,7 @@ def test_a_plan_that_scatters_takes_its_passes_one_after_the_other(raw, tmp_path
             convert_share(plan, 0, 2, name)
         assert found.value.found.endswith("unfinished shares: 1/2")
         convert_share(plan, 1, 2, before)
-    (output / RUN_FOLDER / "spill" / "tasks.json").unlink()
+    next((output / RUN_FOLDER / "spill").glob("*-cuts-*")).unlink()
     with pytest.raises(ConvertError, match="cannot start its scatter pass"):
         convert_share(plan, 0, 2, "scatter")
 
@@ -482,7 +477,7 @@ def test_a_value_that_cannot_be_written_names_its_row_and_leaves_the_rest(tmp_pa
     with pytest.raises(InputError) as found:
         convert_share(tmp_path / "plan", 0, 1)
     assert "row 20" in found.value.place
-    assert num_notes(tmp_path / "out") == 2
+    assert len(noted_shards(tmp_path / "out")) == 2
     assert not [name for name in os.listdir(tmp_path / "out") if is_temporary(name)]
 
 
@@ -551,14 +546,20 @@ def test_a_shard_that_was_lost_is_missed_and_written_again(begun, whole, lost):
     assert files_of(output) == whole
 
 
-SHARE, SHARD = "shares/0-of-3.json", "shards/000001.json"
+SHARE, SHARD = "*-share-0-of-3.json", "*-00000001-00000002.json"
+
+
+def note_of(output, pattern):
+    """Return the path of a note: that of a share, or that of the task of one shard."""
+    (path,) = (output / RUN_FOLDER / "shards").glob(pattern)
+    return path
 
 
 @pytest.mark.parametrize("note", [SHARE, SHARD])
-def test_notes_of_shares_and_of_shards_stand_in_for_each_other(begun, whole, note):
+def test_notes_of_shares_and_of_tasks_stand_in_for_each_other(begun, whole, note):
     plan, output = begun
     run_shares(plan, 3)
-    (output / RUN_FOLDER / note).write_bytes(b"{")
+    note_of(output, note).write_bytes(b"[")
     commit_shares(plan)
     assert files_of(output) == whole
 
@@ -567,7 +568,7 @@ def test_shards_whose_notes_are_all_torn_are_missed(begun):
     plan, output = begun
     run_shares(plan, 3)
     for note in (SHARE, SHARD):
-        torn = output / RUN_FOLDER / note
+        torn = note_of(output, note)
         torn.write_bytes(torn.read_bytes()[:-1])
     with pytest.raises(ConvertError) as found:
         commit_shares(plan)
@@ -575,37 +576,28 @@ def test_shards_whose_notes_are_all_torn_are_missed(begun):
 
 
 @pytest.mark.parametrize(
-    ("name", "change"),
+    "change",
     [
-        (SHARE, lambda note: [note]),
-        (SHARE, lambda note: {"plan": note["plan"]}),
-        (SHARE, lambda note: {"shards": note["shards"]}),
-        (SHARE, lambda note: note | {"plan": 5}),
-        (SHARE, lambda note: note | {"shards": {}}),
-        (SHARE, lambda note: note | {"shards": [note["shards"][0][:-1]]}),
-        (SHARE, lambda note: note | {"shards": [["0", *note["shards"][0][1:]]]}),
-        (SHARE, lambda note: note | {"shards": [[12, *note["shards"][0][1:]]]}),
-        (SHARE, lambda note: note | {"shards": [[*note["shards"][0][:3], 2**64 - 1, "00"]]}),
-        (SHARE, lambda note: note | {"shards": [[*note["shards"][0][:4], None]]}),
-        (SHARD, lambda note: [note]),
-        (SHARD, lambda note: {}),
-        (SHARD, lambda note: {"path": note["path"]}),
-        (SHARD, lambda note: note | {"num_bytes": "12"}),
-        (SHARD, lambda note: note | {"num_bytes": 2**63}),
+        lambda note: {"shards": note},
+        lambda note: note * 5,
+        lambda note: [5],
+        lambda note: [note[0][:-1]],
+        lambda note: [["0", *note[0][1:]]],
+        lambda note: [[*note[0][:2], 2**64 - 1, "00"]],
+        lambda note: [[*note[0][:3], None]],
     ],
 )
+@pytest.mark.parametrize("name", [SHARE, SHARD])
 def test_a_note_that_somebody_has_changed_is_refused_and_named_and_can_be_removed(begun, whole, name, change):
     plan, output = begun
     run_shares(plan, 3)
-    changed = output / RUN_FOLDER / name
+    changed = note_of(output, name)
     if name == SHARD:
-        (output / RUN_FOLDER / SHARE).unlink()
-    before = orjson.loads(changed.read_bytes())
-    changed.write_bytes(orjson.dumps(change(before)))
+        note_of(output, SHARE).unlink()
+    changed.write_bytes(orjson.dumps(change(orjson.loads(changed.read_bytes()))))
     with pytest.raises(CorruptDataError, match="a progress note of the run is damaged") as found:
         commit_shares(plan)
     assert (found.value.place, found.value.url) == (str(changed), str(changed))
-    assert "shard" in found.value.expected and found.value.found and "remove it" in found.value.remedy
     assert not (output / HEADER_NAME).exists()
     changed.unlink()
     convert_share(plan, 0, 3)
@@ -616,9 +608,10 @@ def test_a_note_that_somebody_has_changed_is_refused_and_named_and_can_be_remove
 def test_what_others_have_put_among_the_notes_is_no_note(begun, whole):
     plan, output = begun
     run_shares(plan, 3)
-    (output / RUN_FOLDER / SHARE).write_bytes(b"{")
-    (output / RUN_FOLDER / "shares" / "0-of-3.json~").write_bytes(b"[]")
-    (output / RUN_FOLDER / "shards" / "000001.json~").write_bytes(b"[]")
+    for note in (SHARE, SHARD):
+        path = note_of(output, note)
+        path.with_name(f"{path.name}~").write_bytes(b"5")
+        path.with_name(f"other{path.name}").write_bytes(b"5")
     commit_shares(plan)
     assert files_of(output) == whole
 

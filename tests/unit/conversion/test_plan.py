@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tables import input_file, table_of
 from wdsplit.conversion.plan.options import PADS, PlanOptions
-from wdsplit.conversion.plan.plan import Span, make_plan, task_spans
+from wdsplit.conversion.plan.plan import make_plan, task_shards
 from wdsplit.errors import InputError
 from wdsplit.order.defaults import MIN_LANES, default_window
 from wdsplit.order.epoch import EpochOrder, OrderOptions
@@ -332,31 +332,20 @@ def test_the_summary_says_what_was_decided():
     assert summary["fields"] == [dataclasses.asdict(field) for field in FIELDS]
 
 
-@given(plans(), st.integers(1, 9), st.data())
-def test_tasks_cover_each_shard_that_is_left_exactly_once_for_any_number_of_jobs(plan, jobs, data):
-    left = sorted(data.draw(st.sets(st.integers(0, plan.num_shards - 1))))
-    spans = task_spans(plan, jobs, left)
-    assert [shard for span in spans for shard in range(span.first, span.stop)] == left
-
-
 @given(plans(), st.integers(1, 9))
 def test_every_job_has_something_to_do_while_there_are_shards_enough(plan, jobs):
-    spans = task_spans(plan, jobs, range(plan.num_shards))
-    assert len(spans) >= min(jobs, plan.num_shards) / 2
-    assert max(span.stop - span.first for span in spans) <= -(-plan.num_shards // jobs)
+    assert 1 <= task_shards(plan, jobs, plan.num_shards) <= -(-plan.num_shards // jobs)
 
 
 def test_shards_that_are_smaller_than_row_groups_share_a_task_so_that_little_is_read_twice():
-    assert list(task_spans(plan_of(1000, 1, shards=100), 4, range(100))) == [Span(n, n + 25) for n in range(0, 100, 25)]
-    assert list(task_spans(plan_of(1000, 1000, shards=4), 4, range(4))) == [Span(n, n + 1) for n in range(4)]
+    assert task_shards(plan_of(1000, 1, shards=100), 4, 100) == 25
+    assert task_shards(plan_of(1000, 1000, shards=4), 4, 4) == 1
 
 
-def test_a_million_shards_of_100_000_files_can_be_planned_and_cut_into_tasks():
+def test_a_million_shards_of_100_000_files_can_be_planned():
     plan = make_plan(table_of(*[input_file(100, 10)] * 100_000), FIELDS, None, PlanOptions(shards=1_000_000))
     assert plan.rows(999_999) == (9_999_990, 10_000_000)
     assert plan.num_pads == 0
-    spans = task_spans(plan, 64, range(999_000, 1_000_000))
-    assert (spans[0].first, spans[-1].stop) == (999_000, 1_000_000)
 
 
 def test_every_shard_of_100_000_can_be_asked_for_its_rows():

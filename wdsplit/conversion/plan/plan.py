@@ -12,14 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, overload
+from typing import Any
 
-import numpy as np
 import orjson
 import pyarrow as pa
 import xxhash
 
-from wdsplit.arrays import Int64
 from wdsplit.conversion.plan.grouping import GroupPlaces, Groups, place_groups
 from wdsplit.conversion.plan.options import PlanOptions
 from wdsplit.errors import InputError
@@ -31,13 +29,7 @@ from wdsplit.shards.manifest import FORMAT_VERSION, MAX_SHARD_SAMPLES, MAX_SHARD
 from wdsplit.tables.table import Table
 from wdsplit.texts import counted, human_bytes
 
-__all__ = [
-    "Plan",
-    "Span",
-    "Spans",
-    "make_plan",
-    "task_spans",
-]
+__all__ = ["Plan", "make_plan", "task_shards"]
 
 DEFAULT_SHARD_BYTES = 256_000_000
 _MAX_SHARDS_PER_ROW = 10
@@ -47,14 +39,6 @@ _MEMBER_OVERHEAD_BYTES = 512 + 256
 _REREAD_GROUPS = 4
 _GATHERS_PER_JOB = 16
 """Minimum number of tasks per job that gather rows, so that jobs finish together and progress is visible."""
-
-
-@dataclass(frozen=True)
-class Span:
-    """Shards first, first + 1, ..., stop - 1: one task writes them in one pass over their rows."""
-
-    first: int
-    stop: int
 
 
 @dataclass(frozen=True)
@@ -382,56 +366,22 @@ def _few_pads(num_rows: int, num_shards: int, each: int) -> int:
     )
 
 
-class Spans(Sequence[Span]):
-    """Spans that are created on access.
-
-    Args:
-        firsts: int64 of shape (n,): the first shard of each.
-        stops: int64 of shape (n,): the shard after its last.
-    """
-
-    def __init__(self, firsts: Int64, stops: Int64) -> None:
-        self._firsts, self._stops = firsts, stops
-
-    def __len__(self) -> int:
-        return len(self._firsts)
-
-    @overload
-    def __getitem__(self, place: int) -> Span: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> Spans: ...
-
-    def __getitem__(self, place: int | slice) -> Span | Spans:
-        if isinstance(place, slice):
-            return Spans(self._firsts[place], self._stops[place])
-        return Span(int(self._firsts[place]), int(self._stops[place]))
-
-
-def task_spans(plan: Plan, jobs: int, shards: Sequence[int] | Int64, rows: int = 0) -> Spans:
-    """Group the missing shards into tasks.
+def task_shards(plan: Plan, jobs: int, num_left: int, rows: int = 0) -> int:
+    """Return how many consecutive shards a task writes; this does not change the shards.
 
     A task reads its row groups from the start. If row groups are larger than shards, neighbouring shards share a task,
     so that little is read twice, but every job gets work. Tasks that gather rows have several shards too, because a
-    small shard gathers from as many places as a large one. The grouping does not change the shards.
+    small shard gathers from as many places as a large one.
 
     Args:
         plan: The plan.
         jobs: Number of parallel tasks, at least 1.
-        shards: The missing shards, in ascending order.
+        num_left: Number of shards that are not written yet.
         rows: How many rows a task may gather; 0 if it reads them in the order of the table.
     """
     largest = max(max(file.counts, default=0) for file in plan.table.files)
     each = max(1, plan.num_samples // plan.num_shards)
     if rows:
-        length = min(max(1, rows // each), -(-len(shards) // (_GATHERS_PER_JOB * jobs)))
-    else:
-        enough = -(-_REREAD_GROUPS * largest // each) if largest > each else 1
-        length = min(max(1, enough), -(-len(shards) // jobs))
-    left = np.asarray(shards, np.int64)
-    places = np.arange(len(left))
-    breaks = np.diff(left, prepend=-2) != 1
-    in_run = places - np.maximum.accumulate(np.where(breaks, places, 0))
-    begins = np.flatnonzero(in_run % max(1, length) == 0)
-    ends = np.append(begins[1:], len(left))[: len(begins)] - 1
-    return Spans(left[begins], left[ends] + 1)
+        return max(1, min(rows // each, -(-num_left // (_GATHERS_PER_JOB * jobs))))
+    enough = -(-_REREAD_GROUPS * largest // each) if largest > each else 1
+    return max(1, min(enough, -(-num_left // jobs)))

@@ -13,20 +13,11 @@ import numpy as np
 import pyarrow as pa
 
 from wdsplit.arrays import Int64
-from wdsplit.conversion.record.job import Job
-from wdsplit.conversion.shuffle.merge import region_runs
-from wdsplit.conversion.shuffle.scatter import BATCH_BYTES
-from wdsplit.conversion.shuffle.sorted_runs import (
-    NUMBER,
-    PLACE,
-    SortedRun,
-    damaged_spill,
-    open_run,
-    read_buckets,
-    read_runs,
-)
-from wdsplit.conversion.shuffle.spill_file import SpillFile
-from wdsplit.conversion.shuffle.steps import SPILL_FOLDER, read_steps
+from wdsplit.conversion.plan.plan import Plan
+from wdsplit.conversion.shuffle.scatter import BATCH_BYTES, NUMBER, PLACE, region_runs
+from wdsplit.conversion.shuffle.sorted_runs import OpenRun, SortedRun, damaged_spill, read_runs
+from wdsplit.conversion.shuffle.steps import SPILL_FOLDER, Cuts
+from wdsplit.storage.interface import Storage
 from wdsplit.tables.formats.common import MAX_BATCH_ROWS
 from wdsplit.tables.read import Rows
 
@@ -40,20 +31,17 @@ class ShuffledRows:
     """The shuffled table, read by places.
 
     Args:
-        job: The input of all tasks of the conversion.
+        storage: The output.
+        plan: The plan.
+        cuts: How the run scattered its rows.
+        buffer_bytes: Bytes of rows to buffer.
     """
 
-    def __init__(self, job: Job) -> None:
-        self._storage, self._plan, self._buffer_bytes = job.open_storage(), job.plan, job.buffer_bytes
-        plan = self._plan
+    def __init__(self, storage: Storage, plan: Plan, cuts: Cuts, buffer_bytes: int) -> None:
+        self._storage, self._plan, self._cuts, self._buffer_bytes = storage, plan, cuts, buffer_bytes
         self._starts = None if plan.groups is None else np.append(np.sort(plan.groups.starts), plan.num_rows)
-        steps = read_steps(self._storage, plan)
-        if steps is None:
-            place = f"{self._storage.url}/{SPILL_FOLDER}"
-            raise damaged_spill(place, "the note of the scatter tasks is missing or damaged")
-        self._steps = steps
         self._regions: dict[int, list[SortedRun]] = {}
-        self._open: OrderedDict[str, SpillFile] = OrderedDict()
+        self._open: OrderedDict[str, OpenRun] = OrderedDict()
         self._opening = threading.Lock()
 
     def read(self, first: int, stop: int) -> Iterator[Rows]:
@@ -126,29 +114,29 @@ class ShuffledRows:
 
     def _runs(self, first: int, stop: int) -> list[SortedRun]:
         """Return the runs that may have rows of a range of places."""
-        regions = range(first // self._steps.region_rows, (stop - 1) // self._steps.region_rows + 1)
+        regions = range(first // self._cuts.region_rows, (stop - 1) // self._cuts.region_rows + 1)
         return [run for region in regions for run in self._runs_of(region)]
 
     def _runs_of(self, region: int) -> list[SortedRun]:
         if region not in self._regions:
-            self._regions[region] = region_runs(self._storage, self._steps, region)
+            self._regions[region] = region_runs(self._storage, self._cuts, region)
         return self._regions[region]
 
     def _read_range(self, run: SortedRun, first: int, stop: int) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a run whose places are first, ..., stop - 1."""
-        bucket_rows = self._steps.bucket_rows
+        bucket_rows = self._cuts.bucket_rows
         buckets = first // bucket_rows, (stop - 1) // bucket_rows
-        for batch in read_buckets(self._storage, run, self._opened(run), *buckets):
+        for batch in self._opened(run).read_buckets(*buckets):
             places = batch.column(PLACE).to_numpy()
             begin, end = np.searchsorted(places, [first, stop])
             if begin < end:
                 yield batch.slice(begin, end - begin)
 
-    def _opened(self, run: SortedRun) -> SpillFile:
+    def _opened(self, run: SortedRun) -> OpenRun:
         """Return an opened run; the runs used last stay open."""
         with self._opening:
             file = self._open.get(run.path)
-        file = file or open_run(self._storage, run)
+        file = file or OpenRun(self._storage, run)
         with self._opening:
             self._open[run.path] = file
             self._open.move_to_end(run.path)

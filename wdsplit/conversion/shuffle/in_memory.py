@@ -7,20 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
 
 from wdsplit.arrays import Int64
 from wdsplit.conversion.plan.plan import Plan
-from wdsplit.conversion.record.job import Job
-from wdsplit.conversion.shuffle.scatter import BATCH_BYTES, placed_rows
-from wdsplit.conversion.shuffle.sorted_runs import NUMBER, PLACE, ArrowSink
-from wdsplit.conversion.shuffle.steps import ROW_BYTES, ScatterTask, cut_table
+from wdsplit.conversion.shuffle.scatter import BATCH_BYTES, NUMBER, PLACE, placed_rows
+from wdsplit.conversion.shuffle.sorted_runs import ArrowSink
+from wdsplit.conversion.shuffle.steps import ROW_BYTES, cut_table
 from wdsplit.engines.local import raise_if_cancelled
 from wdsplit.engines.private_memory import PrivateMemory
 from wdsplit.engines.shared_memory import SharedMemory
+from wdsplit.storage.interface import Storage
 from wdsplit.tables.formats.common import MAX_BATCH_ROWS
 from wdsplit.tables.read import Rows
 
@@ -42,14 +41,14 @@ class Loading:
     """How a table is loaded.
 
     Attributes:
-        tasks: The tasks, in the order of the table.
+        places: The places at which the table is cut into tasks.
         memory: The memory for the rows of all tasks.
         begins: The offset in the memory at which each task writes its rows.
         task_bytes: Maximum bytes of a task.
         max_bytes: Maximum bytes of all tasks.
     """
 
-    tasks: list[ScatterTask]
+    places: list[int]
     memory: Memory
     begins: list[int]
     task_bytes: int
@@ -83,25 +82,25 @@ def plan_loading(plan: Plan, max_bytes: int, jobs: int, memory: Memory) -> Loadi
     if num_bytes > max_bytes:
         return None
     places = cut_table(plan.table, max(BATCH_BYTES, num_bytes // max(_MIN_TASKS, _TASKS_PER_JOB * jobs)))
-    tasks = [ScatterTask(number, *ends) for number, ends in enumerate(pairwise(places))]
-    task_bytes = _SPARE * max_bytes // len(tasks)
+    task_bytes = _SPARE * max_bytes // (len(places) - 1)
     try:
-        begins = [memory.allocate(task_bytes) for _ in tasks]
+        begins = [memory.allocate(task_bytes) for _ in places[1:]]
     except OSError:  # shared memory is a file, and RLIMIT_FSIZE may limit its size
         return None
-    return Loading(tasks, memory, begins, task_bytes, max_bytes)
+    return Loading(places, memory, begins, task_bytes, max_bytes)
 
 
-def load(job: Job, loading: Loading, task: ScatterTask) -> tuple[ScatterTask, int]:
-    """Write the rows of a task into memory; return the task, and the bytes of its rows, which may be more than fit."""
-    region = _Region(loading.memory, loading.begins[task.number], loading.task_bytes)
-    for number, table in enumerate(_joined(placed_rows(job.plan, task))):
-        raise_if_cancelled()
-        if number == 0:
-            writer = pa.ipc.new_stream(ArrowSink(region), table.schema)
-        writer.write_table(table)
-    writer.close()
-    return task, region.num_bytes
+def load(plan: Plan, loading: Loading, storage: Storage, tasks: range) -> Iterator[int]:
+    """Write the rows of tasks into memory; yield the bytes of each task's rows, which may be more than fit."""
+    for task in tasks:
+        region = _Region(loading.memory, loading.begins[task], loading.task_bytes)
+        for number, table in enumerate(_joined(placed_rows(plan, *loading.places[task : task + 2]))):
+            raise_if_cancelled()
+            if number == 0:
+                writer = pa.ipc.new_stream(ArrowSink(region), table.schema)
+            writer.write_table(table)
+        writer.close()
+        yield region.num_bytes
 
 
 def _joined(tables: Iterator[tuple[pa.Table, int]]) -> Iterator[pa.Table]:
@@ -156,12 +155,12 @@ class MemoryRows:
     """The shuffled table, read by places.
 
     Args:
-        job: The input of all tasks of the conversion.
+        plan: The plan.
         rows: The table.
     """
 
-    def __init__(self, job: Job, rows: LoadedRows) -> None:
-        self._plan = job.plan
+    def __init__(self, plan: Plan, rows: LoadedRows) -> None:
+        self._plan = plan
         self._batches = _batches(rows.memory, rows.regions)
         self._starts = np.cumsum([0, *map(len, self._batches)])
         num_bytes = sum(num_bytes for _, num_bytes in rows.regions)

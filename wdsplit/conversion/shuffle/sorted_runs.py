@@ -1,52 +1,31 @@
-"""Sorted runs: files with rows sorted by their places, and the notes of the tasks that wrote them.
+"""Sorted runs: Arrow files with rows sorted by their places, one record batch for each bucket of places.
 
-A run is cut at multiples of a number of places. A task notes its runs when all are written. The first task that reads
-the runs of several tasks lists them in one file.
+The file ends with a list of its batches, so that any number of files can be read, each by few requests: adjacent
+batches are read together, only the list is kept in memory, and no file stays open.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
 import pyarrow as pa
 
 from wdsplit.arrays import Int64
-from wdsplit.conversion.record.job import Job, refuse_taken_over
-from wdsplit.conversion.record.notes import read_note
-from wdsplit.conversion.shuffle.spill_file import BUCKETS, SpillFile, open_spill
-from wdsplit.conversion.shuffle.steps import SPILL_FOLDER, MergeTask, ScatterTask, Steps
 from wdsplit.engines.local import in_order
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, WdsplitError
 from wdsplit.storage.interface import PendingFile, Storage
 
-__all__ = [
-    "NUMBER",
-    "PLACE",
-    "ArrowSink",
-    "SortedRun",
-    "SortedRunWriter",
-    "damaged_spill",
-    "listed_runs",
-    "open_run",
-    "read_buckets",
-    "read_runs",
-    "tasks_without_note",
-    "unfinished_tasks",
-    "write_run",
-]
-
-Task = TypeVar("Task", ScatterTask, MergeTask)
-
-PLACE, NUMBER = "place", "number"
-"""Columns of a run besides those of the table, which are numbered c0, c1, ..."""
+__all__ = ["ArrowSink", "OpenRun", "RunWriter", "SortedRun", "damaged_spill", "parse_runs", "read_runs"]
 
 _REQUESTS_AT_ONCE = 8
+_TAIL_BYTES = 64 * 1024
+"""Bytes to read when a file is opened: they usually contain Arrow's footer and our list."""
+_LENGTH_BYTES = 8
 
 
 class SortedRun(NamedTuple):
@@ -65,68 +44,85 @@ class SortedRun(NamedTuple):
     num_bytes: int
 
 
-@dataclass
-class SortedRunWriter:
-    """Writes the runs of a task.
+def parse_runs(note: Any) -> list[SortedRun]:
+    """Return the runs that a task noted."""
+    return [SortedRun(str(path), int(size), int(rows), int(num_bytes)) for path, size, rows, num_bytes in note]
 
-    Attributes:
+
+class RunWriter:
+    """Buffers rows, and writes them as sorted runs.
+
+    Args:
         storage: The output.
-        job: The input of all tasks of the conversion.
-        prefix: The prefix of all spill files' names.
-        name: The task's name.
-        cut_rows: Number of places; runs are cut at multiples of it.
+        prefix: Path of the runs, without their numbers.
+        buffer_bytes: A buffer of this size is written as a run.
+        bucket_rows: Number of places of a bucket.
+        num_places: Rows at later places are left out.
+        check: Called before a run is written; it may raise.
     """
 
-    storage: Storage
-    job: Job
-    prefix: str
-    name: str
-    cut_rows: int
-    _buffered: list[pa.Table] = field(default_factory=list)
-    _num_buffered: int = 0
-    _runs: list[SortedRun] = field(default_factory=list)
+    def __init__(
+        self,
+        storage: Storage,
+        prefix: str,
+        buffer_bytes: int,
+        bucket_rows: int = 1,
+        num_places: int = 2**63 - 1,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._storage, self._prefix, self._buffer_bytes, self._check = storage, prefix, buffer_bytes, check
+        self._bucket_rows, self._num_places = bucket_rows, num_places
+        self._tables: list[pa.Table] = []
+        self._places: list[Int64] = []
+        self._num_bytes = 0
+        self._runs: list[SortedRun] = []
 
-    def append(self, rows: pa.Table, num_bytes: int) -> None:
-        """Add rows, with their places and numbers; write a run when the buffer is full."""
-        self._buffered.append(rows)
-        self._num_buffered += num_bytes
-        if self._num_buffered >= self.job.buffer_bytes:
+    def append(self, table: pa.Table, places: Int64, num_bytes: int) -> None:
+        """Add rows and the place of each; `num_bytes` are their bytes in memory."""
+        self._tables.append(table)
+        self._places.append(places)
+        self._num_bytes += num_bytes
+        if self._num_bytes >= self._buffer_bytes:
             self._flush()
 
-    def end(self) -> None:
-        """Write the buffered rows, and note all runs: the task is done."""
-        if self._buffered:
+    def end(self) -> list[SortedRun]:
+        """Write the buffered rows, and return all runs."""
+        if self._tables:
             self._flush()
-        self._refuse_taken_over()
-        _write_runs(self.storage, self.prefix, self.name, self._runs)
-
-    def _refuse_taken_over(self) -> None:
-        """Refuse an output that another run has taken over."""
-        if self.job.shared:
-            refuse_taken_over(self.storage, self.job.plan, shared=True)
+        self._check()
+        return self._runs
 
     def _flush(self) -> None:
-        self._refuse_taken_over()
-        table = pa.concat_tables(self._buffered)
-        places = table.column(PLACE).to_numpy()
-        keep = np.flatnonzero(places < self.job.plan.num_samples)
-        order = keep[np.argsort(places[keep], kind="stable")]
-        path = f"{SPILL_FOLDER}/{self.prefix}-{self.name}-{self.job.buffer_bytes}-{len(self._runs):06d}.arrow"
-        size = write_run(self.storage, path, table.take(pa.array(order)), places[order] // self.cut_rows)
-        self._runs.append(SortedRun(path, size, len(table), self._num_buffered))
-        self._buffered, self._num_buffered = [], 0
+        self._check()
+        table, places = pa.concat_tables(self._tables), np.concatenate(self._places)
+        num_rows = len(table)
+        if (places[1:] < places[:-1]).any():
+            order = np.argsort(places, kind="stable")
+            order = order[: np.searchsorted(places, self._num_places, sorter=order)]
+            table, places = table.take(pa.array(order)), places[order]
+        else:
+            places = places[: np.searchsorted(places, self._num_places)]
+            table = table[: len(places)]
+        if len(table):
+            path = f"{self._prefix}-{len(self._runs):06d}.arrow"
+            size = _write_run(self._storage, path, table, places // self._bucket_rows)
+            self._runs.append(SortedRun(path, size, num_rows, self._num_bytes))
+        self._tables, self._places, self._num_bytes = [], [], 0
 
 
-def write_run(storage: Storage, path: str, table: pa.Table, buckets: Int64) -> int:
-    """Write sorted rows, one record batch per bucket; return the bytes of the file."""
+def _write_run(storage: Storage, path: str, table: pa.Table, buckets: Int64) -> int:
+    """Write sorted rows and the list of their batches; return the bytes of the file."""
     numbers, starts = np.unique(buckets, return_index=True)
-    schema = table.schema.with_metadata({BUCKETS: orjson.dumps(numbers.tolist())})
     with storage.publish(path) as file:
         sink = ArrowSink(file)
-        with pa.ipc.new_file(sink, schema) as writer:
+        bounds = []
+        with pa.ipc.new_file(sink, table.schema) as writer:
             for start, stop in pairwise([*starts.tolist(), len(buckets)]):
-                batch = table.slice(start, stop - start).combine_chunks()
-                writer.write_batch(batch.to_batches()[0].replace_schema_metadata(schema.metadata))
+                bounds.append(sink.tell())
+                writer.write_batch(table.slice(start, stop - start).combine_chunks().to_batches()[0])
+            bounds.append(sink.tell())
+        listed = orjson.dumps([numbers.tolist(), bounds])
+        sink.write(listed + len(listed).to_bytes(_LENGTH_BYTES, "little"))
     return sink.tell()
 
 
@@ -157,66 +153,80 @@ class ArrowSink:
         """Do nothing: the owner closes the pending file."""
 
 
-def _note_path(prefix: str, name: str) -> str:
-    return f"{SPILL_FOLDER}/{prefix}-{name}.json"
+class OpenRun:
+    """A run, open for reading; a damaged or missing one raises CorruptDataError.
 
-
-def _write_runs(storage: Storage, prefix: str, name: str, runs: Sequence[SortedRun]) -> None:
-    """Note the runs of a task, or of a list."""
-    with storage.publish(_note_path(prefix, name)) as file:
-        file.write([orjson.dumps([[*run] for run in runs])])
-
-
-def tasks_without_note(storage: Storage, steps: Steps, tasks: Sequence[Task]) -> list[Task]:
-    """Return the tasks that have left no note; the folder is listed once."""
-    existing = set(storage.list(SPILL_FOLDER))
-    return [task for task in tasks if f"{steps.prefix}-{task.name}.json" not in existing]
-
-
-def unfinished_tasks(storage: Storage, steps: Steps, tasks: Sequence[Task]) -> list[Task]:
-    """Return the tasks that are not finished; the folder is listed once."""
-    unfinished = set(tasks_without_note(storage, steps, tasks))
-    if not storage.is_remote:  # a power failure may tear notes on a disk, so they are read
-        noted = [task for task in tasks if task not in unfinished]
-        notes = in_order(lambda task: _runs(storage, steps, task.name), noted, _REQUESTS_AT_ONCE)
-        unfinished.update(task for task, runs in zip(noted, notes, strict=True) if runs is None)
-    return [task for task in tasks if task in unfinished]
-
-
-def _runs(storage: Storage, steps: Steps, name: str) -> list[SortedRun] | None:
-    """Return the runs of a task, or of a list; None if its note is missing or damaged."""
-    note = read_note(storage, _note_path(steps.prefix, name))
-    if not isinstance(note, list) or not all(isinstance(run, list) and len(run) == 4 for run in note):
-        return None
-    return [SortedRun(*run) for run in note]
-
-
-def listed_runs(storage: Storage, steps: Steps, title: str, names: Sequence[str]) -> list[SortedRun]:
-    """Return the runs of tasks that are read together, in the order of the tasks.
-
-    The first reader lists them in one file, so that others read one note instead of many. `title` names this file, and
-    is not the name of a task.
-
-    Raises:
-        CorruptDataError: The note of a task is missing.
+    Args:
+        storage: The output.
+        run: The run.
     """
-    listed = _runs(storage, steps, title)
-    if listed is not None:
-        return listed
-    found: list[SortedRun] = []
-    noted = in_order(lambda name: _runs(storage, steps, name), names, _REQUESTS_AT_ONCE)
-    for name, runs in zip(names, noted, strict=True):
-        if runs is None:
-            raise CorruptDataError(
-                "the note of a scatter task is missing or damaged",
-                place=f"{storage.url}/{_note_path(steps.prefix, name)}",
-                expected="a note that lists the runs of the task",
-                remedy="continue with --resume; with a plan, run the shares again, pass by pass",
-                url=f"{storage.url}/{_note_path(steps.prefix, name)}",
-            )
-        found += runs
-    _write_runs(storage, steps.prefix, title, found)
-    return found
+
+    def __init__(self, storage: Storage, run: SortedRun) -> None:
+        self._place = f"{storage.url}/{run.path}"
+        with _name_damage(self._place):
+            ranges = _Ranges(storage, run.path, run.size)
+            ranges.fetch(max(0, run.size - _TAIL_BYTES), run.size)
+            end = run.size - _LENGTH_BYTES
+            begin = end - int.from_bytes(ranges.at(end, run.size), "little")
+            buckets, bounds = orjson.loads(ranges.at(begin, end))
+            self._buckets, self._bounds = np.asarray(buckets, np.int64), bounds
+            ranges.size = begin  # Arrow looks for its footer at the end
+            self._reader = pa.ipc.open_file(pa.PythonFile(ranges, mode="r"))
+            ranges.fetch(0, 0)
+        self._ranges = ranges
+
+    def read_buckets(self, first: int, last: int) -> list[pa.RecordBatch]:
+        """Read the batches of the buckets first, ..., last."""
+        low, high = map(int, np.searchsorted(self._buckets, [first, last + 1]))
+        if low == high:
+            return []
+        with _name_damage(self._place):
+            self._ranges.fetch(self._bounds[low], self._bounds[high])
+            batches = [self._reader.get_batch(number) for number in range(low, high)]
+            self._ranges.fetch(0, 0)
+        return batches
+
+
+class _Ranges:
+    """A file object for Arrow that serves a fetched range from memory. The file is open only during a read."""
+
+    closed = False
+
+    def __init__(self, storage: Storage, path: str, size: int) -> None:
+        self.size = size
+        self._storage, self._path, self._file_size = storage, path, size
+        self._position = self._start = 0
+        self._fetched = memoryview(b"")
+
+    def fetch(self, start: int, stop: int) -> None:
+        """Fetch a range with one read, and drop the one before; batches that use that keep its memory."""
+        data = memoryview(pa.allocate_buffer(stop - start)).cast("B")  # Arrow's pool keeps its pages
+        if start < stop:
+            self._storage.open(self._path, self._file_size).read_into(data, start)
+        self._start, self._fetched = start, data.toreadonly()
+
+    def at(self, start: int, stop: int) -> memoryview:
+        """Return the bytes start, ..., stop - 1 of the file."""
+        if start < self._start or stop - self._start > len(self._fetched):
+            return memoryview(self._storage.open(self._path, self._file_size).read(start, stop - start))
+        return self._fetched[start - self._start : stop - self._start]
+
+    def read(self, num_bytes: int) -> memoryview:
+        start, self._position = self._position, min(self._position + num_bytes, self.size)
+        return self.at(start, self._position)
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._position = offset + (0, self._position, self.size)[whence]
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        """Do nothing: no file is open."""
 
 
 def damaged_spill(place: str, found: str) -> CorruptDataError:
@@ -231,32 +241,15 @@ def damaged_spill(place: str, found: str) -> CorruptDataError:
     )
 
 
-def open_run(storage: Storage, run: SortedRun) -> SpillFile:
-    """Open a run.
-
-    Raises:
-        CorruptDataError: It is damaged or missing.
-    """
-    with _name_damage(storage, run):
-        return open_spill(storage, run.path, run.size)
-
-
-def read_buckets(storage: Storage, run: SortedRun, file: SpillFile, first: int, last: int) -> list[pa.RecordBatch]:
-    """Read the buckets first, ..., last of a run; raises as `open_run` does."""
-    with _name_damage(storage, run):
-        return file.read_buckets(first, last)
-
-
 @contextmanager
-def _name_damage(storage: Storage, run: SortedRun) -> Iterator[None]:
-    place = f"{storage.url}/{run.path}"
+def _name_damage(place: str) -> Iterator[None]:
     try:
         yield
     except (CorruptDataError, DatasetNotFoundError) as error:
         raise damaged_spill(place, error.cause) from error
     except WdsplitError:
         raise
-    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+    except (pa.ArrowException, OSError, OverflowError, ValueError, KeyError, TypeError) as error:
         raise damaged_spill(place, str(error)) from error
 
 

@@ -1,0 +1,68 @@
+"""The record of an unfinished run in its output: a folder with its plan, beside the notes of its tasks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from wdsplit.errors import ConvertError
+from wdsplit.jobs.notes import read_note
+from wdsplit.storage.interface import Storage
+
+__all__ = ["Record"]
+
+
+class Record:
+    """The folder of a run.
+
+    Args:
+        storage: The output of the run.
+        folder: The folder in it.
+    """
+
+    def __init__(self, storage: Storage, folder: str) -> None:
+        self.storage, self.folder = storage, folder
+        self.plan_path = f"{folder}/plan.json"
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether there is an unfinished run, even if its plan is damaged."""
+        return self.storage.size(self.plan_path) is not None
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        """What the run noted of its plan: `plan` is the hash that names it. Empty if it is damaged or missing."""
+        note = read_note(self.storage, self.plan_path)
+        return note if isinstance(note, dict) else {}
+
+    def begin(self, plan: dict[str, Any]) -> None:
+        """Note the plan: from here on, the output belongs to this run."""
+        with self.storage.publish(self.plan_path, durable=True) as file:
+            file.write([orjson.dumps(plan, option=orjson.OPT_INDENT_2)])
+
+    def end(self, storage: Storage | None = None) -> None:
+        """Remove the folder, the plan first, so that a late task notices that its run has ended."""
+        (storage or self.storage).remove(self.plan_path, self.folder)
+
+    def refuse_taken_over(self, plan: str, shared: bool = False) -> None:
+        """Refuse to continue if another run has started in the output meanwhile, where no lock prevents that.
+
+        Runs of the same plan are harmless: they write the same bytes. Other machines may write to `shared` outputs, and
+        always to remote ones.
+
+        Raises:
+            ConvertError: The output belongs to another run, is already finished, or is not the run's original output.
+        """
+        is_remote = self.storage.is_remote
+        if (is_remote or shared) and self.plan.get("plan") != plan:
+            raise ConvertError(
+                "another run has taken over or finished the output"
+                + ("" if is_remote else "; or this machine sees another folder at its path"),
+                place=self.storage.url,
+                expected=f"plan {plan}",
+                found="another plan, or none",
+                remedy="make sure that only one run at a time writes to an output, on all machines"
+                + ("" if is_remote else ", and that all machines can access it"),
+                url=self.storage.url,
+            )
