@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 _SHOWN_KEYS = 5
 _MAX_CLASSES = 10_000
 
+_Task = tuple[range, "Bits | None"]
+"""The shards of a task, and the bits of the samples to choose from; None for all samples."""
 _SHARDS_AT_ONCE = 64
 """Number of shards per task."""
 _REQUESTS_AT_ONCE = 16
@@ -98,48 +100,6 @@ class Chosen:
     selection: Selection
     found: Mapping[str, npt.NDArray[np.bool_]]
     classes: Mapping[str, Tally] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, eq=False)
-class _Span:
-    """The shards of a task, and the bits of the samples to choose from; None for all samples."""
-
-    shards: range
-    base: Bits | None
-
-
-class _Spans(Sequence[_Span]):
-    """The tasks; each is created when the engine asks for it.
-
-    Args:
-        totals: int64 of shape (shards,): the number of samples of each shard.
-        base: The samples to choose from; None for all.
-    """
-
-    def __init__(self, totals: Int64, base: Selection | None) -> None:
-        self._num_shards = len(totals)
-        self._ends = np.cumsum(-(-totals // 8))
-        self._bits = None if base is None else packed(base)
-
-    def __len__(self) -> int:
-        return -(-self._num_shards // _SHARDS_AT_ONCE)
-
-    @overload
-    def __getitem__(self, number: int) -> _Span: ...
-
-    @overload
-    def __getitem__(self, number: slice) -> Sequence[_Span]: ...
-
-    def __getitem__(self, number: int | slice) -> _Span | Sequence[_Span]:
-        if isinstance(number, slice):
-            return [self[each] for each in range(len(self))[number]]
-        first = range(len(self))[number] * _SHARDS_AT_ONCE
-        shards = range(first, min(self._num_shards, first + _SHARDS_AT_ONCE))
-        return _Span(shards, None if self._bits is None else self._bits[self.bytes_of(shards)])
-
-    def bytes_of(self, shards: range) -> slice:
-        """Return the slice of all bits that belongs to these shards."""
-        return slice(int(self._ends[shards.start - 1]) if shards.start else 0, int(self._ends[shards.stop - 1]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -231,8 +191,13 @@ def choose(
         columns.parse(choice.where)
     elif base is not None and not (choice.spellings or counted):
         return Chosen(base, {})
-    spans = _Spans(totals, base)
-    bits = np.zeros(int((-(-totals // 8)).sum()), np.uint8)
+    ends = np.append(0, np.cumsum(-(-totals // 8)))
+    bits = np.zeros(int(ends[-1]), np.uint8)
+    whole = None if base is None else packed(base)
+    tasks: list[_Task] = []
+    for first in range(0, len(totals), _SHARDS_AT_ONCE):
+        shards = range(first, min(len(totals), first + _SHARDS_AT_ONCE))
+        tasks.append((shards, None if whole is None else whole[ends[shards.start] : ends[shards.stop]]))
     found = {name: np.zeros(each.num_keys, np.int64) for name, each in choice.spellings.items()}
     classes = {name: Tally(Counter(), Counter()) for name in counted}
     done = samples = 0
@@ -242,13 +207,13 @@ def choose(
     num_bytes = len(totals) * _SHARD_BYTES + int(totals.sum()) * _SAMPLE_BYTES
     mapped = (engine or LocalEngine(1)).map(
         work,
-        spans,
+        tasks,
         num_bytes=None if columns.storage.has_latency else num_bytes,
-        describe=partial(_describe, columns),
+        describe=lambda task: columns.manifest.shards[task[0].start].path,
     )
     with closing(mapped) as parts:
         for part in parts:
-            bits[spans.bytes_of(part.shards)] = part.bits
+            bits[ends[part.shards.start] : ends[part.shards.stop]] = part.bits
             for name, numbers in part.found.items():
                 np.add.at(found[name], numbers, 1)
             for name in list(classes):
@@ -268,17 +233,13 @@ def choose(
     return Chosen(selection_of(totals, bits), {name: counts > 0 for name, counts in found.items()}, classes)
 
 
-def _describe(columns: SampleColumns, span: _Span) -> str:
-    return columns.manifest.shards[span.shards.start].path
-
-
 def _choose_some(
     columns: SampleColumns,
     totals: Int64,
     where: str | None,
     lists: Mapping[str, Spellings],
     counted: Sequence[str],
-    span: _Span,
+    task: _Task,
 ) -> _Part:
     """Choose samples of the shards of a task. Runs in a worker process; may run twice."""
     condition = None if where is None else columns.parse(where)
@@ -286,7 +247,7 @@ def _choose_some(
     bits: list[Bits] = [np.zeros(0, np.uint8)]
     found: dict[str, list[Int64]] = {name: [np.zeros(0, np.int64)] for name in lists}
     classes = {name: Tally(Counter(), Counter()) for name in counted}
-    for table, mask in _tables(columns, totals, names, span):
+    for table, mask in _tables(columns, totals, names, task):
         if condition is not None:
             rows = condition.rows([table.column(name) for name in condition.columns], len(table))
             mask &= _mask_of(rows, len(table))
@@ -298,20 +259,20 @@ def _choose_some(
             classes[name].add(_tally(table.column(name), mask))
         bits.append(np.packbits(mask, bitorder="little"))
     joined = {name: np.concatenate(numbers) for name, numbers in found.items()}
-    return _Part(span.shards, np.concatenate(bits), joined, classes)
+    return _Part(task[0], np.concatenate(bits), joined, classes)
 
 
 def _tables(
-    columns: SampleColumns, totals: Int64, names: Sequence[str], span: _Span
+    columns: SampleColumns, totals: Int64, names: Sequence[str], task: _Task
 ) -> Iterator[tuple[pa.Table, npt.NDArray[np.bool_]]]:
     """Yield the columns of each shard of a task, and the samples to choose from."""
     threads = _REQUESTS_AT_ONCE if columns.storage.has_latency else 1
-    begin = 0
-    read = in_order(partial(columns.read, names=names), span.shards, threads)
-    for shard, table in zip(span.shards, read, strict=True):
+    begin, (shards, base) = 0, task
+    read = in_order(partial(columns.read, names=names), shards, threads)
+    for shard, table in zip(shards, read, strict=True):
         total = int(totals[shard])
         end = begin - (-total // 8)
-        bits = np.full(end - begin, 255, np.uint8) if span.base is None else span.base[begin:end]
+        bits = np.full(end - begin, 255, np.uint8) if base is None else base[begin:end]
         yield table.slice(0, total), np.unpackbits(bits, count=total, bitorder="little").view(np.bool_)
         begin = end
 

@@ -1,11 +1,9 @@
 import dataclasses
-import io
 import subprocess
 import sys
-import zipfile
+import zlib
 
 import numpy as np
-import orjson
 import pyarrow as pa
 import pytest
 
@@ -86,20 +84,7 @@ def test_a_plan_comes_back_as_it_was_and_the_same_plan_gives_the_same_bytes(plan
 
 
 def test_nothing_else_looks_like_a_plan():
-    other = io.BytesIO()
-    with zipfile.ZipFile(other, "w") as archive:
-        archive.writestr("wdsplit-plan.txt", b"")
-    assert not any(map(is_plan, (b"", b"PAR1", b"PK\3\4", other.getvalue()[:64])))
-
-
-def test_the_file_can_be_looked_into_with_any_zip_program():
-    with zipfile.ZipFile(io.BytesIO(dump_plan(saved_of(PLANS["grouped"])))) as archive:
-        assert archive.testzip() is None
-        header = orjson.loads(archive.read("wdsplit-plan.json"))
-        files = pa.ipc.open_file(pa.py_buffer(archive.read("files.arrow"))).read_all()
-    assert (header["plan"], header["wdsplit"], header["output"]) == (PLANS["grouped"].hash, VERSION, "s3://bucket/out")
-    assert files.column("path").to_pylist() == [file.path for file in PLAIN]
-    assert files.column("row_groups").to_pylist() == [[20, 3], []]
+    assert not any(map(is_plan, (b"", b"PAR1", b"PK\3\4", b"wdsplit")))
 
 
 @pytest.mark.parametrize(
@@ -117,93 +102,20 @@ def test_a_url_with_a_secret_is_refused_and_not_told(url):
 def test_what_reaches_a_store_is_not_written():
     file = dataclasses.replace(REMOTE[0], remote=Remote("s3://b/x.parquet", {"secret_access_key": "SECRET"}))
     data = dump_plan(saved_of(plan_of([file], shards=1)))
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        assert not any(b"SECRET" in archive.read(name) for name in archive.namelist())
+    assert b"SECRET" not in zlib.decompress(data[data.index(b"\n") + 17 :])
     (found,) = parse_plan(data, VERSION).plan.table.files
     assert found.remote is not None and found.remote.options is None
 
 
 @pytest.mark.parametrize("plan", ["plain", "grouped"])
-def test_a_byte_that_was_changed_or_is_missing_is_noticed_or_changes_nothing(plan):
-    """Some bytes of a zip mean nothing, such as its dates."""
-    saved = saved_of(PLANS[plan])
-    data = dump_plan(saved)
-    noticed = 0
+def test_a_byte_that_was_changed_or_is_missing_is_noticed(plan):
+    data = dump_plan(saved_of(PLANS[plan]))
     for place in range(len(data)):
         changed = bytearray(data)
         changed[place] ^= 1 << place % 8
-        for damaged in (bytes(changed), data[:place] if place % 5 == 0 else bytes(changed)):
-            try:
-                assert parse_plan(damaged, VERSION) == saved
-            except CorruptDataError as error:
-                assert error.cause == "a plan file is damaged"
-                noticed += 1
-    assert noticed > len(data)
-
-
-@pytest.mark.parametrize(
-    "data", [b"", b"PK\3\4", b"no plan", b"PK\5\6" + bytes(18)], ids=["empty", "PK", "text", "zip"]
-)
-def test_what_is_no_plan_is_refused(data):
-    with pytest.raises(CorruptDataError, match="a plan file is damaged"):
-        parse_plan(data, VERSION)
-
-
-def rewritten(data, change, member="wdsplit-plan.json"):
-    """Return a plan file with a member changed, and nothing else: as somebody's program may write it."""
-    changed = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(data)) as archive, zipfile.ZipFile(changed, "w") as other:
-        for name in archive.namelist():
-            other.writestr(name, change(archive.read(name)) if name == member else archive.read(name))
-    return changed.getvalue()
-
-
-def header_with(**changes):
-    return lambda header: orjson.dumps(orjson.loads(header) | changes)
-
-
-@pytest.mark.parametrize(
-    ("changes", "kind", "part"),
-    [
-        ({"wdsplit_plan": 2}, InputError, "another version"),
-        ({"plan": "0" * 32}, CorruptDataError, "0" * 32),
-        ({"key": "label"}, CorruptDataError, "where"),
-        ({"num_shards": None}, CorruptDataError, "where"),
-        ({"fields": 3}, CorruptDataError, "TypeError"),
-        ({"options": {"unknown": 1}}, CorruptDataError, "TypeError"),
-        ({"selection": None}, CorruptDataError, "TypeError"),
-        ({"checksums": {}}, CorruptDataError, "other bytes"),
-        ({"output": 5}, CorruptDataError, "output 5"),
-        ({"folder": None}, CorruptDataError, "folder None"),
-        ({"memory": "1GiB"}, CorruptDataError, "memory '1GiB'"),
-        ({"emit": "dali"}, CorruptDataError, "emit 'dali'"),
-    ],
-    ids=str,
-)
-def test_a_header_that_does_not_fit_is_refused(changes, kind, part):
-    data = rewritten(dump_plan(saved_of(PLANS["plain"])), header_with(**changes))
-    with pytest.raises(kind) as found:
-        parse_plan(data, VERSION)
-    assert part in str(found.value)
-
-
-@pytest.mark.parametrize("name", ["plan", "output", "options", "checksums"])
-def test_a_header_that_lacks_a_value_is_refused(name):
-    def without(header):
-        return orjson.dumps({key: value for key, value in orjson.loads(header).items() if key != name})
-
-    with pytest.raises(CorruptDataError, match="a plan file is damaged") as found:
-        parse_plan(rewritten(dump_plan(saved_of(PLANS["plain"])), without), VERSION)
-    assert repr(name) in found.value.found
-
-
-def test_other_files_than_were_written_are_refused():
-    data = dump_plan(saved_of(PLANS["plain"]))
-    with zipfile.ZipFile(io.BytesIO(dump_plan(saved_of(PLANS["csv"])))) as archive:
-        other = archive.read("files.arrow")
-    with pytest.raises(CorruptDataError, match="damaged") as found:
-        parse_plan(rewritten(data, lambda _: other, "files.arrow"), VERSION)
-    assert "other bytes than were written" in str(found.value)
+        for damaged in (bytes(changed), data[:place]):
+            with pytest.raises(CorruptDataError, match="a plan file is damaged"):
+                parse_plan(damaged, VERSION)
 
 
 def test_another_version_is_refused_with_both():
