@@ -17,7 +17,7 @@ from wdsplit.conversion.planning import PathLike
 from wdsplit.conversion.prepare import Places
 from wdsplit.conversion.spool import spooled
 from wdsplit.engines.local import Engine, LocalEngine
-from wdsplit.errors import InputError, WdsplitError
+from wdsplit.errors import InputError
 from wdsplit.shards import annotations as stored
 from wdsplit.shards.annotations import Annotation, check_annotation_name
 from wdsplit.shards.files import read_manifest
@@ -96,26 +96,15 @@ def _annotate_rows(
     work: Joining, rows: PythonSource, engine: Engine, report: Callable[[AnnotateProgress], None]
 ) -> Annotation:
     """Write rows from Python to a file and join that. It is in the run's folder; for a remote dataset, in TMPDIR."""
-    if work.storage.is_remote and not engine.is_local:
-        raise InputError(
-            "other machines cannot access rows from Python",
-            place=work.storage.url,
-            expected="a dataset on a shared file system, or an engine of this machine",
-            remedy="leave out engine=, or write the rows to a table that all machines can access",
-        )
 
     def report_rows(num_rows: int) -> None:
         report(AnnotateProgress("read", num_rows, rows.num_rows))
 
     folder = open_storage(work.run.path, work.places.output_options)
     try:
-        with spooled(rows, folder, work.check_columns, report_rows) as path:
-            try:
-                work = replace(work, places=replace(work.places, inputs=[path], input_options=None))
-                return work.carry_out([path], engine, report, rows.what)
-            except WdsplitError as error:
-                error.place, error.found = (text.replace(path, rows.what) for text in (error.place, error.found))
-                raise
+        with spooled(rows, folder, engine.is_local, work.check_columns, report_rows) as path:
+            work = replace(work, places=replace(work.places, inputs=[path], input_options=None))
+            return work.carry_out([path], engine, report, rows.what)
     finally:
         work.run.tidy()
 

@@ -21,7 +21,7 @@ from wdsplit.conversion.published import ShardRow
 from wdsplit.conversion.run import Run
 from wdsplit.conversion.spool import spooled
 from wdsplit.engines.local import Engine, LocalEngine
-from wdsplit.errors import InputError, OutputExistsError, WdsplitError, noted
+from wdsplit.errors import InputError, OutputExistsError, noted
 from wdsplit.shards.manifest import Manifest
 from wdsplit.storage.opening import open_storage
 from wdsplit.tables.python_source import PythonSource, python_source
@@ -131,26 +131,19 @@ def _convert_any(
     if not isinstance(source, PythonSource):
         return _convert(places, options, progress, engine)
     storage = open_storage(places.output, places.output_options)
-    if engine is not None and not engine.is_local and storage.is_remote:
-        raise InputError(
-            "other machines cannot access rows from Python",
-            place=places.output,
-            expected="an output on a shared file system, or an engine of this machine",
-            remedy="leave out engine=, or write the rows to a table that all machines can access",
-        )
     if not options.splits:
         Run(storage).refuse_output(options.overwrite, options.resume)
 
     def report(num_rows: int) -> None:
         (progress or no_progress)(Progress("read", num_rows, source.num_rows))
 
-    with spooled(source, storage, lambda schema: refuse_early(schema, options), report) as path:
+    is_local = engine is None or engine.is_local
+    with spooled(source, storage, is_local, lambda schema: refuse_early(schema, options), report) as path:
         places = replace(places, inputs=[path], input_options=None, are_spooled=True)
         try:
             return _convert(places, replace(options, hive=False), progress, engine)
-        except WdsplitError as error:
-            error.place = error.place.replace(path, source.what)
-            if options.resume and isinstance(error, OutputExistsError):
+        except OutputExistsError as error:
+            if options.resume:
                 noted(error, "the rows were read again: they must be those of the run, in their order")
             raise
 

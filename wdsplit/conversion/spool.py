@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.ipc
 import xxhash
 
-from wdsplit.errors import InputError
+from wdsplit.errors import InputError, WdsplitError
 from wdsplit.fields.promote import joined_schema
 from wdsplit.shards.manifest import RUN_FOLDER
 from wdsplit.storage.interface import Storage
@@ -35,20 +35,34 @@ _MIN_ROWS, _MIN_BYTES = 1024, 1024**2
 
 @contextmanager
 def spooled(
-    source: PythonSource, output: Storage, check: Callable[[pa.Schema], None], report: Callable[[int], None]
+    source: PythonSource,
+    output: Storage,
+    is_local: bool,
+    check: Callable[[pa.Schema], None],
+    report: Callable[[int], None],
 ) -> Iterator[str]:
     """Write the rows of a source into a file, which exists until the block ends; yield its path.
+
+    Errors of the block name the source instead of the file.
 
     Args:
         source: The rows.
         output: The output of the conversion: the file is in the folder of its run, or in TMPDIR if it is remote.
+        is_local: Whether the file is read only on this machine.
         check: Called with the columns of the first rows; it may refuse them.
         report: Called with the number of rows so far.
 
     Raises:
-        InputError: There are no rows, or they do not fit into one table.
+        InputError: There are no rows, or they do not fit into one table, or other machines cannot access them.
         StorageError: The file cannot be written, or another process converts Python's rows into this output.
     """
+    if output.is_remote and not is_local:
+        raise InputError(
+            "other machines cannot access rows from Python",
+            place=output.url,
+            expected="an output on a shared file system, or an engine of this machine",
+            remedy="leave out engine=, or write the rows to a table that all machines can access",
+        )
     with ExitStack() as stack:
         if output.is_remote:
             folder = stack.enter_context(TemporaryDirectory(prefix="wdsplit-rows-"))
@@ -57,7 +71,12 @@ def spooled(
             is_new = not os.path.isdir(output.url)
             stack.enter_context(output.lock(f"{RUN_FOLDER}/{SPOOL}.lock"))
             stack.callback(_remove, output, is_new)
-        yield _written(source, folder, check, report)
+        path = _written(source, folder, check, report)
+        try:
+            yield path
+        except WdsplitError as error:
+            error.place, error.found = (text.replace(path, source.what) for text in (error.place, error.found))
+            raise
 
 
 def _remove(output: Storage, is_new: bool) -> None:

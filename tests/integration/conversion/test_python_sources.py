@@ -105,7 +105,7 @@ def test_values_that_do_not_go_with_the_rows_before_are_refused(tmp_path, late, 
 
     with (
         pytest.raises(InputError, match=cause) as caught,
-        spooled(source, LocalStorage(str(tmp_path / "out")), lambda schema: None, lambda num_rows: None),
+        spooled(source, LocalStorage(str(tmp_path / "out")), True, lambda schema: None, lambda num_rows: None),
     ):
         pass
     assert caught.value.place.startswith("rows ")
