@@ -52,10 +52,10 @@ def write_shards(
     stream = _Stream(map(partial(_encoded, plan), read(plan.rows(shards[0])[0], plan.rows(shards[-1])[1])))
     for number in shards:
         catalog = CatalogBuilder() if needs_catalogs(job.emit) else None
-        tables: list[pa.Table] = []
-        bodies = _checked_at_the_end(storage, job, _bodies(plan, number, stream, read, tables, catalog))
-        samples = partial(_joined, plan.samples, tables)
-        shard = write_shard(storage, shard_path(number), bodies, plan.num_pads_of(number), samples)
+        tables = [plan.samples.empty_table()]
+        bodies = _bodies(job, storage, number, stream, read, tables, catalog)
+        table = partial(pa.concat_tables, tables)
+        shard = write_shard(storage, shard_path(number), bodies, plan.num_pads_of(number), table)
         if catalog is not None:
             write_shard_sidecars(storage, shard, catalog.build(), job.emit)
         yield ShardRow(shard.num_samples, shard.num_pads, shard.num_bytes, shard.checksum)
@@ -72,12 +72,6 @@ def describe_rows(plan: Plan, first: int, stop: int) -> str:
     """Return a text that names the rows at the places first, ..., stop - 1, and their files."""
     paths = [part.file.path for part in plan.table.ranges(first, stop)]
     return f"rows {first} to {stop - 1} of {paths[0]}" + (f" to {paths[-1]}" if paths[-1] != paths[0] else "")
-
-
-def _checked_at_the_end(storage: Storage, job: ConvertJob, bodies: Iterator[Body]) -> Iterator[Body]:
-    """Yield the samples of a shard; just before it is published, refuse an output that another run has taken over."""
-    yield from bodies
-    job.refuse_taken_over(storage)
 
 
 def _reader(
@@ -138,12 +132,9 @@ class _Stream:
             count -= cut
 
 
-def _joined(schema: pa.Schema, tables: list[pa.Table]) -> pa.Table:
-    return pa.concat_tables(tables) if tables else schema.empty_table()
-
-
 def _bodies(
-    plan: Plan,
+    job: ConvertJob,
+    storage: Storage,
     shard: int,
     stream: _Stream,
     read: Callable[[int, int], Iterator[Rows]],
@@ -151,6 +142,7 @@ def _bodies(
     catalog: CatalogBuilder | None,
 ) -> Iterator[Body]:
     """Yield the samples of a shard, batch by batch, pads last; add all but the pads to tables and catalog."""
+    plan = job.plan
     first, stop = plan.rows(shard)
     begin: _Samples | None = None
     for samples in stream.take(stop - first):
@@ -160,24 +152,18 @@ def _bodies(
         if catalog is not None:
             catalog.append(samples.keys, samples.fields)
         yield samples.body
-    number = 0
-    for fields in _pads(plan, shard, begin, read):
+    count, number = plan.num_pads_of(shard), 0
+    if count and begin is not None and count <= len(begin):  # because rereading a row group is slow
+        pads = iter([begin.slice(0, count).fields])
+    else:
+        pads = (_fields_of(plan, rows) for first, stop in plan.pads(shard) for rows in read(first, stop))
+    for fields in pads:
         raise_if_cancelled()
         count = len(next(iter(fields.values())))
         keys = pa.array([pad_key(shard, number + row) for row in range(count)], pa.large_string())
         yield build_body(keys, fields)
         number += count
-
-
-def _pads(
-    plan: Plan, shard: int, begin: _Samples | None, read: Callable[[int, int], Iterator[Rows]]
-) -> Iterator[dict[str, pa.LargeBinaryArray]]:
-    """Yield the fields of the pads; reuses the first batch if it suffices, because rereading a row group is slow."""
-    count = plan.num_pads_of(shard)
-    if count and begin is not None and count <= len(begin):
-        yield begin.slice(0, count).fields
-    else:
-        yield from (_fields_of(plan, rows) for first, stop in plan.pads(shard) for rows in read(first, stop))
+    job.refuse_taken_over(storage)  # just before the shard is published
 
 
 def keys_of(plan: Plan, rows: Rows) -> pa.LargeStringArray:
