@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from typing import Any
 
 from wdsplit.loading.reading.source import AnySource
+from wdsplit.loading.stage_kinds import dropping
 from wdsplit.order.distribution import reading_advice
 from wdsplit.order.split import World
 
-__all__ = ["announce"]
+__all__ = ["announce", "warn_of_dropped_samples"]
 
 logger = logging.getLogger(__name__)
 
 _announced: set[tuple[str, World, str, str]] = set()
+_warned: set[tuple[str, str]] = set()
 
 
 def announce(source: AnySource, epoch: int, world: World, num_workers: int = 0, batch_size: int = 0) -> None:
@@ -45,3 +49,18 @@ def announce(source: AnySource, epoch: int, world: World, num_workers: int = 0, 
     advice = reading_advice(source.options.lanes, world.world_size, num_workers or world.num_workers)
     if advice is not None and is_first:
         logger.warning("%s: %s", url, advice)
+
+
+def warn_of_dropped_samples(source: AnySource, world: World, stages: Sequence[Any]) -> None:
+    """Log once per process and dataset that stages may drop samples, so that ranks may have different steps."""
+    key = source.url, ", ".join(dropping(stages))
+    if not key[1] or world.world_size == 1 or source.options.tail == "uneven" or world.rank or world.worker:
+        return
+    if key in _warned:
+        return
+    _warned.add(key)
+    logger.warning(
+        "%s: %s may drop samples, so ranks may have different numbers of steps and wait for each other forever: "
+        "filter the rows when you convert the table (--where), or end all ranks after the fewest steps",
+        *key,
+    )

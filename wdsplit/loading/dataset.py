@@ -8,28 +8,29 @@ all that it has made, so ranks whose workers counted them could disagree.
 
 from __future__ import annotations
 
-import dataclasses
 import multiprocessing.context
 import os
 import reprlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from wdsplit import notebook
 from wdsplit.errors import InputError, TopologyError, UnsizedError
-from wdsplit.loading.announcing import announce
+from wdsplit.loading.announcing import announce, warn_of_dropped_samples
 from wdsplit.loading.epochs import SharedEpoch, checked_epoch
 from wdsplit.loading.fluid import FluidPipeline
-from wdsplit.loading.iteration import Iteration, resumable, why_not_one_to_one
+from wdsplit.loading.iteration import Iteration
 from wdsplit.loading.opening import opened_source
 from wdsplit.loading.options import DatasetOptions, bad_samples_of, checked_options, with_flat_signature
 from wdsplit.loading.reading.lookup import find_sample
 from wdsplit.loading.reading.source import AnySource, Source
 from wdsplit.loading.second_split import refuse_counting_trainer, refuse_second_split, refuse_splitters
+from wdsplit.loading.stage_kinds import why_not_one_to_one
 from wdsplit.loading.stages.columns import ColumnStage
-from wdsplit.loading.staging import Staging
+from wdsplit.loading.stages.randomness import Shift, at_epoch
+from wdsplit.loading.substitutes import ApplyStages, Substitutes
 from wdsplit.loading.transport.shared_integers import SharedIntegers
 from wdsplit.loading.views import Opened, SharedSource, choice_of
 from wdsplit.loading.world import detect_rank, is_worker, knows_rank, with_worker
@@ -332,16 +333,15 @@ class Dataset(FluidPipeline):
         if outdated is not None:
             return outdated  # type: ignore[no-any-return]
         world = with_worker(self.world())
+        self._refuse_repetitions()
         announce(source, epoch, world)
-        staging = self.staging()
-        staging = dataclasses.replace(staging, others=[resumable(stage, self.invoke) for stage in staging.others])
+        warn_of_dropped_samples(source, world, self.pipeline[1:])
         # Ranks of unequal length that leave their loops together may have ended or not.
         moves_on = not is_worker() and (world.world_size == 1 or source.options.tail != "uneven")
-        if moves_on:
-            return Iteration(source, epoch, world, staging, partial(self._move_on, times_set), not times_set)
-        if source.options.shuffle and not world.rank and not world.worker:
+        if not moves_on and source.options.shuffle and not world.rank and not world.worker:
             self._warn_of_repetition(epoch)
-        return Iteration(source, epoch, world, staging, partial(self._note_end, self._times_chosen), False)
+        on_end = partial(self._move_on, times_set) if moves_on else partial(self._note_end, self._times_chosen)
+        return Iteration(source, epoch, world, self.staged, self.pipeline[1:], on_end, moves_on and not times_set)
 
     def _move_on(self, times_set: int, epoch: int) -> None:
         """Go on to the next epoch after a complete pass, unless an epoch was set since it began."""
@@ -367,14 +367,31 @@ class Dataset(FluidPipeline):
                 stacklevel=3,
             )
 
-    def staging(self) -> Staging:
-        """Return the stages after the source."""
-        self._refuse_repetitions()
+    def staged(self, source: AnySource, order: AnyOrder, readers: int, count: Callable[[], int]) -> ApplyStages:
+        """Return a function that applies the stages to samples of an order, and replaces bad ones.
+
+        Args:
+            source: The source of the samples.
+            order: The order.
+            readers: How many readers share its samples, and count bad ones separately.
+            count: Counts a bad sample; returns how many were found in the epoch so far.
+        """
         stages = self.pipeline[1:]
-        first = 0
-        if self._bad_samples is not None:
-            first = next((number for number, stage in enumerate(stages) if why_not_one_to_one(stage)), len(stages))
-        return Staging(stages[:first], stages[first:], self.invoke, self._bad_samples)
+        if self._bad_samples is None:
+            return partial(self._applied, stages, order.epoch)
+        # Up to here stages take one sample at a time: an error there means a bad sample.
+        first = next((number for number, stage in enumerate(stages) if why_not_one_to_one(stage)), len(stages))
+        found = self._bad_samples.found(source.url, order.epoch, order.num_samples, readers, count)
+        substitutes = Substitutes(source, order, partial(self._applied, stages[:first], order.epoch), found)
+        return lambda samples: self._applied(stages[first:], order.epoch, substitutes.apply(samples))
+
+    def _applied(
+        self, stages: Sequence[Any], epoch: int, samples: Iterator[Any], shift: Shift | None = None
+    ) -> Iterator[Any]:
+        stream: Any = samples
+        for stage in stages:
+            stream = self.invoke(at_epoch(stage, epoch, shift), stream)
+        return iter(stream)
 
     def _refuse_repetitions(self) -> None:
         if self.repetitions != 1:

@@ -17,12 +17,12 @@ from wdsplit.arrays import Int64
 from wdsplit.errors import InputError, PipelineError
 from wdsplit.loading.epochs import SharedEpoch, checked_epoch
 from wdsplit.loading.fluid import FluidStages
-from wdsplit.loading.iteration import why_not_one_to_one
 from wdsplit.loading.opening import open_dataset
 from wdsplit.loading.options import access_of, checked_options
 from wdsplit.loading.reading.lookup import checked_number, find_number, missing_key
 from wdsplit.loading.reading.numbered import NumberedSamples
 from wdsplit.loading.reading.source import Access, Source
+from wdsplit.loading.stage_kinds import why_not_one_to_one
 from wdsplit.loading.stages.randomness import at_epoch
 from wdsplit.loading.views import chosen_views
 from wdsplit.loading.world import with_worker

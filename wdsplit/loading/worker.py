@@ -148,7 +148,7 @@ class SubBatches:
         try:
             steps = Steps(self.source.order(epoch), self.world, self.batch_size, start, self.skips)
             count = partial(self.counters.bad, world.worker, number)
-            apply = self.dataset.staging().applied_to(self.source, steps.order, world.world_size, count)
+            apply = self.dataset.staged(self.source, steps.order, world.world_size, count)
             yield from self._parcels(self._sub_batches(steps, world, apply, is_needed), is_needed)
         except WdsplitError as error:
             yield [Raised(with_file(error, self.source))]
