@@ -14,11 +14,8 @@ from torch.utils.data import DataLoader
 
 import wdsplit
 from bad_samples import (
-    Dropping,
     Refusing,
     damage_header,
-    damage_index,
-    damage_payload,
     expected_substitutes,
     in_batches,
     place_of,
@@ -27,7 +24,7 @@ from bad_samples import (
     with_substitutes,
 )
 from faults import Flip
-from made_datasets import all_deliveries, delivering, global_batches, numbers_dataset, sized_dataset
+from made_datasets import delivering, global_batches, numbers_dataset, sized_dataset
 from tables import reading_ahead, wait_for_threads
 from wdsplit.checks.verify import verify
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, PipelineError
@@ -72,23 +69,6 @@ def damaged(numbers, tmp_path):
 # The same substitutes everywhere
 
 
-@pytest.mark.parametrize("percent", PERCENT)
-@pytest.mark.parametrize("topology", TOPOLOGIES)
-def test_rows_that_a_stage_refuses_get_the_last_good_one_of_their_lane_on_any_topology(numbers, percent, topology):
-    bad = PERCENT[percent]
-    found = batches(numbers, lambda dataset: refusing(dataset, bad), topology)
-    assert found == expected(numbers, bad, 9)
-    if bad:
-        assert found != expected(numbers, set(), 9)
-
-
-@pytest.mark.parametrize("topology", TOPOLOGIES)
-def test_samples_with_damaged_headers_get_substitutes_on_any_topology(damaged, topology):
-    for row in PERCENT[5]:
-        damage_header(damaged, row)
-    assert batches(damaged, delivering, topology) == expected(damaged, PERCENT[5], 9)
-
-
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_a_shard_that_is_a_whole_lane_gets_samples_of_the_next_lane(tmp_path, topology):
     path = numbers_dataset(tmp_path / "lanes", 120, shards=6, lanes=6, window=4)
@@ -96,20 +76,6 @@ def test_a_shard_that_is_a_whole_lane_gets_samples_of_the_next_lane(tmp_path, to
     assert len(bad) == 20
     assert batches(path, delivering, topology, bad_samples_file=tmp_path / "bad.jsonl") == expected(path, bad, 10)
     assert len(Path(tmp_path / "bad.jsonl").read_text().splitlines()) == 20
-
-
-def test_a_stage_that_refuses_a_position_is_not_tried_with_all_samples(tmp_path):
-    path, taken = sized_dataset(tmp_path / "large", [3000], 2, 100), []
-
-    def stage(sample):
-        taken.append(sample["__position__"])
-        if sample["__position__"] == 5:
-            raise ValueError("position 5")
-        return sample
-
-    with pytest.raises(PipelineError, match="more than 1,000 samples in a row"):
-        list(opened(path).map(stage))
-    assert len(taken) < 2100
 
 
 def undecoded(dataset):
@@ -160,33 +126,6 @@ def test_property(tmp_path_factory, counts, lanes, window, topology, epoch, tail
         loader.load_state_dict(state)
     wanted = expected(path, bad, len(made[0]), epoch=epoch, tail=tail)
     assert global_batches(made) == wanted[position // GLOBAL_BATCH :]
-
-
-@pytest.mark.parametrize("topology", TOPOLOGIES[1:3])
-def test_substitutes_are_the_same_after_a_resume_on_other_ranks(numbers, topology):
-    def stages(dataset):
-        return refusing(dataset, PERCENT[5])
-
-    before = loaders(numbers, stages, TOPOLOGIES[3])
-    consumed = global_batches(before, steps=3)
-    state = before[2].state_dict()
-    after = loaders(numbers, stages, topology)
-    for loader in after:
-        loader.load_state_dict(state)
-    assert consumed + global_batches(after) == expected(numbers, PERCENT[5], 9)
-
-
-def test_spawned_workers_replace_bad_samples_too(numbers):
-    dataset = refusing(opened(numbers), PERCENT[5])
-    loader = wdsplit.Loader(dataset, GLOBAL_BATCH, num_workers=1, multiprocessing_context="spawn")
-    assert global_batches([loader]) == expected(numbers, PERCENT[5], 9)
-    assert loader.statistics().bad_samples == expected_count(numbers, PERCENT[5])
-
-
-def expected_count(path, bad, num_batches=9):
-    """Return how many positions of an epoch lead to bad rows."""
-    first = expected_substitutes(path, GLOBAL_BATCH * num_batches, set())
-    return sum(row in bad for _, row, _ in first)
 
 
 def drawn(sample, generator):
@@ -271,15 +210,6 @@ def plain(value):
 # Stages
 
 
-def test_a_sample_for_which_a_stage_gives_nothing_is_bad(numbers):
-    def selecting(dataset):
-        selected = dataset.decode().select(lambda sample: sample["cls"] not in PERCENT[5])
-        return selected.to_tuple("__position__", "cls", "__pad__")
-
-    for stages in (selecting, lambda dataset: refusing(dataset, PERCENT[5], Dropping)):
-        assert batches(numbers, stages, TOPOLOGIES[1]) == expected(numbers, PERCENT[5], 9)
-
-
 def labelled(samples):
     """Raise an error for a row within a generator, which is over then."""
     for sample in samples:
@@ -326,38 +256,7 @@ def test_stages_that_do_not_give_one_item_for_each_sample_are_an_error(numbers, 
         list(opened(numbers).compose(stage))
 
 
-def test_a_generator_is_run_to_its_end(numbers):
-    ended = []
-
-    def ending(samples):
-        yield from samples
-        ended.append(True)
-
-    assert len(list(opened(numbers).compose(ending))) == 101
-    assert ended == [True]
-
-
-def test_errors_of_a_collate_fn_are_raised_because_they_are_no_samples(numbers):
-    def collate(samples):
-        raise ValueError("collate")
-
-    with pytest.raises(ValueError, match="collate"):
-        next(iter(wdsplit.Loader(opened(numbers), 4, collate_fn=collate)))
-
-
 # Iteration without a Loader
-
-
-def test_plain_iteration_replaces_bad_samples_and_has_a_state(numbers):
-    dataset = refusing(opened(numbers), PERCENT[5])
-    delivered = expected_substitutes(numbers, 101, PERCENT[5])
-    assert list(dataset) == delivered
-    dataset.set_epoch(0)
-    iterator = iter(dataset)
-    consumed = [next(iterator) for _ in range(20)]
-    resumed = iter(dataset)
-    resumed.load_state_dict(iterator.state_dict())
-    assert consumed + list(resumed) == delivered
 
 
 def test_a_plain_dataloader_gives_the_substitutes_of_the_same_lanes(numbers):
@@ -368,15 +267,6 @@ def test_a_plain_dataloader_gives_the_substitutes_of_the_same_lanes(numbers):
 
 
 # Damage
-
-
-@pytest.mark.parametrize("percent", [1, 5])
-def test_samples_that_differ_from_their_checksums_are_bad(damaged, percent):
-    assert not verify(str(damaged), emit=["checksums"]).problems
-    for row in PERCENT[percent]:
-        damage_payload(damaged, row)
-    found = list(delivering(opened(damaged, verify=True)))
-    assert found == expected_substitutes(damaged, 101, PERCENT[percent])
 
 
 def test_flipped_bytes_anywhere_never_change_a_sample(numbers, tmp_path):
@@ -398,20 +288,6 @@ def test_flipped_bytes_anywhere_never_change_a_sample(numbers, tmp_path):
         }
         replaced = [sample["__position__"] for sample in found if sample["__pad__"]]
         assert len(replaced) == len(rows)
-
-
-def test_large_samples_of_which_one_is_damaged_leave_the_others_as_they_are(tmp_path):
-    import pyarrow as pa
-
-    from made_datasets import converted
-
-    table = pa.table({"bin": [row.to_bytes(2, "big") * 20_000 for row in range(24)], "cls": range(24)})
-    path = converted(tmp_path, table, shards=3, lanes=2, window=5)
-    damage_header(path, 10)
-    found = [(sample["__position__"], int(sample["cls"]), sample["__pad__"]) for sample in opened(path)]
-    assert found == expected_substitutes(path, 24, {10})
-    for sample in opened(path):
-        assert sample["bin"] == int(sample["cls"]).to_bytes(2, "big") * 20_000
 
 
 @pytest.mark.parametrize("cached", [False, True])
@@ -450,11 +326,6 @@ def test_a_missing_file_is_no_bad_sample(damaged, suffix):
     Path(damaged, f"000002.tar{suffix}").unlink()
     with pytest.raises(DatasetNotFoundError):
         list(opened(damaged))
-
-
-def test_a_damaged_index_makes_all_samples_of_its_shard_bad(damaged):
-    rows = damage_index(damaged, 40)
-    assert list(delivering(opened(damaged))) == expected_substitutes(damaged, 101, rows)
 
 
 # Limits
@@ -507,22 +378,6 @@ def test_a_bad_sample_counts_once_however_often_the_last_step_repeats_it(tmp_pat
             assert len(list(wdsplit.Loader(dataset, 64, num_workers=num_workers, workers="thread"))) == 1
 
 
-@pytest.mark.parametrize(("world_size", "tail"), [(1, "pad"), (3, "drop"), (4, "uneven")])
-def test_all_samples_but_one_may_be_bad_where_all_are_accepted(tmp_path, world_size, tail):
-    path = sized_dataset(tmp_path, [3, 40, 1, 0, 9, 2, 5], lanes=4, window=4)
-    for rank in range(world_size):
-        how = {"rank": rank, "world_size": world_size, "tail": tail, "max_bad_samples": 1.0}
-        dataset = refusing(wdsplit.Dataset(path, on_bad_sample="substitute", **how), set(range(1, 60)))
-        for _ in wdsplit.Loader(dataset, 2):
-            pass
-
-
-def test_none_are_accepted_with_a_limit_of_0_and_worker_processes_say_so(numbers):
-    dataset = refusing(opened(numbers, max_bad_samples=0), PERCENT[1])
-    with pytest.raises(PipelineError, match="more than 0 bad samples"):
-        list(wdsplit.Loader(dataset, 4, num_workers=2))
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -540,10 +395,6 @@ def test_invalid_options_are_refused(numbers, options, message):
     with pytest.raises(InputError) as caught:
         wdsplit.Dataset(numbers, **{"on_bad_sample": "substitute", **options})
     assert message in str(caught.value)
-
-
-def test_a_count_of_numpy_is_a_count(numbers):
-    assert opened(numbers, max_bad_samples=np.int64(3))._bad_samples.max_bad == 3
 
 
 # What is said of them
@@ -578,14 +429,6 @@ def test_the_file_leaves_bad_samples_out_the_next_time(damaged, tmp_path):
     assert not any(sample["__pad__"] for sample in after)
 
 
-def test_without_sample_tables_a_damaged_sample_has_no_key(tmp_path):
-    path = sized_dataset(tmp_path / "sized", [6, 6], 1, 3)
-    damage_header(path, 8)
-    list(opened(path, bad_samples_file=tmp_path / "bad.jsonl"))
-    (line,) = (tmp_path / "bad.jsonl").read_text().splitlines()
-    assert json.loads(line)["key"] is None and json.loads(line)["sample"] == 2
-
-
 def test_a_line_that_was_cut_off_is_written_again(numbers, tmp_path):
     file = tmp_path / "bad.jsonl"
     list(refusing(opened(numbers, bad_samples_file=file), {7}))
@@ -615,13 +458,6 @@ def test_bad_samples_are_counted_and_logged_one_by_one_up_to_ten(numbers, caplog
     assert loader.statistics().bad_samples == made.bad_samples
     list(loader)
     assert loader.statistics().bad_samples == 40
-
-
-def test_without_bad_samples_nothing_is_said(numbers, tmp_path, caplog):
-    file = tmp_path / "bad.jsonl"
-    found = all_deliveries(wdsplit.Loader(delivering(opened(numbers, bad_samples_file=file)), 4))
-    assert found == all_deliveries(wdsplit.Loader(delivering(wdsplit.Dataset(numbers)), 4))
-    assert not file.exists() and not caplog.records
 
 
 def test_raising_stays_the_default(damaged):

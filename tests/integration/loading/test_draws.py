@@ -87,14 +87,6 @@ def test_random_parts_are_the_same_on_any_topology_and_after_a_resume(pictures):
     assert remaining == {position: whole[position] for position in range(24, 60)}
 
 
-def test_random_parts_differ_between_epochs_and_seeds(pictures):
-    loader = Loader(cropping(pictures, shuffle=False), 12)
-    first, second = cropped(loader), cropped(loader)
-    other = cropped(Loader(cropping(pictures, shuffle=False, seed=1), 12))
-    # Now and then the part that did not fit is the middle, twice.
-    assert sum(len({first[position], second[position], other[position]}) == 3 for position in range(60)) > 50
-
-
 def test_a_damaged_image_gets_a_substitute_with_a_part_of_its_own(pictures, tmp_path):
     table = pq.read_table(pictures.parent / "table.parquet")
     files = table["image"].to_pylist()

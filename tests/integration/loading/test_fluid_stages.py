@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import webdataset
-from torch.utils.data import DataLoader
 
 from iterations import plain
 from made_datasets import converted, images_table
@@ -119,10 +118,6 @@ def in_table_order(path):
     return Dataset(path, shuffle=False, lanes=1, rank=0, world_size=1)
 
 
-def unchanged(item):
-    return item
-
-
 @pytest.mark.parametrize("stages", ALL)
 def test_a_stage_gives_what_webdatasets_gives(images, raw_samples, stages):
     dataset = ALL[stages](in_table_order(images))
@@ -130,16 +125,6 @@ def test_a_stage_gives_what_webdatasets_gives(images, raw_samples, stages):
     assert len(expected) > 0
     for _ in range(2):
         assert [comparable(item) for item in dataset] == expected
-
-
-IN_WORKERS = ("decode pil", "map_dict", "to_tuple", "select", "batched", "listed", "unbatched", "compose")
-
-
-@pytest.mark.parametrize("stages", IN_WORKERS)
-def test_a_stage_gives_the_same_in_workers_of_a_plain_dataloader(images, raw_samples, stages):
-    dataset = ALL[stages](in_table_order(images))
-    loader = DataLoader(dataset, batch_size=None, num_workers=2, collate_fn=unchanged)
-    assert [comparable(item) for item in loader] == by_webdataset(raw_samples, ALL[stages], 2)
 
 
 IN_LOADERS = [stages for stages in ONE_TO_ONE if stages != "compose"]

@@ -5,12 +5,11 @@ import json
 import multiprocessing
 import os
 import pickle
-import random
 import shutil
 import subprocess
 import sys
 import traceback
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -82,31 +81,6 @@ def test_global_batches_are_the_order_cut_in_steps_on_any_number_of_ranks(number
     assert real_rows(itertools.chain(*batches)) == list(range(101))
 
 
-@pytest.mark.parametrize(("world_size", "num_workers"), [(1, 1), (2, 3)])
-def test_workers_do_not_change_a_batch(numbers, world_size, num_workers):
-    batches = global_batches(loaders_of(numbers, world_size, num_workers=num_workers))
-    assert batches == expected_batches(numbers, 9)
-
-
-def test_lanes_of_whole_shards_are_woven_alike(whole_lanes):
-    for world_size, num_workers in ((1, 0), (4, 0), (3, 1)):
-        batches = global_batches(loaders_of(whole_lanes, world_size, num_workers=num_workers))
-        assert batches == expected_batches(whole_lanes, 8)
-        assert real_rows(itertools.chain(*batches)) == list(range(96))
-        assert not any(pad for batch in batches for _, _, pad in batch)
-
-
-def test_lanes_and_window_of_the_caller_make_another_order_of_the_same_samples(numbers):
-    batches = global_batches(loaders_of(numbers, 2, lanes=7, window=2))
-    assert batches == expected_batches(numbers, 9, lanes=7, window=2)
-    assert batches != expected_batches(numbers, 9)
-    assert real_rows(itertools.chain(*batches)) == list(range(101))
-
-
-def test_another_seed_makes_another_order(numbers):
-    assert all_deliveries(loader_of(numbers, seed=1)) != all_deliveries(loader_of(numbers, seed=2))
-
-
 @pytest.mark.parametrize(
     ("counts", "lanes", "world_size"),
     [
@@ -128,21 +102,7 @@ def test_any_shards_give_equal_steps_and_each_sample_once(tmp_path, counts, lane
         assert [len(batch) for batch in batches] == [24] * len(batches)
 
 
-def test_more_workers_than_shards_give_the_same_batches(tmp_path):
-    path = sized_dataset(tmp_path, [7, 8], lanes=2, window=4)
-    assert global_batches(loaders_of(path, 2, num_workers=3)) == expected_batches(path, 2)
-
-
 # Tails
-
-
-@pytest.mark.parametrize("world_size", [1, 4])
-def test_pad_fills_the_last_step_with_repeated_samples_that_are_flagged(numbers, world_size):
-    batches = global_batches(loaders_of(numbers, world_size))
-    pads = [row for batch in batches for _, row, pad in batch if pad]
-    assert len(pads) == 9 * 12 - 101
-    assert not any(pad for batch in batches[:-1] for _, _, pad in batch)
-    assert set(pads) <= set(range(101))
 
 
 @pytest.mark.parametrize("world_size", [1, 4])
@@ -183,13 +143,6 @@ def test_the_length_is_known_before_and_is_the_number_of_batches(numbers, tail):
 
 
 # Epochs
-
-
-def test_a_full_pass_goes_on_to_the_next_epoch(numbers):
-    loader = loader_of(numbers)
-    for epoch in range(3):
-        assert loader.epoch == epoch
-        assert [deliveries(batch) for batch in loader] == expected_batches(numbers, 9, epoch=epoch)
 
 
 @pytest.mark.parametrize(("num_workers", "persistent_workers"), [(0, False), (2, False), (2, True)])
@@ -331,14 +284,6 @@ def test_resuming_with_another_batch_size_loses_and_repeats_nothing(numbers, glo
     assert real_rows(seen) == list(range(101))
 
 
-def test_resuming_where_the_ranks_do_not_divide_the_position_keeps_ranks_disjoint(numbers):
-    loaders = loaders_of(numbers, 1, global_batch=5)
-    seen = list(itertools.chain(*global_batches(loaders, 5)))
-    seen += itertools.chain(*global_batches(resumed(numbers, 4, state_of(loaders), global_batch=8)))
-    assert seen == list(itertools.islice(expected_epoch(numbers), len(seen)))
-    assert real_rows(seen) == list(range(101))
-
-
 def test_uneven_ranks_resume_each_from_its_own_state(tmp_path):
     path = sized_dataset(tmp_path, [1, 90, 2, 0, 40, 7, 1], lanes=3, window=4)
     for rank, whole in enumerate(loaders_of(path, 4, 28, tail="uneven")):
@@ -359,44 +304,6 @@ def test_a_state_counts_what_was_delivered_and_not_what_was_prefetched(numbers, 
         if number < 8:
             assert (loader.state_dict()["epoch"], loader.state_dict()["position"]) == (0, 12 * (number + 1))
     assert (loader.state_dict()["epoch"], loader.state_dict()["position"]) == (1, 0)
-
-
-def test_with_the_last_batch_of_an_epoch_the_state_names_the_next_one(numbers):
-    loader = loader_of(numbers)
-    batches = iter(loader)
-    for _ in range(len(loader)):
-        next(batches)
-    rest = loader_of(numbers)
-    rest.load_state_dict(through_json(loader.state_dict()))
-    assert rest.epoch == 1
-    assert [deliveries(batch) for batch in rest] == expected_batches(numbers, 9, epoch=1)
-
-
-def test_after_a_resumed_epoch_the_next_one_is_whole(numbers):
-    loader = loader_of(numbers)
-    list(itertools.islice(loader, 4))
-    rest = loader_of(numbers)
-    rest.load_state_dict(loader.state_dict())
-    assert [deliveries(batch) for batch in rest] == expected_batches(numbers, 9)[4:]
-    assert [deliveries(batch) for batch in rest] == expected_batches(numbers, 9, epoch=1)
-
-
-def test_a_loaded_state_is_given_back_until_it_is_used(numbers):
-    loader = loader_of(numbers)
-    list(itertools.islice(loader, 4))
-    state = loader.state_dict()
-    rest = loader_of(numbers)
-    rest.load_state_dict(state)
-    assert rest.state_dict() == state
-
-
-def test_set_epoch_to_the_epoch_of_a_loaded_state_keeps_the_position(numbers):
-    loader = loaders_of(numbers, 1, epoch=2)[0]
-    list(itertools.islice(loader, 4))
-    rest = loader_of(numbers)
-    rest.load_state_dict(loader.state_dict())
-    rest.set_epoch(2)
-    assert [deliveries(batch) for batch in rest] == expected_batches(numbers, 9, epoch=2)[4:]
 
 
 def test_set_epoch_to_another_epoch_drops_the_position(numbers):
@@ -479,21 +386,6 @@ def test_samples_that_cannot_be_stacked_are_an_error_whatever_the_workers(number
 # Stages that are not one to one
 
 
-def drop_some(sample):
-    return sample if sample["__position__"] % 7 else None
-
-
-def keep_most(sample):
-    return sample["__position__"] != 40
-
-
-STAGES = {
-    "select": lambda dataset: dataset.select(keep_most),
-    "select that drops the last": lambda dataset: dataset.select(lambda sample: sample["__position__"] != 107),
-    "map that returns None": lambda dataset: dataset.map(drop_some),
-    "a stage of the user's": lambda dataset: dataset.compose(in_pairs),
-}
-
 KNOWN_STAGES = {
     "batched": lambda dataset: dataset.batched(4),
     "listed": lambda dataset: dataset.listed(4),
@@ -505,18 +397,6 @@ KNOWN_STAGES = {
     "Cached": lambda dataset: dataset.mcached(),
     "repeat": lambda dataset: dataset.repeat(2),
 }
-
-
-def in_pairs(samples):
-    return zip(samples, samples, strict=False)
-
-
-@in_process_and_workers
-@pytest.mark.parametrize("stage", STAGES)
-def test_a_stage_that_is_not_one_to_one_is_an_error(numbers, stage, num_workers):
-    with raises(PipelineError, match="one sample for each") as caught:
-        list(Loader(STAGES[stage](Dataset(numbers)), 12, num_workers=num_workers))
-    assert "samples in" in caught.value.found
 
 
 def place_of(sample):
@@ -554,18 +434,6 @@ def test_the_sample_for_which_a_stage_gives_nothing_or_more_than_one_is_named(tm
 def test_a_stage_that_is_known_not_to_be_one_to_one_is_refused_by_name_with_the_loader(numbers, stage):
     with pytest.raises(InputError, match="batched" if stage == "listed" else stage):
         Loader(KNOWN_STAGES[stage](Dataset(numbers)), 12)
-
-
-def test_all_such_stages_are_named_at_once_and_where_no_loader_is_made_they_work(numbers):
-    dataset = Dataset(numbers).shuffle(10).to_tuple("cls").batched(4)
-    with pytest.raises(InputError, match=r"shuffle: .*; batched: "):
-        Loader(dataset, 12)
-    assert sum(len(batch[0]) for batch in dataset) == 101
-
-
-def test_a_selection_that_drops_nothing_changes_nothing(numbers):
-    dataset = Dataset(numbers, rank=0, world_size=1).select(bool)
-    assert all_deliveries(Loader(delivering(dataset), 12)) == all_deliveries(loader_of(numbers))
 
 
 class AugmentationError(Exception):
@@ -650,31 +518,6 @@ def test_a_shard_that_is_truncated_while_worker_processes_read_it_is_an_error(tm
         list(batches)
 
 
-def test_a_program_that_meets_damage_ends_with_an_error(numbers, tmp_path):
-    path = shutil.copytree(numbers, tmp_path / "damaged")
-    truncate(path / "000003.tar")
-    program = f"import wdsplit\nlist(wdsplit.Loader(wdsplit.Dataset({str(path)!r}), 12, num_workers=2))"
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert result.returncode != 0
-    assert "CorruptDataError" in result.stderr
-    assert "000003.tar" in result.stderr
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_program_that_ends_within_an_epoch_says_nothing(numbers, num_workers):
-    loader = f"wdsplit.Loader(wdsplit.Dataset({numbers!r}), 12, num_workers={num_workers})"
-    program = f"import wdsplit\nbatches = iter({loader})\nnext(batches)"
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert (result.returncode, result.stderr) == (0, "")
-
-
-def test_a_dataset_that_was_not_finished_does_not_exist(numbers, tmp_path):
-    path = shutil.copytree(numbers, tmp_path / "unfinished")
-    (path / "wdsplit.json").unlink()
-    with pytest.raises(DatasetNotFoundError, match=r"wdsplit\.json"):
-        Dataset(str(path))
-
-
 # Processes and random numbers
 
 
@@ -689,25 +532,6 @@ def test_persistent_workers_stay_and_others_go_with_their_epoch(numbers):
     other = loader_of(numbers, num_workers=2)
     list(other)
     assert set(multiprocessing.active_children()) - before == workers
-
-
-@pytest.mark.parametrize("stage", [drop_some, fail_at_50])
-def test_no_processes_are_left_when_an_error_has_been_handled(numbers, stage):
-    """They must not wait for the garbage collector, either: torch then loses 5 s for each worker."""
-    before = set(multiprocessing.active_children())
-    with suppress(PipelineError, AugmentationError):
-        list(Loader(Dataset(numbers).map(stage), 12, num_workers=1))
-    assert set(multiprocessing.active_children()) <= before
-
-
-@in_process_and_workers
-def test_iterating_leaves_the_global_random_state_alone(numbers, num_workers):
-    loader = loader_of(numbers, num_workers=num_workers)
-    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
-    list(loader)
-    after = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
-    assert torch.equal(before[0], after[0])
-    assert before[1:] == after[1:]
 
 
 def with_a_draw(sample):
@@ -727,12 +551,6 @@ def test_random_numbers_drawn_in_workers_differ_from_epoch_to_epoch(numbers, per
     assert not set(first) & set(second)
 
 
-def test_random_numbers_drawn_in_workers_differ_from_rank_to_rank(numbers):
-    ranks = [Dataset(numbers, rank=rank, world_size=2).map(with_a_draw) for rank in range(2)]
-    first, second = (draws(Loader(dataset, 6, num_workers=1)) for dataset in ranks)
-    assert not set(first) & set(second)
-
-
 # Workers started otherwise, and arguments
 
 
@@ -744,11 +562,6 @@ def test_workers_that_are_not_forked_give_the_same_batches(numbers, context):
         loader.set_epoch(epoch)
         whole = expected_batches(numbers, 9, epoch=epoch)
         assert [deliveries(batch) for batch in loader] == [batch[1::2] for batch in whole]
-
-
-def test_pinning_without_a_gpu_changes_nothing(numbers):
-    loader = Loader(delivering(Dataset(numbers)), 12, pin_memory=True)
-    assert [deliveries(batch) for batch in loader] == expected_batches(numbers, 9)
 
 
 def test_all_wrong_arguments_are_named_at_once(numbers):
@@ -786,21 +599,6 @@ def test_every_argument_of_torchs_dataloader_is_one_of_a_loader_or_is_explained(
     assert torchs - own == set(ARGUMENTS_OF_TORCH)
 
 
-def test_what_takes_a_loader_for_torchs_learns_that_it_needs_no_sampler(numbers):
-    loader = Loader(Dataset(numbers), 12)
-    assert not hasattr(loader, "sampler")
-    with pytest.raises(AttributeError, match=r"iterate the wdsplit\.Loader itself"):
-        _ = loader.sampler
-    with pytest.raises(AttributeError, match=r"no attribute 'x'$"):
-        _ = loader.x
-
-
-@pytest.mark.parametrize("prefetch_factor", [1, 5])
-def test_working_ahead_changes_nothing(numbers, prefetch_factor):
-    loader = Loader(delivering(Dataset(numbers)), 12, num_workers=2, prefetch_factor=prefetch_factor)
-    assert [deliveries(batch) for batch in loader] == expected_batches(numbers, 9)
-
-
 def test_a_world_of_many_without_a_rank_is_an_error_and_not_rank_0(numbers, monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.setenv("WORLD_SIZE", "4")
@@ -825,17 +623,6 @@ def test_rank_0_of_1_switches_the_split_off_under_a_launcher(numbers, monkeypatc
     monkeypatch.setenv("WORLD_SIZE", "3")
     loader = Loader(delivering(Dataset(numbers, rank=0, world_size=1)), 12)
     assert [deliveries(batch) for batch in loader] == expected_batches(numbers, 9)
-
-
-def test_loaders_of_one_dataset_run_side_by_side(numbers):
-    """A training and a validation loader; each has an epoch of its own if its dataset is a deep copy."""
-    train = loader_of(numbers)
-    evaluation = Loader(copy.deepcopy(train.dataset), 12)
-    for number, batch in enumerate(train):
-        assert deliveries(batch) == expected_batches(numbers, 9)[number]
-        if number == 3:
-            assert real_rows(all_deliveries(evaluation)) == list(range(101))
-    assert evaluation.epoch == 1
 
 
 def with_the_worker(sample):
@@ -869,30 +656,6 @@ def test_two_loaders_of_one_dataset_do_not_move_each_others_epoch_or_state(numbe
     rest = all_deliveries(batches)
     assert deliveries(first) + rest == all_deliveries(loader_of(numbers))
     assert (train.epoch, probe.epoch) == (1, 1)
-
-
-def test_epochs_that_are_driven_by_next_follow_one_another(numbers):
-    loader, expected = loader_of(numbers), loader_of(numbers)
-    for epoch in range(3):
-        batches = iter(loader)
-        taken = []
-        for step in range(len(loader)):
-            taken.append(next(batches))
-            last = step + 1 == len(loader)
-            assert loader.state_dict()["epoch"] == epoch + last
-        expected.set_epoch(epoch)
-        assert all_deliveries(taken) == all_deliveries(expected)
-
-
-def test_an_iterator_that_another_has_followed_does_not_speak_for_the_loader(numbers):
-    loader = loader_of(numbers)
-    old = iter(loader)
-    next(old)
-    new = iter(loader)
-    next(new)
-    next(old)
-    next(old)
-    assert loader.state_dict()["position"] == 12
 
 
 def test_set_epoch_on_the_dataset_is_followed(numbers):
@@ -950,22 +713,7 @@ def test_numpys_integers_are_as_good_as_pythons(numbers):
     assert through_json(loader.state_dict()) == plain.state_dict()
 
 
-def test_a_rank_that_is_no_integer_is_refused(numbers):
-    with pytest.raises(TopologyError, match="'0'"):
-        Dataset(numbers, rank="0", world_size=2)
-
-
 # Epochs and positions, whoever names them
-
-
-def test_set_epoch_on_the_dataset_keeps_a_position_that_was_loaded(numbers):
-    [loader] = loaders_of(numbers, 1, epoch=3)
-    batches = list(loader)
-    [resumed] = loaders_of(numbers, 1)
-    resumed.load_state_dict({**loader.state_dict(), "epoch": 3, "position": 36})
-    resumed.dataset.set_epoch(3)
-    assert resumed.step == 3
-    assert list(map(deliveries, resumed)) == list(map(deliveries, batches[3:]))
 
 
 @pytest.mark.parametrize("tail", ["pad", "drop", "uneven"])
@@ -987,24 +735,6 @@ def test_counting_goes_on_after_a_resume_so_that_it_ends_at_the_length(numbers, 
             assert first + len(list(resumed)) == num_steps
 
 
-def test_set_epoch_on_the_dataset_takes_the_step_back_as_it_does_the_state(numbers):
-    loader = loader_of(numbers)
-    list(itertools.islice(loader, 4))
-    assert loader.step == 4
-    loader.dataset.set_epoch(3)
-    assert loader.step == 0
-    assert (loader.state_dict()["epoch"], loader.state_dict()["position"]) == (3, 0)
-
-
-def test_an_epoch_that_is_set_on_the_dataset_again_is_given_again(numbers):
-    [loader] = loaders_of(numbers, 1)
-    passes = []
-    for _ in range(2):
-        loader.dataset.set_epoch(0)
-        passes.append(list(map(deliveries, loader)))
-    assert passes[0] == passes[1]
-
-
 def test_a_state_that_was_loaded_is_not_overwritten_by_an_iterator_that_goes_on(numbers):
     [loader] = loaders_of(numbers, 1)
     batches = iter(loader)
@@ -1013,15 +743,6 @@ def test_a_state_that_was_loaded_is_not_overwritten_by_an_iterator_that_goes_on(
     assert (loader.epoch, loader.step) == (7, 2)
     next(batches)
     assert (loader.state_dict()["epoch"], loader.state_dict()["position"]) == (7, 24)
-
-
-@in_process_and_workers
-def test_a_loader_that_has_run_can_be_copied(numbers, num_workers):
-    [loader] = loaders_of(numbers, 1, num_workers=num_workers)
-    expected = list(map(deliveries, loader))
-    again = copy.deepcopy(loader)
-    again.set_epoch(0)
-    assert list(map(deliveries, again)) == expected
 
 
 def through_pickle(value):

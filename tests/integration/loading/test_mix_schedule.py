@@ -66,12 +66,6 @@ def test_ranks_together_have_the_batches_of_one(sources, epoch, world_size):
     assert [rows_of(parts) for parts in zip(*ranks, strict=True)] == alone
 
 
-def test_workers_change_nothing(sources):
-    dataset = mixed(sources).decode().to_tuple("__position__", "__source__", "cls", "__pad__")
-    threads = wdsplit.Loader(dataset, 12, num_workers=3, workers="thread")
-    assert rows_of(threads) == rows_of(loader_of(sources, 0, 1))
-
-
 @pytest.mark.parametrize("epoch", [0, 2])
 def test_an_epoch_is_resumed_on_other_ranks(sources, epoch):
     begun = [loader_of(sources, rank, 2, epoch) for rank in range(2)]
@@ -96,13 +90,6 @@ def test_a_state_of_another_schedule_is_refused(sources):
     wdsplit.Loader(mixed(sources, same), 12).load_state_dict(state)
 
 
-def test_people_see_the_schedule(sources):
-    dataset = mixed(sources)
-    assert "72 samples" in repr(dataset)
-    assert "linear, weights at 0, 60, 150" in dataset._repr_html_()
-    assert "in epoch 0, of 101" in dataset._repr_html_()
-
-
 def test_a_report_and_an_audit_take_a_schedule(sources, tmp_path):
     dataset = mixed(sources)
     report = wdsplit.report(dataset, tmp_path / "report.html")
@@ -113,12 +100,6 @@ def test_a_report_and_an_audit_take_a_schedule(sources, tmp_path):
             audited.set_epoch(epoch)
             assert len(list(audited)) == 6
     assert len(audited.epochs) == 3
-
-
-def test_a_dataset_that_comes_later_need_not_be_named_before(sources):
-    dataset = wdsplit.mix(schedule=[(0, {sources[0]: 1}), (30, {sources[1]: 1.0})], num_samples=40)
-    found = [sample["__source__"] for sample in dataset]
-    assert Counter(found) == {sources[0]: 30, sources[1]: 10}
 
 
 @pytest.mark.parametrize(

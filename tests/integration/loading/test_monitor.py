@@ -3,7 +3,6 @@
 import itertools
 import logging
 import shutil
-from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +11,6 @@ import wdsplit
 from faults import EveryOther, internal_error
 from loader_kinds import every_kind
 from wdsplit.errors import InputError
-from wdsplit.integrations.opaque_loader import OpaqueLoader
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 
@@ -64,40 +62,6 @@ def test_retries_are_counted_before_the_batch_comes(remote, fault_proxy):
     assert loader.statistics().retries >= 5
 
 
-def test_each_of_two_loaders_that_take_turns_counts_what_is_its_own(remote, whole_lanes, fault_proxy):
-    near, far = (wdsplit.Loader(wdsplit.Dataset(url), 12) for url in (whole_lanes, remote))
-    num_opening = len(fault_proxy.exchanges)
-    for _ in zip(near, far, strict=True):
-        pass
-    assert near.statistics().fetched_bytes == 0
-    assert far.statistics().fetched_bytes == sent(fault_proxy, num_opening)
-
-
-def test_with_a_cache_only_downloads_count(remote, fault_proxy, tmp_path):
-    loader = wdsplit.Loader(wdsplit.Dataset(remote, cache_dir=tmp_path / "cache"), 12, num_workers=2)
-    num_opening = len(fault_proxy.exchanges)
-    list(loader)
-    downloaded = loader.statistics().fetched_bytes
-    assert downloaded == sent(fault_proxy, num_opening) > 0
-    list(loader)
-    assert loader.statistics().fetched_bytes == downloaded
-
-
-def test_all_sources_of_a_mixture_count(remote, whole_lanes, fault_proxy):
-    loader = wdsplit.Loader(wdsplit.mix(repeat={remote: 1, whole_lanes: 1}), 12)
-    num_opening = len(fault_proxy.exchanges)
-    list(loader)
-    assert loader.statistics().fetched_bytes == sent(fault_proxy, num_opening) > 0
-
-
-def test_other_file_systems_count(whole_lanes, memory):
-    memory.put(whole_lanes, "/monitored", recursive=True)
-    loader = wdsplit.Loader(wdsplit.Dataset("memory://monitored"), 12)
-    list(loader)
-    payloads = loader.statistics().num_bytes
-    assert loader.statistics().fetched_bytes > 512 * 96 > payloads
-
-
 # Position
 
 
@@ -127,14 +91,6 @@ def test_a_monitor_gives_what_happened_since_it_was_called_last(numbers):
     assert monitor.scalars()["wdsplit/samples_per_s"] == 0
 
 
-def test_two_monitors_do_not_disturb_each_other(numbers):
-    loader = wdsplit.Loader(wdsplit.Dataset(numbers), 12)
-    first, second = wdsplit.Monitor(OpaqueLoader(loader)), wdsplit.Monitor(loader, prefix="val/")
-    list(loader)
-    found = first.scalars()
-    assert second.scalars() == {name.replace("wdsplit/", "val/"): value for name, value in found.items()}
-
-
 def test_what_is_no_loader_is_refused():
     with pytest.raises(InputError, match=r"not a wdsplit loader\n  expected: a wdsplit\.Loader.*\n  found: list"):
         wdsplit.Monitor([1, 2])
@@ -159,13 +115,6 @@ def test_a_line_is_logged_when_it_is_due(numbers, options, caplog):
     assert all(line.endswith(" of the time") for line in lines)
 
 
-@pytest.mark.parametrize("log_every_s", [None, 3600, 1e9])
-def test_no_line_is_logged_before_it_is_due_or_unless_asked(numbers, log_every_s, caplog):
-    caplog.set_level(logging.INFO, "wdsplit")
-    list(wdsplit.Loader(wdsplit.Dataset(numbers), 12, log_every_s=log_every_s))
-    assert lines_of(caplog) == []
-
-
 def test_a_line_is_of_the_time_since_the_one_before(numbers, caplog, monkeypatch):
     caplog.set_level(logging.INFO, "wdsplit")
     moments = iter([0.0, 30.0, 60.0, 70.0, 119.0, 121.0, 130.0, 131.0, 132.0])
@@ -183,8 +132,3 @@ def test_a_line_is_of_the_time_since_the_one_before(numbers, caplog, monkeypatch
 def test_an_interval_that_is_none_is_refused(numbers, log_every_s):
     with pytest.raises(InputError, match=r"log_every_s = .*expected a number of seconds, or None"):
         wdsplit.Loader(wdsplit.Dataset(numbers), 12, log_every_s=log_every_s)
-
-
-def test_as_dict_has_all_of_it(numbers):
-    made = wdsplit.Loader(wdsplit.Dataset(numbers), 12).statistics()
-    assert made.as_dict() == {**asdict(made), "wait_share": 0.0, "bottleneck": "model"}

@@ -10,11 +10,9 @@ import warnings
 import pytest
 import torch.utils.data
 
-from made_datasets import all_deliveries, delivering, expected_epoch, real_rows, sized_dataset
+from made_datasets import all_deliveries, delivering, expected_epoch, real_rows
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
-from wdsplit.loading.world import with_worker
-from wdsplit.order.split import World
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 
@@ -44,21 +42,6 @@ def test_a_plain_dataloader_delivers_each_sample_once_in_equally_many_batches(nu
     assert real_rows(delivered) == list(range(101))
     assert sorted(position for position, _, _ in delivered) == list(range(len(delivered)))
     assert len(delivered) - 101 < world_size
-
-
-@pytest.mark.parametrize("tail", ["pad", "drop", "uneven"])
-def test_a_plain_dataloader_reads_any_shards(tmp_path, tail):
-    path = sized_dataset(tmp_path, [1, 30, 2, 0, 8], lanes=3, window=4)
-    delivered = all_deliveries(plain_loader(path, 2, tail=tail))
-    assert real_rows(delivered) == list(range(41))
-
-
-@pytest.mark.parametrize(("num_workers", "persistent_workers"), [(0, False), (2, False), (2, True)])
-def test_set_epoch_reaches_the_workers_of_a_plain_dataloader(numbers, num_workers, persistent_workers):
-    loader = plain_loader(numbers, num_workers, persistent_workers=persistent_workers)
-    for epoch in (0, 6, 6, 1):
-        loader.dataset.set_epoch(epoch)
-        assert sorted(all_deliveries(loader)) == first_positions(numbers, 101, epoch=epoch)
 
 
 ARRANGEMENTS = [
@@ -103,14 +86,6 @@ def test_set_epoch_during_a_pass_is_for_the_next_one_in_all_workers(numbers, opt
     rest = list(batches)
     assert epoch_of(numbers, rest if first is None else [first, *rest]) == 0
     assert epoch_of(numbers, loader) == 5
-
-
-def test_ranks_that_may_end_differently_do_not_move_on(numbers):
-    dataset = delivering(Dataset(numbers, rank=0, world_size=2, tail="uneven"))
-    list(dataset)
-    with pytest.warns(UserWarning, match="epoch 0 is read again"):
-        list(dataset)
-    list(dataset)
 
 
 def test_pipelines_of_one_dataset_move_on_by_themselves_from_the_epoch_that_was_set(numbers):
@@ -176,15 +151,3 @@ def test_set_epoch_reaches_persistent_workers_of_a_dataset_that_was_copied(
     for epoch in (0, 3):
         dataset.set_epoch(epoch)
         assert sorted(all_deliveries(loader)) == first_positions(numbers, 101, epoch=epoch)
-
-
-class Workers(torch.utils.data.IterableDataset):
-    """Yields the world that each worker process sees."""
-
-    def __iter__(self):
-        yield with_worker(World(1, 2))
-
-
-def test_a_worker_process_knows_its_worker():
-    loader = torch.utils.data.DataLoader(Workers(), batch_size=None, num_workers=2)
-    assert sorted(loader, key=lambda world: world.worker) == [World(1, 2, 0, 2), World(1, 2, 1, 2)]

@@ -3,11 +3,10 @@
 import shutil
 import threading
 
-import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, WeightedRandomSampler
+from torch.utils.data import DataLoader
 
 import wdsplit
 from faults import Hold
@@ -85,23 +84,6 @@ def test_the_epoch_reaches_persistent_workers(payloads):
     assert drawn[0] == drawn[2] != drawn[1]
 
 
-def test_samplers_of_torch(payloads):
-    samples = wdsplit.Samples(payloads).decode().map(number)
-    shares = []
-    for rank in range(3):
-        sampler = DistributedSampler(samples, num_replicas=3, rank=rank, seed=1)
-        sampler.set_epoch(4)
-        shares.append(rows_of(DataLoader(samples, batch_size=8, sampler=sampler)))
-    assert sorted(row for share in shares for row in share) == list(range(NUM_ROWS))
-    weights = np.zeros(NUM_ROWS)
-    weights[[3, 77, 200]] = 1
-    found = rows_of(DataLoader(samples, batch_size=10, sampler=WeightedRandomSampler(weights, 60)))
-    assert (len(found), set(found)) == (60, {3, 77, 200})
-    assert len(rows_of(DataLoader(samples[:9], batch_size=2, sampler=RandomSampler(samples[:9])))) == 9
-    split = torch.utils.data.random_split(samples, [0.5, 0.5], generator=torch.Generator().manual_seed(0))
-    assert sorted(rows_of(DataLoader(split[0], 8)) + rows_of(DataLoader(split[1], 8))) == list(range(NUM_ROWS))
-
-
 # A bucket
 
 
@@ -136,17 +118,6 @@ def test_requests_of_a_batch_are_under_way_at_the_same_time(remote, fault_proxy)
     times = {"timeout_s": DEADLINE_S, "deadline_s": DEADLINE_S}
     samples = wdsplit.Samples(remote, storage_options=times).decode().map(number)
     assert samples.__getitems__([0, 29, 14]) == [0, 29, 14]
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("cached", [False, True])
-def test_random_batches_from_a_bucket(remote, tmp_path, num_workers, cached):
-    options = {"cache_dir": tmp_path / "cache"} if cached else {}
-    samples = wdsplit.Samples(remote, **options).decode().map(number)
-    assert samples["00000042"] == 42
-    loader = DataLoader(samples, batch_size=32, shuffle=True, num_workers=num_workers)
-    for _ in range(2):
-        assert sorted(rows_of(loader)) == list(range(NUM_ROWS))
 
 
 def test_a_damaged_sample_is_an_error_and_those_beside_it_are_not(remote, bucket):

@@ -2,7 +2,6 @@
 
 import io
 import pickle
-import shutil
 import tarfile
 
 import pytest
@@ -13,10 +12,8 @@ from webdataset.gopen import gopen_schemes as table
 
 from faults import Cut, ErrorAnswer, Shorten
 from s3server import S3Server
-from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError
 from wdsplit.loading import shard_streams
 from wdsplit.loading.epoch_shard_list import EpochShardList
-from wdsplit.storage import pieces
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 
@@ -92,15 +89,6 @@ def test_workers_of_every_kind_read_a_bucket_and_see_the_epoch(tars, options):
             assert list(dict.fromkeys(url for url, _, _ in samples)) == shards.order(epoch)
 
 
-def test_a_dataset_in_a_bucket_means_its_shards(bucket, numbers):
-    shutil.copytree(numbers, bucket.folder / "train")
-    shards = EpochShardList(f"{bucket.url}/train")
-    assert shards.urls == [f"{bucket.url}/train/{shard:06d}.tar" for shard in range(7)]
-    pipeline = wds.DataPipeline(shards, wds.tarfile_to_samples())
-    rows = sorted(int(sample["cls"]) for sample in pipeline if not sample["__key__"].startswith("_pad_/"))
-    assert rows == list(range(101))
-
-
 def test_a_web_server_is_read_too_and_by_a_glob_where_it_lists_its_folders(tmp_path):
     (tmp_path / "served").mkdir()
     tars_into(tmp_path / "served/tars")
@@ -137,20 +125,6 @@ def test_a_short_answer_is_never_taken_for_a_whole_shard_even_at_the_end_of_a_me
         read(shards)
 
 
-def test_a_shard_of_a_dataset_that_was_truncated_is_an_error(bucket, numbers):
-    shutil.copytree(numbers, bucket.folder / "train")
-    with open(bucket.folder / "train/000003.tar", "r+b") as shard:
-        shard.truncate(1536)
-    with pytest.raises(CorruptDataError, match=r"000003\.tar"):
-        list(wds.DataPipeline(EpochShardList(f"{bucket.url}/train"), wds.tarfile_to_samples()))
-
-
-def test_large_shards_come_in_pieces_in_their_order(bucket, monkeypatch):
-    monkeypatch.setattr(pieces, "_PIECE_BYTES", 1000)
-    tars_into(bucket.folder / "tars")
-    assert read(EpochShardList(f"{bucket.url}/tars/*.tar"))[0] == KEYS
-
-
 def test_urls_that_are_not_of_the_list_are_opened_as_before(tars, gopen_schemes):
     before = dict(gopen_schemes)
     shards = EpochShardList(f"{tars}/*.tar")
@@ -181,12 +155,3 @@ def test_options_with_secrets_stay_in_the_process(tars):
     assert item["url"].options == {"timeout_s": 77}
     copied = pickle.loads(pickle.dumps(item["url"]))
     assert (type(copied), copied) == (str, str(item["url"]))
-
-
-def test_what_a_bucket_does_not_hold_is_refused_with_its_url(tars):
-    with pytest.raises(DatasetNotFoundError, match="tars"):
-        EpochShardList(tars)
-    with pytest.raises(InputError, match="no match"):
-        EpochShardList(f"{tars}/x*.tar")
-    with pytest.raises(InputError, match="unknown file system"):
-        list(pipeline_of(EpochShardList(["bucket://x/0.tar"])))

@@ -1,10 +1,8 @@
 """The shard list under torch's DataLoader, with webdataset's splitters and workers of every kind."""
 
-import copy
 import gc
 import io
 import itertools
-import pickle
 import random
 import tarfile
 import traceback
@@ -109,15 +107,6 @@ def test_spawned_workers_see_the_epoch_that_is_set(tars):
         assert read(loader) == shards.order(epoch)
 
 
-@pytest.mark.parametrize("persistent_workers", [False, True])
-def test_an_epoch_begins_anew_after_one_that_was_left_early(tars, persistent_workers):
-    shards = EpochShardList(tars)
-    loader = loader_of(shards, num_workers=2, persistent_workers=persistent_workers, prefetch_factor=1)
-    next(iter(loader))
-    shards.set_epoch(2)
-    assert_parts(read(loader), dealt(shards.order(2), 0, 1, 2))
-
-
 def trap_of(kind, urls):
     """Return the first stages of a pipeline that looks right."""
     return {
@@ -154,28 +143,6 @@ def test_workers_of_a_loader_warn_once_in_all_their_epochs(tars):
     traceback.clear_frames(caught.tb)
     shards.set_epoch(1)
     assert_parts(read(loader), dealt(shards.order(1), 0, 1, 2))
-
-
-def test_the_shards_of_a_dataset_hold_each_of_its_samples_once(numbers):
-    pipeline = wds.DataPipeline(EpochShardList(numbers), wds.tarfile_to_samples())
-    rows = sorted(int(sample["cls"]) for sample in pipeline if not sample["__key__"].startswith("_pad_/"))
-    assert rows == list(range(101))
-
-
-@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda shards: pickle.loads(pickle.dumps(shards))])
-def test_a_deep_copy_and_a_pickle_reach_their_own_workers(tars, duplicate):
-    shards = duplicate(EpochShardList(tars))
-    loader = loader_of(shards, num_workers=2, persistent_workers=True)
-    for epoch in (0, 3):
-        shards.set_epoch(epoch)
-        assert_parts(read(loader), dealt(shards.order(epoch), 0, 1, 2))
-
-
-def test_a_composed_pipeline_sees_the_epoch_of_the_list(tars):
-    shards = EpochShardList(tars)
-    composed = pipeline_of(shards).compose(wds.select(bool))
-    shards.set_epoch(6)
-    assert read(composed) == shards.order(6)
 
 
 @pytest.mark.filterwarnings("ignore:.set_vital. is deprecated:UserWarning")

@@ -2,7 +2,6 @@ import copy
 import multiprocessing
 import pickle
 
-import numpy as np
 import pytest
 
 from wdsplit.loading.transport.shared_integers import SharedIntegers
@@ -10,12 +9,6 @@ from wdsplit.loading.transport.shared_integers import SharedIntegers
 
 def add(shared, row, value):
     shared.array[row] += value
-
-
-def test_they_begin_as_0():
-    shared = SharedIntegers(2, 3)
-    assert (shared.array.dtype, shared.array.shape) == (np.int64, (2, 3))
-    assert not shared.array.any()
 
 
 @pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
@@ -37,10 +30,3 @@ def test_a_copy_has_its_own_as_they_are(copied):
     other.array[0] = 7
     assert shared.array.tolist() == [1, 2, 3]
     assert other.array.tolist() == [7, 2, 3]
-
-
-def test_they_live_as_long_as_a_view_of_them():
-    views = [SharedIntegers(1000).array for _ in range(50)]
-    for number, view in enumerate(views):
-        view[:] = number
-    assert [set(view.tolist()) for view in views] == [{number} for number in range(50)]

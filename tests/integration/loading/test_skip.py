@@ -13,7 +13,6 @@ from wdsplit.debug import AUDITED, audit
 from wdsplit.errors import InputError, StateError
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
-from wdsplit.loading.mix import mix
 
 NUM_STEPS = 9
 """Of an epoch of 101 samples, in global batches of 12."""
@@ -53,10 +52,6 @@ def without(steps, *ranges):
     """Return steps without those of some ranges, first to last."""
     left_out = {number for first, last in ranges for number in range(first, last + 1)}
     return [step for number, step in enumerate(steps) if number not in left_out]
-
-
-def through_json(state):
-    return json.loads(json.dumps(state))
 
 
 @pytest.mark.parametrize("ranges", [[(0, 0)], [(3, 5)], [(8, 8)], [(0, 3), (5, 5), (7, 8)], [(0, 8)]], ids=str)
@@ -104,40 +99,6 @@ def test_what_was_skipped_stays_out_after_a_resume_on_another_topology(sized, be
     if before[0] * before[2] == after[0] * after[2]:
         all_steps = in_step(loaders_of(sized, (1, 0, size)))
         assert [*seen, *seen_after] == without(all_steps, (first, last))
-
-
-def test_a_mixture_skips_as_a_dataset_does(numbers, sized):
-    def opened(rank, world_size):
-        shares = {numbers: 0.4, sized: 0.6}
-        return mix(shares, rank=rank, world_size=world_size, num_samples=100).to_tuple("__position__", "__key__")
-
-    plain = [batch[0].tolist() for batch in Loader(opened(0, 1), 12)]
-    loaders = [Loader(opened(rank, 2), 6, num_workers=1, workers="thread") for rank in range(2)]
-    for loader in loaders:
-        loader.skip(2, 3)
-    found = [sorted([*one[0].tolist(), *two[0].tolist()]) for one, two in zip(*loaders, strict=True)]
-    assert found == without(plain, (2, 3))
-
-
-def refuse_some(sample):
-    if int(sample["cls"]) % 13 == 5:
-        raise ValueError("bad")
-    return sample
-
-
-def test_what_takes_the_place_of_bad_samples_does_not_depend_on_skips(numbers):
-    def steps_of(world_size, num_workers, *skipped):
-        loaders = []
-        for rank in range(world_size):
-            how = {"on_bad_sample": "substitute", "max_bad_samples": 1.0, "rank": rank, "world_size": world_size}
-            dataset = Dataset(numbers, **how).map(refuse_some).decode().to_tuple("__position__", "cls", "__pad__")
-            loaders.append(Loader(dataset, 12 // world_size, num_workers=num_workers, workers="thread"))
-            for each in skipped:
-                loaders[-1].skip(*each)
-        return in_step(loaders)
-
-    expected = without(steps_of(1, 0), (3, 5))
-    assert [steps_of(*readers, (3, 5)) for readers in ((1, 0), (2, 2), (3, 1))] == [expected] * 3
 
 
 # While it is iterated
@@ -217,17 +178,6 @@ def test_samples_that_are_skipped_are_not_read(numbers):
     assert len(list(again)) == 4
 
 
-def test_an_epoch_that_is_broken_off_and_begun_anew_still_leaves_steps_out(numbers):
-    loader = loader_of(numbers)
-    all_steps = all_deliveries(loader_of(numbers))
-    loader.skip(2, 2)
-    next(iter(loader))
-    assert all_deliveries(loader) == [each for each in all_steps if each[0] // 12 != 2]
-    loader.set_epoch(0)
-    assert len(loader) == NUM_STEPS
-    assert all_deliveries(loader) == all_steps
-
-
 # Counting, and the state
 
 
@@ -278,32 +228,6 @@ def test_skips_belong_to_the_samples_of_their_view(numbers):
     loader.dataset.set_view(where="cls < 90")
     with pytest.raises(StateError, match="another view"):
         next(iter(loader))
-
-
-def test_a_state_without_skips_does_not_name_any(numbers):
-    loader = loader_of(numbers)
-    next(iter(loader))
-    assert "skipped" not in loader.state_dict()
-
-
-def test_the_same_steps_can_be_skipped_again(numbers):
-    loader = loader_of(numbers)
-    loader.skip(2, 4)
-    list(itertools.islice(loader, 3))
-    state = loader.state_dict()
-    resumed = loader_of(numbers)
-    resumed.load_state_dict(state)
-    assert resumed.step == 6
-    resumed.skip(2, 4)  # as a program does whenever it starts
-    assert resumed.state_dict() == state
-
-
-def test_a_state_brings_its_own_skips(numbers):
-    loader = loader_of(numbers)
-    loader.skip(2, 4)
-    fresh = loader_of(numbers).state_dict()
-    loader.load_state_dict(fresh)
-    assert len(loader) == NUM_STEPS
 
 
 @pytest.mark.parametrize(

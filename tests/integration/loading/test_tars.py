@@ -4,12 +4,8 @@ import io
 import logging
 import multiprocessing
 import os
-import pickle
-import re
 import shutil
 import tarfile
-import tempfile
-from pathlib import Path
 
 import pytest
 import webdataset as wds
@@ -23,7 +19,6 @@ from wdsplit.indexing import tars as indexing
 from wdsplit.loading import tars as loading_tars
 
 COUNTS = (5, 1, 12, 7)
-TABLES = ["shards.parquet", "wdsplit.json"]
 
 
 def tars_into(folder, counts=COUNTS):
@@ -117,14 +112,6 @@ def test_local_tars_give_the_samples_and_the_order_of_an_indexed_folder_and_noth
     assert files_below(folder) == before
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_tars_of_a_bucket_do_too(folder, remote, bucket, tmp_path, kind):
-    dataset = wdsplit.Dataset(given(kind, remote), seed=5)
-    assert samples_of(dataset) == samples_of(expected_of(folder, tmp_path))
-    assert {sample["__url__"] for sample in dataset} == {f"{remote}/{number}.tar" for number in range(4)}
-    assert files_below(bucket.folder / "data") == files_below(folder)
-
-
 @pytest.mark.parametrize("kind", ["glob", "braces", "list"])
 def test_tars_on_a_file_system_of_fsspec_do_too(folder, remote, bucket, s3_server, tmp_path, kind):
     s3fs = pytest.importorskip("s3fs")
@@ -137,27 +124,12 @@ def test_tars_on_a_file_system_of_fsspec_do_too(folder, remote, bucket, s3_serve
     assert sorted(sample["__key__"] for sample in pipeline) == sorted(sample["__key__"] for sample in dataset)
 
 
-def test_a_remote_cache_folder_holds_shards_and_indexes(remote, tmp_path, cache):
-    dataset = wdsplit.Dataset(f"{remote}/*.tar", cache_dir=tmp_path / "own")
-    first = samples_of(dataset)
-    assert samples_of(dataset) == first
-    assert (tmp_path / "own/indexes").is_dir()
-    assert not cache.exists()
-    assert len([path for path in files_below(tmp_path / "own") if re.search(r"^[0-9a-f]{2}/.*\.tar$", path)]) == 4
-
-
 def test_tars_of_a_web_server_are_read_with_the_signature_of_each(folder, tmp_path):
     with S3Server(tmp_path, protocol="http") as server:
         urls = [f"{server.endpoint}/data/{number}.tar?signature={number}" for number in range(4)]
         dataset = wdsplit.Dataset(urls, seed=5)
         assert samples_of(dataset) == samples_of(expected_of(folder, tmp_path))
         assert "signature" not in repr(dataset) + "".join(sample["__url__"] for sample in dataset)
-
-
-def test_one_tar_is_a_dataset(folder):
-    assert sorted(sample["__key__"] for sample in wdsplit.Dataset(folder / "2.tar", lanes=1)) == [
-        f"2-{row:03d}" for row in range(12)
-    ]
 
 
 def test_a_list_keeps_its_order_and_tars_may_lie_in_any_folders(folder, tmp_path):
@@ -249,11 +221,6 @@ def test_of_processes_that_open_tars_at_once_one_reads_them_and_all_have_one_man
     assert sorted((tmp_path / "log").read_text().split()) == ["0.tar", "1.tar", "2.tar", "3.tar"]
 
 
-def test_a_dataset_of_tars_travels_to_spawned_workers(folder):
-    dataset = pickle.loads(pickle.dumps(wdsplit.Dataset(f"{folder}/*.tar", seed=1)))
-    assert samples_of(dataset) == samples_of(wdsplit.Dataset(f"{folder}/*.tar", seed=1))
-
-
 def test_a_state_of_tars_belongs_to_the_indexed_folder_too(folder, tmp_path):
     loader = wdsplit.Loader(wdsplit.Dataset(f"{folder}/*.tar", seed=5), 4, collate_fn=list)
     batches = iter(loader)
@@ -261,16 +228,6 @@ def test_a_state_of_tars_belongs_to_the_indexed_folder_too(folder, tmp_path):
     other = wdsplit.Loader(expected_of(folder, tmp_path), 4, collate_fn=list)
     other.load_state_dict(loader.state_dict())
     assert [sample["__key__"] for sample in next(iter(other))] == [sample["__key__"] for sample in next(batches)]
-
-
-def test_tars_are_mixed_as_datasets_are(folder, numbers):
-    dataset = wdsplit.mix({f"{folder}/*.tar": 0.5, numbers: 0.5}, num_samples=40)
-    sources = [sample["__source__"] for sample in dataset if not sample["__pad__"]]
-    assert sources.count(f"{folder}/*.tar") == 20
-
-
-def test_pads_that_wdsplit_wrote_are_left_out(numbers):
-    assert wdsplit.Dataset(f"{numbers}/*.tar").manifest.num_samples == 101
 
 
 def test_shards_of_two_datasets_are_one_whose_pads_may_have_the_same_keys(tmp_path):
@@ -287,13 +244,6 @@ def test_shards_of_two_datasets_are_one_whose_pads_may_have_the_same_keys(tmp_pa
     assert not wdsplit.verify(str(tmp_path / "both")).problems
 
 
-def test_remote_tars_need_no_temporary_folder(remote, cache, monkeypatch):
-    monkeypatch.setattr(tempfile, "gettempdir", lambda: (_ for _ in ()).throw(FileNotFoundError))
-    wdsplit.Dataset(f"{remote}/*.tar")
-    (folder,) = cache.iterdir()
-    assert sorted(files_below(folder)) == ["0.tar.idx", "1.tar.idx", "2.tar.idx", "3.tar.idx", "lock", *TABLES]
-
-
 # What is refused
 
 
@@ -305,26 +255,6 @@ def test_a_place_that_cannot_be_written_to_is_named_with_the_option(folder, tmp_
     with pytest.raises(StorageError, match="cache_dir=") as caught:
         wdsplit.Dataset(f"{folder}/*.tar")
     assert str(tmp_path / "file") in caught.value.place
-
-
-def test_a_user_without_a_home_gets_an_error_that_names_the_option(folder, tmp_path, monkeypatch):
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr(Path, "expanduser", lambda _: (_ for _ in ()).throw(RuntimeError))
-    with pytest.raises(StorageError, match="cache_dir="):
-        wdsplit.Dataset(f"{folder}/*.tar")
-    assert wdsplit.Dataset(f"{folder}/*.tar", cache_dir=tmp_path / "own").manifest.num_samples == sum(COUNTS)
-
-
-@pytest.mark.parametrize("path", [[], 3, [3, None], {}])
-def test_what_is_no_path_is_refused(path):
-    with pytest.raises(InputError, match="invalid path of a dataset"):
-        wdsplit.Dataset(path)
-
-
-def test_a_list_of_datasets_is_refused(numbers):
-    with pytest.raises(InputError, match=r"wdsplit\.mix") as caught:
-        wdsplit.Dataset([numbers, numbers])
-    assert str(numbers) in caught.value.found
 
 
 def test_tars_that_are_not_there_or_named_twice_or_everywhere_are_refused(folder):

@@ -4,9 +4,7 @@ The device of most tests is torch's "meta", which keeps shapes and no values; wh
 which stays where it is. Tests of the copies themselves need a GPU.
 """
 
-import copy
 import itertools
-import multiprocessing
 from collections import OrderedDict, UserDict, namedtuple
 
 import numpy as np
@@ -14,11 +12,9 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pack_sequence
 
-import wdsplit
 from loader_kinds import every_kind
 from made_datasets import deliveries, delivering, expected_batches
-from tables import wait_until
-from wdsplit import Dataset, InputError, Loader, PipelineError, to_device
+from wdsplit import Dataset, InputError, Loader, to_device
 from wdsplit.debug import AUDITED, audit
 from wdsplit.errors import WdsplitError
 
@@ -73,17 +69,6 @@ def test_a_state_and_statistics_count_what_was_delivered_and_not_what_is_ahead(n
     assert plain.epoch == 1
 
 
-@pytest.mark.parametrize("stop", range(1, NUM_STEPS + 1))
-def test_a_resume_neither_loses_nor_repeats_a_batch(numbers, stop):
-    everything = texts(loader_of(numbers))
-    loader = loader_of(numbers, "meta")
-    before = texts(itertools.islice(loader, stop))
-    resumed = loader_of(numbers, "meta")
-    resumed.load_state_dict(loader.state_dict())
-    after = texts(resumed) if resumed.epoch == 0 else []
-    assert before + after == everything
-
-
 def test_exactly_one_batch_is_taken_ahead_and_none_on_the_cpu(numbers):
     made = []
 
@@ -96,19 +81,6 @@ def test_exactly_one_batch_is_taken_ahead_and_none_on_the_cpu(numbers):
         made.clear()
         for step, _ in enumerate(loader, 1):
             assert len(made) == min(step + ahead, NUM_STEPS)
-
-
-@every_kind
-def test_an_epoch_that_is_left_begins_again_and_its_workers_end(numbers, options):
-    loader = loader_of(numbers, "meta", **options)
-    before = set(multiprocessing.active_children())
-    for _ in itertools.islice(loader, 3):
-        pass
-    assert loader.step == 3
-    if not options.get("persistent_workers"):
-        wait_until(lambda: set(multiprocessing.active_children()) <= before, "the workers have ended")
-    with pytest.warns(UserWarning, match="epoch 0 begins again"):
-        assert texts(loader) == texts(loader_of(numbers))
 
 
 class Failing:
@@ -138,18 +110,6 @@ def test_an_error_is_raised_for_the_batch_it_belongs_to(numbers, step, options):
     assert found[0][0] <= step
 
 
-def test_a_collate_fn_that_raises_stop_iteration_does_not_end_the_epoch(numbers):
-    calls = itertools.count()
-
-    def collate(samples):
-        return next(iter([])) if next(calls) == 4 else len(samples)
-
-    given = []
-    with pytest.raises(PipelineError, match="StopIteration"):
-        given.extend(loader_of(numbers, "meta", collate_fn=collate))
-    assert given == [BATCH] * 4
-
-
 @every_kind
 @pytest.mark.parametrize("skipped", [(3, 3), (4, 6), (5, NUM_STEPS - 1)], ids=str)
 def test_steps_are_skipped_while_one_of_them_is_ahead(numbers, skipped, options):
@@ -161,38 +121,6 @@ def test_steps_are_skipped_while_one_of_them_is_ahead(numbers, skipped, options)
         loader.skip(*skipped)
         found.append((given + texts(batches), position(loader)))
     assert found[0] == found[1]
-
-
-def test_set_epoch_counts_from_the_next_iteration_on(numbers):
-    plain, loader = loader_of(numbers), loader_of(numbers, "meta")
-    for each in (plain, loader):
-        batches = iter(each)
-        next(batches)
-        each.set_epoch(3)
-    assert position(plain)[:4] == position(loader)[:4]
-    assert texts(plain) == texts(loader)
-
-
-def test_another_iteration_supersedes_the_one_before(numbers):
-    loader = loader_of(numbers, "meta")
-    first = iter(loader)
-    next(first)
-    second = iter(loader)
-    assert next(second)[0] == texts(loader_of(numbers))[0]
-    assert loader.step == 1
-    next(first)
-    assert loader.step == 1
-
-
-def test_a_copy_of_a_loader_has_its_device_and_cpu_takes_it_away(numbers):
-    loader = loader_of(numbers, "meta")
-    assert next(iter(copy.deepcopy(loader)))[1].device.type == "meta"
-    assert to_device(loader, "cpu") is loader
-    assert next(iter(loader))[1].device.type == "cpu"
-
-
-def test_without_a_gpu_memory_is_not_pinned(numbers):
-    assert not loader_of(numbers, "meta").pin_memory
 
 
 # What is copied
@@ -301,7 +229,3 @@ def test_an_audit_holds_on_a_gpu(numbers):
         for _ in audited:
             pass
     assert audited.epochs[0].is_complete
-
-
-def test_the_function_is_a_public_name():
-    assert wdsplit.to_device is to_device

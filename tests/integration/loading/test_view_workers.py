@@ -69,22 +69,6 @@ def test_each_epoch_of_a_curriculum_has_its_samples_in_their_order(path, workers
         assert all_deliveries(loader) == epoch_of(path, rows, epoch=epoch)
 
 
-@workers
-def test_set_view_reaches_workers_of_every_kind_from_the_next_iteration_on(path, workers):
-    loader = Loader(opened(path), 12, **workers)
-    iteration = iter(loader)
-    begun = deliveries(next(iteration))
-    loader.dataset.set_view("easy")
-    assert begun + all_deliveries(iteration) == epoch_of(path, ALL)
-    assert all_deliveries(loader) == epoch_of(path, EASY, epoch=1)
-    for _ in islice(loader, 1):
-        pass
-    loader.dataset.set_view({0: "easy", 2: "hard"})
-    assert all_deliveries(loader) == epoch_of(path, HARD, epoch=2)
-    loader.dataset.set_view(None)
-    assert all_deliveries(loader) == epoch_of(path, ALL, epoch=3)
-
-
 def test_persistent_workers_that_have_an_old_view_end(path):
     loader = Loader(opened(path), 12, num_workers=2, persistent_workers=True, multiprocessing_context="fork")
     before = set(multiprocessing.active_children())
@@ -124,15 +108,6 @@ def test_ranks_and_workers_that_change_in_the_middle_of_a_curriculum_give_the_sa
 
 def plain_loader(dataset, num_workers, **options):
     return torch.utils.data.DataLoader(dataset, batch_size=5, num_workers=num_workers, **options)
-
-
-@pytest.mark.parametrize("options", [{}, {"persistent_workers": True}], ids=["new", "persistent"])
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_plain_dataloader_gives_each_epoch_its_view(path, num_workers, options):
-    loader = plain_loader(opened(path, view=CURRICULUM), num_workers, **(options if num_workers else {}))
-    for epoch, rows in enumerate(EPOCHS):
-        loader.dataset.set_epoch(epoch)
-        assert sorted(all_deliveries(loader)) == first(path, rows, len(rows), epoch=epoch)
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])
@@ -179,15 +154,3 @@ def test_a_stateful_dataloader_resumes_in_its_view_and_in_no_other(path, num_wor
 
 
 # From a bucket
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_views_of_a_bucket_are_those_of_the_disk(path, bucket, num_workers):
-    shutil.copytree(path, bucket.folder / "train")
-    url = f"{bucket.url}/train"
-    views = {0: "easy", 1: {"where": "cls >= 40 and cls < 90"}, 2: None}
-    loader = Loader(opened(url, view=views), 12, num_workers=num_workers)
-    for epoch, rows in enumerate(EPOCHS):
-        assert all_deliveries(loader) == epoch_of(path, rows, epoch=epoch)
-    loader.dataset.set_view("hard")
-    assert all_deliveries(loader) == epoch_of(path, HARD, epoch=3)

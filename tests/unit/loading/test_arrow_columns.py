@@ -7,7 +7,7 @@ import torch
 
 from made_datasets import converted
 from wdsplit.engines.shared_memory import SharedMemory
-from wdsplit.errors import InputError, WdsplitError
+from wdsplit.errors import WdsplitError
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
 from wdsplit.loading.reading.block import Gathered, as_list, as_objects, flat, picked
@@ -54,24 +54,6 @@ def test_arrays_of_arrow_have_the_values_of_lists(uniform, options):
         assert torch.equal(lists[3], arrays[3]) and arrays[3].dtype == torch.int64
 
 
-def test_fields_that_are_not_decoded_come_as_bytes(uniform):
-    for arrays in batches(uniform, decoded=False, strings="arrow"):
-        assert [array.type for array in arrays] == [pa.large_binary()] * 4 + [pa.large_string()]
-
-
-def test_samples_one_by_one_give_the_same_arrays(uniform):
-    def unchanged(sample):
-        return sample
-
-    dataset = Dataset(uniform, rank=0, world_size=1)
-    one_by_one = list(
-        Loader(dataset.map(unchanged).decode(only="txt cls").to_tuple(*NAMES, "__key__"), 7, strings="arrow")
-    )
-    for expected, found in zip(batches(uniform, strings="arrow"), one_by_one, strict=True):
-        assert all(expected[place].equals(found[place]) for place in (0, 1, 2, 4))
-        assert torch.equal(expected[3], found[3])
-
-
 def test_readers_make_no_object_for_a_small_payload_unless_it_is_needed(uniform):
     source = Dataset(uniform, rank=0, world_size=1).source
     order = source.order(0)
@@ -82,11 +64,6 @@ def test_readers_make_no_object_for_a_small_payload_unless_it_is_needed(uniform)
         is_arrow = {name: isinstance(values, pa.Array) for name, values in block.fields.items()}
         assert is_arrow == {"txt": as_arrow, "dat": as_arrow, "cls": as_arrow, "big": False}
         assert len(list(block.samples())) == ROWS
-
-
-def test_strings_has_two_values(uniform):
-    with pytest.raises(InputError, match="strings = 'polars'"):
-        Loader(Dataset(uniform, rank=0, world_size=1), 7, strings="polars")
 
 
 # Decoding
@@ -120,12 +97,6 @@ def test_columns_of_arrow_are_decoded_as_lists_are(name, texts):
     assert outcome(pa.array(texts, pa.large_binary())) == outcome(texts)
 
 
-def test_numbers_of_arrow_may_be_written_to():
-    numbers = decode_sample_stage().columns({"cls": pa.array([b"1", b"2"], pa.large_binary())})["cls"]
-    numbers += 1
-    assert numbers.tolist() == [2, 3]
-
-
 # Gathering
 
 
@@ -144,13 +115,6 @@ def test_a_field_is_of_arrow_only_if_all_that_was_put_there_is():
         payloads, is_lacking = block.payloads("f")
         assert payloads == (expected if isinstance(expected, list) else [bytes([value]) for value in expected])
         assert (is_lacking, isinstance(block.fields["f"], pa.Array)) == (not whole, bool(whole))
-
-
-def test_few_of_many_values_are_copied_at_once():
-    values = pa.array([b"%d" % number for number in range(100)], pa.large_binary())
-    few, many = picked(values, np.array([7, 3])), picked(values, np.arange(60))
-    assert few.values.to_pylist() == [b"7", b"3"] and few.places.tolist() == [0, 1]
-    assert many.values is values
 
 
 # On the way
@@ -184,9 +148,3 @@ def test_text_beside_bytes_and_text_that_is_not_utf_8_come_as_lists_whatever_the
     assert weave(parts, 2, pin=False, strings="arrow") == ["a", b"b"]
     assert weave([(np.arange(2), collate(["a", b"b"]))], 2, pin=False, strings="arrow") == ["a", b"b"]
     assert weave([(np.array([0]), collate(["\udcff"]))], 1, pin=False, strings="arrow") == ["\udcff"]
-
-
-def test_text_that_was_decoded_is_not_decoded_again():
-    decode = decode_sample_stage(only=["id"], partial=True)
-    texts = pa.array(["12", "13"], pa.large_string())
-    assert decode.columns({"id": texts})["id"] == decode.columns({"id": ["12", "13"]})["id"] == ["12", "13"]

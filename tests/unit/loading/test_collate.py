@@ -103,17 +103,6 @@ def test_tensors_are_stacked_as_torch_stacks_them(tensor):
         assert found.data_ptr() not in [each.data_ptr() for each in tensors] or not found.numel()
 
 
-def test_some_tensors_that_are_contiguous_and_some_that_are_not_are_stacked_in_their_order():
-    tensors = [NUMBERS + 1, NUMBERS.T.contiguous().T, NUMBERS + 2]
-    assert torch.equal(batch_of(tensors), torch.stack(tensors))
-
-
-def test_what_cannot_be_an_array_is_left_to_torch():
-    sparse = NUMBERS.to_sparse()
-    assert batch_of([sparse, sparse]).layout is torch.sparse_coo
-    assert batch_of([NUMBERS.to("meta")] * 2).device.type == "meta"
-
-
 def test_a_batch_can_be_written_to_and_the_samples_stay():
     tensor = torch.zeros(2, 3)
     batch_of([tensor, tensor])[:] = 1
@@ -138,13 +127,6 @@ def test_all_else_comes_as_a_list_of_the_same_objects(values):
     column = batch_of([(value,) for value in values])[0]
     assert type(column) is list
     assert all(found is value for found, value in zip(column, values, strict=True))
-
-
-def test_samples_become_columns_of_their_kind():
-    assert batch_of([{"a": "x", "b": "y"}, {"b": "w", "a": "z"}]) == {"a": ["x", "z"], "b": ["y", "w"]}
-    assert batch_of([("x", "y"), ("z", "w")]) == (["x", "z"], ["y", "w"])
-    assert batch_of([["x", "y"], ("z", "w")]) == (["x", "z"], ["y", "w"])
-    assert batch_of(["x", "z"]) == ["x", "z"]
 
 
 # What is refused
@@ -181,12 +163,6 @@ def test_samples_that_do_not_go_together_are_refused_with_a_remedy(samples):
         assert text
 
 
-@pytest.mark.parametrize("samples", REFUSED.values(), ids=REFUSED.keys())
-def test_samples_that_do_not_go_together_are_refused_in_two_parts_as_in_one(samples):
-    with pytest.raises(PipelineError):
-        woven(samples, [0, 1])
-
-
 # Parts
 
 scalars = {
@@ -201,12 +177,6 @@ scalars = {
 arrays = st.integers(-100, 100).map(lambda value: np.full((2, 2), value, np.int16))
 tensors = st.integers(-100, 100).map(lambda value: torch.full((3,), value, dtype=torch.float32))
 columns = [*scalars.values(), arrays, tensors]
-
-DTYPES = ["bool", "uint8", "int8", "int32", "int64", "float16", "float32", "float64"]
-mixed_numbers = st.builds(lambda dtype, value: np.dtype(dtype).type(value), st.sampled_from(DTYPES), st.integers(0, 99))
-mixed_arrays = mixed_numbers.map(lambda value: np.full(2, value))
-mixed_tensors = mixed_arrays.map(torch.from_numpy)
-"""The same shapes, but dtypes that differ within a batch."""
 
 
 @st.composite
@@ -246,18 +216,6 @@ def test_a_batch_is_the_same_however_many_parts_it_was_made_of(batch):
     assert outcome(woven, samples, owners) == outcome(batch_of, samples)
 
 
-@given(batches([mixed_numbers, mixed_arrays, mixed_tensors]))
-def test_types_that_differ_within_a_batch_give_the_same_in_parts_as_in_one(batch):
-    samples, owners = batch
-    assert outcome(woven, samples, owners) == outcome(batch_of, samples)
-
-
-@given(batches([st.one_of(st.integers(0, 9), st.text(max_size=1), arrays, tensors)]))
-def test_kinds_that_differ_within_a_batch_give_the_same_in_parts_as_in_one(batch):
-    samples, owners = batch
-    assert outcome(woven, samples, owners) == outcome(batch_of, samples)
-
-
 @pytest.mark.parametrize("value", [2**63, 2**64 - 1])
 def test_integers_that_only_fit_unsigned_are_exact_or_refused(value):
     """[2**63, -1] must not become two floats."""
@@ -266,15 +224,5 @@ def test_integers_that_only_fit_unsigned_are_exact_or_refused(value):
         assert result is PipelineError or result[2] == samples
 
 
-def test_an_array_that_torch_does_not_know_is_refused_as_one_of_ours():
-    with pytest.raises(PipelineError, match="cannot be stacked"):
-        batch_of([np.zeros(2, "longdouble")])
-
-
 def test_an_array_of_the_other_byte_order_keeps_its_values():
     assert batch_of([np.array([1, 2], ">f4")]).tolist() == [[1, 2]]
-
-
-def test_one_part_is_passed_on_without_a_copy():
-    column = collate([1, 2, 3])
-    assert np.shares_memory(weave([(np.arange(3), column)], 3, pin=False).numpy(), column.data)

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from made_datasets import converted
-from wdsplit.errors import PipelineError
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
 from wdsplit.loading.stages.columns import Rename, ToTuple, requested_fields
@@ -76,32 +75,6 @@ def test_columns_give_the_batches_and_errors_that_samples_one_by_one_give(ragged
     assert outcome(dataset) == outcome(dataset.map(unchanged))
 
 
-STAGES = {
-    "all": [],
-    "two of them": [["txt", "__position__"]],
-    "a field that some lack": [["dat"]],
-    "the same twice": [["txt", "txt", "__position__", "__position__"]],
-    "one string of several": [["txt __key__ __pad__"]],
-    "swapped names": [{"txt": "__key__", "__key__": "txt"}, ["txt", "__key__"]],
-    "a chain": [{"a": "txt"}, {"b": "a"}, ["b", "__url__"]],
-    "a name that is taken": [{"__url__": "txt"}, ["__url__"]],
-    "an unknown name": [["none"]],
-    "an unknown old name": [{"a": "none"}],
-    "the first of several": [["none;txt", "__key__"]],
-    "a blank in one of two names": [["txt __key__", "__pad__"]],
-    "a blank in an old name": [{"a": "txt dat"}],
-}
-
-
-@pytest.mark.parametrize("stages", STAGES.values(), ids=STAGES.keys())
-def test_workers_of_both_kinds_and_none_give_the_same(ragged, stages):
-    dataset = staged(ragged, stages)
-    expected = outcome(dataset.map(unchanged))
-    assert outcome(dataset) == expected
-    assert outcome(dataset, 2, "thread") == expected
-    assert outcome(dataset, 2, "process") == expected
-
-
 @pytest.mark.parametrize("names", [["txt"], ["txt __pad__"], ["__key__", "none"]])
 def test_batches_hold_what_webdatasets_stage_gives(ragged, names):
     """`missing_is_error` has the stage of webdataset itself run."""
@@ -122,15 +95,3 @@ def test_only_columns_that_are_wanted_are_read():
     assert requested_fields([]) is None
     assert requested_fields([ToTuple(("a", "b"))]) == ("a", "b")
     assert requested_fields([Rename({"a": "b"}), ToTuple(("a",))]) is None
-
-
-def test_a_value_that_is_none_is_left_to_webdataset():
-    assert ToTuple(("a",)).columns({"a": [1, None]}) is None
-    assert ToTuple(("a",)).columns({"a": [1, 2]}) == ([1, 2],)
-    assert ToTuple(("a",)).columns(([1, 2],)) is None
-    assert Rename({"a": "b"}).columns(([1, 2],)) is None
-
-
-def test_samples_that_differ_in_their_fields_are_refused_by_columns_too(ragged):
-    with pytest.raises(PipelineError, match="differ in their fields"):
-        list(Loader(staged(ragged, []), 31))

@@ -3,7 +3,7 @@ import random
 
 import pytest
 
-from wdsplit.loading.stages.crops import Box, middle_box, random_box
+from wdsplit.loading.stages.crops import Box, random_box
 
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 
@@ -39,29 +39,9 @@ def test_a_part_that_fits_is_as_torchvision_draws_it():
         assert found == Box(top, left, height, width)
 
 
-@pytest.mark.parametrize(
-    ("height", "width", "expected"),
-    [(100, 1000, Box(0, 433, 100, 133)), (1000, 100, Box(433, 0, 133, 100)), (1, 1, Box(0, 0, 1, 1))],
-)
-def test_if_no_part_fits_it_is_the_middle_of_allowed_proportions(height, width, expected):
-    assert set(boxes(height, width, scale=(1.0, 1.0), count=20)) == {expected}
-
-
 def test_what_is_drawn_never_changes():
     """Whoever changes this changes every training run."""
     assert boxes(375, 500, count=3) == [Box(1, 17, 372, 432), Box(151, 72, 177, 216), Box(0, 1, 373, 482)]
-
-
-@pytest.mark.parametrize(
-    ("height", "width", "shape", "expected"),
-    [
-        (375, 500, (224, 224), Box(0, 62, 375, 375)),
-        (500, 375, (50, 100), Box(156, 0, 188, 375)),
-        (7, 900, (9, 1), Box(0, 449, 7, 1)),
-    ],
-)
-def test_the_middle_has_the_proportions_of_the_shape(height, width, shape, expected):
-    assert middle_box(height, width, shape) == expected
 
 
 def test_a_part_is_the_same_part_at_another_size():

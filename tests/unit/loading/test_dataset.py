@@ -14,18 +14,16 @@ import webdataset
 from webdataset.compat import FluidInterface
 
 from made_datasets import (
-    all_deliveries,
     converted,
     delivering,
     expected_epoch,
     image_pixels,
     images_table,
     numbers_dataset,
-    numbers_table,
     real_rows,
 )
 from wdsplit import ConvertOptions, convert
-from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, TopologyError, UnsizedError
+from wdsplit.errors import DatasetNotFoundError, InputError, TopologyError, UnsizedError
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
 from wdsplit.loading.mix import mix
@@ -54,27 +52,6 @@ def test_a_dataset_gives_the_samples_in_the_order_of_the_epoch(numbers, shuffle)
         dataset = delivering(Dataset(numbers, shuffle=shuffle))
         dataset.set_epoch(epoch)
         assert list(dataset) == first_positions(numbers, 101, epoch=epoch, shuffle=shuffle)
-
-
-def test_two_instances_give_the_same_order_and_another_epoch_another_order_of_the_same_samples(numbers):
-    first, second = (delivering(Dataset(numbers, seed=3)) for _ in range(2))
-    for dataset in (first, second):
-        dataset.set_epoch(4)
-    same = list(first)
-    assert list(second) == same
-    first.set_epoch(4)
-    assert list(first) == same
-    first.set_epoch(4)
-    second.set_epoch(5)
-    assert [row for _, row, _ in first] != [row for _, row, _ in second]
-    assert real_rows(first) == real_rows(second) == list(range(101))
-
-
-def test_unshuffled_epochs_are_the_same(numbers):
-    dataset = delivering(Dataset(numbers, shuffle=False))
-    first = list(dataset)
-    dataset.set_epoch(9)
-    assert list(dataset) == first
 
 
 def test_one_lane_unshuffled_is_the_table_itself(numbers):
@@ -126,47 +103,6 @@ def test_decoded_fields_are_the_values_of_the_table(images):
     assert not keys
 
 
-def test_raw_fields_are_bytes(images):
-    sample = next(iter(Dataset(images)))
-    assert list(sample) == ["__key__", "__url__", "__position__", "__pad__", "png", "cls", "txt", "npy", "json"]
-    assert {type(sample[name]) for name in ("png", "cls", "txt", "npy", "json")} == {bytes}
-    assert [type(sample[f"__{name}__"]) for name in ("key", "url", "position", "pad")] == [str, str, int, bool]
-
-
-def negative(number):
-    return -number
-
-
-def test_the_fluid_stages_of_webdataset_are_applied_in_their_order(images):
-    dataset = (
-        Dataset(images, shuffle=False, lanes=1)
-        .decode("rgb8")
-        .rename(image="png", label="cls")
-        .map_dict(label=negative)
-        .map(lambda sample: {**sample, "twice": 2 * sample["label"]})
-        .to_tuple("image", "label", "twice", "__position__", "__pad__", "__key__", "__url__")
-    )
-    for row, (image, label, twice, position, pad, key, url) in enumerate(dataset):
-        assert (image == image_pixels(row)).all()
-        assert (label, twice, position, pad) == (-row, -2 * row, row, False)
-        assert unescape_key(key) == images_table(NUM_IMAGES)["name"][row].as_py()
-        assert url.startswith(images)
-    assert row == NUM_IMAGES - 1
-
-
-def test_stages_that_select_and_batch_work_without_the_loader(numbers):
-    dataset = Dataset(numbers, shuffle=False, lanes=1).decode().select(lambda sample: sample["cls"] % 2)
-    assert [sample["cls"] for sample in dataset] == list(range(1, 101, 2))
-    sizes = [len(batch["cls"]) for batch in dataset.batched(20)]
-    assert sizes == [20, 20, 10]
-
-
-def test_a_stage_leaves_the_dataset_it_was_called_on_as_it_was(numbers):
-    base = Dataset(numbers)
-    base.decode().to_tuple("cls")
-    assert isinstance(next(iter(base)), dict)
-
-
 def test_the_epoch_is_shared_with_what_stages_derive_in_both_directions(numbers):
     base = Dataset(numbers)
     derived = base.decode().to_tuple("cls")
@@ -206,22 +142,9 @@ def test_items_are_refused_with_a_word_on_sample(numbers, index):
     assert "dataset.sample(key_or_index)" in caught.value.remedy
 
 
-def test_a_plain_dataloader_iterates_and_asks_for_no_item(numbers):
-    dataset = delivering(Dataset(numbers, rank=0, world_size=1))
-    assert all_deliveries(torch.utils.data.DataLoader(dataset, batch_size=5)) == first_positions(numbers, 101)
-
-
 def test_no_dataset_is_an_error_that_names_the_path(tmp_path):
     with pytest.raises(DatasetNotFoundError, match=str(tmp_path)):
         Dataset(str(tmp_path))
-
-
-def test_a_manifest_that_was_changed_is_refused(tmp_path):
-    path = numbers_dataset(tmp_path, 10, shards=2)
-    header = tmp_path / "out" / "wdsplit.json"
-    header.write_bytes(header.read_bytes().replace(b"10", b"11"))
-    with pytest.raises(CorruptDataError, match="out"):
-        Dataset(path)
 
 
 @pytest.mark.parametrize("options", [{"seed": -1}, {"lanes": 0}, {"window": 0}, {"tail": "repeat"}, {"seed": 1.5}])
@@ -236,11 +159,6 @@ def test_a_world_that_contradicts_itself_is_refused_when_the_dataset_is_made(num
         Dataset(numbers, **world)
 
 
-def test_a_group_is_refused_where_none_is_initialised(numbers):
-    with pytest.raises(TopologyError, match="none is initialised"):
-        list(Dataset(numbers, group=object()))
-
-
 def test_rank_worker_and_seed_are_logged_once_and_not_once_a_batch(tmp_path, caplog):
     path = numbers_dataset(tmp_path, 20, shards=4, lanes=4)
     with caplog.at_level(logging.INFO, "wdsplit.loading.announcing"):
@@ -253,20 +171,6 @@ def test_rank_worker_and_seed_are_logged_once_and_not_once_a_batch(tmp_path, cap
     assert "rank 0 of 3, worker 0 of 1, seed 11" in messages[0]
     assert "3 ranks x 1 worker do not divide 4 lanes" in messages[1]
     assert "lanes=6" in messages[1]
-
-
-def test_a_world_that_divides_the_lanes_is_not_warned(tmp_path, caplog):
-    path = numbers_dataset(tmp_path, 20, shards=4, lanes=4)
-    with caplog.at_level(logging.INFO, "wdsplit.loading.announcing"):
-        list(Dataset(path, rank=0, world_size=2))
-    assert len(caplog.records) == 1
-
-
-def test_a_table_of_one_row_can_be_read_by_many(tmp_path):
-    path = converted(tmp_path, numbers_table(1), shards=2)
-    for rank in range(4):
-        delivered = list(delivering(Dataset(path, rank=rank, world_size=4)))
-        assert delivered == [(rank, 0, rank != 0)]
 
 
 # What users and libraries ask of any dataset
@@ -342,12 +246,6 @@ def test_what_iterates_a_dataset_and_splits_it_again_is_refused_and_what_knows_o
 def test_the_splitters_of_webdataset_after_a_dataset_are_refused(numbers, splitter, iterated):
     with pytest.raises(InputError, match=f"second time(.|\n)*remove {splitter.__name__}"):
         list(iterated(delivering(Dataset(numbers)), splitter))
-
-
-def test_a_dataset_in_a_with_statement_is_the_dataset(numbers):
-    with Dataset(numbers) as dataset:
-        first = list(delivering(dataset))
-    assert first == list(delivering(dataset))
 
 
 def test_the_shard_distribution_has_the_name_that_users_search_for(numbers):

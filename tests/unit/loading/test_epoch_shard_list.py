@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import webdataset as wds
 
-from wdsplit.errors import DatasetNotFoundError, InputError, TopologyError
+from wdsplit.errors import DatasetNotFoundError, InputError
 from wdsplit.loading.epoch_shard_list import EpochShardList
 
 
@@ -36,35 +36,6 @@ def test_the_order_of_an_epoch_is_a_permutation_that_no_library_can_change():
         "5164389072",
     ]
     assert urls_of(shards) == shards.order(0)
-
-
-def test_no_two_pairs_of_seed_and_epoch_have_the_same_order():
-    lists = [EpochShardList("{00..19}", seed=seed) for seed in (*range(8), 1000)]
-    orders = {tuple(shards.order(epoch)) for shards in lists for epoch in range(20)}
-    assert len(orders) == 9 * 20
-
-
-def test_how_the_shards_were_listed_does_not_change_a_shuffled_order():
-    urls = [f"{number}.tar" for number in range(20)]
-    assert EpochShardList(urls[::-1]).order(4) == EpochShardList(urls).order(4)
-
-
-def test_unshuffled_epochs_are_the_list_itself():
-    shards = EpochShardList("b{1..3}::a", shuffle=False)
-    for epoch in range(2):
-        shards.set_epoch(epoch)
-        assert urls_of(shards) == ["b1", "b2", "b3", "a"] == shards.urls
-    assert len(shards) == 4
-
-
-def test_the_epoch_stays_until_another_is_set():
-    shards = EpochShardList("{0..9}")
-    assert shards.epoch == 0
-    next(iter(shards))
-    for epoch in (0, 7, 3):
-        shards.set_epoch(epoch)
-        assert urls_of(shards) == shards.order(epoch)
-        assert shards.epoch == epoch
 
 
 # Shards that ranks and workers do not divide
@@ -127,18 +98,6 @@ def test_dropping_all_shards_is_refused(monkeypatch):
         urls_of(EpochShardList("{1..3}", tail="drop"))
 
 
-def test_shards_that_divide_bring_no_warning_and_are_the_same_with_any_tail(monkeypatch):
-    for tail in ("uneven", "pad", "drop"):
-        shares = shares_of(EpochShardList("{0..5}", tail=tail), monkeypatch, 3, 2)
-        assert sorted(itertools.chain(*shares)) == list("012345")
-
-
-def test_a_rank_that_cannot_be_is_refused(monkeypatch):
-    be_rank(monkeypatch, 4, 4)
-    with pytest.raises(TopologyError):
-        urls_of(EpochShardList("{0..7}"))
-
-
 # Copies
 
 
@@ -166,17 +125,6 @@ def test_reading_an_epoch_that_was_set_once_more_warns_once():
     with pytest.warns(UserWarning, match="epoch 2 is repeated in the same order"):
         assert urls_of(shards) == first
     assert urls_of(shards) == first
-
-
-def test_an_epoch_that_was_left_early_or_set_again_or_is_not_shuffled_begins_again_without_a_warning():
-    shards, unshuffled = EpochShardList("{0..9}"), EpochShardList("{0..9}", shuffle=False)
-    shards.set_epoch(2)
-    next(iter(shards))
-    assert urls_of(shards) == shards.order(2)
-    shards.set_epoch(2)
-    assert urls_of(shards) == shards.order(2)
-    unshuffled.set_epoch(1)
-    assert urls_of(unshuffled) == urls_of(unshuffled)
 
 
 # What the list is made from
@@ -244,18 +192,6 @@ def test_a_folder_without_a_dataset_is_refused(tmp_path):
     (tmp_path / "0.tar").touch()
     with pytest.raises(DatasetNotFoundError, match="wdsplit index"):
         EpochShardList(tmp_path)
-
-
-@pytest.mark.parametrize("options", [{"seed": -1}, {"seed": "0"}, {"tail": "fill"}])
-def test_options_that_cannot_be_are_refused(options):
-    with pytest.raises(InputError):
-        EpochShardList("a", **options)
-
-
-@pytest.mark.parametrize("epoch", [-1, 1.0, True, None])
-def test_an_epoch_that_cannot_be_is_refused(epoch):
-    with pytest.raises(InputError, match="epoch"):
-        EpochShardList("a").set_epoch(epoch)
 
 
 @pytest.mark.parametrize("name", ["view", "where", "keys", "exclude"])

@@ -1,6 +1,5 @@
 import dataclasses
 import io
-import pickle
 import random
 import struct
 import subprocess
@@ -11,12 +10,11 @@ import numpy as np
 import PIL.Image
 import PIL.ImageOps
 import pytest
-import simplejpeg
 import torch
 from webdataset.autodecode import ImageHandler
 
 from media_files import encoded, odd_images, picture, turned, with_scans
-from wdsplit.errors import CorruptDataError, InputError, PipelineError
+from wdsplit.errors import CorruptDataError, InputError
 from wdsplit.loading.stages.crops import random_box
 from wdsplit.loading.stages.decoders import decode_sample_stage
 from wdsplit.loading.stages.images import resized
@@ -58,22 +56,6 @@ def test_a_jpeg_comes_at_the_size_and_looks_as_resized_from_the_whole(height, wi
     expected = np.array(whole.resize((160, 224), PIL.Image.Resampling.BILINEAR, box=box)).astype(np.int64)
     assert np.abs(found - expected).mean() < 1.5
     assert off_by(found, expected) <= (40 if min(height, width) < 10 else 8)
-
-
-@every_library
-def test_fine_texture_is_neither_blurred_nor_aliased(library):
-    """Just too small for half the scale, so the whole must have been decoded, and all of its pixels have had a say."""
-    texture = np.random.default_rng(0).integers(0, 256, (440, 440, 3), np.uint8)
-    payload = encoded(texture, subsampling=0)
-    whole = PIL.Image.open(io.BytesIO(payload)).resize((224, 224), PIL.Image.Resampling.BILINEAR)
-    assert off_by(decoded(payload, 224, library=library), np.array(whole).astype(np.int64)) <= 2
-
-
-@pytest.mark.parametrize("name", ["png", "webp", "PNG", "left.png", "jpg"])
-def test_png_and_webp_come_at_the_size_whatever_the_field_is_called(name):
-    kind = "WEBP" if name == "webp" else "PNG"
-    payload = encoded(picture(300, 200), kind, **({"lossless": True} if kind == "WEBP" else {}))
-    assert off_by(decoded(payload, (150, 100), name), decoded(encoded(picture(300, 200)), (150, 100))) <= 8
 
 
 def test_the_scale_of_a_jpeg_is_the_smallest_that_nothing_need_be_enlarged_from(monkeypatch):
@@ -129,20 +111,6 @@ def test_an_exif_orientation_is_applied_only_on_request(orientation, kind, libra
     )
 
 
-def test_exif_needs_a_decoder_of_images():
-    with pytest.raises(InputError, match="without a decoder of images"):
-        decode_sample_stage(lambda key, data: None, exif=True)
-    stage = decode_sample_stage(resized((60, 40), output="numpy"), exif=True)
-    found = stage.sample({"jpg": turned(6)})["jpg"].astype(int)
-    assert off_by(found, decoded(encoded(np.rot90(picture(40, 60), -1)), (60, 40))) <= 12
-
-
-@every_library
-def test_a_progressive_jpeg_is_decoded_as_another(library):
-    both = [decoded(encoded(picture(90, 120), progressive=mode), 60, library=library) for mode in (False, True)]
-    assert off_by(*both) == 0
-
-
 @every_library
 @pytest.mark.parametrize("kept", [0, 2, 3, 20, 300, 0.5, 0.9, -2, -1])
 def test_a_truncated_jpeg_is_an_error_that_names_its_sample(kept, library):
@@ -150,12 +118,6 @@ def test_a_truncated_jpeg_is_an_error_that_names_its_sample(kept, library):
     payload = payload[: int(kept * len(payload)) if isinstance(kept, float) else kept]
     with pytest.raises(CorruptDataError, match=r"'jpg' of sample 'a/17', /data/3\.tar"):
         decoded(payload, 224, library=library)
-
-
-def test_a_jpeg_that_lacks_data_but_not_its_end_is_an_error_too():
-    payload = encoded(picture(375, 500))
-    with pytest.raises(CorruptDataError, match="remature end"):
-        decoded(payload[: len(payload) // 2] + b"\xff\xd9", 224)
 
 
 # What comes out
@@ -186,51 +148,6 @@ def test_the_outputs_hold_the_same_pixels(library, crop, payload):
     assert (np.asarray(image) == array).all()
     assert array.flags.c_contiguous
     array[:], tensor[:] = 0, 0
-
-
-@pytest.mark.parametrize("output", ["torch", "numpy"])
-@pytest.mark.parametrize("crop", [None, "center"])
-@pytest.mark.parametrize(("height", "width"), [(375, 500), (500, 375), (33, 20), (99, 70), (230, 500)])
-def test_a_jpeg_is_resized_as_torch_resizes_its_pixels(height, width, crop, output):
-    payload = encoded(np.random.default_rng(height).integers(0, 256, (height, width, 3), np.uint8))
-    pixels = simplejpeg.decode_jpeg(payload, "RGB", min_height=50, min_width=70, min_factor=2)
-    if crop:
-        height, width = pixels.shape[:2]
-        kept = (round(width * 5 / 7), width) if height * 7 > width * 5 else (height, round(height * 7 / 5))
-        top, left = (height - kept[0]) // 2, (width - kept[1]) // 2
-        pixels = pixels[top : top + kept[0], left : left + kept[1]]
-    planes = torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))[None]
-    expected = torch.nn.functional.interpolate(planes, (50, 70), mode="bilinear", antialias=True)[0].numpy()
-    found = np.asarray(resized((50, 70), crop=crop, output=output)(".jpg", payload))
-    assert np.array_equal(found if output == "torch" else found.transpose(2, 0, 1), expected)
-
-
-@pytest.mark.parametrize("output", ["torch", "numpy", "pil"])
-@pytest.mark.parametrize("crop", [None, "center"])
-@pytest.mark.parametrize(("height", "width"), [(375, 500), (500, 375), (33, 20), (50, 99), (230, 500)])
-def test_torch_is_given_contiguous_memory_to_resize_and_gives_it(monkeypatch, height, width, crop, output):
-    """It copies what is not, and uses all processors for that, whoever else may need them."""
-    given = []
-    interpolate = torch.nn.functional.interpolate
-    monkeypatch.setattr(
-        torch.nn.functional,
-        "interpolate",
-        lambda planes, *rest, **more: given.append(planes) or interpolate(planes, *rest, **more),
-    )
-    image = resized((50, 70), crop=crop, output=output)(".jpg", encoded(picture(height, width)))
-    assert all(planes.permute(0, 2, 3, 1).is_contiguous() for planes in given)
-    assert len(given) == (0 if crop and (height, width) == (50, 99) else 1)
-    assert output != "torch" or not given or image.is_contiguous()
-
-
-def test_other_fields_are_left_to_other_decoders():
-    assert resized(8)(".txt", b"jpg") is None
-    sample = decode_sample_stage(resized(8), "rgb8").sample({"cls": b"3", "tga": encoded(picture(5, 6), "TGA")})
-    assert (sample["cls"], sample["tga"].shape) == (3, (5, 6, 3))
-
-
-def test_a_decoder_survives_pickling():
-    assert pickle.loads(pickle.dumps(resized((3, 4), crop="center"))) == resized((3, 4), crop="center")
 
 
 @pytest.mark.parametrize(
@@ -303,36 +220,6 @@ def test_flip_mirrors_every_other_image(crop):
     assert 70 < sum(flipped) < 130
 
 
-def test_a_random_part_does_not_depend_on_whether_images_are_mirrored():
-    payload = encoded(picture(60, 90))
-    both = [resized(40, crop="random", flip=flip) for flip in (False, True)]
-    for seed in range(10):
-        plain, flipped = (decoder(".jpg", payload, seed) for decoder in both)
-        assert torch.equal(plain, flipped.flip(2) if random_part(seed, 60, 90)[1] else flipped)
-
-
-def test_a_jpeg_is_decoded_at_the_scale_that_its_random_part_needs(monkeypatch):
-    given = []
-    decode = simplejpeg.decode_jpeg
-    monkeypatch.setattr(
-        simplejpeg, "decode_jpeg", lambda *data, **options: given.append(decode(*data, **options)) or given[-1]
-    )
-    payload, decoder = encoded(picture(1600, 1600)), resized(200, crop="random")
-    for seed in range(40):
-        decoder(".jpg", payload, seed)
-        side = min(random_part(seed, 1600, 1600)[0][2:])
-        scale = given[-1].shape[0] / 1600
-        least = next(eighths / 8 for eighths in (1, 2, 3, 4, 8) if side * eighths / 8 >= 200 or eighths == 8)
-        assert scale == least
-    assert len({pixels.shape for pixels in given}) > 2
-
-
-@pytest.mark.parametrize("options", [{"crop": "random"}, {"flip": True}])
-def test_outside_of_a_dataset_there_is_nothing_to_draw_from(options):
-    with pytest.raises(PipelineError, match=r"(?s)no seed.*'jpg' of sample 'k'"):
-        decode_sample_stage(resized(8, **options)).sample({"__key__": "k", "jpg": encoded(picture(9, 9))})
-
-
 @every_library
 @pytest.mark.parametrize("output", ["torch", "numpy", "pil"])
 @pytest.mark.parametrize("options", [{}, {"crop": "center"}, {"crop": "random", "flip": True}])
@@ -351,14 +238,6 @@ def test_a_column_is_decoded_into_one_piece_of_memory_and_holds_what_its_rows_do
     assert output == "pil" or found.shape == (len(rows), *rows[0].shape)
     for image, row in zip(found, rows, strict=True):
         assert np.array_equal(np.asarray(image), np.asarray(row))
-
-
-def test_fields_of_a_sample_get_the_same_part():
-    stage = dataclasses.replace(decode_sample_stage(resized(40, crop="random")), draws=Draws(IMAGES, 0, 0))
-    sample = stage.sample(
-        {"__position__": 3, "left.png": encoded(picture(60, 90), "PNG"), "right.jpg": encoded(picture(60, 90))}
-    )
-    assert off_by(*(sample[name].numpy().astype(np.int64) for name in ("left.png", "right.jpg"))) <= 8
 
 
 PNGS = {
@@ -432,22 +311,6 @@ def test_an_image_that_claims_too_many_pixels_is_refused(decoder, bomb):
     handler = resized(8, library=decoder) if decoder in LIBRARIES else decoder
     with pytest.raises(InputError, match=r"(?s)too many pixels.*'jpg' of sample 'k'.*MAX_IMAGE_PIXELS"):
         decode_sample_stage(handler).sample({"__key__": "k", "jpg": bomb})
-
-
-@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
-@pytest.mark.parametrize("decoder", ["pil", resized(8)])
-def test_what_pillow_only_warns_of_is_refused(decoder):
-    with pytest.raises(InputError, match="too many pixels"):
-        decode_sample_stage(decoder).sample({"png": png_bomb(10_000, 9_000)})
-
-
-def test_the_limit_of_pixels_is_pillows(monkeypatch):
-    payload = encoded(picture(375, 500))
-    monkeypatch.setattr(PIL.Image, "MAX_IMAGE_PIXELS", 375 * 500 - 1)
-    with pytest.raises(InputError, match="too many pixels"):
-        resized(8)(".jpg", payload)
-    monkeypatch.setattr(PIL.Image, "MAX_IMAGE_PIXELS", None)
-    assert resized(8)(".jpg", payload).shape == (3, 8, 8)
 
 
 def test_an_image_that_another_program_would_decode_is_refused():

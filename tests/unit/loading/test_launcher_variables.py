@@ -1,6 +1,5 @@
 """Ranks as launchers other than torchrun give them, by the variables that their documentation names."""
 
-import logging
 import sys
 import types
 
@@ -8,7 +7,6 @@ import pytest
 import torch
 
 from wdsplit.errors import TopologyError
-from wdsplit.loading import world as world_module
 from wdsplit.loading.world import detect_rank
 from wdsplit.order.split import World
 
@@ -96,14 +94,3 @@ def test_an_initialised_horovod_wins_over_its_environment_and_torchs_group_over_
     torch.distributed.destroy_process_group()
     horovod.is_initialized = lambda: False
     assert detect_rank(environ=HOROVOD) == World(1, 2)
-
-
-def test_it_is_logged_once_where_a_rank_comes_from(monkeypatch, caplog):
-    monkeypatch.setattr(world_module, "_logged", set())
-    with caplog.at_level(logging.INFO, "wdsplit"):
-        for environ in (SLURM, SLURM, {}, SLURM_JOB, OPEN_MPI):
-            detect_rank(environ=environ)
-    assert [record.getMessage() for record in caplog.records] == [
-        "rank 2 of 4, from SLURM_PROCID and SLURM_STEP_NUM_TASKS",
-        "rank 5 of 6, from OMPI_COMM_WORLD_RANK and OMPI_COMM_WORLD_SIZE",
-    ]

@@ -5,39 +5,13 @@ import numpy as np
 import pytest
 import torch
 
-from draws import KINDS, drawing, draws, replaced, whole_sample
-from orders import slow_hash_stream
-from wdsplit.errors import InputError, PipelineError
+from draws import drawing, replaced, whole_sample
+from wdsplit.errors import PipelineError
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
 from wdsplit.loading.stages.randomness import MAPS, Draws, RandomMap
-from wdsplit.order.epoch import hash_stream
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
-
-DOMAIN = 12
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_draws_differ_between_positions_stages_epochs_and_seeds(numbers, kind):
-    found = []
-    for seed, epoch in ((0, 0), (0, 1), (1, 0)):
-        loader = Loader(drawing(numbers, kind, seed=seed), 12)
-        loader.set_epoch(epoch)
-        found += [draw for pair in draws(loader).values() for draw in pair]
-    assert len(set(found)) == len(found) == 3 * 108 * 2
-
-
-def test_the_seed_of_a_sample_never_changes():
-    """(seed, domain, stage, epoch, position): whoever changes this changes every training run."""
-    assert hash_stream(5, DOMAIN, 1, 2, 77) == slow_hash_stream(5, DOMAIN, 1, 2, 77) == 10318909558064224582
-    sample = {"__key__": "k", "__url__": "u", "__position__": 77}
-    seen = []
-    stage = RandomMap(lambda sample, generator: seen.append(generator) or sample, None, "python", Draws(MAPS, 5, 1)).at(
-        2
-    )
-    assert list(stage([sample])) == [sample]
-    assert seen[0].getstate() == random.Random(10318909558064224582).getstate()
 
 
 @pytest.mark.parametrize(
@@ -87,17 +61,3 @@ def test_samples_without_a_position_are_refused_with_a_remedy(numbers):
         list(Loader(dataset, 12))
     assert "to_tuple" in caught.value.remedy
     assert ".tar" in caught.value.place
-
-
-def test_an_unknown_generator_is_refused(numbers):
-    with pytest.raises(InputError, match="jax"):
-        Dataset(numbers).map_random(replaced, generator="jax")
-
-
-def test_a_function_that_raises_stop_iteration_does_not_end_the_samples():
-    def stop(sample, generator):
-        raise StopIteration
-
-    stage = RandomMap(stop, None, "python", Draws(MAPS, 0, 0))
-    with pytest.raises(RuntimeError, match="StopIteration"):
-        list(stage([{"__key__": "k", "__position__": 1}]))

@@ -2,7 +2,6 @@ import dataclasses
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
-from prometheus_client.parser import text_string_to_metric_families as parse_textfile
 
 from wdsplit.errors import InputError
 from wdsplit.loading.statistics import Statistics
@@ -37,24 +36,10 @@ def test_rates_and_shares_are_those_since_earlier_statistics_and_all_else_is_as_
     assert all(type(value) is float for value in LATER.scalars(EARLIER).values())
 
 
-def test_without_earlier_statistics_rates_are_those_since_the_beginning():
-    assert LATER.scalars() == LATER.scalars(NOTHING)
-    assert LATER.scalars()["samples_per_s"] == 160 / 10
-
-
 def test_no_rate_is_infinite_or_negative():
     assert LATER.scalars(LATER)["samples_per_s"] == LATER.scalars(LATER)["wait_share"] == 0.0
     smaller_samples = dataclasses.replace(EARLIER, samples_made=300, num_bytes=5000, wait_s=2.0)
     assert smaller_samples.scalars(EARLIER)["bytes_per_s"] == 0.0
-
-
-# Text
-
-
-def test_the_summary_names_retries_and_bad_samples_only_where_there_were_some():
-    assert LATER.summary(EARLIER) == "12 samples/s, 0.0 MB/s; 3 retries; 3 bad samples; waited 60% of the time"
-    assert EARLIER.summary(EARLIER) == "0 samples/s, 0.0 MB/s; waited 0% of the time"
-    assert "; 5 retries; 4 bad samples; waited 40% of the time: the loader is the bottleneck" in str(LATER)
 
 
 # OpenMetrics
@@ -86,21 +71,6 @@ def test_the_metrics_are_what_the_parser_of_openmetrics_takes():
         "wdsplit_position": 480,
     }
     assert samples_of(families) == {name: (value, {"rank": "3"}) for name, value in expected.items()}
-
-
-def test_node_exporter_reads_the_same_values():
-    """Its textfile collector takes the older text format, in which `# EOF` is a comment."""
-    assert samples_of(parse_textfile(LATER.openmetrics())) == samples_of(parse_openmetrics(LATER.openmetrics()))
-
-
-@pytest.mark.parametrize("value", ['a "b"', "back\\slash", "two\nlines", "{},=# EOF"])
-def test_labels_are_escaped(value):
-    found = samples_of(parse_openmetrics(NOTHING.openmetrics(run=value)))
-    assert {str(labels) for _, labels in found.values()} == {str({"rank": "0", "run": value})}
-
-
-def test_a_label_may_take_the_place_of_the_rank():
-    assert 'wdsplit_epoch{rank="host 7"} 0' in NOTHING.openmetrics(rank="host 7")
 
 
 @pytest.mark.parametrize("label", ["a-b", "1a", "ü", ""])

@@ -13,7 +13,6 @@ from made_datasets import (
     all_deliveries,
     deliveries,
     delivering,
-    expected_epoch,
     numbers_dataset,
     real_rows,
     sized_dataset,
@@ -70,10 +69,6 @@ def test_an_epoch_holds_the_samples_of_the_view_in_its_order(path, rows, tail):
             assert len(delivered) == 12 * len(loader)
 
 
-def test_all_samples_without_a_view_are_as_they_were(path):
-    assert all_deliveries(loader_of(opened(path, view=None))) == list(islice(expected_epoch(path), 108))
-
-
 def test_a_view_is_named_or_given_or_a_condition_or_a_list_of_keys(path):
     for chosen in ({"view": "easy"}, {"view": view_of(path, EASY)}):
         assert rows_of(loader_of(opened(path, **chosen))) == list(EASY)
@@ -123,11 +118,6 @@ def test_views_by_epoch_count_from_their_epoch_on(path):
     loader.set_epoch(2)
     assert len(loader) == 1
     assert rows_of(loader) == list(range(5))
-
-
-def test_epochs_before_the_first_have_all_samples(path):
-    loader = loader_of(opened(path, view={1: "easy"}))
-    assert [len(rows_of(loader)) for _ in range(3)] == [101, 34, 34]
 
 
 def test_a_condition_holds_in_all_epochs(path):
@@ -211,15 +201,6 @@ def test_an_iteration_goes_on_as_it_began_and_so_do_its_length_and_state(path, n
     assert all_deliveries(resumed) == begun[24:]
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_view_that_is_set_before_the_first_batch_of_an_iteration_is_for_the_next_one(path, num_workers):
-    loader = loader_of(opened(path, view="hard"), num_workers=num_workers, workers="thread")
-    iteration = iter(loader)
-    loader.dataset.set_view("easy")
-    assert all_deliveries(iteration) == first(path, HARD, 60)
-    assert all_deliveries(loader) == first(path, EASY, 36, epoch=1)
-
-
 def test_an_iteration_that_is_left_keeps_its_state_and_the_next_one_has_the_new_view(path):
     loader = loader_of(opened(path, view="hard"))
     for _ in islice(loader, 2):
@@ -249,16 +230,6 @@ def saved(loader, steps):
     return json.loads(json.dumps(loader.state_dict()))
 
 
-def test_a_state_holds_the_view_of_its_epoch(path):
-    loader = loader_of(opened(path, view={0: "easy", 1: None}))
-    state = saved(loader, 2)
-    assert state["view"] == "easy"
-    assert state["view_fingerprint"] == view_of(path, EASY).selection.fingerprint
-    loader.set_epoch(0)
-    assert not {"view", "view_fingerprint"} & saved(loader, None).keys()
-    assert not {"view", "view_fingerprint"} & saved(loader_of(opened(path)), 2).keys()
-
-
 def of(path, **options):
     return loader_of(opened(path, **options))
 
@@ -279,23 +250,6 @@ def test_a_state_of_another_view_is_refused_with_both_names(path, before, after,
         of(path, **after).load_state_dict(state)
     assert expected in caught.value.expected and found in caught.value.found
     assert remedy in caught.value.remedy
-
-
-def test_the_same_selection_under_another_name_is_accepted(path):
-    state = saved(of(path, view="hard"), 2)
-    rest = first(path, HARD, 60)[24:]
-    for after in ({"where": "cls >= 40 and cls <= 89"}, {"view": view_of(path, HARD, "other")}, {"view": {0: "hard"}}):
-        resumed = of(path, **after)
-        resumed.load_state_dict(state)
-        assert all_deliveries(resumed) == rest
-
-
-def test_views_of_other_epochs_need_not_be_the_same(path):
-    state = saved(of(path, view={0: "easy", 1: "hard"}), 1)
-    resumed = of(path, view={0: "easy", 1: None})
-    resumed.load_state_dict(state)
-    assert len(rows_of(resumed)) == 22
-    assert rows_of(resumed) == list(ALL)
 
 
 def test_a_view_that_was_stored_anew_is_refused(tmp_path):
@@ -337,14 +291,6 @@ def test_a_state_at_the_start_of_an_epoch_goes_with_any_view(path, after, rows, 
     assert batches[0] + all_deliveries(again) == first(path, rows, count, epoch=1)
 
 
-def test_the_state_of_an_iteration_that_took_nothing_goes_with_any_view(path):
-    state = json.loads(json.dumps(iter(opened(path, view="easy")).state_dict()))
-    assert (state["view"], state["taken"]) == ("easy", 0)
-    resumed = iter(opened(path, view="hard"))
-    resumed.load_state_dict(state)
-    assert len(list(resumed)) == len(HARD)
-
-
 def test_a_view_that_is_set_after_a_state_was_loaded_is_refused_unless_it_is_the_same(path):
     state = saved(of(path, view="hard"), 2)
     resumed = of(path, view="hard")
@@ -354,29 +300,6 @@ def test_a_view_that_is_set_after_a_state_was_loaded_is_refused_unless_it_is_the
         next(iter(resumed))
     resumed.dataset.set_view(where="cls >= 40 and cls < 90")
     assert all_deliveries(resumed) == first(path, HARD, 60)[24:]
-
-
-@pytest.mark.parametrize("change", [{"view": None}, {"view_fingerprint": None}, {"view": 3}, {"view_fingerprint": 3}])
-def test_a_state_with_a_part_of_a_view_is_damaged(path, change):
-    state = saved(of(path, view="easy"), 1) | change
-    with pytest.raises(StateError, match="damaged"):
-        of(path, view="easy").load_state_dict(state)
-
-
-def test_the_state_of_an_iteration_is_one_of_its_view(path):
-    dataset = opened(path, view={0: "hard", 1: None})
-    iteration = iter(dataset)
-    for _ in islice(iteration, 20):
-        pass
-    state = json.loads(json.dumps(iteration.state_dict()))
-    assert (state["view"], state["taken"]) == ("hard", 20)
-    dataset.set_view("easy")
-    with pytest.raises(StateError, match="another view"):
-        iter(dataset).load_state_dict(state)
-    dataset.set_view("hard")
-    resumed = iter(dataset)
-    resumed.load_state_dict(state)
-    assert [sample["__position__"] for sample in resumed] == list(range(20, 50))
 
 
 # Mixtures
@@ -437,33 +360,6 @@ def test_views_of_a_mixture_change_by_epoch_and_by_set_view(parts):
     loader.dataset.set_view({second: "easy"})
     assert mixed_rows(loader) == {first: list(range(40)), second: list(range(0, 30, 2))}
     assert loader.dataset.source.num_samples == 55
-
-
-def test_shares_are_those_of_the_views(parts):
-    first, second = parts
-    weighted = mixture_loader({first: 0.75, second: 0.25}, view={first: "easy"})
-    assert weighted.dataset.source.counts == (38, 12)
-    often = mixed_rows(weighted)
-    assert len(often[first]) == 38 and set(often[first]) == set(range(0, 40, 2))
-    chosen = mixture_loader(choose={first: 6, second: 6}, view="easy")
-    seen = [mixed_rows(chosen)[first] for _ in range(3)]
-    assert len({row for rows in seen for row in rows}) == 18
-
-
-def test_a_state_of_a_mixture_is_one_of_its_views(parts):
-    loader = mixture_loader(repeat=dict.fromkeys(parts, 1), view={0: "easy", 1: None})
-    whole = [[numbers.tolist() for _, numbers, _ in loader] for _ in range(2)]
-    loader.set_epoch(0)
-    state = saved(loader, 2)
-    assert "easy" in state["view"]
-    resumed = mixture_loader(repeat=dict.fromkeys(parts, 1), view="easy")
-    resumed.load_state_dict(state)
-    assert [numbers.tolist() for _, numbers, _ in resumed] == whole[0][2:]
-    for other in ({}, {"view": {parts[0]: "easy"}}):
-        with pytest.raises(StateError, match="another view"):
-            mixture_loader(repeat=dict.fromkeys(parts, 1), **other).load_state_dict(state)
-    loader.set_epoch(0)
-    assert "view" not in saved(loader, None)
 
 
 def test_an_unknown_dataset_of_a_mixture_is_named(parts):

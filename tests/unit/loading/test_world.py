@@ -1,4 +1,3 @@
-import os
 import subprocess
 import sys
 
@@ -8,7 +7,7 @@ import torch.utils.data
 from torch.distributed.device_mesh import init_device_mesh
 
 from wdsplit.errors import TopologyError
-from wdsplit.loading.world import detect_rank, is_group_initialised, with_worker
+from wdsplit.loading.world import detect_rank, is_group_initialised
 from wdsplit.order.split import World
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8"}
@@ -35,12 +34,6 @@ def test_rank_and_world_size_go_together(half):
     assert caught.value.remedy
 
 
-@pytest.mark.parametrize(("rank", "world_size"), [(4, 4), (-1, 4), (0, 0)])
-def test_arguments_that_contradict_each_other_are_refused(rank, world_size):
-    with pytest.raises(TopologyError, match="contradict"):
-        detect_rank(rank, world_size, environ={})
-
-
 @pytest.mark.parametrize(
     ("environ", "world"),
     [
@@ -54,13 +47,6 @@ def test_arguments_that_contradict_each_other_are_refused(rank, world_size):
 )
 def test_the_environment_of_a_launcher_is_read(environ, world):
     assert detect_rank(environ=environ) == world
-
-
-def test_the_process_environment_is_read_where_none_is_given(monkeypatch):
-    for name, value in TORCHRUN.items():
-        monkeypatch.setenv(name, value)
-    assert detect_rank() == World(3, 8)
-    assert dict(os.environ).items() >= TORCHRUN.items()
 
 
 @pytest.mark.parametrize(
@@ -90,10 +76,6 @@ def test_an_initialised_process_group_wins_over_the_environment(gloo):
     assert detect_rank(group=gloo, environ=TORCHRUN) == World(0, 1)
 
 
-def test_arguments_win_over_a_process_group(gloo):
-    assert detect_rank(1, 4, group=gloo) == World(1, 4)
-
-
 def test_a_device_mesh_counts_as_a_group(gloo):
     """Meshes of more than one process are in test_torchrun.py."""
     mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "tp"))
@@ -114,7 +96,3 @@ def test_a_group_without_an_initialised_process_group_is_an_error():
     with pytest.raises(TopologyError, match="none is initialised") as caught:
         detect_rank(group=object(), environ=TORCHRUN)
     assert "init_process_group" in caught.value.remedy
-
-
-def test_outside_of_a_worker_process_the_world_has_one_worker():
-    assert with_worker(World(1, 2)) == World(1, 2, 0, 1)
