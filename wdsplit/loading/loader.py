@@ -12,10 +12,9 @@ import inspect
 import logging
 import math
 import multiprocessing
-import pickle
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from multiprocessing.context import BaseContext
 from numbers import Real
@@ -29,7 +28,7 @@ from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.epochs import checked_epoch
 from wdsplit.loading.loader_arguments import unknown_argument
 from wdsplit.loading.reading.source import AnySource
-from wdsplit.loading.running import Running
+from wdsplit.loading.running import NoWorkers, Parcels, Running
 from wdsplit.loading.skips import skip_steps
 from wdsplit.loading.states import dumped_state, loaded_state, refuse_view_of
 from wdsplit.loading.statistics import Statistics
@@ -39,6 +38,9 @@ from wdsplit.loading.transport.thread_workers import Threads
 from wdsplit.loading.worker import SubBatches
 from wdsplit.notebook import html_table
 from wdsplit.order.split import Steps, World, whole
+
+if TYPE_CHECKING:
+    from wdsplit.loading.process_workers import Processes
 
 __all__ = ["Loader"]
 
@@ -116,8 +118,7 @@ class Loader:
         }
         context = multiprocessing_context
         method = context.get_start_method() if isinstance(context, BaseContext) else context
-        problems = [*_wrong_choices(dataset, workers, output, strings, method), *_wrong_counts(counts)]
-        problems += _wrong_interval(log_every_s)
+        problems = _problems(dataset, workers, output, strings, method, log_every_s, **counts)
         if problems:
             raise InputError("invalid Loader arguments", found="; ".join(problems))
         dataset.check_one_to_one()
@@ -138,7 +139,7 @@ class Loader:
         self.multiprocessing_context = method
         self.progress = EpochProgress(dataset, self.batch_size)
         self._sub_batches: SubBatches | None = None
-        self._workers: Iterable[Any] | None = None
+        self._processes: Processes | None = None
         self._running: weakref.ref[Running] | None = None
         self.log_every_s = log_every_s
         self.clock = Clock()
@@ -240,7 +241,7 @@ class Loader:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave workers and statistics out of a copy, which has its own."""
-        workers = dict.fromkeys(("_sub_batches", "_workers", "_running"))
+        workers = dict.fromkeys(("_sub_batches", "_processes", "_running"))
         counts = {"clock": Clock(), "_counted": Totals(), "_logged": None, "_log_at": None}
         return {**self.__dict__, "progress": copy.copy(self.progress), **workers, **counts}
 
@@ -351,99 +352,79 @@ class Loader:
         running = self._running() if self._running is not None else None
         if running is not None and self.persistent_workers:
             running.supersede()
-        sub_batches, workers = self._ready_workers(source, steps)
+        sub_batches = self._sub_batches_of(source, steps)
         sub_batches.begin(steps.order.epoch, steps.start)
-        try:
-            parcels = self._threads(sub_batches) if workers is None else iter(workers)
-        except BaseException as error:
-            self._workers = None
-            if self.num_workers and isinstance(error, (AttributeError, TypeError, pickle.PicklingError)):
-                from wdsplit.loading.process_workers import not_sent
-
-                raise not_sent(error) from error
-            raise
-        forget = partial(self._forget, workers)
-        running = Running(parcels, sub_batches, self.persistent_workers, max(1, self.num_workers), forget)
+        parcels: Parcels
+        if self._processes is not None:
+            parcels = self._processes.parcels()
+        elif self.num_workers:
+            worlds = [
+                World(steps.world.rank, steps.world.world_size, worker, self.num_workers)
+                for worker in range(self.num_workers)
+            ]
+            made = [sub_batches.of_worker(world) for world in worlds]
+            parcels = Threads(made, self.prefetch_factor, self.prefetch_bytes // self.num_workers)
+        else:
+            parcels = NoWorkers(sub_batches.of_worker(steps.world))
+        running = Running(parcels, sub_batches, self.persistent_workers, max(1, self.num_workers))
         self._running = weakref.ref(running)
         return running
 
-    def _ready_workers(self, source: AnySource, steps: Steps) -> tuple[SubBatches, Iterable[Any] | None]:
-        """Return what workers make, and the workers: those of the last iteration if they stay and live, else new ones.
-
-        Workers have the views that the dataset had when they were made, and what was skipped then.
-
-        Threads are always new, so for them the workers are None. Processes start when they are iterated.
-        """
-        processes = getattr(getattr(self._workers, "_iterator", None), "_workers", ())
-        if not all(process.is_alive() for process in processes):
-            self._workers = None
-        kept = self._sub_batches
-        is_current = kept is not None and kept.source is source
-        is_alike = kept is not None and (kept.world, kept.skips) == (steps.world, steps.skips)
-        if kept is not None and is_current and is_alike and self._workers is not None and self.persistent_workers:
-            return kept, self._workers
+    def _sub_batches_of(self, source: AnySource, steps: Steps) -> SubBatches:
+        """Return what workers make: persistent processes that live go on, if they have these views and skips."""
+        kept, processes = self._sub_batches, self._processes
         if kept is not None:
+            is_alike = kept.source is source and (kept.world, kept.skips) == (steps.world, steps.skips)
+            if is_alike and self.persistent_workers and processes is not None and processes.are_alive():
+                return kept
             self._counted = self._counted.plus(kept.counters.total())
-        how = self.num_workers, self.collate_fn is None, self.prefetch_bytes, steps.skips
-        made = SubBatches(self.dataset, source, self.batch_size, steps.world, *how, as_arrow=self.strings == "arrow")
-        self._sub_batches, self._workers = made, None
-        if not self.num_workers:
-            self._workers = made
-        elif self.workers == "process":
-            from wdsplit.loading.process_workers import worker_processes
+        made = SubBatches(
+            self.dataset,
+            source,
+            self.batch_size,
+            steps.world,
+            self.num_workers,
+            collated=self.collate_fn is None,
+            prefetch_bytes=self.prefetch_bytes,
+            skips=steps.skips,
+            as_arrow=self.strings == "arrow",
+        )
+        self._sub_batches, self._processes = made, None
+        if self.num_workers and self.workers == "process":
+            from wdsplit.loading.process_workers import Processes  # here, because it needs torch
 
             ahead = self.prefetch_factor, self.prefetch_bytes
             kind = self.persistent_workers, self.multiprocessing_context
-            self._workers = worker_processes(made, self.num_workers, *ahead, *kind)
-        return made, self._workers
-
-    def _forget(self, workers: Iterable[Any] | None) -> None:
-        """Take note that workers have ended after an error, unless others have taken their place by now."""
-        if self._workers is workers:
-            self._workers = None
-
-    def _threads(self, sub_batches: SubBatches) -> Threads:
-        """Start a thread for each worker."""
-        rank, world_size, num_workers = sub_batches.world.rank, sub_batches.world.world_size, self.num_workers
-        worlds = [World(rank, world_size, worker, num_workers) for worker in range(num_workers)]
-        parcels = [sub_batches.of_worker(world) for world in worlds]
-        return Threads(parcels, self.prefetch_factor, self.prefetch_bytes // num_workers)
+            self._processes = Processes(made, self.num_workers, *ahead, *kind)
+        return made
 
 
-def _wrong_choices(dataset: Any, workers: str, output: str | None, strings: str, method: str | None) -> list[str]:
-    """Return what is wrong with the arguments that are no numbers."""
+def _problems(
+    dataset: Any, workers: str, output: str | None, strings: str, method: str | None, log_every_s: Any, **counts: Any
+) -> list[str]:
+    """Return what is wrong with the arguments of a loader."""
     problems = []
     if not isinstance(dataset, Dataset):
         problems.append(f"dataset is a {type(dataset).__name__}: expected a wdsplit.Dataset")
-    if workers not in ("process", "thread"):
-        problems.append(f"workers = {workers!r}: expected 'process' or 'thread'")
-    elif workers == "thread" and method is not None:
+    choices = {
+        "workers": (workers, ("process", "thread")),
+        "output": (output, (None, "torch", "numpy")),
+        "strings": (strings, ("list", "arrow")),
+        "multiprocessing_context": (method, (None, *multiprocessing.get_all_start_methods())),
+    }
+    for name, (value, known) in choices.items():
+        if value not in known:
+            problems.append(f"{name} = {value!r}: expected {' or '.join(repr(each) for each in known if each)}")
+    if workers == "thread" and method is not None:
         problems.append(f"multiprocessing_context = {method!r}: expected None for threads")
-    if output not in (None, "torch", "numpy"):
-        problems.append(f"output = {output!r}: expected 'torch' or 'numpy'")
-    if strings not in ("list", "arrow"):
-        problems.append(f"strings = {strings!r}: expected 'list' or 'arrow'")
-    methods = multiprocessing.get_all_start_methods()
-    if method is not None and method not in methods:
-        problems.append(f"multiprocessing_context = {method!r}: expected one of {', '.join(methods)}")
-    return problems
-
-
-def _wrong_counts(counts: Mapping[str, Any]) -> list[str]:
-    """Return which of the numbers are no integers, or too small."""
-    problems = []
     for name, value in counts.items():
         low = 0 if name == "num_workers" else 1
         if type(value) is not int or value < low:
             problems.append(f"{name} = {value!r}: expected an integer of at least {low}")
-    return problems
-
-
-def _wrong_interval(log_every_s: Any) -> list[str]:
     is_number = isinstance(log_every_s, Real) and not isinstance(log_every_s, bool)
-    if log_every_s is None or (is_number and 0 <= log_every_s < math.inf):
-        return []
-    return [f"log_every_s = {log_every_s!r}: expected a number of seconds, or None"]
+    if log_every_s is not None and not (is_number and 0 <= log_every_s < math.inf):
+        problems.append(f"log_every_s = {log_every_s!r}: expected a number of seconds, or None")
+    return problems
 
 
 def _has_cuda() -> bool:

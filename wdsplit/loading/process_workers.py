@@ -9,8 +9,9 @@ import copy
 import logging
 import multiprocessing
 import os
+import pickle
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkProcess
 from multiprocessing.popen_fork import Popen
@@ -21,9 +22,10 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from wdsplit.errors import PipelineError
 from wdsplit.loading.transport.shared_integers import SharedIntegers
+from wdsplit.loading.transport.shared_segments import Placed, Segments
 from wdsplit.loading.worker import Bound, SubBatches
 
-__all__ = ["not_sent", "worker_context", "worker_processes"]
+__all__ = ["ProcessParcels", "Processes", "worker_context"]
 
 logger = logging.getLogger(__name__)
 
@@ -31,15 +33,8 @@ _PATIENCE_S = 1.0
 """So long the first attempt to fork a worker has until the worker runs."""
 
 
-def worker_processes(
-    sub_batches: SubBatches,
-    num_workers: int,
-    prefetch_factor: int,
-    prefetch_bytes: int,
-    persistent: bool,
-    multiprocessing_context: str | None,
-) -> Iterable[Any]:
-    """Return the parcels of all workers in turn; the processes start when it is iterated.
+class Processes:
+    """Worker processes, which start when they are first iterated.
 
     Args:
         sub_batches: What each worker iterates; this sets its limit of the bytes in transit.
@@ -47,20 +42,98 @@ def worker_processes(
         prefetch_factor: Parcels that each makes ahead.
         prefetch_bytes: Limit for the bytes of all parcels made ahead.
         persistent: Whether the processes stay from one iteration to the next.
-        multiprocessing_context: How they are started; None for Python's default.
+        start_method: How they are started; None for Python's default.
     """
-    context = worker_context(multiprocessing_context)
-    sub_batches.bound = Bound(context, num_workers, prefetch_factor + 1, prefetch_bytes // num_workers)
-    return DataLoader(
-        _Stream(sub_batches),
-        batch_size=None,
-        num_workers=num_workers,
-        collate_fn=_unchanged,
-        prefetch_factor=prefetch_factor,
-        persistent_workers=persistent,
-        multiprocessing_context=context,
-        generator=torch.Generator(),
-    )
+
+    def __init__(
+        self,
+        sub_batches: SubBatches,
+        num_workers: int,
+        prefetch_factor: int,
+        prefetch_bytes: int,
+        persistent: bool,
+        start_method: str | None,
+    ) -> None:
+        context = worker_context(start_method)
+        self._bound = Bound(context, num_workers, prefetch_factor + 1, prefetch_bytes // num_workers)
+        sub_batches.bound = self._bound
+        self._has_ended = False
+        self._loader: DataLoader[Any] = DataLoader(
+            _Stream(sub_batches),
+            batch_size=None,
+            num_workers=num_workers,
+            collate_fn=_unchanged,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent,
+            multiprocessing_context=context,
+            generator=torch.Generator(),
+        )
+
+    def are_alive(self) -> bool:
+        """Tell whether persistent processes can serve another iteration."""
+        processes = getattr(self._loader._iterator, "_workers", ())
+        return not self._has_ended and all(process.is_alive() for process in processes)
+
+    def parcels(self) -> ProcessParcels:
+        """Begin an iteration.
+
+        Raises:
+            PipelineError: The dataset cannot be sent to processes.
+        """
+        try:
+            return ProcessParcels(iter(self._loader), self._bound, self._end)
+        except BaseException as error:
+            self._has_ended = True
+            if not isinstance(error, (AttributeError, TypeError, pickle.PicklingError)):
+                raise
+            raise PipelineError(
+                "the dataset cannot be sent to worker processes",
+                expected="stages whose functions are defined at the top of a module",
+                found=f"{type(error).__name__}: {error}",
+                remedy="define them there instead of as a lambda or in another function; or use workers='thread', or "
+                "multiprocessing_context='fork'",
+            ) from error
+
+    def _end(self) -> None:
+        self._has_ended = True
+        self._bound.close()
+
+
+class ProcessParcels:
+    """The parcels of worker processes in an iteration; they lie in memory that is shared until they are delivered."""
+
+    lends = True
+
+    def __init__(self, parcels: Any, bound: Bound, on_end: Callable[[], None]) -> None:
+        self._parcels, self._bound, self._on_end = parcels, bound, on_end
+        self._segments = Segments(bound.memories)
+        self._placed = [0] * len(bound.memories)
+        self._turn = 0
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        return self
+
+    def __next__(self) -> list[Any]:
+        parcel = next(self._parcels)
+        worker, self._turn = self._turn, (self._turn + 1) % len(self._placed)
+        if isinstance(parcel, Placed):
+            self._placed[worker] += 1
+            parcel = self._segments.parcel(parcel)
+        opened: list[Any] = parcel
+        return opened
+
+    def delivered(self, worker: int) -> None:
+        """Let a worker use the memory of its parcels again."""
+        for _ in range(self._placed[worker]):
+            self._bound.deliver(worker)
+        self._placed[worker] = 0
+
+    def close(self, at_once: bool = False) -> None:
+        """End the processes."""
+        for process in self._parcels._workers if at_once else ():
+            process.terminate()
+        self._parcels._shutdown_workers()
+        self._on_end()
 
 
 def worker_context(start_method: str | None = None) -> Any:
@@ -156,14 +229,3 @@ class _Stream(IterableDataset[Any]):
 
 def _unchanged(sub_batch: Any) -> Any:
     return sub_batch
-
-
-def not_sent(error: Exception) -> PipelineError:
-    """Return the error that says why a dataset cannot be pickled."""
-    return PipelineError(
-        "the dataset cannot be sent to worker processes",
-        expected="stages whose functions are defined at the top of a module",
-        found=f"{type(error).__name__}: {error}",
-        remedy="define them there instead of as a lambda or in another function; or use workers='thread', or "
-        "multiprocessing_context='fork'",
-    )

@@ -49,6 +49,9 @@ _PARCEL_BYTES, _PARCEL_STEPS = 2 * 1024**2, 8
 same whatever its size."""
 _PARCELS_AHEAD = 4
 """Largest fraction of the prefetched bytes for one parcel."""
+_EPOCH, _START, _SEED, _BEGUN, _ENDED = range(5)
+"""The integers that the loader shares with its workers: where an iteration begins, what the loader's process was seeded
+with, the number of the iteration that was begun last, and of the last one that has ended."""
 _PATIENCE_S = 1.0
 """How often a worker that waits for room looks whether the loader's process still lives."""
 
@@ -99,21 +102,21 @@ class SubBatches:
             self._steps_together = max(1, min(_PARCEL_STEPS, parcel_bytes // max(1, step_bytes)))
         self.counters = Counters(max(1, num_workers))
         self.bound: Bound | None = None
-        self._begin = SharedIntegers(5)
+        self._shared = SharedIntegers(5)
         self._iterations = 0
         self._ring: Ring | None = None
 
     def begin(self, epoch: int, start: int) -> None:
         """Say where the next iteration begins, and what this process was seeded with."""
         self.end()
-        cells = self._begin.array
-        cells[:3] = epoch, start, 0 if self.bound is None else _initial_seed()
-        cells[3] += 1
+        cells = self._shared.array
+        cells[[_EPOCH, _START, _SEED]] = epoch, start, 0 if self.bound is None else _initial_seed()
+        cells[_BEGUN] += 1
 
     def end(self) -> None:
         """Say that no more sub-batches of the iteration under way are needed: its workers stop, wherever they are."""
-        cells = self._begin.array
-        cells[4] = cells[3]
+        cells = self._shared.array
+        cells[_ENDED] = cells[_BEGUN]
         if self.bound is not None:
             self.bound.wake()
 
@@ -127,7 +130,7 @@ class SubBatches:
         if not self._iterations:
             gc.freeze()  # else each collection visits, and so copies, all that was in memory before the fork
         world = with_worker(self.world)
-        epoch, start, seed, _, _ = self._begin.array.tolist()
+        epoch, start, seed = self._shared.array[[_EPOCH, _START, _SEED]].tolist()
         _seed_generators(hash_stream(seed, self.dataset.options.seed, epoch, start, *dataclasses.astuple(world)))
         self._iterations += 1
         parcels = self._guarded(epoch, start, world, self._iterations)
@@ -135,13 +138,13 @@ class SubBatches:
 
     def of_worker(self, world: World) -> Iterator[Any]:
         """Give the parcels of one worker of this process."""
-        epoch, start, _, number, _ = self._begin.array.tolist()
+        epoch, start, number = self._shared.array[[_EPOCH, _START, _BEGUN]].tolist()
         return self._guarded(epoch, start, world, number)
 
     def _need_of(self, number: int) -> Callable[[], bool]:
         """Return what tells whether an iteration, by its number, is under way."""
-        begin = self._begin.array
-        return lambda: bool(begin[3] == number and begin[4] < number)
+        cells = self._shared.array
+        return lambda: bool(cells[_BEGUN] == number and cells[_ENDED] < number)
 
     def _guarded(self, epoch: int, start: int, world: World, number: int) -> Iterator[Any]:
         is_needed = self._need_of(number)

@@ -30,7 +30,7 @@ class Raised:
 
 
 class Threads:
-    """The sub-batches of some workers in turn: worker 0's, 1's, ..., then worker 0's again.
+    """The parcels of some workers in turn: worker 0's, 1's, ..., then worker 0's again.
 
     The threads end when this is closed or garbage-collected, and at the end of the program. One that is busy then ends
     later, and its work is dropped.
@@ -40,6 +40,8 @@ class Threads:
         max_ahead: Sub-batches that a worker may have made before they are taken.
         max_bytes: Limit for their bytes; one sub-batch is always made.
     """
+
+    lends = False
 
     def __init__(self, sub_batches: Sequence[Iterator[Any]], max_ahead: int, max_bytes: int) -> None:
         self._queues = [_Queue(max_ahead, max_bytes) for _ in sub_batches]
@@ -61,7 +63,10 @@ class Threads:
         self._turn = (self._turn + 1) % len(self._queues)
         return queue.take()
 
-    def close(self) -> None:
+    def delivered(self, worker: int) -> None:
+        """Do nothing."""
+
+    def close(self, at_once: bool = False) -> None:
         """End all workers, and wait for them for a short time."""
         self._end()
 
