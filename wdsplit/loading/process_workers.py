@@ -22,8 +22,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from wdsplit.errors import PipelineError
 from wdsplit.loading.transport.shared_integers import SharedIntegers
-from wdsplit.loading.transport.shared_segments import Placed, Segments
-from wdsplit.loading.worker import Bound, SubBatches
+from wdsplit.loading.transport.shared_segments import Bound, Placed, Segments
+from wdsplit.loading.worker import SubBatches
 
 __all__ = ["ProcessParcels", "Processes", "worker_context"]
 

@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import multiprocessing
 import pickle
 import random
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import chain, islice, repeat, tee
-from multiprocessing.context import BaseContext
 from typing import Any
 
 import numpy as np
 
 from wdsplit.arrays import Int64
-from wdsplit.engines.shared_memory import SharedMemory
 from wdsplit.errors import PipelineError, WdsplitError, noted
 from wdsplit.loading.bad_samples import file_of, with_file
 from wdsplit.loading.dataset import Dataset
@@ -35,14 +32,14 @@ from wdsplit.loading.substitutes import ApplyStages
 from wdsplit.loading.transport.collate import collate, collate_columns
 from wdsplit.loading.transport.counters import Counters
 from wdsplit.loading.transport.shared_integers import SharedIntegers
-from wdsplit.loading.transport.shared_segments import Ring, travelling
+from wdsplit.loading.transport.shared_segments import Bound, Ring, travelling
 from wdsplit.loading.transport.thread_workers import Raised
 from wdsplit.loading.world import with_worker
 from wdsplit.order.epoch import hash_stream
 from wdsplit.order.skips import NO_SKIPS, Skips
 from wdsplit.order.split import Step, Steps, World, worker_of
 
-__all__ = ["Bound", "SubBatches"]
+__all__ = ["SubBatches"]
 
 _PARCEL_BYTES, _PARCEL_STEPS = 2 * 1024**2, 8
 """Sub-batches travel together until they are of so many bytes of shards, or so many steps: handing one over costs the
@@ -52,8 +49,6 @@ _PARCELS_AHEAD = 4
 _EPOCH, _START, _SEED, _BEGUN, _ENDED = range(5)
 """The integers that the loader shares with its workers: where an iteration begins, what the loader's process was seeded
 with, the number of the iteration that was begun last, and of the last one that has ended."""
-_PATIENCE_S = 1.0
-"""How often a worker that waits for room looks whether the loader's process still lives."""
 
 
 class SubBatches:
@@ -271,59 +266,6 @@ class SubBatches:
             yield (collate(sub_batch) if self.collated else sub_batch) if size else None
 
 
-class Bound:
-    """Where worker processes place sub-batches, and how many bytes of them may be there that were not delivered yet.
-
-    Attributes:
-        num_slots: The most sub-batches of a worker.
-        memories: The memory of each worker, in which it places them.
-
-    Args:
-        context: What makes the workers.
-        num_workers: Workers.
-        num_slots: The most sub-batches of a worker.
-        max_bytes: Bytes of a worker's sub-batches; one sub-batch may always be under way.
-    """
-
-    def __init__(self, context: BaseContext, num_workers: int, num_slots: int, max_bytes: int) -> None:
-        self.num_slots = num_slots
-        self._max_bytes = max_bytes
-        self._delivered = [context.Semaphore(0) for _ in range(num_workers)]
-        self.memories = [SharedMemory() for _ in range(num_workers)]
-
-    def restart(self, worker: int) -> None:
-        """Forget what was delivered of an earlier iteration."""
-        while self._delivered[worker].acquire(block=False):
-            pass
-
-    def deliver(self, worker: int) -> None:
-        """Say that a worker's oldest sub-batch was delivered; called by the loader's side."""
-        self._delivered[worker].release()
-
-    def wake(self) -> None:
-        """Let all workers that wait look whether they are needed; called by the loader's side when they are not."""
-        for delivered in self._delivered:
-            delivered.release()
-
-    def close(self) -> None:
-        """Let go of the memory; called by the loader's side when its workers have nothing more to give."""
-        for memory in self.memories:
-            memory.close()
-
-    def wait(self, worker: int, ring: Ring, num_bytes: int, is_needed: Callable[[], bool]) -> bool:
-        """Wait until there is room for a sub-batch; return False if none is needed any more."""
-        while is_needed():
-            is_full = not ring.has_room(num_bytes, self._max_bytes)
-            if self._delivered[worker].acquire(block=is_full, timeout=_PATIENCE_S):
-                if is_needed():
-                    ring.release()
-            elif not is_full:
-                return True
-            elif not _has_parent():
-                return False
-        return False
-
-
 class _Counter:
     """Counts the samples that the stages have taken, and keeps key and URL of the last ones in `taken`."""
 
@@ -406,12 +348,6 @@ def _not_one_to_one(given: int, taken: int, keys: list[tuple[str, str]], taken_b
         key=key,
         url=url,
     )
-
-
-def _has_parent() -> bool:
-    """Tell whether the process still lives that started this one."""
-    parent = multiprocessing.parent_process()
-    return parent is None or parent.is_alive()
 
 
 def _portable(error: BaseException, sent: Any) -> BaseException:

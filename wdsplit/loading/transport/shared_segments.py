@@ -7,10 +7,12 @@ The segment is used again once the other side reports that it has copied them.
 from __future__ import annotations
 
 import io
+import multiprocessing
 import pickle
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from multiprocessing.context import BaseContext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -26,7 +28,7 @@ from wdsplit.loading.transport.collate import Column, arrow_of, as_array, is_pla
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Placed", "Ring", "Segments", "travelling"]
+__all__ = ["Bound", "Placed", "Ring", "Segments", "travelling"]
 
 _ALIGNMENT = 64
 _GROWTH = 1.25
@@ -34,6 +36,8 @@ _PICKLED_BYTES = 512 * 1024
 """Up to this size a parcel is pickled whole: laying out columns would cost more than the copy that it saves."""
 _SMALL_BYTES = 4096
 """Values of this mean size are joined before they are copied: a copy of each would cost more."""
+_PATIENCE_S = 1.0
+"""How often a worker that waits for room looks whether the loader's process still lives."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +128,59 @@ class Ring:
             segment = self._slots[slot] = _Segment(self._memory.allocate(size), size)
         pieces.copy_to(self._memory.view(*segment))
         return Placed(self._worker, *segment, layout)
+
+
+class Bound:
+    """Where worker processes place sub-batches, and how many bytes of them may be there that were not delivered yet.
+
+    Attributes:
+        num_slots: The most sub-batches of a worker.
+        memories: The memory of each worker, in which it places them.
+
+    Args:
+        context: What makes the workers.
+        num_workers: Workers.
+        num_slots: The most sub-batches of a worker.
+        max_bytes: Bytes of a worker's sub-batches; one sub-batch may always be under way.
+    """
+
+    def __init__(self, context: BaseContext, num_workers: int, num_slots: int, max_bytes: int) -> None:
+        self.num_slots = num_slots
+        self._max_bytes = max_bytes
+        self._delivered = [context.Semaphore(0) for _ in range(num_workers)]
+        self.memories = [SharedMemory() for _ in range(num_workers)]
+
+    def restart(self, worker: int) -> None:
+        """Forget what was delivered of an earlier iteration."""
+        while self._delivered[worker].acquire(block=False):
+            pass
+
+    def deliver(self, worker: int) -> None:
+        """Say that a worker's oldest sub-batch was delivered; called by the loader's side."""
+        self._delivered[worker].release()
+
+    def wake(self) -> None:
+        """Let all workers that wait look whether they are needed; called by the loader's side when they are not."""
+        for delivered in self._delivered:
+            delivered.release()
+
+    def close(self) -> None:
+        """Let go of the memory; called by the loader's side when its workers have nothing more to give."""
+        for memory in self.memories:
+            memory.close()
+
+    def wait(self, worker: int, ring: Ring, num_bytes: int, is_needed: Callable[[], bool]) -> bool:
+        """Wait until there is room for a sub-batch; return False if none is needed any more."""
+        while is_needed():
+            is_full = not ring.has_room(num_bytes, self._max_bytes)
+            if self._delivered[worker].acquire(block=is_full, timeout=_PATIENCE_S):
+                if is_needed():
+                    ring.release()
+            elif not is_full:
+                return True
+            elif not _has_parent():
+                return False
+        return False
 
 
 class _Pieces:
@@ -273,3 +330,9 @@ def _taken_array(segment: memoryview, entry: _Array) -> Any:
     num_bytes = entry.dtype.itemsize * int(np.prod(entry.shape, dtype=np.int64))
     data = torch.from_numpy(np.ndarray(num_bytes, np.uint8, segment, entry.offset))
     return data.view(entry.dtype).reshape(entry.shape)
+
+
+def _has_parent() -> bool:
+    """Tell whether the process still lives that started this one."""
+    parent = multiprocessing.parent_process()
+    return parent is None or parent.is_alive()
