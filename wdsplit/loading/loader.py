@@ -23,14 +23,13 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from wdsplit.errors import InputError, MissingDependencyError
 from wdsplit.loading.ahead import Ahead
 from wdsplit.loading.announcing import announce
-from wdsplit.loading.batches import Batches, EpochProgress, SubBatch
+from wdsplit.loading.batches import Batches, SubBatch
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.epochs import checked_epoch
 from wdsplit.loading.loader_arguments import unknown_argument
+from wdsplit.loading.progress import Progress
 from wdsplit.loading.reading.source import AnySource
 from wdsplit.loading.running import NoWorkers, Parcels, Running
-from wdsplit.loading.skips import skip_steps
-from wdsplit.loading.states import dumped_state, loaded_state, refuse_view_of
 from wdsplit.loading.statistics import Statistics
 from wdsplit.loading.transport.collate import Output, Strings, weave
 from wdsplit.loading.transport.counters import Clock, Totals
@@ -137,7 +136,7 @@ class Loader:
         self.workers = workers
         self.persistent_workers = persistent_workers and num_workers > 0 and workers == "process"
         self.multiprocessing_context = method
-        self.progress = EpochProgress(dataset, self.batch_size)
+        self.progress = Progress(dataset, self.batch_size)
         self._sub_batches: SubBatches | None = None
         self._processes: Processes | None = None
         self._running: weakref.ref[Running] | None = None
@@ -215,7 +214,7 @@ class Loader:
         Raises:
             InputError: There are no such steps, some are already delivered, or the tail is `uneven`.
         """
-        skip_steps(self.progress, self.dataset, self.batch_size, first, last, self._begin)
+        self.progress.skip(first, last, self._begin)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of this loader as plain JSON values, for a checkpoint.
@@ -226,7 +225,7 @@ class Loader:
         epoch it is the beginning of the next one. It resumes on any number of ranks and workers, with any batch size
         (with tail `uneven`: each rank its own state, on the same number of ranks).
         """
-        return dumped_state(self.dataset, self.progress.state, self.batch_size)
+        return self.progress.dumped()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue where a state dict was taken: the next iteration yields the rest of its epoch.
@@ -237,7 +236,7 @@ class Loader:
         Raises:
             StateError: The state belongs to another dataset, another view or other options.
         """
-        self.progress.resume(loaded_state(self.dataset, state_dict))
+        self.progress.load(state_dict)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave workers and statistics out of a copy, which has its own."""
@@ -265,22 +264,15 @@ class Loader:
             "batch": f"{self.batch_size:,} a rank, {self.batch_size * world.world_size:,} in all",
             "rank": f"{world.rank} of {world.world_size}",
             "workers": workers,
-            "next": f"{self._place()}, epoch {self.epoch}",
+            "next": f"{self.progress.place()}, epoch {self.epoch}",
         }
         return html_table(type(self).__name__, rows.items())
-
-    def _place(self) -> str:
-        """Return the number of the next step, and that of all, skipped ones too."""
-        state, world = self.progress.state, self.dataset.world()
-        num_steps = len(Steps(self.progress.order_of(state), world, self.batch_size))
-        return f"step {self.step:,} of {num_steps:,}"
 
     def __iter__(self) -> Batches:
         """Yield the batches of the epoch, or what is left of it after `load_state_dict`."""
         start, world, source = self.progress.start, self.dataset.world(), self.dataset.source
         start = start.in_steps_of(self.batch_size * world.world_size)
-        if start.position or start.skips:  # set_view may have been called since it was loaded
-            refuse_view_of(self.dataset, start)
+        self.progress.refuse_other_view(start)  # set_view may have been called since it was loaded
         steps = Steps(source.order(start.epoch), world, self.batch_size, start.position, start.skips)
         announce(source, start.epoch, world, self.num_workers, self.batch_size)
         if not len(steps) and not start.position and not start.skips and steps.order.num_samples:
@@ -292,9 +284,8 @@ class Loader:
             )
         running = self._begin(source, steps)
         assemble = partial(self._assembled, running.lends)
-        log = None if self.log_every_s is None else partial(self._log_when_due, self.log_every_s)
-        batches = Batches(source, start, steps, running, assemble, self.progress, self.clock, log, self.ahead)
-        self.progress.begin(batches, start, is_empty=not len(steps))
+        batches = Batches(source, start, steps, running, assemble, self._on_delivery, self.clock, self.ahead)
+        self.progress.begin(batches)
         return batches
 
     def _assembled(self, borrowed: bool, sub_batches: Sequence[SubBatch], size: int) -> Any:
@@ -318,33 +309,30 @@ class Loader:
         running, clock, state = self._sub_batches, self.clock, self.progress.state
         made = self._counted if running is None else self._counted.plus(running.counters.total())
         return Statistics(
+            **made._asdict(),
             batches=clock.batches,
             samples=clock.samples,
-            num_bytes=made.num_bytes,
-            windows_read=made.windows_read,
-            windows_reused=made.windows_reused,
             wait_s=clock.wait_s,
             compute_s=clock.compute_s,
-            samples_made=made.samples,
-            fetched_bytes=made.fetched_bytes,
-            retries=made.retries,
             epoch=state.epoch,
             position=state.position,
             rank=self.dataset.world().rank,
-            bad_samples=made.bad_samples,
         )
 
-    def _log_when_due(self, every_s: float) -> None:
-        """Log what happened since the last line, unless that was a short time ago."""
+    def _on_delivery(self, batches: Batches, position: int) -> None:
+        """Record a delivered batch; log what happened since the last line, unless that was a short time ago."""
+        self.progress.deliver(batches, position)
+        if self.log_every_s is None:
+            return
         now = time.monotonic()
         if self._log_at is None:
-            self._log_at = now + every_s
+            self._log_at = now + self.log_every_s
         if now < self._log_at:
             return
         made, before = self.statistics(), self._logged
-        self._logged, self._log_at = made, now + every_s
+        self._logged, self._log_at = made, now + self.log_every_s
         world_size = self.dataset.world().world_size
-        place = f"rank {made.rank} of {world_size}, epoch {made.epoch}, {self._place()}"
+        place = f"rank {made.rank} of {world_size}, epoch {made.epoch}, {self.progress.place()}"
         logger.info("%s: %s: %s", self.dataset.source.url, place, made.summary(before))
 
     def _begin(self, source: AnySource, steps: Steps) -> Running:

@@ -466,3 +466,10 @@ def test_raising_stays_the_default(damaged):
     damage_header(damaged, 3)
     with pytest.raises(CorruptDataError):
         list(wdsplit.Dataset(str(damaged)))
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_samples_with_damaged_headers_get_substitutes_on_any_topology(damaged, topology):
+    for row in PERCENT[5]:
+        damage_header(damaged, row)
+    assert batches(damaged, delivering, topology) == expected(damaged, PERCENT[5], 9)

@@ -106,6 +106,15 @@ def test_any_shards_give_equal_steps_and_each_sample_once(tmp_path, counts, lane
 
 
 @pytest.mark.parametrize("world_size", [1, 4])
+def test_pad_fills_the_last_step_with_repeated_samples_that_are_flagged(numbers, world_size):
+    batches = global_batches(loaders_of(numbers, world_size))
+    pads = [row for batch in batches for _, row, pad in batch if pad]
+    assert len(pads) == 9 * 12 - 101
+    assert not any(pad for batch in batches[:-1] for _, _, pad in batch)
+    assert set(pads) <= set(range(101))
+
+
+@pytest.mark.parametrize("world_size", [1, 4])
 def test_drop_repeats_nothing_and_leaves_out_less_than_a_global_batch(numbers, world_size):
     loaders = loaders_of(numbers, world_size, tail="drop")
     batches = global_batches(loaders)
@@ -789,3 +798,18 @@ print(sum(1 for _ in wdsplit.Dataset(sys.argv[1])))
 """
     done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True)
     assert done.stdout == "700\n", done.stderr
+
+
+def test_another_seed_makes_another_order(numbers):
+    assert all_deliveries(loader_of(numbers, seed=1)) != all_deliveries(loader_of(numbers, seed=2))
+
+
+def test_more_workers_than_shards_give_the_same_batches(tmp_path):
+    path = sized_dataset(tmp_path, [7, 8], lanes=2, window=4)
+    assert global_batches(loaders_of(path, 2, num_workers=3)) == expected_batches(path, 2)
+
+
+@pytest.mark.parametrize("prefetch_factor", [1, 5])
+def test_working_ahead_changes_nothing(numbers, prefetch_factor):
+    loader = Loader(delivering(Dataset(numbers)), 12, num_workers=2, prefetch_factor=prefetch_factor)
+    assert [deliveries(batch) for batch in loader] == expected_batches(numbers, 9)

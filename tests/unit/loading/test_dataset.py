@@ -333,3 +333,24 @@ def test_arguments_that_cannot_be_meant_are_refused(numbers, make, message):
 
 def test_only_the_fields_that_are_wanted_are_given(numbers):
     assert all(sample.keys() - set(RESERVED_FIELDS) == {"cls"} for sample in Dataset(numbers, fields=["cls"]))
+
+
+def test_two_instances_give_the_same_order_and_another_epoch_another_order_of_the_same_samples(numbers):
+    first, second = (delivering(Dataset(numbers, seed=3)) for _ in range(2))
+    for dataset in (first, second):
+        dataset.set_epoch(4)
+    same = list(first)
+    assert list(second) == same
+    first.set_epoch(4)
+    assert list(first) == same
+    first.set_epoch(4)
+    second.set_epoch(5)
+    assert [row for _, row, _ in first] != [row for _, row, _ in second]
+    assert real_rows(first) == real_rows(second) == list(range(101))
+
+
+def test_unshuffled_epochs_are_the_same(numbers):
+    dataset = delivering(Dataset(numbers, shuffle=False))
+    first = list(dataset)
+    dataset.set_epoch(9)
+    assert list(dataset) == first

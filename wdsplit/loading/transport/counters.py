@@ -22,7 +22,7 @@ class Totals(NamedTuple):
     """Counts of what workers made and read.
 
     Attributes:
-        samples: Samples that were made.
+        samples_made: Samples that were made.
         num_bytes: Bytes of their payloads.
         windows_read: Windows that were read and parsed.
         windows_reused: Times that a window was in memory already.
@@ -31,7 +31,7 @@ class Totals(NamedTuple):
         bad_samples: Samples that were replaced.
     """
 
-    samples: int = 0
+    samples_made: int = 0
     num_bytes: int = 0
     windows_read: int = 0
     windows_reused: int = 0

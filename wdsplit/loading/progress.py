@@ -1,0 +1,262 @@
+"""A loader's progress: the only place that holds its position, from which its state, step, length and skips follow."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from wdsplit.errors import InputError, StateError
+from wdsplit.loading.batches import Batches
+from wdsplit.loading.dataset import Dataset
+from wdsplit.loading.reading.source import AnySource
+from wdsplit.loading.running import Running
+from wdsplit.order.seen import SeenSteps
+from wdsplit.order.skips import Skips
+from wdsplit.order.split import AnyOrder, Steps, World, whole
+from wdsplit.order.state import State, ViewMark, dump_state, parse_state, refuse_other_view
+
+__all__ = ["Progress"]
+
+
+class Progress:
+    """Where a loader's epoch has got to, and where its next iteration begins.
+
+    One iteration at a time counts: the last one, until another epoch or a state is chosen. A copy continues from the
+    same place, without the current iteration.
+
+    Args:
+        dataset: The loader's dataset; if its epoch is set, the next iteration has that epoch.
+        batch_size: Samples per batch and rank.
+    """
+
+    def __init__(self, dataset: Dataset, batch_size: int) -> None:
+        self._dataset = dataset
+        self._batch_size = batch_size
+        self._counts: dict[tuple[World, ViewMark | None, int, Skips], tuple[int, int]] = {}
+        self._epochs_set = dataset.epochs_set
+        self._start = self._state = State(dataset.epoch_set, 0)
+        self._num_delivered = 0
+        self._is_chosen = True
+        self._has_warned = False
+        self._source = dataset.source
+        self._batches: weakref.ref[Batches] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_batches": None}
+
+    @property
+    def start(self) -> State:
+        """Where the next iteration begins."""
+        self._follow_dataset()
+        return self._start
+
+    @property
+    def state(self) -> State:
+        """The position that the current iteration has delivered up to; else where the next one begins."""
+        self._follow_dataset()
+        return self._state
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the iteration under way, else of the next one."""
+        start, batches = self.start, self._under_way
+        return start.epoch if batches is None else batches.epoch
+
+    @property
+    def _under_way(self) -> Batches | None:
+        """The iteration that counts, unless it has ended."""
+        batches = None if self._batches is None else self._batches()
+        return None if batches is None or batches.ended else batches
+
+    def _iteration_of(self, epoch: int) -> Batches | None:
+        batches = self._under_way
+        return batches if batches is not None and batches.epoch == epoch else None
+
+    def _source_of(self, state: State) -> AnySource:
+        """Return the source that the positions of a state refer to: the views may have been set again since."""
+        batches = self._iteration_of(state.epoch)
+        if batches is not None:
+            return batches.source
+        is_of_last = state.position > 0 and self._source.view_at(state.epoch) == state.view
+        return self._source if is_of_last else self._dataset.source
+
+    def _order_of(self, state: State) -> AnyOrder:
+        """Return the order that the position of a state refers to; that of the current iteration is not made again."""
+        batches = self._iteration_of(state.epoch)
+        return self._source_of(state).order(state.epoch) if batches is None else batches.order
+
+    # Steps
+
+    def step_at(self, state: State) -> int:
+        """Return the number of the first step after a state."""
+        order, world = self._order_of(state), self._dataset.world()
+        return Steps(order, world, self._batch_size, state.position, state.skips).first_number
+
+    def place(self) -> str:
+        """Return the number of the next step, and that of all, skipped ones too."""
+        num_steps = len(Steps(self._order_of(self.state), self._dataset.world(), self._batch_size))
+        return f"step {self.step_at(self.state):,} of {num_steps:,}"
+
+    def num_steps(self, epoch: int) -> int:
+        """Return the steps of a whole epoch, without those that its iteration skips."""
+        return sum(self.counts_of(epoch))
+
+    def counts_of(self, epoch: int) -> tuple[int, int]:
+        """Return how many steps of an epoch are behind where its iteration began, and how many it gives."""
+        start, batches, world = self.start, self._iteration_of(epoch), self._dataset.world()
+        source = self._dataset.source if batches is None else batches.source
+        if batches is not None:
+            start = batches.start
+        elif start.epoch != epoch:
+            start = State(epoch, 0)
+        known = world, source.view_at(epoch), start.position, start.skips
+        counts = self._counts.get(known)
+        if counts is None:
+            steps = Steps(source.order(epoch), world, self._batch_size, start.position, start.skips)
+            counts = steps.number_at(start.position), len(steps)
+            if self._dataset.options.tail != "uneven":  # the same in every epoch of a view
+                self._counts[known] = counts
+        return counts
+
+    # What moves the position
+
+    def begin(self, batches: Batches) -> None:
+        """Track batches; if the iteration is left early, the next one starts there again.
+
+        Warn once if that repeats more than a first batch, which a program may take only to look at it.
+        """
+        start, done = batches.start, self.state
+        is_again = not self._is_chosen and done.epoch == start.epoch and done.position > start.position
+        is_again = is_again and batches.source is self._source
+        is_shuffled, is_first = self._dataset.options.shuffle, not self._dataset.world().rank
+        if is_again and self._num_delivered > 1 and is_shuffled and is_first and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"{batches.source.url}: epoch {start.epoch} begins again with the same batches, because the last loop "
+                "left it early: call loader.set_epoch(epoch) before each epoch",
+                stacklevel=3,
+            )
+        self._batches, self._source = weakref.ref(batches), batches.source
+        self._state = self._start = start if batches.left else start.ended()
+        self._num_delivered, self._is_chosen = 0, False
+
+    def deliver(self, batches: Batches, position: int) -> None:
+        """Record that batches were delivered up to a position, if they are the ones that count."""
+        if self._batches is None or self._batches() is not batches:
+            return
+        view = batches.source.view_at(batches.epoch)
+        self._state = replace(batches.start, position=position, view=view)
+        self._num_delivered += 1
+        if not batches.left:  # unless the same epoch was chosen for the next iteration, that has the next one
+            again = State(batches.epoch, 0, skips=batches.start.skips)
+            self._state = self._start = again if self._is_chosen else self._state.ended()
+
+    def choose_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next iteration; a position within that epoch is kept."""
+        self._follow_dataset()
+        self._go_to(epoch)
+
+    def skip(self, first: int, last: int, begin: Callable[[AnySource, Steps], Running]) -> None:
+        """Leave steps out of the current epoch, else of the next one; see `Loader.skip`.
+
+        Args:
+            first: The first step, as `Loader.step` counts.
+            last: The last step.
+            begin: Begins to make the batches of some steps of a source.
+        """
+        world, url = self._dataset.world(), self._dataset.source.url
+        state = self.state.in_steps_of(self._batch_size * world.world_size)
+        source = self._source_of(state)
+        order = source.order(state.epoch)
+        if self._dataset.options.tail == "uneven":
+            raise InputError(
+                "steps cannot be skipped with tail='uneven'",
+                place=url,
+                expected="tail='pad' or 'drop', with which a step is the same on all ranks",
+                remedy="open the dataset with another tail",
+            )
+        seen, numbers = SeenSteps(order, self._batch_size, world.world_size, state), [whole(first), whole(last)]
+        expected, due = "", None
+        if not all(type(number) is int for number in numbers) or not 0 <= numbers[0] <= numbers[1] < len(seen):
+            expected = f"0 <= first <= last < {len(seen)}" if len(seen) else "none: the epoch has no steps"
+        else:
+            due = seen.due(*numbers)
+        if due is None:
+            due_from = Steps(order, world, self._batch_size, state.position, state.skips).first_number
+            raise InputError(
+                "cannot skip these steps",
+                place=f"{url}, epoch {state.epoch}",
+                expected=expected or f"steps from {due_from} on: earlier ones are already delivered",
+                found=f"{first!r} to {last!r}",
+            )
+        skips = state.skips.added(due[0], min(due[1], order.num_positions))
+        if skips == state.skips:
+            return
+        view = source.view_at(state.epoch)
+        self._start = replace(self._start, skips=skips, view=view)
+        self._state = replace(self._state, skips=skips, view=view)
+        batches = self._under_way
+        if batches is not None:
+            batches.running.close(failed=True)  # even persistent workers: other batches are needed
+            rest = Steps(order, world, self._batch_size, state.position, skips)
+            batches.go_on(rest, begin(batches.source, rest))
+            if not batches.left:
+                self.deliver(batches, state.position)
+
+    # State dicts
+
+    def dumped(self) -> dict[str, Any]:
+        """Return the state as plain JSON values; before the first position the epoch's view is that of the dataset."""
+        state, source, world = self.state, self._dataset.source, self._dataset.world()
+        if not (state.position or state.skips):
+            state = replace(state, view=source.view_at(state.epoch))
+        state = state.in_steps_of(self._batch_size * world.world_size)
+        return dump_state(state, source.fingerprint, self._dataset.options, world)
+
+    def load(self, values: Mapping[str, Any]) -> None:
+        """Go to a state: the next iteration gives the rest of its epoch.
+
+        Raises:
+            StateError: It is of another dataset, another view or other options, or it is damaged. Before its first
+                sample, an epoch without skips may have any view.
+        """
+        dataset = self._dataset
+        state = parse_state(values, dataset.source.fingerprint, dataset.options, dataset.world())
+        self.refuse_other_view(state)
+        num_positions = dataset.order(state.epoch).num_positions
+        if state.position >= max(1, num_positions):
+            raise StateError(
+                "the state is past the end of its epoch",
+                expected=f"a position below {num_positions}",
+                found=str(state.position),
+                remedy="the state is damaged: use an earlier checkpoint",
+            )
+        self._follow_dataset()
+        self._start = self._state = state
+        self._batches, self._is_chosen = None, True
+
+    def refuse_other_view(self, state: State) -> None:
+        """Refuse a state of another view than its epoch has in the dataset.
+
+        Raises:
+            StateError: It is.
+        """
+        if state.position or state.skips:
+            source = self._dataset.source
+            refuse_other_view(state.view, source.view_at(state.epoch), state.epoch, source.url)
+
+    def _follow_dataset(self) -> None:
+        """Choose the dataset's epoch if it was set meanwhile."""
+        if self._dataset.epochs_set != self._epochs_set:
+            self._epochs_set = self._dataset.epochs_set
+            self._go_to(self._dataset.epoch_set)
+
+    def _go_to(self, epoch: int) -> None:
+        self._is_chosen = True
+        if self._start.epoch != epoch:
+            self._start = State(epoch, 0)
+        if self._state.epoch != epoch:
+            self._state, self._batches = self._start, None
