@@ -109,7 +109,7 @@ class Audit:
         self.epochs: list[EpochAudit] = []
         self._loader = loader
         self._identify = identify
-        self._group = loader.dataset._group if group is None else group
+        self._group = loader.dataset.group if group is None else group
         self._timeout_s = timeout_s
         self._rendezvous: Rendezvous | None = None
         self._record: Record | None = None

@@ -15,6 +15,7 @@ from wdsplit.loading.ahead import Ahead
 from wdsplit.loading.reading.source import AnySource
 from wdsplit.loading.running import Running
 from wdsplit.loading.transport.counters import Clock
+from wdsplit.order.skips import Skips
 from wdsplit.order.split import Step, Steps, worker_of
 from wdsplit.order.state import State
 
@@ -69,6 +70,11 @@ class Batches(Iterator[Any]):
     def epoch(self) -> int:
         """The epoch."""
         return self.start.epoch
+
+    @property
+    def skips(self) -> Skips:
+        """The positions of the epoch that are left out."""
+        return self.start.skips
 
     def go_on(self, steps: Steps, running: Running) -> None:
         """Continue with other steps; batches that were made ahead for the earlier ones are dropped."""

@@ -145,7 +145,7 @@ class Dataset(FluidPipeline):
         self._source = SharedSource(source, opened, choice_of(options))
         rank, world_size = options["rank"], options["world_size"]
         self._rank = None if rank is None and world_size is None else detect_rank(rank, world_size)
-        self._group = options["group"]
+        self.group = options["group"]
         self._epoch = SharedEpoch()
         self._following = 0, 0
         self._finished = SharedIntegers(3)
@@ -256,7 +256,7 @@ class Dataset(FluidPipeline):
         Raises:
             TopologyError: Rank and world size contradict each other.
         """
-        return self._rank or detect_rank(group=self._group)
+        return self._rank or detect_rank(group=self.group)
 
     def at_rank(self, rank: int, world_size: int) -> Dataset:
         """Return the same dataset, with the same epoch, for another rank.
@@ -267,7 +267,7 @@ class Dataset(FluidPipeline):
             TopologyError: The dataset was opened with another rank, or there is no such rank.
         """
         given = World(whole(rank), whole(world_size))
-        if (self._rank is not None or self._group is not None) and self.world() != given:
+        if (self._rank is not None or self.group is not None) and self.world() != given:
             raise TopologyError(
                 "the dataset was opened for another rank",
                 expected=f"rank {given.rank} of {given.world_size}",
@@ -275,7 +275,7 @@ class Dataset(FluidPipeline):
                 remedy="leave out rank=, world_size= and group=",
             )
         dataset: Dataset = self.compose()
-        dataset._rank, dataset._group = given, None
+        dataset._rank, dataset.group = given, None
         return dataset
 
     def order(self, epoch: int | None = None) -> AnyOrder:
@@ -511,9 +511,9 @@ class Dataset(FluidPipeline):
         """Fix the rank before a copy is sent to a process that cannot detect it: a spawned worker of this rank."""
         state = dict(self.__dict__)
         spawning = multiprocessing.context.get_spawning_popen() is not None
-        if self._rank is None and (self._group is not None or (spawning and knows_rank())):
+        if self._rank is None and (self.group is not None or (spawning and knows_rank())):
             state["_rank"] = self.world()
-        state["_group"] = None
+        state["group"] = None
         if not spawning:  # the passes of a copy are its own
             state["_finished"] = SharedIntegers(3)
         return state
