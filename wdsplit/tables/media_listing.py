@@ -37,13 +37,8 @@ _THREADS = 8
 _HIDDEN, _OTHER, _EMPTY, _BROKEN = "hidden", "of other kinds", "empty", "not files, or broken links"
 
 
-@dataclass(frozen=True)
-class _Piece:
-    """Some media files of one folder: its path below the root, their names, and their sizes if these are known."""
-
-    folder: str
-    names: list[str]
-    sizes: list[int] | None = None
+_Files = list[tuple[str, int | None]]
+"""Names of files in a folder, and their sizes if these are known."""
 
 
 @dataclass
@@ -89,64 +84,59 @@ class Found:
         """Return a pattern for all files with the same suffix as a path."""
         return f"'{shown_url(self.root)}/**/*{os.path.splitext(path)[1]}'"
 
-    def pieces(self, folder: str, names: Mapping[str, int | None]) -> Iterator[_Piece]:
-        """Sort the names in a folder by kind, and yield the media files in pieces."""
-        media = []
-        for name in names:
+    def pieces(self, folder: str, names: Mapping[str, int | None]) -> Iterator[tuple[str, _Files]]:
+        """Sort the names in a folder by kind, and yield the folder with its media files, in pieces."""
+        media: _Files = []
+        for name, size in names.items():
             path = f"{folder}/{name}" if folder else name
-            kind = MEDIA_SUFFIXES.get(os.path.splitext(name)[1].lower())
             if name.startswith("."):
                 self.skip(_HIDDEN, path)
-            elif kind is not None:
-                media.append(name)
+            elif os.path.splitext(name)[1].lower() in MEDIA_SUFFIXES:
+                media.append((name, size))
             elif is_metadata(name):
                 self.metadata.append(path)
             elif is_table(name):
                 self.tables.append(path)
             else:
                 self.skip(_OTHER, path)
-        if self.class_of(folder):
-            self._count(self.class_of(folder), len(media), len(names))
+        one = self.class_of(folder)
+        before = self.classes.get(one, 0)
+        # A folder with only other files is no class, but an empty one is.
+        if one and (media or before):
+            self.classes[one] = (before or 0) + len(media)
+        elif one:
+            self.classes[one] = None if names or before is None else 0
         for first in range(0, len(media), _FILES_AT_ONCE):
-            some = media[first : first + _FILES_AT_ONCE]
-            known = [size for name in some if (size := names[name]) is not None]
-            yield _Piece(folder, some, known if len(known) == len(some) else None)
+            yield folder, media[first : first + _FILES_AT_ONCE]
 
     def class_of(self, folder: str) -> str:
         """Return the class of the files in a folder, given its path below the root; empty if it is none."""
         parts = folder.split("/") if folder else []
         return parts[self.depth - 1] if 0 < self.depth <= len(parts) else ""
 
-    def _count(self, name: str, num_media: int, num_names: int) -> None:
-        """Add a folder as a class. A folder with only other files is no class, but an empty one is."""
-        before = self.classes.get(name, 0)
-        if num_media or before:
-            self.classes[name] = (before or 0) + num_media
-        else:
-            self.classes[name] = None if num_names or before is None else 0
-
-    def add(self, piece: _Piece, sizes: Int64, modified_ns: Int64) -> None:
-        """Add the n files of a piece; sizes (-1 for no file) and modified_ns are int64 of shape (n,)."""
-        prefix = f"{piece.folder}/" if piece.folder else ""
-        for name, size in zip(piece.names, sizes.tolist(), strict=True):
+    def add(self, folder: str, files: _Files, stats: Int64) -> None:
+        """Add the n files of a piece; stats are int64 of shape (n, 2): sizes (-1 for no file), modification times."""
+        prefix = f"{folder}/" if folder else ""
+        paths = [prefix + name for name, _ in files]
+        for path, size in zip(paths, stats[:, 0].tolist(), strict=True):
             if size > 0:
-                kind, field_name = MEDIA_SUFFIXES[os.path.splitext(name)[1].lower()]
+                kind, field_name = MEDIA_SUFFIXES[os.path.splitext(path)[1].lower()]
                 self.fields[kind, field_name] += 1
-                self.first.setdefault(kind, prefix + name)
+                self.first.setdefault(kind, path)
             else:
-                self.skip(_BROKEN if size else _EMPTY, prefix + name)
-                self.empty += [] if size else [prefix + name]
+                self.skip(_BROKEN if size else _EMPTY, path)
+                self.empty += [] if size else [path]
         try:
-            names = pa.array([prefix + name for name in piece.names], pa.large_string())
+            names = pa.array(paths, pa.large_string())
         except UnicodeEncodeError as error:
             raise InputError(
                 "a file name is not UTF-8",
-                place=f"{shown_url(self.root)}, folder {piece.folder!r}",
+                place=f"{shown_url(self.root)}, folder {folder!r}",
                 found=repr(error.object),
                 remedy="rename the file",
             ) from error
-        rows = pa.table({FILE_NAME: names, "size": sizes, "modified_ns": modified_ns})
-        self.rows.append((piece.folder, rows.filter(pa.array(sizes > 0))))
+        rows = pa.table({FILE_NAME: names, "size": stats[:, 0], "modified_ns": stats[:, 1]})
+        self.rows.append((folder, rows.filter(pa.array(stats[:, 0] > 0))))
 
 
 def find_below(root: str, storage_options: Mapping[str, Any] | None, depth: int) -> Found:
@@ -164,7 +154,7 @@ def find_given(paths: Sequence[str], storage_options: Mapping[str, Any] | None, 
     parts = [folder.split("/") for folder, _ in (split[0], split[-1])]
     depth = next((n for n, pair in enumerate(zip(*parts, strict=False)) if pair[0] != pair[1]), min(map(len, parts)))
     found = Found("/".join(parts[0][:depth]) or (os.sep if paths[0].startswith(os.sep) else ""), class_depth)
-    pieces: list[_Piece] = []
+    pieces: list[tuple[str, _Files]] = []
     for folder, files in groupby(split, key=lambda item: item[0]):
         names: dict[str, int | None] = dict.fromkeys(name for _, name in files)
         if is_remote(folder):
@@ -175,13 +165,14 @@ def find_given(paths: Sequence[str], storage_options: Mapping[str, Any] | None, 
     return found
 
 
-def _add_all(found: Found, pieces: Iterable[_Piece]) -> None:
-    def sized(piece: _Piece) -> tuple[_Piece, Int64, Int64]:
-        if piece.sizes is not None:
-            return piece, np.array(piece.sizes), np.zeros(len(piece.sizes), np.int64)
-        folder = os.path.join(found.root, piece.folder)
-        stats = np.array([_size_and_time(os.path.join(folder, name)) for name in piece.names], np.int64)
-        return piece, stats[:, 0], stats[:, 1]
+def _add_all(found: Found, pieces: Iterable[tuple[str, _Files]]) -> None:
+    """Get the sizes of files where they are not known, several at once, and add the files."""
+
+    def sized(piece: tuple[str, _Files]) -> tuple[str, _Files, Int64]:
+        folder, files = piece
+        place = os.path.join(found.root, folder)
+        stats = [_size_and_time(os.path.join(place, name)) if size is None else (size, 0) for name, size in files]
+        return folder, files, np.array(stats, np.int64)
 
     listed = in_order(sized, pieces, _THREADS)
     for result in watched("listing files", listed, count=lambda result: len(result[1])):
