@@ -8,11 +8,9 @@ the schema, the dictionaries before it, and the batch.
 from __future__ import annotations
 
 import itertools
-import mmap
-import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -41,28 +39,11 @@ _FIRST_MESSAGE = 8
 """Where the messages of a file begin: after its magic bytes."""
 _SAMPLE_BYTES = 1024
 _WORD_BYTES = 4
+_CONTINUATION = b"\xff" * _WORD_BYTES
+"""Begins a message; the size of its header follows. Arrow before 0.15 wrote only the size."""
+_SCHEMA, _RECORD_BATCH = 1, 3
 _AHEAD_BYTES = 256 * 1024
 """Minimum bytes of a request for a remote file, while headers are read."""
-_NO_COLUMNS = pa.schema([])
-
-
-@dataclass
-class _Batches:
-    """The record batches that a walk over the messages finds.
-
-    Attributes:
-        begins: Where the messages of each batch begin, the dictionaries before it included.
-        rows: Rows of each batch.
-        sizes: Bytes of each batch, as they are stored.
-        end: Where the last batch ends.
-        digest: Checksum of the messages' headers and of the beginnings of their data.
-    """
-
-    begins: list[int] = field(default_factory=list)
-    rows: list[int] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)
-    end: int = 0
-    digest: Any = field(default_factory=xxhash.xxh3_128)
 
 
 def open_file(path: str, remote: Remote | None = None) -> tuple[InputFile, pa.Schema]:
@@ -78,47 +59,74 @@ def open_file(path: str, remote: Remote | None = None) -> tuple[InputFile, pa.Sc
         footer = ipc.open_file(source.file) if _is_file(source.file) else None
         if footer is not None and footer.schema != schema:
             raise ValueError("the columns in the footer differ from those at the start")
-        found = _walk(source.headers(), footer.num_record_batches if footer is not None else None, num_bytes)
-        ratio = _decoded_ratio(source, schema, found)
+        found, end, checksum = _walk(source, None if footer is None else footer.num_record_batches)
+        ratio = _decoded_ratio(source, schema, found, end)
     row_groups, offsets = [], []
-    for begin, rows, size in zip(found.begins, found.rows, found.sizes, strict=True):
+    for begin, rows, size in found:
         parts = min(rows, max(1, round(size * ratio / _GROUP_BYTES))) or 1
         row_groups += [rows * (part + 1) // parts - rows * part // parts for part in range(parts)]
         offsets += [begin] * parts
     file = InputFile(
         path,
         num_bytes,
-        sum(found.rows),
+        sum(row_groups),
         tuple(row_groups),
-        int(sum(found.sizes) * ratio),
-        found.digest.hexdigest(),
+        int(sum(size for _, _, size in found) * ratio),
+        checksum,
         modified_ns,
         "arrow",
-        (*offsets, found.end),
+        (*offsets, end),
         remote=remote,
     )
     return file, schema
 
 
-class _RemoteHeaders(RemoteInput):
-    """A remote file or stream, to read the headers of its messages: most of their data reads as zeros."""
+@dataclass(frozen=True)
+class _Message:
+    """What the header of a message says: where its data begin, where it ends, its kind and number of rows."""
 
-    def __init__(self, remote: Remote) -> None:
-        super().__init__(remote, _AHEAD_BYTES)
-        self._header_bytes = 0
+    metadata: bytes
+    data: int
+    end: int
+    kind: int
+    rows: int
 
-    def read(self, num_bytes: int = -1) -> Any:
-        """Return the next bytes; of a message's data only the first KiB is read, the rest is zeros."""
-        if num_bytes in (_WORD_BYTES, 2 * _WORD_BYTES, self._header_bytes) or num_bytes <= _SAMPLE_BYTES:
-            data = super().read(num_bytes)
-            self._header_bytes = int.from_bytes(data, "little") if num_bytes == _WORD_BYTES else 0
-            return data
-        if self.tell() + num_bytes > self.size:
-            return b""
-        zeros = mmap.mmap(-1, num_bytes)  # takes no memory where nothing is written
-        zeros[:_SAMPLE_BYTES] = super().read(_SAMPLE_BYTES)
-        self.seek(num_bytes - _SAMPLE_BYTES, os.SEEK_CUR)
-        return zeros
+
+def _message_at(source: _Messages, at: int) -> _Message | None:
+    """Read the header of a message; None at the end marker, or at the end of the file.
+
+    pyarrow reads a message with its data, which are not needed here and may be remote. A header is a flatbuffer:
+    https://arrow.apache.org/docs/format/Columnar.html#encapsulated-message-format
+    """
+    first = source.read_at(at, 2 * _WORD_BYTES)
+    begin = at + (2 * _WORD_BYTES if first.startswith(_CONTINUATION) else _WORD_BYTES)
+    num_bytes = int.from_bytes(first.removeprefix(_CONTINUATION)[:_WORD_BYTES], "little")
+    if not num_bytes:
+        return None
+    metadata = source.read_at(begin, num_bytes)
+
+    def number(place: int, size: int) -> int:
+        return int.from_bytes(metadata[place : place + size], "little", signed=size > 2)
+
+    def field(table: int, index: int) -> int:
+        """Return the place of a field of a table; 0 if it has the default value."""
+        fields = table - number(table, 4)
+        offset = number(fields + 4 + 2 * index, 2) if 4 + 2 * index < number(fields, 2) else 0
+        return table + offset if offset else 0
+
+    table = number(0, 4)
+    kind, header, size = (field(table, index) for index in (1, 2, 3))
+    rows = field(header + number(header, 4), 0)
+    found = _Message(
+        metadata,
+        begin + num_bytes,
+        begin + num_bytes + (number(size, 8) if size else 0),
+        number(kind, 1),
+        number(rows, 8) if rows else 0,
+    )
+    if not begin + num_bytes <= found.end <= source.num_bytes or found.rows < 0:
+        raise ValueError(f"the message at byte {at} is damaged, or has been cut off")
+    return found
 
 
 def _is_file(source: pa.NativeFile) -> bool:
@@ -135,55 +143,48 @@ def _schema_of(source: pa.NativeFile) -> pa.Schema:
     return ipc.open_stream(source).schema
 
 
-def _walk(source: pa.NativeFile, num_batches: int | None, num_bytes: int) -> _Batches:
-    """Walk over the messages of a file, whose footer says how many batches there are, or to the end of a stream."""
-    found = _Batches()
-    source.seek(0 if num_batches is None else _FIRST_MESSAGE)
-    begin = None
-    while num_batches is None or len(found.begins) < num_batches:
-        at = source.tell()
-        message = _next_message(source)
+def _walk(source: _Messages, num_batches: int | None) -> tuple[list[tuple[int, int, int]], int, str]:
+    """Walk over the messages of a file, whose footer says how many batches there are, or to the end of a stream.
+
+    Returns:
+        Of each batch where it begins (with the dictionaries before it), its rows, and its stored bytes. Where the last
+        one ends. The checksum of the messages' headers and of the beginnings of their data.
+    """
+    found: list[tuple[int, int, int]] = []
+    digest = xxhash.xxh3_128()
+    at = begin = 0 if num_batches is None else _FIRST_MESSAGE
+    end = at
+    while num_batches is None or len(found) < num_batches:
+        message = _message_at(source, at)
         if message is None:
             if num_batches is not None:
                 raise ValueError("there are fewer record batches than the footer says")
-            if source.tell() == at:
+            marker = source.read_at(at, 2 * _WORD_BYTES)
+            if len(marker) < _WORD_BYTES:
                 raise ValueError("the stream has no end marker: it may have been cut off")
-            if source.tell() != num_bytes:
-                raise ValueError(f"{num_bytes - source.tell()} bytes follow the end of the stream")
+            left = source.num_bytes - at - (2 * _WORD_BYTES if marker.startswith(_CONTINUATION) else _WORD_BYTES)
+            if left:
+                raise ValueError(f"{left} bytes follow the end of the stream")
             break
-        body = message.body
-        found.digest.update(at.to_bytes(8, "little"))
-        found.digest.update(message.metadata)
-        found.digest.update(body.slice(0, min(_SAMPLE_BYTES, body.size)) if body is not None else b"")
-        if message.type == "schema":
-            found.end = source.tell()
-            continue
-        begin = at if begin is None else begin
-        if message.type == "record batch":
-            found.begins.append(begin)
-            found.rows.append(ipc.read_record_batch(message, _NO_COLUMNS).num_rows)
-            found.sizes.append(body.size)
-            found.end, begin = source.tell(), None
-    return found
+        digest.update(at.to_bytes(8, "little"))
+        digest.update(message.metadata)
+        digest.update(source.read_at(message.data, min(_SAMPLE_BYTES, message.end - message.data)))
+        at = message.end
+        if message.kind == _RECORD_BATCH:
+            found.append((begin, message.rows, at - message.data))
+        if message.kind in (_SCHEMA, _RECORD_BATCH):
+            begin = end = at
+    return found, end, digest.hexdigest()
 
 
-def _next_message(source: pa.NativeFile) -> Any:
-    """Return the next message without touching its data; None at the end."""
-    try:
-        return ipc.read_message(source)
-    except EOFError:
-        return None
-
-
-def _decoded_ratio(source: _Messages, schema: pa.Schema, found: _Batches) -> float:
+def _decoded_ratio(source: _Messages, schema: pa.Schema, found: list[tuple[int, int, int]], end: int) -> float:
     """Return decoded bytes per stored byte, measured on the first batch with rows; 1 if there is none."""
-    number = next((number for number, rows in enumerate(found.rows) if rows), None)
+    number = next((number for number, (_, rows, _) in enumerate(found) if rows), None)
     if number is None:
         return 1.0
-    offsets = (*found.begins, found.end)
-    batch = next(_batches(source, schema, offsets, [number], range(len(schema))))
+    batch = next(_batches(source, schema, [*(begin for begin, _, _ in found), end], [number], range(len(schema))))
     batch.validate()
-    return float(batch.nbytes / max(1, found.sizes[number]))
+    return float(batch.nbytes / max(1, found[number][2]))
 
 
 def read_batches(
@@ -243,9 +244,9 @@ class _Messages:
     """
 
     def __init__(self, path: str, remote: Remote | None) -> None:
-        self._remote = remote
         self.remote = None if remote is None else RemoteInput(remote, _AHEAD_BYTES)
         self.file = pa.memory_map(path) if self.remote is None else self.remote.as_arrow()
+        self.num_bytes: int = self.file.size() if self.remote is None else self.remote.size
 
     def __enter__(self) -> _Messages:
         return self
@@ -253,9 +254,13 @@ class _Messages:
     def __exit__(self, *error: object) -> None:
         self.file.close()
 
-    def headers(self) -> pa.NativeFile:
-        """Return a source of the messages' headers; a remote one skips their data."""
-        return self.file if self._remote is None else pa.PythonFile(_RemoteHeaders(self._remote), mode="r")
+    def read_at(self, begin: int, num_bytes: int) -> bytes:
+        """Return the bytes at a place; fewer only at the end."""
+        num_bytes = max(0, min(num_bytes, self.num_bytes - begin))
+        if self.remote is not None:
+            return self.remote.read_at(begin, num_bytes)
+        self.file.seek(begin)
+        return bytes(self.file.read(num_bytes))
 
     def parts(self, parts: Sequence[tuple[int, int]], end: int) -> pa.NativeFile:
         """Return some parts (begin, end) of the bytes before `end` as one source."""
@@ -284,16 +289,14 @@ def _batches(
     first = _FIRST_MESSAGE if _is_file(source.file) else 0
     ranges = [(begins[number], begins[number + 1]) for number in numbers]
     if "dictionary<" in str(schema):
-        parts = _parts_with_dictionaries(source.headers(), first, {end for _, end in ranges}, begins[-1])
+        parts = _parts_with_dictionaries(source, first, {end for _, end in ranges}, begins[-1])
     else:
         parts = [(first, begins[0]), *ranges]
     stream = source.parts(parts, begins[-1])
     yield from ipc.open_stream(stream, options=ipc.IpcReadOptions(included_fields=list(columns), use_threads=False))
 
 
-def _parts_with_dictionaries(
-    source: pa.NativeFile, first: int, batch_ends: set[int], end: int
-) -> list[tuple[int, int]]:
+def _parts_with_dictionaries(source: _Messages, first: int, batch_ends: set[int], end: int) -> list[tuple[int, int]]:
     """Return where the schema, the dictionaries and some batches are, in reading order.
 
     In a stream, a batch uses the dictionaries before it, and later ones may replace them. In a file, dictionaries only
@@ -305,13 +308,11 @@ def _parts_with_dictionaries(
         batch_ends: Where the batches end.
         end: Where the last batch ends.
     """
-    source.seek(first)
     parts, batches = list[tuple[int, int]](), list[tuple[int, int]]()
     at = first
-    while at < end and (message := _next_message(source)) is not None:
-        part = (at, source.tell())
-        at = source.tell()
-        if message.type != "record batch":
+    while at < end and (message := _message_at(source, at)) is not None:
+        part, at = (at, message.end), message.end
+        if message.kind != _RECORD_BATCH:
             parts.append(part)
         elif at in batch_ends:
             (batches if first else parts).append(part)
