@@ -343,7 +343,7 @@ SCHEMA = pa.schema(
 )
 
 FAULTS = r"""
-invalid condition -> `==`: label ^=^ 3 ; name == 'a = b' and label ^=^ 3
+invalid condition -> `==`: name == 'a = b' and label ^=^ 3
 invalid condition -> `and`: label == 3 ^&&^ flag ; label == 3 ^AND^ flag
 invalid condition -> `or`: label == 3 ^||^ flag
 invalid condition -> `not`: ^NOT^ flag ; ^!^flag
@@ -357,28 +357,21 @@ invalid condition -> column("..."): ^class^ == 3 ; ^`^my col` == 3 ; my ^col^ ==
 invalid condition: label < 3^)^ ; name == ^'^a ; contains(name, ^'\d'^)
 comment -> remove it: label < 3 ^# small^
 no column 'lable' -> did you mean label?: ^lable^ < 3
-no column 'width' -> did you mean Width?: ^width^ < 3
 no column 'my_col' -> did you mean column("my col")?: ^my_col^ < 3
 'meta' has no member 'widht' -> did you mean meta.width?: ^meta.widht^ < 3
-'meta' has no member 'a_b' -> did you mean column("meta", "a b")?: ^meta.a_b^ < 3
 'label' is not a struct: ^label.width^ < 3
 duplicate column: ^twice^ < 3
 no column 'null' -> write None: label == ^null^
-no column 'true' -> write True: flag == ^true^
 compared with None -> `is None`: ^label == None^
 followed by -> `==`: label is ^3^
 needs a column: ^1^ is None ; ^3^ in [3]
 not allowed -> `and`: ^flag & (label < 3)^
-not allowed -> `not`: ^~flag^
 neither true nor false: ^label + 1^ ; ^label^ ; ^True^ ; flag and ^name^
 string cannot be compared with a number: ^name < 3^
 int8 cannot be compared with a string: ^label == 'a'^ ; ^label in [1, 'a']^
-int8 cannot be compared with True or False: ^label == True^
-bool cannot be compared with a number: ^flag == 1^
 int8 cannot be compared with a column of type string: ^label < name^
 binary cannot be compared with a string -> b"...": ^raw == 'a'^
 number of bytes: ^id == b'a'^
-cannot be compared with a number -> durations: ^dur > 3^
 cannot be compared with a number -> as strings: ^when > 3^
 null cannot be compared: ^nothing == 3^
 cannot be compared -> len(column): ^tags == 3^
@@ -402,7 +395,6 @@ invalid string: name == ^'\ud800'^
 out of range: ^half < 1e39^ ; ^half > 1e-60^ ; half < 1e300 * 1e300
 too large: half < ^1e999^ ; half < ^1e-999999999999^
 invalid string: when < '2024-02-30' ; when < '24-01-01' ; when < '' ; when < '12:00'
-invalid string: when < '2024-02-01T25:00' ; when < '2024-02-01T00:00Z' ; day < '2024-02-01T00:00Z'
 invalid string: ^zoned < '2024-02-01'^
 """
 """Cause, remedy and the text, with carets around what is wrong."""
@@ -442,35 +434,22 @@ def test_long_texts_are_shown_in_part():
 
 
 HUGE = {
-    "parentheses": "(" * 90 + "flag" + ")" * 90,
-    "many parentheses": "(" * 30_000 + "flag" + ")" * 30_000,
-    "open parentheses": "(" * 90_000,
+    "parentheses": "(" * 30_000 + "flag" + ")" * 30_000,
     "not": "not " * 20_000 + "flag",
-    "minus": "-" * 90_000 + "label < 3",
-    "sum": "label < " + "+".join(["1"] * 20_000),
     "nested not": "not (" * 60 + "flag" + ")" * 60,
-    "members": "meta" + ".meta" * 10_000 + " < 3",
+    "sum": "label < " + "+".join(["1"] * 20_000),
     "calls": "lower(" * 70 + "name" + ")" * 70 + " == 'a'",
-    "digits": f"label < {'9' * 90_000}",
     "power of ten": f"label < 1e{'9' * 5_000}",
     "conditions": " or ".join(["flag"] * 501),
     "grouped conditions": " and ".join([f"({' or '.join(['flag'] * 100)})"] * 6),
     "chain": "<".join(["label"] * 503),
     "long": "label in [" + "1, " * 40_000 + "]",
-    "quotes": "'" * 50_001,
     "surrogates": "name == '\ud800'",
 }
 
 
 @pytest.mark.parametrize("name", HUGE)
 def test_texts_that_are_too_large_or_too_deep_are_refused(name):
-    if name in ("parentheses", "digits"):
-        try:
-            parse_where(HUGE[name], SCHEMA)
-        except InputError:
-            return
-        assert name == "parentheses" or kept(HUGE[name], label=pa.array([1], pa.int8())) == [0]
-        return
     assert len(str(error_of(HUGE[name], SCHEMA))) < 2000
 
 

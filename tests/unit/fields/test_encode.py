@@ -33,7 +33,6 @@ MAGIC = {
 MORE_MAGIC = [("gif", b"GIF87a"), ("tiff", b"MM\0*"), ("mp3", b"\xff\xfb\x90"), ("mp3", b"\xff\xf3\x90")]
 
 INTEGERS = [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()]
-NUMBERS = [*INTEGERS, pa.float16(), pa.float32(), pa.float64()]
 
 INTERVAL = pa.month_day_nano_interval()
 REFUSED = [
