@@ -64,11 +64,6 @@ def invoked_by_main(*arguments, code):
     return shown.getvalue()
 
 
-def test_a_rank_outside_the_world_is_refused():
-    shown = invoked_by_main("data", "--step", 0, "--batch-size", 2, "--world-size", 2, "--rank", 5, code=None)
-    assert "rank and world_size contradict each other" in shown and "rank 5, world_size 2" in shown
-
-
 def test_a_step_is_listed_sample_by_sample():
     assert invoked("data", "--step", 25, "--batch-size", 2, "--world-size", 2) == text("""
     data, epoch 0, step 25 of 26: 4 samples of 4 shards, 3 pads
@@ -159,11 +154,6 @@ def test_options_of_the_order_are_those_of_the_dataset():
     loader = Loader(dataset.to_tuple("__key__"), 8)
     loader.set_epoch(1)
     assert [[row["key"] for row in step["samples"]] for step in found] == [keys for (keys,) in loader][2:4]
-
-
-def test_a_view_may_be_chosen():
-    (step,) = json.loads(invoked("data", "--where", "cls >= 90", "--step", 0, "--batch-size", 11, "--json"))
-    assert sorted(int(row["class"]) for row in step["samples"]) == list(range(90, 101))
 
 
 def test_payloads_are_saved_by_step(tmp_path):

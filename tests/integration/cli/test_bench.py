@@ -70,13 +70,6 @@ def test_a_window_that_one_reader_has_alone_is_read_once(bench, whole_lanes):
     assert (found["windows_read"], found["read_amplification"]) == (48, 1.0)
 
 
-def test_windows_that_other_ranks_read_too_count_for_this_one(bench, numbers):
-    found = bench(numbers, "--world-size", 3, "--batch-size", 34, "--json")
-    assert found["samples"] == 34
-    assert found["windows_read"] <= 28
-    assert found["read_amplification"] > 2
-
-
 def test_epochs_follow_one_another(bench, whole_lanes):
     found = bench(whole_lanes, "--epochs", 3, "--batch-size", 96, "--json")
     assert (found["batches"], found["samples"], found["windows_read"]) == (3, 288, 144)
@@ -109,13 +102,6 @@ def test_pads_do_not_count_as_samples_whose_windows_must_be_read(bench, whole_la
     assert (found["batches"], found["samples"]) == (1, batch_size)
     assert found["read_amplification"] >= 1
     assert found["read_amplification"] == found["windows_read"] / (48 / world_size)
-
-
-def test_an_epoch_whose_rest_is_dropped_needs_the_windows_of_what_is_left(bench, whole_lanes):
-    found = bench(whole_lanes, "--tail", "drop", "--batch-size", 48, "--json")
-    assert (found["batches"], found["read_amplification"]) == (2, 1.0)
-    found = bench(whole_lanes, "--tail", "drop", "--batch-size", 72, "--json")
-    assert (found["batches"], found["read_amplification"]) == (1, 1.0)
 
 
 def test_only_the_fields_that_are_named_are_read(bench, refused, whole_lanes):

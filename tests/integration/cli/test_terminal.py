@@ -36,15 +36,6 @@ def test_help_is_shown_without_loading_what_a_run_needs(command):
     assert not modules_loaded_by(HELP.format(arguments=[*command.split(), "--help"])) & LARGE
 
 
-@pytest.mark.parametrize("command", ["convert", "plan", "index", "verify", "inspect"])
-def test_torch_is_loaded_by_those_commands_alone_that_run_a_loader(numbers, tmp_path, command):
-    copy = shutil.copytree(numbers, tmp_path / "copy")
-    options = {"convert": [str(tmp_path / "out")], "index": ["--overwrite"]}.get(command, [])
-    loaded = modules_loaded_by(HELP.format(arguments=[command, str(copy), *options]))
-    assert "pyarrow" in loaded
-    assert not loaded & {"torch", "webdataset", "fsspec", "botocore"}
-
-
 @pytest.mark.parametrize("given", ["", "7"])
 def test_a_command_tells_arrow_to_keep_memory_unless_the_user_has_said_how_long(given):
     program = "import os, wdsplit.cli.__main__; print(os.environ['MIMALLOC_PURGE_DELAY'])"
@@ -177,13 +168,6 @@ def test_lines_end_between_words_where_the_terminal_ends(numbers):
     assert " ".join(in_pipes("audit", numbers, "--world-size", 2, "--batch-size", 5).stdout.split()) in words
 
 
-def test_the_classes_are_named_when_they_are_written(tmp_path):
-    features = b'{"info": {"features": {"label": {"_type": "ClassLabel", "names": ["cat", "dog"]}}}}'
-    table = pa.table({"label": [0, 1, 0]}).replace_schema_metadata({b"huggingface": features})
-    ended = in_pipes("convert", write_table(tmp_path / "in.parquet", table), tmp_path / "out")
-    assert "label: column 'label', 2 classes in cls: cat, dog\n" in ended.stdout
-
-
 def test_what_precedes_the_passes_is_watched():
     seen = []
     assert list(watched("counting", "ab", 2)) == ["a", "b"]
@@ -216,12 +200,6 @@ def test_pictures_fit_into_the_terminal(whole_lanes, width):
         shown = without_colours(in_terminal(command[0], whole_lanes, *command[1:], width=width))
         lines = shown.replace("\r\n", "\n").splitlines()
         assert [line for line in lines if len(line) > width and whole_lanes not in line] == []
-
-
-def test_bench_draws_the_waiting_in_a_terminal_alone(whole_lanes):
-    shown = without_colours(in_terminal("bench", whole_lanes, "--batch-size", 12, "--step-ms", 5))
-    assert re.search(r"of the time\r\n  0 s [ ▁▂▃▄▅▆▇█]+ \d+\.\d s\r\n", shown)
-    assert " 0 s " not in in_pipes("bench", whole_lanes, "--batch-size", 12).stdout
 
 
 def test_a_picture_has_colours_only_where_the_terminal_has_and_blocks_only_where_they_can_be_written(whole_lanes):

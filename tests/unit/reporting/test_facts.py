@@ -1,6 +1,5 @@
 import dataclasses
 import io
-import json
 
 import numpy as np
 import pytest
@@ -116,11 +115,6 @@ def test_classes_are_counted_the_most_frequent_first():
     assert labels.codes.tolist() == [0, 1, 0, 2, 0, 1]
 
 
-def test_a_sample_without_a_class_counts_nowhere():
-    labels = labels_of(scanned(cls=column("number", [b"1", None, b"0", b"1"])), [])
-    assert labels.codes.tolist() == [0, -1, 1, 0]
-
-
 def test_fields_whose_values_differ_from_sample_to_sample_hold_no_classes():
     texts = [str(row).encode() for row in range(100)]
     assert labels_of(scanned(cls=column("number", texts), txt=column("text", texts)), []) is None
@@ -157,12 +151,6 @@ def test_histograms_hold_every_value_and_outliers_are_named():
     assert (measure.minimum, measure.maximum) == (100, 100_000)
     assert measure.edges[-1] < 1000
     assert measure.outliers == ((100, 100_000.0),)
-
-
-def test_equal_values_are_no_outliers_and_are_one_bar():
-    (facts,) = field_facts(scanned(txt=column("text", [b"x"] * 10, characters=[3] * 10)), None)
-    assert facts.measure("characters").is_constant
-    assert facts.measure("characters").outliers == ()
 
 
 def test_payloads_that_repeat_are_grouped_and_conflicting_classes_are_counted():
@@ -219,16 +207,6 @@ def test_neighbours_in_a_file_stay_neighbours_where_nothing_is_shuffled(tmp_path
     folder = sized_dataset(tmp_path, [50, 50], lanes=1, window=10)
     assert neighbours(open_subject(folder, shuffle=False), 0).median == pytest.approx(1 / 100)
     assert neighbours(open_subject(folder), 0).median > 2 / 100
-
-
-def test_json_that_is_null_counts_as_null(tmp_path):
-    from wdsplit.reporting.scan import _Gatherer
-
-    gatherer = _Gatherer("json")
-    gatherer.add(0, [json.dumps(None).encode(), b"{}", None, b""])
-    found = gatherer.column(4)
-    assert found.is_null.tolist() == [True, False, False, True]
-    assert found.is_present.tolist() == [True, True, False, True]
 
 
 def test_classes_that_the_manifest_names_and_no_sample_has_are_counted_too(tmp_path):
