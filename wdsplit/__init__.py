@@ -124,60 +124,50 @@ __all__ = [
     "verify",
 ]
 
-_LAZY = {
-    "AnnotateOptions": "wdsplit.annotating.options",
-    "AuditOptions": "wdsplit.checks.audit",
-    "Cluster": "wdsplit.reporting.cluster",
-    "ConvertOptions": "wdsplit.conversion.plan.options",
-    "Dataset": "wdsplit.loading.dataset",
-    "EpochShardList": "wdsplit.loading.epoch_shard_list",
-    "IndexOptions": "wdsplit.conversion.plan.options",
-    "Loader": "wdsplit.loading.loader",
-    "Monitor": "wdsplit.loading.monitor",
-    "RayEngine": "wdsplit.engines.ray",
-    "Report": "wdsplit.reporting.report",
-    "ReportOptions": "wdsplit.reporting.options",
-    "Samples": "wdsplit.loading.samples",
-    "Topology": "wdsplit.reporting.cluster",
-    "View": "wdsplit.views.view",
-    "annotate": "wdsplit.annotating.annotate",
-    "assign": "wdsplit.checks.inspect",
-    "audit": "wdsplit.checks.audit",
-    "batch": "wdsplit.checks.batch",
-    "batches": "wdsplit.checks.batch",
-    "bench": "wdsplit.checks.bench",
-    "commit_shares": "wdsplit.conversion.shares",
-    "convert": "wdsplit.conversion.convert",
-    "convert_share": "wdsplit.conversion.shares",
-    "convert_splits": "wdsplit.conversion.convert",
-    "decode_field": "wdsplit.fields.decode",
-    "decode_sample_stage": "wdsplit.loading.stages.decoders",
-    "detect_rank": "wdsplit.loading.world",
-    "drop_annotation": "wdsplit.annotating.annotate",
-    "drop_view": "wdsplit.views.make",
-    "index_tars": "wdsplit.conversion.adopt_tars",
-    "inspect": "wdsplit.checks.inspect",
-    "list_annotations": "wdsplit.annotating.annotate",
-    "list_views": "wdsplit.views.make",
-    "make_view": "wdsplit.views.make",
-    "mix": "wdsplit.loading.mix",
-    "plan": "wdsplit.conversion.planning",
-    "plan_shares": "wdsplit.conversion.shares",
-    "report": "wdsplit.reporting.report",
-    "resized": "wdsplit.loading.stages.images",
-    "to_device": "wdsplit.loading.to_device",
-    "unescape_key": "wdsplit.tar.names",
-    "verify": "wdsplit.checks.verify",
+_NAMES = {
+    "annotating.annotate": "annotate drop_annotation list_annotations",
+    "annotating.options": "AnnotateOptions",
+    "checks.audit": "AuditOptions audit",
+    "checks.batch": "batch batches",
+    "checks.bench": "bench",
+    "checks.inspect": "assign inspect",
+    "checks.verify": "verify",
+    "conversion.adopt_tars": "index_tars",
+    "conversion.convert": "convert convert_splits",
+    "conversion.plan.options": "ConvertOptions IndexOptions",
+    "conversion.planning": "plan",
+    "conversion.shares": "commit_shares convert_share plan_shares",
+    "engines.ray": "RayEngine",
+    "fields.decode": "decode_field",
+    "loading.dataset": "Dataset",
+    "loading.epoch_shard_list": "EpochShardList",
+    "loading.loader": "Loader",
+    "loading.mix": "mix",
+    "loading.monitor": "Monitor",
+    "loading.samples": "Samples",
+    "loading.stages.decoders": "decode_sample_stage",
+    "loading.stages.images": "resized",
+    "loading.to_device": "to_device",
+    "loading.world": "detect_rank",
+    "reporting.cluster": "Cluster Topology",
+    "reporting.options": "ReportOptions",
+    "reporting.report": "Report report",
+    "tar.names": "unescape_key",
+    "views.make": "drop_view list_views make_view",
+    "views.view": "View",
 }
+"""The public names of each module, which is imported when one of them is used."""
+
+_MODULES = {name: f"wdsplit.{module}" for module, names in _NAMES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return importlib.import_module("importlib.metadata").version(__name__)
-    if name not in _LAZY:
+    if name not in _MODULES:
         raise AttributeError(f"module 'wdsplit' has no attribute {name!r}")
     try:
-        return getattr(importlib.import_module(_LAZY[name]), name)
+        return getattr(importlib.import_module(_MODULES[name]), name)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "torch":
             raise

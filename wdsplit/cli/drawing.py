@@ -15,7 +15,7 @@ from itertools import chain, groupby
 from math import ceil
 from typing import TYPE_CHECKING
 
-from wdsplit.cli.terminal import style
+from wdsplit.cli.terminal import span, style
 
 if TYPE_CHECKING:
     from wdsplit.checks.inspect import Assignment, ReaderShare
@@ -88,7 +88,7 @@ def draw_readers(found: Assignment, width: int) -> str:
         lines.append(f"{rank:>4}  {worker:>6}  {picture}  {samples:>10,}")
     left = rows[len(shown) :]
     if left:
-        of_each = f"samples: {_range([row[2] for row in left])}, shards: {_range([len(row[3]) for row in left])}"
+        of_each = f"samples: {span(row[2] for row in left)}, shards: {span(len(row[3]) for row in left)}"
         lines.append(f" ...  {len(left):,} more ranks, each with {of_each}")
     if strip.each > 1:
         shades = _glyphs(_SHADES, _PLAIN_SHADES)
@@ -138,8 +138,3 @@ def _rows(readers: Sequence[ReaderShare]) -> list[tuple[int, str, int, set[int]]
         shards = set(chain.from_iterable(one.shards for one in part))
         rows.append((rank, "all" if len(part) > 1 else "0", sum(one.samples for one in part), shards))
     return rows
-
-
-def _range(numbers: Sequence[int]) -> str:
-    low, high = min(numbers), max(numbers)
-    return f"{low:,}" if low == high else f"{low:,} to {high:,}"

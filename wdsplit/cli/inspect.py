@@ -22,7 +22,18 @@ from wdsplit.cli.options import (
     order_options,
     view_options,
 )
-from wdsplit.cli.terminal import columns_text, echo, echo_json, human_bytes, listed, stale, table, wrapped
+from wdsplit.cli.terminal import (
+    columns_text,
+    echo,
+    echo_json,
+    human_bytes,
+    largest,
+    listed,
+    span,
+    stale,
+    table,
+    wrapped,
+)
 from wdsplit.tar.names import RESERVED_FIELDS
 from wdsplit.texts import counted, escaped, percent, safe_text
 from wdsplit.urls import shown_url
@@ -34,7 +45,6 @@ if TYPE_CHECKING:
 __all__ = ["assign_command", "inspect_command"]
 
 _PREVIEW_CHARACTERS = 60
-_MANY_CLASSES, _CLASSES_SHOWN = 12, 10
 _BAR_WIDTH, _MAX_NAME, _SHARDS_SHOWN = 24, 36, 12
 _NUMBER = re.compile("-?(0|[1-9][0-9]*)")
 """A number of a sample; 007 is a key."""
@@ -170,19 +180,16 @@ def _choices(found: Inspection) -> list[str]:
 
 def _class_lines(counts: Mapping[str, int]) -> list[str]:
     """Return a line with a bar for each class; if there are many, only for the largest."""
-    classes = list(counts.items())
-    if len(classes) > _MANY_CLASSES:
-        classes.sort(key=lambda each: -each[1])
-    shown = classes if len(classes) <= _MANY_CLASSES else classes[:_CLASSES_SHOWN]
-    names = [safe_text(name, _MAX_NAME) for name, _ in shown]
-    width, most = max(map(len, names)), max(1, *(count for _, count in shown))
+    shown = dict(largest(counts, int))
+    names, most = [safe_text(name, _MAX_NAME) for name in shown], max(1, *shown.values())
+    width, digits = max(map(len, names)), len(f"{most:,}")
     lines = [
-        f"  {name:{width}}  {count:>{len(f'{most:,}')},}  {bar(count / most, _BAR_WIDTH)}".rstrip()
-        for name, (_, count) in zip(names, shown, strict=True)
+        f"  {name:{width}}  {count:>{digits},}  {bar(count / most, _BAR_WIDTH)}".rstrip()
+        for name, count in zip(names, shown.values(), strict=True)
     ]
-    left = [count for _, count in classes[len(shown) :]]
+    left = [count for name, count in counts.items() if name not in shown]
     if left:
-        lines.append(f"  ... and {len(left):,} more, with {_between(min(left), max(left))} samples each")
+        lines.append(f"  ... and {len(left):,} more, with {span(left)} samples each")
     return lines
 
 
@@ -200,10 +207,6 @@ def _sizes_text(found: FieldContents) -> str:
         return ""
     least, median, most = found.num_bytes
     return f"{median:,}" + (f" ({least:,}-{most:,})" if least < most else "")
-
-
-def _between(low: int, high: int) -> str:
-    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
 def _technical(found: Inspection) -> str:

@@ -15,7 +15,7 @@ from wdsplit.cli.drawing import draw_readers, terminal_width
 from wdsplit.cli.help import argument, command, option
 from wdsplit.cli.options import draw_option, given, json_option
 from wdsplit.cli.progress import progress_bar
-from wdsplit.cli.terminal import echo, echo_json, human_bytes, listed, say_next, table, wrapped
+from wdsplit.cli.terminal import echo, echo_json, human_bytes, listed, say_next, span, table, wrapped
 from wdsplit.texts import counted
 from wdsplit.urls import shown_url
 
@@ -179,10 +179,7 @@ def _classes_lines(counts: Mapping[str, int]) -> list[str]:
     if not counts:
         return []
     some = listed([f"{name} {count:,}" for name, count in counts.items()])
-    low, high = min(counts.values()), max(counts.values())
-    return [
-        f"{counted(len(counts), 'class', 'classes')} of {low:,}{f' to {high:,}' if high > low else ''} files: {some}"
-    ]
+    return [f"{counted(len(counts), 'class', 'classes')} of {span(counts.values())} files: {some}"]
 
 
 def _order_text(plan: Plan) -> str:

@@ -14,8 +14,8 @@ import shlex
 import shutil
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -49,9 +49,11 @@ __all__ = [
     "error_text",
     "good",
     "human_bytes",
+    "largest",
     "listed",
     "rates_text",
     "say_next",
+    "span",
     "stale",
     "stderr",
     "style",
@@ -67,7 +69,9 @@ FAILED, UNUSABLE, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 BATCH_SIZE = 64
 """The batch size in suggested commands."""
 
-_LISTED = 10
+_LISTED, _MANY_CLASSES = 10, 12
+
+_T = TypeVar("_T")
 
 
 def colour() -> bool | None:
@@ -195,12 +199,29 @@ def wrapped(text: str, indent: int = 2, first: int = 0) -> str:
         return text
     width = shutil.get_terminal_size().columns
     wrapper = textwrap.TextWrapper(width, " " * first, " " * indent, break_long_words=False, break_on_hyphens=False)
-    return "\n".join(wrapper.fill(line)[first:] for line in text.splitlines())
+
+    def fits(line: str) -> bool:
+        return first + len(click.unstyle(line.replace(_ESCAPE, "\x1b"))) <= width
+
+    return "\n".join(line if fits(line) else wrapper.fill(line)[first:] for line in text.splitlines())
 
 
 def listed(names: Sequence[str]) -> str:
     """Return the first few names, separated by commas."""
     return ", ".join(map(escaped, names[:_LISTED])) + (", ..." if len(names) > _LISTED else "")
+
+
+def span(numbers: Iterable[int]) -> str:
+    """Return the least and the most of some numbers, or the one that all are."""
+    found = list(numbers)
+    low, high = min(found), max(found)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def largest(counts: Mapping[str, _T], size: Callable[[_T], int]) -> list[tuple[str, _T]]:
+    """Return all classes if they are few; else the largest of them, by falling size."""
+    classes = list(counts.items())
+    return classes if len(classes) <= _MANY_CLASSES else sorted(classes, key=lambda each: -size(each[1]))[:_LISTED]
 
 
 def echo_json(value: Any) -> None:

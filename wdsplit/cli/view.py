@@ -14,7 +14,7 @@ from wdsplit.cli.help import argument, command, option
 from wdsplit.cli.options import Running, dataset_argument, engine_options, json_option
 from wdsplit.cli.progress import progress_bar
 from wdsplit.cli.stored import list_stored
-from wdsplit.cli.terminal import echo, echo_json, say_next, table, wrapped
+from wdsplit.cli.terminal import echo, echo_json, largest, say_next, table, wrapped
 from wdsplit.texts import counted, percent, safe_text
 from wdsplit.urls import shown_url
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["view_command"]
 
-_MANY_CLASSES, _CLASSES_SHOWN = 12, 10
 _MAX_NAME, _MAX_RECIPE = 36, 100
 
 
@@ -126,17 +125,14 @@ def _summary(dataset: str, made: MadeView, elapsed_s: float) -> str:
 
 def _class_table(column: str, classes: Mapping[str, tuple[int, int]]) -> list[str]:
     """Return a line for each class; if there are many, only for the largest."""
-    rows = list(classes.items())
-    if len(rows) > _MANY_CLASSES:
-        rows.sort(key=lambda row: -row[1][0])
-    shown = rows[: len(rows) if len(rows) <= _MANY_CLASSES else _CLASSES_SHOWN]
-    total = sum(kept for _, (kept, _) in rows)
+    shown = largest(classes, lambda counts: counts[0])
+    total = sum(kept for kept, _ in classes.values())
     cells = [
         (safe_text(name, _MAX_NAME), f"{kept:,}", percent(kept, total), f"{every:,}", percent(kept, every))
         for name, (kept, every) in shown
     ]
     text = table((column, "kept", "share of view", "all", "share kept"), cells)
-    return [text, *([f"... and {len(rows) - len(shown):,} more classes"] if len(shown) < len(rows) else [])]
+    return [text, *([f"... and {len(classes) - len(shown):,} more classes"] if len(shown) < len(classes) else [])]
 
 
 def _row(found: StoredView) -> tuple[str, ...]:

@@ -10,9 +10,9 @@ import numpy.typing as npt
 
 from wdsplit.arrays import Int64
 from wdsplit.reporting.labels import Labels
-from wdsplit.reporting.scan import Column, Scan
+from wdsplit.reporting.scan import Scan
 
-__all__ = ["Duplicates", "FieldFacts", "Measure", "duplicates", "field_facts", "main_field"]
+__all__ = ["Duplicates", "FieldFacts", "Measure", "duplicates", "field_facts"]
 
 _BINS = 24
 _OUTLIERS = 3
@@ -99,39 +99,37 @@ class Duplicates:
 
 def field_facts(scan: Scan, labels: Labels | None) -> list[FieldFacts]:
     """Return the facts of each field."""
-    return [_facts(name, column, labels is not None and name == labels.field) for name, column in scan.columns.items()]
+    found = []
+    for name, column in scan.columns.items():
+        is_label = labels is not None and name == labels.field
+        present, bad = column.is_present, column.is_unreadable
+        values = {"bytes": np.where(present & ~column.is_null, column.sizes, np.nan).astype(np.float64)}
+        values |= {} if is_label else column.measures
+        facts = FieldFacts(
+            name,
+            column.kind,
+            present=int(present.sum()),
+            absent=int((~present).sum()),
+            nulls=int(column.is_null.sum()),
+            unreadable=int(bad.sum()),
+            bad_rows=tuple(np.flatnonzero(bad)[:_OUTLIERS].tolist()),
+            total_bytes=int(np.where(present, column.sizes, 0).sum()),
+            measures=tuple(
+                _measure(key, array, is_label) for key, array in values.items() if not np.isnan(array).all()
+            ),
+        )
+        found.append(facts)
+    return found
 
 
-def _facts(name: str, column: Column, is_label: bool) -> FieldFacts:
-    present = column.is_present
-    bad = column.is_unreadable
-    values = {"bytes": np.where(present & ~column.is_null, column.sizes, np.nan).astype(np.float64)}
-    if not is_label:
-        values |= column.measures
-    measures = tuple(measure for key, array in values.items() for measure in _measured(key, array, is_label))
-    return FieldFacts(
-        name,
-        column.kind,
-        int(present.sum()),
-        int((~present).sum()),
-        int(column.is_null.sum()),
-        int(bad.sum()),
-        tuple(np.flatnonzero(bad)[:_OUTLIERS].tolist()),
-        int(np.where(present, column.sizes, 0).sum()),
-        measures,
-    )
-
-
-def _measured(name: str, values: npt.NDArray[np.float64], is_label: bool) -> Iterator[Measure]:
+def _measure(name: str, values: npt.NDArray[np.float64], is_label: bool) -> Measure:
     rows = np.flatnonzero(~np.isnan(values))
-    if not len(rows):
-        return
     found = values[rows]
     low, high = _shown_range(found)
     counts, edges = np.histogram(np.clip(found, low, high), bins=_BINS, range=(low, high))
     outliers = () if is_label else tuple(_outliers(rows, found))
     limits = float(found.min()), float(np.median(found)), float(found.max())
-    yield Measure(name, *limits, edges.astype(np.float64), counts.astype(np.int64), outliers)
+    return Measure(name, *limits, edges.astype(np.float64), counts.astype(np.int64), outliers)
 
 
 def _shown_range(values: npt.NDArray[np.float64]) -> tuple[float, float]:
@@ -154,22 +152,16 @@ def _outliers(rows: Int64, values: npt.NDArray[np.float64]) -> Iterator[tuple[in
         yield int(rows[place]), float(values[place])
 
 
-def main_field(scan: Scan) -> str | None:
-    """Return the field with the most bytes that holds neither numbers nor JSON, or None."""
-    sizes = {
-        name: int(np.maximum(column.sizes, 0).sum())
-        for name, column in scan.columns.items()
-        if column.kind not in ("number", "json")
-    }
-    return max(sizes, key=lambda name: sizes[name], default=None)
-
-
 def duplicates(scan: Scan, labels: Labels | None) -> Duplicates | None:
-    """Return the payloads of the main field that appear more than once; None if there is no such field."""
-    name = main_field(scan)
-    if name is None:
+    """Return the payloads that appear more than once, of the field with the most bytes that is no number and no JSON.
+
+    None if there is no such field.
+    """
+    compared = {name: column for name, column in scan.columns.items() if column.kind not in ("number", "json")}
+    if not compared:
         return None
-    column = scan.columns[name]
+    name = max(compared, key=lambda each: int(np.maximum(compared[each].sizes, 0).sum()))
+    column = compared[name]
     rows = np.flatnonzero(column.is_present & ~column.is_null)
     _, group, sizes = np.unique(column.digests[rows], return_inverse=True, return_counts=True)
     group = group.reshape(-1)

@@ -166,72 +166,62 @@ def scan(subject: Subject, max_bytes: int, seed: int) -> Scan:
         return read_window(subject.open_shard(run.part, run.shard), run.first, run.stop), rows
 
     known = {each.name: each for manifest in subject.manifests for each in manifest.fields}
-    gatherers: dict[str, _Gatherer] = {}
+    payloads: dict[str, list[tuple[Any, ...]]] = {}
     numbers, keys, done = [], [], 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow's, of large or odd images: they are measured, not decoded
         found = in_order(read, runs, _AT_ONCE if subject.is_remote else 1)
         for run, (window, rows) in zip(runs, found, strict=True):
-            for name in window.fields:
-                if name not in gatherers:
-                    gatherers[name] = _Gatherer(kind_of(name, known.get(name)))
-                gatherers[name].add(done, window.fields[name][rows].tolist())
+            for name, column in window.fields.items():
+                kind = kind_of(name, known.get(name))
+                measured = payloads.setdefault(name, [])
+                for row, payload in enumerate(column[rows].tolist(), done):  # bytes, `Pending` or None
+                    if payload is not None:
+                        measured.append(_measured(kind, row, bytes(payload)))
             done += len(rows)
             keys.append(window.keys[rows])
             places = run.first + rows
             numbers.append(subject.numbers_of(np.full_like(places, run.part), np.full_like(places, run.shard), places))
-    names = [name for name in known if name in gatherers] + sorted(set(gatherers) - set(known))
+    names = [name for name in known if name in payloads] + sorted(set(payloads) - set(known))
     return Scan(
         is_exact,
         subject.num_stored,
         np.concatenate([np.zeros(0, np.int64), *numbers]),
         np.concatenate([np.zeros(0, object), *keys]),
-        {name: gatherers[name].column(done) for name in names},
+        {name: _column(kind_of(name, known.get(name)), payloads[name], done) for name in names},
     )
 
 
-class _Gatherer:
-    """Collects the measures of one field."""
+def _measured(kind: str, row: int, data: bytes) -> tuple[Any, ...]:
+    """Return the row of a payload, and what there is to say of it."""
+    is_short = kind in ("number", "text") and len(data) <= _MAX_LABEL_BYTES
+    found = measure(kind, data)
+    return (
+        row,
+        len(data),
+        xxhash.xxh3_64_intdigest(data),
+        data.decode("utf-8", "replace") if is_short else None,
+        not data or (kind == "json" and data == b"null"),
+        *(found.get(name, np.nan) for name in MEASURES.get(kind, ())),
+    )
 
-    def __init__(self, kind: str) -> None:
-        self._kind = kind
-        self._rows: list[int] = []
-        self._sizes: list[int] = []
-        self._digests: list[int] = []
-        self._texts: list[str | None] = []
-        self._nulls: list[bool] = []
-        self._measures: dict[str, list[float]] = {name: [] for name in MEASURES.get(kind, ())}
 
-    def add(self, first: int, payloads: list[Any]) -> None:
-        """Measure payloads of the rows from `first` on: bytes, `Pending` or None."""
-        may_be_label = self._kind in ("number", "text")
-        for row, payload in enumerate(payloads, first):
-            if payload is None:
-                continue
-            data = bytes(payload)
-            self._rows.append(row)
-            self._sizes.append(len(data))
-            self._digests.append(xxhash.xxh3_64_intdigest(data))
-            self._nulls.append(not data or (self._kind == "json" and data == b"null"))
-            is_short = may_be_label and len(data) <= _MAX_LABEL_BYTES
-            self._texts.append(data.decode("utf-8", "replace") if is_short else None)
-            found = measure(self._kind, data)
-            for name, values in self._measures.items():
-                values.append(found.get(name, np.nan))
+def _column(kind: str, payloads: list[tuple[Any, ...]], count: int) -> Column:
+    """Return the column of `count` rows, some of which have payloads."""
+    names = MEASURES.get(kind, ())
+    columns = [list(each) for each in zip(*payloads, strict=True)] or [[] for _ in range(5 + len(names))]
+    rows, sizes, digests, texts, nulls, *measures = columns
 
-    def column(self, count: int) -> Column:
-        """Return the column of `count` rows."""
+    def spread(values: list[Any], missing: Any, dtype: Any) -> Any:
+        full = np.full(count, missing, dtype)
+        full[rows] = values
+        return full
 
-        def spread(values: list[Any], missing: Any, dtype: Any) -> Any:
-            full = np.full(count, missing, dtype)
-            full[self._rows] = values
-            return full
-
-        return Column(
-            self._kind,
-            spread(self._sizes, -1, np.int64),
-            spread(self._digests, 0, np.uint64),
-            spread(self._texts, None, object),
-            {name: spread(values, np.nan, np.float64) for name, values in self._measures.items()},
-            spread(self._nulls, False, np.bool_),
-        )
+    return Column(
+        kind,
+        spread(sizes, -1, np.int64),
+        spread(digests, 0, np.uint64),
+        spread(texts, None, object),
+        {name: spread(each, np.nan, np.float64) for name, each in zip(names, measures, strict=True)},
+        spread(nulls, False, np.bool_),
+    )
