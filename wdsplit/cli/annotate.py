@@ -60,7 +60,7 @@ _DOING = {
         "columns mapping hive",
         columns={**NAMES, "help": "Join these columns under their own names.  [default: all]"},
         mapping={"multiple": True, "metavar": "NAME=COLUMN[,...]", "help": "Join this column under another name."},
-        hive={"flag": "--hive/--no-hive", "default": True, "show_default": True},
+        hive={"flag": "--hive/--no-hive", "default": True},
     ),
     options_of(
         AnnotateOptions,

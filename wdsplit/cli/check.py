@@ -144,9 +144,7 @@ def _echo_images(report: Report, dataset: str, bad_samples_file: str | None) -> 
     dataset_argument,
     order_options,
     batch_size_option(1),
-    option(
-        "Samples", "--epochs", type=click.IntRange(1), default=1, show_default=True, help="Check the first N epochs."
-    ),
+    option("Samples", "--epochs", type=click.IntRange(1), default=1, help="Check the first N epochs."),
     class_field_option("Output", ", to measure how they are mixed.  [default: cls, or fields that end in .cls]"),
     option("Output", "--read", is_flag=True, help="Also run real loaders, and check what they read."),
     view_options,

@@ -74,7 +74,7 @@ def options_of(options: type, section: str, names: str, **changes: Mapping[str, 
         elif str(one.type).startswith("float"):
             settings |= {"type": float, "metavar": "N"}
         if isinstance(one.default, (int, float, str)) and not isinstance(one.default, bool) and one.default != "":
-            settings |= {"default": one.default, "show_default": True}
+            settings["default"] = one.default
         settings |= changes.get(name, {})
         made.append(option(section, settings.pop("flag", _flag(name)), name, **settings))
     return with_options(made)
@@ -117,7 +117,7 @@ _SYNTAX: dict[str, dict[str, Any]] = {
     "group_by": {"metavar": "COLUMN"},
     "keep": NAMES,
     "no_keep": NAMES,
-    "hive": {"flag": "--hive/--no-hive", "default": True, "show_default": True},
+    "hive": {"flag": "--hive/--no-hive", "default": True},
     "shuffle": {"flag": "--shuffle/--no-shuffle", "default": None},
 }
 """Settings of options whose command-line form differs from Python's."""

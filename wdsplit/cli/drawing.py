@@ -8,9 +8,8 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from itertools import chain, groupby
 from math import ceil
 from typing import TYPE_CHECKING
@@ -72,60 +71,36 @@ def draw_readers(found: Assignment, width: int) -> str:
         width: Width of the terminal.
     """
     counts, room = found.shard_samples, max(1, min(width, _MAX_WIDTH) - _LEFT - _RIGHT)
-    strip = _Strip(len(counts), max(1, -(-len(counts) // room)), max(1, min(_MAX_CELL, room // max(1, len(counts)))))
+    shades = _glyphs(_SHADES, _PLAIN_SHADES)
+    each = max(1, -(-len(counts) // room))  # shards of a column
+    cell = max(1, min(_MAX_CELL, room // max(1, len(counts))))  # characters of a column
+    totals = Counter(shard // each for shard in range(len(counts)))
+
+    def strip(shards: Iterable[int]) -> str:
+        """Return a shade for each column, by the share of its shards that are in `shards`."""
+        read = Counter(shard // each for shard in shards)
+        return "".join(_glyph(shades, read[column] / total) * cell for column, total in totals.items())
+
     most = max(counts, default=0)
     tenths = [ceil(10 * count / max(1, most)) / 10 for count in counts]  # hides differences of a few samples
     sizes = sparkline(tenths, room)
-    header = (f"shards 0 to {len(counts) - 1:,}" if counts else "no shards").ljust(len(sizes) * strip.cell)
+    header = (f"shards 0 to {len(counts) - 1:,}" if counts else "no shards").ljust(len(sizes) * cell)
     lines = [
         style(f"{'rank':>4}  {'worker':>6}  {header}  {'samples':>10}", bold=True),
-        f"{'size':>12}  {''.join(glyph * strip.cell for glyph in sizes)}  {f'<= {most:,}':>10}",
+        f"{'size':>12}  {''.join(glyph * cell for glyph in sizes)}  {f'<= {most:,}':>10}",
     ]
     rows = _rows(found.readers)
     shown = rows if len(rows) <= _MAX_ROWS else rows[: _MAX_ROWS - 2]
     for rank, worker, samples, shards in shown:
-        picture = style(strip.draw(shards), fg=_COLOURS[rank % len(_COLOURS)])
+        picture = style(strip(shards), fg=_COLOURS[rank % len(_COLOURS)])
         lines.append(f"{rank:>4}  {worker:>6}  {picture}  {samples:>10,}")
     left = rows[len(shown) :]
     if left:
         of_each = f"samples: {span(row[2] for row in left)}, shards: {span(len(row[3]) for row in left)}"
         lines.append(f" ...  {len(left):,} more ranks, each with {of_each}")
-    if strip.each > 1:
-        shades = _glyphs(_SHADES, _PLAIN_SHADES)
-        lines.append(f"each column is {strip.each:,} shards: {shades[1]} few of them read, {shades[-1]} all")
+    if each > 1:
+        lines.append(f"each column is {each:,} shards: {shades[1]} few of them read, {shades[-1]} all")
     return "\n".join(lines)
-
-
-@dataclass(frozen=True)
-class _Strip:
-    """A row of the drawing: columns of one shard or of several neighbours.
-
-    Attributes:
-        num_shards: Number of shards.
-        each: Shards per column; the last may have fewer.
-        cell: Characters per column.
-    """
-
-    num_shards: int
-    each: int
-    cell: int
-
-    @cached_property
-    def _totals(self) -> list[int]:
-        """The number of shards of each column."""
-        return self._count(range(self.num_shards))
-
-    def _count(self, shards: Iterable[int]) -> list[int]:
-        counts = [0] * -(-self.num_shards // self.each)
-        for shard in shards:
-            counts[shard // self.each] += 1
-        return counts
-
-    def draw(self, shards: Iterable[int]) -> str:
-        """Return a shade for each column, by the share of its shards that are in `shards`."""
-        glyphs = _glyphs(_SHADES, _PLAIN_SHADES)
-        parts = zip(self._count(shards), self._totals, strict=True)
-        return "".join(_glyph(glyphs, part / total) * self.cell for part, total in parts)
 
 
 def _rows(readers: Sequence[ReaderShare]) -> list[tuple[int, str, int, set[int]]]:

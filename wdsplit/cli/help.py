@@ -38,7 +38,11 @@ class _Option(click.Option):
 
 
 def option(section: str, *flags: str, **settings: Any) -> Decorator:
-    """Return a decorator that adds an option to a command, in a section of its help; `settings` as of click."""
+    """Return a decorator that adds an option to a command, in a section of its help, with its default if it has one.
+
+    `settings` as of click.
+    """
+    settings.setdefault("show_default", settings.get("default") is not None)
     return click.option(*flags, cls=_Option, section=section, **settings)
 
 

@@ -59,7 +59,6 @@ _NUMBER = re.compile("-?(0|[1-9][0-9]*)")
         "--samples",
         type=click.IntRange(0),
         default=3,
-        show_default=True,
         help="Show the first N samples; with 0, read no shard and count no classes.",
     ),
     option(
@@ -306,7 +305,7 @@ def _preview(value: Any) -> str:
     dataset_argument,
     order_options,
     batch_size_option(1),
-    option("Samples", "--epoch", type=click.IntRange(0), default=0, show_default=True, help="Epoch, counted from 0."),
+    option("Samples", "--epoch", type=click.IntRange(0), default=0, help="Epoch, counted from 0."),
     option(
         "Training",
         "--lanes",

@@ -68,7 +68,7 @@ draw_option = option("Output", "--draw", is_flag=True, help="Draw which rank and
 
 def batch_size_option(default: int) -> Decorator:
     """Return a decorator that adds `--batch-size` to a command."""
-    settings: dict[str, Any] = {"type": click.IntRange(1), "default": default, "show_default": True}
+    settings: dict[str, Any] = {"type": click.IntRange(1), "default": default}
     return option("Training", "--batch-size", **settings, help="Samples per batch on each rank.")
 
 
@@ -121,7 +121,6 @@ _ENGINE = (
         "--engine",
         type=click.Choice(("local", "ray")),
         default="local",
-        show_default=True,
         help="Run tasks on this machine, or on a Ray cluster whose nodes can all access input and output.",
     ),
     option(
@@ -152,10 +151,8 @@ def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 seed_options = with_options(
     (
-        option("Training", "--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the order."),
-        option(
-            "Training", "--shuffle/--no-shuffle", default=True, show_default=True, help="Shuffle shards and samples."
-        ),
+        option("Training", "--seed", type=click.IntRange(0), default=0, help="Seed of the order."),
+        option("Training", "--shuffle/--no-shuffle", default=True, help="Shuffle shards and samples."),
     )
 )
 """Adds the options of shuffling: seed, shuffle."""
@@ -168,7 +165,6 @@ shuffle_options = with_options(
             "--tail",
             type=click.Choice(TAILS),
             default="pad",
-            show_default=True,
             help="What to do with an incomplete last step: pad (repeat samples, flagged), drop, or uneven.",
         ),
     )
@@ -177,15 +173,12 @@ shuffle_options = with_options(
 
 order_options = with_options(
     (
-        option(
-            "Training", "--world-size", type=click.IntRange(1), default=1, show_default=True, help="Number of ranks."
-        ),
+        option("Training", "--world-size", type=click.IntRange(1), default=1, help="Number of ranks."),
         option(
             "Training",
             "--workers",
             type=click.IntRange(0),
             default=0,
-            show_default=True,
             help="Loader workers per rank.",
         ),
         shuffle_options,

@@ -42,7 +42,7 @@ def _topology(text: str | Topology) -> Topology:
     ["data/train -o report.html", "s3://bucket/train -o report.html --topology 16x8 --link 25"],
     argument("dataset", nargs=-1, required=True),
     option("Output", "-o", "--output", type=click.Path(dir_okay=False), required=True, help="File to write."),
-    option("Output", "--samples", type=click.IntRange(0, 200), default=24, show_default=True, help="Show N samples."),
+    option("Output", "--samples", type=click.IntRange(0, 200), default=24, help="Show N samples."),
     class_field_option("Output", ".  [default: found by name and values]"),
     option(
         "Training",

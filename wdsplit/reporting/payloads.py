@@ -59,27 +59,17 @@ def kind_of(name: str, field: Field | None) -> str:
 def measure(kind: str, payload: bytes) -> Mapping[str, float]:
     """Return the measures of a payload of some kind; none if it is unreadable."""
     try:
-        return _MEASURED[kind](payload) if kind in _MEASURED else {}
+        if kind == "image":
+            width, height = image_size(payload)
+            return {"width": width, "height": height, "aspect": width / max(1, height)}
+        if kind == "text":
+            return {"characters": len(payload.decode())}
+        if kind == "number":
+            value = float(payload)
+            return {"value": value} if math.isfinite(value) else {}
+        return {"elements": math.prod(array_header(payload)[0])} if kind == "array" else {}
     except (OSError, ValueError, SyntaxError, EOFError, OverflowError, KeyError, TypeError, IndexError):
         return {}
-
-
-def _image(payload: bytes) -> dict[str, float]:
-    width, height = image_size(payload)
-    return {"width": width, "height": height, "aspect": width / max(1, height)}
-
-
-def _text(payload: bytes) -> dict[str, float]:
-    return {"characters": len(payload.decode())}
-
-
-def _number(payload: bytes) -> dict[str, float]:
-    value = float(payload)
-    return {"value": value} if math.isfinite(value) else {}
-
-
-def _array(payload: bytes) -> dict[str, float]:
-    return {"elements": math.prod(array_header(payload)[0])}
 
 
 def array_header(payload: bytes) -> tuple[tuple[int, ...], str]:
@@ -94,6 +84,3 @@ def array_header(payload: bytes) -> tuple[tuple[int, ...], str]:
         raise ValueError(f"version {version} of the format")
     shape, _, dtype = readers[version](file)
     return shape, str(dtype)
-
-
-_MEASURED = {"image": _image, "text": _text, "number": _number, "array": _array}
