@@ -7,7 +7,7 @@ it is given by folder, pattern or path.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from urllib.parse import unquote
 
 from wdsplit.errors import InputError
@@ -61,9 +61,13 @@ class Partitions:
 
 def _texts_of(folder: str) -> tuple[tuple[str, str | None], ...]:
     """Return the columns that the last folders of a path name, and their values as text."""
-    parts = list(_last_parts(folder))[::-1]
-    names = [unquote(name, errors="surrogateescape") for name, _ in parts]
-    texts = [None if value == _NULL else unquote(value, errors="surrogateescape") for _, value in parts]
+    names, texts = list[str](), list[str | None]()
+    for part in reversed(folder.split("/")):
+        name, equals, value = part.partition("=")
+        if not (name and equals):
+            break
+        names.insert(0, unquote(name, errors="surrogateescape"))
+        texts.insert(0, None if value == _NULL else unquote(value, errors="surrogateescape"))
     try:
         "".join([*names, *(text or "" for text in texts)]).encode()
     except UnicodeEncodeError as error:
@@ -71,14 +75,6 @@ def _texts_of(folder: str) -> tuple[tuple[str, str | None], ...]:
     if len({*names}) < len(names):
         raise _unusable(folder, "folders that name each column once")
     return tuple(zip(names, texts, strict=True))
-
-
-def _last_parts(folder: str) -> Iterator[tuple[str, str]]:
-    for part in reversed(folder.split("/")):
-        name, equals, value = part.partition("=")
-        if not (name and equals):
-            return
-        yield name, value
 
 
 def _unusable(folder: str, expected: str) -> InputError:

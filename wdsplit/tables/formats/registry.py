@@ -1,7 +1,7 @@
 """The registry of input formats. Each is a module with the functions of `Format`.
 
-All formats share the rest, such as selecting rows, in `wdsplit.tables.read`. A new format needs a module and a line in
-`_FORMATS`.
+All formats share the rest, such as selecting rows, in `wdsplit.tables.read`. A new format needs a module and its
+suffixes here.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Protocol, cast
 
 import pyarrow as pa
@@ -32,34 +31,26 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
-class _Names:
-    """How files of a format are recognised.
-
-    Attributes:
-        suffixes: How their names end.
-        other_suffixes: More suffixes, which do not make a file in a folder a table.
-        magic: The possible first bytes; empty if they do not identify the format.
-    """
-
-    suffixes: tuple[str, ...]
-    other_suffixes: tuple[str, ...] = ()
-    magic: tuple[bytes, ...] = ()
-
-
-_FORMATS = {
-    "parquet": _Names((".parquet",), (".pq",), (b"PAR1", b"PARE")),  # the latter with an encrypted footer
-    "arrow": _Names((".arrow", ".feather", ".ipc"), magic=(b"ARROW1",)),
-    "orc": _Names((".orc",), magic=(b"ORC",)),
-    "csv": _Names((".csv", ".tsv")),
-    "jsonl": _Names((".jsonl", ".ndjson"), (".json",)),
-    "tar": _Names((".tar",)),
+FOLDER_SUFFIXES = {
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+    ".ipc": "arrow",
+    ".orc": "orc",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".tar": "tar",
 }
-
-FOLDER_SUFFIXES = {suffix: name for name, names in _FORMATS.items() for suffix in names.suffixes}
 """The suffixes of tables in folders: suffix to name of the format."""
 
-_SUFFIXES = FOLDER_SUFFIXES | {suffix: name for name, names in _FORMATS.items() for suffix in names.other_suffixes}
+_SUFFIXES = FOLDER_SUFFIXES | {".pq": "parquet", ".json": "jsonl"}
+"""With those of files that must be named themselves."""
+
+_MAGIC = {b"PAR1": "parquet", b"PARE": "parquet", b"ARROW1": "arrow", b"ORC": "orc"}
+"""First bytes to name of the format; `PARE` begins parquet with an encrypted footer."""
+
 _COMPRESSED = (".gz", ".bz2", ".zst", ".xz", ".lz4", ".tgz")
 
 
@@ -152,4 +143,4 @@ def format_by_content(path: str, remote: Remote | None) -> str | None:
     """Return the format that a file's first bytes identify; None if they do not. The arguments are `open_file`'s."""
     with open_input(path, remote) as file:
         first = file.read(8)
-    return next((name for name, names in _FORMATS.items() if first.startswith(names.magic)), None)
+    return next((name for magic, name in _MAGIC.items() if first.startswith(magic)), None)

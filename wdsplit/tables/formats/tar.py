@@ -172,12 +172,8 @@ def _original_keys(keys: pa.LargeStringArray) -> pa.LargeStringArray:
 
 def _original_key(key: str) -> str:
     original = unescape_key(key)
-    return original if _is_text(original) and escape_key(original) == key else key
-
-
-def _is_text(text: str) -> bool:
     try:
-        text.encode()
+        original.encode()
     except UnicodeEncodeError:
-        return False
-    return True
+        return key
+    return original if escape_key(original) == key else key
