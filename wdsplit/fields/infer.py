@@ -207,38 +207,28 @@ def infer_fields(
         ]
     if problems:
         raise _unusable(problems, did_you_mean(unknown, schema.names))
+    found = class_names(schema) | dict(classes or {})
     names = [*mapping, *_inferred_names(schema, inferred, first_bytes, list(mapping), label)]
-    fields, problems = _fields_of(
-        schema, list(zip(names, chosen, strict=True)), class_names(schema) | dict(classes or {})
-    )
-    if with_class_names:
-        fields, more = _with_class_names(fields, schema)
-        problems += more
-    written = [field.name for field in fields]
-    problems += [f"field {name!r} would be written {written.count(name)} times" for name in _repeated(written)]
-    if problems:
-        raise _unusable(problems)
-    return tuple(fields)
-
-
-def _fields_of(
-    schema: pa.Schema, columns: Sequence[tuple[str, str]], classes: Mapping[str, tuple[str, ...]]
-) -> tuple[list[Field], list[str]]:
-    """Return the fields for pairs of field name and column name; return the problems too."""
-    fields, problems = [], []
-    for name, column in columns:
+    fields: list[Field] = []
+    for name, column in zip(names, chosen, strict=True):
         kind = schema.field(column).type
         try:
             check_field(name)
         except InputError as error:
             problems.append(f"{error.cause} (expected {error.expected})")
         encoding = _encoding_for(name, kind, _default_encoding(schema, column))
-        if encoding == "text" and name.rpartition(".")[2] == "cls" and column in classes:
+        if encoding == "text" and name.rpartition(".")[2] == "cls" and column in found:
             encoding = "category"
         if encoding is None:
             problems.append(f"column {column!r} of type {kind} cannot be written as a field {name!r}")
-        fields.append(field_of(name, column, encoding or "", kind, classes.get(column, ())))
-    return fields, problems
+        fields.append(field_of(name, column, encoding or "", kind, found.get(column, ())))
+    if with_class_names:
+        problems += _add_class_names(fields, schema)
+    written = [field.name for field in fields]
+    problems += [f"field {name!r} would be written {written.count(name)} times" for name in _repeated(written)]
+    if problems:
+        raise _unusable(problems)
+    return tuple(fields)
 
 
 def refuse_repeated(schema: pa.Schema) -> None:
@@ -321,20 +311,19 @@ def _inferred_names(
     return names
 
 
-def _with_class_names(fields: Sequence[Field], schema: pa.Schema) -> tuple[list[Field], list[str]]:
-    """Add a field with the class names after each field of classes; return the problems too."""
-    result, problems, count = [], [], 0
-    for field in fields:
-        result.append(field)
+def _add_class_names(fields: list[Field], schema: pa.Schema) -> list[str]:
+    """Add a field with the class names after each field of classes; return the problems."""
+    problems, count = [], len(fields)
+    for field in list(fields):
         kind = schema.field(field.column).type
         if not field.names or is_list(unwrap(kind)) or field.encoding == "text":
             continue
         if pa.types.is_signed_integer(unwrap(kind)) or field.encoding == "category":
-            count += 1
             encoding = "text" if field.encoding == "category" else "class"
-            result.append(field_of(f"{field.name}.txt", field.column, encoding, kind, field.names))
+            of_names = field_of(f"{field.name}.txt", field.column, encoding, kind, field.names)
+            fields.insert(fields.index(field) + 1, of_names)
         else:
             problems.append(f"column {field.column!r} has class names, but the type {kind} (expected int64)")
-    if not count and not problems:
+    if len(fields) == count and not problems:
         problems.append("no column has class names (--class-names needs a column that Hugging Face calls a ClassLabel)")
-    return result, problems
+    return problems
