@@ -3,8 +3,8 @@
     torchrun ... loops_worker.py LOOPS DATASET OUT
     python loops_worker.py LOOPS DATASET OUT        (loops of Ray Train, which starts its ranks itself)
 
-LOOPS are names of functions here, joined by commas; each takes the dataset's path, the number of workers, and a list
-that it extends by the deliveries as they come. A loop that is refused notes its error, and what had come by then.
+LOOPS are names of functions here or of VARIANTS, joined by commas; each takes the dataset's path, the number of
+workers, and a list that it extends by the deliveries as they come. A loop that is refused notes its error, and what had come by then.
 """
 
 import json
@@ -12,6 +12,7 @@ import os
 import sys
 import tempfile
 import warnings
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -141,15 +142,8 @@ def lightning_fit(data, taken, **options):
         trainer.fit(Model(), data)
 
 
-WITHOUT_SAMPLER = {"use_distributed_sampler": False}
-
-
 def lightning_dataloader(path, workers, taken, **options):
     lightning_fit(plain(path, workers), taken, **options)
-
-
-def lightning_dataloader_without_sampler(path, workers, taken):
-    lightning_dataloader(path, workers, taken, **WITHOUT_SAMPLER)
 
 
 def lightning_datamodule(path, workers, taken, **options):
@@ -162,26 +156,14 @@ def lightning_datamodule(path, workers, taken, **options):
     lightning_fit(Data(), taken, **options)
 
 
-def lightning_datamodule_without_sampler(path, workers, taken):
-    lightning_datamodule(path, workers, taken, **WITHOUT_SAMPLER)
-
-
 def lightning_loader(path, workers, taken, **options):
     lightning_fit(own(path, workers), taken, **options)
-
-
-def lightning_loader_without_sampler(path, workers, taken):
-    lightning_loader(path, workers, taken, **WITHOUT_SAMPLER)
 
 
 def lightning_wdsplit_datamodule(path, workers, taken, **options):
     from wdsplit.integrations.lightning import WdsplitDataModule
 
     lightning_fit(WdsplitDataModule(dataset(path), batch_size=BATCH, num_workers=workers), taken, **options)
-
-
-def lightning_wdsplit_datamodule_without_sampler(path, workers, taken):
-    lightning_wdsplit_datamodule(path, workers, taken, **WITHOUT_SAMPLER)
 
 
 # Accelerate
@@ -196,22 +178,6 @@ def accelerator(**options):
 
 def accelerate_dataloader(path, workers, taken, **options):
     take(accelerator(**options).prepare(plain(path, workers)), taken)
-
-
-def accelerate_dispatched(path, workers, taken):
-    accelerate_dataloader(path, workers, taken, dispatch_batches=True)
-
-
-def accelerate_not_dispatched(path, workers, taken):
-    accelerate_dataloader(path, workers, taken, dispatch_batches=False)
-
-
-def accelerate_split(path, workers, taken):
-    accelerate_dataloader(path, workers, taken, split_batches=True, dispatch_batches=True)
-
-
-def accelerate_split_not_dispatched(path, workers, taken):
-    accelerate_dataloader(path, workers, taken, split_batches=True, dispatch_batches=False)
 
 
 def accelerate_web_loader(path, workers, taken):
@@ -262,64 +228,35 @@ def trainer_of(kind, path, workers, taken, **options):
     return kind(model=Model(), args=arguments, train_dataset=data, eval_dataset=data)
 
 
-def stock_trainer(path, workers, taken):
+def stock_trainer():
     from transformers import Trainer
 
-    return trainer_of(Trainer, path, workers, taken, max_steps=6)
+    return Trainer
 
 
-def own_trainer(path, workers, taken):
+def own_trainer():
     from wdsplit.integrations.transformers import WdsplitTrainer
 
-    return trainer_of(WdsplitTrainer, path, workers, taken)
+    return WdsplitTrainer
 
 
-def trainer_train(path, workers, taken):
-    from transformers import Trainer
-
-    trainer_of(Trainer, path, workers, taken).train()
-
-
-def trainer_train_by_steps(path, workers, taken):
-    stock_trainer(path, workers, taken).train()
-
-
-def trainer_evaluate(path, workers, taken):
-    stock_trainer(path, workers, taken).evaluate()
-
-
-def trainer_predict(path, workers, taken):
-    trainer = stock_trainer(path, workers, taken)
-    trainer.predict(trainer.eval_dataset)
-
-
-def wdsplit_trainer_train(path, workers, taken):
-    own_trainer(path, workers, taken).train()
-
-
-def wdsplit_trainer_evaluate(path, workers, taken):
-    own_trainer(path, workers, taken).evaluate()
-
-
-def wdsplit_trainer_predict(path, workers, taken):
-    trainer = own_trainer(path, workers, taken)
-    trainer.predict(trainer.eval_dataset)
-
-
-def trainer_mixin_train(path, workers, taken):
-    """Train with a Trainer whose signature says nothing of datasets."""
-    from transformers import Trainer
-
+def mixed_trainer():
+    """Return a Trainer whose signature says nothing of datasets."""
     from wdsplit.integrations.transformers import TrainerMixin
 
-    class Tuned(Trainer):
+    class Tuned(stock_trainer()):
         def __init__(self, **options):
             super().__init__(**options)
 
     class Mixed(TrainerMixin, Tuned):
         pass
 
-    trainer_of(Mixed, path, workers, taken).train()
+    return Mixed
+
+
+def trainer_train(path, workers, taken, make=stock_trainer, call="train", **options):
+    trainer = trainer_of(make(), path, workers, taken, **options)
+    getattr(trainer, call)(*[trainer.eval_dataset][: call == "predict"])
 
 
 # DeepSpeed
@@ -372,6 +309,29 @@ def ray_prepared_loader(path, workers, taken):
     take(prepare_data_loader(own(path, workers)), taken)
 
 
+WITHOUT_SAMPLER = {"use_distributed_sampler": False}
+BY_STEPS = {"max_steps": 6}
+
+VARIANTS = {
+    "lightning_dataloader_without_sampler": partial(lightning_dataloader, **WITHOUT_SAMPLER),
+    "lightning_datamodule_without_sampler": partial(lightning_datamodule, **WITHOUT_SAMPLER),
+    "lightning_loader_without_sampler": partial(lightning_loader, **WITHOUT_SAMPLER),
+    "lightning_wdsplit_datamodule_without_sampler": partial(lightning_wdsplit_datamodule, **WITHOUT_SAMPLER),
+    "accelerate_dispatched": partial(accelerate_dataloader, dispatch_batches=True),
+    "accelerate_not_dispatched": partial(accelerate_dataloader, dispatch_batches=False),
+    "accelerate_split": partial(accelerate_dataloader, split_batches=True, dispatch_batches=True),
+    "accelerate_split_not_dispatched": partial(accelerate_dataloader, split_batches=True, dispatch_batches=False),
+    "trainer_train_by_steps": partial(trainer_train, **BY_STEPS),
+    "trainer_evaluate": partial(trainer_train, call="evaluate", **BY_STEPS),
+    "trainer_predict": partial(trainer_train, call="predict", **BY_STEPS),
+    "wdsplit_trainer_train": partial(trainer_train, make=own_trainer),
+    "wdsplit_trainer_evaluate": partial(trainer_train, make=own_trainer, call="evaluate"),
+    "wdsplit_trainer_predict": partial(trainer_train, make=own_trainer, call="predict"),
+    "trainer_mixin_train": partial(trainer_train, make=mixed_trainer),
+}
+"""Loops of the functions above with other options."""
+
+
 def note(loop, path, out):
     for workers in WORKERS:
         taken = []
@@ -379,7 +339,7 @@ def note(loop, path, out):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                globals()[loop](path, workers, taken)
+                (VARIANTS.get(loop) or globals()[loop])(path, workers, taken)
         except Exception as error:
             result["refused"] = f"{type(error).__name__}: {error}"
         name = f"{loop}-{workers}-{distributed.get_rank()}.json"

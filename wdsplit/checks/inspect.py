@@ -17,12 +17,11 @@ from wdsplit.loading.opening import open_source
 from wdsplit.loading.reading.numbered import NumberedSamples
 from wdsplit.loading.reading.open_shard import open_shard
 from wdsplit.notebook import html_table
-from wdsplit.order.distribution import reading_advice
 from wdsplit.order.epoch import EpochOrder, OrderOptions
 from wdsplit.order.numbers import SampleNumbers
 from wdsplit.order.selection import Selection
 from wdsplit.order.split import readers_per_lane
-from wdsplit.order.trace import Trace
+from wdsplit.order.trace import Trace, reading_advice
 from wdsplit.shards.annotations import Annotation, scan_annotations
 from wdsplit.shards.manifest import Field, Manifest, fields_table
 from wdsplit.shards.stored import damaged, intact

@@ -8,8 +8,8 @@ from typing import Any
 
 from wdsplit.loading.reading.source import AnySource
 from wdsplit.loading.stage_kinds import dropping
-from wdsplit.order.distribution import reading_advice
 from wdsplit.order.split import World
+from wdsplit.order.trace import reading_advice
 
 __all__ = ["announce", "warn_of_dropped_samples"]
 

@@ -35,9 +35,9 @@ from wdsplit.loading.transport.shared_integers import SharedIntegers
 from wdsplit.loading.views import Opened, SharedSource, choice_of
 from wdsplit.loading.world import detect_rank, is_worker, knows_rank, with_worker
 from wdsplit.notebook import Preview, html_table
-from wdsplit.order.distribution import ShardDistribution, shard_distribution
 from wdsplit.order.epoch import OrderOptions
 from wdsplit.order.split import AnyOrder, World, whole
+from wdsplit.order.trace import ShardDistribution, Trace
 from wdsplit.shards.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -450,7 +450,8 @@ class Dataset(FluidPipeline):
         world = with_worker(self.world())
         if num_workers and world.num_workers == 1:
             world = World(world.rank, world.world_size, 0, num_workers)
-        return shard_distribution(source.order(self.epoch), world, batch_size)
+        trace = Trace(source.order(self.epoch), world.world_size, world.num_workers, batch_size)
+        return trace.of(world.rank, world.worker)
 
     get_shard_distribution_info = shard_distribution
 

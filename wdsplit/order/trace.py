@@ -7,16 +7,19 @@ is counted from the runs; `EpochOrder.locate` gives single samples, where someon
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from wdsplit.arrays import Int64
 from wdsplit.order.epoch import EpochOrder, groups
-from wdsplit.order.split import Steps, Turns, World
+from wdsplit.order.split import Steps, Turns, World, readers_per_lane
+from wdsplit.texts import counted
 
-__all__ = ["Runs", "Trace", "runs_of"]
+__all__ = ["Runs", "ShardDistribution", "Trace", "reading_advice", "runs_of"]
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,45 @@ def runs_of(order: EpochOrder, stop: int) -> Runs:
     return Runs(lane, shard, first, length, offset)
 
 
+@dataclass(frozen=True)
+class ShardDistribution:
+    """The part of an epoch that one reader reads, and the totals of all readers. All values are plain.
+
+    A shard counts for each reader that reads a sample of it; pads, which may come from any shard, do not count.
+
+    Attributes:
+        total_shards: Shards of the dataset, empty ones included.
+        shards_per_rank: For each rank, the number of shards that it reads from.
+        shards_per_worker: For each worker of this rank, the number of shards that it reads from.
+        rank: This reader's rank.
+        world_size: Ranks.
+        worker: This reader's worker.
+        num_workers: Readers of each rank, at least 1.
+        assigned_shards: The shards that this reader reads from, in the order of its first visits.
+        num_samples: Samples of the epoch, pads left out.
+        num_pads: Pads of the epoch, on all ranks together.
+        read_amplification: How often a window is read, on average: see `Trace.read_amplification`.
+        advice: How to make reading cheaper, or None: see `reading_advice`.
+    """
+
+    total_shards: int
+    shards_per_rank: list[int]
+    shards_per_worker: list[int]
+    rank: int
+    world_size: int
+    worker: int
+    num_workers: int
+    assigned_shards: list[int]
+    num_samples: int
+    num_pads: int
+    read_amplification: float
+    advice: str | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all of it as plain JSON values."""
+        return dataclasses.asdict(self)
+
+
 class Trace:
     """What each reader reads in an epoch.
 
@@ -72,12 +114,33 @@ class Trace:
     def __init__(self, order: EpochOrder, world_size: int = 1, num_workers: int = 1, batch_size: int = 1) -> None:
         steps = Steps(order, World(0, world_size, 0, num_workers), batch_size)
         self._order = order
-        self._world_size = world_size
+        self._world_size, self._num_workers = world_size, num_workers
         self._num_readers = world_size * num_workers
         is_uneven = order.options.tail == "uneven"
         self._num_positions = order.num_positions if is_uneven else steps.end
         self.runs = runs_of(order, self._num_positions)
         self.num_pads = 0 if is_uneven else self._num_positions - int(self.runs.length.sum())
+
+    def of(self, rank: int, worker: int) -> ShardDistribution:
+        """Return what a reader reads, and the totals of all.
+
+        Takes O((shards + lanes) log), whatever the number of samples: well below a second for 100,000 shards and 8,000
+        readers. For a view it reads all bitmaps: seconds for a billion samples.
+        """
+        return ShardDistribution(
+            total_shards=len(self._order.counts),
+            shards_per_rank=self.shards_per_rank(),
+            shards_per_worker=self.shards_per_worker(rank),
+            rank=rank,
+            world_size=self._world_size,
+            worker=worker,
+            num_workers=self._num_workers,
+            assigned_shards=self.shards(rank, worker),
+            num_samples=self._order.num_samples,
+            num_pads=self.num_pads,
+            read_amplification=self.read_amplification,
+            advice=reading_advice(self._order.options.lanes, self._world_size, self._num_workers),
+        )
 
     def shards(self, rank: int, worker: int) -> list[int]:
         """Return the shards that a reader reads from, in the order of its first visits."""
@@ -177,3 +240,40 @@ class Trace:
             return selection.sum_of_windows(shards, window, readers)
         full, rest = np.divmod(self._order.counts[shards], window)
         return int((full * min(window, readers) + np.minimum(rest, readers)).sum())
+
+
+def reading_advice(lanes: int, world_size: int, num_workers: int) -> str | None:
+    """Return a sentence with the nearest numbers that give each lane one reader, or None if it has one already.
+
+    Args:
+        lanes: Lanes of the order (C).
+        world_size: Ranks (W).
+        num_workers: Readers of each rank (N), at least 1.
+    """
+    shared = readers_per_lane(lanes, world_size, num_workers)
+    if shared == 1:
+        return None
+    readers = world_size * num_workers
+    fewer, more = lanes // readers * readers, -(-lanes // readers) * readers
+    better = [counted(near, "worker") for near in _nearest_divisors(lanes, world_size, num_workers)]
+    better += [counted(near, "rank") for near in _nearest_divisors(lanes, num_workers, world_size)]
+    lanes_too = " or ".join(f"lanes={near}" for near in (fewer, more) if near)
+    choices = ", or ".join(filter(None, [" or ".join(better), lanes_too]))
+    return (
+        f"{counted(world_size, 'rank')} x {counted(num_workers, 'worker')} do not divide {counted(lanes, 'lane')}, so "
+        f"{shared} readers share each lane "
+        f"and read the same windows; use {choices} "
+        "(for a new training: saved states need the same lanes)"
+    )
+
+
+def _nearest_divisors(lanes: int, times: int, number_asked: int) -> list[int]:
+    """Return the nearest numbers below and above `number_asked` that, times `times`, divide the lanes."""
+    whole, rest = divmod(lanes, times)
+    if rest:
+        return []
+    number = np.arange(1, whole + 1)
+    fitting = number[whole % number == 0]
+    below = int(np.searchsorted(fitting, number_asked))
+    near: list[int] = fitting[max(0, below - 1) : below + 1].tolist()
+    return near

@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orders import epoch_order, orders, slow_visits, views
-from wdsplit.order.distribution import reading_advice, shard_distribution
 from wdsplit.order.split import Steps, World, reader_positions, readers_per_lane, worker_of
-from wdsplit.order.trace import Trace, runs_of
+from wdsplit.order.trace import Trace, reading_advice, runs_of
 from wdsplit.texts import counted
 
 world_sizes = st.integers(1, 6)
@@ -21,7 +20,7 @@ even_shards = [10] * 100
 
 
 def distribution(order, rank=0, world_size=1, worker=0, num_workers=1, batch_size=1):
-    return shard_distribution(order, World(rank, world_size, worker, num_workers), batch_size)
+    return Trace(order, world_size, num_workers, batch_size).of(rank, worker)
 
 
 # The reference: every position of every reader is gone through
@@ -106,7 +105,7 @@ def test_runs_are_the_samples_below_a_position_each_once(order, stop):
 def test_the_distribution_of_a_reader_is_its_part_of_that_of_all(order, world_size, num_workers, data):
     rank, worker = data.draw(st.integers(0, world_size - 1)), data.draw(st.integers(0, num_workers - 1))
     world = World(rank, world_size, worker, num_workers)
-    found = shard_distribution(order, world)
+    found = distribution(order, rank, world_size, worker, num_workers)
     positions = np.concatenate([np.zeros(0, np.int64), *reader_positions(order, world, 7)])
     assert set(found.assigned_shards) == {shard for shard, _, _ in visited(order, positions)}
     assert found.shards_per_worker[worker] == len(found.assigned_shards)
