@@ -4,7 +4,8 @@
     python loops_worker.py LOOPS DATASET OUT        (loops of Ray Train, which starts its ranks itself)
 
 LOOPS are names of functions here or of VARIANTS, joined by commas; each takes the dataset's path, the number of
-workers, and a list that it extends by the deliveries as they come. A loop that is refused notes its error, and what had come by then.
+workers, and a list that it extends by the deliveries as they come. A loop that is refused notes its error, and what had
+come by then.
 """
 
 import json
