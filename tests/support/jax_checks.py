@@ -108,11 +108,6 @@ def check_batches_may_be_split_over_several_axes(path):
     assert {shard.data.shape for shard in next(iter(loader)).valid.addressable_shards} == {(2,)}
 
 
-def check_one_device_is_enough(path):
-    loader = JaxLoader(opened(path), 16, mesh=mesh_of(1))
-    assert content(loader) == plain(path, 16)
-
-
 def check_every_sample_is_valid_once_an_epoch(path):
     loader = JaxLoader(opened(path), 2, num_workers=2)
     epochs = [list(loader) for _ in range(2)]
@@ -199,41 +194,6 @@ def check_an_epoch_that_was_broken_off_begins_again(path):
         assert (loader.epoch, loader.step) == (0, 1)
         assert content(loader) == plain(path, 16)
         assert loader.epoch == 1
-
-
-def check_only_the_last_iteration_counts(path):
-    loader = JaxLoader(opened(path), 2)
-    first = iter(loader)
-    next(first)
-    second = iter(loader)
-    assert content([next(second)]) == plain(path, 16)[:1]
-    assert content(itertools.islice(first, 2)) == plain(path, 16)[1:3]
-    assert (loader.epoch, loader.step) == (0, 1)
-
-
-def check_set_epoch_chooses_and_keeps_what_was_loaded(path):
-    loader = JaxLoader(opened(path), 2)
-    loader.set_epoch(5)
-    iterator = iter(loader)
-    next(iterator)
-    state = loader.state_dict()
-    loader.set_epoch(5)
-    assert loader.state_dict() == state
-    loader.set_epoch(6)
-    next(iterator)
-    assert (loader.epoch, loader.step) == (6, 0)
-    loader.load_state_dict(state)
-    loader.set_epoch(5)
-    assert content(loader) == plain(path, 16, epoch=5)[1:]
-
-
-def check_the_epoch_of_the_dataset_counts(path):
-    dataset = opened(path)
-    loader = JaxLoader(dataset, 2)
-    next(iter(loader))
-    dataset.set_epoch(3)
-    assert (loader.epoch, loader.step) == (3, 0)
-    assert content(loader) == plain(path, 16, epoch=3)
 
 
 def check_no_more_is_put_ahead_than_asked_for(path):

@@ -256,18 +256,6 @@ def check_a_mirrored_strategy_splits_batches_among_replicas_and_nothing_else(pat
     assert all(len(first) == len(second) == 8 for first, second in found)
 
 
-def check_a_strategy_may_ask_for_the_pipeline_of_its_replicas(path):
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-
-    def pipeline(context):
-        rank, world_size = context.input_pipeline_id, context.num_input_pipelines
-        return loader_of(path, batch_size=8, rank=rank, world_size=world_size).dataset(epochs=1)
-
-    found = replica_rows(strategy, strategy.distribute_datasets_from_function(pipeline), 6)
-    expected = expected_batches(path, 12, global_batch=8)
-    assert [batch for step in found for batch in step] == expected
-
-
 def check_keras_under_a_mirrored_strategy_sees_every_sample_once(path):
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     loader = loader_of(path, batch_size=16)

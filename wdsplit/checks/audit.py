@@ -349,37 +349,6 @@ _Open = Callable[[int, int, int, int], Any]
 """Opens a loader for a rank, world size, number of workers and batch size."""
 
 
-def _audit_read(open_loader: _Open, order: EpochOrder, options: AuditOptions) -> Iterator[Finding]:
-    """Run the loaders of all ranks, one after another, and compare what they read with one plain reader."""
-    alone = _read_steps(open_loader(0, 1, 0, options.global_batch))
-    ranks = [
-        _read_steps(open_loader(rank, options.world_size, options.num_workers, options.batch_size))
-        for rank in range(options.world_size)
-    ]
-    entries = [entry for steps in ranks for step in steps for entry in step]
-    is_even = options.tail != "uneven"
-    if is_even:
-        planned = [_planned(Steps(order, World(), options.global_batch)), *map(_planned, _ranks(order, options))]
-        held = [[[position for position, _, _ in step] for step in steps] for steps in [alone, *ranks]] == planned
-        held = held and sorted(entries) == sorted(entry for step in alone for entry in step)
-        evidence = f"{len(entries):,} samples read by {options.world_size} ranks x {options.num_workers} workers"
-        yield Finding(order.epoch, "same batches, read", held, evidence)
-    real = [key for _, key, pad in entries if not pad]
-    expected = order.num_samples
-    if options.tail == "drop":
-        expected = min(expected, _positions_given(order, options.global_batch))
-    held = len({position for position, _, _ in entries}) == len(entries) and len(set(real)) == len(real) == expected
-    once = "each once" if len(set(real)) == len(real) else f"{len(set(real)):,} different"
-    evidence = f"{len(real):,} of {order.num_samples:,} keys read, {once}; {len(entries) - len(real):,} pads"
-    yield Finding(order.epoch, "exactly once, read", held, evidence)
-    if is_even:
-        yield _audit_read_resume(open_loader, order, ranks, options)
-
-
-def _planned(steps: Steps) -> list[list[int]]:
-    return [step.positions.tolist() for step in steps]
-
-
 def _loaders(url: str, how: dict[str, Any], epoch: int) -> _Open:
     """Return what opens loaders of an epoch."""
     try:
@@ -397,39 +366,67 @@ def _loaders(url: str, how: dict[str, Any], epoch: int) -> _Open:
     return open_loader
 
 
-_Entry = tuple[int, str, bool]
-"""Position, key and pad flag of a sample that was read."""
+class _Read:
+    """What loaders read, one after another, compared with the positions that they should read.
+
+    Attributes:
+        keys: The key at each position, as it was first read.
+        is_same: Whether all loaders gave the planned positions, and the same key at each.
+        is_flagged: Whether they flagged pads, and nothing else.
+    """
+
+    def __init__(self, order: EpochOrder) -> None:
+        self._order = order
+        self.keys: dict[int, str] = {}
+        self.is_same = self.is_flagged = True
+
+    def note(self, loader: Any, planned: Iterable[Step], num_steps: int | None = None) -> int:
+        """Read a loader's steps; return the position after the last planned one."""
+        end = 0
+        for batch, step in zip_longest(islice(loader, num_steps), islice(planned, num_steps)):
+            if batch is None or step is None:
+                self.is_same = False
+                break
+            positions, pads, keys = batch
+            self.is_same &= np.array_equal(positions, step.positions)
+            self.is_same &= all(map(str.__eq__, map(self.keys.setdefault, positions.tolist(), keys), keys))
+            self.is_flagged &= np.array_equal(pads, ~self._order.is_real(np.asarray(positions)))
+            end = step.end
+        return end
 
 
-def _read_steps(batches: Any, num_steps: int | None = None) -> list[list[_Entry]]:
-    """Return what a loader gives in each step."""
-    return [
-        list(zip(positions.tolist(), keys, pads.tolist(), strict=True))
-        for positions, pads, keys in islice(batches, num_steps)
-    ]
-
-
-def _audit_read_resume(
-    open_loader: _Open, order: EpochOrder, ranks: list[list[list[_Entry]]], options: AuditOptions
-) -> Finding:
-    """Stop one loader in the middle, hand its state to one more rank, and add what all ranks read before and after."""
-    first = open_loader(0, options.world_size, options.num_workers, options.batch_size)
-    stop, world_size = len(first) // 2, options.world_size + 1
+def _audit_read(open_loader: _Open, order: EpochOrder, options: AuditOptions) -> Iterator[Finding]:
+    """Run one plain loader and those of all ranks, one after another; then stop one, and resume it on one rank more."""
+    read, world_size, batch_size = _Read(order), options.world_size, options.batch_size
+    read.note(open_loader(0, 1, 0, options.global_batch), Steps(order, World(), options.global_batch))
+    for rank, steps in enumerate(_ranks(order, options)):
+        read.note(open_loader(rank, world_size, options.num_workers, batch_size), steps)
+    is_even = options.tail != "uneven"
+    if is_even:
+        evidence = f"{len(read.keys):,} samples read by {world_size} ranks x {options.num_workers} workers"
+        yield Finding(order.epoch, "same batches, read", read.is_same, evidence)
+    positions = np.array(list(read.keys), np.int64)
+    real = [read.keys[position] for position in positions[order.is_real(positions)].tolist()]
+    expected = order.num_samples
+    if options.tail == "drop":
+        expected = min(expected, _positions_given(order, options.global_batch))
+    held = read.is_same and read.is_flagged and len(set(real)) == len(real) == expected
+    once = "each once" if len(set(real)) == len(real) else f"{len(set(real)):,} different"
+    pads = f"{len(positions) - len(real):,} pads" + ("" if read.is_flagged else ", wrongly flagged")
+    evidence = f"{len(real):,} of {order.num_samples:,} keys read, {once}; {pads}"
+    yield Finding(order.epoch, "exactly once, read", held, evidence)
+    if not is_even:
+        return
+    first, rest = open_loader(0, world_size, options.num_workers, batch_size), _Read(order)
+    rest.keys = read.keys
+    stop = len(first) // 2
     if not stop:
-        return Finding(order.epoch, "resume, read", True, "one step only: nothing to resume")
-    held = _read_steps(first, stop) == ranks[0][:stop]
-    rest: list[_Entry] = []
-    for rank in range(world_size):
-        resumed = open_loader(rank, world_size, 0, options.batch_size)
+        yield Finding(order.epoch, "resume, read", True, "one step only: nothing to resume")
+        return
+    end = rest.note(first, Steps(order, World(0, world_size), batch_size), stop)
+    for rank in range(world_size + 1):
+        resumed = open_loader(rank, world_size + 1, 0, batch_size)
         resumed.load_state_dict(first.state_dict())
-        rest += [entry for step in _read_steps(resumed) for entry in step]
-    before = [entry for steps in ranks for step in steps[:stop] for entry in step]
-    positions = np.array([position for position, _, _ in [*before, *rest]], np.int64)
-    held = held and _is_whole(order, [positions], world_size * options.batch_size)
-    whole = {position: (key, pad) for steps in ranks for step in steps for position, key, pad in step}
-    held = held and all(
-        whole.get(position, (key, pad)) == (key, pad) and pad >= (position >= order.num_positions)
-        for position, key, pad in rest
-    )
-    evidence = f"stopped after {stop:,} of {len(first):,} steps, resumed on {world_size} ranks"
-    return Finding(order.epoch, "resume, read", held, f"{evidence}: {len(rest):,} samples as before")
+        rest.note(resumed, Steps(order, World(rank, world_size + 1), batch_size, end))
+    evidence = f"stopped after {stop:,} of {len(first):,} steps, resumed on {world_size + 1} ranks: the rest as before"
+    yield Finding(order.epoch, "resume, read", rest.is_same and rest.is_flagged, evidence)
