@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import ceil
-from typing import Any, NamedTuple
+from typing import Any
 
 from wdsplit.errors import InputError
 from wdsplit.loading.loader import Loader
@@ -97,24 +97,40 @@ def bench(
             found=f"epochs = {epochs}, seconds = {seconds}, step_s = {step_s}",
         )
     before, is_whole, first = loader.statistics(), loader.step == 0, loader.epoch
-    taken = _take(loader, epochs, seconds, step_s, progress or (lambda *_: None))
-    done = loader.statistics()
+    batches, first_batch_s, waiting, is_over = 0, None, Waiting(), False
+    started = last = asked = time.perf_counter()
+    num_epochs = 0
+    while num_epochs < epochs and not is_over:
+        num_epochs += 1
+        for _ in loader:
+            last = time.perf_counter()
+            waiting.add(asked - started, last - started)
+            batches += 1
+            first_batch_s = last - started if first_batch_s is None else first_batch_s
+            if progress is not None:
+                progress(batches, epochs * len(loader), loader.statistics().samples - before.samples)
+            is_over = seconds is not None and last - started >= seconds
+            if is_over:
+                break
+            time.sleep(step_s)
+            asked = time.perf_counter()
+    done, elapsed_s = loader.statistics(), last - started
     wait_s, compute_s = done.wait_s - before.wait_s, done.compute_s - before.compute_s
     windows_read = done.windows_read - before.windows_read
     is_whole = is_whole and loader.step == 0
-    needed = _windows_needed(loader, range(first, first + taken.epochs)) if is_whole else 0.0
+    needed = _windows_needed(loader, range(first, first + num_epochs)) if is_whole else 0.0
     return BenchResult(
-        batches=taken.batches,
+        batches=batches,
         samples=done.samples - before.samples,
         num_bytes=done.delivered_bytes - before.delivered_bytes,
-        seconds=taken.seconds,
-        first_batch_s=taken.first_batch_s,
+        seconds=elapsed_s,
+        first_batch_s=first_batch_s,
         windows_read=windows_read,
         windows_reused=done.windows_reused - before.windows_reused,
         read_amplification=windows_read / needed if needed else None,
         wait_share=wait_s / (wait_s + compute_s) if wait_s else 0.0,
-        wait_shares=taken.waiting.shares(taken.seconds),
-        wait_interval_s=taken.waiting.interval_s,
+        wait_shares=waiting.shares(elapsed_s),
+        wait_interval_s=waiting.interval_s,
         peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_BYTES,
         worker_peak_bytes=resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * _MAXRSS_BYTES,
     )
@@ -147,37 +163,6 @@ class Waiting:
         begins = (number * self.interval_s for number in range(min(_MAX_INTERVALS, ceil(seconds / self.interval_s))))
         lengths = (max(1e-9, min(self.interval_s, seconds - begin)) for begin in begins)
         return tuple(min(1.0, waited / length) for waited, length in zip(self._waited_s, lengths, strict=False))
-
-
-class _Taken(NamedTuple):
-    """The batches and epochs read, the seconds to the last and the first batch, and the waiting."""
-
-    batches: int
-    epochs: int
-    seconds: float
-    first_batch_s: float | None
-    waiting: Waiting
-
-
-def _take(
-    loader: Loader, epochs: int, seconds: float | None, step_s: float, progress: Callable[[int, int, int], None]
-) -> _Taken:
-    """Take batches until the epochs or the time are over; wait `step_s` after each."""
-    batches, first_batch_s, samples_before, waiting = 0, None, loader.statistics().samples, Waiting()
-    started = last = asked = time.perf_counter()
-    for epoch in range(epochs):
-        for _ in loader:
-            last = time.perf_counter()
-            waiting.add(asked - started, last - started)
-            batches += 1
-            if first_batch_s is None:
-                first_batch_s = last - started
-            progress(batches, epochs * len(loader), loader.statistics().samples - samples_before)
-            if seconds is not None and last - started >= seconds:
-                return _Taken(batches, epoch + 1, last - started, first_batch_s, waiting)
-            time.sleep(step_s)
-            asked = time.perf_counter()
-    return _Taken(batches, epochs, last - started, first_batch_s, waiting)
 
 
 def _windows_needed(loader: Loader, epochs: range) -> float:

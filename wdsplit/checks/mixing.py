@@ -68,8 +68,10 @@ def _mixing_of(again: float, by_chance: float, global_batch: int, error: float) 
     return Mixing(figure, error, again * others, by_chance * others)
 
 
-def _pairs(sizes: Any) -> float:
-    return float((sizes * (sizes - 1) / 2).sum())
+def _pairs(sizes: Any) -> Float64:
+    """Return how many pairs there are in groups of some sizes."""
+    pairs: Float64 = sizes * (sizes - 1.0) / 2
+    return pairs
 
 
 # All pairs counted
@@ -82,12 +84,11 @@ def _counted(order: EpochOrder, following: EpochOrder, global_batch: int) -> Mix
     num_steps = int(second.max()) + 1
     together = np.sort(first * num_steps + second)
     bounds = np.flatnonzero(np.diff(together, prepend=-1, append=-1))
-    met = _pairs(np.bincount(first).astype(float))
+    met = float(_pairs(np.bincount(first)).sum())
     if not met:
         return None
-    total = _pairs(np.array([float(order.num_samples)]))
-    by_chance = _pairs(np.bincount(second).astype(float)) / total
-    return _mixing_of(_pairs(np.diff(bounds).astype(float)) / met, by_chance, global_batch, 0.0)
+    by_chance = float(_pairs(np.bincount(second)).sum() / _pairs(order.num_samples))
+    return _mixing_of(float(_pairs(np.diff(bounds)).sum()) / met, by_chance, global_batch, 0.0)
 
 
 # Batches drawn
@@ -101,22 +102,22 @@ def _sampled(order: EpochOrder, following: EpochOrder, global_batch: int) -> Mix
     positions = (drawn[:, None] * global_batch + np.arange(global_batch)).reshape(-1)
     shard, visit, pad = order.visits(positions)
     batch, shard, visit = np.repeat(np.arange(len(drawn)), global_batch)[~pad], shard[~pad], visit[~pad]
-    num_pairs = _pairs_by(np.bincount(batch, minlength=len(drawn)))
+    num_pairs = _pairs(np.bincount(batch, minlength=len(drawn)))
     # Pairs of one shard: how many there are in each batch, and how many of them share a batch again.
     groups, group, sizes = np.unique(batch * len(order.counts) + shard, return_inverse=True, return_counts=True)
     batch_of, group = groups // len(order.counts), group.reshape(-1)
-    of_one_shard = np.bincount(batch_of, _pairs_by(sizes), len(drawn))
+    of_one_shard = np.bincount(batch_of, _pairs(sizes), len(drawn))
     has_mate = sizes[group] > 1  # of a large dataset few have: only their windows are permuted
     group, shard, visit = group[has_mate], shard[has_mate], visit[has_mate]
     steps = following.positions_of(shard, order.samples_of(shard, visit)) // global_batch
     most = int(steps.max(initial=0)) + 1
     meetings, counts = np.unique(group * most + steps, return_counts=True)
-    again = np.bincount(batch_of[meetings // most], _pairs_by(counts), len(drawn))
+    again = np.bincount(batch_of[meetings // most], _pairs(counts), len(drawn))
     # Pairs of different shards share a batch as often in the next epoch as in this one, wherever they are now.
-    total = _pairs(np.array([float(order.num_samples)]))
+    total = float(_pairs(order.num_samples))
     by_chance = order.num_samples * (global_batch - 1) / 2 / total
     apart = float((num_pairs - of_one_shard).sum() / num_pairs.sum())
-    apart_again = apart * by_chance * total / max(1.0, total - _pairs(order.counts.astype(float)))
+    apart_again = apart * by_chance * total / max(1.0, total - float(_pairs(order.counts).sum()))
     each = (again + (num_pairs - of_one_shard) * apart_again) / num_pairs / by_chance
     error = float(each.std() / np.sqrt(len(each)))
     return _mixing_of(float(each.mean()) * by_chance, by_chance, global_batch, error)
@@ -129,11 +130,6 @@ def _drawn(total: int, count: int, order: AnyOrder) -> Int64:
     hashes = hash_numbers(hash_stream(order.options.seed, order.epoch, _DOMAIN), np.arange(2 * count))
     numbers, firsts = np.unique(hashes % np.uint64(total), return_index=True)
     return np.sort(numbers[np.argsort(firsts)[:count]]).astype(np.int64)
-
-
-def _pairs_by(sizes: Int64) -> Float64:
-    pairs: Float64 = sizes * (sizes - 1.0) / 2
-    return pairs
 
 
 # Classes in the batches of a rank

@@ -51,7 +51,20 @@ class PreparedLoader(OpaqueLoader, DataLoaderStateMixin):  # type: ignore[misc]
                     found="the loader reads only this rank's samples, and its batch_size is that of a rank",
                     remedy=f"leave {name} out of the DataLoaderConfiguration",
                 )
-        _check_ranks(loader, accelerator)
+        mesh, world = getattr(accelerator, "torch_device_mesh", None), loader.dataset.world()
+        if mesh is not None and world == detect_rank():  # else rank and world size were given by the program
+            names = tuple(accelerator.parallelism_config.dp_dim_names)
+            # Along the mesh's dimensions `tp` and `cp`, processes read the same samples.
+            expected = detect_rank(group=mesh[names]) if names else World()
+            if world != expected:
+                group = f"group=accelerator.torch_device_mesh[{', '.join(map(repr, names))}]"
+                raise TopologyError(
+                    "the dataset is split among all processes, but the accelerator needs it split among fewer",
+                    place=loader.dataset.source.url,
+                    expected=f"rank {expected.rank} of {expected.world_size}",
+                    found=f"rank {world.rank} of {world.world_size}",
+                    remedy=f"open the dataset with {group if names else 'rank=0 and world_size=1'}",
+                )
         self.accelerator = accelerator
         self.gradient_state = accelerator.gradient_state
 
@@ -71,25 +84,3 @@ class PreparedLoader(OpaqueLoader, DataLoaderStateMixin):  # type: ignore[misc]
 
     def _is_accumulating(self) -> bool:
         return not self.accelerator.sync_gradients
-
-
-def _check_ranks(loader: Loader, accelerator: Any) -> None:
-    """Refuse ranks that differ from the mesh's: along its dimensions `tp` and `cp`, processes read the same samples.
-
-    Raises:
-        TopologyError: The ranks differ.
-    """
-    mesh, world = getattr(accelerator, "torch_device_mesh", None), loader.dataset.world()
-    if mesh is None or world != detect_rank():  # rank and world size were given by the program
-        return
-    names = tuple(accelerator.parallelism_config.dp_dim_names)
-    expected = detect_rank(group=mesh[names]) if names else World()
-    if world != expected:
-        group = f"group=accelerator.torch_device_mesh[{', '.join(map(repr, names))}]"
-        raise TopologyError(
-            "the dataset is split among all processes, but the accelerator needs it split among fewer",
-            place=loader.dataset.source.url,
-            expected=f"rank {expected.rank} of {expected.world_size}",
-            found=f"rank {world.rank} of {world.world_size}",
-            remedy=f"open the dataset with {group if names else 'rank=0 and world_size=1'}",
-        )

@@ -106,7 +106,11 @@ class JaxLoader(OpaqueLoader):
         num_shards = math.prod(mesh.shape[axis] for axis in axes)
         self.mesh = mesh
         self.sharding = NamedSharding(mesh, PartitionSpec(axes if len(axes) > 1 else axes[0]))
-        self._shardings = _shardings(specs or {}, self.sharding)
+        for name, spec in (specs or {}).items():
+            if not isinstance(spec, PartitionSpec) or not spec or spec[0] != self.sharding.spec[0]:
+                expected = f"a PartitionSpec that begins with the data axis, {self.sharding.spec[0]!r}"
+                raise InputError("invalid specs of a JaxLoader", f"field {name!r}", expected, repr(spec))
+        self._shardings = {name: NamedSharding(mesh, spec) for name, spec in (specs or {}).items()}
         self.global_batch = batch_size * num_shards
         self._world = world_of(self.sharding, num_shards)
         if dataset.options.tail == "uneven" and self._world.world_size > 1:
@@ -214,20 +218,6 @@ def world_of(sharding: NamedSharding, num_shards: int) -> World:
             remedy="order the devices so that those of one process lie side by side (jax.make_mesh does)",
         )
     return World(ranks.index(tuple(sorted(own))), len(ranks))
-
-
-def _shardings(specs: Mapping[Any, PartitionSpec], sharding: NamedSharding) -> dict[Any, NamedSharding]:
-    """Return the shardings of fields.
-
-    Raises:
-        InputError: A spec does not split the batch as `sharding` does.
-    """
-    rows = sharding.spec[0]
-    for name, spec in specs.items():
-        if not isinstance(spec, PartitionSpec) or not spec or spec[0] != rows:
-            expected = f"a PartitionSpec that begins with the data axis, {rows!r}"
-            raise InputError("invalid specs of a JaxLoader", f"field {name!r}", expected, repr(spec))
-    return {name: NamedSharding(sharding.mesh, spec) for name, spec in specs.items()}
 
 
 def _check(

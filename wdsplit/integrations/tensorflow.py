@@ -48,7 +48,12 @@ class TensorFlowLoader(OpaqueLoader):
         if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0:
             raise InputError("invalid prefetch", expected="an integer of at least 0", found=repr(prefetch))
         super().__init__(loader)
-        self._tf = _tensorflow()
+        try:
+            self._tf = importlib.import_module("tensorflow")
+        except ModuleNotFoundError as error:
+            if error.name != "tensorflow":
+                raise
+            raise MissingDependencyError.for_extra("tensorflow") from error
         self._prefetch = prefetch
         self.element_spec = self._first_spec() if element_spec is None else element_spec
         self._position = copy.copy(loader)
@@ -221,15 +226,6 @@ def _no_batch(loader: Loader, which: str = "") -> InputError:
         found=f"{loader.dataset.source.num_samples_at(loader.epoch)} samples, tail {loader.dataset.options.tail!r}",
         remedy="use a smaller batch size or tail='pad'",
     )
-
-
-def _tensorflow() -> Any:
-    try:
-        return importlib.import_module("tensorflow")
-    except ModuleNotFoundError as error:
-        if error.name != "tensorflow":
-            raise
-        raise MissingDependencyError.for_extra("tensorflow") from error
 
 
 def _mapped(batch: Any, function: Callable[[Any, str], Any], name: str = "the value") -> Any:

@@ -74,12 +74,26 @@ class TrainerMixin:
         self._train_dataset = dataset
 
     def get_train_dataloader(self) -> Any:
-        """Return the loader to train on."""
+        """Return the loader to train on.
+
+        Raises:
+            InputError: The Trainer's arguments ask for another order than the dataset's.
+        """
         trainer: Any = self
         if not isinstance(trainer.train_dataset, Dataset):
             return super().get_train_dataloader()  # type: ignore[misc]
-        _check_strategy(trainer.train_dataset, trainer.args)
-        loader = self._loader(trainer.train_dataset, trainer._train_batch_size, "Training")
+        args, dataset = trainer.args, trainer.train_dataset
+        by_length = getattr(args, "group_by_length", False)  # its former name
+        strategy = getattr(args, "train_sampling_strategy", "group_by_length" if by_length else "random")
+        if strategy != "random" and (strategy != "sequential" or dataset.options.shuffle):
+            raise InputError(
+                f"train_sampling_strategy={strategy!r} does not work with this dataset",
+                place=dataset.source.url,
+                expected="'random', or 'sequential' with shuffle=False: the training follows the dataset's own order",
+                found=f"shuffle={dataset.options.shuffle}",
+                remedy="leave out train_sampling_strategy, and choose the order with the dataset's shuffle=",
+            )
+        loader = self._loader(dataset, trainer._train_batch_size, "Training")
         self._monitor = Monitor(loader) if self._log_loading else None
         return _TrainingLoader(loader, trainer)
 
@@ -233,25 +247,6 @@ class _Resumed(IterableDataset[Any]):
         loader.load_state_dict({**loader.state_dict(), "position": position})
         yield from itertools.repeat(None, skipped)
         yield from self._batches
-
-
-def _check_strategy(dataset: Dataset, args: Any) -> None:
-    """Refuse an order of training in the Trainer's arguments that differs from the dataset's.
-
-    Raises:
-        InputError: The orders differ.
-    """
-    by_length = getattr(args, "group_by_length", False)  # its former name
-    strategy = getattr(args, "train_sampling_strategy", "group_by_length" if by_length else "random")
-    if strategy == "random" or (strategy == "sequential" and not dataset.options.shuffle):
-        return
-    raise InputError(
-        f"train_sampling_strategy={strategy!r} does not work with this dataset",
-        place=dataset.source.url,
-        expected="'random', or 'sequential' with shuffle=False: the training follows the dataset's own order",
-        found=f"shuffle={dataset.options.shuffle}",
-        remedy="leave out train_sampling_strategy, and choose the order with the dataset's shuffle=",
-    )
 
 
 class _Pinned:
