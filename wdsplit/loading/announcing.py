@@ -20,14 +20,9 @@ _warned: set[tuple[str, str]] = set()
 
 
 def announce(source: AnySource, epoch: int, world: World, num_workers: int = 0, batch_size: int = 0) -> None:
-    """Log the rank and worker that read, and the cost if lanes are shared; once per process, dataset, view and world.
+    """Log who reads, and the cost if lanes are shared; once per process, dataset, view and world.
 
-    Args:
-        source: The dataset to read.
-        epoch: The epoch, whose view is logged.
-        world: The reader.
-        num_workers: The workers of the rank, if its own process logs for all of them.
-        batch_size: Samples per batch on each rank; 0 without batches.
+    With `num_workers`, the rank's own process logs for all of them. Pads are warned of only if there is a `batch_size`.
     """
     url, workers, view = source.url, f"{num_workers} workers", source.view_at(epoch)
     if not num_workers:

@@ -37,13 +37,7 @@ _MIN_SEARCHED = 1000
 
 
 def file_of(source: AnySource, url: str, key: str) -> str:
-    """Return ", file NAME" with the file that a sample was made from; empty if the dataset does not say.
-
-    Args:
-        source: The source of the sample.
-        url: Its shard, as errors name it.
-        key: Its key.
-    """
+    """Return ", file NAME" with the file that a sample was made from; empty if the dataset does not say."""
     parts: Any = getattr(source, "sources", (source,))
     for part in parts:
         schema, folder = part.manifest.samples, f"{part.url}/"
@@ -138,13 +132,6 @@ class BadSamples:
 
 class Found:
     """Records the bad samples of one reader in one epoch.
-
-    Args:
-        options: How to replace them.
-        url: The dataset's name in messages.
-        epoch: The epoch.
-        limit: Bad samples to accept.
-        count: As in `BadSamples.found`.
 
     Attributes:
         max_searched: Bad samples in a row that a search for a good one may pass.

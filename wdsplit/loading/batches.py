@@ -126,12 +126,7 @@ class Batches(Iterator[Any]):
         return step, batch
 
     def close(self, failed: bool = False, at_once: bool = False) -> None:
-        """End the iteration; workers end with it, unless they are persistent and nothing failed.
-
-        Args:
-            failed: Whether it ends because of an error.
-            at_once: Do not wait for worker processes, because the program was interrupted.
-        """
+        """End the iteration; workers end with it, unless they are persistent and nothing failed."""
         self.ended = True
         self.running.close(failed, at_once)
 

@@ -28,14 +28,8 @@ __all__ = ["Iteration"]
 class Iteration(Iterator[Any]):
     """The results of a dataset's stages for one reader's samples of an epoch.
 
-    Args:
-        source: The source to read.
-        epoch: The epoch.
-        world: The rank and worker of this reader.
-        staged: Returns a function that applies the stages: see `Dataset.staged`.
-        stages: The stages.
-        on_end: Called with the epoch after its last item.
-        moves_on: Whether the next iteration has the epoch after that of any state, because none was set.
+    `staged` is `Dataset.staged`; `on_end` is called with the epoch after its last item; `moves_on` says whether the
+    next iteration has the epoch after that of any state, because none was set.
     """
 
     def __init__(

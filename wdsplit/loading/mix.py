@@ -47,13 +47,7 @@ SharesOf = Callable[[Sequence[int]], Sequence[int] | Schedule]
 
 
 class MixedSource:
-    """The source of a mixture.
-
-    Args:
-        sources: The sources to mix.
-        shares_of: Returns each source's samples in an epoch, from the sources' sizes; or a schedule.
-        options: The order's options; the window is each source's own.
-    """
+    """The source of a mixture."""
 
     def __init__(self, sources: Sequence[Source], shares_of: SharesOf, options: OrderOptions) -> None:
         self.sources = tuple(sources)

@@ -86,11 +86,6 @@ class MixArguments:
     def shares(self, sizes: Sequence[int], names: Sequence[str], lanes: int) -> list[int] | Schedule:
         """Return how many samples of each dataset an epoch takes, or the schedule.
 
-        Args:
-            sizes: Samples of each dataset.
-            names: Their names in messages.
-            lanes: Lanes of the mixture.
-
         Raises:
             InputError: No mixture can have these shares.
         """

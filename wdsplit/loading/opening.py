@@ -27,14 +27,7 @@ __all__ = ["open_dataset", "open_source", "opened_source"]
 
 
 def opened_source(path: Any, window: int | None, limit: int | None, chosen: DatasetOptions) -> tuple[Source, Opened]:
-    """Return the source of a dataset, with all its samples or the first ones, and how it was opened.
-
-    Args:
-        path: As for `Dataset`.
-        window: As for `Dataset`.
-        limit: As for `Dataset`.
-        chosen: The checked options of `Dataset`; the caller applies those that choose a view.
-    """
+    """Return the source of a dataset, with all its samples or the first ones, and how it was opened."""
     url, all_samples, access = open_dataset(path, access_of(chosen), chosen["cache_dir"], chosen["fs"])
     manifest = all_samples if limit is None else first_samples(all_samples, whole(limit))
     order = OrderOptions(

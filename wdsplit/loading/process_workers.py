@@ -34,16 +34,7 @@ _PATIENCE_S = 1.0
 
 
 class Processes:
-    """Worker processes, which start when they are first iterated.
-
-    Args:
-        sub_batches: What each worker iterates; this sets its limit of the bytes in transit.
-        num_workers: Processes.
-        prefetch_factor: Parcels that each makes ahead.
-        prefetch_bytes: Limit for the bytes of all parcels made ahead.
-        persistent: Whether the processes stay from one iteration to the next.
-        start_method: How they are started; None for Python's default.
-    """
+    """Worker processes, which start when they are first iterated; the numbers are those of `Loader`."""
 
     def __init__(
         self,

@@ -160,13 +160,7 @@ class Progress:
         self._go_to(epoch)
 
     def skip(self, first: int, last: int, begin: Callable[[AnySource, Steps], Running]) -> None:
-        """Leave steps out of the current epoch, else of the next one; see `Loader.skip`.
-
-        Args:
-            first: The first step, as `Loader.step` counts.
-            last: The last step.
-            begin: Begins to make the batches of some steps of a source.
-        """
+        """Leave steps out of the current epoch, else of the next one; see `Loader.skip`."""
         world, url = self._dataset.world(), self._dataset.source.url
         state = self.state.in_steps_of(self._batch_size * world.world_size)
         source = self._source_of(state)

@@ -55,14 +55,7 @@ class NoWorkers:
 
 
 class Running:
-    """The remaining sub-batches of an iteration.
-
-    Args:
-        parcels: Their parcels.
-        source: Makes them.
-        persistent: Whether the workers stay when it ends.
-        num_workers: Workers, at least 1: the loader's own thread counts as one.
-    """
+    """The remaining sub-batches of an iteration."""
 
     def __init__(self, parcels: Parcels, source: SubBatches, persistent: bool, num_workers: int) -> None:
         self.num_workers = num_workers

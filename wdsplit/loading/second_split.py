@@ -30,10 +30,6 @@ def refuse_second_split(url: str, find_world: Callable[[], World]) -> None:
     Such an object can be iterated, has a dataset, and says among how many processes it divides it. All ranks find the
     same, so none of them waits for another. Or it is a pipeline with one of webdataset's stages that split.
 
-    Args:
-        url: The dataset, for the message.
-        find_world: Returns which share of the samples this rank has; called only if something splits.
-
     Raises:
         InputError: The samples would be split a second time.
     """
@@ -85,10 +81,6 @@ def refuse_counting_trainer(dataset: Any, url: str) -> None:
     """Refuse to continue if an object in its `__init__` would count steps by the length of its `train_dataset`.
 
     The Trainer of Transformers does so. Its own error, that there is no length, does not say what to write.
-
-    Args:
-        dataset: The dataset that is asked for its length.
-        url: Its name in messages.
 
     Raises:
         InputError: There is such an object.

@@ -37,14 +37,7 @@ ApplyShifted = Callable[[Iterator[Any], Shift], Iterator[Any]]
 
 
 class Substitutes:
-    """Gives an item for each sample, made from a substitute if the sample is bad. For one reader and epoch.
-
-    Args:
-        source: The source of the samples.
-        order: The order of the epoch.
-        apply_stages: Applies the stages that take one sample at a time.
-        found: Records bad samples.
-    """
+    """Gives an item for each sample, made from a substitute if the sample is bad. For one reader and epoch."""
 
     def __init__(self, source: AnySource, order: AnyOrder, apply_stages: ApplyShifted, found: Found) -> None:
         self._order = order

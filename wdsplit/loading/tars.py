@@ -55,12 +55,6 @@ def open_tars(
 ) -> tuple[str, Manifest, Access]:
     """Open tars without a manifest.
 
-    Args:
-        texts: A tar, a glob, a brace expression, or several of these.
-        name: Their name in messages; None for the folder that they have in common.
-        access: How they are reached.
-        cache_dir: Where their indexes are kept; None for the user's cache folder.
-
     Returns:
         Their name in messages, their manifest, and how they are reached.
 

@@ -47,11 +47,6 @@ class SharedSource:
     """The source of a dataset and of all its copies in a process: `set_view` replaces it.
 
     Worker processes have a copy of it. A number in shared memory tells them that it is out of date.
-
-    Args:
-        source: The source.
-        opened: Its dataset, or those of a mixture.
-        choice: The options that choose samples.
     """
 
     def __init__(self, source: AnySource, opened: Sequence[Opened], choice: Mapping[str, Any]) -> None:

@@ -11,7 +11,6 @@ import sys
 import traceback
 from contextlib import contextmanager
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -40,7 +39,6 @@ from wdsplit.errors import (
     InputError,
     PipelineError,
     StateError,
-    TopologyError,
     WdsplitError,
 )
 from wdsplit.loading import announcing
@@ -225,12 +223,6 @@ def test_two_iterations_side_by_side_do_not_take_each_others_batches(numbers, pe
     assert deliveries(next(second)) == batches[1]
 
 
-@pytest.mark.parametrize("epoch", [-1, 1.5, True, None])
-def test_an_epoch_that_is_no_number_is_refused(numbers, epoch):
-    with pytest.raises(InputError, match="epoch"):
-        loader_of(numbers).set_epoch(epoch)
-
-
 # Resume
 
 TOPOLOGIES = [(2, 0), (3, 0), (1, 0), (4, 0)]
@@ -377,21 +369,6 @@ def test_samples_are_collated_to_tensors_and_lists(numbers):
     assert all(url.startswith(numbers) and url.endswith(".tar") for url in batch["__url__"])
 
 
-def arrays_of_different_shapes(sample):
-    return np.zeros(1 + sample["__position__"] % 2)
-
-
-def kinds_that_do_not_go_together(sample):
-    return [1, "a"][sample["__position__"] % 2]
-
-
-@pytest.mark.parametrize("stage", [arrays_of_different_shapes, kinds_that_do_not_go_together])
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_samples_that_cannot_be_stacked_are_an_error_whatever_the_workers(numbers, stage, num_workers):
-    with raises(PipelineError, match="cannot be stacked"):
-        list(Loader(Dataset(numbers).map(stage), 12, num_workers=num_workers))
-
-
 # Stages that are not one to one
 
 
@@ -443,27 +420,6 @@ def test_the_sample_for_which_a_stage_gives_nothing_or_more_than_one_is_named(tm
 def test_a_stage_that_is_known_not_to_be_one_to_one_is_refused_by_name_with_the_loader(numbers, stage):
     with pytest.raises(InputError, match="batched" if stage == "listed" else stage):
         Loader(KNOWN_STAGES[stage](Dataset(numbers)), 12)
-
-
-class AugmentationError(Exception):
-    """A user's own."""
-
-
-def fail_at_50(sample):
-    if sample["__position__"] == 50:
-        raise AugmentationError("position 50 is bad")
-    return sample
-
-
-@in_process_and_workers
-def test_an_error_in_a_users_stage_reaches_the_caller(numbers, num_workers):
-    loader = Loader(delivering(Dataset(numbers).map(fail_at_50)), 12, num_workers=num_workers)
-    seen = []
-    with raises(AugmentationError, match="position 50 is bad"):
-        for batch in loader:
-            seen.append(deliveries(batch))
-    assert seen == expected_batches(numbers, 4)
-    assert loader.state_dict()["position"] == 48
 
 
 # Damage
@@ -608,16 +564,6 @@ def test_every_argument_of_torchs_dataloader_is_one_of_a_loader_or_is_explained(
     assert torchs - own == set(ARGUMENTS_OF_TORCH)
 
 
-def test_a_world_of_many_without_a_rank_is_an_error_and_not_rank_0(numbers, monkeypatch):
-    monkeypatch.delenv("RANK", raising=False)
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    loader = Loader(Dataset(numbers), 12)
-    with pytest.raises(TopologyError, match="not RANK"):
-        iter(loader)
-    with pytest.raises(TopologyError, match="not RANK"):
-        len(loader)
-
-
 def test_the_environment_of_a_launcher_is_enough(numbers, monkeypatch):
     parts = []
     for rank in range(3):
@@ -667,15 +613,6 @@ def test_two_loaders_of_one_dataset_do_not_move_each_others_epoch_or_state(numbe
     assert (train.epoch, probe.epoch) == (1, 1)
 
 
-def test_set_epoch_on_the_dataset_is_followed(numbers):
-    loader = loader_of(numbers)
-    loader.dataset.set_epoch(3)
-    assert (loader.epoch, loader.state_dict()["epoch"]) == (3, 3)
-    expected = loader_of(numbers)
-    expected.set_epoch(3)
-    assert all_deliveries(loader) == all_deliveries(expected)
-
-
 @pytest.mark.parametrize("collate_fn", [None, torch.utils.data.default_collate], ids=["wdsplit", "torch"])
 def test_samples_of_many_tensors_need_no_file_each(numbers, collate_fn):
     """A process may hold so many files; torch sends each tensor of a list through one."""
@@ -695,11 +632,6 @@ if __name__ == "__main__":
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
-
-
-def test_a_tail_that_drops_everything_is_warned_of(numbers, caplog):
-    assert list(loader_of(numbers, batch_size=500, tail="drop")) == []
-    assert "there are no batches" in caplog.text
 
 
 @pytest.mark.parametrize(("batch_size", "is_warned"), [(203, True), (202, False), (51, False)])
@@ -777,27 +709,6 @@ def test_a_function_that_cannot_be_sent_to_a_worker_is_an_error_with_a_remedy(nu
     with pytest.raises(PipelineError, match="cannot be sent to worker processes") as caught:
         iter(Loader(dataset, 12, num_workers=1, multiprocessing_context="spawn"))
     assert "workers='thread'" in caught.value.remedy
-
-
-def test_an_unknown_way_to_start_workers_is_refused_and_a_context_is_not(numbers):
-    with pytest.raises(InputError, match="sawn"):
-        Loader(Dataset(numbers), 12, num_workers=1, multiprocessing_context="sawn")
-    loader = Loader(delivering(Dataset(numbers)), 12, num_workers=1, multiprocessing_context=get_context("fork"))
-    assert len(list(loader)) == len(loader)
-
-
-def test_windows_of_many_small_shards_that_are_read_together_are_all_open(tmp_path):
-    """Of one sample each: as many shards are open at once as samples are parsed together."""
-    sized_dataset(tmp_path, [1] * 700, lanes=4, window=1)
-    program = """
-import resource, sys
-_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-resource.setrlimit(resource.RLIMIT_NOFILE, (100, hard))
-import wdsplit
-print(sum(1 for _ in wdsplit.Dataset(sys.argv[1])))
-"""
-    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True)
-    assert done.stdout == "700\n", done.stderr
 
 
 def test_another_seed_makes_another_order(numbers):

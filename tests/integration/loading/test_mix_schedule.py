@@ -58,14 +58,6 @@ def test_shares_change_as_scheduled_and_no_sample_comes_twice_before_all_were_se
         assert set(Counter(seen).values()) <= {len(seen) // size, -(-len(seen) // size)}
 
 
-@pytest.mark.parametrize("epoch", [0, 1, 2])
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_ranks_together_have_the_batches_of_one(sources, epoch, world_size):
-    alone = [rows_of([batch]) for batch in loader_of(sources, 0, 1, epoch)]
-    ranks = [loader_of(sources, rank, world_size, epoch) for rank in range(world_size)]
-    assert [rows_of(parts) for parts in zip(*ranks, strict=True)] == alone
-
-
 @pytest.mark.parametrize("epoch", [0, 2])
 def test_an_epoch_is_resumed_on_other_ranks(sources, epoch):
     begun = [loader_of(sources, rank, 2, epoch) for rank in range(2)]
@@ -117,13 +109,6 @@ def test_a_report_and_an_audit_take_a_schedule(sources, tmp_path):
 def test_arguments_that_contradict_each_other_are_refused(arguments, found):
     with pytest.raises(InputError, match=found):
         wdsplit.mix(**arguments)
-
-
-def test_a_schedule_that_is_none_names_the_datasets(sources):
-    points = [(0, {sources[0]: 1}), (0, {sources[1]: -1})]
-    with pytest.raises(InputError) as caught:
-        wdsplit.mix(schedule=points)
-    assert "point 1: position = 0: expected an integer above 0" in caught.value.found
 
 
 def test_views_of_the_datasets_go_with_a_schedule(sources):

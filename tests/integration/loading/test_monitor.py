@@ -10,7 +10,6 @@ import pytest
 import wdsplit
 from faults import EveryOther, internal_error
 from loader_kinds import every_kind
-from wdsplit.errors import InputError
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 
@@ -62,18 +61,6 @@ def test_retries_are_counted_before_the_batch_comes(remote, fault_proxy):
     assert loader.statistics().retries >= 5
 
 
-# Position
-
-
-def test_statistics_name_the_position_of_the_state(numbers):
-    loader = wdsplit.Loader(wdsplit.Dataset(numbers, rank=1, world_size=2), 12)
-    loader.set_epoch(3)
-    for _ in loader:
-        made, state = loader.statistics(), loader.state_dict()
-        assert (made.rank, made.epoch, made.position) == (1, state["epoch"], state["position"])
-    assert (loader.statistics().epoch, loader.statistics().position) == (4, 0)
-
-
 # Scalars
 
 
@@ -89,11 +76,6 @@ def test_a_monitor_gives_what_happened_since_it_was_called_last(numbers):
         assert found["wdsplit/samples_per_s"] > 0
         assert found.keys() == names
     assert monitor.scalars()["wdsplit/samples_per_s"] == 0
-
-
-def test_what_is_no_loader_is_refused():
-    with pytest.raises(InputError, match=r"not a wdsplit loader\n  expected: a wdsplit\.Loader.*\n  found: list"):
-        wdsplit.Monitor([1, 2])
 
 
 # The log
@@ -126,9 +108,3 @@ def test_a_line_is_of_the_time_since_the_one_before(numbers, caplog, monkeypatch
             known.append(loader.statistics())
     expected = [later.summary(earlier) for earlier, later in itertools.pairwise(known)]
     assert [line.rpartition("9: ")[2] for line in lines_of(caplog)] == expected
-
-
-@pytest.mark.parametrize("log_every_s", [-1, float("nan"), float("inf"), "60", True])
-def test_an_interval_that_is_none_is_refused(numbers, log_every_s):
-    with pytest.raises(InputError, match=r"log_every_s = .*expected a number of seconds, or None"):
-        wdsplit.Loader(wdsplit.Dataset(numbers), 12, log_every_s=log_every_s)

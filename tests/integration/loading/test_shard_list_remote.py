@@ -11,7 +11,6 @@ from webdataset.gopen import gopen
 from webdataset.gopen import gopen_schemes as table
 
 from faults import Cut, ErrorAnswer, Shorten
-from s3server import S3Server
 from wdsplit.loading import shard_streams
 from wdsplit.loading.epoch_shard_list import EpochShardList
 
@@ -87,15 +86,6 @@ def test_workers_of_every_kind_read_a_bucket_and_see_the_epoch(tars, options):
         assert sorted(key for _, key, _ in samples) == KEYS
         if options.get("num_workers", 1) == 1:
             assert list(dict.fromkeys(url for url, _, _ in samples)) == shards.order(epoch)
-
-
-def test_a_web_server_is_read_too_and_by_a_glob_where_it_lists_its_folders(tmp_path):
-    (tmp_path / "served").mkdir()
-    tars_into(tmp_path / "served/tars")
-    with S3Server(tmp_path / "served", protocol="http") as server:
-        urls = [f"{server.endpoint}/tars/{shard}.tar" for shard in range(NUM_SHARDS)]
-        for given in (f"{server.endpoint}/tars/*.tar", [f"{url}?signature=1" for url in urls]):
-            assert read(EpochShardList(given))[0] == KEYS
 
 
 @pytest.mark.parametrize("fault", [Cut(3000), ErrorAnswer(503, "SlowDown", "slow down")], ids=["cut", "refused"])

@@ -99,14 +99,6 @@ def test_ranks_and_workers_read_each_shard_once_in_the_order_of_the_epoch_that_w
     assert len({tuple(shards.order(epoch)) for epoch in (0, 7, 8)}) == 3
 
 
-def test_spawned_workers_see_the_epoch_that_is_set(tars):
-    shards = EpochShardList(tars)
-    loader = loader_of(shards, num_workers=1, multiprocessing_context="spawn", persistent_workers=True)
-    for epoch in (0, 9):
-        shards.set_epoch(epoch)
-        assert read(loader) == shards.order(epoch)
-
-
 def trap_of(kind, urls):
     """Return the first stages of a pipeline that looks right."""
     return {

@@ -221,15 +221,6 @@ def test_of_processes_that_open_tars_at_once_one_reads_them_and_all_have_one_man
     assert sorted((tmp_path / "log").read_text().split()) == ["0.tar", "1.tar", "2.tar", "3.tar"]
 
 
-def test_a_state_of_tars_belongs_to_the_indexed_folder_too(folder, tmp_path):
-    loader = wdsplit.Loader(wdsplit.Dataset(f"{folder}/*.tar", seed=5), 4, collate_fn=list)
-    batches = iter(loader)
-    next(batches)
-    other = wdsplit.Loader(expected_of(folder, tmp_path), 4, collate_fn=list)
-    other.load_state_dict(loader.state_dict())
-    assert [sample["__key__"] for sample in next(iter(other))] == [sample["__key__"] for sample in next(batches)]
-
-
 def test_shards_of_two_datasets_are_one_whose_pads_may_have_the_same_keys(tmp_path):
     for name in ("a", "b"):
         table = {"__key__": [f"{name}{number}" for number in range(10)], "txt": list("0123456789")}
@@ -266,16 +257,6 @@ def test_tars_that_are_not_there_or_named_twice_or_everywhere_are_refused(folder
         wdsplit.Dataset([f"{folder}/*.tar", f"{folder}/0.tar"])
     with pytest.raises(InputError, match="several kinds"):
         wdsplit.Dataset([f"{folder}/0.tar", "s3://bucket/1.tar"])
-
-
-def test_what_index_refuses_is_refused(folder, tmp_path):
-    tar_of(tmp_path / "again.tar", ["0-000"])
-    with pytest.raises(InputError, match="duplicate key"):
-        wdsplit.Dataset([f"{folder}/*.tar", tmp_path / "again.tar"])
-    with open(folder / "2.tar", "r+b") as tar:
-        tar.truncate(1000)
-    with pytest.raises(CorruptDataError, match=r"2\.tar"):
-        wdsplit.Dataset(f"{folder}/*.tar")
 
 
 def test_fields_that_not_all_samples_have_bring_a_warning_with_counts_and_a_key(folder, caplog):

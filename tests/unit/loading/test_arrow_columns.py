@@ -134,15 +134,6 @@ def test_a_slice_of_arrow_comes_back_by_columns_or_pickled(kind):
     assert cuts[0] == 0 and cuts[-1] == len(data)
 
 
-def test_lists_and_arrays_go_together_in_their_places():
-    parts = [
-        (np.array([0, 2]), collate(["a", "c"])),
-        (np.array([1, 3]), Column("other", pa.array(["b", "d"], pa.large_string()), True)),
-    ]
-    assert weave(parts, 4, pin=False) == ["a", "b", "c", "d"]
-    assert weave(parts, 4, pin=False, strings="arrow").to_pylist() == ["a", "b", "c", "d"]
-
-
 def test_text_beside_bytes_and_text_that_is_not_utf_8_come_as_lists_whatever_the_sub_batches():
     parts = [(np.array([0]), collate(["a"])), (np.array([1]), collate([b"b"]))]
     assert weave(parts, 2, pin=False, strings="arrow") == ["a", b"b"]

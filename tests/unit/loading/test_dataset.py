@@ -54,11 +54,6 @@ def test_a_dataset_gives_the_samples_in_the_order_of_the_epoch(numbers, shuffle)
         assert list(dataset) == first_positions(numbers, 101, epoch=epoch, shuffle=shuffle)
 
 
-def test_one_lane_unshuffled_is_the_table_itself(numbers):
-    rows = [row for _, row, _ in delivering(Dataset(numbers, shuffle=False, lanes=1))]
-    assert rows == list(range(101))
-
-
 @pytest.mark.parametrize("tail", ["pad", "drop", "uneven"])
 @pytest.mark.parametrize("world_size", [1, 2, 3, 8])
 def test_ranks_are_disjoint_and_cover_the_dataset(numbers, world_size, tail):
@@ -121,15 +116,6 @@ def test_deep_copies_and_pickles_have_an_epoch_of_their_own(numbers):
         assert base.epoch_set == 3
         base.set_epoch(3)
         assert [sample["__key__"] for sample in other] != [sample["__key__"] for sample in base]
-
-
-@pytest.mark.parametrize("stage", ["repeat", "with_epoch"])
-def test_stages_that_repeat_an_epoch_are_refused(numbers, stage):
-    dataset = getattr(Dataset(numbers), stage)(2)
-    with pytest.raises(InputError, match="repeat and with_epoch"):
-        iter(dataset)
-    with pytest.raises(InputError, match="repeat and with_epoch"):
-        list(Loader(dataset, 12))
 
 
 # What is refused, and what is said
@@ -271,24 +257,6 @@ def test_classes_are_the_names_that_the_manifest_has(tmp_path, numbers):
     assert Dataset(numbers).classes == ()
 
 
-def test_two_columns_of_classes_are_asked_for_by_field(tmp_path):
-    path = of_classes(tmp_path / "out", kind=["cat", "dog"], breed=["tabby", "poodle"])
-    with pytest.raises(InputError, match="several columns have class names") as caught:
-        _ = Dataset(path).classes
-    assert caught.value.found == "column 'kind' in field 'kind.cls', column 'breed' in field 'breed.cls'"
-    assert Dataset(path).manifest.class_names["breed.cls"] == ("tabby", "poodle")
-    assert Dataset(path, fields=["breed.cls"]).classes == ("tabby", "poodle")
-
-
-def test_a_label_without_names_has_none_though_another_column_has(tmp_path):
-    features = {"kind": {"names": ["cat", "dog"], "_type": "ClassLabel"}}
-    table = pa.table({"id": [0, 1, 2], "kind": [0, 1, 1]})
-    table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
-    convert(table, tmp_path / "out", classes="id", shards=1)
-    assert Dataset(str(tmp_path / "out")).classes == ()
-    assert Dataset(str(tmp_path / "out"), fields=["kind.cls"]).classes == ("cat", "dog")
-
-
 def test_a_mixture_has_classes_if_all_its_datasets_have_the_same(tmp_path):
     one, same = (of_classes(tmp_path / name, label=["cat", "dog"]) for name in "ab")
     other = of_classes(tmp_path / "c", label=["dog", "cat"])
@@ -354,3 +322,8 @@ def test_unshuffled_epochs_are_the_same(numbers):
     first = list(dataset)
     dataset.set_epoch(9)
     assert list(dataset) == first
+
+
+def test_one_lane_unshuffled_is_the_table_itself(numbers):
+    rows = [row for _, row, _ in delivering(Dataset(numbers, shuffle=False, lanes=1))]
+    assert rows == list(range(101))

@@ -6,11 +6,7 @@ import pytest
 import wdsplit
 from wdsplit.errors import InputError
 from wdsplit.loading.reading.reader import read_blocks
-from wdsplit.loading.reading.source import Source
-from wdsplit.order.epoch import OrderOptions
 from wdsplit.order.split import World
-from wdsplit.shards.files import read_manifest
-from wdsplit.storage.opening import open_storage
 
 SECRET = "hush"
 
@@ -46,13 +42,6 @@ def test_of_datasets_that_cannot_be_mixed_no_secrets_are_told(arguments):
     with pytest.raises(InputError) as caught:
         wdsplit.mix(**arguments)
     assert SECRET not in str(caught.value)
-
-
-def test_of_a_dataset_without_a_field_no_secrets_are_told(numbers):
-    manifest = read_manifest(open_storage(numbers))
-    with pytest.raises(InputError, match="no such field") as caught:
-        Source(URL, manifest, OrderOptions(0, True, 1, 1, "pad"), ["jpg"])
-    assert caught.value.place == "https://host/x"
 
 
 def test_two_views_of_one_dataset_are_mixed_by_names(numbers):

@@ -5,10 +5,8 @@ import json
 import pickle
 from itertools import islice
 
-import pyarrow as pa
 import pytest
 
-import wdsplit
 from made_datasets import (
     all_deliveries,
     deliveries,
@@ -120,11 +118,6 @@ def test_views_by_epoch_count_from_their_epoch_on(path):
     assert rows_of(loader) == list(range(5))
 
 
-def test_a_condition_holds_in_all_epochs(path):
-    loader = loader_of(opened(path, view={0: "easy", 1: {"where": "cls > 3 or cls == 0"}, 2: None}, where="cls < 10"))
-    assert [rows_of(loader) for _ in range(3)] == [[0, 3, 6, 9], [0, 4, 5, 6, 7, 8, 9], list(range(10))]
-
-
 @pytest.mark.parametrize(
     ("chosen", "problem"),
     [
@@ -199,15 +192,6 @@ def test_an_iteration_goes_on_as_it_began_and_so_do_its_length_and_state(path, n
     resumed.load_state_dict(state)
     assert resumed.step == 2
     assert all_deliveries(resumed) == begun[24:]
-
-
-def test_an_iteration_that_is_left_keeps_its_state_and_the_next_one_has_the_new_view(path):
-    loader = loader_of(opened(path, view="hard"))
-    for _ in islice(loader, 2):
-        pass
-    loader.dataset.set_view("easy")
-    assert (loader.state_dict()["view"], loader.step, len(loader)) == ("hard", 2, 3)
-    assert all_deliveries(loader) == first(path, EASY, 36)
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda dataset: pickle.loads(pickle.dumps(dataset))])
@@ -349,48 +333,7 @@ def test_a_view_of_a_mixture_is_one_for_all_its_datasets_or_one_for_each(parts):
     assert f"(view: {first}: in " in repr(chosen.dataset)
 
 
-def test_views_of_a_mixture_change_by_epoch_and_by_set_view(parts):
-    first, second = parts
-    loader = mixture_loader(repeat=dict.fromkeys(parts, 1), view={0: "easy", 2: None})
-    counts = []
-    for epoch in range(3):
-        assert len(loader) == (5, 5, 10)[epoch]
-        counts.append({source: len(rows) for source, rows in mixed_rows(loader).items()})
-    assert counts == [{first: 20, second: 15}] * 2 + [{first: 40, second: 30}]
-    loader.dataset.set_view({second: "easy"})
-    assert mixed_rows(loader) == {first: list(range(40)), second: list(range(0, 30, 2))}
-    assert loader.dataset.source.num_samples == 55
-
-
 def test_an_unknown_dataset_of_a_mixture_is_named(parts):
     with pytest.raises(InputError, match="no such dataset") as caught:
         mix(repeat=dict.fromkeys(parts, 1), view={f"{parts[0]}x": "easy"})
     assert parts[0] in caught.value.remedy
-
-
-def test_a_mixture_of_which_no_sample_is_left_is_refused(parts):
-    with pytest.raises(InputError, match="no samples"):
-        mix(repeat=dict.fromkeys(parts, 1), where="cls < 0")
-
-
-def test_the_order_of_the_last_epoch_and_view_is_kept_and_is_not_sent_along(path):
-    dataset = Dataset(path, rank=0, world_size=1)
-    source = dataset.source
-    first = source.order(0)
-    assert source.order(0) is first
-    assert source.order(1).epoch == 1
-    assert source.order(0).sequence.tolist() == first.sequence.tolist()
-    dataset.set_view(view_of(path, range(7)))
-    assert (dataset.source.order(0).num_samples, source.order(0).num_samples) == (7, first.num_samples)
-    assert pickle.loads(pickle.dumps(source))._last_order is None
-
-
-def test_a_column_alone_is_no_name_of_a_stored_view(tmp_path):
-    table = pa.table({"cls": range(20), "flag": [row % 2 == 0 for row in range(20)]})
-    wdsplit.convert(table, tmp_path / "data", keep=["flag"], columns=["cls"])
-    state = loader_of(opened(str(tmp_path / "data"), where="flag")).state_dict()
-    assert state["view"] == "(flag)"
-    with pytest.raises(wdsplit.StateError, match="another view") as caught:
-        wdsplit.batches(str(tmp_path / "data"), [0], state=state)
-    assert "--where" in caught.value.remedy
-    assert len(wdsplit.batches(str(tmp_path / "data"), [0], state=state, where=state["view"])) == 1

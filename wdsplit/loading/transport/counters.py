@@ -19,17 +19,7 @@ _GAPS_KEPT = 10_000
 
 
 class Totals(NamedTuple):
-    """Counts of what workers made and read.
-
-    Attributes:
-        samples_made: Samples that were made.
-        num_bytes: Bytes of their payloads.
-        windows_read: Windows that were read and parsed.
-        windows_reused: Times that a window was in memory already.
-        fetched_bytes: Bytes that came from remote storage.
-        retries: Requests to remote storage that were retried.
-        bad_samples: Samples that were replaced.
-    """
+    """Counts of what workers made and read."""
 
     samples_made: int = 0
     num_bytes: int = 0
@@ -45,11 +35,7 @@ class Totals(NamedTuple):
 
 
 class Counters:
-    """What the workers of a loader have made: `Totals` of each.
-
-    Args:
-        num_workers: Rows; one for each worker.
-    """
+    """What the workers of a loader have made: `Totals` of each."""
 
     def __init__(self, num_workers: int) -> None:
         self._rows = SharedIntegers(num_workers, len(Totals._fields))

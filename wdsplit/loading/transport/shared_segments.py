@@ -85,13 +85,7 @@ class _Segment(NamedTuple):
 
 
 class Ring:
-    """The segments of a worker, and which of them hold parcels that were not copied yet.
-
-    Args:
-        worker: Its number.
-        memory: What the segments are allocated in.
-        num_slots: The most segments, and so the most parcels in transit.
-    """
+    """The segments of a worker, and which of them hold parcels that were not copied yet."""
 
     def __init__(self, worker: int, memory: SharedMemory, num_slots: int) -> None:
         self._worker = worker
@@ -136,12 +130,6 @@ class Bound:
     Attributes:
         num_slots: The most sub-batches of a worker.
         memories: The memory of each worker, in which it places them.
-
-    Args:
-        context: What makes the workers.
-        num_workers: Workers.
-        num_slots: The most sub-batches of a worker.
-        max_bytes: Bytes of a worker's sub-batches; one sub-batch may always be under way.
     """
 
     def __init__(self, context: BaseContext, num_workers: int, num_slots: int, max_bytes: int) -> None:
@@ -283,11 +271,7 @@ def _pickled(value: Any) -> bytes:
 
 
 class Segments:
-    """The segments of all workers, as the other side sees them.
-
-    Args:
-        memories: The memory of each worker; none for workers that are no processes.
-    """
+    """The segments of all workers, as the other side sees them."""
 
     def __init__(self, memories: Sequence[SharedMemory]) -> None:
         keep_freed_memory()
