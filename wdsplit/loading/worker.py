@@ -104,8 +104,12 @@ class SubBatches:
     def begin(self, epoch: int, start: int) -> None:
         """Say where the next iteration begins, and what this process was seeded with."""
         self.end()
-        cells = self._shared.array
-        cells[[_EPOCH, _START, _SEED]] = epoch, start, 0 if self.bound is None else _initial_seed()
+        cells, seed = self._shared.array, 0
+        if self.bound is not None:
+            import torch  # here, because only worker processes need it
+
+            seed = torch.initial_seed() & 0x7FFFFFFFFFFFFFFF
+        cells[[_EPOCH, _START, _SEED]] = epoch, start, seed
         cells[_BEGUN] += 1
 
     def end(self) -> None:
@@ -126,7 +130,13 @@ class SubBatches:
             gc.freeze()  # else each collection visits, and so copies, all that was in memory before the fork
         world = with_worker(self.world)
         epoch, start, seed = self._shared.array[[_EPOCH, _START, _SEED]].tolist()
-        _seed_generators(hash_stream(seed, self.dataset.options.seed, epoch, start, *dataclasses.astuple(world)))
+        # No two workers, ranks or epochs draw the same numbers from the global generators.
+        seed = hash_stream(seed, self.dataset.options.seed, epoch, start, *dataclasses.astuple(world))
+        import torch
+
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed & 0xFFFFFFFF)
         self._iterations += 1
         parcels = self._guarded(epoch, start, world, self._iterations)
         return self._sent(parcels, world.worker, self.bound, self._need_of(self._iterations))
@@ -147,7 +157,14 @@ class SubBatches:
             steps = Steps(self.source.order(epoch), self.world, self.batch_size, start, self.skips)
             count = partial(self.counters.bad, world.worker, number)
             apply = self.dataset.staged(self.source, steps.order, world.world_size, count)
-            yield from self._parcels(self._sub_batches(steps, world, apply, is_needed), is_needed)
+            blocks = self._blocks(steps, world)
+            stages = self.dataset.column_stages() if self.collated else None
+            if stages is None:
+                sub_batches = self._streamed(steps, world, blocks, apply, is_needed)
+            else:
+                stages = [at_epoch(stage, epoch) for stage in stages]
+                sub_batches = (self._columnar(block, stages, apply) if len(block) else None for block in blocks)
+            yield from self._parcels(sub_batches, is_needed)
         except WdsplitError as error:
             yield [Raised(with_file(error, self.source))]
 
@@ -189,16 +206,6 @@ class SubBatches:
             yield [Raised(error)]
         except Exception as error:
             raise _portable(error, type(error)) from error.__cause__
-
-    def _sub_batches(
-        self, steps: Steps, world: World, apply: ApplyStages, is_needed: Callable[[], bool]
-    ) -> Iterator[Any]:
-        blocks = self._blocks(steps, world)
-        stages = self.dataset.column_stages() if self.collated else None
-        if stages is None:
-            return self._streamed(steps, world, blocks, apply, is_needed)
-        stages = [at_epoch(stage, steps.order.epoch) for stage in stages]
-        return (self._columnar(block, stages, apply) if len(block) else None for block in blocks)
 
     def _blocks(self, steps: Steps, world: World) -> Iterator[Block]:
         """Give this worker's samples of each step."""
@@ -361,19 +368,3 @@ def _portable(error: BaseException, sent: Any) -> BaseException:
             found="".join(traceback.format_exception(error)).strip(),
             remedy="define the class of the error at the top of a module, or use workers='thread'",
         )
-
-
-def _initial_seed() -> int:
-    """Return what torch's generator of this process was seeded with, as an integer of at least 0."""
-    import torch
-
-    return torch.initial_seed() & 0x7FFFFFFFFFFFFFFF
-
-
-def _seed_generators(state: int) -> None:
-    """Seed the global generators of a worker process, so that no two workers, ranks or epochs draw the same numbers."""
-    import torch
-
-    torch.manual_seed(state)
-    random.seed(state)
-    np.random.seed(state & 0xFFFFFFFF)

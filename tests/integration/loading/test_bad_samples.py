@@ -26,7 +26,7 @@ from bad_samples import (
 from made_datasets import delivering, global_batches, numbers_dataset, sized_dataset
 from tables import reading_ahead, wait_for_threads
 from wdsplit.checks.verify import verify
-from wdsplit.errors import DatasetNotFoundError, InputError, PipelineError
+from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, PipelineError
 
 GLOBAL_BATCH = 12
 TOPOLOGIES = [(1, 0, "process"), (2, 3, "thread"), (3, 2, "process"), (4, 1, "thread")]

@@ -19,7 +19,7 @@ __all__ = ["SharedIntegers"]
 
 
 class SharedIntegers:
-    """Integers that start at 0. Worker processes share them; a pickle or a deep copy has its own, of the same values."""
+    """Integers that start at 0. Worker processes share them; a pickle or deep copy has its own, of the same values."""
 
     def __init__(self, *shape: int) -> None:
         self._shape = shape
