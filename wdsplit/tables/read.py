@@ -28,7 +28,7 @@ from wdsplit.fields.encode import media_bytes
 from wdsplit.fields.infer import needs_sniff
 from wdsplit.fields.json_values import decoded_parts, stored, type_without_views, without_views
 from wdsplit.storage.opening import is_remote
-from wdsplit.tables.formats.common import BATCH_BYTES, MAX_BATCH_ROWS, check_unchanged, unreadable
+from wdsplit.tables.formats.common import BATCH_BYTES, MAX_BATCH_ROWS, changed, check_unchanged, unreadable
 from wdsplit.tables.formats.registry import format_by_content, format_named, name_of_format
 from wdsplit.tables.partitions import Partitions
 from wdsplit.tables.schemas import Schemas, absent_columns, promoted, promotion_notes, with_partitions
@@ -189,14 +189,7 @@ def _read_rows(table: Table, first: int, stop: int, columns: Sequence[str]) -> I
                 yield Rows(dict(zip(columns, cut, strict=True)), numbers[:taken], table)
                 numbers, left = numbers[taken:], left - taken
         if left:
-            raise InputError(
-                "the number of rows in an input has changed since it was planned",
-                place=part.file.path,
-                expected=f"{part.count} rows",
-                found=f"{part.count - left}",
-                remedy="do not change inputs during a conversion; start again with --overwrite",
-                url=part.file.path,
-            )
+            raise changed(part.file, f"{part.count - left} of {part.count} selected rows")
 
 
 def _joined(batches: Iterator[Rows]) -> Iterator[Rows]:
