@@ -442,15 +442,14 @@ class SeededPlan:
         num_given: Faults given so far.
     """
 
-    def __init__(self, seed: int, share: float, makers: Sequence[Maker], most: int | None = None) -> None:
-        """Make it; `most` is how many faults there are before all goes well."""
+    def __init__(self, seed: int, share: float, makers: Sequence[Maker]) -> None:
         self.num_given = 0
-        self._seed, self._share, self._makers, self._most = seed, share, makers, most
+        self._seed, self._share, self._makers = seed, share, makers
 
     def __call__(self, request: Request) -> Fault | None:
         chance = random.Random(f"{self._seed} {request.number}")
         is_ranged = request.method == "GET" and request.range is not None and request.range[1] is not None
-        if not is_ranged or self.num_given == self._most or chance.random() >= self._share:
+        if not is_ranged or chance.random() >= self._share:
             return None
         maker = self._makers[self.num_given % len(self._makers)]
         self.num_given += 1

@@ -76,39 +76,32 @@ class LocalFile:
         """Return the bytes at an offset, even if the system returns only a few at a time."""
         try:
             data = os.pread(self._fd, num_bytes, offset)
-        except OSError:
-            data = b""
-        if len(data) == num_bytes:
-            return data
-        filled = bytearray(num_bytes)
-        filled[: len(data)] = data
-        self._fill(memoryview(filled), offset, len(data))
-        return bytes(filled)
+        except OSError as error:
+            raise _translated(error, self._path) from error
+        if len(data) < num_bytes:
+            buffer = bytearray(num_bytes)
+            self.read_into(memoryview(buffer), offset)
+            data = bytes(buffer)
+        return data
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
         """Fill a buffer with the bytes at an offset, even if the system returns only a few at a time."""
-        try:
-            filled = os.preadv(self._fd, [buffer], offset)
-        except OSError:
-            filled = 0
-        if filled < len(buffer):
-            self._fill(buffer, offset, filled)
-
-    def _fill(self, buffer: memoryview, offset: int, filled: int) -> None:
-        """Fill the rest of a buffer after the first `filled` bytes."""
-        with translate_errors(self._path):
-            while filled < len(buffer):
+        filled = 0
+        while filled < len(buffer):
+            try:
                 count = os.preadv(self._fd, [buffer[filled:]], offset + filled)
-                if not count:
-                    raise CorruptDataError(
-                        "a file became shorter while it was read",
-                        place=str(self._path),
-                        expected=f"at least {offset + len(buffer)} bytes",
-                        found=f"{offset + filled} bytes",
-                        remedy="the file was truncated: copy it again",
-                        url=str(self._path),
-                    )
-                filled += count
+            except OSError as error:
+                raise _translated(error, self._path) from error
+            if not count:
+                raise CorruptDataError(
+                    "a file became shorter while it was read",
+                    place=str(self._path),
+                    expected=f"at least {offset + len(buffer)} bytes",
+                    found=f"{offset + filled} bytes",
+                    remedy="the file was truncated: copy it again",
+                    url=str(self._path),
+                )
+            filled += count
 
     def expect(self, offset: int, num_bytes: int) -> None:
         """Let the system read ahead, where it supports that."""
@@ -135,17 +128,17 @@ def translate_errors(path: Path, writing: bool = False) -> Iterator[None]:
     except (StorageError, DatasetNotFoundError):
         raise
     except OSError as error:
-        if isinstance(error, FileNotFoundError) and not writing:
-            raise DatasetNotFoundError(
-                "there is no such file",
-                place=str(path),
-                remedy="check the path; the dataset may be an incomplete copy",
-                url=str(path),
-            ) from error
-        kind = UnansweredError if error.errno in TRANSIENT_ERRNOS else StorageError
-        raise kind(
-            f"the system refused: {error.strerror or error}",
-            place=str(path),
-            remedy=_REMEDIES.get(error.errno or 0, "check permissions, free space and the mount"),
-            url=str(path),
-        ) from error
+        raise _translated(error, path, writing) from error
+
+
+def _translated(error: OSError, path: Path, writing: bool = False) -> StorageError | DatasetNotFoundError:
+    if isinstance(error, FileNotFoundError) and not writing:
+        remedy = "check the path; the dataset may be an incomplete copy"
+        return DatasetNotFoundError("there is no such file", place=str(path), remedy=remedy, url=str(path))
+    kind = UnansweredError if error.errno in TRANSIENT_ERRNOS else StorageError
+    return kind(
+        f"the system refused: {error.strerror or error}",
+        place=str(path),
+        remedy=_REMEDIES.get(error.errno or 0, "check permissions, free space and the mount"),
+        url=str(path),
+    )

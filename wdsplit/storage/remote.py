@@ -18,11 +18,11 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, StorageError
-from wdsplit.storage.interface import IsFolderError, PendingFile, refuse_too_large, replaced
+from wdsplit.storage.interface import IsFolderError, Storage, refuse_too_large, replaced
 from wdsplit.storage.local import LocalStorage
 from wdsplit.storage.retry import Retries, RetryOptions, UnfitAnswerError, attempt
 from wdsplit.storage.store_errors import classify
@@ -78,7 +78,7 @@ class Answer(NamedTuple):
     body: Any
 
 
-class RemoteStorage(ABC):
+class RemoteStorage(Storage, ABC):
     """A folder of a remote store.
 
     Args:
@@ -97,11 +97,6 @@ class RemoteStorage(ABC):
 
     def __init__(self, retries: RetryOptions) -> None:
         self._retries = retries
-
-    @property
-    @abstractmethod
-    def url(self) -> str:
-        """The folder's URL, without secrets."""
 
     @abstractmethod
     def entries(self, path: str) -> dict[str, int | None]:
@@ -125,23 +120,11 @@ class RemoteStorage(ABC):
             UnfitAnswerError: The store says that the file has another size or ETag.
         """
 
-    @abstractmethod
-    def publish(self, path: str, durable: bool = False) -> AbstractContextManager[PendingFile]:
-        """Upload a file that appears when the block ends; uploaded files are durable."""
-
-    @abstractmethod
-    def remove(self, *paths: str) -> None:
-        """Remove files, and folders with their contents."""
-
-    @abstractmethod
-    def remove_temporary(self, path: str = "") -> None:
-        """Remove what killed attempts have left in a folder."""
-
     def url_of(self, path: str) -> str:
         """Return the URL of a file, without secrets."""
         return f"{self.url}/{path}" if path else self.url
 
-    def _renew(self, moment: float) -> object:  # noqa: B027 (most stores have no credentials that expire)
+    def _renew(self, moment: float) -> object:
         """Renew credentials older than a moment of `time.monotonic`."""
 
     @property

@@ -6,6 +6,7 @@ import re
 import shutil
 import socket
 import threading
+from functools import partial
 
 import pytest
 
@@ -16,6 +17,7 @@ from faults import (
     Delay,
     Earlier,
     ErrorAnswer,
+    Fault,
     FaultProxy,
     Flip,
     Garbled,
@@ -259,6 +261,7 @@ UNFIT = {
     "another length": Other("200 OK", PAGE, (("Content-Range", None),)),
     "a part without its place": Other("206 Partial Content", None, (("Content-Range", None),)),
     "an earlier part": Earlier,
+    "a later part": partial(Earlier, num_bytes=-512),
     "another size": Other("206 Partial Content", None, (("Content-Range", "bytes 512-1023/77"),)),
     "an unreadable part": Other("206 Partial Content", None, (("Content-Range", "bytes ?-1023/77"),)),
     "beyond the end": ErrorAnswer("416 Range Not Satisfiable", "InvalidRange", "no such range"),
@@ -288,7 +291,7 @@ def of_tars(fault, always=False):
 @pytest.mark.parametrize("fault", UNFIT.values(), ids=UNFIT)
 def test_an_answer_that_does_not_fit_is_fetched_again_and_makes_no_sample_bad(behind, numbers, s3_process, fault):
     url, proxy = behind
-    fault = fault(s3_process.folder) if fault is Earlier else fault
+    fault = fault if isinstance(fault, Fault) else fault(s3_process.folder)
     dataset = wdsplit.Dataset(url, storage_options=TIMES | {"timeout_s": 30}, on_bad_sample="substitute")
     plan = proxy.plan = of_tars(fault)
     keys = [sample["__key__"] for sample in dataset]
@@ -300,7 +303,7 @@ def test_an_answer_that_does_not_fit_is_fetched_again_and_makes_no_sample_bad(be
 @pytest.mark.parametrize("fault", UNFIT.values(), ids=UNFIT)
 def test_answers_that_never_fit_are_an_error_of_the_store_and_not_of_samples(behind, s3_process, fault):
     url, proxy = behind
-    fault = fault(s3_process.folder) if fault is Earlier else fault
+    fault = fault if isinstance(fault, Fault) else fault(s3_process.folder)
     times = TIMES | {"timeout_s": 30, "deadline_s": 1}
     dataset = wdsplit.Dataset(url, storage_options=times, on_bad_sample="substitute", shuffle=False)
     proxy.plan, num_threads = of_tars(fault, always=True), threading.active_count()

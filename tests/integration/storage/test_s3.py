@@ -10,7 +10,6 @@ import pytest
 
 import wdsplit
 from faults import (
-    Chunked,
     Delay,
     ErrorAnswer,
     Flip,
@@ -44,13 +43,6 @@ def of(url, **options):
 
 
 # Reading
-
-
-def test_samples_are_found_in_a_bucket_by_key_and_number(remote, numbers):
-    local = wdsplit.Dataset(numbers).sample(5)
-    for wanted in (5, local["__key__"]):
-        found = wdsplit.Dataset(remote).sample(wanted)
-        assert {**found, "__url__": local["__url__"]} == local
 
 
 def test_botocores_client_builds_the_first_get_and_the_next_after_an_error(bucket, fault_proxy):
@@ -133,16 +125,6 @@ def test_bodies_are_read_in_place_and_leave_their_connection_to_the_next_request
     assert storage.read("object") == data
     connections = {exchange.request.connection for exchange in fault_proxy.exchanges[before:]}
     assert len(fault_proxy.exchanges) == before + 5 and len(connections) == 1
-
-
-def test_a_body_that_comes_in_chunks_is_read_too(bucket, fault_proxy):
-    storage, data = of(bucket.url), bytes(range(256)) * 1000
-    with storage.publish("object") as file:
-        file.write([data])
-    file = storage.open("object", len(data))
-    fault_proxy.plan = lambda request: Chunked()
-    for first in range(3):
-        assert file.read(first, 200_000) == data[first : first + 200_000]
 
 
 # Faults

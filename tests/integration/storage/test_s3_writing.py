@@ -7,7 +7,6 @@ import threading
 
 import numpy as np
 import orjson
-import pyarrow as pa
 import pytest
 
 from faults import (
@@ -23,11 +22,11 @@ from faults import (
     slow_down,
 )
 from s3server import KEY_ID, SECRET, S3Server
-from tables import mixed_table, noted_shards, session_processes, start_script, wait_until, write_files, write_table
+from tables import mixed_table, noted_shards, session_processes, start_script, wait_until, write_files
 from wdsplit.conversion.convert import convert, convert_splits
 from wdsplit.conversion.job import ConvertJob
 from wdsplit.conversion.plan.options import ConvertOptions
-from wdsplit.errors import ConvertError, DatasetNotFoundError, InputError, OutputExistsError, StorageError
+from wdsplit.errors import ConvertError, DatasetNotFoundError, InputError, StorageError
 from wdsplit.shards.manifest import HEADER_NAME, RUN_FOLDER
 from wdsplit.storage.s3 import S3Storage
 from wdsplit.storage.s3_options import S3Options
@@ -154,32 +153,11 @@ def test_a_part_that_cannot_be_sent_ends_the_upload_at_the_deadline(bucket, faul
     fault_proxy.plan = lambda request: slow_down() if "partNumber=2" in request.path else None
     with (
         pytest.raises(StorageError, match="does not answer") as caught,
-        of(bucket.url, deadline_s=0.5).publish("a") as f,
+        of(bucket.url, deadline_s=2).publish("a") as f,
     ):
         f.write([bytes(10 * PART_BYTES)])
     assert caught.value.place == f"{bucket.url}/a, upload part 2"
     fault_proxy.plan = lambda request: None
-    assert uploads_of(bucket) == []
-
-
-def test_what_is_changed_on_the_way_is_sent_again(bucket, fault_proxy):
-    data = os.urandom(100)
-    fault_proxy.plan = lambda request: FlipUpload(50) if request.number == 0 else None
-    with of(bucket.url).publish("x") as file:
-        file.write([data])
-    assert (bucket.folder / "x").read_bytes() == data
-    assert [exchange.request.method for exchange in fault_proxy.exchanges] == ["PUT", "PUT"]
-
-
-@pytest.mark.parametrize("size", [100, 5 * PART_BYTES + 1], ids=["one request", "in parts"])
-def test_what_is_always_changed_on_the_way_is_refused(bucket, fault_proxy, size):
-    fault_proxy.plan = lambda request: FlipUpload(50) if request.method == "PUT" else None
-    with pytest.raises(StorageError, match="differs from what was sent") as caught, of(bucket.url).publish("x") as file:
-        file.write([bytes(size)])
-    assert "MD5" in caught.value.expected and "3 attempts" in caught.value.found
-    assert "wdsplit verify" in caught.value.remedy
-    with of(bucket.url, check_etag=False).publish("y") as file:  # for stores whose ETags are no MD5s
-        file.write([bytes(size)])
     assert uploads_of(bucket) == []
 
 
@@ -225,6 +203,44 @@ def test_folders_and_objects_are_removed_by_few_requests_or_one_by_one(bucket, f
     assert storage.sizes() == {"a.idx": 1, "folderish": 1}
 
 
+WITHOUT_ETAG = Other(method="PUT", fields=(("ETag", None),))
+
+
+@pytest.mark.parametrize(
+    ("size", "fault", "times"),
+    [
+        (100, FlipUpload(50), 2),  # rclone takes a part only once
+        (100, FlipUpload(50), 1000),
+        (5 * PART_BYTES + 1, FlipUpload(50), 1000),
+        (5 * PART_BYTES + 1, WITHOUT_ETAG, 2),
+    ],
+)
+def test_what_is_changed_on_the_way_is_sent_again_and_refused_after_three_attempts(
+    bucket, fault_proxy, size, fault, times
+):
+    data, left = os.urandom(size), [fault] * times
+    fault_proxy.plan = lambda request: left.pop() if request.method == "PUT" and left else None
+    if times < 3:
+        with of(bucket.url).publish("x") as file:
+            file.write([data])
+        assert (bucket.folder / "x").read_bytes() == data
+        return
+    with pytest.raises(StorageError, match="differs from what was sent") as caught, of(bucket.url).publish("x") as file:
+        file.write([data])
+    assert "MD5" in caught.value.expected and "3 attempts" in caught.value.found
+    with of(bucket.url, check_etag=False).publish("y") as file:  # for stores whose ETags are no MD5s
+        file.write([data])
+    assert uploads_of(bucket) == []
+
+
+def test_a_store_that_does_not_list_uploads_is_written_to_all_the_same(bucket, fault_proxy):
+    answer = ErrorAnswer("501 Not Implemented", "NotImplemented", "no")
+    fault_proxy.plan = lambda request: answer if "uploads" in request.path and request.method == "GET" else None
+    of(bucket.url).remove_temporary()
+    of(bucket.url).remove("a")
+    assert [exchange.status for exchange in fault_proxy.exchanges if exchange.fault] == [501, 501]
+
+
 @pytest.mark.parametrize(
     ("status", "code", "remedy"),
     [("503 Service Unavailable", "QuotaExceeded", "quota"), ("507 Insufficient Storage", "Full", "free space")],
@@ -234,14 +250,6 @@ def test_a_full_store_is_told_at_once(bucket, fault_proxy, status, code, remedy)
     with pytest.raises(StorageError, match="refused") as caught, of(bucket.url, deadline_s=300).publish("a") as file:
         file.write([b"x"])
     assert remedy in caught.value.remedy and len(fault_proxy.exchanges) == 1
-
-
-def test_a_store_that_does_not_list_uploads_is_written_to_all_the_same(bucket, fault_proxy):
-    answer = ErrorAnswer("501 Not Implemented", "NotImplemented", "no")
-    fault_proxy.plan = lambda request: answer if "uploads" in request.path and request.method == "GET" else None
-    of(bucket.url).remove_temporary()
-    of(bucket.url).remove("a")
-    assert [exchange.status for exchange in fault_proxy.exchanges if exchange.fault] == [501, 501]
 
 
 # Converting
@@ -422,31 +430,6 @@ def test_a_converter_that_is_killed_leaves_no_lock_and_no_half_object_and_is_res
     assert uploads_of(bucket) == []
 
 
-def test_a_value_that_cannot_be_written_leaves_no_part_of_a_shard(bucket, tmp_path):
-    values = [bytes(PART_BYTES)] * 20 + [None]
-    for number, shards in enumerate((1, 3)):
-        path = write_table(tmp_path / f"{number}.parquet", {"x": pa.array(values, pa.binary())}, 1)
-        with pytest.raises(InputError, match="null"):
-            convert(path, f"{bucket.url}/{number}", chosen(shards=shards))
-    found = files_of(bucket.folder)
-    assert uploads_of(bucket) == []
-    assert [name for name in found if name.startswith("0/") and ".rclone_temp" not in name] == []
-    assert [name for name in found if name.endswith(".tar")] == ["1/000000.tar", "1/000001.tar"]
-
-
-def test_overwriting_replaces_all_and_only_what_is_ours(bucket, source, expected):
-    out = f"{bucket.url}/out"
-    convert(source, out, chosen(shards=9, emit=("dali", "energon", "wids")))
-    with pytest.raises(OutputExistsError, match="finished dataset"):
-        convert(source, out, chosen())
-    convert(source, out, chosen(overwrite=True))
-    assert files_of(bucket.folder / "out") == expected
-    (bucket.folder / "out" / "notes.txt").write_text("mine")
-    with pytest.raises(OutputExistsError, match="did not write"):
-        convert(source, out, chosen(overwrite=True))
-    assert files_of(bucket.folder / "out") == expected | {"notes.txt": b"mine"}
-
-
 class Stop(Exception):  # noqa: N818
     pass
 
@@ -479,15 +462,6 @@ def test_what_is_there_is_listed_once_when_a_run_is_resumed(bucket, source, faul
     assert asked[5] == asked[25] < 40
 
 
-def test_a_shard_that_was_lost_or_is_of_another_size_is_written_again(bucket, source, expected):
-    out = f"{bucket.url}/out"
-    stopped_before_its_end(source, out, SHARDS)
-    (bucket.folder / "out/000001.tar").write_bytes(b"short")
-    (bucket.folder / "out/000002.tar.idx").unlink()
-    convert(source, out, chosen(resume=True))
-    assert files_of(bucket.folder / "out") == expected
-
-
 def test_the_manifest_is_not_written_when_the_store_has_lost_a_shard(bucket, source, expected):
     out = f"{bucket.url}/out"
 
@@ -504,28 +478,6 @@ def test_the_manifest_is_not_written_when_the_store_has_lost_a_shard(bucket, sou
 
 
 # Several at once
-
-HOLDS_LOCK = """
-import sys, time
-from wdsplit.storage.opening import open_storage
-with open_storage(sys.argv[1]).lock(".wdsplit-run/lock"):
-    print("locked", flush=True)
-    time.sleep(600)
-"""
-
-
-def test_two_runs_of_a_machine_exclude_each_other_and_a_killed_one_holds_nothing(bucket, source, expected):
-    out = f"{bucket.url}/out"
-    script = start_script(HOLDS_LOCK, out)
-    assert script.stdout.readline() == "locked\n"
-    with pytest.raises(StorageError, match="another process") as caught:
-        convert(source, out, chosen())
-    assert out in caught.value.place
-    convert(source, f"{out}2", chosen())
-    script.kill()
-    script.communicate()
-    convert(source, out, chosen())
-    assert files_of(bucket.folder / "out") == expected
 
 
 @pytest.mark.parametrize("when", [1, SHARDS])
@@ -584,12 +536,3 @@ def test_the_command_writes_to_a_bucket_and_tells_the_url_and_no_secret(bucket, 
     told = "".join(each.stdout + each.stderr for each in (ended, again, verified, refused)).encode()
     for data in (told, *files_of(bucket.folder).values()):
         assert KEY_ID.encode() not in data and SECRET.encode() not in data and b"NOBODYSEES" not in data
-
-
-def test_an_answer_to_an_upload_part_without_its_etag_is_no_answer(bucket, fault_proxy):
-    without = [Other(method="PUT", fields=(("ETag", None),))] * 2
-    fault_proxy.plan = lambda request: without.pop() if request.method == "PUT" and without else None
-    data = bytes(range(256)) * 4 * (PART_BYTES // 512)
-    with of(bucket.url).publish("a") as file:
-        file.write([data])
-    assert of(bucket.url).read("a") == data and without == []
