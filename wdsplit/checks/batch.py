@@ -211,7 +211,13 @@ def batches(
         state = read_state(state)
     source = _opened(dataset, state, options)
     size, ranks = _topology(batch_size, world_size, state or {})
-    found = None if state is None else _parsed(state, source)
+    found = None
+    if state is not None:
+        _refuse_other_dataset(state, source)
+        is_uneven = source.options.tail == "uneven"
+        world = World(state.get("rank", 0), state.get("world_size", 1)) if is_uneven else World()
+        found = parse_state(state, source.fingerprint, source.options, world)
+        _refuse_view_of(found, source)
     if (steps is None) == (last is None) or (last is not None and found is None):
         expected = "steps=[...], or state= and last="
         raise InputError("cannot tell which steps to list", expected=expected, remedy="give one of them")
@@ -256,6 +262,9 @@ def _last(state: State, count: int, size: int, ranks: int, seen_of: Callable[[in
 
 
 def _opened(dataset: Any, state: Mapping[str, Any] | None, options: dict[str, Any]) -> AnySource:
+    if state is not None and not (isinstance(state, Mapping) and state.keys() >= set(_ORDER_NAMES)):
+        expected = "what loader.state_dict() returned"
+        raise StateError("not the state of a loader", expected=expected, found=repr(state)[:200])
     source: AnySource | None = getattr(dataset, "source", None)
     if source is not None:
         if options:
@@ -264,9 +273,6 @@ def _opened(dataset: Any, state: Mapping[str, Any] | None, options: dict[str, An
             )
         return source
     if state is not None:
-        if not isinstance(state, Mapping) or not state.keys() >= set(_ORDER_NAMES):
-            expected = "what loader.state_dict() returned"
-            raise StateError("not the state of a loader", expected=expected, found=repr(state)[:200])
         options = {name: state[name] for name in _ORDER_NAMES} | options
         if not options.keys() & set(CHOICES) and is_stored_name(state.get("view")):
             options["view"] = state["view"]
@@ -289,17 +295,6 @@ def _refuse_other_dataset(state: Mapping[str, Any], source: AnySource) -> None:
             found=f"fingerprint {found}",
             remedy="use the dataset that the training read; converting it again may have changed it",
         ) from None
-
-
-def _parsed(state: Mapping[str, Any], source: AnySource) -> State:
-    """Parse a state, and check that it belongs to the dataset."""
-    _refuse_other_dataset(state, source)
-    world = World()
-    if isinstance(state, Mapping) and source.options.tail == "uneven":
-        world = World(state.get("rank", 0), state.get("world_size", 1))
-    found = parse_state(state, source.fingerprint, source.options, world)
-    _refuse_view_of(found, source)
-    return found
 
 
 def _refuse_view_of(state: State, source: AnySource) -> None:

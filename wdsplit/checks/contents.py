@@ -101,7 +101,9 @@ def read_contents(storage: ReadableStorage, manifest: Manifest, numbers: SampleN
     Raises:
         WdsplitError: A shard is missing or damaged.
     """
-    samples = _drawn(len(numbers), _num_drawn(storage, manifest, len(numbers)))
+    is_small = len(numbers) <= _MAX_ALL and manifest.num_bytes <= _MAX_ALL_BYTES
+    num_drawn = _MAX_REMOTE_DRAWN if storage.is_remote else len(numbers) if is_small else _MAX_DRAWN
+    samples = _drawn(len(numbers), num_drawn)
     is_exact = len(samples) == len(numbers)
     whole = len(samples) == manifest.num_samples and manifest.num_bytes <= _MAX_REMOTE_BYTES
 
@@ -112,16 +114,10 @@ def read_contents(storage: ReadableStorage, manifest: Manifest, numbers: SampleN
     found = read(samples, [field.name for field in manifest.fields], _size_and_label)
     images = [name for name in found if name.rpartition(".")[2] in IMAGE_EXTENSIONS]
     some = samples[_drawn(len(samples), min(len(samples), _MAX_IMAGES))]
-    heads = read(some, images, _head) if images else {}
+    heads = read(some, images, lambda payload, _: head(payload, _HEAD_BYTES)) if images else {}
     distinct = _MAX_DISTINCT if is_exact else _MAX_DISTINCT_DRAWN
     fields = (_contents(field, found[field.name], heads.get(field.name, []), distinct) for field in manifest.fields)
     return Contents(len(samples), is_exact, tuple(fields))
-
-
-def _num_drawn(storage: ReadableStorage, manifest: Manifest, count: int) -> int:
-    if storage.is_remote:
-        return min(count, _MAX_REMOTE_DRAWN)
-    return count if count <= _MAX_ALL and manifest.num_bytes <= _MAX_ALL_BYTES else min(count, _MAX_DRAWN)
 
 
 def _drawn(count: int, drawn: int) -> Int64:
@@ -138,11 +134,6 @@ def _size_and_label(payload: Any, url: str) -> tuple[int, bytes | None]:
     return len(payload), payload if isinstance(payload, bytes) and len(payload) <= _MAX_LABEL_BYTES else None
 
 
-def _head(payload: Any, url: str) -> bytes:
-    """Return the first bytes of a payload."""
-    return head(payload, _HEAD_BYTES)
-
-
 def _contents(
     field: Field, found: list[tuple[int, bytes | None] | None], heads: list[bytes | None], max_distinct: float
 ) -> FieldContents:
@@ -150,7 +141,9 @@ def _contents(
     sizes = _three(size for size, _ in present) if present else None
     is_label = field.name.rpartition(".")[2] == "cls"
     classes = _classes([label for _, label in present], field.names, max_distinct) if is_label else {}
-    images = _image_sizes([head for head in heads if head is not None])
+    sides = image_sizes(pa.array([head for head in heads if head is not None], pa.large_binary()))
+    widths, heights = (side.drop_null().to_pylist() for side in sides)
+    images = ImageSizes(len(widths), _three(widths), _three(heights)) if widths else None
     return FieldContents(field.name, len(present), sizes, classes, images)
 
 
@@ -166,13 +159,6 @@ def _classes(labels: list[bytes | None], names: tuple[str, ...], max_distinct: f
         name = names[int(text)] if is_named else text
         found[name] = found.get(name, 0) + texts[text]
     return found
-
-
-def _image_sizes(heads: list[bytes]) -> ImageSizes | None:
-    """Return the sizes of images by their headers; None if none can be read."""
-    sides = image_sizes(pa.array(heads, pa.large_binary()))
-    widths, heights = (side.drop_null().to_pylist() for side in sides)
-    return ImageSizes(len(widths), _three(widths), _three(heights)) if widths else None
 
 
 def _three(numbers: Iterable[int]) -> tuple[int, int, int]:

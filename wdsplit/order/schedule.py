@@ -68,7 +68,11 @@ class Schedule:
     ) -> None:
         names = names or numbered(sizes)
         num_samples = sum(sizes) if num_samples is None else whole(num_samples)
-        problems = _epoch_problems(num_samples, interpolate)
+        problems = []
+        if type(num_samples) is not int or not 1 <= num_samples <= MAX_MIXED_SAMPLES:
+            problems.append(f"num_samples = {num_samples!r}: expected an integer from 1 to 2**50")
+        if interpolate not in INTERPOLATIONS:
+            problems.append(f"interpolate = {interpolate!r}: expected one of {', '.join(INTERPOLATIONS)}")
         self.points = _checked(points, names, problems)
         refuse(problems)
         self.num_samples = num_samples
@@ -77,7 +81,8 @@ class Schedule:
         for here, after in pairwise(self.points):
             self._add_stretch(here, after if interpolate == "linear" else (after[0], here[1]), lanes, names, problems)
         position, weights = self.points[-1]
-        self._counts.append(_shares(weights, num_samples, f"each epoch from {position:,} on", names, problems))
+        shares = in_proportion([Fraction(weight) for weight in weights], num_samples, problems)
+        self._counts.append(_checked_shares(shares, f"each epoch from {position:,} on", names, problems))
         used = [any(weights[source] for _, weights in self.points) for source in range(len(sizes))]
         rows = zip(names, sizes, used, strict=True)
         problems += [f"{name}: has a weight, but no samples" for name, size, is_used in rows if is_used and not size]
@@ -135,15 +140,6 @@ def _sum(one: Counts, other: Counts) -> Counts:
 # What was given
 
 
-def _epoch_problems(num_samples: Any, interpolate: Any) -> list[str]:
-    problems = []
-    if type(num_samples) is not int or not 1 <= num_samples <= MAX_MIXED_SAMPLES:
-        problems.append(f"num_samples = {num_samples!r}: expected an integer from 1 to 2**50")
-    if interpolate not in INTERPOLATIONS:
-        problems.append(f"interpolate = {interpolate!r}: expected one of {', '.join(INTERPOLATIONS)}")
-    return problems
-
-
 def _checked(
     points: Sequence[tuple[int, Sequence[Any]]], names: Sequence[str], problems: list[str]
 ) -> tuple[tuple[int, Counts], ...]:
@@ -165,20 +161,15 @@ def _checked(
             continue
         rows = zip(names, weights, strict=True)
         shares = [exact(weight, f"point {number}, {name}: weight", problems) for name, weight in rows]
-        if sum(shares):
-            checked.append((position, _least(shares)))
+        if sum(shares):  # the least whole numbers in the same proportion
+            common = lcm(*(weight.denominator for weight in shares))
+            numbers = [int(weight * common) for weight in shares]
+            checked.append((position, tuple(number // gcd(*numbers) for number in numbers)))
         else:
             problems.append(f"point {number}: weights: expected at least one above 0")
     if not points:
         problems.append("schedule: expected at least one point")
     return tuple(checked)
-
-
-def _least(weights: list[Fraction]) -> Counts:
-    """Return the least whole numbers in the same proportion."""
-    common = lcm(*(weight.denominator for weight in weights))
-    numbers = [int(weight * common) for weight in weights]
-    return tuple(number // gcd(*numbers) for number in numbers)
 
 
 def _checked_shares(numbers: list[Fraction], where: str, names: Sequence[str], problems: list[str]) -> Counts:
@@ -190,11 +181,6 @@ def _checked_shares(numbers: list[Fraction], where: str, names: Sequence[str], p
         if number and not count
     ]
     return counts
-
-
-def _shares(weights: Counts, num_samples: int, where: str, names: Sequence[str], problems: list[str]) -> Counts:
-    shares = in_proportion([Fraction(weight) for weight in weights], num_samples, problems)
-    return _checked_shares(shares, where, names, problems)
 
 
 # Blocks

@@ -48,8 +48,18 @@ def epoch_counts(
     """
     sizes = [int(size) for size in sizes]
     names = names or numbered(sizes)
-    refuse(_contradictions(sizes, weights, repeats, chosen, num_samples))
-    problems: list[str] = []
+    problems = [
+        f"{name}: expected {len(sizes)} values, one per source, found {len(values)}"
+        for name, values in (("weights", weights), ("repeats", repeats), ("chosen", chosen))
+        if values is not None and len(values) != len(sizes)
+    ]
+    if weights is not None and (repeats is not None or chosen is not None):
+        problems.append("weights cannot be combined with repeats or chosen")
+    if num_samples is not None and weights is None:
+        problems.append("num_samples works only with weights")
+    if num_samples is not None and (type(whole(num_samples)) is not int or num_samples < 1):
+        problems.append(f"num_samples = {num_samples!r}: expected an integer of at least 1")
+    refuse(problems)
     if weights is not None:
         shares = [exact(weight, f"{name}: weight", problems) for name, weight in zip(names, weights, strict=True)]
         exact_counts = in_proportion(shares, sum(sizes) if num_samples is None else whole(num_samples), problems)
@@ -77,28 +87,6 @@ def refuse(problems: list[str]) -> None:
 def numbered(sizes: Sequence[int]) -> list[str]:
     """Return names for sources that have none."""
     return [f"source {number}" for number in range(len(sizes))]
-
-
-def _contradictions(
-    sizes: Sequence[int],
-    weights: Sequence[Any] | None,
-    repeats: Sequence[Any] | None,
-    chosen: Sequence[Any] | None,
-    num_samples: int | None,
-) -> list[str]:
-    """Return what is wrong with the arguments as a whole."""
-    problems = [
-        f"{name}: expected {len(sizes)} values, one per source, found {len(values)}"
-        for name, values in (("weights", weights), ("repeats", repeats), ("chosen", chosen))
-        if values is not None and len(values) != len(sizes)
-    ]
-    if weights is not None and (repeats is not None or chosen is not None):
-        problems.append("weights cannot be combined with repeats or chosen")
-    if num_samples is not None and weights is None:
-        problems.append("num_samples works only with weights")
-    if num_samples is not None and (type(whole(num_samples)) is not int or num_samples < 1):
-        problems.append(f"num_samples = {num_samples!r}: expected an integer of at least 1")
-    return problems
 
 
 def exact(value: Any, place: str, problems: list[str]) -> Fraction:
