@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from wdsplit.annotating.gather import write_tables
-from wdsplit.annotating.job import AnnotateJob, Cuts
+from wdsplit.annotating.job import AnnotateCuts, AnnotateJob
 from wdsplit.annotating.join import Counted, Joined, join, parse_joined
 from wdsplit.annotating.scatter import scatter_keys, scatter_rows
 from wdsplit.arrays import Int64
@@ -61,7 +61,7 @@ def table_bytes(table: Table, num_samples: int) -> int:
     return table.data_bytes + table.num_rows * ROW_BYTES + num_samples * _KEY_BYTES
 
 
-def cut_run(table: Table, num_real: Int64, jobs: int, buffer_bytes: int) -> Cuts:
+def cut_run(table: Table, num_real: Int64, jobs: int, buffer_bytes: int) -> AnnotateCuts:
     """Cut a run into tasks that each fit their buffer, and into at least one task per job if possible.
 
     Args:
@@ -74,7 +74,7 @@ def cut_run(table: Table, num_real: Int64, jobs: int, buffer_bytes: int) -> Cuts
     num_bytes = table_bytes(table, num_samples)
     size = min(buffer_bytes, max(BATCH_BYTES, num_bytes // (_TASKS_PER_JOB * jobs)))
     row_bytes = (table.data_bytes + num_samples * ROW_BYTES) // max(1, table.num_rows)
-    return Cuts(
+    return AnnotateCuts(
         tuple(cut_table(table, size)),
         _cut(num_real * _KEY_BYTES + _FILE_BYTES, size),
         _cut(num_real * min(row_bytes, buffer_bytes) + _FILE_BYTES, size),

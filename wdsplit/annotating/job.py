@@ -15,7 +15,7 @@ from wdsplit.shards.annotations import RUN_SUFFIX
 from wdsplit.shards.manifest import Shards
 from wdsplit.tables.table import Table
 
-__all__ = ["KEY", "NUMBER", "RAW", "ROW", "SHARD", "AnnotateJob", "Cuts", "column_name"]
+__all__ = ["KEY", "NUMBER", "RAW", "ROW", "SHARD", "AnnotateCuts", "AnnotateJob", "column_name"]
 
 KEY, RAW, NUMBER, SHARD, ROW = "key", "raw", "number", "shard", "row"
 """Columns of spill files: the key as in the tar, the unescaped key if that differs, the row number in the table, the
@@ -23,7 +23,7 @@ shard, the sample in the shard. The joined columns are c0, c1, ..."""
 
 
 @dataclass(frozen=True)
-class Cuts:
+class AnnotateCuts:
     """How a run is cut into tasks.
 
     Attributes:
@@ -65,7 +65,7 @@ class AnnotateJob(Job):
     columns: tuple[str, ...]
     shards: Shards
     duplicates: Duplicates
-    cuts: Cuts
+    cuts: AnnotateCuts
     folder: str
     spill_folder: str
     buffer_bytes: int

@@ -17,9 +17,9 @@ from wdsplit.annotating.join import Joined
 from wdsplit.annotating.options import AnnotateOptions
 from wdsplit.annotating.run import AnnotationRun
 from wdsplit.annotating.unmatched import refuse_unmatched
+from wdsplit.conversion.needs import memory_budget
 from wdsplit.conversion.prepare import Places
-from wdsplit.conversion.shuffle.scatter import REMOTE_MEMORY, task_bytes
-from wdsplit.engines.limits import usable_memory
+from wdsplit.conversion.shuffle.scatter import task_bytes
 from wdsplit.engines.local import Engine
 from wdsplit.errors import InputError, WdsplitError
 from wdsplit.fields.keys import numbered_width
@@ -42,9 +42,6 @@ from wdsplit.tables.table import Table
 from wdsplit.urls import shown_url
 
 __all__ = ["Joining"]
-
-_MEMORY_SHARE = 4
-"""The default memory budget, as a fraction of the memory that the process may use."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +137,7 @@ class Joining:
         provenance, num_real = self.manifest.provenance, self.manifest.shards.num_real
         width = numbered_width(provenance)
         duplicates = self.options.allow_duplicates or "first"
-        memory = self.options.memory or (usable_memory() // _MEMORY_SHARE if engine.is_local else REMOTE_MEMORY)
+        memory = memory_budget(self.options.memory, engine.is_local)
         num_bytes = table_bytes(table, int(num_real.sum()))
         buffer_bytes = task_bytes(memory, engine.jobs_of_a_node, None if self.storage.is_remote else num_bytes)
         content = {

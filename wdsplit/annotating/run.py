@@ -15,7 +15,7 @@ import orjson
 import pyarrow.compute as pc
 import xxhash
 
-from wdsplit.annotating.job import AnnotateJob, Cuts
+from wdsplit.annotating.job import AnnotateCuts, AnnotateJob
 from wdsplit.errors import OutputExistsError, WdsplitError
 from wdsplit.jobs.record import Record
 from wdsplit.shards.annotations import ANNOTATIONS_FOLDER, RUN_SUFFIX, is_part_of
@@ -101,7 +101,7 @@ class AnnotationRun(Record):
             remedy = "use --overwrite to replace it, or choose another --name"
             self._refuse("the existing annotation was made by another plan", live, remedy, folder)
 
-    def cuts(self, job: AnnotateJob, modified: str, resume: bool, live: str | None) -> Cuts:
+    def cuts(self, job: AnnotateJob, modified: str, resume: bool, live: str | None) -> AnnotateCuts:
         """Start a run, or continue one; return how it is cut into tasks.
 
         Args:
@@ -127,14 +127,14 @@ class AnnotationRun(Record):
                 )
             self._remove_temporary(self.storage, job)
             rows, keys, groups = (tuple(plan[name]) for name in ("rows", "keys", "groups"))
-            return Cuts(rows, keys, groups, plan["num_partitions"])
+            return AnnotateCuts(rows, keys, groups, plan["num_partitions"])
         left = [name for name in self.storage.list(self.folder) if name not in (_LOCK, RUN_FOLDER)]
         self.storage.remove(*(f"{self.folder}/{name}" for name in left))
         self._remove_folders(live)
         self.begin({"plan": job.run, "modified": modified, **dataclasses.asdict(job.cuts)})
         return job.cuts
 
-    def spill_folder(self, job: AnnotateJob, cuts: Cuts) -> str:
+    def spill_folder(self, job: AnnotateJob, cuts: AnnotateCuts) -> str:
         """Return the folder of a run's spill files, which late tasks of another run or other cuts do not share."""
         return f"{self.folder}/{job.run}-{xxhash.xxh3_64_hexdigest(orjson.dumps(dataclasses.asdict(cuts)))}"
 

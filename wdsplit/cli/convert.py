@@ -34,7 +34,7 @@ from wdsplit.cli.terminal import (
     training_line,
     wrapped,
 )
-from wdsplit.conversion.plan.options import PASSES, ConvertOptions, Pass
+from wdsplit.conversion.plan.options import PASSES, ConvertOptions, PassName
 from wdsplit.errors import WdsplitError
 from wdsplit.texts import counted
 from wdsplit.urls import shown_url
@@ -80,7 +80,7 @@ def convert_command(
     running: Running,
     plan_path: str | None,
     share: str | None,
-    only: Pass | None,
+    only: PassName | None,
     **arguments: Any,
 ) -> None:
     """Convert tables into a dataset of balanced WebDataset shards.

@@ -19,12 +19,12 @@ from wdsplit.urls import shown_url
 
 if TYPE_CHECKING:
     from wdsplit.conversion.convert import Progress
-    from wdsplit.conversion.plan.options import Pass
+    from wdsplit.conversion.plan.options import PassName
 
 __all__ = ["commit_command", "run_share"]
 
 
-def run_share(plan_path: str, share: str, only: Pass | None, running: Running) -> None:
+def run_share(plan_path: str, share: str, only: PassName | None, running: Running) -> None:
     """Write a share of a conversion, and print what was written."""
     match = re.fullmatch(r"(\d+)/(\d+)", share)
     if match is None:

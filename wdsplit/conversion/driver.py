@@ -11,7 +11,7 @@ import numpy as np
 
 from wdsplit.arrays import Int64
 from wdsplit.conversion.job import ConvertJob
-from wdsplit.conversion.plan.options import Pass as PassName
+from wdsplit.conversion.plan.options import PassName
 from wdsplit.conversion.plan.plan import Plan, task_shards
 from wdsplit.conversion.published import SHARDS_FOLDER, Published, ShardRow, parse_row
 from wdsplit.conversion.shuffle.in_memory import LoadedRows, load, loaded, plan_loading

@@ -16,7 +16,7 @@ from wdsplit.conversion.shuffle.steps import SPILL_FOLDER, spilled_bytes
 from wdsplit.engines.limits import usable_memory
 from wdsplit.errors import StorageError
 
-__all__ = ["Needs", "needs_of", "refuse_little_space"]
+__all__ = ["Needs", "memory_budget", "needs_of", "refuse_little_space"]
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +41,11 @@ class Needs:
     temporary_bytes: int
 
 
+def memory_budget(memory: int | None, is_local: bool) -> int:
+    """Return the bytes of memory that all jobs of a machine may use, given the option."""
+    return memory or (usable_memory() // _MEMORY_SHARE if is_local else REMOTE_MEMORY)
+
+
 def needs_of(plan: Plan, memory: int | None, jobs: int, is_local: bool, on_disk: bool) -> Needs:
     """Return the resources that a conversion needs.
 
@@ -51,7 +56,7 @@ def needs_of(plan: Plan, memory: int | None, jobs: int, is_local: bool, on_disk:
         is_local: Whether all tasks run on this machine.
         on_disk: Whether the output is on a disk of this machine.
     """
-    memory = memory or (usable_memory() // _MEMORY_SHARE if is_local else REMOTE_MEMORY)
+    memory = memory_budget(memory, is_local)
     loadable = loadable_bytes(memory, jobs) if is_local else 0
     buffer_bytes = task_bytes(memory, jobs, plan.table.data_bytes if on_disk else None)
     spills = plan.scatters and memory_bytes(plan) > loadable

@@ -148,10 +148,15 @@ def plan_files(
     fields, label = _fields(chosen, options)
     _check_absent(chosen, fields, options)
     _check_kept(chosen.schema, fields, options)
-    plans = {name: _plan(name, part, fields, groups, options, label) for name, (part, groups) in selected.items()}
-    for plan in plans.values():
-        _warn_of_pads(plan)
-        _warn_of_tiny_shards(plan)
+    plans = {}
+    for name, (part, groups) in selected.items():
+        try:
+            plans[name] = make_plan(part, fields, options.key, options.plan, groups, label)
+        except InputError as error:
+            if not name:
+                raise
+            raise error.at(f"split {name!r}") from error
+        _warn_of_shards(plans[name])
     if not next(iter(plans.values())).options.shuffle:
         _warn_of_runs(chosen, fields)
     return plans
@@ -299,24 +304,8 @@ def _check_absent(table: Table, fields: Sequence[Field], options: ConvertOptions
         )
 
 
-def _plan(
-    split: str,
-    table: Table,
-    fields: Sequence[Field],
-    groups: Groups | None,
-    options: ConvertOptions,
-    label: Label | None,
-) -> Plan:
-    """Return the plan of a split; errors name it."""
-    try:
-        return make_plan(table, fields, options.key, options.plan, groups, label)
-    except InputError as error:
-        if not split:
-            raise
-        raise error.at(f"split {split!r}") from error
-
-
-def _warn_of_pads(plan: Plan) -> None:
+def _warn_of_shards(plan: Plan) -> None:
+    """Warn about many pads, and about many tiny shards."""
     if plan.num_pads > max(_MANY_PADS, plan.num_rows // 10):
         logger.warning(
             "%d pads for %d rows in %d shards%s: use fewer shards, or --pad none",
@@ -325,9 +314,6 @@ def _warn_of_pads(plan: Plan) -> None:
             plan.num_shards,
             ", because groups differ in size" if plan.groups is not None else "",
         )
-
-
-def _warn_of_tiny_shards(plan: Plan) -> None:
     shard_bytes = plan.shard_bytes // plan.num_shards
     if plan.num_shards > _MANY_SHARDS and shard_bytes < _TINY_SHARD_BYTES:
         logger.warning(

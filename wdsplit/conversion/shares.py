@@ -16,7 +16,7 @@ from wdsplit.conversion.commit import commit
 from wdsplit.conversion.driver import Driver, Progress, merge_pass, no_progress, noted_rows, scatter_pass
 from wdsplit.conversion.job import ConvertJob
 from wdsplit.conversion.needs import Needs, needs_of, refuse_little_space
-from wdsplit.conversion.plan.options import PASSES, ConvertOptions, Pass, chosen
+from wdsplit.conversion.plan.options import PASSES, ConvertOptions, PassName, chosen
 from wdsplit.conversion.plan.plan import Plan
 from wdsplit.conversion.plan.plan_file import SavedPlan
 from wdsplit.conversion.planning import PathLike
@@ -127,7 +127,7 @@ def convert_share(
     plan_path: PathLike,
     share: int,
     num_shares: int,
-    only: Pass | None = None,
+    only: PassName | None = None,
     progress: Callable[[Progress], None] | None = None,
     storage_options: Mapping[str, Any] | None = None,
     engine: Engine | None = None,
@@ -189,7 +189,7 @@ def convert_share(
 
 
 def _carry_out(
-    run: Run, job: ConvertJob, engine: Engine, report: Callable[[Progress], None], share: Share, name: Pass
+    run: Run, job: ConvertJob, engine: Engine, report: Callable[[Progress], None], share: Share, name: PassName
 ) -> Progress:
     """Run a share of a pass; return the last progress."""
     plan, storage = job.plan, run.storage
@@ -229,7 +229,7 @@ def _require_cuts(storage: Storage, plan: Plan) -> Cuts:
     return cuts
 
 
-def _require_complete(storage: Storage, plan: Plan, cuts: Cuts, name: Pass) -> None:
+def _require_complete(storage: Storage, plan: Plan, cuts: Cuts, name: PassName) -> None:
     """Refuse to continue before all shares have finished a pass."""
     each, notes = scatter_pass(plan, cuts) if name == "scatter" else merge_pass(cuts), Notes(storage, SPILL_FOLDER)
     items = range(each.num_items)
@@ -264,7 +264,7 @@ def needed_passes(
     plan_path: PathLike,
     storage_options: Mapping[str, Any] | None = None,
     fs: AbstractFileSystem | None = None,
-) -> tuple[Pass, ...]:
+) -> tuple[PassName, ...]:
     """Return the passes that the shares of a plan need; the arguments are those of `commit_shares`.
 
     Raises:
@@ -275,7 +275,7 @@ def needed_passes(
     return _passes(run.storage, saved.plan)
 
 
-def _passes(storage: Storage, plan: Plan) -> tuple[Pass, ...]:
+def _passes(storage: Storage, plan: Plan) -> tuple[PassName, ...]:
     if not plan.scatters:
         return ("write",)
     return PASSES if _require_cuts(storage, plan).merges else ("scatter", "write")

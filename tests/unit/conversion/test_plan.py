@@ -65,11 +65,6 @@ def test_every_row_goes_to_exactly_one_shard_and_what_is_dropped_is_the_end(plan
 
 
 @given(plans())
-def test_what_is_dropped_is_less_than_a_sample_of_each_shard(plan):
-    assert 0 <= plan.num_dropped < plan.num_shards
-
-
-@given(plans())
 def test_the_shards_are_balanced_and_equal_unless_they_may_differ(plan):
     sizes = sizes_of(plan)
     assert max(sizes) - min(sizes) <= (1 if plan.options.pad == "none" else 0)
@@ -187,19 +182,6 @@ def test_much_data_in_a_given_number_of_shards_gets_up_to_192_lanes(shards, lane
     assert plan_of_size(10**6, 10**11, shards=shards).lanes == lanes
 
 
-def test_23_samples_at_10_a_shard_make_equal_shards_and_none_is_short():
-    plan = plan_of(23, samples_per_shard=10)
-    assert (plan.num_shards, sizes_of(plan), plan.num_pads) == (3, [8, 8, 8], 1)
-
-
-def test_6_shards_cannot_be_asked_for_on_4_ranks_and_the_error_suggests_numbers_that_can():
-    with pytest.raises(InputError) as caught:
-        plan_of(100, shards=6, world_size=4)
-    assert "4 or 8" in caught.value.expected
-    assert caught.value.found == "6"
-    assert "--world-size" in caught.value.remedy
-
-
 def test_too_few_shards_for_the_readers_are_refused_with_the_smallest_number_that_will_do():
     with pytest.raises(InputError, match="not a multiple") as caught:
         plan_of(100, shards=3, world_size=2, workers=4)
@@ -220,12 +202,6 @@ def test_more_shards_than_rows_are_refused_where_no_pads_may_fill_them(pad, opti
 def test_where_no_pads_may_fill_them_a_small_table_gets_as_many_shards_as_it_can_fill(pad):
     plan = plan_of(11, pad=pad, world_size=2)
     assert plan.num_shards == plan.lanes == 10
-
-
-def test_more_shards_than_rows_are_filled_with_pads():
-    plan = plan_of(3, shards=8)
-    assert sizes_of(plan) == [1] * 8
-    assert plan.num_pads == 5
 
 
 def test_a_table_without_rows_is_refused_by_name():
@@ -348,11 +324,6 @@ def test_a_million_shards_of_100_000_files_can_be_planned():
     assert plan.num_pads == 0
 
 
-def test_every_shard_of_100_000_can_be_asked_for_its_rows():
-    plan = make_plan(table_of(*[input_file(1000)] * 101), FIELDS, None, PlanOptions(shards=100_000))
-    assert sum(plan.num_pads_of(shard) for shard in range(plan.num_shards)) == plan.num_pads == 99_000
-
-
 @given(st.integers(0, 2**60), st.integers(1, 2**40), st.integers(1, 1000))
 def test_the_windows_of_192_lanes_hold_at_most_256_mib_unless_samples_are_larger(num_bytes, num_samples, lanes):
     window, sample_bytes = default_window(num_bytes, num_samples, lanes), num_bytes // num_samples
@@ -394,20 +365,6 @@ def test_more_than_ten_shards_for_each_row_are_made_only_where_pads_are_allowed(
     assert allowed.num_pads == allowed.num_shards - 40
 
 
-@pytest.mark.parametrize("options", [{"world_size": 400}, {"shards": 400}, {"lanes": 400}], ids=str)
-def test_ten_shards_for_each_row_are_made_of_any_table(options):
-    assert plan_of(40, **options).num_shards == 400
-
-
-@pytest.mark.parametrize("world_size", [1, 3, 10])
-def test_a_table_of_one_row_needs_no_leave_for_its_pads(world_size):
-    assert plan_of(1, world_size=world_size).num_pads > 10
-
-
 def test_more_shards_than_a_manifest_may_have_are_refused():
     with pytest.raises(InputError, match="too many shards"):
         plan_of(10**9, shards=2**24 + 1)
-
-
-def test_more_readers_than_rows_are_not_refused_by_themselves():
-    assert plan_of(103, world_size=64, workers=16).num_shards == 1024

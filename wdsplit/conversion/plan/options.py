@@ -24,7 +24,7 @@ __all__ = [
     "ConvertOptions",
     "IndexOptions",
     "Pad",
-    "Pass",
+    "PassName",
     "PlanOptions",
     "attribute_texts",
     "chosen",
@@ -38,8 +38,8 @@ Options = TypeVar("Options")
 Pad = Literal["repeat", "drop", "none"]
 PADS: tuple[Pad, ...] = ("repeat", "drop", "none")
 
-Pass = Literal["scatter", "merge", "write"]
-PASSES: tuple[Pass, ...] = ("scatter", "merge", "write")
+PassName = Literal["scatter", "merge", "write"]
+PASSES: tuple[PassName, ...] = ("scatter", "merge", "write")
 """The passes of a conversion, in order; rows that keep their order need only the last."""
 
 _MAX_COUNT = 2**53
