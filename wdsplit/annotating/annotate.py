@@ -102,7 +102,7 @@ def _annotate_rows(
 
     folder = open_storage(work.run.path, work.places.output_options)
     try:
-        with spooled(rows, folder, engine.is_local, work.check_columns, report_rows) as path:
+        with spooled(rows, folder, engine.is_local, work.columns, report_rows) as path:
             work = replace(work, places=replace(work.places, inputs=[path], input_options=None))
             return work.carry_out([path], engine, report, rows.what)
     finally:

@@ -68,10 +68,6 @@ class Joining:
             )
         self.run.refuse(annotation_names(self.storage), self.options.overwrite, self.options.resume)
 
-    def check_columns(self, schema: pa.Schema) -> None:
-        """Refuse a table that cannot be joined, given its columns."""
-        self.columns(schema)
-
     def columns(self, schema: pa.Schema) -> tuple[dict[str, str], pa.Schema]:
         """Return the columns to join, and their schema in the dataset; refuse invalid ones."""
         check_key(schema, self.key)
@@ -101,25 +97,22 @@ class Joining:
             modified = xxhash.xxh3_64_hexdigest(orjson.dumps([file.modified_ns for file in table.files]))
             cuts = self.run.cuts(job, modified, self.options.resume, kept)
             job = replace(job, cuts=cuts, spill_folder=self.run.spill_folder(job, cuts))
-            return self._carry_out(job, AnnotateDriver(job, engine, report), kept, what)
-
-    def _carry_out(self, job: AnnotateJob, driver: AnnotateDriver, kept: str | None, what: str) -> Annotation:
-        """Run the passes. An error in the user's input leaves nothing behind; others leave a run to resume."""
-        try:
-            found = driver.join()
-            refuse_unmatched(found, self.options, job.table, job.shards, job.key)
-            annotation = self._annotation(job, found, driver.write(found.runs), what)
-            self.run.refuse_taken_over(job.run, shared=True)
-            self._refuse_changed(job)
-            write_annotation(self.storage, annotation)
-        except BaseException as error:
-            if isinstance(error, InputError) and not self.options.resume:
-                self.run.finish(kept)
-            else:
-                self.run.leave_resumable(job)
-            raise
-        self.run.finish(annotation.folder)
-        return annotation
+            driver = AnnotateDriver(job, engine, report)
+            try:
+                found = driver.join()
+                refuse_unmatched(found, self.options, job.table, job.shards, job.key)
+                annotation = self._annotation(job, found, driver.write(found.runs), what)
+                self.run.refuse_taken_over(job.run, shared=True)
+                self._refuse_changed(job)
+                write_annotation(self.storage, annotation)
+            except BaseException as error:
+                if isinstance(error, InputError) and not self.options.resume:
+                    self.run.finish(kept)  # the input must be mended, so nothing can be continued
+                else:
+                    self.run.leave_resumable(job)
+                raise
+            self.run.finish(annotation.folder)
+            return annotation
 
     def _live(self) -> Annotation | None:
         """Return the existing annotation; None if there is none, or if it is damaged and will be replaced."""

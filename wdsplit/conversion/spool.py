@@ -38,7 +38,7 @@ def spooled(
     source: PythonSource,
     output: Storage,
     is_local: bool,
-    check: Callable[[pa.Schema], None],
+    check: Callable[[pa.Schema], object],
     report: Callable[[int], None],
 ) -> Iterator[str]:
     """Write the rows of a source into a file, which exists until the block ends; yield its path.
@@ -89,7 +89,7 @@ def _remove(output: Storage, is_new: bool) -> None:
 
 
 def _written(
-    source: PythonSource, folder: str, check: Callable[[pa.Schema], None], report: Callable[[int], None]
+    source: PythonSource, folder: str, check: Callable[[pa.Schema], object], report: Callable[[int], None]
 ) -> str:
     """Write all rows into one file of one schema. Where the types of columns widen, another part begins."""
     parts: list[_Part] = []

@@ -82,7 +82,7 @@ class Notes:
                     reach = max(reach, -stop)
             if not longest:
                 return
-            notes = in_order(lambda note: self._read(note[2], note[0] - note[1]), longest, _NOTES_AT_ONCE)
+            notes = in_order(lambda note: self._read(note[2], -note[1] - note[0]), longest, _NOTES_AT_ONCE)
             for (first, _, path), results in zip(longest, notes, strict=True):
                 for item, result in enumerate(results, first):
                     if item < items.stop and wanted[item]:
