@@ -8,8 +8,19 @@ from __future__ import annotations
 import math
 import re
 import shlex
+from collections.abc import Sequence
 
-__all__ = ["counted", "escaped", "human_bytes", "human_number", "human_seconds", "percent", "quoted", "safe_text"]
+__all__ = [
+    "class_name",
+    "counted",
+    "escaped",
+    "human_bytes",
+    "human_number",
+    "human_seconds",
+    "percent",
+    "quoted",
+    "safe_text",
+]
 
 _KEPT = "\n\t"
 _SHELL_SPECIAL = re.compile(r'["$`\\\\]|!(?![= ])')
@@ -37,6 +48,12 @@ def escaped(text: str, lines: bool = False) -> str:
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() or (lines and each in _KEPT) else f"\\u{ord(each):04x}" for each in text)
+
+
+def class_name(text: str, names: Sequence[str]) -> str:
+    """Return the name of a class: that of `names`, if the text is the number of one, else the text."""
+    is_number = text.isascii() and text.isdigit() and int(text) < len(names)
+    return names[int(text)] if is_number else text
 
 
 def counted(number: int, one: str, many: str = "") -> str:

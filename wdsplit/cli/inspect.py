@@ -35,7 +35,7 @@ from wdsplit.cli.terminal import (
     wrapped,
 )
 from wdsplit.tar.names import RESERVED_FIELDS
-from wdsplit.texts import counted, escaped, percent, safe_text
+from wdsplit.texts import class_name, counted, escaped, percent, safe_text
 from wdsplit.urls import shown_url
 
 if TYPE_CHECKING:
@@ -278,8 +278,8 @@ def _show(sample: dict[str, Any], names: Mapping[str, tuple[str, ...]]) -> None:
     for name, value in sample.items():
         if name not in RESERVED_FIELDS:
             text = _preview(value)
-            is_class = text.isascii() and text.isdigit() and int(text) < len(names.get(name, ()))
-            echo(f"  {name}: {text}{f' ({safe_text(names[name][int(text)], _MAX_NAME)})' if is_class else ''}")
+            of_class = class_name(text, names.get(name, ()))
+            echo(f"  {name}: {text}{f' ({safe_text(of_class, _MAX_NAME)})' if of_class != text else ''}")
 
 
 def _previews(sample: dict[str, Any]) -> dict[str, str]:

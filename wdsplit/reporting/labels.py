@@ -18,6 +18,7 @@ from wdsplit.order.epoch import groups
 from wdsplit.reporting.scan import Column, Scan
 from wdsplit.reporting.subject import Subject
 from wdsplit.shards.manifest import Manifest
+from wdsplit.texts import class_name
 
 __all__ = ["TENTHS", "Labels", "codes_by_number", "labels_of", "tenth_of"]
 
@@ -103,16 +104,9 @@ def _labels(field: str, column: Column, names: tuple[str, ...]) -> Labels:
     raw = [str(values[number]) for number in by_count]
     met = set(raw)
     unseen = [str(number) for number, name in enumerate(names) if not {str(number), name} & met]
-    shown = tuple(_name(value, names) for value in [*raw, *unseen])
+    shown = tuple(class_name(value, names).strip() or "(empty)" for value in [*raw, *unseen])
     full = np.concatenate([counts[by_count], np.zeros(len(unseen))]).astype(np.int64)
     return Labels(field, shown, (*raw, *unseen), codes, full, bool(names))
-
-
-def _name(value: str, names: tuple[str, ...]) -> str:
-    """Return the name of a class: the manifest's, if the value is the number of one."""
-    if names and value.isascii() and value.isdigit() and int(value) < len(names):
-        return names[int(value)]
-    return value.strip() or "(empty)"
 
 
 TENTHS = tuple(f"{10 * tenth} to {10 * tenth + 10} %" for tenth in range(10))

@@ -23,7 +23,7 @@ from wdsplit.reporting.payloads import AUDIO, MIME_TYPES, array_header, kind_of
 from wdsplit.reporting.subject import Subject
 from wdsplit.shards.manifest import Field, Manifest
 from wdsplit.tar.names import RESERVED_FIELDS, unescape_key
-from wdsplit.texts import counted, human_bytes, human_number, safe_text
+from wdsplit.texts import class_name, counted, human_bytes, human_number, safe_text
 
 __all__ = ["Card", "Item", "cards", "cards_of", "drawn_numbers"]
 
@@ -156,7 +156,10 @@ def _card(
     number: int, sample: dict[str, Any], known: dict[str, Field], label_field: str, why: str, max_bytes: int
 ) -> Card:
     fields = [name for name in sample if name not in RESERVED_FIELDS and name != "__source__"]
-    label = _label(sample[label_field], known.get(label_field)) if label_field in sample else ""
+    label = ""
+    if label_field in sample:
+        names = known[label_field].names if label_field in known else ()
+        label = safe_text(class_name(sample[label_field].decode("utf-8", "replace").strip(), names), _KEY_CHARACTERS)
     items = []
     for name in fields[:_MAX_FIELDS]:
         if name == label_field:
@@ -169,14 +172,6 @@ def _card(
     key = safe_text(unescape_key(sample["__key__"]), _KEY_CHARACTERS)
     shard = safe_text(str(sample["__url__"]).rpartition("/")[2], _KEY_CHARACTERS)
     return Card(number, key, label, shard, tuple(items), why)
-
-
-def _label(payload: bytes, field: Field | None) -> str:
-    text = payload.decode("utf-8", "replace").strip()
-    names = field.names if field is not None else ()
-    if names and text.isascii() and text.isdigit() and int(text) < len(names):
-        text = names[int(text)]
-    return safe_text(text, _KEY_CHARACTERS)
 
 
 def _item(name: str, payload: bytes, kind: str, max_bytes: int) -> Item:

@@ -230,20 +230,6 @@ def test_plan_convert_and_inspect_say_which_column_is_the_label(done, refused, t
     assert "several columns could be the label" in refused(2, "plan", path)
 
 
-def test_rows_of_a_table_are_shuffled_and_tars_keep_their_order_unless_asked_otherwise(done, table, tmp_path):
-    def order_of(source, name, *options):
-        done("convert", source, tmp_path / name, "--shards", 4, "--jobs", 1, *options)
-        return labels(tmp_path / name)
-
-    shuffled = order_of(table, "shuffled")
-    assert shuffled != sorted(shuffled) == list(range(23))
-    assert order_of(table, "asked", "--shuffle") == shuffled
-    assert order_of(table, "kept", "--no-shuffle") == list(range(23))
-    tars = f"{tmp_path}/shuffled/*.tar"
-    assert order_of(tars, "tars") == shuffled
-    assert order_of(tars, "tars-shuffled", "--shuffle") != shuffled
-
-
 def test_convert_does_what_its_options_say(done, table, output):
     done(
         *("convert", table, output, "--world-size", 2, "--workers", 3, "--samples-per-shard", 2, "--pad", "drop"),
@@ -669,19 +655,6 @@ def test_verify_fails_and_names_the_shard_that_is_damaged(run, dataset, damage, 
     assert (ended.code, ended.err) == (1, "")
     assert list(problem) == ["cause", "place", "expected", "found", "remedy"]
     assert problem["place"] == f"{dataset}/000004.tar"
-
-
-def test_index_makes_a_dataset_of_tars_and_convert_does_not_overwrite_them(done, refused, table, numbers, tmp_path):
-    (tmp_path / "tars").mkdir()
-    for tar in sorted(Path(numbers).glob("*.tar")):
-        shutil.copy(tar, tmp_path / "tars")
-    done("index", tmp_path / "tars", "--jobs", 1)
-    done("verify", tmp_path / "tars")
-    summary = json.loads(done("inspect", tmp_path / "tars", "--json").out)
-    assert summary["samples"] == json.loads(done("inspect", numbers, "--json").out)["samples"]
-    message = refused(2, "convert", table, tmp_path / "tars", "--overwrite")
-    assert_says(message, "indexed but did not write", "would be lost")
-    done("verify", tmp_path / "tars")
 
 
 def test_what_is_small_is_done_without_worker_processes(done, numbers, tmp_path, monkeypatch):
