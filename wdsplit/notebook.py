@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import html
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 from wdsplit.texts import safe_text
 
@@ -27,19 +28,27 @@ wins against the rules of Jupyter, which align cells to the right."""
 _CELL_CHARACTERS, _ROWS = 300, 50
 
 
-class Preview(Protocol):
-    """Samples to look at. A notebook shows them as pictures, sounds and texts; `print` as a line for each."""
+@dataclass(frozen=True, repr=False)
+class Preview:
+    """Samples to look at. A notebook shows them as pictures, sounds and texts; `print` as a line for each.
 
-    @property
-    def title(self) -> str:
-        """The number of samples, and the dataset."""
+    Attributes:
+        title: The number of samples, and the dataset.
+        cards: The samples.
+        lines: A line for each sample.
+        as_html: Returns the preview as HTML; None for the lines instead.
+    """
 
-    @property
-    def cards(self) -> Sequence[Any]:
-        """The samples."""
+    title: str
+    cards: Sequence[Any]
+    lines: Sequence[str]
+    as_html: Callable[[], str | None]
+
+    def __repr__(self) -> str:
+        return "\n".join([f"<Preview: {self.title}>", *self.lines])
 
     def _repr_html_(self) -> str | None:
-        """Return the preview as HTML; None for the lines instead."""
+        return self.as_html()
 
 
 make_preview: Callable[[Any, int, int], Preview]

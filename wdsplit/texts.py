@@ -11,18 +11,13 @@ import shlex
 from collections.abc import Sequence
 
 __all__ = [
-    "class_name",
-    "counted",
-    "escaped",
-    "human_bytes",
-    "human_number",
-    "human_seconds",
-    "percent",
-    "quoted",
+    *("class_name", "counted", "escaped", "human_bytes", "human_number", "human_seconds", "percent", "quoted"),
     "safe_text",
 ]
 
 _KEPT = "\n\t"
+_MAX_DIGITS = 10
+"""Of the number of a class: `int` refuses texts of thousands of digits."""
 _SHELL_SPECIAL = re.compile(r'["$`\\\\]|!(?![= ])')
 """Characters that a shell interprets inside double quotes."""
 
@@ -52,8 +47,8 @@ def escaped(text: str, lines: bool = False) -> str:
 
 def class_name(text: str, names: Sequence[str]) -> str:
     """Return the name of a class: that of `names`, if the text is the number of one, else the text."""
-    is_number = text.isascii() and text.isdigit() and int(text) < len(names)
-    return names[int(text)] if is_number else text
+    number = int(text) if text.isascii() and text.isdigit() and len(text) < _MAX_DIGITS else len(names)
+    return names[number] if number < len(names) else text
 
 
 def counted(number: int, one: str, many: str = "") -> str:

@@ -2,7 +2,7 @@ import shlex
 
 import pytest
 
-from wdsplit.texts import percent, quoted
+from wdsplit.texts import class_name, percent, quoted
 
 
 @pytest.mark.parametrize(
@@ -35,3 +35,9 @@ def test_a_text_becomes_a_word_of_a_command_line(text, word):
 )
 def test_only_all_is_100_percent(part, whole, text):
     assert percent(part, whole) == text
+
+
+@pytest.mark.parametrize("text", ["2", "-1", "1.0", "٣", "bird", "", "9" * 5000])
+def test_only_a_number_of_a_class_gets_its_name(text):
+    assert class_name("1", ("cat", "dog")) == "dog"
+    assert class_name(text, ("cat", "dog")) == text

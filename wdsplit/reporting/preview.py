@@ -2,43 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
 
 from wdsplit.errors import InputError, MissingDependencyError
 from wdsplit.loading.reading.source import AnySource, name_with_view
-from wdsplit.notebook import STYLE
+from wdsplit.notebook import STYLE, Preview
 from wdsplit.order.split import whole
 from wdsplit.reporting.samples import Card, cards, drawn_numbers
 from wdsplit.reporting.subject import Subject
 from wdsplit.texts import counted, safe_text
 
-__all__ = ["Preview", "preview"]
+__all__ = ["preview"]
 
 _MAX_SAMPLES, _NAME_CHARACTERS, _LINE_CHARACTERS = 200, 200, 160
-
-
-@dataclass(frozen=True, repr=False)
-class Preview:
-    """Samples to look at. A notebook shows them as pictures, sounds and texts; `print` as a line for each.
-
-    Attributes:
-        title: The number of samples, and the dataset.
-        cards: The samples.
-    """
-
-    title: str
-    cards: tuple[Card, ...]
-
-    def __repr__(self) -> str:
-        return "\n".join([f"<Preview: {self.title}>", *map(_line, self.cards)])
-
-    def _repr_html_(self) -> str | None:
-        try:
-            from wdsplit.reporting.templates import TEMPLATES, Markup
-        except MissingDependencyError:
-            return None  # a notebook then shows the lines
-        template = TEMPLATES.get_template("preview.html.jinja")
-        return template.render(title=self.title, cards=self.cards, style=Markup(STYLE))
 
 
 def _line(card: Card) -> str:
@@ -67,4 +43,13 @@ def preview(source: AnySource, n: int, seed: int) -> Preview:
     found = cards(subject, drawn_numbers(subject.num_stored, n, seed), next(iter(names), "cls"))
     name = name_with_view(subject.source)
     title = f"{len(found):,} of {counted(subject.num_stored, 'sample')} of {safe_text(name, _NAME_CHARACTERS)}"
-    return Preview(title, tuple(found))
+    return Preview(title, tuple(found), list(map(_line, found)), partial(_html, title, found))
+
+
+def _html(title: str, shown: list[Card]) -> str | None:
+    """Return the cards as HTML; None without the libraries of the report."""
+    try:
+        from wdsplit.reporting.templates import TEMPLATES, Markup
+    except MissingDependencyError:
+        return None
+    return TEMPLATES.get_template("preview.html.jinja").render(title=title, cards=shown, style=Markup(STYLE))
