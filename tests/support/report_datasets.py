@@ -1,7 +1,9 @@
 """Datasets for tests of the report: images by class, texts, sounds, and one whose every text is markup."""
 
+import contextlib
 import io
 import json
+import sys
 import tarfile
 import wave
 
@@ -103,3 +105,22 @@ def hostile_tars(folder, num_samples=200):
                 info.size = len(data)
                 archive.addfile(info, io.BytesIO(data))
     return [str(path)]
+
+
+@contextlib.contextmanager
+def without_libraries(*libraries):
+    """Import the modules of the report anew while libraries are missing; afterwards the modules are those of before."""
+
+    def is_affected(name):
+        return name.startswith("wdsplit.reporting") or name.split(".")[0] in libraries
+
+    before = {name: module for name, module in sys.modules.items() if is_affected(name)}
+    for name in before:
+        del sys.modules[name]
+    sys.modules.update(dict.fromkeys(libraries))
+    try:
+        yield
+    finally:
+        for name in list(filter(is_affected, sys.modules)):
+            del sys.modules[name]
+        sys.modules.update(before)

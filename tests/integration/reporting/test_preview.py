@@ -1,13 +1,12 @@
 """`Dataset.preview`: samples of a folder, of tars and of a mixture, with and without the libraries of the report."""
 
-import sys
 from pathlib import Path
 
 import pytest
 
 import wdsplit
 from made_datasets import numbers_dataset
-from report_datasets import images
+from report_datasets import images, without_libraries
 from wdsplit.errors import InputError
 
 
@@ -38,14 +37,11 @@ def test_tars_and_mixtures_have_previews(pictures, tmp_path, monkeypatch):
     assert {item.field for card in mixed.cards for item in card.items} == {"jpg", "txt"}
 
 
-def test_without_the_libraries_of_the_report_there_are_lines(pictures, monkeypatch):
+def test_without_the_libraries_of_the_report_there_are_lines(pictures):
     dataset = wdsplit.Dataset(pictures)
-    for name in [name for name in sys.modules if name.startswith("wdsplit.reporting")]:
-        monkeypatch.delitem(sys.modules, name)
-    for library in ("PIL", "jinja2", "vl_convert"):
-        monkeypatch.setitem(sys.modules, library, None)
-    found = dataset.preview(3)
-    assert found._repr_html_() is None
+    with without_libraries("PIL", "jinja2", "vl_convert"):
+        found = dataset.preview(3)
+        assert found._repr_html_() is None
     assert repr(found).count("to see it: pip install 'wdsplit[report]'") == 3
 
 

@@ -1,7 +1,6 @@
 """`wdsplit.report` and its command, on what users have: folders, buckets, tars, mixtures."""
 
 import shutil
-import sys
 
 import numpy as np
 import pyarrow as pa
@@ -10,7 +9,7 @@ from click.testing import CliRunner
 
 import wdsplit
 from made_datasets import converted, numbers_dataset, png_bytes
-from report_datasets import CLASSES, images
+from report_datasets import CLASSES, images, without_libraries
 from wdsplit.cli.main import cli
 from wdsplit.errors import DatasetNotFoundError, InputError, MissingDependencyError, StorageError
 from wdsplit.reporting.cluster import Topology
@@ -147,15 +146,13 @@ def test_what_is_wrong_is_said_before_anything_is_read(lying_sorted, tmp_path):
 
 
 @pytest.mark.parametrize("library", ["jinja2", "vl_convert", "PIL"])
-def test_a_missing_library_is_named_with_how_to_install_it(lying_sorted, monkeypatch, library):
-    for name in [name for name in sys.modules if name.startswith("wdsplit.reporting") or name.split(".")[0] == library]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(MissingDependencyError, match=r"wdsplit\[report\]"):
-        wdsplit.report(lying_sorted)
-    result = CliRunner().invoke(cli, ["report", lying_sorted, "-o", "never.html"])
-    assert isinstance(result.exception, MissingDependencyError)
-    assert CliRunner().invoke(cli, ["report", "--help"]).exit_code == 0
+def test_a_missing_library_is_named_with_how_to_install_it(lying_sorted, library):
+    with without_libraries(library):
+        with pytest.raises(MissingDependencyError, match=r"wdsplit\[report\]"):
+            wdsplit.report(lying_sorted)
+        result = CliRunner().invoke(cli, ["report", lying_sorted, "-o", "never.html"])
+        assert isinstance(result.exception, MissingDependencyError)
+        assert CliRunner().invoke(cli, ["report", "--help"]).exit_code == 0
 
 
 def test_the_topology_that_is_judged_is_that_of_the_conversion_or_8x4_or_the_last(lying_sorted, tmp_path):
