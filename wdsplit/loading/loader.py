@@ -123,14 +123,22 @@ class Loader:
         dataset.check_one_to_one()
         has_torch = importlib.util.find_spec("torch") is not None
         if not has_torch and (output == "torch" or (num_workers and workers == "process")):
-            raise _needs_torch("tensors" if output == "torch" else "worker processes")
+            raise MissingDependencyError(
+                "torch is not installed",
+                place="tensors" if output == "torch" else "worker processes",
+                remedy="use output='numpy' and workers='thread', which need no torch; or pip install 'wdsplit[torch]'",
+            )
         self.output: Output = output or ("torch" if has_torch else "numpy")
         self.strings = strings
         self.dataset = dataset
         self.batch_size: int = counts["batch_size"]
         self.num_workers: int = counts["num_workers"]
         self.collate_fn = collate_fn
-        self.pin_memory = pin_memory and self.output == "torch" and _has_cuda()
+        self.pin_memory = False
+        if pin_memory and self.output == "torch":
+            import torch
+
+            self.pin_memory = torch.cuda.is_available()
         self.prefetch_factor: int = counts["prefetch_factor"]
         self.prefetch_bytes: int = counts["prefetch_bytes"]
         self.workers = workers
@@ -413,17 +421,3 @@ def _problems(
     if log_every_s is not None and not (is_number and 0 <= log_every_s < math.inf):
         problems.append(f"log_every_s = {log_every_s!r}: expected a number of seconds, or None")
     return problems
-
-
-def _has_cuda() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
-
-
-def _needs_torch(purpose: str) -> MissingDependencyError:
-    return MissingDependencyError(
-        "torch is not installed",
-        place=purpose,
-        remedy="use output='numpy' and workers='thread', which need no torch; or pip install 'wdsplit[torch]'",
-    )

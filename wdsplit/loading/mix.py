@@ -249,18 +249,15 @@ class _MixedReader:
     def _reader(self, number: int, epoch: int) -> SampleReader:
         key = number, epoch
         if key not in self._readers:
-            self._readers[key] = self._new_reader(number, epoch)
+            order = self._mixture.order_of(number, epoch, self._order.epoch)
+            reader = self._mixture.sources[number].reader_of(order, self._num_lanes, self.ahead)
+            reader.as_arrow = self.as_arrow
+            self._readers[key] = reader
             if len(self._readers) > _EPOCHS_OPEN * len(self._sources):
                 _, old = self._readers.popitem(last=False)
                 old.fetch()
         self._readers.move_to_end(key)
         return self._readers[key]
-
-    def _new_reader(self, number: int, source_epoch: int) -> SampleReader:
-        order = self._mixture.order_of(number, source_epoch, self._order.epoch)
-        reader = self._mixture.sources[number].reader_of(order, self._num_lanes, self.ahead)
-        reader.as_arrow = self.as_arrow
-        return reader
 
 
 class Mixture(Dataset):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from wdsplit.errors import InputError
@@ -76,7 +76,10 @@ def open_dataset(
     name = texts[0] if isinstance(path, (str, os.PathLike)) else None
     if name is not None and not _names_tars(name):
         return name, read_manifest(access.storage(name)), access
-    folders = [text for text in texts if not _names_tars(text) and not _is_file(text, options)]
+    from wdsplit.storage.patterns import place_of
+
+    places = [(text, place_of(text, options)) for text in texts if not _names_tars(text)]
+    folders = [text for text, place in places if not place.is_file(place.pattern)]
     if folders:
         raise _invalid(", ".join(map(shown_url, folders[:5])))
     from wdsplit.loading.tars import open_tars  # here, because a dataset with a manifest does not need it
@@ -102,13 +105,6 @@ def _invalid(found: str) -> InputError:
         found=found,
         remedy="for several datasets use wdsplit.mix",
     )
-
-
-def _is_file(text: str, options: Mapping[str, Any] | None) -> bool:
-    from wdsplit.storage.patterns import place_of
-
-    place = place_of(text, options)
-    return place.is_file(place.pattern)
 
 
 def _names_tars(text: str) -> bool:

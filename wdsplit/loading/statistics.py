@@ -152,7 +152,8 @@ class Statistics:
                 found=", ".join(map(repr, wrong)),
             )
         named = {"rank": str(self.rank), **labels}
-        shown = ",".join(f'{name}="{_escaped(value)}"' for name, value in named.items())
+        escapes = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+        shown = ",".join(f'{name}="{str(value).translate(escapes)}"' for name, value in named.items())
         lines = []
         for attribute, name, kind, text in _METRICS:
             suffix = "_total" if kind == "counter" else ""
@@ -171,7 +172,3 @@ class Statistics:
             "model": "the model is the bottleneck: the loader keeps up",
         }[self.bottleneck]
         return f"{self.batches:,} batches, {self.samples:,} samples; {self.summary()}: {advice}"
-
-
-def _escaped(value: str) -> str:
-    return str(value).replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

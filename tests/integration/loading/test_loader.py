@@ -25,7 +25,6 @@ from made_datasets import (
     deliveries,
     delivering,
     expected_batches,
-    expected_epoch,
     global_batches,
     interleaved,
     loaders_of,
@@ -142,13 +141,6 @@ def test_uneven_delivers_each_sample_once_and_nothing_twice(tmp_path, num_worker
         assert all(len(batch) == 7 for batch in epoch[:-1])
 
 
-@pytest.mark.parametrize("tail", ["pad", "drop", "uneven"])
-def test_the_length_is_known_before_and_is_the_number_of_batches(numbers, tail):
-    for batch_size in (1, 10, 101, 200):
-        loader = loader_of(numbers, batch_size, tail=tail)
-        assert len(loader) == len(list(loader))
-
-
 # Epochs
 
 
@@ -262,39 +254,6 @@ def test_resuming_at_any_batch_twice_on_other_ranks_gives_the_rest_in_the_same_o
         assert seen == whole
         assert state_of(loaders)["epoch"] == 3
         assert state_of(loaders)["position"] == 0
-
-
-@pytest.mark.parametrize(("stopped_at", "workers"), [(1, (0, 3, 2)), (8, (2, 1, 0))])
-def test_resuming_on_other_workers_gives_the_rest_in_the_same_order(numbers, stopped_at, workers):
-    whole = expected_batches(numbers, 9)
-    loaders = loaders_of(numbers, 2, num_workers=workers[0])
-    seen = global_batches(loaders, stopped_at)
-    loaders = resumed(numbers, 1, state_of(loaders), num_workers=workers[1])
-    seen += global_batches(loaders, stopped_at % 2)
-    loaders = resumed(numbers, 3, state_of(loaders), num_workers=workers[2])
-    assert seen + global_batches(loaders) == whole
-
-
-@pytest.mark.parametrize("global_batch", [5, 7, 101])
-def test_resuming_with_another_batch_size_loses_and_repeats_nothing(numbers, global_batch):
-    loaders = loaders_of(numbers, 2)
-    seen = list(itertools.chain(*global_batches(loaders, 4)))
-    loaders = resumed(numbers, 1, state_of(loaders), global_batch=global_batch)
-    seen += itertools.chain(*global_batches(loaders))
-    assert seen == list(itertools.islice(expected_epoch(numbers), len(seen)))
-    assert real_rows(seen) == list(range(101))
-
-
-def test_uneven_ranks_resume_each_from_its_own_state(tmp_path):
-    path = sized_dataset(tmp_path, [1, 90, 2, 0, 40, 7, 1], lanes=3, window=4)
-    for rank, whole in enumerate(loaders_of(path, 4, 28, tail="uneven")):
-        batches = [deliveries(batch) for batch in whole]
-        for stopped_at in range(len(batches)):
-            loader = loaders_of(path, 4, 28, tail="uneven")[rank]
-            seen = [deliveries(batch) for batch in itertools.islice(loader, stopped_at)]
-            rest = loaders_of(path, 4, 28, tail="uneven")[rank]
-            rest.load_state_dict(through_json(loader.state_dict()))
-            assert seen + [deliveries(batch) for batch in rest] == batches
 
 
 @in_process_and_workers
@@ -540,12 +499,6 @@ def test_all_wrong_arguments_are_named_at_once(numbers):
     ("argument", "instead"),
     [
         ({"shuffle": True}, "wdsplit.Dataset(..., shuffle=True)"),
-        ({"drop_last": True}, 'wdsplit.Dataset(..., tail="drop")'),
-        ({"sampler": None}, "dataset's own order"),
-        ({"batch_sampler": None}, "batch_size"),
-        ({"worker_init_fn": None}, "map_random"),
-        ({"generator": None}, "seed="),
-        ({"timeout": 30}, "leave it out"),
         ({"num_worker": 4}, "did you mean 'num_workers'?"),
         ({"xyz": 4}, "leave it out"),
     ],

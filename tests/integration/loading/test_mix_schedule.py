@@ -1,6 +1,5 @@
 """Mixtures whose weights change over time, through loaders."""
 
-import json
 from collections import Counter
 
 import pytest
@@ -56,19 +55,6 @@ def test_shares_change_as_scheduled_and_no_sample_comes_twice_before_all_were_se
     for source, size in zip(sources, (101, 40), strict=True):
         seen = [row for _, each, row, _ in rows if each == source]
         assert set(Counter(seen).values()) <= {len(seen) // size, -(-len(seen) // size)}
-
-
-@pytest.mark.parametrize("epoch", [0, 2])
-def test_an_epoch_is_resumed_on_other_ranks(sources, epoch):
-    begun = [loader_of(sources, rank, 2, epoch) for rank in range(2)]
-    iterators = [iter(loader) for loader in begun]
-    batches = [next(each) for _ in range(2) for each in iterators]
-    state = json.loads(json.dumps(begun[0].state_dict()))
-    rest = [loader_of(sources, rank, 3, epoch) for rank in range(3)]
-    for loader in rest:
-        loader.load_state_dict(state)
-    batches += [batch for loader in rest for batch in loader]
-    assert rows_of(batches) == rows_of(loader_of(sources, 0, 1, epoch))
 
 
 def test_a_state_of_another_schedule_is_refused(sources):

@@ -88,18 +88,6 @@ def test_set_epoch_during_a_pass_is_for_the_next_one_in_all_workers(numbers, opt
     assert epoch_of(numbers, loader) == 5
 
 
-def test_pipelines_of_one_dataset_move_on_by_themselves_from_the_epoch_that_was_set(numbers):
-    base = Dataset(numbers)
-    one, other = delivering(base), delivering(base)
-    assert [epoch_delivered(numbers, list(pipeline)) for pipeline in (one, one, other)] == [0, 1, 0]
-    assert (base.epoch, one.epoch, other.epoch) == (0, 2, 1)
-    loader = Loader(one, 101)
-    assert epoch_of(numbers, loader) == 0
-    assert (one.epoch, loader.epoch, Loader(one, 101).epoch) == (2, 1, 0)
-    base.set_epoch(4)
-    assert [each.epoch for each in (base, one, other, loader)] == [4] * 4
-
-
 def test_a_plain_dataloader_spawns_workers_that_know_their_rank_and_see_the_epoch(numbers):
     dataset = delivering(Dataset(numbers, rank=1, world_size=2))
     loader = torch.utils.data.DataLoader(

@@ -12,7 +12,6 @@ import wdsplit
 from faults import Hold
 from made_datasets import converted
 from tables import DEADLINE_S
-from wdsplit.errors import CorruptDataError
 
 NUM_ROWS, PAYLOAD_BYTES = 240, 20_000
 
@@ -118,15 +117,3 @@ def test_requests_of_a_batch_are_under_way_at_the_same_time(remote, fault_proxy)
     times = {"timeout_s": DEADLINE_S, "deadline_s": DEADLINE_S}
     samples = wdsplit.Samples(remote, storage_options=times).decode().map(number)
     assert samples.__getitems__([0, 29, 14]) == [0, 29, 14]
-
-
-def test_a_damaged_sample_is_an_error_and_those_beside_it_are_not(remote, bucket):
-    tar = bucket.folder / "train" / "000000.tar"
-    data = bytearray(tar.read_bytes())
-    data[0:100] = bytes(100)
-    tar.write_bytes(data)
-    samples = wdsplit.Samples(remote)
-    for _ in range(2):
-        with pytest.raises(CorruptDataError, match=r"000000\.tar"):
-            samples[0]
-        assert samples[5]["cls"] == b"5"

@@ -51,18 +51,6 @@ def test_a_stateful_loader_resumes_in_the_middle(numbers, num_workers, every, at
         assert [deliveries(batch) for batch in [*first, *resumed(loader(), state)]] == whole
 
 
-@in_process_and_workers
-def test_a_stateful_loader_resumes_batches_that_a_stage_makes(numbers, num_workers):
-    def loader():
-        dataset = delivering(dataset_of(numbers)).batched(5)
-        return stateful(dataset, num_workers, batch_size=None, snapshot_every_n_steps=2)
-
-    whole = [deliveries(batch) for batch in loader()]
-    assert real_rows(itertools.chain(*whole)) == list(range(101))
-    first, state = taken_of(loader(), 7)
-    assert [deliveries(batch) for batch in [*first, *resumed(loader(), state)]] == whole
-
-
 @pytest.mark.parametrize(
     ("num_workers", "persistent_workers", "batch_size"), [(0, False, 5), (0, False, 101), (2, False, 101), (2, True, 5)]
 )
@@ -124,15 +112,6 @@ def test_a_loader_without_workers_resumes_and_moves_on_by_itself(numbers, at):
     for _ in range(3 if at < 21 else 2):
         batches += [deliveries(batch) for batch in again]
     assert batches == whole
-
-
-def test_spawned_workers_resume(numbers):
-    def loader(**options):
-        return stateful(delivering(dataset_of(numbers, epoch=2)), 1, **options)
-
-    first, state = taken_of(loader(), 4)
-    rest = list(resumed(loader(multiprocessing_context="spawn"), state))
-    assert all_deliveries([*first, *rest]) == list(itertools.islice(expected_epoch(numbers, epoch=2), 101))
 
 
 @contextmanager

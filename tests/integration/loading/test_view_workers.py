@@ -1,17 +1,15 @@
 """Views in worker processes and threads, in torch's own loaders, in the middle of a training, and from a bucket."""
 
 import gc
-import json
 import multiprocessing
 import shutil
-from itertools import islice
 
 import pytest
 import torch.utils.data
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from made_datasets import all_deliveries, deliveries, delivering, interleaved, real_rows
-from made_views import expected_view, store_view
+from made_datasets import all_deliveries, deliveries, delivering, real_rows
+from made_views import store_view
 from tables import wait_until
 from wdsplit.errors import InputError, StateError
 from wdsplit.loading.dataset import Dataset
@@ -24,8 +22,6 @@ pytestmark = [
 
 EASY, HARD = range(0, 101, 3), range(40, 90)
 ALL = range(101)
-CURRICULUM = {0: "easy", 1: "hard", 2: None}
-EPOCHS = [EASY, HARD, ALL]
 
 workers = pytest.mark.parametrize(
     "workers",
@@ -54,21 +50,6 @@ def opened(path, **options):
     return delivering(Dataset(path, **{"rank": 0, "world_size": 1} | options))
 
 
-def first(path, rows, count, **options):
-    return list(islice(expected_view(path, rows, **options), count))
-
-
-def epoch_of(path, rows, batch_size=12, **options):
-    return first(path, rows, -(-len(rows) // batch_size) * batch_size, **options)
-
-
-@workers
-def test_each_epoch_of_a_curriculum_has_its_samples_in_their_order(path, workers):
-    loader = Loader(opened(path, view=CURRICULUM), 12, **workers)
-    for epoch, rows in enumerate(EPOCHS):
-        assert all_deliveries(loader) == epoch_of(path, rows, epoch=epoch)
-
-
 def test_persistent_workers_that_have_an_old_view_end(path):
     loader = Loader(opened(path), 12, num_workers=2, persistent_workers=True, multiprocessing_context="fork")
     before = set(multiprocessing.active_children())
@@ -82,25 +63,6 @@ def test_persistent_workers_that_have_an_old_view_end(path):
     gc.collect()
     wait_until(lambda: not any(process.is_alive() for process in old), "the old workers have ended")
     assert len(set(multiprocessing.active_children()) - before) == 2
-
-
-@workers
-def test_ranks_and_workers_that_change_in_the_middle_of_a_curriculum_give_the_same_batches(path, workers):
-    first_ranks = [Loader(opened(path, view=CURRICULUM, rank=rank, world_size=2), 6, **workers) for rank in range(2)]
-    for loader in first_ranks:
-        loader.set_epoch(1)
-    parts = [[deliveries(batch) for batch in islice(loader, 2)] for loader in first_ranks]
-    seen = [each for step in zip(*parts, strict=True) for each in interleaved(step)]
-    states = [json.loads(json.dumps(loader.state_dict())) for loader in first_ranks]
-    assert states[0] == states[1] and states[0]["view"] == "hard"
-    second_ranks = [Loader(opened(path, view=CURRICULUM, rank=rank, world_size=4), 3) for rank in range(4)]
-    for loader in second_ranks:
-        loader.load_state_dict(states[0])
-    for epoch, rows in ((1, HARD), (2, ALL)):
-        parts = [[deliveries(batch) for batch in loader] for loader in second_ranks]
-        seen += [each for step in zip(*parts, strict=True) for each in interleaved(step)]
-        assert seen == epoch_of(path, rows, epoch=epoch)
-        seen = []
 
 
 # torch's own loaders

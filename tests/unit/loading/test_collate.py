@@ -103,12 +103,6 @@ def test_tensors_are_stacked_as_torch_stacks_them(tensor):
         assert found.data_ptr() not in [each.data_ptr() for each in tensors] or not found.numel()
 
 
-def test_a_batch_can_be_written_to_and_the_samples_stay():
-    tensor = torch.zeros(2, 3)
-    batch_of([tensor, tensor])[:] = 1
-    assert not tensor.any()
-
-
 @pytest.mark.parametrize(
     "values",
     [
@@ -222,7 +216,3 @@ def test_integers_that_only_fit_unsigned_are_exact_or_refused(value):
     for samples, owners in itertools.product([[value, 1], [value, -1]], [[0, 0], [0, 1]]):
         result = outcome(woven, samples, owners)
         assert result is PipelineError or result[2] == samples
-
-
-def test_an_array_of_the_other_byte_order_keeps_its_values():
-    assert batch_of([np.array([1, 2], ">f4")]).tolist() == [[1, 2]]

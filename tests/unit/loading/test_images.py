@@ -58,21 +58,6 @@ def test_a_jpeg_comes_at_the_size_and_looks_as_resized_from_the_whole(height, wi
     assert off_by(found, expected) <= (40 if min(height, width) < 10 else 8)
 
 
-def test_the_scale_of_a_jpeg_is_the_smallest_that_nothing_need_be_enlarged_from(monkeypatch):
-    """What is decoded is seen by what is resized, and by nothing else."""
-    seen = []
-    original = torch.nn.functional.interpolate
-
-    def interpolate(planes, *arguments, **options):
-        seen.append(tuple(planes.shape[2:]))
-        return original(planes, *arguments, **options)
-
-    monkeypatch.setattr(torch.nn.functional, "interpolate", interpolate)
-    for height, width in [(375, 500), (448, 600), (446, 600), (600, 600), (1792, 2000), (4000, 3000)]:
-        decoded(encoded(picture(height, width)), 224)
-    assert seen == [(375, 500), (224, 300), (446, 600), (225, 225), (224, 250), (500, 375)]
-
-
 @every_library
 def test_grey_cmyk_and_transparent_images_come_as_rgb(library):
     image = PIL.Image.fromarray(picture(90, 120))
@@ -208,16 +193,6 @@ def test_a_random_part_looks_as_pillow_cuts_and_resizes_it(height, width, kind, 
         assert off_by(found.astype(np.int64), expected[:, ::-1] if is_flipped else expected) <= 10
         mirrored.add(is_flipped)
     assert mirrored == {False, True}
-
-
-@pytest.mark.parametrize("crop", [None, "center"])
-def test_flip_mirrors_every_other_image(crop):
-    payload = encoded(picture(60, 90))
-    plain = resized((50, 70), crop=crop)(".jpg", payload)
-    found = [resized((50, 70), crop=crop, flip=True)(".jpg", payload, seed) for seed in range(200)]
-    flipped = [torch.equal(image, plain.flip(2)) for image in found]
-    assert all(is_flipped or torch.equal(image, plain) for image, is_flipped in zip(found, flipped, strict=True))
-    assert 70 < sum(flipped) < 130
 
 
 @every_library

@@ -47,17 +47,6 @@ def test_a_limited_epoch_is_that_of_a_dataset_of_these_samples(numbers, limit):
         assert [delivery[0] for batch in batches for delivery in batch] == list(range(12 * len(batches)))
 
 
-@pytest.mark.parametrize(("world_size", "num_workers"), [(1, 0), (1, 2), (2, 1), (3, 0), (6, 0)])
-@pytest.mark.parametrize("limit", [3, 47])
-def test_the_same_samples_come_once_on_any_topology_in_the_same_batches(numbers, limit, world_size, num_workers):
-    alone = limited_batches(numbers, 1, limit)
-    batches = [delivery for batch in alone for delivery in batch]
-    assert real_rows(batches) == list(range(limit))
-    assert limited_batches(numbers, world_size, limit, num_workers=num_workers) == alone
-    loader = loaders_of(numbers, world_size, limit=limit)[0]
-    assert len(loader) == len(alone) == -(-limit // 12)
-
-
 def test_what_is_known_of_a_limited_dataset_is_of_its_samples_alone(numbers):
     dataset = Dataset(numbers, limit=16)
     assert dataset.manifest.num_samples == dataset.source.num_samples == 16

@@ -13,7 +13,6 @@ from wdsplit.loading.transport.collate import Column, collate
 from wdsplit.loading.transport.shared_segments import Ring, Segments, travelling
 
 DTYPES = [torch.bool, torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.complex64]
-HUGE = 2**62
 
 
 def tensor_of(dtype, shape):
@@ -139,18 +138,6 @@ def test_pending_payloads_come_back_as_bytes_and_large_ones_are_read_to_their_pl
         assert as_list(payloads.data) == expected
         assert numbers.data.tolist() == [0, 1, 2, 3]
         assert (memory.num_read == 0) == (may_be_large and size == 300_000)
-
-
-def test_a_segment_is_used_again_when_its_part_was_copied_and_not_before():
-    pipe = Pipe(3)
-    parts = [Column("number", torch.full((4,), number)) for number in range(3)]
-    taken = [pipe.sent(part) for part in parts]
-    assert all(map(same, taken, parts))
-    assert not pipe.ring.has_room(0, HUGE)
-    pipe.ring.release()
-    assert pipe.ring.has_room(0, HUGE)
-    pipe.sent(Column("number", torch.full((4,), 9)))
-    assert [column.data[0].item() for column in taken] == [9, 1, 2]
 
 
 def test_the_bytes_under_way_are_bounded_but_one_part_always_has_room():

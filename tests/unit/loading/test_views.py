@@ -105,19 +105,6 @@ def test_a_limit_comes_before_the_view(path, limit, is_given):
 # By epoch
 
 
-def test_views_by_epoch_count_from_their_epoch_on(path):
-    loader = loader_of(opened(path, view={0: "easy", 2: {"where": "cls < 5"}, 3: None, 5: view_of(path, HARD)}))
-    expected = [EASY, EASY, range(5), ALL, ALL, HARD, HARD]
-    for epoch, rows in enumerate(expected):
-        assert loader.epoch == epoch
-        assert len(loader) == -(-len(rows) // 12)
-        delivered = all_deliveries(loader)
-        assert delivered == first(path, rows, 12 * -(-len(rows) // 12), epoch=epoch)
-    loader.set_epoch(2)
-    assert len(loader) == 1
-    assert rows_of(loader) == list(range(5))
-
-
 @pytest.mark.parametrize(
     ("chosen", "problem"),
     [

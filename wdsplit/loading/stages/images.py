@@ -175,7 +175,11 @@ class Resized:
         draw, is_flipped = _no_chance, False
         if self.draws:
             if seed is None:
-                raise _no_seed()
+                raise PipelineError(
+                    "there is no seed for a random crop or flip",
+                    expected="a sample of a wdsplit.Dataset, decoded by Dataset.decode",
+                    remedy="elsewhere use resized without flip=True and crop='random', and add transforms of your own",
+                )
             draw = random.Random(seed).random
             is_flipped = draw() < 0.5 and self.flip
         if self.library == "simplejpeg" and data.startswith(JPEG_MAGIC):
@@ -359,11 +363,3 @@ def _turned(size: Sequence[int], orientation: int) -> tuple[int, int]:
 
 def _no_chance() -> float:
     raise AssertionError("nothing is drawn")
-
-
-def _no_seed() -> PipelineError:
-    return PipelineError(
-        "there is no seed for a random crop or flip",
-        expected="a sample of a wdsplit.Dataset, decoded by Dataset.decode",
-        remedy="elsewhere use resized without flip=True and crop='random', and add transforms of your own",
-    )

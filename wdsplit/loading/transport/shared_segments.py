@@ -166,7 +166,7 @@ class Bound:
                     ring.release()
             elif not is_full:
                 return True
-            elif not _has_parent():
+            elif (parent := multiprocessing.parent_process()) is not None and not parent.is_alive():
                 return False
         return False
 
@@ -314,9 +314,3 @@ def _taken_array(segment: memoryview, entry: _Array) -> Any:
     num_bytes = entry.dtype.itemsize * int(np.prod(entry.shape, dtype=np.int64))
     data = torch.from_numpy(np.ndarray(num_bytes, np.uint8, segment, entry.offset))
     return data.view(entry.dtype).reshape(entry.shape)
-
-
-def _has_parent() -> bool:
-    """Tell whether the process still lives that started this one."""
-    parent = multiprocessing.parent_process()
-    return parent is None or parent.is_alive()

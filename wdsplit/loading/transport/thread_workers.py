@@ -109,19 +109,18 @@ class _Queue:
     def put(self, sub_batch: Any) -> bool:
         """Add a sub-batch when there is room; return False if none are needed any more."""
         size = num_bytes(sub_batch)
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._has_room(size))
+        count, limit = self._max_sub_batches, self._max_bytes
+        made = self._sub_batches
+        with self._changed:  # one always has room
+            self._changed.wait_for(
+                lambda: self._closed or not made or (len(made) < count and self._num_bytes + size <= limit)
+            )
             if self._closed:
                 return False
             self._sub_batches.append((sub_batch, size))
             self._num_bytes += size
             self._changed.notify_all()
             return True
-
-    def _has_room(self, size: int) -> bool:
-        if not self._sub_batches:
-            return True
-        return len(self._sub_batches) < self._max_sub_batches and self._num_bytes + size <= self._max_bytes
 
     def take(self) -> Any:
         """Return the oldest sub-batch, as soon as there is one."""
