@@ -1,4 +1,4 @@
-"""Fuzz a parser of untrusted bytes with atheris (libFuzzer): manifest, index, members of a window, or a whole tar.
+"""Fuzz a parser of untrusted bytes with atheris (libFuzzer): manifest, places, a view, or a whole tar.
 
 What must hold stands in tests/support/fuzz_targets.py. Inputs that lead anywhere new are kept in the corpus; one that
 fails is written beside it and the run ends. Needs atheris (pip install atheris), which is not among the extras.
@@ -38,7 +38,7 @@ def mutator(targets: Any, atheris: Any, tar_begins: int) -> Any:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("target", choices=("index", "manifest", "members", "scan", "view"))
+    parser.add_argument("target", choices=("manifest", "places", "scan", "view"))
     parser.add_argument("corpus", type=Path, help="folder of inputs; seeds are put there if it is empty")
     parser.add_argument("--seconds", type=int, default=900)
     parser.add_argument("--memory", type=int, default=2048, help="MB; more is a failure")

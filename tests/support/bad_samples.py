@@ -12,8 +12,8 @@ import numpy as np
 
 from made_datasets import expected_epoch
 from wdsplit.shards.files import read_manifest
+from wdsplit.shards.places import read_places
 from wdsplit.storage.opening import open_storage
-from wdsplit.tar.index import parse_index
 
 
 class Refusing:
@@ -80,11 +80,13 @@ def in_batches(delivered, size):
 
 def place_of(path, row):
     """Return the shard of a row, the offset of its first header, and of the end of its sample."""
-    shards = read_manifest(open_storage(str(path))).shards
+    storage = open_storage(str(path))
+    manifest = read_manifest(storage)
+    shards = manifest.shards
     number = int(np.searchsorted(np.cumsum(shards.num_real), row, side="right"))
     sample = row - int(shards.num_real[:number].sum())
     tar = Path(path, shards[number].path)
-    offsets = parse_index(Path(f"{tar}.idx").read_bytes(), shards[number].num_samples, tar.stat().st_size)
+    offsets = read_places(storage, shards[number], manifest.field_names).offsets()
     return tar, int(offsets[sample]), int(offsets[sample + 1])
 
 
@@ -95,13 +97,13 @@ def flip(path, offset):
 
 
 def damage_header(path, row):
-    """Change a byte of the mode in a row's first header: its checksum tells."""
+    """Change a byte of the mode in a row's first header: the hash of the sample differs."""
     tar, offset, _ = place_of(path, row)
     flip(tar, offset + 101)
 
 
 def damage_payload(path, row):
-    """Change a byte of a row's first payload: only checksums of samples tell, or a decoder."""
+    """Change a byte of a row's first payload: the hash of the sample differs."""
     tar, offset, _ = place_of(path, row)
     flip(tar, offset + 512)
 
@@ -114,10 +116,10 @@ def truncate_shard(path, row):
     return rows_of(path, tar.name)
 
 
-def damage_index(path, row):
-    """Change the index of a row's shard; return the rows of the shard."""
+def damage_places(path, row):
+    """Change the places of a row's shard; return the rows of the shard."""
     tar, _, _ = place_of(path, row)
-    flip(Path(f"{tar}.idx"), 9)
+    flip(Path(f"{tar}.places"), 9)
     return rows_of(path, tar.name)
 
 

@@ -131,7 +131,7 @@ def kills(cache, storage, shards, job):
         moment += 1
         for tar in cache.folder.path.glob("*/*.tar"):
             assert f"xxh3_128:{tar.name[:32]}" == checksum_of(xxhash.xxh3_128(tar.read_bytes()))
-            assert tar.with_suffix(".tar.idx").exists()
+            assert tar.with_suffix(".tar.places").exists()
         before = cache.folder.usage()
         num_parts += before.num_leftovers
         assert (before.num_in_use, before.num_downloads) == (0, 0)
@@ -142,7 +142,7 @@ def kills(cache, storage, shards, job):
         assert (after.num_leftovers, after.num_downloads, after.num_in_use) == (0, 0, 1)
         left = [path.name for path in cache.folder.path.glob("*/*")]
         assert sorted(left) == sorted(
-            {name.removesuffix(".idx") for name in left} | {f"{n}.idx" for n in left if n.endswith(".tar")}
+            {name.removesuffix(".places") for name in left} | {f"{n}.places" for n in left if n.endswith(".tar")}
         )
         del opened
         assert cache.folder.clear().num_kept == 0

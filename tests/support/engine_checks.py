@@ -103,7 +103,7 @@ def check_datasets_are_the_same_bytes_and_verified_and_indexed(engine, folder):
         wdsplit.convert(folder / "in.parquet", found, chosen, engine=engine)
         assert files_of(found) == files_of(expected)
         assert verify(str(found), engine=engine).problems == ()
-    index = found / "000003.tar.idx"
+    index = found / "000003.tar.places"
     expected = index.read_bytes()
     for path in (index, found / "wdsplit.json"):
         path.unlink()

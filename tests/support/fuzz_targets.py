@@ -8,34 +8,29 @@ import io
 import pickle
 import tarfile
 import tempfile
-from itertools import pairwise
 from pathlib import PurePosixPath
 
 import numpy as np
 import orjson
+import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
 from tars import by_tarfile
 from wdsplit.errors import CorruptDataError, InputError
-from wdsplit.loading.reading.block import Pending, as_objects
-from wdsplit.loading.reading.read_windows import InMemory
-from wdsplit.loading.reading.window import Window, pieces
 from wdsplit.order.limits import MAX_LANES, MAX_WINDOW
 from wdsplit.order.selection import Selection
 from wdsplit.shards.manifest import Field, Manifest, Shard, Shards, checksum_of, dump_manifest, parse_manifest
 from wdsplit.shards.views import parse_view, write_view
 from wdsplit.storage.local import LocalStorage
-from wdsplit.tar.index import dump_index, parse_index
-from wdsplit.tar.members import parse_members
+from wdsplit.tar.members import build_body
 from wdsplit.tar.names import split_member
+from wdsplit.tar.places import PlacesBuilder, parse_places, rows_of
 from wdsplit.tar.samples import group_samples
 from wdsplit.tar.scan import scan_tar
 
 BLOCK = 512
 REFUSED = (CorruptDataError, InputError)
-LEAD_BYTES = 16
-"""Before the tar: how many samples, at which block it stands, and the blocks of each sample."""
 FORMATS = (tarfile.USTAR_FORMAT, tarfile.PAX_FORMAT, tarfile.GNU_FORMAT)
 
 
@@ -111,25 +106,29 @@ def manifest_seeds():
             yield manifest_files(signed(header, sink.getvalue()), sink.getvalue())
 
 
-# The index: samples and bytes of the shard, then the index
+# Places: samples, bytes and checksum of the shard, then its places
 
 
-def fuzz_index(data):
+def fuzz_places(data):
     num_samples, num_bytes = (int.from_bytes(data[at : at + 8], "little") >> 1 for at in (0, 8))
-    offsets = outcome(parse_index, data[16:], num_samples, num_bytes)
-    if offsets is None:
+    places = outcome(parse_places, data[16:], num_bytes, data[56:72].hex(), num_samples, ("jpg", "cls"))
+    if places is None:
         return False
-    values = offsets.tolist()
-    assert offsets.dtype == np.int64 and values[0] == 0 and len(values) == num_samples + 1
-    assert all(low < high for low, high in pairwise(values)) and values[-1] <= num_bytes
-    assert dump_index(offsets) == data[16:]
+    rows = outcome(rows_of, [(places, slice(0, num_samples))])
+    if rows is None:
+        return False
+    assert len(rows.begins) == num_samples and rows.sizes.shape == (num_samples, 2)
+    assert (rows.begins >= 0).all() and (rows.ends <= num_bytes).all() and (rows.sizes >= -1).all()
     return True
 
 
-def index_seeds():
-    for offsets in ([0], [0, 1024], [0, 1024, 4096, 5120]):
-        counts = (len(offsets) - 1, 10_240)
-        yield b"".join((2 * count).to_bytes(8, "little") for count in counts) + dump_index(np.array(offsets))
+def places_seeds():
+    for keys in (["a"], ["a", "b"], ["k" * 120, "b"]):
+        columns = {name: pa.array([b"1"] * len(keys), pa.large_binary()) for name in ("jpg", "cls")}
+        body, builder = build_body(pa.array(keys), columns), PlacesBuilder(["jpg", "cls"])
+        builder.append(body, body.parts()[1])
+        stored = builder.dump(10_240, bytes(16))
+        yield b"".join((2 * count).to_bytes(8, "little") for count in (len(keys), 10_240)) + stored
 
 
 # Tars
@@ -170,62 +169,6 @@ def files_of(parsed, data, base=0):
     return [(bytes(name), data[start - base : start - base + size]) for name, start, size in rows]
 
 
-def fuzz_members(data):
-    lead, tar = data[:LEAD_BYTES].ljust(LEAD_BYTES, b"\0"), data[LEAD_BYTES:]
-    base = BLOCK * lead[1]
-    blocks = np.frombuffer(lead[2 : 3 + lead[0] % (LEAD_BYTES - 2)], np.uint8).astype(np.int64) + 1
-    offsets = base + BLOCK * np.concatenate([[0], np.cumsum(blocks)])
-    members = outcome(parse_members, memoryview(tar), offsets, base)
-    if members is None:
-        return False
-    assert len(members.counts) == len(blocks) and int(members.counts.sum()) == len(members.names)
-    files, done = files_of(members, tar, base), 0
-    for sample, count in enumerate(members.counts.tolist()):
-        first, stop = (int(offset) - base for offset in offsets[sample : sample + 2])
-        expected = as_tarfile_reads(tar[first:stop])
-        assert expected in (None, files[done : done + count])
-        done += count
-    check_samples(members, files, tar, base)
-    return True
-
-
-def check_samples(members, files, data, base):
-    """Compare the samples of a window with those that its files make one by one."""
-    stops = np.cumsum(members.counts).tolist()
-    rows = range(len(stops))
-    expected = []
-    for stop, count in zip(stops, members.counts.tolist(), strict=True):
-        parts = [(split_member(name), payload) for name, payload in files[stop - count : stop]]
-        named = [(text(part[0]), text(part[1]).lower(), payload) for part, payload in parts if part]
-        expected.append(named)
-    for held in (data, None):
-        window = outcome(opened, members, data, base, held)
-        if window is None:
-            continue
-        samples = list(window.take(rows, rows, [False] * len(rows)))
-        for row, (sample, named) in enumerate(zip(samples, expected, strict=True)):
-            assert named, "members that name no sample make none"
-            known = {"__key__": named[0][0], "__url__": "shard", "__position__": row, "__pad__": False}
-            assert sample == {**known, **{field: payload for _, field, payload in named}}
-            assert {key for key, _, _ in named} == {known["__key__"]} and len(sample) == len(known) + len(named)
-
-
-def opened(members, data, base, held):
-    """Return a window whose payloads are copied from what is held, or else read one by one."""
-
-    def payloads(wanted):
-        if held is not None:
-            return pieces(data, members.starts - base, members.sizes, wanted), True
-        memory, spans = InMemory(memoryview(data)), zip(members.starts - base, members.sizes, strict=True)
-        return as_objects([Pending(memory, int(start), int(size)) for start, size in spans]), False
-
-    return Window("shard", members, payloads)
-
-
-def text(name):
-    return name.decode("utf-8", "surrogateescape")
-
-
 def fuzz_scan(data):
     scan = outcome(scan_tar, memoryview(data))
     if scan is None:
@@ -235,15 +178,12 @@ def fuzz_scan(data):
     samples = outcome(group_samples, scan)
     if samples is None or not len(samples.keys):
         return True
-    members = parse_members(memoryview(data), samples.offsets)
-    assert files_of(members, data) == files
-    done, keys = 0, samples.keys.to_pylist()
-    for key, count in zip(keys, members.counts.tolist(), strict=True):
-        parts = [split_member(name) for name, _ in files[done : done + count]]
-        assert {part[0].decode() for part in parts if part} == {key}
-        names = [part[1].decode().lower() for part in parts if part]
-        assert len(set(names)) == len(names) and set(names) <= set(samples.fields)
-        done += count
+    members = samples.members
+    members = samples.members
+    named = [files[row] for row in members.rows.tolist()]
+    for (name, _), key, field in zip(named, members.keys.to_pylist(), members.field_index.tolist(), strict=True):
+        found_key, found_field = split_member(name)
+        assert (found_key.decode(), found_field.decode().lower()) == (key, members.fields[field])
     return True
 
 
@@ -264,17 +204,6 @@ def some_tars():
 
 def scan_seeds():
     return some_tars()
-
-
-def members_seeds():
-    for tar in some_tars():
-        scan = scan_tar(memoryview(tar))
-        cuts = np.diff([*scan.tops.tolist()[:14], scan.end]) // BLOCK - 1
-        if len(cuts) and scan.tops[0] == 0:
-            yield bytes([len(cuts) - 1, 3, *cuts.tolist()]).ljust(LEAD_BYTES, b"\0") + tar
-
-
-# Mutations that keep checksums right, so that they reach what a flipped bit does not
 
 
 def mended(data):
@@ -403,9 +332,8 @@ def view_seeds():
 
 
 TARGETS = {
-    "index": (fuzz_index, index_seeds, None),
     "manifest": (fuzz_manifest, manifest_seeds, None),
-    "members": (fuzz_members, members_seeds, LEAD_BYTES),
+    "places": (fuzz_places, places_seeds, None),
     "scan": (fuzz_scan, scan_seeds, 0),
     "view": (fuzz_view, view_seeds, None),
 }

@@ -77,7 +77,7 @@ def sized_dataset(folder, counts, lanes, window):
         numbers = range(first, first + count)
         keys = pa.array([f"{number:08d}" for number in numbers], pa.string())
         body = build_body(keys, {"cls": pa.array([str(number).encode() for number in numbers], pa.large_binary())})
-        rows.append(write_shard(storage, shard_path(shard), [body], num_pads=0))
+        rows.append(write_shard(storage, shard_path(shard), [body], ["cls"], num_pads=0))
         first += count
     fields = (Field("cls", "cls", "integer", "int64"),)
     write_manifest(storage, Manifest(Shards.of(rows), fields, lanes, window, "none", {}))

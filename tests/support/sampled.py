@@ -49,7 +49,7 @@ def sampled_dataset(url, counts, columns=columns_of):
         pads = pa.array([f"_pad_/{number:06d}-{pad:06d}" for pad in range(num_pads)], pa.string())
         if num_pads:
             bodies.append(build_body(pads, {"cls": pa.array([b"0"] * num_pads, pa.large_binary())}))
-        shard = write_shard(storage, shard_path(number), bodies, num_pads)
+        shard = write_shard(storage, shard_path(number), bodies, ["cls"], num_pads)
         own = table.slice(first, count)
         rows = pa.table(
             {

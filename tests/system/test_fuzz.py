@@ -3,7 +3,6 @@
 import io
 import subprocess
 import sys
-import tarfile
 import time
 
 import numpy as np
@@ -13,12 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fuzz_targets import BLOCK, LEAD_BYTES, TARGETS, manifest_files, mended, mutated, signed
+from fuzz_targets import BLOCK, TARGETS, manifest_files, mended, mutated, signed
 from paths import SUPPORT
 from tars import by_tarfile
 from wdsplit.shards.manifest import Manifest, Shards, dump_manifest
 from wdsplit.tar.names import split_member
-from wdsplit.tar.scan import scan_tar
 
 SEEDS = {name: list(seeds()) for name, (_, seeds, _) in TARGETS.items()}
 TARS = [name for name, (_, _, begins) in TARGETS.items() if begins is not None]
@@ -62,25 +60,6 @@ def test_tars_of_other_members_with_right_checksums_are_refused_or_read_as_tarfi
     target(lead + mended(tar))
 
 
-ODD_NAMES = (
-    *("a.jpg", "a.JPG", "a.cls", "b.jpg", "./a.jpg", "././b.cls", "d.x/a.jpg", "a.b/c.jpg", "a.b.c", "README"),
-    *("__m__/a.jpg", ".hidden", "a.", "a.__key__", "é.jpg", "\udcff.jpg", "a\n.jpg", "a.jpg\n", "/a.jpg", "a//b.jpg"),
-    *("../a.jpg", "_pad_/0.jpg", "a" * 120 + ".jpg", "a.jpg/", "a.__URL__"),
-)
-
-
-@settings(max_examples=400)
-@given(
-    samples=st.lists(st.lists(st.sampled_from(ODD_NAMES), min_size=1, max_size=3), min_size=1, max_size=4),
-    format=st.sampled_from([tarfile.PAX_FORMAT, tarfile.GNU_FORMAT]),
-)
-def test_the_samples_of_a_window_are_those_of_its_members_whatever_these_are_called(samples, format):
-    tars = [by_tarfile([(name, name.encode("utf-8", "replace")) for name in names], format) for names in samples]
-    bodies = [tar[: scan_tar(memoryview(tar)).end] for tar in tars]
-    lead = bytes([len(bodies) - 1, 0, *(len(body) // BLOCK - 1 for body in bodies)])
-    TARGETS["members"][0](lead.ljust(LEAD_BYTES, b"\0") + b"".join(bodies))
-
-
 # Bytes that stand for many more, and those that take long
 
 
@@ -110,13 +89,6 @@ def delta_encoded(num_rows):
     return table_of(num_rows, paths, use_dictionary=False, column_encoding={"path": "DELTA_BYTE_ARRAY"})
 
 
-def window_of_names():
-    """Return a sample of a member whose name has 100 KB, and 13 samples of 256 members each."""
-    short = member("a.jpg", b"%011o\0" % 0)
-    tar = member("L", b"%011o\0" % (200 * BLOCK), b"L") + b"n" * (200 * BLOCK) + short * (1 + 13 * 256)
-    return bytes([13, 0, 201]) + b"\xff" * 13 + tar
-
-
 BOMBS = {
     "a header of many lists": lambda: ("manifest", manifest_files(b'{"wdsplit":' + b"[" * 900 + b"]" * 900, b"")),
     "a text of 1 MB in each of 60,000 rows": lambda: ("manifest", table_of(60_000, repeated("x" * 10**6, 60_000))),
@@ -125,7 +97,6 @@ BOMBS = {
     "2**22 rows": lambda: ("manifest", table_of(2**22, repeated("x", 2**22))),
     "a member of 8 GiB": lambda: ("scan", member("a.jpg", b"7" * 11 + b"\0") + bytes(BLOCK)),
     "a member of 2**87 bytes": lambda: ("scan", member("a.jpg", b"\x80\x7f" + bytes(10)) + bytes(BLOCK)),
-    "a window of one long name and many short ones": lambda: ("members", window_of_names()),
     "an extended header of 256 MB": lambda: ("scan", member("x", b"%011o\0" % 2**28, b"x") + bytes(2**28)),
     "many extended headers": lambda: (
         "scan",

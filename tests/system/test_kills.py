@@ -95,7 +95,7 @@ def is_finished(output, kind):
 def whole_files(folder):
     """Return the bytes of the tars, indexes and sample tables of a dataset, or of splits, under their final names."""
     files = files_of(folder) if folder.exists() else {}
-    return {name: data for name, data in files.items() if name.endswith((".tar", ".idx", ".tar.parquet"))}
+    return {name: data for name, data in files.items() if name.endswith((".tar", ".places", ".tar.parquet"))}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -209,10 +209,10 @@ def make_many(folder: Path, num_shards: int) -> Path:
     All shards are links to a few files, so that 100,000 are made in seconds. Keys repeat, which readers allow.
     """
     import pyarrow as pa
-    import xxhash
 
     from wdsplit.shards.files import write_manifest, write_shard
-    from wdsplit.shards.manifest import Field, Manifest, Shard, Shards, index_path, shard_path
+    from wdsplit.shards.manifest import Field, Manifest, Shard, Shards, shard_path
+    from wdsplit.shards.places import places_path
     from wdsplit.storage.opening import open_storage
     from wdsplit.tar.members import build_body
 
@@ -225,12 +225,11 @@ def make_many(folder: Path, num_shards: int) -> Path:
     for shard in range(num_shards):
         first, path = shard_path(shard - shard % MAX_LINKS), shard_path(shard)
         if first == path:
-            rows.append(write_shard(storage, path, [body], num_pads=0))
+            rows.append(write_shard(storage, path, [body], ["txt"], num_pads=0))
             continue
-        for source, name in ((first, path), (index_path(first), index_path(path))):
+        for source, name in ((first, path), (places_path(first), places_path(path))):
             os.link(dataset / source, dataset / name)
-        # Checksums differ, as those of real shards do; loading does not look at them.
-        rows.append(Shard(path, SAMPLES, 0, rows[0].num_bytes, xxhash.xxh3_128_hexdigest(path.encode())))
+        rows.append(Shard(path, SAMPLES, 0, rows[0].num_bytes, rows[0].checksum))
     fields = (Field("txt", "text", "text", "string"),)
     write_manifest(storage, Manifest(Shards.of(rows), fields, LANES, WINDOW, "none", {}))
     loader = open_many(dataset)

@@ -251,10 +251,10 @@ class Data:
         folder.mkdir()
         data.make_image(folder / SOURCE, num_samples)
         data.make_shards(folder, emit=())
-        ends = [np.fromfile(path, "<u8")[[0, -1]].astype(int) for path in (folder / SHARDS).glob("*.tar.idx")]
+        ends = [int(np.fromfile(path, "<u8", 4)[3]) for path in (folder / SHARDS).glob("*.tar.places")]
         payload_bytes = int(np.sum(data.payload_sizes(folder / SOURCE)))
         shard_bytes = sum(num_bytes for _, num_bytes in shards_of(folder / SHARDS))
-        return cls(folder, num_samples, payload_bytes, shard_bytes, sum(int(end - begin) for begin, end in ends))
+        return cls(folder, num_samples, payload_bytes, shard_bytes, sum(ends))
 
     def check(self, run: Run, result: Result) -> None:
         """Fail unless a result is of all samples."""

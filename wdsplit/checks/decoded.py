@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from wdsplit.errors import CorruptDataError, MissingDependencyError, WdsplitError
+from wdsplit.errors import MissingDependencyError, WdsplitError
 from wdsplit.loading.bad_samples import BadSample
 from wdsplit.loading.reading.block import as_list
 from wdsplit.loading.reading.open_shard import OpenShard
-from wdsplit.loading.reading.read_windows import read_window
-from wdsplit.loading.reading.window import Window
+from wdsplit.loading.reading.windows import DAMAGE, WindowPlace, read_windows
 from wdsplit.loading.stages.decoders import located
 from wdsplit.loading.stages.image_files import (
     IMAGE_FORMATS,
@@ -106,12 +105,14 @@ def decode_images(
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow's, of odd files
-        for first, window in _windows(shard, 0, len(mask), fields):
-            if isinstance(window, CorruptDataError):
-                if mask[first]:
-                    note(first, None, window)
-                continue
-            for row in np.flatnonzero(mask[first : first + len(window)]).tolist():
+        for first in range(0, len(mask), _SAMPLES_AT_ONCE):
+            place = WindowPlace(shard.narrowed(fields), first, min(len(mask), first + _SAMPLES_AT_ONCE))
+            window = read_windows([place], salvages=True)[0].window
+            damage = window.fields.pop(DAMAGE, None)
+            for row in np.flatnonzero(mask[first : place.stop]).tolist():
+                if damage is not None and damage[row] is not None:
+                    note(first + row, None, damage[row])
+                    continue
                 key, before = window.keys[row], len(errors)
                 for name in window.fields:
                     payload = as_list(window.fields[name][row : row + 1])[0]
@@ -130,23 +131,6 @@ def decode_images(
                         problem.place += f", file {bad[-1].file_name!r}"
     num_images = sum(map(Counter.total, formats.values())) + len(errors)
     return Images(num_images, {name: dict(counts) for name, counts in formats.items()}, unusual, tuple(bad)), errors
-
-
-def _windows(
-    shard: OpenShard, first: int, stop: int, fields: Collection[str]
-) -> Iterator[tuple[int, Window | CorruptDataError]]:
-    """Yield all samples of a shard, some at a time, with the number of the first; damaged ones alone, as errors."""
-    for begin in range(first, stop, _SAMPLES_AT_ONCE):
-        end = min(stop, begin + _SAMPLES_AT_ONCE)
-        try:
-            yield begin, read_window(shard, begin, end, fields)
-        except CorruptDataError as error:
-            if end - begin == 1:
-                yield begin, error
-                continue
-            middle = (begin + end) // 2
-            yield from _windows(shard, begin, middle, fields)
-            yield from _windows(shard, middle, end, fields)
 
 
 def _decoded(data: bytes) -> tuple[str, list[str]]:

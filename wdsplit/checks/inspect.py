@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -152,7 +153,7 @@ def _first_samples(
 ) -> tuple[dict[str, Any], ...]:
     """Return the first of some samples."""
     places = numbers.places(np.arange(min(count, len(numbers))))
-    reader = NumberedSamples(storage, manifest, open_shard)
+    reader = NumberedSamples(storage, manifest, partial(open_shard, storage, names=manifest.field_names))
     return tuple(reader.read(reader.numbers.of(*places)))
 
 

@@ -1,12 +1,11 @@
-"""Reads fields of given samples with the index; of remote datasets, only headers and the bytes next to them.
+"""Reads fields of given samples; of large samples in remote datasets, only the bytes of these fields.
 
 Combines the manifest and the readers of windows; independent of order and epoch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -14,14 +13,12 @@ import numpy as np
 
 from wdsplit.arrays import Int64
 from wdsplit.engines.local import in_order
-from wdsplit.errors import CorruptDataError, InputError
-from wdsplit.loading.reading.open_shard import OpenShard
-from wdsplit.loading.reading.read_windows import WindowPlace, read_windows
+from wdsplit.errors import InputError
+from wdsplit.loading.reading.open_shard import open_shard
+from wdsplit.loading.reading.windows import WindowPlace, read_windows
 from wdsplit.order.epoch import groups
-from wdsplit.shards.manifest import Manifest, Shard, index_path
-from wdsplit.storage.interface import ReadableFile, ReadableStorage
-from wdsplit.tables.formats.opening import joined_ranges
-from wdsplit.tar.index import INDEX_ENTRY_BYTES
+from wdsplit.shards.manifest import Manifest, Shard
+from wdsplit.storage.interface import ReadableStorage
 
 __all__ = ["read_fields", "read_labels"]
 
@@ -29,7 +26,6 @@ _Value = TypeVar("_Value")
 
 _CONNECTIONS = 32
 _SAMPLES_AT_ONCE, _REMOTE_SAMPLES_AT_ONCE = 1024, 16
-_INDEX_HOLE_BYTES = 64 * 1024
 _MAX_LABEL_BYTES = 1024
 
 
@@ -88,7 +84,7 @@ def read_fields(
     ]
     values: dict[str, list[_Value | None]] = {name: [None] * len(shard) for name in fields}
     places = iter(order.tolist())
-    read = partial(_read, storage, fields, whole, value)
+    read = partial(_read, storage, manifest, fields, whole, value)
     for found in in_order(read, tasks, _CONNECTIONS if storage.has_latency else 1):
         for row in found:
             place = next(places)
@@ -99,29 +95,24 @@ def read_fields(
 
 def _read(
     storage: ReadableStorage,
+    manifest: Manifest,
     fields: Sequence[str],
     whole: bool,
     value: Callable[[Any, str], _Value],
     task: tuple[Shard, Int64],
 ) -> list[list[_Value | None]]:
     """Return the fields of some samples of a shard, in ascending order."""
-    shard, samples = task
-    url, file = f"{storage.url}/{shard.path}", _Ranges(storage.open(shard.path, shard.num_bytes))
-    breaks = np.flatnonzero(np.diff(samples, prepend=-2) != 1)
-    runs = [(int(run[0]), int(run[-1]) + 1) for run in np.split(samples, breaks[1:])]
-    places = []
-    for offsets in _offsets(storage, shard, runs):
-        place = WindowPlace(OpenShard(url, file, offsets), 0, len(offsets) - 1)
-        if whole and storage.is_remote:
-            place = place._replace(data=memoryview(file.read(place.begin, place.end - place.begin)))
-        places.append(place)
-    rows = []
-    for place, part in zip(places, read_windows(places, frozenset(fields)), strict=True):
-        columns = [part.window.keys if name == "__key__" else part.window.fields.get(name) for name in fields]
-        for row in range(part.first, part.first + place.stop):
-            payloads = [None if column is None else column[row] for column in columns]
-            rows.append([None if payload is None else value(payload, url) for payload in payloads])
-    return rows
+    listed, samples = task
+    shard = open_shard(storage, listed, manifest.field_names, None if whole and storage.is_remote else fields)
+    distinct, rows = np.unique(samples, return_inverse=True)
+    place = WindowPlace(shard, int(distinct[0]), int(distinct[-1]) + 1, None, distinct)
+    window = read_windows([place])[0].window
+    columns = [window.keys if name == "__key__" else window.fields.get(name) for name in fields]
+    found: list[list[_Value | None]] = []
+    for row in rows.tolist():
+        payloads = [None if column is None else column[row] for column in columns]
+        found.append([None if payload is None else value(payload, shard.url) for payload in payloads])
+    return found
 
 
 def _label(payload: Any, url: str) -> bytes:
@@ -135,49 +126,3 @@ def _label(payload: Any, url: str) -> bytes:
             remedy="choose a field of classes with class_field (--class-field)",
         )
     return bytes(payload)
-
-
-def _offsets(storage: ReadableStorage, shard: Shard, runs: Sequence[tuple[int, int]]) -> Iterator[Int64]:
-    """Yield the offsets of the samples of each run, and of its end; reads only these from the index."""
-    path, each = index_path(shard.path), INDEX_ENTRY_BYTES
-    index = storage.open(path, each * (shard.num_samples + 1))
-    ranges = joined_ranges([(each * first, each * (stop + 1)) for first, stop in runs], _INDEX_HOLE_BYTES)
-    read = [np.frombuffer(index.read(begin, end - begin), "<u8").astype(np.int64) for begin, end in ranges]
-    begins = [begin // each for begin, _ in ranges]
-    for first, stop in runs:
-        number = int(np.searchsorted(begins, first, side="right")) - 1
-        offsets = read[number][first - begins[number] : stop + 1 - begins[number]]
-        if offsets[0] < 0 or offsets[-1] > shard.num_bytes or (np.diff(offsets) <= 0).any():
-            raise CorruptDataError(
-                "an index is damaged",
-                place=f"{storage.url}/{path}",
-                expected=f"rising offsets below {shard.num_bytes}",
-                remedy="copy the index again, or convert again with --overwrite",
-                url=f"{storage.url}/{path}",
-            )
-        yield offsets
-
-
-@dataclass(frozen=True)
-class _Ranges:
-    """A file of which only the requested bytes are read, even if each read is a request."""
-
-    file: ReadableFile
-    is_remote = False
-
-    @property
-    def size(self) -> int:
-        return self.file.size
-
-    @property
-    def version(self) -> str:
-        return self.file.version
-
-    def read(self, offset: int, num_bytes: int) -> bytes:
-        return self.file.read(offset, num_bytes)
-
-    def read_into(self, buffer: memoryview, offset: int) -> None:
-        self.file.read_into(buffer, offset)
-
-    def expect(self, offset: int, num_bytes: int) -> None:
-        self.file.expect(offset, num_bytes)

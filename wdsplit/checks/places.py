@@ -7,8 +7,8 @@ from typing import Any
 
 from wdsplit.engines.local import in_order
 from wdsplit.loading.reading.open_shard import OpenShard
-from wdsplit.loading.reading.read_windows import read_window
 from wdsplit.loading.reading.source import AnySource, Source
+from wdsplit.loading.reading.windows import read_window
 from wdsplit.order.epoch import Located
 
 __all__ = ["parts_of", "samples_at"]
@@ -31,12 +31,12 @@ def samples_at(parts: tuple[Source, ...], places: Located) -> Iterator[dict[str,
         part, shard, sample = place
         found = opened.get((part, shard))
         if found is None:  # two threads may both open it
-            found = parts[part].access.open_shard(storages[part], parts[part].manifest.shards[shard])
+            manifest = parts[part].manifest
+            found = parts[part].access.open_shard(storages[part], manifest, manifest.shards[shard])
             if len(opened) >= _MAX_OPEN:
                 opened.clear()
             opened[part, shard] = found
-        window = read_window(found, sample, sample + 1)
-        return next(iter(window.take([0], [0], [False])))
+        return read_window(found, sample, sample + 1).take(0, 0, False)
 
     rows = zip(places.source.tolist(), places.shard.tolist(), places.sample.tolist(), strict=True)
     threads = _CONNECTIONS if any(storage.has_latency for storage in storages) else 1

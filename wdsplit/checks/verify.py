@@ -1,6 +1,6 @@
 """Verifies a dataset: every byte must match the manifest, and every sample must be complete.
 
-Checks each shard separately (size, checksum, index, tar structure, end marker, fields, pads, sample table), then the
+Checks each shard separately (size, checksum, places, tar structure, end marker, fields, pads, sample table), then the
 keys of all shards.
 """
 
@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -27,23 +26,23 @@ from wdsplit.fields.image_sizes import IMAGE_EXTENSIONS
 from wdsplit.fields.keys import hash_keys
 from wdsplit.loading.bad_samples import BadSample, line_of
 from wdsplit.loading.reading.open_shard import OpenShard, check_tail, open_shard
-from wdsplit.loading.reading.read_windows import read_window
-from wdsplit.loading.reading.window import Window
 from wdsplit.loading.views import chosen_views
 from wdsplit.notebook import html_table
 from wdsplit.order.packed import is_whole
 from wdsplit.order.selection import Selection
 from wdsplit.shards.annotations import Annotation, annotation_names, find_annotation, read_annotation
-from wdsplit.shards.checksums import checksums_path, dump_checksums, sample_checksums
-from wdsplit.shards.emit import CHECKSUMS
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import Manifest, Shard, checksum_of
+from wdsplit.shards.places import places_path
 from wdsplit.shards.sample_tables import KEY, NUM_BYTES, read_names, read_samples, samples_path
 from wdsplit.shards.views import read_view, view_names, view_path
 from wdsplit.storage.given import located_one
-from wdsplit.storage.interface import ReadableStorage, Storage
+from wdsplit.storage.interface import ReadableStorage
 from wdsplit.storage.opening import open_readable_storage, open_storage
-from wdsplit.tar.names import is_pad_key
+from wdsplit.tar.names import PAD_PREFIX
+from wdsplit.tar.places import hash_samples, rows_of
+from wdsplit.tar.samples import check_fields, sample_members
+from wdsplit.tar.scan import scan_window
 from wdsplit.texts import counted
 
 if TYPE_CHECKING:
@@ -113,7 +112,6 @@ def verify(
     storage_options: Mapping[str, Any] | None = None,
     engine: Engine | None = None,
     fs: AbstractFileSystem | None = None,
-    emit: Sequence[str] = (),
     view: str | View | None = None,
     where: str | None = None,
     decode: bool = False,
@@ -132,7 +130,6 @@ def verify(
         storage_options: Options for a remote store, as for `Dataset`.
         engine: Engine that runs the tasks; None for `jobs` processes of this machine.
         fs: fsspec file system of the folder; None to choose it by the path.
-        emit: `checksums` to write the checksums of its samples beside each valid shard, for `Dataset(verify=True)`.
         view: As for `Dataset`, but only one view: check all of each shard with a sample of it.
         where: As for `Dataset`: check all of each shard with a sample that meets this condition.
         decode: Also decode every image, or those of the view, as `decode` and `resized` do; the report lists those that
@@ -141,11 +138,9 @@ def verify(
             replaces an existing file. Views exclude such a list.
 
     Raises:
-        InputError: `emit` or `bad_samples_file` is invalid, or the view does not exist.
+        InputError: `bad_samples_file` is invalid, or the view does not exist.
         WdsplitError: The manifest cannot be read. Problems with shards are returned, not raised.
     """
-    if not set(emit) <= {CHECKSUMS}:
-        raise InputError("invalid emit", expected=CHECKSUMS, found=", ".join(emit))
     bad_file = None if bad_samples_file is None else os.fspath(bad_samples_file)
     if bad_file is not None and not (decode and bad_file.endswith(".jsonl")):
         raise InputError(
@@ -158,8 +153,7 @@ def verify(
 
         require_decoders()
     url, storage_options = located_one(url, storage_options, fs)
-    output = open_storage(url, storage_options) if emit else None
-    storage: ReadableStorage = output or open_readable_storage(url, storage_options)
+    storage = open_readable_storage(url, storage_options)
     manifest = read_manifest(storage)
     selection = chosen_views(storage, manifest, {"view": view, "where": where}, None, storage_options).selection_at(0)
     checked = list(range(len(manifest.shards)) if selection is None else np.flatnonzero(selection.counts).tolist())
@@ -169,7 +163,7 @@ def verify(
     if progress is not None:
         progress(0, num_shards, 0)
     annotations, unread = _annotations(storage, manifest)
-    check = partial(_check_with_annotations, storage, manifest, output, annotations, decode, selection)
+    check = partial(_check_with_annotations, storage, manifest, annotations, decode, selection)
     describe = partial(_describe, manifest)
     num_bytes = None if storage.has_latency else int(manifest.shards.column("num_bytes")[checked].sum())
     results = (engine or LocalEngine(jobs)).map(check, checked, num_bytes=num_bytes, describe=describe)
@@ -216,14 +210,13 @@ def _annotations(storage: ReadableStorage, manifest: Manifest) -> tuple[list[Ann
 def _check_with_annotations(
     storage: ReadableStorage,
     manifest: Manifest,
-    output: Storage | None,
     annotations: Sequence[Annotation],
     decode: bool,
     selection: Selection | None,
     number: int,
 ) -> _Finding:
     """Check a shard, and its tables of all annotations; decode its images if requested."""
-    finding = _check_shard(storage, manifest, output, number)
+    finding = _check_shard(storage, manifest, number)
     problems = list(finding.problems)
     if decode:
         images, errors = _decoded(storage, manifest, selection, number)
@@ -249,7 +242,7 @@ def _decoded(
     with suppress(CorruptDataError):
         names = [] if manifest.samples is None else read_names(storage, listed, manifest.samples)
     try:
-        shard = open_shard(storage, listed)
+        shard = open_shard(storage, listed, manifest.field_names)
     except CorruptDataError as error:
         found, url = names or [(None, "")] * num_real, f"{storage.url}/{listed.path}"
         rows = np.flatnonzero(mask).tolist()
@@ -263,72 +256,148 @@ def _decoded(
         return Images(), [error]
 
 
-def _check_shard(storage: ReadableStorage, manifest: Manifest, output: Storage | None, number: int) -> _Finding:
+def _check_shard(storage: ReadableStorage, manifest: Manifest, number: int) -> _Finding:
     none = np.zeros(0, np.uint64)
     listed = manifest.shards[number]
     try:
-        shard = open_shard(storage, listed)
-        checksum = _checksum(shard, listed)
+        shard = open_shard(storage, listed, manifest.field_names)
+        found = _read_shard(storage, manifest, listed, shard)
+        if found.checksum != listed.checksum and shard.file.is_remote:
+            found = _read_shard(storage, manifest, listed, shard)
     except WdsplitError as error:
         return _Finding(number, (error,), none)
-    problems: list[WdsplitError] = []
-    if checksum != listed.checksum:
-        problems.append(
-            CorruptDataError(
-                "a shard was changed",
-                place=shard.url,
-                expected=listed.checksum,
-                found=checksum,
-                remedy="copy it again, or convert again with --overwrite",
-                url=shard.url,
-            )
+    problems = found.problems
+    if found.checksum != listed.checksum:
+        changed = CorruptDataError(
+            "a shard was changed",
+            place=shard.url,
+            expected=listed.checksum,
+            found=found.checksum,
+            remedy="copy it again, or convert again with --overwrite",
+            url=shard.url,
         )
-    try:
-        tail = check_tail(shard)
-        if tail is not None:
-            problems.append(tail)
-        table = _SampleTable(storage, manifest, listed)
-        hashes = []
-        num_left = listed.num_samples - listed.num_pads
-        for keys, sizes in _checked_keys(manifest, listed, shard):
-            hashes.append(hash_keys(keys[: max(0, num_left)]))
-            num_left -= len(keys)
-            table.compare(keys, sizes)
-        problems += table.problems
-        if output is not None and not problems:
-            _write_checksums(output, listed, shard)
-    except WdsplitError as error:
-        return _Finding(number, (*problems, error), none)
-    return _Finding(number, tuple(problems), np.concatenate([none, *hashes]))
+        problems = [changed, *problems]
+    return _Finding(number, tuple(problems), np.concatenate([none, *found.hashes]))
 
 
-def _write_checksums(output: Storage, listed: Shard, shard: OpenShard) -> None:
-    """Write the checksums of the samples of a valid shard."""
-    checksums = sample_checksums(shard.read(begin, end) for begin, end in pairwise(shard.offsets.tolist()))
-    with output.publish(checksums_path(listed.path)) as file:
-        file.write([dump_checksums(checksums, listed)])
+class _Contents(NamedTuple):
+    """The checksum of a shard, its problems, and the hashes of its keys; none if a sample cannot be read."""
+
+    checksum: str
+    problems: list[WdsplitError]
+    hashes: list[Hashes]
 
 
-def _checksum(shard: OpenShard, listed: Shard) -> str:
-    """Return the checksum of a shard; a remote shard with a wrong one is fetched again first."""
-    if not shard.file.is_remote:
-        return _checksum_in_pieces(shard)
-    checksum = checksum_of(xxhash.xxh3_128(shard.data))
-    if checksum != listed.checksum:
-        shard.fetch_again()
-        checksum = checksum_of(xxhash.xxh3_128(shard.data))
-    return checksum
+def _read_shard(storage: ReadableStorage, manifest: Manifest, listed: Shard, shard: OpenShard) -> _Contents:
+    """Read all of a shard once, some samples at a time; they are scanned as a tar of another program would be."""
+    digest, table = xxhash.xxh3_128(), _SampleTable(storage, manifest, listed)
+    problems: list[WdsplitError] = []
+    misplaced: WdsplitError | None = None
+    hashes: list[Hashes] = []
+    is_readable = True
+    for first, stop, data in _parts(shard):
+        digest.update(data)
+        if not is_readable or first == stop:
+            continue
+        try:
+            keys, sizes, wrong = _scanned(listed, shard, first, stop, data)
+        except WdsplitError as error:
+            error.url = shard.url
+            problems.append(error if shard.url in error.place else error.at(shard.url))
+            is_readable, hashes = False, []
+            continue
+        misplaced = misplaced or wrong
+        hashes.append(hash_keys(keys[: max(0, listed.num_samples - listed.num_pads - first)]))
+        table.compare(keys, sizes)
+    checksum, tail = checksum_of(digest), check_tail(shard)
+    if misplaced is not None and checksum == listed.checksum:
+        problems.append(misplaced)  # else the tar is wrong, not its places
+    return _Contents(checksum, [*problems, *([] if tail is None else [tail]), *table.problems], hashes)
 
 
-def _checksum_in_pieces(shard: OpenShard) -> str:
-    """Return the checksum of a local shard; it is read, not mapped, because files may shrink meanwhile."""
-    digest = xxhash.xxh3_128()
-    buffer = memoryview(bytearray(min(_READ_BYTES, shard.file.size)))
-    for offset in range(0, shard.file.size, _READ_BYTES):
-        piece = buffer[: shard.file.size - offset]
-        shard.file.read_into(piece, offset)
-        digest.update(piece)
-    return checksum_of(digest)
+def _parts(shard: OpenShard) -> Iterator[tuple[int, int, memoryview]]:
+    """Yield the bytes of a shard and their samples first, ..., stop - 1; at last the bytes after all samples."""
+    offsets, first = shard.places.offsets(), 0
+    if offsets[0] != 0 or (np.diff(offsets) <= 0).any():
+        offsets = np.zeros(1, np.int64)  # these places are damaged, as the first sample shows
+    while first < len(offsets) - 1:
+        stop = int(np.searchsorted(offsets, offsets[first] + _READ_BYTES, side="right")) - 1
+        stop = min(max(stop, first + 1), first + _SAMPLES_AT_ONCE)
+        yield first, stop, memoryview(shard.file.read(int(offsets[first]), int(offsets[stop] - offsets[first])))
+        first = stop
+    for begin in range(int(offsets[-1]), shard.file.size, _READ_BYTES):
+        yield first, first, memoryview(shard.file.read(begin, min(_READ_BYTES, shard.file.size - begin)))
+
+
+def _scanned(
+    listed: Shard, shard: OpenShard, first: int, stop: int, data: memoryview
+) -> tuple[pa.LargeStringArray, Int64, CorruptDataError | None]:
+    """Return keys and payload bytes of the samples first, ..., stop - 1, and what is wrong with their places."""
+    base, num_real = shard.places.begin_of(first), listed.num_samples - listed.num_pads
+    scan = scan_window(data, base)
+    members = sample_members(scan)
+    check_fields(members)
+    keys = members.sample_keys
+    unknown = sorted(set(members.fields) - set(shard.names))
+    if unknown:
+        row = int(members.sample_index[members.field_index == members.fields.index(unknown[0])][0])
+        raise CorruptDataError(
+            "a sample has a field that is not in the manifest",
+            place=f"{shard.url}, key {keys[row].as_py()!r}",
+            expected=", ".join(sorted(shard.names)),
+            found=", ".join(unknown),
+            remedy="convert again with --overwrite",
+            key=keys[row].as_py(),
+        )
+    is_pad = pc.starts_with(keys, PAD_PREFIX).to_numpy(zero_copy_only=False)
+    others = np.flatnonzero(is_pad != (first + np.arange(len(keys)) >= num_real))
+    if len(others):
+        key = keys[int(others[0])].as_py()
+        raise CorruptDataError(
+            "the pads of a shard do not match the manifest",
+            place=f"{shard.url}, sample {first + others[0]}",
+            expected=f"{num_real} samples, then pads",
+            found=f"key {key!r}",
+            remedy="convert again with --overwrite",
+            key=key,
+        )
+    sizes, starts = (np.full((len(keys), len(shard.names)), -1, np.int64) for _ in range(2))
+    columns = np.array([shard.names.index(name) for name in members.fields], np.int64)[members.field_index]
+    sizes[members.sample_index, columns] = scan.sizes[members.rows]
+    starts[members.sample_index, columns] = scan.starts[members.rows]
+    return (
+        keys,
+        np.where(sizes < 0, 0, sizes).sum(axis=1),
+        _misplaced(shard, slice(first, stop), data, keys, starts, sizes),
+    )
+
+
+def _misplaced(
+    shard: OpenShard, samples: slice, data: memoryview, keys: pa.LargeStringArray, starts: Int64, sizes: Int64
+) -> CorruptDataError | None:
+    """Return what is wrong with the places of some samples, given where their payloads are; None if nothing is."""
+    rows, base = rows_of([(shard.places, samples)]), shard.places.begin_of(samples.start)
+    if len(keys) == len(rows.begins):
+        cuts = zip((rows.begins - base).tolist(), (rows.ends - base).tolist(), strict=True)
+        same_starts = (np.where(rows.sizes < 0, -1, rows.starts) == starts).all(axis=1)
+        right = same_starts & (rows.sizes == sizes).all(axis=1)
+        right &= hash_samples(data[begin:end] for begin, end in cuts) == rows.hashes
+        if rows.keys is not None:
+            right &= rows.keys == keys.to_numpy(zero_copy_only=False)
+        wrong = np.flatnonzero(~right)
+        if not len(wrong):
+            return None
+        found = f"others from sample {samples.start + wrong[0]} on, key {keys[int(wrong[0])].as_py()!r}"
+    else:
+        found = f"{len(rows.begins):,}"
+    return CorruptDataError(
+        "the places of a shard do not match its samples",
+        place=f"{places_path(shard.url)}, from sample {samples.start} on",
+        expected=f"the places of {len(keys):,} samples",
+        found=found,
+        remedy="copy the places again, or convert again with --overwrite",
+        url=places_path(shard.url),
+    )
 
 
 class _SampleTable:
@@ -374,43 +443,6 @@ class _SampleTable:
         )
 
 
-def _checked_keys(manifest: Manifest, listed: Shard, shard: OpenShard) -> Iterator[tuple[pa.LargeStringArray, Int64]]:
-    """Yield the keys of a shard and the bytes of the payloads, some at a time, each sample checked."""
-    num_samples = len(shard.offsets) - 1
-    num_real = num_samples - listed.num_pads
-    fields = {field.name for field in manifest.fields}
-    for first in range(0, num_samples, _SAMPLES_AT_ONCE):
-        window = read_window(shard, first, min(num_samples, first + _SAMPLES_AT_ONCE), fields=())
-        _check_fields(window, fields, shard.url)
-        keys: list[str] = window.keys.tolist()
-        for place, key in enumerate(keys, first):
-            if is_pad_key(key) != (place >= num_real):
-                raise CorruptDataError(
-                    "the pads of a shard do not match the manifest",
-                    place=f"{shard.url}, sample {place}",
-                    expected=f"{num_real} samples, then pads",
-                    found=f"key {key!r}",
-                    remedy="convert again with --overwrite",
-                    url=shard.url,
-                    key=key,
-                )
-        yield pa.array(keys, pa.large_string()), window.total_sizes()
-
-
-def _check_fields(window: Window, fields: set[str], url: str) -> None:
-    for key, names in window.field_names():
-        if not fields.issuperset(names):
-            raise CorruptDataError(
-                "a sample has a field that is not in the manifest",
-                place=f"{url}, key {key!r}",
-                expected=", ".join(sorted(fields)),
-                found=", ".join(sorted(set(names) - fields)),
-                remedy="convert again with --overwrite",
-                url=url,
-                key=key,
-            )
-
-
 def _duplicate_keys(storage: ReadableStorage, manifest: Manifest, findings: dict[int, _Finding]) -> list[WdsplitError]:
     """Return a problem for each duplicate key, and for each shard that cannot be read a second time."""
     problems: list[WdsplitError] = []
@@ -421,9 +453,10 @@ def _duplicate_keys(storage: ReadableStorage, manifest: Manifest, findings: dict
                 continue
             listed = manifest.shards[number]
             try:
-                shard = open_shard(storage, listed)
-                for keys, _ in _checked_keys(manifest, listed, shard):
-                    yield keys, shard.url
+                shard = open_shard(storage, listed, manifest.field_names)
+                for first, stop, data in _parts(shard):
+                    if first < stop:
+                        yield _scanned(listed, shard, first, stop, data)[0], shard.url
             except WdsplitError as error:
                 problems.append(error)
 

@@ -35,7 +35,6 @@ from wdsplit.cli.terminal import (
     training_line,
     wrapped,
 )
-from wdsplit.shards.emit import CHECKSUMS
 from wdsplit.texts import counted, quoted
 from wdsplit.urls import shown_url
 
@@ -54,16 +53,9 @@ _REMEDIES = {"EXIF rotation": " (turned upright with exif=True)"}
     [
         "data/train --jobs 8",
         "data/photos --decode --bad-samples-file bad.jsonl",
-        "s3://bucket/train --emit checksums",
+        "s3://bucket/train",
     ],
     dataset_argument,
-    option(
-        "Output",
-        "--emit",
-        type=click.Choice([CHECKSUMS]),
-        multiple=True,
-        help="Write NAME.tar.sums beside each valid shard: checksums of its samples, for Dataset(verify=True).",
-    ),
     option("Training", "--decode", is_flag=True, help="Also decode every image, and count what is unusual."),
     option(
         "Output",
@@ -78,8 +70,8 @@ _REMEDIES = {"EXIF rotation": " (turned upright with exif=True)"}
 def verify_command(dataset: str, running: Running, as_json: bool, **arguments: Any) -> None:
     """Check every byte of DATASET against its manifest.
 
-    Checks sizes, checksums, indexes, tar structure, end markers, fields and pads, and finds duplicate keys. With
-    --view or --where, checks all of each shard that contains a selected sample, and no other shards.
+    Checks sizes, checksums, places of samples, tar structure, end markers, fields and pads, and finds duplicate keys.
+    With --view or --where, checks all of each shard that contains a selected sample, and no other shards.
 
     Payloads are decoded only with --decode: it finds the images, or those of the view, that decode or resized would
     fail on.

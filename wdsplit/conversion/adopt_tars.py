@@ -30,7 +30,8 @@ from wdsplit.indexing.tars import (
     warn_of_oddities,
 )
 from wdsplit.shards.files import read_manifest, write_manifest
-from wdsplit.shards.manifest import HEADER_NAME, Manifest, index_path
+from wdsplit.shards.manifest import HEADER_NAME, Manifest
+from wdsplit.shards.places import places_path
 from wdsplit.storage.given import located_one
 from wdsplit.storage.interface import Storage
 from wdsplit.storage.opening import open_storage
@@ -212,27 +213,27 @@ def _read_tar(
     """Read a tar, write its index, and return its contents. Runs in a worker process; may run twice."""
     number, path = task
     storage = open_storage(url, options)
-    content, index = read_tar(storage, path)
-    _write_index(storage, path, index, overwrite)
+    content, places = read_tar(storage, path)
+    _write_places(storage, path, places, overwrite)
     return number, content
 
 
-def _write_index(storage: Storage, path: str, index: bytes, overwrite: bool) -> None:
-    beside = index_path(path)
+def _write_places(storage: Storage, path: str, data: bytes, overwrite: bool) -> None:
+    beside = places_path(path)
     if storage.size(beside) is not None:
-        if storage.read(beside) == index:
+        if storage.read(beside) == data:
             return
         if not overwrite:
             raise OutputExistsError(
-                "a tar has an index that does not match it",
+                "a tar has places that do not match it",
                 place=f"{storage.url}/{beside}",
-                expected="no index, or the offset of each sample",
+                expected="no such file, or the places of each sample",
                 remedy="use --overwrite to replace it, if no other program needs it",
                 url=f"{storage.url}/{beside}",
             )
         storage.remove(HEADER_NAME)
     with storage.publish(beside) as file:
-        file.write([index])
+        file.write([data])
 
 
 def _read_all(

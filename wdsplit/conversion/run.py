@@ -7,6 +7,7 @@ is created before anything in the output changes, and removed after the manifest
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -21,23 +22,14 @@ from wdsplit.errors import DatasetNotFoundError, InputError, OutputExistsError, 
 from wdsplit.jobs.record import Record
 from wdsplit.shards.annotations import ANNOTATIONS_FOLDER
 from wdsplit.shards.files import read_manifest
-from wdsplit.shards.manifest import (
-    HEADER_NAME,
-    RUN_FOLDER,
-    SHARDS_NAME,
-    Manifest,
-    Shard,
-    Shards,
-    index_path,
-    shard_path,
-)
+from wdsplit.shards.manifest import HEADER_NAME, RUN_FOLDER, SHARDS_NAME, Manifest, Shard, Shards, shard_path
+from wdsplit.shards.places import places_path
 from wdsplit.shards.sample_tables import samples_path
 from wdsplit.shards.sidecar_files import shard_sidecars
 from wdsplit.shards.sidecars import ENERGON_FOLDER, ENERGON_NAMES, WIDS_NAME
 from wdsplit.shards.views import VIEWS_FOLDER
 from wdsplit.storage.interface import Storage
 from wdsplit.storage.local import is_temporary
-from wdsplit.tar.index import INDEX_ENTRY_BYTES
 
 __all__ = ["Run", "is_below"]
 
@@ -166,8 +158,7 @@ class Run(Record):
 
     def _is_ours(self, name: str) -> bool:
         """Return whether wdsplit may have written a file of this name."""
-        tar = next((name.removesuffix(more) for more in (".idx", ".parquet") if name.endswith(f".tar{more}")), name)
-        stem = tar.removesuffix(".idx").removesuffix(".tar")
+        stem = re.sub(r"\.(tar(\.(idx|places|parquet))?|idx)\Z", "", name)
         if name in _KEPT:
             return True
         if name == ENERGON_FOLDER:
@@ -319,11 +310,10 @@ class Run(Record):
 
     def _lost(self, shard: Shard, sizes: Callable[[str], Mapping[str, int]]) -> str | None:
         """Return a file of a shard that is missing or has the wrong size; None if all are correct."""
-        expected = {shard.path: shard.num_bytes, index_path(shard.path): INDEX_ENTRY_BYTES * (shard.num_samples + 1)}
-        for path in (*expected, samples_path(shard.path), *shard_sidecars(shard, self.emit)):
+        for path in (shard.path, places_path(shard.path), samples_path(shard.path), *shard_sidecars(shard, self.emit)):
             folder, _, name = path.rpartition("/")
             found = sizes(folder).get(name)
-            if not found or found != expected.get(path, found):
+            if not found or (path == shard.path and found != shard.num_bytes):
                 return path
         return None
 

@@ -26,7 +26,6 @@ from wdsplit.fields.sample_columns import sample_rows
 from wdsplit.shards.files import write_shard
 from wdsplit.shards.manifest import shard_path
 from wdsplit.shards.sidecar_files import write_shard_sidecars
-from wdsplit.shards.sidecars import CatalogBuilder, needs_catalogs
 from wdsplit.storage.interface import Storage
 from wdsplit.tables.payloads import with_payloads
 from wdsplit.tables.read import Rows, read_rows
@@ -50,14 +49,13 @@ def write_shards(
     plan = job.plan
     read = _reader(job, source, storage)
     stream = _Stream(map(partial(_encoded, plan), read(plan.rows(shards[0])[0], plan.rows(shards[-1])[1])))
+    names = [field.name for field in plan.fields]
     for number in shards:
-        catalog = CatalogBuilder() if needs_catalogs(job.emit) else None
         tables = [plan.samples.empty_table()]
-        bodies = _bodies(job, storage, number, stream, read, tables, catalog)
+        bodies = _bodies(job, storage, number, stream, read, tables)
         table = partial(pa.concat_tables, tables)
-        shard = write_shard(storage, shard_path(number), bodies, plan.num_pads_of(number), table)
-        if catalog is not None:
-            write_shard_sidecars(storage, shard, catalog.build(), job.emit)
+        shard = write_shard(storage, shard_path(number), bodies, names, plan.num_pads_of(number), table)
+        write_shard_sidecars(storage, shard, names, job.emit)
         yield ShardRow(shard.num_samples, shard.num_pads, shard.num_bytes, shard.checksum)
 
 
@@ -139,9 +137,8 @@ def _bodies(
     stream: _Stream,
     read: Callable[[int, int], Iterator[Rows]],
     tables: list[pa.Table],
-    catalog: CatalogBuilder | None,
 ) -> Iterator[Body]:
-    """Yield the samples of a shard, batch by batch, pads last; add all but the pads to tables and catalog."""
+    """Yield the samples of a shard, batch by batch, pads last; add the rows of all but the pads to tables."""
     plan = job.plan
     first, stop = plan.rows(shard)
     begin: _Samples | None = None
@@ -149,8 +146,6 @@ def _bodies(
         raise_if_cancelled()
         begin = begin or samples
         tables.append(samples.table)
-        if catalog is not None:
-            catalog.append(samples.keys, samples.fields)
         yield samples.body
     count, number = plan.num_pads_of(shard), 0
     if count and begin is not None and count <= len(begin):  # because rereading a row group is slow

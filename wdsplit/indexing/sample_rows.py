@@ -16,10 +16,11 @@ from wdsplit.fields.sample_columns import own_columns
 from wdsplit.indexing.sample_values import Recipe, as_types, joined_columns
 from wdsplit.loading.reading.block import head
 from wdsplit.loading.reading.open_shard import OpenShard, open_shard
-from wdsplit.loading.reading.read_windows import read_window
+from wdsplit.loading.reading.windows import read_window
 from wdsplit.shards.sample_tables import HEIGHT, KEY, NUM_BYTES, WIDTH
 from wdsplit.shards.table import Shard
 from wdsplit.storage.interface import ReadableStorage
+from wdsplit.tar.places import rows_of
 
 __all__ = ["read_rows", "typed_schema"]
 
@@ -49,7 +50,8 @@ def read_rows(storage: ReadableStorage, listed: Shard, recipe: Recipe, lost: Cou
         WdsplitError: The shard is missing or damaged.
     """
     num_real = listed.num_samples - listed.num_pads
-    rows = [pa.table(part) for part in _parts(open_shard(storage, listed), num_real, recipe, lost)]
+    shard = open_shard(storage, listed, tuple(field.name for field in recipe.fields))
+    rows = [pa.table(part) for part in _parts(shard, num_real, recipe, lost)]
     columns = joined_columns([pa.schema(own_columns(False)), *(part.schema for part in rows)])
     return pa.concat_tables([as_types(part, columns) for part in rows]) if rows else typed_schema(recipe).empty_table()
 
@@ -58,19 +60,20 @@ def _parts(shard: OpenShard, num_real: int, recipe: Recipe, lost: Counter[str]) 
     """Yield the columns of some samples at a time, without pads."""
     image = first_image_field(recipe.fields)
     names = [*recipe.field_names, *([image] if image is not None else [])]
-    first = 0
+    shard, offsets, first = shard.narrowed(names), shard.places.offsets(), 0
     while first < num_real:
-        end = int(shard.offsets[first]) + _BYTES_AT_ONCE
-        stop = int(np.searchsorted(shard.offsets, end, side="right")) - 1
+        stop = int(np.searchsorted(offsets, offsets[first] + _BYTES_AT_ONCE, side="right")) - 1
         stop = min(max(stop, first + 1), first + _SAMPLES_AT_ONCE, num_real)
-        window = read_window(shard, first, stop, names)
-        none = np.full(len(window), None, object)
+        window = read_window(shard, first, stop)
+        none = np.full(stop - first, None, object)
         payloads = {
             name: [None if payload is None else bytes(payload) for payload in window.fields.get(name, none)]
             for name in recipe.field_names
         }
         found = recipe.columns(payloads, lost)
-        own = {KEY: pa.array(window.keys, pa.string()), NUM_BYTES: pa.array(window.total_sizes(), pa.int64())}
+        sizes = rows_of([(shard.places, slice(first, stop))]).sizes
+        num_bytes = np.where(sizes < 0, 0, sizes).sum(axis=1)
+        own = {KEY: pa.array(window.keys, pa.string()), NUM_BYTES: pa.array(num_bytes, pa.int64())}
         if image is not None and not {WIDTH, HEIGHT} <= found.keys():
             pictures = window.fields.get(image, none)
             heads = pa.array(

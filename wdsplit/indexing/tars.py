@@ -1,4 +1,4 @@
-"""The contents of tars that other programs wrote: samples and index of each, and a manifest of all.
+"""The contents of tars that other programs wrote: samples and places of each, and a manifest of all.
 
 Combines the tar scan and the grouping into samples. Writes nothing.
 """
@@ -24,9 +24,9 @@ from wdsplit.order.defaults import default_lanes, default_window, lanes_of_adopt
 from wdsplit.shards.manifest import Manifest, Shard, Shards, checksum_of
 from wdsplit.storage.interface import ReadableStorage
 from wdsplit.storage.pieces import mapped
-from wdsplit.tar.index import dump_index
+from wdsplit.tar.places import scanned_places
 from wdsplit.tar.samples import FieldUse, TarSamples, group_samples
-from wdsplit.tar.scan import scan_tar
+from wdsplit.tar.scan import Scan, scan_tar
 
 __all__ = ["TarContent", "check_paths", "manifest_of", "read_tar", "refuse_duplicate_keys", "warn_of_oddities"]
 
@@ -72,7 +72,7 @@ def check_paths(folder: str, paths: Iterable[str]) -> None:
 
 
 def read_tar(storage: ReadableStorage, path: str, scratch: str | None = None) -> tuple[TarContent, bytes]:
-    """Read a whole tar, and return its contents and its index.
+    """Read a whole tar, and return its contents and its places.
 
     Args:
         storage: The storage of the tar.
@@ -86,8 +86,9 @@ def read_tar(storage: ReadableStorage, path: str, scratch: str | None = None) ->
     file = storage.open(path)
     version_before = file.version
     data = mapped(file, scratch)
-    checksum = checksum_of(xxhash.xxh3_128(data))  # first, because it reads the file from start to end
-    samples = _samples(storage, path, memoryview(data))
+    digest = xxhash.xxh3_128(data)  # first, because it reads the file from start to end
+    scan, samples = _samples(storage, path, memoryview(data))
+    places = scanned_places(memoryview(data), scan, samples.members, samples.offsets, digest.digest())
     if storage.open(path).version != version_before:
         raise InputError(
             "a tar was changed while it was read",
@@ -97,16 +98,16 @@ def read_tar(storage: ReadableStorage, path: str, scratch: str | None = None) ->
             url=f"{storage.url}/{path}",
         )
     num_real = len(samples.keys) - samples.num_pads  # other datasets have pads with the same keys
-    shard = Shard(path, len(samples.keys), samples.num_pads, len(data), checksum)
+    shard = Shard(path, len(samples.keys), samples.num_pads, len(data), checksum_of(digest))
     hashes = hash_keys(samples.keys[:num_real])
-    content = TarContent(shard, samples.uses, samples.num_left_out, samples.left_out, hashes)
-    return content, dump_index(samples.offsets)
+    return TarContent(shard, samples.uses, samples.num_left_out, samples.left_out, hashes), places
 
 
-def _samples(storage: ReadableStorage, path: str, data: memoryview) -> TarSamples:
+def _samples(storage: ReadableStorage, path: str, data: memoryview) -> tuple[Scan, TarSamples]:
     place = f"{storage.url}/{path}"
     try:
-        samples = group_samples(scan_tar(data))
+        scan = scan_tar(data)
+        samples = group_samples(scan)
     except WdsplitError as error:
         error.url = place
         raise error.at(place) from error
@@ -119,7 +120,7 @@ def _samples(storage: ReadableStorage, path: str, data: memoryview) -> TarSample
             remedy="remove it, or move it out of the folder",
             url=place,
         )
-    return samples
+    return scan, samples
 
 
 def refuse_duplicate_keys(storage: ReadableStorage, contents: Sequence[TarContent]) -> None:
@@ -133,7 +134,7 @@ def refuse_duplicate_keys(storage: ReadableStorage, contents: Sequence[TarConten
         for each in contents:
             if np.isin(each.hashes, suspects).any():
                 path = each.shard.path
-                samples = _samples(storage, path, memoryview(mapped(storage.open(path))))
+                _, samples = _samples(storage, path, memoryview(mapped(storage.open(path))))
                 yield samples.keys, f"{storage.url}/{path}"
 
     for duplicate in find_duplicate_keys([each.hashes for each in contents], read_keys):

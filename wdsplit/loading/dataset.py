@@ -110,8 +110,8 @@ class Dataset(FluidPipeline):
         cache_dir: A folder on the node's own disk to keep the shards of a remote dataset in, for all processes of the
             node and for later epochs and runs.
         cache_size: Size limit of the cache: bytes, or a text like `200GB`; None to fill the disk up to nine tenths.
-        verify: Compare each sample with its checksum as it is read; a remote one that differs is fetched once more.
-            `wdsplit verify DATASET --emit checksums` makes the checksums.
+        verify: Compare large samples of a local dataset with their hashes too, for which they are read whole. Small
+            samples, and all that is fetched from a store, are always compared.
         on_bad_sample: What to do with a sample that is damaged, or for which a stage raises an error or returns
             nothing: `raise` the error; or `substitute` a good sample, of its lane if possible, flagged `__pad__`, so
             that all ranks stay in step. See docs/bad-samples.md.
@@ -464,7 +464,9 @@ class Dataset(FluidPipeline):
             SampleNotFoundError: There is no such sample.
         """
         source = self._single("sample numbers")
-        return find_sample(source.storage(), source.manifest, key_or_index, source.access.open_directly)
+        storage = source.storage()
+        opener = partial(source.access.open_directly, storage, source.manifest)
+        return find_sample(storage, source.manifest, key_or_index, opener)
 
     def preview(self, n: int = 12, seed: int | None = None) -> Preview:
         """Return some samples to look at, as they are stored: before any stage, and from all parts of the files.

@@ -9,6 +9,7 @@ import copy
 import os
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -107,8 +108,9 @@ class _Reader:
             selection, totals = source.selection_at(0), source.manifest.shards.num_real
             self._chosen = None if selection is None else SampleNumbers(totals, selection)
             ahead = source.access.ahead(with_worker(World()).num_workers, 0, 0) if source.is_ahead else None
-            arguments = source.storage(), source.manifest, source.access.open_shard, source.fields, ahead
-            self._samples = NumberedSamples(*arguments)
+            storage, manifest = source.storage(), source.manifest
+            opener = partial(source.access.open_shard, storage, manifest, requested=source.fields)
+            self._samples = NumberedSamples(storage, manifest, opener, ahead)
         return self._samples
 
     def __getstate__(self) -> Source:
@@ -154,7 +156,7 @@ class Samples(FluidStages, MapDataset):
         connections: Concurrent requests to a remote store, for all workers together.
         cache_dir: As for `Dataset`: a folder on the node's own disk to keep whole shards in.
         cache_size: As for `Dataset`.
-        verify: As for `Dataset`: compare each sample with its checksum as it is read.
+        verify: As for `Dataset`: compare large local samples with their hashes too.
 
     Raises:
         DatasetNotFoundError: There is no finished dataset at `path`, or no such tar.

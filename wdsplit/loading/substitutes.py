@@ -18,9 +18,8 @@ import numpy as np
 from wdsplit.errors import CorruptDataError, InputError, PipelineError, WdsplitError
 from wdsplit.loading.bad_samples import BadSample, Found
 from wdsplit.loading.reading.read_ahead import LazyShard
-from wdsplit.loading.reading.read_windows import read_window
-from wdsplit.loading.reading.salvage import DAMAGE
 from wdsplit.loading.reading.source import AnySource, Place, Source
+from wdsplit.loading.reading.windows import DAMAGE, read_window
 from wdsplit.loading.stages.randomness import Shift
 from wdsplit.order.epoch import EpochOrder
 from wdsplit.order.split import AnyOrder
@@ -278,8 +277,7 @@ class _Samples:
         """
         place = self.place(position)
         is_pad = not self._order.is_real(np.array([position]))[0]
-        window = read_window(self._shard(place).get(), place.sample, place.sample + 1, place.source.fields)
-        sample = next(window.take([0], [position], [is_pad]))
+        sample = read_window(self._shard(place).get(), place.sample, place.sample + 1).take(0, position, is_pad)
         if not place.fields:
             return sample
         own = {name: sample.pop(name) for name in ("__key__", "__url__", "__position__", "__pad__")}
@@ -296,7 +294,8 @@ class _Samples:
         if key not in self._shards:
             storage = self._storage(source)
             shard = source.manifest.shards[place.shard]
-            self._shards[key] = LazyShard(lambda: source.access.open_shard(storage, shard))
+            manifest, fields = source.manifest, source.fields
+            self._shards[key] = LazyShard(lambda: source.access.open_shard(storage, manifest, shard, fields))
             if len(self._shards) > _SHARDS_OPEN:
                 self._shards.popitem(last=False)
         self._shards.move_to_end(key)

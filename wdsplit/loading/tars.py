@@ -30,7 +30,8 @@ from wdsplit.indexing.tars import (
 )
 from wdsplit.loading.reading.source import Access
 from wdsplit.shards.files import read_manifest, write_manifest
-from wdsplit.shards.manifest import HEADER_NAME, Manifest, index_path
+from wdsplit.shards.manifest import HEADER_NAME, Manifest
+from wdsplit.shards.places import places_path
 from wdsplit.storage.gathered import GatheredFiles, GatheredStorage
 from wdsplit.storage.local import LocalStorage, local_path
 from wdsplit.storage.locks import open_locked, unlock
@@ -42,7 +43,7 @@ __all__ = ["open_tars"]
 
 logger = logging.getLogger(__name__)
 
-_FORMAT = 1
+_FORMAT = 2
 """To be increased when the same tars would give another manifest: earlier indexes are then not used."""
 _FOLDER = "indexes"
 _STATS_AT_ONCE = 64
@@ -168,13 +169,13 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _index(storage: GatheredStorage, files: GatheredFiles) -> Manifest:
-    """Read all tars; write the index of each, then the manifest."""
+    """Read all tars; write the places of each, then the manifest."""
     folder, paths = LocalStorage(files.companions), list(files.places)
     logger.info("%s: reading %d tars to index them, once, into %s", files.root, len(paths), files.companions)
 
     def index(path: str) -> TarContent:
         content, data = read_tar(storage, path, files.companions)
-        with folder.publish(index_path(path)) as file:
+        with folder.publish(places_path(path)) as file:
             file.write([data])
         return content
 

@@ -24,8 +24,8 @@ from wdsplit.loading.bad_samples import file_of, with_file
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.reading.block import Block
 from wdsplit.loading.reading.reader import read_blocks
-from wdsplit.loading.reading.salvage import DAMAGE
 from wdsplit.loading.reading.source import AnySource
+from wdsplit.loading.reading.windows import DAMAGE
 from wdsplit.loading.stages.columns import only_names, requested_fields
 from wdsplit.loading.stages.randomness import at_epoch
 from wdsplit.loading.substitutes import ApplyStages

@@ -16,8 +16,7 @@ import xxhash
 
 from wdsplit.arrays import Float64, Int64
 from wdsplit.engines.local import in_order
-from wdsplit.loading.reading.read_windows import read_window
-from wdsplit.loading.reading.window import Window
+from wdsplit.loading.reading.windows import Window, read_window
 from wdsplit.order.epoch import hash_stream, permutation
 from wdsplit.reporting.payloads import MEASURES, kind_of, measure
 from wdsplit.reporting.subject import Subject

@@ -1,6 +1,6 @@
 """The values of `--emit`: names of files that can be written beside the shards.
 
-Pure (no I/O), and without pyarrow, because the command line's help needs only this. `sidecars` and `checksums` define
+Pure (no I/O), and without pyarrow, because the command line's help needs only this. `sidecars` defines
 the files.
 """
 
@@ -8,13 +8,10 @@ from __future__ import annotations
 
 from wdsplit.errors import InputError
 
-__all__ = ["CHECKSUMS", "SIDECARS", "check_emit"]
+__all__ = ["SIDECARS", "check_emit"]
 
 SIDECARS = ("dali", "energon", "wids")
 """Values of `convert --emit`."""
-
-CHECKSUMS = "checksums"
-"""Values of `verify --emit`."""
 
 
 def check_emit(emit: tuple[str, ...]) -> tuple[str, ...]:

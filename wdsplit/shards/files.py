@@ -1,20 +1,18 @@
-"""The files of a dataset: shards, their indexes and the manifest, written to a storage and read back.
+"""The files of a dataset: shards, their places and the manifest, written to a storage and read back.
 
-A shard is published whole: its index and its sample table first, then the tar, so that a tar under its final name is
+A shard is published whole: its places and its sample table first, then the tar, so that a tar under its final name is
 complete and has both. Shards are read by `loading.reading.open_shard`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import orjson
 import pyarrow as pa
 import xxhash
 
-from wdsplit.arrays import Int64
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, StorageError
 from wdsplit.shards.manifest import (
     HEADER_NAME,
@@ -26,16 +24,16 @@ from wdsplit.shards.manifest import (
     checksum_of,
     dump_header,
     dump_manifest,
-    index_path,
     parse_manifest,
     with_samples,
 )
+from wdsplit.shards.places import places_path
 from wdsplit.shards.sample_tables import dump_samples, samples_path
 from wdsplit.shards.table import MAX_TABLE_BYTES
 from wdsplit.storage.interface import ReadableStorage, Storage
 from wdsplit.storage.locks import end_before_forks
-from wdsplit.tar.index import dump_index
 from wdsplit.tar.members import Body, trailer_bytes
+from wdsplit.tar.places import PlacesBuilder
 
 __all__ = ["read_manifest", "write_manifest", "write_samples_schema", "write_shard"]
 
@@ -51,40 +49,41 @@ def write_shard(
     storage: Storage,
     path: str,
     bodies: Iterable[Body],
+    fields: Sequence[str],
     num_pads: int,
     samples: Callable[[], pa.Table] | None = None,
 ) -> Shard:
-    """Write a shard, its index and its sample table, and publish them: the shard last.
+    """Write a shard, its places and its sample table, and publish them: the shard last.
 
     Args:
         storage: The dataset.
         path: The shard's path.
         bodies: Its samples, pads last, batch by batch.
+        fields: All fields of the dataset, in the order of a sample's members.
         num_pads: Number of pads among them.
         samples: Returns the sample table once `bodies` has ended; None to write none.
 
     Returns:
         The shard for the manifest.
     """
-    digest = xxhash.xxh3_128()
-    sizes: list[Int64] = []
+    digest, built = xxhash.xxh3_128(), PlacesBuilder(fields)
     with storage.publish(path) as file:
         for body in bodies:
-            pieces = body.parts()
+            pieces, hashes = body.parts()
             for piece in pieces:
                 digest.update(piece)
             file.write(pieces)
-            sizes.append(body.sample_bytes)
-        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.concatenate(sizes))])
-        end = bytes(trailer_bytes(int(offsets[-1])))
-        digest.update(end)
-        file.write([end])
-        with storage.publish(index_path(path)) as index:
-            index.write([dump_index(offsets)])
+            built.append(body, hashes)
+        trailer = bytes(trailer_bytes(built.end))
+        digest.update(trailer)
+        file.write([trailer])
+        num_bytes = built.end + len(trailer)
+        with storage.publish(places_path(path)) as places:
+            places.write([built.dump(num_bytes, digest.digest())])
         if samples is not None:
             with storage.publish(samples_path(path)) as table:
                 table.write([dump_samples(samples(), checksum_of(digest))])
-    return Shard(path, len(offsets) - 1, num_pads, int(offsets[-1]) + len(end), checksum_of(digest))
+    return Shard(path, built.num_samples, num_pads, num_bytes, checksum_of(digest))
 
 
 def read_manifest(storage: ReadableStorage) -> Manifest:

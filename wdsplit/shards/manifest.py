@@ -51,14 +51,13 @@ __all__ = [
     "dump_header",
     "dump_manifest",
     "first_samples",
-    "index_path",
     "parse_manifest",
     "shard_path",
     "shards_checksum",
     "with_samples",
 ]
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 HEADER_NAME = "wdsplit.json"
 MAX_HEADER_BYTES = 256 * 1024**2
 RUN_FOLDER = ".wdsplit-run"
@@ -140,6 +139,11 @@ class Manifest:
             "order": f"{counted(self.lanes, 'lane')}, windows of up to {counted(self.window, 'sample')}",
         }
 
+    @cached_property
+    def field_names(self) -> tuple[str, ...]:
+        """The names of the fields, in the order of their members."""
+        return tuple(field.name for field in self.fields)
+
     @property
     def num_samples(self) -> int:
         """Number of samples, without pads."""
@@ -209,11 +213,6 @@ def first_samples(manifest: Manifest, limit: int) -> Manifest:
 def shard_path(shard: int) -> str:
     """Return the path of a shard, given its number."""
     return f"{shard:06d}.tar"
-
-
-def index_path(path: str) -> str:
-    """Return the path of a shard's index."""
-    return f"{path}.idx"
 
 
 def checksum_of(digest: Any) -> str:

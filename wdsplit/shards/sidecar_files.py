@@ -1,7 +1,7 @@
 """Writes the sidecars, which other readers need beside the shards, in the pass that writes the shards.
 
-A task writes the DALI index of its shard, and the shard's catalog into the run's folder if Energon's index needs it.
-The driver writes the files of the dataset before the header, so a dataset that exists has them.
+A task writes the indexes of its shard for DALI and Energon. The driver writes the files of the dataset before the
+header, so a dataset that exists has them. Both make catalogs from the places and the sample tables of shards.
 """
 
 from __future__ import annotations
@@ -11,35 +11,34 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+
 from wdsplit.engines.local import ahead
 from wdsplit.errors import StorageError
 from wdsplit.shards.manifest import RUN_FOLDER, Manifest, Shard
+from wdsplit.shards.places import read_places
+from wdsplit.shards.sample_tables import KEY, read_samples
 from wdsplit.shards.sidecars import (
     ENERGON_FOLDER,
     ENERGON_SCHEMA,
     WIDS_NAME,
     Catalog,
     dali_path,
-    dump_catalog,
     dump_dali,
     dump_energon,
     dump_wids,
-    listed_shards,
-    parse_catalog,
+    energon_path,
 )
-from wdsplit.storage.interface import Storage
+from wdsplit.storage.interface import ReadableStorage, Storage
 from wdsplit.storage.local import LocalStorage
+from wdsplit.tar.places import rows_of
 
 __all__ = ["shard_sidecars", "write_shard_sidecars", "write_sidecars"]
 
-_CATALOG_FOLDER = f"{RUN_FOLDER}/catalogs"
 _SCRATCH_NAME = f"{RUN_FOLDER}/index.sqlite"
 _COPY_BYTES = 8 * 1024**2
 _CACHE_KIB = 64 * 1024
-
-
-def _catalog_path(path: str) -> str:
-    return f"{_CATALOG_FOLDER}/{path}.arrow"
 
 
 def shard_sidecars(shard: Shard, emit: Sequence[str]) -> list[str]:
@@ -48,15 +47,34 @@ def shard_sidecars(shard: Shard, emit: Sequence[str]) -> list[str]:
     if "dali" in emit and shard.num_samples > shard.num_pads:
         paths.append(dali_path(shard.path))
     if "energon" in emit:
-        paths.append(_catalog_path(shard.path))
+        paths.append(energon_path(shard.path))
     return paths
 
 
-def write_shard_sidecars(storage: Storage, shard: Shard, catalog: Catalog, emit: Sequence[str]) -> None:
-    """Publish the sidecars of a shard. Runs in the task that writes the shard."""
+def write_shard_sidecars(storage: Storage, shard: Shard, names: Sequence[str], emit: Sequence[str]) -> None:
+    """Publish the sidecars of a shard. Runs in the task that has written the shard.
+
+    Args:
+        storage: The dataset.
+        shard: The shard.
+        names: The fields of the manifest.
+        emit: The readers to write for.
+    """
     for path in shard_sidecars(shard, emit):
+        if path == dali_path(shard.path):
+            data = dump_dali(_catalog(storage, shard, names))
+        else:
+            data = read_places(storage, shard, names).offsets().astype("<u8").tobytes()
         with storage.publish(path) as file:
-            file.write([dump_dali(catalog) if path == dali_path(shard.path) else dump_catalog(catalog)])
+            file.write([data])
+
+
+def _catalog(storage: ReadableStorage, shard: Shard, names: Sequence[str]) -> Catalog:
+    """Return the catalog of a shard, without its pads."""
+    keys = read_samples(storage, shard, [KEY]).column(0).combine_chunks().cast(pa.large_string())
+    rows = rows_of([(read_places(storage, shard, names), slice(0, len(keys)))])
+    offsets = np.append(rows.begins, rows.ends[-1:]) if len(keys) else np.zeros(1, np.int64)
+    return Catalog(keys, tuple(names), offsets, rows.starts, rows.sizes)
 
 
 def write_sidecars(storage: Storage, manifest: Manifest, emit: Sequence[str]) -> None:
@@ -124,9 +142,9 @@ def _build_index(scratch: Path, storage: Storage, manifest: Manifest) -> None:
         index.execute("BEGIN")
         for statement in ENERGON_SCHEMA:
             index.execute(statement)
-        paths = [path for path, _, _ in listed_shards(manifest)]
-        for number, data in enumerate(ahead(storage.read(_catalog_path(path)) for path in paths)):
-            catalog = parse_catalog(data)
+        shards = [manifest.shards[number] for number in np.flatnonzero(manifest.shards.num_real).tolist()]
+        catalogs = ahead(_catalog(storage, shard, manifest.field_names) for shard in shards)
+        for number, catalog in enumerate(catalogs):
             index.executemany("INSERT INTO samples VALUES (?, ?, ?, ?, ?)", catalog.sample_rows(number))
             index.executemany("INSERT INTO sample_parts VALUES (?, ?, ?, ?, ?)", catalog.part_rows(number))
         index.execute("COMMIT")

@@ -1,14 +1,13 @@
 """The files that other readers need beside the shards: wids, DALI and Megatron-Energon.
 
-Pure (no I/O). A catalog has the offsets of the members of a shard; it is made while the tar is written, not read back.
-The files are made from catalogs and the manifest. They leave pads out: these readers split by samples, so they need no
+Pure (no I/O). A catalog has the keys of a shard, and the offsets of its members. The files are made from catalogs and
+the manifest. They leave pads out: these readers split by samples, so they need no
 equal shards, and read each sample exactly once.
 """
 
 from __future__ import annotations
 
-import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +18,6 @@ import pyarrow.compute as pc
 
 from wdsplit.arrays import Int64
 from wdsplit.shards.manifest import Manifest
-from wdsplit.tar.headers import padding_bytes
-from wdsplit.tar.members import header_bytes
 
 __all__ = [
     "ENERGON_FOLDER",
@@ -28,15 +25,12 @@ __all__ = [
     "ENERGON_SCHEMA",
     "WIDS_NAME",
     "Catalog",
-    "CatalogBuilder",
     "dali_path",
-    "dump_catalog",
     "dump_dali",
     "dump_energon",
     "dump_wids",
+    "energon_path",
     "listed_shards",
-    "needs_catalogs",
-    "parse_catalog",
 ]
 
 WIDS_NAME = "wids.json"
@@ -103,79 +97,9 @@ class Catalog:
             yield tar_file_id, sample, self.fields[column], start, size
 
 
-class CatalogBuilder:
-    """Builds the catalog of a shard from the batches that are written into its tar."""
-
-    def __init__(self) -> None:
-        self._end = 0
-        self._fields: tuple[str, ...] = ()
-        self._batches: list[Catalog] = []
-
-    def append(self, keys: pa.LargeStringArray, fields: Mapping[str, pa.LargeBinaryArray]) -> None:
-        """Add the next samples of the shard, with the same arguments as `tar.members.build_body`."""
-        shape = len(keys), len(fields)
-        sizes = np.full(shape, -1, np.int64)
-        headers = np.zeros(shape, np.int64)
-        for column, (field, payload) in enumerate(fields.items()):
-            sizes[:, column] = pc.fill_null(pc.binary_length(payload), -1).to_numpy(zero_copy_only=False)
-            headers[:, column] = header_bytes(keys, field, sizes[:, column])
-        member_bytes = np.where(sizes < 0, 0, headers + sizes + padding_bytes(sizes))
-        ends = self._end + np.cumsum(member_bytes).reshape(shape)
-        starts = ends - member_bytes + headers
-        offsets = np.concatenate([np.full(1, self._end), ends[:, -1]])
-        self._batches.append(Catalog(keys, tuple(fields), offsets, starts, sizes))
-        self._end = int(offsets[-1])
-
-    def build(self) -> Catalog:
-        """Return the catalog of all added samples."""
-        batches = self._batches
-        if not batches:
-            none = np.zeros((0, 0), np.int64)
-            return Catalog(pa.array([], pa.large_string()), (), np.zeros(1, np.int64), none, none)
-        return Catalog(
-            pa.concat_arrays([batch.keys.cast(pa.large_string()) for batch in batches]),
-            batches[0].fields,
-            np.concatenate([np.zeros(1, np.int64)] + [batch.offsets[1:] for batch in batches]),
-            np.concatenate([batch.starts for batch in batches]),
-            np.concatenate([batch.sizes for batch in batches]),
-        )
-
-
-def needs_catalogs(emit: tuple[str, ...]) -> bool:
-    """Return whether any of these sidecars needs the offsets of members."""
-    return "dali" in emit or "energon" in emit
-
-
-def dump_catalog(catalog: Catalog) -> bytes:
-    """Return a catalog as an Arrow file."""
-    width = len(catalog.fields)
-    columns = {
-        "key": catalog.keys,
-        "sample_bytes": pa.array(np.diff(catalog.offsets)),
-        "starts": pa.FixedSizeListArray.from_arrays(pa.array(catalog.starts.reshape(-1)), max(1, width)),
-        "sizes": pa.FixedSizeListArray.from_arrays(pa.array(catalog.sizes.reshape(-1)), max(1, width)),
-    }
-    table = pa.table(columns, metadata={"fields": orjson.dumps(catalog.fields)})
-    sink = io.BytesIO()
-    with pa.ipc.new_file(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
-        writer.write_table(table)
-    return sink.getvalue()
-
-
-def parse_catalog(data: bytes) -> Catalog:
-    """Return the catalog in an Arrow file: the inverse of `dump_catalog`."""
-    table = pa.ipc.open_file(pa.BufferReader(data)).read_all().combine_chunks()
-    fields = tuple(orjson.loads(table.schema.metadata[b"fields"]))
-    keys = table.column("key")
-    flat = {name: table.column(name).combine_chunks().flatten().to_numpy() for name in ("starts", "sizes")}
-    shape = len(keys), len(fields)
-    return Catalog(
-        keys.combine_chunks(),
-        fields,
-        np.concatenate([np.zeros(1, np.int64), np.cumsum(table.column("sample_bytes").to_numpy())]),
-        flat["starts"].reshape(shape),
-        flat["sizes"].reshape(shape),
-    )
+def energon_path(path: str) -> str:
+    """Return the path of a shard's index for Energon: where samples begin, then the end, as little-endian uint64."""
+    return f"{path}.idx"
 
 
 def dali_path(path: str) -> str:

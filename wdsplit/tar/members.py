@@ -1,4 +1,4 @@
-"""The tar codec: packs and parses the members of whole batches of samples.
+"""The tar codec: packs the members of whole batches of samples.
 
 Pure (no I/O). A tar is a sequence of 512-byte blocks, so a buffer is an array of shape (blocks, 512). The headers of a
 batch are rows of one matrix. Names, sizes and payloads determine every byte: mtime, uid and gid are 0, the mode is
@@ -7,46 +7,31 @@ batch are rows of one matrix. Names, sizes and payloads determine every byte: mt
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import xxhash
 
 from wdsplit import compute as pc
 from wdsplit.arrays import Int64
-from wdsplit.errors import CorruptDataError, InputError
+from wdsplit.errors import InputError
 from wdsplit.tar.headers import (
     BLANK,
     BLOCK_BYTES,
     MAX_MEMBER_BYTES,
     NAME_BYTES,
     USTAR_NAME_BYTES,
-    extended_bytes,
     extended_headers,
-    idle_extensions,
     large_binary,
     pack_headers,
     padding_bytes,
-    parse_headers,
 )
 from wdsplit.tar.names import MAX_COMPONENT_BYTES, MAX_NAME_BYTES
-from wdsplit.tar.scan import damaged, scan_window
 
-__all__ = [
-    "RECORD_BYTES",
-    "Body",
-    "Members",
-    "build_body",
-    "header_bytes",
-    "parse_members",
-    "parse_plain_members",
-    "trailer_bytes",
-]
+__all__ = ["RECORD_BYTES", "Body", "build_body", "trailer_bytes"]
 
 RECORD_BYTES = 10_240
 
@@ -54,10 +39,6 @@ _LARGE_SAMPLE_BYTES = 16_384
 """From this mean size on, joining payloads costs more than writing each separately."""
 _HUGE_SAMPLE_BYTES = 1024**2
 """A sample of this size is not copied, however small its neighbours are."""
-
-
-BlocksAt = Callable[[Int64], npt.NDArray[np.uint8]]
-"""Returns the blocks at n offsets of a tar: uint8 of shape (n, 512)."""
 
 
 def trailer_bytes(body_bytes: int) -> int:
@@ -73,27 +54,49 @@ class Body:
         pieces: For each field: headers, payload and padding, each a large_binary array with a row for each sample; a
             missing member is empty in all three.
         sample_bytes: int64 of shape (n,): the size of each sample in bytes, including headers and padding.
+        keys: The keys.
+        sizes: int64 of shape (n, fields): bytes of each payload; -1 where a sample lacks the field.
+        header_bytes: int64 of shape (n, fields): bytes of each member's headers; 0 where a sample lacks the field.
     """
 
     pieces: list[pa.LargeBinaryArray]
-    sample_bytes: npt.NDArray[np.int64]
+    sample_bytes: Int64
+    keys: pa.Array
+    sizes: Int64
+    header_bytes: Int64
 
-    def parts(self) -> list[memoryview]:
-        """Return the bytes of all samples, in order: large payloads without a copy, small ones joined."""
+    def parts(self) -> tuple[list[memoryview], npt.NDArray[np.uint64]]:
+        """Return the bytes of all samples, in order: large payloads without a copy, small ones joined.
+
+        Returns:
+            The bytes, and uint64 of shape (n,): the xxh3_64 of each sample.
+        """
         huge = np.flatnonzero(self.sample_bytes >= _HUGE_SAMPLE_BYTES)
         cuts = sorted({0, len(self.sample_bytes), *huge.tolist(), *(huge + 1).tolist()})
-        runs = (self.slice(first, stop) for first, stop in itertools.pairwise(cuts))
-        return [part for run in runs for part in run._parts_of_run()]
+        parts: list[memoryview] = []
+        hashes: list[int] = []
+        for first, stop in itertools.pairwise(cuts):
+            run = self.slice(first, stop)
+            if run.sample_bytes.sum() < _LARGE_SAMPLE_BYTES * len(run.sample_bytes):
+                joined = run.join()
+                ends = np.cumsum(run.sample_bytes)
+                pairs = zip((ends - run.sample_bytes).tolist(), ends.tolist(), strict=True)
+                hashes += [xxhash.xxh3_64_intdigest(joined[begin:end]) for begin, end in pairs]
+                parts.append(joined)
+                continue
+            for sample in zip(*map(_values, run.pieces), strict=True):
+                digest = xxhash.xxh3_64()
+                for part in sample:
+                    digest.update(part)
+                hashes.append(digest.intdigest())
+                parts += filter(len, sample)
+        return parts, np.array(hashes, np.uint64)
 
     def slice(self, first: int, stop: int) -> Body:
         """Return the members of some of the samples; nothing is copied."""
-        return Body([piece[first:stop] for piece in self.pieces], self.sample_bytes[first:stop])
-
-    def _parts_of_run(self) -> list[memoryview]:
-        if self.sample_bytes.sum() < _LARGE_SAMPLE_BYTES * len(self.sample_bytes):
-            return [self.join()]
-        columns = [_values(piece) for piece in self.pieces]
-        return [part for sample in zip(*columns, strict=True) for part in sample if part]
+        rows = slice(first, stop)
+        pieces = [piece[rows] for piece in self.pieces]
+        return Body(pieces, self.sample_bytes[rows], self.keys[rows], self.sizes[rows], self.header_bytes[rows])
 
     def join(self) -> memoryview:
         """Return the bytes of all samples, in order, as one buffer."""
@@ -125,36 +128,24 @@ def build_body(keys: pa.Array, fields: dict[str, pa.LargeBinaryArray]) -> Body:
         InputError: A member's name is too long.
     """
     keys = keys.cast(pa.large_binary())
-    sample_bytes = np.zeros(len(keys), np.int64)
+    shape = len(keys), len(fields)
+    sample_bytes, sizes, header_bytes = np.zeros(len(keys), np.int64), np.full(shape, -1), np.zeros(shape, np.int64)
     pieces: list[pa.LargeBinaryArray] = []
-    for field, payload in fields.items():
+    for column, (field, payload) in enumerate(fields.items()):
         present = payload.is_valid().to_numpy(zero_copy_only=False)
-        sizes = np.asarray(pc.fill_null(pc.binary_length(payload), 0), np.int64)
-        padding = padding_bytes(sizes)
-        headers = _headers(keys, field, sizes, present)
+        lengths = np.asarray(pc.fill_null(pc.binary_length(payload), 0), np.int64)
+        padding = padding_bytes(lengths)
+        headers = _headers(keys, field, lengths, present)
         pieces += [headers, _without_nulls(payload), large_binary(padding, np.zeros(int(padding.sum()), np.uint8))]
-        sample_bytes += np.asarray(pc.binary_length(headers), np.int64) + sizes + padding
-    return Body(pieces, sample_bytes)
-
-
-def header_bytes(keys: pa.Array, field: str, sizes: Int64) -> Int64:
-    """Return the size of the headers of each of n members in bytes, including extended headers.
-
-    Args:
-        keys: n keys (string or binary).
-        field: The field.
-        sizes: int64 of shape (n,), payload bytes.
-    """
-    return BLOCK_BYTES + extended_bytes(_name_lengths(keys, field), sizes)
-
-
-def _name_lengths(keys: pa.Array, field: str) -> Int64:
-    return np.asarray(pc.binary_length(keys), np.int64) + len(f".{field}".encode())
+        sizes[present, column] = lengths[present]
+        header_bytes[:, column] = pc.binary_length(headers)
+        sample_bytes += header_bytes[:, column] + lengths + padding
+    return Body(pieces, sample_bytes, keys, sizes, header_bytes)
 
 
 def _headers(keys: pa.Array, field: str, sizes: Int64, present: npt.NDArray[np.bool_]) -> pa.LargeBinaryArray:
     """Return the headers of n members `key.field`; empty where there is no member."""
-    lengths = _name_lengths(keys, field)
+    lengths = np.asarray(pc.binary_length(keys), np.int64) + len(f".{field}".encode())
     if not present.all():
         headers = _headers(keys.filter(pa.array(present)), field, sizes[present], present[present])
         spread = np.zeros(len(keys), np.int64)
@@ -213,132 +204,3 @@ def _without_nulls(payload: pa.LargeBinaryArray) -> pa.LargeBinaryArray:
     plain = pa.LargeBinaryArray.from_buffers(payload.type, len(payload), [None, offsets, data], offset=payload.offset)
     hidden = pc.and_(payload.is_null(), pc.greater(pc.binary_length(plain), 0))
     return pc.fill_null(payload, b"") if pc.any(hidden).as_py() else plain
-
-
-@dataclass(frozen=True)
-class Members:
-    """The files among the members of n samples, in their order in the tar.
-
-    Attributes:
-        names: bytes of shape (m,), as wide as the longest.
-        lengths: int64 of shape (m,): bytes of each name.
-        starts: int64 of shape (m,): where each payload begins in the tar.
-        sizes: int64 of shape (m,): payload bytes.
-        counts: int64 of shape (n,): members of each sample.
-    """
-
-    names: npt.NDArray[np.bytes_]
-    lengths: Int64
-    starts: Int64
-    sizes: Int64
-    counts: Int64
-
-
-def parse_members(data: memoryview, offsets: Int64, base: int = 0, ends: Int64 | None = None) -> Members:
-    """Parse the members of n consecutive samples.
-
-    Args:
-        data: The bytes of the tar from `base` on, at least up to the last offset.
-        offsets: int64 of shape (n + 1,): the tar offset of each sample's first header, then the end of the last.
-        base: The tar offset at which `data` begins; a multiple of 512.
-        ends: int64 of shape (n,): the end of each sample, if other bytes follow some of them.
-
-    Raises:
-        CorruptDataError: A header is damaged, or a sample's members do not end where the next sample begins.
-        InputError: A member is neither a file nor a folder.
-    """
-    end = int(offsets[-1] if ends is None else ends[-1])
-    span = end - base
-    if span > len(data):
-        raise CorruptDataError(
-            "a shard is shorter than its index says",
-            expected=f"{end} bytes",
-            found=f"{base + len(data)} bytes",
-            remedy="the file was truncated: copy or convert it again",
-            offset=base + len(data),
-        )
-    blocks = np.frombuffer(data[:span], np.uint8).reshape(-1, BLOCK_BYTES)
-
-    def blocks_at(places: Int64) -> npt.NDArray[np.uint8]:
-        return np.asarray(blocks[(places - base) // BLOCK_BYTES])
-
-    members = parse_plain_members(blocks_at, offsets, ends)
-    if members is not None:
-        return members
-    if ends is None:
-        return _scanned_members(data[:span], offsets, base)
-    cuts = np.flatnonzero(offsets[1:] != ends[:-1]) + 1
-    split = zip(np.split(offsets, cuts), np.split(ends, cuts), strict=True)
-    runs = [np.append(run_begins, run_ends[-1]) for run_begins, run_ends in split]
-    return _joined([_scanned_members(data[: int(run[-1]) - base], run, base) for run in runs])
-
-
-def parse_plain_members(blocks_at: BlocksAt, offsets: Int64, ends: Int64 | None = None) -> Members | None:
-    """Parse members with names and sizes in plain headers, all samples at once; None if any member has others.
-
-    Args:
-        blocks_at: Returns the blocks at n offsets, none past the last offset: uint8 of shape (n, 512).
-        offsets: As for `parse_members`.
-        ends: As for `parse_members`.
-    """
-    begins, ends = (offsets[:-1], offsets[1:]) if ends is None else (offsets, ends)
-    rows = np.arange(len(ends))
-    position = begins.copy()
-    columns: list[tuple[Any, ...]] = []
-    while len(rows):
-        if (position >= ends[rows]).any():
-            return None
-        headers = blocks_at(position)
-        if (headers[:, 156] == ord("x")).all():
-            after = position + 2 * BLOCK_BYTES
-            if (after > ends[rows]).any() or not idle_extensions(headers, blocks_at(position + BLOCK_BYTES)):
-                return None
-            position = after
-            continue
-        names, lengths, sizes, valid = parse_headers(headers)
-        after = position + BLOCK_BYTES + sizes + padding_bytes(sizes)
-        if not (valid & (after <= ends[rows])).all():
-            return None
-        columns.append((rows, position + BLOCK_BYTES, names, lengths, sizes))
-        more = after < ends[rows]
-        rows, position = (rows, after) if more.all() else (rows[more], after[more])
-    return _in_order(columns, len(ends))
-
-
-def _scanned_members(data: memoryview, offsets: Int64, base: int) -> Members:
-    """Parse members with any headers, one after another."""
-    first = int(offsets[0])
-    window = scan_window(data[first - base :], first)
-    found = np.searchsorted(window.begins, offsets[:-1])
-    inside = np.minimum(found, len(window.begins) - 1)
-    apart = (window.begins[inside] if len(window.begins) else np.full(len(found), -1)) != offsets[:-1]
-    if apart.any():
-        raise damaged(int(offsets[:-1][apart][0]))
-    counts = np.diff(np.searchsorted(window.tops, offsets))
-    names = np.array(window.names, np.bytes_)
-    return Members(names, np.char.str_len(names), window.starts, window.sizes, counts)
-
-
-def _joined(parts: list[Members]) -> Members:
-    """Join members that were parsed in several parts."""
-    columns = [[getattr(part, each.name) for part in parts] for each in dataclasses.fields(Members)]
-    return Members(*(np.concatenate(column) for column in columns))
-
-
-def _in_order(columns: list[tuple[Any, ...]], num_samples: int) -> Members:
-    """Join columns of the first, second, third, ... members of all samples, in the order of the tar."""
-    counts = np.zeros(num_samples, np.int64)
-    for rows, *_ in columns:
-        counts[rows] += 1
-    if not columns:
-        none = np.zeros(0, np.int64)
-        return Members(np.zeros(0, "S1"), none, none, none, counts)
-    parts = list(zip(*columns, strict=True))[1:]
-    if (counts == len(columns)).all():
-        starts, *others = (np.stack(values, axis=1).reshape(-1) for values in parts)
-    else:
-        starts, *others = (np.concatenate(values) for values in parts)
-        order = np.argsort(starts, kind="stable")
-        starts, *others = (values[order] for values in (starts, *others))
-    names, lengths, sizes = others
-    return Members(names, lengths, starts, sizes, counts)

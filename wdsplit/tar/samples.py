@@ -18,7 +18,7 @@ from wdsplit.errors import InputError
 from wdsplit.tar.names import MAX_FIELDS, MEMBER_PATTERN, META_PATTERN, PAD_PREFIX, RESERVED_FIELDS
 from wdsplit.tar.scan import Scan
 
-__all__ = ["KEY_COLUMN", "FieldUse", "SampleMembers", "TarSamples", "group_samples", "sample_members"]
+__all__ = ["KEY_COLUMN", "FieldUse", "SampleMembers", "TarSamples", "check_fields", "group_samples", "sample_members"]
 
 KEY_COLUMN = "__key__"
 """The name of the column of keys, where fields are columns; also webdataset's name for the key."""
@@ -92,6 +92,7 @@ class TarSamples:
         num_pads: Samples at the end that wdsplit wrote as pads.
         num_left_out: Files that belong to no sample: without extension, hidden, or in a folder such as `__meta__`.
         left_out: The first few of their names.
+        members: Their members.
     """
 
     keys: pa.LargeStringArray
@@ -100,6 +101,7 @@ class TarSamples:
     num_pads: int
     num_left_out: int
     left_out: tuple[str, ...]
+    members: SampleMembers
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -117,7 +119,7 @@ def group_samples(scan: Scan) -> TarSamples:
     members = sample_members(scan)
     keys, left_out = members.sample_keys, members.left_out
     _check_keys(keys)
-    _check_fields(members)
+    check_fields(members)
     begins = scan.tops[members.rows[members.is_first]]
     begins[:1] = 0
     return TarSamples(
@@ -127,6 +129,7 @@ def group_samples(scan: Scan) -> TarSamples:
         _num_pads(keys),
         len(left_out),
         tuple(left_out[:_MAX_LEFT_OUT_NAMES].to_pylist()),
+        members,
     )
 
 
@@ -227,8 +230,12 @@ def _check_keys(keys: pa.LargeStringArray) -> None:
         seen.add(key)
 
 
-def _check_fields(members: SampleMembers) -> None:
-    """Refuse a duplicate field in a sample."""
+def check_fields(members: SampleMembers) -> None:
+    """Refuse a duplicate field in a sample.
+
+    Raises:
+        InputError: A sample has a field twice.
+    """
     places = members.sample_index * len(members.fields) + members.field_index
     order = np.argsort(places, kind="stable")
     again = np.flatnonzero(np.diff(places[order]) == 0)

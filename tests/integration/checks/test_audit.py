@@ -443,7 +443,7 @@ def test_batches_of_one_sample_and_an_order_without_shuffle_have_no_line_of_clas
 @pytest.mark.parametrize("damage", [lambda data: data[:-8], lambda data: data[:16] + b"\xff" * 8 + data[24:]])
 def test_a_damaged_index_is_an_error(tmp_path, damage):
     path = classes_dataset(tmp_path, 400, shards=2, lanes=2)
-    index = Path(path) / "000001.tar.idx"
+    index = Path(path) / "000001.tar.places"
     index.write_bytes(damage(index.read_bytes()))
     with pytest.raises(CorruptDataError, match=r"000001\.tar"):
         classes_line(path)

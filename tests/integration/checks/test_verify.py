@@ -1,3 +1,4 @@
+import itertools
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +15,14 @@ from wdsplit.checks import verify as verify_module
 from wdsplit.checks.verify import verify
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, WdsplitError
 from wdsplit.shards.files import read_manifest
-from wdsplit.shards.manifest import HEADER_NAME, SHARDS_NAME, Shards, checksum_of, dump_manifest, index_path
+from wdsplit.shards.manifest import HEADER_NAME, SHARDS_NAME, Shards, checksum_of, dump_manifest
+from wdsplit.shards.places import places_path, read_places
 from wdsplit.storage.opening import open_storage
-from wdsplit.tar.index import dump_index
 from wdsplit.tar.members import trailer_bytes
 from wdsplit.tar.names import pad_key
+from wdsplit.tar.places import _dump_listed, hash_samples
+from wdsplit.tar.samples import sample_members
+from wdsplit.tar.scan import scan_tar
 
 SHARD = "000002.tar"
 """Of the 7 shards of `numbers`, the one that is damaged; it holds 15 samples and no pad."""
@@ -26,12 +30,10 @@ SHARD = "000002.tar"
 CHANGED = "a shard was changed"
 BAD_HEADER = "a tar header is damaged"
 NO_END = "the end of a shard is damaged"
-CONTINUES = "a shard continues after the last sample of its index"
 OTHER_SIZE = "a shard has another size than the manifest says"
 NO_FILE = "there is no such file"
-BAD_LENGTH = "invalid length of an index"
-BAD_OFFSETS = "invalid offsets in an index"
-TWO_SAMPLES = "an index entry covers members of two samples"
+BAD_PLACES = "the places of a shard are damaged"
+OTHER_PLACES = "the places of a shard do not match its samples"
 PADS = "the pads of a shard do not match the manifest"
 UNKNOWN = "a sample has a field that is not in the manifest"
 TWICE = "duplicate key"
@@ -64,7 +66,10 @@ def causes_in(folder, shard=SHARD):
 
 
 def offsets_of(folder, shard=SHARD):
-    return np.fromfile(folder / index_path(shard), "<u8").astype(np.int64)
+    storage = open_storage(str(folder))
+    manifest = read_manifest(storage)
+    (listed,) = [each for each in map(manifest.shards.__getitem__, range(len(manifest.shards))) if each.path == shard]
+    return read_places(storage, listed, manifest.field_names).offsets()
 
 
 def flip(path, place):
@@ -77,10 +82,13 @@ def change(path, edit):
     path.write_bytes(edit(path.read_bytes()))
 
 
-def shift_index(folder, entry, blocks):
-    offsets = offsets_of(folder)
-    offsets[entry] += blocks * 512
-    (folder / index_path(SHARD)).write_bytes(dump_index(offsets))
+def change_row(folder, row, name):
+    """Change a number in the places of a shard, and their own hash with it."""
+    data = bytearray((folder / places_path(SHARD)).read_bytes())
+    rows = np.frombuffer(data, [("offset", "<u8"), ("hash", "<u8"), ("size", "<u4"), ("other", "<u4")], offset=64)
+    rows[name][row] ^= 512
+    data[56:64] = xxhash.xxh3_64_intdigest(data[:56] + data[64:]).to_bytes(8, "little")
+    (folder / places_path(SHARD)).write_bytes(data)
 
 
 def remove(folder):
@@ -127,36 +135,28 @@ def flip_last_byte(folder):
     flip(folder / SHARD, -1)
 
 
-def remove_index(folder):
-    (folder / index_path(SHARD)).unlink()
+def remove_places(folder):
+    (folder / places_path(SHARD)).unlink()
 
 
-def shorten_index(folder):
-    change(folder / index_path(SHARD), lambda data: data[:-8])
+def shorten_places(folder):
+    change(folder / places_path(SHARD), lambda data: data[:-8])
 
 
-def cut_index_inside_an_entry(folder):
-    change(folder / index_path(SHARD), lambda data: data[:-3])
+def flip_places(folder):
+    flip(folder / places_path(SHARD), 70)
 
 
-def lengthen_index(folder):
-    change(folder / index_path(SHARD), lambda data: data + data[-8:])
+def change_an_offset(folder):
+    change_row(folder, 3, "offset")
 
 
-def shift_all_of_index(folder):
-    shift_index(folder, slice(None), 1)
+def change_a_hash(folder):
+    change_row(folder, 3, "hash")
 
 
-def shift_one_sample(folder):
-    shift_index(folder, 3, 2)
-
-
-def shift_end_of_index(folder):
-    shift_index(folder, -1, 1)
-
-
-def swap_index(folder):
-    change(folder / index_path(SHARD), lambda data: data[8:16] + data[:8] + data[16:])
+def change_a_size(folder):
+    change_row(folder, 3, "size")
 
 
 DAMAGES = {
@@ -169,16 +169,14 @@ DAMAGES = {
     flip_padding: [CHANGED],
     flip_name: [CHANGED, BAD_HEADER],
     flip_last_header: [CHANGED, BAD_HEADER],
-    flip_end: [CONTINUES],
+    flip_end: [CHANGED, NO_END],
     flip_last_byte: [CHANGED, NO_END],
-    remove_index: [NO_FILE],
-    shorten_index: [BAD_LENGTH],
-    cut_index_inside_an_entry: [BAD_LENGTH],
-    lengthen_index: [BAD_LENGTH],
-    shift_all_of_index: [BAD_OFFSETS],
-    shift_one_sample: [TWO_SAMPLES],
-    shift_end_of_index: [BAD_HEADER],
-    swap_index: [BAD_OFFSETS],
+    remove_places: [NO_FILE],
+    shorten_places: [BAD_PLACES],
+    flip_places: [BAD_PLACES],
+    change_an_offset: [OTHER_PLACES],
+    change_a_hash: [OTHER_PLACES],
+    change_a_size: [OTHER_PLACES],
 }
 
 
@@ -198,11 +196,25 @@ def recorded(folder, shard, data, offsets, num_pads=0):
     header, table = dump_manifest(replace(manifest, shards=Shards.of(rows), samples=None))
     for name, content in (
         (shard, data),
-        (index_path(shard), dump_index(np.asarray(offsets))),
+        (places_path(shard), places_of(data, np.asarray(offsets), manifest.field_names)),
         (SHARDS_NAME, table),
         (HEADER_NAME, header),
     ):
         (folder / name).write_bytes(content)
+
+
+def places_of(data, offsets, names):
+    """Return places that say of a tar what its samples are, whatever its headers say."""
+    scan = scan_tar(memoryview(data)[: int(offsets[-1])])
+    members = sample_members(scan)
+    samples = np.searchsorted(offsets, scan.tops[members.rows], side="right") - 1
+    keys = [members.keys.to_pylist()[row] for row in np.searchsorted(samples, np.arange(len(offsets) - 1)).tolist()]
+    hashes = hash_samples(data[begin:end] for begin, end in itertools.pairwise(offsets.tolist()))
+    listed = samples, members.field_index, scan.starts[members.rows], scan.sizes[members.rows]
+    digest = xxhash.xxh3_128_digest(data)
+    numbers = np.array([names.index(name) if name in names else 0 for name in members.fields])
+    listed = samples, numbers[members.field_index], *listed[2:]
+    return _dump_listed(len(data), int(offsets[-1]), digest, offsets[:-1], hashes, names, listed, keys)
 
 
 def tar_of(keys, **fields):
@@ -287,8 +299,8 @@ def with_bytes_after_its_end(folder):
 
 WRONG_SHARDS = {
     with_a_sample_cut: BAD_HEADER,
-    with_two_samples_interleaved: TWO_SAMPLES,
-    with_two_samples_under_one_entry: TWO_SAMPLES,
+    with_two_samples_interleaved: OTHER_PLACES,
+    with_two_samples_under_one_entry: OTHER_PLACES,
     with_one_sample_under_two_entries: TWICE,
     with_pads_in_front: PADS,
     with_a_pad_too_many: PADS,
@@ -354,11 +366,11 @@ def test_damage_is_reported_with_the_shard_that_has_it(dataset, damage, causes):
     assert causes_in(dataset) == causes
 
 
-@pytest.mark.parametrize("damage", [flip_payload, remove, remove_index, shorten_index, shift_all_of_index], ids=name_of)
+@pytest.mark.parametrize("damage", [flip_payload, remove, remove_places, shorten_places, change_an_offset], ids=name_of)
 def test_a_problem_carries_the_url_of_the_file_that_is_damaged(dataset, damage):
     damage(dataset)
     urls = {problem.url for problem in verify(str(dataset)).problems}
-    assert urls <= {f"{dataset}/{SHARD}", f"{dataset}/{index_path(SHARD)}"}
+    assert urls <= {f"{dataset}/{SHARD}", f"{dataset}/{places_path(SHARD)}"}
 
 
 @pytest.mark.parametrize(("damage", "cause"), cases(WRONG_SHARDS))
@@ -400,7 +412,7 @@ def test_the_damage_of_several_shards_is_reported_in_their_order(dataset, jobs):
 
 
 def test_each_key_that_stands_twice_is_named_with_both_its_shards(dataset):
-    recorded_tar(dataset, tar_of(["00000000", "b", "b", "00000100"]))
+    recorded_tar(dataset, tar_of(["00000000", "b", "c", "b", "00000100"]))
     problems = verify(str(dataset)).problems
     assert [(problem.key, problem.cause) for problem in problems] == [
         ("00000000", TWICE),
@@ -438,24 +450,23 @@ def test_a_tar_that_the_manifest_does_not_list_is_reported(dataset):
     ]
 
 
-@pytest.mark.parametrize("damage", [remove, truncate, remove_index, flip_name], ids=name_of)
+@pytest.mark.parametrize("damage", [remove, truncate, remove_places, flip_name], ids=name_of)
 def test_a_shard_that_is_damaged_between_the_first_look_and_the_second_is_reported(dataset, damage):
     """The second is for the keys that may stand twice; those of the other shards are still told."""
     recorded_tar(dataset, tar_of(["a", "b", "a"]))
-    recorded_tar(dataset, tar_of(["c", "c"]), shard="000004.tar")
+    recorded_tar(dataset, tar_of(["c", "d", "c"]), shard="000004.tar")
     report = verify(str(dataset), progress=lambda done, total, _: damage(dataset) if done == total else None)
     assert [Path(problem.url).name.partition(".")[0] for problem in report.problems] == ["000002", "000004"]
     assert report.problems[0].cause != TWICE and report.problems[1].cause == TWICE
 
 
-def test_a_shard_that_shrinks_after_its_checksum_was_taken_is_reported(dataset, monkeypatch):
-    taken = verify_module._checksum
+def test_a_shard_that_shrinks_while_it_is_read_is_reported(dataset, monkeypatch):
+    parts = verify_module._parts
 
-    def checksum(shard, listed):
-        found = taken(shard, listed)
-        if listed.path == SHARD:
+    def shrinking(shard):
+        if shard.url.endswith(SHARD):
             truncate(dataset)
-        return found
+        return parts(shard)
 
-    monkeypatch.setattr(verify_module, "_checksum", checksum)
+    monkeypatch.setattr(verify_module, "_parts", shrinking)
     assert problems_of(dataset) == [(SHARD, "a file became shorter while it was read")]

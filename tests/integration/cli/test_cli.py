@@ -364,7 +364,9 @@ def test_an_output_that_exists_is_left_alone_unless_it_may_be_overwritten(done, 
     assert_says(message, "already a finished dataset", output, "--overwrite")
     assert shard_files(output) == before
     done("convert", table, output, "--shards", 2, "--jobs", 1, "--overwrite")
-    assert sorted(shard_files(output)) == [f"00000{n}.tar{end}" for n in range(2) for end in ("", ".idx", ".parquet")]
+    assert sorted(shard_files(output)) == [
+        f"00000{n}.tar{end}" for n in range(2) for end in ("", ".places", ".parquet")
+    ]
     assert sorted(labels(output)) == list(range(23))
 
 

@@ -26,7 +26,8 @@ from wdsplit.conversion.plan.options import IndexOptions
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, OutputExistsError, StorageError
 from wdsplit.indexing import tars
 from wdsplit.shards.files import read_manifest
-from wdsplit.shards.manifest import HEADER_NAME, RUN_FOLDER, SHARDS_NAME, index_path
+from wdsplit.shards.manifest import HEADER_NAME, RUN_FOLDER, SHARDS_NAME
+from wdsplit.shards.places import places_path
 from wdsplit.storage.opening import open_storage
 
 COUNTS = (5, 1, 12)
@@ -137,7 +138,7 @@ def test_the_manifest_tells_of_each_tar_in_the_order_of_the_paths(folder):
     assert (again.lanes, again.window, again.pad) == (18, 1024, "none")
     assert again.fingerprint == manifest.fingerprint
     tars = ["part-0.tar", "part-2.tar", "sub/größe 1.tar"]
-    indexes = [index_path(path) for path in tars]
+    indexes = [places_path(path) for path in tars]
     assert files_below(folder) == sorted([*tars, *indexes, SHARDS_NAME, HEADER_NAME])
 
 
@@ -146,7 +147,7 @@ def test_the_index_of_a_tar_is_what_the_standard_library_finds(tmp_path, write):
     folder = tars_of(tmp_path / "data", write)
     index_tars(folder)
     for path in folder.rglob("*.tar"):
-        assert np.frombuffer((path.parent / f"{path.name}.idx").read_bytes(), "<u8").tolist() == sample_offsets(path)
+        assert np.frombuffer((path.parent / f"{path.name}.places").read_bytes(), "<u8").tolist() == sample_offsets(path)
 
 
 def test_the_same_files_come_of_any_number_of_jobs(tmp_path):
@@ -167,19 +168,19 @@ def test_hidden_and_temporary_files_are_no_shards(folder):
     written_by_webdataset(folder / ".hidden" / "a.tar", ["hidden"])
     written_by_webdataset(folder / ".a.tar", ["hidden"])
     (folder / ".part-9.tar.12-3.tmp").write_bytes(b"half a tar")
-    (folder / "sub" / ".größe 1.tar.idx.12-3.tmp").write_bytes(b"half an index")
+    (folder / "sub" / ".größe 1.tar.places.12-3.tmp").write_bytes(b"half an index")
     (folder / "notes.txt").write_text("no tar")
     (folder / "folder.tar").mkdir()
     assert len(index_tars(folder).shards) == 3
-    assert not list(folder.rglob("*.idx.*.tmp")), "what killed attempts have left is cleared up"
+    assert not list(folder.rglob("*.places.*.tmp")), "what killed attempts have left is cleared up"
 
 
 def test_a_tar_that_wdsplit_wrote_gets_the_same_index_and_its_pads_are_pads(tmp_path):
     path = numbers_dataset(tmp_path, 101, shards=7)
     folder, before = open_storage(path).root, read_manifest(open_storage(path))
-    files = {name: (folder / name).read_bytes() for name in files_below(folder) if name.endswith((".tar", ".idx"))}
+    files = {name: (folder / name).read_bytes() for name in files_below(folder) if name.endswith((".tar", ".places"))}
     (folder / HEADER_NAME).unlink()
-    (folder / "000003.tar.idx").unlink()
+    (folder / "000003.tar.places").unlink()
     manifest = index_tars(folder)
     assert manifest.num_pads == before.num_pads == 4
     assert manifest.fingerprint == before.fingerprint
@@ -307,7 +308,7 @@ def test_a_name_that_no_manifest_takes_is_refused(folder, name):
     with pytest.raises(InputError, match="invalid name of a tar") as caught:
         index_tars(folder)
     assert str(folder) in caught.value.place
-    assert not list(folder.rglob("*.idx"))
+    assert not list(folder.rglob("*.places"))
 
 
 def test_a_tar_that_is_written_to_while_it_is_read_is_refused(folder, monkeypatch):
@@ -320,11 +321,11 @@ def test_a_tar_that_is_written_to_while_it_is_read_is_refused(folder, monkeypatc
     with pytest.raises(InputError, match="changed while it was read") as caught:
         index_tars(folder)
     assert caught.value.url == str(folder / "part-0.tar")
-    assert not list(folder.rglob("*.idx"))
+    assert not list(folder.rglob("*.places"))
 
 
 def a_folder_takes_the_place_of_an_index(folder):
-    (folder / "part-0.tar.idx").mkdir()
+    (folder / "part-0.tar.places").mkdir()
 
 
 def the_folder_is_sealed(folder):
@@ -362,14 +363,14 @@ def test_a_dataset_is_replaced_only_if_asked_for(folder):
 def test_an_index_that_is_right_is_left_as_it_is(folder):
     index_tars(folder)
     (folder / HEADER_NAME).unlink()
-    index = folder / "part-0.tar.idx"
+    index = folder / "part-0.tar.places"
     os.utime(index, ns=(1, 1))
     index_tars(folder)
     assert index.stat().st_mtime_ns == 1
 
 
 def test_another_index_is_replaced_only_if_asked_for(folder):
-    index = folder / "part-2.tar.idx"
+    index = folder / "part-2.tar.places"
     index.write_bytes(b"of another program")
     with pytest.raises(OutputExistsError, match="has an index that does not match it") as caught:
         index_tars(folder)
@@ -447,7 +448,7 @@ def test_killed_at_any_moment_it_leaves_a_whole_dataset_or_none(tmp_path):
     duration_s = time.monotonic() - began
     kills, parts = 0, itertools.cycle((0.1, 1.2, 0.3, 0.6, 0.9))
     while kills < 4:
-        for path in folder.glob("*.idx"):
+        for path in folder.glob("*.places"):
             path.write_bytes(b"another index")
         script = start_script(INDEX, folder)
         assert script.stdout.readline() == "ready\n"
@@ -459,7 +460,7 @@ def test_killed_at_any_moment_it_leaves_a_whole_dataset_or_none(tmp_path):
             kills += 1
         script.communicate()
         wait_until(lambda script=script: not session_processes(script.pid), "no process is left")
-        replaced = sum(path.read_bytes() != b"another index" for path in folder.glob("*.idx"))
+        replaced = sum(path.read_bytes() != b"another index" for path in folder.glob("*.places"))
         assert not (folder / HEADER_NAME).exists() or replaced in (0, 40)
     index_tars(folder, IndexOptions(overwrite=True))
     assert verify(str(folder)).problems == ()

@@ -48,6 +48,7 @@ from wdsplit.errors import (
 from wdsplit.jobs.run import Share
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import HEADER_NAME, RUN_FOLDER, SHARDS_NAME
+from wdsplit.shards.places import read_places
 from wdsplit.shards.sample_tables import read_samples
 from wdsplit.storage.opening import open_storage
 from wdsplit.tables.formats import parquet
@@ -100,12 +101,13 @@ def assert_whole(folder):
         assert shard.checksum == f"xxh3_128:{xxhash.xxh3_128_hexdigest(data)}"
         assert (shard.num_bytes, shard.num_samples, shard.num_pads) == (len(data), len(samples), sum(pads))
         assert pads == sorted(pads)
-        assert np.fromfile(folder / f"{shard.path}.idx", "<u8").tolist() == sample_offsets(folder / shard.path)
+        places = read_places(open_storage(str(folder)), shard, manifest.field_names)
+        assert places.offsets().tolist() == sample_offsets(folder / shard.path)
         table = read_samples(open_storage(str(folder)), shard, schema=manifest.samples)
         real = samples[: len(samples) - sum(pads)]
         assert table["__key__"].to_pylist() == [key for key, _ in real]
         assert table["num_bytes"].to_pylist() == [sum(map(len, fields.values())) for _, fields in real]
-        names += [shard.path, f"{shard.path}.idx", f"{shard.path}.parquet"]
+        names += [shard.path, f"{shard.path}.places", f"{shard.path}.parquet"]
     assert files_below(folder) == sorted(names)
     keys = [key for key, _ in all_samples(folder)]
     assert len(set(keys)) == len(keys)
@@ -482,7 +484,7 @@ def assert_only_whole_shards(folder, undisturbed):
     """Check that every tar under a final name is whole, has index and table and is what an undisturbed run writes."""
     expected = shard_files(undisturbed)
     for path in Path(folder).glob("*.tar"):
-        for name in (path.name, f"{path.name}.idx", f"{path.name}.parquet"):
+        for name in (path.name, f"{path.name}.places", f"{path.name}.parquet"):
             assert path.with_name(name).read_bytes() == expected[name]
     assert not (Path(folder) / "wdsplit.json").exists()
 
@@ -598,7 +600,7 @@ def test_a_shard_that_was_damaged_since_is_written_again(table_path, undisturbed
     interrupt_after(table_path, out, 4)
     {
         "tar gone": lambda: (out / "000001.tar").unlink(),
-        "index gone": lambda: (out / "000001.tar.idx").unlink(),
+        "index gone": lambda: (out / "000001.tar.places").unlink(),
         "table gone": lambda: (out / "000001.tar.parquet").unlink(),
         "tar cut": lambda: os.truncate(out / "000001.tar", 512),
         "note gone": lambda: next(out.glob(".wdsplit-run/shards/*.json")).unlink(),
@@ -663,7 +665,7 @@ def test_a_note_that_was_damaged_is_no_note(table_path, tmp_path, damaged):
         assert_whole(out)
 
 
-@pytest.mark.parametrize("left", ["000000.tar", "000000.tar.idx", "000000.tar.parquet"])
+@pytest.mark.parametrize("left", ["000000.tar", "000000.tar.places", "000000.tar.parquet"])
 def test_a_file_that_was_published_just_before_the_error_does_not_block_a_second_try(table_path, tmp_path, left):
     """An error may come between the files of a shard and the note of it; what is left must be resumable or harmless."""
     out = tmp_path / "out"
@@ -672,7 +674,7 @@ def test_a_file_that_was_published_just_before_the_error_does_not_block_a_second
 
     def break_in(progress):
         """Put a folder in the way of what is published next."""
-        following = {"000000.tar.idx": "000000.tar.parquet", "000000.tar.parquet": "000000.tar"}
+        following = {"000000.tar.places": "000000.tar.parquet", "000000.tar.parquet": "000000.tar"}
         for name in [following[left]] if left in following else notes:
             (out / name).mkdir(parents=True)
 

@@ -533,7 +533,7 @@ def test_committing_is_refused_until_all_shards_are_there_and_can_be_repeated(be
     assert files_of(output) == whole
 
 
-@pytest.mark.parametrize("lost", ["000004.tar", "000004.tar.idx", "000004.tar.parquet"])
+@pytest.mark.parametrize("lost", ["000004.tar", "000004.tar.places", "000004.tar.parquet"])
 def test_a_shard_that_was_lost_is_missed_and_written_again(begun, whole, lost):
     plan, output = begun
     run_shares(plan, 3)

@@ -30,7 +30,7 @@ from wdsplit.loading.reading import cached_file
 from wdsplit.loading.reading.cache import ShardCache
 from wdsplit.loading.reading.cached_file import NOTE_BYTES, CachedFile
 from wdsplit.loading.reading.open_shard import open_shard
-from wdsplit.loading.reading.read_windows import read_window
+from wdsplit.loading.reading.windows import read_window
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import Shard, checksum_of
 from wdsplit.storage.opening import open_storage
@@ -54,19 +54,19 @@ class Origin:
         self.storage = open_storage(self.url)
         table = read_manifest(self.storage).shards
         self.shards = [table[number] for number in range(len(table))]
-        self.entry_bytes = self.shards[0].num_bytes + 8 * (self.shards[0].num_samples + 1) + NOTE_BYTES
+        self.entry_bytes = self.shards[0].num_bytes + 64 + 20 * self.shards[0].num_samples + NOTE_BYTES
 
     def path(self, cache, number):
         """Return where a cache keeps a shard."""
         digest = self.shards[number].checksum.removeprefix("xxh3_128:")
         return cache.folder.path / digest[:2] / f"{digest}-{self.shards[number].num_bytes}.tar"
 
-    def index(self, cache, number):
-        """Return where a cache keeps the index of a shard."""
-        return Path(f"{self.path(cache, number)}.idx")
+    def places(self, cache, number):
+        """Return where a cache keeps the places of a shard."""
+        return Path(f"{self.path(cache, number)}.places")
 
     def open(self, cache, number, *is_wanted):
-        return cache.open(self.storage, self.shards[number], *is_wanted)
+        return cache.open(self.storage, self.shards[number], ("cls",), *is_wanted)
 
 
 @pytest.fixture(scope="module")
@@ -148,17 +148,17 @@ def warnings_in(caplog):
 def test_a_cached_shard_is_the_one_of_the_dataset_with_a_file_on_the_disk(origin, folder):
     cache = pickle.loads(pickle.dumps(ShardCache(folder)))
     assert not folder.exists()
-    plain = open_shard(origin.storage, origin.shards[2])
+    plain = open_shard(origin.storage, origin.shards[2], ("cls",))
     for _ in range(2):
         opened = origin.open(cache, 2)
         assert isinstance(opened.file, CachedFile) and not opened.file.is_remote
         assert opened.file.path == origin.path(cache, 2)
-        assert (opened.url, opened.offsets.tolist()) == (plain.url, plain.offsets.tolist())
+        assert (opened.url, opened.places.offsets().tolist()) == (plain.url, plain.places.offsets().tolist())
         assert bytes_of(opened) == bytes_of(plain)
         window, expected = (read_window(each, 3, 7) for each in (opened, plain))
         assert (list(window.keys), list(window.fields)) == (list(expected.keys), list(expected.fields))
     name = origin.path(cache, 2).name
-    assert files_in(folder) == [name, f"{name}.idx"]
+    assert files_in(folder) == [name, f"{name}.places"]
 
 
 def test_a_shard_that_is_here_needs_no_origin(origin, folder, tmp_path):
@@ -287,13 +287,13 @@ def test_a_dataset_that_was_truncated_or_lost_an_index_is_an_error_and_nothing_i
     os.truncate(tmp_path / "copy" / "000000.tar", 1024)
     with pytest.raises(CorruptDataError, match="another size"):
         copy.open(cache, 0)
-    (tmp_path / "copy" / "000001.tar.idx").unlink()
+    (tmp_path / "copy" / "000001.tar.places").unlink()
     with pytest.raises(DatasetNotFoundError):
         copy.open(cache, 1)
     assert files_in(folder) == []
 
 
-@pytest.mark.parametrize("added", ["", ".idx"])
+@pytest.mark.parametrize("added", ["", ".places"])
 @pytest.mark.parametrize("damage", ["shorter", "longer", "gone", "other"])
 def test_an_entry_that_is_damaged_on_the_disk_is_downloaded_again(origin, folder, caplog, added, damage):
     cache = ShardCache(folder)
@@ -412,7 +412,7 @@ def test_discarding_removes_what_is_open_and_nothing_that_came_after(origin, fol
     cache.discard(damaged)
     assert len(files_in(folder)) == 2
     assert fresh.file.is_current
-    cache.discard(open_shard(origin.storage, origin.shards[0]))
+    cache.discard(open_shard(origin.storage, origin.shards[0], ("cls",)))
     assert origin.storage.size(origin.shards[0].path) == origin.shards[0].num_bytes
 
 
@@ -430,7 +430,7 @@ def test_what_was_not_used_for_longest_is_evicted(origin, folder, monkeypatch):
         assert [each for each in range(NUM_SHARDS) if origin.path(cache, each).exists()] == sorted(used)
     assert bytes_in(folder) == 3 * origin.entry_bytes
     for number in used[:2]:
-        os.utime(origin.index(cache, number), ns=(5, 5))
+        os.utime(origin.places(cache, number), ns=(5, 5))
     origin.open(cache, next(number for number in range(NUM_SHARDS) if number not in used))
     first = min(used[:2], key=lambda number: origin.path(cache, number))
     assert [number for number in used if not origin.path(cache, number).exists()] == [first]
@@ -635,7 +635,7 @@ def test_only_files_of_its_own_names_are_ever_removed(origin, folder):
     origin.open(cache, 0)
     digest = "0" * 32
     strangers = ["00/notes.txt", f"00/{digest}.tar", f"00/{digest}-10.tar.gz", f"11/{digest}-10.tar", "00/x-1.tar.part"]
-    leftovers = [f"00/{digest}-10.tar.part", f"00/{digest}-11.tar.idx", f"00/{digest}-12.tar.idx.part"]
+    leftovers = [f"00/{digest}-10.tar.part", f"00/{digest}-11.tar.places", f"00/{digest}-12.tar.places.part"]
     for name in [*strangers, *leftovers, "README"]:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(b"x")
@@ -672,8 +672,8 @@ def run(capsys):
 def test_the_command_shows_what_is_in_a_cache(origin, folder, run):
     cache = ShardCache(folder)
     held = [origin.open(cache, number) for number in (0, 1, 2)][1:]
-    os.utime(origin.index(cache, 0), (0, 0))
-    os.utime(origin.index(cache, 2), (2**31, 2**31))
+    os.utime(origin.places(cache, 0), (0, 0))
+    os.utime(origin.places(cache, 2), (2**31, 2**31))
     part = origin.path(cache, 3).with_suffix(".tar.part")
     part.parent.mkdir(exist_ok=True)
     part.write_bytes(bytes(100))
@@ -724,9 +724,9 @@ def test_the_command_verifies_a_cache_and_removes_what_is_damaged(origin, folder
     assert (code, err) == (0, "")
     assert "4 shards" in out and ": ok" in out
     flip(origin.path(cache, 1))
-    offsets = np.fromfile(origin.index(cache, 2), "<u8")
+    offsets = np.fromfile(origin.places(cache, 2), "<u8")
     offsets[3] += 512
-    offsets.tofile(origin.index(cache, 2))
+    offsets.tofile(origin.places(cache, 2))
     code, out, err = run(folder, "--verify", "--json")
     assert (code, json.loads(out)["checked"]) == (1, 4)
     damaged = json.loads(out)["damaged"]

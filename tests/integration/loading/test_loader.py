@@ -399,11 +399,11 @@ def flip_a_header_byte(path):
 
 
 def remove_the_index(path):
-    path.with_name(f"{path.name}.idx").unlink()
+    path.with_name(f"{path.name}.places").unlink()
 
 
 def truncate_the_index(path):
-    index = path.with_name(f"{path.name}.idx")
+    index = path.with_name(f"{path.name}.places")
     index.write_bytes(index.read_bytes()[:-8])
 
 

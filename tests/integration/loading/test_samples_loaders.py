@@ -96,9 +96,9 @@ def test_a_batch_from_a_bucket_fetches_what_it_needs_and_hardly_more(remote, fau
     fetched = [exchange for exchange in fault_proxy.exchanges if exchange.request.path.endswith(".tar")]
     assert len(fetched) == 3  # 30 to 32 lie side by side
     assert sum(exchange.bytes_sent for exchange in fetched) < 1.2 * 5 * (PAYLOAD_BYTES + 3 * 1024)
-    assert len(requests_for(fault_proxy, ".idx")) == 3
+    assert len(requests_for(fault_proxy, ".places")) == 3
     samples.__getitems__([201, 33])
-    assert len(requests_for(fault_proxy, ".idx")) == 3
+    assert len(requests_for(fault_proxy, ".places")) == 3
 
 
 def test_requests_of_a_batch_are_under_way_at_the_same_time(remote, fault_proxy):

@@ -108,7 +108,7 @@ def test_an_epoch_fetches_each_byte_once(remote, fault_proxy, payloads, num_work
     samples = sum(len(Path(path).read_bytes().rstrip(b"\0")) for path in Path(payloads).glob("*.tar"))
     assert num_bytes <= 1.02 * samples
     assert num_requests <= 8 * 3
-    indexes = [exchange for exchange in fault_proxy.exchanges if exchange.request.path.endswith(".idx")]
+    indexes = [exchange for exchange in fault_proxy.exchanges if exchange.request.path.endswith(".places")]
     assert len(indexes) == 8, [(exchange.request.path, exchange.status, exchange.bytes_sent) for exchange in indexes]
 
 
@@ -144,7 +144,7 @@ def test_large_windows_that_have_arrived_are_parsed_together(remote, payloads, m
 def test_an_index_that_ends_early_is_noticed_with_the_last_window_of_its_shard(bucket, tmp_path, num_workers):
     """The last field of the last sample would be missing, without a word."""
     shutil.copytree(numbers_dataset(tmp_path, 40, shards=4, window=5), bucket.folder / "numbers")
-    index = bucket.folder / "numbers" / "000002.tar.idx"
+    index = bucket.folder / "numbers" / "000002.tar.places"
     offsets = np.fromfile(index, "<u8")
     offsets[-1] -= 1024
     offsets.tofile(index)
@@ -231,7 +231,7 @@ def test_later_epochs_come_from_the_cache(remote, fault_proxy, payloads, cache_d
         local.set_epoch(epoch)
         assert list(loader) == list(local)
     assert fetched(fault_proxy, ".tar")[0] == 8
-    assert fetched(fault_proxy, ".idx")[0] == 8
+    assert fetched(fault_proxy, ".places")[0] == 8
 
 
 def read_rank(url, cache_dir, rank, results):

@@ -293,14 +293,18 @@ def test_the_uuid_is_one_and_is_that_of_the_content(dataset, without_pads, table
 def test_nothing_is_written_that_was_not_asked_for(table_path, dataset, tmp_path):
     plain = all_files(converted(table_path, tmp_path / "plain", emit=()))
     assert not any(name.endswith((".json", ".sqlite")) for name in plain.keys() - {HEADER_NAME})
-    always = (".tar", ".tar.idx", ".tar.parquet")
+    always = (".tar", ".tar.places", ".tar.parquet")
     shards = {name: data for name, data in all_files(dataset).items() if name.endswith(always)}
     assert {name: data for name, data in plain.items() if name not in (HEADER_NAME, "shards.parquet")} == shards
     for number, (name, more) in enumerate(
         [
             ("wids", {"wids.json"}),
             ("dali", {f"{shard:06d}.idx" for shard in range(NUM_SHARDS)}),
-            ("energon", {f".nv-meta/{name}" for name in ENERGON_FILES}),
+            (
+                "energon",
+                {f".nv-meta/{name}" for name in ENERGON_FILES}
+                | {f"{shard:06d}.tar.idx" for shard in range(NUM_SHARDS)},
+            ),
         ]
     ):
         one = all_files(converted(table_path, tmp_path / str(number), emit=(name,)))
@@ -347,7 +351,7 @@ def test_a_resumed_run_ends_with_the_same_bytes(table_path, dataset, tmp_path, n
     assert {path.name: path.stat().st_mtime_ns for path in tars(output)}.items() >= times.items()
 
 
-@pytest.mark.parametrize("lost", ["000000.idx", ".wdsplit-run/catalogs/000000.tar.arrow"])
+@pytest.mark.parametrize("lost", ["000000.idx", "000000.tar.idx"])
 def test_a_shard_whose_sidecar_was_lost_is_written_again(table_path, dataset, tmp_path, lost):
     output = interrupted(table_path, tmp_path / "out", 2)
     (output / lost).unlink()

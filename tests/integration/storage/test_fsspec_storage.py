@@ -67,7 +67,7 @@ def test_of_a_file_that_is_too_large_little_is_read(by_proxy, proxy):
 
 def test_what_may_be_read_at_once_is_one_request(by_proxy, proxy, numbers):
     storage = open_readable_storage(by_proxy)
-    storage.read("000000.tar.idx", 10_000)
+    storage.read("000000.tar.places", 10_000)
     storage.open("000000.tar", open_readable_storage(numbers).size("000000.tar")).read(1000, 5000)
     assert [(exchange.request.method, exchange.request.range) for exchange in proxy.exchanges] == [
         ("GET", (0, 10_000)),

@@ -86,7 +86,7 @@ def test_what_is_converted_to_it_is_what_the_disk_gets(place, source, expected):
     with pytest.raises(OutputExistsError):
         wdsplit.convert(source, path, options(shards=4), fs=fs)
     wdsplit.convert(source, path, options(shards=3, overwrite=True), fs=fs)
-    assert sorted(files()) == [f"{number:06}.tar{end}" for number in range(3) for end in ("", ".idx", ".parquet")]
+    assert sorted(files()) == [f"{number:06}.tar{end}" for number in range(3) for end in ("", ".places", ".parquet")]
 
 
 @pytest.fixture

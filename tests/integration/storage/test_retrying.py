@@ -236,7 +236,7 @@ def test_what_never_works_is_given_up_at_the_deadline(behind, fault):
 
 
 @on_both
-@pytest.mark.parametrize("suffix", [".tar", ".tar.idx"])
+@pytest.mark.parametrize("suffix", [".tar", ".tar.places"])
 def test_a_header_or_an_index_that_was_damaged_on_its_way_is_read_again(behind, numbers, suffix):
     url, proxy = behind
     dataset, flipped = wdsplit.Dataset(url, storage_options=TIMES, on_bad_sample="substitute"), []
@@ -276,7 +276,7 @@ def of_tars(fault, always=False):
 
     def plan(request):
         key = request.path, request.range
-        if ".tar.idx" in request.path or not request.range or not request.range[0] or key in seen:
+        if ".tar.places" in request.path or not request.range or not request.range[0] or key in seen:
             return None
         if not always:
             seen.add(key)

@@ -421,7 +421,7 @@ def test_a_converter_that_is_killed_leaves_no_lock_and_no_half_object_and_is_res
     assert script.returncode == -signal.SIGKILL
     wait_until(lambda: not session_processes(script.pid), "no process is left")
     found = files_of(bucket.folder / "out")
-    whole = (".tar", ".idx", ".tar.parquet")
+    whole = (".tar", ".places", ".tar.parquet")
     assert all(data == expected[name] for name, data in found.items() if name.endswith(whole))
     assert HEADER_NAME not in found
     convert(source, f"{bucket.url}/out", chosen(resume=f"{RUN_FOLDER}/plan.json" in found))

@@ -73,6 +73,6 @@ def test_a_state_belongs_to_its_limit(numbers, other):
 def test_shards_that_are_cut_at_their_end_are_read_no_further(tmp_path):
     """What lies beyond the limit may even be missing."""
     path = numbers_dataset(tmp_path, 60, shards=3, lanes=3, window=4)
-    for name in ("000002.tar", "000002.tar.idx"):
+    for name in ("000002.tar", "000002.tar.places"):
         (tmp_path / "out" / name).unlink()
     assert real_rows(chain.from_iterable(limited_batches(path, 2, 33))) == list(range(33))

@@ -38,9 +38,9 @@ def opened(monkeypatch):
     """Return the list of the shards that are opened from now on."""
     paths = []
 
-    def noted(storage, shard):
+    def noted(storage, shard, names):
         paths.append(shard.path)
-        return open_shard(storage, shard)
+        return open_shard(storage, shard, names)
 
     monkeypatch.setattr(lookup, "open_shard", noted)
     return paths

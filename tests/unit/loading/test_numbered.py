@@ -1,4 +1,5 @@
 import os
+from functools import partial
 
 import numpy as np
 import pytest
@@ -16,7 +17,8 @@ from wdsplit.storage.opening import open_storage
 
 def opened(path, opener=open_shard, **options):
     storage = open_storage(path)
-    return NumberedSamples(storage, read_manifest(storage), opener, **options)
+    manifest = read_manifest(storage)
+    return NumberedSamples(storage, manifest, partial(opener, storage, names=manifest.field_names, **options))
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +63,7 @@ def test_samples_that_differ_in_their_fields_are_read_together(tmp_path):
     samples = opened(path)
     everything = samples.read(np.arange(30))
     assert samples.read(np.array([29, 3, 3, 11])) == [everything[number] for number in (29, 3, 3, 11)]
-    some = opened(path, fields=("cls",)).read(np.array([7]))
+    some = opened(path, requested=("cls",)).read(np.array([7]))
     assert set(some[0]) == {"__key__", "__url__", "__position__", "__pad__", "cls"}
 
 
@@ -78,10 +80,10 @@ def test_few_shards_stay_open(tmp_path, monkeypatch):
     monkeypatch.setattr(numbered, "_SHARDS_TOGETHER", 4)
     most, paths = 0, []
 
-    def counted(storage, shard):
+    def counted(storage, shard, names):
         nonlocal most
         paths.append(shard.path)
-        shard = open_shard(storage, shard)
+        shard = open_shard(storage, shard, names)
         most = max(most, len(os.listdir("/proc/self/fd")))
         return shard
 

@@ -16,8 +16,8 @@ from made_views import view_of
 from wdsplit.errors import InputError, PipelineError, SampleNotFoundError
 from wdsplit.loading.reading import numbered
 from wdsplit.loading.reading.numbered import NumberedSamples
-from wdsplit.loading.reading.read_windows import read_window
 from wdsplit.loading.reading.source import Access
+from wdsplit.loading.reading.windows import read_window
 
 
 @pytest.fixture(scope="module")
@@ -116,9 +116,9 @@ def test_keys_come_from_the_sample_tables_if_there_are_any(shuffled, monkeypatch
     samples, parsed = wdsplit.Samples(shuffled), []
     keys = [sample["__key__"] for sample in samples]
 
-    def read_headers(shard, first, stop, fields):
+    def read_headers(shard, first, stop):
         parsed.append(stop - first)
-        return read_window(shard, first, stop, fields)
+        return read_window(shard, first, stop)
 
     monkeypatch.setattr(numbered, "read_window", read_headers)
     assert [samples[key]["__position__"] for key in keys] == list(range(101))

@@ -13,7 +13,6 @@ import wdsplit.loading.reading.read_ahead as module
 from tables import DEADLINE_S, wait_until
 from wdsplit.errors import StorageError
 from wdsplit.loading.reading import ranges
-from wdsplit.loading.reading.open_shard import OpenShard
 from wdsplit.loading.reading.read_ahead import Ahead, FetchRange, LazyShard, num_requests
 from wdsplit.loading.reading.reader import read_blocks
 from wdsplit.loading.reading.source import Access
@@ -49,8 +48,22 @@ class Broken(Remote):
         raise StorageError("the store refuses", place="x")
 
 
+class Shard:
+    """What is fetched of an open shard whose samples have 100 bytes each."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def ranges(self, samples):
+        begins = np.arange(NUM_SAMPLES)[samples] * SAMPLE_BYTES
+        return ranges.ranges_to_read(begins, begins + SAMPLE_BYTES)
+
+    def check_dataset(self):
+        """Do nothing: it is never overwritten."""
+
+
 def lazy(file):
-    return LazyShard(lambda: OpenShard("url", file, np.arange(NUM_SAMPLES + 1) * SAMPLE_BYTES))
+    return LazyShard(lambda: Shard(file))
 
 
 def wanted(shard, *windows):
@@ -267,7 +280,7 @@ def test_a_forked_process_reads_by_itself_what_threads_of_its_parent_were_fetchi
         if not is_child:
             opening.set()
             assert may_open.wait(DEADLINE_S)
-        return OpenShard("url", file, np.arange(NUM_SAMPLES + 1) * SAMPLE_BYTES)
+        return Shard(file)
 
     is_child, may_open = False, threading.Event()
     ahead, shard = Ahead(400, 10_000, 2), LazyShard(opener)

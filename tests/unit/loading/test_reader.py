@@ -40,7 +40,9 @@ class Opened:
         return EpochOrder(selection.counts, options, epoch, selection=selection)
 
     def reader(self, order, num_lanes=4):
-        return SampleReader(partial(open_shard, self.storage), self.manifest, order, num_lanes)
+        return SampleReader(
+            partial(open_shard, self.storage, names=self.manifest.field_names), self.manifest, order, num_lanes
+        )
 
     def expected(self, order, positions):
         """Return what a reader shall give: what the tars hold, where the order leads."""

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from tars import archives, by_tarfile, gnu_tar, read_by_tarfile
 from wdsplit.errors import CorruptDataError, InputError
-from wdsplit.tar.members import parse_members
 from wdsplit.tar.scan import scan_tar, scan_window
 
 FORMATS = (tarfile.USTAR_FORMAT, tarfile.PAX_FORMAT, tarfile.GNU_FORMAT)
@@ -194,48 +193,22 @@ def test_a_member_of_9_gib_is_stepped_over_without_being_read(tmp_path, how):
 def test_any_run_of_members_is_read_from_its_own_bytes(data, draw):
     scan = scan_tar(memoryview(data))
     assume(len(scan.tops))
-    cuts = draw.draw(st.sets(st.sampled_from(scan.tops.tolist()), min_size=1).map(sorted))
-    offsets = np.array([*cuts, scan.end])
-    members = parse_members(memoryview(data)[cuts[0] : scan.end], offsets, cuts[0])
-    inside = scan.tops >= cuts[0]
-    assert members.names.tolist() == [name for name, is_in in zip(scan.names, inside, strict=True) if is_in]
-    assert members.starts.tolist() == scan.starts[inside].tolist()
-    assert members.sizes.tolist() == scan.sizes[inside].tolist()
-    owners = np.searchsorted(cuts, scan.tops[inside], side="right") - 1
-    assert members.counts.tolist() == np.bincount(owners, minlength=len(cuts)).tolist()
+    first = draw.draw(st.sampled_from(scan.tops.tolist()))
+    found = scan_window(memoryview(data)[first : scan.end], first)
+    inside = scan.tops >= first
+    assert found.names == [name for name, is_in in zip(scan.names, inside, strict=True) if is_in]
+    assert found.starts.tolist() == scan.starts[inside].tolist()
+    assert found.sizes.tolist() == scan.sizes[inside].tolist()
 
 
 @given(tars_of_others(), st.data())
-def test_a_sample_that_does_not_begin_with_a_header_or_end_with_a_member_is_told(data, draw):
+def test_a_part_that_does_not_end_with_a_member_is_refused(data, draw):
     scan = scan_tar(memoryview(data))
     places = sorted(set(range(0, scan.end, 512)) - set(scan.begins.tolist()))
     assume(places)
     wrong = draw.draw(st.sampled_from(places))
     with pytest.raises((CorruptDataError, InputError)):
-        parse_members(memoryview(data), np.array([0, wrong, scan.end]))
-    with pytest.raises((CorruptDataError, InputError)):
-        parse_members(memoryview(data)[:wrong], np.array([0, wrong]))
-
-
-@pytest.mark.parametrize("mtime", [0, 1.5])
-def test_any_changed_byte_of_a_header_in_a_window_is_found_or_changes_nothing(mtime):
-    """With fractions of seconds each member has an extended header, which is stepped over for all samples at once."""
-    data = by_tarfile([(f"{key}.jpg", b"abc") for key in "abc"], mtime=mtime)
-    scan = scan_tar(memoryview(data))
-    offsets = np.array([*scan.tops.tolist(), scan.end])
-    window = memoryview(data)[: scan.end]
-    told = 0
-    for place in range(scan.end):
-        damaged = bytearray(window)
-        damaged[place] ^= 1 << place % 8
-        try:
-            members = parse_members(memoryview(damaged), offsets)
-        except (CorruptDataError, InputError):
-            told += 1
-        else:
-            assert (members.names.tolist(), members.starts.tolist()) == (scan.names, scan.starts.tolist())
-            assert members.counts.tolist() == [1, 1, 1]
-    assert told > (6 if mtime else 3) * 500
+        scan_window(memoryview(data)[:wrong], 0)
 
 
 def test_zeros_between_the_samples_of_a_window_are_told():
@@ -412,9 +385,9 @@ def long_link(name, kind=b"L"):
 
 
 def in_a_window(data):
-    """Return names and payloads of what is read as a window of one sample."""
-    members = parse_members(memoryview(data), np.array([0, len(data)]))
-    rows = zip(members.names.tolist(), members.starts.tolist(), members.sizes.tolist(), strict=True)
+    """Return names and payloads of what is read as a part of a tar."""
+    scan = scan_window(memoryview(data), 0)
+    rows = zip(scan.names, scan.starts.tolist(), scan.sizes.tolist(), strict=True)
     return [(name.decode(), data[start : start + size]) for name, start, size in rows]
 
 

@@ -12,7 +12,7 @@ import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import xxhash
@@ -20,12 +20,13 @@ import xxhash
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, WdsplitError
 from wdsplit.loading.reading.cache_folder import CacheFolder, NoRoomError, PartialShard, is_downloading
 from wdsplit.loading.reading.cached_file import NOTE_BYTES, CachedFile, try_lock
-from wdsplit.loading.reading.open_shard import OpenShard, check_end, open_shard
-from wdsplit.loading.reading.read_windows import read_window
+from wdsplit.loading.reading.open_shard import OpenShard, open_shard
+from wdsplit.loading.reading.windows import read_window
 from wdsplit.shards.manifest import Shard, checksum_of
+from wdsplit.shards.places import places_path
 from wdsplit.storage.interface import ReadableFile, ReadableStorage
 from wdsplit.storage.local import LocalStorage, local_path
-from wdsplit.tar.index import INDEX_ENTRY_BYTES, dump_index, parse_index
+from wdsplit.tar.places import max_places_bytes, parse_places
 
 __all__ = ["Damage", "ShardCache"]
 
@@ -77,7 +78,11 @@ class ShardCache:
         self.folder = CacheFolder(Path(local_path(os.fspath(folder))), max_bytes)
 
     def open(
-        self, storage: ReadableStorage, shard: Shard, is_needed: Callable[[], bool] = lambda: True
+        self,
+        storage: ReadableStorage,
+        shard: Shard,
+        names: tuple[str, ...],
+        is_needed: Callable[[], bool] = lambda: True,
     ) -> OpenShard | None:
         """Open a shard of a dataset; download it if it is not cached, or if the cached file was changed.
 
@@ -87,13 +92,14 @@ class ShardCache:
         Args:
             storage: Where the dataset is.
             shard: The shard, as its manifest has it.
+            names: The fields of the manifest.
             is_needed: Called repeatedly; when it returns False, downloading and waiting end.
 
         Returns:
             The shard; None if it is not needed, or if there is no room for it, which is logged once.
 
         Raises:
-            DatasetNotFoundError: The shard, or its index, is not in the dataset.
+            DatasetNotFoundError: The shard, or its places, are not in the dataset.
             CorruptDataError: It does not match the manifest, even after a second download.
             StorageError: The file system or the store failed.
             InputError: The folder contains other files, or is inside the dataset.
@@ -103,15 +109,15 @@ class ShardCache:
         if checksum is None:
             self._warn("checksum", f"shards without a known checksum are streamed, such as {shard.path}")
             return None
-        num_bytes, max_bytes = shard.num_bytes + _index_bytes(shard), self.folder.max_bytes
-        if max_bytes is not None and num_bytes > max_bytes:
-            sizes = f"a shard takes {num_bytes:,} bytes, and the limit is {max_bytes:,} bytes"
+        max_bytes = self.folder.max_bytes
+        if max_bytes is not None and shard.num_bytes > max_bytes:
+            sizes = f"a shard takes {shard.num_bytes:,} bytes, and the limit is {max_bytes:,} bytes"
             self._warn("size", f"{sizes}: such shards are streamed; give a larger cache_size")
             return None
         try:
             with self.folder.translated():
                 path = self.folder.path / checksum[1][:2] / f"{checksum[1]}-{shard.num_bytes}.tar"
-                return self._open(path, storage, shard, is_needed)
+                return self._open(path, storage, shard, names, is_needed)
         except NoRoomError as error:
             self._warn(error.cause, f"{error.cause}: shards are streamed until there is room for them")
             return None
@@ -157,25 +163,34 @@ class ShardCache:
             self.folder.discard(shard.file)
 
     def _open(
-        self, path: Path, storage: ReadableStorage, shard: Shard, is_needed: Callable[[], bool]
+        self,
+        path: Path,
+        storage: ReadableStorage,
+        shard: Shard,
+        names: tuple[str, ...],
+        is_needed: Callable[[], bool],
     ) -> OpenShard | None:
         """Open a cached shard, wait while another process or thread downloads it, or download it."""
         delay_s = _FIRST_DELAY_S
         while is_needed():
-            opened = self._cached(path, f"{storage.url}/{shard.path}", shard, is_needed)
+            opened = self._cached(path, f"{storage.url}/{shard.path}", shard, names, is_needed)
             if opened is not None:
                 return opened
             if not is_downloading(path):
                 self._check_apart(storage)
-                part = self.folder.reserve(path, shard.num_bytes, _index_bytes(shard))
+                max_bytes = max_places_bytes(shard.num_samples, len(names), shard.num_bytes)
+                places = storage.read(places_path(shard.path), max_bytes)
+                part = self.folder.reserve(path, shard.num_bytes, len(places) + NOTE_BYTES)
                 if part is not None:
                     with part:
-                        return self._downloaded(part, storage, shard, is_needed)
+                        return self._downloaded(part, storage, shard, names, places, is_needed)
             time.sleep(delay_s)
             delay_s = min(2 * delay_s, _MAX_DELAY_S)
         return None
 
-    def _cached(self, path: Path, url: str, shard: Shard, is_needed: Callable[[], bool]) -> OpenShard | None:
+    def _cached(
+        self, path: Path, url: str, shard: Shard, names: tuple[str, ...], is_needed: Callable[[], bool]
+    ) -> OpenShard | None:
         """Open a cached shard; None if it is not cached, is no longer needed, or was damaged and removed."""
         try:
             file = CachedFile(path)
@@ -186,9 +201,9 @@ class ShardCache:
         try:
             if file.size != shard.num_bytes:
                 raise CorruptDataError(f"it has {file.size} bytes")
-            index = LocalStorage(str(path.parent)).read(file.index.name, _index_bytes(shard))
-            opened = OpenShard(url, file, parse_index(index[:-NOTE_BYTES], shard.num_samples, shard.num_bytes))
-            check_end(opened)
+            data = LocalStorage(str(path.parent)).read(file.places.name)[:-NOTE_BYTES]
+            places = parse_places(data, shard.num_bytes, shard.checksum.partition(":")[2], shard.num_samples, names)
+            opened = OpenShard(url, file, places, names)
             if not _is_checked(file, shard.checksum, is_needed):
                 return None
         except (CorruptDataError, DatasetNotFoundError) as error:
@@ -199,14 +214,20 @@ class ShardCache:
         return opened
 
     def _downloaded(
-        self, part: PartialShard, storage: ReadableStorage, shard: Shard, is_needed: Callable[[], bool]
+        self,
+        part: PartialShard,
+        storage: ReadableStorage,
+        shard: Shard,
+        names: tuple[str, ...],
+        places: bytes,
+        is_needed: Callable[[], bool],
     ) -> OpenShard | None:
         """Download a shard for which there is room, verify and open it; None if it is no longer needed."""
-        origin = open_shard(storage, shard)
+        origin = open_shard(storage, shard, names)
         checksum = _checksum(origin.file, is_needed, part.write)
         if checksum not in (shard.checksum, None):
             logger.warning("%s: damaged during the download, and is downloaded again", origin.url)
-            origin = open_shard(storage, shard)
+            origin = open_shard(storage, shard, names)
             checksum = _checksum(origin.file, is_needed, part.write)
         if checksum is None:
             return None
@@ -219,8 +240,8 @@ class ShardCache:
                 remedy="copy it again, or convert again with --overwrite",
                 url=origin.url,
             )
-        part.finish(dump_index(origin.offsets))
-        return OpenShard(origin.url, self.folder.publish(part), origin.offsets)
+        part.finish(places)
+        return replace(origin, file=self.folder.publish(part))
 
     def _check_apart(self, storage: ReadableStorage) -> None:
         """Refuse a folder inside the dataset: its tars would be taken for the dataset's."""
@@ -249,11 +270,11 @@ def _is_checked(file: CachedFile, checksum: str, is_needed: Callable[[], bool]) 
     Raises:
         CorruptDataError: It has another checksum.
     """
-    with suppress(FileNotFoundError):  # its index was removed
+    with suppress(FileNotFoundError):  # its places were removed
         while not file.is_checked:
             if not (is_needed() and file.is_current):
                 return False
-            with try_lock(file.index) as has_lock:
+            with try_lock(file.places) as has_lock:
                 if has_lock and not file.is_checked:
                     return _check(file, checksum, is_needed)
             time.sleep(_FIRST_DELAY_S)
@@ -273,18 +294,19 @@ def _check(file: CachedFile, checksum: str, is_needed: Callable[[], bool] = lamb
 
 
 def _check_all(file: CachedFile) -> None:
-    """Check a cached shard: its bytes, and that its index leads to each of its samples.
+    """Check a cached shard: its bytes, and that its places lead to each of its samples.
 
     Raises:
         WdsplitError: It is damaged.
     """
-    _check(file, f"xxh3_128:{file.path.stem.partition('-')[0]}")
-    index = LocalStorage(str(file.path.parent)).read(file.index.name)[:-NOTE_BYTES]
-    num_samples = len(index) // INDEX_ENTRY_BYTES - 1
-    shard = OpenShard(str(file.path), file, parse_index(index, num_samples, file.size))
-    check_end(shard)
-    for first in range(0, num_samples, _SAMPLES_AT_ONCE):
-        read_window(shard, first, min(num_samples, first + _SAMPLES_AT_ONCE), fields=())
+    checksum = file.path.stem.partition("-")[0]
+    _check(file, f"xxh3_128:{checksum}")
+    data = LocalStorage(str(file.path.parent)).read(file.places.name)[:-NOTE_BYTES]
+    places = parse_places(data, file.size, checksum)
+    names = tuple(map(str, range(places.num_fields)))
+    shard = OpenShard(str(file.path), file, places, names, verifies=True)
+    for first in range(0, places.num_samples, _SAMPLES_AT_ONCE):
+        read_window(shard, first, min(places.num_samples, first + _SAMPLES_AT_ONCE))
 
 
 def _checksum(
@@ -312,7 +334,3 @@ def _checksum(
         digest.update(piece)
         write(piece, offset)
     return checksum_of(digest)
-
-
-def _index_bytes(shard: Shard) -> int:
-    return INDEX_ENTRY_BYTES * (shard.num_samples + 1) + NOTE_BYTES

@@ -17,7 +17,7 @@ from types import TracebackType
 
 from wdsplit.errors import InputError, StorageError, WdsplitError
 from wdsplit.loading.reading.cached_file import CachedFile, try_lock
-from wdsplit.shards.manifest import index_path
+from wdsplit.shards.places import places_path
 from wdsplit.storage.local import LocalStorage
 from wdsplit.storage.locks import open_locked, unlock
 
@@ -33,8 +33,8 @@ __all__ = [
 _MARKER, _LOCK = "wdsplit-cache", "lock"
 _MARKER_TEXT = b"This folder is a cache of wdsplit: `wdsplit cache` shows what is in it, and clears it.\n"
 _SUBFOLDER = re.compile(r"[0-9a-f]{2}")
-_NAME = re.compile(r"([0-9a-f]{32}-[0-9]+\.tar)((?:\.idx)?(?:\.part)?)")
-_TAR, _INDEX, _PART, _INDEX_PART = "", ".idx", ".part", ".idx.part"
+_NAME = re.compile(r"([0-9a-f]{32}-[0-9]+\.tar)((?:\.places)?(?:\.part)?)")
+_TAR, _PLACES, _PART, _PLACES_PART = "", ".places", ".part", ".places.part"
 _FREE_PART = 10
 """A tenth of the disk is left free if there is no size limit."""
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -91,18 +91,18 @@ class PartialShard:
     Args:
         path: The path that its tar will have.
         num_bytes: The size of its tar.
-        index_bytes: The size of its index, the note at its end included.
+        places_bytes: The size of its places, the note at its end included.
     """
 
-    def __init__(self, path: Path, num_bytes: int, index_bytes: int) -> None:
+    def __init__(self, path: Path, num_bytes: int, places_bytes: int) -> None:
         self.path = path
         self._is_published = False
         self._fd = os.open(_with(path, _PART), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX)
             os.ftruncate(self._fd, num_bytes)
-            with open(_with(path, _INDEX_PART), "wb") as index:
-                index.truncate(index_bytes)
+            with open(_with(path, _PLACES_PART), "wb") as places:
+                places.truncate(places_bytes)
         except BaseException:
             self._leave()
             raise
@@ -116,7 +116,7 @@ class PartialShard:
     def _leave(self) -> None:
         try:
             if not self._is_published:
-                _remove(self.path, _INDEX_PART, _INDEX, _PART)
+                _remove(self.path, _PLACES_PART, _PLACES, _PART)
         finally:
             unlock(self._fd)
 
@@ -126,17 +126,17 @@ class PartialShard:
             written = os.pwrite(self._fd, data, offset)
             data, offset = data[written:], offset + written
 
-    def finish(self, index: bytes) -> None:
-        """Write the index, and flush both files to disk."""
-        with open(_with(self.path, _INDEX_PART), "r+b") as file:
-            file.write(index)
+    def finish(self, places: bytes) -> None:
+        """Write the places, and flush both files to disk."""
+        with open(_with(self.path, _PLACES_PART), "r+b") as file:
+            file.write(places)
             file.flush()
             os.fsync(file.fileno())
         os.fsync(self._fd)
 
     def publish(self) -> None:
         """Give the files their final names, the tar's last, and release the lock. The caller locks the cache."""
-        os.replace(_with(self.path, _INDEX_PART), _with(self.path, _INDEX))
+        os.replace(_with(self.path, _PLACES_PART), _with(self.path, _PLACES))
         os.replace(_with(self.path, _PART), self.path)
         self._is_published = True
         fcntl.flock(self._fd, fcntl.LOCK_UN)
@@ -145,15 +145,15 @@ class PartialShard:
 class CacheFolder:
     """The entries of a cache. No file is touched before the first call.
 
-    `NAME.tar` is complete and verified; `NAME.tar.idx` is its index, with a note that the tar was checked. During the
-    download both end in `.part`, and have their full size from the start.
+    `NAME.tar` is complete and verified; `NAME.tar.places` are its places, with a note that the tar was checked. During
+    the download both end in `.part`, and have their full size from the start.
 
     The locks are those of the operating system, which releases them however a process ends:
 
     - `lock`, exclusive: while entries are counted, made, named or removed;
     - the `.part` of a tar, exclusive: while it is downloaded;
     - a tar, shared: while it is open;
-    - an index, exclusive: while its tar is checked.
+    - places, exclusive: while their tar is checked.
 
     Args:
         path: The folder; created if missing.
@@ -164,7 +164,7 @@ class CacheFolder:
         self.path = path
         self.max_bytes = max_bytes
 
-    def reserve(self, path: Path, num_bytes: int, index_bytes: int) -> PartialShard | None:
+    def reserve(self, path: Path, num_bytes: int, places_bytes: int) -> PartialShard | None:
         """Make room for a shard to download; None if it is cached, or some process downloads it.
 
         Raises:
@@ -175,9 +175,9 @@ class CacheFolder:
             entries = self._without_leftovers(self._entries())
             if any(entry.name == str(path) for entry in entries):
                 return None
-            self._make_room(entries, num_bytes + index_bytes)
+            self._make_room(entries, num_bytes + places_bytes)
             path.parent.mkdir(exist_ok=True)
-            return PartialShard(path, num_bytes, index_bytes)
+            return PartialShard(path, num_bytes, places_bytes)
 
     def publish(self, part: PartialShard) -> CachedFile:
         """Make a shard that was downloaded an entry, and open it."""
@@ -210,7 +210,7 @@ class CacheFolder:
         """Remove a damaged entry; processes that have it open keep it."""
         with self.translated(), self._locked():
             if file.is_current:
-                _remove(file.path, _TAR, _INDEX)
+                _remove(file.path, _TAR, _PLACES)
 
     def usage(self) -> CacheUsage:
         """Return the entries of the cache; other processes may change it meanwhile."""
@@ -288,7 +288,7 @@ class CacheFolder:
             if not entry.is_whole:
                 with try_lock(_with(entry.path, _PART)) as has_lock:
                     if has_lock or _PART not in entry.files:
-                        _remove(entry.path, _INDEX_PART, _INDEX, _PART)
+                        _remove(entry.path, _PLACES_PART, _PLACES, _PART)
                         continue
             kept.append(entry)
         return kept
@@ -382,7 +382,7 @@ class _Entry:
     @property
     def used_ns(self) -> int:
         """When it was used last; 0 while it is downloaded."""
-        return self.files[_INDEX].st_mtime_ns if self.is_whole and _INDEX in self.files else 0
+        return self.files[_PLACES].st_mtime_ns if self.is_whole and _PLACES in self.files else 0
 
 
 def is_downloading(path: Path) -> bool:
@@ -399,7 +399,7 @@ def _evict(entry: _Entry) -> bool:
     """Remove an entry unless it is in use; tell whether it was removed. The caller locks the cache."""
     with try_lock(entry.path) as has_lock:
         if has_lock:
-            _remove(entry.path, _TAR, _INDEX)
+            _remove(entry.path, _TAR, _PLACES)
         return has_lock
 
 
@@ -409,7 +409,7 @@ def _remove(path: Path, *suffixes: str) -> None:
 
 
 def _with(path: Path, suffix: str) -> Path:
-    return Path(index_path(str(path))) if suffix == _INDEX else path.with_name(path.name + suffix)
+    return Path(places_path(str(path))) if suffix == _PLACES else path.with_name(path.name + suffix)
 
 
 def _is_locked(path: Path) -> bool:

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import xxhash
 
-from wdsplit.shards.manifest import index_path
+from wdsplit.shards.places import places_path
 from wdsplit.storage.local_file import LocalFile
 from wdsplit.storage.locks import leads_to, unlock
 
 __all__ = ["NOTE_BYTES", "CachedFile", "try_lock"]
 
 NOTE_BYTES = 16
-"""Size of the note at the end of an entry's index: the proof that its tar was checked."""
+"""Size of the note at the end of an entry's places: the proof that its tar was checked."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 _proven: set[bytes] = set()
@@ -31,12 +31,12 @@ class CachedFile(LocalFile):
 
     Attributes:
         path: Its tar.
-        index: Its index, which ends with a note.
+        places: Its places, which end with a note.
     """
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self.path, self.index = path, Path(index_path(str(path)))
+        self.path, self.places = path, Path(places_path(str(path)))
         fcntl.flock(self._fd, fcntl.LOCK_SH)  # an exclusive lock lasts for a moment only
 
     @property
@@ -45,10 +45,10 @@ class CachedFile(LocalFile):
         return leads_to(self.path, self._fd)
 
     def touch(self) -> None:
-        """Record the time of use as the index's mtime: the tar's mtime proves that the tar is unchanged."""
+        """Record the time of use as the places' mtime: the tar's mtime proves that the tar is unchanged."""
         now = time.time_ns()
         with suppress(PermissionError, FileNotFoundError):  # another user's file; one that was discarded
-            os.utime(self.index, ns=(now, now))
+            os.utime(self.places, ns=(now, now))
 
     def proof(self) -> bytes:
         """Return a hash that changes if the file is written to, or the node reboots, as a disk may have lost data."""
@@ -58,18 +58,18 @@ class CachedFile(LocalFile):
 
     @property
     def is_checked(self) -> bool:
-        """Whether it is unchanged since some process of this node checked it; FileNotFoundError if it has no index."""
+        """Whether it is unchanged since some process of this node checked it; FileNotFoundError if it has no places."""
         proof = self.proof()
         if proof in _proven:
             return True
-        return self.index.read_bytes()[-NOTE_BYTES:] == proof
+        return self.places.read_bytes()[-NOTE_BYTES:] == proof
 
     def note_checked(self, proof: bytes) -> None:
         """Record for all processes of the node that it was right when it had this proof."""
         try:
-            with open(self.index, "r+b") as index:
-                index.seek(-NOTE_BYTES, os.SEEK_END)
-                index.write(proof)
+            with open(self.places, "r+b") as places:
+                places.seek(-NOTE_BYTES, os.SEEK_END)
+                places.write(proof)
         except OSError:
             _proven.add(proof)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ def find_sample(
     storage: ReadableStorage,
     manifest: Manifest,
     key_or_index: str | int,
-    opener: Callable[[ReadableStorage, Shard], OpenShard] | None = None,
+    opener: Callable[[Shard], OpenShard] | None = None,
 ) -> dict[str, Any]:
     """Return one sample.
 
@@ -52,7 +53,7 @@ def find_sample(
         InputError: The argument is neither text nor integer, or an empty text; or two samples have the key.
         WdsplitError: A shard is missing or damaged.
     """
-    samples = NumberedSamples(storage, manifest, opener or open_shard)
+    samples = NumberedSamples(storage, manifest, opener or partial(open_shard, storage, names=manifest.field_names))
     if isinstance(key_or_index, str):
         number = find_number(samples, key_or_index)
     else:

@@ -6,7 +6,7 @@ A number counts through the shards in their order, pads left out. No order and n
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from wdsplit.loading.reading.block import Block, Gathered
 from wdsplit.loading.reading.open_shard import OpenShard
 from wdsplit.loading.reading.process_limits import allow_open_files, keep_freed_memory
 from wdsplit.loading.reading.read_ahead import Ahead, FetchRange, LazyShard
-from wdsplit.loading.reading.read_windows import Scratch, WindowPlace, read_window, read_windows
+from wdsplit.loading.reading.windows import Scratch, WindowPlace, read_window, read_windows
 from wdsplit.order.epoch import groups
 from wdsplit.order.numbers import SampleNumbers
 from wdsplit.shards.manifest import Manifest, Shard
@@ -44,7 +44,6 @@ class NumberedSamples:
         storage: Where the dataset is.
         manifest: Its manifest.
         opener: Opens a shard of it.
-        fields: The fields to read; None for all.
         ahead: Fetches from a remote store, many ranges at the same time; None to read one after another.
 
     Attributes:
@@ -56,16 +55,14 @@ class NumberedSamples:
         self,
         storage: ReadableStorage,
         manifest: Manifest,
-        opener: Callable[[ReadableStorage, Shard], OpenShard],
-        fields: Collection[str] | None = None,
+        opener: Callable[[Shard], OpenShard],
         ahead: Ahead | None = None,
     ) -> None:
         self.storage = storage
-        self._opener = partial(opener, storage)
+        self._opener = opener
         self._manifest = manifest
         self.numbers = SampleNumbers(manifest.shards.num_real)
         self.keys_rise = True
-        self._fields = fields
         self._ahead = ahead
         self._scratch = Scratch()
         self._shards: OrderedDict[int, tuple[Shard, LazyShard]] = OrderedDict()
@@ -113,7 +110,7 @@ class NumberedSamples:
                 ranges.append(self._range(shard, places[some]))
         windows = self._windows(ranges)
         gathered = Gathered(len(numbers))
-        for part, each in zip(read_windows(windows, self._fields, self._scratch), rows, strict=True):
+        for part, each in zip(read_windows(windows, self._scratch), rows, strict=True):
             window, inside = part.window, slice(part.first, part.first + len(each))
             url = window.url if isinstance(window.url, str) else window.url[inside]
             fields = {name: payloads[inside] for name, payloads in window.fields.items()}
@@ -146,7 +143,7 @@ class NumberedSamples:
             data = fetches[place].data(first) if fetches else None
             opened = lazy.get()
             if data is None:
-                opened.expect(first, stop, chosen)
+                opened.expect(slice(first, stop) if chosen is None else chosen)
             windows.append(WindowPlace(opened, first, stop, data, chosen))
         return windows
 
@@ -163,7 +160,7 @@ class NumberedSamples:
     def key(self, number: int) -> str:
         """Return the key of a sample; its payloads are not read."""
         shard, place = (int(each[0]) for each in self.numbers.places(np.array([number])))
-        return str(read_window(self._shard(shard)[1].get(), place, place + 1, fields=()).keys[0])
+        return str(read_window(self._shard(shard)[1].get().narrowed(()), place, place + 1).keys[0])
 
     def keys_of_shards(self) -> Iterator[tuple[int, pa.StringArray]]:
         """Give the number of the first sample and the keys of each shard that has samples, from sample tables if any.
@@ -183,7 +180,7 @@ class NumberedSamples:
     def _read_keys(self, shard: int, count: int) -> pa.StringArray:
         if self._manifest.samples is not None:
             return read_samples(self.storage, self._manifest.shards[shard], [KEY]).column(0).combine_chunks()
-        opened = self._shard(shard)[1].get()
+        opened = self._shard(shard)[1].get().narrowed(())
         firsts = range(0, count, _SAMPLES_TOGETHER)
-        windows = [read_window(opened, first, min(count, first + _SAMPLES_TOGETHER), fields=()) for first in firsts]
+        windows = [read_window(opened, first, min(count, first + _SAMPLES_TOGETHER)) for first in firsts]
         return pa.array([key for window in windows for key in window.keys.tolist()], pa.string())

@@ -22,8 +22,9 @@ import numpy as np
 
 from wdsplit.arrays import Int64
 from wdsplit.engines.private_memory import map_memory
-from wdsplit.loading.reading.open_shard import GuardedFile, OpenShard
+from wdsplit.loading.reading.open_shard import OpenShard, explaining
 from wdsplit.loading.reading.ranges import Range
+from wdsplit.storage.interface import ReadableFile
 from wdsplit.storage.locks import ProcessLock, end_before_forks
 
 __all__ = ["Ahead", "Fetch", "FetchRange", "LazyShard", "num_requests"]
@@ -207,7 +208,6 @@ class Fetch:
         self._is_done = False
         self._lock = threading.Lock()  # the lightest: there are thousands of fetches
         self._data: memoryview | None = None
-        self._unchecked: tuple[GuardedFile, int] | None = None
         self._error: Exception | None = None
 
     def run(self, is_waiting: bool = False) -> None:
@@ -231,25 +231,13 @@ class Fetch:
         num_bytes = 0
         for _, first, stop, _, chosen in self._ranges:
             place = num_bytes
-            for begin, end in shard.ranges(first, stop, chosen, shard.end(stop)):
+            for begin, end in shard.ranges(slice(first, stop) if chosen is None else chosen):
                 num_bytes += end - begin
                 is_beside = requests and requests[-1][1] == begin
                 requests.append((requests.pop()[0] if is_beside else begin, end))
             self._places[first] = place, num_bytes
-        read_into = shard.file.read_unchecked if isinstance(shard.file, GuardedFile) else shard.file.read_into
-        self._data = self._memory.filled(num_bytes, lambda: self._is_urgent, partial(_fill, read_into, requests))
-        if isinstance(shard.file, GuardedFile):
-            self._unchecked = shard.file, shard.file.moment
-
-    def check(self, is_waiting: bool) -> None:
-        """Check that what was fetched is of the dataset that was opened; without waiting, unless another thread does.
-
-        Raises:
-            WdsplitError: It is not, or that cannot be found out.
-        """
-        if self._unchecked is not None:
-            file, moment = self._unchecked
-            file.check(moment, is_waiting)
+        with explaining(shard.check_dataset):
+            self._data = self._memory.filled(num_bytes, lambda: self._is_urgent, partial(_fill, shard.file, requests))
 
     def is_requeued(self, fetches: queue.SimpleQueue[Fetch | None]) -> bool:
         """Tell whether another thread is opening the shard; if so, this goes back into the queue after that."""
@@ -280,15 +268,14 @@ class Fetch:
         self.run(is_waiting=True)
         if self._error is not None:
             raise self._error
-        self.check(is_waiting=True)
         return None if self._data is None else self._data[slice(*self._places[first])]
 
 
-def _fill(read_into: Callable[[memoryview, int], None], requests: Sequence[Range], buffer: memoryview) -> None:
+def _fill(file: ReadableFile, requests: Sequence[Range], buffer: memoryview) -> None:
     """Fill a buffer with ranges of a file, one after another."""
     place = 0
     for begin, end in requests:
-        read_into(buffer[place : place + end - begin], begin)
+        file.read_into(buffer[place : place + end - begin], begin)
         place += end - begin
 
 
@@ -376,8 +363,6 @@ def _work(fetches: queue.SimpleQueue[Fetch | None], memory: _Memory, is_download
     while (fetch := fetches.get()) is not None:
         if not memory.is_closed and not (is_downloading and fetch.is_requeued(fetches)):
             fetch.run()
-            with suppress(Exception):  # the reader checks again, and raises it
-                fetch.check(is_waiting=False)
         del fetch
 
 

@@ -16,13 +16,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from wdsplit.arrays import Int64
-from wdsplit.loading.reading.block import Block, Gathered, picked
+from wdsplit.errors import CorruptDataError
+from wdsplit.loading.reading.block import Block, Gathered, as_objects, picked
 from wdsplit.loading.reading.open_shard import OpenShard
 from wdsplit.loading.reading.plan import Plan, PlannedWindow, Planner, ShardVisit
 from wdsplit.loading.reading.process_limits import allow_open_files, keep_freed_memory
 from wdsplit.loading.reading.read_ahead import Ahead, Fetch, FetchRange, LazyShard
-from wdsplit.loading.reading.read_windows import Part, Scratch, WindowPlace, read_windows
-from wdsplit.loading.reading.window import AnyWindow
+from wdsplit.loading.reading.windows import DAMAGE, Part, Scratch, Window, WindowPlace, read_windows
 from wdsplit.order.epoch import EpochOrder, groups
 from wdsplit.shards.manifest import Manifest, Shard
 
@@ -103,8 +103,9 @@ class SampleReader:
         manifest: The dataset's manifest.
         order: The epoch's order.
         num_lanes: Lanes that this reader visits; it keeps one window of each.
-        fields: The fields to read; None for all.
         ahead: Fetches what was planned, if the dataset is remote.
+        salvages_in: Name of the shards' folder in messages, to give damaged samples as their errors: see
+            `read_windows`. Those of a shard that cannot be opened are all damaged. None to raise errors.
     """
 
     def __init__(
@@ -113,8 +114,8 @@ class SampleReader:
         manifest: Manifest,
         order: EpochOrder,
         num_lanes: int,
-        fields: Collection[str] | None = None,
         ahead: Ahead | None = None,
+        salvages_in: str | None = None,
     ) -> None:
         allow_open_files(2 * (num_lanes + 2) + _WINDOWS_TOGETHER)
         keep_freed_memory()
@@ -126,8 +127,8 @@ class SampleReader:
         self._manifest_shards = manifest.shards
         self._window_size = order.options.window
         self._is_view = order.selection is not None
-        self.fields = fields
-        self.scratch = Scratch()
+        self._salvages_in = salvages_in
+        self._scratch = Scratch()
         self._planner = Planner(order)
         self._shards: weakref.WeakKeyDictionary[ShardVisit, _ReadShard] = weakref.WeakKeyDictionary()
         self._unfetched: list[PlannedWindow] = []
@@ -183,7 +184,7 @@ class SampleReader:
         window = next(iter(new))[1]
         most = min(_WINDOWS_TOGETHER, len(new))
         is_large = self.ahead is not None and self._num_bytes(window) > _LARGE_WINDOW_BYTES
-        if is_large and self._shard(window.visit).lazy.get().file.is_remote:
+        if is_large and self._is_remote(window):
             if self._is_view:  # its windows end at different times, but those read together stay in memory together
                 return 1
             fetches = (self._fetches.get(each) for _, each in islice(new, most))
@@ -193,17 +194,39 @@ class SampleReader:
         ends = accumulate(len(each.places) for _, each in islice(new, most))
         return next((number for number, end in enumerate(ends, 1) if end >= _SAMPLES_TOGETHER), most)
 
+    def _is_remote(self, window: PlannedWindow) -> bool:
+        """Tell whether a window is fetched; False if its shard cannot be opened, which `_read` notices too."""
+        try:
+            return self._shard(window.visit).lazy.get().file.is_remote
+        except CorruptDataError:
+            return False
+
     def _read(self, windows: list[PlannedWindow]) -> list[Part]:
         """Read windows, and let the system begin to read those that come after them in their shards."""
-        places = [self.place(window) for window in windows]
-        return read_windows(places, self.fields, self.scratch, as_arrow=self.as_arrow)
+        places: dict[PlannedWindow, WindowPlace] = {}
+        parts: dict[PlannedWindow, Part] = {}
+        for window in windows:
+            try:
+                places[window] = self._place(window)
+            except CorruptDataError as error:
+                if self._salvages_in is None:
+                    raise
+                count, url = len(window.places), f"{self._salvages_in}/{self._shard(window.visit).listed.path}"
+                keys, errors = as_objects([""] * count), as_objects([error] * count)
+                parts[window] = Part(Window(url, keys, np.zeros(count, np.int64), {DAMAGE: errors}), 0)
+        if places:
+            salvages = self._salvages_in is not None
+            read = read_windows(list(places.values()), self._scratch, self.as_arrow, salvages)
+            parts.update(zip(places, read, strict=True))
+        return [parts[window] for window in windows]
 
-    def place(self, window: PlannedWindow) -> WindowPlace:
+    def _place(self, window: PlannedWindow) -> WindowPlace:
         """Return where a window is, with its bytes if they were fetched."""
         data = self._fetched(window)
         opened = self._shard(window.visit).lazy.get()
         if window.following is not None:
-            opened.expect(*window.following)
+            first, stop, chosen = window.following
+            opened.expect(slice(first, stop) if chosen is None else chosen)
         return WindowPlace(opened, window.first, window.stop, data, window.chosen)
 
     def _fetched(self, window: PlannedWindow) -> memoryview | None:
@@ -233,7 +256,7 @@ class SampleReader:
         return max(_MIN_PLANNED_BYTES, self._num_bytes(window))
 
 
-def _by_parsed(plan: Plan, parts: list[Part]) -> Iterator[tuple[AnyWindow, Int64, Int64]]:
+def _by_parsed(plan: Plan, parts: list[Part]) -> Iterator[tuple[Window, Int64, Int64]]:
     """Give each parsed window, with the rows of a plan that it fills and the places of their samples in the window.
 
     Windows that were parsed together count as one, so that small windows share numpy calls.

@@ -11,7 +11,6 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -19,10 +18,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from wdsplit.errors import CorruptDataError, InputError, StorageError, did_you_mean
-from wdsplit.loading.reading.open_shard import OpenedHeader, OpenShard, open_shard, with_checksums
+from wdsplit.loading.reading.open_shard import OpenShard, explaining, open_shard, refuse_overwritten
 from wdsplit.loading.reading.read_ahead import Ahead
 from wdsplit.loading.reading.reader import BlockReader, SampleReader
-from wdsplit.loading.reading.salvage import SalvagingReader
 from wdsplit.order.epoch import EpochOrder, OrderOptions
 from wdsplit.order.selection import Selection
 from wdsplit.order.split import AnyOrder, World, assigned_lanes
@@ -50,9 +48,6 @@ _MIN_FETCHED, _BYTES_FETCHED = 64, 16 * 1024**2
 _READ_AHEAD_BYTES = 128 * 1024**2
 _MIN_CONNECTIONS = 4
 
-_unchecked: dict[str, Shard] = {}
-"""The first shard that this process streamed beside a cache, for each dataset without checksums of samples."""
-
 
 @dataclass(frozen=True)
 class Access:
@@ -66,8 +61,7 @@ class Access:
         cache: Keeps the shards on the node's own disk.
         verify: Compare each sample that is read with its checksum.
         tars: The shards, if they are tars without a manifest beside them, with the indexes as companions.
-        salvages: Give damaged samples as errors instead of raising: see `salvage`.
-        header: Notices that the dataset is overwritten; a `Source` adds it.
+        salvages: Give damaged samples as errors instead of raising them.
     """
 
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
@@ -77,7 +71,6 @@ class Access:
     verify: bool = False
     tars: GatheredFiles | None = None
     salvages: bool = False
-    header: OpenedHeader | None = None
 
     def storage(self, url: str) -> ReadableStorage:
         """Return the storage of a dataset."""
@@ -105,73 +98,76 @@ class Access:
         return self.read_ahead_bytes // num_workers
 
     def open_shard(
-        self, storage: ReadableStorage, shard: Shard, is_needed: Callable[[], bool] = lambda: True
+        self,
+        storage: ReadableStorage,
+        manifest: Manifest,
+        shard: Shard,
+        requested: Collection[str] | None = None,
+        is_needed: Callable[[], bool] = lambda: True,
     ) -> OpenShard:
-        """Open a shard, from the cache if there is one with room for it."""
-        opened = None
-        if self.cache is not None:
-            with self._explaining(storage):
-                opened = self._cached(self.cache, storage, shard, is_needed)
+        """Open a shard, from the cache if there is one with room for it.
+
+        Args:
+            storage: The dataset.
+            manifest: Its manifest.
+            shard: A shard of it.
+            requested: The fields to read; None for all.
+            is_needed: Called repeatedly; when it returns False, downloading and waiting end.
+        """
+        cache, opened = self.cache, None
+        if cache is not None:
+            with explaining(partial(refuse_overwritten, storage, manifest)):
+                opened = self._cached(cache, storage, shard, manifest.field_names, is_needed)
         if opened is None and not is_needed():
             raise StorageError("a shard is not needed any more", place=f"{storage.url}/{shard.path}")
-        if self.cache is None:
-            return self.open_directly(storage, shard)
-        if opened is None:
-            return self._streamed(storage, shard)
-        again = functools.cache(partial(self._open_again, self.cache, opened, storage, shard))
-        return replace(self._verified(opened, storage, shard), again=again)
+        if cache is None or opened is None:
+            return self.open_directly(storage, manifest, shard, requested)
+        again = functools.cache(partial(self._open_again, cache, opened, storage, manifest, shard, requested))
+        return replace(opened, requested=requested, verifies=self.verify, again=again)
+
+    def _open_again(
+        self,
+        cache: ShardCache,
+        opened: OpenShard,
+        storage: ReadableStorage,
+        manifest: Manifest,
+        shard: Shard,
+        requested: Collection[str] | None,
+    ) -> OpenShard:
+        cache.discard(opened)
+        return self.open_shard(storage, manifest, shard, requested)
 
     def _cached(
-        self, cache: ShardCache, storage: ReadableStorage, shard: Shard, is_needed: Callable[[], bool]
+        self,
+        cache: ShardCache,
+        storage: ReadableStorage,
+        shard: Shard,
+        names: tuple[str, ...],
+        is_needed: Callable[[], bool],
     ) -> OpenShard | None:
         """Open a shard from the cache; None if there is no room for it, or if it is damaged and damage is salvaged."""
         try:
-            return cache.open(storage, shard, is_needed)
+            return cache.open(storage, shard, names, is_needed)
         except CorruptDataError as error:
             if not self.salvages:
                 raise
             logger.warning("%s/%s: not cached, because it is damaged: %s", storage.url, shard.path, error.cause)
             return None
 
-    def _streamed(self, storage: ReadableStorage, shard: Shard) -> OpenShard:
-        """Open a shard that has no room in the cache; compare its samples with their checksums, if there are any."""
-        opened = self.open_directly(storage, shard)
-        if self.verify or storage.url in _unchecked:
-            return opened
-        try:
-            return with_checksums(opened, storage, shard)
-        except InputError:
-            if _unchecked.setdefault(storage.url, shard) is shard:  # the first of the threads that find this out
-                logger.warning(
-                    "%s: shards without room in the cache are read without a check of their bytes: "
-                    "make checksums of samples with `wdsplit verify %s --emit checksums`",
-                    storage.url,
-                    storage.url,
-                )
-            return opened
-
-    def open_directly(self, storage: ReadableStorage, shard: Shard) -> OpenShard:
+    def open_directly(
+        self, storage: ReadableStorage, manifest: Manifest, shard: Shard, requested: Collection[str] | None = None
+    ) -> OpenShard:
         """Open a shard where it is, whether there is a cache or not."""
-        indexes = "" if self.tars is None else self.tars.companions
-        with self._explaining(storage):
+        current = partial(refuse_overwritten, storage, manifest)
+        with explaining(current):
             try:
-                opened = open_shard(storage, shard, indexes)
+                opened = open_shard(storage, shard, manifest.field_names, requested)
             except CorruptDataError:
                 if not storage.is_remote:
                     raise
-                opened = open_shard(storage, shard, indexes)  # its index may have been damaged on its way
-            opened = self._verified(opened, storage, shard)
-        return opened if self.header is None else self.header.guarded(opened, storage)
-
-    def _explaining(self, storage: ReadableStorage) -> AbstractContextManager[None]:
-        return nullcontext() if self.header is None else self.header.explaining(storage)
-
-    def _verified(self, opened: OpenShard, storage: ReadableStorage, shard: Shard) -> OpenShard:
-        return with_checksums(opened, storage, shard) if self.verify else opened
-
-    def _open_again(self, cache: ShardCache, opened: OpenShard, storage: ReadableStorage, shard: Shard) -> OpenShard:
-        cache.discard(opened)
-        return self.open_shard(storage, shard)
+                opened = open_shard(storage, shard, manifest.field_names, requested)  # damaged on their way, perhaps
+        companions = "" if self.tars is None else self.tars.companions
+        return replace(opened, verifies=self.verify, check_dataset=current, companions=companions)
 
 
 class Place(NamedTuple):
@@ -280,8 +276,7 @@ class Source:
     ) -> None:
         self.url = name or shown_url(url)
         self._url = url
-        header = OpenedHeader(manifest.shards_checksum) if manifest.shards_checksum else None
-        self.access = replace(access or Access(), header=header)
+        self.access = access or Access()
         self.manifest = manifest
         self.options = options
         self.views = EpochViews.of(selection)
@@ -417,13 +412,13 @@ class Source:
     def reader_of(self, order: EpochOrder, num_lanes: int, ahead: Ahead | None) -> SampleReader:
         """Return a reader for positions in `num_lanes` lanes of any order of this dataset's samples."""
         storage = self.storage()
-        opener = partial(self.access.open_shard, storage)
+        opener = partial(self.access.open_shard, storage, self.manifest, requested=self.fields)
         if not self.is_ahead:
             ahead = None
         if ahead is not None:
             opener = partial(opener, is_needed=_while_kept(ahead))
-        arguments = opener, self.manifest, order, num_lanes, self.fields, ahead
-        return SalvagingReader(storage.url, *arguments) if self.access.salvages else SampleReader(*arguments)
+        salvages_in = storage.url if self.access.salvages else None
+        return SampleReader(opener, self.manifest, order, num_lanes, ahead, salvages_in)
 
     def place(self, order: EpochOrder, position: int, orders: dict[Any, EpochOrder]) -> Place:
         """Return where the sample of a position is."""

@@ -1,0 +1,257 @@
+"""Windows read together are those read alone; so are large samples, of which only the headers are read."""
+
+import contextlib
+import dataclasses
+import multiprocessing
+import tarfile
+from unittest.mock import patch
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tars import FIELDS, archives, by_tarfile
+from wdsplit.errors import CorruptDataError
+from wdsplit.loading.reading import open_shard as open_shard_module
+from wdsplit.loading.reading import windows as windows_module
+from wdsplit.loading.reading.open_shard import open_shard
+from wdsplit.loading.reading.windows import DAMAGE, Scratch, WindowPlace, read_window, read_windows
+from wdsplit.shards.files import write_shard
+from wdsplit.shards.manifest import Shard
+from wdsplit.storage.local import LocalStorage
+from wdsplit.tar.members import build_body
+from wdsplit.tar.places import scanned_places
+from wdsplit.tar.samples import group_samples
+from wdsplit.tar.scan import scan_tar
+
+reading = pytest.mark.parametrize("is_large", [False, True], ids=["at once", "headers only"])
+
+
+@contextlib.contextmanager
+def as_large(is_large):
+    """Let samples be taken for large ones, whatever their size."""
+    limit = 0 if is_large else 16_384
+    modules = open_shard_module, windows_module
+    with patch.object(modules[0], "SMALL_SAMPLE_BYTES", limit), patch.object(modules[1], "SMALL_SAMPLE_BYTES", limit):
+        yield
+
+
+def open_tar(folder, data, name="a"):
+    """Return a tar of another program, with its places, as an open shard."""
+    scan = scan_tar(memoryview(data))
+    samples = group_samples(scan)
+    digest = xxhash.xxh3_128_digest(data)
+    places = scanned_places(memoryview(data), scan, samples.members, samples.offsets, digest)
+    (folder / f"{name}.tar").write_bytes(data)
+    (folder / f"{name}.tar.places").write_bytes(places)
+    shard = Shard(f"{name}.tar", len(samples.keys), 0, len(data), f"xxh3_128:{digest.hex()}")
+    return open_shard(LocalStorage(str(folder)), shard, tuple(dict.fromkeys([*FIELDS, *samples.fields])))
+
+
+def written(folder, samples, name="a", fields=FIELDS, lead="dir/key_00"):
+    """Return a shard that wdsplit writes of samples, dicts of fields to bytes, as an open one."""
+    columns = {name: pa.array([sample.get(name) for sample in samples], pa.large_binary()) for name in fields}
+    body = build_body(pa.array([f"{lead}{row}" for row in range(len(samples))]), columns)
+    storage = LocalStorage(str(folder))
+    shard = write_shard(storage, f"{name}.tar", [body], fields, 0)
+    return open_shard(storage, shard, tuple(fields))
+
+
+def samples_in(window, rows):
+    return [window.take(row, place, False) for place, row in enumerate(rows)]
+
+
+def samples_of_each(places, **options):
+    """Return the samples of each of some windows that are read together."""
+    sizes = [place.num_samples for place in places]
+    parts = read_windows(places, **options)
+    return [samples_in(window, range(first, first + size)) for (window, first), size in zip(parts, sizes, strict=True)]
+
+
+def fetched(place):
+    """Return a window with its bytes, as if they had been fetched."""
+    ranges = place.shard.ranges(place.samples)
+    data = bytearray(b"".join(place.shard.file.read(begin, end - begin) for begin, end in ranges))
+    return place._replace(data=memoryview(data))
+
+
+def fields_of(samples):
+    return [{name: bytes(value) for name, value in sample.items() if name[:2] != "__"} for sample in samples]
+
+
+def chosen_of(data, first, stop):
+    """Draw which samples of a window are read: the first, the last and some of those between; None for all."""
+    between = data.draw(st.none() | st.lists(st.booleans(), min_size=stop - first, max_size=stop - first))
+    if between is None:
+        return None
+    return np.array([s for s, kept in enumerate(between, first) if kept or s in (first, stop - 1)])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(archives(min_samples=1), min_size=1, max_size=4),
+    st.sampled_from(["dir/key_00", "n" * 120, None]),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([None, ["jpg"], ["cls", "json"], []]),
+    st.data(),
+)
+def test_windows_read_together_alone_or_after_fetching_are_what_was_written(
+    tmp_path_factory, built, lead, is_large, as_arrow, requested, data
+):
+    """Of our shards, with short and long names, and of those of other programs (without a lead)."""
+    folder = tmp_path_factory.mktemp("shards")
+    places, expected = [], []
+    for number, one in enumerate(built):
+        members = [{name.partition(".")[2]: value for name, value in sample} for sample in one.samples]
+        if lead is None:
+            shard = open_tar(folder, one.data, f"{number}")
+        else:
+            shard = written(folder, members, f"{number}", lead=lead)
+        first = data.draw(st.integers(0, len(members) - 1))
+        stop = data.draw(st.integers(first + 1, len(members)))
+        chosen = chosen_of(data, first, stop)
+        places.append(WindowPlace(shard.narrowed(requested), first, stop, None, chosen))
+        rows = range(first, stop) if chosen is None else chosen.tolist()
+        own = [{k: v for k, v in members[row].items() if requested is None or k in requested} for row in rows]
+        expected.append([((lead or "dir/key_00") + str(row), values) for row, values in zip(rows, own, strict=True)])
+    everything = [(places, expected), *(([place], [samples]) for place, samples in zip(places, expected, strict=True))]
+    with as_large(is_large):
+        for some, wanted in everything:
+            for each in (some, list(map(fetched, some))):
+                found = samples_of_each(each, as_arrow=as_arrow)
+                for samples, own, place in zip(found, wanted, some, strict=True):
+                    assert [sample["__key__"] for sample in samples] == [key for key, _ in own]
+                    assert fields_of(samples) == [values for _, values in own]
+                    assert {sample["__url__"] for sample in samples} <= {place.shard.url}
+
+
+SAMPLES = [{"jpg": bytes([number]) * 700, "cls": b"%d" % number} for number in range(3)]
+
+
+@reading
+@pytest.mark.parametrize("is_fetched", [False, True])
+@pytest.mark.parametrize("row", [0, 2])
+def test_a_changed_sample_is_noticed_and_only_it_is_damaged(tmp_path, is_large, is_fetched, row):
+    """A large sample on a disk by its headers alone: its payloads are not read yet."""
+    shard = written(tmp_path, SAMPLES, fields=["jpg", "cls"])
+    offsets = shard.places.offsets()
+    data = bytearray((tmp_path / "a.tar").read_bytes())
+    offset = 130 if is_large and not is_fetched else 600
+    data[offsets[row] + offset] ^= 1
+    (tmp_path / "a.tar").write_bytes(data)
+    place = WindowPlace(shard, 0, 3)
+    place = fetched(place) if is_fetched else place
+    with as_large(is_large):
+        with pytest.raises(CorruptDataError, match="a sample was changed") as caught:
+            read_windows([place])
+        assert (caught.value.url, caught.value.offset) == (shard.url, offsets[row])
+        (window, _), *_ = read_windows([fetched(place) if is_fetched else place], salvages=True)
+    damage = window.fields[DAMAGE].tolist()
+    assert [each is not None for each in damage] == [number == row for number in range(3)]
+    good = [number for number in range(3) if number != row]
+    assert fields_of(samples_in(window, good)) == [SAMPLES[number] for number in good]
+
+
+@reading
+def test_another_copy_replaces_a_damaged_one(tmp_path, is_large):
+    (tmp_path / "good").mkdir()
+    good, shard = written(tmp_path / "good", SAMPLES), written(tmp_path, SAMPLES)
+    data = bytearray((tmp_path / "a.tar").read_bytes())
+    data[130] ^= 1
+    (tmp_path / "a.tar").write_bytes(data)
+    opened = []
+    shard = dataclasses.replace(shard, again=lambda: opened.append(1) or good)
+    with as_large(is_large):
+        assert fields_of(samples_of_each([WindowPlace(shard, 0, 3)])[0]) == SAMPLES
+    assert opened == [1]
+
+
+@reading
+@pytest.mark.parametrize("salvages", [False, True])
+def test_a_shard_that_becomes_shorter_while_it_is_read_is_noticed(tmp_path, is_large, salvages):
+    shard = written(tmp_path, SAMPLES, fields=["jpg", "cls"])
+    with open(tmp_path / "a.tar", "r+b") as file:
+        file.truncate(int(shard.places.offsets()[2]))
+    with as_large(is_large):
+        if not salvages:
+            with pytest.raises(CorruptDataError, match="shorter"):
+                read_window(shard, 0, 3)
+            return
+        window = read_windows([WindowPlace(shard, 0, 3)], salvages=True)[0].window
+    assert [each is not None for each in window.fields[DAMAGE].tolist()] == [False, False, True]
+
+
+def test_the_hash_of_large_samples_is_compared_if_that_is_requested(tmp_path):
+    shard = dataclasses.replace(written(tmp_path, SAMPLES), verifies=True)
+    data = bytearray((tmp_path / "a.tar").read_bytes())
+    data[600] ^= 1
+    (tmp_path / "a.tar").write_bytes(data)
+    with as_large(True), pytest.raises(CorruptDataError, match="a sample was changed"):
+        read_window(shard, 0, 3)
+
+
+@pytest.mark.parametrize("format", [tarfile.USTAR_FORMAT, tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
+@pytest.mark.parametrize("lead", ["", "./", "d" * 60 + "/" + "n" * 60])
+@reading
+def test_samples_in_tars_of_others_are_read_whatever_their_headers(tmp_path, format, lead, is_large):
+    """Plain ones, times in extended headers, names in extended headers, and the last member at the end of the file."""
+    names = [f"{key}.{field}" for key in ("a", "b", "c") for field in ("jpg", "cls")]
+    data = by_tarfile([(lead + name, name.encode() * 300) for name in names], format, mtime=1.5)
+    shard = open_tar(tmp_path, data[: scan_tar(memoryview(data)).end])
+    with as_large(is_large):
+        samples = samples_of_each([WindowPlace(shard, 0, 3)])[0]
+    assert [sample["__key__"] for sample in samples] == [lead.removeprefix("./") + key for key in "abc"]
+    assert fields_of(samples) == [{f: f"{key}.{f}".encode() * 300 for f in ("jpg", "cls")} for key in "abc"]
+
+
+def test_of_large_samples_only_the_requested_fields_are_read(tmp_path):
+    shard = written(tmp_path, [{"jpg": b"x" * 50_000, "cls": b"7"}] * 3).narrowed(["cls"])
+    read = []
+    real = type(shard.file).read_into
+    with patch.object(
+        type(shard.file),
+        "read_into",
+        lambda file, buffer, offset: read.append(len(buffer)) or real(file, buffer, offset),
+    ):
+        assert fields_of(samples_of_each([WindowPlace(shard, 0, 3)])[0]) == [{"cls": b"7"}] * 3
+    assert read == [1024] * 3
+
+
+def test_a_process_that_was_forked_does_not_write_into_its_parents_memory():
+    memory = Scratch().at_least(10)
+    memory[:6] = b"parent"
+    child = multiprocessing.get_context("fork").Process(target=memory.__setitem__, args=(slice(0, 6), b"child!"))
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+    assert memory[:6] == b"parent"
+
+
+spans = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=40)
+"""For each piece: the bytes before it, and its own bytes."""
+
+
+@pytest.mark.parametrize("few", [0, 1024])
+@given(spans)
+def test_pieces_are_those_of_the_data_and_nothing_of_what_is_between(few, spans):
+    data, starts, expected = bytearray(), [], []
+    for number, (gap, size) in enumerate(spans):
+        data += b"-" * gap
+        starts.append(len(data))
+        data += bytes([number]) * size
+        expected.append(bytes([number]) * size)
+    with patch.object(windows_module, "_FEW_PIECES", few if spans else 1):
+        taken = windows_module._pieces(
+            data, np.array(starts, np.int64), np.array([size for _, size in spans], np.int64)
+        )
+    assert taken.tolist() == expected
+
+
+@pytest.mark.parametrize(("starts", "sizes"), [([-1], [1]), ([0, 4], [5, 1]), ([4, 0], [1, 1]), ([0, 9], [1, 2])])
+def test_pieces_outside_of_the_data_or_of_each_other_are_never_read(starts, sizes):
+    with pytest.raises(ValueError, match="outside of 10 bytes"):
+        windows_module._with_gaps(bytes(10), np.array(starts), np.array(sizes))

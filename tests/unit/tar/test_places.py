@@ -1,0 +1,155 @@
+import tarfile
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tars import archives, by_tarfile
+from wdsplit.errors import CorruptDataError
+from wdsplit.tar.members import build_body, trailer_bytes
+from wdsplit.tar.places import HEAD_BYTES, PlacesBuilder, parse_places, rows_of, scanned_places
+from wdsplit.tar.samples import group_samples
+from wdsplit.tar.scan import scan_tar
+
+
+def written(keys, fields, cut=None):
+    """Return a tar of these samples and its places, written in two batches."""
+    columns = {name: pa.array(values, pa.large_binary()) for name, values in fields.items()}
+    builder, tar = PlacesBuilder(list(fields)), b""
+    cut = len(keys) // 2 if cut is None else cut
+    for rows in (slice(0, cut), slice(cut, None)):
+        body = build_body(pa.array(keys, pa.string())[rows], {name: column[rows] for name, column in columns.items()})
+        parts, hashes = body.parts()
+        tar += b"".join(parts)
+        builder.append(body, hashes)
+    tar += bytes(trailer_bytes(len(tar)))
+    return tar, builder.dump(len(tar), xxhash.xxh3_128_digest(tar))
+
+
+def parsed(tar, data, num_samples, fields):
+    return parse_places(data, len(tar), xxhash.xxh3_128_hexdigest(tar), num_samples, fields)
+
+
+def payloads(tar, rows, fields):
+    """Return each sample's fields, as the places say."""
+    starts, sizes = rows.starts.tolist(), rows.sizes.tolist()
+    return [
+        {
+            name: tar[start : start + size]
+            for name, start, size in zip(fields, starts[row], sizes[row], strict=True)
+            if size >= 0
+        }
+        for row in range(len(starts))
+    ]
+
+
+KEYS = st.lists(
+    st.text("ab-", min_size=1, max_size=5) | st.text("ab", min_size=95, max_size=150),
+    unique=True,
+    min_size=1,
+    max_size=6,
+)
+
+
+@settings(max_examples=60)
+@given(KEYS, st.data())
+def test_the_places_of_what_was_written_lead_to_it(keys, data):
+    """With plain headers and with extended ones; samples may lack fields."""
+    value = st.none() | st.binary(max_size=1200)
+    names = ["jpg", "cls", "seg.png"]
+    samples = [
+        dict(zip(names, [data.draw(st.binary(max_size=600)), *data.draw(st.tuples(value, value))], strict=True))
+        for _ in keys
+    ]
+    tar, stored = written(keys, {name: [sample[name] for sample in samples] for name in names})
+    places = parsed(tar, stored, len(keys), names)
+    rows = rows_of([(places, slice(0, len(keys)))])
+    assert payloads(tar, rows, names) == [{n: v for n, v in sample.items() if v is not None} for sample in samples]
+    assert rows.hashes.tolist() == [
+        xxhash.xxh3_64_intdigest(tar[b:e]) for b, e in zip(rows.begins, rows.ends, strict=True)
+    ]
+    assert places.offsets().tolist() == [*rows.begins.tolist(), places.end]
+    is_long = any(
+        len(f"{key}.{name}") > 99 and sample[name] is not None
+        for key, sample in zip(keys, samples, strict=True)
+        for name in names
+    )
+    assert places.is_listed == is_long
+    assert rows.keys is None or rows.keys.tolist() == keys
+    some = np.array(sorted(data.draw(st.sets(st.integers(0, len(keys) - 1), min_size=1))))
+    both = rows_of([(places, some), (places, slice(0, 1))])
+    assert both.begins.tolist() == [*rows.begins[some].tolist(), 0]
+    assert payloads(tar, both, names)[:-1] == [payloads(tar, rows, names)[row] for row in some]
+
+
+@given(archives(min_samples=1), st.booleans())
+def test_the_places_of_a_tar_of_another_program_are_those_of_its_members(built, reversed_fields):
+    scan = scan_tar(memoryview(built.data))
+    samples = group_samples(scan)
+    stored = scanned_places(memoryview(built.data), scan, samples.members, samples.offsets, bytes(16))
+    fields = sorted(
+        {*samples.fields, "other"}, reverse=reversed_fields
+    )  # as the manifest of several tars may have them
+    places = parse_places(stored, len(built.data), bytes(16).hex(), len(built.samples), fields)
+    rows = rows_of([(places, slice(0, len(built.samples)))])
+    assert payloads(built.data, rows, fields) == [
+        {name.partition(".")[2]: value for name, value in sample} for sample in built.samples
+    ]
+    assert rows.keys.tolist() == [sample[0][0].partition(".")[0] for sample in built.samples]
+
+
+def test_the_bytes_of_places_are_those_of_the_format():
+    tar, stored = written(["a", "b"], {"jpg": [b"12345", b""], "cls": [None, b"7"]})
+    head = b"wdpl" + np.array([1, 0], "<u2").tobytes() + np.array([2, 0], "<u4").tobytes()
+    head += np.array([2, len(tar), 2560], "<u8").tobytes() + xxhash.xxh3_128_digest(tar)
+    assert stored[:HEAD_BYTES] == head + xxhash.xxh3_64_intdigest(head + stored[HEAD_BYTES:]).to_bytes(8, "little")
+    assert len(stored) == HEAD_BYTES + 2 * (16 + 4 * 2)
+    row = np.frombuffer(stored[HEAD_BYTES:], [("offset", "<u8"), ("hash", "<u8"), ("sizes", "<u4", (2,))])
+    assert row["offset"].tolist() == [0, 1024]
+    assert row["sizes"].tolist() == [[5, 2**32 - 1], [0, 1]]
+    assert row["hash"].tolist() == [xxhash.xxh3_64_intdigest(tar[:1024]), xxhash.xxh3_64_intdigest(tar[1024:2560])]
+
+
+@pytest.mark.parametrize("key", ["a", "k" * 120], ids=["plain", "listed"])
+def test_any_changed_byte_is_noticed(key):
+    names = ["txt", "cls"]
+    tar, stored = written([key, "b"], {"txt": [b"x" * 700, b"y"], "cls": [b"1", b"2"]})
+    for place in range(len(stored)):
+        changed = bytearray(stored)
+        changed[place] ^= 0x41
+        with pytest.raises(CorruptDataError):
+            parsed(tar, bytes(changed), 2, names)
+
+
+def test_places_of_another_tar_are_refused():
+    _, stored = written(["a"], {"cls": [b"1"]})
+    other, _ = written(["a"], {"cls": [b"2"]})
+    with pytest.raises(CorruptDataError, match="belong to another tar") as caught:
+        parsed(other, stored, 1, ["cls"])
+    assert "overwritten" in caught.value.remedy
+
+
+@pytest.mark.parametrize("length", [0, 63, 64, 83])
+def test_places_that_end_early_are_refused(length):
+    tar, stored = written(["a"], {"cls": [b"1"]})
+    with pytest.raises(CorruptDataError, match="are damaged"):
+        parsed(tar, stored[:length], 1, ["cls"])
+
+
+def test_a_shard_of_no_samples_has_places():
+    tar, stored = written([], {"cls": []}, cut=0)
+    assert parsed(tar, stored, 0, ["cls"]).offsets().tolist() == [0]
+
+
+@pytest.mark.parametrize("format", [tarfile.USTAR_FORMAT, tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
+def test_keys_of_other_programs_are_stored(format):
+    lead = "d" * 60 + "/" + "n" * 60
+    data = by_tarfile([(f"./{lead}{key}.jpg", key.encode()) for key in "ab"], format, mtime=1.5)
+    scan = scan_tar(memoryview(data))
+    samples = group_samples(scan)
+    stored = scanned_places(memoryview(data), scan, samples.members, samples.offsets, bytes(16))
+    places = parse_places(stored, len(data), bytes(16).hex(), 2, ["jpg"])
+    assert rows_of([(places, slice(0, 2))]).keys.tolist() == [f"{lead}a", f"{lead}b"]
