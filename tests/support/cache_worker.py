@@ -22,6 +22,8 @@ from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import checksum_of
 from wdsplit.storage.opening import open_storage
 
+NAMES = ("cls",)
+"""The fields of the datasets."""
 CALLS = [
     (os, "open"),
     (os, "ftruncate"),
@@ -57,7 +59,7 @@ def read(cache, storage, shards, job):
     most = []
 
     def one(number):
-        opened = cache.open(storage, shards[number])
+        opened = cache.open(storage, shards[number], NAMES)
         if "measured" in job:
             most.append(bytes_in(cache.folder.path))
         return None if opened is None else is_right(opened, shards[number])
@@ -91,7 +93,7 @@ def together(cache, storage, shards, job):
 
 def hold(cache, storage, shards, job):
     """Hold shards open until another line comes."""
-    opened = [cache.open(storage, shards[number]) for number in job["order"]]
+    opened = [cache.open(storage, shards[number], NAMES) for number in job["order"]]
     print(json.dumps("held"), flush=True)
     sys.stdin.readline()
     return [is_right(each, shards[number]) for each, number in zip(opened, job["order"], strict=True)]
@@ -127,7 +129,7 @@ def kills(cache, storage, shards, job):
     """
     num_parts = moment = 0
     fill(cache, storage, shards)
-    while killed_at(moment, lambda: cache.open(storage, shards[2])):
+    while killed_at(moment, lambda: cache.open(storage, shards[2], NAMES)):
         moment += 1
         for tar in cache.folder.path.glob("*/*.tar"):
             assert f"xxh3_128:{tar.name[:32]}" == checksum_of(xxhash.xxh3_128(tar.read_bytes()))
@@ -136,7 +138,7 @@ def kills(cache, storage, shards, job):
         num_parts += before.num_leftovers
         assert (before.num_in_use, before.num_downloads) == (0, 0)
         assert before.num_bytes <= job["max_bytes"]
-        opened = cache.open(storage, shards[2])
+        opened = cache.open(storage, shards[2], NAMES)
         assert is_right(opened, shards[2])
         after = cache.folder.usage()
         assert (after.num_leftovers, after.num_downloads, after.num_in_use) == (0, 0, 1)
@@ -152,7 +154,7 @@ def kills(cache, storage, shards, job):
 
 def fill(cache, storage, shards):
     for number in (0, 1):
-        assert is_right(cache.open(storage, shards[number]), shards[number])
+        assert is_right(cache.open(storage, shards[number], NAMES), shards[number])
 
 
 def forks(cache, storage, shards, job):
@@ -169,7 +171,7 @@ def forks(cache, storage, shards, job):
 
     statvfs, asked = os.statvfs, itertools.count()
     os.statvfs = lambda path: fork() and statvfs(path)
-    opened = cache.open(storage, shards[0], lambda: next(asked) != 2 or fork())
+    opened = cache.open(storage, shards[0], NAMES, lambda: next(asked) != 2 or fork())
     assert is_right(opened, shards[0])
     del opened
     usage = cache.folder.usage()

@@ -42,6 +42,7 @@ __all__ = [
     "max_places_bytes",
     "padded",
     "parse_places",
+    "plain_places_bytes",
     "rows_of",
     "scanned_places",
 ]
@@ -108,6 +109,7 @@ class Places:
         num_bytes: Bytes of its tar.
         end: The offset at which its last sample ends.
         checksum: The xxh3_128 of its tar, 32 hexadecimal digits.
+        data: The bytes of the file.
     """
 
     num_samples: int
@@ -115,6 +117,7 @@ class Places:
     num_bytes: int
     end: int
     checksum: str
+    data: bytes | memoryview
     _rows: npt.NDArray[np.void]
     _members: tuple[Int64, Int64, Int64] | None = None
     _keys: pa.LargeStringArray | None = None
@@ -295,6 +298,11 @@ def _with_head(
     return data[:-8] + xxhash.xxh3_64_intdigest(data[:-8] + body).to_bytes(8, "little") + body
 
 
+def plain_places_bytes(num_samples: int, num_fields: int) -> int:
+    """Return the size of a shard's places, unless members are listed."""
+    return HEAD_BYTES + num_samples * _row(num_fields).itemsize
+
+
 def max_places_bytes(num_samples: int, num_fields: int, num_bytes: int) -> int:
     """Return a bound for the size of a shard's places, to read no more of a file that claims more."""
     return HEAD_BYTES + num_samples * (_LISTED_ROW.itemsize + num_fields * _MEMBER.itemsize) + num_bytes + 2**20
@@ -339,12 +347,11 @@ def parse_places(
         raise _damaged(found, f"{num_samples} samples of {width} fields, up to byte {num_bytes}")
     if is_listed:
         rows, members, keys = _parse_listed(data, num_samples, num_fields, num_bytes, fields)
-        return Places(num_samples, width, num_bytes, end, checksum, rows, members, keys)
-    kind = _row(num_fields)
-    if len(data) != HEAD_BYTES + kind.itemsize * num_samples:
-        raise _damaged(f"{len(data)} bytes", f"{HEAD_BYTES + kind.itemsize * num_samples} bytes")
-    rows = np.frombuffer(data, kind, num_samples, HEAD_BYTES)
-    return Places(num_samples, width, num_bytes, end, checksum, rows)
+        return Places(num_samples, width, num_bytes, end, checksum, data, rows, members, keys)
+    if len(data) != plain_places_bytes(num_samples, num_fields):
+        raise _damaged(f"{len(data)} bytes", f"{plain_places_bytes(num_samples, num_fields)} bytes")
+    rows = np.frombuffer(data, _row(num_fields), num_samples, HEAD_BYTES)
+    return Places(num_samples, width, num_bytes, end, checksum, data, rows)
 
 
 def _is_sound(data: bytes | memoryview) -> bool:

@@ -165,9 +165,9 @@ def test_a_shard_that_is_here_needs_no_origin(origin, folder, tmp_path):
     cache = ShardCache(folder)
     origin.open(cache, 0)
     elsewhere = open_storage(str(tmp_path / "gone"))
-    assert is_right(cache.open(elsewhere, origin.shards[0]), origin.shards[0])
+    assert is_right(cache.open(elsewhere, origin.shards[0], ("cls",)), origin.shards[0])
     with pytest.raises(DatasetNotFoundError):
-        cache.open(elsewhere, origin.shards[1])
+        cache.open(elsewhere, origin.shards[1], ("cls",))
     assert len(files_in(folder)) == 2
 
 
@@ -209,7 +209,7 @@ def test_copies_of_a_dataset_share_their_shards(origin, folder, tmp_path):
 def test_a_shard_without_a_known_checksum_is_not_cached(origin, folder, caplog):
     cache, known = ShardCache(folder), origin.shards[0]
     for checksum in ("", "md5:00", f"xxh3_128:{'../' * 10}aa", known.checksum.upper(), f"{known.checksum}\n"):
-        assert cache.open(origin.storage, Shard(known.path, 1, 0, known.num_bytes, checksum)) is None
+        assert cache.open(origin.storage, Shard(known.path, 1, 0, known.num_bytes, checksum), ("cls",)) is None
     assert len(warnings_in(caplog)) == 1
     assert not folder.exists()
 

@@ -23,10 +23,9 @@ from wdsplit.loading.reading.cached_file import NOTE_BYTES, CachedFile, try_lock
 from wdsplit.loading.reading.open_shard import OpenShard, open_shard
 from wdsplit.loading.reading.windows import read_window
 from wdsplit.shards.manifest import Shard, checksum_of
-from wdsplit.shards.places import places_path
 from wdsplit.storage.interface import ReadableFile, ReadableStorage
 from wdsplit.storage.local import LocalStorage, local_path
-from wdsplit.tar.places import max_places_bytes, parse_places
+from wdsplit.tar.places import parse_places, plain_places_bytes
 
 __all__ = ["Damage", "ShardCache"]
 
@@ -110,8 +109,9 @@ class ShardCache:
             self._warn("checksum", f"shards without a known checksum are streamed, such as {shard.path}")
             return None
         max_bytes = self.folder.max_bytes
-        if max_bytes is not None and shard.num_bytes > max_bytes:
-            sizes = f"a shard takes {shard.num_bytes:,} bytes, and the limit is {max_bytes:,} bytes"
+        num_bytes = shard.num_bytes + plain_places_bytes(shard.num_samples, len(names)) + NOTE_BYTES
+        if max_bytes is not None and num_bytes > max_bytes:
+            sizes = f"a shard takes {num_bytes:,} bytes, and the limit is {max_bytes:,} bytes"
             self._warn("size", f"{sizes}: such shards are streamed; give a larger cache_size")
             return None
         try:
@@ -171,19 +171,21 @@ class ShardCache:
         is_needed: Callable[[], bool],
     ) -> OpenShard | None:
         """Open a cached shard, wait while another process or thread downloads it, or download it."""
-        delay_s = _FIRST_DELAY_S
+        delay_s, places_bytes = _FIRST_DELAY_S, plain_places_bytes(shard.num_samples, len(names))
         while is_needed():
             opened = self._cached(path, f"{storage.url}/{shard.path}", shard, names, is_needed)
             if opened is not None:
                 return opened
             if not is_downloading(path):
                 self._check_apart(storage)
-                max_bytes = max_places_bytes(shard.num_samples, len(names), shard.num_bytes)
-                places = storage.read(places_path(shard.path), max_bytes)
-                part = self.folder.reserve(path, shard.num_bytes, len(places) + NOTE_BYTES)
+                part = self.folder.reserve(path, shard.num_bytes, places_bytes + NOTE_BYTES)
                 if part is not None:
                     with part:
-                        return self._downloaded(part, storage, shard, names, places, is_needed)
+                        origin = open_shard(storage, shard, names)
+                        if len(origin.places.data) <= places_bytes:
+                            return self._downloaded(part, origin, storage, shard, is_needed)
+                    places_bytes = len(origin.places.data)  # members are listed: reserve more
+                    continue
             time.sleep(delay_s)
             delay_s = min(2 * delay_s, _MAX_DELAY_S)
         return None
@@ -216,18 +218,16 @@ class ShardCache:
     def _downloaded(
         self,
         part: PartialShard,
+        origin: OpenShard,
         storage: ReadableStorage,
         shard: Shard,
-        names: tuple[str, ...],
-        places: bytes,
         is_needed: Callable[[], bool],
     ) -> OpenShard | None:
         """Download a shard for which there is room, verify and open it; None if it is no longer needed."""
-        origin = open_shard(storage, shard, names)
         checksum = _checksum(origin.file, is_needed, part.write)
         if checksum not in (shard.checksum, None):
             logger.warning("%s: damaged during the download, and is downloaded again", origin.url)
-            origin = open_shard(storage, shard, names)
+            origin = open_shard(storage, shard, origin.names)
             checksum = _checksum(origin.file, is_needed, part.write)
         if checksum is None:
             return None
@@ -240,7 +240,7 @@ class ShardCache:
                 remedy="copy it again, or convert again with --overwrite",
                 url=origin.url,
             )
-        part.finish(places)
+        part.finish(origin.places.data)
         return replace(origin, file=self.folder.publish(part))
 
     def _check_apart(self, storage: ReadableStorage) -> None:

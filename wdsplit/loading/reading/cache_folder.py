@@ -126,7 +126,7 @@ class PartialShard:
             written = os.pwrite(self._fd, data, offset)
             data, offset = data[written:], offset + written
 
-    def finish(self, places: bytes) -> None:
+    def finish(self, places: bytes | memoryview) -> None:
         """Write the places, and flush both files to disk."""
         with open(_with(self.path, _PLACES_PART), "r+b") as file:
             file.write(places)

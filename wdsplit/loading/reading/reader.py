@@ -212,7 +212,7 @@ class SampleReader:
                 if self._salvages_in is None:
                     raise
                 count, url = len(window.places), f"{self._salvages_in}/{self._shard(window.visit).listed.path}"
-                # The collector does not see into arrays of objects: by a traceback, they would keep this reader forever.
+                # No collector sees into arrays of objects: by a traceback, they would keep this reader forever.
                 keys, errors = as_objects([""] * count), as_objects([error.with_traceback(None)] * count)
                 parts[window] = Part(Window(url, keys, np.zeros(count, np.int64), {DAMAGE: errors}), 0)
         if places:
