@@ -351,7 +351,7 @@ def _scanned(
         )
     is_pad = pc.starts_with(keys, PAD_PREFIX).to_numpy(zero_copy_only=False)
     others = np.flatnonzero(is_pad != (first + np.arange(len(keys)) >= num_real))
-    if len(others):
+    if len(others) and len(keys) == stop - first:  # else the places are wrong
         key = keys[int(others[0])].as_py()
         raise CorruptDataError(
             "the pads of a shard do not match the manifest",
@@ -458,7 +458,9 @@ def _duplicate_keys(storage: ReadableStorage, manifest: Manifest, findings: dict
                     if first < stop:
                         yield _scanned(listed, shard, first, stop, data)[0], shard.url
             except WdsplitError as error:
-                problems.append(error)
+                url = f"{storage.url}/{listed.path}"
+                error.url = error.url or url
+                problems.append(error if url in error.place else error.at(url))
 
     hashes = [finding.hashes for finding in findings.values()]
     for duplicate in find_duplicate_keys(hashes, read_keys):

@@ -35,6 +35,7 @@ from wdsplit.shards.places import places_path
 from wdsplit.storage.given import located_one
 from wdsplit.storage.interface import Storage
 from wdsplit.storage.opening import open_storage
+from wdsplit.tar.places import is_places
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -221,17 +222,19 @@ def _read_tar(
 def _write_places(storage: Storage, path: str, data: bytes, overwrite: bool) -> None:
     beside = places_path(path)
     if storage.size(beside) is not None:
-        if storage.read(beside) == data:
+        found = storage.read(beside)
+        if found == data:
             return
-        if not overwrite:
+        if not (overwrite or is_places(found)):  # places of a conversion are shorter, and depend on its fields
             raise OutputExistsError(
-                "a tar has places that do not match it",
+                "a file beside a tar is not one of wdsplit's",
                 place=f"{storage.url}/{beside}",
-                expected="no such file, or the places of each sample",
+                expected="no such file, or the places of the tar's samples",
                 remedy="use --overwrite to replace it, if no other program needs it",
                 url=f"{storage.url}/{beside}",
             )
-        storage.remove(HEADER_NAME)
+        if overwrite:
+            storage.remove(HEADER_NAME)
     with storage.publish(beside) as file:
         file.write([data])
 

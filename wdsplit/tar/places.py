@@ -39,6 +39,7 @@ __all__ = [
     "PlacesBuilder",
     "Rows",
     "hash_samples",
+    "is_places",
     "max_places_bytes",
     "padded",
     "parse_places",
@@ -327,7 +328,7 @@ def parse_places(
     Raises:
         CorruptDataError: The file is damaged, or belongs to another tar.
     """
-    if len(data) < HEAD_BYTES or bytes(data[:6]) != b"wdpl\x01\0" or not _is_sound(data):
+    if len(data) < HEAD_BYTES or not is_places(data) or not _is_sound(data):
         raise _damaged(f"{len(data)} bytes without a valid head", "a head of 64 bytes")
     head = np.frombuffer(data, _HEAD, 1)[0]
     found_bytes, found_checksum = int(head["num_bytes"]), head["checksum"].tobytes().hex()
@@ -352,6 +353,11 @@ def parse_places(
         raise _damaged(f"{len(data)} bytes", f"{plain_places_bytes(num_samples, num_fields)} bytes")
     rows = np.frombuffer(data, _row(num_fields), num_samples, HEAD_BYTES)
     return Places(num_samples, width, num_bytes, end, checksum, data, rows)
+
+
+def is_places(data: bytes | memoryview) -> bool:
+    """Tell whether a file begins as places do."""
+    return bytes(data[:6]) == b"wdpl\x01\0"
 
 
 def _is_sound(data: bytes | memoryview) -> bool:
