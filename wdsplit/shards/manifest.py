@@ -58,6 +58,9 @@ __all__ = [
 ]
 
 FORMAT_VERSION = 2
+_DATASET_VERSION = 1
+"""A dataset that grows or shrinks will have versions 2, 3, ..., each with a list of shards of its own. So that its list
+is never read as that of version 1, other versions are refused until they exist."""
 HEADER_NAME = "wdsplit.json"
 MAX_HEADER_BYTES = 256 * 1024**2
 RUN_FOLDER = ".wdsplit-run"
@@ -225,6 +228,7 @@ def dump_manifest(manifest: Manifest) -> tuple[bytes, bytes]:
     table = dump_shards(manifest.shards)
     header = {
         "wdsplit": FORMAT_VERSION,
+        "version": _DATASET_VERSION,
         "num_shards": len(manifest.shards),
         "num_samples": manifest.num_samples,
         "num_pads": manifest.num_pads,
@@ -294,7 +298,7 @@ def shards_checksum(header: bytes) -> str:
 
 
 _HEADER_TYPES = {
-    **dict.fromkeys(("num_shards", "num_samples", "num_pads", "num_bytes", "lanes", "window"), int),
+    **dict.fromkeys(("version", "num_shards", "num_samples", "num_pads", "num_bytes", "lanes", "window"), int),
     **dict.fromkeys(("pad", "shards_checksum"), str),
     "fields": list,
     "provenance": dict,
@@ -320,6 +324,13 @@ def _parse_header(header: bytes) -> dict[str, Any]:
     for name, kind in _HEADER_TYPES.items():
         if type(fields.get(name)) is not kind:
             raise _bad_header(f"{name} = {reprlib.repr(fields.get(name))}", f"{name} of type {kind.__name__}")
+    if fields["version"] != _DATASET_VERSION:
+        raise InputError(
+            "the dataset has another version",
+            expected=f"version {_DATASET_VERSION}: a dataset as it was made",
+            found=str(fields["version"]),
+            remedy="update wdsplit, and open the dataset again",
+        )
     for name, maximum in (("lanes", MAX_LANES), ("window", MAX_WINDOW)):
         if not 1 <= fields[name] <= maximum:
             raise _bad_header(f"{name} = {fields[name]}", f"1 to {maximum}")

@@ -477,4 +477,5 @@ def test_of_a_large_dataset_in_a_bucket_only_labels_are_read(tmp_path, monkeypat
     exchanges = fault_proxy.exchanges[num_before:]
     assert len(exchanges) <= 3 * 256
     dataset_bytes = sum(file.stat().st_size for file in Path(path).glob("*.tar"))
-    assert sum(exchange.bytes_sent for exchange in exchanges) <= dataset_bytes // 8
+    # Small samples come whole, and with small gaps between them: that takes less time than more requests.
+    assert sum(exchange.bytes_sent for exchange in exchanges) <= (dataset_bytes if bytes_each < 1000 else 256 * 4096)

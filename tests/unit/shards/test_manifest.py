@@ -212,6 +212,11 @@ def test_another_format_version_is_an_input_error_that_names_both(version):
     assert (error.expected, error.found) == ("2", repr(version))
 
 
+def test_a_later_version_of_a_dataset_is_refused():
+    """It has a list of shards of its own."""
+    assert refused(with_header({"version": 2}), InputError).found == "2"
+
+
 @pytest.mark.parametrize("name", sorted(set(json.loads(dump_manifest(manifest())[0])) - {"wdsplit"}))
 @pytest.mark.parametrize("value", [..., None, 1.5, True])
 def test_a_header_value_that_is_missing_or_of_a_wrong_type_is_named(name, value):
