@@ -21,6 +21,8 @@ from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
 from wdsplit.loading.mix import mix
 from wdsplit.shards.manifest import shard_path
+from wdsplit.shards.places import read_places
+from wdsplit.storage.opening import open_storage
 
 few_examples = settings(max_examples=30)
 fewer_examples = settings(max_examples=15)
@@ -201,7 +203,8 @@ def destroy(path, order, position):
         end = min(first + order["window"], num_samples)
         if count == end - first:
             tar = shard_path(shard)
-            offsets = np.fromfile(f"{path}/{tar}.idx", "<u8")
+            storage, manifest = open_storage(path), dataset.manifest
+            offsets = read_places(storage, manifest.shards[shard], manifest.field_names).offsets()
             with open(f"{path}/{tar}", "r+b") as file:
                 file.seek(int(offsets[first]))
                 file.write(b"\xff" * int(offsets[end] - offsets[first]))

@@ -153,10 +153,10 @@ def _summary(dataset: str, found: Inspection) -> str:
         num_classes = counted(len(one.classes), "class" if is_known else many, many)
         if one.classes:
             drawn = "" if contents.is_exact else f", in a sample of {contents.num_read:,}"
-            lines += [f"{num_classes} in {one.name}{drawn}:", *_class_lines(one.classes), ""]
+            lines += [f"{num_classes} in {escaped(one.name)}{drawn}:", *_class_lines(one.classes), ""]
         other = safe_text(field.type, _MAX_NAME) if one.images is None else _images_text(one.images)
         content = num_classes if one.classes else other
-        rows.append((one.name, percent(one.num_present, contents.num_read), _sizes_text(one), content))
+        rows.append((escaped(one.name), percent(one.num_present, contents.num_read), _sizes_text(one), content))
     lines.append(table(("field", "present", "median bytes (range)", "content"), rows))
     how_many = counted(contents.num_read, "sample")
     lines.append(f"exact: all {how_many}" if contents.is_exact else f"estimated from {how_many}, evenly spaced")
@@ -279,7 +279,7 @@ def _show(sample: dict[str, Any], names: Mapping[str, tuple[str, ...]]) -> None:
         if name not in RESERVED_FIELDS:
             text = _preview(value)
             of_class = class_name(text, names.get(name, ()))
-            echo(f"  {name}: {text}{f' ({safe_text(of_class, _MAX_NAME)})' if of_class != text else ''}")
+            echo(f"  {escaped(name)}: {text}{f' ({safe_text(of_class, _MAX_NAME)})' if of_class != text else ''}")
 
 
 def _previews(sample: dict[str, Any]) -> dict[str, str]:

@@ -338,6 +338,9 @@ def _parse_header(header: bytes) -> dict[str, Any]:
         if not _is_field(one):
             texts = ", ".join(_FIELD_TEXTS)
             raise _bad_header(f"field {reprlib.repr(one)}", f"an object with the texts {texts}, maybe names")
+    names = [one["name"] for one in fields["fields"]]
+    if len(set(names)) < len(names):
+        raise _bad_header(f"fields {reprlib.repr(names)}", "each field once")
     try:
         if "samples" in fields:
             fields["samples"] = parse_schema(fields["samples"])

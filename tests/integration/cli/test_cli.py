@@ -365,7 +365,7 @@ def test_an_output_that_exists_is_left_alone_unless_it_may_be_overwritten(done, 
     assert shard_files(output) == before
     done("convert", table, output, "--shards", 2, "--jobs", 1, "--overwrite")
     assert sorted(shard_files(output)) == [
-        f"00000{n}.tar{end}" for n in range(2) for end in ("", ".places", ".parquet")
+        f"00000{n}.tar{end}" for n in range(2) for end in ("", ".parquet", ".places")
     ]
     assert sorted(labels(output)) == list(range(23))
 
@@ -479,7 +479,10 @@ def test_no_command_prints_a_control_character_of_a_file(run, tmp_path):
     ended = [run(*command) for command in commands]
     for folder in (path, classes / "out"):
         changed = dataclasses.replace(read_manifest(LocalStorage(str(folder))), pad=HOSTILE)
-        fields = tuple(dataclasses.replace(each, name=HOSTILE, column=HOSTILE, type=HOSTILE) for each in changed.fields)
+        fields = tuple(
+            dataclasses.replace(each, name=f"{HOSTILE}{number}", column=HOSTILE, type=HOSTILE)
+            for number, each in enumerate(changed.fields)
+        )
         write_manifest(LocalStorage(str(folder)), dataclasses.replace(changed, fields=fields))
         ended += [run(command, folder) for command in ("inspect", "verify", "assign", "audit", "bench", "report")]
         ended.append(run("inspect", "-v", folder))

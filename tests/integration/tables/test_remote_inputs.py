@@ -304,7 +304,7 @@ def test_tars_in_a_bucket_are_adopted_where_they_lie(bucket, tmp_path):
 def test_tars_of_any_file_system_that_can_be_written_to_are_adopted(memory):
     memory.pipe("/old/a.tar", tar_bytes(numbered_table(5)))
     assert index_tars("memory://old").num_samples == 5
-    assert memory.exists("/old/a.tar.idx")
+    assert memory.exists("/old/a.tar.places")
     with pytest.raises(InputError, match="only be read"):
         index_tars("https://host/old")
 

@@ -212,6 +212,11 @@ def test_another_format_version_is_an_input_error_that_names_both(version):
     assert (error.expected, error.found) == ("2", repr(version))
 
 
+def test_a_field_that_is_listed_twice_is_refused():
+    names = [dataclasses.asdict(field) for field in manifest().fields[:1]] * 2
+    assert "fields" in refused(with_header({"fields": names})).found
+
+
 def test_a_later_version_of_a_dataset_is_refused():
     """It has a list of shards of its own."""
     assert refused(with_header({"version": 2}), InputError).found == "2"
