@@ -203,7 +203,7 @@ def destroy(path, order, position):
         end = min(first + order["window"], num_samples)
         if count == end - first:
             tar = shard_path(shard)
-            storage, manifest = open_storage(path), dataset.manifest
+            storage, manifest = open_storage(str(path)), dataset.manifest
             offsets = read_places(storage, manifest.shards[shard], manifest.field_names).offsets()
             with open(f"{path}/{tar}", "r+b") as file:
                 file.seek(int(offsets[first]))

@@ -38,8 +38,9 @@ __all__ = ["index_command"]
 def index_command(dataset: str, running: Running, as_json: bool, **arguments: Any) -> None:
     """Make a dataset of the WebDataset tars in the folder DATASET, without rewriting them.
 
-    All *.tar files below DATASET become shards. Writes where its samples are beside each (NAME.tar.places), and a
-    manifest, so that the loader can read them. The tars may have different numbers of samples. Duplicate keys are an error.
+    All *.tar files below DATASET become shards. Writes where the samples are beside each (NAME.tar.places), and a
+    manifest, so that the loader can read them. The tars may have different numbers of samples. Duplicate keys are an
+    error.
 
     With --sample-tables, also writes a table beside each tar (NAME.tar.parquet) with a row for each sample: its size,
     the width and height of its image, numbers and classes. Views can then select samples by these columns.
