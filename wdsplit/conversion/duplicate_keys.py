@@ -11,9 +11,9 @@ from wdsplit.conversion.plan.plan import Plan
 from wdsplit.conversion.task import keys_of
 from wdsplit.engines.watching import watched
 from wdsplit.errors import InputError
-from wdsplit.fields.duplicate_keys import Hashes, Place, find_duplicate_keys
+from wdsplit.fields.duplicate_keys import Place, find_duplicate_keys
 from wdsplit.fields.keys import hash_keys
-from wdsplit.tables.read import Rows, read_rows
+from wdsplit.tables.read import read_rows
 
 __all__ = ["check_unique_keys"]
 
@@ -28,24 +28,17 @@ def check_unique_keys(plan: Plan) -> None:
     Raises:
         InputError: A key is duplicate or invalid.
     """
-    num_passes = -(-plan.num_rows // _HASHES_AT_ONCE)
+
+    def key_batches() -> Iterator[tuple[pa.LargeStringArray, Place]]:
+        for rows in read_rows(plan.table, 0, plan.num_rows, [plan.key] if plan.key else []):
+            yield keys_of(plan, rows), rows.where
+
+    num_passes = -(-plan.num_rows // _HASHES_AT_ONCE)  # each hash belongs to one pass
     for number in watched("checking keys", range(num_passes), num_passes):
-        hashes = [_hashes_of_pass(plan, rows, num_passes, number) for rows in _key_rows(plan)]
-        for duplicate in find_duplicate_keys(hashes, lambda _: _key_batches(plan)):
+        hashes = []
+        for keys, _ in key_batches():
+            found = hash_keys(keys)
+            hashes.append(found[found % np.uint64(num_passes) == number] if num_passes > 1 else found)
+        for duplicate in find_duplicate_keys(hashes, lambda _: key_batches()):
             remedy = "choose another key column, remove the duplicate, or number the rows: leave out --key"
             raise duplicate.error(InputError, f"{remedy}, or give --number-keys for tars")
-
-
-def _key_rows(plan: Plan) -> Iterator[Rows]:
-    return read_rows(plan.table, 0, plan.num_rows, [plan.key] if plan.key else [])
-
-
-def _key_batches(plan: Plan) -> Iterator[tuple[pa.LargeStringArray, Place]]:
-    for rows in _key_rows(plan):
-        yield keys_of(plan, rows), rows.where
-
-
-def _hashes_of_pass(plan: Plan, rows: Rows, num_passes: int, number: int) -> Hashes:
-    """Return the hashes of rows that a pass compares; each hash belongs to one pass."""
-    hashes = hash_keys(keys_of(plan, rows))
-    return hashes[hashes % np.uint64(num_passes) == number] if num_passes > 1 else hashes

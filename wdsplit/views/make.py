@@ -14,7 +14,6 @@ import pyarrow as pa
 from wdsplit.engines.local import Engine, LocalEngine
 from wdsplit.errors import InputError
 from wdsplit.notebook import html_table
-from wdsplit.order.selection import Selection
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.stored import intact, warn_of_damaged
 from wdsplit.shards.views import (
@@ -144,7 +143,9 @@ def make_view(
         stored = write_view(storage, manifest, name, chosen.selection, recipe)
     if not stored.num_selected:
         logger.warning("%s: view %r has no samples", storage.url, name)
-    return MadeView(stored, len(manifest.shards), _num_empty(chosen.selection), _classes(columns, chosen))
+    return MadeView(
+        stored, len(manifest.shards), int(np.count_nonzero(chosen.selection.counts == 0)), _classes(columns, chosen)
+    )
 
 
 def _counted(columns: SampleColumns) -> list[str]:
@@ -152,16 +153,11 @@ def _counted(columns: SampleColumns) -> list[str]:
     if columns.manifest.samples is None:
         return []
     labels = [field.column for field in columns.manifest.fields if field.name.rpartition(".")[2] == "cls"]
-    kinds = {field.name: field.type for field in columns.schema}
+    numbers = [one.name for one in columns.schema if pa.types.is_integer(one.type) and one.type != pa.uint64()]
     named, others = (
-        [name for name in dict.fromkeys(each) if _holds_numbers(kinds.get(name))]
-        for each in (columns.class_names, labels)
+        [name for name in dict.fromkeys(each) if name in numbers] for each in (columns.class_names, labels)
     )
     return (named or others)[:_MAX_CLASS_COLUMNS]
-
-
-def _holds_numbers(kind: pa.DataType | None) -> bool:
-    return kind is not None and pa.types.is_integer(kind) and kind != pa.uint64()
 
 
 def _recipe(choice: Choice, chosen: Chosen, base: StoredView | None) -> dict[str, Any]:
@@ -177,10 +173,6 @@ def _recipe(choice: Choice, chosen: Chosen, base: StoredView | None) -> dict[str
             counts = {"keys": keys.num_keys, "duplicates": keys.num_duplicates, "missing": missing}
             recipe[name] = {"from": keys.origin, **counts}
     return recipe
-
-
-def _num_empty(selection: Selection) -> int:
-    return int(np.count_nonzero(selection.counts == 0))
 
 
 def _classes(columns: SampleColumns, chosen: Chosen) -> dict[str, dict[str, tuple[int, int]]]:

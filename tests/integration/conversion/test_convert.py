@@ -205,7 +205,7 @@ def test_a_mapping_chooses_names_and_columns(table_path, tmp_path):
 # Shards, pads and what is dropped
 
 
-@pytest.mark.parametrize(("rows", "shards"), [(23, 3), (10, 4), (7, 7), (103, 10), (1, 16), (3, 8)])
+@pytest.mark.parametrize(("rows", "shards"), [(23, 3), (10, 4), (7, 7), (103, 10), (1, 8), (3, 8)])
 def test_padded_shards_are_equal_and_end_with_their_own_first_sample(tmp_path, rows, shards):
     converted(numbers(tmp_path / "a.parquet", rows), tmp_path / "out", shards=shards)
     manifest = assert_whole(tmp_path / "out")
