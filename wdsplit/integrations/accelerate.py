@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from wdsplit.errors import InputError, MissingDependencyError, TopologyError
-from wdsplit.integrations.opaque_loader import OpaqueLoader
+from wdsplit.errors import InputError, MissingDependencyError
+from wdsplit.integrations.opaque_loader import OpaqueLoader, check_ranks
 from wdsplit.loading.loader import Loader
 from wdsplit.loading.world import detect_rank
 from wdsplit.order.split import World
@@ -51,20 +51,13 @@ class PreparedLoader(OpaqueLoader, DataLoaderStateMixin):  # type: ignore[misc]
                     found="the loader reads only this rank's samples, and its batch_size is that of a rank",
                     remedy=f"leave {name} out of the DataLoaderConfiguration",
                 )
-        mesh, world = getattr(accelerator, "torch_device_mesh", None), loader.dataset.world()
-        if mesh is not None and world == detect_rank():  # else rank and world size were given by the program
+        mesh = getattr(accelerator, "torch_device_mesh", None)
+        if mesh is not None:  # along its dimensions `tp` and `cp`, processes read the same samples
             names = tuple(accelerator.parallelism_config.dp_dim_names)
-            # Along the mesh's dimensions `tp` and `cp`, processes read the same samples.
             expected = detect_rank(group=mesh[names]) if names else World()
-            if world != expected:
-                group = f"group=accelerator.torch_device_mesh[{', '.join(map(repr, names))}]"
-                raise TopologyError(
-                    "the dataset is split among all processes, but the accelerator needs it split among fewer",
-                    place=loader.dataset.source.url,
-                    expected=f"rank {expected.rank} of {expected.world_size}",
-                    found=f"rank {world.rank} of {world.world_size}",
-                    remedy=f"open the dataset with {group if names else 'rank=0 and world_size=1'}",
-                )
+            group = f"group=accelerator.torch_device_mesh[{', '.join(map(repr, names))}]"
+            remedy = f"open the dataset with {group if names else 'rank=0 and world_size=1'}"
+            check_ranks(loader, expected.rank, expected.world_size, "the accelerator", remedy)
         self.accelerator = accelerator
         self.gradient_state = accelerator.gradient_state
 

@@ -11,12 +11,11 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from wdsplit.errors import InputError, MissingDependencyError, TopologyError
-from wdsplit.integrations.opaque_loader import OpaqueLoader, other_length
+from wdsplit.errors import InputError, MissingDependencyError
+from wdsplit.integrations.opaque_loader import OpaqueLoader, check_ranks, other_length
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
 from wdsplit.loading.monitor import Monitor, loader_of
-from wdsplit.loading.world import detect_rank
 
 __all__ = ["EpochCallback", "MonitorCallback", "WdsplitDataModule"]
 
@@ -82,41 +81,33 @@ class WdsplitDataModule(_library.LightningDataModule):  # type: ignore[misc, nam
 
     def train_loader(self) -> OpaqueLoader:
         """Return the loader to train on."""
-        self._check_ranks("train")
-        loader = self.loaders["train"]
+        loader = self._checked("train")
         return OpaqueLoader(loader) if self.trainer is None else _TrainingLoader(loader, self.trainer)
 
     def val_loader(self) -> OpaqueLoader:
         """Return the loader to validate on."""
-        self._check_ranks("val")
-        return OpaqueLoader(self.loaders["val"])
+        return OpaqueLoader(self._checked("val"))
 
     def test_loader(self) -> OpaqueLoader:
         """Return the loader to test on."""
-        self._check_ranks("test")
-        return OpaqueLoader(self.loaders["test"])
+        return OpaqueLoader(self._checked("test"))
 
-    def _check_ranks(self, name: str) -> None:
-        """Refuse ranks that differ from the strategy's: with tensor parallelism several processes are one rank.
+    def _checked(self, name: str) -> Loader:
+        """Return a loader, if it has the strategy's ranks: with tensor parallelism several processes are one rank.
 
         Raises:
             TopologyError: The ranks differ.
         """
-        if self.trainer is None:
-            return
-        expected, world = self.trainer.distributed_sampler_kwargs, self.loaders[name].dataset.world()
-        if expected is None or world != detect_rank():  # rank and world size were given by the program
-            return
-        if (world.rank, world.world_size) != (expected["rank"], expected["num_replicas"]):
-            raise TopologyError(
-                "the dataset is split among all processes, but the strategy needs it split among fewer",
-                place=f"{name}: {self.loaders[name].dataset.source.url}",
-                expected=f"rank {expected['rank']} of {expected['num_replicas']}",
-                found=f"rank {world.rank} of {world.world_size}",
-                remedy="open the dataset with rank= and world_size=; or, once there is a mesh (in setup() of a "
-                "subclass), with group=self.trainer.strategy.device_mesh['data_parallel'], and put its loader into "
-                f"self.loaders[{name!r}]",
+        loader = self.loaders[name]
+        expected = None if self.trainer is None else self.trainer.distributed_sampler_kwargs
+        if expected is not None:
+            remedy = (
+                "open the dataset with rank= and world_size=; or, once there is a mesh (in setup() of a subclass), "
+                "with group=self.trainer.strategy.device_mesh['data_parallel'], and put its loader into "
+                f"self.loaders[{name!r}]"
             )
+            check_ranks(loader, expected["rank"], expected["num_replicas"], "the strategy", remedy)
+        return loader
 
 
 class _TrainingLoader(OpaqueLoader):

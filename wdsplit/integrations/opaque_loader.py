@@ -6,10 +6,11 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from wdsplit.errors import InputError
+from wdsplit.errors import InputError, TopologyError
 from wdsplit.loading.loader import Loader
+from wdsplit.loading.world import detect_rank
 
-__all__ = ["OpaqueLoader", "other_length"]
+__all__ = ["OpaqueLoader", "check_ranks", "other_length"]
 
 logger = logging.getLogger(__name__)
 
@@ -92,6 +93,19 @@ class OpaqueLoader:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.loader!r})"
+
+
+def check_ranks(loader: Loader, rank: int, world_size: int, who: str, remedy: str) -> None:
+    """Refuse a detected rank that is not the one that a library needs: some processes must read the same samples."""
+    world = loader.dataset.world()
+    if world == detect_rank() and (world.rank, world.world_size) != (rank, world_size):
+        raise TopologyError(
+            f"the dataset is split among all processes, but {who} needs it split among fewer",
+            place=loader.dataset.source.url,
+            expected=f"rank {rank} of {world_size}",
+            found=f"rank {world.rank} of {world.world_size}",
+            remedy=remedy,
+        )
 
 
 def other_length(loader: Loader, epoch: int, expected: int, remedy: str) -> InputError:
