@@ -20,6 +20,7 @@ import orjson
 
 from wdsplit.errors import PipelineError, WdsplitError
 from wdsplit.loading.reading.source import AnySource
+from wdsplit.order.split import AnyOrder
 from wdsplit.shards.sample_tables import FILE_NAME, read_names
 from wdsplit.storage.local_file import translate_errors
 from wdsplit.storage.locks import open_locked, unlock
@@ -114,34 +115,29 @@ class BadSamples:
     max_bad: int | float
     file: str | None
 
-    def found(self, url: str, epoch: int, num_samples: int, readers: int, count: Callable[[], int]) -> Found:
-        """Return an object that records the bad samples of an epoch.
-
-        Args:
-            url: The dataset's name in messages.
-            epoch: The epoch.
-            num_samples: The samples of the epoch.
-            readers: Readers that share the samples and count separately, without asking each other.
-            count: Counts a bad sample; returns how many were found in the epoch, by all readers that count together.
-        """
-        limit = self.max_bad
-        if not isinstance(limit, int):  # of 1.0 all, for a reader may have some more than others
-            limit = num_samples if limit == 1 else math.ceil(limit * num_samples / readers)
-        return Found(self, url, epoch, limit, count)
-
 
 class Found:
     """Records the bad samples of one reader in one epoch.
+
+    Args:
+        options: How to replace them.
+        url: The dataset's name in messages.
+        order: The order of the epoch.
+        readers: Readers that share its samples and count separately, without asking each other.
+        count: Counts a bad sample; returns how many were found in the epoch, by all readers that count together.
 
     Attributes:
         max_searched: Bad samples in a row that a search for a good one may pass.
     """
 
-    def __init__(self, options: BadSamples, url: str, epoch: int, limit: int, count: Callable[[], int]) -> None:
+    def __init__(self, options: BadSamples, url: str, order: AnyOrder, readers: int, count: Callable[[], int]) -> None:
+        limit = options.max_bad
+        if not isinstance(limit, int):  # of 1.0 all, for a reader may have some more than others
+            limit = order.num_samples if limit == 1 else math.ceil(limit * order.num_samples / readers)
         self.max_searched = max(limit, _MIN_SEARCHED)
         self._options = options
         self._url = url
-        self._epoch = epoch
+        self._epoch = order.epoch
         self._limit = limit
         self._count = count
         self._first: list[BadSample] = []

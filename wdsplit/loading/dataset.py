@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from wdsplit import notebook
 from wdsplit.errors import InputError, TopologyError, UnsizedError
 from wdsplit.loading.announcing import announce, warn_of_dropped_samples
+from wdsplit.loading.bad_samples import Found
 from wdsplit.loading.epochs import SharedEpoch, checked_epoch
 from wdsplit.loading.fluid import FluidPipeline
 from wdsplit.loading.iteration import Iteration
@@ -50,7 +51,8 @@ __all__ = ["Dataset"]
 _INTERNALS = {
     *("append", "close", "invoke", "iterator", "iterator1", "repeat", "stage", "with_epoch"),
     *("length", "nsamples", "pipeline", "repetitions", "size"),
-    *("check_one_to_one", "column_stages", "epoch_set", "epochs_set", "is_view_set", "replaces_bad_samples", "staging"),
+    *("check_one_to_one", "column_stages", "epoch_set", "epochs_set", "group", "is_view_set", "replaces_bad_samples"),
+    "staged",
 }
 """Methods that webdataset's pipelines and wdsplit's loaders call, and users do not."""
 
@@ -381,7 +383,7 @@ class Dataset(FluidPipeline):
             return partial(self._applied, stages, order.epoch)
         # Up to here stages take one sample at a time: an error there means a bad sample.
         first = next((number for number, stage in enumerate(stages) if why_not_one_to_one(stage)), len(stages))
-        found = self._bad_samples.found(source.url, order.epoch, order.num_samples, readers, count)
+        found = Found(self._bad_samples, source.url, order, readers, count)
         substitutes = Substitutes(source, order, partial(self._applied, stages[:first], order.epoch), found)
         return lambda samples: self._applied(stages[first:], order.epoch, substitutes.apply(samples))
 
