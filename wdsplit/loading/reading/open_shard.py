@@ -11,7 +11,7 @@ import numpy as np
 
 from wdsplit.arrays import Int64
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, UnansweredError, WdsplitError
-from wdsplit.loading.reading.ranges import Range, expected_ranges, ranges_to_read
+from wdsplit.loading.reading.ranges import EXPECTED_GAP_BYTES, Range, expected_ranges, ranges_to_read
 from wdsplit.shards.manifest import HEADER_NAME, MAX_HEADER_BYTES, Manifest, Shard, shards_checksum
 from wdsplit.shards.places import read_places
 from wdsplit.storage.interface import ReadableFile, ReadableStorage
@@ -141,8 +141,14 @@ class OpenShard:
         """Let the system begin to read samples that are needed soon; arguments as in `ranges`."""
         if self.file.is_remote:
             return
-        ranges = self.ranges(samples)
-        if len(ranges) > 1:
+        if isinstance(samples, slice):
+            first, stop, count = samples.start, samples.stop, samples.stop - samples.start
+        else:
+            first, stop, count = int(samples[0]), int(samples[-1]) + 1, len(samples)
+        begin, end = self.places.begin_of(first), self.places.begin_of(stop)
+        ranges = [(begin, end)]
+        is_all = count == stop - first and len(self.read_columns) == len(self.names)
+        if not is_all and end - begin > EXPECTED_GAP_BYTES * count:  # else a disk reads it all along
             segments = self.segments(samples)
             ranges = expected_ranges(segments.begins, segments.ends)
         for begin, end in ranges:

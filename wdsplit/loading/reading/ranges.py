@@ -10,7 +10,16 @@ import numpy.typing as npt
 
 from wdsplit.arrays import Int64
 
-__all__ = ["MIN_GAP_BYTES", "SPARE", "Range", "expected_ranges", "joined", "range_starts", "ranges_to_read"]
+__all__ = [
+    "EXPECTED_GAP_BYTES",
+    "MIN_GAP_BYTES",
+    "SPARE",
+    "Range",
+    "expected_ranges",
+    "joined",
+    "range_starts",
+    "ranges_to_read",
+]
 
 Range = tuple[int, int]
 """The bytes begin, begin + 1, ..., end - 1."""
@@ -19,7 +28,7 @@ SPARE = 5
 """A fifth more bytes than those of the samples may be read, so that there are fewer reads."""
 MIN_GAP_BYTES = 16 * 1024
 """Smaller gaps are always read: that takes less time than a read of its own, from a disk as from a bucket."""
-_EXPECTED_GAP_BYTES = 32 * 1024
+EXPECTED_GAP_BYTES = 32 * 1024
 """A disk reads gaps up to this size along with the bytes around them."""
 
 
@@ -65,10 +74,10 @@ def range_starts(begins: Int64, ends: Int64, windows: Int64) -> npt.NDArray[np.b
 def expected_ranges(begins: Int64, ends: Int64) -> list[Range]:
     """Return the ranges that a disk may begin to read for some samples (see `ranges_to_read`); if dense, all bytes."""
     num_samples = len(begins)
-    if ends[-1] - begins[0] <= num_samples * _EXPECTED_GAP_BYTES:
+    if ends[-1] - begins[0] <= num_samples * EXPECTED_GAP_BYTES:
         return [(int(begins[0]), int(ends[-1]))]
     is_start = np.ones(num_samples, np.bool_)
-    is_start[1:] = begins[1:] - ends[:-1] > _EXPECTED_GAP_BYTES
+    is_start[1:] = begins[1:] - ends[:-1] > EXPECTED_GAP_BYTES
     return _listed(*joined(begins, ends, is_start))
 
 

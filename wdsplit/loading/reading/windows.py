@@ -257,9 +257,35 @@ class _Reading:
         if self._is_whole.all():
             found = hash_samples(data[begin:end] for begin, end in zip(at.tolist(), stops.tolist(), strict=True))
             return np.flatnonzero(found != rows.hashes)
-        for row in range(len(at)):
+        for row in np.flatnonzero(self._is_whole).tolist():
             is_wrong[row] = self._problem(row, data[at[row] : stops[row]]) is not None
+        blocks = np.frombuffer(data, np.uint8).reshape(-1, BLOCK_BYTES)
+        for column in self._columns:
+            there = np.flatnonzero((rows.sizes[:, column] >= 0) & ~self._is_whole)
+            headers = at[there] + rows.starts[there, column] - BLOCK_BYTES - segments.begins[there]
+            is_wrong[there] |= ~self._are_right(blocks[headers // BLOCK_BYTES], there, column)
         return np.flatnonzero(is_wrong)
+
+    def _are_right(self, headers: npt.NDArray[np.uint8], rows: Int64, column: int) -> npt.NDArray[np.bool_]:
+        """Tell which headers of one field match the places: all at once, as a numpy call costs as much for few.
+
+        Args:
+            headers: uint8 of shape (n, 512).
+            rows: int64 of shape (n,): their samples.
+            column: The field.
+        """
+        is_right = are_sound(headers)
+        if self.segments.rows.keys is None:
+            suffix, used = np.frombuffer(self._suffixes[column], np.uint8), (headers[:, :NAME_BYTES] != 0).sum(axis=1)
+            ends = np.maximum(used - len(suffix), 0)[:, None] + np.arange(len(suffix))
+            is_right &= (np.take_along_axis(headers, ends, axis=1) == suffix).all(axis=1)
+            is_right &= (headers[:, SIZE_FIELD] == size_digits(self.segments.rows.sizes[rows, column])).all(axis=1)
+        else:  # other programs write other names and numbers
+            pairs = zip(rows.tolist(), headers, strict=True)
+            is_right &= np.array(
+                [self._header_problem(row, column, header.data) is None for row, header in pairs], bool
+            )
+        return is_right
 
     def _problem(self, row: int, segment: memoryview | bytes) -> tuple[str, str] | None:
         """Return what was expected of the bytes of a segment and what was found; None if they match the places."""
@@ -410,18 +436,8 @@ class _Reading:
                 heads.append(bytes(length))
         if not heads:
             return heads
-        # All headers at once: a numpy call costs as much for few as for many.
         headers = np.frombuffer(b"".join([head[:BLOCK_BYTES] for head in heads]), np.uint8).reshape(-1, BLOCK_BYTES)
-        is_right = are_sound(headers)
-        listed = self.segments.rows.keys
-        if column is not None and listed is None:
-            suffix, used = np.frombuffer(self._suffixes[column], np.uint8), (headers[:, :NAME_BYTES] != 0).sum(axis=1)
-            ends = np.maximum(used - len(suffix), 0)[:, None] + np.arange(len(suffix))
-            is_right &= (np.take_along_axis(headers, ends, axis=1) == suffix).all(axis=1)
-            is_right &= (headers[:, SIZE_FIELD] == size_digits(self.segments.rows.sizes[rows, column])).all(axis=1)
-        elif column is not None:  # other programs write other names and numbers
-            right = [self._header_problem(row, column, heads[place]) is None for place, row in enumerate(rows.tolist())]
-            is_right &= np.array(right)
+        is_right = are_sound(headers) if column is None else self._are_right(headers, rows, column)
         for place in np.flatnonzero(~is_right).tolist():
             found = f"other bytes at byte {offsets[place]}"
             expected = "the header of the member that the places of the shard list"
