@@ -156,6 +156,21 @@ def test_a_changed_sample_is_noticed_and_only_it_is_damaged(tmp_path, is_large, 
     assert fields_of(samples_in(window, good)) == [SAMPLES[number] for number in good]
 
 
+@pytest.mark.parametrize("byte", [1, 130, 150], ids=["name", "size", "checksum"])
+def test_of_single_fields_of_large_samples_the_headers_are_compared(tmp_path, byte):
+    samples = [{"jpg": bytes(20_000), "cls": b"%d" % number} for number in range(3)]
+    shard = written(tmp_path, samples, fields=["jpg", "cls"]).narrowed(["cls"])
+    header = int(shard.segments(slice(1, 2)).begins[0])
+    data = bytearray((tmp_path / "a.tar").read_bytes())
+    data[header + byte] ^= 1
+    (tmp_path / "a.tar").write_bytes(data)
+    with pytest.raises(CorruptDataError, match="a sample was changed"):
+        read_window(shard, 0, 3)
+    (window, _), *_ = read_windows([WindowPlace(shard, 0, 3)], salvages=True)
+    assert [each is not None for each in window.fields[DAMAGE].tolist()] == [False, True, False]
+    assert window.fields["cls"].tolist() == [b"0", None, b"2"]
+
+
 @reading
 def test_another_copy_replaces_a_damaged_one(tmp_path, is_large):
     (tmp_path / "good").mkdir()
