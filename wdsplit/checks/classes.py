@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from wdsplit.checks.labels import read_labels
 from wdsplit.checks.mixing import Batches, ClassMixing, class_mixing, draw_batches
+from wdsplit.checks.places import read_fields, small_bytes
 from wdsplit.errors import InputError, did_you_mean
 from wdsplit.order.epoch import EpochOrder
 from wdsplit.shards.manifest import Manifest
@@ -81,7 +81,8 @@ def measure_classes(
     max_labels = _MAX_REMOTE_LABELS if storage.is_remote and not is_small else _MAX_LABELS
     batches = draw_batches(order, world_size, batch_size, max_labels, _MIN_BATCHES)
     whole = batches.is_all and is_small
-    labels = read_labels(storage, manifest, batches.samples.shard, batches.samples.sample, names, whole)
+    shard, sample = batches.samples.shard, batches.samples.sample
+    labels = read_fields(storage, manifest, shard, sample, names, whole, small_bytes)
     found = [_mixed(name, labels[name], batches, manifest, field is not None) for name in names]
     classes = (each for each in found if each is not None)
     return max(classes, key=lambda each: each.mixing.chi_squared / each.mixing.ideal, default=None)

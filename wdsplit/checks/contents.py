@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from wdsplit.arrays import Int64
-from wdsplit.checks.labels import read_fields
+from wdsplit.checks.places import read_fields
 from wdsplit.fields.image_sizes import IMAGE_EXTENSIONS, image_sizes
 from wdsplit.loading.reading.block import head
 from wdsplit.order.epoch import hash_stream

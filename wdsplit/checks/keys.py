@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from wdsplit.arrays import Int64
-from wdsplit.checks.labels import read_fields
+from wdsplit.checks.places import read_fields
 from wdsplit.engines.local import in_order
 from wdsplit.loading.reading.block import Objects, as_objects
 from wdsplit.loading.reading.source import Source
@@ -36,12 +35,12 @@ def keys_and_labels(parts: tuple[Source, ...], places: Located) -> tuple[Objects
     keys, labels = np.empty(len(places.source), object), np.empty(len(places.source), object)
     fields = [label_field(part.manifest) for part in parts]
     for number, rows in groups(places.source):
-        field, where = fields[number], np.stack([places.shard[rows], places.sample[rows]])
-        distinct, row_of = np.unique(where, axis=1, return_inverse=True)
-        found_keys, found_labels = _read(parts[number], field, *distinct)
-        keys[rows] = as_objects(found_keys)[row_of.reshape(-1)]
+        field = fields[number]
+        found_keys, found_labels = _read(parts[number], field, places.shard[rows], places.sample[rows])
+        keys[rows] = as_objects(found_keys)
         if field is not None:
-            labels[rows] = as_objects(list(map(_namer(field), found_labels)))[row_of.reshape(-1)]
+            names = {str(place): name for place, name in enumerate(field.names)}
+            labels[rows] = as_objects([names.get(text, text) for text in found_labels])
     return keys, labels if any(fields) else None
 
 
@@ -53,7 +52,7 @@ def label_field(manifest: Manifest) -> Field | None:
 
 
 def _read(part: Source, field: Field | None, shard: Int64, sample: Int64) -> tuple[list[Any], list[Any]]:
-    """Return the keys of some samples, in the order of the shards, and the values of their class field."""
+    """Return the keys of some samples, and the values of their class field."""
     storage, manifest = part.storage(), part.manifest
     num_rows = int(manifest.shards.num_real[np.unique(shard)].sum())
     if storage.has_latency and _has_columns(manifest, field) and num_rows <= _ROWS_PER_SAMPLE * len(shard):
@@ -67,8 +66,7 @@ def _has_columns(manifest: Manifest, field: Field | None) -> bool:
     """Return whether there are sample tables, with the classes if there are any."""
     if manifest.samples is None or field is None:
         return manifest.samples is not None
-    number = manifest.samples.get_field_index(field.column)
-    return number >= 0 and bool(pa.types.is_integer(manifest.samples.field(number).type))
+    return any(each.name == field.column and pa.types.is_integer(each.type) for each in manifest.samples)
 
 
 def _from_tables(
@@ -80,12 +78,12 @@ def _from_tables(
     def read(number: int) -> pa.Table:
         return read_samples(storage, manifest.shards[number], names, manifest.samples)
 
-    keys: list[Any] = []
-    labels: list[Any] = []
+    keys: list[Any] = [None] * len(shard)
+    labels = keys.copy()
     for table, rows in zip(in_order(read, numbers, _CONNECTIONS), runs, strict=True):
-        taken = table.take(sample[rows])
-        keys += taken.column("__key__").to_pylist()
-        labels += [None if each is None else str(each) for each in taken.column(names[-1]).to_pylist()]
+        columns = (table.column(name).take(sample[rows]).to_pylist() for name in (names[0], names[-1]))
+        for row, key, label in zip(rows.tolist(), *columns, strict=True):
+            keys[row], labels[row] = key, None if label is None else str(label)
     return keys, labels
 
 
@@ -96,9 +94,3 @@ def _value(payload: Any, url: str) -> str | None:
     if len(payload) > _MAX_LABEL_BYTES:
         return None
     return bytes(payload).decode("utf-8", "replace").strip()
-
-
-def _namer(field: Field) -> Callable[[str | None], str | None]:
-    """Return a function that replaces class numbers of a field by class names."""
-    names = dict(zip(map(str, range(len(field.names))), field.names, strict=True))
-    return lambda text: None if text is None else names.get(text, text)

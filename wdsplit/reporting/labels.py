@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from wdsplit.arrays import Int64
-from wdsplit.checks.labels import read_labels
+from wdsplit.checks.places import read_fields, small_bytes
 from wdsplit.errors import InputError
 from wdsplit.order.epoch import groups
 from wdsplit.reporting.scan import Column, Scan
@@ -133,8 +133,8 @@ def codes_by_number(subject: Subject, scan: Scan, labels: Labels) -> Callable[[I
         where = subject.places(numbers)
         for number, rows in groups(where.source):
             part = subject.parts[number]
-            shard, sample = where.shard[rows], where.sample[rows]
-            found = read_labels(subject.storages[number], part.manifest, shard, sample, [labels.field], whole=False)
+            where_read = subject.storages[number], part.manifest, where.shard[rows], where.sample[rows]
+            found = read_fields(*where_read, [labels.field], False, small_bytes)
             texts = (None if each is None else each.decode("utf-8", "replace") for each in found[labels.field])
             codes[rows] = [-1 if text is None else places.get(text, len(places)) for text in texts]
         return codes

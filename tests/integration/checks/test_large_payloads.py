@@ -13,7 +13,7 @@ from made_datasets import converted
 from wdsplit import IndexOptions, index_tars
 from wdsplit.checks.batch import batch
 from wdsplit.checks.inspect import inspect
-from wdsplit.checks.labels import read_labels
+from wdsplit.checks.places import read_fields, small_bytes
 from wdsplit.errors import InputError
 from wdsplit.loading.dataset import Dataset
 
@@ -61,5 +61,6 @@ def test_one_that_is_too_large_for_a_class_has_none(large):
     assert sorted(seen.keys) == [f"{row:08d}" for row in range(ROWS)] and not any(seen.labels)
     source, zeros = Dataset(large).source, np.zeros(1, np.int64)
     with pytest.raises(InputError, match="too large"):
-        read_labels(source.storage(), source.manifest, zeros, zeros, ["txt"], False)
-    assert read_labels(source.storage(), source.manifest, zeros, zeros, ["cls"], False) == {"cls": [b"0" * 600]}
+        read_fields(source.storage(), source.manifest, zeros, zeros, ["txt"], False, small_bytes)
+    found = read_fields(source.storage(), source.manifest, zeros, zeros, ["cls"], False, small_bytes)
+    assert found == {"cls": [b"0" * 600]}
