@@ -21,9 +21,9 @@ from wdsplit.loading.stages.image_files import (
     IMAGE_FORMATS,
     JPEG_MAGIC,
     imported,
+    loaded,
     open_image,
     orientation_of,
-    pixels_of,
 )
 from wdsplit.loading.stages.images import jpeg_header, jpeg_pixels
 
@@ -136,7 +136,7 @@ def decode_images(
 def _decoded(data: bytes) -> tuple[str, list[str]]:
     """Decode an image; return its format, and what is unusual about it. Raises what `decode` or `resized` raises."""
     image = open_image(data, IMAGE_FORMATS)
-    pixels_of(image, "RGB")
+    loaded(image, "RGB")
     if data.startswith(JPEG_MAGIC) and jpeg_header(data) is not None:
         jpeg_pixels(data, 1, 1)
     kind = {None: "PNG", "MPO": "JPEG"}.get(image.format, image.format)

@@ -26,9 +26,9 @@ __all__ = [
     "check_scans",
     "eight_bits",
     "imported",
+    "loaded",
     "open_image",
     "orientation_of",
-    "pixels_of",
     "upright",
 ]
 
@@ -123,11 +123,11 @@ def eight_bits(image: Any) -> Any:
     return image
 
 
-def pixels_of(image: Any, mode: str) -> npt.NDArray[np.uint8]:
-    """Return the pixels of a Pillow image in a mode such as RGB; do not write to them."""
+def loaded(image: Any, mode: str) -> Any:
+    """Return a Pillow image, decoded, in a mode such as RGB; it may be the same one."""
     image.load()
     image = eight_bits(image)
-    return np.asarray(image if image.mode == mode else image.convert(mode))
+    return image if image.mode == mode else image.convert(mode)
 
 
 def orientation_of(image: Any) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Literal, get_args
@@ -28,9 +28,9 @@ from wdsplit.loading.stages.image_files import (
     check_scans,
     eight_bits,
     imported,
+    loaded,
     open_image,
     orientation_of,
-    pixels_of,
     upright,
 )
 
@@ -62,8 +62,6 @@ SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 """The defaults of torchvision's `RandomResizedCrop`."""
 
 Pixels = npt.NDArray[np.uint8]
-Draw = Callable[[], float]
-"""Gives random numbers from 0 up to 1."""
 
 
 def extension_of(key: str) -> str:
@@ -101,7 +99,7 @@ class ImageField:
         orientation = orientation_of(image) if self.exif else 1
         if kind == "pil" and orientation == 1:
             return eight_bits(image).convert(mode.upper())
-        pixels: npt.NDArray[Any] = upright(pixels_of(image, mode.upper()), orientation)
+        pixels: npt.NDArray[Any] = upright(np.asarray(loaded(image, mode.upper())), orientation)
         if kind == "pil":
             return imported("PIL.Image").fromarray(pixels)
         if dtype == "float":
@@ -140,97 +138,71 @@ class Resized:
 
     def __call__(self, key: str, data: bytes, seed: int | None = None) -> Any:
         """Return the image, or None if the field is none of a common format; `seed` is needed if `draws`."""
-        if not self.takes(key):
-            return None
-        pixels = self._memory()
-        self._decode(data, seed, pixels)
-        if self.output == "pil":
-            return imported("PIL.Image").fromarray(pixels)
-        return self._delivered(pixels)
+        return self.column([data], [seed])[0] if self.takes(key) else None
 
     def column(self, values: Sequence[bytes], seeds: Iterable[int | None]) -> Any:
-        """Return all images of a column in one tensor or array, into which each is decoded; None for Pillow's images.
+        """Return n images in one tensor or array, into which each is decoded, or a list of Pillow's images.
 
         Args:
-            values: The bytes of n images.
+            values: The bytes of the images.
             seeds: A seed for each, None if nothing is drawn.
         """
-        if self.output == "pil":
-            return None
-        pixels = self._memory(len(values))
-        for out, data, seed in zip(pixels, values, seeds, strict=False):
-            self._decode(data, seed, out)
-        return self._delivered(pixels)
-
-    def _memory(self, *count: int) -> Pixels:
-        """Return memory for one image, or for `count` images."""
         shape = (3, self.height, self.width) if self.output == "torch" else (self.height, self.width, 3)
-        return np.empty((*count, *shape), np.uint8)
+        images = np.empty((len(values), *shape), np.uint8)
+        planes = images if self.output == "torch" else images.transpose(0, 3, 1, 2)
+        for out, data, seed in zip(planes, values, seeds, strict=False):
+            out[:] = self._decoded(data, seed).transpose(2, 0, 1)
+        if self.output == "pil":
+            # Copies: an image that is kept must not keep the others' memory.
+            return [imported("PIL.Image").fromarray(pixels.copy()) for pixels in images]
+        return imported("torch").from_numpy(images) if self.output == "torch" else images
 
-    def _delivered(self, pixels: Pixels) -> Any:
-        return imported("torch").from_numpy(pixels) if self.output == "torch" else pixels
-
-    def _decode(self, data: bytes, seed: int | None, out: Pixels) -> None:
-        """Decode an image into memory of the shape of the output."""
-        draw, is_flipped = _no_chance, False
-        if self.draws:
-            if seed is None:
-                raise PipelineError(
-                    "there is no seed for a random crop or flip",
-                    expected="a sample of a wdsplit.Dataset, decoded by Dataset.decode",
-                    remedy="elsewhere use resized without flip=True and crop='random', and add transforms of your own",
-                )
-            draw = random.Random(seed).random
-            is_flipped = draw() < 0.5 and self.flip
-        if self.library == "simplejpeg" and data.startswith(JPEG_MAGIC):
-            pixels = self._by_simplejpeg(data, draw)
-        elif self.library == "pillow":
-            pixels = self._by_pillow(data, draw)
-        else:
-            image = open_image(data, IMAGE_FORMATS)
-            pixels = upright(pixels_of(image, "RGB"), self._orientation(image))
-            size = pixels.shape[0], pixels.shape[1]
-            pixels = self._resampled(pixels, self._part(self._planned(*size, draw)[0], size, size))
-        if is_flipped:
-            pixels = pixels[:, ::-1]
-        planes = out if self.output == "torch" else out.transpose(2, 0, 1)
-        planes[:] = pixels.transpose(2, 0, 1)
-
-    def _orientation(self, image: Any) -> int:
-        return orientation_of(image) if self.exif else 1
-
-    def _by_simplejpeg(self, data: bytes, draw: Draw) -> Pixels:
-        found = jpeg_header(data)
-        if found is None:
-            return self._by_pillow(data, draw)
-        orientation = self._orientation(open_image(data, ("JPEG",))) if self.exif else 1
-        height, width = _turned(found, orientation)
-        box, *least = self._planned(height, width, draw)
-        pixels = upright(jpeg_pixels(data, *_turned(least, orientation)), orientation)
-        return self._resampled(pixels, self._part(box, (height, width), (pixels.shape[0], pixels.shape[1])))
-
-    def _by_pillow(self, data: bytes, draw: Draw) -> Pixels:
-        image = open_image(data, IMAGE_FORMATS)
-        orientation = self._orientation(image)
-        size = _turned((image.height, image.width), orientation)
-        box, *least = self._planned(*size, draw)
+    def _decoded(self, data: bytes, seed: int | None) -> Pixels:
+        """Return the pixels of an image in the target size: uint8 of shape (height, width, 3)."""
+        if self.draws and seed is None:
+            raise PipelineError(
+                "there is no seed for a random crop or flip",
+                expected="a sample of a wdsplit.Dataset, decoded by Dataset.decode",
+                remedy="elsewhere use resized without flip=True and crop='random', and add transforms of your own",
+            )
+        draw = random.Random(seed).random if self.draws else None
+        is_flipped = draw is not None and draw() < 0.5 and self.flip
+        is_jpeg = data.startswith(JPEG_MAGIC)
+        stored = jpeg_header(data) if is_jpeg and self.library == "simplejpeg" else None
+        image: Any = open_image(data, IMAGE_FORMATS) if stored is None or self.exif else None
+        orientation = orientation_of(image) if self.exif else 1
+        size = _turned(stored or (image.height, image.width), orientation)
+        box, least = None, (self.height, self.width)
+        if draw is not None and self.crop == "random":
+            box = random_box(*size, self.scale, self.ratio, draw)
+            least = -(-self.height * size[0] // box.height), -(-self.width * size[1] // box.width)
         min_height, min_width = _turned(least, orientation)
-        image.draft(None, (min_width, min_height))
-        image.load()
-        image = eight_bits(image).convert("RGB")
-        if orientation != 1:
-            image = imported("PIL.Image").fromarray(upright(np.asarray(image), orientation))
-        top, left, height, width = self._part(box, size, (image.height, image.width))
-        image = image.resize(
-            (self.width, self.height),
-            imported("PIL.Image").Resampling.BILINEAR,
-            box=(left, top, left + width, top + height),
-            reducing_gap=2.0,
-        )
-        return np.asarray(image)
+        if stored is None:
+            image.draft(None, (min_width, min_height))
+            image = loaded(image, "RGB")
+        if stored is None and (is_jpeg or self.library == "pillow"):
+            if orientation != 1:
+                image = imported("PIL.Image").fromarray(upright(np.asarray(image), orientation))
+            pixels = self._by_pillow(image, self._part(box, size, (image.height, image.width)))
+        else:
+            pixels = np.asarray(image) if stored is None else jpeg_pixels(data, min_height, min_width)
+            pixels = upright(pixels, orientation)
+            pixels = self._by_torch(pixels, self._part(box, size, (pixels.shape[0], pixels.shape[1])))
+        return pixels[:, ::-1] if is_flipped else pixels
 
-    def _resampled(self, pixels: Pixels, box: Box) -> Pixels:
-        """Return a part of an image in the target size: uint8 of shape (height, width, 3).
+    def _part(self, box: Box | None, size: tuple[int, int], decoded: tuple[int, int]) -> Box:
+        """Return the part to use of an image that was decoded at another size."""
+        if box is not None:
+            return box.scaled(size, decoded)
+        return middle_box(*decoded, (self.height, self.width)) if self.crop else Box(0, 0, *decoded)
+
+    def _by_pillow(self, image: Any, box: Box) -> Pixels:
+        edges = (box.left, box.top, box.left + box.width, box.top + box.height)
+        bilinear = imported("PIL.Image").Resampling.BILINEAR
+        return np.asarray(image.resize((self.width, self.height), bilinear, box=edges, reducing_gap=2.0))
+
+    def _by_torch(self, pixels: Pixels, box: Box) -> Pixels:
+        """Return a part of an image in the target size.
 
         torch's kernel is Pillow's method in vector instructions, and lets other threads run. It uses one thread if its
         memory is contiguous: more would keep other ranks' processors busy waiting. Images with channels last stay so,
@@ -244,19 +216,6 @@ class Resized:
         resampled = interpolate(batch, (self.height, self.width), mode="bilinear", antialias=True)[0]
         found: Pixels = resampled.permute(1, 2, 0).numpy()
         return found
-
-    def _planned(self, height: int, width: int, draw: Draw) -> tuple[Box | None, int, int]:
-        """Return the random part of an image, if any, and the height and width that suffice for decoding."""
-        if self.crop != "random":
-            return None, self.height, self.width
-        box = random_box(height, width, self.scale, self.ratio, draw)
-        return box, -(-self.height * height // box.height), -(-self.width * width // box.width)
-
-    def _part(self, box: Box | None, size: tuple[int, int], decoded: tuple[int, int]) -> Box:
-        """Return the part to use of an image that was decoded at another size."""
-        if box is not None:
-            return box.scaled(size, decoded)
-        return middle_box(*decoded, (self.height, self.width)) if self.crop else Box(0, 0, *decoded)
 
 
 def resized(
@@ -316,23 +275,19 @@ def resized(
     ):
         if value not in known:
             problems.append(f"{name} = {value!r}: expected one of {', '.join(map(repr, known))}")
-    problems += _wrong_ranges(crop, {"scale": (scale, SCALE, 1.0), "ratio": (ratio, RATIO, math.inf)})
+    bounds: Any
+    for range_name, bounds, default, largest in (("scale", scale, SCALE, 1.0), ("ratio", ratio, RATIO, math.inf)):
+        is_pair = isinstance(bounds, (tuple, list)) and len(bounds) == 2
+        if not is_pair or not all(isinstance(bound, Real) for bound in bounds):
+            problems.append(f"{range_name} = {bounds!r}: expected two numbers")
+        elif not 0 < bounds[0] <= bounds[1] <= largest or bounds[1] == math.inf:
+            up_to = f" up to {largest:g}" if largest < math.inf else ""
+            problems.append(f"{range_name} = {bounds!r}: expected two rising numbers above 0{up_to}")
+        elif crop != "random" and tuple(bounds) != default:
+            problems.append(f"{range_name} = {bounds!r}: works only with crop='random'")
     if problems:
         raise InputError("invalid arguments of resized", found="; ".join(problems))
     return Resized(height, width, crop, flip, (scale[0], scale[1]), (ratio[0], ratio[1]), library, output, exif)
-
-
-def _wrong_ranges(crop: Crop | None, ranges: Mapping[str, tuple[Any, tuple[float, float], float]]) -> Iterator[str]:
-    """Say what is wrong with ranges, each given with its default and its greatest value."""
-    for name, (value, default, largest) in ranges.items():
-        is_pair = isinstance(value, (tuple, list)) and len(value) == 2
-        if not is_pair or not all(isinstance(bound, Real) for bound in value):
-            yield f"{name} = {value!r}: expected two numbers"
-        elif not 0 < value[0] <= value[1] <= largest or value[1] == math.inf:
-            up_to = f" up to {largest:g}" if largest < math.inf else ""
-            yield f"{name} = {value!r}: expected two rising numbers above 0{up_to}"
-        elif crop != "random" and tuple(value) != default:
-            yield f"{name} = {value!r}: works only with crop='random'"
 
 
 def jpeg_header(data: bytes) -> tuple[int, int] | None:
@@ -359,7 +314,3 @@ def _turned(size: Sequence[int], orientation: int) -> tuple[int, int]:
     """Return height and width, in the other order if an orientation swaps them."""
     height, width = size
     return (width, height) if orientation >= _FIRST_SWAPPED else (height, width)
-
-
-def _no_chance() -> float:
-    raise AssertionError("nothing is drawn")
