@@ -138,7 +138,7 @@ class FluidStages:
                 called without a generator. Threads share the global generators, so `global` needs processes.
         """
         number = sum(isinstance(stage, RandomMap) for stage in self.pipeline)
-        return self.compose(RandomMap(function, field, generator, Draws(MAPS, self.options.seed, number)))
+        return self.compose(RandomMap(function, field, generator, draws=Draws(MAPS, self.options.seed, number)))
 
     def to_tuple(self, *args: Any, **options: Any) -> Self:
         """Make each sample a tuple of the named fields, as webdataset's `to_tuple` does.

@@ -9,7 +9,7 @@ from draws import drawing, replaced, whole_sample
 from wdsplit.errors import PipelineError
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
-from wdsplit.loading.stages.randomness import MAPS, Draws, RandomMap
+from wdsplit.loading.stages.randomness import MAPS, Draws, RandomMap, at_epoch
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:User
     ],
 )
 def test_draws_of_today_are_those_of_tomorrow(kind, expected):
-    stage = RandomMap(replaced, "x", kind, Draws(MAPS, 2**63 - 1, 3)).at(9)
+    stage = at_epoch(RandomMap(replaced, "x", kind, draws=Draws(MAPS, 2**63 - 1, 3)), 9)
     assert [sample["x"] for sample in stage([{"__key__": "k", "__position__": 10**12, "x": 0}])] == [expected]
 
 

@@ -17,8 +17,8 @@ from webdataset.autodecode import Continue
 from wdsplit.errors import CorruptDataError, InputError, MissingDependencyError, PipelineError, WdsplitError, noted
 from wdsplit.loading.reading.block import Columns, as_list
 from wdsplit.loading.stages.images import ImageField, Resized, extension_of
-from wdsplit.loading.stages.payloads import ARROW_COLUMNS, COLUMNS, Inflate, Payloads
-from wdsplit.loading.stages.randomness import Drawing, Draws, Shift, position_of
+from wdsplit.loading.stages.payloads import KINDS, Inflate, Payloads
+from wdsplit.loading.stages.randomness import Drawing, position_of
 
 __all__ = ["Decode", "Handler", "decode_sample_stage", "located"]
 
@@ -37,13 +37,11 @@ class Decode(Drawing):
         handlers: Functions that may decode a field; the first that returns a value does.
         only: The fields that are decoded; None for all. Those that begin with two underscores never are.
         partial: Leave values alone that are not bytes, instead of refusing them.
-        draws: The seed of random parts of images; None outside of a dataset.
     """
 
     handlers: tuple[Handler, ...]
     only: frozenset[str] | None
     partial: bool
-    draws: Draws | None = None
 
     @property
     def is_columnar(self) -> bool:
@@ -54,10 +52,6 @@ class Decode(Drawing):
     def draws_images(self) -> bool:
         """Whether random parts of images are taken."""
         return any(isinstance(handler, Resized) and handler.draws for handler in self.handlers)
-
-    def at(self, epoch: int, shift: Shift | None = None) -> Decode:
-        """Return the stage for an epoch."""
-        return self if self.draws is None else replace(self, draws=self.draws.at(epoch, shift))
 
     def __call__(self, samples: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """Give the samples, in their order, with their fields decoded."""
@@ -99,38 +93,34 @@ class Decode(Drawing):
         return name[:2] != "__" and (self.only is None or name in self.only)
 
     def _column(self, name: str, values: Sequence[Any], columns: dict[str, Any]) -> Any:
-        decode = COLUMNS.get(extension_of(name))
-        is_known = decode is not None and any(isinstance(handler, Payloads) for handler in self.handlers)
+        by_name = any(isinstance(handler, Payloads) for handler in self.handlers)
+        kind = KINDS.get(extension_of(name)) if by_name else None
         if isinstance(values, pa.Array):
-            is_payloads = is_known and pa.types.is_large_binary(values.type)
-            decode_arrow = ARROW_COLUMNS.get(extension_of(name)) if is_payloads else None
-            column = None if decode_arrow is None else decode_arrow(values)
-            if column is not None:
-                return column
+            if kind is not None and pa.types.is_large_binary(values.type):
+                try:
+                    column = kind.arrow(values)
+                except pa.ArrowInvalid:
+                    column = None
+                if column is not None:
+                    return column
             values = as_list(values)
+        # Of a sample, only what its random numbers depend on.
+        rows: Iterable[dict[str, Any]] = repeat({})
+        if self.draws is not None:
+            rows = [{"__position__": position} for position in columns["__position__"].tolist()]
         if set(map(type, values)) == {bytes}:
-            column = decode(values) if is_known else self._images(name, values, columns)  # type: ignore[misc]
+            images = (handler for handler in self.handlers if isinstance(handler, _IMAGES) and handler.takes(name))
+            image, column = next(images, None), None
+            if kind is not None:
+                column = kind.column(values)
+            elif isinstance(image, Resized):
+                column = image.column(values, map(self._seed_of, rows))
             if column is not None:
                 return column
-        rows = self._rows_of(columns)
         return [self._value(name, value, row) for value, row in zip(values, rows, strict=False)]
-
-    def _rows_of(self, columns: dict[str, Any]) -> Iterable[dict[str, Any]]:
-        """Return for each sample the fields that its random numbers depend on."""
-        if self.draws is None:
-            return repeat({})
-        return [{"__position__": position} for position in columns["__position__"].tolist()]
 
     def _seed_of(self, sample: Mapping[str, Any]) -> int | None:
         return None if self.draws is None else self.draws.seed_of(position_of(sample, "decode"))
-
-    def _images(self, name: str, values: Sequence[bytes], columns: dict[str, Any]) -> Any:
-        """Return a column of images that are decoded at once; None if they are not."""
-        takers = (handler for handler in self.handlers if isinstance(handler, _IMAGES) and handler.takes(name))
-        taker = next(takers, None)
-        if not isinstance(taker, Resized):
-            return None
-        return taker.column(values, map(self._seed_of, self._rows_of(columns)))
 
     def _value(self, name: str, value: Any, sample: Mapping[str, Any]) -> Any:
         if not isinstance(value, bytes):
@@ -201,8 +191,7 @@ def decode_sample_stage(
         raise InputError("invalid max_field_bytes", expected="an integer of at least 1", found=repr(max_field_bytes))
     before = (Inflate(max_field_bytes),) if pre is None else tuple(pre)
     named = tuple(ImageField(handler) if isinstance(handler, str) else handler for handler in handlers)
-    if exif:
-        named = tuple(replace(one, exif=True) if isinstance(one, _IMAGES) else one for one in named)
+    named = tuple(replace(one, exif=True) if exif and isinstance(one, _IMAGES) else one for one in named)
     after = (Payloads(bool(allow_pickle), max_field_bytes),) if post is None else tuple(post)
     for handler in (*before, *named, *after):
         if not callable(handler):
@@ -224,31 +213,22 @@ def _place(name: str, sample: Mapping[str, Any]) -> str:
     return f"field {name!r} of sample {sample.get('__key__', '')!r}, {sample.get('__url__', '')}"
 
 
-def _remedy(name: str) -> str:
-    if ImageField("pil").takes(name):
-        return (
-            "run `wdsplit verify --decode`: it checks all bytes, and lists the images that cannot be decoded. If the "
-            "bytes are as converted, the image was damaged before"
-        )
-    return "run `wdsplit verify`; if it finds no damage, the field was damaged before the conversion"
-
-
 def located(error: Exception, name: str, sample: Mapping[str, Any]) -> WdsplitError:
     """Return an error that says which field of which sample it is about."""
+    place = _place(name, sample)
     if isinstance(error, WdsplitError):
-        located = error.at(_place(name, sample))
+        located = error.at(place)
     elif isinstance(error, ImportError):
-        located = MissingDependencyError(
-            f"{error.name} is not installed",
-            place=_place(name, sample),
-            remedy="install it, or decode only= other fields",
-        )
+        remedy = "install it, or decode only= other fields"
+        located = MissingDependencyError(f"{error.name} is not installed", place=place, remedy=remedy)
     else:
-        located = CorruptDataError(
-            "a field cannot be decoded",
-            place=_place(name, sample),
-            found=f"{type(error).__name__}: {error}",
-            remedy=_remedy(name),
-        )
+        remedy = "run `wdsplit verify`; if it finds no damage, the field was damaged before the conversion"
+        if ImageField("pil").takes(name):
+            remedy = (
+                "run `wdsplit verify --decode`: it checks all bytes, and lists the images that cannot be decoded. If "
+                "the bytes are as converted, the image was damaged before"
+            )
+        found = f"{type(error).__name__}: {error}"
+        located = CorruptDataError("a field cannot be decoded", place=place, found=found, remedy=remedy)
     located.key, located.url = str(sample.get("__key__", "")), str(sample.get("__url__", ""))
     return located

@@ -15,7 +15,7 @@ import re
 import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,7 @@ from wdsplit.errors import CorruptDataError, InputError
 from wdsplit.loading.reading.block import flat
 from wdsplit.loading.stages.images import extension_of
 
-__all__ = ["ARROW_COLUMNS", "COLUMNS", "Inflate", "Payloads"]
+__all__ = ["KINDS", "Inflate", "Payloads"]
 
 Array = npt.NDArray[Any]
 
@@ -93,8 +93,8 @@ class Payloads:
                 found=f".{extension}",
                 remedy="decode only= the other fields, or pass a function of your own as a handler",
             )
-        decode = _READERS.get(extension)
-        return None if decode is None else decode(data)
+        kind = KINDS.get(extension)
+        return None if kind is None else kind.value(data)
 
     def _read_npz(self, data: bytes) -> dict[str, Any]:
         """Return the arrays of an npz by name; other members come as bytes, as from numpy."""
@@ -154,7 +154,7 @@ def _npy_layout(header: bytes) -> _Layout:
     return _Layout(shape, is_fortran, dtype, math.prod(shape) * dtype.itemsize)
 
 
-def _read_npy(data: bytes, allow_pickle: bool) -> Array:
+def _read_npy(data: bytes, allow_pickle: bool = False) -> Array:
     """Return the array of an npy, in memory of its own."""
     header = _npy_header(data)
     layout = _npy_layout(header)
@@ -216,18 +216,6 @@ def _read_ten(data: bytes) -> Any:
     return tenbin.decode_buffer(data)
 
 
-_READERS: dict[str, Callable[[bytes], Any]] = {
-    **dict.fromkeys(("txt", "text", "transcript"), bytes.decode),
-    **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), int),
-    **dict.fromkeys(("json", "jsn"), _read_json),
-    **dict.fromkeys(("ten", "tb"), _read_ten),
-    **dict.fromkeys(("mp", "msg"), autodecode.msgpack_loads),
-}
-
-
-# Columns
-
-
 def _integers(values: Sequence[bytes]) -> Any:
     numbers = list(map(int, values))
     try:
@@ -236,46 +224,44 @@ def _integers(values: Sequence[bytes]) -> Any:
         return numbers
 
 
-def _texts(values: Sequence[bytes]) -> list[str]:
-    return list(map(bytes.decode, values))
-
-
 def _jsons(values: Sequence[bytes]) -> list[Any] | None:
     """Return the parsed texts; None if one is null, which leaves a field as it is."""
     decoded = list(map(_read_json, values))
     return None if any(value is None for value in decoded) else decoded
 
 
-COLUMNS: dict[str, Callable[[Sequence[bytes]], Any]] = {
-    **dict.fromkeys(("txt", "text", "transcript"), _texts),
-    **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), _integers),
-    **dict.fromkeys(("json", "jsn"), _jsons),
-    "npy": _stacked_npy,
-}
-"""Decoders of whole columns: they return the values of `Payloads`, or None to decode them one by one."""
-
-
-def _arrow_texts(values: pa.LargeBinaryArray) -> pa.LargeStringArray | None:
-    try:
-        return values.cast(pa.large_string())
-    except pa.ArrowInvalid:
-        return None
-
-
 def _arrow_integers(values: pa.LargeBinaryArray) -> Array | None:
-    try:
-        numbers = values.cast(pa.large_string()).cast(pa.int64())
-    except pa.ArrowInvalid:
-        return None
+    numbers = values.cast(pa.large_string()).cast(pa.int64())
     is_decimal = flat(values)[1].max(initial=0) <= ord("9")  # Arrow takes 0x1f for a number, too
     return np.array(numbers) if is_decimal else None
 
 
-ARROW_COLUMNS: dict[str, Callable[[pa.LargeBinaryArray], Any]] = {
-    **dict.fromkeys(("txt", "text", "transcript"), _arrow_texts),
-    **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), _arrow_integers),
+class Kind(NamedTuple):
+    """Decoders of a kind of fields, with the same values.
+
+    Attributes:
+        value: Decodes one field.
+        column: Decodes a column, or returns None if only `value` can.
+        arrow: Decodes a column in Arrow, or returns None or raises ArrowInvalid if only `column` can.
+    """
+
+    value: Callable[[bytes], Any]
+    column: Callable[[Sequence[bytes]], Any] = lambda values: None
+    arrow: Callable[[pa.LargeBinaryArray], Any] = lambda values: None
+
+
+_KINDS = {
+    ("txt", "text", "transcript"): Kind(
+        bytes.decode, lambda values: list(map(bytes.decode, values)), lambda values: values.cast(pa.large_string())
+    ),
+    ("cls", "cls2", "index", "inx", "id"): Kind(int, _integers, _arrow_integers),
+    ("json", "jsn"): Kind(_read_json, _jsons),
+    ("npy",): Kind(_read_npy, _stacked_npy),
+    ("ten", "tb"): Kind(_read_ten),
+    ("mp", "msg"): Kind(autodecode.msgpack_loads),
 }
-"""Decoders of Arrow columns: they return the values of `COLUMNS`, or None if only those can decode them."""
+KINDS = {extension: kind for extensions, kind in _KINDS.items() for extension in extensions}
+"""The decoders of fields, by the last part of their names."""
 
 
 # Errors

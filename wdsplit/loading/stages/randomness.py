@@ -10,11 +10,10 @@ import dataclasses
 import random
 import sys
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
@@ -23,12 +22,10 @@ from wdsplit.order.epoch import hash_stream
 
 if TYPE_CHECKING:
     import torch
-    from typing_extensions import Self
 
 __all__ = ["IMAGES", "MAPS", "Drawing", "Draws", "GeneratorKind", "RandomMap", "Shift", "at_epoch", "position_of"]
 
 GeneratorKind = Literal["numpy", "torch", "python", "global"]
-_KINDS = ("numpy", "torch", "python", "global")
 MAPS, IMAGES = 12, 15
 """Kinds of stages that draw: domains of the hash, beside those of `order`."""
 
@@ -58,26 +55,23 @@ class Draws:
     epoch: int = 0
     shift: Shift = dataclasses.field(default_factory=Shift)
 
-    def at(self, epoch: int, shift: Shift | None) -> Draws:
-        """Return the same for an epoch."""
-        return replace(self, epoch=epoch, shift=shift or Shift())
-
     def seed_of(self, position: int) -> int:
         """Return the seed of the sample at a position."""
         return hash_stream(self.seed, self.kind, self.number, self.epoch, position + self.shift.by)
 
 
-class Drawing(ABC):
-    """A stage that draws random numbers."""
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    """A stage that draws random numbers; none without a seed, as a decoder of a sample outside of a dataset."""
 
-    @abstractmethod
-    def at(self, epoch: int, shift: Shift | None = None) -> Self:
-        """Return the stage for an epoch."""
+    draws: Draws | None = None
 
 
 def at_epoch(stage: Any, epoch: int, shift: Shift | None = None) -> Any:
     """Return a stage for an epoch: another one if it draws random numbers."""
-    return stage.at(epoch, shift) if isinstance(stage, Drawing) else stage
+    if not isinstance(stage, Drawing) or stage.draws is None:
+        return stage
+    return replace(stage, draws=replace(stage.draws, epoch=epoch, shift=shift or Shift()))
 
 
 def position_of(sample: Any, stage: str) -> int:
@@ -104,21 +98,18 @@ class RandomMap(Drawing):
         function: Called with the sample, or with the value of `field`, and a generator (unless it is `global`).
         field: The field that the result replaces; None for the whole sample.
         generator: The kind of generator.
-        draws: Its seed.
     """
 
     function: Callable[..., Any]
     field: str | None
     generator: GeneratorKind
-    draws: Draws
+    draws: Draws = dataclasses.field(kw_only=True)
 
     def __post_init__(self) -> None:
-        if self.generator not in _KINDS:
-            raise InputError("invalid generator", expected=", ".join(_KINDS), found=repr(self.generator))
-
-    def at(self, epoch: int, shift: Shift | None = None) -> RandomMap:
-        """Return the stage for an epoch."""
-        return replace(self, draws=self.draws.at(epoch, shift))
+        if self.generator not in get_args(GeneratorKind):
+            raise InputError(
+                "invalid generator", expected=", ".join(get_args(GeneratorKind)), found=repr(self.generator)
+            )
 
     def __call__(self, samples: Iterable[Any]) -> Iterator[Any]:
         """Yield the function's result for each sample."""
@@ -153,10 +144,6 @@ class RandomMap(Drawing):
         return self.function(value, _GENERATORS[self.generator](seed))
 
 
-def _numpy_generator(seed: int) -> np.random.Generator:
-    return np.random.Generator(np.random.Philox(key=seed))
-
-
 def _torch_generator(seed: int) -> torch.Generator:
     import torch
 
@@ -164,7 +151,7 @@ def _torch_generator(seed: int) -> torch.Generator:
 
 
 _GENERATORS: dict[str, Callable[[int], Any]] = {
-    "numpy": _numpy_generator,
+    "numpy": lambda seed: np.random.Generator(np.random.Philox(key=seed)),
     "torch": _torch_generator,
     "python": random.Random,
 }
