@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -163,7 +163,7 @@ def verify(
     if progress is not None:
         progress(0, num_shards, 0)
     annotations, unread = _annotations(storage, manifest)
-    check = partial(_check_with_annotations, storage, manifest, annotations, decode, selection)
+    check = partial(_check, storage, manifest, annotations, decode, selection)
     describe = partial(_describe, manifest)
     num_bytes = None if storage.has_latency else int(manifest.shards.column("num_bytes")[checked].sum())
     results = (engine or LocalEngine(jobs)).map(check, checked, num_bytes=num_bytes, describe=describe)
@@ -175,11 +175,9 @@ def verify(
                 progress(len(findings), num_shards, checked_bytes)
     problems = [problem for shard in sorted(findings) for problem in findings[shard].problems]
     problems += [*_duplicate_keys(storage, manifest, findings), *unread]
-    try:
+    with _noted(problems):
         problems += _tars_not_listed(storage, manifest)
         problems += _bad_views(storage, manifest)
-    except WdsplitError as error:
-        problems.append(error)
     images = None
     if decode:
         parts = [findings[shard].images for shard in sorted(findings)]
@@ -195,19 +193,27 @@ def _describe(manifest: Manifest, number: int) -> str:
     return manifest.shards[number].path
 
 
+@contextmanager
+def _noted(problems: list[WdsplitError], url: str = "") -> Iterator[None]:
+    """Add an error to the problems instead of raising it, with the URL of its file if it may lack that."""
+    try:
+        yield
+    except WdsplitError as error:
+        error.url = error.url or url
+        problems.append(error if url in error.place else error.at(url))
+
+
 def _annotations(storage: ReadableStorage, manifest: Manifest) -> tuple[list[Annotation], list[WdsplitError]]:
     """Return the annotations of a dataset, and a problem for each that is damaged or belongs to other shards."""
     found: list[Annotation] = []
     problems: list[WdsplitError] = []
     for name in annotation_names(storage):
-        try:
+        with _noted(problems):
             found.append(find_annotation(storage, name, manifest))
-        except WdsplitError as error:
-            problems.append(error)
     return found, problems
 
 
-def _check_with_annotations(
+def _check(
     storage: ReadableStorage,
     manifest: Manifest,
     annotations: Sequence[Annotation],
@@ -216,17 +222,33 @@ def _check_with_annotations(
     number: int,
 ) -> _Finding:
     """Check a shard, and its tables of all annotations; decode its images if requested."""
-    finding = _check_shard(storage, manifest, number)
-    problems = list(finding.problems)
+    listed = manifest.shards[number]
+    problems: list[WdsplitError] = []
+    hashes: Hashes = np.zeros(0, np.uint64)
+    images = None
+    with _noted(problems):
+        shard = open_shard(storage, listed, manifest.field_names)
+        checksum, found, hashes = _read_shard(storage, manifest, listed, shard)
+        if checksum != listed.checksum and shard.file.is_remote:  # it may have been damaged on its way
+            checksum, found, hashes = _read_shard(storage, manifest, listed, shard)
+        if checksum != listed.checksum:
+            changed = CorruptDataError(
+                "a shard was changed",
+                place=shard.url,
+                expected=listed.checksum,
+                found=checksum,
+                remedy="copy it again, or convert again with --overwrite",
+                url=shard.url,
+            )
+            problems.append(changed)
+        problems += found
     if decode:
         images, errors = _decoded(storage, manifest, selection, number)
-        finding, problems = replace(finding, images=images), [*problems, *errors]
+        problems += errors
     for annotation in annotations:
-        try:
-            read_annotation(storage, annotation, manifest.shards[number])
-        except WdsplitError as error:
-            problems.append(error)
-    return replace(finding, problems=tuple(problems))
+        with _noted(problems):
+            read_annotation(storage, annotation, listed)
+    return _Finding(number, tuple(problems), hashes, images)
 
 
 def _decoded(
@@ -256,63 +278,37 @@ def _decoded(
         return Images(), [error]
 
 
-def _check_shard(storage: ReadableStorage, manifest: Manifest, number: int) -> _Finding:
-    none = np.zeros(0, np.uint64)
-    listed = manifest.shards[number]
-    try:
-        shard = open_shard(storage, listed, manifest.field_names)
-        found = _read_shard(storage, manifest, listed, shard)
-        if found.checksum != listed.checksum and shard.file.is_remote:
-            found = _read_shard(storage, manifest, listed, shard)
-    except WdsplitError as error:
-        return _Finding(number, (error,), none)
-    problems = found.problems
-    if found.checksum != listed.checksum:
-        changed = CorruptDataError(
-            "a shard was changed",
-            place=shard.url,
-            expected=listed.checksum,
-            found=found.checksum,
-            remedy="copy it again, or convert again with --overwrite",
-            url=shard.url,
-        )
-        problems = [changed, *problems]
-    return _Finding(number, tuple(problems), np.concatenate([none, *found.hashes]))
+def _read_shard(
+    storage: ReadableStorage, manifest: Manifest, listed: Shard, shard: OpenShard
+) -> tuple[str, list[WdsplitError], Hashes]:
+    """Read all of a shard once, some samples at a time; they are scanned as a tar of another program would be.
 
-
-class _Contents(NamedTuple):
-    """The checksum of a shard, its problems, and the hashes of its keys; none if a sample cannot be read."""
-
-    checksum: str
-    problems: list[WdsplitError]
-    hashes: list[Hashes]
-
-
-def _read_shard(storage: ReadableStorage, manifest: Manifest, listed: Shard, shard: OpenShard) -> _Contents:
-    """Read all of a shard once, some samples at a time; they are scanned as a tar of another program would be."""
-    digest, table = xxhash.xxh3_128(), _SampleTable(storage, manifest, listed)
+    Returns:
+        Its checksum, its problems, and the hashes of its keys; none if a sample cannot be read.
+    """
+    digest, num_real = xxhash.xxh3_128(), listed.num_samples - listed.num_pads
     problems: list[WdsplitError] = []
     misplaced: WdsplitError | None = None
-    hashes: list[Hashes] = []
-    is_readable = True
+    scanned: list[tuple[pa.LargeStringArray, Int64]] = []
+    hashes: list[Hashes] = [np.zeros(0, np.uint64)]
     for first, stop, data in _parts(shard):
         digest.update(data)
-        if not is_readable or first == stop:
+        if problems or first == stop:
             continue
-        try:
+        with _noted(problems, shard.url):
             keys, sizes, wrong = _scanned(listed, shard, first, stop, data)
-        except WdsplitError as error:
-            error.url = shard.url
-            problems.append(error if shard.url in error.place else error.at(shard.url))
-            is_readable, hashes = False, []
-            continue
-        misplaced = misplaced or wrong
-        hashes.append(hash_keys(keys[: max(0, listed.num_samples - listed.num_pads - first)]))
-        table.compare(keys, sizes)
+            misplaced = misplaced or wrong
+            scanned.append((keys, sizes))
+            hashes.append(hash_keys(keys[: max(0, num_real - first)]))
+    if problems:
+        del hashes[1:]
     checksum, tail = checksum_of(digest), check_tail(shard)
     if misplaced is not None and checksum == listed.checksum:
         problems.append(misplaced)  # else the tar is wrong, not its places
-    return _Contents(checksum, [*problems, *([] if tail is None else [tail]), *table.problems], hashes)
+    problems += [] if tail is None else [tail]
+    with _noted(problems):
+        _compare_table(storage, manifest, listed, scanned)
+    return checksum, problems, np.concatenate(hashes)
 
 
 def _parts(shard: OpenShard) -> Iterator[tuple[int, int, memoryview]]:
@@ -400,47 +396,34 @@ def _misplaced(
     )
 
 
-class _SampleTable:
-    """The sample table of a shard, compared with its samples, some at a time.
+def _compare_table(
+    storage: ReadableStorage, manifest: Manifest, listed: Shard, scanned: Sequence[tuple[pa.LargeStringArray, Int64]]
+) -> None:
+    """Compare the sample table of a shard, if there is one, with keys and payload bytes of its samples, then pads.
 
-    Attributes:
-        problems: The problems of the table; empty if the dataset has no such tables.
+    Raises:
+        CorruptDataError: They differ, or the table is damaged.
     """
-
-    def __init__(self, storage: ReadableStorage, manifest: Manifest, listed: Shard) -> None:
-        self.problems: list[WdsplitError] = []
-        self._dataset, self._place = storage.url, f"{storage.url}/{samples_path(listed.path)}"
-        self._table, self._first = None, 0
-        try:
-            if manifest.samples is not None:
-                self._table = read_samples(storage, listed, None, manifest.samples)
-        except WdsplitError as error:
-            self.problems.append(error)
-
-    def compare(self, keys: pa.LargeStringArray, sizes: Int64) -> None:
-        """Compare the next rows with the next samples, which may end with pads."""
-        if self._table is None or self.problems:
-            return
-        rows = self._table.slice(self._first, len(keys)).combine_chunks()
+    if manifest.samples is None:
+        return
+    table, first = read_samples(storage, listed, None, manifest.samples), 0
+    for keys, sizes in scanned:
+        rows = table.slice(first, len(keys)).combine_chunks()
         found_keys, found_bytes = rows[KEY].cast(pa.large_string()), rows[NUM_BYTES].to_numpy()
         same_keys = pc.equal(found_keys, keys[: len(rows)]).to_numpy(zero_copy_only=False)
         others = np.flatnonzero(~(same_keys & (found_bytes == sizes[: len(rows)])))
         if len(others):
-            row = int(others[0])
-            found, expected = (found_keys[row].as_py(), int(found_bytes[row])), (keys[row].as_py(), int(sizes[row]))
-            self.problems.append(self._other(self._first + row, *found, *expected))
-        self._first += len(keys)
-
-    def _other(self, row: int, found_key: str, found_bytes: int, key: str, num_bytes: int) -> CorruptDataError:
-        return CorruptDataError(
-            "a sample table does not match its shard",
-            place=f"{self._place}, row {row}",
-            expected=f"key {key!r}, {num_bytes:,} bytes",
-            found=f"key {found_key!r}, {found_bytes:,} bytes",
-            remedy=f"remove it, and make it again with `wdsplit index {self._dataset} --sample-tables`",
-            url=self._place,
-            key=key,
-        )
+            row, place = int(others[0]), f"{storage.url}/{samples_path(listed.path)}"
+            raise CorruptDataError(
+                "a sample table does not match its shard",
+                place=f"{place}, row {first + row}",
+                expected=f"key {keys[row].as_py()!r}, {sizes[row]:,} bytes",
+                found=f"key {found_keys[row].as_py()!r}, {found_bytes[row]:,} bytes",
+                remedy=f"remove it, and make it again with `wdsplit index {storage.url} --sample-tables`",
+                url=place,
+                key=keys[row].as_py(),
+            )
+        first += len(keys)
 
 
 def _duplicate_keys(storage: ReadableStorage, manifest: Manifest, findings: dict[int, _Finding]) -> list[WdsplitError]:
@@ -452,15 +435,11 @@ def _duplicate_keys(storage: ReadableStorage, manifest: Manifest, findings: dict
             if not np.isin(finding.hashes, suspects).any():
                 continue
             listed = manifest.shards[number]
-            try:
+            with _noted(problems, f"{storage.url}/{listed.path}"):
                 shard = open_shard(storage, listed, manifest.field_names)
                 for first, stop, data in _parts(shard):
                     if first < stop:
                         yield _scanned(listed, shard, first, stop, data)[0], shard.url
-            except WdsplitError as error:
-                url = f"{storage.url}/{listed.path}"
-                error.url = error.url or url
-                problems.append(error if url in error.place else error.at(url))
 
     hashes = [finding.hashes for finding in findings.values()]
     for duplicate in find_duplicate_keys(hashes, read_keys):
@@ -472,16 +451,13 @@ def _bad_views(storage: ReadableStorage, manifest: Manifest) -> list[WdsplitErro
     """Return a problem for each stored view that is damaged, or was made for another version of the dataset."""
     problems: list[WdsplitError] = []
     for name in view_names(storage):
-        try:
-            selection = read_view(storage, manifest, name)[1]
-            if not is_whole(selection):
+        with _noted(problems):
+            if not is_whole(read_view(storage, manifest, name)[1]):
                 raise CorruptDataError(
                     "the bitmaps of a view do not match its counts",
                     place=f"{storage.url}/{view_path(name)}",
                     remedy="make the view again with `wdsplit view --overwrite`",
                 )
-        except WdsplitError as error:
-            problems.append(error)
     return problems
 
 
