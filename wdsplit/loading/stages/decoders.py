@@ -16,7 +16,7 @@ from webdataset.autodecode import Continue
 
 from wdsplit.errors import CorruptDataError, InputError, MissingDependencyError, PipelineError, WdsplitError, noted
 from wdsplit.loading.reading.block import Columns, as_list
-from wdsplit.loading.stages.images import ImageField, Resized, extension_of
+from wdsplit.loading.stages.images import ImageField, Resized
 from wdsplit.loading.stages.payloads import KINDS, Inflate, Payloads
 from wdsplit.loading.stages.randomness import Drawing, position_of
 
@@ -94,7 +94,7 @@ class Decode(Drawing):
 
     def _column(self, name: str, values: Sequence[Any], columns: dict[str, Any]) -> Any:
         by_name = any(isinstance(handler, Payloads) for handler in self.handlers)
-        kind = KINDS.get(extension_of(name)) if by_name else None
+        kind = KINDS.get(name.rpartition(".")[2]) if by_name else None
         if isinstance(values, pa.Array):
             if kind is not None and pa.types.is_large_binary(values.type):
                 try:

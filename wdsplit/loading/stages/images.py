@@ -34,17 +34,7 @@ from wdsplit.loading.stages.image_files import (
     upright,
 )
 
-__all__ = [
-    "Crop",
-    "ImageField",
-    "Library",
-    "Output",
-    "Resized",
-    "extension_of",
-    "jpeg_header",
-    "jpeg_pixels",
-    "resized",
-]
+__all__ = ["ImageField", "Resized", "jpeg_header", "jpeg_pixels", "resized"]
 
 Crop = Literal["center", "random"]
 Library = Literal["simplejpeg", "pillow"]
@@ -62,11 +52,6 @@ SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 """The defaults of torchvision's `RandomResizedCrop`."""
 
 Pixels = npt.NDArray[np.uint8]
-
-
-def extension_of(key: str) -> str:
-    """Return what follows the last dot of a field's name."""
-    return key.rpartition(".")[2]
 
 
 @dataclass(frozen=True)
@@ -88,7 +73,7 @@ class ImageField:
 
     def takes(self, key: str) -> bool:
         """Tell by its name whether a field is an image."""
-        return extension_of(key).lower() in _IMAGE_EXTENSIONS
+        return key.rpartition(".")[2].lower() in _IMAGE_EXTENSIONS
 
     def __call__(self, key: str, data: bytes) -> Any:
         """Return the image, or None if the field is none."""
@@ -134,7 +119,7 @@ class Resized:
 
     def takes(self, key: str) -> bool:
         """Tell by its name whether a field is an image of a common format."""
-        return extension_of(key).lower() in COMMON_EXTENSIONS
+        return key.rpartition(".")[2].lower() in COMMON_EXTENSIONS
 
     def __call__(self, key: str, data: bytes, seed: int | None = None) -> Any:
         """Return the image, or None if the field is none of a common format; `seed` is needed if `draws`."""

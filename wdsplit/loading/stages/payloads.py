@@ -26,7 +26,6 @@ from webdataset.autodecode import Continue
 
 from wdsplit.errors import CorruptDataError, InputError
 from wdsplit.loading.reading.block import flat
-from wdsplit.loading.stages.images import extension_of
 
 __all__ = ["KINDS", "Inflate", "Payloads"]
 
@@ -77,7 +76,7 @@ class Payloads:
 
     def __call__(self, key: str, data: bytes) -> Any:
         """Return the value, or None if the name has no known type."""
-        extension = extension_of(key)
+        extension = key.rpartition(".")[2]
         if extension == "npy":
             return _read_npy(data, self.allow_pickle)
         if extension == "npz":

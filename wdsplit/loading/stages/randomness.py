@@ -124,9 +124,7 @@ class RandomMap(Drawing):
 
     def _mapped(self, sample: Any) -> Any:
         seed = self.draws.seed_of(position_of(sample, "map_random"))
-        if self.field is None:
-            return self._drawn(sample, seed)
-        if self.field not in sample:
+        if self.field is not None and self.field not in sample:
             raise PipelineError(
                 "a sample lacks the field to map",
                 place=f"sample {sample['__key__']!r} of {sample['__url__']}",
@@ -135,13 +133,13 @@ class RandomMap(Drawing):
                 remedy="name a field that all samples have",
                 key=sample["__key__"],
             )
-        return {**sample, self.field: self._drawn(sample[self.field], seed)}
-
-    def _drawn(self, value: Any, seed: int) -> Any:
+        value = sample if self.field is None else sample[self.field]
         if self.generator == "global":
             with _seeded(seed):
-                return self.function(value)
-        return self.function(value, _GENERATORS[self.generator](seed))
+                result = self.function(value)
+        else:
+            result = self.function(value, _GENERATORS[self.generator](seed))
+        return result if self.field is None else {**sample, self.field: result}
 
 
 def _torch_generator(seed: int) -> torch.Generator:
