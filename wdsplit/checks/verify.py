@@ -291,8 +291,11 @@ def _read_shard(
     misplaced: WdsplitError | None = None
     scanned: list[tuple[pa.LargeStringArray, Int64]] = []
     hashes: list[Hashes] = [np.zeros(0, np.uint64)]
+    end = memoryview(b"")
     for first, stop, data in _parts(shard):
         digest.update(data)
+        if first == stop:
+            end = data
         if problems or first == stop:
             continue
         with _noted(problems, shard.url):
@@ -302,7 +305,7 @@ def _read_shard(
             hashes.append(hash_keys(keys[: max(0, num_real - first)]))
     if problems:
         del hashes[1:]
-    checksum, tail = checksum_of(digest), check_tail(shard)
+    checksum, tail = checksum_of(digest), check_tail(shard, end)
     if misplaced is not None and checksum == listed.checksum:
         problems.append(misplaced)  # else the tar is wrong, not its places
     problems += [] if tail is None else [tail]
@@ -319,8 +322,15 @@ def _parts(shard: OpenShard) -> Iterator[tuple[int, int, memoryview]]:
     while first < len(offsets) - 1:
         stop = int(np.searchsorted(offsets, offsets[first] + _READ_BYTES, side="right")) - 1
         stop = min(max(stop, first + 1), first + _SAMPLES_AT_ONCE)
-        yield first, stop, memoryview(shard.file.read(int(offsets[first]), int(offsets[stop] - offsets[first])))
+        begin, end = int(offsets[first]), int(offsets[stop])
+        rest = shard.file.size - end
+        with_rest = stop == len(offsets) - 1 and rest <= _READ_BYTES  # one request, not two
+        data = memoryview(shard.file.read(begin, end - begin + (rest if with_rest else 0)))
+        yield first, stop, data[: end - begin]
         first = stop
+        if with_rest:
+            yield first, first, data[end - begin :]
+            return
     for begin in range(int(offsets[-1]), shard.file.size, _READ_BYTES):
         yield first, first, memoryview(shard.file.read(begin, min(_READ_BYTES, shard.file.size - begin)))
 

@@ -222,15 +222,20 @@ def open_shard(
     return OpenShard(url, file, read_places(storage, shard, names), names, requested)
 
 
-def check_tail(shard: OpenShard) -> CorruptDataError | None:
+def check_tail(shard: OpenShard, end: memoryview | None = None) -> CorruptDataError | None:
     """Return what is wrong with the end of a shard, if anything: only zeros may follow the last sample.
 
     Their number depends on the writer: wdsplit and GNU tar fill up to 10,240 bytes, others end with two blocks, or
     none.
+
+    Args:
+        shard: The shard.
+        end: The last bytes of its file, if they are in memory; they need not be read again if they are the whole end.
     """
     begin = shard.places.end
     tail = shard.file.size - begin
-    clean = not np.frombuffer(shard.file.read(begin, tail), np.uint8).any()
+    data = end if end is not None and len(end) == tail else shard.file.read(begin, tail)
+    clean = not np.frombuffer(data, np.uint8).any()
     if clean and tail % BLOCK_BYTES == 0:
         return None
     return CorruptDataError(
