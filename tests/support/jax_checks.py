@@ -108,6 +108,11 @@ def check_batches_may_be_split_over_several_axes(path):
     assert {shard.data.shape for shard in next(iter(loader)).valid.addressable_shards} == {(2,)}
 
 
+def check_one_device_is_enough(path):
+    loader = JaxLoader(opened(path), 16, mesh=mesh_of(1))
+    assert content(loader) == plain(path, 16)
+
+
 def check_every_sample_is_valid_once_an_epoch(path):
     loader = JaxLoader(opened(path), 2, num_workers=2)
     epochs = [list(loader) for _ in range(2)]

@@ -260,7 +260,7 @@ def scanned_places(data: memoryview, scan: Scan, found: SampleMembers, offsets: 
 
 def hash_samples(samples: Iterable[memoryview | bytes]) -> UInt64:
     """Return the xxh3_64 of the bytes of n samples: uint64 of shape (n,)."""
-    return np.array([xxhash.xxh3_64_intdigest(sample) for sample in samples], np.uint64)
+    return np.fromiter(map(xxhash.xxh3_64_intdigest, samples), np.uint64)
 
 
 def _dump(num_bytes: int, end: int, digest: bytes, begins: Int64, hashes: UInt64, sizes: Int64) -> bytes:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from wdsplit import compute as pc
 from wdsplit.arrays import Int64
 from wdsplit.errors import InputError
 from wdsplit.tar.names import MAX_FIELDS, MEMBER_PATTERN, META_PATTERN, PAD_PREFIX, RESERVED_FIELDS

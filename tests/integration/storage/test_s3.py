@@ -138,7 +138,7 @@ def test_a_shard_that_is_damaged_for_good_is_told_with_its_bytes(remote, bucket)
     with pytest.raises(CorruptDataError, match="damaged") as caught:
         samples_of(wdsplit.Dataset(remote, shuffle=False))
     assert caught.value.url == f"{remote}/000000.tar"
-    assert "bytes 0 to " in str(caught.value)
+    assert "sample 0, " in str(caught.value)
 
 
 def test_an_object_that_is_replaced_while_it_is_read_is_told(remote, bucket):

@@ -49,7 +49,9 @@ def shard_rows(draw):
 manifests = st.builds(
     Manifest,
     shards=st.lists(shard_rows(), max_size=5, unique_by=lambda row: row.path).map(Shards.of),
-    fields=st.lists(st.builds(Field, *[st.text()] * 4, st.lists(st.text()).map(tuple)), max_size=3).map(tuple),
+    fields=st.lists(
+        st.builds(Field, *[st.text()] * 4, st.lists(st.text()).map(tuple)), max_size=3, unique_by=lambda each: each.name
+    ).map(tuple),
     lanes=st.integers(1, 2**20),
     window=st.integers(1, 2**20),
     pad=st.sampled_from(["repeat", "drop", "none"]),
