@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from wdsplit.errors import MissingDependencyError, WdsplitError
+from wdsplit.errors import CorruptDataError, MissingDependencyError, WdsplitError
+from wdsplit.fields.image_sizes import IMAGE_EXTENSIONS
 from wdsplit.loading.bad_samples import BadSample
 from wdsplit.loading.reading.block import as_list
-from wdsplit.loading.reading.open_shard import OpenShard
+from wdsplit.loading.reading.open_shard import open_shard
 from wdsplit.loading.reading.windows import DAMAGE, WindowPlace, read_windows
 from wdsplit.loading.stages.decoders import located
 from wdsplit.loading.stages.image_files import (
@@ -26,6 +27,10 @@ from wdsplit.loading.stages.image_files import (
     orientation_of,
 )
 from wdsplit.loading.stages.images import jpeg_header, jpeg_pixels
+from wdsplit.order.selection import Selection
+from wdsplit.shards.manifest import Manifest
+from wdsplit.shards.sample_tables import read_names
+from wdsplit.storage.interface import ReadableStorage
 
 __all__ = ["Images", "decode_images", "require_decoders"]
 
@@ -78,35 +83,41 @@ def require_decoders() -> None:
 
 
 def decode_images(
-    shard: OpenShard,
-    mask: npt.NDArray[np.bool_],
-    fields: Collection[str],
-    names: Sequence[tuple[str | None, str]],
+    storage: ReadableStorage, manifest: Manifest, selection: Selection | None, number: int
 ) -> tuple[Images, list[WdsplitError]]:
-    """Decode all images of a shard.
-
-    Args:
-        shard: The shard.
-        mask: bool of shape (n,): which of its n samples to decode, without pads.
-        fields: The fields with images.
-        names: Key and file of each sample, or nothing if they are unknown.
+    """Decode all images of a shard, or those of a selection; if it cannot be opened, all its samples are bad.
 
     Returns:
         What was found, and the errors of the images that cannot be decoded.
     """
+    listed = manifest.shards[number]
+    url, num_real = f"{storage.url}/{listed.path}", listed.num_samples - listed.num_pads
+    mask = np.ones(num_real, np.bool_) if selection is None else selection.mask(number, 0, num_real)
+    fields = [field.name for field in manifest.fields if field.name.rpartition(".")[2] in IMAGE_EXTENSIONS]
     formats: dict[str, Counter[str]] = {name: Counter() for name in fields}
     unusual: Counter[str] = Counter()
     bad: list[BadSample] = []
     errors: list[WdsplitError] = []
+    names: Sequence[tuple[str | None, str]] = [(None, "")] * num_real
+    with suppress(CorruptDataError):
+        names = names if manifest.samples is None else read_names(storage, listed, manifest.samples)
 
-    def note(number: int, key: str | None, error: Exception) -> None:
-        listed, file = names[number] if names else (None, "")
-        bad.append(BadSample(key or listed, shard.url, number, None, error, file))
+    def note(row: int, key: str | None, error: Exception) -> None:
+        known, file = names[row]
+        bad.append(BadSample(key or known, url, row, None, error, file))
 
+    try:
+        shard = open_shard(storage, listed, manifest.field_names).narrowed(fields)
+    except CorruptDataError as error:
+        for row in np.flatnonzero(mask).tolist():
+            note(row, None, error)
+        return Images(bad=tuple(bad)), []
+    except WdsplitError:  # it is a problem already
+        return Images(), []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow's, of odd files
         for first in range(0, len(mask), _SAMPLES_AT_ONCE):
-            place = WindowPlace(shard.narrowed(fields), first, min(len(mask), first + _SAMPLES_AT_ONCE))
+            place = WindowPlace(shard, first, min(len(mask), first + _SAMPLES_AT_ONCE))
             window = read_windows([place], salvages=True)[0].window
             damage = window.fields.pop(DAMAGE, None)
             for row in np.flatnonzero(mask[first : place.stop]).tolist():
@@ -121,7 +132,7 @@ def decode_images(
                     except MissingDependencyError:
                         raise
                     except Exception as error:  # decoders raise errors of many kinds
-                        errors.append(located(error, name, {"__key__": key, "__url__": shard.url}))
+                        errors.append(located(error, name, {"__key__": key, "__url__": url}))
                         continue
                     formats[name].update([kind] if kind else [])
                     unusual.update(found)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ from wdsplit.errors import CorruptDataError, InputError, WdsplitError
 from wdsplit.fields.duplicate_keys import Hashes, Place, find_duplicate_keys
 from wdsplit.fields.image_sizes import IMAGE_EXTENSIONS
 from wdsplit.fields.keys import hash_keys
-from wdsplit.loading.bad_samples import BadSample, line_of
+from wdsplit.loading.bad_samples import line_of
 from wdsplit.loading.reading.open_shard import OpenShard, check_tail, open_shard
 from wdsplit.loading.views import chosen_views
 from wdsplit.notebook import html_table
@@ -34,7 +34,7 @@ from wdsplit.shards.annotations import Annotation, annotation_names, find_annota
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import Manifest, Shard, checksum_of
 from wdsplit.shards.places import places_path
-from wdsplit.shards.sample_tables import KEY, NUM_BYTES, read_names, read_samples, samples_path
+from wdsplit.shards.sample_tables import KEY, NUM_BYTES, read_samples, samples_path
 from wdsplit.shards.views import read_view, view_names, view_path
 from wdsplit.storage.given import located_one
 from wdsplit.storage.interface import ReadableStorage
@@ -243,39 +243,15 @@ def _check(
             problems.append(changed)
         problems += found
     if decode:
-        images, errors = _decoded(storage, manifest, selection, number)
-        problems += errors
+        from wdsplit.checks.decoded import decode_images
+
+        with _noted(problems):
+            images, errors = decode_images(storage, manifest, selection, number)
+            problems += errors
     for annotation in annotations:
         with _noted(problems):
             read_annotation(storage, annotation, listed)
     return _Finding(number, tuple(problems), hashes, images)
-
-
-def _decoded(
-    storage: ReadableStorage, manifest: Manifest, selection: Selection | None, number: int
-) -> tuple[Images, list[WdsplitError]]:
-    """Decode the selected images of a shard; if it cannot be opened, all its samples are bad."""
-    from wdsplit.checks.decoded import Images, decode_images
-
-    listed = manifest.shards[number]
-    num_real = listed.num_samples - listed.num_pads
-    mask = np.ones(num_real, np.bool_) if selection is None else selection.mask(number, 0, num_real)
-    names: Sequence[tuple[str | None, str]] = []
-    with suppress(CorruptDataError):
-        names = [] if manifest.samples is None else read_names(storage, listed, manifest.samples)
-    try:
-        shard = open_shard(storage, listed, manifest.field_names)
-    except CorruptDataError as error:
-        found, url = names or [(None, "")] * num_real, f"{storage.url}/{listed.path}"
-        rows = np.flatnonzero(mask).tolist()
-        return Images(bad=tuple(BadSample(found[row][0], url, row, None, error, found[row][1]) for row in rows)), []
-    except WdsplitError:  # it is a problem already
-        return Images(), []
-    fields = [field.name for field in manifest.fields if field.name.rpartition(".")[2] in IMAGE_EXTENSIONS]
-    try:
-        return decode_images(shard, mask, fields, names)
-    except WdsplitError as error:
-        return Images(), [error]
 
 
 def _read_shard(
