@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import webdataset
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from webdataset import tenbin
 
@@ -344,6 +344,7 @@ def outcome(function):
 
 
 @given(st.integers(1, 4).flatmap(column_payloads), st.sampled_from([None, ["cls", "npy"]]))
+@example({"json": [b"null", b'"a"']}, None)
 def test_columns_are_those_of_the_samples_they_are_made_of(columns, only):
     stage = decode_sample_stage(only=only)
     num_rows = max((len(values) for values in columns.values()), default=0)

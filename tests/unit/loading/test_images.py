@@ -97,6 +97,17 @@ def test_an_exif_orientation_is_applied_only_on_request(orientation, kind, libra
 
 
 @every_library
+def test_an_image_that_is_turned_is_decoded_as_large_as_it_is_needed(library):
+    """At half its size no stripe would be left."""
+    stripes = np.zeros((640, 160, 3), np.uint8)
+    stripes[:, 1::2] = 255
+    exif = PIL.Image.Exif()
+    exif[0x0112] = 6
+    payload = encoded(stripes, exif=exif)
+    assert decoded(payload, (160, 80), library=library, exif=True).std() > 100
+
+
+@every_library
 @pytest.mark.parametrize("kept", [0, 2, 3, 20, 300, 0.5, 0.9, -2, -1])
 def test_a_truncated_jpeg_is_an_error_that_names_its_sample(kept, library):
     payload = encoded(picture(375, 500))
