@@ -218,10 +218,9 @@ def places_of(data, offsets, names):
     samples = np.searchsorted(offsets, scan.tops[members.rows], side="right") - 1
     keys = [members.keys.to_pylist()[row] for row in np.searchsorted(samples, np.arange(len(offsets) - 1)).tolist()]
     hashes = hash_samples(data[begin:end] for begin, end in itertools.pairwise(offsets.tolist()))
-    listed = samples, members.field_index, scan.starts[members.rows], scan.sizes[members.rows]
     digest = xxhash.xxh3_128_digest(data)
     numbers = np.array([names.index(name) if name in names else 0 for name in members.fields])
-    listed = samples, numbers[members.field_index], *listed[2:]
+    listed = samples, numbers[members.field_index], scan.starts[members.rows], scan.sizes[members.rows]
     return _dump_listed(len(data), int(offsets[-1]), digest, offsets[:-1], hashes, names, listed, keys)
 
 
