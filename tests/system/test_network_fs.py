@@ -154,8 +154,8 @@ import wdsplit.checks.verify
 
 opened = wdsplit.checks.verify.open_shard
 
-def open_and_wait(storage, shard):
-    found = opened(storage, shard)
+def open_and_wait(*arguments):
+    found = opened(*arguments)
     print("begun", flush=True)
     input()
     wdsplit.checks.verify.open_shard = opened

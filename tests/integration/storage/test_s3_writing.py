@@ -403,7 +403,7 @@ if __name__ == "__main__":
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "moment",
-    ["plan.json", "000000.tar?uploads", "partNumber=3", "000002.tar?uploadId", "shards/000003", "shards.parquet"],
+    ["plan.json", "000000.tar?uploads", "partNumber=3", "000002.tar?uploadId", "-00000003-", "shards.parquet"],
 )
 def test_a_converter_that_is_killed_leaves_no_lock_and_no_half_object_and_is_resumed(
     bucket, source, expected, fault_proxy, moment
