@@ -293,8 +293,6 @@ def _read_shard(
 def _parts(shard: OpenShard) -> Iterator[tuple[int, int, memoryview]]:
     """Yield the bytes of a shard and their samples first, ..., stop - 1; at last the bytes after all samples."""
     offsets, first = shard.places.offsets(), 0
-    if offsets[0] != 0 or (np.diff(offsets) <= 0).any():
-        offsets = np.zeros(1, np.int64)  # these places are damaged, as the first sample shows
     while first < len(offsets) - 1:
         stop = int(np.searchsorted(offsets, offsets[first] + _READ_BYTES, side="right")) - 1
         stop = min(max(stop, first + 1), first + _SAMPLES_AT_ONCE)

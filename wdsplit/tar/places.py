@@ -346,13 +346,17 @@ def parse_places(
     if int(head["samples"]) != num_samples or not (is_listed or num_fields == width) or end > num_bytes:
         found = f"{head['samples']} samples of {num_fields} fields, up to byte {end}"
         raise _damaged(found, f"{num_samples} samples of {width} fields, up to byte {num_bytes}")
+    members = keys = None
     if is_listed:
         rows, members, keys = _parse_listed(data, num_samples, num_fields, num_bytes, fields)
-        return Places(num_samples, width, num_bytes, end, checksum, data, rows, members, keys)
-    if len(data) != plain_places_bytes(num_samples, num_fields):
+    elif len(data) == plain_places_bytes(num_samples, num_fields):
+        rows = np.frombuffer(data, _row(num_fields), num_samples, HEAD_BYTES)
+    else:
         raise _damaged(f"{len(data)} bytes", f"{plain_places_bytes(num_samples, num_fields)} bytes")
-    rows = np.frombuffer(data, _row(num_fields), num_samples, HEAD_BYTES)
-    return Places(num_samples, width, num_bytes, end, checksum, data, rows)
+    begins = rows["offset"]
+    if num_samples and (begins[0] != 0 or (begins[1:] <= begins[:-1]).any() or begins[-1] >= end):
+        raise _damaged("other offsets", f"offsets of samples that rise from 0 and stay below {end}")
+    return Places(num_samples, width, num_bytes, end, checksum, data, rows, members, keys)
 
 
 def is_places(data: bytes | memoryview) -> bool:

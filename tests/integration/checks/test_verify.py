@@ -82,11 +82,11 @@ def change(path, edit):
     path.write_bytes(edit(path.read_bytes()))
 
 
-def change_row(folder, row, name):
+def change_row(folder, row, name, bits=512):
     """Change a number in the places of a shard, and their own hash with it."""
     data = bytearray((folder / places_path(SHARD)).read_bytes())
     rows = np.frombuffer(data, [("offset", "<u8"), ("hash", "<u8"), ("size", "<u4"), ("other", "<u4")], offset=64)
-    rows[name][row] ^= 512
+    rows[name][row] ^= bits
     data[56:64] = xxhash.xxh3_64_intdigest(data[:56] + data[64:]).to_bytes(8, "little")
     (folder / places_path(SHARD)).write_bytes(data)
 
@@ -147,6 +147,14 @@ def flip_places(folder):
     flip(folder / places_path(SHARD), 70)
 
 
+def begin_behind_the_first_header(folder):
+    change_row(folder, 0, "offset")
+
+
+def put_a_sample_behind_the_next(folder):
+    change_row(folder, 3, "offset", 8192)
+
+
 def change_an_offset(folder):
     change_row(folder, 3, "offset")
 
@@ -174,6 +182,8 @@ DAMAGES = {
     remove_places: [NO_FILE],
     shorten_places: [BAD_PLACES],
     flip_places: [BAD_PLACES],
+    begin_behind_the_first_header: [BAD_PLACES],
+    put_a_sample_behind_the_next: [BAD_PLACES],
     change_an_offset: [OTHER_PLACES],
     change_a_hash: [OTHER_PLACES],
     change_a_size: [OTHER_PLACES],
