@@ -274,17 +274,16 @@ class _Reading:
             rows: int64 of shape (n,): their samples.
             column: The field.
         """
-        is_right = are_sound(headers)
-        if self.segments.rows.keys is None:
-            suffix, used = np.frombuffer(self._suffixes[column], np.uint8), (headers[:, :NAME_BYTES] != 0).sum(axis=1)
-            ends = np.maximum(used - len(suffix), 0)[:, None] + np.arange(len(suffix))
-            is_right &= (np.take_along_axis(headers, ends, axis=1) == suffix).all(axis=1)
-            is_right &= (headers[:, SIZE_FIELD] == size_digits(self.segments.rows.sizes[rows, column])).all(axis=1)
-        else:  # other programs write other names and numbers
-            pairs = zip(rows.tolist(), headers, strict=True)
-            is_right &= np.array(
-                [self._header_problem(row, column, header.data) is None for row, header in pairs], bool
-            )
+        is_right, sizes, keys = are_sound(headers), self.segments.rows.sizes[rows, column], self.segments.rows.keys
+        listed = [] if keys is None else [place for place, key in enumerate(keys[rows]) if key is not None]
+        plain = np.setdiff1d(np.arange(len(rows)), listed) if listed else slice(None)
+        suffix, names = np.frombuffer(self._suffixes[column], np.uint8), headers[plain, :NAME_BYTES]
+        ends = np.maximum((names != 0).sum(axis=1) - len(suffix), 0)[:, None] + np.arange(len(suffix))
+        is_right[plain] &= (np.take_along_axis(names, ends, axis=1) == suffix).all(axis=1)
+        is_right[plain] &= (headers[plain, SIZE_FIELD] == size_digits(sizes[plain])).all(axis=1)
+        for place in listed:  # other programs write other names and numbers
+            digits = headers[place, SIZE_FIELD.start : SIZE_FIELD.stop + 1].tobytes()
+            is_right[place] &= parse_number(digits) in (sizes[place], -1, 0)
         return is_right
 
     def _problem(self, row: int, segment: memoryview | bytes) -> tuple[str, str] | None:
@@ -296,26 +295,12 @@ class _Reading:
         for column in self._columns:
             if rows.sizes[row, column] >= 0:
                 begin = int(rows.starts[row, column] - BLOCK_BYTES - self.segments.begins[row])
-                header = segment[begin : begin + BLOCK_BYTES]
-                problem = self._header_problem(row, column, header)
-                if problem is not None:
-                    return problem
-                if not are_sound(np.frombuffer(header, np.uint8)[None])[0]:
-                    return "a header with a valid checksum", "other bytes"
+                header = np.frombuffer(segment, np.uint8, BLOCK_BYTES, begin)[None]
+                if not self._are_right(header, np.array([row]), column)[0]:
+                    name = header[0, :NAME_BYTES].tobytes().rstrip(b"\0").decode("utf-8", "backslashreplace")
+                    expected = f"a member of {self._names[column]!r} with {int(rows.sizes[row, column]):,} bytes"
+                    return expected, f"a header with the name {name!r} and other bytes"
         return None
-
-    def _header_problem(self, row: int, column: int, header: memoryview | bytes) -> tuple[str, str] | None:
-        """Return what was expected of a member's header and what was found; None if it matches the places."""
-        size, keys = int(self.segments.rows.sizes[row, column]), self.segments.rows.keys
-        name, digits = bytes(header[:NAME_BYTES]).rstrip(b"\0"), bytes(header[SIZE_FIELD])
-        if keys is not None and keys[row] is not None:  # other programs write other names and numbers
-            is_right = parse_number(bytes(header[SIZE_FIELD.start : SIZE_FIELD.stop + 1])) in (size, -1, 0)
-        else:
-            is_right = name.endswith(self._suffixes[column]) and digits == f"{size:011o}".encode()
-        if is_right:
-            return None
-        expected = f"a member of {self._names[column]!r} with {size:,} bytes"
-        return expected, f"a header with the name {name.decode('utf-8', 'backslashreplace')!r} and other bytes"
 
     def _repair(self, row: int, segment: memoryview) -> None:
         """Fill a segment from another copy, or from the same file read again."""
