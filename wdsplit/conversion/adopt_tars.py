@@ -1,6 +1,6 @@
 """Adopting: makes a dataset of existing WebDataset tars in place, without rewriting them.
 
-A task scans one tar, writes its index beside it, and returns its contents. The driver checks the keys of all tars and
+A task scans one tar, writes its places beside it, and returns its contents. The driver checks the keys of all tars and
 writes the manifest, the header last. Valid indexes are kept. Before an index is replaced, the header is removed, so
 that no header ever belongs to other indexes.
 """
@@ -54,7 +54,7 @@ def index_tars(
     fs: AbstractFileSystem | None = None,
     **keywords: Any,
 ) -> Manifest:
-    """Make a dataset of the tars in a folder: write an index beside each tar, and the manifest.
+    """Make a dataset of the tars in a folder: write the places beside each tar, and the manifest.
 
     With `sample_tables`, also make the sample tables; in an existing dataset, make only these.
 
@@ -211,7 +211,7 @@ def _below(storage: Storage, folder: str) -> Iterator[tuple[str, int]]:
 def _read_tar(
     url: str, options: Mapping[str, Any] | None, overwrite: bool, task: tuple[int, str]
 ) -> tuple[int, TarContent]:
-    """Read a tar, write its index, and return its contents. Runs in a worker process; may run twice."""
+    """Read a tar, write its places, and return its contents. Runs in a worker process; may run twice."""
     number, path = task
     storage = open_storage(url, options)
     content, places = read_tar(storage, path)

@@ -154,8 +154,7 @@ class Load:
         steps: Steps of each rank.
         bytes_read: Bytes that all ranks read.
         requests: About how many requests all ranks send, if the dataset is in a store: two a rank for the manifest, one
-            a shard for its index, and one for each run of neighbouring windows; without those that compare the header
-            while shards are read, at most one a shard.
+            a shard for its places, and one for each run of neighbouring windows.
         first_bytes: Bytes that a rank reads before its first batch.
         first_requests: Requests for these bytes.
         pads: Repeated samples that fill up lanes and the last step.

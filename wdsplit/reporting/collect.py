@@ -31,7 +31,7 @@ _MAX_LABELS, _ALL_LABELS = 2**10, 2**19
 _MAX_VIEWED = 2**11
 _RANKS = (1, 2, 4, 8)
 _JUDGED = Topology(8, 4)
-_NOT_TOLD = 1, 1
+_UNNAMED = 1, 1
 """Ranks and workers of a conversion whose options name none."""
 _MAX_AUDITED = 2**21
 _SHARD_ROWS = 60
@@ -110,12 +110,12 @@ def _classes(subject: Subject, scanned: Scan, labels: Labels | None) -> tuple[Co
 
 
 def _topologies(subject: Subject, options: ReportOptions) -> tuple[Sequence[Topology], Topology]:
-    """Return the topologies to compare, and that of the summary: if listed, the one that the conversion was told."""
+    """Return the topologies to compare, and that of the summary: if listed, the one that the conversion was for."""
     topologies, wanted = options.topologies, [_JUDGED]
     made = _conversion(subject.parts[0])
-    told: tuple[Any, ...] = made.get("world_size"), made.get("workers")
-    if all(type(each) is int for each in told) and told != _NOT_TOLD:
-        wanted.insert(0, Topology(*told))
+    named: tuple[Any, ...] = made.get("world_size"), made.get("workers")
+    if all(type(each) is int for each in named) and named != _UNNAMED:
+        wanted.insert(0, Topology(*named))
         if topologies is DEFAULT_TOPOLOGIES:
             by_size = {(each.world_size, each.num_workers): each for each in (*topologies, wanted[0])}
             topologies = tuple(by_size[size] for size in sorted(by_size))

@@ -27,7 +27,7 @@ __all__ = ["Column", "Run", "Scan", "planned_runs", "scan"]
 _DOMAIN = 21
 _RUN_SAMPLES, _RUN_BYTES = 4096, 16 * 1024**2
 _MAX_DRAWN, _MAX_DRAWN_REMOTE = 256, 64
-"""Limits of shards to open, if not all are read: each costs its index, and in a store two requests."""
+"""Limits of shards to open, if not all are read: each costs its places, and in a store two requests."""
 _MAX_SCANNED = 500_000
 """Limit of samples to read: measuring tiny samples takes longer than reading them."""
 _AT_ONCE = 16
