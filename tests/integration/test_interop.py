@@ -14,8 +14,9 @@ import webdataset
 from webdataset.tariterators import base_plus_ext
 
 from made_datasets import converted, image_pixels, images_table
+from tables import is_pad_key
 from tars import gnu_tar
-from wdsplit.tar.names import PAD_PREFIX, is_pad_key, unescape_key
+from wdsplit.tar.names import PAD_PREFIX, unescape_key
 
 NUM_ROWS = 45
 NUM_SHARDS = 12

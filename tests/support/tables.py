@@ -25,7 +25,7 @@ from wdsplit.conversion.planning import plan_splits
 from wdsplit.engines import local
 from wdsplit.shards.manifest import RUN_FOLDER
 from wdsplit.tables.table import InputFile, Table
-from wdsplit.tar.names import is_pad_key
+from wdsplit.tar.names import PAD_PREFIX
 
 DEADLINE_S = 300
 """For what takes moments where nothing else runs: it costs nothing but where something is wrong."""
@@ -139,6 +139,11 @@ def shard_files(folder) -> dict[str, bytes]:
 def all_samples(folder) -> list[tuple[str, dict[str, bytes]]]:
     """Return the samples of all shards, in order."""
     return [sample for path in sorted(Path(folder).glob("*.tar")) for sample in tar_samples(path)]
+
+
+def is_pad_key(key):
+    """Tell whether a key is that of a pad."""
+    return key.startswith(PAD_PREFIX)
 
 
 def real_samples(folder) -> list[tuple[str, dict[str, bytes]]]:

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from wdsplit.arrays import Int64
 from wdsplit.checks.places import read_fields
-from wdsplit.fields.image_sizes import IMAGE_EXTENSIONS, image_sizes
+from wdsplit.fields.image_sizes import image_sizes, is_image
 from wdsplit.loading.reading.block import head
 from wdsplit.order.epoch import hash_stream
 from wdsplit.order.numbers import SampleNumbers
@@ -112,7 +112,7 @@ def read_contents(storage: ReadableStorage, manifest: Manifest, numbers: SampleN
         return read_fields(storage, manifest, shard, sample, fields, whole, value)
 
     found = read(samples, [field.name for field in manifest.fields], _size_and_label)
-    images = [name for name in found if name.rpartition(".")[2] in IMAGE_EXTENSIONS]
+    images = [name for name in found if is_image(name)]
     some = samples[_drawn(len(samples), min(len(samples), _MAX_IMAGES))]
     heads = read(some, images, lambda payload, _: head(payload, _HEAD_BYTES)) if images else {}
     distinct = _MAX_DISTINCT if is_exact else _MAX_DISTINCT_DRAWN

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from wdsplit.errors import CorruptDataError, MissingDependencyError, WdsplitError
-from wdsplit.fields.image_sizes import IMAGE_EXTENSIONS
+from wdsplit.fields.image_sizes import is_image
 from wdsplit.loading.bad_samples import BadSample
 from wdsplit.loading.reading.block import as_list
 from wdsplit.loading.reading.open_shard import open_shard
@@ -93,7 +93,7 @@ def decode_images(
     listed = manifest.shards[number]
     url, num_real = f"{storage.url}/{listed.path}", listed.num_samples - listed.num_pads
     mask = np.ones(num_real, np.bool_) if selection is None else selection.mask(number, 0, num_real)
-    fields = [field.name for field in manifest.fields if field.name.rpartition(".")[2] in IMAGE_EXTENSIONS]
+    fields = [field.name for field in manifest.fields if is_image(field.name)]
     formats: dict[str, Counter[str]] = {name: Counter() for name in fields}
     unusual: Counter[str] = Counter()
     bad: list[BadSample] = []

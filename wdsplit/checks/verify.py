@@ -22,7 +22,7 @@ from wdsplit.arrays import Int64
 from wdsplit.engines.local import Engine, LocalEngine
 from wdsplit.errors import CorruptDataError, InputError, WdsplitError
 from wdsplit.fields.duplicate_keys import Hashes, Place, find_duplicate_keys
-from wdsplit.fields.image_sizes import IMAGE_EXTENSIONS
+from wdsplit.fields.image_sizes import is_image
 from wdsplit.fields.keys import hash_keys
 from wdsplit.loading.bad_samples import line_of
 from wdsplit.loading.reading.open_shard import OpenShard, check_tail, open_shard
@@ -84,7 +84,7 @@ class Report:
     @property
     def image_fields(self) -> list[str]:
         """The names of the fields that hold images."""
-        return [field.name for field in self.manifest.fields if field.name.rpartition(".")[2] in IMAGE_EXTENSIONS]
+        return [field.name for field in self.manifest.fields if is_image(field.name)]
 
     @property
     def _verdict(self) -> str:

@@ -17,11 +17,9 @@ import pyarrow as pa
 from wdsplit.arrays import Int64
 from wdsplit.shards.manifest import Field
 
-__all__ = ["IMAGE_EXTENSIONS", "first_image_field", "image_sizes"]
+__all__ = ["first_image_field", "image_sizes", "is_image"]
 
-IMAGE_EXTENSIONS = frozenset(
-    ("bmp", "gif", "jfif", "jpe", "jpeg", "jpg", "pbm", "pgm", "png", "ppm", "tif", "tiff", "webp")
-)
+_EXTENSIONS = frozenset(("bmp", "gif", "jfif", "jpe", "jpeg", "jpg", "pbm", "pgm", "png", "ppm", "tif", "tiff", "webp"))
 """The last parts of the names of fields that hold images."""
 
 _WIDTH = 32
@@ -40,10 +38,15 @@ Bytes = npt.NDArray[np.uint8]
 _Sides = tuple[Int64, Int64]
 
 
+def is_image(name: str) -> bool:
+    """Tell by its name whether a field holds images."""
+    return name.rpartition(".")[2] in _EXTENSIONS
+
+
 def first_image_field(fields: Sequence[Field]) -> str | None:
     """Return the name of the first field that holds images, or None if there is none."""
     names = (field.name for field in fields if field.encoding in ("bytes", "media"))
-    return next((name for name in names if name.rpartition(".")[2] in IMAGE_EXTENSIONS), None)
+    return next((name for name in names if is_image(name)), None)
 
 
 def image_sizes(payloads: pa.LargeBinaryArray) -> tuple[pa.Int32Array, pa.Int32Array]:

@@ -24,7 +24,6 @@ __all__ = [
     "ambiguous_key",
     "check_field",
     "escape_key",
-    "is_pad_key",
     "pad_key",
     "split_member",
     "unescape_key",
@@ -145,11 +144,6 @@ def check_field(name: str) -> str:
 def pad_key(shard: int, number: int) -> str:
     """Return the key of the pad `number` of a shard: unique in the whole dataset, with the prefix of pads."""
     return f"{PAD_PREFIX}{shard:06d}-{number:06d}"
-
-
-def is_pad_key(key: str) -> bool:
-    """Return whether a key is that of a pad."""
-    return key.startswith(PAD_PREFIX)
 
 
 def split_member(name: bytes) -> tuple[bytes, bytes] | None:

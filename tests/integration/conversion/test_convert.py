@@ -18,6 +18,7 @@ from tables import (
     all_samples,
     converted,
     files_below,
+    is_pad_key,
     labels,
     mixed_table,
     options,
@@ -53,7 +54,7 @@ from wdsplit.shards.sample_tables import read_samples
 from wdsplit.storage.opening import open_storage
 from wdsplit.tables.formats import parquet
 from wdsplit.tables.read import read_rows
-from wdsplit.tar.names import is_pad_key, unescape_key
+from wdsplit.tar.names import unescape_key
 
 NUM_ROWS = 103
 TABLE = mixed_table(NUM_ROWS)

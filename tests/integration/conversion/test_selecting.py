@@ -18,6 +18,7 @@ from made_datasets import all_deliveries, loaders_of, real_rows
 from tables import (
     all_samples,
     files_below,
+    is_pad_key,
     labels,
     little_memory,
     mixed_table,
@@ -41,7 +42,7 @@ from wdsplit.shards.manifest import HEADER_NAME, RUN_FOLDER, Field
 from wdsplit.tables.read import Rows, read_rows
 from wdsplit.tables.select import Picker, cut_splits, in_split
 from wdsplit.tables.table import InputFile, Table
-from wdsplit.tar.names import is_pad_key, unescape_key
+from wdsplit.tar.names import unescape_key
 
 NUM_ROWS = 240
 NUMBERS = range(NUM_ROWS)

@@ -18,7 +18,7 @@ import yaml
 from click.testing import CliRunner
 from webdataset.tariterators import base_plus_ext
 
-from tables import files_below, real_samples, tar_samples, write_table
+from tables import files_below, is_pad_key, real_samples, tar_samples, write_table
 from wdsplit.checks.verify import verify
 from wdsplit.cli.main import cli
 from wdsplit.conversion.convert import convert
@@ -26,7 +26,6 @@ from wdsplit.conversion.plan.options import ConvertOptions
 from wdsplit.errors import OutputExistsError, StorageError
 from wdsplit.shards import sidecar_files
 from wdsplit.shards.manifest import HEADER_NAME
-from wdsplit.tar.names import is_pad_key
 
 ALL = ("dali", "energon", "wids")
 NUM_ROWS = 45

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from made_datasets import converted, image_pixels, images_table, numbers_table, png_bytes, sized_dataset
-from tables import all_samples
+from tables import all_samples, is_pad_key
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, SampleNotFoundError
 from wdsplit.loading.reading import lookup
 from wdsplit.loading.reading.lookup import find_sample
 from wdsplit.loading.reading.open_shard import open_shard
 from wdsplit.shards.files import read_manifest
 from wdsplit.storage.opening import open_storage
-from wdsplit.tar.names import escape_key, is_pad_key
+from wdsplit.tar.names import escape_key
 
 
 def found(path, key_or_index):

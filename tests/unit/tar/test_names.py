@@ -5,6 +5,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from webdataset.tariterators import base_plus_ext
 
+from tables import is_pad_key
 from wdsplit.errors import InputError
 from wdsplit.tar.names import (
     KEY_PATTERN,
@@ -12,7 +13,6 @@ from wdsplit.tar.names import (
     RESERVED_FIELDS,
     check_field,
     escape_key,
-    is_pad_key,
     pad_key,
     split_member,
     unescape_key,

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from webdataset.autodecode import IMAGE_EXTENSIONS, imagespecs
 
 from wdsplit.errors import InputError, PipelineError
-from wdsplit.fields.image_sizes import IMAGE_EXTENSIONS as COMMON_EXTENSIONS
+from wdsplit.fields.image_sizes import is_image
 from wdsplit.loading.stages.crops import Box, middle_box, random_box
 from wdsplit.loading.stages.image_files import (
     IMAGE_FORMATS,
@@ -119,7 +119,7 @@ class Resized:
 
     def takes(self, key: str) -> bool:
         """Tell by its name whether a field is an image of a common format."""
-        return key.rpartition(".")[2].lower() in COMMON_EXTENSIONS
+        return is_image(key.lower())
 
     def __call__(self, key: str, data: bytes, seed: int | None = None) -> Any:
         """Return the image, or None if the field is none of a common format; `seed` is needed if `draws`."""
