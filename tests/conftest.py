@@ -103,6 +103,15 @@ def block_bytes(request, monkeypatch):
     monkeypatch.setattr(text, "BLOCK_BYTES", request.param)
 
 
+@pytest.fixture(scope="module")
+def web(tmp_path_factory):
+    """Return an HTTP server over a folder."""
+    folder = tmp_path_factory.mktemp("web") / "served"
+    folder.mkdir()
+    with S3Server(folder, protocol="http") as server:
+        yield server
+
+
 @pytest.fixture(scope="session")
 def s3_process(tmp_path_factory):
     """Return the S3 server of the session; a test may leave it stopped."""

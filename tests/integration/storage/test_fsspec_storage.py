@@ -8,7 +8,6 @@ import pytest
 
 import wdsplit
 from faults import Cut, ErrorAnswer, FaultProxy, Hold, Shorten
-from s3server import S3Server
 from tables import wait_until
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, MissingDependencyError, StorageError
 from wdsplit.storage import fsspec_storage
@@ -22,13 +21,10 @@ FOLDER = "train set/größe 100%"
 
 
 @pytest.fixture(scope="module")
-def web(tmp_path_factory, numbers):
+def web(web, numbers):
     """Return an HTTP server whose folder holds a dataset."""
-    folder = tmp_path_factory.mktemp("web") / "served"
-    folder.mkdir()
-    shutil.copytree(numbers, folder / FOLDER)
-    with S3Server(folder, protocol="http") as server:
-        yield server
+    shutil.copytree(numbers, web.folder / FOLDER)
+    return web
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ from fsspec.implementations.dirfs import DirFileSystem
 from pyarrow.fs import LocalFileSystem as ArrowLocal
 
 import wdsplit
-from s3server import S3Server
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, StorageError
 from wdsplit.storage.fsspec_storage import FsspecStorage
 from wdsplit.storage.given import located_one
@@ -36,14 +35,6 @@ class Place:
     @property
     def storage(self):
         return open_readable_storage(*located_one(self.path, None, self.fs))
-
-
-@pytest.fixture(scope="module")
-def web(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("web") / "served"
-    folder.mkdir()
-    with S3Server(folder, protocol="http") as server:
-        yield server
 
 
 def on_disk(folder, path, fs=None):

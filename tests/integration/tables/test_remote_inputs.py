@@ -11,7 +11,6 @@ import pytest
 
 import wdsplit
 from faults import Cut, EveryOther, Shorten, Truncate, internal_error
-from s3server import S3Server
 from tables import planned, write_table
 from tars import by_tarfile
 from wdsplit.conversion.adopt_tars import index_tars
@@ -26,15 +25,6 @@ from written_formats import WRITERS, arrow_bytes, numbered_table, tar_bytes
 FAST = {"first_delay_s": 0.01, "max_delay_s": 0.05, "timeout_s": 20, "deadline_s": 200}
 PAGES = {"data_page_size": 20_000, "write_batch_size": 1}
 MAKERS = {**WRITERS, "a.tar": tar_bytes}
-
-
-@pytest.fixture(scope="module")
-def web(tmp_path_factory):
-    """Return an HTTP server over a folder."""
-    folder = tmp_path_factory.mktemp("web") / "served"
-    folder.mkdir()
-    with S3Server(folder, protocol="http") as server:
-        yield server
 
 
 def hashes(folder):
