@@ -4,27 +4,49 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from wdsplit.annotating.driver import AnnotateProgress
-from wdsplit.annotating.joining import Joining
+import orjson
+import pyarrow as pa
+import xxhash
+
+from wdsplit.annotating.columns import joined_columns, refuse_clashes
+from wdsplit.annotating.match import Counted, refuse_unmatched
 from wdsplit.annotating.options import AnnotateOptions
+from wdsplit.annotating.passes import (
+    AnnotateJob,
+    AnnotateProgress,
+    join_partitions,
+    table_bytes,
+    task_bytes_of,
+    write_shards,
+)
 from wdsplit.annotating.run import AnnotationRun
 from wdsplit.conversion.convert import Source
+from wdsplit.conversion.needs import memory_budget
 from wdsplit.conversion.plan.options import chosen
 from wdsplit.conversion.planning import PathLike
 from wdsplit.conversion.prepare import Places
+from wdsplit.conversion.shuffle.scatter import task_bytes
 from wdsplit.conversion.spool import spooled
 from wdsplit.engines.local import Engine, LocalEngine
-from wdsplit.errors import InputError
+from wdsplit.errors import InputError, WdsplitError
+from wdsplit.fields.keys import numbered_width
 from wdsplit.shards import annotations as stored
-from wdsplit.shards.annotations import Annotation, check_annotation_name
+from wdsplit.shards.annotations import Annotation, annotation_folder, check_annotation_name
 from wdsplit.shards.files import read_manifest
+from wdsplit.shards.manifest import Manifest
+from wdsplit.shards.sample_tables import dump_schema
 from wdsplit.shards.stored import intact, warn_of_damaged
 from wdsplit.storage.given import located_one
+from wdsplit.storage.interface import Storage
 from wdsplit.storage.opening import open_readable_storage, open_storage
+from wdsplit.tables.find import find_inputs
+from wdsplit.tables.media import is_media_input
 from wdsplit.tables.python_source import PythonSource, python_source
+from wdsplit.tables.read import open_inputs
+from wdsplit.tables.table import Table
 from wdsplit.urls import shown_url
 
 if TYPE_CHECKING:
@@ -83,34 +105,178 @@ def annotate(
     places = Places.of(paths, dataset, storage_options, fs, input_fs)
     name = check_annotation_name(name or _default_name(paths))
     storage = open_storage(places.output, places.output_options)
-    run = AnnotationRun(storage, name)
-    work = Joining(places, storage, read_manifest(storage), run, name, key, options)
+    engine, report = engine or LocalEngine(options.jobs), progress or (lambda _: None)
+    work = _Annotating(places, storage, read_manifest(storage), name, key, options, engine, report)
     work.refuse_early()
-    engine, report = engine or LocalEngine(options.jobs), progress or _no_progress
-    if isinstance(rows, PythonSource):
-        return _annotate_rows(work, rows, engine, report)
-    return work.carry_out(paths, engine, report)
-
-
-def _annotate_rows(
-    work: Joining, rows: PythonSource, engine: Engine, report: Callable[[AnnotateProgress], None]
-) -> Annotation:
-    """Write rows from Python to a file and join that. It is in the run's folder; for a remote dataset, in TMPDIR."""
+    if not isinstance(rows, PythonSource):
+        return work.carry_out(_open_table(paths, places.input_options, options.hive))
 
     def report_rows(num_rows: int) -> None:
         report(AnnotateProgress("read", num_rows, rows.num_rows))
 
-    folder = open_storage(work.run.path, work.places.output_options)
+    # The rows are written to the run's folder; for a remote dataset, to TMPDIR.
+    folder = open_storage(os.path.join(storage.url, work.run.folder), places.output_options)
     try:
         with spooled(rows, folder, engine.is_local, work.columns, report_rows) as path:
-            work = replace(work, places=replace(work.places, inputs=[path], input_options=None))
-            return work.carry_out([path], engine, report, rows.what)
+            return work.carry_out(_open_table([path], None, hive=False), rows.what)
     finally:
         work.run.tidy()
 
 
-def _no_progress(progress: AnnotateProgress) -> None:
-    """Ignore the progress."""
+@dataclass(frozen=True)
+class _Annotating:
+    """The arguments of a call of `annotate`."""
+
+    places: Places
+    storage: Storage
+    manifest: Manifest
+    name: str
+    key: str
+    options: AnnotateOptions
+    engine: Engine
+    report: Callable[[AnnotateProgress], None]
+
+    @property
+    def run(self) -> AnnotationRun:
+        return AnnotationRun(self.storage, self.name)
+
+    def refuse_early(self) -> None:
+        """Check everything that can be checked before the table is read."""
+        if self.manifest.samples is None:
+            raise InputError(
+                "the dataset has no sample tables",
+                place=self.storage.url,
+                expected="a table of keys beside each shard",
+                remedy=f"make them with `wdsplit index {self.storage.url} --sample-tables`",
+                url=self.storage.url,
+            )
+        self.run.refuse(self.options.overwrite, self.options.resume)
+
+    def columns(self, schema: pa.Schema) -> tuple[dict[str, str], pa.Schema]:
+        """Return the columns to join, and their schema in the dataset; refuse invalid ones."""
+        chosen, joined = joined_columns(schema, self.key, self.options)
+        others = stored.list_annotations(self.storage, self.manifest)
+        assert self.manifest.samples is not None
+        refuse_clashes(chosen, self.manifest.samples, [each for name, each in others.items() if name != self.name])
+        return chosen, joined
+
+    def carry_out(self, table: Table, what: str = "") -> Annotation:
+        """Join the table; if it was spooled, `what` is the origin of the rows."""
+        chosen, schema = self.columns(table.schema)
+        table = replace(table, files=tuple(file.narrowed({self.key, *chosen.values()}) for file in table.files))
+        with self.run.locked():
+            self.refuse_early()
+            live = self._live()
+            kept = None if live is None else live.folder
+            job = self._job(table, tuple(chosen.values()), schema)
+            modified = xxhash.xxh3_64_hexdigest(orjson.dumps([file.modified_ns for file in table.files]))
+            if self.options.resume and self.run.is_unfinished:
+                job = replace(job, task_bytes=self.run.resumed_bytes(job, modified))
+            elif self.options.resume and live is not None:
+                self.run.refuse_other_plan(live.folder.rpartition("-")[2], job)
+                return live
+            else:
+                self.run.start(job, modified, kept)
+            try:
+                annotation = self._join(job, what)
+            except InputError:
+                if not self.options.resume:
+                    self.run.finish(job, kept)  # the input must be corrected, so nothing can be continued
+                raise
+            self.run.finish(job, annotation.folder)
+            return annotation
+
+    def _live(self) -> Annotation | None:
+        """Return the existing annotation; None if there is none, or if it is damaged and will be replaced."""
+        if self.name not in stored.annotation_names(self.storage):
+            return None
+        try:
+            return stored.find_annotation(self.storage, self.name)
+        except WdsplitError:
+            if self.options.overwrite:
+                return None
+            raise
+
+    def _job(self, table: Table, columns: tuple[str, ...], schema: pa.Schema) -> AnnotateJob:
+        shards, width = self.manifest.shards, numbered_width(self.manifest.provenance)
+        duplicates, engine = self.options.allow_duplicates or "first", self.engine
+        content = {
+            "fingerprint": self.manifest.fingerprint,
+            "inputs": [
+                (file.path.rpartition("/")[2], file.num_bytes, file.num_rows, file.footer, file.constants)
+                for file in table.files
+            ],
+            "key": [self.key, width],
+            "columns": [columns, dump_schema(schema)],
+            "duplicates": duplicates,
+        }
+        num_bytes = table_bytes(table, shards)
+        memory = memory_budget(self.options.memory, engine.is_local)
+        buffer_bytes = task_bytes(memory, engine.jobs_of_a_node, None if self.storage.is_remote else num_bytes)
+        return AnnotateJob(
+            output=self.places.output,
+            storage_options=self.places.output_options,
+            shared=not engine.is_local,
+            table=table,
+            key=self.key,
+            number_width=width,
+            schema=schema,
+            columns=columns,
+            shards=shards,
+            duplicates=duplicates,
+            folder=annotation_folder(self.name, xxhash.xxh3_64_hexdigest(orjson.dumps(content))),
+            task_bytes=task_bytes_of(num_bytes, engine.jobs, buffer_bytes),
+            buffer_bytes=buffer_bytes,
+        )
+
+    def _join(self, job: AnnotateJob, what: str) -> Annotation:
+        """Join the table, write the tables of the shards, and the file that completes the annotation."""
+        found = join_partitions(job, self.engine, self.report)
+        missing, extra, duplicates = (Counted.sum(each.kinds[kind] for each in found) for kind in range(3))
+        refuse_unmatched((missing, extra, duplicates), self.options, job.table, job.shards, job.key)
+        num_bytes = write_shards(job, self.engine, self.report, found)
+        inputs = [
+            {"path": what or file.path, "num_bytes": file.num_bytes, "num_rows": file.num_rows}
+            for file in job.table.files
+        ]
+        columns = dict(zip(job.schema.names, job.columns, strict=True))
+        annotation = Annotation(
+            self.name,
+            job.folder,
+            job.schema,
+            self.manifest.fingerprint,
+            self.manifest.num_samples,
+            missing.total,
+            extra.total,
+            duplicates.total,
+            num_bytes,
+            {"inputs": inputs, "key": job.key, "columns": columns},
+        )
+        self.run.refuse_taken_over(job.run, shared=True)
+        self.columns(job.table.schema)  # another annotation may have got the same columns meanwhile
+        fingerprint = read_manifest(self.storage).fingerprint
+        if fingerprint != self.manifest.fingerprint:
+            raise InputError(
+                "the dataset was replaced while it was annotated",
+                place=self.storage.url,
+                expected=f"fingerprint {self.manifest.fingerprint}",
+                found=fingerprint,
+                remedy="annotate it again",
+            )
+        stored.write_annotation(self.storage, annotation)
+        return annotation
+
+
+def _open_table(paths: Sequence[str], options: Mapping[str, Any] | None, hive: bool) -> Table:
+    files = find_inputs(paths, options)
+    if any(is_media_input(path, options) for path in files):
+        raise InputError(
+            "images and audio cannot be joined",
+            place=shown_url(files[0]),
+            expected="a table with a column of keys",
+            remedy="name the table, such as scores.parquet",
+        )
+    return open_inputs(files, options, hive)
 
 
 def _default_name(paths: Sequence[str]) -> str:

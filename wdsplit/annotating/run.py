@@ -1,24 +1,26 @@
-"""A run and its files in the dataset: which can be replaced, continued or removed.
+"""A run of an annotation and its files in the dataset: which can be replaced, continued or removed.
 
 While a run is unfinished, `annotations/NAME.run` contains its plan, and the spill files and notes of its tasks.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import os
-from collections.abc import Iterator, Sequence
+import posixpath
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import NoReturn
 
-import orjson
-import pyarrow.compute as pc
-import xxhash
-
-from wdsplit.annotating.job import AnnotateCuts, AnnotateJob
-from wdsplit.errors import OutputExistsError, WdsplitError
+from wdsplit.annotating.passes import AnnotateJob
+from wdsplit.errors import OutputExistsError
 from wdsplit.jobs.record import Record
-from wdsplit.shards.annotations import ANNOTATIONS_FOLDER, RUN_SUFFIX, is_part_of
+from wdsplit.shards.annotations import (
+    ANNOTATIONS_FOLDER,
+    RUN_SUFFIX,
+    annotation_names,
+    annotation_table_path,
+    is_part_of,
+)
 from wdsplit.shards.manifest import RUN_FOLDER
 from wdsplit.storage.interface import Storage
 
@@ -39,34 +41,34 @@ class AnnotationRun(Record):
         super().__init__(storage, f"{ANNOTATIONS_FOLDER}/{name}{RUN_SUFFIX}")
         self._name = name
 
-    @property
-    def path(self) -> str:
-        """The path of the run's folder, including that of the dataset."""
-        return os.path.join(self.storage.url, self.folder)
-
-    def refuse(self, names: Sequence[str], overwrite: bool, resume: bool) -> None:
+    def refuse(self, overwrite: bool, resume: bool) -> None:
         """Refuse to replace an annotation or an unfinished run unless requested.
-
-        Args:
-            names: The dataset's annotations.
-            overwrite: Whether either may be replaced.
-            resume: Whether to continue an unfinished run.
 
         Raises:
             OutputExistsError: One exists and may not be replaced, or there is no run to continue.
         """
-        unfinished, exists = bool(self.plan), self._name in names
+        names, unfinished = annotation_names(self.storage), bool(self.plan)
         same_letters = [name for name in names if name.lower() == self._name.lower() and name != self._name]
         if same_letters:
             self._refuse("an annotation has the same name except for case", same_letters[0], "choose another --name")
-        if resume and not (unfinished or exists):
+        if resume and not (unfinished or self._name in names):
             self._refuse("no unfinished run to resume", "nothing", "leave out --resume", "an unfinished run")
         if unfinished and not (overwrite or resume):
             remedy = "use --resume to continue it, or --overwrite to start again"
             self._refuse("a run of this annotation is unfinished", "an unfinished run", remedy)
-        if exists and not (overwrite or resume):
+        if self._name in names and not (overwrite or resume):
             remedy = "use --overwrite to replace it, or choose another --name"
             self._refuse(f"the dataset already has an annotation {self._name!r}", "", remedy, "")
+
+    def refuse_other_plan(self, found: str, job: AnnotateJob) -> None:
+        """Refuse to continue a run, or to keep an annotation, of another table, key or columns.
+
+        Raises:
+            OutputExistsError: The plans differ.
+        """
+        if found != job.run:
+            remedy = "use the table and options of that run, or --overwrite to replace it"
+            self._refuse("the annotation was made by another plan", f"plan {found}", remedy, f"plan {job.run}")
 
     def _refuse(self, cause: str, found: str, remedy: str, expected: str = "no annotation of this name") -> NoReturn:
         place = f"{self.storage.url}, annotation {self._name!r}"
@@ -91,77 +93,48 @@ class AnnotationRun(Record):
             with suppress(OSError):  # another run may have started
                 os.rmdir(os.path.join(self.storage.url, ANNOTATIONS_FOLDER))
 
-    def refuse_other(self, live: str, folder: str) -> None:
-        """Refuse to resume a finished annotation of another plan, given both folders of tables.
-
-        Raises:
-            OutputExistsError: The plans differ.
-        """
-        if live != folder:
-            remedy = "use --overwrite to replace it, or choose another --name"
-            self._refuse("the existing annotation was made by another plan", live, remedy, folder)
-
-    def cuts(self, job: AnnotateJob, modified: str, resume: bool, live: str | None) -> AnnotateCuts:
-        """Start a run, or continue one; return how it is cut into tasks.
+    def start(self, job: AnnotateJob, modified: str, live: str | None) -> None:
+        """Start a run: remove what earlier ones left, but not the tables of the existing annotation.
 
         Args:
-            job: The input of all tasks; a new run uses its cuts.
+            job: The input of all tasks.
             modified: A hash of the modification times of the inputs.
-            resume: Whether to continue a run.
             live: The folder of the existing annotation; None if there is none.
+        """
+        left = [name for name in self.storage.list(self.folder) if name not in (_LOCK, RUN_FOLDER)]
+        self.storage.remove(*(f"{self.folder}/{name}" for name in left))
+        self._remove_tables(live)
+        self.begin({"plan": job.run, "modified": modified, "task_bytes": job.task_bytes})
+
+    def resumed_bytes(self, job: AnnotateJob, modified: str) -> int:
+        """Return the bytes of a task of the unfinished run, which its cuts follow from.
 
         Raises:
             OutputExistsError: The unfinished run has another table, key, or columns.
         """
         plan = self.plan
-        if resume and plan:
-            if plan.get("plan") != job.run:
-                remedy = "use the table and options of that run, or --overwrite to start again"
-                self._refuse(
-                    "the unfinished run was made by another plan", f"plan {plan.get('plan')}", remedy, f"plan {job.run}"
-                )
-            if plan.get("modified") != modified:
-                remedy = "use --overwrite to start again"
-                self._refuse(
-                    "an input has changed since the run began", "another modification time", remedy, "the same"
-                )
-            self._remove_temporary(self.storage, job)
-            rows, keys, groups = (tuple(plan[name]) for name in ("rows", "keys", "groups"))
-            return AnnotateCuts(rows, keys, groups, plan["num_partitions"])
-        left = [name for name in self.storage.list(self.folder) if name not in (_LOCK, RUN_FOLDER)]
-        self.storage.remove(*(f"{self.folder}/{name}" for name in left))
-        self._remove_folders(live)
-        self.begin({"plan": job.run, "modified": modified, **dataclasses.asdict(job.cuts)})
-        return job.cuts
+        self.refuse_other_plan(str(plan.get("plan")), job)
+        if plan.get("modified") != modified:
+            remedy = "use --overwrite to start again"
+            self._refuse("an input has changed since the run began", "another modification time", remedy, "the same")
+        return int(plan["task_bytes"])
 
-    def spill_folder(self, job: AnnotateJob, cuts: AnnotateCuts) -> str:
-        """Return the folder of a run's spill files, which late tasks of another run or other cuts do not share."""
-        return f"{self.folder}/{job.run}-{xxhash.xxh3_64_hexdigest(orjson.dumps(dataclasses.asdict(cuts)))}"
+    def finish(self, job: AnnotateJob, live: str | None) -> None:
+        """Remove the files of an unfinished run, those of killed tasks, and the tables of all but the live annotation.
 
-    def _remove_temporary(self, storage: Storage, job: AnnotateJob) -> None:
-        """Remove temporary files of tasks that were killed."""
-        spilled = [name for name in storage.list(self.folder) if name.startswith(f"{job.run}-")]
-        paths = pc.unique(pc.replace_substring_regex(job.shards.table.column("path"), "[^/]*$", ""))
-        tables = [f"{job.folder}/{folder}".rstrip("/") for folder in paths.to_pylist()]
-        for folder in (self.folder, *(f"{self.folder}/{name}" for name in spilled), *tables):
-            storage.remove_temporary(folder)
-
-    def finish(self, live: str | None) -> None:
-        """Remove the files of an unfinished run, and the tables of all but the current annotation."""
+        Args:
+            job: The input of all tasks.
+            live: The folder of the annotation that exists now; None if there is none.
+        """
+        paths = job.shards.table.column("path").to_pylist()
+        tables = dict.fromkeys(posixpath.dirname(annotation_table_path(job.folder, path)) for path in paths)
+        for folder in (self.folder, job.spill_folder, *tables):
+            self.storage.remove_temporary(folder)
         self.end()
-        self._remove_folders(live)
+        self._remove_tables(live)
 
-    def _remove_folders(self, live: str | None) -> None:
+    def _remove_tables(self, live: str | None) -> None:
         for entry in self.storage.list(ANNOTATIONS_FOLDER):
             is_folder = is_part_of(entry, self._name) and not entry.endswith((".json", RUN_SUFFIX))
             if is_folder and f"{ANNOTATIONS_FOLDER}/{entry}" != live:
                 self.storage.remove(f"{ANNOTATIONS_FOLDER}/{entry}")
-
-    def leave_resumable(self, job: AnnotateJob) -> None:
-        """Remove temporary files after an error, without waiting for a store that does not answer."""
-        storage = self.storage.with_short_deadline()
-        try:
-            self._remove_temporary(storage, job)
-        except WdsplitError:
-            if not storage.is_remote:
-                raise

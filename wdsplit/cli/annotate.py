@@ -22,7 +22,7 @@ from wdsplit.texts import counted
 from wdsplit.urls import shown_url
 
 if TYPE_CHECKING:
-    from wdsplit.annotating.driver import AnnotateProgress
+    from wdsplit.annotating.passes import AnnotateProgress
     from wdsplit.shards.annotations import Annotation
 
 __all__ = ["annotate_command"]

@@ -1,7 +1,7 @@
 import pyarrow as pa
 import pytest
 
-from wdsplit.annotating.columns import check_key, chosen_columns, joined_schema, refuse_clashes
+from wdsplit.annotating.columns import joined_columns, refuse_clashes
 from wdsplit.annotating.options import AnnotateOptions
 from wdsplit.errors import InputError
 from wdsplit.fields.infer import with_class_names
@@ -19,25 +19,29 @@ SCHEMA = pa.schema(
         "raw": pa.binary(),
     }
 )
+PLAIN = SCHEMA.remove(6).remove(5)
+
+
+def joined(schema, key="id", mapping=None, columns=()):
+    return joined_columns(schema, key, AnnotateOptions(mapping=mapping or {}, columns=columns))
 
 
 def test_all_columns_but_the_key_are_joined_unless_some_are_named():
-    assert list(chosen_columns(SCHEMA, "id", {}, ())) == ["score", "kind", "day", "at", "box", "raw"]
-    assert chosen_columns(SCHEMA, "id", {"quality": "score"}, ()) == {"quality": "score"}
-    assert chosen_columns(SCHEMA, "id", {"quality": "score"}, ("day",)) == {"quality": "score", "day": "day"}
-    assert chosen_columns(SCHEMA, "id", {"score": "score"}, ("score",)) == {"score": "score"}
+    assert list(joined(PLAIN)[0]) == ["score", "kind", "day", "at"]
+    assert joined(SCHEMA, mapping={"quality": "score"})[0] == {"quality": "score"}
+    assert joined(SCHEMA, mapping={"quality": "score"}, columns=("day",))[0] == {"quality": "score", "day": "day"}
+    assert joined(SCHEMA, mapping={"score": "score"}, columns=("score",))[0] == {"score": "score"}
 
 
 def test_row_numbers_of_pandas_are_joined_only_if_they_are_asked_for():
     schema = pa.schema([("id", pa.string()), ("score", pa.float64()), ("__index_level_0__", pa.int64())])
-    assert list(chosen_columns(schema, "id", {}, ())) == ["score"]
-    assert list(chosen_columns(schema, "id", {}, ("__index_level_0__",))) == ["__index_level_0__"]
+    assert list(joined(schema)[0]) == ["score"]
+    assert list(joined(schema, columns=("__index_level_0__",))[0]) == ["__index_level_0__"]
 
 
 def test_types_are_those_of_sample_tables_and_categories_become_texts():
-    joined = joined_schema(SCHEMA, chosen_columns(SCHEMA, "id", {"quality": "score"}, ("kind", "day", "at")))
-    assert dict(zip(joined.names, map(str, joined.types), strict=True)) == {
-        "quality": "float",
+    assert {field.name: str(field.type) for field in joined(PLAIN)[1]} == {
+        "score": "float",
         "kind": "string",
         "day": "date32[day]",
         "at": "timestamp[ms, tz=UTC]",
@@ -46,41 +50,29 @@ def test_types_are_those_of_sample_tables_and_categories_become_texts():
 
 def test_numbers_of_classes_keep_their_names():
     schema = with_class_names(pa.schema({"id": pa.int64(), "cls": pa.int64()}), {"cls": ["cat", "dog"]})
-    assert names_of(joined_schema(schema, {"label": "cls"})) == {"label": ("cat", "dog")}
+    assert names_of(joined(schema, mapping={"label": "cls"})[1]) == {"label": ("cat", "dog")}
 
 
 @pytest.mark.parametrize(
-    ("columns", "mapping", "message"),
+    ("schema", "arguments", "message"),
     [
-        (("scor",), {}, "did you mean 'score'"),
-        ((), {"a": "scor"}, "did you mean 'score'"),
-        (("score",), {"score": "day"}, "two columns are called 'score'"),
+        (SCHEMA, {"columns": ("scor",)}, "did you mean 'score'"),
+        (SCHEMA, {"mapping": {"a": "scor"}}, "did you mean 'score'"),
+        (SCHEMA, {"columns": ("score",), "mapping": {"score": "day"}}, "two columns are called 'score'"),
+        (SCHEMA, {"key": "score"}, "cannot be the key"),
+        (SCHEMA, {"key": "i"}, "did you mean 'id'"),
+        (SCHEMA, {}, r"box \(list<item: float>\), raw \(binary\)"),
+        (pa.schema({"id": pa.int64()}), {}, "no column to join"),
+        (
+            pa.schema([("id", pa.int64()), ("a", pa.int64()), ("a", pa.int64())]),
+            {},
+            r"duplicate column 'a' \(2 times\)",
+        ),
     ],
 )
-def test_columns_that_do_not_exist_or_clash_are_refused(columns, mapping, message):
+def test_columns_that_cannot_be_joined_are_refused(schema, arguments, message):
     with pytest.raises(InputError, match=message):
-        chosen_columns(SCHEMA, "id", mapping, columns)
-
-
-def test_a_table_of_keys_alone_is_refused():
-    with pytest.raises(InputError, match="no column to join"):
-        chosen_columns(pa.schema({"id": pa.int64()}), "id", {}, ())
-
-
-def test_all_columns_that_cannot_be_compared_are_named():
-    with pytest.raises(InputError, match=r"box \(list<item: float>\), raw \(binary\)"):
-        joined_schema(SCHEMA, chosen_columns(SCHEMA, "id", {}, ()))
-
-
-@pytest.mark.parametrize(("key", "message"), [("score", "cannot be the key"), ("i", "did you mean 'id'")])
-def test_a_column_that_cannot_be_the_key_is_refused(key, message):
-    with pytest.raises(InputError, match=message):
-        check_key(SCHEMA, key)
-
-
-def test_a_table_with_two_columns_of_one_name_is_refused():
-    with pytest.raises(InputError, match=r"duplicate column 'a' \(2 times\)(.|\n)*rename them"):
-        check_key(pa.schema([("a", pa.int64()), ("b", pa.int64()), ("a", pa.int64())]), "b")
+        joined(schema, **arguments)
 
 
 def test_a_name_that_the_dataset_has_is_refused_with_its_owner():

@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tables import input_file, table_of
-from wdsplit.annotating.driver import cut_run
-from wdsplit.annotating.join import Counted, match
-from wdsplit.annotating.scatter import partitions_of
+from wdsplit.annotating.match import Counted, match
+from wdsplit.annotating.passes import AnnotateJob, partitions_of
 from wdsplit.errors import InputError
 from wdsplit.fields.keys import escape_keys
+from wdsplit.shards.manifest import Shard, Shards
 from wdsplit.tar.names import escape_key
 
 TEXTS = st.text("ab_x2E. é/", min_size=1, max_size=4)
@@ -31,26 +31,6 @@ def matched(rows, samples, duplicates="first"):
     return match(chunks(keys), chunks(raw), chunks(samples), duplicates)
 
 
-def test_samples_find_their_rows():
-    found = matched(["c", "a", "d"], ["a", "b", "c"])
-    assert found.rows.tolist() == [1, -1, 0]
-    assert found.extra.tolist() == [2]
-    assert found.duplicates.tolist() == []
-
-
-@pytest.mark.parametrize(("duplicates", "row", "left_out"), [("first", 0, [2, 3]), ("last", 3, [0, 2])])
-def test_of_rows_with_one_key_the_first_or_the_last_is_used(duplicates, row, left_out):
-    found = matched(["a", "b", "a", "a"], ["a", "b"], duplicates)
-    assert found.rows.tolist() == [row, 1]
-    assert found.duplicates.tolist() == left_out
-    assert found.used.tolist() == [row] * 2
-
-
-def test_rows_of_one_key_that_no_sample_has_are_extra_not_duplicate():
-    found = matched(["x", "x"], ["a"])
-    assert (found.extra.tolist(), found.duplicates.tolist()) == ([0, 1], [])
-
-
 def test_a_key_is_found_as_it_was_before_it_was_escaped_and_as_samples_are_called():
     for given_key in ("a.b", "a_x2Eb"):
         found = matched([given_key], ["a_x2Eb"])
@@ -61,13 +41,6 @@ def test_a_key_is_found_as_it_was_before_it_was_escaped_and_as_samples_are_calle
         matched(["a_x2Eb"], ["a_x2Eb", escape_key("a_x2Eb")])
     twice = matched(["a_x2Eb", "a.b"], ["a_x2Eb"])
     assert (twice.rows.tolist(), twice.duplicates.tolist()) == ([0], [1])
-
-
-@pytest.mark.parametrize(("rows", "samples"), [([], []), (["a"], []), ([], ["a"])])
-def test_either_may_be_empty(rows, samples):
-    found = matched(rows, samples)
-    assert found.rows.tolist() == [-1] * len(samples)
-    assert found.extra.tolist() == list(range(len(rows)))
 
 
 @given(st.lists(TEXTS, unique=True, max_size=8), st.lists(TEXTS, max_size=8), st.sampled_from(["first", "last"]))
@@ -104,23 +77,32 @@ def test_partitions_are_about_equal():
 
 def test_counts_are_added_and_the_first_examples_kept():
     one, other = Counted(5, [[0, 1, "a"], [0, 4, "b"], [2, 0, "c"]]), Counted(2, [[0, 3, "d"], [1, 0, "e"]])
-    assert one.plus(other) == Counted(7, [[0, 1, "a"], [0, 3, "d"], [0, 4, "b"]])
+    assert Counted.sum([one, other]) == Counted(7, [[0, 1, "a"], [0, 3, "d"], [0, 4, "b"]])
 
 
-@pytest.mark.parametrize("buffer_bytes", [1, 10_000, 2**40])
-@pytest.mark.parametrize("shards", [[5], [5, 0, 7, 100_000, 3], [1] * 50])
-def test_a_run_is_cut_without_a_gap(buffer_bytes, shards):
-    table = table_of(input_file(1000, num_groups=10, data_bytes=100_000), input_file(0))
-    cuts = cut_run(table, np.array(shards), 2, buffer_bytes)
-    for name, total in (("rows", 1000), ("keys", len(shards)), ("groups", len(shards))):
-        bounds = getattr(cuts, name)
+@pytest.mark.parametrize("task_bytes", [1, 10_000, 2**40])
+@pytest.mark.parametrize("shards", [[], [5], [5, 0, 7, 100_000, 3], [1] * 50])
+@pytest.mark.parametrize("num_rows", [0, 1000])
+def test_a_run_is_cut_without_a_gap(task_bytes, shards, num_rows):
+    table = table_of(input_file(num_rows, num_groups=10, data_bytes=100_000), input_file(0))
+    listed = Shards.of([Shard(f"{n}.tar", count, 0, 10_240, "") for n, count in enumerate(shards)])
+    job = AnnotateJob(
+        output="",
+        table=table,
+        key="k",
+        number_width=0,
+        schema=pa.schema([]),
+        columns=(),
+        shards=listed,
+        duplicates="first",
+        folder="annotations/a-0",
+        task_bytes=task_bytes,
+        buffer_bytes=task_bytes,
+    )
+    for bounds, total in ((job.row_cuts.tolist(), num_rows), (job.shard_cuts.tolist(), len(shards))):
         assert (bounds[0], bounds[-1]) == (0, total)
-        assert list(bounds) == sorted(set(bounds))
-    assert cuts.num_partitions >= 1
-    if buffer_bytes == 1:
-        assert len(cuts.rows) == 11
-        assert len(cuts.keys) == len(shards) + 1
-
-
-def test_an_empty_table_has_no_tasks():
-    assert cut_run(table_of(input_file(0)), np.array([3]), 1, 2**20).rows == (0,)
+        assert bounds == sorted(set(bounds))
+    assert job.num_partitions >= 1 or not (num_rows or shards)
+    if task_bytes == 1:
+        assert len(job.row_cuts) == (11 if num_rows else 1)
+        assert len(job.shard_cuts) == len(shards) + 1
