@@ -28,7 +28,8 @@ from wdsplit.fields.encode import media_bytes
 from wdsplit.fields.infer import needs_sniff
 from wdsplit.fields.json_values import decoded_parts, stored, type_without_views, without_views
 from wdsplit.storage.opening import is_remote
-from wdsplit.tables.formats.common import BATCH_BYTES, MAX_BATCH_ROWS, changed, check_unchanged, unreadable
+from wdsplit.tables.formats.common import BATCH_BYTES, MAX_BATCH_ROWS, unreadable
+from wdsplit.tables.formats.opening import changed, open_unchanged
 from wdsplit.tables.formats.registry import format_by_content, format_named, name_of_format
 from wdsplit.tables.partitions import Partitions
 from wdsplit.tables.schemas import Schemas, absent_columns, promoted, promotion_notes, with_partitions
@@ -314,7 +315,7 @@ def check_files(table: Table, first: int, stop: int) -> None:
     for part in table.ranges(first, stop):
         if part.file.remote is None and part.file.members is None:
             with _readable(part.file.path, format_named(part.file.format).WHAT):
-                check_unchanged(part.file)
+                open_unchanged(part.file).close()
 
 
 def matching_groups(table: Table, file: InputFile, expression: Any, columns: Sequence[str]) -> list[int]:

@@ -360,9 +360,3 @@ def test_files_of_text_are_read_in_large_ranges(bucket, fault_proxy):
     opened = open_inputs([f"{bucket.url}/a.jsonl"])
     assert sum(map(len, read_rows(opened, 0, 30_000, ["a"]))) == 30_000
     assert len(asked(fault_proxy)) <= 3
-
-
-def test_what_is_joined_covers_what_was_asked():
-    ranges = [(50, 60), (0, 10), (12, 20), (55, 58), (100, 110)]
-    assert opening.joined_ranges(ranges, 5) == [(0, 20), (50, 60), (100, 110)]
-    assert opening.joined_ranges([], 5) == []

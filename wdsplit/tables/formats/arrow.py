@@ -17,15 +17,16 @@ import pyarrow as pa
 import pyarrow.ipc as ipc
 import xxhash
 
-from wdsplit.tables.formats.common import (
-    BATCH_BYTES,
+from wdsplit.tables.formats.common import BATCH_BYTES, check_names, sliced
+from wdsplit.tables.formats.opening import (
+    MAX_BUFFER_BYTES,
+    Input,
+    RemoteInput,
     changed,
-    check_names,
-    check_unchanged,
-    sliced,
-    stat_of,
+    described,
+    open_input,
+    open_unchanged,
 )
-from wdsplit.tables.formats.opening import MAX_BUFFER_BYTES, RemoteInput
 from wdsplit.tables.table import InputFile, Remote
 
 __all__ = ["WHAT", "open_file", "read_batches"]
@@ -35,8 +36,6 @@ WHAT = "an Arrow IPC file or stream"
 _GROUP_BYTES = 4 * BATCH_BYTES
 _FILE_MAGIC = b"ARROW1"
 _FEATHER_V1_MAGIC = b"FEA1"
-_FIRST_MESSAGE = 8
-"""Where the messages of a file begin: after its magic bytes."""
 _SAMPLE_BYTES = 1024
 _WORD_BYTES = 4
 _CONTINUATION = b"\xff" * _WORD_BYTES
@@ -48,37 +47,25 @@ _AHEAD_BYTES = 256 * 1024
 
 def open_file(path: str, remote: Remote | None = None) -> tuple[InputFile, pa.Schema]:
     """Find the batches and count their rows, by the headers alone."""
-    num_bytes, modified_ns = stat_of(path, remote)
-    if not num_bytes:
-        raise ValueError("the file is empty")
-    with _Messages(path, remote) as source:
-        if source.file.read(len(_FEATHER_V1_MAGIC)) == _FEATHER_V1_MAGIC:
+    with open_input(path, remote, _AHEAD_BYTES) as source:
+        if not source.size:
+            raise ValueError("the file is empty")
+        if source.read_at(0, len(_FEATHER_V1_MAGIC)) == _FEATHER_V1_MAGIC:
             raise ValueError("the old format Feather V1: write it again with pyarrow.feather.write_feather")
-        schema = _schema_of(source.file)
+        schema = _schema_of(source)
         check_names(schema)
-        footer = ipc.open_file(source.file) if _is_file(source.file) else None
+        footer = ipc.open_file(source.as_arrow()) if _first_message(source) else None
         if footer is not None and footer.schema != schema:
             raise ValueError("the columns in the footer differ from those at the start")
         found, end, checksum = _walk(source, None if footer is None else footer.num_record_batches)
         ratio = _decoded_ratio(source, schema, found, end)
-    row_groups, offsets = [], []
-    for begin, rows, size in found:
-        parts = min(rows, max(1, round(size * ratio / _GROUP_BYTES))) or 1
-        row_groups += [rows * (part + 1) // parts - rows * part // parts for part in range(parts)]
-        offsets += [begin] * parts
-    file = InputFile(
-        path,
-        num_bytes,
-        sum(row_groups),
-        tuple(row_groups),
-        int(sum(size for _, _, size in found) * ratio),
-        checksum,
-        modified_ns,
-        "arrow",
-        (*offsets, end),
-        remote=remote,
-    )
-    return file, schema
+        row_groups, offsets = [], []
+        for begin, rows, size in found:
+            parts = min(rows, max(1, round(size * ratio / _GROUP_BYTES))) or 1
+            row_groups += [rows * (part + 1) // parts - rows * part // parts for part in range(parts)]
+            offsets += [begin] * parts
+        data_bytes = int(sum(size for _, _, size in found) * ratio)
+        return described(source, "arrow", row_groups, data_bytes, checksum, (*offsets, end)), schema
 
 
 @dataclass(frozen=True)
@@ -92,7 +79,7 @@ class _Message:
     rows: int
 
 
-def _message_at(source: _Messages, at: int) -> _Message | None:
+def _message_at(source: Input, at: int) -> _Message | None:
     """Read the header of a message; None at the end marker, or at the end of the file.
 
     pyarrow reads a message with its data, which are not needed here and may be remote. A header is a flatbuffer:
@@ -124,26 +111,23 @@ def _message_at(source: _Messages, at: int) -> _Message | None:
         number(kind, 1),
         number(rows, 8) if rows else 0,
     )
-    if not begin + num_bytes <= found.end <= source.num_bytes or found.rows < 0:
+    if not begin + num_bytes <= found.end <= source.size or found.rows < 0:
         raise ValueError(f"the message at byte {at} is damaged, or has been cut off")
     return found
 
 
-def _is_file(source: pa.NativeFile) -> bool:
-    """Return whether the source is a file, not a stream."""
-    source.seek(0)
-    first = source.read(len(_FILE_MAGIC))
-    source.seek(0)
-    return bool(first == _FILE_MAGIC)
+def _first_message(source: Input) -> int:
+    """Return where the messages begin: 0 in a stream, after the magic bytes in a file."""
+    return 8 if source.read_at(0, len(_FILE_MAGIC)) == _FILE_MAGIC else 0
 
 
-def _schema_of(source: pa.NativeFile) -> pa.Schema:
+def _schema_of(source: Input) -> pa.Schema:
     """Return the columns, from the first message of a file or a stream."""
-    source.seek(_FIRST_MESSAGE if _is_file(source) else 0)
-    return ipc.open_stream(source).schema
+    source.seek(_first_message(source))
+    return ipc.open_stream(pa.PythonFile(source, mode="r")).schema
 
 
-def _walk(source: _Messages, num_batches: int | None) -> tuple[list[tuple[int, int, int]], int, str]:
+def _walk(source: Input, num_batches: int | None) -> tuple[list[tuple[int, int, int]], int, str]:
     """Walk over the messages of a file, whose footer says how many batches there are, or to the end of a stream.
 
     Returns:
@@ -152,8 +136,7 @@ def _walk(source: _Messages, num_batches: int | None) -> tuple[list[tuple[int, i
     """
     found: list[tuple[int, int, int]] = []
     digest = xxhash.xxh3_128()
-    at = begin = 0 if num_batches is None else _FIRST_MESSAGE
-    end = at
+    at = begin = end = _first_message(source)
     while num_batches is None or len(found) < num_batches:
         message = _message_at(source, at)
         if message is None:
@@ -162,7 +145,7 @@ def _walk(source: _Messages, num_batches: int | None) -> tuple[list[tuple[int, i
             marker = source.read_at(at, 2 * _WORD_BYTES)
             if len(marker) < _WORD_BYTES:
                 raise ValueError("the stream has no end marker: it may have been cut off")
-            left = source.num_bytes - at - (2 * _WORD_BYTES if marker.startswith(_CONTINUATION) else _WORD_BYTES)
+            left = source.size - at - (2 * _WORD_BYTES if marker.startswith(_CONTINUATION) else _WORD_BYTES)
             if left:
                 raise ValueError(f"{left} bytes follow the end of the stream")
             break
@@ -177,7 +160,7 @@ def _walk(source: _Messages, num_batches: int | None) -> tuple[list[tuple[int, i
     return found, end, digest.hexdigest()
 
 
-def _decoded_ratio(source: _Messages, schema: pa.Schema, found: list[tuple[int, int, int]], end: int) -> float:
+def _decoded_ratio(source: Input, schema: pa.Schema, found: list[tuple[int, int, int]], end: int) -> float:
     """Return decoded bytes per stored byte, measured on the first batch with rows; 1 if there is none."""
     number = next((number for number, (_, rows, _) in enumerate(found) if rows), None)
     if number is None:
@@ -191,9 +174,8 @@ def read_batches(
     file: InputFile, groups: Sequence[int], columns: Sequence[str], schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of some row groups, in batches that are views of the file unless it is compressed."""
-    with _Messages(file.path, file.remote) as source:
-        check_unchanged(file, source.remote)
-        own = _schema_of(source.file)
+    with open_unchanged(file, _AHEAD_BYTES) as source:
+        own = _schema_of(source)
         indices = sorted(own.get_all_field_indices(name)[0] for name in columns)
         begins = sorted(set(file.offsets))
         batch_of = {begin: number for number, begin in enumerate(begins)}
@@ -235,43 +217,8 @@ def _validate(column: pa.Array) -> None:
         raise ValueError("an index lies outside its dictionary")
 
 
-class _Messages:
-    """A file or stream whose messages can be read in any order: memory-mapped, or fetched.
-
-    Attributes:
-        file: The source for Arrow's readers.
-        remote: The source, if it is remote.
-    """
-
-    def __init__(self, path: str, remote: Remote | None) -> None:
-        self.remote = None if remote is None else RemoteInput(remote, _AHEAD_BYTES)
-        self.file = pa.memory_map(path) if self.remote is None else self.remote.as_arrow()
-        self.num_bytes: int = self.file.size() if self.remote is None else self.remote.size
-
-    def __enter__(self) -> _Messages:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.file.close()
-
-    def read_at(self, begin: int, num_bytes: int) -> bytes:
-        """Return the bytes at a place; fewer only at the end."""
-        num_bytes = max(0, min(num_bytes, self.num_bytes - begin))
-        if self.remote is not None:
-            return self.remote.read_at(begin, num_bytes)
-        self.file.seek(begin)
-        return bytes(self.file.read(num_bytes))
-
-    def parts(self, parts: Sequence[tuple[int, int]], end: int) -> pa.NativeFile:
-        """Return some parts (begin, end) of the bytes before `end` as one source."""
-        if self.remote is not None:
-            return pa.PythonFile(_RemoteParts(self.remote, parts), mode="r")
-        self.file.seek(0)
-        return pa.PythonFile(_Parts(self.file.read_buffer(end), parts), mode="r")
-
-
 def _batches(
-    source: _Messages,
+    source: Input,
     schema: pa.Schema,
     begins: Sequence[int],
     numbers: Sequence[int],
@@ -286,17 +233,18 @@ def _batches(
         numbers: The batches.
         columns: The columns, in ascending order.
     """
-    first = _FIRST_MESSAGE if _is_file(source.file) else 0
+    first = _first_message(source)
     ranges = [(begins[number], begins[number + 1]) for number in numbers]
     if "dictionary<" in str(schema):
         parts = _parts_with_dictionaries(source, first, {end for _, end in ranges}, begins[-1])
     else:
         parts = [(first, begins[0]), *ranges]
-    stream = source.parts(parts, begins[-1])
-    yield from ipc.open_stream(stream, options=ipc.IpcReadOptions(included_fields=list(columns), use_threads=False))
+    reader = _RemoteParts(source, parts) if isinstance(source, RemoteInput) else _Parts(source.path, parts)
+    options = ipc.IpcReadOptions(included_fields=list(columns), use_threads=False)
+    yield from ipc.open_stream(pa.PythonFile(reader, mode="r"), options=options)
 
 
-def _parts_with_dictionaries(source: _Messages, first: int, batch_ends: set[int], end: int) -> list[tuple[int, int]]:
+def _parts_with_dictionaries(source: Input, first: int, batch_ends: set[int], end: int) -> list[tuple[int, int]]:
     """Return where the schema, the dictionaries and some batches are, in reading order.
 
     In a stream, a batch uses the dictionaries before it, and later ones may replace them. In a file, dictionaries only
@@ -320,12 +268,12 @@ def _parts_with_dictionaries(source: _Messages, first: int, batch_ends: set[int]
 
 
 class _Parts:
-    """Parts of a buffer as one readable file, without a copy."""
+    """Parts of a local file as one readable file, memory-mapped without a copy."""
 
     closed = False
 
-    def __init__(self, whole: pa.Buffer, parts: Sequence[tuple[int, int]]) -> None:
-        self._whole = whole
+    def __init__(self, path: str, parts: Sequence[tuple[int, int]]) -> None:
+        self._whole: Any = pa.memory_map(path).read_buffer() if path else None
         self._left = list(reversed(parts))
 
     def read(self, num_bytes: int) -> Any:
@@ -350,7 +298,7 @@ class _RemoteParts(_Parts):
     """Parts of a remote file. A request fetches several small parts or one whole part, since all are read anyway."""
 
     def __init__(self, source: RemoteInput, parts: Sequence[tuple[int, int]]) -> None:
-        super().__init__(pa.py_buffer(b""), parts)
+        super().__init__("", parts)
         self._source = source
 
     def _slice(self, begin: int, stop: int) -> Any:

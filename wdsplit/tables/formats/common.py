@@ -1,29 +1,21 @@
-"""What the formats share: the size of batches, checksums, and the check that a file has not changed."""
+"""What the formats share: the size of batches, checksums, and what cannot be read."""
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Iterator
-from typing import IO
 
 import pyarrow as pa
 import xxhash
 
 from wdsplit.errors import InputError
-from wdsplit.tables.formats.opening import RemoteInput
-from wdsplit.tables.table import InputFile, Remote
 
 __all__ = [
     "BATCH_BYTES",
     "MAX_BATCH_ROWS",
-    "changed",
     "check_names",
-    "check_unchanged",
     "checksum",
-    "open_unchanged",
     "sliced",
-    "stat_of",
     "unreadable",
 ]
 
@@ -34,54 +26,6 @@ MAX_BATCH_ROWS = 8192
 def checksum(data: bytes | memoryview) -> str:
     """Return a checksum of some content."""
     return xxhash.xxh3_128_hexdigest(data)
-
-
-def stat_of(path: str, remote: Remote | None = None) -> tuple[int, int]:
-    """Return the size of a file in bytes, and when it was last written, in nanoseconds; see `InputFile.modified_ns`."""
-    if remote is not None:
-        source = RemoteInput(remote)
-        return source.size, source.modified_ns
-    found = os.stat(path)
-    return found.st_size, found.st_mtime_ns
-
-
-def changed(file: InputFile, found: str) -> InputError:
-    """Return the error for a file that has changed since it was first opened."""
-    return InputError(
-        "an input has changed since it was planned",
-        place=file.path,
-        expected=f"the file of {file.num_bytes} bytes and {file.num_rows} rows",
-        found=found,
-        remedy="do not change inputs during a conversion; start again with --overwrite",
-        url=file.path,
-    )
-
-
-def check_unchanged(file: InputFile, source: RemoteInput | None = None) -> None:
-    """Refuse a file whose size or modification time has changed; its content is not read.
-
-    Args:
-        file: The file.
-        source: The open object, if the file is remote.
-
-    Raises:
-        InputError: The file has changed.
-    """
-    num_bytes, modified_ns = stat_of(file.path) if source is None else (source.size, source.modified_ns)
-    if num_bytes != file.num_bytes:
-        raise changed(file, f"{num_bytes} bytes")
-    if modified_ns != file.modified_ns:
-        raise changed(file, "the same size, but another modification time")
-
-
-def open_unchanged(file: InputFile) -> IO[bytes] | RemoteInput:
-    """Open a file for reading bytes; refuse it as `check_unchanged` does."""
-    if file.remote is None:
-        check_unchanged(file)
-        return open(file.path, "rb")
-    source = RemoteInput(file.remote)
-    check_unchanged(file, source)
-    return source
 
 
 def check_names(fields: Iterable[pa.Field]) -> None:

@@ -62,17 +62,19 @@ def _delimiter(path: str) -> str:
 
 
 @functools.cache
-def _patterns(delimiter: str) -> tuple[re.Pattern[bytes], re.Pattern[bytes]]:
-    """Return what matches a row without its line end, and what matches up to 16 rows with theirs.
+def _patterns(delimiter: str) -> tuple[re.Pattern[bytes], re.Pattern[bytes], re.Pattern[bytes]]:
+    """Return what matches a row without its line end, up to 16 rows with theirs, and the beginning of a row.
 
     A quote opens a quoted part only where a field begins, as in Arrow's and Python's parsers.
     """
     end = re.escape(delimiter).encode() + rb"\r\n"
     plain = rb'[^"\r\n]*'
-    quoted = rb'(?<![^%s])"[^"]*(?:""[^"]*)*"(?=[%s]|\Z)' % (end, end)
+    opened = rb'(?<![^%s])"[^"]*(?:""[^"]*)*' % end
+    quoted = rb'%s"(?=[%s]|\Z)' % (opened, end)
     inside = rb'(?<=[^%s])"' % end
     row = rb"%s(?:(?:%s|%s)%s)*" % (plain, quoted, inside, plain)
-    return re.compile(row), re.compile(rb"(?:%s\r?\n){1,16}" % row)
+    patterns = row, rb"(?:%s\r?\n){1,16}" % row, rb"%s(?:%s\"?)?\r?" % (row, opened)
+    return tuple(map(re.compile, patterns))  # type: ignore[return-value]
 
 
 def _row_end(block: Block, delimiter: str, is_last: bool) -> int:
@@ -84,43 +86,24 @@ def _row_end(block: Block, delimiter: str, is_last: bool) -> int:
     data = block.data
     if b'"' not in data and data.count(b"\r") == data.count(b"\r\n"):
         return data.rfind(b"\n") + 1
-    row, rows = _patterns(delimiter)
+    row, rows, beginning = _patterns(delimiter)
     end = 0
     while match := rows.match(data, end):
         end = match.end()
-    stop = _end_of(row, data, end)
-    if data[stop : stop + 1] == b'"':
-        closing = _end_of(re.compile(rb'"[^"]*(?:""[^"]*)*'), data, stop)
-        stop, cause = (closing, "text follows a closing quote") if closing < len(data) else (stop, "unclosed quote")
-        if closing == len(data) and not is_last:
-            return end  # it may be closed in the next block
-    elif stop == len(data) or (data[stop:] == b"\r" and not is_last):
+    if (row if is_last else beginning).fullmatch(data, end):
         return end
-    else:
-        cause = "lone carriage return"
     raise block.error(
-        stop,
-        cause,
+        end,
+        "a row is not CSV",
         expected='rows that end with a newline, and quoted fields such as "say ""hi"""',
-        found=repr(data[max(0, stop - 20) : stop + 20].decode("utf-8", "replace")),
-        remedy="double quotes inside quoted fields; convert line endings, as with `tr '\\r' '\\n'`",
+        found=repr(data[end : end + 60].decode("utf-8", "replace")),
+        remedy="close quotes, and double those inside quoted fields; convert line endings, as with `tr '\\r' '\\n'`",
     )
-
-
-def _end_of(pattern: re.Pattern[bytes], data: bytes, place: int) -> int:
-    match = pattern.match(data, place)
-    return match.end() if match else place
 
 
 def _rows(data: bytes, delimiter: str) -> Iterator[tuple[int, int]]:
     """Yield where each row begins and ends, without its line end; skip empty lines."""
-    row, _ = _patterns(delimiter)
-    begin = 0
-    while begin < len(data):
-        end = _end_of(row, data, begin)
-        if end > begin:
-            yield begin, end
-        begin = end + (2 if data[end : end + 1] == b"\r" else 1)
+    return (match.span() for match in _patterns(delimiter)[0].finditer(data) if match[0])
 
 
 def _header(block: Block, delimiter: str) -> tuple[list[str], int]:
@@ -240,7 +223,7 @@ def read_batches(
     """Yield the rows of some blocks, with the types of the whole input."""
     delimiter = _delimiter(file.path)
     with open_input(file.path, file.remote) as source:
-        header = source.read(file.offsets[0]).removeprefix(BOM)
+        header = source.read_at(0, file.offsets[0]).removeprefix(BOM)
     names, _ = _header(Block(file.path, header), delimiter)
     kinds = pa.schema([schema.field(name) for name in columns])
     yield from read_blocks(file, groups, lambda data: _parse(data, delimiter, names, kinds, []))

@@ -5,20 +5,32 @@ Reading an object that was replaced after opening is an error.
 
 from __future__ import annotations
 
+import io
 import os
 import tempfile
 from collections.abc import Sequence
-from types import TracebackType
 from typing import IO
 
 import pyarrow as pa
 import xxhash
 
 from wdsplit.engines.local import in_order, raise_if_cancelled
+from wdsplit.errors import InputError
 from wdsplit.storage.opening import open_object
-from wdsplit.tables.table import Remote
+from wdsplit.tables.table import InputFile, Remote
+from wdsplit.urls import shown_url
 
-__all__ = ["AHEAD_BYTES", "MAX_BUFFER_BYTES", "RemoteInput", "copied", "joined_ranges", "open_input"]
+__all__ = [
+    "AHEAD_BYTES",
+    "MAX_BUFFER_BYTES",
+    "Input",
+    "RemoteInput",
+    "changed",
+    "copied",
+    "described",
+    "open_input",
+    "open_unchanged",
+]
 
 AHEAD_BYTES = 8 * 1024**2
 """Minimum bytes of a request when a file is read from start to end."""
@@ -29,7 +41,30 @@ _HOLE_BYTES = 1024**2
 """Ranges with a gap of at most this many bytes are fetched with one request."""
 
 
-class RemoteInput:
+class LocalInput(io.BufferedReader):
+    """A local file, with the attributes and methods of a `RemoteInput`."""
+
+    remote: Remote | None = None
+
+    def __init__(self, path: str) -> None:
+        super().__init__(io.FileIO(path))
+        found = os.fstat(self.fileno())
+        self.path, self.size, self.modified_ns = path, found.st_size, found.st_mtime_ns
+
+    def read_at(self, offset: int, num_bytes: int) -> bytes:
+        """Return the bytes at an offset."""
+        self.seek(offset)
+        return self.read(num_bytes)
+
+    def buffer(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Do nothing: reading from a disk needs no requests."""
+
+    def as_arrow(self) -> pa.NativeFile:
+        """Return a file for Arrow's readers."""
+        return pa.OSFile(self.path)
+
+
+class RemoteInput(io.RawIOBase):
     """A remote object, as a file for Python's and Arrow's readers.
 
     Args:
@@ -37,35 +72,26 @@ class RemoteInput:
         ahead_bytes: Minimum bytes of a request.
 
     Attributes:
+        path: Its URL, without secrets.
         size: Its size in bytes.
         modified_ns: A number that identifies its version.
     """
 
-    closed = False
-
     def __init__(self, remote: Remote, ahead_bytes: int = 0) -> None:
+        self.remote: Remote | None = remote
         self._file = open_object(remote.url, remote.options)
-        self.size = self._file.size
+        self.path, self.size = shown_url(remote.url), self._file.size
         self.modified_ns = xxhash.xxh3_64_intdigest(self._file.version.encode())
         self._ahead_bytes = ahead_bytes
         self._buffers: list[tuple[int, memoryview]] = []
         self._at = 0
 
-    def __enter__(self) -> RemoteInput:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
-
     def close(self) -> None:
         """Drop the buffers."""
         self._buffers = []
+        super().close()
 
     def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def seekable(self) -> bool:
         """Return True."""
         return True
 
@@ -117,7 +143,7 @@ class RemoteInput:
     def fetch(self, ranges: Sequence[tuple[int, int]]) -> list[tuple[int, memoryview]]:
         """Return the offsets and the bytes of some ranges (begin, end); fetch large ones over several connections."""
         inside = [(begin, min(end, self.size)) for begin, end in ranges if begin < min(end, self.size)]
-        found = [(begin, bytearray(end - begin)) for begin, end in joined_ranges(inside)]
+        found = [(begin, bytearray(end - begin)) for begin, end in _joined_ranges(inside)]
         pieces = [
             (memoryview(data)[first : first + AHEAD_BYTES], begin + first)
             for begin, data in found
@@ -136,28 +162,83 @@ class RemoteInput:
         return pa.PythonFile(self, mode="r")
 
 
-def joined_ranges(ranges: Sequence[tuple[int, int]], hole_bytes: int = _HOLE_BYTES) -> list[tuple[int, int]]:
-    """Return ranges (begin, end) in ascending order, joined where the gap is at most `hole_bytes`."""
+def _joined_ranges(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return ranges (begin, end) in ascending order, joined where the gap is small."""
     joined: list[tuple[int, int]] = []
     for begin, end in sorted(ranges):
-        if joined and begin <= joined[-1][1] + hole_bytes:
+        if joined and begin <= joined[-1][1] + _HOLE_BYTES:
             joined[-1] = (joined[-1][0], max(joined[-1][1], end))
         else:
             joined.append((begin, end))
     return joined
 
 
-def open_input(path: str, remote: Remote | None = None, ahead_bytes: int = 0) -> IO[bytes] | RemoteInput:
+Input = LocalInput | RemoteInput
+
+
+def open_input(path: str, remote: Remote | None = None, ahead_bytes: int = 0) -> Input:
     """Open an input for reading bytes."""
-    return open(path, "rb") if remote is None else RemoteInput(remote, ahead_bytes)
+    return LocalInput(path) if remote is None else RemoteInput(remote, ahead_bytes)
 
 
-def copied(remote: Remote) -> IO[bytes]:
-    """Return a copy of an object in a temporary local file, for reading in any order."""
+def described(
+    source: Input,
+    format_name: str,
+    rows: Sequence[int],
+    data_bytes: int,
+    footer: str,
+    offsets: Sequence[int] = (),
+    column_bytes: Sequence[tuple[str, int]] = (),
+) -> InputFile:
+    """Return the description of an open input; see `InputFile` for the arguments."""
+    return InputFile(
+        source.path,
+        source.size,
+        sum(rows),
+        tuple(rows),
+        data_bytes,
+        footer,
+        source.modified_ns,
+        format_name,
+        tuple(offsets),
+        column_bytes=tuple(column_bytes),
+        remote=source.remote,
+    )
+
+
+def changed(file: InputFile, found: str) -> InputError:
+    """Return the error for a file that has changed since it was first opened."""
+    return InputError(
+        "an input has changed since it was planned",
+        place=file.path,
+        expected=f"the file of {file.num_bytes} bytes and {file.num_rows} rows",
+        found=found,
+        remedy="do not change inputs during a conversion; start again with --overwrite",
+        url=file.path,
+    )
+
+
+def open_unchanged(file: InputFile, ahead_bytes: int = 0) -> Input:
+    """Open a file again.
+
+    Raises:
+        InputError: Its size or modification time has changed; its content is not compared.
+    """
+    source = open_input(file.path, file.remote, ahead_bytes)
+    if (source.size, source.modified_ns) == (file.num_bytes, file.modified_ns):
+        return source
+    source.close()
+    same_size = "the same size, but another modification time"
+    raise changed(file, same_size if source.size == file.num_bytes else f"{source.size} bytes")
+
+
+def copied(source: Input) -> IO[bytes]:
+    """Return a remote object as a temporary local file, for reading in any order; a local file as it is."""
+    if isinstance(source, LocalInput):
+        return source
     copy = tempfile.TemporaryFile()  # noqa: SIM115 (the caller closes it)
-    with RemoteInput(remote) as source:
-        while data := source.read(AHEAD_BYTES):
-            raise_if_cancelled()
-            copy.write(data)
+    while data := source.read(AHEAD_BYTES):
+        raise_if_cancelled()
+        copy.write(data)
     copy.flush()
     return copy

@@ -7,15 +7,8 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 import pyarrow.orc as orc
 
-from wdsplit.tables.formats.common import (
-    changed,
-    check_names,
-    check_unchanged,
-    checksum,
-    sliced,
-    stat_of,
-)
-from wdsplit.tables.formats.opening import RemoteInput
+from wdsplit.tables.formats.common import check_names, checksum, sliced
+from wdsplit.tables.formats.opening import changed, described, open_input, open_unchanged
 from wdsplit.tables.table import InputFile, Remote
 
 __all__ = ["WHAT", "open_file", "read_batches"]
@@ -29,21 +22,13 @@ _AHEAD_BYTES = 1024**2
 
 def open_file(path: str, remote: Remote | None = None) -> tuple[InputFile, pa.Schema]:
     """Read the footer; if there are several stripes, count their rows by decoding the cheapest column."""
-    num_bytes, modified_ns = stat_of(path, remote)
-    with _source(path, None if remote is None else RemoteInput(remote, _AHEAD_BYTES)) as source:
-        table = orc.ORCFile(source)
+    with open_input(path, remote, _AHEAD_BYTES) as source:
+        table = orc.ORCFile(source.as_arrow())
         check_names(table.schema)
         rows = _stripe_rows(table)
         tail = table.file_footer_length + table.file_postscript_length + table.stripe_statistics_length + 1
-        source.seek(max(0, num_bytes - tail))
-        footer = checksum(source.read(tail))
-        data_bytes = _data_bytes(table, rows)
-        file = InputFile(path, num_bytes, table.nrows, rows, data_bytes, footer, modified_ns, "orc", remote=remote)
-        return file, table.schema
-
-
-def _source(path: str, remote: RemoteInput | None) -> pa.NativeFile:
-    return pa.OSFile(path) if remote is None else remote.as_arrow()
+        footer = checksum(source.read_at(max(0, source.size - tail), tail))
+        return described(source, "orc", rows, _data_bytes(table, rows), footer), table.schema
 
 
 def _stripe_rows(table: orc.ORCFile) -> tuple[int, ...]:
@@ -77,10 +62,8 @@ def read_batches(
     file: InputFile, groups: Sequence[int], columns: Sequence[str], schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of some stripes, cut into batches."""
-    remote = None if file.remote is None else RemoteInput(file.remote, _AHEAD_BYTES)
-    check_unchanged(file, remote)
-    with _source(file.path, remote) as source:
-        table = orc.ORCFile(source)
+    with open_unchanged(file, _AHEAD_BYTES) as source:
+        table = orc.ORCFile(source.as_arrow())
         for group in groups:
             stripe = table.read_stripe(group, columns=list(columns))
             if not {*columns} <= {*stripe.schema.names}:  # pyarrow took a name with a dot for a struct's field

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import replace
-from typing import IO, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
-from pyarrow.fs import LocalFileSystem
 
 from wdsplit.engines.local import ahead
-from wdsplit.tables.formats.common import BATCH_BYTES, MAX_BATCH_ROWS, changed, check_unchanged, checksum
-from wdsplit.tables.formats.opening import AHEAD_BYTES, MAX_BUFFER_BYTES, RemoteInput, open_input
+from wdsplit.tables.formats.common import BATCH_BYTES, MAX_BATCH_ROWS, checksum
+from wdsplit.tables.formats.opening import (
+    AHEAD_BYTES,
+    MAX_BUFFER_BYTES,
+    Input,
+    RemoteInput,
+    changed,
+    described,
+    open_input,
+    open_unchanged,
+)
 from wdsplit.tables.table import InputFile, Remote
 
 __all__ = ["WHAT", "matching_groups", "open_file", "read_batches"]
@@ -33,22 +39,14 @@ _TAIL_BYTES = 64 * 1024
 def open_file(path: str, remote: Remote | None = None) -> tuple[InputFile, pa.Schema]:
     """Read the footer."""
     with open_input(path, remote) as source:
-        size, footer = _footer_of(source)
-        file = pq.ParquetFile(_arrow_source(path, source), buffer_size=_PROBE_READ_BYTES, pre_buffer=False)
+        footer = _footer_of(source)
+        file = pq.ParquetFile(source.as_arrow(), buffer_size=_PROBE_READ_BYTES, pre_buffer=False)
         _check_chunks(file)
-        metadata = file.metadata
-        groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
-        data_bytes = sum(group.total_byte_size for group in groups)
-        rows = tuple(group.num_rows for group in groups)
-        modified_ns = source.modified_ns if isinstance(source, RemoteInput) else os.stat(path).st_mtime_ns
-        found = InputFile(path, size, metadata.num_rows, rows, data_bytes, footer, modified_ns, remote=remote)
+        groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
+        rows, data_bytes = [group.num_rows for group in groups], sum(group.total_byte_size for group in groups)
         sizes = _column_sizes(groups, file.schema_arrow)
-        return replace(found, column_bytes=tuple(sizes.items())), file.schema_arrow
-
-
-def _arrow_source(path: str, source: IO[bytes] | RemoteInput) -> Any:
-    """Return what Arrow reads: the object, or the path of a local file, which it opens by itself."""
-    return source.as_arrow() if isinstance(source, RemoteInput) else path
+        found = described(source, "parquet", rows, data_bytes, footer, column_bytes=tuple(sizes.items()))
+        return found, file.schema_arrow
 
 
 def _check_chunks(file: pq.ParquetFile) -> None:
@@ -66,36 +64,32 @@ def _check_chunks(file: pq.ParquetFile) -> None:
             raise ValueError(f"a column of row group {group} has another type than in the schema")
 
 
-def _footer_of(source: IO[bytes] | RemoteInput) -> tuple[int, str]:
-    """Return the size of a file and the checksum of its footer, whose length is in the last eight bytes."""
-    size = source.seek(0, os.SEEK_END)
-    if isinstance(source, RemoteInput):
-        source.buffer([(max(0, size - _TAIL_BYTES), size)])
-    source.seek(max(0, size - 8))
-    length = int.from_bytes(source.read(4), "little")
-    if isinstance(source, RemoteInput) and _TAIL_BYTES < length + 8 <= size:
-        source.buffer([(size - 8 - length, size)])
-    source.seek(max(0, size - 8 - length))
-    return size, checksum(source.read(length))
+def _footer_of(source: Input) -> str:
+    """Return the checksum of the footer, whose length is in the last eight bytes; buffer it if it is remote."""
+    source.buffer([(max(0, source.size - _TAIL_BYTES), source.size)])
+    length = int.from_bytes(source.read_at(max(0, source.size - 8), 4), "little")
+    if _TAIL_BYTES < length + 8 <= source.size:
+        source.buffer([(source.size - 8 - length, source.size)])
+    return checksum(source.read_at(max(0, source.size - 8 - length), length))
 
 
 def read_batches(
     file: InputFile, groups: Sequence[int], columns: Sequence[str], schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of some row groups, in batches; verify the checksums of pages that have them."""
-    with open_input(file.path, file.remote) as source:
-        found = _footer_of(source)
+    # A copy of a local file may have another modification time: its footer is compared.
+    with open_input(file.path) if file.remote is None else open_unchanged(file) as source:
+        footer = _footer_of(source)
         with pq.ParquetFile(
-            _arrow_source(file.path, source),
+            source.as_arrow(),
             buffer_size=_READ_BYTES if file.remote is None else AHEAD_BYTES,
             pre_buffer=False,
             page_checksum_verification=True,
         ) as table:
-            if found != (file.num_bytes, file.footer):
+            if (source.size, footer) != (file.num_bytes, file.footer):
                 raise changed(file, f"another file, with {table.metadata.num_rows} rows")
             runs: Iterable[list[int]] = [list(groups)]
             if isinstance(source, RemoteInput):
-                check_unchanged(file, source)
                 runs = _buffered_runs(source, table, groups, columns)
             rows = 0
             for run in runs:
@@ -184,14 +178,11 @@ def _column_sizes(groups: Sequence[Any], schema: pa.Schema) -> dict[str, int]:
 
 def matching_groups(file: InputFile, expression: Any, schema: pa.Schema, known: Any) -> Sequence[int]:
     """Return the row groups that neither statistics nor the condition `known` rule out."""
-    source, filesystem = file.path, LocalFileSystem()
-    if file.remote is not None:
-        remote = RemoteInput(file.remote)
-        _footer_of(remote)  # so that it is buffered
-        source, filesystem = remote.as_arrow(), None
-    fragment = ds.ParquetFileFormat().make_fragment(source, filesystem=filesystem, partition_expression=known)
-    try:
-        parts = fragment.split_by_row_group(expression, schema=schema)  # statistics are cast to the types of all files
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):  # not castable: reading refuses values that would change
-        return range(fragment.num_row_groups)
-    return sorted(group.id for part in parts for group in part.row_groups)
+    with open_input(file.path, file.remote) as source:
+        _footer_of(source)  # so that it is buffered if it is remote
+        fragment = ds.ParquetFileFormat().make_fragment(source.as_arrow(), partition_expression=known)
+        try:
+            parts = fragment.split_by_row_group(expression, schema=schema)  # statistics are cast to the common types
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):  # not castable: reading refuses values that would change
+            return range(fragment.num_row_groups)
+        return sorted(group.id for part in parts for group in part.row_groups)

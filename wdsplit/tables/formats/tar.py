@@ -17,12 +17,12 @@ import xxhash
 
 from wdsplit.arrays import Int64
 from wdsplit.errors import InputError, WdsplitError
-from wdsplit.tables.formats.common import BATCH_BYTES, changed, open_unchanged, sliced, stat_of
-from wdsplit.tables.formats.opening import copied
+from wdsplit.tables.formats.common import BATCH_BYTES, sliced
+from wdsplit.tables.formats.opening import changed, copied, described, open_input, open_unchanged
 from wdsplit.tables.table import InputFile, Remote
 from wdsplit.tar.names import escape_key, unescape_key
-from wdsplit.tar.samples import KEY_COLUMN, TarSamples, group_samples, sample_members
-from wdsplit.tar.scan import Scan, scan_tar, scan_window
+from wdsplit.tar.samples import KEY_COLUMN, group_samples, sample_members
+from wdsplit.tar.scan import scan_tar, scan_window
 
 __all__ = ["WHAT", "open_file", "read_batches"]
 
@@ -35,31 +35,27 @@ _GROUP_SAMPLES = 1024
 
 def open_file(path: str, remote: Remote | None = None) -> tuple[InputFile, pa.Schema]:
     """Walk over the headers and cut the samples into row groups."""
-    num_bytes, modified_ns = stat_of(path, remote)
-    if not num_bytes:
-        raise ValueError("the file is empty")
-    with open(path, "rb") if remote is None else copied(remote) as source:
-        data = memoryview(mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_READ))
+    with open_input(path, remote) as source:
+        if not source.size:
+            raise ValueError("the file is empty")
+        with copied(source) as local:
+            data = memoryview(mmap.mmap(local.fileno(), 0, access=mmap.ACCESS_READ))
     try:
         scan = scan_tar(data)
         samples = group_samples(scan)
     except WdsplitError as error:
         raise _named(error, path) from error
-    _warn_of_left_out(path, samples)
+    if samples.num_left_out:
+        text = "%s: left out %d members that belong to no sample, such as %r"
+        logger.warning(text, path, samples.num_left_out, samples.left_out[0])
     num_samples = len(samples.keys) - samples.num_pads
     cuts = _cuts(samples.offsets[: num_samples + 1])
-    file = InputFile(
-        path,
-        num_bytes,
-        num_samples,
-        tuple(np.diff(cuts).tolist()),
-        int(scan.sizes[scan.tops < samples.offsets[num_samples]].sum()),
-        _checksum_of_headers(data, scan),
-        modified_ns,
-        "tar",
-        tuple(samples.offsets[cuts].tolist()),
-        remote=remote,
-    )
+    data_bytes = int(scan.sizes[scan.tops < samples.offsets[num_samples]].sum())
+    headers = xxhash.xxh3_128()
+    for top, start in zip(scan.tops.tolist(), scan.starts.tolist(), strict=True):
+        headers.update(data[top:start])
+    offsets = samples.offsets[cuts].tolist()
+    file = described(source, "tar", np.diff(cuts).tolist(), data_bytes, headers.hexdigest(), offsets)
     return file, pa.schema([(KEY_COLUMN, pa.large_string()), *((name, pa.large_binary()) for name in samples.fields)])
 
 
@@ -67,24 +63,6 @@ def _named(error: WdsplitError, path: str) -> InputError:
     """Return an error about a tar as an `InputError` that names the file."""
     place = f"{path}, {error.place}" if error.place else path
     return InputError(error.cause, place, error.expected, error.found, error.remedy, path, error.key, error.offset)
-
-
-def _checksum_of_headers(data: memoryview, scan: Scan) -> str:
-    """Return the checksum of the headers of all members: names, sizes, modification times."""
-    digest = xxhash.xxh3_128()
-    for top, start in zip(scan.tops.tolist(), scan.starts.tolist(), strict=True):
-        digest.update(data[top:start])
-    return str(digest.hexdigest())
-
-
-def _warn_of_left_out(path: str, samples: TarSamples) -> None:
-    if samples.num_left_out:
-        logger.warning(
-            "%s: left out %d members that belong to no sample, such as %r",
-            path,
-            samples.num_left_out,
-            samples.left_out[0],
-        )
 
 
 def _cuts(offsets: Int64) -> Int64:
@@ -108,8 +86,7 @@ def read_batches(
     with open_unchanged(file) as source:
         for group in groups:
             begin, end = file.offsets[group : group + 2]
-            source.seek(begin)
-            data = source.read(end - begin)
+            data = source.read_at(begin, end - begin)
             try:
                 arrays = _columns(data, begin, columns)
             except WdsplitError as error:

@@ -14,8 +14,8 @@ import xxhash
 
 from wdsplit.engines.local import raise_if_cancelled
 from wdsplit.errors import InputError
-from wdsplit.tables.formats.common import changed, open_unchanged, sliced, stat_of
-from wdsplit.tables.formats.opening import AHEAD_BYTES, open_input
+from wdsplit.tables.formats.common import sliced
+from wdsplit.tables.formats.opening import AHEAD_BYTES, changed, described, open_input, open_unchanged
 from wdsplit.tables.table import InputFile, Remote
 
 __all__ = ["BLOCK_BYTES", "BOM", "Block", "open_text", "read_blocks"]
@@ -72,7 +72,6 @@ def open_text(
     Raises:
         InputError: A row is too large, or not UTF-8.
     """
-    num_bytes, modified_ns = stat_of(path, remote)
     digest = xxhash.xxh3_128()
     begins, rows = list[int](), list[int]()
     with open_input(path, remote, AHEAD_BYTES) as file:
@@ -100,47 +99,30 @@ def open_text(
                 )
             rest, block = whole.after(end), Block(path, whole.data[:end], whole.begin, whole.line)
             del whole
-            if not end:
-                continue
             _check_utf8(block)
-            block, num_rows = count_rows(block)
+            block, num_rows = count_rows(block) if end else (block, 0)
             if num_rows:
                 begins.append(block.begin)
                 rows.append(num_rows)
             del block
-    offsets = (*begins, num_bytes)
-    return InputFile(
-        path,
-        num_bytes,
-        sum(rows),
-        tuple(rows),
-        num_bytes,
-        digest.hexdigest(),
-        modified_ns,
-        format_name,
-        offsets,
-        remote=remote,
-    )
+        return described(file, format_name, rows, file.size, digest.hexdigest(), (*begins, file.size))
 
 
 def _check_utf8(block: Block) -> None:
-    data = block.data
-    offsets = pa.py_buffer(np.array([0, len(data)], np.int64))
-    try:
-        pa.Array.from_buffers(pa.large_string(), 1, [None, offsets, pa.py_buffer(data)]).validate(full=True)
-        return
-    except pa.ArrowInvalid:  # it copies nothing, unlike decoding, which says where the error is
-        pass
-    try:
-        data.decode()
-    except UnicodeDecodeError as error:
-        raise block.error(
-            error.start,
-            "an input is not UTF-8",
-            expected="text in UTF-8",
-            found=f"the bytes {data[error.start : error.start + 4]!r}",
-            remedy="convert it first, as with `iconv -f latin1 -t utf-8`",
-        ) from error
+    offsets = pa.py_buffer(np.array([0, len(block.data)], np.int64))
+    try:  # nothing is copied, unlike by decoding, which says where the error is
+        pa.Array.from_buffers(pa.large_string(), 1, [None, offsets, pa.py_buffer(block.data)]).validate(full=True)
+    except pa.ArrowInvalid:
+        try:
+            block.data.decode()
+        except UnicodeDecodeError as error:
+            raise block.error(
+                error.start,
+                "an input is not UTF-8",
+                expected="text in UTF-8",
+                found=f"the bytes {block.data[error.start : error.start + 4]!r}",
+                remedy="convert it first, as with `iconv -f latin1 -t utf-8`",
+            ) from error
 
 
 def read_blocks(file: InputFile, groups: Sequence[int], parse: Callable[[bytes], pa.Table]) -> Iterator[pa.RecordBatch]:
@@ -151,10 +133,10 @@ def read_blocks(file: InputFile, groups: Sequence[int], parse: Callable[[bytes],
     """
     with open_unchanged(file) as source:
         for group in groups:
-            source.seek(file.offsets[group])
-            table = parse(source.read(file.offsets[group + 1] - file.offsets[group]))
+            begin, end = file.offsets[group : group + 2]
+            table = parse(source.read_at(begin, end - begin))
             if len(table) != file.row_groups[group]:
-                raise changed(file, f"{len(table)} rows in the block at byte {file.offsets[group]}")
+                raise changed(file, f"{len(table)} rows in the block at byte {begin}")
             for batch in table.combine_chunks().to_batches():
                 batch.validate()
                 yield from sliced(batch)
