@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -34,11 +35,10 @@ from wdsplit.engines.local import Engine, LocalEngine
 from wdsplit.errors import InputError, WdsplitError
 from wdsplit.fields.keys import numbered_width
 from wdsplit.shards import annotations as stored
-from wdsplit.shards.annotations import Annotation, annotation_folder, check_annotation_name
+from wdsplit.shards.annotations import ANNOTATIONS, Annotation, annotation_folder
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import Manifest
 from wdsplit.shards.sample_tables import dump_schema
-from wdsplit.shards.stored import intact, warn_of_damaged
 from wdsplit.storage.given import located_one
 from wdsplit.storage.interface import Storage
 from wdsplit.storage.opening import open_readable_storage, open_storage
@@ -103,7 +103,7 @@ def annotate(
     rows = python_source(source)
     paths = [] if isinstance(rows, PythonSource) else rows
     places = Places.of(paths, dataset, storage_options, fs, input_fs)
-    name = check_annotation_name(name or _default_name(paths))
+    name = ANNOTATIONS.checked(name or _default_name(paths))
     storage = open_storage(places.output, places.output_options)
     engine, report = engine or LocalEngine(options.jobs), progress or (lambda _: None)
     work = _Annotating(places, storage, read_manifest(storage), name, key, options, engine, report)
@@ -188,7 +188,7 @@ class _Annotating:
 
     def _live(self) -> Annotation | None:
         """Return the existing annotation; None if there is none, or if it is damaged and will be replaced."""
-        if self.name not in stored.annotation_names(self.storage):
+        if self.name not in ANNOTATIONS.names(self.storage):
             return None
         try:
             return stored.find_annotation(self.storage, self.name)
@@ -342,6 +342,4 @@ def list_annotations(
     url, storage_options = located_one(dataset, storage_options, fs)
     storage = open_readable_storage(url, storage_options)
     read_manifest(storage)
-    found = stored.scan_annotations(storage)
-    warn_of_damaged(found, "annotation", storage.url)
-    return intact(found)
+    return ANNOTATIONS.listed(storage, partial(stored.find_annotation, storage))

@@ -15,9 +15,8 @@ from wdsplit.annotating.passes import AnnotateJob
 from wdsplit.errors import OutputExistsError
 from wdsplit.jobs.record import Record
 from wdsplit.shards.annotations import (
-    ANNOTATIONS_FOLDER,
+    ANNOTATIONS,
     RUN_SUFFIX,
-    annotation_names,
     annotation_table_path,
     is_part_of,
 )
@@ -38,7 +37,7 @@ class AnnotationRun(Record):
     """
 
     def __init__(self, storage: Storage, name: str) -> None:
-        super().__init__(storage, f"{ANNOTATIONS_FOLDER}/{name}{RUN_SUFFIX}")
+        super().__init__(storage, f"{ANNOTATIONS.folder}/{name}{RUN_SUFFIX}")
         self._name = name
 
     def refuse(self, overwrite: bool, resume: bool) -> None:
@@ -47,7 +46,7 @@ class AnnotationRun(Record):
         Raises:
             OutputExistsError: One exists and may not be replaced, or there is no run to continue.
         """
-        names, unfinished = annotation_names(self.storage), bool(self.plan)
+        names, unfinished = ANNOTATIONS.names(self.storage), bool(self.plan)
         same_letters = [name for name in names if name.lower() == self._name.lower() and name != self._name]
         if same_letters:
             self._refuse("an annotation has the same name except for case", same_letters[0], "choose another --name")
@@ -91,7 +90,7 @@ class AnnotationRun(Record):
         """Remove the folder of all annotations if it is empty."""
         if not self.storage.is_remote:
             with suppress(OSError):  # another run may have started
-                os.rmdir(os.path.join(self.storage.url, ANNOTATIONS_FOLDER))
+                os.rmdir(os.path.join(self.storage.url, ANNOTATIONS.folder))
 
     def start(self, job: AnnotateJob, modified: str, live: str | None) -> None:
         """Start a run: remove what earlier ones left, but not the tables of the existing annotation.
@@ -134,7 +133,7 @@ class AnnotationRun(Record):
         self._remove_tables(live)
 
     def _remove_tables(self, live: str | None) -> None:
-        for entry in self.storage.list(ANNOTATIONS_FOLDER):
+        for entry in self.storage.list(ANNOTATIONS.folder):
             is_folder = is_part_of(entry, self._name) and not entry.endswith((".json", RUN_SUFFIX))
-            if is_folder and f"{ANNOTATIONS_FOLDER}/{entry}" != live:
-                self.storage.remove(f"{ANNOTATIONS_FOLDER}/{entry}")
+            if is_folder and f"{ANNOTATIONS.folder}/{entry}" != live:
+                self.storage.remove(f"{ANNOTATIONS.folder}/{entry}")

@@ -23,10 +23,9 @@ from wdsplit.order.numbers import SampleNumbers
 from wdsplit.order.selection import Selection
 from wdsplit.order.split import readers_per_lane
 from wdsplit.order.trace import Trace, reading_advice
-from wdsplit.shards.annotations import Annotation, scan_annotations
+from wdsplit.shards.annotations import ANNOTATIONS, Annotation, find_annotation
 from wdsplit.shards.manifest import Field, Manifest, fields_table
-from wdsplit.shards.stored import damaged, intact
-from wdsplit.shards.views import StoredView, scan_views
+from wdsplit.shards.views import VIEWS, StoredView, read_head
 from wdsplit.storage.interface import ReadableStorage
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ class Inspection:
         samples: The columns of the sample tables; None if there are none.
         views: The stored views, including stale ones with another fingerprint.
         annotations: The stored annotations, including stale ones with another fingerprint.
-        damaged: Causes of damaged views and annotations: `{"view good": "the file of a view is damaged"}`.
+        damaged: Causes of damaged views and annotations: `{"view good": "view 'good' cannot be read"}`.
         first_samples: The first samples: `__key__`, `__url__`, and the fields as bytes.
         provenance: The inputs, options and versions of the conversion.
         view: Name of the view; empty for the whole dataset. Shards and bytes are always those of the dataset.
@@ -122,7 +121,8 @@ def inspect(
     storage, manifest = source.storage(), source.manifest
     numbers = SampleNumbers(manifest.shards.num_real, source.selection_at(0))
     first = _first_samples(storage, manifest, numbers, samples)
-    views, annotations = scan_views(storage), scan_annotations(storage)
+    views, bad_views = VIEWS.scan(storage, partial(read_head, storage))
+    annotations, bad_annotations = ANNOTATIONS.scan(storage, partial(find_annotation, storage))
     return Inspection(
         num_samples=len(numbers),
         num_pads=manifest.num_pads,
@@ -134,12 +134,12 @@ def inspect(
         fields=tuple(manifest.fields),
         contents=read_contents(storage, manifest, numbers) if samples else None,
         samples=manifest.samples,
-        views=tuple(intact(views).values()),
-        annotations=tuple(intact(annotations).values()),
+        views=tuple(views.values()),
+        annotations=tuple(annotations.values()),
         damaged={
             f"{kind} {name}": error.cause
-            for kind, found in (("view", views), ("annotation", annotations))
-            for name, error in damaged(found).items()
+            for kind, bad in (("view", bad_views), ("annotation", bad_annotations))
+            for name, error in bad.items()
         },
         first_samples=first,
         provenance=manifest.provenance,

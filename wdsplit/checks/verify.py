@@ -30,12 +30,12 @@ from wdsplit.loading.views import chosen_views
 from wdsplit.notebook import html_table
 from wdsplit.order.packed import is_whole
 from wdsplit.order.selection import Selection
-from wdsplit.shards.annotations import Annotation, annotation_names, find_annotation, read_annotation
+from wdsplit.shards.annotations import ANNOTATIONS, Annotation, find_annotation, read_annotation
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import Manifest, Shard, checksum_of
 from wdsplit.shards.places import places_path
 from wdsplit.shards.sample_tables import KEY, NUM_BYTES, read_samples, samples_path
-from wdsplit.shards.views import read_view, view_names, view_path
+from wdsplit.shards.views import VIEWS, read_view
 from wdsplit.storage.given import located_one
 from wdsplit.storage.interface import ReadableStorage
 from wdsplit.storage.opening import open_readable_storage, open_storage
@@ -207,7 +207,7 @@ def _annotations(storage: ReadableStorage, manifest: Manifest) -> tuple[list[Ann
     """Return the annotations of a dataset, and a problem for each that is damaged or belongs to other shards."""
     found: list[Annotation] = []
     problems: list[WdsplitError] = []
-    for name in annotation_names(storage):
+    for name in ANNOTATIONS.names(storage):
         with _noted(problems):
             found.append(find_annotation(storage, name, manifest))
     return found, problems
@@ -434,12 +434,12 @@ def _duplicate_keys(storage: ReadableStorage, manifest: Manifest, findings: dict
 def _bad_views(storage: ReadableStorage, manifest: Manifest) -> list[WdsplitError]:
     """Return a problem for each stored view that is damaged, or was made for another version of the dataset."""
     problems: list[WdsplitError] = []
-    for name in view_names(storage):
+    for name in VIEWS.names(storage):
         with _noted(problems):
             if not is_whole(read_view(storage, manifest, name)[1]):
                 raise CorruptDataError(
                     "the bitmaps of a view do not match its counts",
-                    place=f"{storage.url}/{view_path(name)}",
+                    place=f"{storage.url}/{VIEWS.path(name)}",
                     remedy="make the view again with `wdsplit view --overwrite`",
                 )
     return problems

@@ -20,14 +20,14 @@ from wdsplit.conversion.shuffle.steps import SPILL_FOLDER
 from wdsplit.conversion.spool import SPOOL
 from wdsplit.errors import DatasetNotFoundError, InputError, OutputExistsError, StorageError, WdsplitError
 from wdsplit.jobs.record import Record
-from wdsplit.shards.annotations import ANNOTATIONS_FOLDER
+from wdsplit.shards.annotations import ANNOTATIONS
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import HEADER_NAME, RUN_FOLDER, SHARDS_NAME, Manifest, Shard, Shards, shard_path
 from wdsplit.shards.places import places_path
 from wdsplit.shards.sample_tables import samples_path
 from wdsplit.shards.sidecar_files import shard_sidecars
 from wdsplit.shards.sidecars import ENERGON_FOLDER, ENERGON_NAMES, WIDS_NAME
-from wdsplit.shards.views import VIEWS_FOLDER
+from wdsplit.shards.views import VIEWS
 from wdsplit.storage.interface import Storage
 from wdsplit.storage.local import is_temporary
 
@@ -36,7 +36,7 @@ __all__ = ["Run", "is_below"]
 logger = logging.getLogger(__name__)
 
 _LOCK_NAME = f"{RUN_FOLDER}/lock"
-_KEPT = (ANNOTATIONS_FOLDER, VIEWS_FOLDER)
+_KEPT = (ANNOTATIONS.folder, VIEWS.folder)
 
 
 class Run(Record):

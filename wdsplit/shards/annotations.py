@@ -15,37 +15,39 @@ from typing import Any
 import orjson
 import pyarrow as pa
 
-from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, WdsplitError, did_you_mean
+from wdsplit.errors import CorruptDataError, InputError
 from wdsplit.shards.manifest import Manifest, Shard
-from wdsplit.shards.parquet import MAX_TABLE_BYTES
-from wdsplit.shards.sample_tables import dump_schema, names_of, parse_columns, parse_samples, samples_path
-from wdsplit.shards.stored import intact, scan
+from wdsplit.shards.sample_tables import dump_schema, names_of, parse_columns, read_samples, samples_path
+from wdsplit.shards.stored import Kind
 from wdsplit.storage.interface import ReadableStorage, Storage
 
 __all__ = [
-    "ANNOTATIONS_FOLDER",
+    "ANNOTATIONS",
     "RUN_SUFFIX",
     "Annotation",
     "annotation_folder",
-    "annotation_names",
     "annotation_table_path",
-    "check_annotation_name",
     "drop_annotation",
     "find_annotation",
     "find_parts",
     "is_part_of",
     "list_annotations",
     "read_annotation",
-    "scan_annotations",
     "write_annotation",
 ]
 
-ANNOTATIONS_FOLDER = "annotations"
+ANNOTATIONS = Kind(
+    "annotation",
+    "annotations",
+    ".json",
+    re.compile("[A-Za-z0-9_-]{1,100}"),
+    "letters, digits, '_' and '-', at most 100",
+    "wdsplit annotate DATASET TABLE --name {name} {how} --overwrite",
+)
 RUN_SUFFIX = ".run"
 """The suffix of the folder with the files of an unfinished run."""
 
 _FORMAT_VERSION = 1
-_NAME = re.compile("[A-Za-z0-9_-]{1,100}")
 _HASH = "[0-9a-f]{16}"
 _MAX_BYTES = 64 * 1024**2
 
@@ -85,25 +87,9 @@ class Annotation:
         return names_of(self.schema)
 
 
-def check_annotation_name(name: str) -> str:
-    """Return the name of an annotation if it is valid: it becomes the name of a file.
-
-    Raises:
-        InputError: The name is invalid.
-    """
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise InputError(
-            "invalid annotation name",
-            expected="letters, digits, '_' and '-', at most 100",
-            found=repr(name),
-            remedy="give another --name",
-        )
-    return name
-
-
 def annotation_folder(name: str, run: str) -> str:
     """Return the folder with the tables of an annotation; `run` is the hash of its run, 16 hexadecimal digits."""
-    return f"{ANNOTATIONS_FOLDER}/{name}-{run}"
+    return f"{ANNOTATIONS.folder}/{name}-{run}"
 
 
 def annotation_table_path(folder: str, shard: str) -> str:
@@ -111,19 +97,8 @@ def annotation_table_path(folder: str, shard: str) -> str:
     return f"{folder}/{samples_path(shard)}"
 
 
-def annotation_names(storage: ReadableStorage) -> list[str]:
-    """Return the names of all annotations of a dataset, sorted, including those for other shards."""
-    names = (name.removesuffix(".json") for name in storage.list(ANNOTATIONS_FOLDER) if name.endswith(".json"))
-    return sorted(name for name in names if _NAME.fullmatch(name))
-
-
-def scan_annotations(storage: ReadableStorage) -> dict[str, Annotation | WdsplitError]:
-    """Return all annotations of a dataset by name, including those for other shards; the error of a damaged one."""
-    return scan(annotation_names(storage), partial(find_annotation, storage))
-
-
 def find_annotation(storage: ReadableStorage, name: str, manifest: Manifest | None = None) -> Annotation:
-    """Read an annotation that `annotation_names` has found.
+    """Read an annotation.
 
     Args:
         storage: The dataset.
@@ -134,49 +109,30 @@ def find_annotation(storage: ReadableStorage, name: str, manifest: Manifest | No
         CorruptDataError: It is damaged.
         InputError: It was made for other shards than the dataset has now, or by another version of the format.
     """
-    annotation = _read(storage, name)
-    if manifest is not None and annotation.fingerprint != manifest.fingerprint:
-        raise InputError(
-            f"annotation {name!r} was made for other shards than the dataset has now",
-            place=f"{storage.url}/{_commit_path(name)}",
-            expected=f"fingerprint {manifest.fingerprint}",
-            found=annotation.fingerprint,
-            remedy=_remedy(storage, name),
-        )
+    path = ANNOTATIONS.path(name)
+    try:
+        annotation = _parse(name, storage.read(path, _MAX_BYTES))
+        if manifest is not None:
+            ANNOTATIONS.refuse_stale(name, annotation.fingerprint, manifest)
+    except (CorruptDataError, InputError) as error:
+        raise error.in_dataset(storage.url, path) from error
     return annotation
 
 
-def _read(storage: ReadableStorage, name: str) -> Annotation:
-    path = _commit_path(name)
+def _parse(name: str, data: bytes) -> Annotation:
     try:
-        content = orjson.loads(storage.read(path, _MAX_BYTES))
-        if not isinstance(content, dict) or type(content.get("wdsplit_annotation")) is not int:
-            raise ValueError("no format version")
+        content = orjson.loads(data)
         if content["wdsplit_annotation"] != _FORMAT_VERSION:
-            raise InputError(
-                "an annotation has another format version",
-                place=f"{storage.url}/{path}",
-                expected=str(_FORMAT_VERSION),
-                found=str(content["wdsplit_annotation"]),
-                remedy="use the version of wdsplit that wrote it, or annotate again with --overwrite",
-            )
+            raise ValueError(f"format version {content['wdsplit_annotation']!r} instead of {_FORMAT_VERSION}")
         folder = content["folder"]
-        if not re.fullmatch(rf"{ANNOTATIONS_FOLDER}/{re.escape(name)}-{_HASH}", folder):
+        if not re.fullmatch(rf"{ANNOTATIONS.folder}/{re.escape(name)}-{_HASH}", folder):
             raise ValueError(f"folder {folder!r}")
         schema = parse_columns(content["columns"])
         counts = {count: int(content[count]) for count in _COUNTS}
         fingerprint, provenance = str(content["fingerprint"]), dict(content["provenance"])
-        return Annotation(name, folder, schema, fingerprint, **counts, provenance=provenance)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise CorruptDataError(
-            "an annotation cannot be read",
-            place=f"{storage.url}/{path}",
-            expected="JSON as `wdsplit annotate` writes it",
-            found=str(error)[:1000],
-            remedy=_remedy(storage, name),
-        ) from error
+        raise ANNOTATIONS.unreadable(name, str(error)) from error
+    return Annotation(name, folder, schema, fingerprint, **counts, provenance=provenance)
 
 
 def list_annotations(storage: ReadableStorage, manifest: Manifest) -> dict[str, Annotation]:
@@ -188,8 +144,8 @@ def list_annotations(storage: ReadableStorage, manifest: Manifest) -> dict[str, 
         storage: The dataset.
         manifest: Its manifest, of all its samples.
     """
-    found = intact(scan_annotations(storage)).items()
-    return {name: each for name, each in found if each.fingerprint == manifest.fingerprint}
+    found, _ = ANNOTATIONS.scan(storage, partial(find_annotation, storage))
+    return {name: each for name, each in found.items() if each.fingerprint == manifest.fingerprint}
 
 
 def read_annotation(
@@ -206,19 +162,8 @@ def read_annotation(
     Raises:
         CorruptDataError: The shard's table is damaged or missing.
     """
-    path = annotation_table_path(annotation.folder, shard.path)
-    try:
-        return parse_samples(storage.read(path, MAX_TABLE_BYTES), shard, columns, annotation.schema)
-    except (CorruptDataError, DatasetNotFoundError) as error:
-        is_missing = isinstance(error, DatasetNotFoundError)
-        raise CorruptDataError(
-            f"a table of annotation {annotation.name!r} cannot be read",
-            place=f"{storage.url}/{path}",
-            expected=f"the table of {shard.path}" if is_missing else error.expected,
-            found="no such file" if is_missing else error.found,
-            remedy=_remedy(storage, annotation.name),
-            url=f"{storage.url}/{path}",
-        ) from error
+    path, remedy = annotation_table_path(annotation.folder, shard.path), ANNOTATIONS.remedy(annotation.name)
+    return read_samples(storage, shard, columns, annotation.schema, path, remedy)
 
 
 def find_parts(storage: Storage, name: str) -> list[str]:
@@ -227,17 +172,10 @@ def find_parts(storage: Storage, name: str) -> list[str]:
     Raises:
         InputError: There are none.
     """
-    check_annotation_name(name)
-    found = [entry for entry in storage.list(ANNOTATIONS_FOLDER) if is_part_of(entry, name)]
+    ANNOTATIONS.checked(name)
+    found = [entry for entry in storage.list(ANNOTATIONS.folder) if is_part_of(entry, name)]
     if not found:
-        known = annotation_names(storage)
-        raise InputError(
-            f"there is no annotation {name!r}",
-            place=storage.url,
-            expected=f"one of {', '.join(known)}" if known else "a dataset with annotations",
-            found=name if known else "no annotations",
-            remedy=did_you_mean([name], known),
-        )
+        raise ANNOTATIONS.unknown(storage, name)
     return found
 
 
@@ -248,8 +186,8 @@ def drop_annotation(storage: Storage, name: str) -> None:
         InputError: There is no such annotation.
     """
     found = find_parts(storage, name)
-    storage.remove(_commit_path(name))  # first, so that no annotation exists without tables
-    storage.remove(*(f"{ANNOTATIONS_FOLDER}/{entry}" for entry in found))
+    storage.remove(ANNOTATIONS.path(name))  # first, so that no annotation exists without tables
+    storage.remove(*(f"{ANNOTATIONS.folder}/{entry}" for entry in found))
 
 
 def is_part_of(entry: str, name: str) -> bool:
@@ -267,16 +205,8 @@ def write_annotation(storage: Storage, annotation: Annotation) -> None:
         **{name: getattr(annotation, name) for name in _COUNTS},
         "provenance": annotation.provenance,
     }
-    with storage.publish(_commit_path(annotation.name), durable=True) as file:
+    with storage.publish(ANNOTATIONS.path(annotation.name), durable=True) as file:
         file.write([orjson.dumps(content, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)])
 
 
 _COUNTS = ("num_samples", "num_missing", "num_extra", "num_duplicates", "num_bytes")
-
-
-def _commit_path(name: str) -> str:
-    return f"{ANNOTATIONS_FOLDER}/{name}.json"
-
-
-def _remedy(storage: ReadableStorage, name: str) -> str:
-    return f"annotate again with --overwrite, or remove it with `wdsplit annotate {storage.url} --drop {name}`"

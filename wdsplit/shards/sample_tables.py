@@ -45,6 +45,7 @@ KEY, NUM_BYTES, WIDTH, HEIGHT = "__key__", "num_bytes", "width", "height"
 FILE_NAME = "file_name"
 """The column with the file of each sample, relative to the input; datasets of image folders have it."""
 
+_REMEDY = "make the sample tables again with `wdsplit index DATASET --sample-tables`"
 _CHECKSUM, _RECIPE, _PAGES, _NAMES = b"wdsplit.shard", b"wdsplit.recipe", b"wdsplit.pages", b"names"
 _COLUMN_BYTES, _MAX_FOOTER = 2048, 1024**2
 """Maximum bytes of a footer for each column in the manifest, and of a whole footer without a manifest."""
@@ -220,15 +221,22 @@ def _repeats(column: pa.Array) -> bool:
 
 
 def read_samples(
-    storage: ReadableStorage, shard: Shard, columns: Sequence[str] | None = None, schema: pa.Schema | None = None
+    storage: ReadableStorage,
+    shard: Shard,
+    columns: Sequence[str] | None = None,
+    schema: pa.Schema | None = None,
+    path: str = "",
+    remedy: str = _REMEDY,
 ) -> pa.Table:
-    """Read the sample table of a shard.
+    """Read the sample table of a shard, or another table with a row for each of its samples.
 
     Args:
         storage: The dataset.
         shard: The shard from the manifest. If it has more pads than the file, only the first samples are returned.
         columns: Columns, in the order of the returned table; None for all.
         schema: The columns in the manifest (`Manifest.samples`), to check their types; None to accept any.
+        path: The table's path; that of the sample table by default.
+        remedy: What to do if it is damaged.
 
     Returns:
         A row for each sample in the tar's order, without pads.
@@ -236,17 +244,15 @@ def read_samples(
     Raises:
         CorruptDataError: The table is missing or damaged, belongs to another shard, or has other rows or columns.
     """
-    path = samples_path(shard.path)
+    path = path or samples_path(shard.path)
     try:
-        data = storage.read(path, MAX_TABLE_BYTES)
-    except DatasetNotFoundError as error:
-        damaged = _damaged("no such file", f"the sample table of {shard.path}")
+        return parse_samples(storage.read(path, MAX_TABLE_BYTES), shard, columns, schema)
+    except (CorruptDataError, DatasetNotFoundError) as error:
+        damaged = _damaged(error.found, error.expected, remedy)
+        if isinstance(error, DatasetNotFoundError):
+            damaged = _damaged("no such file", f"the table of {shard.path}", remedy)
+        damaged.url = f"{storage.url}/{path}"
         raise damaged.in_dataset(storage.url, path) from error
-    try:
-        return parse_samples(data, shard, columns, schema)
-    except CorruptDataError as error:
-        error.url = f"{storage.url}/{path}"
-        raise error.in_dataset(storage.url, path) from error
 
 
 def read_names(storage: ReadableStorage, shard: Shard, schema: pa.Schema) -> list[tuple[str, str]]:
@@ -304,10 +310,5 @@ def _shown(schema: pa.Schema) -> str:
     return ", ".join(f"{field.name}: {field.type}" for field in schema)[:1000]
 
 
-def _damaged(found: str, expected: str) -> CorruptDataError:
-    return CorruptDataError(
-        "a sample table cannot be read",
-        expected=expected,
-        found=found,
-        remedy="make the sample tables again with `wdsplit index DATASET --sample-tables`",
-    )
+def _damaged(found: str, expected: str, remedy: str = _REMEDY) -> CorruptDataError:
+    return CorruptDataError("a table of samples cannot be read", expected=expected, found=found, remedy=remedy)

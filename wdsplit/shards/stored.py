@@ -1,47 +1,126 @@
-"""Views and annotations, stored by name beside the shards of a dataset; some may be damaged."""
+"""What is stored by name beside the shards of a dataset: views and annotations. Some may be damaged, or out of date."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from wdsplit.errors import CorruptDataError, InputError, WdsplitError
+from wdsplit.errors import CorruptDataError, InputError, WdsplitError, did_you_mean
+from wdsplit.shards.manifest import Manifest
+from wdsplit.storage.interface import ReadableStorage
 
-__all__ = ["damaged", "intact", "scan", "warn_of_damaged"]
+__all__ = ["Kind"]
 
 logger = logging.getLogger(__name__)
 
 Stored = TypeVar("Stored")
 
+_MAX_NAMES = 20
 
-def scan(names: Iterable[str], read: Callable[[str], Stored]) -> dict[str, Stored | WdsplitError]:
-    """Return the stored objects by name, and the errors of damaged ones.
 
-    Args:
-        names: The names.
-        read: Reads the object of a name.
+@dataclass(frozen=True)
+class Kind:
+    """A kind of stored objects, each with a file NAME and a suffix in one folder.
+
+    Attributes:
+        what: What it is called: view or annotation.
+        folder: The folder of the files.
+        suffix: The suffix of their names.
+        pattern: Matches valid names.
+        allowed: The valid names, for errors.
+        make: The command that makes one, with {name} and {how} for its name and its recipe.
     """
-    found: dict[str, Stored | WdsplitError] = {}
-    for name in names:
-        try:
-            found[name] = read(name)
-        except (CorruptDataError, InputError) as error:
-            found[name] = error
-    return found
 
+    what: str
+    folder: str
+    suffix: str
+    pattern: re.Pattern[str]
+    allowed: str
+    make: str
 
-def intact(found: Mapping[str, Stored | WdsplitError]) -> dict[str, Stored]:
-    """Return the objects that are not damaged, from the result of `scan`."""
-    return {name: each for name, each in found.items() if not isinstance(each, WdsplitError)}
+    def checked(self, name: Any) -> str:
+        """Return a name if it is valid: it becomes the name of a file.
 
+        Raises:
+            InputError: The name is invalid.
+        """
+        if not isinstance(name, str) or not self.pattern.fullmatch(name):
+            raise InputError(
+                f"invalid {self.what} name", expected=self.allowed, found=repr(name), remedy="give another name"
+            )
+        return name
 
-def damaged(found: Mapping[str, Any]) -> dict[str, WdsplitError]:
-    """Return the errors of damaged objects, from the result of `scan`."""
-    return {name: each for name, each in found.items() if isinstance(each, WdsplitError)}
+    def path(self, name: str) -> str:
+        """Return the path of the file of this name."""
+        return f"{self.folder}/{self.checked(name)}{self.suffix}"
 
+    def names(self, storage: ReadableStorage) -> list[str]:
+        """Return the names of all objects of a dataset, sorted, including those for other shards."""
+        files = [name for name in storage.list(self.folder) if name.endswith(self.suffix)]
+        return sorted(filter(self.pattern.fullmatch, (name.removesuffix(self.suffix) for name in files)))
 
-def warn_of_damaged(found: Mapping[str, Any], what: str, place: str) -> None:
-    """Warn of damaged objects in the result of `scan`; `what` names their kind."""
-    for name, error in damaged(found).items():
-        logger.warning("%s: %s %r left out: %s", place, what, name, error.cause)
+    def scan(
+        self, storage: ReadableStorage, read: Callable[[str], Stored]
+    ) -> tuple[dict[str, Stored], dict[str, WdsplitError]]:
+        """Return all objects of a dataset by name, and the errors of those that `read` cannot read by name."""
+        found: dict[str, Stored] = {}
+        damaged: dict[str, WdsplitError] = {}
+        for name in self.names(storage):
+            try:
+                found[name] = read(name)
+            except (CorruptDataError, InputError) as error:
+                damaged[name] = error
+        return found, damaged
+
+    def listed(self, storage: ReadableStorage, read: Callable[[str], Stored]) -> dict[str, Stored]:
+        """Return the objects of a dataset that `read` can read by name; warn of the others."""
+        found, damaged = self.scan(storage, read)
+        for name, error in damaged.items():
+            logger.warning("%s: %s %r left out: %s", storage.url, self.what, name, error.cause)
+        return found
+
+    def remedy(self, name: str, how: str = "...") -> str:
+        """Return the advice for an object that cannot be used."""
+        make, command = self.make.format(name=name, how=how), self.make.split()[1]
+        return f"make it again with `{make}`, or remove it with `wdsplit {command} DATASET --drop {name}`"
+
+    def unreadable(self, name: str, found: str) -> CorruptDataError:
+        """Return the error for a file that is damaged, or has another version of the format."""
+        return CorruptDataError(
+            f"{self.what} {name!r} cannot be read",
+            expected="a file as this version of wdsplit writes it",
+            found=found[:1000],
+            remedy=self.remedy(name),
+        )
+
+    def refuse_stale(self, name: str, fingerprint: str, manifest: Manifest, how: str = "...") -> None:
+        """Refuse an object with the fingerprint of another dataset.
+
+        Raises:
+            InputError: The fingerprints differ.
+        """
+        if fingerprint != manifest.fingerprint:
+            raise InputError(
+                f"{self.what} {name!r} was made for other shards than the dataset has now",
+                expected=f"the fingerprint {manifest.fingerprint}",
+                found=fingerprint[:1000],
+                remedy=self.remedy(name, how),
+            )
+
+    def unknown(self, storage: ReadableStorage, name: str) -> InputError:
+        """Return the error for a name that does not exist."""
+        names: list[str] = []
+        with suppress(WdsplitError):  # not every store can be listed
+            names = self.names(storage)
+        shown = ", ".join(names[:_MAX_NAMES]) + (", ..." if len(names) > _MAX_NAMES else "")
+        return InputError(
+            f"there is no {self.what} {name!r}",
+            place=storage.url,
+            expected=f"one of {shown}" if names else "",
+            found=name if names else f"no {self.what}s at all",
+            remedy=did_you_mean([name], names) or f"make it with `{self.make.partition(' DATASET')[0]}`",
+        )

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import pyarrow as pa
 
 from wdsplit.conditions.parse import Where, parse_where
 from wdsplit.errors import InputError, WdsplitError, did_you_mean
-from wdsplit.shards.annotations import Annotation, find_annotation, read_annotation, scan_annotations
+from wdsplit.shards.annotations import ANNOTATIONS, Annotation, find_annotation, read_annotation
 from wdsplit.shards.manifest import Manifest
 from wdsplit.shards.sample_tables import KEY, names_of, read_samples
-from wdsplit.shards.stored import intact
 from wdsplit.storage.interface import ReadableStorage
 
 __all__ = ["SampleColumns"]
@@ -32,15 +31,15 @@ class SampleColumns:
     manifest: Manifest
 
     @cached_property
-    def _scanned(self) -> dict[str, Annotation | WdsplitError]:
-        """All annotations of the dataset, including stale and damaged ones."""
-        return scan_annotations(self.storage)
+    def _scanned(self) -> tuple[dict[str, Annotation], dict[str, WdsplitError]]:
+        """All annotations of the dataset, including stale ones, and the errors of unreadable ones."""
+        return ANNOTATIONS.scan(self.storage, partial(find_annotation, self.storage))
 
     @cached_property
     def annotations(self) -> tuple[Annotation, ...]:
         """The annotations that were made for the current shards."""
-        known = intact(self._scanned).values()
-        return tuple(each for each in known if each.fingerprint == self.manifest.fingerprint)
+        found, _ = self._scanned
+        return tuple(each for each in found.values() if each.fingerprint == self.manifest.fingerprint)
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -78,12 +77,12 @@ class SampleColumns:
         try:
             return parse_where(where, schema, self.class_names, KEY, self._hints())
         except InputError as error:
-            for name, each in self._scanned.items():
-                if isinstance(each, Annotation):
-                    if _names_one(where, schema, each, error):
-                        find_annotation(self.storage, name, self.manifest)
-                elif "no column" in error.cause and not error.remedy:
-                    raise each from error
+            found, damaged = self._scanned
+            for name, each in found.items():
+                if _names_one(where, schema, each, error):
+                    find_annotation(self.storage, name, self.manifest)
+            if damaged and "no column" in error.cause and not error.remedy:
+                raise next(iter(damaged.values())) from error
             raise
 
     def _hints(self) -> dict[str, str]:

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,15 +16,14 @@ from wdsplit.engines.local import Engine, LocalEngine
 from wdsplit.errors import InputError
 from wdsplit.notebook import html_table
 from wdsplit.shards.files import read_manifest
-from wdsplit.shards.stored import intact, warn_of_damaged
 from wdsplit.shards.views import (
+    VIEWS,
     StoredView,
-    check_view_name,
     lock_view,
+    read_head,
     read_view,
     refuse_existing,
     remove_view,
-    scan_views,
     write_view,
 )
 from wdsplit.storage.given import located_one
@@ -118,7 +118,7 @@ def make_view(
         InputError: There are no criteria, the condition or a list is invalid, or some of `keys` have no sample.
         StorageError: The folder is not writable.
     """
-    check_view_name(name)
+    VIEWS.checked(name)
     if where is None and keys is None and exclude is None and view is None:
         raise InputError(
             "no condition for the view",
@@ -212,9 +212,7 @@ def list_views(
     """
     storage = open_readable_storage(*located_one(url, storage_options, fs))
     read_manifest(storage)
-    found = scan_views(storage)
-    warn_of_damaged(found, "view", storage.url)
-    return intact(found)
+    return VIEWS.listed(storage, partial(read_head, storage))
 
 
 def drop_view(

@@ -596,18 +596,18 @@ def test_lists_show_what_is_stale_or_damaged(stale):
     assert re.search(
         r"^kinds +300 +0 +kind \(int64\); made for an earlier version of the dataset$", listed.output, re.M
     )
-    assert re.search(r"^broken +damaged: an annotation cannot be read$", listed.output, re.M)
+    assert re.search(r"^broken +damaged: annotation 'broken' cannot be read$", listed.output, re.M)
     assert re.search(r"flag \(bool\)$", listed.output, re.M)
     shown = {each["name"]: each for each in json.loads(run(stale, "--list", "--json").output)}
     assert (shown["kinds"]["stale"], shown["scores"]["stale"]) == (True, False)
-    assert shown["broken"]["damaged"] == "an annotation cannot be read"
+    assert shown["broken"]["damaged"] == "annotation 'broken' cannot be read"
     views = CliRunner().invoke(cli, ["view", str(stale), "--list"])
     assert views.exit_code == 0
-    assert re.search(r"^good .*\nx +damaged: the file of a view is damaged", views.output, re.M)
+    assert re.search(r"^good .*\nx +damaged: view 'x' cannot be read", views.output, re.M)
     inspected = CliRunner().invoke(cli, ["inspect", str(stale)])
     assert inspected.exit_code == 0
-    assert "\nview x: damaged: the file of a view is damaged\n" in inspected.output
-    assert "\nannotation broken: damaged: an annotation cannot be read\n" in inspected.output
+    assert "\nview x: damaged: view 'x' cannot be read\n" in inspected.output
+    assert "\nannotation broken: damaged: annotation 'broken' cannot be read\n" in inspected.output
     assert len(wdsplit.verify(str(stale)).problems) == 4
 
 

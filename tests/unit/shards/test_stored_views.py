@@ -1,4 +1,5 @@
 import struct
+from functools import partial
 
 import numpy as np
 import orjson
@@ -8,14 +9,13 @@ from wdsplit.errors import CorruptDataError, InputError, OutputExistsError, Stor
 from wdsplit.order.selection import Selection
 from wdsplit.shards.manifest import Field, Manifest, Shard, Shards
 from wdsplit.shards.views import (
+    VIEWS,
     StoredView,
-    check_view_name,
     lock_view,
+    read_head,
     read_view,
     refuse_existing,
     remove_view,
-    scan_views,
-    view_names,
     write_view,
 )
 from wdsplit.storage.local import LocalStorage
@@ -65,7 +65,7 @@ def test_a_view_is_read_as_it_was_written(storage, manifest, every):
     selection = chosen(every)
     stored = write_view(storage, manifest, "v", selection, {"where": "x > 1"})
     again, found = read_view(storage, manifest, "v")
-    assert again == stored == scan_views(storage)["v"]
+    assert again == stored == read_head(storage, "v")
     assert (stored.num_samples, stored.num_selected) == (31, selection.num_samples)
     assert (stored.dataset, stored.fingerprint) == (manifest.fingerprint, selection.fingerprint)
     assert [found.places(n).tolist() for n in range(4)] == [selection.places(n).tolist() for n in range(4)]
@@ -99,7 +99,7 @@ def test_the_bitmaps_of_a_local_view_are_in_its_mapped_file(storage, manifest):
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "-x", ".x", "a b", "é", "x" * 101, 3, None])
 def test_odd_names_are_refused(name):
     with pytest.raises(InputError, match="invalid view name"):
-        check_view_name(name)
+        VIEWS.checked(name)
 
 
 def test_a_view_that_is_not_there_names_those_that_are(storage, manifest):
@@ -119,13 +119,13 @@ def test_other_files_beside_views_are_none(storage, manifest):
     view_bytes(storage, manifest)
     for name in (".v.view.1-2-0123456789abcdef.tmp", "notes.txt", ".hidden.view", "a b.view"):
         (storage.root / "views" / name).write_bytes(b"")
-    assert view_names(storage) == ["v"]
+    assert VIEWS.names(storage) == ["v"]
 
 
 def test_a_view_of_a_dataset_that_was_rewritten_is_refused_by_name(storage, manifest):
     view_bytes(storage, manifest)
     other = manifest_of(checksum="xxh3_128:ff")
-    with pytest.raises(InputError, match="view 'v' was made for another version of the dataset") as caught:
+    with pytest.raises(InputError, match="view 'v' was made for other shards") as caught:
         read_view(storage, other, "v")
     assert manifest.fingerprint in caught.value.found
     assert other.fingerprint in caught.value.expected
@@ -212,7 +212,7 @@ def test_metadata_that_is_not_a_views_is_refused(storage, manifest, changes):
 
 
 def test_a_view_of_a_newer_version_is_refused_as_such(storage, manifest):
-    assert "newer format" in str(refused(storage, manifest, forged(manifest, wdsplit_view=2), InputError))
+    assert "format version 2 instead of 1" in refused(storage, manifest, forged(manifest, wdsplit_view=2)).found
 
 
 def test_other_files_are_refused(storage, manifest):
@@ -224,25 +224,25 @@ def test_damaged_views_are_named_beside_the_others_when_views_are_listed(storage
     view_bytes(storage, manifest)
     (storage.root / "views" / "w.view").write_bytes(b"no view")
     (storage.root / "views" / "x.view").write_bytes(b"")
-    found = scan_views(storage)
+    found, damaged = VIEWS.scan(storage, partial(read_head, storage))
     assert isinstance(found["v"], StoredView)
     for name in "wx":
-        assert isinstance(found[name], CorruptDataError)
-        assert f"views/{name}.view" in found[name].place
-        assert f"wdsplit view {storage.root} {name} ... --overwrite" in found[name].remedy
-        assert f"wdsplit view {storage.root} --drop {name}" in found[name].remedy
+        assert isinstance(damaged[name], CorruptDataError)
+        assert f"views/{name}.view" in damaged[name].place
+        assert f"wdsplit view {storage.root} {name} ... --overwrite" in damaged[name].remedy
+        assert f"wdsplit view {storage.root} --drop {name}" in damaged[name].remedy
 
 
 def test_a_long_condition_is_listed_whole(storage, manifest):
     where = " or ".join(["x > 1"] * 10_000)
     write_view(storage, manifest, "v", chosen(3), {"where": where})
-    assert scan_views(storage)["v"].recipe == {"where": where}
+    assert read_head(storage, "v").recipe == {"where": where}
 
 
 def test_any_recipe_can_be_shown(storage, manifest):
     recipe = {"where": "a == 'b'", "view": 3, "keys": {"from": ["x"]}, "exclude": {"x": 1}}
     write_view(storage, manifest, "v", chosen(3), recipe)
-    assert scan_views(storage)["v"].made_of == "--view 3 --where \"a == 'b'\" --keys \"['x']\""
+    assert read_head(storage, "v").made_of == "--view 3 --where \"a == 'b'\" --keys \"['x']\""
 
 
 # Names that are taken

@@ -257,4 +257,4 @@ def test_a_view_of_another_version_of_the_dataset_is_refused(dataset):
     columns = {name: manifest.shards.table.column(name) for name in manifest.shards.table.column_names}
     columns["checksum"] = pa.array([f"{text}0" for text in columns["checksum"].to_pylist()])
     other = dataclasses.replace(manifest, shards=type(manifest.shards).of_columns(columns))
-    assert "view 'third' was made for another version" in refused((storage, other), view="third").cause
+    assert "view 'third' was made for other shards" in refused((storage, other), view="third").cause
