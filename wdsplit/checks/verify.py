@@ -28,7 +28,6 @@ from wdsplit.loading.bad_samples import line_of
 from wdsplit.loading.reading.open_shard import OpenShard, check_tail, open_shard
 from wdsplit.loading.views import chosen_views
 from wdsplit.notebook import html_table
-from wdsplit.order.packed import is_whole
 from wdsplit.order.selection import Selection
 from wdsplit.shards.annotations import ANNOTATIONS, Annotation, find_annotation, read_annotation
 from wdsplit.shards.files import read_manifest
@@ -436,7 +435,7 @@ def _bad_views(storage: ReadableStorage, manifest: Manifest) -> list[WdsplitErro
     problems: list[WdsplitError] = []
     for name in VIEWS.names(storage):
         with _noted(problems):
-            if not is_whole(read_view(storage, manifest, name)[1]):
+            if not read_view(storage, manifest, name)[1].is_intact:
                 raise CorruptDataError(
                     "the bitmaps of a view do not match its counts",
                     place=f"{storage.url}/{VIEWS.path(name)}",

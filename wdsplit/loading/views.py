@@ -17,7 +17,6 @@ from wdsplit.errors import InputError, did_you_mean
 from wdsplit.loading.reading.source import AnySource, Source
 from wdsplit.loading.transport.shared_integers import SharedIntegers
 from wdsplit.loading.world import is_worker
-from wdsplit.order.packed import both, first_of
 from wdsplit.order.views import AnyView, EpochViews
 from wdsplit.shards.manifest import Manifest, first_samples
 from wdsplit.storage.interface import ReadableStorage
@@ -159,11 +158,11 @@ def _resolved(storage: ReadableStorage, manifest: Manifest, view: Any = None, **
     limit = others.get("limit")
     selection = view.selection
     if limit is not None:
-        selection = first_of(selection, first_samples(manifest, limit).shards.num_real)
+        selection = selection.first(first_samples(manifest, limit).shards.num_real)
     found = resolve_view(storage, manifest, **others)
     if found is None:
         return View(view.name, selection)
-    return View(f"{view.name} and {found.name}", both(selection, found.selection))
+    return View(f"{view.name} and {found.name}", selection & found.selection)
 
 
 def _by_epoch(view: Any) -> dict[int, Mapping[str, Any]]:

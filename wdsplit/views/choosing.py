@@ -20,8 +20,7 @@ import pyarrow as pa
 from wdsplit.arrays import Int64
 from wdsplit.engines.local import Engine, LocalEngine, in_order
 from wdsplit.errors import InputError
-from wdsplit.order.packed import Bits, packed, selection_of
-from wdsplit.order.selection import Selection
+from wdsplit.order.selection import Bits, Selection
 from wdsplit.order.state import is_stored_name
 from wdsplit.shards.sample_tables import KEY
 from wdsplit.tar.names import ambiguous_key, unescape_key
@@ -193,7 +192,7 @@ def choose(
         return Chosen(base, {})
     ends = np.append(0, np.cumsum(-(-totals // 8)))
     bits = np.zeros(int(ends[-1]), np.uint8)
-    whole = None if base is None else packed(base)
+    whole = None if base is None else base.bits
     tasks: list[_Task] = []
     for first in range(0, len(totals), _SHARDS_AT_ONCE):
         shards = range(first, min(len(totals), first + _SHARDS_AT_ONCE))
@@ -230,7 +229,7 @@ def choose(
             key = keys.keys[number].as_py()
             if unescape_key(key) != key:
                 raise ambiguous_key(key, keys.origin)
-    return Chosen(selection_of(totals, bits), {name: counts > 0 for name, counts in found.items()}, classes)
+    return Chosen(Selection.of_bits(totals, bits), {name: counts > 0 for name, counts in found.items()}, classes)
 
 
 def _choose_some(

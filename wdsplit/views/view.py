@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from wdsplit.errors import InputError
-from wdsplit.order.packed import first_of
 from wdsplit.order.selection import Selection
 from wdsplit.shards.manifest import Manifest, first_samples
 from wdsplit.storage.interface import ReadableStorage
@@ -82,7 +81,7 @@ def resolve_view(
     base = None
     if view is not None:
         whole = read_view(storage, manifest, view)[1]
-        base = View(view, whole if limited is manifest else first_of(whole, totals))
+        base = View(view, whole if limited is manifest else whole.first(totals))
     if where is None and keys is None and exclude is None:
         return base
     asked = {"where": where, "keys": keys, "exclude": exclude, "view": view}
