@@ -16,7 +16,7 @@ from wdsplit.conversion.run import Run
 from wdsplit.order.defaults import default_window
 from wdsplit.shards.files import write_manifest
 from wdsplit.shards.manifest import Manifest
-from wdsplit.shards.sidecar_files import write_sidecars
+from wdsplit.shards.sidecars import write_sidecars
 
 __all__ = ["build_manifest", "commit"]
 

@@ -25,8 +25,7 @@ from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import HEADER_NAME, RUN_FOLDER, SHARDS_NAME, Manifest, Shard, Shards, shard_path
 from wdsplit.shards.places import places_path
 from wdsplit.shards.sample_tables import samples_path
-from wdsplit.shards.sidecar_files import shard_sidecars
-from wdsplit.shards.sidecars import ENERGON_FOLDER, ENERGON_NAMES, WIDS_NAME
+from wdsplit.shards.sidecars import ENERGON_FOLDER, ENERGON_NAMES, WIDS_NAME, shard_sidecars
 from wdsplit.shards.views import VIEWS
 from wdsplit.storage.interface import Storage
 from wdsplit.storage.local import is_temporary

@@ -25,7 +25,7 @@ from wdsplit.fields.keys import escape_keys, number_keys, number_width
 from wdsplit.fields.sample_columns import sample_rows
 from wdsplit.shards.files import write_shard
 from wdsplit.shards.manifest import shard_path
-from wdsplit.shards.sidecar_files import write_shard_sidecars
+from wdsplit.shards.sidecars import write_shard_sidecars
 from wdsplit.storage.interface import Storage
 from wdsplit.tables.payloads import with_payloads
 from wdsplit.tables.read import Rows, read_rows

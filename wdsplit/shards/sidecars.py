@@ -1,36 +1,38 @@
-"""The files that other readers need beside the shards: wids, DALI and Megatron-Energon.
+"""The files that other readers need beside the shards (`--emit`): indexes for DALI, wids and Megatron-Energon.
 
-Pure (no I/O). A catalog has the keys of a shard, and the offsets of its members. The files are made from catalogs and
-the manifest. They leave pads out: these readers split by samples, so they need no
-equal shards, and read each sample exactly once.
+A task writes the indexes of its shard for DALI and Energon. The driver writes the files of the dataset before the
+header, so a dataset that exists has them. They leave pads out: these readers split by samples, so they need no equal
+shards, and read each sample exactly once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
 
 import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from wdsplit.arrays import Int64
-from wdsplit.shards.manifest import Manifest
+from wdsplit.engines.local import ahead
+from wdsplit.errors import StorageError
+from wdsplit.shards.manifest import RUN_FOLDER, Manifest, Shard
+from wdsplit.shards.places import read_places
+from wdsplit.shards.sample_tables import KEY, read_samples
+from wdsplit.storage.interface import ReadableStorage, Storage
+from wdsplit.storage.local import LocalStorage
+from wdsplit.tar.places import Rows, rows_of
 
 __all__ = [
     "ENERGON_FOLDER",
     "ENERGON_NAMES",
-    "ENERGON_SCHEMA",
     "WIDS_NAME",
-    "Catalog",
-    "dali_path",
-    "dump_dali",
-    "dump_energon",
-    "dump_wids",
-    "energon_path",
-    "listed_shards",
+    "shard_sidecars",
+    "write_shard_sidecars",
+    "write_sidecars",
 ]
 
 WIDS_NAME = "wids.json"
@@ -38,7 +40,7 @@ ENERGON_FOLDER = ".nv-meta"
 ENERGON_NAMES = (".info.json", "dataset.yaml", "index.sqlite", "index.uuid", "split.yaml")
 """The files of Energon's folder, sorted."""
 
-ENERGON_SCHEMA = (
+_ENERGON_SCHEMA = (
     """CREATE TABLE samples (
         tar_file_id INTEGER NOT NULL,
         sample_key TEXT NOT NULL UNIQUE,
@@ -63,107 +65,169 @@ ENERGON_SCHEMA = (
 _ENERGON_VERSION = "7.4.1"
 """The version of Megatron-Energon whose `energon prepare` these files follow."""
 _DALI_VERSION = "v1.2"
+_SCRATCH_NAME = f"{RUN_FOLDER}/index.sqlite"
+_COPY_BYTES = 8 * 1024**2
+_CACHE_KIB = 64 * 1024
 
 
-@dataclass(frozen=True)
-class Catalog:
-    """The offsets of a shard's samples and members: n samples of up to m fields, without pads.
-
-    Attributes:
-        keys: The n keys.
-        fields: The m fields, in the order of a sample's members.
-        offsets: int64 of shape (n + 1,): the tar offset of each sample's first header, then the end of the last.
-        starts: int64 of shape (n, m): the tar offset of each payload.
-        sizes: int64 of shape (n, m): bytes of each payload; -1 where a sample lacks the field.
-    """
-
-    keys: pa.LargeStringArray
-    fields: tuple[str, ...]
-    offsets: Int64
-    starts: Int64
-    sizes: Int64
-
-    def sample_rows(self, tar_file_id: int) -> Iterator[tuple[Any, ...]]:
-        """Yield the rows of Energon's table `samples`, in order."""
-        begins, sample_bytes = self.offsets[:-1].tolist(), np.diff(self.offsets).tolist()
-        for number, row in enumerate(zip(self.keys.to_pylist(), begins, sample_bytes, strict=True)):
-            yield tar_file_id, row[0], number, row[1], row[2]
-
-    def part_rows(self, tar_file_id: int) -> Iterator[tuple[Any, ...]]:
-        """Yield the rows of Energon's table `sample_parts`, in the order of the tar's members."""
-        samples, columns = np.nonzero(self.sizes >= 0)
-        starts, sizes = self.starts[samples, columns].tolist(), self.sizes[samples, columns].tolist()
-        for sample, column, start, size in zip(samples.tolist(), columns.tolist(), starts, sizes, strict=True):
-            yield tar_file_id, sample, self.fields[column], start, size
+# The files of a shard
 
 
-def energon_path(path: str) -> str:
-    """Return the path of a shard's index for Energon: where samples begin, then the end, as little-endian uint64."""
-    return f"{path}.idx"
-
-
-def dali_path(path: str) -> str:
+def _dali_path(path: str) -> str:
     """Return the path of a shard's DALI index, as DALI's own `wds2idx` names it: 000000.tar -> 000000.idx."""
     return f"{path.removesuffix('.tar')}.idx"
 
 
-def dump_dali(catalog: Catalog) -> bytes:
+def shard_sidecars(shard: Shard, emit: Sequence[str]) -> list[str]:
+    """Return the paths of a shard's sidecars. DALI refuses an empty index, so a shard without samples has none."""
+    paths = [_dali_path(shard.path)] if "dali" in emit and shard.num_samples > shard.num_pads else []
+    return [*paths, f"{shard.path}.idx"] if "energon" in emit else paths
+
+
+def write_shard_sidecars(storage: Storage, shard: Shard, names: Sequence[str], emit: Sequence[str]) -> None:
+    """Publish the sidecars of a shard. Runs in the task that has written the shard.
+
+    Energon's has the offsets at which samples begin, then the end, as little-endian uint64.
+
+    Args:
+        storage: The dataset.
+        shard: The shard.
+        names: The fields of the manifest.
+        emit: The readers to write for.
+    """
+    for path in shard_sidecars(shard, emit):
+        if path == _dali_path(shard.path):
+            data = _dali_index(*_read_rows(storage, shard, names), names)
+        else:
+            data = read_places(storage, shard, names).offsets().astype("<u8").tobytes()
+        with storage.publish(path) as file:
+            file.write([data])
+
+
+def _read_rows(storage: ReadableStorage, shard: Shard, names: Sequence[str]) -> tuple[pa.LargeStringArray, Rows]:
+    """Return the keys and the places of a shard's samples, without its pads."""
+    keys = read_samples(storage, shard, [KEY]).column(0).combine_chunks().cast(pa.large_string())
+    return keys, rows_of([(read_places(storage, shard, names), slice(0, len(keys)))])
+
+
+def _dali_index(keys: pa.LargeStringArray, rows: Rows, names: Sequence[str]) -> bytes:
     """Return the index of a shard for DALI's `fn.readers.webdataset`.
 
     The first line has the version and the number of samples. Then each sample has a line with extension, payload
     offset, size and name of each of its members (NVIDIA DALI, tools/wds2idx.py, version v1.2).
     """
+
+    def text(value: str) -> pa.LargeStringScalar:
+        return pa.scalar(value, pa.large_string())
+
     columns = []
-    for number, field in enumerate(catalog.fields):
-        missing = catalog.sizes[:, number] < 0
-        offsets, sizes = (
-            pa.array(values[:, number], mask=missing).cast(pa.large_string())
-            for values in (catalog.starts, catalog.sizes)
-        )
-        name = pc.binary_join_element_wise(catalog.keys, _text(field), _text("."))
-        columns.append(pc.binary_join_element_wise(_text(field), offsets, sizes, name, _text(" ")))
-    samples = pc.binary_join_element_wise(*columns, _text(" "), null_handling="skip").to_pylist() if columns else []
+    for number, name in enumerate(names):
+        missing = rows.sizes[:, number] < 0
+        places = [pa.array(each[:, number], mask=missing).cast(pa.large_string()) for each in (rows.starts, rows.sizes)]
+        member = pc.binary_join_element_wise(keys, text(name), text("."))
+        columns.append(pc.binary_join_element_wise(text(name), *places, member, text(" ")))
+    samples = pc.binary_join_element_wise(*columns, text(" "), null_handling="skip").to_pylist() if columns else []
     return "\n".join([f"{_DALI_VERSION} {len(samples)}", *samples, ""]).encode("ascii")
 
 
-def _text(value: str) -> pa.LargeStringScalar:
-    return pa.scalar(value, pa.large_string())
+# The files of a dataset
 
 
-def listed_shards(manifest: Manifest) -> list[tuple[str, int, int]]:
-    """Return path, number of samples and bytes of each shard with samples other than pads, in their order."""
-    paths = manifest.shards.table.column("path").to_pylist()
-    rows = zip(paths, manifest.shards.num_real.tolist(), manifest.shards.column("num_bytes").tolist(), strict=True)
-    return [row for row in rows if row[1]]
+def write_sidecars(storage: Storage, manifest: Manifest, emit: Sequence[str]) -> None:
+    """Publish the sidecars of the whole dataset; the shards and their own sidecars must exist.
 
-
-def dump_wids(manifest: Manifest) -> bytes:
-    """Return the shard list for `wids.ShardListDataset`; URLs are relative to it, so the dataset can be moved."""
-    shards = [
-        {"url": path, "nsamples": num_samples, "filesize": num_bytes}
-        for path, num_samples, num_bytes in listed_shards(manifest)
-    ]
-    index = {"__kind__": "wids-shard-index-v1", "wids_version": 1, "shardlist": shards}
-    return orjson.dumps(index, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
-
-
-def dump_energon(manifest: Manifest) -> dict[str, bytes]:
-    """Return the files of Energon's folder by their names, without its `index.sqlite`.
-
-    All shards are in the split `train`. Samples are crude: dicts of fields, for a cooker of the task encoder.
+    Raises:
+        StorageError: The files cannot be written.
     """
-    shards = listed_shards(manifest)
-    info = {"energon_version": _ENERGON_VERSION, "shard_counts": {path: count for path, count, _ in shards}}
-    train = "".join(f"  - {orjson.dumps(path).decode()}\n" for path, _, _ in shards)
-    return {
-        ".info.json": orjson.dumps(info, option=orjson.OPT_INDENT_2),
-        "dataset.yaml": b"__module__: megatron.energon\n__class__: CrudeWebdataset\n",
-        "index.uuid": _uuid(manifest.fingerprint).encode(),
-        "split.yaml": f"split_parts:\n  train:\n{train}  val: []\n  test: []\nexclude: []\n".encode(),
-    }
+    paths = manifest.shards.table.column("path").to_pylist()
+    counts, sizes = manifest.shards.num_real.tolist(), manifest.shards.column("num_bytes").tolist()
+    shards = [row for row in zip(paths, counts, sizes, strict=True) if row[1]]
+    if "wids" in emit:
+        listed = [{"url": path, "nsamples": count, "filesize": num_bytes} for path, count, num_bytes in shards]
+        index = {"__kind__": "wids-shard-index-v1", "wids_version": 1, "shardlist": listed}  # URLs relative to it
+        _publish(storage, WIDS_NAME, orjson.dumps(index, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+    if "energon" in emit:
+        storage.remove(ENERGON_FOLDER)
+        _publish_index(storage, manifest)
+        # All shards are in the split `train`. Samples are crude: dicts of fields, for a cooker of the task encoder.
+        info = {"energon_version": _ENERGON_VERSION, "shard_counts": {path: count for path, count, _ in shards}}
+        train = "".join(f"  - {orjson.dumps(path).decode()}\n" for path, _, _ in shards)
+        for name, data in (
+            (".info.json", orjson.dumps(info, option=orjson.OPT_INDENT_2)),
+            ("dataset.yaml", b"__module__: megatron.energon\n__class__: CrudeWebdataset\n"),
+            ("index.uuid", _uuid(manifest.fingerprint).encode()),
+            ("split.yaml", f"split_parts:\n  train:\n{train}  val: []\n  test: []\nexclude: []\n".encode()),
+        ):
+            _publish(storage, f"{ENERGON_FOLDER}/{name}", data)
+
+
+def _publish(storage: Storage, path: str, data: bytes) -> None:
+    with storage.publish(path, durable=True) as file:
+        file.write([data])
 
 
 def _uuid(digest: str) -> str:
     """Return 32 hexadecimal digits as a UUID of version 8, which is for custom formats (RFC 9562)."""
     variant = "89ab"[int(digest[16], 16) % 4]
     return f"{digest[:8]}-{digest[8:12]}-8{digest[13:16]}-{variant}{digest[17:20]}-{digest[20:]}"
+
+
+def _publish_index(storage: Storage, manifest: Manifest) -> None:
+    """Write Energon's `index.sqlite`, one shard in memory at a time."""
+    import sqlite3  # here, because few conversions write such an index
+
+    with _scratch(storage) as local:
+        scratch = Path(local.url).absolute() / _SCRATCH_NAME
+        try:
+            _build_index(scratch, storage, manifest)
+        except sqlite3.Error as error:
+            raise StorageError(
+                f"sqlite cannot write an index: {error}",
+                place=str(scratch),
+                remedy="check permissions, free space and the mount",
+                url=str(scratch),
+            ) from error
+        data = memoryview(local.map(_SCRATCH_NAME))
+        with storage.publish(f"{ENERGON_FOLDER}/index.sqlite", durable=True) as file:
+            for first in range(0, len(data), _COPY_BYTES):
+                file.write([data[first : first + _COPY_BYTES]])
+
+
+@contextmanager
+def _scratch(storage: Storage) -> Iterator[LocalStorage]:
+    """Yield a local folder for the index, which is small compared with the data: the output, if it is local."""
+    if isinstance(storage, LocalStorage):
+        storage.remove(_SCRATCH_NAME)
+        yield storage
+        storage.remove(_SCRATCH_NAME)
+        return
+    with tempfile.TemporaryDirectory(prefix="wdsplit-") as folder:
+        (Path(folder) / RUN_FOLDER).mkdir()
+        yield LocalStorage(folder)
+
+
+def _build_index(scratch: Path, storage: Storage, manifest: Manifest) -> None:
+    """Write the rows in the order of the samples, so that the same shards give the same bytes.
+
+    An unfinished file is useless, so it needs no journal. No other process opens it, so it needs no locks, which some
+    network file systems lack.
+    """
+    import sqlite3
+
+    names = manifest.field_names
+    with closing(sqlite3.connect(f"{scratch.as_uri()}?nolock=1", uri=True, isolation_level=None)) as index:
+        for pragma in ("journal_mode = OFF", "synchronous = OFF", f"cache_size = -{_CACHE_KIB}"):
+            index.execute(f"PRAGMA {pragma}")
+        index.execute("BEGIN")
+        for statement in _ENERGON_SCHEMA:
+            index.execute(statement)
+        shards = [manifest.shards[number] for number in np.flatnonzero(manifest.shards.num_real).tolist()]
+        for number, (keys, rows) in enumerate(ahead(_read_rows(storage, shard, names) for shard in shards)):
+            begins, sizes = rows.begins.tolist(), (rows.ends - rows.begins).tolist()
+            samples = zip(keys.to_pylist(), range(len(keys)), begins, sizes, strict=True)
+            index.executemany(f"INSERT INTO samples VALUES ({number}, ?, ?, ?, ?)", samples)
+            sample, field = np.nonzero(rows.sizes >= 0)
+            places = (each[sample, field].tolist() for each in (rows.starts, rows.sizes))
+            parts = zip(sample.tolist(), [names[each] for each in field.tolist()], *places, strict=True)
+            index.executemany(f"INSERT INTO sample_parts VALUES ({number}, ?, ?, ?, ?)", parts)
+        index.execute("COMMIT")

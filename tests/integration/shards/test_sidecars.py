@@ -24,7 +24,7 @@ from wdsplit.cli.main import cli
 from wdsplit.conversion.convert import convert
 from wdsplit.conversion.plan.options import ConvertOptions
 from wdsplit.errors import OutputExistsError, StorageError
-from wdsplit.shards import sidecar_files
+from wdsplit.shards import sidecars
 from wdsplit.shards.manifest import HEADER_NAME
 
 ALL = ("dali", "energon", "wids")
@@ -372,12 +372,12 @@ def test_a_run_is_not_resumed_with_other_sidecars(table_path, dataset, tmp_path,
 
 
 def test_a_dataset_that_lacks_its_sidecars_does_not_exist(table_path, dataset, tmp_path, monkeypatch):
-    def refuse(manifest):
+    def refuse(digest):
         raise OSError("no")
 
     output = tmp_path / "out"
     with monkeypatch.context() as patch:
-        patch.setattr(sidecar_files, "dump_energon", refuse)
+        patch.setattr(sidecars, "_uuid", refuse)
         with pytest.raises(OSError, match="no"):
             converted(table_path, output)
     assert not (output / HEADER_NAME).exists()
@@ -387,7 +387,7 @@ def test_a_dataset_that_lacks_its_sidecars_does_not_exist(table_path, dataset, t
 
 
 def test_an_error_of_sqlite_is_told_as_one_of_the_system(table_path, tmp_path, monkeypatch):
-    monkeypatch.setattr(sidecar_files, "ENERGON_SCHEMA", ("CREATE TABLE samples (one)",))
+    monkeypatch.setattr(sidecars, "_ENERGON_SCHEMA", ("CREATE TABLE samples (one)",))
     with pytest.raises(StorageError, match="sqlite cannot write"):
         converted(table_path, tmp_path / "out")
     assert not (tmp_path / "out" / HEADER_NAME).exists()
