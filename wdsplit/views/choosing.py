@@ -25,7 +25,7 @@ from wdsplit.order.state import is_stored_name
 from wdsplit.shards.sample_tables import KEY
 from wdsplit.tar.names import ambiguous_key, unescape_key
 from wdsplit.views.columns import SampleColumns
-from wdsplit.views.keys import KeyList, Spellings, read_keys
+from wdsplit.views.keys import KeyList, read_keys
 
 __all__ = ["Choice", "Chosen", "Tally", "choose", "read_choice", "refuse_missing"]
 
@@ -61,17 +61,17 @@ class Choice:
     @property
     def name(self) -> str:
         """A description of the chosen samples."""
-        lists = ((self.keys, "in"), (self.exclude, "not in"))
-        names = [f"{word} {each.origin}" for each, word in lists if each is not None]
+        words = {"keys": "in", "exclude": "not in"}
+        names = [f"{words[name]} {each.origin}" for name, each in self.lists.items()]
         # A state names its view: a column alone must not look like the name of a stored view.
         where = f"({self.where})" if is_stored_name(self.where) else self.where
         return " and ".join(names if where is None else [where, *names])
 
     @property
-    def spellings(self) -> dict[str, Spellings]:
+    def lists(self) -> dict[str, KeyList]:
         """The lists of keys, by argument name."""
         lists = {"keys": self.keys, "exclude": self.exclude}
-        return {name: each.spellings for name, each in lists.items() if each is not None}
+        return {name: each for name, each in lists.items() if each is not None}
 
 
 class Tally(NamedTuple):
@@ -134,21 +134,21 @@ def refuse_missing(columns: SampleColumns, choice: Choice, chosen: Chosen, allow
     Raises:
         InputError: Keys to keep have no sample, and `allow_missing` is False.
     """
-    for name, keys in (("keys", choice.keys), ("exclude", choice.exclude)):
-        missing = np.flatnonzero(~chosen.found[name]) if keys is not None else np.zeros(0, np.int64)
-        if keys is None or not len(missing):
+    for name, keys in choice.lists.items():
+        missing = np.flatnonzero(~chosen.found[name])
+        if not len(missing):
             continue
         some = ", ".join(repr(key) for key in keys.keys.take(pa.array(missing[:_SHOWN_KEYS])).to_pylist())
         text = f"{some}, ..." if len(missing) > _SHOWN_KEYS else some
         if name == "exclude" or allow_missing:
-            text = f"{len(missing):,} of the {keys.num_keys:,} keys of {keys.origin} have no sample: {text}"
+            text = f"{len(missing):,} of the {len(keys.keys):,} keys of {keys.origin} have no sample: {text}"
             logger.warning("%s: %s", columns.storage.url, text)
             continue
         raise InputError(
             "some of the keys to keep have no sample",
             place=keys.origin,
             expected=f"keys of samples{_example(columns)}",
-            found=f"{len(missing):,} of {keys.num_keys:,} keys without a sample: {text}",
+            found=f"{len(missing):,} of {len(keys.keys):,} keys without a sample: {text}",
             remedy="remove them from the list, or store the view with --allow-missing (make_view: allow_missing=True)",
         )
 
@@ -188,7 +188,7 @@ def choose(
     """
     if choice.where is not None:
         columns.parse(choice.where)
-    elif base is not None and not (choice.spellings or counted):
+    elif base is not None and not (choice.lists or counted):
         return Chosen(base, {})
     ends = np.append(0, np.cumsum(-(-totals // 8)))
     bits = np.zeros(int(ends[-1]), np.uint8)
@@ -197,12 +197,12 @@ def choose(
     for first in range(0, len(totals), _SHARDS_AT_ONCE):
         shards = range(first, min(len(totals), first + _SHARDS_AT_ONCE))
         tasks.append((shards, None if whole is None else whole[ends[shards.start] : ends[shards.stop]]))
-    found = {name: np.zeros(each.num_keys, np.int64) for name, each in choice.spellings.items()}
+    found = {name: np.zeros(len(each.keys), np.int64) for name, each in choice.lists.items()}
     classes = {name: Tally(Counter(), Counter()) for name in counted}
     done = samples = 0
     report = progress or (lambda *_: None)
     report(0, len(totals), 0)
-    work = partial(_choose_some, columns, totals, choice.where, choice.spellings, tuple(counted))
+    work = partial(_choose_some, columns, totals, choice.where, choice.lists, tuple(counted))
     num_bytes = len(totals) * _SHARD_BYTES + int(totals.sum()) * _SAMPLE_BYTES
     mapped = (engine or LocalEngine(1)).map(
         work,
@@ -222,9 +222,7 @@ def choose(
             done += len(part.shards)
             samples += int(totals[part.shards.start : part.shards.stop].sum())
             report(done, len(totals), samples)
-    for keys, name in ((choice.keys, "keys"), (choice.exclude, "exclude")):
-        if keys is None:
-            continue
+    for name, keys in choice.lists.items():
         for number in np.flatnonzero(found[name] > 1).tolist():
             key = keys.keys[number].as_py()
             if unescape_key(key) != key:
@@ -236,7 +234,7 @@ def _choose_some(
     columns: SampleColumns,
     totals: Int64,
     where: str | None,
-    lists: Mapping[str, Spellings],
+    lists: Mapping[str, KeyList],
     counted: Sequence[str],
     task: _Task,
 ) -> _Part:
@@ -250,8 +248,8 @@ def _choose_some(
         if condition is not None:
             rows = condition.rows([table.column(name) for name in condition.columns], len(table))
             mask &= _mask_of(rows, len(table))
-        for name, spellings in lists.items():
-            rows, numbers = spellings.look_up(table.column(KEY))
+        for name, keys in lists.items():
+            rows, numbers = keys.look_up(table.column(KEY))
             found[name].append(numbers)
             mask &= _mask_of(rows, len(table)) ^ (name == "exclude")
         for name in counted:

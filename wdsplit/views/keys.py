@@ -20,93 +20,18 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from wdsplit.arrays import Int64
-from wdsplit.errors import DatasetNotFoundError, InputError, WdsplitError
+from wdsplit.errors import DatasetNotFoundError, InputError
 from wdsplit.fields.keys import hash_keys, is_key_type, number_keys, numbered_width
 from wdsplit.storage.opening import open_readable_storage
 from wdsplit.tar.names import KEY_PATTERN, ODD_KEY_PATTERN, escape_key
 from wdsplit.urls import shown_url
 from wdsplit.views.columns import SampleColumns
 
-__all__ = ["KeyList", "Spellings", "read_keys"]
+__all__ = ["KeyList", "read_keys"]
 
 _COLUMNS = ("__key__", "key")
+_SUFFIXES = (".txt", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
 _FORMATS = ".txt with a key a line, .jsonl with `key` in each line, or .csv, .tsv or .parquet with a column `key`"
-
-
-_SUFFIXES = ("txt", "jsonl", "ndjson", "csv", "tsv", "parquet")
-_UNSUPPORTED = (
-    "arrow",
-    "bz2",
-    "feather",
-    "gz",
-    "json",
-    "npy",
-    "npz",
-    "orc",
-    "pkl",
-    "tar",
-    "tgz",
-    "xlsx",
-    "xz",
-    "zip",
-    "zst",
-)
-
-
-@dataclass(frozen=True, eq=False)
-class Spellings:
-    """A lookup table of the keys of a list, escaped and unescaped.
-
-    Attributes:
-        keys: The spellings of the keys, sorted by hash.
-        hashes: uint64 of shape (spellings,): their hashes, in ascending order.
-        numbers: int64 of shape (spellings,): the index of each in the list.
-        num_keys: Number of keys in the list.
-        num_alike: Maximum number of spellings with the same hash.
-    """
-
-    keys: pa.LargeStringArray
-    hashes: npt.NDArray[np.uint64]
-    numbers: Int64
-    num_keys: int
-    num_alike: int
-
-    @classmethod
-    def of(cls, keys: pa.LargeStringArray) -> Spellings:
-        """Return the spellings of distinct keys."""
-        plain = pc.match_substring_regex(keys, f"^(?:{KEY_PATTERN})$")
-        plain = pc.and_not(plain, pc.match_substring_regex(keys, ODD_KEY_PATTERN))
-        odd = np.flatnonzero(~plain.to_numpy(zero_copy_only=False) & (pc.binary_length(keys).to_numpy() > 0))
-        escaped = pa.array(map(escape_key, keys.take(pa.array(odd)).to_pylist()), pa.large_string())
-        every = pa.concat_arrays([keys, escaped])
-        numbers = np.concatenate([np.arange(len(keys)), odd])
-        hashes = hash_keys(every)
-        order = np.argsort(hashes, kind="stable")
-        hashes = hashes[order]
-        runs = np.diff(np.flatnonzero(np.concatenate([[True], hashes[1:] != hashes[:-1], [True]])))
-        alike = int(runs.max()) if len(hashes) else 0
-        return cls(every.take(pa.array(order)), hashes, numbers[order], len(keys), alike)
-
-    def look_up(self, keys: Any) -> tuple[Int64, Int64]:
-        """Return the rows of `keys` that are in the list, and the indexes in the list of the keys that were found.
-
-        Args:
-            keys: Arrow strings.
-        """
-        keys = keys.cast(pa.large_string())
-        keys = keys.combine_chunks() if isinstance(keys, pa.ChunkedArray) else keys
-        hashes = hash_keys(keys)
-        places = np.searchsorted(self.hashes, hashes)
-        rows, numbers = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-        for _ in range(self.num_alike):
-            near = np.flatnonzero(places < len(self.hashes))
-            near = near[self.hashes[places[near]] == hashes[near]]
-            same = pc.equal(keys.take(pa.array(near)), self.keys.take(pa.array(places[near])))
-            found = near[same.to_numpy(zero_copy_only=False)]
-            rows.append(found)
-            numbers.append(self.numbers[places[found]])
-            places += 1
-        return np.concatenate(rows), np.concatenate(numbers)
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,18 +42,47 @@ class KeyList:
         keys: The distinct keys, in the order of the list.
         num_duplicates: Number of duplicate entries.
         origin: Where the list comes from, for messages.
-        spellings: The keys for lookups.
+        spellings: The keys, escaped and unescaped, sorted by hash.
+        hashes: uint64 of shape (spellings,): their hashes, in ascending order.
+        numbers: int64 of shape (spellings,): the index of each in `keys`.
     """
 
     keys: pa.LargeStringArray
     num_duplicates: int
     origin: str
-    spellings: Spellings
+    spellings: pa.LargeStringArray
+    hashes: npt.NDArray[np.uint64]
+    numbers: Int64
 
-    @property
-    def num_keys(self) -> int:
-        """Number of distinct keys."""
-        return len(self.keys)
+    @classmethod
+    def of(cls, entries: pa.Array, origin: str = "a list") -> KeyList:
+        """Return the list of some texts."""
+        keys = entries.cast(pa.large_string()).unique()
+        plain = pc.match_substring_regex(keys, f"^(?:{KEY_PATTERN})$")
+        plain = pc.and_not(plain, pc.match_substring_regex(keys, ODD_KEY_PATTERN))
+        odd = np.flatnonzero(~plain.to_numpy(zero_copy_only=False) & (pc.binary_length(keys).to_numpy() > 0))
+        escaped = pa.array(map(escape_key, keys.take(pa.array(odd)).to_pylist()), pa.large_string())
+        spellings, numbers = pa.concat_arrays([keys, escaped]), np.concatenate([np.arange(len(keys)), odd])
+        hashes = hash_keys(spellings)
+        order = np.argsort(hashes, kind="stable")
+        spellings = spellings.take(pa.array(order))
+        return cls(keys, len(entries) - len(keys), origin, spellings, hashes[order], numbers[order])
+
+    def look_up(self, keys: pa.ChunkedArray) -> tuple[Int64, Int64]:
+        """Return the rows of some strings that are in the list, and the indexes in the list of those that were found.
+
+        Either may have duplicates. Hashes only find candidates, which are compared as text.
+        """
+        texts = keys.cast(pa.large_string()).combine_chunks()
+        hashes = hash_keys(texts)
+        places, ends = (np.searchsorted(self.hashes, hashes, side) for side in ("left", "right"))
+        rows, numbers = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        while len(near := np.flatnonzero(places < ends)):
+            same = pc.equal(texts.take(pa.array(near)), self.spellings.take(pa.array(places[near])))
+            rows.append(near[same.to_numpy(zero_copy_only=False)])
+            numbers.append(self.numbers[places[rows[-1]]])
+            places += 1
+        return np.concatenate(rows), np.concatenate(numbers)
 
 
 def read_keys(
@@ -147,129 +101,100 @@ def read_keys(
         InputError: The list is invalid.
         WdsplitError: The file is missing or cannot be read.
     """
-    if isinstance(keys, (str, os.PathLike)):
-        origin = shown_url(os.fspath(keys))
-        try:
-            column = _of_file(os.fspath(keys), storage_options, columns)
-        except DatasetNotFoundError as error:
-            raise _not_found(keys, name, origin) from error
-        except (pa.ArrowException, UnicodeDecodeError) as error:
-            raise _invalid(name, str(error)[:1000], _FORMATS).at(origin) from error
-    else:
-        origin, column = "a list", _of_values(keys, name)
+    origin, expected = "a list", "a list or an array of keys, or the path of a file of them"
+    try:
+        if isinstance(keys, (str, os.PathLike)):
+            origin, expected = shown_url(os.fspath(keys)), _FORMATS
+            column = _of_file(os.fspath(keys), name, storage_options, columns)
+        else:
+            column = _of_values(keys, name)
+    except (pa.ArrowException, UnicodeDecodeError, LookupError, TypeError, ValueError) as error:
+        if isinstance(error, (InputError, DatasetNotFoundError)):
+            raise
+        raise _invalid(name, origin, str(error)[:1000], expected) from error
     column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     if not is_key_type(column.type):
-        raise _invalid(name, f"values of type {column.type}", "keys: strings, or the integers that keys were made from")
+        expected = "keys: strings, or the integers that keys were made from"
+        raise _invalid(name, origin, f"values of type {column.type}", expected)
     if column.null_count:
-        raise _invalid(name, counted_nulls(column.null_count), "a key for each entry").at(origin)
+        raise _invalid(name, origin, f"null, {column.null_count:,} times", "a key for each entry")
     width = numbered_width(columns.manifest.provenance) if columns is not None else 0
-    is_number = width and pa.types.is_integer(column.type)
-    texts = number_keys(column.to_numpy(zero_copy_only=False), width) if is_number else column.cast(pa.large_string())
-    different = texts.unique()
-    return KeyList(different, len(texts) - len(different), origin, Spellings.of(different))
-
-
-def _not_found(keys: str | os.PathLike[str], name: str, origin: str) -> WdsplitError:
-    if isinstance(keys, os.PathLike) or _suffix(keys) in _SUFFIXES:
-        return DatasetNotFoundError("file of keys not found", place=origin, remedy="check the path")
-    return InputError(
-        f"{name} is the path of a file of keys, which does not exist",
-        place=origin,
-        remedy=f"check the path; for a single key, pass a list: {name}=[{origin!r}]",
-    )
-
-
-def counted_nulls(count: int) -> str:
-    """Return "a null" or the number of nulls as text."""
-    return "a null" if count == 1 else f"{count:,} nulls"
+    if width and pa.types.is_integer(column.type):
+        column = number_keys(column.to_numpy(zero_copy_only=False), width)
+    return KeyList.of(column, origin)
 
 
 def _of_values(keys: Any, name: str) -> Any:
     if isinstance(keys, (set, frozenset)):
         keys = sorted(keys, key=str)
     if isinstance(keys, (bytes, Mapping)) or not hasattr(keys, "__len__"):
-        raise _invalid(name, type(keys).__name__, "a list or an array of keys, or the path of a file of them")
+        raise TypeError(type(keys).__name__)
     names = getattr(keys, "column_names", getattr(keys, "columns", None))
     if names is not None:
         keys = keys[_column(list(names), f"{name}={type(keys).__name__}")]
     if isinstance(keys, (pa.Array, pa.ChunkedArray)):
         return keys
-    try:
-        return pa.array(keys) if len(keys) else pa.array([], pa.string())
-    except (pa.ArrowException, LookupError, TypeError, ValueError) as error:
-        raise _invalid(name, str(error)[:1000], "a list or an array of keys") from error
+    return pa.array(keys) if len(keys) else pa.array([], pa.string())
 
 
-def _of_file(url: str, storage_options: Mapping[str, Any] | None, columns: SampleColumns | None) -> Any:
+def _of_file(url: str, name: str, storage_options: Mapping[str, Any] | None, columns: SampleColumns | None) -> Any:
     """Return the keys of a file."""
-    suffix = _suffix(url)
-    if os.path.isdir(url) or url.endswith("/") or suffix in _UNSUPPORTED:
-        raise InputError(
-            "unsupported file of keys",
-            place=shown_url(url),
-            expected=_FORMATS,
-            found=f"a .{suffix} file" if suffix in _UNSUPPORTED else "a folder",
-            remedy="write the keys to a .txt file, one key per line",
-        )
+    suffix, place = os.path.splitext(url)[1].lower(), shown_url(url)
     folder, separator, last = url.rpartition("/")
-    data = open_readable_storage(folder if separator else ".", storage_options).read(last)
-    if suffix == "parquet":
-        table = pq.ParquetFile(pa.BufferReader(data))
-        return table.read([_column(table.schema_arrow.names, shown_url(url))]).column(0)
-    if suffix in ("csv", "tsv"):
-        parsing = pa.csv.ParseOptions(delimiter="\t" if suffix == "tsv" else ",")
-        column = _column(
-            pa.csv.open_csv(pa.BufferReader(data), parse_options=parsing).schema.names, shown_url(url), True
+    if suffix not in _SUFFIXES:
+        raise InputError(
+            f"{name} is not a supported file of keys",
+            place=place,
+            expected=_FORMATS,
+            found=f"a file or folder {last!r}",
+            remedy=f"write them to a .txt file, one key per line; for a single key, pass a list: {name}=[{place!r}]",
         )
+    try:
+        data = open_readable_storage(folder if separator else ".", storage_options).read(last)
+    except DatasetNotFoundError as error:
+        raise DatasetNotFoundError("file of keys not found", place=place, remedy="check the path") from error
+    if suffix == ".parquet":
+        table = pq.ParquetFile(pa.BufferReader(data))
+        return table.read([_column(table.schema_arrow.names, place)]).column(0)
+    if suffix in (".csv", ".tsv"):
+        parsing = pa.csv.ParseOptions(delimiter="\t" if suffix == ".tsv" else ",")
+        column = _column(pa.csv.open_csv(pa.BufferReader(data), parse_options=parsing).schema.names, place)
         options = pa.csv.ConvertOptions(column_types={column: pa.large_string()}, include_columns=[column])
         return pa.csv.read_csv(pa.BufferReader(data), parse_options=parsing, convert_options=options).column(0)
     lines = data.decode("utf-8-sig").replace("\r\n", "\n").split("\n")
-    if suffix not in ("jsonl", "ndjson"):
+    if suffix == ".txt":
         return pa.array(filter(None, lines), pa.large_string())
     find_key = lru_cache(partial(_find_key, columns))
-    places = ((line, f"{shown_url(url)}, line {number}") for number, line in enumerate(lines, 1) if line)
-    keys = [_key_of(line, place, find_key) for line, place in places]
-    return pa.array(keys) if keys else pa.array([], pa.large_string())
+    keys = [_key_of(line, f"{place}, line {number}", find_key) for number, line in enumerate(lines, 1) if line]
+    return pa.array(keys) if keys else pa.array([], pa.string())
 
 
-def _suffix(url: str) -> str:
-    return os.path.splitext(url)[1][1:].lower()
-
-
-def _column(names: list[str], place: str, is_text: bool = False) -> str:
-    """Return the key column of a table.
-
-    Args:
-        names: The columns.
-        place: The place of the table, for errors.
-        is_text: Whether the header is a line of text: the name of a single column may then be a key itself.
-    """
-    found = [name for name in _COLUMNS if name in names] or (names if len(names) == 1 and not is_text else [])
-    if not found:
-        alone = is_text and len(names) == 1
-        raise InputError(
-            "cannot tell which column of a table has the keys",
-            place=place,
-            expected="a column `__key__` or `key`" + ("" if is_text else ", or only one column"),
-            found=f"the header {names[0][:1000]!r}" if alone else ", ".join(map(str, names))[:1000],
-            remedy="name the column key, or use a .txt file with one key per line" if alone else "rename the column",
-        )
-    return found[0]
+def _column(names: list[str], place: str) -> str:
+    """Return the key column of a table."""
+    for name in _COLUMNS:
+        if name in names:
+            return name
+    raise InputError(
+        "cannot tell which column of a table has the keys",
+        place=place,
+        expected="a column `__key__` or `key`",
+        found=", ".join(map(str, names))[:1000],
+        remedy="rename the column, or use a .txt file with one key per line",
+    )
 
 
 def _key_of(line: str, place: str, find_key: Callable[[str, int], str]) -> Any:
     """Return the key in a line of JSON, or the key of the sample that the line names by shard and number."""
-    expected = 'an object with "key"'
     try:
         row = orjson.loads(line)
-    except orjson.JSONDecodeError as error:
-        raise InputError(f"invalid JSON: {error.msg}", place=place, expected=expected, found=line[:200]) from error
+    except orjson.JSONDecodeError:
+        row = None
     match row:
         case {"__key__": key} | {"key": key} if key is not None:
             return key
         case {"key": None, "shard": str(shard), "sample": int(sample)}:
             return find_key(shard, sample)
-    raise InputError("a line has no key", place=place, expected=expected, found=line[:200])
+    raise InputError("a line has no key", place=place, expected='a JSON object with "key"', found=line[:200])
 
 
 def _find_key(columns: SampleColumns | None, url: str, sample: int) -> str:
@@ -285,5 +210,5 @@ def _find_key(columns: SampleColumns | None, url: str, sample: int) -> str:
     return f"sample {sample} of {url}"
 
 
-def _invalid(name: str, found: str, expected: str) -> WdsplitError:
-    return InputError(f"invalid {name}", expected=expected, found=found)
+def _invalid(name: str, place: str, found: str, expected: str) -> InputError:
+    return InputError(f"invalid {name}", place=place, expected=expected, found=found)

@@ -167,11 +167,10 @@ def _recipe(choice: Choice, chosen: Chosen, base: StoredView | None) -> dict[str
         recipe["where"] = choice.where
     if base is not None:
         recipe["view"] = {"name": base.name, "fingerprint": base.fingerprint}
-    for name, keys in (("keys", choice.keys), ("exclude", choice.exclude)):
-        if keys is not None:
-            missing = int(np.count_nonzero(~chosen.found[name]))
-            counts = {"keys": keys.num_keys, "duplicates": keys.num_duplicates, "missing": missing}
-            recipe[name] = {"from": keys.origin, **counts}
+    for name, keys in choice.lists.items():
+        missing = int(np.count_nonzero(~chosen.found[name]))
+        counts = {"keys": len(keys.keys), "duplicates": keys.num_duplicates, "missing": missing}
+        recipe[name] = {"from": keys.origin, **counts}
     return recipe
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from wdsplit.errors import DatasetNotFoundError, InputError
 from wdsplit.tar.names import escape_key
 from wdsplit.views import keys as lists
-from wdsplit.views.keys import Spellings, read_keys
+from wdsplit.views.keys import KeyList, read_keys
 
 KEYS = ["00000012", "img.1", "a b", "é/ü"]
 
@@ -34,35 +34,22 @@ def write_file(folder, name, keys=KEYS):
     return str(path)
 
 
-@pytest.mark.parametrize("name", ["a.txt", "a", "a.jsonl", "a.csv", "a.tsv", "a.parquet", "a.LST"])
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.csv", "a.tsv", "a.parquet", "a.TXT"])
 def test_a_file_of_keys_is_read_by_its_name(tmp_path, name):
     read = read_keys(write_file(tmp_path, name), "keys")
     assert read.keys.to_pylist() == KEYS
-    assert (read.num_keys, read.num_duplicates, read.origin) == (4, 0, str(tmp_path / name))
+    assert (read.num_duplicates, read.origin) == (0, str(tmp_path / name))
 
 
 def test_a_path_and_a_file_of_this_folder(tmp_path, monkeypatch):
     write_file(tmp_path, "a.txt")
     monkeypatch.chdir(tmp_path)
-    assert read_keys("a.txt", "keys").num_keys == read_keys(pathlib.Path("a.txt"), "keys").num_keys == 4
-
-
-def test_the_only_column_of_a_table_holds_the_keys(tmp_path):
-    pq.write_table(pa.table({"name": ["00000012", "7"]}), tmp_path / "a.parquet")
-    assert read_keys(str(tmp_path / "a.parquet"), "keys").keys.to_pylist() == ["00000012", "7"]
+    assert read_keys("a.txt", "keys").keys == read_keys(pathlib.Path("a.txt"), "keys").keys
 
 
 def test_zeros_of_a_table_of_text_stay(tmp_path):
     (tmp_path / "a.csv").write_text("key\n00000012\n7\n")
     assert read_keys(str(tmp_path / "a.csv"), "keys").keys.to_pylist() == ["00000012", "7"]
-
-
-@pytest.mark.parametrize("name", ["a.csv", "a.tsv"])
-def test_keys_without_a_header_lose_none(tmp_path, name):
-    (tmp_path / name).write_text("00000012\n7\n")
-    with pytest.raises(InputError, match=r"name the column key, or use a [.]txt file with one key per line") as caught:
-        read_keys(str(tmp_path / name), "keys")
-    assert (caught.value.place, caught.value.found) == (str(tmp_path / name), "the header '00000012'")
 
 
 @pytest.mark.parametrize(
@@ -87,7 +74,7 @@ def test_lists_and_arrays_are_taken_as_they_are(values):
 
 @pytest.mark.parametrize("make", [pd.DataFrame, pa.table], ids=["pandas", "arrow"])
 def test_a_frame_is_taken_as_the_columns_of_a_file_are(make):
-    for frame in ({"score": [1] * 4, "key": KEYS}, {"__key__": KEYS}, {"id": KEYS}):
+    for frame in ({"score": [1] * 4, "key": KEYS}, {"__key__": KEYS}):
         assert read_keys(make(frame), "keys").keys.to_pylist() == KEYS
     with pytest.raises(InputError, match="which column of a table has the keys") as caught:
         read_keys(make({"id": KEYS, "b": KEYS}), "keys")
@@ -101,13 +88,13 @@ def test_integers_are_the_keys_that_were_made_of_them():
 
 def test_duplicates_are_counted():
     read = read_keys(["b", "a", "b", "b"], "keys")
-    assert (read.keys.to_pylist(), read.num_keys, read.num_duplicates) == (["b", "a"], 2, 2)
+    assert (read.keys.to_pylist(), read.num_duplicates) == (["b", "a"], 2)
 
 
 def test_an_empty_list_is_one(tmp_path):
     (tmp_path / "a.txt").write_text("")
     for empty in ([], np.array([]), str(tmp_path / "a.txt")):
-        assert read_keys(empty, "keys").num_keys == 0
+        assert not len(read_keys(empty, "keys").keys)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +106,7 @@ def test_an_empty_list_is_one(tmp_path):
         ((key for key in KEYS), "generator"),
         ([0.5], "values of type double"),
         (np.array([True]), "values of type bool"),
-        (["a", None], "a null"),
+        (["a", None], "null, 1 times"),
         ([["a"]], "values of type list"),
         (["a", 1], "int"),
     ],
@@ -135,7 +122,7 @@ def test_what_is_no_list_of_keys_is_refused(values, found):
     ("name", "data", "text"),
     [
         ("a.txt", b"\xff\xfe\x00", "utf-8"),
-        ("a.jsonl", b'{"key": "a"}\n{', "invalid json"),
+        ("a.jsonl", b'{"key": "a"}\n{', "a line has no key"),
         ("a.jsonl", b'{"key": "a"}\n{"name": 1}', "a line has no key"),
         ("a.jsonl", b'["a"]', "a line has no key"),
         ("a.jsonl", b'{"key": null}', "a line has no key"),
@@ -154,13 +141,12 @@ def test_a_file_that_is_no_list_of_keys_is_refused_with_its_name(tmp_path, name,
 
 
 def test_a_file_that_is_not_there(tmp_path):
-    for path in (str(tmp_path / "none.txt"), tmp_path / "none"):
-        with pytest.raises(DatasetNotFoundError):
-            read_keys(path, "keys")
+    with pytest.raises(DatasetNotFoundError):
+        read_keys(tmp_path / "none.txt", "keys")
 
 
 def test_a_key_instead_of_a_list_of_keys():
-    with pytest.raises(InputError, match="exclude is the path of a file of keys") as caught:
+    with pytest.raises(InputError, match="exclude is not a supported file of keys") as caught:
         read_keys("00000001", "exclude")
     assert caught.value.remedy.endswith("for a single key, pass a list: exclude=['00000001']")
 
@@ -173,12 +159,10 @@ def test_a_broken_line_is_named_by_its_number_in_the_file(tmp_path, line):
     assert (caught.value.place, caught.value.found) == (f"{tmp_path / 'a.jsonl'}, line 3", line)
 
 
-@pytest.mark.parametrize(("name", "found"), [("a.json", ".json"), ("a.txt.gz", ".gz"), ("", "folder"), ("/", "folder")])
-def test_what_is_no_supported_file_is_refused(tmp_path, name, found):
-    (tmp_path / name).write_bytes(b"{}") if name.strip("/") else None
+@pytest.mark.parametrize("name", ["a.json", "a.txt.gz", "a", "."])
+def test_what_is_no_supported_file_is_refused(tmp_path, name):
     with pytest.raises(InputError) as caught:
-        read_keys(f"{tmp_path}/{name}" if name.strip("/") else f"{tmp_path}{name}", "keys")
-    assert found in caught.value.found
+        read_keys(f"{tmp_path}/{name}", "keys")
     assert all(kind in caught.value.expected for kind in (".txt", ".jsonl", ".csv", ".tsv", ".parquet"))
 
 
@@ -187,9 +171,7 @@ def test_what_is_no_supported_file_is_refused(tmp_path, name, found):
 
 def found_in(listed, keys):
     """Return which keys are in a list, and which of the list were found."""
-    rows, numbers = Spellings.of(pa.array(listed, pa.large_string())).look_up(
-        pa.chunked_array([pa.array(keys, pa.string())])
-    )
+    rows, numbers = KeyList.of(pa.array(listed, pa.string())).look_up(pa.chunked_array([pa.array(keys, pa.string())]))
     return sorted(set(rows.tolist())), sorted(set(numbers.tolist()))
 
 
