@@ -63,7 +63,8 @@ check: $(TESTS_INSTALLED) ## Lint, check format, types, layers, language and lin
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -m lint tests/test_architecture.py tests/unit/test_language.py tests/unit/test_docs.py $(ARGS)
+	$(BIN)/python -m pytest -m lint tests/test_architecture.py tests/unit/test_language.py tests/unit/test_docs.py \
+		tests/integration/loading/test_types.py $(ARGS)
 
 release-check: $(BIN)/uv ## Install the wheel and the sdist with each Python on PATH, newest and lowest versions, and use them
 	$(BIN)/python -m tools.check_release

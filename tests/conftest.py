@@ -48,6 +48,15 @@ def pytest_terminal_summary(terminalreporter, config):
         )
 
 
+def pytest_collection_modifyitems(items):
+    """Leave processes that do not fork to the system tier: each of them imports torch, which takes seconds."""
+    for item in items:
+        params = getattr(item, "callspec", None)
+        words = repr(list(params.params.values())) if params else ""
+        if "'spawn'" in words or "'forkserver'" in words:
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     """Give groups of tests to one process each, where xdist is told to."""

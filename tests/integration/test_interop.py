@@ -117,6 +117,7 @@ def test_webdataset_reads_every_row_once(images, rows):
     assert_samples([(sample["__key__"], fields_of(sample)) for sample in read(stock(images))], rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("world_size", "num_workers"), [(1, 3), (2, 2)])
 def test_webdatasets_own_splitters_give_equal_and_disjoint_parts(images, rows, monkeypatch, world_size, num_workers):
     """Its documented environment variables make this process each of the readers in turn."""
@@ -139,6 +140,7 @@ def test_webdatasets_own_splitters_give_equal_and_disjoint_parts(images, rows, m
     assert_samples(plain + pads, rows)
 
 
+@pytest.mark.slow
 def test_webdataset_in_dataloader_workers_reads_every_row_once(images, rows):
     loader = torch.utils.data.DataLoader(stock(images), batch_size=None, num_workers=2)
     samples = [(sample["__key__"], fields_of(sample)) for sample in read(loader)]

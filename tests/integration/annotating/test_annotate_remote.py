@@ -104,6 +104,7 @@ def test_a_run_that_another_machine_has_taken_over_commits_nothing(bucket, sourc
     assert wdsplit.list_annotations(url) == {}
 
 
+@pytest.mark.slow
 def test_answers_that_are_lost_are_asked_for_again(bucket, source, fault_proxy):
     url = f"{bucket.url}/data"
     wdsplit.convert(source / "in.parquet", url, chosen())

@@ -110,6 +110,7 @@ def test_a_command_that_ignores_ctrl_c_ends_too(begin, table, tmp_path):
     assert ended(process)[0] == 143
 
 
+@pytest.mark.slow
 def test_a_program_that_was_told_to_ignore_sigterm_does(begin, table, tmp_path):
     process = begin("sh", "-c", 'trap "" TERM; exec "$@"', "sh", *PROGRAM, *conversion(table, tmp_path / "out"))
     wait_for_shards(process, tmp_path / "out")

@@ -447,6 +447,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_it_leaves_a_whole_dataset_or_none(tmp_path):
     counts = [3] * 40
     folder = tars_of(tmp_path / "data", written_by_tarfile, counts, [f"{number:03d}.tar" for number in range(40)])

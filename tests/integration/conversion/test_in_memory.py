@@ -54,7 +54,7 @@ def small_tasks(monkeypatch):
         {"shards": 5, "group_by": "group"},
         {"shards": 5, "group_by": "group", "shuffle": False},
         {"shards": 4, "where": "group != 4", "limit": 300},
-        {"shards": 1000},
+        {"shards": 300},
     ],
     ids=str,
 )
@@ -71,6 +71,7 @@ def test_rows_that_fit_are_not_spilled_and_come_to_the_same_bytes(
     assert shard_files(tmp_path / "memory") == shard_files(tmp_path / "spilled")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jobs", [2, 5])
 def test_processes_share_the_memory(inputs, tmp_path, small_tasks, jobs):
     """Two jobs load by threads and write JSON by processes; five are processes in both passes."""

@@ -221,6 +221,7 @@ def test_of_very_many_columns_the_first_are_kept_and_others_on_request(tmp_path,
     assert "x299" not in caplog.text
 
 
+@pytest.mark.slow
 def test_any_number_of_columns_is_kept_and_read(tmp_path):
     columns = {f"a column with a name that is long enough {number:04d}": [number] for number in range(1500)}
     path = write_table(tmp_path / "a.parquet", columns)

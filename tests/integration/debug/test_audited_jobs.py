@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-pytestmark = pytest.mark.xdist_group("debug")
+pytestmark = [pytest.mark.xdist_group("debug"), pytest.mark.slow]
 
 
 def test_audits_of_trainings_that_are_right_hold(job):

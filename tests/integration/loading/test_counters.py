@@ -37,6 +37,7 @@ def test_a_slow_stage_makes_the_loader_the_bottleneck(numbers, options):
     assert "more workers" in str(made)
 
 
+@pytest.mark.slow
 @every_kind
 def test_a_slow_consumer_makes_the_model_the_bottleneck(numbers, options):
     """It takes five times as long for a batch as two epochs took that nobody kept waiting."""

@@ -217,6 +217,7 @@ def read_rank(url, cache_dir, rank, results):
     results.put([sample["__key__"] for sample in dataset])
 
 
+@pytest.mark.slow
 def test_ranks_that_share_each_shard_download_it_once(remote, fault_proxy, cache_dir):
     """With one lane both ranks read every shard, window by window in turn."""
     context = multiprocessing.get_context("spawn")
@@ -231,6 +232,7 @@ def test_ranks_that_share_each_shard_download_it_once(remote, fault_proxy, cache
     assert fetched(fault_proxy, ".tar")[0] == 8
 
 
+@pytest.mark.slow
 def test_a_download_ends_with_the_iteration_that_it_is_for(remote, fault_proxy, cache_dir, monkeypatch):
     monkeypatch.setattr(cache_module, "_READ_BYTES", 8192)
     monkeypatch.setattr(source, "_MIN_AT_ONCE", 40)

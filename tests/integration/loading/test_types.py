@@ -37,6 +37,7 @@ def program(folder):
     return path, len(lines)
 
 
+@pytest.mark.lint
 def test_a_dataset_is_one_after_each_stage_to_mypy(tmp_path):
     mypy = pytest.importorskip("mypy.api", reason="needs mypy: pip install 'wdsplit[check]'")
     path, count = program(tmp_path)
@@ -56,6 +57,7 @@ SAMPLES = {
 }
 
 
+@pytest.mark.lint
 def test_samples_are_a_map_style_dataset_to_mypy(tmp_path):
     mypy = pytest.importorskip("mypy.api", reason="needs mypy: pip install 'wdsplit[check]'")
     lines = ["import wdsplit", "from torch.utils.data import DataLoader, Dataset"]

@@ -54,6 +54,7 @@ def stored(cell, kind):
     return "".join(line for lines in found for line in lines)
 
 
+@pytest.mark.slow
 def test_the_notebook_shows_what_it_holds(ran):
     for cell, (said, text, html) in zip(CODE, ran, strict=True):
         assert said == "".join(line for output in cell["outputs"] for line in output.get("text", []))

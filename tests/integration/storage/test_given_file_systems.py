@@ -106,6 +106,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_spawned_workers_read(on_s3, expected, tmp_path):
     (tmp_path / "spawned.py").write_text(SPAWNED)
     done = subprocess.run([sys.executable, tmp_path / "spawned.py", on_s3], capture_output=True, text=True, timeout=300)
@@ -193,6 +194,7 @@ def test_a_bucket_that_is_not_there_is_named(s3, source):
         wdsplit.Dataset("no-such-bucket/out", fs=s3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", [{"key": "WRONG", "secret": SECRET}, {"key": KEY_ID, "secret": "wrong"}])
 def test_wrong_credentials_are_refused_at_once(bucket, source, on_s3, wrong):
     fs = s3fs.S3FileSystem(**wrong, skip_instance_cache=True)

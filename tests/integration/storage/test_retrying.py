@@ -56,6 +56,7 @@ STORES = {
 stores = pytest.mark.parametrize("store", STORES.values(), ids=STORES)
 
 
+@pytest.mark.slow
 @stores
 def test_of_many_threads_that_wait_for_a_store_one_warns_with_all_that_is_known(store, monkeypatch, caplog):
     monkeypatch.setattr(retry, "_WARN_AFTER_S", 0.2)
@@ -299,7 +300,7 @@ def test_an_answer_that_does_not_fit_is_fetched_again_and_makes_no_sample_bad(be
     assert plan.num_given > 3
 
 
-@on_both
+@pytest.mark.parametrize("behind", ["s3", pytest.param("http", marks=pytest.mark.slow)], indirect=True)
 @pytest.mark.parametrize("fault", UNFIT.values(), ids=UNFIT)
 def test_answers_that_never_fit_are_an_error_of_the_store_and_not_of_samples(behind, s3_process, fault):
     url, proxy = behind
@@ -340,6 +341,7 @@ def test_a_deadline_bounds_a_request_that_trickles(behind, fault):
     assert caught.value.expected == "an answer within 1 s"
 
 
+@pytest.mark.slow
 @on_both
 def test_a_connection_that_trickles_is_given_up_with_a_warning_and_the_read_goes_on(
     behind, numbers, monkeypatch, caplog

@@ -287,6 +287,7 @@ def test_a_bucket_is_converted_into_a_bucket(bucket, source, expected):
         convert(f"{bucket.url}/raw", bucket.url, chosen(overwrite=True))
 
 
+@pytest.mark.slow
 def test_processes_write_with_the_options_of_the_store(bucket, source, expected, s3_server, monkeypatch):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL"):
         monkeypatch.delenv(name)
@@ -348,6 +349,7 @@ def test_a_conversion_survives_faults_of_all_kinds(bucket, source, expected, fau
     assert uploads_of(bucket) == []
 
 
+@pytest.mark.slow
 def test_a_server_that_forgets_uploads_ends_the_run_which_can_be_resumed(
     bucket, source, expected, s3_server, fault_proxy
 ):
@@ -370,6 +372,7 @@ def test_a_server_that_forgets_uploads_ends_the_run_which_can_be_resumed(
     assert {name: data for name, data in found.items() if ".rclone_temp" not in name} == expected
 
 
+@pytest.mark.slow
 def test_a_store_that_does_not_answer_any_more_is_not_waited_for_twice(
     bucket, source, expected, s3_server, fault_proxy
 ):
@@ -520,6 +523,7 @@ def run_command(*arguments, **environ):
     return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environ})
 
 
+@pytest.mark.slow
 def test_the_command_writes_to_a_bucket_and_tells_the_url_and_no_secret(bucket, source, expected):
     out = f"{bucket.url}/out"
     ended = run_command("convert", source, out, "--no-shuffle", "--shards", str(SHARDS), "--jobs", "2")

@@ -77,7 +77,7 @@ def test_an_initialised_process_group_wins_over_the_environment(gloo):
 
 
 def test_a_device_mesh_counts_as_a_group(gloo):
-    """Meshes of more than one process are in test_torchrun.py."""
+    """Meshes of more than one process are in system/test_torchrun.py."""
     mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "tp"))
     assert detect_rank(group=mesh["dp"], environ=TORCHRUN) == World(0, 1)
     assert detect_rank(group=mesh, environ=TORCHRUN) == World(0, 1)

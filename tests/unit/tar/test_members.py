@@ -157,6 +157,7 @@ def huge(tmp_path):
     return pa.LargeBinaryArray.from_buffers(pa.large_binary(), 3, [None, offsets, pa.py_buffer(data)]), data
 
 
+@pytest.mark.slow
 def test_a_member_of_9_gib_is_written_without_copying_it_and_read_by_tarfile(huge):
     values, data = huge
     keys = pa.array(["small", "huge", "last"])
