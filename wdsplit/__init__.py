@@ -55,12 +55,12 @@ if TYPE_CHECKING:
     from wdsplit.loading.stages.images import resized
     from wdsplit.loading.to_device import to_device
     from wdsplit.loading.world import detect_rank
+    from wdsplit.order.views import View
     from wdsplit.reporting.cluster import Cluster, Topology
     from wdsplit.reporting.options import ReportOptions
     from wdsplit.reporting.report import Report, report
     from wdsplit.tar.names import unescape_key
     from wdsplit.views.make import drop_view, list_views, make_view
-    from wdsplit.views.view import View
 
     __version__: str
 
@@ -149,12 +149,12 @@ _NAMES = {
     "loading.stages.images": "resized",
     "loading.to_device": "to_device",
     "loading.world": "detect_rank",
+    "order.views": "View",
     "reporting.cluster": "Cluster Topology",
     "reporting.options": "ReportOptions",
     "reporting.report": "Report report",
     "tar.names": "unescape_key",
     "views.make": "drop_view list_views make_view",
-    "views.view": "View",
 }
 """The public names of each module, which is imported when one of them is used."""
 

@@ -9,10 +9,10 @@ import numpy as np
 from orders import slow_epoch, slow_lanes
 from wdsplit.order.epoch import OrderOptions
 from wdsplit.order.selection import Selection
+from wdsplit.order.views import View
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.views import write_view
 from wdsplit.storage.opening import open_storage
-from wdsplit.views.view import View
 
 
 def view_of(path, rows, name="chosen"):

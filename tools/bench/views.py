@@ -58,7 +58,7 @@ def read_once(folder: str, name: str, num_workers: int) -> Result:
     from wdsplit.loading.dataset import Dataset
     from wdsplit.loading.loader import Loader
     from wdsplit.order.selection import Selection
-    from wdsplit.views.view import View
+    from wdsplit.order.views import View
 
     dataset = Dataset(folder)
     chance, (every, one_of) = np.random.default_rng(0), VIEWS[name]

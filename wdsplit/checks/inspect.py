@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from fsspec import AbstractFileSystem
 
-    from wdsplit.views.view import View
+    from wdsplit.order.views import View
 
 __all__ = ["Assignment", "Inspection", "ReaderShare", "assign", "assigned", "inspect", "save_sample"]
 

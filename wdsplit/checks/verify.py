@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
     from wdsplit.checks.decoded import Images
-    from wdsplit.views.view import View
+    from wdsplit.order.views import View
 
 __all__ = ["Report", "verify"]
 

@@ -17,10 +17,10 @@ from wdsplit.errors import InputError, did_you_mean
 from wdsplit.loading.reading.source import AnySource, Source
 from wdsplit.loading.transport.shared_integers import SharedIntegers
 from wdsplit.loading.world import is_worker
-from wdsplit.order.views import AnyView, EpochViews
+from wdsplit.order.views import EpochViews, View
 from wdsplit.shards.manifest import Manifest, first_samples
 from wdsplit.storage.interface import ReadableStorage
-from wdsplit.views.view import View, resolve_view
+from wdsplit.views.view import resolve_view
 
 __all__ = ["CHOICES", "Opened", "SharedSource", "choice_of", "chosen_views"]
 
@@ -131,7 +131,7 @@ def chosen_views(
         WdsplitError: A view or a table of samples cannot be read.
     """
     others = {name: value for name, value in choice.items() if name != "view"}
-    by_epoch: dict[int, AnyView | None] = {}
+    by_epoch: dict[int, View | None] = {}
     for epoch, chosen in _by_epoch(choice.get("view")).items():
         together = _together(chosen, others)
         by_epoch[epoch] = _resolved(storage, manifest, limit=limit, storage_options=storage_options, **together)

@@ -1,4 +1,4 @@
-"""The view of each epoch: a selection of samples with a name.
+"""Views: selections of samples with a name, and the view of each epoch.
 
 Pure (no I/O). A view applies from its epoch on, until another one begins.
 """
@@ -8,32 +8,28 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from wdsplit.order.selection import Selection
 from wdsplit.order.state import ViewMark
 
-__all__ = ["AnyView", "EpochViews", "mark_of"]
-
-
-class AnyView(Protocol):
-    """A selection with a name."""
-
-    @property
-    def name(self) -> str:
-        """The name for people."""
-
-    @property
-    def selection(self) -> Selection:
-        """The samples that it holds."""
+__all__ = ["EpochViews", "View"]
 
 
 @dataclass(frozen=True)
-class _Unnamed:
-    """A selection that nobody has named."""
+class View:
+    """A selection of samples of a dataset.
 
+    Attributes:
+        name: The name of the stored view, or a description of the criteria.
+        selection: The selected samples.
+    """
+
+    name: str
     selection: Selection
-    name: str = "a selection"
+
+    def __repr__(self) -> str:
+        total = int(self.selection.totals.sum())
+        return f"<View {self.name!r}: {self.selection.num_samples:,} of {total:,} samples>"
 
 
 class EpochViews:
@@ -44,21 +40,16 @@ class EpochViews:
             samples.
     """
 
-    def __init__(self, by_epoch: Mapping[int, AnyView | None] | None = None) -> None:
+    def __init__(self, by_epoch: Mapping[int, View | None] | None = None) -> None:
         begins = {0: None, **(by_epoch or {})}
         self._begins = sorted(begins)
         self._views = [begins[epoch] for epoch in self._begins]
-
-    @classmethod
-    def of(cls, selection: Selection | None) -> EpochViews:
-        """Return views with one selection for all epochs; None for all samples."""
-        return cls({0: None if selection is None else _Unnamed(selection)})
 
     def __bool__(self) -> bool:
         """Return whether any epoch has a view."""
         return any(view is not None for view in self._views)
 
-    def __iter__(self) -> Iterator[tuple[int, AnyView | None]]:
+    def __iter__(self) -> Iterator[tuple[int, View | None]]:
         """Give each first epoch and the view from there on."""
         return iter(zip(self._begins, self._views, strict=True))
 
@@ -66,9 +57,14 @@ class EpochViews:
         """Return the view of an epoch, for all epochs."""
         return EpochViews({0: self.at(epoch)})
 
-    def at(self, epoch: int) -> AnyView | None:
+    def at(self, epoch: int) -> View | None:
         """Return the view of an epoch; None for all samples."""
         return self._views[bisect_right(self._begins, epoch) - 1]
+
+    def mark_at(self, epoch: int) -> ViewMark | None:
+        """Return the mark of an epoch's view for a state; None for all samples."""
+        view = self.at(epoch)
+        return None if view is None else ViewMark(view.name, view.selection.fingerprint)
 
     def selection_at(self, epoch: int) -> Selection | None:
         """Return the samples that an epoch takes; None for all."""
@@ -80,8 +76,3 @@ class EpochViews:
         texts = ["all samples" if view is None else view.name for view in self._views]
         later = zip(self._begins[1:], texts[1:], strict=True)
         return ", ".join([texts[0], *(f"from epoch {epoch} on {text}" for epoch, text in later)])
-
-
-def mark_of(view: AnyView | None) -> ViewMark | None:
-    """Return the mark of a view for a state; None for all samples."""
-    return None if view is None else ViewMark(view.name, view.selection.fingerprint)

@@ -4,37 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from wdsplit.errors import InputError
-from wdsplit.order.selection import Selection
+from wdsplit.order.views import View
 from wdsplit.shards.manifest import Manifest, first_samples
 from wdsplit.storage.interface import ReadableStorage
 from wdsplit.texts import quoted
 from wdsplit.urls import shown_url
 
-__all__ = ["MAX_SAMPLES", "MAX_SHARDS", "View", "resolve_view"]
+__all__ = ["MAX_SAMPLES", "MAX_SHARDS", "resolve_view"]
 
 MAX_SHARDS, MAX_SAMPLES = 10_000, 50_000_000
 """The largest dataset whose samples are selected on opening: every process that opens it reads all sample tables."""
-
-
-@dataclass(frozen=True)
-class View:
-    """A selection of samples of a dataset.
-
-    Attributes:
-        name: The name of the stored view, or a description of the criteria.
-        selection: The selected samples.
-    """
-
-    name: str
-    selection: Selection
-
-    def __repr__(self) -> str:
-        total = int(self.selection.totals.sum())
-        return f"<View {self.name!r}: {self.selection.num_samples:,} of {total:,} samples>"
 
 
 def resolve_view(

@@ -16,11 +16,11 @@ from orders import VIEWS, masks_of
 from wdsplit.errors import CorruptDataError
 from wdsplit.loading import announcing
 from wdsplit.order.selection import Selection
+from wdsplit.order.views import View
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.places import read_places
 from wdsplit.storage.local_file import LocalFile
 from wdsplit.storage.opening import open_storage
-from wdsplit.views.view import View
 
 NUM_ROWS, SHARDS, WINDOW = 240, 8, 10
 SMALL, LARGE = 1_000, 20_000

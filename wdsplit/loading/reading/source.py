@@ -25,7 +25,7 @@ from wdsplit.order.epoch import EpochOrder, OrderOptions
 from wdsplit.order.selection import Selection
 from wdsplit.order.split import AnyOrder, World, assigned_lanes
 from wdsplit.order.state import ViewMark
-from wdsplit.order.views import EpochViews, mark_of
+from wdsplit.order.views import EpochViews, View
 from wdsplit.shards.manifest import Manifest, Shard
 from wdsplit.storage.gathered import GatheredFiles, GatheredStorage
 from wdsplit.storage.interface import ReadableStorage
@@ -279,7 +279,7 @@ class Source:
         self.access = access or Access()
         self.manifest = manifest
         self.options = options
-        self.views = EpochViews.of(selection)
+        self.views = EpochViews({} if selection is None else {0: View("a selection", selection)})
         self.fields = None if fields is None else frozenset(fields)
         self._last_order: tuple[int, Selection | None, EpochOrder] | None = None
         known = [each.name for each in manifest.fields]
@@ -324,7 +324,7 @@ class Source:
 
     def view_at(self, epoch: int) -> ViewMark | None:
         """Return the mark of an epoch's view for a state; None if it has all samples."""
-        return mark_of(self.views.at(epoch))
+        return self.views.mark_at(epoch)
 
     @property
     def view_text(self) -> str:
