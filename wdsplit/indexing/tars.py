@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -25,7 +26,7 @@ from wdsplit.shards.manifest import Manifest, Shard, Shards, checksum_of
 from wdsplit.storage.interface import ReadableStorage
 from wdsplit.storage.pieces import mapped
 from wdsplit.tar.places import scanned_places
-from wdsplit.tar.samples import FieldUse, TarSamples, group_samples
+from wdsplit.tar.samples import TarSamples, group_samples
 from wdsplit.tar.scan import Scan, scan_tar
 
 __all__ = ["TarContent", "check_paths", "manifest_of", "read_tar", "refuse_duplicate_keys", "warn_of_oddities"]
@@ -43,14 +44,14 @@ class TarContent:
 
     Attributes:
         shard: The tar's row in the manifest.
-        fields: Its fields, with the samples that have them.
+        field_counts: How many of its samples have each field.
         num_left_out: Number of files that belong to no sample.
         left_out: The first few of their names.
         hashes: The hashes of its keys, without those of pads.
     """
 
     shard: Shard
-    fields: tuple[FieldUse, ...]
+    field_counts: dict[str, int]
     num_left_out: int
     left_out: tuple[str, ...]
     hashes: Hashes
@@ -100,7 +101,7 @@ def read_tar(storage: ReadableStorage, path: str, scratch: str | None = None) ->
     num_real = len(samples.keys) - samples.num_pads  # other datasets have pads with the same keys
     shard = Shard(path, len(samples.keys), samples.num_pads, len(data), checksum_of(digest))
     hashes = hash_keys(samples.keys[:num_real])
-    return TarContent(shard, samples.uses, samples.num_left_out, samples.left_out, hashes), places
+    return TarContent(shard, samples.field_counts, samples.num_left_out, samples.left_out, hashes), places
 
 
 def _samples(storage: ReadableStorage, path: str, data: memoryview) -> tuple[Scan, TarSamples]:
@@ -159,7 +160,7 @@ def manifest_of(
         options: The user's options, for the provenance.
     """
     shards = Shards.of([each.shard for each in contents])
-    names = dict.fromkeys(use.name for each in contents for use in each.fields)
+    names = dict.fromkeys(name for each in contents for name in each.field_counts)
     num_samples, num_bytes = (int(shards.column(name).sum()) for name in ("num_samples", "num_bytes"))
     lanes = lanes or lanes_of_adopted(len(contents), default_lanes(num_samples, num_bytes, readers), readers)
     provenance = {
@@ -185,34 +186,14 @@ def warn_of_oddities(storage: ReadableStorage, contents: Sequence[TarContent]) -
         total, names = sum(each.num_left_out for each in some), ", ".join(some[0].left_out)
         place = f"{storage.url}/{some[0].shard.path}"
         logger.warning("left out %d files in the tars that belong to no sample, such as %s in %s", total, names, place)
-    texts = _partial_fields(contents)
+    counts = sum((Counter(each.field_counts) for each in contents), Counter[str]())
+    total, texts = sum(each.shard.num_samples for each in contents), []
+    for name, count in counts.items():
+        if count < total:
+            lacking = next(each for each in contents if each.field_counts.get(name, 0) < each.shard.num_samples)
+            texts.append(f"{name} is in {count:,} of {total:,} (not in all of {lacking.shard.path})")
     if texts:
         shown = "; ".join(texts[:_MAX_FIELDS_SHOWN]) + (", ..." if len(texts) > _MAX_FIELDS_SHOWN else "")
         text = "%s: not all samples have the same fields: %s. A pipeline that needs such a field ends in a KeyError: "
         text += "choose the fields of all samples with fields=, or rename members (a key ends at its first dot)"
         logger.warning(text, storage.url, shown)
-
-
-def _partial_fields(contents: Sequence[TarContent]) -> list[str]:
-    """Return, for each field that some samples lack, how many have it, and an example of the minority."""
-    total = sum(each.shard.num_samples for each in contents)
-    counts: dict[str, int] = {}
-    for each in contents:
-        for use in each.fields:
-            counts[use.name] = counts.get(use.name, 0) + use.count
-    return [
-        f"{name} is in {count:,} of {total:,}, {_exception(name, 2 * count > total, contents)}"
-        for name, count in counts.items()
-        if count < total
-    ]
-
-
-def _exception(name: str, is_common: bool, contents: Sequence[TarContent]) -> str:
-    """Return a sample that lacks a common field, or has a rare one."""
-    for each in contents:
-        use = next((use for use in each.fields if use.name == name), None)
-        if is_common and (use is None or use.count < each.shard.num_samples):
-            return f"not in {use.lacking if use is not None else each.fields[0].having!r} of {each.shard.path}"
-        if use is not None and not is_common:
-            return f"such as {use.having!r} of {each.shard.path}"
-    return ""

@@ -18,7 +18,7 @@ from wdsplit.errors import InputError
 from wdsplit.tar.names import MAX_FIELDS, MEMBER_PATTERN, META_PATTERN, PAD_PREFIX, RESERVED_FIELDS
 from wdsplit.tar.scan import Scan
 
-__all__ = ["KEY_COLUMN", "FieldUse", "SampleMembers", "TarSamples", "check_fields", "group_samples", "sample_members"]
+__all__ = ["KEY_COLUMN", "SampleMembers", "TarSamples", "check_fields", "group_samples", "sample_members"]
 
 KEY_COLUMN = "__key__"
 """The name of the column of keys, where fields are columns; also webdataset's name for the key."""
@@ -64,23 +64,6 @@ class SampleMembers:
 
 
 @dataclass(frozen=True)
-class FieldUse:
-    """Which samples have a field.
-
-    Attributes:
-        name: The field.
-        count: How many samples have it.
-        having: The key of the first sample with the field.
-        lacking: The key of the first sample without it; empty if all have it.
-    """
-
-    name: str
-    count: int
-    having: str
-    lacking: str
-
-
-@dataclass(frozen=True)
 class TarSamples:
     """The n samples of a tar, in their order.
 
@@ -88,7 +71,7 @@ class TarSamples:
         keys: Their keys.
         offsets: int64 of shape (n + 1,): the tar offset at which each sample begins, then the end of the last.
             Bytes before the first sample belong to it, and bytes between two samples to the first of them.
-        uses: All fields, in the order of their first appearance.
+        field_counts: How many samples have each field, in the order of their first appearance.
         num_pads: Samples at the end that wdsplit wrote as pads.
         num_left_out: Files that belong to no sample: without extension, hidden, or in a folder such as `__meta__`.
         left_out: The first few of their names.
@@ -97,16 +80,11 @@ class TarSamples:
 
     keys: pa.LargeStringArray
     offsets: Int64
-    uses: tuple[FieldUse, ...]
+    field_counts: dict[str, int]
     num_pads: int
     num_left_out: int
     left_out: tuple[str, ...]
     members: SampleMembers
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """The names of all fields."""
-        return tuple(use.name for use in self.uses)
 
 
 def group_samples(scan: Scan) -> TarSamples:
@@ -125,31 +103,12 @@ def group_samples(scan: Scan) -> TarSamples:
     return TarSamples(
         keys,
         np.concatenate([begins, [scan.end if len(begins) else 0]]),
-        _uses(members, keys),
+        dict(zip(members.fields, np.bincount(members.field_index).tolist(), strict=True)),
         _num_pads(keys),
         len(left_out),
         tuple(left_out[:_MAX_LEFT_OUT_NAMES].to_pylist()),
         members,
     )
-
-
-def _uses(members: SampleMembers, keys: pa.LargeStringArray) -> tuple[FieldUse, ...]:
-    """Count the samples with each field; no sample may have a field twice."""
-    samples = members.sample_index
-    uses = []
-    for number, name in enumerate(members.fields):
-        rows = samples[members.field_index == number]
-        gaps = np.flatnonzero(rows != np.arange(len(rows)))
-        lacking = int(gaps[0]) if len(gaps) else len(rows)
-        uses.append(
-            FieldUse(
-                name,
-                len(rows),
-                keys[int(rows[0])].as_py(),
-                keys[lacking].as_py() if lacking < len(keys) else "",
-            )
-        )
-    return tuple(uses)
 
 
 def sample_members(scan: Scan) -> SampleMembers:

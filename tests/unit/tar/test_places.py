@@ -91,7 +91,7 @@ def test_the_places_of_a_tar_of_another_program_are_those_of_its_members(built, 
     samples = group_samples(scan)
     stored = scanned_places(memoryview(built.data), scan, samples.members, samples.offsets, bytes(16))
     fields = sorted(
-        {*samples.fields, "other"}, reverse=reversed_fields
+        {*samples.field_counts, "other"}, reverse=reversed_fields
     )  # as the manifest of several tars may have them
     places = parse_places(stored, len(built.data), bytes(16).hex(), len(built.samples), fields)
     rows = rows_of([(places, slice(0, len(built.samples)))])

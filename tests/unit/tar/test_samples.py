@@ -44,7 +44,7 @@ def test_samples_are_those_of_webdataset_or_refused_as_they_are_there_or_come_tw
     read = by_webdataset(data)
     assert samples.keys.to_pylist() == [sample["__key__"] for sample in read]
     fields = dict.fromkeys(name for sample in read for name in sample if not name.startswith("__"))
-    assert samples.fields == tuple(fields)
+    assert tuple(samples.field_counts) == tuple(fields)
     assert samples.num_left_out == 0
 
 
@@ -61,7 +61,7 @@ def test_what_names_no_sample_is_left_out_and_told(first, second):
     names = [*first, "a.jpg", *second, "a.cls", *first, "b.jpg", *second]
     samples = grouped(names)
     assert samples.keys.to_pylist() == ["a", "b"]
-    assert samples.fields == ("jpg", "cls")
+    assert tuple(samples.field_counts) == ("jpg", "cls")
     left_out = [*first, *second, *first, *second]
     assert (samples.num_left_out, samples.left_out) == (len(left_out), tuple(left_out[:5]))
     scan = scan_tar(memoryview(tar_of(names)))
@@ -71,7 +71,7 @@ def test_what_names_no_sample_is_left_out_and_told(first, second):
 def test_a_tar_of_nothing_that_names_a_sample_has_none():
     for names in ([], ["README"]):
         samples = grouped(names)
-        assert (len(samples.keys), samples.offsets.tolist(), samples.fields) == (0, [0], ())
+        assert (len(samples.keys), samples.offsets.tolist(), tuple(samples.field_counts)) == (0, [0], ())
 
 
 def test_a_leading_dot_and_slash_is_no_part_of_the_key():
@@ -80,7 +80,7 @@ def test_a_leading_dot_and_slash_is_no_part_of_the_key():
 
 
 def test_fields_come_in_the_order_of_their_first_appearance_in_lower_case():
-    assert grouped(["a.PNG", "a.cls", "b.json", "b.png"]).fields == ("png", "cls", "json")
+    assert grouped(["a.PNG", "a.cls", "b.json", "b.png"]).members.fields == ("png", "cls", "json")
 
 
 def test_a_key_that_comes_back_is_refused():
@@ -129,8 +129,6 @@ def test_a_pad_before_a_sample_is_refused(keys):
     assert pad_key(0, 0) in caught.value.place
 
 
-def test_each_field_counts_its_samples_and_names_one_with_it_and_one_without():
-    uses = grouped(["a.jpg", "a.cls", "b.jpg", "c.0001.jpg", "c.jpg", "d.cls"]).uses
-    found = [(use.name, use.count, use.having, use.lacking) for use in uses]
-    assert found == [("jpg", 3, "a", "d"), ("cls", 2, "a", "b"), ("0001.jpg", 1, "c", "a")]
-    assert [use.lacking for use in grouped(["a.jpg", "b.jpg"]).uses] == [""]
+def test_each_field_counts_its_samples():
+    counts = grouped(["a.jpg", "a.cls", "b.jpg", "c.0001.jpg", "c.jpg", "d.cls"]).field_counts
+    assert list(counts.items()) == [("jpg", 3), ("cls", 2), ("0001.jpg", 1)]

@@ -56,7 +56,9 @@ def open_file(path: str, remote: Remote | None = None) -> tuple[InputFile, pa.Sc
         headers.update(data[top:start])
     offsets = samples.offsets[cuts].tolist()
     file = described(source, "tar", np.diff(cuts).tolist(), data_bytes, headers.hexdigest(), offsets)
-    return file, pa.schema([(KEY_COLUMN, pa.large_string()), *((name, pa.large_binary()) for name in samples.fields)])
+    return file, pa.schema(
+        [(KEY_COLUMN, pa.large_string()), *((name, pa.large_binary()) for name in samples.field_counts)]
+    )
 
 
 def _named(error: WdsplitError, path: str) -> InputError:
