@@ -24,8 +24,7 @@ from wdsplit.engines.local import Engine
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, did_you_mean
 from wdsplit.fields.image_sizes import first_image_field
 from wdsplit.fields.sample_columns import own_columns
-from wdsplit.indexing.sample_rows import read_rows, typed_schema
-from wdsplit.indexing.sample_values import Recipe, as_types, joined_columns
+from wdsplit.indexing.sample_rows import Recipe, as_types, joined_columns, read_rows, typed_schema
 from wdsplit.shards.annotations import list_annotations
 from wdsplit.shards.files import write_samples_schema
 from wdsplit.shards.manifest import Manifest, Shard
