@@ -19,7 +19,6 @@ from click.testing import CliRunner
 from webdataset.tariterators import base_plus_ext
 
 from tables import files_below, is_pad_key, real_samples, tar_samples, write_table
-from wdsplit.checks.verify import verify
 from wdsplit.cli.main import cli
 from wdsplit.conversion.convert import convert
 from wdsplit.conversion.plan.options import ConvertOptions
@@ -311,10 +310,6 @@ def test_nothing_is_written_that_was_not_asked_for(table_path, dataset, tmp_path
         assert {name: all_files(dataset)[name] for name in more} == {name: one[name] for name in more}
 
 
-def test_verify_has_nothing_against_them(dataset):
-    assert verify(str(dataset)).problems == ()
-
-
 def test_any_number_of_jobs_writes_the_same_bytes(table_path, dataset, tmp_path):
     assert all_files(converted(table_path, tmp_path / "out", jobs=2)) == all_files(dataset)
 
@@ -429,15 +424,6 @@ def test_shards_of_nothing_but_pads_are_left_out(tmp_path):
     assert read_with_wids(folder, tmp_path / "cache") == real_samples(folder)
     ranks = printed_by(LOAD_WITH_ENERGON, folder, 2, 0)
     assert sorted(key for rank in ranks for key, _ in rank) == ["a", "b", "c"]
-
-
-def test_the_command_writes_what_emit_names(table_path, tmp_path):
-    arguments = ["convert", table_path, str(tmp_path / "out"), "--shards", "8", "--null", "omit", "--jobs", "1"]
-    ended = CliRunner().invoke(cli, [*arguments, "--emit", "wids,dali"])
-    assert ended.exit_code == 0, ended.output
-    assert (tmp_path / "out" / "wids.json").exists()
-    assert (tmp_path / "out" / "000007.idx").exists()
-    assert not (tmp_path / "out" / ".nv-meta").exists()
 
 
 @pytest.mark.parametrize("value", ["tfrecord", "wids,", "wids;dali", ""])

@@ -76,13 +76,6 @@ def selected_in_shards(rows):
     return [len(part) for part in np.split(rows, np.searchsorted(rows, np.cumsum(COUNTS)[:-1]))]
 
 
-def test_any_engine_and_number_of_jobs_write_the_same_bytes(dataset):
-    wdsplit.make_view(dataset, "one", where=WHERE, exclude=KEYS[:3])
-    wdsplit.make_view(dataset, "three", where=WHERE, exclude=KEYS[:3], jobs=3)
-    one, three = (open_storage(dataset).read(f"views/{name}.view") for name in ("one", "three"))
-    assert one == three
-
-
 def test_all_conditions_are_combined_and_told(dataset, tmp_path):
     (tmp_path / "bad.jsonl").write_text(
         "".join(json.dumps({"key": key}) + "\n" for key in (*KEYS[20:25], KEYS[20], "no"))
@@ -98,14 +91,6 @@ def test_all_conditions_are_combined_and_told(dataset, tmp_path):
         "exclude": {"from": str(tmp_path / "bad.jsonl"), "keys": 6, "duplicates": 1, "missing": 1},
     }
     assert sum(kept for kept, _ in made.classes["label"].values()) == made.stored.num_selected
-
-
-def test_a_dataset_that_was_converted_has_the_columns_of_its_table(tmp_path):
-    url = numbers_dataset(tmp_path, 50, shards=4, pad="repeat")
-    wdsplit.make_view(url, "v", where="cls >= 40")
-    assert wdsplit.list_views(url)["v"].num_selected == 10
-    rows = [sample["cls"] for sample in wdsplit.Dataset(url, view="v", shuffle=False, rank=0, world_size=1).decode()]
-    assert sorted(rows) == list(range(40, 50))
 
 
 @pytest.mark.parametrize("kind", ["list", "numpy", "parquet", "jsonl"])
@@ -143,13 +128,6 @@ def test_a_dataset_without_sample_tables_can_only_copy_a_view(dataset):
     write_view(storage, read_manifest(storage), "half", Selection.of_masks(masks), {})
     assert wdsplit.make_view(dataset, "again", view="half").classes == {}
     assert rows_in(dataset, "again") == rows_in(dataset, "half")
-
-
-def test_nothing_asked_and_invalid_names_are_refused_before_anything_is_read(tmp_path):
-    with pytest.raises(InputError, match="no condition for the view"):
-        wdsplit.make_view(tmp_path, "v")
-    with pytest.raises(InputError, match="invalid view name"):
-        wdsplit.make_view(tmp_path, "../v", where="x > 1")
 
 
 def test_a_view_that_keeps_nothing_is_stored_with_a_warning(dataset, caplog):
@@ -253,16 +231,6 @@ def test_a_process_that_is_killed_leaves_the_old_view(dataset, moment):
     assert (len(os.listdir(f"{dataset}/views")) > 2) == (moment == "rename")
     wdsplit.make_view(dataset, "v", where="row < 4", overwrite=True)
     assert rows_in(dataset, "v") == [0, 1, 2, 3]
-    assert os.listdir(f"{dataset}/views") == ["v.view"]
-
-
-def test_ctrl_c_leaves_the_old_view_and_says_so(dataset):
-    wdsplit.make_view(dataset, "v", where="row < 3")
-    process = start_script(STALL, dataset, "read")
-    assert process.stdout.readline() == "stalled\n"
-    os.kill(process.pid, signal.SIGINT)
-    process.communicate()
-    assert rows_in(dataset, "v") == [0, 1, 2]
     assert os.listdir(f"{dataset}/views") == ["v.view"]
 
 
@@ -373,24 +341,6 @@ def test_a_view_that_failed_leaves_no_folder(dataset):
     with pytest.raises(InputError, match="no column"):
         wdsplit.make_view(dataset, "w", where="scor > 1")
     assert list(wdsplit.list_views(dataset)) == ["v"]
-
-
-def test_help_begins_with_an_example():
-    assert view("--help").output.splitlines()[2:5] == [
-        "  Examples:",
-        "",
-        "    wdsplit view data/train good --where \"score > 0.5 and label != 'other'\"",
-    ]
-
-
-def test_of_many_classes_those_with_most_samples_are_shown(monkeypatch):
-    from wdsplit.cli.view import _class_table
-
-    classes = {f"class {number}": (number, 100) for number in range(30)}
-    lines = "\n".join(_class_table("label", classes)).splitlines()
-    assert lines[1].split()[:3] == ["class", "29", "29"]
-    assert len(lines) == 12
-    assert lines[-1] == "... and 20 more classes"
 
 
 # Checks

@@ -136,16 +136,6 @@ def test_an_item_lands_everywhere_equally_often(item):
     assert abs(chi_square - degrees) < 5 * math.sqrt(2 * degrees)
 
 
-def test_neighbours_and_epochs_are_not_correlated():
-    n = 4096
-    ranks = [np.argsort(permutation(n, 0, epoch, SHARDS)) for epoch in range(8)]
-    pairs = [(one, other) for one, other in itertools.combinations(ranks, 2)] + [
-        (rank[:-1], rank[1:]) for rank in ranks
-    ]
-    pairs += [(np.arange(n), rank) for rank in ranks]
-    assert max(abs(float(np.corrcoef(one, other)[0, 1])) for one, other in pairs) < 5 / math.sqrt(n)
-
-
 # Visits of a shard
 
 
@@ -178,13 +168,6 @@ def test_a_position_leads_to_the_same_sample_alone_or_among_others(order, data):
     assume(order.num_samples)
     positions = data.draw(st.lists(st.integers(0, order.num_positions + 20), max_size=10))
     assert located(order, positions) == [located(order, [position])[0] for position in positions]
-
-
-@given(orders())
-def test_pads_are_what_is_not_real(order):
-    assume(order.num_samples)
-    positions = np.arange(order.num_positions + 20)
-    assert (order.locate(positions).pad == ~order.is_real(positions)).all()
 
 
 @given(orders(st.sampled_from(["pad", "uneven"])))
@@ -224,12 +207,6 @@ def test_a_dataset_without_samples_has_no_positions(counts, tail):
     order = epoch_order(counts, tail=tail)
     assert (order.num_samples, order.num_positions) == (0, 0)
     assert located(order, []) == []
-
-
-def test_a_lane_that_has_ended_repeats_its_own_samples_from_the_last_on():
-    order = epoch_order([101, 100], tail="pad", lanes=2, shuffle=False)
-    assert not order.is_recut
-    assert located(order, [200, 201, 203, 401]) == [(0, 100, False), (1, 99, True), (1, 98, True), (1, 99, True)]
 
 
 def test_lanes_that_differ_by_more_than_one_per_cent_are_cut_again():

@@ -1,5 +1,4 @@
 import itertools
-from collections import Counter
 from fractions import Fraction
 
 import numpy as np
@@ -239,24 +238,6 @@ def test_a_lane_reads_a_source_from_front_to_back_and_in_each_epoch_one_lane_of_
 
 
 # With the sources' own orders
-
-
-@given(mixtures(), epochs, st.integers(1, 9))
-def test_with_the_sources_own_orders_each_sample_comes_once_an_epoch_of_its_source(mixture, epoch, shards):
-    sizes, counts, chosen = mixture
-    order = MixedOrder(*mixture, epoch)
-    seen = {source: Counter() for source in range(len(sizes))}
-    for quota in order.quotas(np.arange(order.num_positions)):
-        own_options = options(lanes=chosen.lanes, seed=source_seed(chosen.seed, quota.source))
-        own_counts = np.array([len(range(shard, sizes[quota.source], shards)) for shard in range(shards)])
-        own = EpochOrder(own_counts, own_options, quota.source_epoch, equal_lanes=True)
-        located = own.locate(quota.positions)
-        assert not located.pad.any()
-        samples = zip(located.shard.tolist(), located.sample.tolist(), strict=True)
-        seen[quota.source].update((quota.source_epoch, *sample) for sample in samples)
-    for source, count in enumerate(counts):
-        assert set(seen[source].values()) <= {1}
-        assert seen[source].total() == count
 
 
 @pytest.mark.parametrize("tail", ["pad", "drop", "uneven"])

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orders import TAILS, VIEWS, located, masks_of, options, slow_lanes, slow_visits, views
+from orders import VIEWS, located, masks_of, options, slow_lanes, slow_visits, views
 from wdsplit.checks.audit import AuditOptions, audit_order
-from wdsplit.checks.mixing import draw_batches, mixing
+from wdsplit.checks.mixing import draw_batches
 from wdsplit.errors import InputError
 from wdsplit.order.epoch import EpochOrder, Located
 from wdsplit.order.evened import evened
@@ -158,37 +158,10 @@ def test_samples_of_a_view_lead_back_to_their_positions(view):
     )
 
 
-def test_the_mixing_of_a_view_is_that_of_its_own_samples():
-    masks = masks_of("random", [64] * 8, 0)
-    selection = Selection.of_masks(masks)
-    orders = [EpochOrder(selection.counts, options(lanes=2), epoch, selection=selection) for epoch in (0, 1)]
-    steps = [{} for _ in orders]
-    for order, step_of in zip(orders, steps, strict=True):
-        for position, (shard, sample, _) in enumerate(located(order, np.arange(order.num_samples))):
-            step_of[shard, sample] = position // 8
-    samples = list(steps[0])
-    pairs = [(a, b) for a in samples for b in samples if a < b and steps[0][a] == steps[0][b]]
-    again = sum(steps[1][a] == steps[1][b] for a, b in pairs)
-    found = mixing(*orders, 8)
-    assert found.met_again / 7 == pytest.approx(again / len(pairs))
-
-
 def test_counts_must_be_those_of_the_selection():
     selection = Selection.of_masks(masks_of("every third", [9, 9], 0))
     with pytest.raises(InputError, match="counts"):
         EpochOrder(np.array([9, 9]), options(), 0, selection=selection)
-
-
-@pytest.mark.parametrize("kind", VIEWS)
-@pytest.mark.parametrize("tail", TAILS)
-def test_the_audit_of_a_view_finds_its_promises_kept(kind, tail):
-    masks = masks_of(kind, [40, 0, 31, 40], 1)
-    selection = Selection.of_masks(masks)
-    order = EpochOrder(selection.counts, options(tail, lanes=3), 2, selection=selection)
-    findings = list(audit_order(order, AuditOptions(world_size=2, num_workers=3, batch_size=4, tail=tail)))
-    assert all(finding.held for finding in findings)
-    (once,) = (finding for finding in findings if finding.promise == "exactly once")
-    assert once.evidence.startswith(f"{selection.num_samples:,} samples")
 
 
 def test_the_audit_of_a_view_finds_a_sample_that_is_not_selected():

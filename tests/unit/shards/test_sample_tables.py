@@ -82,12 +82,6 @@ def test_a_value_that_was_changed_is_refused(column, row, value):
     assert "other values" in refused(bytes(sink.getvalue()), schema=SCHEMA).found
 
 
-def test_some_columns_are_read_in_the_order_asked_for():
-    found = parse_samples(DATA, SHARD, ["caption", "__key__"], SCHEMA)
-    assert found.column_names == ["caption", "__key__"]
-    assert found["caption"].to_pylist() == ROWS["caption"].to_pylist()
-
-
 def test_with_more_pads_only_the_first_samples_are_given():
     found = parse_samples(DATA, dataclasses.replace(SHARD, num_pads=3), schema=SCHEMA)
     assert values(found) == values(ROWS.slice(0, 2))
@@ -250,12 +244,6 @@ def test_the_manifest_names_the_columns_and_their_classes():
     assert parsed.samples.equals(SCHEMA, check_metadata=True)
     assert names_of(parsed.samples) == {"label": ("cat", "dog")}
     assert parsed.fingerprint == MANIFEST.fingerprint
-
-
-def test_a_manifest_without_sample_tables_says_nothing_of_them():
-    header, table = dump_manifest(MANIFEST)
-    assert b'samples":' not in header.replace(b'"num_samples":', b"")
-    assert parse_manifest(header, table).samples is None
 
 
 KEY, NUM_BYTES = {"name": "__key__", "type": "string"}, {"name": "num_bytes", "type": "int64"}

@@ -22,8 +22,7 @@ from tars import (
     without_devices,
 )
 from wdsplit.errors import InputError
-from wdsplit.tar.headers import BLOCK_BYTES
-from wdsplit.tar.members import RECORD_BYTES, build_body, trailer_bytes
+from wdsplit.tar.members import build_body, trailer_bytes
 from wdsplit.tar.names import MAX_COMPONENT_BYTES, MAX_NAME_BYTES
 
 
@@ -66,14 +65,6 @@ def test_the_bytes_are_those_of_gnu_tar(tmp_path):
     options = ["--format=ustar", "--mtime=@0", "--owner=0", "--group=0", "--numeric-owner", "--mode=0644"]
     gnu_tar("-cf", "gnu.out", *options, *names, cwd=tmp_path)
     assert (tmp_path / "gnu.out").read_bytes() == built.data
-
-
-@given(st.integers(0, 10**12))
-def test_the_trailer_is_two_blocks_at_least_and_fills_a_record(body_bytes):
-    body_bytes -= body_bytes % BLOCK_BYTES
-    trailer = trailer_bytes(body_bytes)
-    assert 2 * BLOCK_BYTES <= trailer < 2 * BLOCK_BYTES + RECORD_BYTES
-    assert (body_bytes + trailer) % RECORD_BYTES == 0
 
 
 @given(archives(min_samples=2), st.data())
@@ -208,11 +199,6 @@ def test_bytes_that_lie_under_a_null_are_not_written():
     body = build_body(pa.array(["x", "y", "z"]), {"txt": values, "cls": binary([b"1"] * 3)})
     read = read_by_tarfile(b"".join(body.parts()[0]))
     assert read == [("x.txt", b"a"), ("x.cls", b"1"), ("y.cls", b"1"), ("z.txt", b"b"), ("z.cls", b"1")]
-
-
-@given(archives())
-def test_what_follows_the_last_sample_is_the_end_of_the_archive(built):
-    assert not any(built.data[int(built.offsets[-1]) :])
 
 
 @pytest.mark.parametrize("sizes", [[0, 1, 511], [20_000, 0, 100_000], [16_384] * 5])

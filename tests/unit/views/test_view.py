@@ -8,12 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import wdsplit
-from sampled import columns_of, keys_of, rows_of, sampled_dataset, without_samples
-from wdsplit.errors import CorruptDataError, InputError
+from sampled import columns_of, keys_of, rows_of, sampled_dataset
+from wdsplit.errors import InputError
 from wdsplit.order.selection import Selection
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import Field, Manifest, Shards, first_samples
-from wdsplit.shards.sample_tables import samples_path
 from wdsplit.shards.views import write_view
 from wdsplit.storage.local import LocalStorage
 from wdsplit.views import choosing
@@ -134,10 +133,6 @@ def test_a_condition_on_a_field_says_how_it_becomes_a_column(dataset, field, whe
     assert error.remedy.startswith(remedy)
 
 
-def test_keys_are_those_of_the_tar_or_those_before_they_were_escaped(dataset):
-    assert rows_in(dataset, keys=["img.5", "img_x2E10", "00000011"]) == [5, 10, 11]
-
-
 def test_keys_to_keep_that_no_sample_has_are_refused(dataset):
     error = refused(dataset, keys=["img.0", "nope", *(f"no-{n}" for n in range(9))])
     assert error.found == "10 of 11 keys without a sample: 'nope', 'no-0', 'no-1', 'no-2', 'no-3', ..."
@@ -178,40 +173,6 @@ def test_errors_of_conditions_are_those_of_where(dataset):
     assert "fails for some row" in refused(dataset, where="row * 9223372036854775807 > 0").cause
 
 
-def test_only_the_columns_that_are_named_are_read(dataset, monkeypatch):
-    read = []
-    monkeypatch.setattr(
-        SampleColumns,
-        "read",
-        lambda self, shard, names, read_all=SampleColumns.read: (
-            read.append(list(names)) or read_all(self, shard, names)
-        ),
-    )
-    rows_in(dataset, where="score > 1 and score < 2")
-    rows_in(dataset, where="score > 1", keys=[])
-    assert {tuple(names) for names in read} == {("score",), ("score", "__key__")}
-
-
-def test_a_dataset_without_sample_tables_says_how_to_make_them(tmp_path):
-    storage = LocalStorage(without_samples(sampled_dataset(tmp_path, (3, 2))))
-    opened = storage, read_manifest(storage)
-    for asked in ({"where": "row > 1"}, {"keys": ["img.0"]}, {"exclude": ["img.0"]}):
-        error = refused(opened, **asked)
-        assert "no sample tables" in error.cause
-        assert "wdsplit index" in error.remedy
-    write_view(*opened, "v", Selection.of_masks([[True, False, True], [False, False]]), {})
-    assert rows_in(opened, view="v") == [0, 2]
-
-
-def test_a_lost_sample_table_is_named(tmp_path):
-    storage = LocalStorage(sampled_dataset(tmp_path, (3, 2)))
-    opened = storage, read_manifest(storage)
-    storage.remove(samples_path("000001.tar"))
-    with pytest.raises(CorruptDataError) as caught:
-        resolve_view(*opened, where="row > 1")
-    assert "000001.tar" in caught.value.place
-
-
 def test_too_large_a_dataset_says_which_command_stores_the_view(dataset):
     command = f'wdsplit view {dataset[0].url} NAME --where "label == \'cat\'" --keys FILE --exclude "my bad.txt"'
     for limits in ({"max_shards": 3}, {"max_samples": 30}):
@@ -250,11 +211,3 @@ def test_columns_of_annotations_are_columns_too(tmp_path):
     with pytest.raises(InputError, match="samples have no column 'qality'") as caught:
         SampleColumns(*opened).read(2, ["qality"])
     assert "quality" in caught.value.remedy
-
-
-def test_a_view_of_another_version_of_the_dataset_is_refused(dataset):
-    storage, manifest = dataset
-    columns = {name: manifest.shards.table.column(name) for name in manifest.shards.table.column_names}
-    columns["checksum"] = pa.array([f"{text}0" for text in columns["checksum"].to_pylist()])
-    other = dataclasses.replace(manifest, shards=type(manifest.shards).of_columns(columns))
-    assert "view 'third' was made for other shards" in refused((storage, other), view="third").cause
