@@ -136,11 +136,20 @@ class AnnotateJob(Job):
         return np.asarray(cut_table(self.table, self.task_bytes))
 
     @cached_property
+    def key_cuts(self) -> Int64:
+        """Boundaries between the tasks that spill keys: shard numbers, from 0 to the number of shards."""
+        return self._cut_shards(_KEY_BYTES)
+
+    @cached_property
     def shard_cuts(self) -> Int64:
-        """Boundaries between groups of shards: shard numbers, from 0 to the number of shards."""
+        """Boundaries between the groups of shards whose tables a task writes, as in `key_cuts`."""
+        num_samples = int(self.shards.num_real.sum())
+        row_bytes = (self.table.data_bytes + num_samples * ROW_BYTES) // max(1, self.table.num_rows)
+        return self._cut_shards(min(row_bytes, self.task_bytes))
+
+    def _cut_shards(self, sample_bytes: int) -> Int64:
         num_real = self.shards.num_real
-        row_bytes = (self.table.data_bytes + int(num_real.sum()) * ROW_BYTES) // max(1, self.table.num_rows)
-        ends = np.cumsum(num_real * (_KEY_BYTES + min(row_bytes, self.task_bytes)) + _FILE_BYTES)
+        ends = np.cumsum(num_real * sample_bytes + _FILE_BYTES)
         total = int(ends[-1]) if len(ends) else 0
         cuts = np.searchsorted(ends, np.arange(self.task_bytes, total, self.task_bytes)) + 1
         return np.unique([0, *cuts.tolist(), len(num_real)])  # a larger shard is a group of its own
@@ -190,7 +199,7 @@ def join_partitions(job: AnnotateJob, engine: Engine, report: Callable[[Annotate
     keys: list[SortedRun] = []
     if len(known) < len(partitions):
         check_files(job.table, 0, job.table.num_rows)
-        num_keys = np.diff(np.append(0, np.cumsum(job.shards.num_real))[job.shard_cuts])
+        num_keys = np.diff(np.append(0, np.cumsum(job.shards.num_real))[job.key_cuts])
         of_rows = _run(job, engine, report, "rows", partial(_spill_rows, job), parse_runs, np.diff(job.row_cuts))
         of_keys = _run(job, engine, report, "keys", partial(_spill_keys, job), parse_runs, num_keys)
         rows, keys = ([run for runs in found for run in runs] for found in (of_rows, of_keys))
@@ -302,7 +311,7 @@ def _spill_keys(job: AnnotateJob, storage: Storage, tasks: range) -> Iterator[li
 
     for task in tasks:
         runs = RunWriter(storage, f"{job.spill_folder}/keys-{task:06d}", job.buffer_bytes)
-        shards = range(*job.shard_cuts[task : task + 2].tolist())
+        shards = range(*job.key_cuts[task : task + 2].tolist())
         read_keys = in_order(read, shards, _READ_AT_ONCE) if storage.has_latency else map(read, shards)
         for shard, keys in zip(shards, read_keys, strict=True):
             numbers = pa.array(np.full(len(keys), shard)), pa.array(np.arange(len(keys)))

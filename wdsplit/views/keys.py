@@ -75,14 +75,18 @@ class KeyList:
         """
         texts = keys.cast(pa.large_string()).combine_chunks()
         hashes = hash_keys(texts)
-        places, ends = (np.searchsorted(self.hashes, hashes, side) for side in ("left", "right"))
+        places = np.searchsorted(self.hashes, hashes)
         rows, numbers = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-        while len(near := np.flatnonzero(places < ends)):
+        near = np.arange(len(hashes))
+        while True:
+            near = near[places[near] < len(self.hashes)]
+            near = near[self.hashes[places[near]] == hashes[near]]
+            if not len(near):
+                return np.concatenate(rows), np.concatenate(numbers)
             same = pc.equal(texts.take(pa.array(near)), self.spellings.take(pa.array(places[near])))
             rows.append(near[same.to_numpy(zero_copy_only=False)])
             numbers.append(self.numbers[places[rows[-1]]])
-            places += 1
-        return np.concatenate(rows), np.concatenate(numbers)
+            places[near] += 1
 
 
 def read_keys(
