@@ -117,10 +117,10 @@ def decode_images(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow's, of odd files
         for first in range(0, len(mask), _SAMPLES_AT_ONCE):
-            place = WindowPlace(shard, first, min(len(mask), first + _SAMPLES_AT_ONCE))
-            window = read_windows([place], salvages=True)[0].window
+            samples = np.arange(first, min(len(mask), first + _SAMPLES_AT_ONCE))
+            window = next(read_windows([WindowPlace(shard, samples)], salvages=True)).block
             damage = window.fields.pop(DAMAGE, None)
-            for row in np.flatnonzero(mask[first : place.stop]).tolist():
+            for row in np.flatnonzero(mask[samples]).tolist():
                 if damage is not None and damage[row] is not None:
                     note(first + row, None, damage[row])
                     continue

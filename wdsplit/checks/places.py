@@ -16,7 +16,7 @@ from wdsplit.engines.local import in_order
 from wdsplit.errors import InputError
 from wdsplit.loading.reading.open_shard import OpenShard, open_shard
 from wdsplit.loading.reading.source import AnySource, Source
-from wdsplit.loading.reading.windows import WindowPlace, read_window, read_windows
+from wdsplit.loading.reading.windows import read_window
 from wdsplit.order.epoch import Located, groups
 from wdsplit.shards.manifest import Manifest
 from wdsplit.storage.interface import ReadableStorage
@@ -48,7 +48,7 @@ def samples_at(parts: tuple[Source, ...], places: Located) -> Iterator[dict[str,
 
     def read(place: tuple[int, int, int]) -> dict[str, Any]:
         part, shard, sample = place
-        return read_window(opened(part, shard), sample, sample + 1).take(0, 0, False)
+        return next(read_window(opened(part, shard), np.array([sample])).samples())
 
     rows = zip(places.source.tolist(), places.shard.tolist(), places.sample.tolist(), strict=True)
     threads = _SAMPLE_CONNECTIONS if any(storage.has_latency for storage in storages) else 1
@@ -93,8 +93,7 @@ def read_fields(
         listed = manifest.shards[int(shard[task[0]])]
         opened = open_shard(storage, listed, manifest.field_names, None if whole and storage.is_remote else fields)
         distinct, row_of = np.unique(sample[task], return_inverse=True)
-        place = WindowPlace(opened, int(distinct[0]), int(distinct[-1]) + 1, None, distinct)
-        window = read_windows([place])[0].window
+        window = read_window(opened, distinct)
         columns = (window.keys if name == "__key__" else window.fields.get(name) for name in fields)
         rows = row_of.tolist()
         return [

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -232,11 +233,13 @@ def _one_sample(dataset: str, key_or_index: str | int, output: str | None, as_js
     """Show one sample, or save its fields as files."""
     from wdsplit.checks.inspect import save_sample
     from wdsplit.loading.opening import open_dataset
-    from wdsplit.loading.reading.lookup import find_sample
+    from wdsplit.loading.reading.numbered import NumberedSamples
     from wdsplit.loading.reading.source import Access
 
     url, manifest, access = open_dataset(dataset, Access())
-    sample = find_sample(access.storage(url), manifest, key_or_index)
+    storage = access.storage(url)
+    opener = partial(access.open_directly, storage, manifest)
+    sample = NumberedSamples(storage, manifest, opener).sample(key_or_index)
     files = [] if output is None else save_sample(sample, output)
     if as_json:
         echo_json(_previews(sample) | ({"__files__": files} if files else {}))

@@ -274,7 +274,7 @@ def _parts(shard: OpenShard, num_real: int, recipe: Recipe, lost: Counter[str]) 
     while first < num_real:
         stop = int(np.searchsorted(offsets, offsets[first] + _BYTES_AT_ONCE, side="right")) - 1
         stop = min(max(stop, first + 1), first + _SAMPLES_AT_ONCE, num_real)
-        window = read_window(shard, first, stop)
+        window = read_window(shard, np.arange(first, stop))
         none = np.full(stop - first, None, object)
         payloads = {
             name: [None if payload is None else bytes(payload) for payload in window.fields.get(name, none)]

@@ -25,7 +25,7 @@ from wdsplit.loading.fluid import FluidPipeline
 from wdsplit.loading.iteration import Iteration
 from wdsplit.loading.opening import opened_source
 from wdsplit.loading.options import DatasetOptions, bad_samples_of, checked_options, with_flat_signature
-from wdsplit.loading.reading.lookup import find_sample
+from wdsplit.loading.reading.numbered import NumberedSamples
 from wdsplit.loading.reading.source import AnySource, Source
 from wdsplit.loading.second_split import refuse_counting_trainer, refuse_second_split, refuse_splitters
 from wdsplit.loading.stage_kinds import why_not_one_to_one
@@ -468,7 +468,7 @@ class Dataset(FluidPipeline):
         source = self._single("sample numbers")
         storage = source.storage()
         opener = partial(source.access.open_directly, storage, source.manifest)
-        return find_sample(storage, source.manifest, key_or_index, opener)
+        return NumberedSamples(storage, source.manifest, opener).sample(key_or_index)
 
     def preview(self, n: int = 12, seed: int | None = None) -> Preview:
         """Return some samples to look at, as they are stored: before any stage, and from all parts of the files.

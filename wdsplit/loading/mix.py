@@ -21,7 +21,7 @@ from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.mix_arguments import MixArguments, Path
 from wdsplit.loading.opening import open_dataset
 from wdsplit.loading.options import DatasetOptions, access_of, checked_options, with_flat_signature
-from wdsplit.loading.reading.block import Block, Gathered, Payloads
+from wdsplit.loading.reading.block import Block, gathered
 from wdsplit.loading.reading.read_ahead import Ahead
 from wdsplit.loading.reading.reader import BlockReader, SampleReader
 from wdsplit.loading.reading.source import Place, Source
@@ -236,15 +236,16 @@ class _MixedReader:
     def carry_out(self, plan: _MixedPlan) -> Block:
         """Return the samples of a plan; the field `__source__` names the dataset of each."""
         positions, quotas = plan
-        gathered = Gathered(len(positions))
+        parts = []
         for quota, reader, own in quotas:
             read, reused = reader.num_read, reader.num_reused
             block = reader.carry_out(own)
             self.num_read += reader.num_read - read
             self.num_reused += reader.num_reused - reused
-            fields: dict[str, Payloads | str] = {"__source__": self._sources[quota.source].url, **block.fields}
-            gathered.add(quota.rows, block.keys, block.urls, block.sizes, fields, {"__source__", *block.whole})
-        return gathered.block(positions, self._order.pads(positions))
+            names = np.full(len(block), self._sources[quota.source].url, object)
+            fields, whole = {"__source__": names, **block.fields}, {"__source__", *block.whole}
+            parts.append((quota.rows, replace(block, fields=fields, whole=whole), np.arange(len(block))))
+        return gathered(parts, positions, self._order.pads(positions))
 
     def _reader(self, number: int, epoch: int) -> SampleReader:
         key = number, epoch

@@ -20,8 +20,7 @@ from wdsplit.loading.epochs import SharedEpoch, checked_epoch
 from wdsplit.loading.fluid import FluidStages
 from wdsplit.loading.opening import open_dataset
 from wdsplit.loading.options import access_of, checked_options
-from wdsplit.loading.reading.lookup import checked_number, find_number, missing_key
-from wdsplit.loading.reading.numbered import NumberedSamples
+from wdsplit.loading.reading.numbered import NumberedSamples, checked_number, missing_key
 from wdsplit.loading.reading.source import Access, Source
 from wdsplit.loading.stage_kinds import why_not_one_to_one
 from wdsplit.loading.stages.randomness import at_epoch
@@ -89,7 +88,7 @@ class _Reader:
         """Return the number of the sample with a key; None if the view does not have it."""
         with self._lock:
             samples = self._opened()
-            number = find_number(samples, key)
+            number = samples.find(key)
             if self._chosen is None:
                 return number
             place = samples.numbers.places(np.array([number]))

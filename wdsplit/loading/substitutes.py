@@ -277,7 +277,8 @@ class _Samples:
         """
         place = self.place(position)
         is_pad = not self._order.is_real(np.array([position]))[0]
-        sample = read_window(self._shard(place).get(), place.sample, place.sample + 1).take(0, position, is_pad)
+        sample = next(read_window(self._shard(place).get(), np.array([place.sample])).samples())
+        sample["__position__"], sample["__pad__"] = position, bool(is_pad)
         if not place.fields:
             return sample
         own = {name: sample.pop(name) for name in ("__key__", "__url__", "__position__", "__pad__")}
@@ -295,7 +296,9 @@ class _Samples:
             storage = self._storage(source)
             shard = source.manifest.shards[place.shard]
             manifest, fields = source.manifest, source.fields
-            self._shards[key] = LazyShard(lambda: source.access.open_shard(storage, manifest, shard, fields))
+            self._shards[key] = LazyShard(
+                shard, lambda shard: source.access.open_shard(storage, manifest, shard, fields)
+            )
             if len(self._shards) > _SHARDS_OPEN:
                 self._shards.popitem(last=False)
         self._shards.move_to_end(key)

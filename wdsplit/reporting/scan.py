@@ -16,7 +16,8 @@ import xxhash
 
 from wdsplit.arrays import Float64, Int64
 from wdsplit.engines.local import in_order
-from wdsplit.loading.reading.windows import Window, read_window
+from wdsplit.loading.reading.block import Block
+from wdsplit.loading.reading.windows import read_window
 from wdsplit.order.epoch import hash_stream, permutation
 from wdsplit.reporting.payloads import MEASURES, kind_of, measure
 from wdsplit.reporting.subject import Subject
@@ -157,12 +158,12 @@ def scan(subject: Subject, max_bytes: int, seed: int) -> Scan:
     """
     runs, is_exact = planned_runs(subject, max_bytes, seed)
 
-    def read(run: Run) -> tuple[Window, Int64]:
+    def read(run: Run) -> tuple[Block, Int64]:
         selection = subject.selections[run.part]
         rows = np.arange(run.stop - run.first)
         if selection is not None:
             rows = np.flatnonzero(selection.mask(run.shard, run.first, run.stop))
-        return read_window(subject.open_shard(run.part, run.shard), run.first, run.stop), rows
+        return read_window(subject.open_shard(run.part, run.shard), np.arange(run.first, run.stop)), rows
 
     known = {each.name: each for manifest in subject.manifests for each in manifest.fields}
     payloads: dict[str, list[tuple[Any, ...]]] = {}

@@ -155,7 +155,7 @@ def test_a_cached_shard_is_the_one_of_the_dataset_with_a_file_on_the_disk(origin
         assert opened.file.path == origin.path(cache, 2)
         assert (opened.url, opened.places.offsets().tolist()) == (plain.url, plain.places.offsets().tolist())
         assert bytes_of(opened) == bytes_of(plain)
-        window, expected = (read_window(each, 3, 7) for each in (opened, plain))
+        window, expected = (read_window(each, np.arange(3, 7)) for each in (opened, plain))
         assert (list(window.keys), list(window.fields)) == (list(expected.keys), list(expected.fields))
     name = origin.path(cache, 2).name
     assert files_in(folder) == [name, f"{name}.places"]

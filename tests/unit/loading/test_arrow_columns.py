@@ -10,7 +10,7 @@ from wdsplit.engines.shared_memory import SharedMemory
 from wdsplit.errors import WdsplitError
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
-from wdsplit.loading.reading.block import Gathered, as_list, as_objects, flat, picked
+from wdsplit.loading.reading.block import Block, as_list, as_objects, flat, gathered
 from wdsplit.loading.stages.decoders import decode_sample_stage
 from wdsplit.loading.transport.collate import Column, collate, num_bytes, weave
 from wdsplit.loading.transport.shared_segments import Ring, Segments
@@ -100,18 +100,23 @@ def test_columns_of_arrow_are_decoded_as_lists_are(name, texts):
 # Gathering
 
 
+def block_of(values, whole):
+    keys, ones = as_objects([""] * len(values)), np.ones(len(values), np.int64)
+    return Block(keys, keys, ones, ones > 1, ones, {"f": values}, whole)
+
+
 def test_a_field_is_of_arrow_only_if_all_that_was_put_there_is():
     arrow, objects = pa.array([b"a", b"b", b"c"], pa.large_binary()), as_objects([b"d", None])
-    keys, sizes = as_objects(list("xyz")), np.ones(3, np.int64)
     for second, expected in (
         (pa.array([b"d", b"e"], pa.large_binary()), b"cadbe"),
         (objects, [b"c", b"a", b"d", b"b", None]),
     ):
-        gathered = Gathered(5)
-        gathered.add(np.array([3, 0, 1]), keys, "u", sizes, {"f": picked(arrow, np.array([1, 2, 0]))}, {"f"})
         whole = {"f"} if isinstance(second, pa.Array) else set()
-        gathered.add(np.array([2, 4]), keys[:2], "u", sizes[:2], {"f": second}, whole)
-        block = gathered.block(np.arange(5), np.zeros(5, np.bool_))
+        parts = [
+            (np.array([3, 0, 1]), block_of(arrow, {"f"}), np.array([1, 2, 0])),
+            (np.array([2, 4]), block_of(second, whole), np.arange(2)),
+        ]
+        block = gathered(parts, np.arange(5), np.zeros(5, np.bool_))
         payloads, is_lacking = block.payloads("f")
         assert payloads == (expected if isinstance(expected, list) else [bytes([value]) for value in expected])
         assert (is_lacking, isinstance(block.fields["f"], pa.Array)) == (not whole, bool(whole))

@@ -1,8 +1,10 @@
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wdsplit.loading.reading.block import Block, Gathered, Pending, as_objects
+from wdsplit.loading.reading.block import Block, Pending, as_objects, gathered
 
 SHARD = bytes(range(256))
 """What pending payloads are read from."""
@@ -93,13 +95,20 @@ def test_samples_of_many_bytes_are_made_a_few_at_a_time():
     assert reads == list(range(8))
 
 
-def test_a_field_of_a_gathered_block_is_whole_if_all_that_was_put_there_is():
-    gathered, text = Gathered(3), as_objects([b"1", b"2"])
-    fields = {"txt": text, "cls": text}
-    gathered.add(np.array([2, 0]), as_objects(["c", "a"]), "x.tar", np.array([2, 2]), fields, whole=["txt", "cls"])
-    lacking = {"txt": text[:1], "cls": as_objects([None])}
-    gathered.add(np.array([1]), as_objects(["b"]), "y.tar", np.array([1]), lacking, whole=["txt"])
-    block = gathered.block(np.arange(3), np.zeros(3, np.bool_))
+def test_a_field_of_a_gathered_block_is_whole_if_it_is_in_all_parts():
+    text, none = as_objects([b"1", b"2"]), np.zeros(3, np.bool_)
+
+    def part(rows, keys, url, fields, whole):
+        block = Block(
+            as_objects(keys), as_objects([url] * len(keys)), np.arange(len(keys)), none[:2], none[:2], fields, whole
+        )
+        return np.array(rows), replace(block, sizes=np.full(len(keys), 2)), np.arange(len(keys))
+
+    parts = [
+        part([2, 0], ["c", "a"], "x.tar", {"txt": text, "cls": text}, ["txt", "cls"]),
+        part([1], ["b"], "y.tar", {"txt": text[:1], "cls": as_objects([None])}, ["txt"]),
+    ]
+    block = gathered(parts, np.arange(3), none)
     assert set(block.whole) == {"txt"}
     assert [sample.get("cls") for sample in block.samples()] == [b"2", None, b"1"]
     assert [sample["__url__"] for sample in block.cut(1, 3).samples()] == ["y.tar", "x.tar"]

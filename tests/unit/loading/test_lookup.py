@@ -8,17 +8,21 @@ import pytest
 from made_datasets import converted, image_pixels, images_table, numbers_table, png_bytes, sized_dataset
 from tables import all_samples, is_pad_key
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, SampleNotFoundError
-from wdsplit.loading.reading import lookup
-from wdsplit.loading.reading.lookup import find_sample
+from wdsplit.loading.reading.numbered import NumberedSamples
 from wdsplit.loading.reading.open_shard import open_shard
 from wdsplit.shards.files import read_manifest
 from wdsplit.storage.opening import open_storage
 from wdsplit.tar.names import escape_key
 
 
-def found(path, key_or_index):
+def samples_of(path, opener=open_shard, **changes):
     storage = open_storage(path)
-    return find_sample(storage, read_manifest(storage), key_or_index)
+    manifest = dataclasses.replace(read_manifest(storage), **changes)
+    return NumberedSamples(storage, manifest, partial(opener, storage, names=manifest.field_names))
+
+
+def found(path, key_or_index, opener=open_shard, **changes):
+    return samples_of(path, opener, **changes).sample(key_or_index)
 
 
 @pytest.fixture(scope="module")
@@ -34,16 +38,15 @@ def images(tmp_path_factory):
 
 
 @pytest.fixture
-def opened(monkeypatch):
-    """Return the list of the shards that are opened from now on."""
+def opened():
+    """Return what opens shards, and the list of those that it has opened."""
     paths = []
 
     def noted(storage, shard, names):
         paths.append(shard.path)
         return open_shard(storage, shard, names)
 
-    monkeypatch.setattr(lookup, "open_shard", noted)
-    return paths
+    return noted, paths
 
 
 def real_samples_in_order(path):
@@ -68,8 +71,7 @@ def test_a_sample_is_a_dict_of_its_fields_and_of_what_is_known_of_it(numbers):
 @pytest.mark.parametrize("name", ["numbers", "shuffled", "images"])
 def test_every_sample_is_found_by_its_number_from_both_ends_and_by_its_key(name, request):
     path = request.getfixturevalue(name)
-    storage, samples = open_storage(path), real_samples_in_order(path)
-    find = partial(find_sample, storage, read_manifest(storage))
+    samples, find = real_samples_in_order(path), samples_of(path).sample
     for number, (key, fields) in enumerate(samples):
         sample = find(number)
         assert (sample["__key__"], sample["__position__"], sample["__pad__"]) == (key, number, False)
@@ -100,30 +102,31 @@ def test_the_number_may_be_one_of_numpys(numbers, index):
 
 
 def test_a_key_among_keys_that_rise_is_found_in_a_few_shards(tmp_path, opened):
+    opener, paths = opened
     path = sized_dataset(tmp_path, [3] * 200, lanes=2, window=2)
-    assert found(path, "00000400")["cls"] == b"400"
-    assert len(opened) <= 10
+    assert found(path, "00000400", opener)["cls"] == b"400"
+    assert len(paths) <= 10
 
 
 def test_a_number_opens_one_shard(numbers, opened):
-    assert found(numbers, -1)["cls"] == b"100"
-    assert opened == ["000006.tar"]
+    opener, paths = opened
+    assert found(numbers, -1, opener)["cls"] == b"100"
+    assert paths == ["000006.tar"]
 
 
 def test_a_key_that_does_not_stand_in_its_place_is_looked_for_shard_by_shard_up_to_it(shuffled, opened):
-    samples, storage = real_samples_in_order(shuffled), open_storage(shuffled)
-    manifest = dataclasses.replace(read_manifest(storage), samples=None)
-    assert find_sample(storage, manifest, samples[20][0])["__position__"] == 20
-    tried = len(opened)
-    assert {*opened[:tried]} >= {"000000.tar", "000001.tar"}
-    assert find_sample(storage, manifest, samples[100][0])["__position__"] == 100
-    assert {*opened[tried:]} == {f"{shard:06d}.tar" for shard in range(7)}
+    samples, (opener, paths) = real_samples_in_order(shuffled), opened
+    assert found(shuffled, samples[20][0], opener, samples=None)["__position__"] == 20
+    tried = len(paths)
+    assert {*paths[:tried]} >= {"000000.tar", "000001.tar"}
+    assert found(shuffled, samples[100][0], opener, samples=None)["__position__"] == 100
+    assert {*paths[tried:]} == {f"{shard:06d}.tar" for shard in range(7)}
 
 
 def test_sample_tables_spare_the_headers_of_shards(shuffled, opened):
-    samples = real_samples_in_order(shuffled)
-    assert found(shuffled, samples[100][0])["__position__"] == 100
-    assert len(set(opened)) == len(opened) <= 4  # of the bisection, and its own
+    samples, (opener, paths) = real_samples_in_order(shuffled), opened
+    assert found(shuffled, samples[100][0], opener)["__position__"] == 100
+    assert len(set(paths)) == len(paths) <= 4  # of the bisection, and its own
 
 
 # What is not there

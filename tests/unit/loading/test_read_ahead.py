@@ -5,6 +5,7 @@ import random
 import signal
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import pytest
 import wdsplit.loading.reading.read_ahead as module
 from tables import DEADLINE_S, wait_until
 from wdsplit.errors import StorageError
-from wdsplit.loading.reading import ranges
+from wdsplit.loading.reading import segments
 from wdsplit.loading.reading.read_ahead import Ahead, FetchRange, LazyShard, num_requests
 from wdsplit.loading.reading.reader import read_blocks
 from wdsplit.loading.reading.source import Access
@@ -56,18 +57,22 @@ class Shard:
 
     def ranges(self, samples):
         begins = np.arange(NUM_SAMPLES)[samples] * SAMPLE_BYTES
-        return ranges.ranges_to_read(begins, begins + SAMPLE_BYTES)
+        _, *cuts = segments.ranges_of(begins, begins + SAMPLE_BYTES, np.zeros(len(samples), np.int64))
+        return list(zip(*cuts, strict=True))
 
     def check_dataset(self):
         """Do nothing: it is never overwritten."""
 
 
+LISTED = SimpleNamespace(num_samples=NUM_SAMPLES, num_bytes=NUM_SAMPLES * SAMPLE_BYTES)
+
+
 def lazy(file):
-    return LazyShard(lambda: Shard(file))
+    return LazyShard(LISTED, lambda listed: Shard(file))
 
 
 def wanted(shard, *windows):
-    return [FetchRange(shard, first, stop, (stop - first) * SAMPLE_BYTES) for first, stop in windows]
+    return [FetchRange(shard, np.arange(first, stop)) for first, stop in windows]
 
 
 def expected(first, stop):
@@ -88,11 +93,10 @@ def test_what_lies_side_by_side_is_one_request():
 
 @pytest.mark.parametrize(("min_gap", "reads"), [(0, [(0, 200), (300, 300), (900, 300)]), (400, [(0, 600), (900, 300)])])
 def test_chosen_samples_of_windows_side_by_side_are_fetched_without_large_gaps(monkeypatch, min_gap, reads):
-    monkeypatch.setattr(ranges, "MIN_GAP_BYTES", min_gap)
+    monkeypatch.setattr(segments, "MIN_GAP_BYTES", min_gap)
     file = Remote()
     shard = lazy(file)
-    chosen = [(0, 4, np.array([0, 1, 3])), (4, 6, None), (9, 12, None)]
-    windows = [FetchRange(shard, first, stop, 300, some) for first, stop, some in chosen]
+    windows = [FetchRange(shard, np.array(chosen)) for chosen in ([0, 1, 3], [4, 5], [9, 10, 11])]
     ahead = Ahead(10_000, 10_000, 1)
     fetches = ahead.fetch(windows)
     parts = [(0, 2), (3, 4)] if min_gap == 0 else [(0, 4)]
@@ -182,11 +186,11 @@ def test_an_error_is_raised_to_whoever_wants_what_could_not_be_fetched():
 def test_a_shard_is_opened_once_and_its_error_kept():
     calls = []
 
-    def opener():
+    def opener(listed):
         calls.append(None)
         raise StorageError("no such shard", place="x")
 
-    shard = LazyShard(opener)
+    shard = LazyShard(LISTED, opener)
     ahead = Ahead(10_000, 10_000, 2)
     for fetch in ahead.fetch(wanted(shard, (0, 4), (8, 12))):
         with pytest.raises(StorageError, match="no such shard"):
@@ -276,14 +280,14 @@ def test_a_forked_process_reads_by_itself_what_threads_of_its_parent_were_fetchi
     file, opening = Remote(), threading.Event()
     file.may_read.clear()
 
-    def opener():
+    def opener(listed):
         if not is_child:
             opening.set()
             assert may_open.wait(DEADLINE_S)
         return Shard(file)
 
     is_child, may_open = False, threading.Event()
-    ahead, shard = Ahead(400, 10_000, 2), LazyShard(opener)
+    ahead, shard = Ahead(400, 10_000, 2), LazyShard(LISTED, opener)
     fetches = ahead.fetch(wanted(shard, (0, 4), (8, 12)))
     assert opening.wait(DEADLINE_S)
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tars import FIELDS, archives, by_tarfile
 from wdsplit.errors import CorruptDataError
-from wdsplit.loading.reading import open_shard as open_shard_module
+from wdsplit.loading.reading import segments as segments_module
 from wdsplit.loading.reading import windows as windows_module
 from wdsplit.loading.reading.open_shard import open_shard
 from wdsplit.loading.reading.windows import DAMAGE, Scratch, WindowPlace, read_window, read_windows
@@ -34,7 +34,7 @@ reading = pytest.mark.parametrize("is_large", [False, True], ids=["at once", "he
 def as_large(is_large):
     """Let samples be taken for large ones, whatever their size."""
     limit = 0 if is_large else 16_384
-    modules = open_shard_module, windows_module
+    modules = segments_module, windows_module
     with patch.object(modules[0], "SMALL_SAMPLE_BYTES", limit), patch.object(modules[1], "SMALL_SAMPLE_BYTES", limit):
         yield
 
@@ -60,15 +60,15 @@ def written(folder, samples, name="a", fields=FIELDS, lead="dir/key_00"):
     return open_shard(storage, shard, tuple(fields))
 
 
-def samples_in(window, rows):
-    return [window.take(row, place, False) for place, row in enumerate(rows)]
+def samples_in(block, first, stop):
+    return list(block.cut(first, stop).samples())
 
 
 def samples_of_each(places, **options):
     """Return the samples of each of some windows that are read together."""
-    sizes = [place.num_samples for place in places]
+    sizes = [len(place.samples) for place in places]
     parts = read_windows(places, **options)
-    return [samples_in(window, range(first, first + size)) for (window, first), size in zip(parts, sizes, strict=True)]
+    return [samples_in(block, first, first + size) for (block, first), size in zip(parts, sizes, strict=True)]
 
 
 def fetched(place):
@@ -83,10 +83,10 @@ def fields_of(samples):
 
 
 def chosen_of(data, first, stop):
-    """Draw which samples of a window are read: the first, the last and some of those between; None for all."""
+    """Draw which samples of a window are read: all, or the first, the last and some of those between."""
     between = data.draw(st.none() | st.lists(st.booleans(), min_size=stop - first, max_size=stop - first))
     if between is None:
-        return None
+        return np.arange(first, stop)
     return np.array([s for s, kept in enumerate(between, first) if kept or s in (first, stop - 1)])
 
 
@@ -114,8 +114,8 @@ def test_windows_read_together_alone_or_after_fetching_are_what_was_written(
         first = data.draw(st.integers(0, len(members) - 1))
         stop = data.draw(st.integers(first + 1, len(members)))
         chosen = chosen_of(data, first, stop)
-        places.append(WindowPlace(shard.narrowed(requested), first, stop, None, chosen))
-        rows = range(first, stop) if chosen is None else chosen.tolist()
+        places.append(WindowPlace(shard.narrowed(requested), chosen))
+        rows = chosen.tolist()
         own = [{k: v for k, v in members[row].items() if requested is None or k in requested} for row in rows]
         expected.append([((lead or "dir/key_00") + str(row), values) for row, values in zip(rows, own, strict=True)])
     everything = [(places, expected), *(([place], [samples]) for place, samples in zip(places, expected, strict=True))]
@@ -127,6 +127,7 @@ def test_windows_read_together_alone_or_after_fetching_are_what_was_written(
                     assert [sample["__key__"] for sample in samples] == [key for key, _ in own]
                     assert fields_of(samples) == [values for _, values in own]
                     assert {sample["__url__"] for sample in samples} <= {place.shard.url}
+                    assert [sample["__position__"] for sample in samples] == place.samples.tolist()
 
 
 SAMPLES = [{"jpg": bytes([number]) * 700, "cls": b"%d" % number} for number in range(3)]
@@ -143,30 +144,32 @@ def test_a_changed_sample_is_noticed_and_only_it_is_damaged(tmp_path, is_large, 
     offset = 130 if is_large and not is_fetched else 600
     data[offsets[row] + offset] ^= 1
     (tmp_path / "a.tar").write_bytes(data)
-    place = WindowPlace(shard, 0, 3)
+    place = WindowPlace(shard, np.arange(3))
     place = fetched(place) if is_fetched else place
     with as_large(is_large):
         with pytest.raises(CorruptDataError, match="a sample was changed") as caught:
-            read_windows([place])
+            list(read_windows([place]))
         assert (caught.value.url, caught.value.offset) == (shard.url, offsets[row])
-        (window, _), *_ = read_windows([fetched(place) if is_fetched else place], salvages=True)
+        (window, _), *_ = read_windows([place], salvages=True)
     damage = window.fields[DAMAGE].tolist()
     assert [each is not None for each in damage] == [number == row for number in range(3)]
     good = [number for number in range(3) if number != row]
-    assert fields_of(samples_in(window, good)) == [SAMPLES[number] for number in good]
+    assert [fields_of(samples_in(window, number, number + 1)) for number in good] == [
+        [SAMPLES[number]] for number in good
+    ]
 
 
 @pytest.mark.parametrize("byte", [1, 130, 150], ids=["name", "size", "checksum"])
 def test_of_single_fields_of_large_samples_the_headers_are_compared(tmp_path, byte):
     samples = [{"jpg": bytes(20_000), "cls": b"%d" % number} for number in range(3)]
     shard = written(tmp_path, samples, fields=["jpg", "cls"]).narrowed(["cls"])
-    header = int(shard.segments(slice(1, 2)).begins[0])
+    header = int(shard.segments(np.array([1])).begins[0])
     data = bytearray((tmp_path / "a.tar").read_bytes())
     data[header + byte] ^= 1
     (tmp_path / "a.tar").write_bytes(data)
     with pytest.raises(CorruptDataError, match="a sample was changed"):
-        read_window(shard, 0, 3)
-    (window, _), *_ = read_windows([WindowPlace(shard, 0, 3)], salvages=True)
+        read_window(shard, np.arange(3))
+    (window, _), *_ = read_windows([WindowPlace(shard, np.arange(3))], salvages=True)
     assert [each is not None for each in window.fields[DAMAGE].tolist()] == [False, True, False]
     assert window.fields["cls"].tolist() == [b"0", None, b"2"]
 
@@ -181,7 +184,7 @@ def test_another_copy_replaces_a_damaged_one(tmp_path, is_large):
     opened = []
     shard = dataclasses.replace(shard, again=lambda: opened.append(1) or good)
     with as_large(is_large):
-        assert fields_of(samples_of_each([WindowPlace(shard, 0, 3)])[0]) == SAMPLES
+        assert fields_of(samples_of_each([WindowPlace(shard, np.arange(3))])[0]) == SAMPLES
     assert opened == [1]
 
 
@@ -194,9 +197,9 @@ def test_a_shard_that_becomes_shorter_while_it_is_read_is_noticed(tmp_path, is_l
     with as_large(is_large):
         if not salvages:
             with pytest.raises(CorruptDataError, match="shorter"):
-                read_window(shard, 0, 3)
+                read_window(shard, np.arange(3))
             return
-        window = read_windows([WindowPlace(shard, 0, 3)], salvages=True)[0].window
+        window = next(read_windows([WindowPlace(shard, np.arange(3))], salvages=True)).block
     assert [each is not None for each in window.fields[DAMAGE].tolist()] == [False, False, True]
 
 
@@ -206,7 +209,7 @@ def test_the_hash_of_large_samples_is_compared_if_that_is_requested(tmp_path):
     data[600] ^= 1
     (tmp_path / "a.tar").write_bytes(data)
     with as_large(True), pytest.raises(CorruptDataError, match="a sample was changed"):
-        read_window(shard, 0, 3)
+        read_window(shard, np.arange(3))
 
 
 @pytest.mark.parametrize("format", [tarfile.USTAR_FORMAT, tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
@@ -218,7 +221,7 @@ def test_samples_in_tars_of_others_are_read_whatever_their_headers(tmp_path, for
     data = by_tarfile([(lead + name, name.encode() * 300) for name in names], format, mtime=1.5)
     shard = open_tar(tmp_path, data[: scan_tar(memoryview(data)).end])
     with as_large(is_large):
-        samples = samples_of_each([WindowPlace(shard, 0, 3)])[0]
+        samples = samples_of_each([WindowPlace(shard, np.arange(3))])[0]
     assert [sample["__key__"] for sample in samples] == [lead.removeprefix("./") + key for key in "abc"]
     assert fields_of(samples) == [{f: f"{key}.{f}".encode() * 300 for f in ("jpg", "cls")} for key in "abc"]
 
@@ -232,7 +235,7 @@ def test_of_large_samples_only_the_requested_fields_are_read(tmp_path):
         "read_into",
         lambda file, buffer, offset: read.append(len(buffer)) or real(file, buffer, offset),
     ):
-        assert fields_of(samples_of_each([WindowPlace(shard, 0, 3)])[0]) == [{"cls": b"7"}] * 3
+        assert fields_of(samples_of_each([WindowPlace(shard, np.arange(3))])[0]) == [{"cls": b"7"}] * 3
     assert read == [1024] * 3
 
 

@@ -6,10 +6,10 @@ Small payloads of a reader `as_arrow` are in Arrow arrays, without an object for
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,16 +21,14 @@ __all__ = [
     "Block",
     "ByteSource",
     "Columns",
-    "Gathered",
     "Objects",
     "Payloads",
     "Pending",
-    "Picked",
     "as_list",
     "as_objects",
     "flat",
+    "gathered",
     "head",
-    "picked",
 ]
 
 Objects = npt.NDArray[np.object_]
@@ -113,27 +111,6 @@ def flat(values: Any) -> tuple[Int64, npt.NDArray[np.uint8]]:
     _, offsets, data = values.buffers()
     cuts = np.frombuffer(offsets, np.int64)[values.offset : values.offset + len(values) + 1]
     return cuts - cuts[0], np.frombuffer(data or b"", np.uint8)[cuts[0] : cuts[-1]]
-
-
-class Picked(NamedTuple):
-    """Some values of an array.
-
-    Attributes:
-        values: The whole array.
-        places: int64 of shape (n,): the indices of the picked values.
-    """
-
-    values: pa.LargeBinaryArray
-    places: Int64
-
-
-def picked(payloads: Payloads, places: Int64) -> Objects | Picked:
-    """Return some payloads. Arrow payloads are copied only if few are picked, because `Gathered` copies them again."""
-    if not isinstance(payloads, pa.Array):
-        return payloads[places]
-    if 2 * len(places) >= len(payloads):
-        return Picked(payloads, places)
-    return Picked(payloads.take(pa.array(places)), np.arange(len(places)))
 
 
 @dataclass(frozen=True)
@@ -251,69 +228,44 @@ class Block:
         return values, type(None) in kinds
 
 
-class Gathered:
-    """Builds a block from parts: samples of several windows or sources.
+def gathered(parts: Sequence[tuple[Int64, Block, Int64]], positions: Int64, pads: npt.NDArray[np.bool_]) -> Block:
+    """Return the samples at some positions, collected from several blocks.
 
     Args:
-        size: Samples of the block.
+        parts: The rows that each block fills, int64 of shape (m,); the block; and where their samples are in it.
+        positions: int64 of shape (n,).
+        pads: bool of shape (n,).
     """
+    keys, urls, sizes = (np.empty(len(positions), kind) for kind in (object, object, np.int64))
+    names = dict.fromkeys(name for _, block, _ in parts for name in block.fields)
+    for rows, block, places in parts:
+        keys[rows], urls[rows], sizes[rows] = block.keys[places], block.urls[places], block.sizes[places]
+    fields = {
+        name: _gathered(
+            [(rows, block.fields[name], places) for rows, block, places in parts if name in block.fields],
+            len(positions),
+        )
+        for name in names
+    }
+    whole = {name for name in names if all(name in block.whole for _, block, _ in parts)}
+    return Block(keys, urls, positions, pads, sizes, fields, whole)
 
-    def __init__(self, size: int) -> None:
-        self._keys, self._urls = np.empty(size, object), np.empty(size, object)
-        self._sizes = np.zeros(size, np.int64)
-        self._fields: dict[str, Objects] = {}
-        self._picked: dict[str, list[tuple[Int64, Picked]]] = {}
-        self._num_whole: dict[str, int] = {}
 
-    def add(
-        self,
-        rows: Int64,
-        keys: Objects,
-        urls: Objects | str,
-        sizes: Int64,
-        fields: Mapping[str, Payloads | Picked | str],
-        whole: Collection[str] = (),
-    ) -> None:
-        """Put m samples into the given rows.
-
-        Args:
-            rows: int64 of shape (m,).
-            keys: object of shape (m,).
-            urls: object of shape (m,), or one value for all; so are the fields.
-            sizes: int64 of shape (m,).
-            fields: As in `Block`.
-            whole: As in `Block`.
-        """
-        self._keys[rows], self._urls[rows], self._sizes[rows] = keys, urls, sizes
-        for name, payloads in fields.items():
-            if isinstance(payloads, pa.Array):
-                payloads = Picked(payloads, np.arange(len(rows)))
-            if isinstance(payloads, Picked):
-                self._picked.setdefault(name, []).append((rows, payloads))
-            else:
-                self._put(name, rows, payloads)
-            self._num_whole[name] = self._num_whole.get(name, 0) + (len(rows) if name in whole else 0)
-
-    def _put(self, name: str, rows: Int64, payloads: Objects | str) -> None:
-        if name not in self._fields:
-            self._fields[name] = np.empty(len(self._keys), object)
-        self._fields[name][rows] = payloads
-
-    def _joined(self, name: str) -> Payloads:
-        """Return the payloads of a field: an Arrow array if all parts are."""
-        parts = self._picked.get(name, [])
-        if parts and name not in self._fields and sum(len(rows) for rows, _ in parts) == len(self._keys):
-            places, begin = np.empty(len(self._keys), np.int64), 0
-            for rows, part in parts:
-                places[rows] = begin + part.places
-                begin += len(part.values)
-            return pa.concat_arrays([part.values for _, part in parts]).take(pa.array(places))
-        for rows, part in parts:
-            self._put(name, rows, part.values.to_numpy(zero_copy_only=False)[part.places])
-        return self._fields[name]
-
-    def block(self, positions: Int64, pads: npt.NDArray[np.bool_]) -> Block:
-        """Return the block of the samples at these positions."""
-        whole = {name for name, count in self._num_whole.items() if count == len(self._keys)}
-        fields = {name: self._joined(name) for name in self._num_whole}
-        return Block(self._keys, self._urls, positions, pads, self._sizes, fields, whole)
+def _gathered(parts: list[tuple[Int64, Payloads, Int64]], size: int) -> Payloads:
+    """Return the payloads of a field: an Arrow array if all of them are in Arrow arrays."""
+    if all(isinstance(values, pa.Array) for _, values, _ in parts) and sum(len(rows) for rows, _, _ in parts) == size:
+        chunks, order, begin = [], np.empty(size, np.int64), 0
+        for rows, values, places in parts:
+            if 2 * len(places) < len(values):  # else one copy of all is cheaper than two of some
+                values, places = values.take(pa.array(places)), np.arange(len(places))
+            chunks.append(values)
+            order[rows] = begin + places
+            begin += len(values)
+        return pa.concat_arrays(chunks).take(pa.array(order))
+    objects = np.empty(size, object)
+    for rows, values, places in parts:
+        if isinstance(values, pa.Array):
+            objects[rows] = values.take(pa.array(places)).to_numpy(zero_copy_only=False)
+        else:
+            objects[rows] = values[places]
+    return objects

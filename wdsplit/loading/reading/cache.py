@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import xxhash
 
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, WdsplitError
@@ -306,7 +307,7 @@ def _check_all(file: CachedFile) -> None:
     names = tuple(map(str, range(places.num_fields)))
     shard = OpenShard(str(file.path), file, places, names, verifies=True)
     for first in range(0, places.num_samples, _SAMPLES_AT_ONCE):
-        read_window(shard, first, min(places.num_samples, first + _SAMPLES_AT_ONCE))
+        read_window(shard, np.arange(first, min(places.num_samples, first + _SAMPLES_AT_ONCE)))
 
 
 def _checksum(

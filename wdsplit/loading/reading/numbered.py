@@ -1,31 +1,36 @@
-"""Samples of a dataset read by their numbers, in any order and any number at a time.
+"""Samples of a dataset by their numbers or keys, in any order and any number at a time.
 
-A number counts through the shards in their order, pads left out. No order and no epoch is involved.
+A number counts through the shards in their order, pads left out. No order and no epoch is involved. There is no index
+of keys. Keys of a converted dataset rise, unless its rows were shuffled or have keys of their own: so a key is searched
+for by bisection first, then shard by shard.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import bisect
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from wdsplit.arrays import Int64
-from wdsplit.loading.reading.block import Block, Gathered
+from wdsplit.errors import InputError, SampleNotFoundError
+from wdsplit.loading.reading.block import Block, gathered
 from wdsplit.loading.reading.open_shard import OpenShard
 from wdsplit.loading.reading.process_limits import allow_open_files, keep_freed_memory
 from wdsplit.loading.reading.read_ahead import Ahead, FetchRange, LazyShard
-from wdsplit.loading.reading.windows import Scratch, WindowPlace, read_window, read_windows
+from wdsplit.loading.reading.windows import Scratch, WindowPlace, expect, read_window, read_windows
 from wdsplit.order.epoch import groups
 from wdsplit.order.numbers import SampleNumbers
+from wdsplit.order.split import whole
 from wdsplit.shards.manifest import Manifest, Shard
 from wdsplit.shards.sample_tables import KEY, read_samples
 from wdsplit.storage.interface import ReadableStorage
+from wdsplit.tar.names import ambiguous_key, escape_key, unescape_key
 
-__all__ = ["NumberedSamples"]
+__all__ = ["NumberedSamples", "checked_number", "missing_key"]
 
 _OPEN_SHARDS = 1024
 """The most recently used shards stay open: opening one costs more than reading a sample of 100 kB."""
@@ -38,7 +43,7 @@ _KEYS_BYTES = 256 * 1024**2
 
 
 class NumberedSamples:
-    """The samples of a dataset by their numbers.
+    """The samples of a dataset by their numbers and keys.
 
     Args:
         storage: Where the dataset is.
@@ -48,7 +53,6 @@ class NumberedSamples:
 
     Attributes:
         numbers: Their numbers, and their places in the shards.
-        keys_rise: Whether keys may rise with the numbers; False once a search has found one out of order.
     """
 
     def __init__(
@@ -58,14 +62,13 @@ class NumberedSamples:
         opener: Callable[[Shard], OpenShard],
         ahead: Ahead | None = None,
     ) -> None:
-        self.storage = storage
-        self._opener = opener
-        self._manifest = manifest
         self.numbers = SampleNumbers(manifest.shards.num_real)
-        self.keys_rise = True
+        self._storage = storage
+        self._manifest = manifest
         self._ahead = ahead
         self._scratch = Scratch()
-        self._shards: OrderedDict[int, tuple[Shard, LazyShard]] = OrderedDict()
+        self._shard = lru_cache(_OPEN_SHARDS)(lambda number: LazyShard(manifest.shards[number], opener))
+        self._keys_rise = True
         self._keys: dict[int, pa.StringArray] = {}
         allow_open_files(min(_OPEN_SHARDS, len(manifest.shards)) + _SHARDS_TOGETHER)
         keep_freed_memory()
@@ -83,90 +86,102 @@ class NumberedSamples:
         """
         distinct, row = np.unique(numbers, return_inverse=True)
         samples: list[dict[str, Any]] = []
+        shards, _ = self.numbers.places(distinct)
+        nth = np.cumsum(np.diff(shards, prepend=shards[:1]) != 0)
+        part = nth // _SHARDS_TOGETHER * len(distinct) + np.arange(len(distinct)) // _SAMPLES_TOGETHER
         try:
-            for some in self._together(distinct):
-                samples += self._block(some).samples()
+            for _, rows in groups(part):
+                samples += self._block(distinct[rows]).samples()
         except BaseException:
-            self._shards.clear()  # one that could not be opened is opened anew the next time
+            self._shard.cache_clear()  # one that could not be opened is opened anew the next time
             raise
         if len(distinct) == len(numbers):
             return [samples[place] for place in row.tolist()]
         return [dict(samples[place]) for place in row.tolist()]  # stages may change one of them
 
-    def _together(self, numbers: Int64) -> Iterator[Int64]:
-        """Cut rising numbers into parts, each of a limited number of shards and samples."""
-        shards, _ = self.numbers.places(numbers)
-        nth = np.cumsum(np.diff(shards, prepend=shards[:1]) != 0)
-        part = nth // _SHARDS_TOGETHER * len(numbers) + np.arange(len(numbers)) // _SAMPLES_TOGETHER
-        return (numbers[rows] for _, rows in groups(part))
-
     def _block(self, numbers: Int64) -> Block:
         """Return the samples with some rising numbers."""
-        rows, ranges = [], []
         shards, places = self.numbers.places(numbers)
-        for shard, of_shard in groups(shards):
-            for some in self._cut(shard, of_shard, places[of_shard]):
-                rows.append(some)
-                ranges.append(self._range(shard, places[some]))
-        windows = self._windows(ranges)
-        gathered = Gathered(len(numbers))
-        for part, each in zip(read_windows(windows, self._scratch), rows, strict=True):
-            window, inside = part.window, slice(part.first, part.first + len(each))
-            url = window.url if isinstance(window.url, str) else window.url[inside]
-            fields = {name: payloads[inside] for name, payloads in window.fields.items()}
-            gathered.add(each, window.keys[inside], url, window.sizes[inside], fields, window.whole)
-        return gathered.block(numbers, np.zeros(len(numbers), np.bool_))
+        rows = [some for shard, of_shard in groups(shards) for some in self._cut(shard, of_shard, places[of_shard])]
+        ranges = [FetchRange(self._shard(int(shards[some[0]])), places[some]) for some in rows]
+        fetches = [None] * len(ranges) if self._ahead is None else self._ahead.fetch(ranges)
+        for fetch in fetches:
+            if fetch is not None:
+                fetch.mark_urgent()
+        windows = []
+        for (shard, samples), fetch in zip(ranges, fetches, strict=True):
+            data = None if fetch is None else fetch.data(int(samples[0]))
+            windows.append(WindowPlace(shard.get(), samples, data))
+        expect(windows)
+        read = zip(rows, read_windows(windows, self._scratch), strict=True)
+        parts = [(some, part.block, part.first + np.arange(len(some))) for some, part in read]
+        return gathered(parts, numbers, np.zeros(len(numbers), np.bool_))
 
     def _cut(self, shard: int, rows: Int64, places: Int64) -> list[Int64]:
         """Cut the rows of a shard where a request for each part is better than one for all."""
         if self._ahead is None:
             return [rows]
-        listed, _ = self._shard(shard)
+        listed = self._manifest.shards[shard]
         gap = max(1, _GAP_BYTES * listed.num_samples // max(1, listed.num_bytes))
         return np.split(rows, np.flatnonzero(np.diff(places) > gap) + 1)
 
-    def _range(self, shard: int, places: Int64) -> FetchRange:
-        """Return the range of a shard that has some samples."""
-        first, stop = int(places[0]), int(places[-1]) + 1
-        listed, lazy = self._shard(shard)
-        num_bytes = len(places) * listed.num_bytes // max(1, listed.num_samples)
-        chosen = None if stop - first == len(places) else places
-        return FetchRange(lazy, first, stop, num_bytes, chosen)
+    def sample(self, key_or_number: str | int) -> dict[str, Any]:
+        """Return one sample, as in `read`.
 
-    def _windows(self, ranges: list[FetchRange]) -> list[WindowPlace]:
-        """Return ranges as windows, with their bytes if they were fetched."""
-        fetches = [] if self._ahead is None else self._ahead.fetch(ranges)
-        for fetch in fetches:
-            fetch.mark_urgent()
-        windows = []
-        for place, (lazy, first, stop, _, chosen) in enumerate(ranges):
-            data = fetches[place].data(first) if fetches else None
-            opened = lazy.get()
-            if data is None:
-                opened.expect(slice(first, stop) if chosen is None else chosen)
-            windows.append(WindowPlace(opened, first, stop, data, chosen))
-        return windows
+        By number this opens one shard. By key it opens about log2(shards) of them and parses the headers of about
+        log2(samples) samples, if the keys of the dataset rise. If that does not find it, the keys of all samples are
+        read shard by shard: from the sample tables, or from the headers. No payloads are read but those of the sample.
 
-    def _shard(self, shard: int) -> tuple[Shard, LazyShard]:
-        """Return a shard, which opens when it is first needed; the least recently used one may be dropped."""
-        if shard not in self._shards:
-            listed = self._manifest.shards[shard]
-            self._shards[shard] = listed, LazyShard(partial(self._opener, listed))
-            if len(self._shards) > _OPEN_SHARDS:
-                self._shards.popitem(last=False)
-        self._shards.move_to_end(shard)
-        return self._shards[shard]
+        Args:
+            key_or_number: A text is a key, escaped as in the tar or unescaped; a negative number counts from the end.
 
-    def key(self, number: int) -> str:
-        """Return the key of a sample; its payloads are not read."""
-        shard, place = (int(each[0]) for each in self.numbers.places(np.array([number])))
-        return str(read_window(self._shard(shard)[1].get().narrowed(()), place, place + 1).keys[0])
-
-    def keys_of_shards(self) -> Iterator[tuple[int, pa.StringArray]]:
-        """Give the number of the first sample and the keys of each shard that has samples, from sample tables if any.
-
-        The keys are kept, so that another call costs little.
+        Raises:
+            SampleNotFoundError: There is no such sample; also a KeyError and an IndexError.
+            InputError: The argument is neither text nor integer, or an empty text; or two samples have the key.
+            WdsplitError: A shard is missing or damaged.
         """
+        if isinstance(key_or_number, str):
+            number = self.find(key_or_number)
+        else:
+            number = checked_number(key_or_number, len(self.numbers), self._storage.url)
+        return self.read(np.array([number]))[0]
+
+    def find(self, key: str) -> int:
+        """Return the number of the sample with a key.
+
+        Raises:
+            SampleNotFoundError: There is none.
+            InputError: The key is empty, or two samples have it.
+        """
+        keys, count = list(dict.fromkeys([key, escape_key(key)])), len(self.numbers)
+        found: dict[str, int] = {}
+        for candidate in keys if self._keys_rise else ():
+            number = bisect.bisect_left(range(count), candidate, key=self._key)
+            if number < count and self._key(number) == candidate:
+                found[candidate] = number
+        may_be_two = unescape_key(key) != key
+        is_found = len(found) == len(keys) if may_be_two else bool(found)  # among keys that do not rise, one by chance
+        for first, own in self._keys_of_shards() if not is_found else ():
+            for candidate in keys:
+                place = own.index(candidate).as_py()
+                if place >= 0 and candidate not in found:
+                    self._keys_rise = False
+                    found[candidate] = first + int(place)
+            if len(found) == len(keys) or (found and not may_be_two):
+                break
+        if not found:
+            raise missing_key(key, count, self._storage.url)
+        if may_be_two and len(found) > 1:
+            raise ambiguous_key(key, self._storage.url)
+        return found.get(key, min(found.values()))
+
+    def _key(self, number: int) -> str:
+        """Return the key of a sample; its payloads are not read."""
+        shard, place = self.numbers.places(np.array([number]))
+        return str(read_window(self._shard(int(shard[0])).get().narrowed(()), place).keys[0])
+
+    def _keys_of_shards(self) -> Iterator[tuple[int, pa.StringArray]]:
+        """Give the number of the first sample and the keys of each shard that has samples; they are kept."""
         for shard, count in enumerate(self.numbers.counts.tolist()):
             if not count:
                 continue
@@ -178,9 +193,47 @@ class NumberedSamples:
             yield int(self.numbers.ends[shard]) - count, keys
 
     def _read_keys(self, shard: int, count: int) -> pa.StringArray:
+        """Return the keys of a shard, from its sample table if it has one."""
         if self._manifest.samples is not None:
-            return read_samples(self.storage, self._manifest.shards[shard], [KEY]).column(0).combine_chunks()
-        opened = self._shard(shard)[1].get().narrowed(())
-        firsts = range(0, count, _SAMPLES_TOGETHER)
-        windows = [read_window(opened, first, min(count, first + _SAMPLES_TOGETHER)) for first in firsts]
-        return pa.array([key for window in windows for key in window.keys.tolist()], pa.string())
+            return read_samples(self._storage, self._manifest.shards[shard], [KEY]).column(0).combine_chunks()
+        opened = self._shard(shard).get().narrowed(())
+        parts = np.split(np.arange(count), range(_SAMPLES_TOGETHER, count, _SAMPLES_TOGETHER))
+        return pa.array([key for part in parts for key in read_window(opened, part).keys.tolist()], pa.string())
+
+
+def checked_number(value: Any, count: int, url: str) -> int:
+    """Return the index of a sample, from 0 to `count` - 1; a negative number counts from the end.
+
+    Raises:
+        SampleNotFoundError: There is no such sample.
+        InputError: The number is not an integer.
+    """
+    is_scalar = not isinstance(value, np.bool_) and getattr(value, "ndim", None) in (None, 0)
+    index = whole(value) if is_scalar else None
+    if type(index) is not int:
+        raise InputError(
+            "invalid key or number of a sample",
+            expected="a text, or an integer",
+            found=f"{value!r} of type {type(value).__name__}",
+        )
+    if not -count <= index < count:
+        raise SampleNotFoundError(
+            "no sample has this number",
+            place=url,
+            expected=f"a number from {-count} to {count - 1}" if count else "no number: there are no samples",
+            found=str(index),
+            remedy="count from 0, through all shards, with pads left out",
+        )
+    return int(index % count)
+
+
+def missing_key(key: str, count: int, url: str) -> SampleNotFoundError:
+    """Return the error that none of `count` samples has a key."""
+    return SampleNotFoundError(
+        "no sample has this key",
+        place=url,
+        expected=f"one of the keys of {count} samples",
+        found=repr(key),
+        remedy="check it against the first keys, which `wdsplit inspect` shows; a row number has leading zeros",
+        key=key,
+    )

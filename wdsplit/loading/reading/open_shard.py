@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,64 +11,14 @@ import numpy as np
 
 from wdsplit.arrays import Int64
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, UnansweredError, WdsplitError
-from wdsplit.loading.reading.ranges import EXPECTED_GAP_BYTES, Range, expected_ranges, ranges_to_read
+from wdsplit.loading.reading.segments import Range, Segments, ranges_of
 from wdsplit.shards.manifest import HEADER_NAME, MAX_HEADER_BYTES, Manifest, Shard, shards_checksum
 from wdsplit.shards.places import read_places
 from wdsplit.storage.interface import ReadableFile, ReadableStorage
 from wdsplit.tar.headers import BLOCK_BYTES
-from wdsplit.tar.places import Places, Rows, padded, rows_of
+from wdsplit.tar.places import Places, rows_of
 
-__all__ = [
-    "SMALL_SAMPLE_BYTES",
-    "OpenShard",
-    "Segments",
-    "check_tail",
-    "explaining",
-    "open_shard",
-    "refuse_overwritten",
-]
-
-SMALL_SAMPLE_BYTES = 16_384
-"""Up to this mean size, reading windows at once costs less than finding and reading their payloads."""
-
-
-@dataclass(frozen=True)
-class Segments:
-    """What is read of n samples: of each the bytes from its first requested member to its last.
-
-    Attributes:
-        rows: The places of the samples.
-        begins: int64 of shape (n,): where each segment begins: at a header.
-        ends: int64 of shape (n,): where it ends, in whole blocks.
-        heads: int64 of shape (n,): the field of the member with that header.
-    """
-
-    rows: Rows
-    begins: Int64
-    ends: Int64
-    heads: Int64
-
-    @classmethod
-    def of(cls, rows: Rows, columns: Sequence[int]) -> Segments:
-        """Return the segments of samples, given the requested columns of `Rows.sizes`, rising.
-
-        Small samples are read whole, so that their hashes can be compared.
-        """
-        is_there = rows.sizes >= 0
-        heads = is_there.argmax(axis=1) if is_there.shape[1] else np.zeros(len(rows.begins), np.int64)
-        part = np.flatnonzero(rows.ends - rows.begins > SMALL_SAMPLE_BYTES)
-        if len(columns) == is_there.shape[1] or not len(part):
-            return cls(rows, rows.begins, rows.ends, heads)
-        begins, ends = rows.begins.copy(), rows.ends.copy()
-        ends[part] = begins[part] + BLOCK_BYTES
-        part = part[is_there[part][:, columns].any(axis=1)]
-        if len(part):
-            wanted = is_there[part][:, columns]
-            starts, sizes = rows.starts[part][:, columns], rows.sizes[part][:, columns]
-            begins[part] = np.where(wanted, starts - BLOCK_BYTES, rows.ends[part, None]).min(axis=1)
-            ends[part] = np.minimum(np.where(wanted, starts + padded(sizes), 0).max(axis=1), rows.ends[part])
-            heads[part] = np.asarray(columns)[wanted.argmax(axis=1)]
-        return cls(rows, begins, ends, heads)
+__all__ = ["OpenShard", "check_tail", "explaining", "open_shard", "refuse_overwritten"]
 
 
 @dataclass(frozen=True)
@@ -126,33 +76,15 @@ class OpenShard:
         """The columns of the fields that are read: all, if hashes of whole samples are compared."""
         return list(range(len(self.names))) if self.verifies else self.columns
 
-    def segments(self, samples: Int64 | slice) -> Segments:
-        """Return what is read of some samples: int64 of shape (n,), rising; or a slice with both ends."""
+    def segments(self, samples: Int64) -> Segments:
+        """Return what is read of some samples: int64 of shape (n,), rising."""
         return Segments.of(rows_of([(self.places, samples)]), self.read_columns)
 
-    def ranges(self, samples: Int64 | slice) -> list[Range]:
+    def ranges(self, samples: Int64) -> list[Range]:
         """Return the bytes to read for some samples, as for `segments`."""
-        if isinstance(samples, slice) and len(self.read_columns) == len(self.names):
-            return [(self.places.begin_of(samples.start), self.places.begin_of(samples.stop))]
         segments = self.segments(samples)
-        return ranges_to_read(segments.begins, segments.ends)
-
-    def expect(self, samples: Int64 | slice) -> None:
-        """Let the system begin to read samples that are needed soon; arguments as in `ranges`."""
-        if self.file.is_remote:
-            return
-        if isinstance(samples, slice):
-            first, stop, count = samples.start, samples.stop, samples.stop - samples.start
-        else:
-            first, stop, count = int(samples[0]), int(samples[-1]) + 1, len(samples)
-        begin, end = self.places.begin_of(first), self.places.begin_of(stop)
-        ranges = [(begin, end)]
-        is_all = count == stop - first and len(self.read_columns) == len(self.names)
-        if not is_all and end - begin > EXPECTED_GAP_BYTES * count:  # else a disk reads it all along
-            segments = self.segments(samples)
-            ranges = expected_ranges(segments.begins, segments.ends)
-        for begin, end in ranges:
-            self.file.expect(begin, end - begin)
+        _, begins, ends = ranges_of(segments.begins, segments.ends, np.zeros(len(samples), np.int64))
+        return list(zip(begins, ends, strict=True))
 
 
 def refuse_overwritten(storage: ReadableStorage, manifest: Manifest) -> None:

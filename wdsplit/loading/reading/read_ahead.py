@@ -23,7 +23,8 @@ import numpy as np
 from wdsplit.arrays import Int64
 from wdsplit.engines.private_memory import map_memory
 from wdsplit.loading.reading.open_shard import OpenShard, explaining
-from wdsplit.loading.reading.ranges import Range
+from wdsplit.loading.reading.segments import Range
+from wdsplit.shards.manifest import Shard
 from wdsplit.storage.interface import ReadableFile
 from wdsplit.storage.locks import ProcessLock, end_before_forks
 
@@ -139,15 +140,25 @@ class _Memory:
 
 
 class LazyShard:
-    """A shard that is opened when it is first needed, by whichever thread needs it."""
+    """A shard that is opened when it is first needed, by whichever thread needs it.
 
-    def __init__(self, opener: Callable[[], OpenShard]) -> None:
+    Args:
+        listed: The shard in the manifest.
+        opener: Opens it.
+    """
+
+    def __init__(self, listed: Shard, opener: Callable[[Shard], OpenShard]) -> None:
+        self.listed = listed
         self._opener = opener
         self._lock = ProcessLock()
         self._is_opening = False
         self._later: deque[Callable[[], object]] = deque()
         self._opened: OpenShard | None = None
         self._error: Exception | None = None
+
+    def num_bytes(self, num_samples: int) -> int:
+        """Return about how many bytes some samples of it have."""
+        return num_samples * self.listed.num_bytes // max(1, self.listed.num_samples)
 
     def get(self) -> OpenShard:
         """Return the shard; raise what opening it raised, each time."""
@@ -165,7 +176,7 @@ class LazyShard:
         if self._opened is None:
             self._is_opening = True
             try:
-                self._opened = self._opener()
+                self._opened = self._opener(self.listed)
             except Exception as error:
                 self._error = error
                 raise
@@ -181,13 +192,10 @@ class LazyShard:
 
 
 class FetchRange(NamedTuple):
-    """The samples first, ..., stop - 1 of a shard, or the chosen ones of them, and about how many bytes they take."""
+    """Samples of a shard, by their places in it: int64 of shape (n,), rising."""
 
     shard: LazyShard
-    first: int
-    stop: int
-    num_bytes: int
-    chosen: Int64 | None = None
+    samples: Int64
 
 
 class Fetch:
@@ -229,13 +237,13 @@ class Fetch:
             return
         requests: list[Range] = []
         num_bytes = 0
-        for _, first, stop, _, chosen in self._ranges:
+        for _, samples in self._ranges:
             place = num_bytes
-            for begin, end in shard.ranges(slice(first, stop) if chosen is None else chosen):
+            for begin, end in shard.ranges(samples):
                 num_bytes += end - begin
                 is_beside = requests and requests[-1][1] == begin
                 requests.append((requests.pop()[0] if is_beside else begin, end))
-            self._places[first] = place, num_bytes
+            self._places[int(samples[0])] = place, num_bytes
         with explaining(shard.check_dataset):
             self._data = self._memory.filled(num_bytes, lambda: self._is_urgent, partial(_fill, shard.file, requests))
 
@@ -342,19 +350,20 @@ class Ahead:
 
 def _side_by_side(ranges: Sequence[FetchRange]) -> list[list[int]]:
     """Return, for each request, the indices of the ranges that it fetches, rising in their shard."""
-    order = sorted(range(len(ranges)), key=lambda place: (id(ranges[place].shard), ranges[place].first))
+    order = sorted(range(len(ranges)), key=lambda place: (id(ranges[place].shard), ranges[place].samples[0]))
     runs: list[list[int]] = []
     num_bytes = 0
     for place in order:
-        each = ranges[place]
+        shard, samples = ranges[place]
         before = ranges[runs[-1][-1]] if runs else None
-        joins = before is not None and before.shard is each.shard and before.stop == each.first
-        if joins and num_bytes + each.num_bytes <= _REQUEST_BYTES:
+        joins = before is not None and before.shard is shard and before.samples[-1] + 1 == samples[0]
+        more = shard.num_bytes(len(samples))
+        if joins and num_bytes + more <= _REQUEST_BYTES:
             runs[-1].append(place)
-            num_bytes += each.num_bytes
+            num_bytes += more
         else:
             runs.append([place])
-            num_bytes = each.num_bytes
+            num_bytes = more
     return runs
 
 

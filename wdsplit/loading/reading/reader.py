@@ -6,35 +6,27 @@ It keeps only the windows that its lanes are in. It can start at any position, b
 
 from __future__ import annotations
 
-import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
-from itertools import accumulate, islice, takewhile
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
 
 from wdsplit.arrays import Int64
 from wdsplit.errors import CorruptDataError
-from wdsplit.loading.reading.block import Block, Gathered, as_objects, picked
+from wdsplit.loading.reading.block import Block, as_objects, gathered
 from wdsplit.loading.reading.open_shard import OpenShard
-from wdsplit.loading.reading.plan import Plan, PlannedWindow, Planner, ShardVisit
+from wdsplit.loading.reading.plan import Plan, PlannedWindow, Planner
 from wdsplit.loading.reading.process_limits import allow_open_files, keep_freed_memory
 from wdsplit.loading.reading.read_ahead import Ahead, Fetch, FetchRange, LazyShard
-from wdsplit.loading.reading.windows import DAMAGE, Part, Scratch, Window, WindowPlace, read_windows
+from wdsplit.loading.reading.windows import DAMAGE, Part, Scratch, WindowPlace, expect, read_windows
 from wdsplit.order.epoch import EpochOrder, groups
 from wdsplit.shards.manifest import Manifest, Shard
 
 __all__ = ["BlockReader", "SampleReader", "read_blocks"]
 
-_SAMPLES_TOGETHER, _WINDOWS_TOGETHER = 1024, 64
-"""Limits for windows that are parsed together: of samples, because a numpy call costs as much for few as for many; and
-of windows, because all their shards are open meanwhile."""
-
-_LARGE_WINDOW_BYTES = 1024**2
-"""Fetched windows above this size are parsed as soon as they arrive, together with the next ones if these are there."""
-
+_OTHER_SHARDS = 64
+"""Shards of windows that are read together, open in addition to those of the lanes."""
 _MAX_PLANS = 256
 """Lists of positions to plan ahead at most: shards on a disk are not fetched, so the limit of bytes does not apply."""
 _MIN_PLANNED_BYTES = 32 * 1024
@@ -87,14 +79,6 @@ def read_blocks(reader: BlockReader, lists: Iterable[Int64]) -> Iterator[Block]:
         yield reader.carry_out(plans.popleft())
 
 
-@dataclass(frozen=True)
-class _ReadShard:
-    """A shard of the manifest, and how it is opened."""
-
-    listed: Shard
-    lazy: LazyShard
-
-
 class SampleReader:
     """Reads the samples of positions of one dataset: a `BlockReader`.
 
@@ -117,20 +101,16 @@ class SampleReader:
         ahead: Ahead | None = None,
         salvages_in: str | None = None,
     ) -> None:
-        allow_open_files(2 * (num_lanes + 2) + _WINDOWS_TOGETHER)
+        allow_open_files(2 * (num_lanes + 2) + _OTHER_SHARDS)
         keep_freed_memory()
         self.ahead = ahead
         self.num_read = 0
         self.num_reused = 0
         self.as_arrow = False
-        self._opener = opener
-        self._manifest_shards = manifest.shards
-        self._window_size = order.options.window
-        self._is_view = order.selection is not None
+        shards = manifest.shards
+        self._planner = Planner(order, lambda number: LazyShard(shards[number], opener))
         self._salvages_in = salvages_in
         self._scratch = Scratch()
-        self._planner = Planner(order)
-        self._shards: weakref.WeakKeyDictionary[ShardVisit, _ReadShard] = weakref.WeakKeyDictionary()
         self._unfetched: list[PlannedWindow] = []
         self._fetches: dict[PlannedWindow, Fetch] = {}
         self._kept: dict[PlannedWindow, Part] = {}
@@ -139,136 +119,88 @@ class SampleReader:
         """Return a plan for some positions."""
         plan = self._planner.plan(positions)
         if self.ahead is not None:
-            new = [window for _, window in plan.new]
+            new = [plan.windows[number] for number in plan.new]
             self._unfetched.extend(new)
-            self.ahead.num_planned += sum(map(self._planned_bytes, new))
+            self.ahead.num_planned += sum(map(_planned_bytes, new))
         return plan
 
     def fetch(self) -> None:
         """Begin to fetch the windows that were planned."""
         planned, self._unfetched = self._unfetched, []
-        if self.ahead is None or not planned:
-            return
-        ranges = [
-            FetchRange(
-                self._shard(window.visit).lazy, window.first, window.stop, self._num_bytes(window), window.chosen
-            )
-            for window in planned
-        ]
-        self._fetches.update(zip(planned, self.ahead.fetch(ranges), strict=True))
+        if self.ahead is not None and planned:
+            ranges = [FetchRange(window.visit.shard, window.samples) for window in planned]
+            self._fetches.update(zip(planned, self.ahead.fetch(ranges), strict=True))
 
     def carry_out(self, plan: Plan) -> Block:
         """Return the samples of a plan."""
-        for _, window in plan.new if self._fetches else ():
+        new = [plan.windows[number] for number in plan.new]
+        for window in new if self._fetches else ():
             if window in self._fetches:
                 self._fetches[window].mark_urgent()
-        self.num_read += len(plan.new)
+        self.num_read += len(new)
         self.num_reused += len(plan.known)
-        parts = {number: self._kept[window] for number, window in plan.known}
-        while plan.new:
-            read = [plan.new.popleft() for _ in range(self._num_together(plan.new))]
-            for (number, window), part in zip(read, self._read([window for _, window in read]), strict=True):
-                parts[number] = part
-                if window in plan.kept:
-                    self._kept[window] = part
-        self._kept = {window: self._kept[window] for window in plan.kept if window in self._kept}
-        gathered = Gathered(len(plan.positions))
-        for parsed, rows, places in _by_parsed(plan, [parts[number] for number in range(len(parts))]):
-            url = parsed.url if isinstance(parsed.url, str) else parsed.url[places]
-            fields = {name: picked(payloads, places) for name, payloads in parsed.fields.items()}
-            gathered.add(rows, parsed.keys[places], url, parsed.sizes[places], fields, parsed.whole)
-        return gathered.block(plan.positions, plan.pads)
+        parts = self._kept | self._read(new)
+        self._kept = {window: part for window, part in parts.items() if window in plan.kept}
+        return gathered(_by_block(plan, [parts[window] for window in plan.windows]), plan.positions, plan.pads)
 
-    def _num_together(self, new: Collection[tuple[int, PlannedWindow]]) -> int:
-        """Return how many windows, from the first on, are read together."""
-        window = next(iter(new))[1]
-        most = min(_WINDOWS_TOGETHER, len(new))
-        is_large = self.ahead is not None and self._num_bytes(window) > _LARGE_WINDOW_BYTES
-        if is_large and self._is_remote(window):
-            if self._is_view:  # its windows end at different times, but those read together stay in memory together
-                return 1
-            fetches = (self._fetches.get(each) for _, each in islice(new, most))
-            most = max(1, sum(1 for _ in takewhile(lambda fetch: fetch is not None and fetch.is_done, fetches)))
-        if not self._is_view:
-            return min(most, -(-_SAMPLES_TOGETHER // self._window_size))
-        ends = accumulate(len(each.places) for _, each in islice(new, most))
-        return next((number for number, end in enumerate(ends, 1) if end >= _SAMPLES_TOGETHER), most)
-
-    def _is_remote(self, window: PlannedWindow) -> bool:
-        """Tell whether a window is fetched; False if its shard cannot be opened, which `_read` notices too."""
-        try:
-            return self._shard(window.visit).lazy.get().file.is_remote
-        except CorruptDataError:
-            return False
-
-    def _read(self, windows: list[PlannedWindow]) -> list[Part]:
+    def _read(self, windows: list[PlannedWindow]) -> dict[PlannedWindow, Part]:
         """Read windows, and let the system begin to read those that come after them in their shards."""
-        places: dict[PlannedWindow, WindowPlace] = {}
         parts: dict[PlannedWindow, Part] = {}
-        for window in windows:
-            try:
-                places[window] = self._place(window)
-            except CorruptDataError as error:
-                if self._salvages_in is None:
-                    raise
-                count, url = len(window.places), f"{self._salvages_in}/{self._shard(window.visit).listed.path}"
-                # No collector sees into arrays of objects: by a traceback, they would keep this reader forever.
-                keys, errors = as_objects([""] * count), as_objects([error.with_traceback(None)] * count)
-                parts[window] = Part(Window(url, keys, np.zeros(count, np.int64), {DAMAGE: errors}), 0)
-        if places:
-            salvages = self._salvages_in is not None
-            read = read_windows(list(places.values()), self._scratch, self.as_arrow, salvages)
-            parts.update(zip(places, read, strict=True))
-        return [parts[window] for window in windows]
+        opened: deque[PlannedWindow] = deque()
+        following: list[WindowPlace] = []
+
+        def places() -> Iterator[WindowPlace]:
+            for window in windows:
+                try:
+                    place = self._place(window)
+                except CorruptDataError as error:
+                    if self._salvages_in is None:
+                        raise
+                    url = f"{self._salvages_in}/{window.visit.shard.listed.path}"
+                    parts[window] = Part(_damaged(url, window.samples, error), 0)
+                else:
+                    opened.append(window)
+                    yield place
+                    if not place.shard.file.is_remote and window.slot + 1 < len(window.visit.windows):
+                        samples = self._planner.samples_of(window.visit, window.slot + 1)
+                        following.append(WindowPlace(place.shard, samples))
+
+        for part in read_windows(places(), self._scratch, self.as_arrow, self._salvages_in is not None):
+            parts[opened.popleft()] = part
+        expect(following)
+        return parts
 
     def _place(self, window: PlannedWindow) -> WindowPlace:
         """Return where a window is, with its bytes if they were fetched."""
-        data = self._fetched(window)
-        opened = self._shard(window.visit).lazy.get()
-        if window.following is not None:
-            first, stop, chosen = window.following
-            opened.expect(slice(first, stop) if chosen is None else chosen)
-        return WindowPlace(opened, window.first, window.stop, data, window.chosen)
-
-    def _fetched(self, window: PlannedWindow) -> memoryview | None:
-        """Return the bytes of a window if they were fetched; None if it must be read."""
-        fetch = self._fetches.pop(window, None)
-        if fetch is None:
-            return None
-        if self.ahead is not None:
-            self.ahead.num_planned -= self._planned_bytes(window)
-        return fetch.data(window.first)
-
-    def _shard(self, visit: ShardVisit) -> _ReadShard:
-        """Return a shard; it opens when it is first needed, and is dropped when no plan and no window needs it."""
-        shard = self._shards.get(visit)
-        if shard is None:
-            opener, listed = self._opener, self._manifest_shards[visit.shard]
-            shard = self._shards[visit] = _ReadShard(listed, LazyShard(lambda: opener(listed)))
-        return shard
-
-    def _num_bytes(self, window: PlannedWindow) -> int:
-        """Return about how many bytes a window has."""
-        listed = self._shard(window.visit).listed
-        return len(window.places) * listed.num_bytes // max(1, listed.num_samples)
-
-    def _planned_bytes(self, window: PlannedWindow) -> int:
-        """Return how many bytes a window counts for while it is planned."""
-        return max(_MIN_PLANNED_BYTES, self._num_bytes(window))
+        fetch, data = self._fetches.pop(window, None), None
+        if fetch is not None and self.ahead is not None:
+            self.ahead.num_planned -= _planned_bytes(window)
+            data = fetch.data(int(window.samples[0]))
+        return WindowPlace(window.visit.shard.get(), window.samples, data)
 
 
-def _by_parsed(plan: Plan, parts: list[Part]) -> Iterator[tuple[Window, Int64, Int64]]:
-    """Give each parsed window, with the rows of a plan that it fills and the places of their samples in the window.
+def _planned_bytes(window: PlannedWindow) -> int:
+    """Return how many bytes a window counts for while it is planned."""
+    shard: LazyShard = window.visit.shard
+    return max(_MIN_PLANNED_BYTES, shard.num_bytes(len(window.samples)))
 
-    Windows that were parsed together count as one, so that small windows share numpy calls.
+
+def _damaged(url: str, samples: Int64, error: CorruptDataError) -> Block:
+    """Return the samples of a shard that cannot be opened."""
+    count = len(samples)
+    # No collector sees into arrays of objects: by a traceback, they would keep this reader forever.
+    keys, urls, errors = (as_objects([each] * count) for each in ("", url, error.with_traceback(None)))
+    return Block(keys, urls, samples, np.zeros(count, np.bool_), np.zeros(count, np.int64), {DAMAGE: errors})
+
+
+def _by_block(plan: Plan, parts: list[Part]) -> list[tuple[Int64, Block, Int64]]:
+    """Return each block, with the rows of a plan that it fills and the places of their samples in the block.
+
+    Windows that were read together count as one, so that small windows share numpy calls.
     """
-    if not parts:
-        return
-    parsed = {id(part.window): part.window for part in parts}
-    numbers = {key: number for number, key in enumerate(parsed)}
-    parsed_of = np.array([numbers[id(part.window)] for part in parts], np.int64)
-    windows = list(parsed.values())
-    firsts = np.array([part.first for part in parts], np.int64)
-    places = plan.places + firsts[plan.window_of]
-    for number, rows in groups(parsed_of[plan.window_of]):
-        yield windows[number], rows, places[rows]
+    blocks = {id(part.block): part.block for part in parts}
+    numbers = {key: number for number, key in enumerate(blocks)}
+    block_of = np.array([numbers[id(part.block)] for part in parts], np.int64)
+    places = plan.places + np.array([part.first for part in parts], np.int64)[plan.window_of]
+    listed = list(blocks.values())
+    return [(rows, listed[number], places[rows]) for number, rows in groups(block_of[plan.window_of])]

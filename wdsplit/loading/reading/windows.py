@@ -1,4 +1,4 @@
-"""Windows of shards: runs of samples, read and cut into columns. Several are read together.
+"""Windows of shards: samples that are read and cut into columns, several windows together.
 
 Small samples are read in one piece with what is between them, and compared with their hashes. Of large samples on a
 disk only headers are read, and payloads when they are needed: these headers are compared with the places.
@@ -7,8 +7,8 @@ disk only headers are read, and payloads when they are needed: these headers are
 from __future__ import annotations
 
 import mmap
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -19,19 +19,24 @@ import pyarrow as pa
 from wdsplit.arrays import Int64
 from wdsplit.errors import CorruptDataError
 from wdsplit.loading.reading.block import Block, Objects, Payloads, Pending, as_objects
-from wdsplit.loading.reading.open_shard import SMALL_SAMPLE_BYTES, OpenShard, Segments
-from wdsplit.loading.reading.ranges import joined, range_starts
+from wdsplit.loading.reading.open_shard import OpenShard
+from wdsplit.loading.reading.segments import SMALL_SAMPLE_BYTES, Segments, ranges_of, starts_of_ranges
 from wdsplit.tar.headers import BLOCK_BYTES, NAME_BYTES, SIZE_FIELD, are_sound, parse_number, size_digits
 from wdsplit.tar.names import split_member
-from wdsplit.tar.places import hash_samples, rows_of
+from wdsplit.tar.places import hash_samples, padded, rows_of
 
-__all__ = ["DAMAGE", "InMemory", "Part", "Scratch", "Window", "WindowPlace", "read_window", "read_windows"]
+__all__ = ["DAMAGE", "InMemory", "Part", "Scratch", "WindowPlace", "expect", "read_window", "read_windows"]
 
 DAMAGE = "/damage"
 """The only field of a damaged sample: its error. No member's name gives this field."""
 
-_HEAD_BYTES = 2 * BLOCK_BYTES
-"""Bytes to read of a large member: its header, and a payload of up to one block."""
+_EXPECTED_GAP_BYTES = 32 * 1024
+"""A disk reads gaps up to this size along with the bytes around them."""
+_SAMPLES_TOGETHER, _WINDOWS_TOGETHER = 1024, 64
+"""Limits for windows that are read together: of samples, because a numpy call costs as much for few as for many; and
+of windows, because all their shards are open meanwhile."""
+_LARGE_WINDOW_BYTES = 1024**2
+"""Fetched windows above this size are read alone, so that their bytes are free again as soon as possible."""
 _MAX_ARROW_BYTES = 512
 """Payloads up to this mean size are copied as Arrow arrays; above it, an object costs less than a second copy."""
 _FEW_PIECES = 1024
@@ -52,26 +57,23 @@ class Scratch:
 
 
 class WindowPlace(NamedTuple):
-    """Where a window is: the samples first, first + 1, ..., stop - 1 of a shard; and its bytes, if they are in memory.
+    """Where a window is: the places of its samples in a shard, int64 of shape (n,), rising; and its bytes, if fetched.
 
-    The bytes are those of `shard.ranges`, one after another. In a view these are the samples `chosen`, rising.
+    The bytes are those of `shard.ranges`, one after another.
     """
 
     shard: OpenShard
-    first: int
-    stop: int
+    samples: Int64
     data: memoryview | None = None
-    chosen: Int64 | None = None
 
     @property
-    def samples(self) -> Int64 | slice:
-        """The samples that are read."""
-        return slice(self.first, self.stop) if self.chosen is None else self.chosen
-
-    @property
-    def num_samples(self) -> int:
-        """How many these are."""
-        return self.stop - self.first if self.chosen is None else len(self.chosen)
+    def is_alone(self) -> bool:
+        """Whether it is read alone: of large samples that are read into memory, no copy is made if they are alone."""
+        if self.data is None:
+            places = self.shard.places
+            is_large = places.end > SMALL_SAMPLE_BYTES * places.num_samples
+            return is_large and (self.shard.verifies or self.shard.file.is_remote)
+        return len(self.data) > min(_LARGE_WINDOW_BYTES, SMALL_SAMPLE_BYTES * len(self.samples))
 
 
 class InMemory:
@@ -89,53 +91,29 @@ class InMemory:
         buffer[:] = self._data[offset : offset + len(buffer)]
 
 
-@dataclass
-class Window:
-    """Samples that were read together.
+class Part(NamedTuple):
+    """The samples of a window: from `first` on in a block of all samples that were read together.
 
-    Attributes:
-        url: The shard's name in messages; object of shape (n,) if there are several shards.
-        keys: object of shape (n,): str; empty for a damaged sample.
-        sizes: int64 of shape (n,): bytes of the requested payloads of each sample.
-        fields: For each requested field the payloads, as in `Block`.
-        whole: As in `Block`.
+    The samples of a block are in the order of the tars; their positions are their places in their shards.
     """
 
-    url: Objects | str
-    keys: Objects
-    sizes: Int64
-    fields: dict[str, Payloads]
-    whole: Collection[str] = ()
-
-    def take(self, row: int, position: int, pad: bool) -> dict[str, Any]:
-        """Return a sample as a dict of `__key__`, `__url__`, `__position__`, `__pad__` and fields (bytes)."""
-        rows = slice(row, row + 1)
-        fields = {name: payloads[rows] for name, payloads in self.fields.items()}
-        urls = as_objects([self.url]) if isinstance(self.url, str) else self.url[rows]
-        block = Block(self.keys[rows], urls, np.array([position]), np.array([pad]), self.sizes[rows], fields)
-        return next(block.samples())
-
-
-class Part(NamedTuple):
-    """A window among several that were read together: its samples begin at `first`."""
-
-    window: Window
+    block: Block
     first: int
 
 
-def read_window(shard: OpenShard, first: int, stop: int) -> Window:
-    """Read the samples first, first + 1, ..., stop - 1 of a shard.
+def read_window(shard: OpenShard, samples: Int64) -> Block:
+    """Read some samples of a shard, at least one, by their places in it: int64 of shape (n,), rising.
 
     Raises:
         CorruptDataError: They do not match the shard's places.
     """
-    return read_windows([WindowPlace(shard, first, stop)])[0].window
+    return _Reading([WindowPlace(shard, samples)]).block(Scratch())
 
 
 def read_windows(
-    places: Sequence[WindowPlace], scratch: Scratch | None = None, as_arrow: bool = False, salvages: bool = False
-) -> list[Part]:
-    """Read windows of any shards of one dataset.
+    places: Iterable[WindowPlace], scratch: Scratch | None = None, as_arrow: bool = False, salvages: bool = False
+) -> Iterator[Part]:
+    """Give the samples of windows of any shards of one dataset, several windows together.
 
     Args:
         places: Where they are; none of them is empty.
@@ -143,28 +121,49 @@ def read_windows(
         as_arrow: Whether small payloads may come as Arrow arrays, if all samples have the same fields.
         salvages: Give a damaged sample as its error, in the field `DAMAGE`, instead of raising it.
 
-    Returns:
-        A part for each place, with its samples in the tar's order.
-
     Raises:
         CorruptDataError: A sample does not match its shard's places, also when it is read again from another copy.
     """
-    shard = places[0].shard
-    rows = rows_of([(place.shard.places, place.samples) for place in places])
-    read = _Reading(places, Segments.of(rows, shard.read_columns), salvages)
-    num_bytes, is_single = int((read.segments.ends - read.segments.begins).sum()), len(places) == 1
-    is_small = num_bytes <= SMALL_SAMPLE_BYTES * len(rows.begins)
-    is_read = shard.verifies or any(place.data is not None or place.shard.file.is_remote for place in places)
-    if is_read and not is_small and not is_single:
-        # One by one: each may keep its bytes, from which large payloads are taken without another copy.
-        return [read_windows([place], scratch, as_arrow, salvages)[0] for place in places]
-    if is_read or is_small:
-        window = read.from_memory(scratch or Scratch(), is_kept=not is_small, as_arrow=as_arrow)
-    else:
-        window = read.from_heads()
-    sizes = [place.num_samples for place in places]
-    window.url = shard.url if is_single else np.repeat(as_objects([place.shard.url for place in places]), sizes)
-    return [Part(window, first) for first in accumulate(sizes[:-1], initial=0)]
+    scratch, some, num_samples = scratch or Scratch(), list[WindowPlace](), 0
+
+    def read() -> Iterator[Part]:
+        block = _Reading(some, salvages).block(scratch, as_arrow)
+        firsts = accumulate((len(place.samples) for place in some[:-1]), initial=0)
+        yield from [Part(block, first) for first in firsts]
+
+    for place in places:
+        if some and (place.is_alone or num_samples >= _SAMPLES_TOGETHER or len(some) == _WINDOWS_TOGETHER):
+            yield from read()
+            some, num_samples = [], 0
+        some.append(place)
+        num_samples += len(place.samples)
+        if place.is_alone:
+            yield from read()
+            some, num_samples = [], 0
+    if some:
+        yield from read()
+
+
+def expect(places: Iterable[WindowPlace]) -> None:
+    """Let the system begin to read windows that are needed soon, if they are on a disk."""
+    sparse = []
+    for place in places:
+        shard, samples, _ = place
+        if shard.file.is_remote:
+            continue
+        first, stop, count = int(samples[0]), int(samples[-1]) + 1, len(samples)
+        begin, end = shard.places.begin_of(first), shard.places.begin_of(stop)
+        is_all = stop - first == count and len(shard.read_columns) == len(shard.names)
+        if is_all or end - begin <= _EXPECTED_GAP_BYTES * count:
+            shard.file.expect(begin, end - begin)
+        else:
+            sparse.append(place)
+    if sparse:
+        rows = rows_of([(place.shard.places, place.samples) for place in sparse])
+        segments = Segments.of(rows, sparse[0].shard.read_columns)
+        windows = np.repeat(np.arange(len(sparse)), [len(place.samples) for place in sparse])
+        for window, begin, end in zip(*ranges_of(segments.begins, segments.ends, windows), strict=True):
+            sparse[window].shard.file.expect(begin, end - begin)
 
 
 class _Reading:
@@ -172,99 +171,176 @@ class _Reading:
 
     Args:
         places: The windows.
-        segments: What is read of their samples.
         salvages: As for `read_windows`.
+        is_second: Whether a sample is read again, that was damaged: then its error is raised at once.
+
+    It reads pieces: of samples in memory a segment each, of large samples on a disk the header of each requested
+    member, with its payload if that is small. `_at` says where a piece is in memory.
     """
 
-    def __init__(self, places: Sequence[WindowPlace], segments: Segments, salvages: bool) -> None:
-        self.segments = segments
-        self._places = places
-        self._salvages = salvages
-        self._names, self._columns = places[0].shard.names, places[0].shard.columns
+    def __init__(self, places: Sequence[WindowPlace], salvages: bool = False, is_second: bool = False) -> None:
+        self._places, self._salvages, self._is_second = places, salvages, is_second
+        shard = places[0].shard
+        self._names, self._columns = shard.names, shard.columns
         self._suffixes = [b"." + name.encode() for name in self._names]
-        self._window_of = np.repeat(np.arange(len(places)), [place.num_samples for place in places])
-        self._is_whole = (segments.begins == segments.rows.begins) & (segments.ends == segments.rows.ends)
-        self._again: dict[int, OpenShard] = {}
-        self.damaged: dict[int, CorruptDataError] = {}
+        self._rows = rows = rows_of([(place.shard.places, place.samples) for place in places])
+        self._window_of = np.repeat(np.arange(len(places)), [len(place.samples) for place in places])
+        self._segments = segments = Segments.of(rows, shard.read_columns)
+        self._is_small = segments.mean_bytes <= SMALL_SAMPLE_BYTES
+        is_read = (
+            is_second or shard.verifies or any(place.data is not None or place.shard.file.is_remote for place in places)
+        )
+        self._has_heads = not is_read and not self._is_small
+        self._is_kept = not self._is_small and places[0].data is not None and len(places) == 1
+        self._is_whole = (segments.begins == rows.begins) & (segments.ends == rows.ends) & (not self._has_heads)
+        self._sizes = rows.sizes[:, self._columns]
 
-    # Bytes in memory
-
-    def from_memory(self, scratch: Scratch, is_kept: bool, as_arrow: bool) -> Window:
-        """Read all segments into memory, and return them as columns.
+    def block(self, scratch: Scratch, as_arrow: bool = False) -> Block:
+        """Read the samples.
 
         Args:
-            scratch: The memory, unless the bytes of a single window are there already.
-            is_kept: Whether these bytes may stay in memory, and large payloads be taken from there later.
+            scratch: The memory to read into, unless the bytes of a single window are there already.
             as_arrow: As for `read_windows`.
         """
-        data, at = self._filled(scratch)
-        segments, rows = self.segments, self.segments.rows
-        for row in self._wrong_rows(data, at).tolist():
-            self._repair(row, data[at[row] : at[row] + segments.ends[row] - segments.begins[row]])
-        is_kept = is_kept and self._places[0].data is not None
-        memory, shift = InMemory(data), at - segments.begins
-        blocks = np.frombuffer(data, np.uint8).reshape(-1, BLOCK_BYTES)
-        keys = self._keys(blocks[at // BLOCK_BYTES, :NAME_BYTES])
+        self._read(scratch)
+        repaired = {row: self._again(row) for row in self._wrong_rows().tolist()}
+        copies = {row: block for row, block in repaired.items() if isinstance(block, Block)}
+        keys = self._keys(list(repaired))
+        for row, copy in copies.items():
+            keys[row] = copy.keys[0]
         fields: dict[str, Payloads] = {}
-        for column in self._columns:
-            sizes, starts = rows.sizes[:, column], rows.starts[:, column] + shift
-            present = np.flatnonzero(sizes >= 0)
-            if as_arrow and not self.damaged and len(present) == len(at) and sizes.mean() <= _MAX_ARROW_BYTES:
-                fields[self._names[column]] = _with_gaps(data, starts, sizes).take(pa.array(2 * np.arange(len(at))))
+        whole = []
+        for column, sizes, at in zip(self._columns, self._sizes.T, self._payload_at.T, strict=True):
+            present, name = np.flatnonzero(sizes >= 0), self._names[column]
+            if not len(present):
                 continue
-            values = np.full(len(at), None, object)
-            if is_kept:
-                large = sizes > _HEAD_BYTES - BLOCK_BYTES
-                found = zip(starts[large].tolist(), sizes[large].tolist(), strict=True)
-                values[large] = as_objects([Pending(memory, start, size) for start, size in found])
-                present = present[~large[present]]
-            values[present] = _pieces(data, starts[present], sizes[present])
-            fields[self._names[column]] = values
-        return self._window(keys, fields, is_pending=is_kept)
+            is_everywhere = len(present) == len(sizes) and not repaired
+            if as_arrow and is_everywhere and not self._has_heads and sizes.mean() <= _MAX_ARROW_BYTES:
+                fields[name] = _with_gaps(self._data, at, sizes).take(pa.array(2 * np.arange(len(at))))
+                whole.append(name)
+                continue
+            fields[name] = values = np.full(len(sizes), None, object)
+            is_pending = (sizes > BLOCK_BYTES) & (self._has_heads or self._is_kept)
+            pending, present = np.flatnonzero(is_pending), present[~is_pending[present]]
+            values[pending] = as_objects(self._pending(pending, column, at))
+            values[present] = _pieces(self._data, at[present], sizes[present])
+            for row in repaired:
+                found = copies[row].fields.get(name) if row in copies else None
+                values[row] = None if found is None else found[0]
+            if is_everywhere and not len(pending):
+                whole.append(name)
+        errors = {row: error for row, error in repaired.items() if not isinstance(error, Block)}
+        if errors:
+            fields[DAMAGE] = damage = np.full(len(keys), None, object)
+            damage[list(errors)] = as_objects(list(errors.values()))
+        urls = as_objects([place.shard.url for place in self._places])[self._window_of]
+        positions = np.concatenate([place.samples for place in self._places])
+        num_bytes = np.where(self._sizes >= 0, self._sizes, 0).sum(axis=1)
+        return Block(keys, urls, positions, np.zeros(len(keys), np.bool_), num_bytes, fields, whole)
 
-    def _filled(self, scratch: Scratch) -> tuple[memoryview, Int64]:
-        """Read the segments; return the bytes, and where each segment begins in them: int64 of shape (n,)."""
-        begins, ends = self.segments.begins, self.segments.ends
-        is_start = range_starts(begins, ends, self._window_of)
-        range_begins, range_ends = joined(begins, ends, is_start)
+    def _pending(self, rows: Int64, column: int, at: Int64) -> list[Pending]:
+        """Return the payloads of a field that are not copied: in kept memory, else in the file of each sample."""
+        sizes = self._rows.sizes[rows, column].tolist()
+        if self._is_kept:
+            memory = InMemory(self._data)
+            return [Pending(memory, start, size) for start, size in zip(at[rows].tolist(), sizes, strict=True)]
+        files = [self._places[window].shard.file for window in self._window_of[rows].tolist()]
+        starts = self._rows.starts[rows, column].tolist()
+        return [Pending(file, start, size) for file, start, size in zip(files, starts, sizes, strict=True)]
+
+    # Pieces
+
+    def _read(self, scratch: Scratch) -> None:
+        """Read the pieces, and find in memory the first header and the requested payloads of each sample."""
+        rows, segments, columns = self._rows, self._segments, self._columns
+        if not self._has_heads:
+            at = self._filled(scratch, np.arange(len(rows.begins)), segments.begins, segments.ends)
+            self._first_at = at
+            self._payload_at = rows.starts[:, columns] + (at - segments.begins)[:, None]
+            return
+        bare = np.flatnonzero((self._sizes < 0).all(axis=1))  # of these the first header, for the key
+        row, place = np.nonzero(self._sizes >= 0)
+        starts, sizes = rows.starts[:, columns][row, place], self._sizes[row, place]
+        begins = np.concatenate([starts - BLOCK_BYTES, segments.begins[bare]])
+        ends = np.concatenate(
+            [starts + np.where(sizes <= BLOCK_BYTES, padded(sizes), 0), segments.begins[bare] + BLOCK_BYTES]
+        )
+        row_of = np.concatenate([row, bare])
+        order = np.lexsort((begins, row_of))
+        at = np.empty(len(order), np.int64)
+        at[order] = self._filled(scratch, row_of[order], begins[order], ends[order])
+        self._first_at = at[order[np.searchsorted(row_of[order], np.arange(len(rows.begins)))]]
+        self._payload_at = np.zeros(self._sizes.shape, np.int64)
+        self._payload_at[row, place] = at[: len(row)] + BLOCK_BYTES
+
+    def _filled(self, scratch: Scratch, rows: Int64, begins: Int64, ends: Int64) -> Int64:
+        """Read n pieces; return where each is in memory: int64 of shape (n,).
+
+        Args:
+            scratch: As in `block`.
+            rows: int64 of shape (n,): the sample of each piece.
+            begins: int64 of shape (n,), rising in each window: where it begins in the shard.
+            ends: int64 of shape (n,): where it ends.
+        """
+        windows = self._window_of[rows]
+        if self._has_heads:
+            is_start = np.append(True, (begins[1:] != ends[:-1]) | (windows[1:] != windows[:-1]))
+        else:
+            is_start = starts_of_ranges(begins, ends, windows)
+        starts = np.flatnonzero(is_start)
+        range_begins, range_ends = begins[starts], ends[np.append(starts[1:], len(begins)) - 1]
         stops = np.cumsum(range_ends - range_begins)
-        range_of = np.cumsum(is_start) - 1
-        at = begins - range_begins[range_of] + (stops - range_ends + range_begins)[range_of]
-        (single, *others) = self._places
-        if single.data is not None and not others:
-            return single.data, at
-        data, place = scratch.at_least(int(stops[-1])), 0
-        windows = self._window_of[is_start].tolist()
-        fetched = [0] * len(self._places)
-        for number, begin, end in zip(windows, range_begins.tolist(), range_ends.tolist(), strict=True):
-            target, source = data[place : place + end - begin], self._places[number]
-            place += end - begin
-            if source.data is not None:
-                target[:] = source.data[fetched[number] : fetched[number] + len(target)]
-                fetched[number] += len(target)
+        at: Int64 = begins + (stops - range_ends)[np.cumsum(is_start) - 1]
+        first = self._places[0]
+        if first.data is not None and len(self._places) == 1:
+            self._data = first.data
+            return at
+        self._data, place, fetched = scratch.at_least(int(stops[-1])), 0, [0] * len(self._places)
+        ranges = zip(windows[starts].tolist(), range_begins.tolist(), range_ends.tolist(), strict=True)
+        for window, begin, end in ranges:
+            shard, _, data = self._places[window]
+            target = self._data[place : place + end - begin]
+            place += len(target)
+            if data is not None:
+                target[:] = data[fetched[window] : fetched[window] + len(target)]
+                fetched[window] += len(target)
                 continue
             try:
-                source.shard.file.read_into(target, begin)
+                shard.file.read_into(target, begin)
             except CorruptDataError:
+                if self._is_second:
+                    raise
                 target[:] = bytes(len(target))  # the file is too short: its samples are read again, one by one
-        return data, at
+        return at
 
-    def _wrong_rows(self, data: memoryview, at: Int64) -> Int64:
+    # Checks
+
+    def _wrong_rows(self) -> Int64:
         """Return the samples whose bytes do not match their places: int64, rising."""
-        segments, rows = self.segments, self.segments.rows
-        is_wrong = np.zeros(len(at), np.bool_)
-        stops = at + segments.ends - segments.begins
-        if self._is_whole.all():
-            found = hash_samples(data[begin:end] for begin, end in zip(at.tolist(), stops.tolist(), strict=True))
-            return np.flatnonzero(found != rows.hashes)
-        for row in np.flatnonzero(self._is_whole).tolist():
-            is_wrong[row] = self._problem(row, data[at[row] : stops[row]]) is not None
-        blocks = np.frombuffer(data, np.uint8).reshape(-1, BLOCK_BYTES)
-        for column in self._columns:
-            there = np.flatnonzero((rows.sizes[:, column] >= 0) & ~self._is_whole)
-            headers = at[there] + rows.starts[there, column] - BLOCK_BYTES - segments.begins[there]
-            is_wrong[there] |= ~self._are_right(blocks[headers // BLOCK_BYTES], there, column)
+        is_wrong = np.zeros(len(self._rows.begins), np.bool_)
+        whole = np.flatnonzero(self._is_whole)
+        if len(whole):
+            is_wrong[whole] = self._hashes(whole) != self._rows.hashes[whole]
+        if len(whole) < len(is_wrong):
+            part = ~self._is_whole
+            bare = np.flatnonzero(part & (self._sizes < 0).all(axis=1))
+            is_wrong[bare] = ~are_sound(self._headers(self._first_at[bare]))
+            for place, column in enumerate(self._columns):
+                there = np.flatnonzero(part & (self._sizes[:, place] >= 0))
+                headers = self._headers(self._payload_at[there, place] - BLOCK_BYTES)
+                is_wrong[there] |= ~self._are_right(headers, there, column)
         return np.flatnonzero(is_wrong)
+
+    def _hashes(self, rows: Int64) -> npt.NDArray[np.uint64]:
+        """Return the hashes of some samples that are in memory as a whole."""
+        begins, sizes = self._first_at[rows], (self._rows.ends - self._rows.begins)[rows]
+        pairs = zip(begins.tolist(), (begins + sizes).tolist(), strict=True)
+        return hash_samples(self._data[begin:end] for begin, end in pairs)
+
+    def _headers(self, at: Int64, num_bytes: int = BLOCK_BYTES) -> npt.NDArray[np.uint8]:
+        """Return the first bytes of the headers at n places in memory: uint8 of shape (n, num_bytes)."""
+        headers: npt.NDArray[np.uint8] = np.frombuffer(self._data, np.uint8).reshape(-1, BLOCK_BYTES)
+        return headers[at // BLOCK_BYTES, :num_bytes]
 
     def _are_right(self, headers: npt.NDArray[np.uint8], rows: Int64, column: int) -> npt.NDArray[np.bool_]:
         """Tell which headers of one field match the places: all at once, as a numpy call costs as much for few.
@@ -274,7 +350,7 @@ class _Reading:
             rows: int64 of shape (n,): their samples.
             column: The field.
         """
-        is_right, sizes, keys = are_sound(headers), self.segments.rows.sizes[rows, column], self.segments.rows.keys
+        is_right, sizes, keys = are_sound(headers), self._rows.sizes[rows, column], self._rows.keys
         listed = [] if keys is None else [place for place, key in enumerate(keys[rows]) if key is not None]
         plain = np.setdiff1d(np.arange(len(rows)), listed) if listed else slice(None)
         suffix, names = np.frombuffer(self._suffixes[column], np.uint8), headers[plain, :NAME_BYTES]
@@ -286,176 +362,62 @@ class _Reading:
             is_right[place] &= parse_number(digits) in (sizes[place], -1, 0)
         return is_right
 
-    def _problem(self, row: int, segment: memoryview | bytes) -> tuple[str, str] | None:
-        """Return what was expected of the bytes of a segment and what was found; None if they match the places."""
-        rows = self.segments.rows
-        if self._is_whole[row]:
-            expected, found = rows.hashes[row], hash_samples([segment])[0]
-            return None if expected == found else (f"xxh3_64:{expected:016x}", f"xxh3_64:{found:016x}")
-        for column in self._columns:
-            if rows.sizes[row, column] >= 0:
-                begin = int(rows.starts[row, column] - BLOCK_BYTES - self.segments.begins[row])
-                header = np.frombuffer(segment, np.uint8, BLOCK_BYTES, begin)[None]
-                if not self._are_right(header, np.array([row]), column)[0]:
-                    name = header[0, :NAME_BYTES].tobytes().rstrip(b"\0").decode("utf-8", "backslashreplace")
-                    expected = f"a member of {self._names[column]!r} with {int(rows.sizes[row, column]):,} bytes"
-                    return expected, f"a header with the name {name!r} and other bytes"
-        return None
-
-    def _repair(self, row: int, segment: memoryview) -> None:
-        """Fill a segment from another copy, or from the same file read again."""
-        number = int(self._window_of[row])
-        place = self._places[number]
-        begin, end = int(self.segments.begins[row]), int(self.segments.ends[row])
-        data: bytes = b""
-        error: CorruptDataError | None = None
+    def _again(self, row: int) -> Block | CorruptDataError:
+        """Read a wrong sample once more, from another copy if there is one; return it, or raise or return its error."""
+        window = int(self._window_of[row])
+        shard, samples, _ = self._places[window]
+        sample = int(samples[row - int(np.searchsorted(self._window_of, window))])
+        if self._is_second:
+            raise self._changed(row, shard, sample)
         try:
-            if number not in self._again:
-                self._again[number] = place.shard if place.shard.again is None else place.shard.again()
-            data = self._again[number].file.read(begin, end - begin)
-            problem = self._problem(row, data)
+            other = replace(shard if shard.again is None else shard.again(), again=None)
+            return _Reading([WindowPlace(other, np.array([sample]))], is_second=True).block(Scratch())
         except CorruptDataError as damage:
             error = damage
-        else:
-            if problem is None:
-                segment[:] = data
-                return
-            error = self._changed(row, data, *problem)
-        self._damage(row, error)
-
-    def _damage(self, row: int, error: CorruptDataError) -> None:
-        """Raise an error of a sample, or note it."""
-        shard = self._places[self._window_of[row]].shard
         located = error if shard.url in error.place else error.at(shard.url)
         assert isinstance(located, CorruptDataError)
         located.url = shard.url
         located = shard.explained(located)
         if not self._salvages:
             raise located from error
-        self.damaged[row] = located
+        return located
 
-    def _changed(self, row: int, header: bytes, expected: str, found: str) -> CorruptDataError:
+    def _changed(self, row: int, shard: OpenShard, sample: int) -> CorruptDataError:
         """Return the error that a sample differs; its key is that in a header, which may be damaged too."""
-        parts = split_member(header[:NAME_BYTES].partition(b"\0")[0])
+        name = self._headers(self._first_at[[row]], NAME_BYTES).tobytes().partition(b"\0")[0]
+        parts, begin = split_member(name), int(self._rows.begins[row])
         key = "" if parts is None else parts[0].decode("utf-8", "backslashreplace")
-        place, begin = self._places[self._window_of[row]], int(self.segments.rows.begins[row])
+        if self._is_whole[row]:
+            expected, found = (
+                f"xxh3_64:{each[0]:016x}" for each in (self._rows.hashes[[row]], self._hashes(np.array([row])))
+            )
+        else:
+            sizes = zip(self._columns, self._sizes[row].tolist(), strict=True)
+            listed = [f"{self._names[column]!r} with {size:,} bytes" for column, size in sizes if size >= 0]
+            expected = f"headers of {', '.join(listed)}" if listed else "a header"
+            found = "other bytes, the first header with the name " + repr(name.decode("utf-8", "backslashreplace"))
         return CorruptDataError(
             "a sample was changed",
-            place=f"{place.shard.url}, sample {self._sample_of(row)}, key {key!r}, byte {begin}",
+            place=f"{shard.url}, sample {sample}, key {key!r}, byte {begin}",
             expected=expected,
             found=found,
             remedy="copy the shard again, or convert again with --overwrite; `wdsplit verify` finds all that is "
             "damaged",
-            url=place.shard.url,
+            url=shard.url,
             key=key,
             offset=begin,
         )
 
-    def _sample_of(self, row: int) -> int:
-        """Return the place of a sample in its shard."""
-        number = int(self._window_of[row])
-        place, inside = self._places[number], row - int(np.argmax(self._window_of == number))
-        return place.first + inside if place.chosen is None else int(place.chosen[inside])
-
-    # Headers alone
-
-    def from_heads(self) -> Window:
-        """Read the headers of the requested members, and small payloads with them; others stay pending."""
-        rows, begins = self.segments.rows, self.segments.begins
-        files = [self._places[window].shard.file for window in self._window_of.tolist()]
-        names = np.zeros((len(begins), NAME_BYTES), np.uint8)
-        columns: dict[int, Objects] = {column: np.full(len(begins), None, object) for column in self._columns}
-        errors: dict[int, CorruptDataError] = {}
-        is_pending = False
-        for column, values in columns.items():
-            there = np.flatnonzero(rows.sizes[:, column] >= 0)
-            starts, sizes = rows.starts[there, column], rows.sizes[there, column]
-            is_read = sizes <= _HEAD_BYTES - BLOCK_BYTES
-            lengths = np.where(is_read, BLOCK_BYTES + sizes, BLOCK_BYTES)
-            heads = self._heads(there, starts - BLOCK_BYTES, lengths, column, errors)
-            pairs = zip(there.tolist(), starts.tolist(), sizes.tolist(), is_read.tolist(), heads, strict=True)
-            values[there] = as_objects(
-                [
-                    head[BLOCK_BYTES:] if here else Pending(files[row], start, size)
-                    for row, start, size, here, head in pairs
-                ]
-            )
-            is_pending |= not is_read.all()
-            is_first = starts - BLOCK_BYTES == begins[there]
-            chosen = [head[:NAME_BYTES] for head, first in zip(heads, is_first.tolist(), strict=True) if first]
-            names[there[is_first]] = np.frombuffer(b"".join(chosen), np.uint8).reshape(-1, NAME_BYTES)
-        bare = np.flatnonzero(~names.any(axis=1))
-        bare = bare[(rows.sizes[bare][:, self._columns] < 0).all(axis=1)]  # they have none of the requested fields
-        for row, head in zip(
-            bare.tolist(), self._heads(bare, begins[bare], np.full(len(bare), BLOCK_BYTES), None, errors), strict=True
-        ):
-            names[row] = np.frombuffer(head, np.uint8, NAME_BYTES)
-        keys = self._keys(names)
-        for row, error in errors.items():
-            copy = self._from_another(row, error)
-            keys[row] = "" if copy is None else copy.keys[0]
-            for column, values in columns.items():
-                payloads = None if copy is None else copy.fields.get(self._names[column])
-                values[row] = None if payloads is None else payloads[0]
-        fields: dict[str, Payloads] = {self._names[column]: values for column, values in columns.items()}
-        return self._window(keys, fields, is_pending)
-
-    def _heads(
-        self, rows: Int64, offsets: Int64, lengths: Int64, column: int | None, errors: dict[int, CorruptDataError]
-    ) -> list[bytes]:
-        """Read headers of n samples with what follows; add an error for each that does not match its place.
-
-        Args:
-            rows: int64 of shape (n,): the samples.
-            offsets: int64 of shape (n,): where their headers are.
-            lengths: int64 of shape (n,): the bytes to read of each.
-            column: The column of their members; None for any.
-            errors: The errors of samples.
-        """
-        heads: list[bytes] = []
-        for row, offset, length in zip(rows.tolist(), offsets.tolist(), lengths.tolist(), strict=True):
-            try:
-                heads.append(self._places[self._window_of[row]].shard.file.read(offset, length))
-            except CorruptDataError as error:
-                errors.setdefault(row, error)
-                heads.append(bytes(length))
-        if not heads:
-            return heads
-        headers = np.frombuffer(b"".join([head[:BLOCK_BYTES] for head in heads]), np.uint8).reshape(-1, BLOCK_BYTES)
-        is_right = are_sound(headers) if column is None else self._are_right(headers, rows, column)
-        for place in np.flatnonzero(~is_right).tolist():
-            found = f"other bytes at byte {offsets[place]}"
-            expected = "the header of the member that the places of the shard list"
-            errors.setdefault(int(rows[place]), self._changed(int(rows[place]), heads[place], expected, found))
-        return heads
-
-    def _from_another(self, row: int, error: CorruptDataError) -> Window | None:
-        """Return a damaged sample from another copy of its shard; else note or raise its error."""
-        again = self._places[self._window_of[row]].shard.again
-        if again is not None:
-            sample = self._sample_of(row)
-            try:
-                return read_window(replace(again(), again=None), sample, sample + 1)
-            except CorruptDataError as damage:
-                error = damage
-        self._damage(row, error)
-        return None
-
-    # Columns
-
-    def _keys(self, names: npt.NDArray[np.uint8]) -> Objects:
-        """Return the keys.
-
-        Args:
-            names: uint8 of shape (n, 100): the name in the first header of each segment, which begins with the key.
-        """
-        listed = self.segments.rows.keys
+    def _keys(self, unknown: list[int]) -> Objects:
+        """Return the keys, from the name in the first header of each segment; empty for unknown ones."""
+        listed = self._rows.keys
         if listed is not None and all(key is not None for key in listed):
-            keys = listed.copy()
+            keys: Objects = listed.copy()
         else:
-            names[list(self.damaged)] = 0
+            names = self._headers(self._first_at, NAME_BYTES)
+            names[unknown] = 0
             suffixes = np.array([len(suffix) for suffix in self._suffixes])
-            lengths = np.maximum((names != 0).sum(axis=1) - suffixes[self.segments.heads], 0)
+            lengths = np.maximum((names != 0).sum(axis=1) - suffixes[self._segments.heads], 0)
             width = int(lengths.max())
             place = np.arange(width + 1)
             ended = np.zeros((len(names), width + 1), np.uint8)
@@ -466,26 +428,8 @@ class _Reading:
             if listed is not None:
                 known = np.flatnonzero([key is not None for key in listed])
                 keys[known] = listed[known]
-        keys[list(self.damaged)] = ""
-        found: Objects = keys
-        return found
-
-    def _window(self, keys: Objects, fields: dict[str, Payloads], is_pending: bool) -> Window:
-        sizes = self.segments.rows.sizes[:, self._columns]
-        is_there = sizes >= 0
-        whole: Collection[str] = ()
-        if not is_pending and not self.damaged:
-            whole = [name for name, has in zip(fields, is_there.T, strict=True) if has.all()]
-        if self.damaged:
-            errors = np.full(len(keys), None, object)
-            for row, error in self.damaged.items():
-                errors[row] = error
-                for values in fields.values():
-                    values[row] = None
-            fields = {**fields, DAMAGE: errors}
-        unused = {self._names[column] for column, has in zip(self._columns, is_there.T, strict=True) if not has.any()}
-        used = {name: values for name, values in fields.items() if name not in unused}
-        return Window("", keys, np.where(is_there, sizes, 0).sum(axis=1), used, whole)
+        keys[unknown] = ""
+        return keys
 
 
 def _pieces(data: Any, starts: Int64, sizes: Int64) -> Objects:

@@ -5,8 +5,14 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wdsplit.loading.reading import ranges as module
-from wdsplit.loading.reading.ranges import MIN_GAP_BYTES, SPARE, expected_ranges, ranges_to_read
+from wdsplit.loading.reading import segments as module
+from wdsplit.loading.reading.segments import MIN_GAP_BYTES, SPARE, ranges_of
+
+
+def ranges(begins, ends):
+    """Return the ranges of a single window."""
+    _, *cuts = ranges_of(begins, ends, np.zeros(len(begins), np.int64))
+    return list(zip(*cuts, strict=True))
 
 
 @st.composite
@@ -30,7 +36,7 @@ def gaps_of(begins, ends):
 def test_ranges_hold_the_samples_and_the_gaps_that_may_be_read(drawn, min_gap):
     begins, ends = drawn
     with patch.object(module, "MIN_GAP_BYTES", min_gap):
-        found = ranges_to_read(begins, ends)
+        found = ranges(begins, ends)
     bytes_of_samples = int((ends - begins).sum())
     assert found[0][0] == begins[0] and found[-1][1] == ends[-1]
     cuts = [(end, begin) for (_, end), (begin, _) in pairwise(found)]
@@ -53,5 +59,4 @@ def test_samples_without_gaps_are_one_range(drawn):
     begins, ends = drawn
     sizes = ends - begins
     stops = begins[0] + np.cumsum(sizes)
-    assert ranges_to_read(stops - sizes, stops) == [(begins[0], stops[-1])]
-    assert expected_ranges(stops - sizes, stops) == [(begins[0], stops[-1])]
+    assert ranges(stops - sizes, stops) == [(begins[0], stops[-1])]
