@@ -15,7 +15,7 @@ from made_datasets import converted
 from tables import DEADLINE_S, wait_until
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError
 from wdsplit.loading.reading import cache as cache_module
-from wdsplit.loading.reading import read_ahead, reader, source
+from wdsplit.loading.reading import read_ahead, source
 
 NUM_ROWS, PAYLOAD_BYTES = 240, 3000
 
@@ -110,28 +110,6 @@ def test_windows_that_follow_each_other_are_one_request(remote, fault_proxy):
     samples_of(wdsplit.Dataset(remote, shuffle=False))
     first_windows, rest, next_shards = 4, 4, 4
     assert fetched(fault_proxy, ".tar")[0] == first_windows + rest + next_shards
-
-
-@pytest.mark.parametrize("are_there", [True, False])
-def test_large_windows_that_have_arrived_are_parsed_together(remote, payloads, monkeypatch, are_there):
-    together, read, carry_out = [], reader.read_windows, reader.SampleReader.carry_out
-
-    def read_windows(places, *arguments, **options):
-        together.append(len(places))
-        return read(places, *arguments, **options)
-
-    def carried_out(sample_reader, plan):
-        for fetch in sample_reader._fetches.values():
-            fetch.run(is_waiting=True)
-        return carry_out(sample_reader, plan)
-
-    monkeypatch.setattr(reader, "_LARGE_WINDOW_BYTES", 0)
-    monkeypatch.setattr(reader, "read_windows", read_windows)
-    monkeypatch.setattr(reader.SampleReader, "carry_out", carried_out)
-    if not are_there:
-        monkeypatch.setattr(read_ahead.Fetch, "is_done", False)
-    assert samples_of(wdsplit.Dataset(remote)) == samples_of(wdsplit.Dataset(payloads))
-    assert (max(together[:24]) > 1) == are_there
 
 
 def test_no_more_is_fetched_than_may_be_ahead(remote, fault_proxy):
