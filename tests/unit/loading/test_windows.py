@@ -48,7 +48,7 @@ def open_tar(folder, data, name="a"):
     (folder / f"{name}.tar").write_bytes(data)
     (folder / f"{name}.tar.places").write_bytes(places)
     shard = Shard(f"{name}.tar", len(samples.keys), 0, len(data), f"xxh3_128:{digest.hex()}")
-    return open_shard(LocalStorage(str(folder)), shard, tuple(dict.fromkeys([*FIELDS, *samples.fields])))
+    return open_shard(LocalStorage(str(folder)), shard, tuple(dict.fromkeys([*FIELDS, *samples.field_counts])))
 
 
 def written(folder, samples, name="a", fields=FIELDS, lead="dir/key_00"):
