@@ -17,7 +17,7 @@ from pathlib import Path
 import xxhash
 
 import wdsplit.loading.reading.cache
-from wdsplit.loading.reading.cache import ShardCache
+from wdsplit.loading.reading.cache import CachedFile, ShardCache
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import checksum_of
 from wdsplit.storage.opening import open_storage
@@ -27,6 +27,7 @@ NAMES = ("cls",)
 CALLS = [
     (os, "open"),
     (os, "ftruncate"),
+    (os, "posix_fallocate"),
     (os, "pwrite"),
     (os, "fsync"),
     (os, "replace"),
@@ -51,6 +52,19 @@ def bytes_in(folder):
         return sum(path.stat().st_size for path in Path(folder).glob("*/*"))
 
 
+def usage(cache):
+    """Return the numbers of shards, of those in use, of downloads and of leftovers."""
+    whole, parts = ([entry for entry in cache.entries() if entry.is_whole == is_whole] for is_whole in (True, False))
+    num_downloads = sum(entry.is_in_use for entry in parts)
+    return [len(whole), sum(entry.is_in_use for entry in whole), num_downloads, len(parts) - num_downloads]
+
+
+def is_sound(path):
+    """Tell whether a cached shard has the tar of its name, and the places of this tar."""
+    file = CachedFile(str(path))
+    return xxhash.xxh3_128(file.read(0, file.size)).hexdigest() == file.places().checksum
+
+
 def read(cache, storage, shards, job):
     """Open the shards in the order of the job, in threads; return how many were right, and how many not cached.
 
@@ -61,7 +75,7 @@ def read(cache, storage, shards, job):
     def one(number):
         opened = cache.open(storage, shards[number], NAMES)
         if "measured" in job:
-            most.append(bytes_in(cache.folder.path))
+            most.append(bytes_in(cache.folder))
         return None if opened is None else is_right(opened, shards[number])
 
     order = job["order"] * job.get("rounds", 1)
@@ -131,23 +145,18 @@ def kills(cache, storage, shards, job):
     fill(cache, storage, shards)
     while killed_at(moment, lambda: cache.open(storage, shards[2], NAMES)):
         moment += 1
-        for tar in cache.folder.path.glob("*/*.tar"):
-            assert f"xxh3_128:{tar.name[:32]}" == checksum_of(xxhash.xxh3_128(tar.read_bytes()))
-            assert tar.with_suffix(".tar.places").exists()
-        before = cache.folder.usage()
-        num_parts += before.num_leftovers
-        assert (before.num_in_use, before.num_downloads) == (0, 0)
-        assert before.num_bytes <= job["max_bytes"]
+        assert all(is_sound(path) for path in cache.folder.glob("*/*.shard"))
+        assert bytes_in(cache.folder) <= job["max_bytes"]
+        num_in_use, num_downloads, num_leftovers = usage(cache)[1:]
+        assert (num_in_use, num_downloads) == (0, 0)
+        num_parts += num_leftovers
         opened = cache.open(storage, shards[2], NAMES)
         assert is_right(opened, shards[2])
-        after = cache.folder.usage()
-        assert (after.num_leftovers, after.num_downloads, after.num_in_use) == (0, 0, 1)
-        left = [path.name for path in cache.folder.path.glob("*/*")]
-        assert sorted(left) == sorted(
-            {name.removesuffix(".places") for name in left} | {f"{n}.places" for n in left if n.endswith(".tar")}
-        )
+        assert usage(cache)[1:] == [1, 0, 0]
+        shards_left = sorted(path.name for path in cache.folder.glob("*/*.shard"))
+        assert sorted(path.stem for path in cache.folder.glob("*/*.note")) == shards_left
         del opened
-        assert cache.folder.clear().num_kept == 0
+        assert cache.clear()[1] == []
         fill(cache, storage, shards)
     return [moment, num_parts]
 
@@ -174,13 +183,13 @@ def forks(cache, storage, shards, job):
     opened = cache.open(storage, shards[0], NAMES, lambda: next(asked) != 2 or fork())
     assert is_right(opened, shards[0])
     del opened
-    usage = cache.folder.usage()
-    removed = cache.folder.clear().num_removed
+    _, num_in_use, num_downloads, _ = usage(cache)
+    removed, _ = cache.clear()
     for child in children:
         assert os.waitpid(child, os.WNOHANG) == (0, 0)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-    return [len(children), usage.num_in_use, usage.num_downloads, removed]
+    return [len(children), num_in_use, num_downloads, len(removed)]
 
 
 def main():

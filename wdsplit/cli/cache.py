@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
@@ -53,58 +52,59 @@ def cache_command(folder: str, clear: bool, verify: bool, as_json: bool) -> None
         return
     values: dict[str, Any]
     if clear:
-        cleared = cache.folder.clear()
-        values = dataclasses.asdict(cleared)
+        removed, kept = cache.clear()
+        values = {
+            "num_removed": len(removed),
+            "removed_bytes": sum(entry.num_bytes for entry in removed),
+            "num_kept": len(kept),
+            "kept_bytes": sum(entry.num_bytes for entry in kept),
+        }
         text = (
-            f"removed {cleared.num_removed:,} shards, {human_bytes(cleared.removed_bytes)}; "
-            f"kept {cleared.num_kept:,} that are in use, {human_bytes(cleared.kept_bytes)}"
+            f"removed {len(removed):,} shards, {human_bytes(values['removed_bytes'])}; "
+            f"kept {len(kept):,} that are in use, {human_bytes(values['kept_bytes'])}"
         )
     else:
-        usage = cache.folder.usage()
-        first, last = _moment(usage.first_used_ns), _moment(usage.last_used_ns)
+        entries = cache.entries()
+        whole = [entry for entry in entries if entry.is_whole]
+        num_in_use, num_downloads = (
+            sum(entry.is_in_use for entry in entries if entry.is_whole == is_whole) for is_whole in (True, False)
+        )
+        times = [datetime.fromtimestamp(entry.used_ns // 10**9, timezone.utc) for entry in whole]
+        first, last = ((f"{time:%Y-%m-%dT%H:%M:%SZ}") for time in (min(times), max(times))) if times else (None, None)
         values = {
-            "shards": usage.num_shards,
-            "bytes": usage.num_bytes,
-            "in_use": usage.num_in_use,
-            "downloads": usage.num_downloads,
-            "leftovers": usage.num_leftovers,
+            "shards": len(whole),
+            "bytes": sum(entry.num_bytes for entry in entries),
+            "in_use": num_in_use,
+            "downloads": num_downloads,
+            "leftovers": len(entries) - len(whole) - num_downloads,
             "first_used": first,
             "last_used": last,
         }
         text = (
-            f"{counted(usage.num_shards, 'shard')}, {human_bytes(usage.num_bytes)}\nin use {usage.num_in_use:,}, "
-            f"downloading {usage.num_downloads:,}, unfinished downloads {usage.num_leftovers:,}"
+            f"{counted(len(whole), 'shard')}, {human_bytes(values['bytes'])}\nin use {num_in_use:,}, "
+            f"downloading {num_downloads:,}, unfinished downloads {values['leftovers']:,}"
         )
-        text += f"\nlast used: between {first} and {last}" if first is not None else ""
+        text += f"\nlast used: between {first} and {last}" if times else ""
     echo_json({"cache": folder, **values}) if as_json else echo(f"{folder}: {text}")
 
 
 def _verify(cache: ShardCache, folder: str, as_json: bool) -> None:
-    num_checked = num_bytes = 0
+    damaged, num_checked, num_bytes = [], 0, 0
     with progress_bar("verifying") as bar:
-
-        def report(checked: int, num_shards: int, checked_bytes: int) -> None:
-            nonlocal num_checked, num_bytes
-            num_checked, num_bytes = checked, checked_bytes
-            bar.update(checked, num_shards, unit="shards", bytes=checked_bytes)
-
-        damages = cache.verify(report)
+        num_shards = sum(entry.is_whole for entry in cache.entries())
+        for entry, damage in cache.verify():
+            num_checked, num_bytes = num_checked + 1, num_bytes + entry.num_bytes
+            bar.update(num_checked, num_shards, unit="shards", bytes=num_bytes)
+            if damage:
+                damaged.append({"path": entry.path, "cause": damage})
     if as_json:
-        damaged = [dataclasses.asdict(damage) for damage in damages]
         echo_json({"cache": folder, "checked": num_checked, "bytes": num_bytes, "damaged": damaged})
     else:
-        for damage in damages:
-            stderr(f"{bad('damaged:')} {damage.path}: {damage.cause}")
+        for each in damaged:
+            stderr(f"{bad('damaged:')} {each['path']}: {each['cause']}")
         verdict = good("ok")
-        if damages:
-            verdict = bad(f"removed {len(damages):,} damaged shards: they will be downloaded again")
+        if damaged:
+            verdict = bad(f"removed {len(damaged):,} damaged shards: they will be downloaded again")
         echo(f"{folder}: {num_checked:,} shards, {human_bytes(num_bytes)}: {verdict}")
-    if damages:
+    if damaged:
         sys.exit(FAILED)
-
-
-def _moment(time_ns: int | None) -> str | None:
-    """Return a time in UTC as text."""
-    if time_ns is None:
-        return None
-    return datetime.fromtimestamp(time_ns // 10**9, timezone.utc).isoformat().replace("+00:00", "Z")

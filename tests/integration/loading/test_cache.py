@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,7 +19,7 @@ import numpy as np
 import pytest
 import xxhash
 
-from cache_worker import bytes_in
+from cache_worker import bytes_in, usage
 from faults import Delay, Flip, Shorten
 from made_datasets import sized_dataset
 from paths import SUPPORT
@@ -26,9 +27,7 @@ from tables import DEADLINE_S, wait_until
 from wdsplit.cli.main import main
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, StorageError
 from wdsplit.loading.reading import cache as cache_module
-from wdsplit.loading.reading import cached_file
-from wdsplit.loading.reading.cache import ShardCache
-from wdsplit.loading.reading.cached_file import NOTE_BYTES, CachedFile
+from wdsplit.loading.reading.cache import CachedFile, ShardCache
 from wdsplit.loading.reading.open_shard import open_shard
 from wdsplit.loading.reading.windows import read_window
 from wdsplit.shards.files import read_manifest
@@ -54,16 +53,16 @@ class Origin:
         self.storage = open_storage(self.url)
         table = read_manifest(self.storage).shards
         self.shards = [table[number] for number in range(len(table))]
-        self.entry_bytes = self.shards[0].num_bytes + 64 + 20 * self.shards[0].num_samples + NOTE_BYTES
+        self.entry_bytes = self.shards[0].num_bytes + 64 + 20 * self.shards[0].num_samples + 16
 
     def path(self, cache, number):
         """Return where a cache keeps a shard."""
         digest = self.shards[number].checksum.removeprefix("xxh3_128:")
-        return cache.folder.path / digest[:2] / f"{digest}-{self.shards[number].num_bytes}.tar"
+        return cache.folder / digest[:2] / f"{digest}-{self.shards[number].num_bytes}.shard"
 
-    def places(self, cache, number):
-        """Return where a cache keeps the places of a shard."""
-        return Path(f"{self.path(cache, number)}.places")
+    def note(self, cache, number):
+        """Return where a cache keeps the note of a shard."""
+        return Path(f"{self.path(cache, number)}.note")
 
     def open(self, cache, number, *is_wanted):
         return cache.open(self.storage, self.shards[number], ("cls",), *is_wanted)
@@ -152,13 +151,13 @@ def test_a_cached_shard_is_the_one_of_the_dataset_with_a_file_on_the_disk(origin
     for _ in range(2):
         opened = origin.open(cache, 2)
         assert isinstance(opened.file, CachedFile) and not opened.file.is_remote
-        assert opened.file.path == origin.path(cache, 2)
+        assert opened.file.path == str(origin.path(cache, 2))
         assert (opened.url, opened.places.offsets().tolist()) == (plain.url, plain.places.offsets().tolist())
         assert bytes_of(opened) == bytes_of(plain)
         window, expected = (read_window(each, np.arange(3, 7)) for each in (opened, plain))
         assert (list(window.keys), list(window.fields)) == (list(expected.keys), list(expected.fields))
     name = origin.path(cache, 2).name
-    assert files_in(folder) == [name, f"{name}.places"]
+    assert files_in(folder) == [name, f"{name}.note"]
 
 
 def test_a_shard_that_is_here_needs_no_origin(origin, folder, tmp_path):
@@ -293,25 +292,27 @@ def test_a_dataset_that_was_truncated_or_lost_an_index_is_an_error_and_nothing_i
     assert files_in(folder) == []
 
 
-@pytest.mark.parametrize("added", ["", ".places"])
-@pytest.mark.parametrize("damage", ["shorter", "longer", "gone", "other"])
-def test_an_entry_that_is_damaged_on_the_disk_is_downloaded_again(origin, folder, caplog, added, damage):
+@pytest.mark.parametrize("damage", ["shorter", "longer", "gone", "other", "no note", "another note"])
+def test_an_entry_that_is_damaged_on_the_disk_is_downloaded_again(origin, folder, caplog, checks, damage):
     cache = ShardCache(folder)
     origin.open(cache, 0)
-    path = Path(f"{origin.path(cache, 0)}{added}")
+    path, note = origin.path(cache, 0), origin.note(cache, 0)
     if damage == "gone":
         path.unlink()
+    elif damage == "no note":
+        note.unlink()
+    elif damage == "another note":
+        note.write_bytes(bytes(15))
     elif damage == "other":
         path.write_bytes(bytes(path.stat().st_size))
         os.utime(path, (5, 5))  # the system's clock may not have moved since the download
     else:
         os.truncate(path, path.stat().st_size + (512 if damage == "longer" else -1))
-    opened = origin.open(cache, 0)
-    assert is_right(opened, origin.shards[0])
-    assert len(files_in(folder)) == 2
-    told = warnings_in(caplog)
-    assert len(told) == (0 if (added, damage) == ("", "gone") else 1)
-    assert all("damaged" in text and str(origin.path(cache, 0)) in text for text in told)
+    assert is_right(origin.open(cache, 0), origin.shards[0])
+    assert len(files_in(folder)) == len(checks) == 2
+    found = warnings_in(caplog)
+    assert len(found) == (damage not in ("gone", "another note"))
+    assert all("damaged" in text and str(path) in text for text in found)
 
 
 def flip(path, offset=2000):
@@ -339,7 +340,7 @@ def boot(monkeypatch):
 
     def boot():
         name = f"boot {next(boots)}"
-        monkeypatch.setattr(cached_file, "_boot_id", lambda: name)
+        monkeypatch.setattr(cache_module, "_boot_id", lambda: name)
 
     return boot
 
@@ -360,7 +361,7 @@ def test_a_changed_payload_is_downloaded_again(origin, folder, caplog, boot, is_
 def test_a_disk_that_has_lost_data_is_noticed_after_a_boot_though_no_time_tells(origin, folder, monkeypatch, boot):
     cache = ShardCache(folder)
     origin.open(cache, 0)
-    monkeypatch.setattr(CachedFile, "proof", lambda self: cached_file._boot_id().encode().ljust(NOTE_BYTES))
+    monkeypatch.setattr(CachedFile, "proof", lambda self: cache_module._boot_id().encode().ljust(16))
     boot()
     origin.open(cache, 0)
     flip(origin.path(cache, 0))
@@ -384,10 +385,10 @@ def test_a_shard_is_checked_once_a_boot_by_whoever_opens_it_first(origin, folder
     assert len(checks) == 2
 
 
-def test_an_index_that_may_not_be_written_to_is_checked_once_a_process(origin, folder, checks, boot, monkeypatch):
+def test_a_note_that_may_not_be_written_is_checked_once_a_process(origin, folder, checks, boot, monkeypatch):
     origin.open(ShardCache(folder), 0)
     boot()
-    monkeypatch.setattr(cached_file, "open", lambda *_: (_ for _ in ()).throw(PermissionError), raising=False)
+    monkeypatch.setattr(cache_module, "open", lambda *_: (_ for _ in ()).throw(PermissionError), raising=False)
     for _ in range(3):
         assert is_right(origin.open(ShardCache(folder), 0), origin.shards[0])
     assert len(checks) == 2
@@ -421,7 +422,7 @@ def test_discarding_removes_what_is_open_and_nothing_that_came_after(origin, fol
 
 def test_what_was_not_used_for_longest_is_evicted(origin, folder, monkeypatch):
     times = itertools.count(10**9)
-    monkeypatch.setattr(cached_file, "time", SimpleNamespace(time_ns=lambda: next(times)))
+    monkeypatch.setattr(cache_module, "time", SimpleNamespace(time_ns=lambda: next(times)))
     cache, chance, used = ShardCache(folder, 3 * origin.entry_bytes), random.Random(1), []
     for _ in range(60):
         number = chance.randrange(NUM_SHARDS)
@@ -430,7 +431,7 @@ def test_what_was_not_used_for_longest_is_evicted(origin, folder, monkeypatch):
         assert [each for each in range(NUM_SHARDS) if origin.path(cache, each).exists()] == sorted(used)
     assert bytes_in(folder) == 3 * origin.entry_bytes
     for number in used[:2]:
-        os.utime(origin.places(cache, number), ns=(5, 5))
+        os.utime(origin.note(cache, number), ns=(5, 5))
     origin.open(cache, next(number for number in range(NUM_SHARDS) if number not in used))
     first = min(used[:2], key=lambda number: origin.path(cache, number))
     assert [number for number in used if not origin.path(cache, number).exists()] == [first]
@@ -442,7 +443,7 @@ def test_what_another_process_has_open_is_not_evicted(origin, folder, start, cap
     begin(holder)
     assert holder.stdout.readline() == '"held"\n'
     assert [origin.open(cache, number) for number in (2, 3, 2)] == [None] * 3
-    assert [cache.folder.usage().num_in_use, cache.folder.usage().num_shards] == [2, 2]
+    assert usage(cache)[:2] == [2, 2]
     assert ["in use" in text for text in warnings_in(caplog)] == [True]
     holder.stdin.write("\n")
     assert result(holder) == [True, True]
@@ -542,29 +543,27 @@ def test_a_tenth_of_the_disk_is_left_free_where_no_size_is_given(origin, small_d
         assert is_right(origin.open(cache, number), origin.shards[number])
         disk = os.statvfs(small_disk)
         assert disk.f_bavail >= disk.f_blocks // 10
-    assert 2 <= cache.folder.usage().num_shards < NUM_SHARDS
+    assert 2 <= usage(cache)[0] < NUM_SHARDS
 
 
-def test_a_disk_that_fills_up_gives_back_what_was_written_and_warns_once(origin, small_disk, caplog):
+def test_a_disk_that_fills_up_keeps_the_room_of_a_download_and_then_there_is_one_warning(origin, small_disk, caplog):
     cache = ShardCache(small_disk / "cache", 10**9)
     answers = []
 
     def fill_the_disk():
         answers.append(True)
         if len(answers) == 3:
-            with open(small_disk / "other", "wb", buffering=0) as other:
+            with suppress(OSError), open(small_disk / "other", "wb", buffering=0) as other:
                 while True:
-                    try:
-                        other.write(bytes(4096))
-                    except OSError:
-                        break
+                    other.write(bytes(4096))
         return True
 
-    assert origin.open(cache, 0, fill_the_disk) is None
-    assert len(answers) > 2
-    assert files_in(cache.folder.path) == []
+    assert is_right(origin.open(cache, 0, fill_the_disk), origin.shards[0])
+    assert len(answers) > 3
+    cache.clear()
     (small_disk / "more").write_bytes(bytes(os.statvfs(small_disk).f_bavail * 4096))
-    assert origin.open(cache, 1) is None
+    assert [origin.open(cache, 1), origin.open(cache, 2)] == [None, None]
+    assert files_in(cache.folder) == []
     assert ["disk is full" in text for text in warnings_in(caplog)] == [True]
     (small_disk / "other").unlink()
     assert is_right(origin.open(cache, 1), origin.shards[1])
@@ -590,7 +589,7 @@ def test_a_download_that_was_killed_is_taken_over_by_those_who_wait(remote, faul
     begin(second, third)
     time.sleep(0.3)
     assert [second.poll(), third.poll()] == [None, None]
-    assert ShardCache(folder).folder.usage().num_downloads == 1
+    assert usage(ShardCache(folder)) == [0, 0, 1, 0]
     fault_proxy.plan = lambda request: None
     first.kill()
     assert [result(second), result(third)] == [[1, 0], [1, 0]]
@@ -634,15 +633,21 @@ def test_only_files_of_its_own_names_are_ever_removed(origin, folder):
     cache = ShardCache(folder, origin.entry_bytes)
     origin.open(cache, 0)
     digest = "0" * 32
-    strangers = ["00/notes.txt", f"00/{digest}.tar", f"00/{digest}-10.tar.gz", f"11/{digest}-10.tar", "00/x-1.tar.part"]
-    leftovers = [f"00/{digest}-10.tar.part", f"00/{digest}-11.tar.places", f"00/{digest}-12.tar.places.part"]
+    strangers = [
+        "00/notes.txt",
+        f"00/{digest}.shard",
+        f"00/{digest}-10.tar",
+        f"11/{digest}-10.shard",
+        "00/x-1.shard.part",
+    ]
+    leftovers = [f"00/{digest}-10.shard.part", f"00/{digest}-11.shard.note"]
     for name in [*strangers, *leftovers, "README"]:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(b"x")
-    assert cache.folder.usage().num_leftovers == len(leftovers)
+    assert usage(cache)[3] == len(leftovers)
     origin.open(cache, 1)
     assert [name for name in leftovers if (folder / name).exists()] == []
-    cache.folder.clear()
+    cache.clear()
     assert [name for name in [*strangers, "README"] if not (folder / name).exists()] == []
     assert len(files_in(folder)) == len(strangers)
 
@@ -672,9 +677,9 @@ def run(capsys):
 def test_the_command_shows_what_is_in_a_cache(origin, folder, run):
     cache = ShardCache(folder)
     held = [origin.open(cache, number) for number in (0, 1, 2)][1:]
-    os.utime(origin.places(cache, 0), (0, 0))
-    os.utime(origin.places(cache, 2), (2**31, 2**31))
-    part = origin.path(cache, 3).with_suffix(".tar.part")
+    os.utime(origin.note(cache, 0), (0, 0))
+    os.utime(origin.note(cache, 2), (2**31, 2**31))
+    part = origin.path(cache, 3).with_suffix(".shard.part")
     part.parent.mkdir(exist_ok=True)
     part.write_bytes(bytes(100))
     code, out, err = run(folder, "--json")
@@ -724,14 +729,12 @@ def test_the_command_verifies_a_cache_and_removes_what_is_damaged(origin, folder
     assert (code, err) == (0, "")
     assert "4 shards" in out and ": ok" in out
     flip(origin.path(cache, 1))
-    offsets = np.fromfile(origin.places(cache, 2), "<u8")
-    offsets[3] += 512
-    offsets.tofile(origin.places(cache, 2))
+    flip(origin.path(cache, 2), origin.shards[2].num_bytes + 70)  # its places
     code, out, err = run(folder, "--verify", "--json")
     assert (code, json.loads(out)["checked"]) == (1, 4)
     damaged = json.loads(out)["damaged"]
     assert {each["path"] for each in damaged} == {str(origin.path(cache, number)) for number in (1, 2)}
-    assert {path.name for path in folder.glob("*/*.tar")} == {origin.path(cache, number).name for number in (0, 3)}
+    assert {path.name for path in folder.glob("*/*.shard")} == {origin.path(cache, number).name for number in (0, 3)}
     for number in (1, 2):
         assert is_right(origin.open(cache, number), origin.shards[number])
     flip(origin.path(cache, 0))
@@ -760,6 +763,3 @@ def test_the_command_refuses_a_folder_that_is_no_cache(origin, tmp_path, run, ar
         assert "not a wdsplit cache folder" in err and str(place) in err
     assert sorted(os.listdir(copy)) == sorted(os.listdir(origin.url))
     assert not (tmp_path / "nowhere").exists()
-
-
-# Sizes

@@ -231,14 +231,14 @@ def test_a_download_ends_with_the_iteration_that_it_is_for(remote, fault_proxy, 
     for thread in threads:
         thread.join(DEADLINE_S)
     assert not any(thread.is_alive() for thread in threads)
-    assert len(list(cache_dir.glob("*/*.tar"))) == 4
+    assert len(list(cache_dir.glob("*/*.shard"))) == 4
     assert list(cache_dir.glob("*/*.part")) == []
     assert all(len(fetched_ranges(fault_proxy, name)) <= 4 for name in later)
 
 
 def test_what_is_damaged_in_the_cache_is_downloaded_again(remote, fault_proxy, payloads, cache_dir):
     samples_of(wdsplit.Dataset(remote, cache_dir=cache_dir))
-    damaged = sorted(cache_dir.glob("*/*.tar"))[0]
+    damaged = sorted(cache_dir.glob("*/*.shard"))[0]
     data = bytearray(damaged.read_bytes())
     data[150] ^= 1
     damaged.write_bytes(data)
@@ -269,7 +269,7 @@ def test_what_has_no_room_in_the_cache_is_streamed(remote, payloads, cache_dir, 
     assert samples_of(dataset) == samples_of(wdsplit.Dataset(payloads))
     told = [record.getMessage() for record in caplog.records if "are streamed" in record.getMessage()]
     assert len(told) == 1
-    assert sum(path.stat().st_size for path in cache_dir.rglob("*.tar")) <= cache_size
+    assert sum(path.stat().st_size for path in cache_dir.rglob("*.shard")) <= cache_size
 
 
 def test_what_has_no_room_in_the_cache_is_compared_with_hashes_too(remote, bucket, cache_dir):
@@ -282,7 +282,7 @@ def test_what_has_no_room_in_the_cache_is_compared_with_hashes_too(remote, bucke
 def test_a_local_dataset_may_have_a_cache_too(payloads, cache_dir):
     """As of a network file system."""
     assert samples_of(wdsplit.Dataset(payloads, cache_dir=cache_dir)) == samples_of(wdsplit.Dataset(payloads))
-    assert len(list(cache_dir.glob("*/*.tar"))) == 8
+    assert len(list(cache_dir.glob("*/*.shard"))) == 8
 
 
 def test_a_size_without_a_cache_is_refused(remote):

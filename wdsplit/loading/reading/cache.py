@@ -1,81 +1,165 @@
 """Whole shards on a node's own disk, downloaded once for all its processes, verified, evicted by least recent use.
 
-An entry is named by the checksum of its bytes. So datasets share equal shards, and never read a wrong one.
-`cache_folder` manages the files and their locks.
+A shard is one file: its tar, then its places. It is named by the checksum of the tar, so that datasets share equal
+shards and never read a wrong one. One rule: a file that nobody has locked may be removed, by the process that has
+locked the whole folder. The system ends locks (flock) with their process.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import functools
 import logging
 import os
 import re
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import xxhash
 
-from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, WdsplitError
-from wdsplit.loading.reading.cache_folder import CacheFolder, NoRoomError, PartialShard, is_downloading
-from wdsplit.loading.reading.cached_file import NOTE_BYTES, CachedFile, try_lock
+from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, StorageError, WdsplitError
 from wdsplit.loading.reading.open_shard import OpenShard, open_shard
 from wdsplit.loading.reading.windows import read_window
 from wdsplit.shards.manifest import Shard, checksum_of
 from wdsplit.storage.interface import ReadableFile, ReadableStorage
 from wdsplit.storage.local import LocalStorage, local_path
-from wdsplit.tar.places import parse_places, plain_places_bytes
+from wdsplit.storage.local_file import LocalFile
+from wdsplit.storage.locks import leads_to, open_locked, unlock
+from wdsplit.tar.places import Places, parse_places, plain_places_bytes
 
-__all__ = ["Damage", "ShardCache"]
+__all__ = ["CacheEntry", "ShardCache"]
 
 logger = logging.getLogger(__name__)
 
+_MARKER, _LOCK = "wdsplit-cache", "lock"
+_MARKER_TEXT = b"This folder is a cache of wdsplit: `wdsplit cache` shows what is in it, and clears it.\n"
+_SUBFOLDER = re.compile(r"[0-9a-f]{2}")
+_NAME = re.compile(r"([0-9a-f]{32}-[0-9]+\.shard)(|\.part|\.note)")
 _CHECKSUM = re.compile(r"xxh3_128:([0-9a-f]{32})")
+_PART, _NOTE, _NOTE_BYTES = ".part", ".note", 16
+_FREE_PART = 10
+"""A tenth of the disk is left free if there is no size limit."""
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _READ_BYTES, _CHECKED_BYTES = 8 * 1024**2, 1024**2
 """Bytes of a request; bytes to read and hash at a time, few enough for the processor's cache."""
 _FIRST_DELAY_S, _MAX_DELAY_S = 0.02, 0.2
 _SAMPLES_AT_ONCE = 4096
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 _warned: dict[tuple[str, str], object] = {}
 """What this process has warned about: the cache's folder, and the kind of problem."""
 _shrunk: set[tuple[str, int | None]] = set()
 """The caches that this process has opened, and their size limits."""
+_proven: set[bytes] = set()
+"""Proofs of the shards that this process checked, but whose notes it may not write."""
+
+
+class _NoRoomError(StorageError):
+    """There is no room for a shard, and nothing more can be evicted."""
+
+
+class CachedFile(LocalFile):
+    """The tar of a cached shard, open for reading; the shard is not evicted before this is closed."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(Path(path))
+        fcntl.flock(self._fd, fcntl.LOCK_SH)  # an exclusive lock lasts for a moment only
+        self.path = path
+        self.checksum, num_bytes = os.path.basename(path).removesuffix(".shard").split("-")
+        self._places_bytes, self.size = self.size - int(num_bytes), int(num_bytes)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether its path still leads to it: it may have been removed before it was locked."""
+        return leads_to(Path(self.path), self._fd)
+
+    def places(self, num_samples: int | None = None, fields: tuple[str, ...] | None = None) -> Places:
+        """Read its places; arguments and errors as for `parse_places`."""
+        data = self.read(self.size, max(0, self._places_bytes))
+        return parse_places(data, self.size, self.checksum, num_samples, fields)
+
+    def touch(self) -> None:
+        """Record the time of use: as the note's mtime, because the shard's own proves that the shard is unchanged."""
+        now = time.time_ns()
+        with suppress(PermissionError, FileNotFoundError):  # another user's file; one that was discarded
+            os.utime(self.path + _NOTE, ns=(now, now))
+
+    def proof(self) -> bytes:
+        """Return a hash that changes if the file is written to, or the node reboots, as a disk may have lost data."""
+        status = os.fstat(self._fd)
+        parts = _boot_id(), status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+        return xxhash.xxh3_128_digest(repr(parts).encode())
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether it is unchanged since some process of this node checked it; FileNotFoundError if it has no note."""
+        proof = self.proof()
+        return proof in _proven or Path(self.path + _NOTE).read_bytes() == proof
+
+    def note_checked(self, proof: bytes) -> None:
+        """Record for all processes of the node that it was right when it had this proof."""
+        try:
+            with open(self.path + _NOTE, "r+b") as note:
+                note.write(proof)
+        except OSError:
+            _proven.add(proof)
 
 
 @dataclass(frozen=True)
-class Damage:
-    """A cached shard that was damaged and has been removed.
+class CacheEntry:
+    """A shard in a cache, or a download.
 
     Attributes:
-        path: Its tar.
-        cause: What was wrong.
+        path: Its path.
+        num_bytes: The bytes of its files.
+        is_whole: Whether it is complete; else it is being downloaded, or its download was killed.
+        used_ns: When it was used last, in ns since 1970; 0 while it is downloaded.
     """
 
     path: str
-    cause: str
+    num_bytes: int
+    is_whole: bool
+    used_ns: int
+
+    @property
+    def file(self) -> str:
+        """The file that is locked while the entry is in use."""
+        return self.path if self.is_whole else self.path + _PART
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether some process has it open, or downloads it."""
+        return not _is_free(self.file)
 
 
 class ShardCache:
     """A cache of shards in a folder, shared by all processes of the node.
 
-    No file is touched before a shard is opened, so that a cache can be sent to other processes.
+    No file is touched before a shard is opened, so that a cache can be sent to other processes. Its files:
+
+    - `CHECKSUM-BYTES.shard`: complete. Readers hold a shared lock.
+    - `CHECKSUM-BYTES.shard.part`: of full size from the start. Whoever downloads it holds an exclusive lock.
+    - `CHECKSUM-BYTES.shard.note`: the proof that the shard was checked. Its mtime is the time of use. Whoever checks
+      the shard holds an exclusive lock.
+    - `lock`: locked while entries are counted, made, named or removed.
 
     Args:
         folder: Its folder; created if missing.
-        max_bytes: Size limit for all its shards; None to keep a tenth of the disk free. Jobs that share a folder may
+        max_bytes: Size limit for all its files; None to keep a tenth of the disk free. Jobs that share a folder may
             have different limits: each applies its own when it opens its first shard, and when it downloads.
-
-    Attributes:
-        folder: The folder and its entries.
 
     Raises:
         InputError: The folder is remote.
     """
 
     def __init__(self, folder: str | os.PathLike[str], max_bytes: int | None = None) -> None:
-        self.folder = CacheFolder(Path(local_path(os.fspath(folder))), max_bytes)
+        self.folder = Path(local_path(os.fspath(folder)))
+        self.max_bytes = max_bytes
 
     def open(
         self,
@@ -104,95 +188,55 @@ class ShardCache:
             StorageError: The file system or the store failed.
             InputError: The folder contains other files, or is inside the dataset.
         """
-        self._shrink()
         checksum = _CHECKSUM.fullmatch(shard.checksum)
         if checksum is None:
             self._warn("checksum", f"shards without a known checksum are streamed, such as {shard.path}")
             return None
-        max_bytes = self.folder.max_bytes
-        num_bytes = shard.num_bytes + plain_places_bytes(shard.num_samples, len(names)) + NOTE_BYTES
-        if max_bytes is not None and num_bytes > max_bytes:
-            sizes = f"a shard takes {num_bytes:,} bytes, and the limit is {max_bytes:,} bytes"
-            self._warn("size", f"{sizes}: such shards are streamed; give a larger cache_size")
-            return None
+        path = str(self.folder / checksum[1][:2] / f"{checksum[1]}-{shard.num_bytes}.shard")
+        num_bytes = shard.num_bytes + plain_places_bytes(shard.num_samples, len(names)) + _NOTE_BYTES
         try:
-            with self.folder.translated():
-                path = self.folder.path / checksum[1][:2] / f"{checksum[1]}-{shard.num_bytes}.tar"
-                return self._open(path, storage, shard, names, is_needed)
-        except NoRoomError as error:
+            with self._translated():
+                self._shrink()
+                if self.max_bytes is not None and num_bytes > self.max_bytes:
+                    sizes = f"a shard takes {num_bytes:,} bytes, and the limit is {self.max_bytes:,} bytes"
+                    self._warn("size", f"{sizes}: such shards are streamed; give a larger cache_size")
+                    return None
+                return self._open(path, num_bytes, storage, shard, names, is_needed)
+        except _NoRoomError as error:
             self._warn(error.cause, f"{error.cause}: shards are streamed until there is room for them")
             return None
 
-    def _shrink(self) -> None:
-        """Evict entries beyond the size limit, once per process."""
-        mine = str(self.folder.path), self.folder.max_bytes
-        if mine not in _shrunk:
-            _shrunk.add(mine)
-            self.folder.shrink()
-
-    def verify(self, progress: Callable[[int, int, int], object] = lambda *_: None) -> list[Damage]:
-        """Check all bytes of all cached shards, and remove damaged ones, which are then downloaded again.
-
-        Args:
-            progress: Called at the beginning and after each shard with the number of checked shards, of all shards, and
-                of checked bytes.
-
-        Returns:
-            The removed shards, sorted by path.
-
-        Raises:
-            InputError: The folder is not a wdsplit cache.
-            StorageError: The file system failed.
-        """
-        damages, num_bytes, tars = [], 0, self.folder.tars()
-        progress(0, len(tars), 0)
-        for number, path in enumerate(tars, 1):
-            with suppress(DatasetNotFoundError):  # it was evicted meanwhile
-                file = CachedFile(path)
-                try:
-                    _check_all(file)
-                except WdsplitError as error:
-                    damages.append(Damage(str(path), error.cause))
-                    self.folder.discard(file)
-                num_bytes += file.size
-            progress(number, len(tars), num_bytes)
-        return damages
-
-    def discard(self, shard: OpenShard) -> None:
-        """Remove a shard of this cache that turned out to be damaged: it is downloaded when it is opened again."""
-        if isinstance(shard.file, CachedFile):
-            self.folder.discard(shard.file)
-
     def _open(
         self,
-        path: Path,
+        path: str,
+        num_bytes: int,
         storage: ReadableStorage,
         shard: Shard,
         names: tuple[str, ...],
         is_needed: Callable[[], bool],
     ) -> OpenShard | None:
         """Open a cached shard, wait while another process or thread downloads it, or download it."""
-        delay_s, places_bytes = _FIRST_DELAY_S, plain_places_bytes(shard.num_samples, len(names))
+        delay_s = _FIRST_DELAY_S
         while is_needed():
             opened = self._cached(path, f"{storage.url}/{shard.path}", shard, names, is_needed)
             if opened is not None:
                 return opened
-            if not is_downloading(path):
+            if _is_free(path + _PART):
                 self._check_apart(storage)
-                part = self.folder.reserve(path, shard.num_bytes, places_bytes + NOTE_BYTES)
-                if part is not None:
-                    with part:
+                with self._reserved(path, num_bytes) as fd:
+                    if fd is not None:
                         origin = open_shard(storage, shard, names)
-                        if len(origin.places.data) <= places_bytes:
-                            return self._downloaded(part, origin, storage, shard, is_needed)
-                    places_bytes = len(origin.places.data)  # members are listed: reserve more
-                    continue
+                        needed = shard.num_bytes + len(origin.places.data) + _NOTE_BYTES
+                        if needed <= num_bytes:
+                            return self._downloaded(path, fd, origin, storage, shard, is_needed)
+                        num_bytes = needed  # members are listed: reserve more
+                        continue
             time.sleep(delay_s)
             delay_s = min(2 * delay_s, _MAX_DELAY_S)
         return None
 
     def _cached(
-        self, path: Path, url: str, shard: Shard, names: tuple[str, ...], is_needed: Callable[[], bool]
+        self, path: str, url: str, shard: Shard, names: tuple[str, ...], is_needed: Callable[[], bool]
     ) -> OpenShard | None:
         """Open a cached shard; None if it is not cached, is no longer needed, or was damaged and removed."""
         try:
@@ -202,34 +246,32 @@ class ShardCache:
         if not file.is_current:
             return None
         try:
-            if file.size != shard.num_bytes:
-                raise CorruptDataError(f"it has {file.size} bytes")
-            data = LocalStorage(str(path.parent)).read(file.places.name)[:-NOTE_BYTES]
-            places = parse_places(data, shard.num_bytes, shard.checksum.partition(":")[2], shard.num_samples, names)
-            opened = OpenShard(url, file, places, names)
-            if not _is_checked(file, shard.checksum, is_needed):
+            opened = OpenShard(url, file, file.places(shard.num_samples, names), names)
+            if not _is_checked(file, is_needed):
                 return None
-        except (CorruptDataError, DatasetNotFoundError) as error:
-            logger.warning("%s: a cached shard is damaged, and is downloaded again: %s", path, error.cause)
-            self.folder.discard(file)
+        except (CorruptDataError, FileNotFoundError) as error:
+            cause = error.cause if isinstance(error, CorruptDataError) else "its note is missing"
+            logger.warning("%s: a cached shard is damaged, and is downloaded again: %s", path, cause)
+            self._discard(file)
             return None
         file.touch()
         return opened
 
     def _downloaded(
         self,
-        part: PartialShard,
+        path: str,
+        fd: int,
         origin: OpenShard,
         storage: ReadableStorage,
         shard: Shard,
         is_needed: Callable[[], bool],
     ) -> OpenShard | None:
         """Download a shard for which there is room, verify and open it; None if it is no longer needed."""
-        checksum = _checksum(origin.file, is_needed, part.write)
+        checksum = _checksum(origin.file, is_needed, fd)
         if checksum not in (shard.checksum, None):
             logger.warning("%s: damaged during the download, and is downloaded again", origin.url)
             origin = open_shard(storage, shard, origin.names)
-            checksum = _checksum(origin.file, is_needed, part.write)
+            checksum = _checksum(origin.file, is_needed, fd)
         if checksum is None:
             return None
         if checksum != shard.checksum:
@@ -241,55 +283,248 @@ class ShardCache:
                 remedy="copy it again, or convert again with --overwrite",
                 url=origin.url,
             )
-        part.finish(origin.places.data)
-        return replace(origin, file=self.folder.publish(part))
+        os.ftruncate(fd, shard.num_bytes)
+        _write(fd, memoryview(origin.places.data), shard.num_bytes)
+        os.fsync(fd)
+        with self._locked():
+            os.close(os.open(path + _NOTE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666))
+            os.replace(path + _PART, path)
+            fcntl.flock(fd, fcntl.LOCK_SH)
+            file = CachedFile(path)
+            file.note_checked(file.proof())  # it was verified during the download
+            file.touch()  # the time of its last write is the system's, which is some milliseconds behind
+        return replace(origin, file=file)
+
+    def discard(self, shard: OpenShard) -> None:
+        """Remove a shard of this cache that turned out to be damaged: it is downloaded when it is opened again."""
+        if isinstance(shard.file, CachedFile):
+            self._discard(shard.file)
+
+    def _discard(self, file: CachedFile) -> None:
+        """Remove a damaged shard; processes that have it open keep it."""
+        with self._translated(), self._locked():
+            if file.is_current:
+                _remove(file.path)
+
+    def entries(self) -> list[CacheEntry]:
+        """Return all entries, sorted by path; other processes may change them meanwhile.
+
+        Raises:
+            InputError: The folder is not a wdsplit cache.
+            StorageError: The file system failed.
+        """
+        if not (self.folder / _MARKER).is_file():
+            raise InputError(
+                "not a wdsplit cache folder",
+                place=str(self.folder),
+                expected=f"the cache_dir of a dataset: a folder with a file {_MARKER}",
+                found=LocalStorage(str(self.folder)).describe_contents(),
+                remedy="check the path",
+            )
+        with self._translated():
+            return self._entries()
+
+    def clear(self) -> tuple[list[CacheEntry], list[CacheEntry]]:
+        """Remove all entries that are not in use; return them, and those that are kept. Raises as `entries` does."""
+        self.entries()
+        removed: list[CacheEntry] = []
+        kept: list[CacheEntry] = []
+        with self._translated(), self._locked():
+            for entry in self._entries():
+                (removed if _evict(entry) else kept).append(entry)
+            for folder in self._subfolders():
+                with suppress(OSError):  # it is not empty
+                    folder.rmdir()
+        return removed, kept
+
+    def verify(self) -> Iterator[tuple[CacheEntry, str]]:
+        """Check all bytes of all cached shards, and remove damaged ones, which are then downloaded again.
+
+        Yields:
+            Each checked shard, sorted by path, and what was wrong with it; an empty text if it is right.
+
+        Raises:
+            InputError: The folder is not a wdsplit cache.
+            StorageError: The file system failed.
+        """
+        for entry in self.entries():
+            if entry.is_whole:
+                try:
+                    file, damage = CachedFile(entry.path), ""
+                except DatasetNotFoundError:  # it was evicted meanwhile
+                    continue
+                try:
+                    _check_all(file)
+                except WdsplitError as error:
+                    damage = error.cause
+                    self._discard(file)
+                yield entry, damage
+
+    @contextmanager
+    def _reserved(self, path: str, num_bytes: int) -> Iterator[int | None]:
+        """Make room for a shard, and give the locked file to download it into; remove this unless it was published.
+
+        Gives None if the shard is cached by now, or some process downloads it.
+        """
+        fd = None
+        try:
+            with self._locked():
+                entries = self._without_leftovers()
+                if all(entry.path != path for entry in entries):
+                    self._make_room(entries, num_bytes)
+                    os.makedirs(os.path.dirname(path), exist_ok=True)
+                    fd = os.open(path + _PART, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+                    fcntl.flock(fd, fcntl.LOCK_EX)
+                    if hasattr(os, "posix_fallocate"):
+                        os.posix_fallocate(fd, 0, num_bytes)
+                    else:
+                        os.ftruncate(fd, num_bytes)
+            yield fd
+        finally:
+            if fd is not None:
+                # Once published, the shard stays locked until here: nobody can have made another file of this name.
+                with suppress(FileNotFoundError):
+                    os.unlink(path + _PART)
+                unlock(fd)
+
+    def _shrink(self) -> None:
+        """Evict entries beyond the size limit, once per process."""
+        mine = str(self.folder), self.max_bytes
+        if mine not in _shrunk:
+            _shrunk.add(mine)
+            if self.max_bytes is not None and (self.folder / _MARKER).exists():
+                with suppress(_NoRoomError), self._locked():
+                    self._make_room(self._without_leftovers(), 0)
+
+    def _make_room(self, entries: list[CacheEntry], num_bytes: int) -> None:
+        """Evict the least recently used entries until there is room for `num_bytes` bytes."""
+        disk = os.statvfs(self.folder)
+        kept_free = disk.f_blocks * disk.f_frsize // _FREE_PART if self.max_bytes is None else 0
+        room = (disk.f_bavail - 2) * disk.f_frsize - kept_free  # two files round up to blocks
+        left = sum(entry.num_bytes for entry in entries)
+        if self.max_bytes is not None:
+            room = min(room, self.max_bytes - left)
+        for entry in sorted(entries, key=lambda entry: (entry.used_ns, entry.path)):
+            if room >= num_bytes:
+                return
+            if entry.is_whole and _evict(entry):
+                room += entry.num_bytes
+                left -= entry.num_bytes
+        if room < num_bytes:
+            raise _NoRoomError("all cached shards are in use" if left else "the disk is full", url=str(self.folder))
+
+    def _without_leftovers(self) -> list[CacheEntry]:
+        """Remove the files of killed downloads; return the other entries."""
+        return [entry for entry in self._entries() if entry.is_whole or not _evict(entry)]
+
+    def _entries(self) -> list[CacheEntry]:
+        found: dict[str, dict[str, os.stat_result]] = {}
+        for folder in self._subfolders():
+            for item in os.scandir(folder):
+                name = _NAME.fullmatch(item.name)
+                if name is not None and item.name.startswith(folder.name):
+                    with suppress(FileNotFoundError):
+                        found.setdefault(f"{folder}/{name[1]}", {})[name[2]] = item.stat(follow_symlinks=False)
+        return [
+            CacheEntry(
+                path,
+                sum(file.st_size for file in files.values()),
+                "" in files,
+                files[_NOTE].st_mtime_ns if "" in files and _NOTE in files else 0,
+            )
+            for path, files in sorted(found.items())
+        ]
+
+    def _subfolders(self) -> list[Path]:
+        return [self.folder / name for name in sorted(os.listdir(self.folder)) if _SUBFOLDER.fullmatch(name)]
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Lock the whole cache for the block; first make the folder, and mark it as a cache."""
+        marker = self.folder / _MARKER
+        if not marker.exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            known = {_MARKER, _LOCK, "indexes", "lost+found"}
+            names = sorted(set(os.listdir(self.folder)) - known)
+            others = [name for name in names if not _SUBFOLDER.fullmatch(name)]
+            if others:
+                raise InputError(
+                    "the cache folder contains other files",
+                    place=str(self.folder),
+                    expected="a new or empty folder, or a wdsplit cache",
+                    found=", ".join(others[:5]),
+                    remedy="give a folder of its own as cache_dir",
+                )
+            marker.write_bytes(_MARKER_TEXT)
+        fd = open_locked(self.folder / _LOCK, wait=True)
+        try:
+            yield
+        finally:
+            unlock(fd)
 
     def _check_apart(self, storage: ReadableStorage) -> None:
-        """Refuse a folder inside the dataset: its tars would be taken for the dataset's."""
+        """Refuse a folder inside the dataset: `wdsplit verify` would find files that are not the dataset's."""
         if isinstance(storage, LocalStorage):
-            dataset, folder = os.path.realpath(storage.root), os.path.realpath(self.folder.path)
+            dataset, folder = os.path.realpath(storage.root), os.path.realpath(self.folder)
             if os.path.commonpath([dataset, folder]) == dataset:
                 raise InputError(
                     "the cache folder is inside the dataset",
-                    place=str(self.folder.path),
+                    place=str(self.folder),
                     expected=f"a folder outside {storage.url}",
                     remedy="give another folder as cache_dir",
                 )
 
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Turn errors of the operating system into wdsplit's; a full disk is a _NoRoomError."""
+        try:
+            yield
+        except WdsplitError:
+            raise
+        except OSError as error:
+            place = str(error.filename or self.folder)
+            if error.errno in _FULL:
+                raise _NoRoomError("the disk is full", place=place, url=str(self.folder)) from error
+            raise StorageError(
+                f"cannot use the cache: {error.strerror or error}",
+                place=place,
+                remedy="check permissions and the disk, or give another cache_dir",
+                url=str(self.folder),
+            ) from error
+
     def _warn(self, kind: str, text: str) -> None:
         """Warn once per process about one kind of problem with this cache."""
         mine = object()
-        if _warned.setdefault((str(self.folder.path), kind), mine) is mine:
-            logger.warning("cache %s: %s", self.folder.path, text)
+        if _warned.setdefault((str(self.folder), kind), mine) is mine:
+            logger.warning("cache %s: %s", self.folder, text)
 
 
-def _is_checked(file: CachedFile, checksum: str, is_needed: Callable[[], bool]) -> bool:
+def _is_checked(file: CachedFile, is_needed: Callable[[], bool]) -> bool:
     """Tell whether a cached shard has its checksum, which one process of this node computes.
 
     False if it is no longer needed, or was removed meanwhile.
 
     Raises:
         CorruptDataError: It has another checksum.
+        FileNotFoundError: Its note is missing.
     """
-    with suppress(FileNotFoundError):  # its places were removed
-        while not file.is_checked:
-            if not (is_needed() and file.is_current):
-                return False
-            with try_lock(file.places) as has_lock:
-                if has_lock and not file.is_checked:
-                    return _check(file, checksum, is_needed)
-            time.sleep(_FIRST_DELAY_S)
-        return True
-    return False
+    while not file.is_checked:
+        if not (is_needed() and file.is_current):
+            return False
+        with _try_lock(file.path + _NOTE) as is_mine:
+            if is_mine and not file.is_checked:
+                return _check(file, is_needed)
+        time.sleep(_FIRST_DELAY_S)
+    return True
 
 
-def _check(file: CachedFile, checksum: str, is_needed: Callable[[], bool] = lambda: True) -> bool:
+def _check(file: CachedFile, is_needed: Callable[[], bool] = lambda: True) -> bool:
     """Compare the checksum of a cached shard, and record that it is right; False if the shard is no longer needed."""
-    proof, found = file.proof(), _checksum(file, is_needed, num_bytes=_CHECKED_BYTES)
+    proof, found, expected = file.proof(), _checksum(file, is_needed), f"xxh3_128:{file.checksum}"
     if found is None:
         return False
-    if found != checksum:
-        raise CorruptDataError("its bytes have changed", expected=checksum, found=found)
+    if found != expected:
+        raise CorruptDataError("its bytes have changed", expected=expected, found=found)
     file.note_checked(proof)
     return True
 
@@ -300,31 +535,22 @@ def _check_all(file: CachedFile) -> None:
     Raises:
         WdsplitError: It is damaged.
     """
-    checksum = file.path.stem.partition("-")[0]
-    _check(file, f"xxh3_128:{checksum}")
-    data = LocalStorage(str(file.path.parent)).read(file.places.name)[:-NOTE_BYTES]
-    places = parse_places(data, file.size, checksum)
-    names = tuple(map(str, range(places.num_fields)))
-    shard = OpenShard(str(file.path), file, places, names, verifies=True)
+    _check(file)
+    places = file.places()
+    shard = OpenShard(file.path, file, places, tuple(map(str, range(places.num_fields))), verifies=True)
     for first in range(0, places.num_samples, _SAMPLES_AT_ONCE):
         read_window(shard, np.arange(first, min(places.num_samples, first + _SAMPLES_AT_ONCE)))
 
 
-def _checksum(
-    file: ReadableFile,
-    is_needed: Callable[[], bool] = lambda: True,
-    write: Callable[[memoryview, int], object] = lambda data, offset: None,
-    num_bytes: int | None = None,
-) -> str | None:
-    """Read all bytes of a shard and return their checksum, or None if they are no longer needed.
+def _checksum(file: ReadableFile, is_needed: Callable[[], bool], copy_fd: int | None = None) -> str | None:
+    """Read all bytes of a tar, and return their checksum, or None if they are no longer needed.
 
     Args:
-        file: The shard.
+        file: The tar.
         is_needed: Called before each read.
-        write: Called with the bytes of each read, and their offset.
-        num_bytes: Bytes to read at a time; None for the size of a request.
+        copy_fd: A file to which the bytes are written too.
     """
-    num_bytes = num_bytes or _READ_BYTES
+    num_bytes = _CHECKED_BYTES if copy_fd is None else _READ_BYTES
     buffer = memoryview(bytearray(min(num_bytes, file.size)))
     digest = xxhash.xxh3_128()
     for offset in range(0, file.size, num_bytes):
@@ -333,5 +559,60 @@ def _checksum(
         piece = buffer[: file.size - offset]
         file.read_into(piece, offset)
         digest.update(piece)
-        write(piece, offset)
+        if copy_fd is not None:
+            _write(copy_fd, piece, offset)
     return checksum_of(digest)
+
+
+def _write(fd: int, data: memoryview, offset: int) -> None:
+    """Write all bytes: the system may write a part of them."""
+    while len(data):
+        written = os.pwrite(fd, data, offset)
+        data, offset = data[written:], offset + written
+
+
+def _evict(entry: CacheEntry) -> bool:
+    """Remove an entry unless it is in use; tell whether it was removed. The caller locks the cache."""
+    with _try_lock(entry.file) as is_mine:
+        if is_mine:
+            _remove(entry.path)
+        return is_mine
+
+
+def _remove(path: str) -> None:
+    for suffix in ("", _PART, _NOTE):
+        with suppress(FileNotFoundError):
+            os.unlink(path + suffix)
+
+
+def _is_free(path: str) -> bool:
+    with _try_lock(path) as is_mine:
+        return is_mine
+
+
+@contextmanager
+def _try_lock(path: str) -> Iterator[bool]:
+    """Try to lock a file for the block; give False if it is locked elsewhere. A missing file counts as locked by us."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except (FileNotFoundError, PermissionError) as error:
+        yield isinstance(error, FileNotFoundError)
+        return
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_mine = leads_to(Path(path), fd)
+        except BlockingIOError:
+            is_mine = False
+        yield is_mine
+    finally:
+        unlock(fd)
+
+
+@functools.cache
+def _boot_id() -> str:
+    """Return an id of this boot of the node; without one, an id of this process, which then checks shards again."""
+    try:
+        return _BOOT_ID.read_text("ascii")
+    except OSError:
+        return os.urandom(16).hex()
