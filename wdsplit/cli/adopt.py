@@ -6,11 +6,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import wdsplit
-from wdsplit.cli.conversion import options_of
 from wdsplit.cli.help import command
-from wdsplit.cli.options import NAMES, Running, dataset_argument, engine_options, json_option
+from wdsplit.cli.options import NAMES, Running, dataset_argument, engine_options, json_option, options_of
 from wdsplit.cli.progress import progress_bar
-from wdsplit.cli.terminal import audit_line, echo, echo_json, rates_text, say_next, totals, totals_text
+from wdsplit.cli.terminal import Result, audit_line, rates_text, totals_text
 from wdsplit.conversion.plan.options import IndexOptions
 from wdsplit.urls import shown_url
 
@@ -35,7 +34,7 @@ __all__ = ["index_command"]
     json_option,
     summary="Make a dataset of existing WebDataset tars.",
 )
-def index_command(dataset: str, running: Running, as_json: bool, **arguments: Any) -> None:
+def index_command(dataset: str, running: Running, **arguments: Any) -> Result:
     """Make a dataset of the WebDataset tars in the folder DATASET, without rewriting them.
 
     All *.tar files below DATASET become shards. Writes where the samples are beside each (NAME.tar.places), and a
@@ -52,21 +51,27 @@ def index_command(dataset: str, running: Running, as_json: bool, **arguments: An
             done, total = progress.tars, progress.num_tars
             bar.update(done, total, unit="tars", samples=progress.samples, bytes=progress.num_bytes)
 
-        index_tars, started = wdsplit.index_tars, time.monotonic()
+        index_tars, started = wdsplit.index_tars, time.monotonic()  # imported before the clock starts
         manifest = index_tars(dataset, options, report, engine=running.open())
-    elapsed_s = time.monotonic() - started
+    elapsed_s, url = time.monotonic() - started, shown_url(dataset)
     fields = [field.name for field in manifest.fields]
     columns = manifest.samples.names if manifest.samples is not None else None
-    if as_json:
-        left_out = manifest.provenance.get("num_left_out", 0)
-        echo_json({**totals(dataset, manifest), "fields": fields, "left_out": left_out, "sample_columns": columns})
-        return
+    lines = [f"{url}: {totals_text(manifest)}", f"fields: {', '.join(fields)}"]
+    if columns is not None:
+        lines.append(f"sample tables: {', '.join(columns)}")
+    lines.append(f"lanes {manifest.lanes}, window {manifest.window}")
     rates = rates_text(manifest.num_samples + manifest.num_pads, manifest.num_bytes, elapsed_s)
-    tables = f"sample tables: {', '.join(columns)}\n" if columns is not None else ""
-    echo(
-        f"{shown_url(dataset)}: {totals_text(manifest)}\n"
-        f"fields: {', '.join(fields)}\n"
-        f"{tables}lanes {manifest.lanes}, window {manifest.window}\n"
-        f"took {elapsed_s:.1f} s ({rates})"
-    )
-    say_next(audit_line(shown_url(dataset), vars(options)))
+    lines.append(f"took {elapsed_s:.1f} s ({rates})")
+    value = {
+        "dataset": url,
+        "samples": manifest.num_samples,
+        "pads": manifest.num_pads,
+        "shards": len(manifest.shards),
+        "bytes": manifest.num_bytes,
+        "lanes": manifest.lanes,
+        "window": manifest.window,
+        "fields": fields,
+        "left_out": manifest.provenance.get("num_left_out", 0),
+        "sample_columns": columns,
+    }
+    return Result("\n".join(lines), value, [audit_line(url, vars(options))])

@@ -12,13 +12,22 @@ import click
 
 import wdsplit
 from wdsplit.annotating.options import DUPLICATES, AnnotateOptions
-from wdsplit.cli.conversion import options_of, parse_mapping
 from wdsplit.cli.help import argument, command, option
-from wdsplit.cli.options import NAMES, Running, dataset_argument, engine_options, given, json_option
+from wdsplit.cli.options import (
+    NAMES,
+    SIZE,
+    Running,
+    dataset_argument,
+    engine_options,
+    given,
+    json_option,
+    options_of,
+    parse_mapping,
+)
 from wdsplit.cli.progress import progress_bar
 from wdsplit.cli.stored import list_stored
-from wdsplit.cli.terminal import byte_size, columns_text, echo, echo_json, human_bytes, say_next, stderr, wrapped
-from wdsplit.texts import counted
+from wdsplit.cli.terminal import Result, columns_text, stderr
+from wdsplit.texts import counted, human_bytes
 from wdsplit.urls import shown_url
 
 if TYPE_CHECKING:
@@ -59,7 +68,12 @@ _DOING = {
         "Input",
         "columns mapping hive",
         columns={**NAMES, "help": "Join these columns under their own names.  [default: all]"},
-        mapping={"multiple": True, "metavar": "NAME=COLUMN[,...]", "help": "Join this column under another name."},
+        mapping={
+            "flag": "--map",
+            "multiple": True,
+            "metavar": "NAME=COLUMN[,...]",
+            "help": "Join this column under another name.",
+        },
         hive={"flag": "--hive/--no-hive", "default": True},
     ),
     options_of(
@@ -69,7 +83,7 @@ _DOING = {
         allow_duplicates={"type": click.Choice(DUPLICATES)},
     ),
     engine_options,
-    options_of(AnnotateOptions, "Running", "memory", memory={"type": byte_size, "metavar": "SIZE"}),
+    options_of(AnnotateOptions, "Running", "memory", memory=SIZE),
     options_of(AnnotateOptions, "Output", "overwrite resume"),
     option("Stored annotations", "--list", "lists", is_flag=True, help="List the annotations of DATASET."),
     option("Stored annotations", "--drop", metavar="NAME", help="Remove this annotation, but no sample."),
@@ -85,9 +99,8 @@ def annotate_command(
     running: Running,
     lists: bool,
     drop: str | None,
-    as_json: bool,
     **arguments: Any,
-) -> None:
+) -> Result:
     """Join columns of a table to the samples of DATASET, by their keys.
 
     TABLE is a file of any format that `wdsplit convert` reads, a folder, a glob or a brace expression. Conditions of
@@ -96,21 +109,19 @@ def annotate_command(
     The keys in the table are the sample keys, or the values of the column that `wdsplit convert --key` named. If the
     dataset was converted without --key, they are row numbers. After an interrupt, continue with --resume.
     """
+    url = shown_url(dataset)
     if lists or drop is not None:
-        others = given(but={"dataset", "as_json", "lists" if lists else "drop"})
+        others = given(but={"dataset", "json", "lists" if lists else "drop"})
         if others:
             raise click.UsageError(f"{', '.join(others)}: not allowed with --{'list' if lists else 'drop'}")
     if lists:
-        list_stored(dataset, "annotation", ("samples", "missing", "columns"), _row, _as_json, as_json)
-        return
+        return list_stored(dataset, "annotation", ("samples", "missing", "columns"), _row, _as_json)
     if drop is not None:
         wdsplit.drop_annotation(dataset, drop)
-        removed = {"dataset": shown_url(dataset), "removed": drop}
-        echo_json(removed) if as_json else echo(f"{shown_url(dataset)}: removed annotation {drop!r}")
-        return
+        return Result(f"{url}: removed annotation {drop!r}", {"dataset": url, "removed": drop})
     if not tables or key is None:
         raise click.UsageError("expected TABLE and --key COLUMN, or --list, or --drop NAME")
-    arguments["mapping"] = parse_mapping(mapping, "NAME=COLUMN, such as score=aesthetic_score")
+    arguments["mapping"] = parse_mapping("--map", mapping, "NAME=COLUMN, such as score=aesthetic_score")
     options, engine = AnnotateOptions(**arguments), running.open()
     has_started, started = False, time.monotonic()
     try:
@@ -128,19 +139,10 @@ def annotate_command(
         if has_started:
             stderr("finished work is kept; continue with the same command and --resume")
         raise
-    if as_json:
-        echo_json({"dataset": shown_url(dataset), **_as_json(made)})
-        return
-    echo(wrapped(f"{shown_url(dataset)}: {_summary(made)}\ntook {time.monotonic() - started:.1f} s"))
-    say_next(f"wdsplit view {shown_url(dataset)} good --where {_example(made)}")
-
-
-def _summary(made: Annotation) -> str:
-    """Return a summary of a new annotation."""
-    matched = made.num_samples - made.num_missing
     lines = [
-        f"annotation {made.name!r}: {columns_text(made.schema)}",
-        f"rows for {matched:,} of {counted(made.num_samples, 'sample')}, {human_bytes(made.num_bytes)}",
+        f"{url}: annotation {made.name!r}: {columns_text(made.schema)}",
+        f"rows for {made.num_samples - made.num_missing:,} of {counted(made.num_samples, 'sample')}, "
+        f"{human_bytes(made.num_bytes)}",
     ]
     if made.num_missing:
         lines.append(f"missing: {counted(made.num_missing, 'sample')} without a row, null (--allow-missing)")
@@ -148,7 +150,9 @@ def _summary(made: Annotation) -> str:
         lines.append(f"extra: {counted(made.num_extra, 'row')} without a sample, left out (--allow-extra)")
     if made.num_duplicates:
         lines.append(f"duplicate keys: {counted(made.num_duplicates, 'row')} left out (--allow-duplicates)")
-    return "\n".join(lines)
+    lines.append(f"took {time.monotonic() - started:.1f} s")
+    view = f"wdsplit view {url} good --where {_example(made)}"
+    return Result("\n".join(lines), {"dataset": url, **_as_json(made)}, [view])
 
 
 def _example(made: Annotation) -> str:

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import wdsplit
-from wdsplit.cli.drawing import terminal_width
 from wdsplit.cli.help import Decorator, command, option
 from wdsplit.cli.options import dataset_argument, given, json_option, shuffle_options, view_options
-from wdsplit.cli.terminal import echo, echo_json, stderr, table, wrapped
+from wdsplit.cli.terminal import Result, stderr, table, width
 from wdsplit.errors import OutputExistsError
 from wdsplit.texts import counted, safe_text
 from wdsplit.urls import shown_url
@@ -98,9 +97,8 @@ def batch_command(
     output: str | None,
     overwrite: bool,
     page: str | None,
-    as_json: bool,
     **arguments: Any,
-) -> None:
+) -> Result:
     """List the samples that a training step has seen: keys, shards, positions, ranks, pads and classes.
 
     Steps have the numbers of Loader.step: from 0 in each epoch, including skipped steps (Loader.skip). If the run was
@@ -119,21 +117,16 @@ def batch_command(
         _say_gaps(found, asked["last"])
     if rank is not None:
         found = [each.of_rank(rank) for each in found]
-    folders = _saved(found, output, overwrite) if output is not None else []
+    files = _saved(found, output, overwrite) if output is not None else []
     if page is not None and found:
         from wdsplit.reporting.batch_page import save_batch_page
 
         save_batch_page(found, page)
-    if as_json:
-        echo_json([_as_json(each, dataset) for each in found])
-        return
-    lists_rows = not folders and page is None
-    for number, each in enumerate(found):
-        echo(("\n" if number and lists_rows else "") + wrapped(_head(each, shown_url(dataset))))
-        if lists_rows:
-            echo(_rows(each))
-    for name in [*map(str, folders), *([page] if page else [])]:
-        echo(name)
+        files.append(page)
+    heads = [_head(each, shown_url(dataset)) for each in found]
+    listed = [f"{head}\n{_rows(each)}" for head, each in zip(heads, found, strict=True)]
+    text = "\n".join([*heads, *files]) if files else "\n\n".join(listed)
+    return Result(text, [_as_json(each, dataset) for each in found])
 
 
 def _say_gaps(found: list[Batch], last: int) -> None:
@@ -148,7 +141,7 @@ def _say_gaps(found: list[Batch], last: int) -> None:
         stderr(f"only {counted(len(found), 'whole step')} before the state")
 
 
-def _saved(found: list[Batch], output: str, overwrite: bool) -> list[Path]:
+def _saved(found: list[Batch], output: str, overwrite: bool) -> list[str]:
     """Save the payloads of each step in a folder of its own, and return the folders."""
     several = len({each.epoch for each in found}) > 1
     folders = [Path(output) / f"{f'epoch{each.epoch}-' if several else ''}step{each.step:06d}" for each in found]
@@ -158,7 +151,7 @@ def _saved(found: list[Batch], output: str, overwrite: bool) -> list[Path]:
             raise OutputExistsError("folder already exists", place=str(folder), remedy=remedy)
     for each, folder in zip(found, folders, strict=True):
         each.save(folder, overwrite)
-    return folders
+    return list(map(str, folders))
 
 
 def _as_json(found: Batch, dataset: str) -> dict[str, Any]:
@@ -203,6 +196,6 @@ def _rows(found: Batch) -> str:
     columns["class"] = [] if found.labels is None else [safe_text(str(each), 30) for each in found.labels]
     columns = {name: values for name, values in columns.items() if values}
     taken = sum(2 + max(len(name), *(len(str(value)) for value in values)) for name, values in columns.items())
-    limit = max(_MIN_KEY, terminal_width() - taken) if sys.stdout.isatty() else _LONG
+    limit = max(_MIN_KEY, width() - taken) if sys.stdout.isatty() else _LONG
     columns["key"] = [safe_text(key, limit) for key in found.keys]
     return table(tuple(columns), list(zip(*columns.values(), strict=True))) if len(found) else "no samples"

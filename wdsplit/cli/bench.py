@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import wdsplit
-from wdsplit.cli.drawing import sparkline, terminal_width
+from wdsplit.cli.drawing import sparkline
 from wdsplit.cli.help import command, option
 from wdsplit.cli.options import NAMES, batch_size_option, dataset_argument, json_option, order_options, view_options
 from wdsplit.cli.progress import progress_bar
-from wdsplit.cli.terminal import echo, echo_json, human_bytes, wrapped
+from wdsplit.cli.terminal import Result, width
+from wdsplit.texts import human_bytes
 
 if TYPE_CHECKING:
     from wdsplit.checks.bench import BenchResult
@@ -70,9 +71,8 @@ def bench_command(
     epochs: int,
     seconds: float | None,
     step_ms: float,
-    as_json: bool,
     **order: Any,
-) -> None:
+) -> Result:
     """Measure how fast the loader reads DATASET on this machine.
 
     Runs wdsplit.Loader as training would, and discards the batches. With --step-ms, simulates a training step after
@@ -94,19 +94,16 @@ def bench_command(
     from wdsplit.loading.reading.source import name_with_view
 
     source = loader.dataset.source
-    if as_json:
-        rates = {"samples_per_s": found.samples_per_s, "bytes_per_s": found.bytes_per_s}
-        view = {"view": source.view_text} if source.view_text else {}
-        echo_json({"dataset": source.url, **view, **asdict(found), **rates})
-    else:
-        echo(wrapped(_summary(name_with_view(source), found)))
+    rates = {"samples_per_s": found.samples_per_s, "bytes_per_s": found.bytes_per_s}
+    view = {"view": source.view_text} if source.view_text else {}
+    return Result(_summary(name_with_view(source), found), {"dataset": source.url, **view, **asdict(found), **rates})
 
 
 def _summary(url: str, found: BenchResult) -> str:
     if not found.batches:
         return f"{url}: no batches: fewer samples than a global batch"
     end = f"{found.seconds:.1f} s"
-    drawn = sparkline(found.wait_shares, terminal_width() - len(end) - 8)
+    drawn = sparkline(found.wait_shares, width() - len(end) - 8)
     waits = [f"  0 s {drawn} {end}"] if sys.stdout.isatty() else []
     readings = (
         "stopped within an epoch, so some were only partly used"

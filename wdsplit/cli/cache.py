@@ -10,8 +10,8 @@ import click
 
 from wdsplit.cli.help import argument, command, option
 from wdsplit.cli.progress import progress_bar
-from wdsplit.cli.terminal import FAILED, bad, echo, echo_json, good, human_bytes, stderr
-from wdsplit.texts import counted
+from wdsplit.cli.terminal import FAILED, bad, echo, echo_json, good, stderr
+from wdsplit.texts import counted, human_bytes
 
 if TYPE_CHECKING:
     from wdsplit.loading.reading.cache import ShardCache

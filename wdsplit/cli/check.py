@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -23,14 +22,12 @@ from wdsplit.cli.options import (
 from wdsplit.cli.progress import progress_bar
 from wdsplit.cli.terminal import (
     FAILED,
+    Result,
     audit_line,
     bad,
     echo,
-    echo_json,
     error_text,
     good,
-    say_next,
-    stderr,
     totals_text,
     training_line,
     wrapped,
@@ -67,7 +64,7 @@ _REMEDIES = {"EXIF rotation": " (turned upright with exif=True)"}
     engine_options,
     json_option,
 )
-def verify_command(dataset: str, running: Running, as_json: bool, **arguments: Any) -> None:
+def verify_command(dataset: str, running: Running, **arguments: Any) -> Result:
     """Check every byte of DATASET against its manifest.
 
     Checks sizes, checksums, places of samples, tar structure, end markers, fields and pads, and finds duplicate keys.
@@ -82,49 +79,54 @@ def verify_command(dataset: str, running: Running, as_json: bool, **arguments: A
             bar.update(checked, num_shards, unit="shards", bytes=num_bytes)
 
         report = wdsplit.verify(dataset, progress=show, engine=running.open(), **arguments)
-    manifest, images = report.manifest, report.images
-    if as_json:
-        from wdsplit.loading.bad_samples import line_of
-
-        names = ("cause", "place", "expected", "found", "remedy")
-        problems = [{name: getattr(problem, name) for name in names} for problem in report.problems]
-        listed = [] if images is None else [orjson.loads(line_of(sample)) for sample in images.bad]
-        decoded = None if images is None else {**vars(images), "bad": listed}
-        echo_json({"dataset": dataset, "shards": report.num_shards, "problems": problems, "images": decoded})
-    else:
-        for problem in report.problems[:_MAX_SHOWN]:
-            stderr(error_text("problem", str(problem)))
-        if len(report.problems) > _MAX_SHOWN:
-            stderr(f"... and {counted(len(report.problems) - _MAX_SHOWN, 'more problem')} (--json shows all)")
-        verdict = bad(f"{counted(len(report.problems), 'problem')} in") if report.problems else good("ok:")
-        is_part = arguments["view"] is not None or arguments["where"] is not None
-        part = f"{counted(report.num_shards, 'shard')} of the view, of " if is_part else ""
-        echo(f"{shown_url(dataset)}: {verdict} {part}{totals_text(manifest)}")
-        _echo_images(report, dataset, arguments["bad_samples_file"])
-        if not report.problems:
-            say_next(audit_line(shown_url(dataset), manifest.provenance.get("options") or {}))
-    if report.problems:
-        sys.exit(FAILED)
+    url, manifest, problems = shown_url(dataset), report.manifest, report.problems
+    shown = [error_text("problem", str(problem)) for problem in problems[:_MAX_SHOWN]]
+    if len(problems) > _MAX_SHOWN:
+        shown.append(f"... and {counted(len(problems) - _MAX_SHOWN, 'more problem')} (--json shows all)")
+    verdict = bad(f"{counted(len(problems), 'problem')} in") if problems else good("ok:")
+    is_part = arguments["view"] is not None or arguments["where"] is not None
+    part = f"{counted(report.num_shards, 'shard')} of the view, of " if is_part else ""
+    lines = [f"{url}: {verdict} {part}{totals_text(manifest)}"]
+    lines += _image_lines(report, url, arguments["bad_samples_file"])
+    return Result(
+        "\n".join(lines),
+        {"dataset": dataset, "shards": report.num_shards, **_problems_and_images(report)},
+        next=[] if problems else [audit_line(url, manifest.provenance.get("options") or {})],
+        problems=shown,
+        code=FAILED if problems else 0,
+    )
 
 
-def _echo_images(report: Report, dataset: str, bad_samples_file: str | None) -> None:
-    """Say which images were decoded, which of them are bad, and what is unusual."""
+def _problems_and_images(report: Report) -> dict[str, Any]:
+    """Return what was found as JSON values."""
+    from wdsplit.loading.bad_samples import line_of
+
+    names, images = ("cause", "place", "expected", "found", "remedy"), report.images
+    return {
+        "problems": [{name: getattr(problem, name) for name in names} for problem in report.problems],
+        "images": None
+        if images is None
+        else {**vars(images), "bad": [orjson.loads(line_of(sample)) for sample in images.bad]},
+    }
+
+
+def _image_lines(report: Report, url: str, bad_samples_file: str | None) -> list[str]:
+    """Return which images were decoded, which of them are bad, and what is unusual."""
     images = report.images
     if images is None:
-        if report.image_fields:
-            echo(f"images: not decoded ({', '.join(report.image_fields)}); --decode finds those that fail")
-        return
+        fields = ", ".join(report.image_fields)
+        return [f"images: not decoded ({fields}); --decode finds those that fail"] if fields else []
     verdict = bad(counted(len(images.bad), "bad sample")) if images.bad else good("ok")
-    echo(f"images: {images.num_images:,} decoded, {verdict}")
+    lines = [f"images: {images.num_images:,} decoded, {verdict}"]
     for name, counts in images.formats.items():
-        echo(f"  {name}: {', '.join(f'{count:,} {kind}' for kind, count in counts.items())}")
-    for what, count in images.unusual.items():
-        echo(f"  {what}: {count:,}{_REMEDIES.get(what, '')}")
+        lines.append(f"  {name}: {', '.join(f'{count:,} {kind}' for kind, count in counts.items())}")
+    lines += [f"  {what}: {count:,}{_REMEDIES.get(what, '')}" for what, count in images.unusual.items()]
     if images.bad and bad_samples_file is not None:
-        clean = f"wdsplit view {quoted(shown_url(dataset))} clean --exclude {quoted(bad_samples_file)}"
-        echo(f"{bad_samples_file} lists them; leave them out with `{clean}`")
+        clean = f"wdsplit view {quoted(url)} clean --exclude {quoted(bad_samples_file)}"
+        lines.append(f"{bad_samples_file} lists them; leave them out with `{clean}`")
     elif images.bad:
-        echo("--bad-samples-file bad.jsonl lists them, for `wdsplit view --exclude`")
+        lines.append("--bad-samples-file bad.jsonl lists them, for `wdsplit view --exclude`")
+    return lines
 
 
 @command(
@@ -142,7 +144,7 @@ def _echo_images(report: Report, dataset: str, bad_samples_file: str | None) -> 
     view_options,
     json_option,
 )
-def audit_command(dataset: str, workers: int, as_json: bool, **arguments: Any) -> None:
+def audit_command(dataset: str, workers: int, **arguments: Any) -> Result:
     """Check the loading promises for DATASET and a topology.
 
     Checks all positions of each epoch: same batches on any topology, equal steps, each sample exactly once, resume
@@ -154,14 +156,14 @@ def audit_command(dataset: str, workers: int, as_json: bool, **arguments: Any) -
 
     Reads only the manifest and labels (of a large dataset, a sample of them), unless --read is given.
     """
-    options = wdsplit.AuditOptions(num_workers=workers, **arguments)
+    options, as_json = wdsplit.AuditOptions(num_workers=workers, **arguments), click.get_current_context().meta["json"]
     report = wdsplit.audit(dataset, options, progress=None if as_json else _echo)
-    if as_json:
-        echo_json([vars(finding) for finding in report.findings])
-    if not report.held:
-        sys.exit(FAILED)
-    if not as_json:
-        say_next(training_line(shown_url(dataset), options.batch_size, workers))
+    return Result(
+        "",  # the findings were printed as they came
+        [vars(finding) for finding in report.findings],
+        next=[training_line(shown_url(dataset), workers, options.batch_size)] if report.held else [],
+        code=0 if report.held else FAILED,
+    )
 
 
 def _echo(finding: Finding) -> None:

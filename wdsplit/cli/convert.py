@@ -1,48 +1,31 @@
-"""`wdsplit convert`."""
+"""`wdsplit convert`, whole or in shares, and `wdsplit commit`."""
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import time
-from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 import wdsplit
-from wdsplit.cli.conversion import (
-    conversion_options,
-    dataset_text,
-    options_of,
-    plan_options,
-    run_options,
-    show_progress,
-)
+from wdsplit.cli.conversion import conversion_options, dataset_text, plan_options, run_options, show_progress
 from wdsplit.cli.help import argument, command, option
-from wdsplit.cli.options import Running, engine_options, given
+from wdsplit.cli.options import Running, engine_options, given, options_of
 from wdsplit.cli.progress import progress_bar
-from wdsplit.cli.shares import run_share
-from wdsplit.cli.terminal import (
-    BATCH_SIZE,
-    audit_line,
-    echo,
-    rates_text,
-    say_next,
-    stale,
-    stderr,
-    training_line,
-    wrapped,
-)
+from wdsplit.cli.stored import stale_names
+from wdsplit.cli.terminal import Result, audit_line, rates_text, stderr, training_line
 from wdsplit.conversion.plan.options import PASSES, ConvertOptions, PassName
-from wdsplit.errors import WdsplitError
-from wdsplit.texts import counted
+from wdsplit.texts import counted, human_bytes
 from wdsplit.urls import shown_url
 
 if TYPE_CHECKING:
     from wdsplit.conversion.convert import Progress
 
-__all__ = ["convert_command"]
+__all__ = ["commit_command", "convert_command"]
 
 
 @command(
@@ -82,7 +65,7 @@ def convert_command(
     share: str | None,
     only: PassName | None,
     **arguments: Any,
-) -> None:
+) -> Result:
     """Convert tables into a dataset of balanced WebDataset shards.
 
     INPUT is a file, a folder of tables or images, a glob or a brace expression. OUTPUT is a folder or
@@ -99,17 +82,18 @@ def convert_command(
         others = given(but={"plan_path", "share", "only", "jobs", "log"})
         if others:
             raise click.UsageError(f"{', '.join(others)}: not allowed with --plan, which determines the dataset")
-        run_share(plan_path, share, only, running)
-        return
+        return _convert_share(plan_path, share, only, running)
     if output is None or not inputs:
         missing = "inputs" if output is None else "output"  # a single argument is the input, although click says output
         context = click.get_current_context()
         raise click.MissingParameter(ctx=context, param=next(p for p in context.command.params if p.name == missing))
-    _convert(inputs, output, conversion_options(arguments), running)
+    return _convert(inputs, output, conversion_options(arguments), running)
 
 
-def _convert(inputs: tuple[str, ...], output: str, options: ConvertOptions, running: Running) -> None:
-    """Convert, and print what was written; after an interrupt, how to continue."""
+def _convert(inputs: tuple[str, ...], output: str, options: ConvertOptions, running: Running) -> Result:
+    """Convert; after an interrupt, print how to continue."""
+    from wdsplit.storage.opening import is_remote
+
     last: dict[str, Progress] = {}
     shuffled: set[str] = set()
     try:
@@ -122,6 +106,7 @@ def _convert(inputs: tuple[str, ...], output: str, options: ConvertOptions, runn
                 step = f"{1 + (progress.name == 'write')}/2" if progress.split in shuffled else ""
                 show_progress(bar, progress, progress.split, step)
 
+            # The functions are imported before the clock starts.
             convert, convert_splits, started = wdsplit.convert, wdsplit.convert_splits, time.monotonic()
             if options.splits:
                 manifests = convert_splits(inputs, output, options, report, engine=running.open())
@@ -129,64 +114,65 @@ def _convert(inputs: tuple[str, ...], output: str, options: ConvertOptions, runn
                 manifests = {"": convert(inputs, output, options, report, engine=running.open())}
     except KeyboardInterrupt:
         if last:  # otherwise nothing has been written yet
-            _say_how_to_resume(output, last)
+            shards = sum(progress.done for progress in last.values() if progress.name == "write")
+            kept = f"at least {counted(shards, 'shard')} published" if shards else "published shards are kept"
+            stderr(f"{kept}; continue with the same command and --resume")
         raise
     elapsed_s = time.monotonic() - started
+    folders = {name: os.path.join(output, name) if name else output for name in manifests}
+    lines = []
     for name, manifest in manifests.items():
-        echo(wrapped(dataset_text(manifest, _folder(output, name))))
+        lines.append(dataset_text(manifest, folders[name]))
         if last[name].skipped:
-            echo(f"resumed: {last[name].skipped:,} shards existed already")
+            lines.append(f"resumed: {last[name].skipped:,} shards existed already")
     num_samples = sum(manifest.num_samples for manifest in manifests.values())
     num_bytes = sum(manifest.num_bytes for manifest in manifests.values())
     is_resumed = any(progress.skipped for progress in last.values())
     rates = "" if is_resumed else f" ({rates_text(num_samples, num_bytes, elapsed_s)})"
-    echo(f"took {elapsed_s:.1f} s{rates}")
-    for name in manifests if options.overwrite else ():
-        _say_stale(_folder(output, name))
-    _say_next(_folder(shown_url(output), next(iter(manifests))), options)
+    lines.append(f"took {elapsed_s:.1f} s{rates}")
+    old = {folder: stale_names(folder) for folder in folders.values()} if options.overwrite else {}
+    notes = [
+        f"note: {folder}: made for the shards that were replaced: {', '.join(names)}; make them again, or drop them"
+        for folder, names in old.items()
+        if names
+    ]
+    dataset = shown_url(next(iter(folders.values())))
+    commands = [f"wdsplit verify {shlex.quote(dataset)}"] if is_remote(dataset) else []
+    commands += [audit_line(dataset, vars(options)), training_line(dataset, options.workers)]
+    return Result("\n".join(lines), next=commands, problems=notes)
 
 
-def _say_next(dataset: str, options: ConvertOptions) -> None:
-    """Print the commands that check and read a dataset."""
-    from wdsplit.storage.opening import is_remote
-
-    uploaded = [f"wdsplit verify {shlex.quote(dataset)}"] if is_remote(dataset) else []
-    say_next(*uploaded, audit_line(dataset, vars(options)), training_line(dataset, BATCH_SIZE, options.workers))
-
-
-def _say_stale(dataset: str) -> None:
-    """Print which views and annotations were made for the shards that were replaced."""
-    found = wdsplit.inspect(dataset, 0)
-    old = {
-        "view": [each.name for each in found.views if stale(each, found)],
-        "annotation": [each.name for each in found.annotations if stale(each, found)],
-    }
-    texts = [f"{kind}{'s' if len(names) > 1 else ''} {', '.join(names)}" for kind, names in old.items() if names]
-    if texts:
-        verb, again = ("belong", "them") if sum(map(len, old.values())) > 1 else ("belongs", "it")
-        stderr(f"note: {' and '.join(texts)} {verb} to the replaced shards; make {again} again, or drop {again}")
-
-
-def _folder(output: str, split: str) -> str:
-    return os.path.join(output, split) if split else output
-
-
-def _say_how_to_resume(output: str, last: Mapping[str, Progress]) -> None:
-    """If an interrupted conversion can be resumed, print how.
-
-    Args:
-        output: The output of the conversion.
-        last: The last progress of each split.
-    """
-    from wdsplit.conversion.run import Run
-    from wdsplit.storage.opening import open_storage
-
+def _convert_share(plan_path: str, share: str, only: PassName | None, running: Running) -> Result:
+    """Write a share of a conversion."""
+    match = re.fullmatch(r"(\d+)/(\d+)", share)
+    if match is None:
+        raise click.BadParameter(f"{share!r}: expected I/N, such as 3/16", param_hint="'--share'")
+    engine, started = running.open(), time.monotonic()
     try:
-        runs = [Run(open_storage(_folder(output, name)).with_short_deadline()) for name in last]
-        if not any(run.is_unfinished for run in runs):
-            return
-    except WdsplitError:  # the store does not answer, so the run may exist
-        pass
-    shards = sum(progress.done for progress in last.values() if progress.name == "write")
-    kept = f"at least {counted(shards, 'shard')} published" if shards else "published shards are kept"
-    stderr(f"{kept}; continue with the same command and --resume")
+        with progress_bar(f"share {share}", running.log) as bar:
+            report = partial(show_progress, bar, name=share)
+            done = wdsplit.convert_share(plan_path, int(match[1]), int(match[2]), only, report, engine=engine)
+    except KeyboardInterrupt:
+        stderr("published shards are kept; run the same command again to continue")
+        raise
+    there = f" ({done.skipped:,} already existed)" if done.skipped else ""
+    what = {
+        "scatter": f"{done.done:,} rows scattered{there}",
+        "merge": f"{done.done:,} regions of chunks merged{there}",
+        "write": f"{done.done:,} shards{there}, {done.samples:,} samples and pads, {human_bytes(done.num_bytes)}",
+    }
+    return Result(f"share {share}: {what[done.name]}, took {time.monotonic() - started:.1f} s")
+
+
+@command(
+    "commit",
+    ["/shared/train.plan"],
+    argument("plan_path", metavar="PLAN"),
+    summary="Finish a conversion in shares.",
+)
+def commit_command(plan_path: str) -> Result:
+    """Finish a conversion in shares that `wdsplit plan -o PLAN` started: write the manifest.
+
+    Fails if a shard is missing or incomplete. Does nothing if the conversion is finished already.
+    """
+    return Result(dataset_text(wdsplit.commit_shares(plan_path), shown_url(plan_path)))

@@ -6,7 +6,6 @@ They use block characters if the output can encode them, else plain ones, and ar
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -19,7 +18,7 @@ from wdsplit.cli.terminal import span, style
 if TYPE_CHECKING:
     from wdsplit.checks.inspect import Assignment, ReaderShare
 
-__all__ = ["bar", "draw_readers", "sparkline", "terminal_width"]
+__all__ = ["bar", "draw_readers", "sparkline"]
 
 _HEIGHTS, _PLAIN_HEIGHTS = " ▁▂▃▄▅▆▇█", " .:-=+*#@"
 _SHADES, _PLAIN_SHADES = " ░▒▓█", " .:+#"
@@ -28,11 +27,6 @@ _MAX_ROWS = 32
 _MAX_CELL, _MAX_WIDTH = 8, 400
 _LEFT, _RIGHT = 14, 12
 """Widths of the columns for rank and worker, and for the samples."""
-
-
-def terminal_width() -> int:
-    """Return the width of the terminal; 80 without one."""
-    return shutil.get_terminal_size().columns
 
 
 def _glyphs(blocks: str, plain: str) -> str:

@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from wdsplit.cli.terminal import Result
+
 __all__ = ["Decorator", "argument", "command", "option", "with_options"]
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -46,7 +48,7 @@ def option(section: str, *flags: str, **settings: Any) -> Decorator:
     return click.option(*flags, cls=_Option, section=section, **settings)
 
 
-def with_options(options: Sequence[Decorator]) -> Decorator:
+def with_options(*options: Decorator) -> Decorator:
     """Return a decorator that adds options to a command, in this order."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -59,8 +61,8 @@ def with_options(options: Sequence[Decorator]) -> Decorator:
 
 def command(
     name: str, examples: Sequence[str], *options: Decorator, summary: str | None = None
-) -> Callable[[Callable[..., Any]], click.Command]:
-    """Return a decorator that makes a command of a function, whose docstring is the help.
+) -> Callable[[Callable[..., Result | None]], click.Command]:
+    """Return a decorator that makes a command of a function, whose docstring is the help and whose result is printed.
 
     Args:
         name: The name of the command.
@@ -71,9 +73,9 @@ def command(
     lines = [f"  wdsplit {name} {each}" for each in examples]
     epilog = "\n".join(["Examples:" if len(lines) > 1 else "Example:", "", "\b", *lines])
 
-    def decorate(function: Callable[..., Any]) -> click.Command:
+    def decorate(function: Callable[..., Result | None]) -> click.Command:
         made = click.command(name, cls=_Command, epilog=epilog, short_help=summary)
-        return made(with_options(options)(function))
+        return made(with_options(*options)(function))
 
     return decorate
 
@@ -87,11 +89,18 @@ class _Command(click.Command):
             raise click.UsageError(f"Missing arguments. {(self.epilog or '').replace(_KEEP_LINES, '')}", ctx)
         return super().parse_args(ctx, args)
 
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run the command, after the program's `before` hook."""
+    def invoke(self, ctx: click.Context) -> None:
+        """Run the command, after the program's `before` hook, and print its result as text or JSON."""
         if ctx.obj is not None:
             ctx.obj()
-        return super().invoke(ctx)
+        as_json = ctx.params.pop("json", False)
+        if as_json and ctx.params.get("draw"):
+            raise click.UsageError("--draw and --json cannot be combined")
+        ctx.meta["json"] = as_json
+        result = super().invoke(ctx)
+        if isinstance(result, Result):
+            result.show(as_json)
+            ctx.exit(result.code)
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write usage, examples, description and options."""

@@ -13,30 +13,21 @@ import click
 
 import wdsplit
 from wdsplit.cli.conversion import label_lines
-from wdsplit.cli.drawing import bar, draw_readers, terminal_width
+from wdsplit.cli.drawing import bar, draw_readers
 from wdsplit.cli.help import command, option
 from wdsplit.cli.options import (
     batch_size_option,
     dataset_argument,
     draw_option,
+    given,
     json_option,
     order_options,
     view_options,
 )
-from wdsplit.cli.terminal import (
-    columns_text,
-    echo,
-    echo_json,
-    human_bytes,
-    largest,
-    listed,
-    span,
-    stale,
-    table,
-    wrapped,
-)
+from wdsplit.cli.stored import stale
+from wdsplit.cli.terminal import MAX_NAME, Result, columns_text, largest, listed, span, table, width
 from wdsplit.tar.names import RESERVED_FIELDS
-from wdsplit.texts import class_name, counted, escaped, percent, safe_text
+from wdsplit.texts import class_name, counted, escaped, human_bytes, percent, safe_text
 from wdsplit.urls import shown_url
 
 if TYPE_CHECKING:
@@ -45,8 +36,8 @@ if TYPE_CHECKING:
 
 __all__ = ["assign_command", "inspect_command"]
 
-_PREVIEW_CHARACTERS = 60
-_BAR_WIDTH, _MAX_NAME, _SHARDS_SHOWN = 24, 36, 12
+_PREVIEW_CHARACTERS = 50
+_BAR_WIDTH, _SHARDS_SHOWN = 24, 12
 _NUMBER = re.compile("-?(0|[1-9][0-9]*)")
 """A number of a sample; 007 is a key."""
 
@@ -66,16 +57,9 @@ _NUMBER = re.compile("-?(0|[1-9][0-9]*)")
         "One sample",
         "--sample",
         metavar="KEY|N",
-        help="Show only this sample, by its key or its number (as for --index).",
+        help="Show only this sample, by its key or its number: counted from 0, or from the end (-1).",
     ),
-    option("One sample", "--key", metavar="KEY", help="Show only the sample with this key."),
-    option(
-        "One sample",
-        "--index",
-        type=int,
-        metavar="N",
-        help="Show only sample N, counted from 0, or from the end: -1.",
-    ),
+    option("One sample", "--key", metavar="KEY", help="Show only the sample with this key, even if it is a number."),
     option(
         "Output",
         "-o",
@@ -100,39 +84,30 @@ def inspect_command(
     samples: int,
     sample: str | None,
     key: str | None,
-    index: int | None,
     output: str | None,
     verbose: bool,
     view: str | None,
     where: str | None,
-    as_json: bool,
-) -> None:
+) -> Result:
     """Summarize DATASET: samples, classes, sizes, fields, first samples. Or show or save one sample.
 
     Counts are exact for local datasets of up to 65,536 samples and 512 MiB. Otherwise they are estimated from 1,024
     samples, or 256 of a remote dataset.
     """
-    number_or_key = int(sample) if sample is not None and _NUMBER.fullmatch(sample) else sample
-    named = [each for each in (number_or_key, key, index) if each is not None]
-    if named:
-        if len(named) > 1:
-            raise click.UsageError("--sample, --key and --index cannot be combined")
-        if view is not None or where is not None:
-            raise click.UsageError("--view and --where cannot be combined with --sample, --key or --index")
-        _one_sample(dataset, named[0], output, as_json)
-        return
+    which = "--sample" if sample is not None else "--key" if key is not None else ""
+    others = given({"view", "where", "key"} if which == "--sample" else {"view", "where"}) if which else []
+    if others:
+        raise click.UsageError(f"{', '.join(others)}: not allowed with {which}")
+    if sample is not None and _NUMBER.fullmatch(sample):
+        return _one_sample(dataset, int(sample), output)
+    if sample is not None or key is not None:
+        return _one_sample(dataset, sample or key or "", output)
     if output is not None:
-        raise click.UsageError("--output needs --sample, --key or --index")
+        raise click.UsageError("--output needs --sample or --key")
     found = wdsplit.inspect(dataset, samples, view=view, where=where)
-    if as_json:
-        echo_json(_as_json(dataset, found))
-        return
-    echo(wrapped(_summary(shown_url(dataset), found)))
-    if verbose:
-        echo(f"\n{_technical(found)}")
-    for one in found.first_samples:
-        echo()
-        _show(one, {field.name: field.names for field in found.fields})
+    parts = [_summary(shown_url(dataset), found), *([_technical(found)] if verbose else [])]
+    parts += [_sample_text(each, {field.name: field.names for field in found.fields}) for each in found.first_samples]
+    return Result("\n\n".join(parts), _value(dataset, found))
 
 
 def _summary(dataset: str, found: Inspection) -> str:
@@ -141,50 +116,44 @@ def _summary(dataset: str, found: Inspection) -> str:
     size = f"{counted(found.num_samples, 'sample')} in {shards}, {human_bytes(found.num_bytes)}"
     if found.view:
         size = f"view {found.view}: {found.num_samples:,} of {counted(found.num_stored, 'sample')}"
-    lines, contents = (
-        [f"{dataset}: {size}", *label_lines(found.provenance.get("label"), found.fields), ""],
-        found.contents,
-    )
+    lines = [f"{dataset}: {size}", *label_lines(found.provenance.get("label"), found.fields), ""]
+    contents = found.contents
     if contents is None or not contents.num_read:
-        return "\n".join([*lines, f"fields: {', '.join(field.name for field in found.fields)}", *_choices(found)])
-    rows = []
-    for one, field in zip(contents.fields, found.fields, strict=True):
-        is_known = contents.is_exact or field.names
-        many = "classes" if is_known else "or more classes"
-        num_classes = counted(len(one.classes), "class" if is_known else many, many)
-        if one.classes:
-            drawn = "" if contents.is_exact else f", in a sample of {contents.num_read:,}"
-            lines += [f"{num_classes} in {escaped(one.name)}{drawn}:", *_class_lines(one.classes), ""]
-        other = safe_text(field.type, _MAX_NAME) if one.images is None else _images_text(one.images)
-        content = num_classes if one.classes else other
-        rows.append((escaped(one.name), percent(one.num_present, contents.num_read), _sizes_text(one), content))
-    lines.append(table(("field", "present", "median bytes (range)", "content"), rows))
-    how_many = counted(contents.num_read, "sample")
-    lines.append(f"exact: all {how_many}" if contents.is_exact else f"estimated from {how_many}, evenly spaced")
-    images = [field.images.num_read for field in contents.fields if field.images]
-    if images and max(images) < contents.num_read:
-        lines[-1] += f"; image sizes from {max(images):,} of them"
-    return "\n".join([*lines, *_choices(found)])
-
-
-def _choices(found: Inspection) -> list[str]:
-    """Return a line for the sample tables, for each view and for each annotation."""
-    lines = [f"sample tables: {columns_text(found.samples)}"] if found.samples is not None else []
+        lines.append(f"fields: {', '.join(field.name for field in found.fields)}")
+    else:
+        rows = []
+        for one, field in zip(contents.fields, found.fields, strict=True):
+            is_known = contents.is_exact or field.names
+            many = "classes" if is_known else "or more classes"
+            num_classes = counted(len(one.classes), "class" if is_known else many, many)
+            if one.classes:
+                drawn = "" if contents.is_exact else f", in a sample of {contents.num_read:,}"
+                lines += [f"{num_classes} in {escaped(one.name)}{drawn}:", *_class_lines(one.classes), ""]
+            other = safe_text(field.type, MAX_NAME) if one.images is None else _images_text(one.images)
+            content = num_classes if one.classes else other
+            rows.append((escaped(one.name), percent(one.num_present, contents.num_read), _sizes_text(one), content))
+        how_many = counted(contents.num_read, "sample")
+        exact = f"exact: all {how_many}" if contents.is_exact else f"estimated from {how_many}, evenly spaced"
+        images = [field.images.num_read for field in contents.fields if field.images]
+        if images and max(images) < contents.num_read:
+            exact += f"; image sizes from {max(images):,} of them"
+        lines += [table(("field", "present", "median bytes (range)", "content"), rows), exact]
+    if found.samples is not None:
+        lines.append(f"sample tables: {columns_text(found.samples)}")
     for view in found.views:
         share = percent(view.num_selected, view.num_samples)
         lines.append(f"view {view.name}: {share} of the samples{stale(view, found)}")
-    for each in found.annotations:
-        lines.append(f"annotation {each.name}: {columns_text(each.schema)}{stale(each, found)}")
-    return [*lines, *(f"{name}: damaged: {cause}" for name, cause in found.damaged.items())]
+    lines += [f"annotation {each.name}: {columns_text(each.schema)}{stale(each, found)}" for each in found.annotations]
+    return "\n".join([*lines, *(f"{name}: damaged: {cause}" for name, cause in found.damaged.items())])
 
 
 def _class_lines(counts: Mapping[str, int]) -> list[str]:
     """Return a line with a bar for each class; if there are many, only for the largest."""
-    shown = dict(largest(counts, int))
-    names, most = [safe_text(name, _MAX_NAME) for name in shown], max(1, *shown.values())
-    width, digits = max(map(len, names)), len(f"{most:,}")
+    shown = largest(counts, int)
+    names, most = [safe_text(name, MAX_NAME) for name in shown], max(1, *shown.values())
+    longest, digits = max(map(len, names)), len(f"{most:,}")
     lines = [
-        f"  {name:{width}}  {count:>{digits},}  {bar(count / most, _BAR_WIDTH)}".rstrip()
+        f"  {name:{longest}}  {count:>{digits},}  {bar(count / most, _BAR_WIDTH)}".rstrip()
         for name, count in zip(names, shown.values(), strict=True)
     ]
     left = [count for name, count in counts.items() if name not in shown]
@@ -195,10 +164,9 @@ def _class_lines(counts: Mapping[str, int]) -> list[str]:
 
 def _images_text(images: ImageSizes) -> str:
     """Return the median width and height of images, and their ranges."""
-    (narrowest, width, widest), (lowest, height, highest) = images.width, images.height
-    if (narrowest, lowest) == (widest, highest):
-        return f"images {width} x {height}"
-    return f"images {width} x {height} ({narrowest}-{widest} x {lowest}-{highest})"
+    (narrowest, median_width, widest), (lowest, median_height, highest) = images.width, images.height
+    ranges = f" ({narrowest}-{widest} x {lowest}-{highest})" if (narrowest, lowest) != (widest, highest) else ""
+    return f"images {median_width} x {median_height}{ranges}"
 
 
 def _sizes_text(found: FieldContents) -> str:
@@ -211,25 +179,23 @@ def _sizes_text(found: FieldContents) -> str:
 
 def _technical(found: Inspection) -> str:
     """Return the details for --verbose."""
-    rows = [(field.name, field.column, field.type, field.encoding) for field in found.fields]
-    origin = {name: value for name, value in found.provenance.items() if name != "inputs"}
     inputs = found.provenance.get("inputs") or []
-    loading = f"lanes {found.lanes}, window {found.window}, pads {found.num_pads:,}, fingerprint {found.fingerprint}"
+    rows = [(field.name, field.column, field.type, field.encoding) for field in found.fields]
     lines = [
-        *(
-            f"{counted(len(each.names), 'class', 'classes')} in {escaped(each.name)}: {listed(each.names)}"
-            for each in found.fields
-            if each.names
-        ),
+        f"lanes {found.lanes}, window {found.window}, pads {found.num_pads:,}, fingerprint {found.fingerprint}",
         "",
-        f"made from {counted(len(inputs), 'input')}: {listed([str(one.get('path', one)) for one in inputs])}",
-        *(f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in origin.items()),
+        table(("field", "column", "type", "encoding"), rows),
     ]
-    fields = table(("field", "column", "type", "encoding"), rows)
-    return "\n".join([wrapped(loading), "", fields, wrapped("\n".join(lines))])
+    for each in found.fields:
+        if each.names:
+            classes = counted(len(each.names), "class", "classes")
+            lines.append(f"{classes} in {escaped(each.name)}: {listed(each.names)}")
+    lines += ["", f"made from {counted(len(inputs), 'input')}: {listed([str(one.get('path', one)) for one in inputs])}"]
+    origin = (each for each in found.provenance.items() if each[0] != "inputs")
+    return "\n".join([*lines, *(f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in origin)])
 
 
-def _one_sample(dataset: str, key_or_index: str | int, output: str | None, as_json: bool) -> None:
+def _one_sample(dataset: str, key_or_index: str | int, output: str | None) -> Result:
     """Show one sample, or save its fields as files."""
     from wdsplit.checks.inspect import save_sample
     from wdsplit.loading.opening import open_dataset
@@ -241,15 +207,12 @@ def _one_sample(dataset: str, key_or_index: str | int, output: str | None, as_js
     opener = partial(access.open_directly, storage, manifest)
     sample = NumberedSamples(storage, manifest, opener).sample(key_or_index)
     files = [] if output is None else save_sample(sample, output)
-    if as_json:
-        echo_json(_previews(sample) | ({"__files__": files} if files else {}))
-    elif output is None:
-        _show(sample, manifest.class_names)
-    else:
-        echo("\n".join(files))
+    text = _sample_text(sample, manifest.class_names) if output is None else "\n".join(files)
+    return Result(text, _previews(sample) | ({"__files__": files} if files else {}))
 
 
-def _as_json(dataset: str, found: Inspection) -> dict[str, Any]:
+def _value(dataset: str, found: Inspection) -> dict[str, Any]:
+    """Return the contents of a dataset as JSON values."""
     from wdsplit.shards.sample_tables import dump_schema
 
     return {
@@ -275,14 +238,16 @@ def _as_json(dataset: str, found: Inspection) -> dict[str, Any]:
     }
 
 
-def _show(sample: dict[str, Any], names: Mapping[str, tuple[str, ...]]) -> None:
-    """Print a sample: a line for each field, with the name of its class if `names` has those of the field."""
-    echo(f"{sample['__key__']}  ({sample['__url__']})")
+def _sample_text(sample: dict[str, Any], names: Mapping[str, tuple[str, ...]]) -> str:
+    """Return a sample: a line for each field, with the name of its class if `names` has those of the field."""
+    lines = [f"{sample['__key__']}  ({sample['__url__']})"]
     for name, value in sample.items():
         if name not in RESERVED_FIELDS:
             text = _preview(value)
             of_class = class_name(text, names.get(name, ()))
-            echo(f"  {escaped(name)}: {text}{f' ({safe_text(of_class, _MAX_NAME)})' if of_class != text else ''}")
+            shown = f" ({safe_text(of_class, MAX_NAME)})" if of_class != text else ""
+            lines.append(f"  {escaped(name)}: {text}{shown}")
+    return "\n".join(lines)
 
 
 def _previews(sample: dict[str, Any]) -> dict[str, str]:
@@ -320,25 +285,17 @@ def _preview(value: Any) -> str:
     json_option,
     summary="Show which shards of DATASET each rank and worker reads.",
 )
-def assign_command(dataset: str, world_size: int, workers: int, draw: bool, as_json: bool, **arguments: Any) -> None:
+def assign_command(dataset: str, world_size: int, workers: int, draw: bool, **arguments: Any) -> Result:
     """Show which shards of DATASET each rank and worker reads, in reading order."""
-    if draw and as_json:
-        raise click.UsageError("--draw and --json cannot be combined")
     found = wdsplit.assign(dataset, world_size, workers, **arguments)
-    if as_json:
-        echo_json(dataclasses.asdict(found))
-        return
-    lines = [
-        f"{found.lanes} lanes, {found.pads:,} pads; each window is read {found.read_amplification:.2f} times on average"
-    ]
-    if found.recut:
-        lines.append("shards differ in size, so lanes were cut at equal counts: some lanes share a shard")
-    if found.advice is not None:
-        lines.append(found.advice)
     rows = []
     for one in found.readers:
         more = f", ... ({len(one.shards):,} in total)" if len(one.shards) > _SHARDS_SHOWN else ""
         shards = ", ".join(map(str, one.shards[:_SHARDS_SHOWN])) + more
         rows.append((one.rank, one.worker, f"{one.samples:,}", shards))
-    picture = draw_readers(found, terminal_width()) if draw else table(("rank", "worker", "samples", "shards"), rows)
-    echo("\n".join([picture, "", *map(wrapped, lines)]))
+    readings = f"each window is read {found.read_amplification:.2f} times on average"
+    readers = draw_readers(found, width()) if draw else table(("rank", "worker", "samples", "shards"), rows)
+    lines = [readers, "", f"{found.lanes} lanes, {found.pads:,} pads; {readings}"]
+    if found.recut:
+        lines.append("shards differ in size, so lanes were cut at equal counts: some lanes share a shard")
+    return Result("\n".join([*lines, *([found.advice] if found.advice else [])]), dataclasses.asdict(found))

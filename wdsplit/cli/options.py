@@ -1,23 +1,29 @@
-"""Options that several commands share."""
+"""Options that several commands share, or that are made from the library's option classes; and their values."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import dataclasses
+import re
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import wraps
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 from click.core import ParameterSource
 
 from wdsplit.cli.help import Decorator, argument, option, with_options
+from wdsplit.conversion.plan.options import attribute_texts
+from wdsplit.errors import InputError
 from wdsplit.order.limits import TAILS
+from wdsplit.sizes import parse_size
 
 if TYPE_CHECKING:
     from wdsplit.engines.local import Engine
 
 __all__ = [
     "NAMES",
+    "SIZE",
     "Running",
     "batch_size_option",
     "class_field_option",
@@ -26,13 +32,33 @@ __all__ = [
     "engine_options",
     "given",
     "json_option",
+    "options_of",
     "order_options",
+    "parse_mapping",
     "parse_names",
+    "parsed_by",
     "refuse_empty",
     "seed_options",
     "shuffle_options",
     "view_options",
 ]
+
+_T = TypeVar("_T")
+
+
+# Values
+
+
+def parsed_by(parse: Callable[[str], _T]) -> Callable[[Any], _T]:
+    """Return the type of an option whose text a function of the library parses."""
+
+    def parsed(text: Any) -> _T:
+        try:
+            return parse(text) if isinstance(text, str) else text
+        except InputError as error:
+            raise click.BadParameter(f"{error.found or repr(text)}: expected {error.expected}") from error
+
+    return parsed
 
 
 def parse_names(context: click.Context, parameter: click.Parameter, values: Collection[str]) -> tuple[str, ...]:
@@ -47,6 +73,28 @@ def refuse_empty(flag: str, values: Collection[str]) -> None:
         raise click.BadParameter("empty value: give one, or leave the option out", param_hint=repr(flag))
 
 
+NAMES: dict[str, Any] = {"multiple": True, "callback": parse_names, "metavar": "NAME[,NAME...]"}
+"""Settings of an option for a list of names: repeated, or separated by commas."""
+
+SIZE: dict[str, Any] = {"type": parsed_by(parse_size), "metavar": "SIZE"}
+"""Settings of an option for a number of bytes, such as 256MB."""
+
+_NEXT_ENTRY = re.compile(r",(?=[^,=]*=)")
+"""A comma between two entries of NAME=VALUE; another one belongs to a value, such as the name of a column."""
+
+
+def parse_mapping(flag: str, entries: Collection[str], form: str) -> dict[str, str]:
+    """Parse the entries NAME=VALUE of an option, repeated or separated by commas; `form` shows them in an error."""
+    mapping: dict[str, str] = {}
+    for entry in (part for each in entries for part in _NEXT_ENTRY.split(each)):
+        name, _, value = entry.lstrip().partition("=")
+        if not (name and value) or name in mapping:
+            problem = f"{name!r} is given twice" if name in mapping else f"expected {form}"
+            raise click.BadParameter(f"{entry!r}: {problem}", param_hint=repr(flag))
+        mapping[name] = value
+    return mapping
+
+
 def given(names: Collection[str] | None = None, but: Collection[str] = ()) -> list[str]:
     """Return the flags of parameters that the command line sets: of these names, or of all but some."""
     context = click.get_current_context()
@@ -58,11 +106,48 @@ def given(names: Collection[str] | None = None, but: Collection[str] = ()) -> li
     ]
 
 
-NAMES: dict[str, Any] = {"multiple": True, "callback": parse_names, "metavar": "NAME[,NAME...]"}
-"""Settings of an option for a list of names: repeated, or separated by commas."""
+# Options of the library's classes
+
+
+def options_of(options: type, section: str, names: str, **changes: Mapping[str, Any]) -> Decorator:
+    """Return the command-line options for fields of an options class, with their defaults, checks and help.
+
+    Args:
+        options: The class.
+        section: The section of the help.
+        names: The fields.
+        changes: By field, settings of `click.option` that replace these; `flag` is the option's name on the command
+            line.
+    """
+    fields, texts = {field.name: field for field in dataclasses.fields(options)}, attribute_texts(options)
+    flags = {name: changes.get(name, {}).get("flag", f"--{name.replace('_', '-')}") for name in fields}
+    made = []
+    for name in names.split():
+        one = fields[name]
+        text = re.sub(r"`(\w+)`", lambda match: flags[match[1]].partition("/")[0], texts[name])
+        text, separator, default = text.partition(" Default: ")
+        settings: dict[str, Any] = {
+            "help": f"{text}  [default: {default.removesuffix('.')}]" if separator else text,
+        }
+        if "choices" in one.metadata:
+            settings["type"] = click.Choice(one.metadata["choices"])
+        elif "low" in one.metadata:
+            settings["type"] = click.IntRange(one.metadata["low"])
+        elif one.default is False:
+            settings["is_flag"] = True
+        elif str(one.type).startswith("float"):
+            settings |= {"type": float, "metavar": "N"}
+        if isinstance(one.default, (int, float, str)) and not isinstance(one.default, bool) and one.default != "":
+            settings["default"] = one.default
+        settings |= {key: value for key, value in changes.get(name, {}).items() if key != "flag"}
+        made.append(option(section, flags[name], name, **settings))
+    return with_options(*made)
+
+
+# Shared options
 
 dataset_argument = argument("dataset")
-json_option = option("Output", "--json", "as_json", is_flag=True, help="Print the result as JSON.")
+json_option = option("Output", "--json", is_flag=True, help="Print the result as JSON.")
 draw_option = option("Output", "--draw", is_flag=True, help="Draw which rank and worker reads which shard.")
 
 
@@ -79,14 +164,7 @@ def class_field_option(section: str, purpose: str) -> Decorator:
 
 @dataclass(frozen=True)
 class Running:
-    """How tasks run: the values of `engine_options`.
-
-    Attributes:
-        jobs: Number of parallel tasks; None for the engine's default.
-        engine: local or ray.
-        address: Address of the Ray cluster.
-        log: The file for the progress.
-    """
+    """How tasks run: the values of `engine_options`; None for the engine's default."""
 
     jobs: int | None
     engine: str
@@ -109,7 +187,7 @@ class Running:
         return LocalEngine(self.jobs or usable_processors())
 
 
-_ENGINE = (
+_engine_options = with_options(
     option(
         "Running",
         "--jobs",
@@ -146,55 +224,31 @@ def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
     def gathered(*, jobs: Any, engine: Any, address: Any, log: Any, **others: Any) -> Any:
         return command(running=Running(jobs, engine, address, log), **others)
 
-    return with_options(_ENGINE)(gathered)
+    return _engine_options(gathered)
 
 
 seed_options = with_options(
-    (
-        option("Training", "--seed", type=click.IntRange(0), default=0, help="Seed of the order."),
-        option("Training", "--shuffle/--no-shuffle", default=True, help="Shuffle shards and samples."),
-    )
+    option("Training", "--seed", type=click.IntRange(0), default=0, help="Seed of the order."),
+    option("Training", "--shuffle/--no-shuffle", default=True, help="Shuffle shards and samples."),
 )
 """Adds the options of shuffling: seed, shuffle."""
 
+_TAIL = "What to do with an incomplete last step: pad (repeat samples, flagged), drop, or uneven."
 shuffle_options = with_options(
-    (
-        seed_options,
-        option(
-            "Training",
-            "--tail",
-            type=click.Choice(TAILS),
-            default="pad",
-            help="What to do with an incomplete last step: pad (repeat samples, flagged), drop, or uneven.",
-        ),
-    )
+    seed_options, option("Training", "--tail", type=click.Choice(TAILS), default="pad", help=_TAIL)
 )
 """Adds the options of the order: seed, shuffle, tail."""
 
 order_options = with_options(
-    (
-        option("Training", "--world-size", type=click.IntRange(1), default=1, help="Number of ranks."),
-        option(
-            "Training",
-            "--workers",
-            type=click.IntRange(0),
-            default=0,
-            help="Loader workers per rank.",
-        ),
-        shuffle_options,
-    )
+    option("Training", "--world-size", type=click.IntRange(1), default=1, help="Number of ranks."),
+    option("Training", "--workers", type=click.IntRange(0), default=0, help="Loader workers per rank."),
+    shuffle_options,
 )
 """Adds the options of the order and of its split: world_size, workers, seed, shuffle, tail."""
 
+_WHERE = 'Use only the samples that meet this condition, such as "score > 0.5".'
 view_options = with_options(
-    (
-        option("Samples", "--view", metavar="NAME", help="Use only the samples of this view (see `wdsplit view`)."),
-        option(
-            "Samples",
-            "--where",
-            metavar="CONDITION",
-            help='Use only the samples that meet this condition, such as "score > 0.5".',
-        ),
-    )
+    option("Samples", "--view", metavar="NAME", help="Use only the samples of this view (see `wdsplit view`)."),
+    option("Samples", "--where", metavar="CONDITION", help=_WHERE),
 )
 """Adds the options that select samples: view, where."""

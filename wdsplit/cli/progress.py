@@ -6,13 +6,14 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any, TextIO
 
-from wdsplit.cli.terminal import human_bytes, stderr
+from wdsplit.cli.terminal import stderr
 from wdsplit.engines.watching import watching
+from wdsplit.texts import human_bytes
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -25,57 +26,24 @@ _LINE_EVERY_S = 10.0
 _TEXT_WIDTH, _MAX_BAR_WIDTH = 74, 40
 
 
-class _Log:
-    """Writes progress as JSON lines: at most one per second, and one at the end.
-
-    Args:
-        file: The file; it is flushed after each line.
-    """
-
-    def __init__(self, file: TextIO) -> None:
-        self._file = file
-        self._started = time.monotonic()
-        self._last_s = -_LOG_EVERY_S
-        self._last: dict[str, Any] = {}
-        self._refused = False
-
-    def update(self, progress: dict[str, Any]) -> None:
-        elapsed_s, self._last = time.monotonic() - self._started, progress
-        if elapsed_s - self._last_s >= _LOG_EVERY_S:
-            self._last_s = elapsed_s
-            self.write("progress")
-
-    def write(self, event: str, **more: str) -> None:
-        """Write a line: the event, its time and the progress."""
-        now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-        elapsed_s = round(time.monotonic() - self._started, 3)
-        line = {"time": now, "event": event, "elapsed_s": elapsed_s, **self._last, **more}
-        try:
-            self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
-            self._file.flush()
-        except OSError as error:
-            if not self._refused:
-                stderr(f"stopped logging progress: {error.strerror}")
-            self._refused = True
-
-
 class Bar:
-    """A progress bar in use.
+    """The progress of a command: shown in a terminal or as a line now and then, and logged at most once a second.
 
     Args:
-        progress: The bar in the terminal, if there is one; without one, long commands print a line now and then.
+        progress: The bar in the terminal, if there is one.
         what: What is being done.
-        log: The log, if there is one.
+        log: A file for JSON lines, if there is one.
     """
 
-    def __init__(self, progress: Progress | None, what: str, log: _Log | None = None) -> None:
+    def __init__(self, progress: Progress | None, what: str, log: TextIO | None = None) -> None:
         self._progress, self._what, self._log = progress, what, log
         fields: dict[str, Any] = dict.fromkeys(("count", "rates", "left"), "")
         self._task = None if progress is None else progress.add_task(what, total=None, **fields)
         self._opened = self._started = time.monotonic()
-        self._next_line_s = _LINE_EVERY_S
+        self._next_line_s, self._next_log_s = _LINE_EVERY_S, 0.0
         self._first: dict[str, float] = {}
         """The units and amounts done before the start, if a conversion is resumed."""
+        self._logged: dict[str, Any] = {}
 
     def update(self, done: int, total: int | None, what: str | None = None, unit: str = "", **amounts: float) -> None:
         """Show how many units are done, the time left, and the rates of amounts such as samples and bytes.
@@ -94,12 +62,20 @@ class Bar:
                 self._progress.reset(self._task)
         elapsed_s, gained = max(1e-3, now - self._started), done - self._first[""]
         left_s = elapsed_s * (total - done) / gained if total and gained > 0 else None
-        if self._log is not None and total is not None:
+        if total is not None:
             left = None if left_s is None else round(left_s, 1)
-            self._log.update({"what": self._what, "done": done, "total": total, **amounts, "left_s": left})
+            self._logged = {"what": self._what, "done": done, "total": total, **amounts, "left_s": left}
+            if now - self._opened >= self._next_log_s:
+                self._next_log_s = now - self._opened + _LOG_EVERY_S
+                self.log("progress")
+        rates = {unit: (amount - self._first.get(unit, 0)) / elapsed_s for unit, amount in amounts.items()}
         shown: dict[str, Any] = {
             "count": f"{done:,}{'' if total is None else f'/{total:,}'} {unit}".rstrip(),
-            "rates": self._rates(amounts, elapsed_s),
+            "rates": ", ".join(
+                f"{human_bytes(rate)}/s" if unit == "bytes" else f"{rate:,.0f} {unit}/s"
+                for unit, rate in rates.items()
+                if rate
+            ),
             "left": f"{timedelta(seconds=round(left_s))} left".removeprefix("0:") if left_s else "",
         }
         if self._progress is not None and self._task is not None:
@@ -108,17 +84,19 @@ class Bar:
             self._next_line_s = now - self._opened + _LINE_EVERY_S
             stderr(f"{self._what}: {', '.join(filter(None, shown.values()))}")
 
-    def prepare(self, what: str, done: int, total: int | None) -> None:
-        """Show a preparation step; a total of one unit shows no count."""
-        self.update(done, None if total == 1 else total, what)
-
-    def _rates(self, amounts: Mapping[str, float], elapsed_s: float) -> str:
-        rates = {unit: (amount - self._first.get(unit, 0)) / elapsed_s for unit, amount in amounts.items()}
-        return ", ".join(
-            f"{human_bytes(rate)}/s" if unit == "bytes" else f"{rate:,.0f} {unit}/s"
-            for unit, rate in rates.items()
-            if rate
-        )
+    def log(self, event: str, **more: str) -> None:
+        """Write a line of JSON to the log, if there is one: the event, its time and the progress."""
+        if self._log is None:
+            return
+        elapsed_s = round(time.monotonic() - self._opened, 3)
+        now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        line = {"time": now, "event": event, "elapsed_s": elapsed_s, **self._logged, **more}
+        try:
+            self._log.write(json.dumps(line, ensure_ascii=False) + "\n")
+            self._log.flush()
+        except OSError as error:
+            self._log = None
+            stderr(f"stopped logging progress: {error.strerror}")
 
 
 @contextmanager
@@ -131,19 +109,20 @@ def progress_bar(what: str, log: TextIO | None = None) -> Iterator[Bar]:
         what: What is being done.
         log: A file for the progress, and for how the block ended, as JSON lines.
     """
-    lines = None if log is None else _Log(log)
     is_shown = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
-    try:
-        with _shown() if is_shown else nullcontext() as progress:
-            bar = Bar(progress, what, lines)
-            with watching(bar.prepare):
+    with _shown() if is_shown else nullcontext() as progress:
+        bar = Bar(progress, what, log)
+
+        def prepare(step: str, done: int, total: int | None) -> None:
+            bar.update(done, None if total == 1 else total, step)  # a total of one unit shows no count
+
+        try:
+            with watching(prepare):
                 yield bar
-    except BaseException as error:
-        if lines is not None:
-            lines.write("failed", error=str(error) or type(error).__name__)
-        raise
-    if lines is not None:
-        lines.write("done")
+        except BaseException as error:
+            bar.log("failed", error=str(error) or type(error).__name__)
+            raise
+        bar.log("done")
 
 
 def _shown() -> Progress:

@@ -8,12 +8,18 @@ from typing import Any
 import click
 
 import wdsplit
-from wdsplit.cli.conversion import options_of
 from wdsplit.cli.help import argument, command, option
-from wdsplit.cli.options import batch_size_option, class_field_option, seed_options, view_options
-from wdsplit.cli.terminal import echo, human_bytes, wrapped
-from wdsplit.errors import InputError
+from wdsplit.cli.options import (
+    batch_size_option,
+    class_field_option,
+    options_of,
+    parsed_by,
+    seed_options,
+    view_options,
+)
+from wdsplit.cli.terminal import Result
 from wdsplit.reporting.cluster import DEFAULT_TOPOLOGIES, Cluster, Topology
+from wdsplit.texts import human_bytes
 
 __all__ = ["report_command"]
 
@@ -29,14 +35,6 @@ _CLUSTER: dict[str, dict[str, Any]] = {
 """The fields of `Cluster` that are options, with what differs."""
 
 
-def _topology(text: str | Topology) -> Topology:
-    """Parse ranks x workers, such as 8x4; used as the type of an option."""
-    try:
-        return text if isinstance(text, Topology) else Topology.parse(text)
-    except InputError as error:
-        raise click.BadParameter(f"{error.found!r}: expected {error.expected}") from error
-
-
 @command(
     "report",
     ["data/train -o report.html", "s3://bucket/train -o report.html --topology 16x8 --link 25"],
@@ -48,7 +46,7 @@ def _topology(text: str | Topology) -> Topology:
         "Training",
         "--topology",
         "topologies",
-        type=_topology,
+        type=parsed_by(Topology.parse),
         metavar="RxW",
         multiple=True,
         help="Ranks x workers to compare. Repeatable. The summary is for that of the conversion if listed, else for "
@@ -68,7 +66,7 @@ def _topology(text: str | Topology) -> Topology:
     options_of(Cluster, "Cluster model", " ".join(_CLUSTER), **_CLUSTER),
     summary="Write a page about DATASET: samples, classes, mixing, speed.",
 )
-def report_command(dataset: tuple[str, ...], output: str, topologies: tuple[Topology, ...], **arguments: Any) -> None:
+def report_command(dataset: tuple[str, ...], output: str, topologies: tuple[Topology, ...], **arguments: Any) -> Result:
     """Write a page that shows what is in DATASET, how well it is mixed, and whether training will wait for data.
 
     The page is one file without scripts, and needs no network. Several datasets are shown as one mixture of all their
@@ -78,6 +76,5 @@ def report_command(dataset: tuple[str, ...], output: str, topologies: tuple[Topo
     cluster = Cluster(**{name: arguments.pop(name) for name in names})
     options = wdsplit.ReportOptions(topologies=topologies or DEFAULT_TOPOLOGIES, cluster=cluster, **arguments)
     made = wdsplit.report(list(dataset), output, options)
-    for verdict in made.verdicts:
-        echo(wrapped(f"{verdict.question} {verdict.answer}. {verdict.text} {verdict.remedy}".rstrip()))
-    echo(f"{output}: {human_bytes(len(made.html.encode()))}")
+    verdicts = [f"{each.question} {each.answer}. {each.text} {each.remedy}".rstrip() for each in made.verdicts]
+    return Result("\n".join([*verdicts, f"{output}: {human_bytes(len(made.html.encode()))}"]))

@@ -1,15 +1,34 @@
-"""Lists the views or annotations that are stored in a dataset."""
+"""The views and annotations that are stored in a dataset: which are stale, and a list of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import wdsplit
-from wdsplit.cli.terminal import echo, echo_json, stale, table
+from wdsplit.cli.terminal import Result, table
 from wdsplit.urls import shown_url
 
-__all__ = ["list_stored"]
+if TYPE_CHECKING:
+    from wdsplit.checks.inspect import Inspection
+    from wdsplit.shards.annotations import Annotation
+    from wdsplit.shards.views import StoredView
+
+__all__ = ["list_stored", "stale", "stale_names"]
+
+
+def stale(stored: StoredView | Annotation, found: Inspection) -> str:
+    """Return the mark of a view or annotation that was made for other shards than the dataset has; else nothing."""
+    # The fingerprint of a view is that of its selection.
+    made_for = stored.dataset if hasattr(stored, "dataset") else stored.fingerprint
+    return "" if made_for == found.fingerprint else "; made for an earlier version of the dataset"
+
+
+def stale_names(dataset: str) -> list[str]:
+    """Return the views and annotations of a dataset that were made for other shards than it has."""
+    found = wdsplit.inspect(dataset, 0)
+    views = [f"view {each.name}" for each in found.views if stale(each, found)]
+    return [*views, *(f"annotation {each.name}" for each in found.annotations if stale(each, found))]
 
 
 def list_stored(
@@ -18,8 +37,7 @@ def list_stored(
     columns: Sequence[str],
     row: Callable[[Any], Sequence[str]],
     values: Callable[[Any], dict[str, Any]],
-    as_json: bool,
-) -> None:
+) -> Result:
     """List the stored objects of one kind; damaged and stale ones are marked.
 
     Args:
@@ -28,29 +46,19 @@ def list_stored(
         columns: The columns of the list, besides the name.
         row: Returns the cells of an object, besides its name.
         values: Returns an object as JSON values.
-        as_json: Print JSON instead.
     """
     found = wdsplit.inspect(dataset, 0)
-    made = {each.name: each for each in (found.views if kind == "view" else found.annotations)}
-    damaged = {name.removeprefix(f"{kind} "): cause for name, cause in found.damaged.items() if name.startswith(kind)}
-    names = sorted([*made, *damaged])
-    if as_json:
-        echo_json(
-            [
-                {"name": name, "damaged": damaged[name]}
-                if name in damaged
-                else values(made[name]) | {"stale": bool(stale(made[name], found))}
-                for name in names
-            ]
-        )
-    elif not names:
-        echo(f"{shown_url(dataset)}: no {kind}s")
-    else:
-        rows = []
-        for name in names:
-            if name in damaged:
-                rows.append((name, *[""] * (len(columns) - 1), f"damaged: {damaged[name]}"))
-            else:
-                *cells, last = row(made[name])
-                rows.append((name, *cells, last + stale(made[name], found)))
-        echo(table((kind, *columns), rows))
+    made = found.views if kind == "view" else found.annotations
+    lines: dict[str, tuple[Sequence[str], dict[str, Any]]] = {}
+    for each in made:
+        *cells, last = row(each)
+        mark = stale(each, found)
+        lines[each.name] = (*cells, last + mark), {**values(each), "stale": bool(mark)}
+    for name, cause in found.damaged.items():
+        if name.startswith(kind):
+            name = name.removeprefix(f"{kind} ")
+            cells = [*[""] * (len(columns) - 1), f"damaged: {cause}"]
+            lines[name] = cells, {"name": name, "damaged": cause}
+    rows = sorted(lines.items())
+    text = table((kind, *columns), [(name, *cells) for name, (cells, _) in rows])
+    return Result(text if rows else f"{shown_url(dataset)}: no {kind}s", [value for _, (_, value) in rows])

@@ -1,4 +1,4 @@
-"""Helpers for all commands: exit codes, coloured messages, formatted numbers, types of options.
+"""What commands print: results, messages, tables, JSON; and their exit codes.
 
 Results go to standard output, messages to standard error. Terminals get colours unless NO_COLOR or TERM=dumb is set;
 FORCE_COLOR adds colours elsewhere.
@@ -15,63 +15,89 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from wdsplit.errors import InputError
-from wdsplit.sizes import parse_size
-from wdsplit.texts import counted, escaped, human_bytes
-from wdsplit.urls import shown_url
+from wdsplit.texts import counted, escaped, human_bytes, safe_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from wdsplit.checks.inspect import Inspection
-    from wdsplit.shards.annotations import Annotation
     from wdsplit.shards.manifest import Manifest
-    from wdsplit.shards.views import StoredView
 
 __all__ = [
-    "BATCH_SIZE",
     "FAILED",
     "INTERRUPTED",
+    "MAX_NAME",
     "TERMINATED",
     "UNUSABLE",
     "LogHandler",
+    "Result",
     "audit_line",
     "bad",
-    "byte_size",
     "colour",
     "columns_text",
     "echo",
     "echo_json",
     "error_text",
     "good",
-    "human_bytes",
     "largest",
     "listed",
     "rates_text",
-    "say_next",
     "span",
-    "stale",
     "stderr",
     "style",
     "table",
-    "totals",
     "totals_text",
     "training_line",
+    "width",
     "wrapped",
 ]
 
 FAILED, UNUSABLE, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 
-BATCH_SIZE = 64
-"""The batch size in suggested commands."""
+MAX_NAME = 36
+"""Characters of a name that a dataset gives, such as that of a class, where others stand beside it."""
 
 _LISTED, _MANY_CLASSES = 10, 12
+_BATCH_SIZE = 64
+"""The batch size in suggested commands."""
 
 _T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a command has found or done.
+
+    Attributes:
+        text: The result as text.
+        value: The result for `--json`, as JSON values.
+        next: Suggested commands, printed only to a terminal.
+        problems: Texts for standard error, which come before `text`; in JSON, `value` has them.
+        code: The exit code.
+    """
+
+    text: str
+    value: Any = None
+    next: Sequence[str] = ()
+    problems: Sequence[str] = ()
+    code: int = 0
+
+    def show(self, as_json: bool) -> None:
+        """Print the result."""
+        if as_json:
+            echo_json(self.value)
+            return
+        for problem in self.problems:
+            stderr(problem)
+        if self.text:
+            echo(wrapped(self.text))
+        if sys.stderr.isatty():
+            for number, line in enumerate(self.next):
+                stderr(f"{style('     ' if number else 'next:', fg='cyan')} {line}")
 
 
 def colour() -> bool | None:
@@ -103,6 +129,21 @@ def stderr(message: str) -> None:
     echo(message, err=True)
 
 
+def echo_json(value: Any) -> None:
+    """Print a value as indented JSON."""
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    echo("".join(each if each.isprintable() or each == "\n" else json.dumps(each)[1:-1] for each in text))
+
+
+class LogHandler(logging.Handler):
+    """Prints log records of the library, above a progress bar if there is one."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a record."""
+        word = f"{style('warning:', fg='yellow', bold=True)} " if record.levelno >= logging.WARNING else ""
+        stderr(f"{word}{self.format(record)}")
+
+
 def good(text: str) -> str:
     """Colour the text of a good result."""
     return style(text, fg="green")
@@ -121,74 +162,16 @@ def error_text(word: str, error: str) -> str:
     return f"{bad(f'{word}:')} {style(cause, bold=True)}{separator}{details}"
 
 
-def say_next(*lines: str) -> None:
-    """Suggest the next commands, if standard error is a terminal."""
-    if sys.stderr.isatty():
-        for number, line in enumerate(lines):
-            stderr(f"{style('     ' if number else 'next:', fg='cyan')} {line}")
+# Layout
 
 
-def audit_line(dataset: str, options: Mapping[str, Any]) -> str:
-    """Return the command that audits a dataset for the ranks and workers in its options."""
-    ranks, workers = options.get("world_size", 1), options.get("workers", 1)
-    return f"wdsplit audit {shlex.quote(dataset)} --world-size {ranks} --workers {workers} --batch-size {BATCH_SIZE}"
-
-
-def training_line(dataset: str, batch_size: int, num_workers: int) -> str:
-    """Return the line of Python that reads a dataset."""
-    return f"wdsplit.Loader(wdsplit.Dataset({dataset!r}), batch_size={batch_size}, num_workers={num_workers})"
-
-
-class LogHandler(logging.Handler):
-    """Prints log records of the library, above a progress bar if there is one."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Print a record."""
-        word = f"{style('warning:', fg='yellow', bold=True)} " if record.levelno >= logging.WARNING else ""
-        stderr(f"{word}{self.format(record)}")
-
-
-def totals(dataset: str, manifest: Manifest) -> dict[str, Any]:
-    """Return the totals of a dataset, for JSON."""
-    return {
-        "dataset": shown_url(dataset),
-        "samples": manifest.num_samples,
-        "pads": manifest.num_pads,
-        "shards": len(manifest.shards),
-        "bytes": manifest.num_bytes,
-        "lanes": manifest.lanes,
-        "window": manifest.window,
-    }
-
-
-def totals_text(manifest: Manifest) -> str:
-    """Return the totals of a dataset as text."""
-    return (
-        f"{counted(len(manifest.shards), 'shard')}, {counted(manifest.num_samples, 'sample')}, "
-        f"{counted(manifest.num_pads, 'pad')}, "
-        f"{human_bytes(manifest.num_bytes)}"
-    )
-
-
-def columns_text(schema: pa.Schema) -> str:
-    """Return names and types of columns as text."""
-    return ", ".join(f"{column.name} ({column.type})" for column in schema)
-
-
-def stale(stored: StoredView | Annotation, found: Inspection) -> str:
-    """Return the mark of a view or annotation that was made for other shards than the dataset has; else nothing."""
-    # The fingerprint of a view is that of its selection.
-    made_for = stored.dataset if hasattr(stored, "dataset") else stored.fingerprint
-    return "" if made_for == found.fingerprint else "; made for an earlier version of the dataset"
-
-
-def rates_text(num_samples: int, num_bytes: int, elapsed_s: float) -> str:
-    """Return the speed of writing or reading as text."""
-    return f"{num_samples / elapsed_s:,.0f} samples/s, {human_bytes(num_bytes / elapsed_s)}/s"
+def width() -> int:
+    """Return the width of the terminal; 80 without one."""
+    return shutil.get_terminal_size().columns
 
 
 def wrapped(text: str, indent: int = 2, first: int = 0) -> str:
-    """Wrap the lines of a text to the width of the terminal; elsewhere, return it unchanged.
+    """Wrap the lines of a text to the width of the terminal, except styled ones; elsewhere, return it unchanged.
 
     Args:
         text: The text.
@@ -197,18 +180,29 @@ def wrapped(text: str, indent: int = 2, first: int = 0) -> str:
     """
     if not sys.stdout.isatty():
         return text
-    width = shutil.get_terminal_size().columns
-    wrapper = textwrap.TextWrapper(width, " " * first, " " * indent, break_long_words=False, break_on_hyphens=False)
+    wrapper = textwrap.TextWrapper(width(), " " * first, " " * indent, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(
+        line if first + len(line) <= wrapper.width or _ESCAPE in line else wrapper.fill(line)[first:]
+        for line in text.splitlines()
+    )
 
-    def fits(line: str) -> bool:
-        return first + len(click.unstyle(line.replace(_ESCAPE, "\x1b"))) <= width
 
-    return "\n".join(line if fits(line) else wrapper.fill(line)[first:] for line in text.splitlines())
+def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Return rows as aligned columns under a header; in a terminal, the last column is wrapped to fit its width."""
+    texts = [[escaped(str(cell)) for cell in row] for row in [header, *rows]]
+    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+    lines = ["  ".join(cell.ljust(size) for cell, size in zip(row, widths, strict=True)).rstrip() for row in texts]
+    indent = min(sum(size + 2 for size in widths[:-1]), width() // 2)
+    return "\n".join([style(lines[0], bold=True), *(wrapped(line, indent) for line in lines[1:])])
+
+
+# Texts that several commands print
 
 
 def listed(names: Sequence[str]) -> str:
     """Return the first few names, separated by commas."""
-    return ", ".join(map(escaped, names[:_LISTED])) + (", ..." if len(names) > _LISTED else "")
+    shown = [safe_text(name, MAX_NAME) for name in names[:_LISTED]]
+    return ", ".join(shown) + (", ..." if len(names) > _LISTED else "")
 
 
 def span(numbers: Iterable[int]) -> str:
@@ -218,32 +212,35 @@ def span(numbers: Iterable[int]) -> str:
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
-def largest(counts: Mapping[str, _T], size: Callable[[_T], int]) -> list[tuple[str, _T]]:
+def largest(counts: Mapping[str, _T], size: Callable[[_T], int]) -> dict[str, _T]:
     """Return all classes if they are few; else the largest of them, by falling size."""
-    classes = list(counts.items())
-    return classes if len(classes) <= _MANY_CLASSES else sorted(classes, key=lambda each: -size(each[1]))[:_LISTED]
+    if len(counts) <= _MANY_CLASSES:
+        return dict(counts)
+    return dict(sorted(counts.items(), key=lambda each: -size(each[1]))[:_LISTED])
 
 
-def echo_json(value: Any) -> None:
-    """Print a value as indented JSON."""
-    text = json.dumps(value, indent=2, ensure_ascii=False)
-    echo("".join(each if each.isprintable() or each == "\n" else json.dumps(each)[1:-1] for each in text))
+def totals_text(manifest: Manifest) -> str:
+    """Return the totals of a dataset."""
+    counts = (len(manifest.shards), "shard"), (manifest.num_samples, "sample"), (manifest.num_pads, "pad")
+    return ", ".join([*(counted(*each) for each in counts), human_bytes(manifest.num_bytes)])
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Return rows as aligned columns under a header; in a terminal, the last column is wrapped to fit its width."""
-    texts = [[escaped(str(cell)) for cell in row] for row in [header, *rows]]
-    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in texts]
-    indent = min(sum(width + 2 for width in widths[:-1]), shutil.get_terminal_size().columns // 2)
-    return "\n".join([style(lines[0], bold=True), *(wrapped(line, indent) for line in lines[1:])])
+def columns_text(schema: pa.Schema) -> str:
+    """Return names and types of columns."""
+    return ", ".join(f"{column.name} ({column.type})" for column in schema)
 
 
-def byte_size(text: str) -> int:
-    """Parse a number of bytes, such as 256MB, 1GiB or 500000; used as the type of an option."""
-    try:
-        return parse_size(text)
-    except InputError as error:
-        raise click.BadParameter(
-            f"invalid size {text!r}: expected a number and a unit, such as 256MB or 1GiB"
-        ) from error
+def rates_text(num_samples: int, num_bytes: int, elapsed_s: float) -> str:
+    """Return the speed of writing or reading."""
+    return f"{num_samples / elapsed_s:,.0f} samples/s, {human_bytes(num_bytes / elapsed_s)}/s"
+
+
+def audit_line(dataset: str, options: Mapping[str, Any]) -> str:
+    """Return the command that audits a dataset for the ranks and workers in its options."""
+    ranks, workers = options.get("world_size", 1), options.get("workers", 1)
+    return f"wdsplit audit {shlex.quote(dataset)} --world-size {ranks} --workers {workers} --batch-size {_BATCH_SIZE}"
+
+
+def training_line(dataset: str, num_workers: int, batch_size: int = _BATCH_SIZE) -> str:
+    """Return the line of Python that reads a dataset."""
+    return f"wdsplit.Loader(wdsplit.Dataset({dataset!r}), batch_size={batch_size}, num_workers={num_workers})"

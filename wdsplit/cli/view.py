@@ -11,20 +11,19 @@ import click
 
 import wdsplit
 from wdsplit.cli.help import argument, command, option
-from wdsplit.cli.options import Running, dataset_argument, engine_options, json_option
+from wdsplit.cli.options import Running, dataset_argument, engine_options, given, json_option
 from wdsplit.cli.progress import progress_bar
 from wdsplit.cli.stored import list_stored
-from wdsplit.cli.terminal import echo, echo_json, largest, say_next, table, wrapped
+from wdsplit.cli.terminal import MAX_NAME, Result, largest, table
 from wdsplit.texts import counted, percent, safe_text
 from wdsplit.urls import shown_url
 
 if TYPE_CHECKING:
     from wdsplit.shards.views import StoredView
-    from wdsplit.views.make import MadeView
 
 __all__ = ["view_command"]
 
-_MAX_NAME, _MAX_RECIPE = 36, 100
+_MAX_RECIPE = 100
 
 
 @command(
@@ -65,8 +64,8 @@ _MAX_NAME, _MAX_RECIPE = 36, 100
     summary="Select samples of DATASET, and store the selection under a name.",
 )
 def view_command(
-    dataset: str, name: str | None, lists: bool, drop: str | None, running: Running, as_json: bool, **chosen: Any
-) -> None:
+    dataset: str, name: str | None, lists: bool, drop: str | None, running: Running, **chosen: Any
+) -> Result:
     """Select samples of DATASET, and store the selection as the view NAME.
 
     wdsplit.Dataset(DATASET, view=NAME) then reads only these samples. No shard is changed or copied: a view takes about
@@ -75,21 +74,18 @@ def view_command(
     Conditions have the syntax of `wdsplit convert --where`. They can use the columns of the sample tables (num_bytes,
     width and height of images, and columns that `wdsplit convert` kept) and of annotations.
     """
-    if lists and drop is not None:
-        raise click.UsageError("--list and --drop cannot be combined")
-    if name is not None and (lists or drop is not None):
-        raise click.UsageError(f"NAME {name!r}: not allowed with {'--list' if lists else '--drop NAME'}")
-    if name is None and not lists and drop is None:
-        raise click.UsageError("expected the NAME of a view to make, or --list, or --drop NAME")
-    if name is None and any(chosen.values()):
-        raise click.UsageError("conditions and keys need the NAME of a view to make, without --list and --drop")
+    url = shown_url(dataset)
+    if lists or drop is not None:
+        others = given(but={"dataset", "json", "lists" if lists else "drop"})
+        if others:
+            raise click.UsageError(f"{', '.join(others)}: not allowed with --{'list' if lists else 'drop'}")
+    if lists:
+        return list_stored(dataset, "view", ("samples", "share", "selection"), _row, dataclasses.asdict)
     if drop is not None:
         wdsplit.drop_view(dataset, drop)
-        echo(f"{shown_url(dataset)}: removed view {drop!r}")
-        return
+        return Result(f"{url}: removed view {drop!r}", {"dataset": url, "removed": drop})
     if name is None:
-        list_stored(dataset, "view", ("samples", "share", "selection"), _row, dataclasses.asdict, as_json)
-        return
+        raise click.UsageError("expected the NAME of a view to make, or --list, or --drop NAME")
     engine, started = running.open(), time.monotonic()
     with progress_bar("choosing samples", running.log) as bar:
 
@@ -97,30 +93,23 @@ def view_command(
             bar.update(done, num_shards, unit="shards", samples=samples)
 
         made = wdsplit.make_view(dataset, name, **chosen, engine=engine, progress=show)
-    if as_json:
-        empty = {"num_shards": made.num_shards, "num_empty_shards": made.num_empty_shards, "classes": made.classes}
-        echo_json({"dataset": shown_url(dataset), **dataclasses.asdict(made.stored), **empty})
-        return
-    echo(wrapped(_summary(shown_url(dataset), made, time.monotonic() - started)))
-    say_next(f"wdsplit.Dataset({shown_url(dataset)!r}, view={name!r})")
-
-
-def _summary(dataset: str, made: MadeView, elapsed_s: float) -> str:
-    """Return a summary of a new view."""
     stored = made.stored
     lines = [
-        f"{dataset}: view {stored.name!r} keeps {stored.num_selected:,} of {counted(stored.num_samples, 'sample')} "
+        f"{url}: view {name!r} keeps {stored.num_selected:,} of {counted(stored.num_samples, 'sample')} "
         f"({percent(stored.num_selected, stored.num_samples)})",
         f"shards without a selected sample: {made.num_empty_shards:,} of {made.num_shards:,}",
     ]
-    for name in ("keys", "exclude"):
-        if name in stored.recipe:
-            one = stored.recipe[name]
+    for which in ("keys", "exclude"):
+        if which in stored.recipe:
+            one = stored.recipe[which]
             counts = [counted(one["keys"], "key"), counted(one["duplicates"], "duplicate")]
-            lines.append(f"--{name} {one['from']}: {', '.join(counts)}, {one['missing']:,} without a sample")
+            lines.append(f"--{which} {one['from']}: {', '.join(counts)}, {one['missing']:,} without a sample")
     for column, classes in made.classes.items():
         lines += ["", *_class_table(column, classes)]
-    return "\n".join([*lines, f"took {elapsed_s:.1f} s"])
+    lines.append(f"took {time.monotonic() - started:.1f} s")
+    facts = {"num_shards": made.num_shards, "num_empty_shards": made.num_empty_shards, "classes": made.classes}
+    value = {"dataset": url, **dataclasses.asdict(stored), **facts}
+    return Result("\n".join(lines), value, [f"wdsplit.Dataset({url!r}, view={name!r})"])
 
 
 def _class_table(column: str, classes: Mapping[str, tuple[int, int]]) -> list[str]:
@@ -128,8 +117,8 @@ def _class_table(column: str, classes: Mapping[str, tuple[int, int]]) -> list[st
     shown = largest(classes, lambda counts: counts[0])
     total = sum(kept for kept, _ in classes.values())
     cells = [
-        (safe_text(name, _MAX_NAME), f"{kept:,}", percent(kept, total), f"{every:,}", percent(kept, every))
-        for name, (kept, every) in shown
+        (safe_text(name, MAX_NAME), f"{kept:,}", percent(kept, total), f"{every:,}", percent(kept, every))
+        for name, (kept, every) in shown.items()
     ]
     text = table((column, "kept", "share of view", "all", "share kept"), cells)
     return [text, *([f"... and {len(classes) - len(shown):,} more classes"] if len(shown) < len(classes) else [])]

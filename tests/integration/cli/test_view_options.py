@@ -106,7 +106,7 @@ def test_inspect_counts_what_is_in_the_view(run, path):
 
 def test_inspect_shows_one_sample_of_all(run, path):
     code, _, err = run("inspect", path, "--view", "cats", "--sample", 3)
-    assert code == 2 and "--view and --where cannot be combined" in err
+    assert code == 2 and "--view: not allowed with --sample" in err
 
 
 def test_assign_says_who_reads_the_view(path):
