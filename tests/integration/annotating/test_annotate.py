@@ -510,7 +510,8 @@ def test_converting_anew_says_what_is_stale(stale, tmp_path):
     source = tmp_path / "in.parquet"
     arguments = ["convert", source, stale, "--key", "id", "--shards", SHARDS, "--overwrite", "--seed"]
     done = CliRunner().invoke(cli, [*map(str, arguments), "2"])
-    note = "note: view good and annotations kinds, quality belong to the replaced shards; make them again, or drop them"
+    names = "view good, annotation kinds, annotation quality"
+    note = f"note: {stale}: made for the shards that were replaced: {names}; make them again, or drop them"
     assert done.exit_code == 0, done.output
     assert note in done.stderr.splitlines()
     for name in ("kinds", "quality"):

@@ -300,11 +300,11 @@ def test_the_result_as_json(dataset):
     ("arguments", "text"),
     [
         ((), "expected the NAME of a view to make, or --list, or --drop NAME"),
-        (("v", "--list"), "NAME 'v': not allowed with --list"),
-        (("v", "--drop", "w"), "NAME 'v': not allowed with --drop"),
-        (("--list", "--drop", "v"), "--list and --drop cannot be combined"),
-        (("--list", "--where", "row > 1"), "conditions and keys need the NAME"),
-        (("--drop", "v", "--overwrite"), "conditions and keys need the NAME"),
+        (("v", "--list"), "[NAME]: not allowed with --list"),
+        (("v", "--drop", "w"), "[NAME]: not allowed with --drop"),
+        (("--list", "--drop", "v"), "--drop: not allowed with --list"),
+        (("--list", "--where", "row > 1"), "--where: not allowed with --list"),
+        (("--drop", "v", "--overwrite"), "--overwrite: not allowed with --drop"),
     ],
 )
 def test_arguments_that_contradict_each_other_are_refused(dataset, arguments, text):
