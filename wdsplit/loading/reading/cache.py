@@ -375,10 +375,8 @@ class ShardCache:
                     os.makedirs(os.path.dirname(path), exist_ok=True)
                     fd = os.open(path + _PART, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
                     fcntl.flock(fd, fcntl.LOCK_EX)
-                    if hasattr(os, "posix_fallocate"):
-                        os.posix_fallocate(fd, 0, num_bytes)
-                    else:
-                        os.ftruncate(fd, num_bytes)
+                    os.ftruncate(fd, num_bytes)
+                    _reserve(fd, num_bytes)
             yield fd
         finally:
             if fd is not None:
@@ -527,6 +525,16 @@ def _check(file: CachedFile, is_needed: Callable[[], bool] = lambda: True) -> bo
         raise CorruptDataError("its bytes have changed", expected=expected, found=found)
     file.note_checked(proof)
     return True
+
+
+def _reserve(fd: int, num_bytes: int) -> None:
+    """Let the disk keep the space of a file, so that it cannot fill up meanwhile, where the file system can."""
+    if num_bytes and hasattr(os, "posix_fallocate"):
+        try:
+            os.posix_fallocate(fd, 0, num_bytes)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+                raise
 
 
 def _check_all(file: CachedFile) -> None:
