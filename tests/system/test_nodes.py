@@ -38,7 +38,7 @@ def epoch_of_one_reader(local, epoch):
 
 def kept_by(done, node):
     """Return the shards that a node keeps."""
-    return [path for path in done.cache(node).rglob("*") if path.is_file() and ".tar" in path.name]
+    return [path for path in done.cache(node).rglob("*") if path.suffix == ".shard"]
 
 
 def test_two_nodes_of_which_a_rank_is_killed_and_two_others_that_resume_train_each_batch_once(local, remote, tmp_path):
