@@ -19,13 +19,12 @@ from wdsplit.cli.options import (
     Running,
     dataset_argument,
     engine_options,
-    given,
     json_option,
     options_of,
     parse_mapping,
 )
 from wdsplit.cli.progress import progress_bar
-from wdsplit.cli.stored import list_stored
+from wdsplit.cli.stored import drop_stored, list_stored, stored_options
 from wdsplit.cli.terminal import Result, columns_text, stderr
 from wdsplit.texts import counted, human_bytes
 from wdsplit.urls import shown_url
@@ -85,8 +84,7 @@ _DOING = {
     engine_options,
     options_of(AnnotateOptions, "Running", "memory", memory=SIZE),
     options_of(AnnotateOptions, "Output", "overwrite resume"),
-    option("Stored annotations", "--list", "lists", is_flag=True, help="List the annotations of DATASET."),
-    option("Stored annotations", "--drop", metavar="NAME", help="Remove this annotation, but no sample."),
+    stored_options("annotation"),
     json_option,
     summary="Join columns of a table to the samples of DATASET.",
 )
@@ -110,15 +108,10 @@ def annotate_command(
     dataset was converted without --key, they are row numbers. After an interrupt, continue with --resume.
     """
     url = shown_url(dataset)
-    if lists or drop is not None:
-        others = given(but={"dataset", "json", "lists" if lists else "drop"})
-        if others:
-            raise click.UsageError(f"{', '.join(others)}: not allowed with --{'list' if lists else 'drop'}")
     if lists:
         return list_stored(dataset, "annotation", ("samples", "missing", "columns"), _row, _as_json)
     if drop is not None:
-        wdsplit.drop_annotation(dataset, drop)
-        return Result(f"{url}: removed annotation {drop!r}", {"dataset": url, "removed": drop})
+        return drop_stored(dataset, "annotation", drop, wdsplit.drop_annotation)
     if not tables or key is None:
         raise click.UsageError("expected TABLE and --key COLUMN, or --list, or --drop NAME")
     arguments["mapping"] = parse_mapping("--map", mapping, "NAME=COLUMN, such as score=aesthetic_score")

@@ -14,7 +14,7 @@ import click
 import wdsplit
 from wdsplit.cli.conversion import conversion_options, dataset_text, plan_options, run_options, show_progress
 from wdsplit.cli.help import argument, command, option
-from wdsplit.cli.options import Running, engine_options, given, options_of
+from wdsplit.cli.options import Running, engine_options, options_of, refuse_given
 from wdsplit.cli.progress import progress_bar
 from wdsplit.cli.stored import stale_names
 from wdsplit.cli.terminal import Result, audit_line, rates_text, stderr, training_line
@@ -79,9 +79,7 @@ def convert_command(
     if plan_path is not None or share is not None or only is not None:
         if plan_path is None or share is None:
             raise click.UsageError("--plan, --share and --pass belong together: give --plan PLAN --share I/N")
-        others = given(but={"plan_path", "share", "only", "jobs", "log"})
-        if others:
-            raise click.UsageError(f"{', '.join(others)}: not allowed with --plan, which determines the dataset")
+        refuse_given("--plan, which determines the dataset", but={"plan_path", "share", "only", "jobs", "log"})
         return _convert_share(plan_path, share, only, running)
     if output is None or not inputs:
         missing = "inputs" if output is None else "output"  # a single argument is the input, although click says output

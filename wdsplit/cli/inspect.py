@@ -19,9 +19,9 @@ from wdsplit.cli.options import (
     batch_size_option,
     dataset_argument,
     draw_option,
-    given,
     json_option,
     order_options,
+    refuse_given,
     view_options,
 )
 from wdsplit.cli.stored import stale
@@ -95,9 +95,8 @@ def inspect_command(
     samples, or 256 of a remote dataset.
     """
     which = "--sample" if sample is not None else "--key" if key is not None else ""
-    others = given({"view", "where", "key"} if which == "--sample" else {"view", "where"}) if which else []
-    if others:
-        raise click.UsageError(f"{', '.join(others)}: not allowed with {which}")
+    if which:
+        refuse_given(which, {"view", "where", "key"} if which == "--sample" else {"view", "where"})
     if sample is not None and _NUMBER.fullmatch(sample):
         return _one_sample(dataset, int(sample), output)
     if sample is not None or key is not None:

@@ -38,6 +38,7 @@ __all__ = [
     "parse_names",
     "parsed_by",
     "refuse_empty",
+    "refuse_given",
     "seed_options",
     "shuffle_options",
     "view_options",
@@ -104,6 +105,13 @@ def given(names: Collection[str] | None = None, but: Collection[str] = ()) -> li
         if (parameter.name in names if names is not None else parameter.name not in but)
         and context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
     ]
+
+
+def refuse_given(which: str, names: Collection[str] | None = None, but: Collection[str] = ()) -> None:
+    """Refuse parameters that the command line sets beside `which`; others as for `given`."""
+    others = given(names, but)
+    if others:
+        raise click.UsageError(f"{', '.join(others)}: not allowed with {which}")
 
 
 # Options of the library's classes

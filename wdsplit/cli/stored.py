@@ -1,4 +1,4 @@
-"""The views and annotations that are stored in a dataset: which are stale, and a list of them."""
+"""The views and annotations that are stored in a dataset: which are stale, `--list` and `--drop`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import wdsplit
+from wdsplit.cli.help import Decorator, option, with_options
+from wdsplit.cli.options import refuse_given
 from wdsplit.cli.terminal import Result, table
 from wdsplit.urls import shown_url
 
@@ -14,7 +16,16 @@ if TYPE_CHECKING:
     from wdsplit.shards.annotations import Annotation
     from wdsplit.shards.views import StoredView
 
-__all__ = ["list_stored", "stale", "stale_names"]
+__all__ = ["drop_stored", "list_stored", "stale", "stale_names", "stored_options"]
+
+
+def stored_options(kind: str) -> Decorator:
+    """Return a decorator that adds the options for stored objects of a kind, view or annotation: lists, drop."""
+    section = f"Stored {kind}s"
+    return with_options(
+        option(section, "--list", "lists", is_flag=True, help=f"List the {kind}s of DATASET."),
+        option(section, "--drop", metavar="NAME", help=f"Remove this {kind}, but no sample."),
+    )
 
 
 def stale(stored: StoredView | Annotation, found: Inspection) -> str:
@@ -38,7 +49,7 @@ def list_stored(
     row: Callable[[Any], Sequence[str]],
     values: Callable[[Any], dict[str, Any]],
 ) -> Result:
-    """List the stored objects of one kind; damaged and stale ones are marked.
+    """List the stored objects of one kind, for `--list`; damaged and stale ones are marked.
 
     Args:
         dataset: The dataset.
@@ -47,6 +58,7 @@ def list_stored(
         row: Returns the cells of an object, besides its name.
         values: Returns an object as JSON values.
     """
+    refuse_given("--list", but={"dataset", "json", "lists"})
     found = wdsplit.inspect(dataset, 0)
     made = found.views if kind == "view" else found.annotations
     lines: dict[str, tuple[Sequence[str], dict[str, Any]]] = {}
@@ -62,3 +74,11 @@ def list_stored(
     rows = sorted(lines.items())
     text = table((kind, *columns), [(name, *cells) for name, (cells, _) in rows])
     return Result(text if rows else f"{shown_url(dataset)}: no {kind}s", [value for _, (_, value) in rows])
+
+
+def drop_stored(dataset: str, kind: str, name: str, remove: Callable[[str, str], object]) -> Result:
+    """Remove a stored object of one kind, for `--drop`."""
+    refuse_given("--drop", but={"dataset", "json", "drop"})
+    remove(dataset, name)
+    url = shown_url(dataset)
+    return Result(f"{url}: removed {kind} {name!r}", {"dataset": url, "removed": name})

@@ -11,9 +11,9 @@ import click
 
 import wdsplit
 from wdsplit.cli.help import argument, command, option
-from wdsplit.cli.options import Running, dataset_argument, engine_options, given, json_option
+from wdsplit.cli.options import Running, dataset_argument, engine_options, json_option
 from wdsplit.cli.progress import progress_bar
-from wdsplit.cli.stored import list_stored
+from wdsplit.cli.stored import drop_stored, list_stored, stored_options
 from wdsplit.cli.terminal import MAX_NAME, Result, largest, table
 from wdsplit.texts import counted, percent, safe_text
 from wdsplit.urls import shown_url
@@ -57,8 +57,7 @@ _MAX_RECIPE = 100
     option("Samples", "--view", metavar="BASE", help="Select only from the samples of this view."),
     option("Samples", "--allow-missing", is_flag=True, help="Warn about --keys without a sample, instead of failing."),
     option("Output", "--overwrite", is_flag=True, help="Replace the view of this name."),
-    option("Stored views", "--list", "lists", is_flag=True, help="List the views of DATASET."),
-    option("Stored views", "--drop", metavar="NAME", help="Remove this view, but no sample."),
+    stored_options("view"),
     engine_options,
     json_option,
     summary="Select samples of DATASET, and store the selection under a name.",
@@ -75,15 +74,10 @@ def view_command(
     width and height of images, and columns that `wdsplit convert` kept) and of annotations.
     """
     url = shown_url(dataset)
-    if lists or drop is not None:
-        others = given(but={"dataset", "json", "lists" if lists else "drop"})
-        if others:
-            raise click.UsageError(f"{', '.join(others)}: not allowed with --{'list' if lists else 'drop'}")
     if lists:
         return list_stored(dataset, "view", ("samples", "share", "selection"), _row, dataclasses.asdict)
     if drop is not None:
-        wdsplit.drop_view(dataset, drop)
-        return Result(f"{url}: removed view {drop!r}", {"dataset": url, "removed": drop})
+        return drop_stored(dataset, "view", drop, wdsplit.drop_view)
     if name is None:
         raise click.UsageError("expected the NAME of a view to make, or --list, or --drop NAME")
     engine, started = running.open(), time.monotonic()
