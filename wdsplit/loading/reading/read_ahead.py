@@ -251,11 +251,6 @@ class Fetch:
         """Tell whether another thread is opening the shard; if so, this goes back into the queue after that."""
         return self._shard.is_being_opened(lambda: fetches.put(self))
 
-    @property
-    def is_done(self) -> bool:
-        """Whether nothing needs to be waited for."""
-        return self._is_done
-
     def mark_urgent(self) -> None:
         """Mark the samples as needed now, so that they do not wait for room."""
         if self._pid == os.getpid() and not self._is_done and not self._is_urgent:

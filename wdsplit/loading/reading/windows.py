@@ -132,12 +132,13 @@ def read_windows(
         yield from [Part(block, first) for first in firsts]
 
     for place in places:
-        if some and (place.is_alone or num_samples >= _SAMPLES_TOGETHER or len(some) == _WINDOWS_TOGETHER):
+        is_alone = place.is_alone
+        if some and (is_alone or num_samples >= _SAMPLES_TOGETHER or len(some) == _WINDOWS_TOGETHER):
             yield from read()
             some, num_samples = [], 0
         some.append(place)
         num_samples += len(place.samples)
-        if place.is_alone:
+        if is_alone:
             yield from read()
             some, num_samples = [], 0
     if some:
