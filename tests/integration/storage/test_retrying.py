@@ -1,6 +1,5 @@
 """Remote stores that do not answer, or not as they should, by real clients."""
 
-import gc
 import math
 import re
 import shutil
@@ -35,7 +34,7 @@ from faults import (
     slow_down,
 )
 from s3server import S3Server, free_port
-from tables import start_script, wait_until
+from tables import reading_ahead, start_script, wait_for_threads
 from wdsplit.errors import CorruptDataError, StorageError, UnansweredError
 from wdsplit.storage import retry
 from wdsplit.storage.opening import open_readable_storage, open_storage
@@ -307,11 +306,10 @@ def test_answers_that_never_fit_are_an_error_of_the_store_and_not_of_samples(beh
     fault = fault if isinstance(fault, Fault) else fault(s3_process.folder)
     times = TIMES | {"timeout_s": 30, "deadline_s": 1}
     dataset = wdsplit.Dataset(url, storage_options=times, on_bad_sample="substitute", shuffle=False)
-    proxy.plan, num_threads = of_tars(fault, always=True), threading.active_count()
+    proxy.plan, before = of_tars(fault, always=True), reading_ahead()
     with pytest.raises(UnansweredError, match="does not answer"):
         list(dataset)
-    gc.collect()
-    wait_until(lambda: threading.active_count() <= num_threads, "no thread reads ahead")
+    wait_for_threads(before)
 
 
 @on_both
