@@ -38,7 +38,7 @@ LAYERS = [
     ["loading.loader"],
     ["loading"],
     ["conversion.plan", "debug", "integrations"],
-    ["conversion.job", "conversion.published"],
+    ["conversion.job"],
     ["conversion.shuffle"],
     ["conversion"],
     ["checks", "annotating"],

@@ -125,7 +125,7 @@ def check_rows_of_many_tasks_are_merged_before_they_are_written(engine, folder):
         seen, out = [], folder / f"{name}-merged"
         with (
             patch("wdsplit.conversion.shuffle.steps._MAX_GATHERED", 3),
-            patch("wdsplit.conversion.shuffle.scatter._LEAST_BYTES", 4096),
+            patch("wdsplit.conversion.shuffle.needs._LEAST_BYTES", 4096),
         ):
             wdsplit.convert(folder / "in.parquet", out, options, seen.append, engine=engine, memory=1)
         merged = [progress for progress in seen if progress.name == "merge"]
@@ -142,7 +142,7 @@ def check_annotations_are_the_same_bytes(engine, folder):
     wdsplit.annotate(*given)
     expected = files_of(folder / "annotated/annotations")
     wdsplit.drop_annotation(folder / "annotated", "groups")
-    with patch("wdsplit.conversion.shuffle.scatter._LEAST_BYTES", 4096):
+    with patch("wdsplit.conversion.shuffle.needs._LEAST_BYTES", 4096):
         wdsplit.annotate(*given, wdsplit.AnnotateOptions(memory=1), engine=engine)
     assert files_of(folder / "annotated/annotations") == expected
     assert len(expected) == 9

@@ -15,9 +15,8 @@ import xxhash
 from wdsplit.conversion import planning
 from wdsplit.conversion.commit import build_manifest
 from wdsplit.conversion.driver import Driver
-from wdsplit.conversion.job import ConvertJob
+from wdsplit.conversion.job import ConvertJob, ShardRow
 from wdsplit.conversion.plan.options import ConvertOptions
-from wdsplit.conversion.published import ShardRow
 from wdsplit.shards.files import write_manifest
 from wdsplit.shards.manifest import checksum_of, parse_manifest
 from wdsplit.storage.local import LocalStorage

@@ -248,7 +248,7 @@ def noted_shards(output):
 
 def little_memory(monkeypatch):
     """Let a task hold 4 kB, so that even a small table is spilled, and makes many runs, merges and gatherings."""
-    monkeypatch.setattr("wdsplit.conversion.needs.loadable_bytes", lambda memory, jobs: 0)
-    monkeypatch.setattr("wdsplit.conversion.shuffle.scatter._LEAST_BYTES", 4096)
+    monkeypatch.setattr("wdsplit.conversion.shuffle.needs.loadable_bytes", lambda memory, jobs: 0)
+    monkeypatch.setattr("wdsplit.conversion.shuffle.needs._LEAST_BYTES", 4096)
     monkeypatch.setattr("wdsplit.conversion.shuffle.gather.BATCH_BYTES", 1024)
     monkeypatch.setattr("wdsplit.conversion.shuffle.steps._MAX_GATHERED", 3)

@@ -44,7 +44,7 @@ CONVERT = f"""
 import sys
 sys.path.insert(0, {str(SUPPORT)!r})
 import wdsplit
-import wdsplit.conversion.shuffle.scatter
+import wdsplit.conversion.shuffle.needs
 import wdsplit.conversion.shuffle.steps
 import wdsplit.engines.local
 from tables import options
@@ -56,7 +56,7 @@ if __name__ == "__main__":
     if kind in ("merge", "groups"):
         wdsplit.conversion.shuffle.steps._MAX_GATHERED = 3
     if kind == "groups":
-        wdsplit.conversion.shuffle.scatter._LEAST_BYTES = 20_000
+        wdsplit.conversion.shuffle.needs._LEAST_BYTES = 20_000
     memory = 2**31 if kind == "memory" else 2**20
     chosen = options(jobs=2, resume=resume == "resume", memory=memory, **{KINDS!r}[kind])
     print("ready", flush=True)

@@ -24,7 +24,7 @@ from wdsplit.conversion.job import ConvertJob
 from wdsplit.conversion.plan.options import ConvertOptions
 from wdsplit.conversion.plan.plan import Plan
 from wdsplit.conversion.planning import plan_splits
-from wdsplit.conversion.shuffle.scatter import task_bytes
+from wdsplit.conversion.shuffle.needs import task_bytes
 from wdsplit.conversion.shuffle.steps import write_cuts
 from wdsplit.conversion.task import write_shards
 from wdsplit.engines.local import LocalEngine
@@ -64,11 +64,11 @@ def shuffle(plan: Plan, output: str, jobs: int, memory: int, num_shards: int) ->
     job, engine = ConvertJob(output=output, plan=plan, buffer_bytes=held_bytes), LocalEngine(jobs)
     driver = Driver(job, engine, no_progress)
     cuts = write_cuts(storage, plan, held_bytes)
-    runs = driver.scatter(cuts)
+    runs = driver.spill(cuts, "scatter")
     report("scattered", plan.num_rows, time.perf_counter() - started, peak)
     if cuts.merges:
         started = time.perf_counter()
-        driver.merge(cuts)
+        driver.spill(cuts, "merge")
         report("merged", plan.num_samples, time.perf_counter() - started, peak)
         storage.remove(*(run.path for run in runs))
     shards = np.linspace(0, plan.num_shards - 1, min(num_shards, plan.num_shards)).astype(int).tolist()

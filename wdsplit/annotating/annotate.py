@@ -25,11 +25,10 @@ from wdsplit.annotating.passes import (
 )
 from wdsplit.annotating.run import AnnotationRun
 from wdsplit.conversion.convert import Source
-from wdsplit.conversion.needs import memory_budget
 from wdsplit.conversion.plan.options import chosen
 from wdsplit.conversion.planning import PathLike
 from wdsplit.conversion.prepare import Places
-from wdsplit.conversion.shuffle.scatter import task_bytes
+from wdsplit.conversion.shuffle.needs import memory_budget, task_bytes
 from wdsplit.conversion.spool import spooled
 from wdsplit.engines.local import Engine, LocalEngine
 from wdsplit.errors import InputError, WdsplitError

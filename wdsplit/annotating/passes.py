@@ -20,9 +20,8 @@ import pyarrow.compute as pc
 from wdsplit.annotating.match import Counted, examples_of, match
 from wdsplit.annotating.options import Duplicates
 from wdsplit.arrays import Int64
-from wdsplit.conversion.shuffle.scatter import BATCH_BYTES
 from wdsplit.conversion.shuffle.sorted_runs import OpenRun, RunWriter, SortedRun, damaged_spill, parse_runs, read_runs
-from wdsplit.conversion.shuffle.steps import ROW_BYTES, cut_table
+from wdsplit.conversion.shuffle.steps import BATCH_BYTES, ROW_BYTES, cut_table
 from wdsplit.engines.local import Engine, in_order, raise_if_cancelled
 from wdsplit.errors import InputError
 from wdsplit.fields.json_values import stored

@@ -62,9 +62,9 @@ def plan_command(
     shares (`wdsplit convert --plan PLAN --share I/N`), and `wdsplit commit PLAN` finishes the dataset. With --split,
     each split has its own plan, PLAN.NAME.
     """
-    from wdsplit.conversion.needs import needs_of
     from wdsplit.conversion.planning import plan_splits
     from wdsplit.conversion.shares import needed_passes, plan_shares, share_needs
+    from wdsplit.conversion.shuffle.needs import needs_of
     from wdsplit.engines.limits import usable_processors
     from wdsplit.tables.media import class_counts
 

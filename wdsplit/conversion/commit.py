@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from wdsplit.conversion.job import Published
 from wdsplit.conversion.plan.plan import Plan
-from wdsplit.conversion.published import Published
 from wdsplit.conversion.run import Run
 from wdsplit.order.defaults import default_window
 from wdsplit.shards.files import write_manifest

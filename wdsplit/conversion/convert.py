@@ -11,13 +11,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from wdsplit.conversion.commit import commit
-from wdsplit.conversion.driver import Driver, Progress, no_progress, noted_rows
-from wdsplit.conversion.job import ConvertJob
-from wdsplit.conversion.needs import needs_of, refuse_little_space
+from wdsplit.conversion.driver import Driver, Progress, no_progress
+from wdsplit.conversion.job import ConvertJob, ShardRow, noted_rows
 from wdsplit.conversion.plan.options import ConvertOptions, chosen
 from wdsplit.conversion.planning import PathLike, refuse_early
-from wdsplit.conversion.prepare import Places, Prepared, prepare
-from wdsplit.conversion.published import ShardRow
+from wdsplit.conversion.prepare import Places, Target, locked, prepare
 from wdsplit.conversion.run import Run
 from wdsplit.conversion.spool import spooled
 from wdsplit.engines.local import Engine, LocalEngine
@@ -125,23 +123,21 @@ def _convert_any(
     input_fs: AbstractFileSystem | None,
 ) -> dict[str, Manifest]:
     """Convert files, or rows from Python through a file."""
-    source = python_source(inputs)
-    paths = [] if isinstance(source, PythonSource) else source
-    places = Places.of(paths, output, storage_options, fs, input_fs)
+    source, engine, report = python_source(inputs), engine or LocalEngine(options.jobs), progress or no_progress
     if not isinstance(source, PythonSource):
-        return _convert(places, options, progress, engine)
+        return _convert(Places.of(source, output, storage_options, fs, input_fs), options, report, engine)
+    places = Places.of([], output, storage_options, fs, input_fs)
     storage = open_storage(places.output, places.output_options)
     if not options.splits:
         Run(storage).refuse_output(options.overwrite, options.resume)
 
-    def report(num_rows: int) -> None:
-        (progress or no_progress)(Progress("read", num_rows, source.num_rows))
+    def report_read(num_rows: int) -> None:
+        report(Progress("read", num_rows, source.num_rows))
 
-    is_local = engine is None or engine.is_local
-    with spooled(source, storage, is_local, lambda schema: refuse_early(schema, options), report) as path:
+    with spooled(source, storage, engine.is_local, lambda schema: refuse_early(schema, options), report_read) as path:
         places = replace(places, inputs=[path], input_options=None, are_spooled=True)
         try:
-            return _convert(places, replace(options, hive=False), progress, engine)
+            return _convert(places, replace(options, hive=False), report, engine)
         except OutputExistsError as error:
             if options.resume:
                 noted(error, "the rows were read again: they must be those of the run, in their order")
@@ -149,65 +145,61 @@ def _convert_any(
 
 
 def _convert(
-    places: Places, options: ConvertOptions, progress: Callable[[Progress], None] | None, engine: Engine | None
+    places: Places, options: ConvertOptions, report: Callable[[Progress], None], engine: Engine
 ) -> dict[str, Manifest]:
     """Convert; all checks for all splits are done before anything is written."""
-    engine, report = engine or LocalEngine(options.jobs), progress or no_progress
-    prepared = prepare(places, options)
-    on_disk = not any(run.storage.is_remote for run in prepared.runs.values())
-    settings = options.memory, engine.jobs_of_a_node, engine.is_local, on_disk
-    needs = {name: needs_of(plan, *settings) for name, plan in prepared.plans.items()}
-    refuse_little_space(prepared, needs)
-    with prepared.locked():
-        finished, published = _begin(prepared)
-        manifests = {}
+    targets = prepare(places, options, engine.jobs_of_a_node, engine.is_local)
+    manifests: dict[str, Manifest] = {}
+    begun: dict[str, dict[int, ShardRow]] = {}
+    with locked(targets, options.overwrite):
         try:
-            for name, run in prepared.runs.items():
-                if name in finished:
-                    manifests[name] = finished[name]
-                    report(_all_skipped(finished[name], name))
-                    continue
-                plan, need = prepared.plans[name], needs[name]
-                job = ConvertJob(
-                    output=prepared.folders[name],
-                    storage_options=places.output_options,
-                    shared=not engine.is_local,
-                    plan=plan,
-                    buffer_bytes=need.buffer_bytes,
-                    emit=options.emit,
-                )
-                driver = Driver(job, engine, report, split=name, loadable_bytes=need.loadable_bytes)
-                shards = driver.carry_out(published[name])
-                manifests[name] = commit(run, plan, options.emit, shards)
+            # Resuming may fail, so runs to resume come before those that replace an output.
+            for target in sorted(targets, key=lambda target: not target.is_resumed):
+                if target.is_resumed:
+                    manifest = target.run.continued(target.plan)
+                    if manifest is not None:
+                        manifests[target.split] = manifest
+                        target.run.finish()
+                        continue
+                    target.run.remove_temporary()
+                    noted_shards = noted_rows(target.run.storage, target.plan, range(target.plan.num_shards))
+                    begun[target.split] = target.run.complete(noted_shards)
+                    logger.info("resuming: %d of %d shards exist", len(begun[target.split]), target.plan.num_shards)
+                else:
+                    begun[target.split] = {}
+                    target.run.start(target.plan)
+            for target in targets:
+                if target.split in begun:
+                    manifests[target.split] = _write(target, begun[target.split], places, options, report, engine)
+                else:
+                    report(_all_skipped(manifests[target.split], target.split))
         except BaseException:
-            for name in published:
-                prepared.runs[name].leave_resumable(prepared.plans[name])
+            for target in targets:
+                if target.split in begun:
+                    target.run.leave_resumable(target.plan)
             raise
-    return manifests
+    return {target.split: manifests[target.split] for target in targets}
 
 
-def _begin(prepared: Prepared) -> tuple[dict[str, Manifest], dict[str, dict[int, ShardRow]]]:
-    """Start or resume the run of each split.
-
-    Returns:
-        The manifests of the finished splits, and the published shards of the others.
-    """
-    runs, plans = prepared.runs, prepared.plans
-    finished, published = dict[str, Manifest](), dict[str, dict[int, ShardRow]]()
-    # Resuming may fail, so runs to resume come before those that replace an output.
-    for name in sorted(runs, key=lambda name: name not in prepared.resumed):
-        run, plan = runs[name], plans[name]
-        manifest = run.finished(plan) if name in prepared.resumed else None
-        if manifest is not None:
-            finished[name] = manifest
-        elif name in prepared.resumed:
-            run.resume(plan)
-            published[name] = run.complete(noted_rows(run.storage, plan, range(plan.num_shards)))
-            logger.info("resuming: %d of %d shards exist already", len(published[name]), plan.num_shards)
-        else:
-            run.start(plan)
-            published[name] = {}
-    return finished, published
+def _write(
+    target: Target,
+    known: dict[int, ShardRow],
+    places: Places,
+    options: ConvertOptions,
+    report: Callable[[Progress], None],
+    engine: Engine,
+) -> Manifest:
+    """Write the missing shards of a dataset, and its manifest."""
+    job = ConvertJob(
+        output=target.folder,
+        storage_options=places.output_options,
+        shared=not engine.is_local,
+        plan=target.plan,
+        buffer_bytes=target.needs.buffer_bytes,
+        emit=options.emit,
+    )
+    driver = Driver(job, engine, report, split=target.split, loadable_bytes=target.needs.loadable_bytes)
+    return commit(target.run, target.plan, options.emit, driver.carry_out(known))
 
 
 def _all_skipped(manifest: Manifest, split: str) -> Progress:

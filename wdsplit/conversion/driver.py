@@ -1,35 +1,31 @@
-"""The passes of a conversion, or of a share of it. Start with `Driver.carry_out`."""
+"""The passes of a conversion, or a share of one of them: scatter rows, merge the scattered ones, write shards."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 
 from wdsplit.arrays import Int64
-from wdsplit.conversion.job import ConvertJob
+from wdsplit.conversion.job import SHARDS_FOLDER, ConvertJob, Published, ShardRow, parse_row
 from wdsplit.conversion.plan.options import PassName
-from wdsplit.conversion.plan.plan import Plan, task_shards
-from wdsplit.conversion.published import SHARDS_FOLDER, Published, ShardRow, parse_row
+from wdsplit.conversion.plan.plan import task_shards
 from wdsplit.conversion.shuffle.in_memory import LoadedRows, load, loaded, plan_loading
-from wdsplit.conversion.shuffle.scatter import merge, scatter, task_memory
+from wdsplit.conversion.shuffle.needs import task_memory
+from wdsplit.conversion.shuffle.scatter import merge, scatter
 from wdsplit.conversion.shuffle.sorted_runs import SortedRun, parse_runs
 from wdsplit.conversion.shuffle.steps import SPILL_FOLDER, Cuts, read_cuts, write_cuts
 from wdsplit.conversion.task import describe_rows, describe_shards, write_shards
 from wdsplit.engines.local import Engine, LocalEngine
 from wdsplit.engines.private_memory import PrivateMemory
 from wdsplit.engines.shared_memory import SharedMemory
-from wdsplit.jobs.notes import Notes
 from wdsplit.jobs.run import Pass, Share, run
-from wdsplit.storage.interface import Storage
 from wdsplit.tables.read import check_files
 
-__all__ = ["Driver", "Progress", "merge_pass", "no_progress", "noted_rows", "scatter_pass"]
-
-Result = TypeVar("Result")
+__all__ = ["Driver", "Progress", "no_progress", "spill_pass"]
 
 
 @dataclass(frozen=True)
@@ -63,33 +59,28 @@ def no_progress(progress: Progress) -> None:
     """Ignore the progress."""
 
 
-def noted_rows(storage: Storage, plan: Plan, shards: range) -> dict[int, ShardRow]:
-    """Return the shards that tasks have noted; whether they are complete is not checked."""
-    return dict(Notes(storage, SHARDS_FOLDER).read(plan.hash, shards, parse_row))
-
-
-def scatter_pass(plan: Plan, cuts: Cuts, work: Callable[..., Any] = scatter) -> Pass[list[SortedRun]]:
-    """Return the pass that scatters the rows."""
+def spill_pass(job: ConvertJob, cuts: Cuts, name: PassName) -> Pass[list[SortedRun]]:
+    """Return the pass that scatters rows, or merges the scattered ones."""
+    plan, places = job.plan, cuts.places
+    if name == "merge":
+        return Pass(
+            f"{cuts.prefix}-merge",
+            cuts.num_merges,
+            partial(merge, job, cuts),
+            parse_runs,
+            SPILL_FOLDER,
+            describe=lambda task: f"merge {task.start} of {cuts.num_merges}",
+        )
     return Pass(
         f"{cuts.prefix}-scatter",
         cuts.num_tasks,
-        work,
+        partial(scatter, job, cuts),
         parse_runs,
         SPILL_FOLDER,
-        amounts=np.diff(np.asarray(cuts.places)),
-        describe=lambda task: describe_rows(plan, cuts.places[task.start], cuts.places[task.stop]),
-        check=lambda left: check_files(plan.table, cuts.places[left[0]], cuts.places[left[-1] + 1]),
+        amounts=np.diff(np.asarray(places)),
+        describe=lambda task: describe_rows(plan, places[task.start], places[task.stop]),
+        check=lambda left: check_files(plan.table, places[left[0]], places[left[-1] + 1]),
     )
-
-
-def merge_pass(cuts: Cuts, work: Callable[..., Any] = merge) -> Pass[list[SortedRun]]:
-    """Return the pass that merges scattered rows."""
-
-    def describe(task: range) -> str:
-        chunk, region = divmod(task.start, cuts.num_regions)
-        return f"region {region} of chunk {chunk}"
-
-    return Pass(f"{cuts.prefix}-merge", cuts.num_merges, work, parse_runs, SPILL_FOLDER, describe=describe)
 
 
 @dataclass(frozen=True)
@@ -117,21 +108,15 @@ class Driver:
         plan, storage = self.job.plan, self.job.open_storage()
         source: LoadedRows | Cuts | None = None
         if plan.scatters and len(known) < plan.num_shards:
-            source = read_cuts(storage, plan)
-            if source is None:
-                source = self.load() or write_cuts(storage, plan, self.job.buffer_bytes)
+            source = read_cuts(storage, plan) or self._load() or write_cuts(storage, plan, self.job.buffer_bytes)
             if isinstance(source, Cuts):
-                self._spill(storage, source)
+                runs = self.spill(source, "scatter")
+                if source.merges:
+                    self.spill(source, "merge")
+                    storage.remove(*(run.path for run in runs))  # their notes stay, so that no task scatters again
         return self.write(known, source)
 
-    def _spill(self, storage: Storage, cuts: Cuts) -> None:
-        storage.remove_temporary(SPILL_FOLDER)
-        runs = self.scatter(cuts)
-        if cuts.merges:
-            self.merge(cuts)
-            storage.remove(*(run.path for run in runs))  # their notes stay, so that no task scatters again
-
-    def load(self) -> LoadedRows | None:
+    def _load(self) -> LoadedRows | None:
         """Load all rows into memory, where no notes are needed; None if they do not fit."""
         plan, sizes = self.job.plan, dict[int, int]()
         is_private = isinstance(self.engine, LocalEngine) and self.engine.stays_in_process(self._may_use_threads)
@@ -156,16 +141,11 @@ class Driver:
             return None
         return loaded(plan, loading, [sizes[task] for task in range(len(amounts))])
 
-    def scatter(self, cuts: Cuts) -> list[SortedRun]:
-        """Scatter the rows that are not scattered yet; return the runs."""
+    def spill(self, cuts: Cuts, name: PassName) -> list[SortedRun]:
+        """Run what is left of the pass that scatters rows, or that merges them; return the runs."""
         runs: list[SortedRun] = []
-        work = partial(scatter, self.job, cuts)
-        self._run("scatter", scatter_pass(self.job.plan, cuts, work), lambda _, found: runs.extend(found))
+        self._run(name, spill_pass(self.job, cuts, name), lambda _, found: runs.extend(found))
         return runs
-
-    def merge(self, cuts: Cuts) -> None:
-        """Run the remaining merges; all rows must be scattered."""
-        self._run("merge", merge_pass(cuts, partial(merge, self.job, cuts)), lambda _, found: None)
 
     def write(self, known: Mapping[int, ShardRow], source: LoadedRows | Cuts | None = None) -> Published:
         """Write the missing shards, from rows in memory, scattered rows, or the table; return all shards."""
@@ -173,9 +153,6 @@ class Driver:
         max_rows = 0
         if plan.scatters:
             max_rows = self.job.buffer_bytes * plan.num_rows // max(1, plan.table.data_bytes)
-
-        def task_items(num_left: int) -> int:
-            return task_shards(plan, self.engine.jobs, num_left, max_rows)
 
         def check(left: Int64) -> None:
             if not plan.scatters:
@@ -187,7 +164,7 @@ class Driver:
             partial(write_shards, self.job, source),
             parse_row,
             SHARDS_FOLDER,
-            task_items=task_items,
+            task_items=lambda num_left: task_shards(plan, self.engine.jobs, num_left, max_rows),
             describe=partial(describe_shards, plan),
             check=check,
             threads=self._may_use_threads,
@@ -203,9 +180,9 @@ class Driver:
     def _run(
         self,
         name: PassName,
-        each: Pass[Result],
-        collect: Callable[[int, Result], None],
-        known: Mapping[int, Result] | None = None,
+        each: Pass[Any],
+        collect: Callable[[int, Any], None],
+        known: Mapping[int, Any] | None = None,
         published: Published | None = None,
     ) -> None:
         """Run a pass, and report its progress, with the samples and bytes of published shards."""

@@ -1,14 +1,28 @@
-"""The input of every task of a conversion."""
+"""What every task of a conversion gets, and the shards that tasks have published, checked against the plan."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+import numpy as np
+import pyarrow as pa
+
+from wdsplit.arrays import Int64
 from wdsplit.conversion.plan.plan import Plan
+from wdsplit.errors import WdsplitError
+from wdsplit.jobs.notes import Notes
 from wdsplit.jobs.run import Job
-from wdsplit.shards.manifest import RUN_FOLDER
+from wdsplit.shards.manifest import RUN_FOLDER, Shards, shard_path
+from wdsplit.storage.interface import Storage
 
-__all__ = ["ConvertJob"]
+__all__ = ["SHARDS_FOLDER", "ConvertJob", "Published", "ShardRow", "noted_rows", "parse_row"]
+
+SHARDS_FOLDER = f"{RUN_FOLDER}/shards"
+"""The folder of the notes of published shards."""
+
+_CHECKSUM_BYTES = 48
+_SIZES = range(2**63)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,3 +48,77 @@ class ConvertJob(Job):
     def run_folder(self) -> str:
         """The folder of the run's record in the output."""
         return RUN_FOLDER
+
+
+class ShardRow(NamedTuple):
+    """What a task notes of a published shard: samples with pads, pads, bytes and checksum."""
+
+    num_samples: int
+    num_pads: int
+    num_bytes: int
+    checksum: str
+
+
+def parse_row(note: Any) -> ShardRow:
+    """Return the noted row of a shard."""
+    match note:
+        case [int(num_samples), int(num_pads), int(num_bytes), str(checksum)] if num_bytes in _SIZES:
+            return ShardRow(num_samples, num_pads, num_bytes, checksum)
+    raise ValueError
+
+
+def noted_rows(storage: Storage, plan: Plan, shards: range) -> dict[int, ShardRow]:
+    """Return the shards that tasks have noted; whether they are complete is not checked."""
+    return dict(Notes(storage, SHARDS_FOLDER).read(plan.hash, shards, parse_row))
+
+
+class Published:
+    """The published shards of a plan, by number.
+
+    About 60 bytes per shard, allocated at the start, so that the driver's memory does not grow during a run.
+
+    Attributes:
+        num_samples: Number of samples in published shards, including pads.
+        num_bytes: Bytes of published shards.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.num_samples = self.num_bytes = 0
+        self._plan = plan
+        self._sizes: Int64 = np.full(plan.num_shards, -1, np.int64)
+        self._checksums = np.full(plan.num_shards, b"", f"S{_CHECKSUM_BYTES}")
+
+    def add(self, number: int, row: ShardRow) -> None:
+        """Add a shard.
+
+        Raises:
+            WdsplitError: It does not match the plan.
+        """
+        first, stop = self._plan.rows(number)
+        num_pads = self._plan.num_pads_of(number)
+        planned = stop - first + num_pads, num_pads
+        if row[:2] != planned or not 0 < len(row.checksum) <= _CHECKSUM_BYTES:
+            raise WdsplitError(
+                "a task wrote another shard than was planned",
+                place=shard_path(number),
+                expected=f"{stop - first} samples and {num_pads} pads",
+                found=str(row),
+                remedy="convert again with --overwrite; if it happens again, please report it",
+            )
+        self.num_samples += row.num_samples
+        self.num_bytes += row.num_bytes
+        self._sizes[number], self._checksums[number] = row.num_bytes, row.checksum.encode()
+
+    def table(self) -> Shards:
+        """Return all shards of the plan as rows of the manifest; none may be missing."""
+        plan = self._plan
+        firsts, stops = np.array([plan.rows(number) for number in range(plan.num_shards)], np.int64).T
+        pads = plan.max_samples - (stops - firsts) if plan.options.pad == "repeat" else np.zeros_like(firsts)
+        columns = {
+            "path": pa.array([shard_path(number) for number in range(plan.num_shards)]),
+            "num_samples": stops - firsts + pads,
+            "num_pads": pads,
+            "num_bytes": self._sizes,
+            "checksum": pa.array(self._checksums.astype(str)),
+        }
+        return Shards.of_columns(columns)

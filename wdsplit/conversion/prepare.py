@@ -1,36 +1,50 @@
-"""Prepares a conversion before it writes anything: finds inputs, checks outputs and keys, plans each split."""
+"""Prepares a conversion before it writes anything: finds inputs, plans each split, checks outputs, keys and space."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wdsplit.conversion.duplicate_keys import check_unique_keys
+import numpy as np
+import pyarrow as pa
+
 from wdsplit.conversion.plan.options import ConvertOptions
 from wdsplit.conversion.plan.plan import Plan
 from wdsplit.conversion.planning import PathLike, input_paths, plan_files, shown_notes
-from wdsplit.conversion.run import Run, is_below
-from wdsplit.errors import InputError
+from wdsplit.conversion.run import Run, is_below, some
+from wdsplit.conversion.shuffle.needs import Needs, needs_of
+from wdsplit.conversion.shuffle.steps import SPILL_FOLDER
+from wdsplit.conversion.task import keys_of
+from wdsplit.engines.watching import watched
+from wdsplit.errors import InputError, StorageError
+from wdsplit.fields.duplicate_keys import Place, find_duplicate_keys
+from wdsplit.fields.keys import hash_keys
 from wdsplit.shards.manifest import HEADER_NAME, SHARDS_NAME, shard_path
 from wdsplit.storage.given import divided_options, located, located_one
 from wdsplit.storage.interface import Storage
 from wdsplit.storage.opening import is_remote, open_storage
 from wdsplit.storage.patterns import finds, has_magic, patterns, place_of
 from wdsplit.tables.find import find_inputs
+from wdsplit.tables.read import read_rows
 from wdsplit.tables.table import joined
+from wdsplit.texts import human_bytes
 from wdsplit.urls import shown_url
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-__all__ = ["Places", "Prepared", "prepare"]
+__all__ = ["Places", "Target", "locked", "prepare"]
 
 logger = logging.getLogger(__name__)
+
+_HASHES_AT_ONCE = 32_000_000
 
 
 @dataclass(frozen=True)
@@ -72,35 +86,45 @@ class Places:
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """A conversion that is ready to start, by split name; "" without splits.
+class Target:
+    """A dataset to write: that of a split, or the only one.
 
     Attributes:
-        folders: The folders of the datasets.
-        runs: Their runs.
-        plans: Their plans.
-        resumed: The splits that continue an existing run.
-        overwrite: Whether a dataset, or another run, may be replaced.
+        split: Name of the split; empty without splits.
+        folder: The folder of the dataset.
+        run: Its run.
+        plan: Its plan.
+        needs: The resources that its conversion needs.
+        is_resumed: Whether it continues an existing run.
     """
 
-    folders: Mapping[str, str]
-    runs: Mapping[str, Run]
-    plans: Mapping[str, Plan]
-    resumed: Collection[str]
-    overwrite: bool
-
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Lock other runs out of the outputs, and refuse outputs that others have written meanwhile."""
-        with ExitStack() as locks:
-            for name, run in self.runs.items():
-                locks.enter_context(run.locked())
-                run.refuse_output(self.overwrite, name in self.resumed)
-            yield
+    split: str
+    folder: str
+    run: Run
+    plan: Plan
+    needs: Needs
+    is_resumed: bool
 
 
-def prepare(places: Places, options: ConvertOptions) -> Prepared:
+@contextmanager
+def locked(targets: Sequence[Target], overwrite: bool) -> Iterator[None]:
+    """Lock other runs out of the outputs, and refuse outputs that others have written meanwhile."""
+    with ExitStack() as locks:
+        for target in targets:
+            locks.enter_context(target.run.locked())
+            target.run.refuse_output(overwrite, target.is_resumed)
+        yield
+
+
+def prepare(places: Places, options: ConvertOptions, jobs: int, is_local: bool, on_disk: bool = True) -> list[Target]:
     """Plan a conversion, and check everything that can be checked before anything is written.
+
+    Args:
+        places: Inputs and output.
+        options: The options.
+        jobs: As for `needs_of`.
+        is_local: As for `needs_of`.
+        on_disk: Whether the disk of a local output is one of this machine.
 
     Raises:
         WdsplitError: As for `convert`.
@@ -119,10 +143,64 @@ def prepare(places: Places, options: ConvertOptions) -> Prepared:
             run.refuse_file_inside(path, "an input")
         run.refuse_output(options.overwrite, name in resumed)
     plans = plan_files(paths, options, places.input_options)
-    for note in shown_notes(next(iter(plans.values()))):
+    first = next(iter(plans.values()))
+    for note in shown_notes(first):
         logger.warning("%s", note)
-    _check_keys(plans, resumed)
-    return Prepared(folders, runs, plans, resumed, options.overwrite)
+    if first.key is not None and set(plans) - resumed:
+        whole = dataclasses.replace(first, table=joined([plan.table for plan in plans.values()]))
+        _refuse_duplicate_keys(whole, first.key)  # in one split or in two
+    targets = []
+    for name, plan in plans.items():
+        is_near = on_disk and not runs[name].storage.is_remote
+        needs = needs_of(plan, options.memory, jobs, is_local, is_near)
+        targets.append(Target(name, folders[name], runs[name], plan, needs, name in resumed))
+    _refuse_little_space([target for target in targets if not target.is_resumed])
+    return targets
+
+
+def _refuse_duplicate_keys(plan: Plan, key: str) -> None:
+    """Refuse duplicate and invalid keys; the key column is read once for every 32 million rows."""
+
+    def key_batches() -> Iterator[tuple[pa.LargeStringArray, Place]]:
+        for rows in read_rows(plan.table, 0, plan.num_rows, [key]):
+            yield keys_of(plan, rows), rows.where
+
+    num_passes = -(-plan.num_rows // _HASHES_AT_ONCE)  # each hash belongs to one pass
+    for number in watched("checking keys", range(num_passes), num_passes):
+        found = (hash_keys(keys) for keys, _ in key_batches())
+        hashes = [each[each % np.uint64(num_passes) == number] if num_passes > 1 else each for each in found]
+        for duplicate in find_duplicate_keys(hashes, lambda _: key_batches()):
+            remedy = "choose another key column, remove the duplicate, or number the rows: leave out --key"
+            raise duplicate.error(InputError, f"{remedy}, or give --number-keys for tars")
+
+
+def _refuse_little_space(targets: Sequence[Target]) -> None:
+    """Refuse to spill rows to a disk without enough space for them and the shards.
+
+    Splits are converted one after another. Replaced files are removed before.
+    """
+    temporary = max((target.needs.temporary_bytes for target in targets), default=0)
+    if not temporary or targets[0].run.storage.is_remote:
+        return
+    folder = Path(targets[0].run.storage.url).absolute()
+    disk = next(each for each in (folder, *folder.parents) if each.exists())
+    shards = sum(target.plan.shard_bytes for target in targets)
+    free = shutil.disk_usage(disk).free + sum(sum(target.run.storage.sizes().values()) for target in targets)
+    if free < temporary + shards:
+        grouped = targets[0].plan.groups is not None
+        raise StorageError(
+            f"too little disk space to {'group' if grouped else 'shuffle'} the rows",
+            place=str(disk),
+            expected=f"about {human_bytes(temporary + shards)}: {human_bytes(shards)} for shards, and "
+            f"{human_bytes(temporary)} for rows in {SPILL_FOLDER} until the shards are written",
+            found=f"{human_bytes(free)} free",
+            remedy="choose an output on a larger disk, or give enough --memory for all rows"
+            + ("" if grouped else ", or keep the order of the table with --no-shuffle, which needs no temporary space"),
+            url=str(disk),
+        )
+    logger.info(
+        "shuffling rows through about %s of temporary files in %s", human_bytes(temporary), folder / SPILL_FOLDER
+    )
 
 
 def _refuse_inside_input(output: Storage, places: Places) -> None:
@@ -152,7 +230,9 @@ def _would_find(pattern: str, output: str) -> bool:
 
 def _check_parent(storage: Storage, options: ConvertOptions) -> None:
     """Refuse an output of splits that is itself a dataset, and warn about datasets in it that are not splits."""
-    Run(storage).refuse_dataset_above()
+    if Run(storage).exists:
+        cause = "the output is a dataset, so it cannot contain the datasets of splits"
+        Run(storage).refuse(cause, "a folder without a dataset", some(storage.list()), "choose another folder")
     others = [name for name in storage.list() if name not in options.splits]
     others = [name for name in others if storage.size(f"{name}/{HEADER_NAME}") is not None]
     if others:
@@ -161,10 +241,3 @@ def _check_parent(storage: Storage, options: ConvertOptions) -> None:
             storage.url,
             ", ".join(others),
         )
-
-
-def _check_keys(plans: Mapping[str, Plan], resumed: Collection[str]) -> None:
-    """Refuse duplicate keys, in one split or in two."""
-    plan = next(iter(plans.values()))
-    if plan.key is not None and set(plans) - set(resumed):
-        check_unique_keys(dataclasses.replace(plan, table=joined([other.table for other in plans.values()])))

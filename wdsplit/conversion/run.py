@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
+from wdsplit.conversion.job import SHARDS_FOLDER, ShardRow
 from wdsplit.conversion.plan.plan import Plan
-from wdsplit.conversion.published import SHARDS_FOLDER, ShardRow
 from wdsplit.conversion.shuffle.steps import SPILL_FOLDER
 from wdsplit.conversion.spool import SPOOL
 from wdsplit.errors import DatasetNotFoundError, InputError, OutputExistsError, StorageError, WdsplitError
@@ -30,7 +30,7 @@ from wdsplit.shards.views import VIEWS
 from wdsplit.storage.interface import Storage
 from wdsplit.storage.local import is_temporary
 
-__all__ = ["Run", "is_below"]
+__all__ = ["Run", "is_below", "some"]
 
 logger = logging.getLogger(__name__)
 
@@ -81,79 +81,58 @@ class Run(Record):
                 url=path,
             )
 
-    def refuse_dataset_above(self) -> None:
-        """Refuse an output of splits that is itself a dataset or an unfinished run."""
-        if self.exists:
-            self._refuse(
-                "the output is a dataset, so it cannot contain the datasets of splits",
-                "a folder without a dataset",
-                _some(self.storage.list()),
-                "choose another folder",
-            )
-
     def refuse_output(self, overwrite: bool, resume: bool) -> None:
         """Refuse an output that is not empty, unless wdsplit wrote it and it may be overwritten or resumed.
 
         Raises:
             OutputExistsError: The content does not allow what the options request.
         """
-        if self.storage.size("") is not None:
+        storage = self.storage
+        above = [] if storage.is_remote else [path for path in Path(storage.url).parents if path.is_file()]
+        if storage.size("") is not None or above:
             raise InputError(
-                "the output is a file",
-                place=self.storage.url,
+                "a parent of the output is a file" if above else "the output is a file",
+                place=storage.url,
                 expected="a folder, which need not exist",
-                remedy="give the output last: INPUT... OUTPUT",
-                url=self.storage.url,
+                found=f"the file {above[0]}" if above else "",
+                remedy="choose another output, and give it last: INPUT... OUTPUT",
+                url=storage.url,
             )
-        above = [] if self.storage.is_remote else [path for path in Path(self.storage.url).parents if path.is_file()]
-        if above:
-            raise InputError(
-                "a parent of the output is a file",
-                place=self.storage.url,
-                expected="a folder, which need not exist",
-                found=f"the file {above[0]}",
-                remedy="choose another output, or move the file away",
-                url=self.storage.url,
-            )
-        names = [name for name in self.storage.list() if name != RUN_FOLDER]
+        names = [name for name in storage.list() if name != RUN_FOLDER]
         finished, started = HEADER_NAME in names, self.is_unfinished
+        found, nothing = some(names) or "nothing", "no such folder, or an empty one"
         if overwrite:
-            self._refuse_adopted(finished)
+            if finished and b'"adopted"' in storage.read(HEADER_NAME):
+                remedy = "choose another folder; these tars would be lost"
+                cause = "the output contains tars that wdsplit indexed but did not write"
+                self.refuse(cause, "a dataset that wdsplit converted, or nothing", found, remedy)
             foreign = {name for name in names if not (finished or started) or not self._is_ours(name)}
             if foreign:  # listed again: a late share renames its files
-                foreign.intersection_update(self.storage.list())
+                foreign.intersection_update(storage.list())
             if foreign:
-                expected = "a dataset, an unfinished run, or nothing"
-                remedy = "choose another folder, or remove these files"
-                self._refuse("the output contains files that wdsplit did not write", expected, _some(foreign), remedy)
-            return
-        found, nothing = _some(names) or "nothing", "no such folder, or an empty one"
-        if resume:
+                cause, remedy = (
+                    "the output contains files that wdsplit did not write",
+                    "choose another folder, or remove them",
+                )
+                self.refuse(cause, "a dataset, an unfinished run, or nothing", some(foreign), remedy)
+        elif resume:
             if not (started or finished):
-                self._refuse("no unfinished run to resume", "an unfinished run", found, "leave out --resume")
+                self.refuse("no unfinished run to resume", "an unfinished run", found, "leave out --resume")
         elif finished:
             cause = "the output is already a finished dataset"
-            self._refuse(cause, nothing, found, "use --overwrite to replace it")
+            self.refuse(cause, nothing, found, "use --overwrite to replace it")
         elif started:
             remedy = "use --resume to continue it, or --overwrite to start again"
-            self._refuse("the output is an unfinished run", nothing, found, remedy)
+            self.refuse("the output is an unfinished run", nothing, found, remedy)
         elif names:
-            remedy = "choose a folder that is empty or does not exist yet"
-            self._refuse("the output is not empty", nothing, found, remedy)
+            self.refuse(
+                "the output is not empty", nothing, found, "choose a folder that is empty or does not exist yet"
+            )
 
-    def _refuse(self, cause: str, expected: str, found: str, remedy: str) -> NoReturn:
+    def refuse(self, cause: str, expected: str, found: str, remedy: str) -> NoReturn:
+        """Raise the error for an output whose content does not allow what is requested."""
         url = self.storage.url
         raise OutputExistsError(cause, place=url, expected=expected, found=found, remedy=remedy, url=url)
-
-    def _refuse_adopted(self, finished: bool) -> None:
-        """Refuse to remove existing tars that `wdsplit index` made a dataset of."""
-        if finished and b'"adopted"' in self.storage.read(HEADER_NAME):
-            self._refuse(
-                "the output contains tars that wdsplit indexed but did not write",
-                "a dataset that wdsplit converted, an unfinished run, or nothing",
-                "a dataset of adopted tars",
-                "choose another folder; these tars would be lost",
-            )
 
     def _is_ours(self, name: str) -> bool:
         """Return whether wdsplit may have written a file of this name."""
@@ -178,67 +157,38 @@ class Run(Record):
         self.storage.remove(*(name for name in self.storage.list() if name not in (RUN_FOLDER, *_KEPT)))
         self.storage.remove_temporary()
 
-    def resume(self, plan: Plan) -> None:
-        """Continue an earlier run.
+    def continued(self, plan: Plan) -> Manifest | None:
+        """Return the manifest of a plan's run if it is finished; None if it is unfinished.
 
         Raises:
-            OutputExistsError: The existing run has another plan.
+            DatasetNotFoundError: The output has neither.
+            OutputExistsError: It has another run or dataset, or an input has changed since the run began.
         """
-        note = self.plan
-        self._refuse_other_plan(plan, str(note.get("plan")))
-        self._refuse_other_emit(note.get("emit"))
-        if str(note.get("modified")) != plan.modified:
-            self._refuse(
-                "an input has changed since the run began",
-                "unchanged inputs",
-                "another modification time: some shards would contain old rows, others new ones",
-                "use --overwrite to start again",
-            )
-        for folder in ("", RUN_FOLDER, SHARDS_FOLDER):
-            self.storage.remove_temporary(folder)
-
-    def require(self, plan: Plan) -> None:
-        """Refuse an output without the unfinished run of this plan. Each share checks this.
-
-        Raises:
-            DatasetNotFoundError: It has no run.
-            OutputExistsError: It has another run, or a finished dataset.
-        """
-        url, expected = self.storage.url, f"the run of plan {plan.hash}, which `wdsplit plan -o` started"
-        note = self.plan
-        if (note.get("plan"), note.get("modified"), note.get("emit")) == (plan.hash, plan.modified, self.emit):
-            return
-        if note:
-            cause, found = "the output has a run of another plan", f"plan {note.get('plan')}"
-            remedy = "use the plan file of that run, or stop its shares and plan again with --overwrite"
-        elif self.storage.size(HEADER_NAME) is not None:
-            same = read_manifest(self.storage).provenance.get("plan") == plan.hash
-            cause = "the plan is already committed" if same else "the output has another dataset"
-            found, remedy = "a finished dataset", "to convert again, plan again with --overwrite"
-        else:
+        manifest = read_manifest(self.storage) if self.storage.size(HEADER_NAME) is not None else None
+        found = self.plan if manifest is None else {"emit": [], **manifest.provenance, "modified": plan.modified}
+        if not found and not self.is_unfinished:
             raise DatasetNotFoundError(
                 "the output has no run of this plan",
-                place=url,
-                expected=expected,
+                place=self.storage.url,
+                expected=f"the run of plan {plan.hash}",
                 found=self.storage.describe_contents(),
                 remedy="check that all machines have this output at the same path; if its run was removed, plan again",
-                url=url,
+                url=self.storage.url,
             )
-        self._refuse(cause, expected, found, remedy)
-
-    def finished(self, plan: Plan) -> Manifest | None:
-        """Return the manifest if the run is finished, and remove its leftovers.
-
-        Raises:
-            OutputExistsError: The dataset was made by another plan.
-        """
-        if self.storage.size(HEADER_NAME) is None:
-            return None
-        manifest = read_manifest(self.storage)
-        self._refuse_other_plan(plan, str(manifest.provenance.get("plan")))
-        self._refuse_other_emit(manifest.provenance.get("emit", []))
-        self.finish()
+        for name, expected, cause in (
+            ("plan", plan.hash, "the output was made by another plan"),
+            ("emit", self.emit, "the output was made with other sidecars"),
+            ("modified", plan.modified, "an input has changed since the run began: some shards would contain old rows"),
+        ):
+            if found.get(name) != expected:
+                remedy = "use the inputs, options and plan file of that run, or --overwrite to start again"
+                self.refuse(cause, f"{name} {expected}", f"{name} {found.get(name)}", remedy)
         return manifest
+
+    def remove_temporary(self, storage: Storage | None = None) -> None:
+        """Remove the temporary files of tasks that were killed."""
+        for folder in ("", RUN_FOLDER, SHARDS_FOLDER, SPILL_FOLDER):
+            (storage or self.storage).remove_temporary(folder)
 
     def refuse_incomplete(self, plan: Plan, shards: Shards) -> None:
         """Refuse to finish a run whose remote output is incomplete, or that another run has taken over.
@@ -268,8 +218,7 @@ class Run(Record):
         try:
             if storage.is_remote and Record(storage, RUN_FOLDER).plan.get("plan") != plan.hash:
                 return
-            for folder in ("", RUN_FOLDER, SHARDS_FOLDER, SPILL_FOLDER):
-                storage.remove_temporary(folder)
+            self.remove_temporary(storage)
             spilled = any(name.endswith(".arrow") for name in storage.list(SPILL_FOLDER))
             if {*storage.list()} - {*_KEPT} == {RUN_FOLDER} and not spilled:
                 self._end(storage)
@@ -287,18 +236,6 @@ class Run(Record):
     def _end(self, storage: Storage) -> None:
         self.end(storage)
         self._ended = True
-
-    def _refuse_other_plan(self, plan: Plan, found: str) -> None:
-        if found != plan.hash:
-            remedy = "use the inputs and options of that run, or --overwrite to start again"
-            self._refuse("the output was made by another plan", f"plan {plan.hash}", found, remedy)
-
-    def _refuse_other_emit(self, noted: Any) -> None:
-        found = [str(name) for name in noted] if isinstance(noted, list) else []
-        if found != self.emit:
-            expected, written = (f"--emit {','.join(emit)}" if emit else "no --emit" for emit in (self.emit, found))
-            remedy = "use the --emit of that run, or --overwrite to start again"
-            self._refuse("the output was made with other sidecars", expected, written, remedy)
 
     def complete(self, noted: Mapping[int, ShardRow]) -> dict[int, ShardRow]:
         """Return those of the noted shards whose files all exist with the right sizes; lists each folder once."""
@@ -324,6 +261,7 @@ def is_below(path: str, folder: str) -> bool:
     return Path(folder).resolve() in Path(path).resolve().parents
 
 
-def _some(names: Iterable[str]) -> str:
+def some(names: Iterable[str]) -> str:
+    """Return the first few names, sorted."""
     names = sorted(names)
     return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")

@@ -13,30 +13,20 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from wdsplit.conversion.commit import commit
-from wdsplit.conversion.driver import Driver, Progress, merge_pass, no_progress, noted_rows, scatter_pass
-from wdsplit.conversion.job import ConvertJob
-from wdsplit.conversion.needs import Needs, needs_of, refuse_little_space
+from wdsplit.conversion.driver import Driver, Progress, no_progress, spill_pass
+from wdsplit.conversion.job import SHARDS_FOLDER, ConvertJob, Published, noted_rows
 from wdsplit.conversion.plan.options import PASSES, ConvertOptions, PassName, chosen
 from wdsplit.conversion.plan.plan import Plan
 from wdsplit.conversion.plan.plan_file import SavedPlan
 from wdsplit.conversion.planning import PathLike
-from wdsplit.conversion.prepare import Places, prepare
-from wdsplit.conversion.published import SHARDS_FOLDER, Published
-from wdsplit.conversion.run import Run
-from wdsplit.conversion.saved_plans import (
-    check_plan_file,
-    locate_inputs,
-    normalized,
-    open_run,
-    remove_plan,
-    save_plan,
-)
-from wdsplit.conversion.shuffle.scatter import task_bytes
-from wdsplit.conversion.shuffle.steps import SPILL_FOLDER, Cuts, read_cuts, write_cuts
+from wdsplit.conversion.prepare import Places, locked, prepare
+from wdsplit.conversion.saved_plans import PlanFile, locate_inputs, open_run
+from wdsplit.conversion.shuffle.needs import Needs, needs_of, task_bytes
+from wdsplit.conversion.shuffle.steps import read_cuts, write_cuts
 from wdsplit.engines.local import Engine, LocalEngine
 from wdsplit.errors import ConvertError, InputError
 from wdsplit.jobs.notes import Notes
-from wdsplit.jobs.run import Share
+from wdsplit.jobs.run import Pass, Share
 from wdsplit.shards.manifest import Manifest, shard_path
 from wdsplit.storage.given import divided_options, located
 from wdsplit.storage.interface import Storage
@@ -90,32 +80,32 @@ def plan_shares(
     options = chosen(ConvertOptions, options, keywords)
     if options.resume:
         raise InputError("a plan starts a new run, so it cannot resume one", remedy="run the missing shares again")
-    path = normalized(plan_path)
-    files = {name: f"{path}.{name}" for name in options.splits} or {"": path}
     places = Places.of(inputs, output, storage_options, fs, input_fs)
+    files = {
+        name: PlanFile(f"{os.fspath(plan_path)}{'.' if name else ''}{name}", places.output_options)
+        for name in options.splits or [""]
+    }
     for file in files.values():
-        check_plan_file(file, options.overwrite, places.output_options)
-    prepared = prepare(places, options)
-    for run in prepared.runs.values():
+        file.refuse_existing(options.overwrite)
+    targets = prepare(places, options, _JOBS_OF_A_SHARE, is_local=False, on_disk=False)
+    for target in targets:
         for file in files.values():
-            run.refuse_file_inside(file, "the plan file")
-    needs = {name: share_needs(plan, options) for name, plan in prepared.plans.items()}
-    refuse_little_space(prepared, needs)
-    with prepared.locked():
-        for name, plan in prepared.plans.items():
-            folder, target, run = os.getcwd(), prepared.folders[name], prepared.runs[name]
-            target = target if is_remote(target) else os.path.join(folder, local_path(target))
-            saved = SavedPlan(plan, target, folder, needs[name].memory, tuple(options.emit), version("wdsplit"))
-            save_plan(files[name], saved, places.output_options)  # before the run replaces anything
+            target.run.refuse_file_inside(file.path, "the plan file")
+    with locked(targets, options.overwrite):
+        for target in targets:
+            file, plan, run, base = files[target.split], target.plan, target.run, os.getcwd()
+            folder = target.folder if is_remote(target.folder) else os.path.join(base, local_path(target.folder))
+            # The plan is saved before the run replaces anything.
+            file.write(SavedPlan(plan, folder, base, target.needs.memory, tuple(options.emit), version("wdsplit")))
             try:
                 run.start(plan)
                 if plan.scatters:
-                    write_cuts(run.storage, plan, needs[name].buffer_bytes)
+                    write_cuts(run.storage, plan, target.needs.buffer_bytes)
             except BaseException:
-                remove_plan(files[name], places.output_options)
+                file.remove()
                 run.leave_resumable(plan)
                 raise
-    return {files[name]: plan for name, plan in prepared.plans.items()}
+    return {files[target.split].path: target.plan for target in targets}
 
 
 def share_needs(plan: Plan, options: ConvertOptions) -> Needs:
@@ -168,14 +158,17 @@ def convert_share(
     of_inputs, of_output = divided_options(storage_options, input_fs, fs)
     output_options = located([], of_output, fs)[1]
     saved, run = open_run(plan_path, output_options)
-    run.require(saved.plan)
+    if run.continued(saved.plan) is not None:
+        again = "to convert again, plan again with --overwrite"
+        run.refuse("the plan is already committed", "an unfinished run", "a finished dataset", again)
     plan, engine = locate_inputs(saved, located([], of_inputs, input_fs)[1]), engine or LocalEngine()
+    passes = _passes(run.storage, plan)
     if plan.scatters and only is None:
         raise InputError(
             "the plan shuffles or groups rows, which needs several passes",
             place=os.fspath(plan_path),
             expected="a pass",
-            remedy=f"run all shares with {_pass_options(run.storage, plan)}, one after another",
+            remedy=f"run all shares with {_pass_options(passes)}, one after another",
         )
     job = ConvertJob(
         output=saved.output,
@@ -185,54 +178,29 @@ def convert_share(
         buffer_bytes=task_bytes(saved.memory, engine.jobs_of_a_node),
         emit=saved.emit,
     )
-    return _carry_out(run, job, engine, progress or no_progress, Share(share, num_shares), only or "write")
-
-
-def _carry_out(
-    run: Run, job: ConvertJob, engine: Engine, report: Callable[[Progress], None], share: Share, name: PassName
-) -> Progress:
-    """Run a share of a pass; return the last progress."""
-    plan, storage = job.plan, run.storage
+    name = only or "write"
     last = Progress(name, 0, 0)
 
-    def note_last(progress: Progress) -> None:
+    def report(current: Progress) -> None:
         nonlocal last
-        last = progress
-        report(progress)
+        last = current
+        (progress or no_progress)(current)
 
-    driver = Driver(job, engine, note_last, share)
-    cuts = _require_cuts(storage, plan) if plan.scatters else None
+    part, cuts = Share(share, num_shares), read_cuts(run.storage, plan) if plan.scatters else None
+    driver = Driver(job, engine, report, part)
+    if cuts is not None and name in passes[1:]:
+        before = passes[passes.index(name) - 1]
+        _require_complete(run.storage, spill_pass(job, cuts, before), before)
     if name == "write":
-        if cuts is not None:
-            _require_complete(storage, plan, cuts, "merge" if cuts.merges else "scatter")
-        driver.write(run.complete(noted_rows(storage, plan, share.of(plan.num_shards))), cuts)
-    elif name == "scatter" and cuts is not None:
-        driver.scatter(cuts)
-    elif name == "merge" and cuts is not None and cuts.merges:
-        _require_complete(storage, plan, cuts, "scatter")
-        driver.merge(cuts)
+        driver.write(run.complete(noted_rows(run.storage, plan, part.of(plan.num_shards))), cuts)
+    elif cuts is not None and name in passes:
+        driver.spill(cuts, name)
     return last
 
 
-def _require_cuts(storage: Storage, plan: Plan) -> Cuts:
-    """Return how the run scatters its rows; refuse a run whose start was interrupted."""
-    cuts = read_cuts(storage, plan)
-    if cuts is None:
-        raise ConvertError(
-            "the run cannot start its scatter pass",
-            place=storage.url,
-            expected="a run that `wdsplit plan -o` started",
-            found="a run whose start was interrupted",
-            remedy="plan again with --overwrite",
-            url=storage.url,
-        )
-    return cuts
-
-
-def _require_complete(storage: Storage, plan: Plan, cuts: Cuts, name: PassName) -> None:
+def _require_complete(storage: Storage, each: Pass[Any], name: PassName) -> None:
     """Refuse to continue before all shares have finished a pass."""
-    each, notes = scatter_pass(plan, cuts) if name == "scatter" else merge_pass(cuts), Notes(storage, SPILL_FOLDER)
-    items = range(each.num_items)
+    notes, items = Notes(storage, each.folder), range(each.num_items)
     done = dict(notes.read(each.name, items, each.parse))
     missing = [each.describe(range(item, item + 1)) for item in items if item not in done]
     if missing:
@@ -271,18 +239,29 @@ def needed_passes(
         WdsplitError: The plan or its run does not exist.
     """
     saved, run = open_run(plan_path, located([], storage_options, fs)[1])
-    run.require(saved.plan)
+    run.continued(saved.plan)
     return _passes(run.storage, saved.plan)
 
 
 def _passes(storage: Storage, plan: Plan) -> tuple[PassName, ...]:
+    """Return the passes of a run, in order; refuse a run whose start was interrupted."""
     if not plan.scatters:
         return ("write",)
-    return PASSES if _require_cuts(storage, plan).merges else ("scatter", "write")
+    cuts = read_cuts(storage, plan)
+    if cuts is None:
+        raise ConvertError(
+            "the run cannot start its scatter pass",
+            place=storage.url,
+            expected="a run that `wdsplit plan -o` started",
+            found="a run whose start was interrupted",
+            remedy="plan again with --overwrite",
+            url=storage.url,
+        )
+    return PASSES if cuts.merges else ("scatter", "write")
 
 
-def _pass_options(storage: Storage, plan: Plan) -> str:
-    return ", ".join(f"--pass {name}" for name in _passes(storage, plan))
+def _pass_options(passes: Sequence[PassName]) -> str:
+    return ", ".join(f"--pass {name}" for name in passes)
 
 
 def commit_shares(
@@ -309,36 +288,30 @@ def commit_shares(
         WdsplitError: The output has no run of the plan, or is not writable.
     """
     saved, run = open_run(plan_path, located([], storage_options, fs)[1])
-    plan = saved.plan
-    if not run.exists:
-        run.require(plan)
+    plan, storage = saved.plan, run.storage
+    run.continued(plan)  # else the lock would make the folder of a missing output
     with run.locked():
-        finished = run.finished(plan)
+        finished = run.continued(plan)
         if finished is not None:
-            logger.warning("%s: already committed", run.storage.url)
+            run.finish()
+            logger.warning("%s: already committed", storage.url)
             return finished
-        run.require(plan)
-        rows, published = run.complete(noted_rows(run.storage, plan, range(plan.num_shards))), Published(plan)
+        rows, published = run.complete(noted_rows(storage, plan, range(plan.num_shards))), Published(plan)
         missing = [number for number in range(plan.num_shards) if number not in rows]
         if missing:
-            raise _incomplete(run, plan, missing)
+            passes = f", with {_pass_options(_passes(storage, plan))}" if plan.scatters else ""
+            unfinished = _unfinished(Notes(storage, SHARDS_FOLDER), plan.hash)
+            raise ConvertError(
+                "cannot commit the dataset: shards are missing",
+                place=storage.url,
+                expected=f"{plan.num_shards} shards",
+                found=f"{len(missing)} missing: {_first_few(_shard_ranges(missing))}{unfinished}",
+                remedy=f"run the unfinished shares again{passes}, then commit",
+                url=storage.url,
+            )
         for number, row in rows.items():
             published.add(number, row)
         return commit(run, plan, saved.emit, published)
-
-
-def _incomplete(run: Run, plan: Plan, missing: Sequence[int]) -> ConvertError:
-    storage = run.storage
-    passes = f", with {_pass_options(storage, plan)}" if plan.scatters else ""
-    unfinished = _unfinished(Notes(storage, SHARDS_FOLDER), plan.hash)
-    return ConvertError(
-        "cannot commit the dataset: shards are missing",
-        place=storage.url,
-        expected=f"{plan.num_shards} shards",
-        found=f"{len(missing)} missing: {_first_few(_shard_ranges(missing))}{unfinished}",
-        remedy=f"run the unfinished shares again{passes}, then commit",
-        url=storage.url,
-    )
 
 
 def _shard_ranges(shards: Sequence[int]) -> list[str]:

@@ -13,9 +13,8 @@ from functools import partial
 
 import pyarrow as pa
 
-from wdsplit.conversion.job import ConvertJob
+from wdsplit.conversion.job import ConvertJob, ShardRow
 from wdsplit.conversion.plan.plan import Plan
-from wdsplit.conversion.published import ShardRow
 from wdsplit.conversion.shuffle.gather import ShuffledRows
 from wdsplit.conversion.shuffle.in_memory import LoadedRows, MemoryRows
 from wdsplit.conversion.shuffle.steps import Cuts

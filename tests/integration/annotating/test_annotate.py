@@ -48,7 +48,7 @@ def data(made, tmp_path):
 @pytest.fixture
 def little_memory(monkeypatch):
     """Let a task hold 4 kB, so that even a small table has many tasks and partitions."""
-    monkeypatch.setattr("wdsplit.conversion.shuffle.scatter._LEAST_BYTES", 4096)
+    monkeypatch.setattr("wdsplit.conversion.shuffle.needs._LEAST_BYTES", 4096)
 
 
 def scores(order=None):
@@ -123,7 +123,7 @@ def test_jobs_and_memory_do_not_change_a_byte(data, tmp_path, monkeypatch):
     found = []
     for jobs, threads, least in ((1, 4, 4096), (2, 4, 4096), (2, 1, 20_000), (1, 4, 2**30)):
         monkeypatch.setattr("wdsplit.engines.local._MAX_THREADS", threads)  # else two jobs are threads
-        monkeypatch.setattr("wdsplit.conversion.shuffle.scatter._LEAST_BYTES", least)
+        monkeypatch.setattr("wdsplit.conversion.shuffle.needs._LEAST_BYTES", least)
         annotate(data, source, jobs=jobs, overwrite=bool(found))
         found.append(files_of(data / "annotations"))
     assert found[1:] == found[:1] * 3
@@ -349,9 +349,9 @@ def test_dropping_one_leaves_the_dataset_as_it_was(data):
 KILLED = """
 import os, signal, sys
 import wdsplit
-import wdsplit.conversion.shuffle.scatter
+import wdsplit.conversion.shuffle.needs
 
-wdsplit.conversion.shuffle.scatter._LEAST_BYTES = 4096
+wdsplit.conversion.shuffle.needs._LEAST_BYTES = 4096
 
 def report(progress):
     name, at_least, full = sys.argv[3:]

@@ -12,7 +12,7 @@ import pytest
 from tables import converted, mixed_table, options, real_samples, shard_files, write_files, write_table
 from wdsplit.conversion.convert import convert, convert_splits
 from wdsplit.conversion.shuffle import in_memory
-from wdsplit.conversion.shuffle.scatter import loadable_bytes
+from wdsplit.conversion.shuffle.needs import loadable_bytes
 from wdsplit.conversion.shuffle.steps import SPILL_FOLDER
 
 NUM_ROWS = 400
@@ -97,11 +97,11 @@ def test_rows_that_are_larger_than_their_files_said_are_spilled_after_all(tmp_pa
     """A dictionary holds a long text once: parquet counts it so, but each row has all of it."""
     texts = np.repeat([f"{number}" * 2000 for number in range(5)], 500 if len(counts) == 1 else [1, 2, 2, 2, 493])
     path = write_table(tmp_path / "in.parquet", {"txt": texts, "row": range(len(texts))}, rows_per_group=50)
-    monkeypatch.setattr("wdsplit.conversion.needs.loadable_bytes", lambda memory, jobs: 300_000)
+    monkeypatch.setattr("wdsplit.conversion.shuffle.needs.loadable_bytes", lambda memory, jobs: 300_000)
     seen, chosen = [], {"shards": 3, "shuffle": True, "memory": 1}
     convert(path, tmp_path / "out", options(**chosen), spills(seen, tmp_path / "out"))
     assert seen[-1] == ("write", True)
-    monkeypatch.setattr("wdsplit.conversion.needs.loadable_bytes", lambda memory, jobs: 2**30)
+    monkeypatch.setattr("wdsplit.conversion.shuffle.needs.loadable_bytes", lambda memory, jobs: 2**30)
     converted(path, tmp_path / "memory", **chosen)
     assert shard_files(tmp_path / "out") == shard_files(tmp_path / "memory")
 

@@ -9,8 +9,8 @@ import pytest
 
 from tables import converted, files_below, labels, options, planned, write_files
 from wdsplit import plan_shares
-from wdsplit.conversion.needs import needs_of
 from wdsplit.conversion.shuffle import steps
+from wdsplit.conversion.shuffle.needs import needs_of
 from wdsplit.engines.limits import usable_memory
 from wdsplit.errors import StorageError
 
@@ -42,7 +42,7 @@ def test_rows_that_do_not_fit_take_temporary_space_twice_if_they_are_merged(inpu
     assert needs(inputs, 4 * 2**30, is_local=False).temporary_bytes > 4_000_000
     once = needs(inputs, 1).temporary_bytes
     assert 4_000_000 < once < 4_100_000
-    monkeypatch.setattr("wdsplit.conversion.shuffle.scatter._LEAST_BYTES", 4096)
+    monkeypatch.setattr("wdsplit.conversion.shuffle.needs._LEAST_BYTES", 4096)
     monkeypatch.setattr(steps, "_MAX_GATHERED", 3)
     assert needs(inputs, 1).temporary_bytes == 2 * once
     assert needs_of(planned(inputs, options(shuffle=False)), 1, 2, True, True).temporary_bytes == 0

@@ -24,7 +24,7 @@ from wdsplit.conversion.driver import Driver, no_progress
 from wdsplit.conversion.job import ConvertJob
 from wdsplit.conversion.plan.options import ConvertOptions
 from wdsplit.conversion.shuffle.gather import ShuffledRows
-from wdsplit.conversion.shuffle.scatter import task_bytes
+from wdsplit.conversion.shuffle.needs import task_bytes
 from wdsplit.conversion.shuffle.steps import SPILL_FOLDER, Cuts, cut_into_regions, read_cuts, write_cuts
 from wdsplit.engines.local import LocalEngine
 from wdsplit.errors import CorruptDataError, WdsplitError
@@ -115,10 +115,10 @@ def spilled(output, plan, held, merged=True):
     """Scatter a table, and merge it where that is a step and `merged`; return the job and how it was cut."""
     storage, job = open_storage(output), ConvertJob(output=output, plan=plan, buffer_bytes=held)
     cuts, driver = write_cuts(storage, plan, held), Driver(job, LocalEngine(), no_progress)
-    runs = driver.scatter(cuts)
+    runs = driver.spill(cuts, "scatter")
     assert sum(run.num_rows for run in runs) == plan.num_rows
     if cuts.merges and merged:
-        driver.merge(cuts)
+        driver.spill(cuts, "merge")
         storage.remove(*(run.path for run in runs))
     return job, cuts
 
@@ -155,12 +155,12 @@ def test_scattering_goes_on_where_it_was_stopped(inputs, tmp_path, monkeypatch):
     storage, job = open_storage(str(tmp_path)), ConvertJob(output=str(tmp_path), plan=plan, buffer_bytes=4096)
     cuts = write_cuts(storage, plan, 4096)
     assert read_cuts(storage, plan) == cuts
-    Driver(job, LocalEngine(), no_progress, Share(0, 3)).scatter(cuts)
+    Driver(job, LocalEngine(), no_progress, Share(0, 3)).spill(cuts, "scatter")
     seen = []
     for torn in ("*-share-*.json", "*-scatter-00000000-00000001.json"):
         path = next((tmp_path / SPILL_FOLDER).glob(torn))
         path.write_bytes(path.read_bytes()[:-1])
-        Driver(job, LocalEngine(), seen.append, Share(0, 3)).scatter(cuts)
+        Driver(job, LocalEngine(), seen.append, Share(0, 3)).spill(cuts, "scatter")
         path.write_bytes(path.read_bytes()[:-1])
         next((tmp_path / SPILL_FOLDER).glob("*-share-*.json")).write_bytes(b"")
     assert [each.skipped for each in seen if each.done == each.skipped] == [
@@ -222,7 +222,7 @@ def read_on(job, cuts, merged):
     if merged:
         list(shuffled_rows(job, cuts).read(0, job.plan.num_rows))
     else:
-        Driver(job, LocalEngine(), no_progress).merge(cuts)
+        Driver(job, LocalEngine(), no_progress).spill(cuts, "merge")
 
 
 @pytest.mark.parametrize(
@@ -298,7 +298,7 @@ def test_what_an_interrupted_run_has_spilled_is_not_taken_for_another(tmp_path, 
 
 
 def test_rows_that_are_spilled_are_kept_when_a_run_is_stopped_and_are_not_read_again(tmp_path, monkeypatch):
-    monkeypatch.setattr("wdsplit.conversion.shuffle.scatter._LEAST_BYTES", 4096)
+    monkeypatch.setattr("wdsplit.conversion.shuffle.needs._LEAST_BYTES", 4096)
     path, scattered = numbered(tmp_path / "in.parquet", 0), []
 
     def stop(progress):
@@ -345,7 +345,7 @@ def test_spill_files_that_a_power_failure_has_emptied_are_made_again_or_named(tm
 
 
 def test_a_run_whose_rows_are_all_dropped_is_no_fault(tmp_path, monkeypatch):
-    monkeypatch.setattr("wdsplit.conversion.shuffle.scatter._LEAST_BYTES", 1)
+    monkeypatch.setattr("wdsplit.conversion.shuffle.needs._LEAST_BYTES", 1)
     path = write_table(tmp_path / "in.parquet", {"label": range(7)}, rows_per_group=1)
     convert(path, tmp_path / "out", ConvertOptions(shards=3, shuffle=True, pad="drop", memory=1))
     assert len(labels(tmp_path / "out")) == 6
@@ -353,7 +353,7 @@ def test_a_run_whose_rows_are_all_dropped_is_no_fault(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("most", [256, 2])
 def test_a_group_that_is_larger_than_may_be_held_comes_in_parts_and_in_order(tmp_path, monkeypatch, most):
-    monkeypatch.setattr("wdsplit.conversion.shuffle.scatter._LEAST_BYTES", 20_000)
+    monkeypatch.setattr("wdsplit.conversion.shuffle.needs._LEAST_BYTES", 20_000)
     monkeypatch.setattr("wdsplit.conversion.shuffle.steps._MAX_GATHERED", most)
     groups = [0 if n % 3 else n for n in range(3000)]
     path = write_table(tmp_path / "in.parquet", {"label": range(3000), "group": groups}, rows_per_group=100)

@@ -267,7 +267,7 @@ def test_a_share_ends_when_another_run_takes_the_output_over(long, tmp_path, raw
 
 def test_a_task_that_is_scattered_twice_with_other_memory_leaves_rows_that_belong_together(raw, tmp_path, monkeypatch):
     """As of a share that was thought to be dead: whichever ends last, what it noted is what it has written."""
-    monkeypatch.setattr("wdsplit.conversion.shuffle.scatter._LEAST_BYTES", 4096)
+    monkeypatch.setattr("wdsplit.conversion.shuffle.needs._LEAST_BYTES", 4096)
     options = chosen(shards=8, shuffle=True, memory=2**28 + 2**27 + 2**20)
     convert(raw, tmp_path / "one", options)
     plan_shares(raw, tmp_path / "out", tmp_path / "plan", options)
@@ -292,7 +292,7 @@ def test_a_task_that_is_scattered_twice_with_other_memory_leaves_rows_that_belon
 
 @pytest.mark.parametrize("more", [{"shuffle": True}, {"group_by": "name"}], ids=["shuffled", "grouped"])
 def test_a_late_task_that_cut_the_same_plan_in_another_way_takes_the_place_of_no_rows(raw, tmp_path, monkeypatch, more):
-    monkeypatch.setattr("wdsplit.conversion.shuffle.scatter._LEAST_BYTES", 4096)
+    monkeypatch.setattr("wdsplit.conversion.shuffle.needs._LEAST_BYTES", 4096)
     little, much = chosen(shards=4, memory=1, **more), chosen(shards=4, **more)
     plan_shares(raw, tmp_path / "late", tmp_path / "old", little)
     convert_share(tmp_path / "old", 0, 1, "scatter")
@@ -389,7 +389,7 @@ def test_a_plan_that_keeps_the_order_has_nothing_to_scatter_or_merge(begun, whol
 
 @pytest.mark.parametrize("most", [256, 3])
 def test_a_plan_that_scatters_takes_its_passes_one_after_the_other(raw, tmp_path, monkeypatch, capsys, most):
-    monkeypatch.setattr("wdsplit.conversion.shuffle.scatter._LEAST_BYTES", 4096)
+    monkeypatch.setattr("wdsplit.conversion.shuffle.needs._LEAST_BYTES", 4096)
     monkeypatch.setattr("wdsplit.conversion.shuffle.steps._MAX_GATHERED", most)
     plan, output = tmp_path / "plan", tmp_path / "out"
     plan_shares(raw, output, plan, chosen(shards=12, shuffle=True, memory=1))
@@ -406,7 +406,7 @@ def test_a_plan_that_scatters_takes_its_passes_one_after_the_other(raw, tmp_path
         with pytest.raises(ConvertError, match=f"{before} pass is not complete") as found:
             convert_share(plan, 0, 2, name)
         assert "no share has finished" in found.value.found
-        assert ("rows 0 to" if before == "scatter" else "region 0 of chunk 0") in found.value.found
+        assert ("rows 0 to" if before == "scatter" else "merge 0 of") in found.value.found
         convert_share(plan, 0, 2, before)
         with pytest.raises(ConvertError, match=f"{before} pass is not complete") as found:
             convert_share(plan, 0, 2, name)
@@ -418,7 +418,7 @@ def test_a_plan_that_scatters_takes_its_passes_one_after_the_other(raw, tmp_path
 
 
 def test_the_rows_and_the_shares_that_are_not_scattered_are_named(raw, tmp_path, monkeypatch):
-    monkeypatch.setattr("wdsplit.conversion.shuffle.scatter._LEAST_BYTES", 40_000)
+    monkeypatch.setattr("wdsplit.conversion.shuffle.needs._LEAST_BYTES", 40_000)
     plan = tmp_path / "plan"
     plan_shares(raw, tmp_path / "out", plan, chosen(shards=12, shuffle=True, memory=1))
     for share in (0, 1, 3):
@@ -453,7 +453,7 @@ def test_a_plan_whose_output_was_taken_by_another_is_refused(begun, raw, tmp_pat
     plan, output = begun
     plan_shares(raw, output, tmp_path / "other", chosen(overwrite=True, **changes))
     for action in (lambda: convert_share(plan, 0, 1), lambda: commit_shares(plan)):
-        with pytest.raises(OutputExistsError, match="a run of another plan") as found:
+        with pytest.raises(OutputExistsError, match=r"made by another plan|made with other sidecars") as found:
             action()
         assert found.value.place == str(output)
     assert files_below(output) == [f"{RUN_FOLDER}/lock", f"{RUN_FOLDER}/plan.json"]

@@ -268,7 +268,7 @@ def test_a_full_store_is_told_at_once(bucket, fault_proxy, status, code, remedy)
     ids=["one job", "two jobs", "shuffle", "emit", "groups", "splits"],
 )
 def test_a_conversion_to_a_bucket_writes_the_bytes_of_one_to_the_disk(bucket, source, tmp_path, options, monkeypatch):
-    monkeypatch.setattr("wdsplit.conversion.shuffle.scatter._LEAST_BYTES", 50_000)
+    monkeypatch.setattr("wdsplit.conversion.shuffle.needs._LEAST_BYTES", 50_000)
     monkeypatch.setattr("wdsplit.conversion.shuffle.steps._MAX_GATHERED", 3)
     function = convert_splits if "splits" in options else convert
     function(source, tmp_path / "out", chosen(**options))
@@ -300,7 +300,7 @@ def test_processes_write_with_the_options_of_the_store(bucket, source, expected,
 
 @pytest.mark.slow
 def test_spilled_rows_are_read_by_ranges_and_neighbours_by_one_request(bucket, source, fault_proxy, monkeypatch):
-    monkeypatch.setattr("wdsplit.conversion.shuffle.scatter._LEAST_BYTES", 50_000)
+    monkeypatch.setattr("wdsplit.conversion.shuffle.needs._LEAST_BYTES", 50_000)
     convert(source, f"{bucket.url}/out", chosen(shuffle=True))
     reads = [e.request for e in fault_proxy.exchanges if e.request.method == "GET" and ".arrow" in e.request.path]
     runs = {request.path for request in reads}

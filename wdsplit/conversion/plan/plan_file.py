@@ -6,14 +6,15 @@ the same bytes. It contains no secrets: each machine needs its own credentials f
 
 from __future__ import annotations
 
+import dataclasses
 import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import orjson
 import pyarrow as pa
 import xxhash
@@ -24,15 +25,13 @@ from wdsplit.conversion.plan.plan import Plan
 from wdsplit.errors import CorruptDataError, InputError
 from wdsplit.fields.infer import Label
 from wdsplit.shards.manifest import Field
-from wdsplit.tables.table import InputFile, Remote, Selection, Table, Value
+from wdsplit.tables.table import InputFile, Remote, Selection, Table
 
 __all__ = ["SavedPlan", "dump_plan", "is_plan", "parse_plan"]
 
 _MAGIC = b"wdsplit plan "
 _LEVEL = 1
 _CHECKSUM_BYTES = 16
-_FILE_VALUES = ("path", "num_bytes", "num_rows", "data_bytes", "footer", "modified_ns", "format")
-_FILE_TUPLES = ("row_groups", "offsets", "selected")
 
 
 @dataclass(frozen=True)
@@ -63,39 +62,23 @@ def dump_plan(saved: SavedPlan) -> bytes:
         InputError: The URL of an input contains credentials.
     """
     plan, table = saved.plan, saved.plan.table
-    groups = plan.groups
-    content = {
-        "plan": plan.hash,
-        "output": saved.output,
-        "folder": saved.folder,
-        "memory": saved.memory,
-        "emit": saved.emit,
-        "fields": plan.fields,
-        "key": plan.key,
-        "label": plan.label,
-        "options": plan.options,
-        "num_shards": plan.num_shards,
-        "lanes": plan.lanes,
-        "bounds": plan.bounds,
-        "groups": groups and _dump_table(pa.table({"hashes": groups.hashes, "starts": groups.starts})),
-        "schema": b64encode(table.schema.serialize()).decode(),
-        "selection": table.selection.to_json(),
-        "num_empty": table.num_empty,
-        "files": [_dump_file(file) for file in table.files],
-    }
-    data = zlib.compress(orjson.dumps(content), _LEVEL)
+    files = [_without_options(file) for file in table.files]
+    content = _values(saved, plan=_values(plan, table=_values(table, files=files, selection=table.selection.to_json())))
+    data = zlib.compress(orjson.dumps(content, default=_dump_arrow), _LEVEL)
     line = _MAGIC + saved.version.encode() + b"\n"
     return line + _checksum(line, data) + data
 
 
-def _checksum(line: bytes, data: bytes) -> bytes:
-    digest = xxhash.xxh3_128(line)
-    digest.update(data)
-    return digest.digest()
+def _values(value: Any, **changes: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass, without the cached properties that orjson would write too."""
+    return {one.name: getattr(value, one.name) for one in dataclasses.fields(value)} | changes
 
 
-def _dump_file(file: InputFile) -> dict[str, Any]:
-    if file.remote is not None and file.remote.url != file.path:
+def _without_options(file: InputFile) -> InputFile:
+    """Return a file without the options of its store, which may contain secrets."""
+    if file.remote is None:
+        return file
+    if file.remote.url != file.path:
         raise InputError(
             "the URL of an input contains credentials, which must not be in a plan file",
             place=file.path,
@@ -103,19 +86,23 @@ def _dump_file(file: InputFile) -> dict[str, Any]:
             remedy="set credentials in the environment of each share, or convert in one process",
             url=file.path,
         )
-    return {
-        **{name: getattr(file, name) for name in (*_FILE_VALUES, *_FILE_TUPLES)},
-        "constants": orjson.dumps(file.constants).decode(),
-        "is_remote": file.remote is not None,
-        "members": None if file.members is None else _dump_table(file.members),
-    }
+    return dataclasses.replace(file, remote=Remote(file.path))
 
 
-def _dump_table(table: pa.Table) -> str:
+def _dump_arrow(value: pa.Table | pa.Schema | npt.NDArray[Any]) -> str:
+    """Return Arrow's bytes of a table, a schema or an array as text."""
+    table = pa.table({"array": value}) if isinstance(value, np.ndarray) else value
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, table.schema) as writer:
-        writer.write_table(table)
+    with pa.ipc.new_stream(sink, table if isinstance(table, pa.Schema) else table.schema) as writer:
+        if isinstance(table, pa.Table):
+            writer.write_table(table)
     return b64encode(sink.getvalue()).decode()
+
+
+def _checksum(line: bytes, data: bytes) -> bytes:
+    digest = xxhash.xxh3_128(line)
+    digest.update(data)
+    return digest.digest()
 
 
 def is_plan(beginning: bytes) -> bool:
@@ -151,46 +138,31 @@ def parse_plan(data: bytes, version: str) -> SavedPlan:
             found=f"version {found}",
             remedy="install the same version on all machines, or plan again",
         )
-    return _build(orjson.loads(zlib.decompress(content)), version)
-
-
-def _build(content: Mapping[str, Any], version: str) -> SavedPlan:
-    schema = pa.ipc.read_schema(pa.py_buffer(b64decode(content["schema"])))
-    files = tuple(map(_parse_file, content["files"]))
-    table = Table(files, schema, Selection.from_json(content["selection"]), content["num_empty"])
-    groups = None
-    if content["groups"] is not None:
-        columns = _parse_table(content["groups"])
-        groups = GroupPlaces(*(np.asarray(columns.column(name)) for name in ("hashes", "starts")))
-    plan = Plan(
-        table,
-        tuple(Field(**{**field, "names": tuple(field["names"])}) for field in content["fields"]),
-        content["key"],
-        PlanOptions(**content["options"]),
-        content["num_shards"],
-        content["lanes"],
-        groups,
-        tuple(content["bounds"]),
-        Label(**content["label"]) if content["label"] else None,
+    values = orjson.loads(zlib.decompress(content))
+    plan, table = values["plan"], values["plan"]["table"]
+    groups = plan["groups"]
+    plan["table"] = Table(
+        tuple(map(_parse_file, table["files"])),
+        _parse_arrow(table["schema"]).schema,
+        Selection.from_json(table["selection"]),
+        table["num_empty"],
+        tuple(table["notes"]),
     )
-    return SavedPlan(plan, content["output"], content["folder"], content["memory"], tuple(content["emit"]), version)
+    plan["fields"] = tuple(Field(**{**field, "names": tuple(field["names"])}) for field in plan["fields"])
+    plan["options"] = PlanOptions(**plan["options"])
+    plan["groups"] = groups and GroupPlaces(**{n: np.asarray(_parse_arrow(groups[n])["array"]) for n in groups})
+    plan["bounds"] = tuple(plan["bounds"])
+    plan["label"] = Label(**plan["label"]) if plan["label"] else None
+    return SavedPlan(**{**values, "plan": Plan(**plan), "emit": tuple(values["emit"])})
 
 
 def _parse_file(file: Mapping[str, Any]) -> InputFile:
-    values: dict[str, Any] = {name: file[name] for name in _FILE_VALUES}
-    values |= {name: None if file[name] is None else tuple(file[name]) for name in _FILE_TUPLES}
-    return InputFile(
-        **values,
-        constants=_constants(file["constants"]),
-        remote=Remote(file["path"]) if file["is_remote"] else None,
-        members=None if file["members"] is None else _parse_table(file["members"]),
-    )
+    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in file.items()}
+    values["constants"] = tuple(map(tuple, file["constants"]))
+    values["remote"] = file["remote"] and Remote(file["path"])
+    values["members"] = file["members"] and _parse_arrow(file["members"])
+    return InputFile(**values)
 
 
-@lru_cache(1024)
-def _constants(text: str) -> tuple[tuple[str, Value], ...]:
-    return tuple((str(name), value) for name, value in orjson.loads(text))
-
-
-def _parse_table(text: str) -> pa.Table:
-    return pa.ipc.open_file(pa.py_buffer(b64decode(text))).read_all().combine_chunks()
+def _parse_arrow(text: str) -> pa.Table:
+    return pa.ipc.open_stream(pa.py_buffer(b64decode(text))).read_all().combine_chunks()

@@ -14,9 +14,9 @@ import pyarrow as pa
 
 from wdsplit.arrays import Int64
 from wdsplit.conversion.plan.plan import Plan
-from wdsplit.conversion.shuffle.scatter import BATCH_BYTES, NUMBER, PLACE, region_runs
+from wdsplit.conversion.shuffle.scatter import NUMBER, PLACE, region_runs
 from wdsplit.conversion.shuffle.sorted_runs import OpenRun, SortedRun, damaged_spill, read_runs
-from wdsplit.conversion.shuffle.steps import SPILL_FOLDER, Cuts
+from wdsplit.conversion.shuffle.steps import BATCH_BYTES, SPILL_FOLDER, Cuts
 from wdsplit.storage.interface import Storage
 from wdsplit.tables.formats.common import MAX_BATCH_ROWS
 from wdsplit.tables.read import Rows

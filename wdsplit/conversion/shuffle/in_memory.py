@@ -13,9 +13,10 @@ import pyarrow as pa
 
 from wdsplit.arrays import Int64
 from wdsplit.conversion.plan.plan import Plan
-from wdsplit.conversion.shuffle.scatter import BATCH_BYTES, NUMBER, PLACE, placed_rows
+from wdsplit.conversion.shuffle.needs import rows_bytes
+from wdsplit.conversion.shuffle.scatter import NUMBER, PLACE, placed_rows
 from wdsplit.conversion.shuffle.sorted_runs import ArrowSink
-from wdsplit.conversion.shuffle.steps import ROW_BYTES, cut_table
+from wdsplit.conversion.shuffle.steps import BATCH_BYTES, cut_table
 from wdsplit.engines.local import raise_if_cancelled
 from wdsplit.engines.private_memory import PrivateMemory
 from wdsplit.engines.shared_memory import SharedMemory
@@ -23,7 +24,7 @@ from wdsplit.storage.interface import Storage
 from wdsplit.tables.formats.common import MAX_BATCH_ROWS
 from wdsplit.tables.read import Rows
 
-__all__ = ["LoadedRows", "Loading", "Memory", "MemoryRows", "load", "loaded", "memory_bytes", "plan_loading"]
+__all__ = ["LoadedRows", "Loading", "Memory", "MemoryRows", "load", "loaded", "plan_loading"]
 
 Memory = SharedMemory | PrivateMemory
 """Shared where other processes write shards, or private to this one, which costs less."""
@@ -71,14 +72,9 @@ class LoadedRows:
     order: int
 
 
-def memory_bytes(plan: Plan) -> int:
-    """Return the bytes of all rows in memory, estimated from their files."""
-    return plan.table.data_bytes + plan.num_rows * ROW_BYTES
-
-
 def plan_loading(plan: Plan, max_bytes: int, jobs: int, memory: Memory) -> Loading | None:
     """Decide how to load a table into at most `max_bytes` of memory; None if it does not fit."""
-    num_bytes = memory_bytes(plan)
+    num_bytes = rows_bytes(plan)
     if num_bytes > max_bytes:
         return None
     places = cut_table(plan.table, max(BATCH_BYTES, num_bytes // max(_MIN_TASKS, _TASKS_PER_JOB * jobs)))

@@ -24,68 +24,16 @@ from wdsplit.tables.read import Rows, read_rows
 from wdsplit.tables.select import hash_groups
 
 __all__ = [
-    "BATCH_BYTES",
     "NUMBER",
     "PLACE",
-    "REMOTE_MEMORY",
-    "chunk_runs",
-    "loadable_bytes",
     "merge",
     "placed_rows",
     "region_runs",
     "scatter",
-    "task_bytes",
-    "task_memory",
 ]
 
 PLACE, NUMBER = "place", "number"
 """Columns of a run besides those of the table, which are numbered c0, c1, ..."""
-
-_BASE_BYTES = 256 * 1024**2
-_JOB_BYTES = 128 * 1024**2
-"""Memory besides rows, of all jobs together and of each job: libraries, pages being decoded."""
-_COPIES = 6
-"""Maximum copies of its rows that a task has in memory: as read, sorted, encoded, laid out and written."""
-_FILE_BYTES, _ROW_GROUP_BYTES = 1024, 64
-"""Approximate bytes of an input file, and of one of its row groups, in a plan."""
-_LEAST_BYTES, _USUAL_BYTES, _MAX_BYTES = 8 * 1024**2, 32 * 1024**2, 1024**3
-_USUAL_TASKS = 128
-REMOTE_MEMORY = 1024**3
-"""The default memory of a conversion on unknown machines."""
-BATCH_BYTES = 16 * 1024**2
-"""Maximum bytes of a batch of rows."""
-
-
-def task_bytes(memory_bytes: int, jobs: int, local_bytes: int | None = None) -> int:
-    """Return how many bytes of rows a task may buffer so that all jobs together stay within a memory limit.
-
-    Args:
-        memory_bytes: The limit.
-        jobs: Number of jobs.
-        local_bytes: The bytes of all rows, if they are spilled to a local disk. There, a task buffers little more than
-            it must, because fresh memory costs a process more than small reads. None for a bucket.
-    """
-    free = (memory_bytes - _BASE_BYTES - _JOB_BYTES * jobs) // (jobs * _COPIES)
-    enough = _MAX_BYTES if local_bytes is None else max(_USUAL_BYTES, local_bytes // _USUAL_TASKS)
-    return min(_MAX_BYTES, enough, max(_LEAST_BYTES, free))
-
-
-def loadable_bytes(memory_bytes: int, jobs: int) -> int:
-    """Return how many bytes of rows may be in memory at once, while all jobs write shards from them."""
-    return max(0, memory_bytes - _BASE_BYTES - jobs * (_JOB_BYTES + _COPIES * BATCH_BYTES))
-
-
-def task_memory(plan: Plan, buffer_bytes: int) -> int:
-    """Return the approximate memory of a task in bytes, libraries included; it may buffer `buffer_bytes` of rows."""
-    if plan.scatters:
-        return _JOB_BYTES + _COPIES * buffer_bytes + _plan_bytes(plan)
-    row_group = max(max(file.row_groups, default=0) * file.row_bytes for file in plan.table.files)
-    return _JOB_BYTES + _COPIES * BATCH_BYTES + int(row_group) + _plan_bytes(plan)
-
-
-def _plan_bytes(plan: Plan) -> int:
-    """Return the approximate bytes of a plan in each process."""
-    return sum(_FILE_BYTES + _ROW_GROUP_BYTES * len(file.row_groups) for file in plan.table.files)
 
 
 def scatter(job: ConvertJob, cuts: Cuts, storage: Storage, tasks: range) -> Iterator[list[SortedRun]]:

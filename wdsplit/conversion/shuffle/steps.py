@@ -22,13 +22,13 @@ from wdsplit.storage.interface import Storage
 from wdsplit.tables.table import Table
 
 __all__ = [
+    "BATCH_BYTES",
     "ROW_BYTES",
     "SPILL_FOLDER",
     "Cuts",
     "cut_into_regions",
     "cut_table",
     "read_cuts",
-    "spilled_bytes",
     "write_cuts",
 ]
 
@@ -36,8 +36,8 @@ SPILL_FOLDER = f"{RUN_FOLDER}/spill"
 
 ROW_BYTES = 64
 """Bytes of a row in memory besides its columns: its place, its number, and their sorting."""
-_SPILLED_ROW_BYTES = 16
-"""Bytes of a row in a spill file besides its columns: its place and its number."""
+BATCH_BYTES = 16 * 1024**2
+"""Maximum bytes of a batch of rows."""
 _BUCKETS_PER_TASK = 4
 _MAX_GATHERED = 256
 """With more tasks, rows are merged: gathering from all tasks would cost more than reading all rows once more."""
@@ -136,9 +136,3 @@ def cut_table(table: Table, task_bytes: int) -> list[int]:
                 cuts.append(place)
                 num_bytes = 0.0
     return cuts if cuts[-1] == place else [*cuts, place]
-
-
-def spilled_bytes(plan: Plan, buffer_bytes: int) -> int:
-    """Return the approximate bytes of spill files, with `buffer_bytes` for a task: twice all rows if merged."""
-    num_regions, _ = cut_into_regions(plan.num_rows, len(cut_table(plan.table, buffer_bytes)) - 1)
-    return (2 if num_regions > 1 else 1) * (plan.table.data_bytes + plan.num_rows * _SPILLED_ROW_BYTES)
