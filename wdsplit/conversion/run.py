@@ -182,7 +182,11 @@ class Run(Record):
         ):
             if found.get(name) != expected:
                 remedy = "use the inputs, options and plan file of that run, or --overwrite to start again"
-                self.refuse(cause, f"{name} {expected}", f"{name} {found.get(name)}", remedy)
+                wanted, other = (
+                    f"{name} {value}" if name != "emit" else f"--emit {','.join(value)}" if value else "no --emit"
+                    for value in (expected, found.get(name))
+                )
+                self.refuse(cause, wanted, other, remedy)
         return manifest
 
     def remove_temporary(self, storage: Storage | None = None) -> None:
