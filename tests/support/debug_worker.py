@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.nn.parallel import DistributedDataParallel
 
 from wdsplit import debug
-from wdsplit.debug.record import Record
+from wdsplit.debug.audits import _Record
 from wdsplit.errors import InputError
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
@@ -203,12 +203,12 @@ def a_comparison_that_fails(path, rank):
     def broken(*arguments, **options):
         raise OSError("the disk is gone")
 
-    given = Record.given
+    given = _Record.given
     if not rank:
-        Record.given = broken
+        _Record.given = broken
     loader = loader_of(path, rank=0, world_size=1)
     result = outcome_of(audited, loader, between=lambda batches, epoch, step: "stop" if step == 2 else None)
-    Record.given = given
+    _Record.given = given
     return result
 
 

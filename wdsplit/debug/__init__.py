@@ -1,8 +1,8 @@
 """Debugging of a training on many ranks: differences between ranks, delivered samples, hangs and losses.
 
 Training needs none of it, and `import wdsplit` does not load it. Ranks exchange values over
-`torch.distributed`; without it, all that needs no other rank works in one process. `ranks` serves all checks, `record`
-serves `audits`. Begin with `ranks`.
+`torch.distributed`; without it, all that needs no other rank works in one process. `ranks` serves all checks.
+Begin with it.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from wdsplit.debug.audits import AUDITED, Audit, EpochAudit, audit
 from wdsplit.debug.diagnosis import Diagnosis, diagnose
 from wdsplit.debug.losses import Divergence, Losses, LossLog, read_losses
 from wdsplit.debug.model_checks import check_same_gradients, check_same_optimizer, check_same_parameters, param_hash
-from wdsplit.debug.ranks import CheckError, barrier
-from wdsplit.debug.seeds import set_seed
+from wdsplit.debug.ranks import CheckError, barrier, set_seed
 
 __all__ = [
     "AUDITED",

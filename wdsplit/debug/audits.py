@@ -7,26 +7,49 @@ compares.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from types import TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
+import xxhash
 
 from wdsplit.arrays import Int64, UInt64
 from wdsplit.debug.ranks import CheckError, Rendezvous, listed
-from wdsplit.debug.record import AUDITED, Facts, Identify, Record, Samples
 from wdsplit.errors import InputError
 from wdsplit.loading.loader import Loader
+from wdsplit.loading.reading.source import Source
+from wdsplit.loading.stages.columns import ToTuple
+from wdsplit.order.epoch import EpochOrder
+from wdsplit.order.split import Steps
 
 __all__ = ["AUDITED", "Audit", "EpochAudit", "audit"]
 
 logger = logging.getLogger(__name__)
 
+AUDITED = ("__key__", "__position__")
+"""The fields that identify a sample: `dataset.to_tuple("jpg", "cls", *AUDITED)`."""
+
+Identify = Callable[[Any], Mapping[str, Any]]
+
 _AT_ONCE = 2**20
 _MAX_EXAMPLES = 5
+
+_WORDS = {
+    "repeated": "deliveries too many",
+    "unexpected": "samples too many, from before the start or after the end",
+    "missing": "samples missing",
+}
+
+_DELIVERY = np.dtype([("value", np.uint64), ("place", np.int64), ("step", np.int64), ("position", np.int64)])
+"""A sample that a rank received, or should have: by its position or the hash of its key; the rank by its place."""
+Deliveries = npt.NDArray[np.void]
 
 
 @dataclass(frozen=True)
@@ -112,7 +135,7 @@ class Audit:
         self._group = loader.dataset.group if group is None else group
         self._timeout_s = timeout_s
         self._rendezvous: Rendezvous | None = None
-        self._record: Record | None = None
+        self._record: _Record | None = None
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -156,11 +179,11 @@ class Audit:
         if self._rendezvous is None:
             raise InputError("an audit is a context", remedy="with wdsplit.debug.audit(loader) as audited: ...")
         self._settle()
-        self._record = record = Record(self._loader, self._identify)
-        batches = iter(self._loader)
+        # The record reads the loader's position, which the iteration moves.
+        self._record = record = _Record(self._loader, self._identify)
+        record.batches = batches = iter(self._loader)
         for batch in batches:
             record.note(batch)
-            record.skips = getattr(batches, "skips", record.skips)
             yield batch
         record.ended = True
         self._settle()
@@ -177,13 +200,28 @@ class Audit:
             error.found = f"{error.found}; this rank has done {record.progress()}"
             raise
         names, url = [f"rank {member}" for member in rendezvous.members], self._loader.dataset.source.url
-        _refuse_other_epochs(url, record, facts, names)
+        others = [
+            f"{name} has {what} {value}, {names[0]} {facts[0].settings[what]}"
+            for name, each in zip(names, facts, strict=True)
+            for what, value in each.settings.items()
+            if value != facts[0].settings[what]
+        ]
+        if others:  # then positions mean other samples
+            raise CheckError(
+                f"the ranks do not read the same epoch {record.order.epoch}",
+                place=url,
+                expected=f"{len(facts)} ranks with the same options and epoch, from the same position on",
+                found=listed(others),
+                remedy="open the dataset with the same options on all ranks, call set_epoch on all, and give all of "
+                "them the same state when they resume",
+            )
         total, has_keys = sum(each.num_samples for each in facts), all(each.has_keys for each in facts)
-        found = _compared(rendezvous, record.given(by_key=False), total, record.due(own.is_complete))
-        if has_keys and not found.num_repeated:
-            by_key = _compared(rendezvous, record.given(by_key=True), total)
-            found.num_repeated, found.repeated = by_key.num_repeated, by_key.repeated
-        _refuse_faults(url, record, facts, names, found)
+        given, due = record.given(rendezvous.place), record.due(rendezvous.place, own.is_complete)
+        faults = _compared(rendezvous, total, given, due)
+        if has_keys and not faults["repeated"].number:
+            given["value"] = record.hashes()
+            faults["repeated"] = _compared(rendezvous, total, given, due[:0])["repeated"]
+        _refuse_faults(url, record, facts, names, faults)
         epoch = EpochAudit(
             epoch=record.order.epoch,
             start=record.start,
@@ -198,132 +236,179 @@ class Audit:
             logger.info("%s: %s", url, epoch)
 
 
-class _Delivery(NamedTuple):
-    """A sample that a rank received, or should have."""
+class _Facts(NamedTuple):
+    """The facts of a rank's iteration that other ranks need."""
 
-    place: int  # of the rank among those that compare
-    step: int
-    position: int
+    world: tuple[int, int]  # rank and world size, as its dataset has them
+    settings: dict[str, Any]  # what must be the same on all ranks, by its name
+    steps: int
+    is_complete: bool  # it came to the end, or was given all batches
+    num_samples: int  # without pads
+    num_pads: int
+    has_keys: bool
+
+
+class _Record:
+    """The samples that this rank received in an iteration, which is about to begin, and those that were due to it."""
+
+    def __init__(self, loader: Loader, identify: Identify | None) -> None:
+        self._begin, self._dataset, self._batch_size = loader.progress.start, loader.dataset, loader.batch_size
+        self.order, self.start = self._dataset.order(self._begin.epoch), self._begin.position
+        self._view, self._world = self._dataset.source.view_at(self._begin.epoch), self._dataset.world()
+        self._identify = identify
+        self.batches: Any = None
+        self.ended = False
+        self._positions: list[Int64] = []  # of each batch; pads are left out
+        self._hashes: list[UInt64] = []
+        self._num_pads = 0
+
+    @property
+    def _steps(self) -> Steps:
+        skips = getattr(self.batches, "skips", self._begin.skips)  # more may be added during the iteration
+        return Steps(self.order, self._world, self._batch_size, self.start, skips)
+
+    def note(self, batch: Any) -> None:
+        """Record the samples of a batch.
+
+        Keys may repeat within an epoch of a mixture, or if bad samples are replaced: then only positions count.
+        """
+        key, position = AUDITED
+        if self._identify is not None:
+            batch = self._identify(batch)
+        last = self._dataset.pipeline[-1]
+        if isinstance(batch, (tuple, list)) and isinstance(last, ToTuple) and len(batch) == len(last.names):
+            batch = dict(zip(last.names, batch, strict=True))
+        columns = batch if isinstance(batch, Mapping) else {}
+        if columns.get(position) is None:
+            raise InputError(
+                "the audit cannot tell which samples a batch holds",
+                expected=position,
+                found=", ".join(map(str, columns)) or "a batch without names",
+                remedy="let the dataset keep it: .to_tuple('jpg', 'cls', *wdsplit.debug.AUDITED), or in a map return "
+                "{**sample, ...}; or pass identify=, a function that finds it in a batch and returns a dict",
+            )
+        positions = columns[position]
+        positions = np.asarray(positions.cpu() if hasattr(positions, "cpu") else positions).astype(np.int64)
+        is_real = np.asarray(self.order.is_real(positions))
+        self._positions.append(positions[is_real])
+        self._num_pads += int((~is_real).sum())
+        has_unique_keys = isinstance(self._dataset.source, Source) and not self._dataset.replaces_bad_samples
+        if columns.get(key) is not None and has_unique_keys:
+            hashes = [xxhash.xxh3_64_intdigest(str(key).encode()) for key in columns[key]]
+            self._hashes.append(np.array(hashes, np.uint64)[is_real])
+
+    def progress(self) -> str:
+        """Return how many batches were received, such as "4 of 10 steps"."""
+        return f"{len(self._positions):,} of {len(self._steps):,} steps"
+
+    def facts(self) -> _Facts:
+        num_steps = len(self._positions)
+        settings = {
+            "epoch": self.order.epoch,
+            "dataset": self._dataset.source.fingerprint,
+            "view": self._view,
+            "batch_size": self._batch_size,
+            "start position": 0 if self.order.options.tail == "uneven" else self.start,
+            **dataclasses.asdict(self._dataset.options),
+        }
+        return _Facts(
+            world=(self._world.rank, self._world.world_size),
+            settings=settings,
+            steps=num_steps,
+            is_complete=self.ended or num_steps >= len(self._steps),
+            num_samples=sum(map(len, self._positions)),
+            num_pads=self._num_pads,
+            has_keys=len(self._hashes) == num_steps,
+        )
+
+    def given(self, place: int) -> Deliveries:
+        """Return what this rank received, identified by positions."""
+        return self._deliveries(place, self._positions)
+
+    def hashes(self) -> UInt64:
+        """Return the hashes of the keys of what this rank received."""
+        return np.concatenate([np.zeros(0, np.uint64), *self._hashes])
+
+    def due(self, place: int, is_complete: bool) -> Deliveries:
+        """Return what this rank should have received: in the whole epoch, or in its number of steps."""
+        steps = islice(self._steps, None if is_complete else len(self._positions))
+        return self._deliveries(place, [step.positions[self.order.is_real(step.positions)] for step in steps])
+
+    def _deliveries(self, place: int, positions: list[Int64]) -> Deliveries:
+        steps = self._steps
+        first = steps.skips.numbers(steps.start) + np.arange(len(positions)) * steps.global_batch
+        rows = np.zeros(sum(map(len, positions)), _DELIVERY)
+        rows["place"] = place
+        rows["step"] = np.repeat(steps.skips.positions(first) // steps.global_batch, list(map(len, positions)))
+        rows["position"] = rows["value"] = np.concatenate([np.zeros(0, np.int64), *positions])
+        return rows
+
+    def name_of(self, position: int) -> str:
+        """Return a name for the sample at a position: its key, if that can be read."""
+        if isinstance(self.order, EpochOrder):
+            located = self.order.locate(np.array([position]))
+            index = int(self.order.totals[: int(located.shard[0])].sum() + located.sample[0])
+            with contextlib.suppress(Exception):  # the audit's own error matters more than one here
+                return f"sample {str(self._dataset.sample(index)['__key__'])!r} at position {position}"
+        return f"the sample at position {position}"
 
 
 @dataclass
 class _Faults:
-    """Faults of the deliveries: their numbers, and some examples."""
+    """Faults of a kind: their number, and the deliveries of some samples."""
 
-    num_repeated: int = 0  # deliveries too many
-    repeated: list[list[_Delivery]] = field(default_factory=list)  # for some values all their deliveries
-    num_missing: int = 0
-    missing: list[_Delivery] = field(default_factory=list)
-    num_unexpected: int = 0
-    unexpected: list[_Delivery] = field(default_factory=list)
+    number: int = 0
+    examples: list[Deliveries] = field(default_factory=list)
+
+    def add(self, number: int, examples: Sequence[Deliveries]) -> None:
+        self.number += number
+        self.examples += examples[: _MAX_EXAMPLES - len(self.examples)]
 
 
-def _compared(rendezvous: Rendezvous, given: Samples, total: int, due: Samples | None = None) -> _Faults:
-    """Find samples that were delivered more than once; and, if those due are known, missing and unexpected ones.
+def _compared(rendezvous: Rendezvous, total: int, given: Deliveries, due: Deliveries) -> dict[str, _Faults]:
+    """Find deliveries that were repeated, unexpected or missing over all ranks, which all must call this.
 
     Ranks exchange them in buckets of about a million, so that no rank stores all of them.
 
     Args:
-        rendezvous: Where the ranks meet; all of them must call this.
-        given: What this rank received.
+        rendezvous: Where the ranks meet.
         total: Number of samples that all ranks received together.
-        due: What it should have received; None if that is not known.
+        given: What this rank received.
+        due: What it should have received.
     """
-    faults, num_buckets = _Faults(), max(1, -(-total // _AT_ONCE))
-    buckets = [_cut(samples, num_buckets) for samples in ([given] if due is None else [given, due])]
-    for own in zip(*buckets, strict=True):
-        parts = rendezvous.gathered(own)
-        values, deliveries = _joined([part[0] for part in parts])
-        by_value = np.argsort(values, kind="stable")
-        _, first, counts = np.unique(values[by_value], return_index=True, return_counts=True)
-        faults.num_repeated += len(values) - len(first)
-        for group in np.flatnonzero(counts > 1)[: _MAX_EXAMPLES - len(faults.repeated)]:
-            rows = by_value[first[group] : first[group] + counts[group]]
-            faults.repeated.append(_examples(deliveries[rows], []))
-        if due is not None:
-            expected, places = _joined([part[1] for part in parts])
-            missing, unexpected = places[~np.isin(expected, values)], deliveries[~np.isin(values, expected)]
-            faults.num_missing += len(missing)
-            faults.missing += _examples(missing, faults.missing)
-            faults.num_unexpected += len(unexpected)
-            faults.unexpected += _examples(unexpected, faults.unexpected)
-    return faults
+    repeated, unexpected, missing = _Faults(), _Faults(), _Faults()
+    num_buckets = max(1, -(-total // _AT_ONCE))
+    for bucket in range(num_buckets):
+        parts = rendezvous.gathered([rows[rows["value"] % np.uint64(num_buckets) == bucket] for rows in (given, due)])
+        received, expected = (np.concatenate(each) for each in zip(*parts, strict=True))
+        values, counts = np.unique(received["value"], return_counts=True)
+        examples = [received[received["value"] == value] for value in values[counts > 1][:_MAX_EXAMPLES]]
+        repeated.add(len(received) - len(values), examples)
+        for faults, rows, others in ((unexpected, received, expected), (missing, expected, received)):
+            alone = rows[~np.isin(rows["value"], others["value"])]
+            faults.add(len(alone), [alone[row : row + 1] for row in range(min(len(alone), _MAX_EXAMPLES))])
+    return {"repeated": repeated, "unexpected": unexpected, "missing": missing}
 
 
-def _cut(samples: Samples, num_buckets: int) -> list[Samples]:
-    """Cut samples into buckets by their values."""
-    bucket = samples.values % np.uint64(num_buckets)
-    order = np.argsort(bucket, kind="stable")
-    cuts = np.searchsorted(bucket[order], np.arange(1, num_buckets).astype(np.uint64))
-    values, steps, positions = samples
-    return [Samples(values[rows], steps[rows], positions[rows]) for rows in np.split(order, cuts)]
-
-
-def _joined(parts: Sequence[Samples]) -> tuple[UInt64, Int64]:
-    """Return the values of all ranks, and place, step and position of each: int64 of shape (samples, 3)."""
-    values, steps, positions = (np.concatenate(column) for column in zip(*parts, strict=True))
-    places = np.repeat(np.arange(len(parts)), [len(part.values) for part in parts])
-    return values, np.column_stack([places, steps, positions])
-
-
-def _examples(rows: Int64, known: Sequence[_Delivery]) -> list[_Delivery]:
-    """Return some of the deliveries, fewer if some are known already."""
-    return [_Delivery(*row) for row in rows[: _MAX_EXAMPLES - len(known)].tolist()]
-
-
-def _unlike(what: str, values: Sequence[int], names: Sequence[str]) -> list[str]:
-    """Say what each rank has, if not all have the same."""
-    pairs = zip(names, values, strict=True)
-    return [f"{what}: {listed(f'{name} {value}' for name, value in pairs)}"] if len(set(values)) > 1 else []
-
-
-def _refuse_other_epochs(url: str, record: Record, facts: Sequence[Facts], names: Sequence[str]) -> None:
-    """Refuse ranks that read a different epoch: their positions would mean other samples."""
-    first = facts[0].settings
-    found = [
-        f"{name} has {what} {value}, {names[0]} {first[what]}"
-        for name, each in zip(names, facts, strict=True)
-        for what, value in each.settings.items()
-        if value != first[what]
-    ]
-    if record.order.options.tail != "uneven":
-        found += _unlike("begin at position", [each.start for each in facts], names)
-    if found:
-        raise CheckError(
-            f"the ranks do not read the same epoch {record.order.epoch}",
-            place=url,
-            expected=f"{len(facts)} ranks with the same options and epoch, from the same position on",
-            found=listed(found),
-            remedy="open the dataset with the same options on all ranks, call set_epoch on all, and give all of "
-            "them the same state when they resume",
-        )
-
-
-def _refuse_faults(url: str, record: Record, facts: Sequence[Facts], names: Sequence[str], found: _Faults) -> None:
+def _refuse_faults(
+    url: str, record: _Record, facts: Sequence[_Facts], names: Sequence[str], faults: Mapping[str, _Faults]
+) -> None:
     """Raise an error unless the delivered samples are the expected ones; all ranks have the same arguments."""
-
-    def where(delivery: _Delivery) -> str:
-        return f"{names[delivery.place]} in step {delivery.step}"
-
     texts = []
-    if found.num_repeated:
-        texts.append(f"{found.num_repeated} deliveries too many")
-        texts += [f"{record.name_of(each[0].position)}: {listed(map(where, each))}" for each in found.repeated]
-    if found.num_unexpected:
-        texts.append(f"{found.num_unexpected} samples too many, from before the start or after the end")
-        texts += [f"{record.name_of(each.position)}: {where(each)}" for each in found.unexpected]
-    if found.num_missing:
-        texts.append(f"{found.num_missing} samples missing")
-        texts += [f"{record.name_of(each.position)}, due to {where(each)}" for each in found.missing]
-    ranks = [(each.rank, each.world_size) for each in facts]
-    if len(facts) > 1 and sorted(ranks) != [(rank, len(facts)) for rank in range(len(facts))]:
+    for kind, found in faults.items():
+        texts += [f"{found.number} {_WORDS[kind]}"] if found.number else []
+        for rows in found.examples:
+            where = listed(f"{names[row['place']]} in step {row['step']}" for row in rows)
+            texts.append(f"{record.name_of(rows['position'][0])}{', due to' if kind == 'missing' else ':'} {where}")
+    worlds, size = [each.world for each in facts], len(facts)
+    if size > 1 and sorted(worlds) != [(rank, size) for rank in range(size)]:
         texts += [
-            f"{name} reads as rank {rank} of {world_size}"
-            for place, (name, (rank, world_size)) in enumerate(zip(names, ranks, strict=True))
-            if (rank, world_size) != (place, len(facts))
+            f"{names[place]} reads as rank {world[0]} of {world[1]}"
+            for place, world in enumerate(worlds)
+            if world != (place, size)
         ]
-    if record.order.options.tail != "uneven":
-        texts += _unlike("steps", [each.steps for each in facts], names)
+    if record.order.options.tail != "uneven" and len({each.steps for each in facts}) > 1:
+        texts += [f"steps: {listed(f'{name} {each.steps}' for name, each in zip(names, facts, strict=True))}"]
     if not texts:
         return
     cause = f"the delivered samples are not those of epoch {record.order.epoch}"
@@ -331,7 +416,7 @@ def _refuse_faults(url: str, record: Record, facts: Sequence[Facts], names: Sequ
         "iterate the loader to its end on all ranks; nothing between it and the training may drop or replace samples "
         "or batches"
     )
-    if found.num_repeated:
+    if faults["repeated"].number:
         cause = f"samples were delivered more than once in epoch {record.order.epoch}"
         remedy = (
             "let the dataset detect its rank: leave out rank= and world_size=, and begin to iterate after "

@@ -57,13 +57,12 @@ def param_hash(model: torch.nn.Module | torch.optim.Optimizer | Mapping[str, Any
 
 
 def check_same_parameters(
-    model: torch.nn.Module | torch.optim.Optimizer | Mapping[str, Any], *, group: Any = None, timeout_s: float = 300.0
+    model: torch.nn.Module | Mapping[str, Any], *, group: Any = None, timeout_s: float = 300.0
 ) -> int:
     """Check that parameters and buffers are the same, bit by bit, on all ranks that have them; all ranks must call it.
 
     Args:
-        model: A module, a dict of tensors or an optimizer, as of `param_hash`; not an optimizer that shards its state
-            without DTensors (ZeRO).
+        model: A module or a dict of tensors, as of `param_hash`.
         group: A process group or DeviceMesh whose ranks are compared; by default all. Ranks of a pipeline have
             different parameters: name a group that has the same.
         timeout_s: Seconds that a rank waits for the others to call this.
@@ -72,8 +71,7 @@ def check_same_parameters(
         Number of parameters that at least one other rank has too; what FSDP shards over all ranks is not compared.
 
     Raises:
-        CheckError: They differ: it names the first parameter that does (for an optimizer
-            `state.<parameter>.<name>` or `group.<number>.<name>`), and the ranks. Or some ranks did not arrive.
+        CheckError: They differ: it names the first parameter that does, and the ranks. Or some ranks did not arrive.
         InputError: As of `param_hash`, on any rank.
         TopologyError: This process is not in the group.
     """
@@ -87,6 +85,9 @@ def check_same_parameters(
 
 def check_same_optimizer(optimizer: torch.optim.Optimizer, *, group: Any = None, timeout_s: float = 300.0) -> int:
     """Check that state and options of an optimizer are the same on all ranks, as `check_same_parameters` does.
+
+    Values are named `state.<parameter>.<name>` or `group.<number>.<name>`. Optimizers that shard their state without
+    DTensors (ZeRO) differ by design.
 
     Returns:
         Number of values that at least one other rank has too.
@@ -141,7 +142,7 @@ def _check_same(rendezvous: Rendezvous, entries_of: Callable[[], Iterable[Entry]
         return len(entries) if len(rendezvous.members) > 1 else 0
     gathered = rendezvous.gathered(entries)
     tables = [{entry.name: entry for entry in own} for own in gathered]
-    names = list(dict.fromkeys(name for table in tables for name in table))
+    names = dict.fromkeys(name for table in tables for name in table)
     differences = {name: difference([table.get(name) for table in tables], rendezvous.members) for name in names}
     found = [(name, text) for name, text in differences.items() if text]
     if found:
@@ -163,13 +164,17 @@ def _digest(entries: Iterable[Entry]) -> str:
 def _entries(model: Any) -> Iterator[Entry]:
     try:
         import torch
-        from torch.nn.modules.batchnorm import _NormBase
     except ModuleNotFoundError as error:
         raise MissingDependencyError.for_extra("torch") from error
+    nn = torch.nn
+    normalisations = (
+        *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
+        *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
+    )
     if isinstance(model, torch.nn.Module):
         yield from (_entry_of(name, parameter) for name, parameter in _named_parameters(model))
         for prefix, module in model.named_modules():
-            if not isinstance(module, _NormBase):
+            if not isinstance(module, normalisations):
                 yield from (_entry_of(name, buffer) for name, buffer in module.named_buffers(prefix, recurse=False))
     elif isinstance(model, torch.optim.Optimizer):
         state = model.state_dict()

@@ -1,4 +1,4 @@
-"""The ranks that a check compares: they exchange values without waiting forever for one that does not arrive.
+"""The ranks of a job: their seeds, and how they meet to exchange values without waiting forever.
 
 Before each exchange every rank leaves a note in the store of the process group and waits, for a limited time, for the
 notes of the others. So a rank that is late, stuck or gone is named, whatever the backend is, and no rank enters a
@@ -7,27 +7,31 @@ collective that another does not enter.
 
 from __future__ import annotations
 
-import contextlib
+import importlib.util
+import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
+import numpy as np
 import xxhash
 
 from wdsplit.errors import InputError, WdsplitError
 from wdsplit.loading.world import detect_rank, is_group_initialised
+from wdsplit.order.epoch import hash_stream
+from wdsplit.order.limits import MAX_SEED
+from wdsplit.order.split import whole
 
-__all__ = ["CheckError", "Rendezvous", "barrier", "listed", "names_of"]
+__all__ = ["CheckError", "Rendezvous", "barrier", "listed", "names_of", "set_seed"]
 
 Value = TypeVar("Value")
 
+_SEED_DOMAIN = 13  # of the hash, beside those of `order`
 _HERE, _LEFT = b"here", b"left"
 _made: Counter[tuple[str, tuple[int, ...]]] = Counter()
 """Rendezvous made so far, by name and ranks: all ranks have the same count."""
-_passed: dict[tuple[str, tuple[int, ...]], str] = {}
-"""The key of this rank's note at the last meeting of a name."""
 _groups: WeakValueDictionary[tuple[int, ...], Any] = WeakValueDictionary()
 """The groups that were made for meshes, by their members; torch keeps them until they are destroyed."""
 
@@ -100,14 +104,15 @@ class Rendezvous:
         if len(self.members) == 1:
             return
         store, keys = _store(), self._keys()
-        own = keys[self.place]
-        store.set(own, _HERE)
+        store.set(keys[self.place], _HERE)
         self._num_meetings += 1
         try:
             store.wait(keys, timedelta(seconds=self._timeout_s))
-        except Exception as error:
+        except Exception as error:  # torch raises several kinds
             try:
-                missing = [rank for rank, key in zip(self.members, keys, strict=True) if not store.check([key])]
+                missing = names_of(
+                    [rank for rank, key in zip(self.members, keys, strict=True) if not store.check([key])]
+                )
             except Exception as lost:
                 raise CheckError(
                     "lost contact with the other ranks",
@@ -116,33 +121,28 @@ class Rendezvous:
                     found=f"{type(lost).__name__}: {lost}",
                     remedy="find out why the rank or launcher that runs the store ended",
                 ) from lost
-            store.set(own, _LEFT + b": gave up waiting for " + names_of(missing).encode())
+            store.set(keys[self.place], _LEFT + b": gave up waiting for " + missing.encode())
             raise CheckError(
                 "some ranks did not arrive",
                 place=self._name,
                 expected=f"{len(keys)} ranks within {self._timeout_s:g} s",
-                found=f"{names_of(missing)} did not arrive",
+                found=f"{missing} did not arrive",
                 remedy="find where they are, for example with `py-spy dump --pid` (pip install py-spy): they wait for "
                 "something else, perhaps for a rank that left its loop early and did arrive, or need more time "
                 "(timeout_s)",
             ) from error
-        notes = [bytes(note) for note in (store.multi_get(keys) if store.has_extended_api() else map(store.get, keys))]
-        if any(note != _HERE for note in notes):
-            pairs = zip(self.members, notes, strict=True)
+        notes = map(bytes, store.multi_get(keys) if store.has_extended_api() else map(store.get, keys))
+        pairs = zip(self.members, notes, strict=True)
+        left = [f"rank {rank} {note.decode(errors='replace')}" for rank, note in pairs if note != _HERE]
+        if left:
             raise CheckError(
                 "some ranks have ended",
                 place=self._name,
-                expected=f"{len(notes)} ranks",
-                found=listed(f"rank {rank} {note.decode(errors='replace')}" for rank, note in pairs if note != _HERE),
+                expected=f"{len(keys)} ranks",
+                found=listed(left),
                 remedy="find out why they ended, starting with the first; a timeout may mean that another rank left "
                 "its loop early",
             )
-        # All have met since this rank's note of the last meeting, so all have read it.
-        which = self._name, self.members
-        last, _passed[which] = _passed.get(which), own
-        if last is not None:
-            with contextlib.suppress(RuntimeError):  # not all stores can
-                store.delete_key(last)
 
     def gathered(self, value: Value) -> list[Value]:
         """Meet, and return the values of all ranks, in the order of the members.
@@ -170,26 +170,24 @@ class Rendezvous:
         """Return a function's results on all ranks; if it fails on one of them, all raise its error.
 
         Raises:
-            CheckError: As of `meet`; or the function failed on another rank with an error that is not wdsplit's.
+            CheckError: As of `meet`; or the function failed on another rank with an error that is not wdsplit's, whose
+                class this rank may not have.
         """
         value: Any = None
         own: Exception | None = None
-        sent: WdsplitError | None = None
+        sent: Exception | None = None
         try:
             value = function()
         except WdsplitError as error:
             own = sent = error
         except Exception as error:
             own, found = error, f"{type(error).__name__}: {error}"[:1000]
-            # The other ranks may not have the class of another library's error.
-            sent = CheckError(
-                "a check failed on one of the ranks", found=found, remedy="see the error of that rank itself"
-            )
+            sent = CheckError("a check failed on one rank", found=found, remedy="see the error of that rank itself")
         outcomes = self.gathered((value, sent))
         if own is not None:
             raise own
         for member, (_, failure) in zip(self.members, outcomes, strict=True):
-            if failure is not None:
+            if isinstance(failure, WdsplitError):
                 raise failure.at(f"rank {member}")
         return [value for value, _ in outcomes]
 
@@ -228,3 +226,39 @@ def barrier(timeout_s: float = 60.0, group: Any = None, name: str = "barrier") -
         TopologyError: This process is not in the group.
     """
     Rendezvous(group, name, timeout_s).meet()
+
+
+def set_seed(seed: int, rank: int | None = None) -> int:
+    """Seed the global generators of Python, numpy and, if it is installed, torch (of the CPU and all GPUs).
+
+    All are seeded with `hash_stream(seed, 13, rank)`, the splitmix64 hash that the order is made from (numpy's with its
+    two halves). So ranks draw different numbers, no sum of seed and rank collides with another, and a run draws the
+    same numbers again.
+
+    Some values must be the same on all ranks, such as a model's parameters (unless they are broadcast, as DDP does).
+    Then call `set_seed(seed, rank=0)` on all ranks, make the model, and call `set_seed(seed)`. The batches of a
+    `Loader`, and `map_random`, depend only on the dataset's seed.
+
+    Args:
+        seed: 0 <= seed < 2**63.
+        rank: At least 0; detected if None.
+
+    Returns:
+        The 64-bit hash that the generators were seeded with.
+
+    Raises:
+        InputError: The seed or the rank is not an integer from 0 to 2**63 - 1.
+        TopologyError: The rank cannot be detected, because its sources contradict each other.
+    """
+    seed, rank = whole(seed), detect_rank().rank if rank is None else whole(rank)
+    for name, number in (("seed", seed), ("rank", rank)):
+        if type(number) is not int or not 0 <= number <= MAX_SEED:
+            raise InputError(f"invalid {name}", expected="an integer from 0 to 2**63 - 1", found=repr(number))
+    value = hash_stream(seed, _SEED_DOMAIN, rank)
+    random.seed(value)
+    np.random.seed([value & 0xFFFFFFFF, value >> 32])
+    if importlib.util.find_spec("torch") is not None:
+        import torch
+
+        torch.manual_seed(value)
+    return value

@@ -48,7 +48,7 @@ def test_audits_of_trainings_that_are_right_hold(job):
         ("other seeds", ["do not read the same epoch", "rank 1 has seed 1, rank 0 0"]),
         ("other views", ["do not read the same epoch", "rank 1 has view 'cls < 59' (", "rank 0 'cls < 60' ("]),
         ("other epochs", ["do not read the same epoch", "rank 1 has epoch 1, rank 0 0"]),
-        ("other positions", ["do not read the same epoch", "begin at position: rank 0 0, rank 1 12"]),
+        ("other positions", ["do not read the same epoch", "rank 1 has start position 12, rank 0 0"]),
         ("lost", ["6 samples missing", "position 37, due to rank 1 in step 3", "rank 0 9, rank 1 8"]),
         ("one leaves early", ["the delivered samples are not those of epoch 0", "steps: rank 0 9, rank 1 7"]),
         ("lost, left before the end", ["position 37, due to rank 1 in step 3", "samples too many"]),
