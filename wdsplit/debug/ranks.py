@@ -7,6 +7,7 @@ collective that another does not enter.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import random
 from collections import Counter
@@ -32,6 +33,8 @@ _SEED_DOMAIN = 13  # of the hash, beside those of `order`
 _HERE, _LEFT = b"here", b"left"
 _made: Counter[tuple[str, tuple[int, ...]]] = Counter()
 """Rendezvous made so far, by name and ranks: all ranks have the same count."""
+_passed: dict[tuple[str, tuple[int, ...]], str] = {}
+"""The key of this rank's note at the last meeting of a name."""
 _groups: WeakValueDictionary[tuple[int, ...], Any] = WeakValueDictionary()
 """The groups that were made for meshes, by their members; torch keeps them until they are destroyed."""
 
@@ -104,7 +107,8 @@ class Rendezvous:
         if len(self.members) == 1:
             return
         store, keys = _store(), self._keys()
-        store.set(keys[self.place], _HERE)
+        own = keys[self.place]
+        store.set(own, _HERE)
         self._num_meetings += 1
         try:
             store.wait(keys, timedelta(seconds=self._timeout_s))
@@ -121,7 +125,7 @@ class Rendezvous:
                     found=f"{type(lost).__name__}: {lost}",
                     remedy="find out why the rank or launcher that runs the store ended",
                 ) from lost
-            store.set(keys[self.place], _LEFT + b": gave up waiting for " + missing.encode())
+            store.set(own, _LEFT + b": gave up waiting for " + missing.encode())
             raise CheckError(
                 "some ranks did not arrive",
                 place=self._name,
@@ -143,6 +147,12 @@ class Rendezvous:
                 remedy="find out why they ended, starting with the first; a timeout may mean that another rank left "
                 "its loop early",
             )
+        # All have met since this rank's note of the last meeting, so all have read it.
+        which = self._name, self.members
+        last, _passed[which] = _passed.get(which), own
+        if last is not None:
+            with contextlib.suppress(RuntimeError):  # not all stores can
+                store.delete_key(last)
 
     def gathered(self, value: Value) -> list[Value]:
         """Meet, and return the values of all ranks, in the order of the members.
