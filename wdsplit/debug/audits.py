@@ -220,7 +220,7 @@ class Audit:
         faults = _compared(rendezvous, total, given, due)
         if has_keys and not faults["repeated"].number:
             given["value"] = record.hashes()
-            faults["repeated"] = _compared(rendezvous, total, given, due[:0])["repeated"]
+            faults["repeated"] = _compared(rendezvous, total, given)["repeated"]
         _refuse_faults(url, record, facts, names, faults)
         epoch = EpochAudit(
             epoch=record.order.epoch,
@@ -365,7 +365,9 @@ class _Faults:
         self.examples += examples[: _MAX_EXAMPLES - len(self.examples)]
 
 
-def _compared(rendezvous: Rendezvous, total: int, given: Deliveries, due: Deliveries) -> dict[str, _Faults]:
+def _compared(
+    rendezvous: Rendezvous, total: int, given: Deliveries, due: Deliveries | None = None
+) -> dict[str, _Faults]:
     """Find deliveries that were repeated, unexpected or missing over all ranks, which all must call this.
 
     Ranks exchange them in buckets of about a million, so that no rank stores all of them.
@@ -374,19 +376,20 @@ def _compared(rendezvous: Rendezvous, total: int, given: Deliveries, due: Delive
         rendezvous: Where the ranks meet.
         total: Number of samples that all ranks received together.
         given: What this rank received.
-        due: What it should have received.
+        due: What it should have received; without it, only repeated deliveries are found.
     """
     repeated, unexpected, missing = _Faults(), _Faults(), _Faults()
-    num_buckets = max(1, -(-total // _AT_ONCE))
+    num_buckets, tables = max(1, -(-total // _AT_ONCE)), [given] if due is None else [given, due]
     for bucket in range(num_buckets):
-        parts = rendezvous.gathered([rows[rows["value"] % np.uint64(num_buckets) == bucket] for rows in (given, due)])
-        received, expected = (np.concatenate(each) for each in zip(*parts, strict=True))
+        parts = rendezvous.gathered([rows[rows["value"] % np.uint64(num_buckets) == bucket] for rows in tables])
+        received, *expected = (np.concatenate(each) for each in zip(*parts, strict=True))
         values, counts = np.unique(received["value"], return_counts=True)
         examples = [received[received["value"] == value] for value in values[counts > 1][:_MAX_EXAMPLES]]
         repeated.add(len(received) - len(values), examples)
-        for faults, rows, others in ((unexpected, received, expected), (missing, expected, received)):
-            alone = rows[~np.isin(rows["value"], others["value"])]
-            faults.add(len(alone), [alone[row : row + 1] for row in range(min(len(alone), _MAX_EXAMPLES))])
+        for each in expected:  # one table, or none
+            for faults, rows, others in ((unexpected, received, each), (missing, each, received)):
+                alone = rows[~np.isin(rows["value"], others["value"])]
+                faults.add(len(alone), [alone[row : row + 1] for row in range(min(len(alone), _MAX_EXAMPLES))])
     return {"repeated": repeated, "unexpected": unexpected, "missing": missing}
 
 
