@@ -140,6 +140,7 @@ def leave_group():
 def train_and_commit(loader, stop_epoch, log, checkpoint, victim=-1, killed_after=0, train=lambda batch: None):
     """Train until an epoch; all ranks note their batch of a step in a file of their own before rank 0 saves the state.
 
+    A step is committed when the state is saved: all ranks wait for it, so that a rank killed later takes none back.
     The rank `victim` is killed in the middle of a step, after it has committed `killed_after` of them.
     """
     import torch.distributed as distributed
@@ -156,4 +157,5 @@ def train_and_commit(loader, stop_epoch, log, checkpoint, victim=-1, killed_afte
                 if rank == 0:
                     new.write_text(json.dumps(loader.state_dict()))
                     new.replace(checkpoint)
+                distributed.barrier()
                 steps += 1
