@@ -34,20 +34,12 @@ def store_view(path, name, rows):
 
 
 def expected_view(path, rows, epoch=0, seed=0, shuffle=True, tail="pad", lanes=None, window=None):
-    """Give the deliveries of an epoch of a view, on and on: those of a dataset that holds no other rows.
-
-    Lanes and steps are those of the counts; the samples of a shard are in the order of the whole one's visits.
-    """
+    """Give the deliveries of an epoch of a view, on and on: those of a dataset that holds no other rows."""
     manifest = read_manifest(open_storage(path))
     options = OrderOptions(seed, shuffle, lanes or manifest.lanes, window or manifest.window, tail)
     counts = manifest.shards.num_real.tolist()
     firsts = [0, *itertools.accumulate(counts)]
-    chosen = {
-        (shard, row - firsts[shard])
-        for shard in range(len(counts))
-        for row in range(firsts[shard], firsts[shard + 1])
-        if row in rows
-    }
+    chosen = [[row - first for row in range(first, stop) if row in rows] for first, stop in itertools.pairwise(firsts)]
     found, _ = slow_lanes(counts, options, epoch, chosen)
     for position, (shard, sample, pad) in enumerate(slow_epoch(found)):
         yield position, None if shard is None else firsts[shard] + sample, pad

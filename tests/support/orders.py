@@ -143,23 +143,23 @@ def slow_lane_bounds(counts, options):
 def slow_lanes(counts, options, epoch, chosen=None, equal_lanes=False):
     """Return the lanes, each the (shard, sample) pairs that it holds, and whether they were cut again.
 
-    Of a view, `chosen` are its pairs: the lanes are those of the whole, but for what is not chosen.
+    Of a view, `chosen` are its samples of each shard, rising: it is visited as a shard that has no others.
     """
+    is_view = chosen is not None and sum(map(len, chosen)) < sum(counts)
+    if chosen is None:
+        chosen = list(map(range, counts))
+    counts = list(map(len, chosen))
     shards = list(range(len(counts)))
     if options.shuffle:
         shards = slow_permutation(len(counts), options.seed, epoch, SHARDS)
     lanes = [
         [
-            (shard, sample)
+            (shard, chosen[shard][number])
             for shard in shards[lane :: options.lanes]
-            for sample in slow_visits(options, epoch, shard, counts[shard])
-            if chosen is None or (shard, sample) in chosen
+            for number in slow_visits(options, epoch, shard, counts[shard])
         ]
         for lane in range(options.lanes)
     ]
-    is_view = chosen is not None and len(chosen) < sum(counts)
-    if is_view:
-        counts = [sum((shard, sample) in chosen for sample in range(count)) for shard, count in enumerate(counts)]
     shortest, longest = slow_lane_bounds(counts, options)
     if options.tail == "uneven":
         shortest, longest = min(map(len, lanes)), max(map(len, lanes))

@@ -154,8 +154,8 @@ class EpochOrder:
         epoch: The epoch, at least 0.
         equal_lanes: Cut the lanes at equal counts even if whole shards come out even: then position p holds a sample
             exactly if p is below the number of samples.
-        selection: The samples that the epoch takes, of which `counts` are the counts; None for all. The others are left
-            out of the order that their shard would have; its windows stay those of the tar.
+        selection: The samples that the epoch takes, of which `counts` are the counts; None for all. A shard is ordered
+            as if it had no others: by the number of each among the selected ones.
 
     Attributes:
         totals: int64 of shape (shards,): samples of each shard, also those that are not selected.
@@ -285,31 +285,41 @@ class EpochOrder:
             shard: int64 of shape (n,).
             visit: int64 of shape (n,): numbers of visits within each shard, below its `counts`.
         """
-        if not self.options.shuffle and self.selection is None:
-            return visit
-        window, inside = np.empty_like(visit), np.empty_like(visit)
-        for number, rows in groups(shard):
-            windows, ends = self.shard_windows(number)
-            slot = np.searchsorted(ends, visit[rows], side="right")
-            window[rows], inside[rows] = windows[slot], visit[rows] - np.append(0, ends)[slot]
-        samples = window * self.options.window
-        for rows, window_of, places in self._orders_in_windows(shard, window):
-            samples[rows] += places[window_of, inside[rows]]
+        numbers = visit
+        if self.options.shuffle:
+            window, inside = np.empty_like(visit), np.empty_like(visit)
+            for each, rows in groups(shard):
+                windows, ends = self.shard_windows(each)
+                slot = np.searchsorted(ends, visit[rows], side="right")
+                window[rows], inside[rows] = windows[slot], visit[rows] - np.append(0, ends)[slot]
+            numbers = window * self.options.window
+            for rows, window_of, places in self._orders_in_windows(shard, window):
+                numbers[rows] += places[window_of, inside[rows]]
+        if self.selection is None:
+            return numbers
+        samples = np.empty_like(numbers)
+        for each, rows in groups(shard):
+            samples[rows] = self.selection.places(each)[numbers[rows]]
         return samples
 
     def visits_of(self, shard: Int64, sample: Int64) -> Int64:
         """Return the numbers of the visits of some samples of the epoch: the inverse of `samples_of`."""
-        if not self.options.shuffle and self.selection is None:
-            return sample
-        window, inside = np.divmod(sample, self.options.window)
-        visit = np.empty_like(sample)
+        numbers = sample
+        if self.selection is not None:
+            numbers = np.empty_like(sample)
+            for each, rows in groups(shard):
+                numbers[rows] = np.searchsorted(self.selection.places(each), sample[rows])
+        if not self.options.shuffle:
+            return numbers
+        window, inside = np.divmod(numbers, self.options.window)
+        visit = np.empty_like(numbers)
         for number, rows in groups(shard):
             windows, ends = self.shard_windows(number)
             rising = np.argsort(windows)
             slot = rising[np.searchsorted(windows[rising], window[rows])]
             visit[rows] = np.append(0, ends)[slot]
         for rows, window_of, places in self._orders_in_windows(shard, window):
-            ranks = np.zeros((len(places), min(self.options.window, int(self.totals.max()))), np.int64)
+            ranks = np.zeros((len(places), min(self.options.window, int(self.counts.max()))), np.int64)
             np.put_along_axis(ranks, places, np.arange(places.shape[1])[None], 1)
             visit[rows] += ranks[window_of, inside[rows]]
         return visit
@@ -321,7 +331,7 @@ class EpochOrder:
             Rows of `shard` and `window`; for each the row of its window in what follows; and int64 of shape (windows,
             samples): for each window its samples, counted from its first, as they are visited.
         """
-        size, most = self.options.window, int(self.totals.max(initial=0))
+        size, most = self.options.window, int(self.counts.max(initial=0))
         num_windows = -(-most // size)
         pairs, pair = np.unique(shard * num_windows + window, return_inverse=True)
         by_pair = np.argsort(pair.reshape(-1), kind="stable")
@@ -339,47 +349,47 @@ class EpochOrder:
             windows: int64 of shape (n,): its number in its shard.
 
         Returns:
-            int64 of shape (n, most): first the samples of the epoch, then, in windows with fewer than most, any others.
+            int64 of shape (n, most): numbers below those of the window's samples come first, any others after them.
         """
-        size = min(self.options.window, int(self.totals.max(initial=0)))
-        places: Int64 = np.arange(size)[None]
-        samples = places + windows[:, None] * self.options.window
-        is_out = samples >= self.totals[shards][:, None]
-        if self.selection is not None:
-            is_out |= ~self.selection.contains(shards[:, None], samples)
-        are_whole = not is_out.any()
-        if not are_whole:
-            places = np.argsort(is_out, axis=1, kind="stable")[:, : size - int(is_out.sum(1).min())]
-            is_out = np.take_along_axis(is_out, places, 1)
+        size = min(self.options.window, int(self.counts.max(initial=0)))
+        places: Int64 = np.arange(size)
         if not self.options.shuffle:
-            return np.broadcast_to(places, (len(windows), places.shape[1]))
-        # Row by row the permutation of seed, epoch, shard and window. It ranks items by hashes of their own, so leaving
-        # some out does not change the order of the others.
+            return np.broadcast_to(places, (len(windows), size))
+        # Row by row the permutation of seed, epoch, shard and window: each item is ranked by a hash of its own.
         state = np.full(len(windows), hash_stream(self.options.seed, self.epoch, _SAMPLES), np.uint64)
         for words in (shards, windows):
             state = _mix_numbers(state + np.uint64(_GOLDEN) + _mix_numbers(words.astype(np.uint64)))
         steps = (places + 1).astype(np.uint64) * np.uint64(_GOLDEN)
-        order = np.argsort(_mix_numbers(state[:, None] + steps), axis=1)
-        if are_whole:
-            return order
-        order = np.take_along_axis(order, np.argsort(np.take_along_axis(is_out, order, 1), axis=1, kind="stable"), 1)
-        return np.take_along_axis(places, order, 1)
+        ranks = _mix_numbers(state[:, None] + steps)
+        is_out = windows[:, None] * self.options.window + places >= self.counts[shards][:, None]
+        if not is_out.any():
+            return np.argsort(ranks, axis=1)
+        ranks[is_out] = _MASK
+        return np.argsort(ranks, axis=1, kind="stable")  # a sample of that rank still comes before them
 
     def shard_windows(self, shard: int) -> tuple[Int64, Int64]:
-        """Return the windows of a shard in the order of their visits, those without samples of the epoch left out.
+        """Return the windows of a shard in the order of their visits.
 
         Returns:
             int64 of shape (windows,): their numbers; and how many samples of the shard are visited up to the end of
             each.
         """
-        window, total = self.options.window, int(self.totals[shard])
-        windows = np.arange(-(-total // window))
+        window, count = self.options.window, int(self.counts[shard])
+        windows = np.arange(-(-count // window))
         if self.options.shuffle:
             windows = permutation(len(windows), self.options.seed, self.epoch, _WINDOWS, shard)
-        if self.selection is None:
-            return windows, np.cumsum(np.minimum(window, total - windows * window))
-        sizes = self.selection.window_counts(shard, window)[windows]
-        return windows[sizes > 0], np.cumsum(sizes[sizes > 0])
+        return windows, np.cumsum(np.minimum(window, count - windows * window))
+
+    def window_begins(self, shard: int) -> Int64:
+        """Return the first sample of each window of a shard, as places in its tar, and its number of samples at last.
+
+        Returns:
+            int64 of shape (windows + 1,), rising.
+        """
+        begins = np.arange(0, int(self.counts[shard]), self.options.window)
+        if self.selection is not None:
+            begins = self.selection.places(shard)[begins]
+        return np.append(begins, self.totals[shard])
 
 
 def _lane_major(order: Int64, lanes: int) -> Int64:

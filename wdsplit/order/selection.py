@@ -27,9 +27,6 @@ _ONES = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(axis=
 """How many bits of each byte are set."""
 _SHARDS_AT_ONCE = 2**16
 
-_SAMPLES_AT_ONCE = 1 << 22
-"""About how many samples' bits are unpacked at a time."""
-
 
 class Selection:
     """The selected samples of each shard. Immutable.
@@ -132,61 +129,9 @@ class Selection:
         bits = np.unpackbits(self.bitmaps[begin + first // 8 : begin + -(-stop // 8)], bitorder="little")
         return bits[first % 8 : first % 8 + stop - first].view(np.bool_)
 
-    def contains(self, shard: Int64, sample: Int64) -> Mask:
-        """Tell which samples are selected: bool of the common shape. Those after a shard's end may be either."""
-        counts = self.counts[shard]
-        is_selected: Mask = (counts > 0) & (sample >= 0)
-        if len(self.bitmaps):
-            begin = (self._ends - bitmap_bytes(self.totals, self.counts))[shard]
-            bits = self.bitmaps[np.minimum(begin + sample // 8, len(self.bitmaps) - 1)] >> (sample % 8).astype(np.uint8)
-            is_selected &= (counts == self.totals[shard]) | (bits & 1).view(np.bool_)
-        return is_selected
-
     def places(self, shard: int) -> Int64:
         """Return the selected samples of a shard, rising: int64 of shape (selected,)."""
         return np.flatnonzero(self.mask(shard))
-
-    def window_counts(self, shard: int, window: int) -> Int64:
-        """Return how many samples of each window of a shard are selected: int64 of shape (windows,).
-
-        Args:
-            shard: The shard.
-            window: Samples of a window; the last may be smaller.
-        """
-        mask = self.mask(shard)
-        counts = np.add.reduceat(mask, np.arange(0, len(mask), window), dtype=np.int64) if len(mask) else mask
-        return counts.astype(np.int64)
-
-    def sum_of_windows(self, shards: Int64, window: int, max_each: int) -> int:
-        """Return how many samples are selected in the windows of some shards, counting at most `max_each` of each.
-
-        Args:
-            shards: int64 of shape (n,), all different.
-            window: Samples of a window; the last of a shard may be smaller.
-            max_each: 1 counts the windows with a selected sample.
-        """
-        totals, counts = self.totals[shards], self.counts[shards]
-        if max_each >= window:
-            return int(counts.sum())
-        full, rest = np.divmod(totals[counts == totals], window)
-        result = int((full * max_each + np.minimum(rest, max_each)).sum())
-        partial = np.sort(shards[(counts > 0) & (counts < totals)])
-        chunks = np.cumsum(self.totals[partial]) // _SAMPLES_AT_ONCE
-        for some in np.split(partial, np.flatnonzero(np.diff(chunks)) + 1) if len(partial) else ():
-            result += int(np.minimum(self._of_windows(some, window), max_each).sum())
-        return result
-
-    def _of_windows(self, shards: Int64, window: int) -> Int64:
-        """Return how many samples of each window of some shards with bitmaps are selected, shard after shard."""
-        num_bytes = -(-self.totals[shards] // 8)
-        ends = self._ends[shards]
-        pieces = [self.bitmaps[end - size : end] for end, size in zip(ends.tolist(), num_bytes.tolist(), strict=True)]
-        bits = np.unpackbits(np.concatenate(pieces), bitorder="little")
-        num_windows = -(-self.totals[shards] // window)
-        number = np.arange(int(num_windows.sum())) - np.repeat(np.cumsum(num_windows) - num_windows, num_windows)
-        begins = np.repeat(8 * (np.cumsum(num_bytes) - num_bytes), num_windows)
-        of_windows: Int64 = np.add.reduceat(bits, begins + number * window, dtype=np.int64)
-        return of_windows
 
 
 def bitmap_bytes(totals: Int64, counts: Int64) -> Int64:

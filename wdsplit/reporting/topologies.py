@@ -80,7 +80,7 @@ class _Part:
         trace, workers = self.trace(topology.readers), max(1, topology.num_workers)
         windows, opened = trace.windows_read, sum(trace.shards_per_rank())
         num_bytes = windows / max(1, self._num_windows) * self._num_bytes
-        largest = min(self._order.options.window, int(self._order.totals.max(initial=0)))
+        largest = min(self._order.options.window, int(self._order.counts.max(initial=0)))
         window_bytes = largest * self._source.sample_bytes
         ahead_bytes = self._source.access.ahead_bytes(workers, num_lanes * window_bytes) / num_lanes
         requests = num_requests(windows, opened, window_bytes, ahead_bytes)

@@ -1,5 +1,3 @@
-from unittest.mock import patch
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -27,25 +25,12 @@ def test_each_shard_gives_the_samples_that_its_mask_names(masks):
     assert selection.num_samples == sum(map(sum, masks))
 
 
-@given(MASKS, st.integers(1, 20))
-def test_windows_are_cut_out_of_a_shard(masks, window):
-    selection = of(masks)
+@given(MASKS, st.data())
+def test_parts_of_a_shard_are_cut_out_of_its_bitmap(masks, data):
     for shard, mask in enumerate(masks):
-        windows = [mask[first : first + window] for first in range(0, len(mask), window)]
-        assert selection.window_counts(shard, window).tolist() == [sum(each) for each in windows]
-        for number, each in enumerate(windows):
-            first = number * window
-            assert selection.mask(shard, first, first + len(each)).tolist() == each
-
-
-@given(MASKS, st.integers(1, 20), st.integers(1, 20), st.integers(1, 50), st.data())
-def test_windows_of_many_shards_are_counted_together(masks, window, max_each, at_once, data):
-    shards = [shard for shard in range(len(masks)) if data.draw(st.booleans())]
-    selection = of(masks)
-    counts = [count for shard in shards for count in selection.window_counts(shard, window).tolist()]
-    with patch.object(module, "_SAMPLES_AT_ONCE", at_once):
-        found = selection.sum_of_windows(np.array(shards, np.int64), window, max_each)
-    assert found == sum(min(count, max_each) for count in counts)
+        first = data.draw(st.integers(0, len(mask)))
+        stop = data.draw(st.integers(first, len(mask)))
+        assert of(masks).mask(shard, first, stop).tolist() == mask[first:stop]
 
 
 @given(MASKS, MASKS)

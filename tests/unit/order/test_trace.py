@@ -46,14 +46,9 @@ def visited(order, positions):
 def windows_of(order):
     """Return for each shard the window of each visit."""
     visits = [
-        slow_visits(order.options, order.epoch, shard, total) for shard, total in enumerate(order.totals.tolist())
+        slow_visits(order.options, order.epoch, shard, count) for shard, count in enumerate(order.counts.tolist())
     ]
-    if order.selection is not None:
-        selected = [set(order.selection.places(shard).tolist()) for shard in range(len(visits))]
-        visits = [
-            [sample for sample in samples if sample in some] for samples, some in zip(visits, selected, strict=True)
-        ]
-    return [[sample // order.options.window for sample in samples] for samples in visits]
+    return [[number // order.options.window for number in numbers] for numbers in visits]
 
 
 def slow_amplification(order, given):

@@ -1,4 +1,4 @@
-"""The order of a view, compared with the order of the whole dataset of which samples are left out."""
+"""The order of a view: that of a dataset that has no other samples."""
 
 from dataclasses import replace
 from itertools import chain
@@ -20,37 +20,32 @@ from wdsplit.order.selection import Selection
 from wdsplit.order.split import Steps, World
 
 
-def whole_visits(order, masks):
-    """Return for each shard its visits in the whole epoch, those that are not selected left out."""
-    return [
-        [sample for sample in slow_visits(order.options, order.epoch, shard, len(mask)) if mask[sample]]
-        for shard, mask in enumerate(masks)
-    ]
-
-
 @given(views())
-def test_a_shard_of_a_view_is_visited_as_that_of_the_whole_without_what_is_not_selected(view):
+def test_a_shard_of_a_view_is_visited_as_one_that_has_no_other_samples(view):
     order, masks = view
-    visits = whole_visits(order, masks)
-    for shard in range(len(masks)):
-        each = np.arange(len(visits[shard]))
+    for shard, mask in enumerate(masks):
+        chosen = np.flatnonzero(mask)
+        numbers = slow_visits(order.options, order.epoch, shard, len(chosen))
+        each = np.arange(len(chosen))
         samples = order.samples_of(np.full(len(each), shard), each)
-        assert samples.tolist() == visits[shard]
+        assert samples.tolist() == chosen[numbers].tolist()
         assert order.visits_of(np.full(len(each), shard), samples).tolist() == each.tolist()
         windows, ends = order.shard_windows(shard)
-        places = (
-            order.places_in_windows(np.full(len(windows), shard), windows) + windows[:, None] * order.options.window
-        )
-        sizes = np.diff(ends, prepend=0).tolist()
-        found = [row[:size].tolist() for row, size in zip(places, sizes, strict=True)]
-        assert all(found) and list(chain.from_iterable(found)) == visits[shard]
+        places = order.places_in_windows(np.full(len(windows), shard), windows)
+        sizes = np.diff(ends, prepend=0)
+        found = [
+            window * order.options.window + row[:size] for window, row, size in zip(windows, places, sizes, strict=True)
+        ]
+        assert all(map(len, found)) and [*chain.from_iterable(found)] == numbers
+        begins = order.window_begins(shard).tolist()
+        assert begins == [*chosen[:: order.options.window].tolist(), len(mask)]
 
 
 @settings(max_examples=100)
 @given(views(kinds=["one", "one a shard", "random", "uneven"]))
 def test_lanes_are_those_that_plain_python_makes(view):
     order, masks = view
-    chosen = {(shard, int(sample)) for shard, mask in enumerate(masks) for sample in np.flatnonzero(mask)}
+    chosen = [np.flatnonzero(mask).tolist() for mask in masks]
     found = slow_lanes(order.totals.tolist(), order.options, order.epoch, chosen, order.is_recut)
     assert found == (lanes_of(order), order.is_recut)
 

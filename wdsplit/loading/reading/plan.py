@@ -31,12 +31,14 @@ class ShardVisit:
         shard: What the reader opens it with.
         windows: int64 of shape (windows,): its windows in the order of their visits.
         ends: int64 of shape (windows,): how many of its samples are visited up to the end of each window.
+        begins: int64 of shape (windows + 1,): where window 0, 1, ... begins in the shard, and where the shard ends.
     """
 
     number: int
     shard: Any
     windows: Int64
     ends: Int64
+    begins: Int64
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +98,6 @@ class Planner:
     def __init__(self, order: EpochOrder, shard: Callable[[int], Any] = lambda number: None) -> None:
         self._order = order
         self._shard = shard
-        self._size = order.options.window
         self._visits: weakref.WeakValueDictionary[int, ShardVisit] = weakref.WeakValueDictionary()
         self._lanes: dict[int, tuple[ShardVisit, PlannedWindow | None]] = {}
 
@@ -144,7 +145,8 @@ class Planner:
         """Return a shard's visit; it is dropped when no plan, no window and no lane needs it."""
         visit = self._visits.get(number)
         if visit is None:
-            visit = ShardVisit(number, self._shard(number), *self._order.shard_windows(number))
+            windows, ends = self._order.shard_windows(number)
+            visit = ShardVisit(number, self._shard(number), windows, ends, self._order.window_begins(number))
             self._visits[number] = visit
         return visit
 
@@ -153,19 +155,17 @@ class Planner:
         shards = np.array([visit.number for visit, _ in keys], np.int64)
         numbers = np.array([visit.windows[slot] for visit, slot in keys], np.int64)
         windows = []
-        rows = zip(keys, (numbers * self._size).tolist(), self._order.places_in_windows(shards, numbers), strict=True)
-        for (visit, slot), first, row in rows:
+        for (visit, slot), row in zip(keys, self._order.places_in_windows(shards, numbers), strict=True):
             samples = self.samples_of(visit, slot)
-            places = row[: len(samples)]
-            if samples[0] != first or samples[-1] - first + 1 != len(samples):
-                places = np.searchsorted(samples, places + first)
-            windows.append(PlannedWindow(visit, slot, samples, places, int(visit.ends[slot]) - len(samples)))
+            num_visited = int(visit.ends[slot]) - len(samples)
+            windows.append(PlannedWindow(visit, slot, samples, row[: len(samples)], num_visited))
         return windows
 
     def samples_of(self, visit: ShardVisit, slot: int) -> Int64:
         """Return the samples that are read of a window, as places in the shard: int64, rising."""
-        first = int(visit.windows[slot]) * self._size
-        stop = min(int(self._order.totals[visit.number]), first + self._size)
-        if self._order.selection is None:
+        window, selection = int(visit.windows[slot]), self._order.selection
+        first, stop = visit.begins[window : window + 2].tolist()
+        if selection is None:
             return np.arange(first, stop)
-        return first + np.flatnonzero(self._order.selection.mask(visit.number, first, stop))
+        samples: Int64 = first + np.flatnonzero(selection.mask(visit.number, first, stop))
+        return samples
