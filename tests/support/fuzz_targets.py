@@ -20,6 +20,7 @@ from tars import by_tarfile
 from wdsplit.errors import CorruptDataError, InputError
 from wdsplit.order.limits import MAX_LANES, MAX_WINDOW
 from wdsplit.order.selection import Selection
+from wdsplit.order.units import Repeats
 from wdsplit.shards.manifest import Field, Manifest, Shard, Shards, checksum_of, dump_manifest, parse_manifest
 from wdsplit.shards.views import parse_view, write_view
 from wdsplit.storage.local import LocalStorage
@@ -319,7 +320,7 @@ def fuzz_view(data):
     stored, selection = found
     assert stored.dataset == VIEWED.fingerprint
     assert len(pickle.dumps(stored)) < len(data) + 2000
-    assert stored.num_selected == sum(len(selection.places(shard)) for shard in range(3))
+    assert stored.num_selected == sum(len(selection.chosen.places(shard)) for shard in range(3))
     return True
 
 
@@ -327,7 +328,9 @@ def view_seeds():
     for every in (1, 2, 20):
         with tempfile.TemporaryDirectory() as folder:
             selection = Selection.of_masks([np.arange(count) % every == 0 for count in VIEWED.shards.num_real])
-            write_view(LocalStorage(folder), VIEWED, "v", selection, {"where": "x > 1"})
+            times = np.arange(1, selection.num_samples + 1, dtype=np.uint32)
+            units = selection if every == 2 else Repeats(selection, times, "repeat")
+            write_view(LocalStorage(folder), VIEWED, "v", units, {"where": "x > 1"})
             yield LocalStorage(folder).read("views/v.view")
 
 

@@ -3,22 +3,39 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 
 import numpy as np
 
 from orders import slow_epoch, slow_lanes
 from wdsplit.order.epoch import OrderOptions
 from wdsplit.order.selection import Selection
+from wdsplit.order.units import Repeats
 from wdsplit.order.views import View
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.views import write_view
 from wdsplit.storage.opening import open_storage
 
 
+class Rows(list):
+    """The rows of a view, rising, each as often as it comes; and how they are laid out, by the kind of units."""
+
+    def __init__(self, rows, kind="select"):
+        super().__init__(sorted(rows))
+        self.kind = kind
+
+
+def kind_of(rows):
+    return rows.kind if isinstance(rows, Rows) else "select"
+
+
 def view_of(path, rows, name="chosen"):
     """Return the view of some rows."""
-    counts = read_manifest(open_storage(path)).shards.num_real
-    return View(name, selection_of(counts, rows))
+    selection = selection_of(read_manifest(open_storage(path)).shards.num_real, rows)
+    if kind_of(rows) == "select":
+        return View(name, selection)
+    times = Counter(rows)
+    return View(name, Repeats(selection, np.array([times[row] for row in sorted(times)], np.uint16), rows.kind))
 
 
 def selection_of(counts, rows):
@@ -39,7 +56,7 @@ def expected_view(path, rows, epoch=0, seed=0, shuffle=True, tail="pad", lanes=N
     options = OrderOptions(seed, shuffle, lanes or manifest.lanes, window or manifest.window, tail)
     counts = manifest.shards.num_real.tolist()
     firsts = [0, *itertools.accumulate(counts)]
-    chosen = [[row - first for row in range(first, stop) if row in rows] for first, stop in itertools.pairwise(firsts)]
-    found, _ = slow_lanes(counts, options, epoch, chosen)
+    chosen = [[row - first for row in rows if first <= row < stop] for first, stop in itertools.pairwise(firsts)]
+    found, _ = slow_lanes(counts, options, epoch, chosen, kind=kind_of(rows))
     for position, (shard, sample, pad) in enumerate(slow_epoch(found)):
         yield position, None if shard is None else firsts[shard] + sample, pad

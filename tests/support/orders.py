@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from collections import Counter
+from itertools import chain, pairwise
 
 import numpy as np
 from hypothesis import strategies as st
 
 from wdsplit.order.epoch import EpochOrder, OrderOptions
 from wdsplit.order.selection import Selection
+from wdsplit.order.units import KINDS, Repeats
 
 GOLDEN_RATIO = 0x9E3779B97F4A7C15
 SHARDS, WINDOWS, SAMPLES = 1, 2, 3
@@ -30,7 +32,7 @@ def epoch_order(counts, epoch=0, **others):
 def visit_order(options, epoch, shard, count):
     """Return the samples of a shard in the order of their visits."""
     order = EpochOrder(np.array([*[0] * shard, count], np.int64), options, epoch)
-    return order.samples_of(np.full(count, shard), np.arange(count))
+    return order.units_of(np.full(count, shard), np.arange(count))
 
 
 def masks_of(kind, counts, seed):
@@ -67,16 +69,33 @@ def orders(draw, tails=tails):
     )
 
 
+def units_of(masks, kind, seed):
+    """Return the units of a view that takes samples by masks, each up to four times unless it is a selection."""
+    selection = Selection.of_masks(masks)
+    if kind == "select":
+        return selection
+    return Repeats(selection, np.random.default_rng(seed).integers(1, 5, selection.num_samples).astype(np.uint8), kind)
+
+
+def samples_of(units, shard):
+    """Return the samples of a shard in a view, rising, each as often as it comes."""
+    samples = units.chosen.places(shard)
+    if isinstance(units, Repeats):
+        first = int(units.chosen.counts[:shard].sum())
+        samples = np.repeat(samples, units.times[first : first + len(samples)])
+    return samples.tolist()
+
+
 @st.composite
 def views(draw, tails=tails, kinds=VIEWS):
-    """Draw the order of a view, and the masks that it was made of."""
+    """Draw the order of a view."""
     counts = draw(st.lists(st.integers(0, 30), min_size=1, max_size=10) | st.lists(st.integers(199, 201), max_size=4))
     masks = masks_of(draw(st.sampled_from(kinds)), counts, draw(st.integers(0, 99)))
     chosen = options(
         draw(tails), draw(st.integers(1, 6)), draw(st.integers(1, 9)), draw(st.booleans()), draw(st.integers(0, 99))
     )
-    selection = Selection.of_masks(masks)
-    return EpochOrder(selection.counts, chosen, draw(st.integers(0, 5)), draw(st.booleans()), selection), masks
+    units = units_of(masks, draw(st.sampled_from(KINDS)), draw(st.integers(0, 9)))
+    return EpochOrder(units.counts, chosen, draw(st.integers(0, 5)), draw(st.booleans()), units), units
 
 
 def real_positions(order):
@@ -117,9 +136,21 @@ def slow_permutation(n, *words):
     return sorted(range(n), key=lambda item: mixed(state + (item + 1) * GOLDEN_RATIO))
 
 
-def slow_visits(options, epoch, shard, count):
-    """Return the samples of a shard in the order of their visits."""
-    windows = [list(range(first, min(first + options.window, count))) for first in range(0, count, options.window)]
+def windows_of(samples, kind, size):
+    """Return the windows of a shard: lists of its samples, each as often as it comes.
+
+    Windows are of whole samples where a view expands; else of rounds, each with the samples that are left.
+    """
+    times = Counter(samples)
+    num_rounds = min(1, len(times)) if kind == "expand" else max(times.values(), default=0)
+    rounds = [[each for each in sorted(times) if times[each] > number] for number in range(num_rounds)]
+    cut = [each[first : first + size] for each in rounds for first in range(0, len(each), size)]
+    return [[*chain.from_iterable([each] * times[each] for each in some)] for some in cut] if kind == "expand" else cut
+
+
+def slow_visits(options, epoch, shard, samples, kind="select"):
+    """Return the samples of a shard in the order of their visits; `samples` may be how many there are."""
+    windows = windows_of(range(samples) if isinstance(samples, int) else samples, kind, options.window)
     if options.shuffle:
         windows = [
             [
@@ -140,12 +171,12 @@ def slow_lane_bounds(counts, options):
     return sum(sorted(counts)[: min(sizes)]), sum(sorted(counts, reverse=True)[: max(sizes)])
 
 
-def slow_lanes(counts, options, epoch, chosen=None, equal_lanes=False):
+def slow_lanes(counts, options, epoch, chosen=None, equal_lanes=False, kind="select"):
     """Return the lanes, each the (shard, sample) pairs that it holds, and whether they were cut again.
 
     Of a view, `chosen` are its samples of each shard, rising: it is visited as a shard that has no others.
     """
-    is_view = chosen is not None and sum(map(len, chosen)) < sum(counts)
+    is_view = chosen is not None and (kind != "select" or sum(map(len, chosen)) < sum(counts))
     if chosen is None:
         chosen = list(map(range, counts))
     counts = list(map(len, chosen))
@@ -154,9 +185,9 @@ def slow_lanes(counts, options, epoch, chosen=None, equal_lanes=False):
         shards = slow_permutation(len(counts), options.seed, epoch, SHARDS)
     lanes = [
         [
-            (shard, chosen[shard][number])
+            (shard, sample)
             for shard in shards[lane :: options.lanes]
-            for number in slow_visits(options, epoch, shard, counts[shard])
+            for sample in slow_visits(options, epoch, shard, chosen[shard], kind)
         ]
         for lane in range(options.lanes)
     ]

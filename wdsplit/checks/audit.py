@@ -265,8 +265,9 @@ def _measure_classes(source: Source, order: EpochOrder, options: AuditOptions) -
 
 def _audit_once(order: EpochOrder, given: Iterable[Int64], options: AuditOptions) -> Finding:
     """Check that each sample is given once, that only what the tail allows is left out, and the rest are pads."""
-    seen, num_others, pads = _count_seen(order, given)
-    missing, repeated = int((seen == 0).sum()), int((seen > 1).sum())
+    seen, due, pads = _count_seen(order, given)
+    num_others, repeated = int(seen[due == 0].sum()), int(((seen > due) & (due > 0)).sum())
+    missing = int(np.maximum(due - seen, 0).sum())
     num_given = _positions_given(order, options.global_batch)
     allowed = max(0, order.num_samples - num_given)
     expected_pads = max(0, num_given - order.num_samples)
@@ -275,8 +276,8 @@ def _audit_once(order: EpochOrder, given: Iterable[Int64], options: AuditOptions
     held = repeated == num_others == 0 and missing == allowed and pads == expected_pads
     left = "left out" if order.options.tail == "drop" else "missing"
     evidence = (
-        f"{len(seen):,} samples: {int(seen.sum()):,} seen, {repeated:,} repeated, {missing:,} {left}; {pads:,} pads"
-        + (f"; {num_others:,} that are not selected" if num_others else "")
+        f"{int(due.sum()):,} samples: {int(seen[due > 0].sum()):,} seen, {repeated:,} repeated, {missing:,} {left}; "
+        f"{pads:,} pads" + (f"; {num_others:,} that are not selected" if num_others else "")
     )
     return Finding(order.epoch, "exactly once", held, evidence)
 
@@ -292,8 +293,8 @@ def _spread(values: list[int]) -> str:
     return f"{values[0]:,}" if len(set(values)) == 1 else f"{min(values):,} to {max(values):,}"
 
 
-def _count_seen(order: EpochOrder, given: Iterable[Int64]) -> tuple[Int64, int, int]:
-    """Count how often each sample of the epoch is given, without pads; how often others are; and the pads."""
+def _count_seen(order: EpochOrder, given: Iterable[Int64]) -> tuple[Int64, Int64, int]:
+    """Count how often each sample of the dataset is given, without pads; how often it is due; and the pads."""
     base = np.concatenate([[0], np.cumsum(order.totals)])
     seen = np.zeros(int(base[-1]), np.int64)
     pads = 0
@@ -302,10 +303,10 @@ def _count_seen(order: EpochOrder, given: Iterable[Int64]) -> tuple[Int64, int, 
         real = ~located.pad
         pads += int(located.pad.sum())
         np.add.at(seen, base[located.shard[real]] + located.sample[real], 1)
-    if order.selection is None:
-        return seen, 0, pads
-    selected = np.concatenate([order.selection.mask(shard) for shard in range(len(order.totals))])
-    return seen[selected], int(seen[~selected].sum()), pads
+    due = [np.zeros(0, np.int64)]
+    for shard, (count, total) in enumerate(zip(order.counts.tolist(), order.totals.tolist(), strict=True)):
+        due.append(np.bincount(order.shard_units(shard).places(np.arange(count))[0], minlength=total))
+    return seen, np.concatenate(due), pads
 
 
 def _in_large_chunks(arrays: Iterable[Int64]) -> Iterator[Int64]:
@@ -359,7 +360,9 @@ def _loaders(url: str, how: dict[str, Any], epoch: int) -> _Open:
 
     def open_loader(rank: int, world_size: int, num_workers: int, batch_size: int) -> Any:
         dataset = Dataset(url, rank=rank, world_size=world_size, **how)
-        loader = Loader(dataset.to_tuple("__position__", "__pad__", "__key__"), batch_size, num_workers=num_workers)
+        part = getattr(dataset.order(epoch), "part_name", "")
+        names = ["__position__", "__pad__", "__key__", *filter(None, [part])]
+        loader = Loader(dataset.to_tuple(*names), batch_size, num_workers=num_workers)
         loader.set_epoch(epoch)
         return loader
 
@@ -370,14 +373,14 @@ class _Read:
     """What loaders read, one after another, compared with the positions that they should read.
 
     Attributes:
-        keys: The key at each position, as it was first read.
+        keys: The key at each position, as it was first read, and which of the units of its sample it is.
         is_same: Whether all loaders gave the planned positions, and the same key at each.
         is_flagged: Whether they flagged pads, and nothing else.
     """
 
     def __init__(self, order: EpochOrder) -> None:
         self._order = order
-        self.keys: dict[int, str] = {}
+        self.keys: dict[int, tuple[Any, ...]] = {}
         self.is_same = self.is_flagged = True
 
     def note(self, loader: Any, planned: Iterable[Step], num_steps: int | None = None) -> int:
@@ -387,9 +390,10 @@ class _Read:
             if batch is None or step is None:
                 self.is_same = False
                 break
-            positions, pads, keys = batch
+            positions, pads, keys, *parts = batch
+            keys = list(zip(keys, *(each.tolist() for each in parts), strict=True))
             self.is_same &= np.array_equal(positions, step.positions)
-            self.is_same &= all(map(str.__eq__, map(self.keys.setdefault, positions.tolist(), keys), keys))
+            self.is_same &= list(map(self.keys.setdefault, positions.tolist(), keys)) == keys
             self.is_flagged &= np.array_equal(pads, ~self._order.is_real(np.asarray(positions)))
             end = step.end
         return end

@@ -108,7 +108,7 @@ def read_contents(storage: ReadableStorage, manifest: Manifest, numbers: SampleN
     whole = len(samples) == manifest.num_samples and manifest.num_bytes <= _MAX_REMOTE_BYTES
 
     def read(some: Int64, fields: list[str], value: Callable[[Any, str], Any]) -> dict[str, list[Any]]:
-        shard, sample = numbers.places(some)
+        shard, sample, _ = numbers.places(some)
         return read_fields(storage, manifest, shard, sample, fields, whole, value)
 
     found = read(samples, [field.name for field in manifest.fields], _size_and_label)

@@ -20,9 +20,9 @@ from wdsplit.loading.reading.open_shard import open_shard
 from wdsplit.notebook import html_table
 from wdsplit.order.epoch import EpochOrder, OrderOptions
 from wdsplit.order.numbers import SampleNumbers
-from wdsplit.order.selection import Selection
 from wdsplit.order.split import readers_per_lane
 from wdsplit.order.trace import Trace, reading_advice
+from wdsplit.order.units import Units
 from wdsplit.shards.annotations import ANNOTATIONS, Annotation, find_annotation
 from wdsplit.shards.manifest import Field, Manifest, fields_table
 from wdsplit.shards.views import VIEWS, StoredView, read_head
@@ -119,7 +119,8 @@ def inspect(
     """
     source: Any = open_source(url, view=view, where=where, storage_options=storage_options, fs=fs)
     storage, manifest = source.storage(), source.manifest
-    numbers = SampleNumbers(manifest.shards.num_real, source.selection_at(0))
+    units = source.selection_at(0)
+    numbers = SampleNumbers(manifest.shards.num_real, None if units is None else units.chosen)
     first = _first_samples(storage, manifest, numbers, samples)
     views, bad_views = VIEWS.scan(storage, partial(read_head, storage))
     annotations, bad_annotations = ANNOTATIONS.scan(storage, partial(find_annotation, storage))
@@ -152,7 +153,7 @@ def _first_samples(
     storage: ReadableStorage, manifest: Manifest, numbers: SampleNumbers, count: int
 ) -> tuple[dict[str, Any], ...]:
     """Return the first of some samples."""
-    places = numbers.places(np.arange(min(count, len(numbers))))
+    *places, _ = numbers.places(np.arange(min(count, len(numbers))))
     reader = NumberedSamples(storage, manifest, partial(open_shard, storage, names=manifest.field_names))
     return tuple(reader.read(reader.numbers.of(*places)))
 
@@ -283,7 +284,7 @@ def assigned(
     num_workers: int,
     batch_size: int = 1,
     epoch: int = 0,
-    selection: Selection | None = None,
+    selection: Units | None = None,
 ) -> Assignment:
     """Return the shards that each rank and worker reads in an epoch, for shards that need not exist.
 
@@ -294,7 +295,7 @@ def assigned(
         num_workers: As for `assign`.
         batch_size: As for `assign`.
         epoch: As for `assign`.
-        selection: The samples of a view, which `counts` counts; None for all.
+        selection: The units of a view, which `counts` counts; None for each sample once.
 
     Raises:
         InputError: As for `assign`.

@@ -79,8 +79,8 @@ def _pairs(sizes: Any) -> Float64:
 
 def _counted(order: EpochOrder, following: EpochOrder, global_batch: int) -> Mixing | None:
     positions = order.positions(np.arange(order.num_samples))
-    located = order.locate(positions)
-    first, second = positions // global_batch, following.positions_of(located.shard, located.sample) // global_batch
+    shard, unit, _ = order.units(positions)
+    first, second = positions // global_batch, following.positions_of(shard, unit) // global_batch
     num_steps = int(second.max()) + 1
     together = np.sort(first * num_steps + second)
     bounds = np.flatnonzero(np.diff(together, prepend=-1, append=-1))
@@ -109,7 +109,7 @@ def _sampled(order: EpochOrder, following: EpochOrder, global_batch: int) -> Mix
     of_one_shard = np.bincount(batch_of, _pairs(sizes), len(drawn))
     has_mate = sizes[group] > 1  # of a large dataset few have: only their windows are permuted
     group, shard, visit = group[has_mate], shard[has_mate], visit[has_mate]
-    steps = following.positions_of(shard, order.samples_of(shard, visit)) // global_batch
+    steps = following.positions_of(shard, order.units_of(shard, visit)) // global_batch
     most = int(steps.max(initial=0)) + 1
     meetings, counts = np.unique(group * most + steps, return_counts=True)
     again = np.bincount(batch_of[meetings // most], _pairs(counts), len(drawn))

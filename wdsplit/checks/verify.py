@@ -155,6 +155,7 @@ def verify(
     storage = open_readable_storage(url, storage_options)
     manifest = read_manifest(storage)
     selection = chosen_views(storage, manifest, {"view": view, "where": where}, None, storage_options).selection_at(0)
+    selection = None if selection is None else selection.chosen
     checked = list(range(len(manifest.shards)) if selection is None else np.flatnonzero(selection.counts).tolist())
     num_shards = len(checked)
     findings: dict[int, _Finding] = {}
@@ -435,7 +436,7 @@ def _bad_views(storage: ReadableStorage, manifest: Manifest) -> list[WdsplitErro
     problems: list[WdsplitError] = []
     for name in VIEWS.names(storage):
         with _noted(problems):
-            if not read_view(storage, manifest, name)[1].is_intact:
+            if not read_view(storage, manifest, name)[1].chosen.is_intact:
                 raise CorruptDataError(
                     "the bitmaps of a view do not match its counts",
                     place=f"{storage.url}/{VIEWS.path(name)}",

@@ -31,6 +31,7 @@ _MAX_RECIPE = 100
     [
         "data/train good --where \"score > 0.5 and label != 'other'\"",
         "data/train clean --exclude bad.jsonl",
+        "data/train balanced --repeat weight",
         "data/train --list",
     ],
     dataset_argument,
@@ -53,6 +54,18 @@ _MAX_RECIPE = 100
         "--exclude",
         metavar="FILE",
         help="Leave out the samples with the keys in this file (as for --keys).",
+    ),
+    option(
+        "Samples",
+        "--repeat",
+        metavar="COLUMN",
+        help="Let each sample come as often as this column of integers says; 0 leaves it out.",
+    ),
+    option(
+        "Samples",
+        "--expand",
+        metavar="COLUMN",
+        help="Let each sample come once for each of its parts, such as clips; this column says how many it has.",
     ),
     option("Samples", "--view", metavar="BASE", help="Select only from the samples of this view."),
     option("Samples", "--allow-missing", is_flag=True, help="Warn about --keys without a sample, instead of failing."),
@@ -93,6 +106,10 @@ def view_command(
         f"({percent(stored.num_selected, stored.num_samples)})",
         f"shards without a selected sample: {made.num_empty_shards:,} of {made.num_shards:,}",
     ]
+    if stored.kind != "select":
+        lines.append(
+            f"an epoch has {counted(stored.num_units, 'sample')}: --{stored.kind} {stored.recipe[stored.kind]}"
+        )
     for which in ("keys", "exclude"):
         if which in stored.recipe:
             one = stored.recipe[which]

@@ -98,10 +98,14 @@ class Dataset(FluidPipeline):
             all.
         view: Use only the samples of a view: the name of a stored view, or a `wdsplit.View`. Or views by epoch:
             `{0: "easy", 10: None}` is "easy" in the epochs 0 to 9, and all samples from epoch 10 on. A view of such a
-            dict may also be a dict of the options `view`, `where`, `keys` and `exclude`.
+            dict may also be a dict of the options `view`, `where`, `keys`, `exclude`, `repeat` and `expand`.
         where: Use only the samples that meet a condition on their columns, such as `score > 0.5 and width >= 256`.
         keys: Use only the samples with these keys: a list, or a file of them.
         exclude: Leave out the samples with these keys: a list, or a file of them.
+        repeat: A column of integers: how often each sample comes in an epoch, far apart; 0 leaves it out. `__repeat__`
+            numbers the times from 0.
+        expand: A column of integers: how many parts each sample has, such as clips of a video. The sample comes once
+            for each, and is read once; `__part__` numbers them from 0, for a stage that makes the part.
         storage_options: How to reach a remote store, where the environment does not say: options of s3fs (`key`,
             `secret`, `token`, `anon`, `profile`, `endpoint_url`, ...), and `deadline_s`, how long to retry a request.
         fs: The file system of `path`, an fsspec object such as `s3fs.S3FileSystem(...)`; each process makes its own
@@ -135,16 +139,25 @@ class Dataset(FluidPipeline):
         *,
         window: int | None = None,
         limit: int | None = None,
+        repeat: str | None = None,
+        expand: str | None = None,
         **options: Unpack[DatasetOptions],
     ) -> None:
         window = whole(window)
         chosen = checked_options(options, window)
         source, opened = opened_source(path, window, limit, chosen)
-        self._begin_with(source, [opened], chosen)
+        self._begin_with(source, [opened], chosen, repeat, expand)
 
-    def _begin_with(self, source: AnySource, opened: Sequence[Opened], options: DatasetOptions) -> None:
+    def _begin_with(
+        self,
+        source: AnySource,
+        opened: Sequence[Opened],
+        options: DatasetOptions,
+        repeat: str | None = None,
+        expand: str | None = None,
+    ) -> None:
         super().__init__(source)
-        self._source = SharedSource(source, opened, choice_of(options))
+        self._source = SharedSource(source, opened, {**choice_of(options), "repeat": repeat, "expand": expand})
         rank, world_size = options["rank"], options["world_size"]
         self._rank = None if rank is None and world_size is None else detect_rank(rank, world_size)
         self.group = options["group"]
@@ -220,7 +233,16 @@ class Dataset(FluidPipeline):
         """Whether bad samples are replaced."""
         return self._bad_samples is not None
 
-    def set_view(self, view: Any = None, *, where: Any = None, keys: Any = None, exclude: Any = None) -> None:
+    def set_view(
+        self,
+        view: Any = None,
+        *,
+        where: Any = None,
+        keys: Any = None,
+        exclude: Any = None,
+        repeat: str | None = None,
+        expand: str | None = None,
+    ) -> None:
         """Choose the samples of the next iterations, for this dataset and all copies made by stages.
 
             for epoch in range(10):
@@ -238,12 +260,15 @@ class Dataset(FluidPipeline):
             where: As of `Dataset`.
             keys: As of `Dataset`.
             exclude: As of `Dataset`.
+            repeat: As of `Dataset`.
+            expand: As of `Dataset`.
 
         Raises:
             InputError: There is no such view, or an argument is invalid. Then the views stay as they were.
             WdsplitError: A view or a table of samples cannot be read.
         """
-        self._source.set({"view": view, "where": where, "keys": keys, "exclude": exclude})
+        choice = {"view": view, "where": where, "keys": keys, "exclude": exclude, "repeat": repeat, "expand": expand}
+        self._source.set(choice)
 
     @property
     def is_view_set(self) -> bool:

@@ -186,7 +186,7 @@ class MixedSource:
             orders[key] = self.order_of(*key, order.epoch)
         source = self.sources[quota.source]
         place = source.place(orders[key], int(quota.positions[0]), orders)
-        return place._replace(fields={"__source__": source.url})
+        return place._replace(fields={"__source__": source.url, **place.fields})
 
     def samples_at_once(self, world: World) -> int:
         """Return how many samples a reader should read at a time."""
@@ -243,8 +243,7 @@ class _MixedReader:
             self.num_read += reader.num_read - read
             self.num_reused += reader.num_reused - reused
             names = np.full(len(block), self._sources[quota.source].url, object)
-            fields, whole = {"__source__": names, **block.fields}, {"__source__", *block.whole}
-            parts.append((quota.rows, replace(block, fields=fields, whole=whole), np.arange(len(block))))
+            parts.append((quota.rows, block.with_field("__source__", names), np.arange(len(block))))
         return gathered(parts, positions, self._order.pads(positions))
 
     def _reader(self, number: int, epoch: int) -> SampleReader:

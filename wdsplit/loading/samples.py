@@ -80,9 +80,12 @@ class _Reader:
         """Return samples by their numbers, which count through the view."""
         with self._lock:
             samples = self._opened()
-            if self._chosen is not None:
-                numbers = samples.numbers.of(*self._chosen.places(numbers))
-            return samples.read(numbers)
+            if self._chosen is None:
+                return samples.read(numbers)
+            *places, parts = self._chosen.places(numbers)
+            found = samples.read(samples.numbers.of(*places))
+            name = self._source.order(0).part_name
+            return [{**each, name: part} for part, each in zip(parts.tolist(), found, strict=True)] if name else found
 
     def find(self, key: str) -> int | None:
         """Return the number of the sample with a key; None if the view does not have it."""
@@ -91,7 +94,7 @@ class _Reader:
             number = samples.find(key)
             if self._chosen is None:
                 return number
-            place = samples.numbers.places(np.array([number]))
+            *place, _ = samples.numbers.places(np.array([number]))
             return int(self._chosen.of(*place)[0]) if self._has(*place) else None
 
     def _has(self, shard: Int64, sample: Int64) -> bool:

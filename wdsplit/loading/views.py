@@ -17,22 +17,23 @@ from wdsplit.errors import InputError, did_you_mean
 from wdsplit.loading.reading.source import AnySource, Source
 from wdsplit.loading.transport.shared_integers import SharedIntegers
 from wdsplit.loading.world import is_worker
+from wdsplit.order.units import Repeats
 from wdsplit.order.views import EpochViews, View
 from wdsplit.shards.manifest import Manifest, first_samples
 from wdsplit.storage.interface import ReadableStorage
-from wdsplit.views.view import resolve_view
+from wdsplit.views.view import plain, resolve_view
 
 __all__ = ["CHOICES", "Opened", "SharedSource", "choice_of", "chosen_views"]
 
-CHOICES = ("view", "where", "keys", "exclude")
-"""The options that choose samples."""
+CHOICES = ("view", "where", "keys", "exclude", "repeat", "expand")
+"""The options that choose samples, and how often they come."""
 
 _EXAMPLE = '{0: "easy", 10: None}'
 
 
 def choice_of(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return those of a dataset's options that choose samples."""
-    return {name: options[name] for name in CHOICES}
+    return {name: options.get(name) for name in CHOICES}
 
 
 class Opened(NamedTuple):
@@ -54,7 +55,7 @@ class SharedSource:
         self._process = os.getpid()
         self._times_set = 0
         self._iterated_by = 0
-        self._source = source if all(choice[name] is None for name in CHOICES) else self._chosen(source, choice)
+        self._source = source if all(each is None for each in choice.values()) else self._chosen(source, choice)
 
     @property
     def times_set(self) -> int:
@@ -122,7 +123,7 @@ def chosen_views(
     Args:
         storage: Where the dataset is.
         manifest: Its manifest, of all its samples.
-        choice: `view`, `where`, `keys` and `exclude`, as for `Dataset`.
+        choice: Some of CHOICES, as for `Dataset`.
         limit: Choose only among the first `limit` samples.
         storage_options: How to reach files of keys.
 
@@ -155,14 +156,20 @@ def _resolved(storage: ReadableStorage, manifest: Manifest, view: Any = None, **
             expected=f"{manifest.num_samples:,} samples in {len(manifest.shards):,} shards",
             found=f"{int(view.selection.totals.sum()):,} samples in {len(view.selection):,} shards",
         )
-    limit = others.get("limit")
-    selection = view.selection
+    limit, own = others.get("limit"), view
     if limit is not None:
-        selection = selection.first(first_samples(manifest, limit).shards.num_real)
+        own = View(view.name, plain(view, storage.url, "limit").first(first_samples(manifest, limit).shards.num_real))
     found = resolve_view(storage, manifest, **others)
     if found is None:
-        return View(view.name, selection)
-    return View(f"{view.name} and {found.name}", selection & found.selection)
+        return own
+    if isinstance(found.selection, Repeats):
+        raise InputError(
+            "a wdsplit.View cannot be repeated or expanded",
+            place=storage.url,
+            expected="the name of a stored view, or where, keys and exclude",
+            found=repr(view),
+        )
+    return View(f"{view.name} and {found.name}", plain(own, storage.url) & found.selection)
 
 
 def _by_epoch(view: Any) -> dict[int, Mapping[str, Any]]:

@@ -17,7 +17,7 @@ from wdsplit.arrays import Int64
 from wdsplit.errors import InputError
 from wdsplit.order.evened import Stretches, evened
 from wdsplit.order.limits import MAX_LANES, MAX_SEED, MAX_WINDOW, TAILS, Tail
-from wdsplit.order.selection import Selection
+from wdsplit.order.units import Repeats, ShardUnits, Units, shard_units
 
 __all__ = [
     "EpochOrder",
@@ -130,12 +130,14 @@ class Located:
         shard: int64, its shard.
         sample: int64, the sample's place in its shard's tar.
         pad: bool, True where the sample is a repetition.
+        part: int64, which of the units of its sample it is, where samples have several; else 0.
     """
 
     source: Int64
     shard: Int64
     sample: Int64
     pad: npt.NDArray[np.bool_]
+    part: Int64
 
 
 class EpochOrder:
@@ -146,20 +148,24 @@ class EpochOrder:
     visited window by window; windows, and the samples in a window, are permuted. A lane that has ended repeats its
     samples backwards from the last one, flagged as pads: the last window is still in memory.
 
+    In a view, "sample" stands for a unit of the view: the order knows only how many there are in each window.
+
     Built in O(shards log shards); a position costs a binary search. Immutable once built.
 
     Args:
-        counts: int64 of shape (shards,): samples of each shard, tar pads left out; in a view, the selected ones.
+        counts: int64 of shape (shards,): samples of each shard, tar pads left out; in a view, its units.
         options: Seed, lanes, window, tail.
         epoch: The epoch, at least 0.
         equal_lanes: Cut the lanes at equal counts even if whole shards come out even: then position p holds a sample
             exactly if p is below the number of samples.
-        selection: The samples that the epoch takes, of which `counts` are the counts; None for all. A shard is ordered
-            as if it had no others: by the number of each among the selected ones.
+        selection: The units of the view, of which `counts` are the counts; None for each sample once. They are ordered
+            by their numbers in their shard, whatever samples they are.
 
     Attributes:
         totals: int64 of shape (shards,): samples of each shard, also those that are not selected.
-        selection: The samples that the epoch takes; None if it takes all.
+        selection: The units of the view; None if each sample is one.
+        is_even: Whether the windows of a shard have `window` units each, but for the last one.
+        part_name: The field that numbers the units of a sample, where samples have several; else empty.
         sequence: int64 of shape (shards,): the shards in lane-major order, lane 0's first.
         ends: int64 of shape (shards,): samples up to and with each shard of the sequence.
         lane_begin: int64 of shape (lanes,): where each lane begins in the lane-major sequence of samples, or in that of
@@ -180,7 +186,7 @@ class EpochOrder:
         options: OrderOptions,
         epoch: int,
         equal_lanes: bool = False,
-        selection: Selection | None = None,
+        selection: Units | None = None,
     ) -> None:
         if epoch < 0:
             raise InputError("invalid epoch", expected="at least 0", found=str(epoch))
@@ -191,7 +197,9 @@ class EpochOrder:
         self.epoch = epoch
         self.counts = counts
         self.totals = counts if selection is None else selection.totals
-        self.selection = None if selection is None or np.array_equal(counts, self.totals) else selection
+        self.is_even = not isinstance(selection, Repeats)
+        self.part_name = selection.part_name if isinstance(selection, Repeats) else ""
+        self.selection = None if self.is_even and np.array_equal(counts, self.totals) else selection
         order = permutation(num_shards, options.seed, epoch, _SHARDS) if options.shuffle else np.arange(num_shards)
         self.sequence = _lane_major(order, lanes)
         self.ends = np.cumsum(counts[self.sequence])
@@ -243,6 +251,11 @@ class EpochOrder:
         shard = self.sequence[slot]
         return shard, place - (self.ends[slot] - self.counts[shard]), pad
 
+    def units(self, positions: Int64) -> tuple[Int64, Int64, npt.NDArray[np.bool_]]:
+        """Return shard, number of the unit in the shard, and pad flag of each position; arguments as for `visits`."""
+        shard, visit, pad = self.visits(positions)
+        return shard, self.units_of(shard, visit), pad
+
     def places(self, positions: Int64) -> tuple[Int64, npt.NDArray[np.bool_]]:
         """Return the place of each position in the lane-major sequence of all samples, and its pad flag."""
         lanes = self.options.lanes
@@ -262,15 +275,21 @@ class EpochOrder:
         return positions
 
     def locate(self, positions: Int64) -> Located:
-        """Return the shard and the sample of each position: `visits`, with the shards' own order applied."""
-        shard, visit, pad = self.visits(positions)
-        return Located(np.zeros_like(shard), shard, self.samples_of(shard, visit), pad)
+        """Return the shard and the sample of each position."""
+        shard, unit, pad = self.units(positions)
+        sample, part = unit, np.zeros_like(unit)
+        if self.selection is not None:
+            sample = np.empty_like(unit)
+            for each, rows in groups(shard):
+                sample[rows], parts = self.shard_units(each).places(unit[rows])
+                part[rows] = 0 if parts is None else parts
+        return Located(np.zeros_like(shard), shard, sample, pad, part)
 
-    def positions_of(self, shard: Int64, sample: Int64) -> Int64:
-        """Return the position of each sample: the inverse of `locate`, pads left out."""
+    def positions_of(self, shard: Int64, unit: Int64) -> Int64:
+        """Return the position of each unit, by its number in its shard: the inverse of `units`, pads left out."""
         begins = np.empty_like(self.counts)
         begins[self.sequence] = self.ends - self.counts[self.sequence]
-        return self.positions(begins[shard] + self.visits_of(shard, sample))
+        return self.positions(begins[shard] + self.visits_of(shard, unit))
 
     def is_real(self, positions: Int64) -> npt.NDArray[np.bool_]:
         """Tell which positions hold a sample that is not a pad."""
@@ -278,118 +297,113 @@ class EpochOrder:
         real: npt.NDArray[np.bool_] = positions // lanes < self.lane_length[positions % lanes]
         return real
 
-    def samples_of(self, shard: Int64, visit: Int64) -> Int64:
-        """Return the samples of some visits, as places in the tars of their shards; windows not asked for cost nothing.
+    def units_of(self, shard: Int64, visit: Int64) -> Int64:
+        """Return the units of some visits, as numbers in their shards; windows not asked for cost nothing.
 
         Args:
             shard: int64 of shape (n,).
             visit: int64 of shape (n,): numbers of visits within each shard, below its `counts`.
         """
-        numbers = visit
-        if self.options.shuffle:
-            window, inside = np.empty_like(visit), np.empty_like(visit)
-            for each, rows in groups(shard):
-                windows, ends = self.shard_windows(each)
-                slot = np.searchsorted(ends, visit[rows], side="right")
-                window[rows], inside[rows] = windows[slot], visit[rows] - np.append(0, ends)[slot]
-            numbers = window * self.options.window
-            for rows, window_of, places in self._orders_in_windows(shard, window):
-                numbers[rows] += places[window_of, inside[rows]]
-        if self.selection is None:
-            return numbers
-        samples = np.empty_like(numbers)
-        for each, rows in groups(shard):
-            samples[rows] = self.selection.places(each)[numbers[rows]]
-        return samples
-
-    def visits_of(self, shard: Int64, sample: Int64) -> Int64:
-        """Return the numbers of the visits of some samples of the epoch: the inverse of `samples_of`."""
-        numbers = sample
-        if self.selection is not None:
-            numbers = np.empty_like(sample)
-            for each, rows in groups(shard):
-                numbers[rows] = np.searchsorted(self.selection.places(each), sample[rows])
         if not self.options.shuffle:
-            return numbers
-        window, inside = np.divmod(numbers, self.options.window)
-        visit = np.empty_like(numbers)
-        for number, rows in groups(shard):
-            windows, ends = self.shard_windows(number)
-            rising = np.argsort(windows)
-            slot = rising[np.searchsorted(windows[rising], window[rows])]
-            visit[rows] = np.append(0, ends)[slot]
+            return visit
+        window, inside, unit = (np.empty_like(visit) for _ in range(3))
+        for each, rows in groups(shard):
+            windows, ends = self.shard_windows(each)
+            slot = np.searchsorted(ends, visit[rows], side="right")
+            window[rows], inside[rows] = windows[slot], visit[rows] - np.append(0, ends)[slot]
+            unit[rows] = np.append(0, self.shard_units(each).ends)[window[rows]]
         for rows, window_of, places in self._orders_in_windows(shard, window):
-            ranks = np.zeros((len(places), min(self.options.window, int(self.counts.max()))), np.int64)
+            unit[rows] += places[window_of, inside[rows]]
+        return unit
+
+    def visits_of(self, shard: Int64, unit: Int64) -> Int64:
+        """Return the numbers of the visits of some units: the inverse of `units_of`."""
+        if not self.options.shuffle:
+            return unit
+        window, inside, visit = (np.empty_like(unit) for _ in range(3))
+        for each, rows in groups(shard):
+            windows, ends = self.shard_windows(each)
+            unit_ends, slot_of = self.shard_units(each).ends, np.empty_like(windows)
+            slot_of[windows] = np.arange(len(windows))
+            window[rows] = np.searchsorted(unit_ends, unit[rows], side="right")
+            inside[rows] = unit[rows] - np.append(0, unit_ends)[window[rows]]
+            visit[rows] = np.append(0, ends)[slot_of[window[rows]]]
+        for rows, window_of, places in self._orders_in_windows(shard, window):
+            ranks = np.empty_like(places)
             np.put_along_axis(ranks, places, np.arange(places.shape[1])[None], 1)
             visit[rows] += ranks[window_of, inside[rows]]
         return visit
 
     def _orders_in_windows(self, shard: Int64, window: Int64) -> Iterator[tuple[Int64, Int64, Int64]]:
-        """Give the orders of the windows that some samples are in, each once.
+        """Give the orders of the windows that some units are in, each once.
 
         Returns:
             Rows of `shard` and `window`; for each the row of its window in what follows; and int64 of shape (windows,
-            samples): for each window its samples, counted from its first, as they are visited.
+            units): for each window its units, counted from its first, as they are visited.
         """
-        size, most = self.options.window, int(self.counts.max(initial=0))
-        num_windows = -(-most // size)
+        num_windows = int(window.max(initial=0)) + 1
         pairs, pair = np.unique(shard * num_windows + window, return_inverse=True)
+        shards, windows = np.divmod(pairs, num_windows)
+        sizes = self.window_sizes(shards, windows)
         by_pair = np.argsort(pair.reshape(-1), kind="stable")
-        pair, at_once = pair.reshape(-1)[by_pair], max(1, _PLACES_AT_ONCE // size)
+        pair, at_once = pair.reshape(-1)[by_pair], max(1, _PLACES_AT_ONCE // max(1, int(sizes.max(initial=0))))
         for begin in range(0, len(pairs), at_once):
-            shards, windows = np.divmod(pairs[begin : begin + at_once], num_windows)
+            some = slice(begin, begin + at_once)
             first, stop = np.searchsorted(pair, (begin, begin + at_once))
-            yield by_pair[first:stop], pair[first:stop] - begin, self.places_in_windows(shards, windows)
+            orders = self.places_in_windows(shards[some], windows[some], sizes[some])
+            yield by_pair[first:stop], pair[first:stop] - begin, orders
 
-    def places_in_windows(self, shards: Int64, windows: Int64) -> Int64:
-        """Return the samples of n windows in the order of their visits, counted from each window's first.
+    def window_sizes(self, shards: Int64, windows: Int64) -> Int64:
+        """Return the number of units of each window, by the numbers of its shard and of the window in it."""
+        if self.is_even:
+            even: Int64 = np.minimum(self.options.window, self.counts[shards] - windows * self.options.window)
+            return even
+        sizes = np.empty_like(windows)
+        for each, rows in groups(shards):
+            sizes[rows] = np.diff(self.shard_units(each).ends, prepend=0)[windows[rows]]
+        return sizes
+
+    def places_in_windows(self, shards: Int64, windows: Int64, sizes: Int64) -> Int64:
+        """Return the units of n windows in the order of their visits, counted from each window's first.
 
         Args:
             shards: int64 of shape (n,): the shard of each window.
             windows: int64 of shape (n,): its number in its shard.
+            sizes: int64 of shape (n,): its number of units.
 
         Returns:
-            int64 of shape (n, most): numbers below those of the window's samples come first, any others after them.
+            int64 of shape (n, most): numbers below those of the window's units come first, any others after them.
         """
-        size = min(self.options.window, int(self.counts.max(initial=0)))
-        places: Int64 = np.arange(size)
+        places: Int64 = np.arange(sizes.max(initial=0))
         if not self.options.shuffle:
-            return np.broadcast_to(places, (len(windows), size))
+            return np.broadcast_to(places, (len(windows), len(places)))
         # Row by row the permutation of seed, epoch, shard and window: each item is ranked by a hash of its own.
         state = np.full(len(windows), hash_stream(self.options.seed, self.epoch, _SAMPLES), np.uint64)
         for words in (shards, windows):
             state = _mix_numbers(state + np.uint64(_GOLDEN) + _mix_numbers(words.astype(np.uint64)))
         steps = (places + 1).astype(np.uint64) * np.uint64(_GOLDEN)
         ranks = _mix_numbers(state[:, None] + steps)
-        is_out = windows[:, None] * self.options.window + places >= self.counts[shards][:, None]
+        is_out = places >= sizes[:, None]
         if not is_out.any():
             return np.argsort(ranks, axis=1)
         ranks[is_out] = _MASK
-        return np.argsort(ranks, axis=1, kind="stable")  # a sample of that rank still comes before them
+        return np.argsort(ranks, axis=1, kind="stable")  # a unit of that rank still comes before them
 
     def shard_windows(self, shard: int) -> tuple[Int64, Int64]:
         """Return the windows of a shard in the order of their visits.
 
         Returns:
-            int64 of shape (windows,): their numbers; and how many samples of the shard are visited up to the end of
-            each.
+            int64 of shape (windows,): their numbers; and how many units of the shard are visited up to the end of each.
         """
-        window, count = self.options.window, int(self.counts[shard])
-        windows = np.arange(-(-count // window))
-        if self.options.shuffle:
-            windows = permutation(len(windows), self.options.seed, self.epoch, _WINDOWS, shard)
-        return windows, np.cumsum(np.minimum(window, count - windows * window))
+        ends = self.shard_units(shard).ends
+        if not self.options.shuffle:
+            return np.arange(len(ends)), ends
+        windows = permutation(len(ends), self.options.seed, self.epoch, _WINDOWS, shard)
+        return windows, np.cumsum(np.diff(ends, prepend=0)[windows])
 
-    def window_begins(self, shard: int) -> Int64:
-        """Return the first sample of each window of a shard, as places in its tar, and its number of samples at last.
-
-        Returns:
-            int64 of shape (windows + 1,), rising.
-        """
-        begins = np.arange(0, int(self.counts[shard]), self.options.window)
-        if self.selection is not None:
-            begins = self.selection.places(shard)[begins]
-        return np.append(begins, self.totals[shard])
+    def shard_units(self, shard: int) -> ShardUnits:
+        """Return the units of a shard, in windows."""
+        return shard_units(self.selection, self.totals, shard, self.options.window)
 
 
 def _lane_major(order: Int64, lanes: int) -> Int64:

@@ -165,12 +165,13 @@ class MixedOrder:
 
     def locate(self, positions: Int64) -> Located:
         """Return the source, the shard and the sample of each position."""
-        source, shard, sample = (np.empty(len(positions), np.int64) for _ in range(3))
+        source, shard, sample, part = (np.empty(len(positions), np.int64) for _ in range(4))
         for quota in self.quotas(positions):
             assert self._order_of is not None
             located = self._order_of(quota.source, quota.source_epoch).locate(quota.positions)
             source[quota.rows], shard[quota.rows], sample[quota.rows] = quota.source, located.shard, located.sample
-        return Located(source, shard, sample, self.pads(positions))
+            part[quota.rows] = located.part
+        return Located(source, shard, sample, self.pads(positions), part)
 
     def quotas(self, positions: Int64) -> Iterator[Quota]:
         """Give the quota of each source, epoch by epoch of the source.

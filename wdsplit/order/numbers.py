@@ -9,7 +9,7 @@ import numpy as np
 
 from wdsplit.arrays import Int64
 from wdsplit.order.epoch import groups
-from wdsplit.order.selection import Selection
+from wdsplit.order.units import ShardUnits, Units, shard_units
 
 __all__ = ["SampleNumbers"]
 
@@ -19,35 +19,43 @@ class SampleNumbers:
 
     Args:
         totals: int64 of shape (shards,): the samples of each shard.
-        selection: The samples that are numbered; None for all.
+        selection: The units that are numbered; None for each sample once.
 
     Attributes:
-        counts: int64 of shape (shards,): the numbered samples of each shard.
+        counts: int64 of shape (shards,): the numbers of each shard.
         ends: int64 of shape (shards,): those up to and with each shard.
     """
 
-    def __init__(self, totals: Int64, selection: Selection | None = None) -> None:
-        self._selection = selection
+    def __init__(self, totals: Int64, selection: Units | None = None) -> None:
+        self._totals, self._selection = totals, selection
         self.counts = totals if selection is None else selection.counts
         self.ends = np.cumsum(self.counts)
 
     def __len__(self) -> int:
         return int(self.counts.sum())
 
-    def places(self, numbers: Int64) -> tuple[Int64, Int64]:
-        """Return the shard of each number, and the sample's place there."""
+    def places(self, numbers: Int64) -> tuple[Int64, Int64, Int64]:
+        """Return the shard of each number, the sample's place there, and which of its units it is."""
         shard = np.searchsorted(self.ends, numbers, side="right")
         sample = numbers - (self.ends - self.counts)[shard]
+        part = np.zeros_like(sample)
         if self._selection is not None:
             for each, rows in groups(shard):
-                sample[rows] = self._selection.places(each)[sample[rows]]
-        return shard, sample
+                sample[rows], parts = self._units(each).places(sample[rows])
+                part[rows] = 0 if parts is None else parts
+        return shard, sample, part
 
     def of(self, shard: Int64, sample: Int64) -> Int64:
-        """Return the numbers of samples by their places; each sample must have a number."""
+        """Return the first number of each sample, by their places; each must have one."""
         numbers: Int64 = sample.copy()
         if self._selection is not None:
             for each, rows in groups(shard):
-                numbers[rows] = np.searchsorted(self._selection.places(each), sample[rows])
+                samples, firsts = np.unique(
+                    self._units(each).places(np.arange(self.counts[each]))[0], return_index=True
+                )
+                numbers[rows] = firsts[np.searchsorted(samples, sample[rows])]
         numbers += (self.ends - self.counts)[shard]
         return numbers
+
+    def _units(self, shard: int) -> ShardUnits:
+        return shard_units(self._selection, self._totals, shard, max(1, int(self.counts[shard])))

@@ -16,7 +16,7 @@ import xxhash
 
 from wdsplit.arrays import Int64
 
-__all__ = ["Bits", "Selection", "bitmap_bytes"]
+__all__ = ["Bits", "Mask", "Selection", "bitmap_bytes"]
 
 Mask = npt.NDArray[np.bool_]
 Bits = npt.NDArray[np.uint8]
@@ -71,6 +71,11 @@ class Selection:
 
     def __len__(self) -> int:
         return len(self.totals)
+
+    @property
+    def chosen(self) -> Selection:
+        """The samples that have units: itself."""
+        return self
 
     @property
     def bits(self) -> Bits:

@@ -235,8 +235,11 @@ class Trace:
 
     def _windows_read(self, shards: Int64, readers: int) -> int:
         """Return how many windows some readers read in all, if they take all samples of some shards in turn."""
-        window = self._order.options.window
-        full, rest = np.divmod(self._order.counts[shards], window)
+        order, window = self._order, self._order.options.window
+        if not order.is_even:
+            sizes = (np.diff(order.shard_units(shard).ends, prepend=0) for shard in shards.tolist())
+            return sum(int(np.minimum(each, readers).sum()) for each in sizes)
+        full, rest = np.divmod(order.counts[shards], window)
         return int((full * min(window, readers) + np.minimum(rest, readers)).sum())
 
 

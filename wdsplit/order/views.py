@@ -1,4 +1,4 @@
-"""Views: selections of samples with a name, and the view of each epoch.
+"""Views: units of samples with a name, and the view of each epoch.
 
 Pure (no I/O). A view applies from its epoch on, until another one begins.
 """
@@ -9,27 +9,29 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from wdsplit.order.selection import Selection
 from wdsplit.order.state import ViewMark
+from wdsplit.order.units import Repeats, Units
 
 __all__ = ["EpochViews", "View"]
 
 
 @dataclass(frozen=True)
 class View:
-    """A selection of samples of a dataset.
+    """What an epoch takes of a dataset: some samples, each once or several times.
 
     Attributes:
         name: The name of the stored view, or a description of the criteria.
-        selection: The selected samples.
+        selection: The units of each shard.
     """
 
     name: str
-    selection: Selection
+    selection: Units
 
     def __repr__(self) -> str:
-        total = int(self.selection.totals.sum())
-        return f"<View {self.name!r}: {self.selection.num_samples:,} of {total:,} samples>"
+        selection = self.selection
+        text = f"{selection.chosen.num_samples:,} of {int(selection.totals.sum()):,} samples"
+        times = f", {selection.num_samples:,} with repetitions" if isinstance(selection, Repeats) else ""
+        return f"<View {self.name!r}: {text}{times}>"
 
 
 class EpochViews:
@@ -66,8 +68,8 @@ class EpochViews:
         view = self.at(epoch)
         return None if view is None else ViewMark(view.name, view.selection.fingerprint)
 
-    def selection_at(self, epoch: int) -> Selection | None:
-        """Return the samples that an epoch takes; None for all."""
+    def selection_at(self, epoch: int) -> Units | None:
+        """Return the units of an epoch; None for each sample once."""
         view = self.at(epoch)
         return None if view is None else view.selection
 

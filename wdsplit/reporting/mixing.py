@@ -192,8 +192,8 @@ def neighbours(subject: Subject, seed: int) -> Neighbours | None:
         hashes = hash_numbers(hash_stream(seed, _DOMAIN), np.arange(most))
         drawn = (hashes % np.uint64(total)).astype(np.int64)
     shard = np.searchsorted(ends, drawn, side="right")
-    numbers = drawn - (ends[shard] - np.maximum(pairs[shard], 0)) + (np.cumsum(order.counts) - order.counts)[shard]
-    first, second = (order.positions_of(shard, subject.places(each).sample) for each in (numbers, numbers + 1))
+    unit = drawn - (ends[shard] - np.maximum(pairs[shard], 0))
+    first, second = (order.positions_of(shard, each) for each in (unit, unit + 1))
     apart = np.abs(first - second) / order.num_positions
     bins = np.minimum((apart * _BINS).astype(np.int64), _BINS - 1)
     edges = np.arange(_BINS + 1) / _BINS

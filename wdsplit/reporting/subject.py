@@ -51,7 +51,8 @@ class Subject:
             viewed: Any = source
             self.source = viewed.with_views(views if self.is_mixture else views[0])
         self.parts = parts_of(self.source)
-        self.selections = [part.selection_at(0) for part in self.parts]
+        units = [part.selection_at(0) for part in self.parts]
+        self.selections = [None if each is None else each.chosen for each in units]
         totals = [part.manifest.shards.num_real for part in self.parts]
         self.numberings = list(map(SampleNumbers, totals, self.selections))
         counts = [numbering.counts for numbering in self.numberings]
@@ -123,8 +124,8 @@ class Subject:
         part = np.searchsorted(self._first_numbers[1:], numbers, side="right")
         shard, sample = np.empty_like(numbers), np.empty_like(numbers)
         for each, rows in groups(part):
-            shard[rows], sample[rows] = self.numberings[each].places(numbers[rows] - self._first_numbers[each])
-        return Located(part, shard, sample, np.zeros(len(numbers), np.bool_))
+            shard[rows], sample[rows], _ = self.numberings[each].places(numbers[rows] - self._first_numbers[each])
+        return Located(part, shard, sample, np.zeros(len(numbers), np.bool_), np.zeros_like(numbers))
 
     def open_shard(self, part: int, shard: int) -> OpenShard:
         """Open a shard of a part."""

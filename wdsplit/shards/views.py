@@ -1,7 +1,8 @@
-"""Stored views of a dataset: a file for each view, with the samples that it selects.
+"""Stored views of a dataset: a file for each view, with the units of each shard.
 
-`views/NAME.view` is a line of JSON, then the number of selected samples of each shard, then the bitmaps. A local file
-is memory-mapped. Anyone may have made it, so its size is compared with the dataset's before memory is allocated.
+`views/NAME.view` is a line of JSON, then the number of selected samples of each shard, then the bitmaps; where samples
+come several times, then how often each selected sample comes. A local file is memory-mapped. Anyone may have made it,
+so its size is compared with the dataset's before memory is allocated.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import orjson
 
 from wdsplit.errors import DatasetNotFoundError, OutputExistsError, WdsplitError
 from wdsplit.order.selection import Selection, bitmap_bytes
+from wdsplit.order.units import KINDS, MAX_TIMES, Repeats, Units
 from wdsplit.shards.manifest import Manifest
 from wdsplit.shards.stored import Kind
 from wdsplit.storage.interface import ReadableStorage, Storage
@@ -51,7 +53,16 @@ _COUNT = np.dtype("<i8")
 _MAX_HEAD_BYTES = 4 * 1024**2
 """Limit for the line of JSON, with a condition of up to 100,000 characters."""
 _FIRST_BYTES = 16 * 1024
-_TYPES = {"dataset": str, "fingerprint": str, "num_samples": int, "num_selected": int, "recipe": dict}
+_TYPES = {
+    "dataset": str,
+    "fingerprint": str,
+    "num_samples": int,
+    "num_selected": int,
+    "num_units": int,
+    "kind": str,
+    "item_bytes": int,
+    "recipe": dict,
+}
 
 
 @dataclass(frozen=True)
@@ -64,7 +75,10 @@ class StoredView:
         fingerprint: The fingerprint of its selection.
         num_samples: Number of samples of the dataset, without pads.
         num_selected: Number of samples in the view.
-        recipe: How it was made, to show it or make it again: `where`, `view`, `keys`, `exclude`.
+        num_units: Number of samples that an epoch delivers: each as often as it comes.
+        kind: `select`, `repeat` or `expand`.
+        item_bytes: Bytes of the file for how often each selected sample comes; 0 where each comes once.
+        recipe: How it was made, to show it or make it again: `where`, `view`, `keys`, `exclude`, `repeat`, `expand`.
     """
 
     name: str
@@ -72,13 +86,17 @@ class StoredView:
     fingerprint: str
     num_samples: int
     num_selected: int
+    num_units: int
+    kind: str
+    item_bytes: int
     recipe: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def made_of(self) -> str:
         """How it was made, as options of `wdsplit view` in one line."""
         words = []
-        for name, inner in (("view", "name"), ("where", ""), ("keys", "from"), ("exclude", "from")):
+        inners = {"view": "name", "where": "", "keys": "from", "exclude": "from", "repeat": "", "expand": ""}
+        for name, inner in inners.items():
             value = self.recipe.get(name)
             text = value.get(inner) if isinstance(value, dict) else value
             words += [] if text is None else [f"--{name} {quoted(str(text))}"]
@@ -121,31 +139,36 @@ def refuse_existing(storage: ReadableStorage, name: str) -> None:
         )
 
 
-def write_view(
-    storage: Storage, manifest: Manifest, name: str, selection: Selection, recipe: Mapping[str, Any]
-) -> StoredView:
+def write_view(storage: Storage, manifest: Manifest, name: str, units: Units, recipe: Mapping[str, Any]) -> StoredView:
     """Write a view; an existing view of this name is replaced when the new one is complete.
 
     Args:
         storage: The dataset's folder.
         manifest: Its manifest.
         name: The view's name.
-        selection: The selected samples.
+        units: The units of each shard.
         recipe: How it was made, as JSON values.
     """
-    path = VIEWS.path(name)
+    path, chosen = VIEWS.path(name), units.chosen
+    times = units.times if isinstance(units, Repeats) else np.zeros(0, np.uint32)
+    item_bytes = np.min_scalar_type(int(times.max(initial=1))).itemsize if isinstance(units, Repeats) else 0
     stored = StoredView(
         name,
         manifest.fingerprint,
-        selection.fingerprint,
-        int(selection.totals.sum()),
-        selection.num_samples,
+        units.fingerprint,
+        int(units.totals.sum()),
+        chosen.num_samples,
+        units.num_samples,
+        units.kind if isinstance(units, Repeats) else "select",
+        item_bytes,
         recipe,
     )
     head = orjson.dumps({"wdsplit_view": _VERSION} | {each: getattr(stored, each) for each in _TYPES})
     line = head + b" " * (-(len(head) + 1) % _COUNT.itemsize) + b"\n"  # so that the counts are aligned
     with storage.publish(path, durable=True) as file:
-        file.write([line, selection.counts.astype(_COUNT).data.cast("B"), np.ascontiguousarray(selection.bitmaps).data])
+        file.write([line, chosen.counts.astype(_COUNT).data.cast("B"), np.ascontiguousarray(chosen.bitmaps).data])
+        if item_bytes:
+            file.write([times.astype(f"<u{item_bytes}").data.cast("B")])
     return stored
 
 
@@ -163,8 +186,8 @@ def remove_view(storage: Storage, name: str) -> None:
 # Reading
 
 
-def read_view(storage: ReadableStorage, manifest: Manifest, name: str) -> tuple[StoredView, Selection]:
-    """Return a view and its selection. The bitmaps of a local view are memory-mapped, not read.
+def read_view(storage: ReadableStorage, manifest: Manifest, name: str) -> tuple[StoredView, Units]:
+    """Return a view and its units. The bitmaps of a local view are memory-mapped, not read.
 
     Args:
         storage: The dataset's folder.
@@ -176,7 +199,7 @@ def read_view(storage: ReadableStorage, manifest: Manifest, name: str) -> tuple[
         CorruptDataError: Its file is damaged.
     """
     path, totals = VIEWS.path(name), manifest.shards.num_real
-    most = _MAX_HEAD_BYTES + _COUNT.itemsize * len(totals) + int((-(-totals // 8)).sum())
+    most = _MAX_HEAD_BYTES + _COUNT.itemsize * len(totals) + int((-(-totals // 8)).sum() + 4 * totals.sum())
     try:
         if isinstance(storage, LocalStorage) and not storage.has_latency:
             data: mmap.mmap | bytes = storage.map(path)
@@ -223,26 +246,35 @@ def _head(name: str, data: mmap.mmap | bytes) -> tuple[StoredView, int]:
     return StoredView(name, **{key: head[key] for key in _TYPES}), num_bytes
 
 
-def parse_view(name: str, data: mmap.mmap | bytes, manifest: Manifest) -> tuple[StoredView, Selection]:
-    """Parse and check a view's whole file; the selection's bitmaps stay in `data`. Raises as `read_view` does."""
+def parse_view(name: str, data: mmap.mmap | bytes, manifest: Manifest) -> tuple[StoredView, Units]:
+    """Parse and check a view's whole file; its bitmaps stay in `data`. Raises as `read_view` does."""
     stored, num_bytes = _head(name, data)
     VIEWS.refuse_stale(name, stored.dataset, manifest, stored.made_of[:1000])
-    return stored, _selection(memoryview(data)[num_bytes:], stored, manifest.shards.num_real)
+    return stored, _units(memoryview(data)[num_bytes:], stored, manifest.shards.num_real)
 
 
-def _selection(data: memoryview, stored: StoredView, totals: npt.NDArray[np.int64]) -> Selection:
-    """Return the selection of a view, checked against its header and the dataset's counts."""
+def _units(data: memoryview, stored: StoredView, totals: npt.NDArray[np.int64]) -> Units:
+    """Return the units of a view, checked against its header and the dataset's counts."""
     count_bytes = _COUNT.itemsize * len(totals)
     if len(data) < count_bytes:
         raise VIEWS.unreadable(stored.name, "a file that is cut off")
     counts = np.frombuffer(data[:count_bytes], _COUNT)
     if ((counts < 0) | (counts > totals)).any():
         raise VIEWS.unreadable(stored.name, "other counts of samples")
-    if len(data) - count_bytes != bitmap_bytes(totals, counts).sum():
+    bitmaps_end = count_bytes + int(bitmap_bytes(totals, counts).sum())
+    if stored.kind not in KINDS or stored.item_bytes not in ((0,) if stored.kind == "select" else (1, 2, 4)):
+        raise VIEWS.unreadable(stored.name, f"units of kind {stored.kind!r}, of {stored.item_bytes} bytes each")
+    if len(data) - bitmaps_end != stored.item_bytes * int(counts.sum()):
         raise VIEWS.unreadable(stored.name, "bitmaps of another size")
-    selection = Selection(totals, counts, np.frombuffer(data[count_bytes:], np.uint8))
-    if (stored.num_samples, stored.num_selected) != (int(totals.sum()), selection.num_samples):
+    units: Units = Selection(totals, counts, np.frombuffer(data[count_bytes:bitmaps_end], np.uint8))
+    if stored.kind != "select":
+        times = np.frombuffer(data[bitmaps_end:], f"<u{stored.item_bytes}")
+        if len(times) and not 1 <= times.min() <= times.max() <= MAX_TIMES:
+            raise VIEWS.unreadable(stored.name, f"samples that come never, or more than {MAX_TIMES:,} times")
+        units = Repeats(units.chosen, times, stored.kind)
+    found = int(totals.sum()), units.chosen.num_samples, units.num_samples
+    if (stored.num_samples, stored.num_selected, stored.num_units) != found:
         raise VIEWS.unreadable(stored.name, "other numbers of samples")
-    if stored.fingerprint != selection.fingerprint:
+    if stored.fingerprint != units.fingerprint:
         raise VIEWS.unreadable(stored.name, "bytes that were changed")
-    return selection
+    return units

@@ -22,6 +22,7 @@ from wdsplit.engines.local import Engine, LocalEngine, in_order
 from wdsplit.errors import InputError
 from wdsplit.order.selection import Bits, Selection
 from wdsplit.order.state import is_stored_name
+from wdsplit.order.units import MAX_TIMES, Repeats, Units
 from wdsplit.shards.sample_tables import KEY
 from wdsplit.tar.names import ambiguous_key, unescape_key
 from wdsplit.views.columns import SampleColumns
@@ -52,11 +53,15 @@ class Choice:
         where: A condition on the columns, if any.
         keys: The keys to keep; None for all.
         exclude: The keys to leave out, if any.
+        repeat: A column that says how often each sample comes; 0 leaves it out.
+        expand: A column that says how many parts each sample has, which come one after another.
     """
 
     where: str | None = None
     keys: KeyList | None = None
     exclude: KeyList | None = None
+    repeat: str | None = None
+    expand: str | None = None
 
     @property
     def name(self) -> str:
@@ -65,7 +70,13 @@ class Choice:
         names = [f"{words[name]} {each.origin}" for name, each in self.lists.items()]
         # A state names its view: a column alone must not look like the name of a stored view.
         where = f"({self.where})" if is_stored_name(self.where) else self.where
+        names += [f"{kind} {column}" for kind, column in (("repeat", self.repeat), ("expand", self.expand)) if column]
         return " and ".join(names if where is None else [where, *names])
+
+    @property
+    def times(self) -> str | None:
+        """The column that says how many units each sample has; None if each chosen sample is one."""
+        return self.repeat or self.expand
 
     @property
     def lists(self) -> dict[str, KeyList]:
@@ -91,22 +102,26 @@ class Chosen:
     """The result of choosing samples.
 
     Attributes:
-        selection: The chosen samples.
+        selection: The units of the chosen samples.
         found: For each list of keys, whether a sample has the key: bool of shape (keys,).
         classes: For each counted column of classes, the number of chosen samples and of all samples by class.
     """
 
-    selection: Selection
+    selection: Units
     found: Mapping[str, npt.NDArray[np.bool_]]
     classes: Mapping[str, Tally] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
 class _Part:
-    """The result of a task: the bits of its shards, the keys of lists that it found, the counts of classes."""
+    """The result of a task: the bits of its shards, the keys of lists that it found, and the counts of classes.
+
+    Where the choice says how often samples come, `times` has this for those with set bits; else it is empty.
+    """
 
     shards: range
     bits: Bits
+    times: npt.NDArray[np.uint32]
     found: dict[str, Int64]
     classes: dict[str, Tally]
 
@@ -117,15 +132,29 @@ def read_choice(
     keys: Any,
     exclude: Any,
     storage_options: Mapping[str, Any] | None = None,
+    repeat: str | None = None,
+    expand: str | None = None,
 ) -> Choice:
     """Return the criteria, with lists of keys read from files; arguments and errors as for `resolve_view`."""
-    if where is not None and not isinstance(where, str):
-        raise InputError("invalid where", expected="a string", found=type(where).__name__)
-    lists = [
+    for name, text in (("where", where), ("repeat", repeat), ("expand", expand)):
+        if text is not None and not isinstance(text, str):
+            raise InputError(f"invalid {name}", expected="a string", found=type(text).__name__)
+    if repeat is not None and expand is not None:
+        raise InputError("repeat and expand cannot be combined", remedy="leave out one of them")
+    for column in filter(None, (repeat, expand)):
+        columns.refuse_unknown([column])
+        if not pa.types.is_integer(columns.schema.field(column).type):
+            raise InputError(
+                f"column {column!r} cannot say how often samples come",
+                place=columns.storage.url,
+                expected="a column of integers",
+                found=str(columns.schema.field(column).type),
+            )
+    kept, left_out = (
         None if each is None else read_keys(each, name, storage_options, columns)
         for each, name in ((keys, "keys"), (exclude, "exclude"))
-    ]
-    return Choice(where, *lists)
+    )
+    return Choice(where, kept, left_out, repeat, expand)
 
 
 def refuse_missing(columns: SampleColumns, choice: Choice, chosen: Chosen, allow_missing: bool = False) -> None:
@@ -188,7 +217,7 @@ def choose(
     """
     if choice.where is not None:
         columns.parse(choice.where)
-    elif base is not None and not (choice.lists or counted):
+    elif base is not None and not (choice.lists or counted or choice.times):
         return Chosen(base, {})
     ends = np.append(0, np.cumsum(-(-totals // 8)))
     bits = np.zeros(int(ends[-1]), np.uint8)
@@ -197,12 +226,13 @@ def choose(
     for first in range(0, len(totals), _SHARDS_AT_ONCE):
         shards = range(first, min(len(totals), first + _SHARDS_AT_ONCE))
         tasks.append((shards, None if whole is None else whole[ends[shards.start] : ends[shards.stop]]))
+    times: dict[int, npt.NDArray[np.uint32]] = {}
     found = {name: np.zeros(len(each.keys), np.int64) for name, each in choice.lists.items()}
     classes = {name: Tally(Counter(), Counter()) for name in counted}
     done = samples = 0
     report = progress or (lambda *_: None)
     report(0, len(totals), 0)
-    work = partial(_choose_some, columns, totals, choice.where, choice.lists, tuple(counted))
+    work = partial(_choose_some, columns, totals, choice, tuple(counted))
     num_bytes = len(totals) * _SHARD_BYTES + int(totals.sum()) * _SAMPLE_BYTES
     mapped = (engine or LocalEngine(1)).map(
         work,
@@ -213,6 +243,7 @@ def choose(
     with closing(mapped) as parts:
         for part in parts:
             bits[ends[part.shards.start] : ends[part.shards.stop]] = part.bits
+            times[part.shards.start] = part.times
             for name, numbers in part.found.items():
                 np.add.at(found[name], numbers, 1)
             for name in list(classes):
@@ -227,21 +258,28 @@ def choose(
             key = keys.keys[number].as_py()
             if unescape_key(key) != key:
                 raise ambiguous_key(key, keys.origin)
-    return Chosen(Selection.of_bits(totals, bits), {name: counts > 0 for name, counts in found.items()}, classes)
+    selection = Selection.of_bits(totals, bits)
+    units: Units = selection
+    if choice.times is not None:
+        every = np.concatenate([np.zeros(0, np.uint32), *(times[first] for first in sorted(times))])
+        units = Repeats(selection, every, "repeat" if choice.repeat else "expand")
+    return Chosen(units, {name: counts > 0 for name, counts in found.items()}, classes)
 
 
 def _choose_some(
     columns: SampleColumns,
     totals: Int64,
-    where: str | None,
-    lists: Mapping[str, KeyList],
+    choice: Choice,
     counted: Sequence[str],
     task: _Task,
 ) -> _Part:
     """Choose samples of the shards of a task. Runs in a worker process; may run twice."""
-    condition = None if where is None else columns.parse(where)
-    names = list(dict.fromkeys([*(condition.columns if condition else ()), *([KEY] if lists else ()), *counted]))
+    condition = None if choice.where is None else columns.parse(choice.where)
+    lists, needs_keys = choice.lists, choice.lists or choice.times
+    given = [*(condition.columns if condition else ()), *([KEY] if needs_keys else ()), *counted]
+    names = list(dict.fromkeys([*given, *filter(None, [choice.times])]))
     bits: list[Bits] = [np.zeros(0, np.uint8)]
+    times: list[npt.NDArray[np.uint32]] = [np.zeros(0, np.uint32)]
     found: dict[str, list[Int64]] = {name: [np.zeros(0, np.int64)] for name in lists}
     classes = {name: Tally(Counter(), Counter()) for name in counted}
     for table, mask in _tables(columns, totals, names, task):
@@ -252,11 +290,15 @@ def _choose_some(
             rows, numbers = keys.look_up(table.column(KEY))
             found[name].append(numbers)
             mask &= _mask_of(rows, len(table)) ^ (name == "exclude")
+        if choice.times is not None:
+            each = _times(table, choice.times, mask)
+            mask &= each > 0
+            times.append(each[mask])
         for name in counted:
             classes[name].add(_tally(table.column(name), mask))
         bits.append(np.packbits(mask, bitorder="little"))
     joined = {name: np.concatenate(numbers) for name, numbers in found.items()}
-    return _Part(task[0], np.concatenate(bits), joined, classes)
+    return _Part(task[0], np.concatenate(bits), np.concatenate(times), joined, classes)
 
 
 def _tables(
@@ -278,6 +320,24 @@ def _mask_of(rows: Int64, num_rows: int) -> npt.NDArray[np.bool_]:
     mask = np.zeros(num_rows, np.bool_)
     mask[rows] = True
     return mask
+
+
+def _times(table: pa.Table, name: str, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint32]:
+    """Return how many units each sample has, by a column of integers; only those of the mask are looked at."""
+    values = table.column(name).cast(pa.int64(), safe=False).fill_null(-1).to_numpy()
+    wrong = np.flatnonzero(mask & ((values < 0) | (values > MAX_TIMES)))
+    if len(wrong):
+        row = table.slice(int(wrong[0]), 1).to_pylist()[0]
+        raise InputError(
+            f"column {name!r} cannot say how often a sample comes",
+            place=f"sample {row[KEY]!r}",
+            expected=f"an integer from 0 to {MAX_TIMES:,}",
+            found="null" if row[name] is None else str(row[name]),
+            remedy=f"leave such samples out: --where '{name} >= 0' (where=)",
+            key=row[KEY],
+        )
+    times: npt.NDArray[np.uint32] = values.astype(np.uint32)
+    return times
 
 
 def _tally(column: Any, mask: npt.NDArray[np.bool_]) -> Tally:

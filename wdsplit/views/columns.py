@@ -97,6 +97,21 @@ class SampleColumns:
             hints.update({name: hint for name in (one.name, one.column) if name not in names})
         return hints
 
+    def refuse_unknown(self, names: Sequence[str]) -> None:
+        """Refuse names that are no columns.
+
+        Raises:
+            InputError: There is no such column.
+        """
+        unknown = [name for name in names if name not in self.schema.names]
+        if unknown:
+            raise InputError(
+                f"samples have no column {unknown[0]!r}",
+                place=self.storage.url,
+                expected=f"one of {', '.join(self.schema.names)}",
+                remedy=did_you_mean(unknown, self.schema.names) or self._hints().get(unknown[0], ""),
+            )
+
     def read(self, shard: int, names: Sequence[str]) -> pa.Table:
         """Read columns of a shard: a row for each sample, without pads, in the tar's order.
 
@@ -109,14 +124,7 @@ class SampleColumns:
             CorruptDataError: A table is missing or damaged.
         """
         samples = self._samples
-        unknown = [name for name in names if name not in self.schema.names]
-        if unknown:
-            raise InputError(
-                f"samples have no column {unknown[0]!r}",
-                place=self.storage.url,
-                expected=f"one of {', '.join(self.schema.names)}",
-                remedy=did_you_mean(unknown, self.schema.names),
-            )
+        self.refuse_unknown(names)
         listed, parts = self.manifest.shards[shard], []
         own = [name for name in names if name in samples.names]
         if own:

@@ -15,6 +15,7 @@ import pyarrow as pa
 from wdsplit.engines.local import Engine, LocalEngine
 from wdsplit.errors import InputError
 from wdsplit.notebook import html_table
+from wdsplit.order.views import View
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.views import (
     VIEWS,
@@ -30,6 +31,7 @@ from wdsplit.storage.given import located_one
 from wdsplit.storage.opening import open_readable_storage, open_storage
 from wdsplit.views.choosing import Choice, Chosen, choose, read_choice, refuse_missing
 from wdsplit.views.columns import SampleColumns
+from wdsplit.views.view import plain
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -62,7 +64,8 @@ class MadeView:
 
     def __repr__(self) -> str:
         stored = self.stored
-        return f"<MadeView {stored.name!r}: {stored.num_selected:,} of {stored.num_samples:,} samples>"
+        times = "" if stored.kind == "select" else f", {stored.num_units:,} with repetitions"
+        return f"<MadeView {stored.name!r}: {stored.num_selected:,} of {stored.num_samples:,} samples{times}>"
 
     def _repr_html_(self) -> str:
         facts = [
@@ -79,6 +82,8 @@ def make_view(
     where: str | None = None,
     keys: Any = None,
     exclude: Any = None,
+    repeat: str | None = None,
+    expand: str | None = None,
     view: str | None = None,
     allow_missing: bool = False,
     overwrite: bool = False,
@@ -103,6 +108,11 @@ def make_view(
         keys: Keep only these keys: a list, an array, or the path of a file: text with one key per line, `.jsonl` with
             `key` in each line, or `.csv`, `.tsv` or `.parquet` with a column `key` or `__key__`.
         exclude: Leave out these keys, given in the same ways. Keys without a sample only cause a warning.
+        repeat: A column of integers: how often each sample comes in an epoch, 0 to leave it out. The copies lie far
+            apart; `__repeat__` numbers them from 0.
+        expand: A column of integers: how many parts each sample has, such as clips of a video. A sample comes that
+            often, one part after another before the shuffle; `__part__` numbers them from 0, for a stage that makes
+            the part. The sample is read once.
         view: Select only from the samples of this view.
         allow_missing: Warn about `keys` without a sample, instead of raising an error.
         overwrite: Replace the view of this name.
@@ -119,10 +129,10 @@ def make_view(
         StorageError: The folder is not writable.
     """
     VIEWS.checked(name)
-    if where is None and keys is None and exclude is None and view is None:
+    if all(each is None for each in (where, keys, exclude, repeat, expand, view)):
         raise InputError(
             "no condition for the view",
-            expected="where, keys, exclude or view",
+            expected="where, keys, exclude, repeat, expand or view",
             remedy="give a condition (--where), or a list of keys (--keys, --exclude)",
         )
     located, storage_options = located_one(url, storage_options, fs)
@@ -132,10 +142,10 @@ def make_view(
         if not overwrite:
             refuse_existing(storage, name)
         columns = SampleColumns(storage, manifest)
-        choice = read_choice(columns, where, keys, exclude, storage_options)
+        choice = read_choice(columns, where, keys, exclude, storage_options, repeat, expand)
         base = None if view is None else read_view(storage, manifest, view)
         counted = _counted(columns)
-        selection = None if base is None else base[1]
+        selection = None if base is None else plain(View(base[0].name, base[1]), storage.url)
         engine = engine or LocalEngine(jobs)
         chosen = choose(columns, manifest.shards.num_real, choice, selection, engine, counted, progress)
         refuse_missing(columns, choice, chosen, allow_missing)
@@ -167,6 +177,10 @@ def _recipe(choice: Choice, chosen: Chosen, base: StoredView | None) -> dict[str
         recipe["where"] = choice.where
     if base is not None:
         recipe["view"] = {"name": base.name, "fingerprint": base.fingerprint}
+    if choice.repeat is not None:
+        recipe["repeat"] = choice.repeat
+    if choice.expand is not None:
+        recipe["expand"] = choice.expand
     for name, keys in choice.lists.items():
         missing = int(np.count_nonzero(~chosen.found[name]))
         counts = {"keys": len(keys.keys), "duplicates": keys.num_duplicates, "missing": missing}

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from wdsplit.errors import InputError
+from wdsplit.order.selection import Selection
 from wdsplit.order.views import View
 from wdsplit.shards.manifest import Manifest, first_samples
 from wdsplit.storage.interface import ReadableStorage
 from wdsplit.texts import quoted
 from wdsplit.urls import shown_url
 
-__all__ = ["MAX_SAMPLES", "MAX_SHARDS", "resolve_view"]
+__all__ = ["MAX_SAMPLES", "MAX_SHARDS", "plain", "resolve_view"]
 
 MAX_SHARDS, MAX_SAMPLES = 10_000, 50_000_000
 """The largest dataset whose samples are selected on opening: every process that opens it reads all sample tables."""
@@ -27,6 +28,8 @@ def resolve_view(
     where: str | None = None,
     keys: Any = None,
     exclude: Any = None,
+    repeat: str | None = None,
+    expand: str | None = None,
     limit: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
     max_shards: int = MAX_SHARDS,
@@ -41,6 +44,8 @@ def resolve_view(
         where: A condition on the columns of samples.
         keys: A list of keys to keep, or a file of them.
         exclude: A list of keys to leave out, or a file of them. Keys without a sample are ignored.
+        repeat: A column of integers that says how often each sample comes.
+        expand: A column of integers that says how many parts each sample has.
         limit: Select only from the first `limit` samples, so that the selection is of `first_samples(manifest, limit)`.
             Keys of later samples count as missing.
         storage_options: Options for remote files of keys.
@@ -52,7 +57,9 @@ def resolve_view(
             the dataset is too large for anything but stored views.
         CorruptDataError: The view or a table of columns is damaged.
     """
-    if view is None and where is None and keys is None and exclude is None:
+    asked = {"where": where, "keys": keys, "exclude": exclude, "repeat": repeat, "expand": expand}
+    is_new = any(each is not None for each in asked.values())
+    if view is None and not is_new:
         return None
     from wdsplit.shards.views import read_view  # imported here, because most datasets are opened without a view
     from wdsplit.views.choosing import choose, read_choice, refuse_missing
@@ -62,18 +69,34 @@ def resolve_view(
     totals = limited.shards.num_real
     base = None
     if view is not None:
-        whole = read_view(storage, manifest, view)[1]
-        base = View(view, whole if limited is manifest else whole.first(totals))
-    if where is None and keys is None and exclude is None:
+        base = View(view, read_view(storage, manifest, view)[1])
+        if limited is not manifest:
+            base = View(view, plain(base, storage.url, "limit").first(totals))
+    if not is_new:
         return base
-    asked = {"where": where, "keys": keys, "exclude": exclude, "view": view}
-    _refuse_too_large(storage, limited, asked, max_shards, max_samples)
+    _refuse_too_large(storage, limited, {**asked, "view": view}, max_shards, max_samples)
     columns = SampleColumns(storage, manifest)
-    choice = read_choice(columns, where, keys, exclude, storage_options)
-    chosen = choose(columns, totals, choice, None if base is None else base.selection)
+    choice = read_choice(columns, where, keys, exclude, storage_options, repeat, expand)
+    chosen = choose(columns, totals, choice, None if base is None else plain(base, storage.url))
     if limited is manifest:
         refuse_missing(columns, choice, chosen)
     return View(choice.name if base is None else f"{base.name} and {choice.name}", chosen.selection)
+
+
+def plain(view: View, url: str, what: str = "where, keys, exclude, repeat and expand") -> Selection:
+    """Return the samples of a view to choose from.
+
+    Raises:
+        InputError: They come several times.
+    """
+    if isinstance(view.selection, Selection):
+        return view.selection
+    raise InputError(
+        f"view {view.name!r} repeats samples, so that nothing can be chosen from it",
+        place=url,
+        expected=f"for {what}, a view in which each sample comes once",
+        remedy="choose from all samples, or from the view that it was made of, and repeat these",
+    )
 
 
 def _refuse_too_large(

@@ -2,14 +2,16 @@ import json
 import os
 import shutil
 import signal
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
 import wdsplit
-from made_datasets import numbers_dataset
+from made_datasets import all_deliveries, numbers_dataset
 from paths import SUPPORT
 from sampled import columns_of, keys_of, rows_of, sampled_dataset, without_samples
 from tables import start_script, write_table
@@ -343,6 +345,100 @@ def test_a_view_that_failed_leaves_no_folder(dataset):
     assert list(wdsplit.list_views(dataset)) == ["v"]
 
 
+# Samples that come several times
+
+
+def weighted_columns(num_samples):
+    weights = [None if row % 11 == 10 else -1 if row == 33 else row % 4 for row in range(num_samples)]
+    return columns_of(num_samples).append_column("weight", pa.array(weights, pa.int16()))
+
+
+@pytest.fixture(scope="module")
+def weighted(tmp_path_factory):
+    """Return a dataset with a column that says how often samples come; of row 10 and others nothing, of row 33 -1."""
+    return sampled_dataset(tmp_path_factory.mktemp("weighted") / "d", COUNTS, weighted_columns)
+
+
+RIGHT = "weight >= 0 and row != 20"
+DUE = Counter(
+    (row, part) for row in range(NUM_SAMPLES) for part in range(row % 4) if row % 11 != 10 and row not in (20, 33)
+)
+
+
+@pytest.mark.parametrize("is_stored", [False, True])
+@pytest.mark.parametrize(("kind", "name"), [("repeat", "__repeat__"), ("expand", "__part__")])
+def test_samples_come_as_often_as_a_column_says(weighted, tmp_path, kind, name, is_stored):
+    chosen = {kind: "weight", "where": RIGHT}
+    if is_stored:
+        wdsplit.make_view(weighted, kind, overwrite=True, jobs=2, **chosen)
+        stored = wdsplit.list_views(weighted)[kind]
+        assert (stored.num_selected, stored.num_units) == (len({row for row, _ in DUE}), DUE.total())
+        assert stored.recipe == {"where": RIGHT, kind: "weight"}
+        chosen = {"view": kind}
+    for num_workers in (0, 2):
+        dataset = wdsplit.Dataset(weighted, **chosen, rank=0, world_size=1).decode().to_tuple("cls", name, "__pad__")
+        batches = list(wdsplit.Loader(dataset, 7, num_workers=num_workers))
+        assert Counter((row, part) for row, part, pad in all_deliveries(batches) if not pad) == DUE
+    where, view = chosen.get("where"), chosen.get("view")
+    how = {"read": True, "world_size": 3, "num_workers": 2, "batch_size": 2, "view": view, "where": where}
+    if is_stored:
+        assert all(finding.held for finding in wdsplit.audit(weighted, **how).findings)
+        samples = wdsplit.Samples(weighted, view=kind)
+        assert Counter((int(sample["cls"]), sample[name]) for sample in samples) == DUE
+        assert {samples[sample["__key__"]]["cls"] == sample["cls"] for sample in samples} == {True}
+
+
+def test_substitutes_have_the_part_of_their_own_position(weighted):
+    def refuse_some(sample):
+        if int(sample["cls"]) % 5 == 3:
+            raise ValueError
+        return int(sample["cls"]), sample["__part__"], sample["__pad__"]
+
+    options = {"on_bad_sample": "substitute", "max_bad_samples": 1.0, "rank": 0, "world_size": 1}
+    dataset = wdsplit.Dataset(weighted, where=RIGHT, expand="weight", **options).map(refuse_some)
+    found = list(dataset)
+    assert {(row, part) for row, part, _ in found} <= set(DUE)
+    assert Counter((row, part) for row, part, pad in found if not pad) == Counter(
+        {each: 1 for each in DUE if each[0] % 5 != 3}
+    )
+
+
+@pytest.mark.parametrize(
+    ("chosen", "found"),
+    [
+        ({"repeat": "weight", "where": "row <= 10"}, "null"),
+        ({"expand": "weight", "where": "weight < 0"}, "-1"),
+        ({"repeat": "score"}, "double"),
+        ({"repeat": "wieght"}, ""),
+        ({"repeat": 3}, "int"),
+        ({"repeat": "weight", "expand": "weight"}, ""),
+        ({"view": "many", "where": "row > 3"}, ""),
+        ({"view": "many", "repeat": "weight"}, ""),
+    ],
+    ids=str,
+)
+def test_what_cannot_say_how_often_samples_come_is_refused(weighted, chosen, found):
+    wdsplit.make_view(weighted, "many", where=RIGHT, repeat="weight", overwrite=True)
+    for refused in (lambda: wdsplit.make_view(weighted, "v", **chosen), lambda: wdsplit.Dataset(weighted, **chosen)):
+        with pytest.raises(InputError) as caught:
+            refused()
+        assert caught.value.found == found
+        assert bool(caught.value.key) == (found in ("null", "-1"))
+    assert "v" not in wdsplit.list_views(weighted)
+
+
+def test_a_view_that_repeats_cannot_be_limited(weighted):
+    wdsplit.make_view(weighted, "many", where=RIGHT, repeat="weight", overwrite=True)
+    with pytest.raises(InputError, match="repeats samples"):
+        wdsplit.Dataset(weighted, view="many", limit=20)
+
+
+def test_the_command_says_how_many_samples_an_epoch_has(weighted):
+    output = view(weighted, "doubled", "--repeat", "weight", "--where", RIGHT, "--overwrite").output
+    assert f"an epoch has {DUE.total()} samples: --repeat weight" in output
+    assert "--repeat weight" in view(weighted, "--list").output
+
+
 # Checks
 
 
@@ -368,8 +464,6 @@ def test_verify_checks_views(dataset):
 
 
 def test_inspect_lists_views_and_annotations(dataset):
-    import pyarrow as pa
-
     wdsplit.make_view(dataset, "good", where=WHERE)
     wdsplit.annotate(dataset, pa.table({"id": KEYS, "quality": range(NUM_SAMPLES)}), "id", "scores")
     found = wdsplit.inspect(dataset, 0)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orders import epoch_order, orders, slow_visits, views
+from orders import epoch_order, orders, views
 from wdsplit.order.split import Steps, World, reader_positions, readers_per_lane, worker_of
 from wdsplit.order.trace import Trace, reading_advice, runs_of
 from wdsplit.texts import counted
@@ -45,10 +45,8 @@ def visited(order, positions):
 
 def windows_of(order):
     """Return for each shard the window of each visit."""
-    visits = [
-        slow_visits(order.options, order.epoch, shard, count) for shard, count in enumerate(order.counts.tolist())
-    ]
-    return [[number // order.options.window for number in numbers] for numbers in visits]
+    visited = map(order.shard_windows, range(len(order.counts)))
+    return [np.repeat(windows, np.diff(ends, prepend=0)).tolist() for windows, ends in visited]
 
 
 def slow_amplification(order, given):

@@ -1,7 +1,7 @@
 """The order of a view: that of a dataset that has no other samples."""
 
+from collections import Counter
 from dataclasses import replace
-from itertools import chain
 from unittest.mock import patch
 
 import numpy as np
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orders import VIEWS, located, masks_of, options, slow_lanes, slow_visits, views
+from orders import VIEWS, located, masks_of, options, samples_of, slow_lanes, slow_visits, views
 from wdsplit.checks.audit import AuditOptions, audit_order
 from wdsplit.checks.mixing import draw_batches
 from wdsplit.errors import InputError
@@ -22,31 +22,47 @@ from wdsplit.order.split import Steps, World
 
 @given(views())
 def test_a_shard_of_a_view_is_visited_as_one_that_has_no_other_samples(view):
-    order, masks = view
-    for shard, mask in enumerate(masks):
-        chosen = np.flatnonzero(mask)
-        numbers = slow_visits(order.options, order.epoch, shard, len(chosen))
-        each = np.arange(len(chosen))
-        samples = order.samples_of(np.full(len(each), shard), each)
-        assert samples.tolist() == chosen[numbers].tolist()
-        assert order.visits_of(np.full(len(each), shard), samples).tolist() == each.tolist()
-        windows, ends = order.shard_windows(shard)
-        places = order.places_in_windows(np.full(len(windows), shard), windows)
-        sizes = np.diff(ends, prepend=0)
-        found = [
-            window * order.options.window + row[:size] for window, row, size in zip(windows, places, sizes, strict=True)
-        ]
-        assert all(map(len, found)) and [*chain.from_iterable(found)] == numbers
-        begins = order.window_begins(shard).tolist()
-        assert begins == [*chosen[:: order.options.window].tolist(), len(mask)]
+    order, units = view
+    for shard in range(len(units)):
+        samples = samples_of(units, shard)
+        expected = slow_visits(order.options, order.epoch, shard, samples, kind_of(units))
+        each = np.arange(len(samples))
+        numbers = order.units_of(np.full(len(each), shard), each)
+        assert order.visits_of(np.full(len(each), shard), numbers).tolist() == each.tolist()
+        found, parts = order.shard_units(shard).places(numbers)
+        assert found.tolist() == expected
+        times = Counter(samples)
+        assert parts is None or set(zip(found.tolist(), parts.tolist(), strict=True)) == {
+            (sample, part) for sample in times for part in range(times[sample])
+        }
+        assert windows_read(order, shard) == (expected, None if parts is None else parts.tolist())
+
+
+def windows_read(order, shard):
+    """Return the samples of a shard as its windows are read and visited, and which of their units they are."""
+    windows, ends = order.shard_windows(shard)
+    sizes = np.diff(ends, prepend=0)
+    orders = order.places_in_windows(np.full(len(windows), shard), windows, sizes)
+    assert order.window_sizes(np.full(len(windows), shard), windows).tolist() == sizes.tolist()
+    samples, parts = [], []
+    for window, size, row in zip(windows.tolist(), sizes.tolist(), orders, strict=True):
+        read = order.shard_units(shard).window(window)
+        assert len(read.items) == size > 0 and (np.diff(read.samples) > 0).all()
+        samples += read.samples[read.items[row[:size]]].tolist()
+        parts += [] if read.parts is None else read.parts[row[:size]].tolist()
+    return samples, None if order.is_even else parts
+
+
+def kind_of(units):
+    return getattr(units, "kind", "select")
 
 
 @settings(max_examples=100)
 @given(views(kinds=["one", "one a shard", "random", "uneven"]))
 def test_lanes_are_those_that_plain_python_makes(view):
-    order, masks = view
-    chosen = [np.flatnonzero(mask).tolist() for mask in masks]
-    found = slow_lanes(order.totals.tolist(), order.options, order.epoch, chosen, order.is_recut)
+    order, units = view
+    chosen = [samples_of(units, shard) for shard in range(len(units))]
+    found = slow_lanes(order.totals.tolist(), order.options, order.epoch, chosen, order.is_recut, kind_of(units))
     assert found == (lanes_of(order), order.is_recut)
 
 
@@ -82,21 +98,20 @@ def test_uneven_lanes_keep_their_own_shards_and_take_what_is_too_much_for_others
 @settings(max_examples=100)
 @given(views(st.sampled_from(["pad", "drop"]), ["uneven", *VIEWS]), st.integers(1, 4), st.integers(1, 5), st.data())
 def test_all_promises_of_an_epoch_hold_for_a_view(view, world_size, batch_size, data):
-    order, masks = view
+    order, units = view
     ranks = [list(Steps(order, World(rank, world_size), batch_size)) for rank in range(world_size)]
     alone = list(Steps(order, World(), world_size * batch_size))
     assert {len(steps) for steps in ranks} == {len(alone)}
     for step, whole in enumerate(alone):
         assert sorted(np.concatenate([steps[step].positions for steps in ranks])) == whole.positions.tolist()
     given_samples = [each for step in alone for each in located(order, step.positions)]
-    real = [(shard, sample) for shard, sample, pad in given_samples if not pad]
-    selected = {(shard, int(sample)) for shard, mask in enumerate(masks) for sample in np.flatnonzero(mask)}
-    assert len(set(real)) == len(real) and set(real) <= selected
-    assert {(shard, sample) for shard, sample, _ in given_samples} <= selected
+    real = Counter((shard, sample) for shard, sample, pad in given_samples if not pad)
+    due = Counter((shard, sample) for shard in range(len(units)) for sample in samples_of(units, shard))
+    assert real <= due and {(shard, sample) for shard, sample, _ in given_samples} <= set(due)
     if order.options.tail == "pad":
-        assert set(real) == selected
+        assert real == due
     elif order.is_recut:
-        assert len(selected) - len(real) < world_size * batch_size
+        assert due.total() - real.total() < world_size * batch_size
     global_batch = world_size * batch_size
     stop = data.draw(st.integers(0, len(alone)))
     others = [Steps(order, World(rank, global_batch), 1, stop * global_batch) for rank in range(global_batch)]
@@ -142,11 +157,12 @@ def test_a_bitmap_of_a_shard_that_is_not_visited_is_not_touched():
 
 @settings(max_examples=30)
 @given(views(st.just("pad"), ["uneven", *VIEWS]))
-def test_samples_of_a_view_lead_back_to_their_positions(view):
+def test_units_of_a_view_lead_back_to_their_positions(view):
     order, _ = view
     positions = np.flatnonzero(order.is_real(np.arange(order.num_positions)))
+    shard, unit, pad = order.units(positions)
+    assert order.positions_of(shard, unit).tolist() == positions.tolist() and not pad.any()
     found = order.locate(positions)
-    assert order.positions_of(found.shard, found.sample).tolist() == positions.tolist()
     drawn = draw_batches(order, 1, 4, 10**6, 1).samples
     assert sorted(zip(drawn.shard.tolist(), drawn.sample.tolist(), strict=True)) == sorted(
         zip(found.shard.tolist(), found.sample.tolist(), strict=True)
@@ -163,7 +179,8 @@ def test_the_audit_of_a_view_finds_a_sample_that_is_not_selected():
     selection = Selection.of_masks(masks_of("every third", [30, 30], 0))
     order = EpochOrder(selection.counts, options(lanes=2), 0, selection=selection)
     other = Selection.of_masks([~selection.mask(0), selection.mask(1)])
-    found = Located(np.zeros(20, np.int64), np.zeros(20, np.int64), other.places(0), np.zeros(20, np.bool_))
+    zeros = np.zeros(20, np.int64)
+    found = Located(zeros, zeros, other.places(0), zeros > 0, zeros)
     with patch.object(EpochOrder, "locate", lambda self, positions: found):
         (once,) = (each for each in audit_order(order, AuditOptions()) if each.promise == "exactly once")
     assert not once.held and "20 that are not selected" in once.evidence

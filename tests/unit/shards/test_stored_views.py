@@ -7,6 +7,7 @@ import pytest
 
 from wdsplit.errors import CorruptDataError, InputError, OutputExistsError, StorageError
 from wdsplit.order.selection import Selection
+from wdsplit.order.units import MAX_TIMES, Repeats
 from wdsplit.shards.manifest import Field, Manifest, Shard, Shards
 from wdsplit.shards.views import (
     VIEWS,
@@ -60,15 +61,25 @@ def refused(storage, manifest, data, error=CorruptDataError):
     return caught.value
 
 
+@pytest.mark.parametrize("most", [None, 3, 300, 70_000])
 @pytest.mark.parametrize("every", [0, 1, 3])
-def test_a_view_is_read_as_it_was_written(storage, manifest, every):
+def test_a_view_is_read_as_it_was_written(storage, manifest, every, most):
     selection = chosen(every)
-    stored = write_view(storage, manifest, "v", selection, {"where": "x > 1"})
+    times = np.linspace(1, most or 1, selection.num_samples).astype(np.uint32)
+    units = selection if most is None else Repeats(selection, times, "expand")
+    stored = write_view(storage, manifest, "v", units, {"where": "x > 1"})
     again, found = read_view(storage, manifest, "v")
     assert again == stored == read_head(storage, "v")
     assert (stored.num_samples, stored.num_selected) == (31, selection.num_samples)
-    assert (stored.dataset, stored.fingerprint) == (manifest.fingerprint, selection.fingerprint)
-    assert [found.places(n).tolist() for n in range(4)] == [selection.places(n).tolist() for n in range(4)]
+    assert (stored.num_units, stored.kind) == (times.sum(), "select" if most is None else "expand")
+    assert (stored.dataset, stored.fingerprint) == (manifest.fingerprint, units.fingerprint)
+    assert [found.chosen.places(n).tolist() for n in range(4)] == [selection.places(n).tolist() for n in range(4)]
+    assert most is None or found.times.tolist() == times.tolist()
+    size = (storage.root / "views" / "v.view").stat().st_size
+    assert selection.num_samples == 0 or most is None or stored.item_bytes == {3: 1, 300: 2, 70_000: 4}[most]
+    head = (storage.root / "views" / "v.view").read_bytes().index(b"\n") + 1
+    bits = sum(-(-n // 8) for n, k in zip(COUNTS, selection.counts, strict=True) if 0 < k < n)
+    assert size == head + 8 * len(COUNTS) + bits + stored.item_bytes * selection.num_samples
 
 
 def test_a_dataset_without_shards_has_views_too(storage):
@@ -159,6 +170,9 @@ def forged(manifest, head=None, counts=(4, 0, 5, 3), bitmaps=BITMAPS, **changes)
         "fingerprint": right.fingerprint,
         "num_samples": 31,
         "num_selected": right.num_samples,
+        "num_units": right.num_samples,
+        "kind": "select",
+        "item_bytes": 0,
         "recipe": {},
     }
     line = orjson.dumps({**own, **changes}) if head is None else head
@@ -199,6 +213,11 @@ def test_counts_that_are_not_those_of_the_dataset_are_refused(storage, manifest,
         {"recipe": []},
         {"num_selected": "12"},
         {"num_selected": 11},
+        {"num_units": 13},
+        {"kind": "other"},
+        {"kind": "repeat"},
+        {"item_bytes": 1},
+        {"item_bytes": 3},
         {"fingerprint": "00"},
         {"head": b"{"},
         {"head": b"[]"},
@@ -209,6 +228,13 @@ def test_counts_that_are_not_those_of_the_dataset_are_refused(storage, manifest,
 )
 def test_metadata_that_is_not_a_views_is_refused(storage, manifest, changes):
     refused(storage, manifest, forged(manifest, **changes))
+
+
+@pytest.mark.parametrize("times", [0, MAX_TIMES + 1])
+def test_samples_that_come_never_or_too_often_are_refused(storage, manifest, times):
+    units = Repeats(chosen(3), np.full(12, times, np.uint32), "repeat")
+    write_view(storage, manifest, "v", units, {})
+    refused(storage, manifest, (storage.root / "views" / "v.view").read_bytes())
 
 
 def test_a_view_of_a_newer_version_is_refused_as_such(storage, manifest):

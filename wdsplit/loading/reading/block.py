@@ -7,7 +7,7 @@ Small payloads of a reader `as_arrow` are in Arrow arrays, without an object for
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Protocol, TypeAlias
 
@@ -150,6 +150,10 @@ class Block:
         fields = {name: values[rows] for name, values in self.fields.items()}
         keys, urls, positions, pads = self.keys[rows], self.urls[rows], self.positions[rows], self.pads[rows]
         return Block(keys, urls, positions, pads, self.sizes[rows], fields, self.whole)
+
+    def with_field(self, name: str, values: Objects) -> Block:
+        """Return the samples with one more field, before the others."""
+        return replace(self, fields={name: values, **self.fields}, whole={name, *self.whole})
 
     def samples(self) -> Iterator[dict[str, Any]]:
         """Give the samples as dicts of `__key__`, `__url__`, `__position__`, `__pad__` and the fields' bytes."""

@@ -86,7 +86,7 @@ class NumberedSamples:
         """
         distinct, row = np.unique(numbers, return_inverse=True)
         samples: list[dict[str, Any]] = []
-        shards, _ = self.numbers.places(distinct)
+        shards, *_ = self.numbers.places(distinct)
         nth = np.cumsum(np.diff(shards, prepend=shards[:1]) != 0)
         part = nth // _SHARDS_TOGETHER * len(distinct) + np.arange(len(distinct)) // _SAMPLES_TOGETHER
         try:
@@ -101,7 +101,7 @@ class NumberedSamples:
 
     def _block(self, numbers: Int64) -> Block:
         """Return the samples with some rising numbers."""
-        shards, places = self.numbers.places(numbers)
+        shards, places, _ = self.numbers.places(numbers)
         rows = [some for shard, of_shard in groups(shards) for some in self._cut(shard, of_shard, places[of_shard])]
         ranges = [FetchRange(self._shard(int(shards[some[0]])), places[some]) for some in rows]
         fetches = [None] * len(ranges) if self._ahead is None else self._ahead.fetch(ranges)
@@ -177,7 +177,7 @@ class NumberedSamples:
 
     def _key(self, number: int) -> str:
         """Return the key of a sample; its payloads are not read."""
-        shard, place = self.numbers.places(np.array([number]))
+        shard, place, _ = self.numbers.places(np.array([number]))
         return str(read_window(self._shard(int(shard[0])).get().narrowed(()), place).keys[0])
 
     def _keys_of_shards(self) -> Iterator[tuple[int, pa.StringArray]]:

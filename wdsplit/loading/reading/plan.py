@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from wdsplit.arrays import Int64
 from wdsplit.order.epoch import EpochOrder
+from wdsplit.order.units import ShardUnits, Window
 
 __all__ = ["Plan", "PlannedWindow", "Planner", "ShardVisit"]
 
@@ -30,15 +31,19 @@ class ShardVisit:
         number: Its number in the manifest.
         shard: What the reader opens it with.
         windows: int64 of shape (windows,): its windows in the order of their visits.
-        ends: int64 of shape (windows,): how many of its samples are visited up to the end of each window.
-        begins: int64 of shape (windows + 1,): where window 0, 1, ... begins in the shard, and where the shard ends.
+        ends: int64 of shape (windows,): how many of its units are visited up to the end of each window.
+        units: Which samples its units are.
     """
 
     number: int
     shard: Any
     windows: Int64
     ends: Int64
-    begins: Int64
+    units: ShardUnits
+
+    def window(self, slot: int) -> Window:
+        """Return what is read for one of `windows`."""
+        return self.units.window(int(self.windows[slot]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,15 +53,17 @@ class PlannedWindow:
     Attributes:
         visit: Its shard.
         slot: Its index in the windows of the shard.
-        samples: int64 of shape (n,), rising: the places in the shard of the samples that are read.
-        places: int64 of shape (n,): the samples in the order of their visits, as indices into those that are read.
-        num_visited: Samples of the shard that are visited before it.
+        samples: int64 of shape (samples,), rising: the places in the shard of the samples that are read.
+        places: int64 of shape (units,): the units in the order of their visits, as indices into those samples.
+        parts: int64 of shape (units,): which of its sample's units each is; None where each sample is one unit.
+        num_visited: Units of the shard that are visited before it.
     """
 
     visit: ShardVisit
     slot: int
     samples: Int64
     places: Int64
+    parts: Int64 | None
     num_visited: int
 
 
@@ -72,6 +79,7 @@ class Plan:
         new: The numbers of those that must be read, in the order of their first positions.
         window_of: int64 of shape (n,): the number of the window of each position.
         places: int64 of shape (n,): the place of its sample in the window.
+        parts: int64 of shape (n,): which of its sample's units it is; None where each sample is one unit.
         kept: The windows that are kept afterwards.
     """
 
@@ -82,6 +90,7 @@ class Plan:
     new: list[int]
     window_of: Int64
     places: Int64
+    parts: Int64 | None
     kept: Collection[PlannedWindow]
 
 
@@ -122,10 +131,13 @@ class Planner:
         new = [number for number in np.argsort(first_of).tolist() if found[number] is None]
         inside = visits - np.array([window.num_visited for window in windows], np.int64)[window_of]
         begins = np.cumsum([0, *(len(window.places) for window in windows[:-1])])
-        places = np.concatenate([np.zeros(0, np.int64), *(window.places for window in windows)])
+        rows = begins[window_of] + inside
+        places = np.concatenate([np.zeros(0, np.int64), *(window.places for window in windows)])[rows]
+        numbered = [window.parts for window in windows if window.parts is not None]
+        parts = np.concatenate(numbered)[rows] if numbered else None
         self._keep(positions, windows, window_of, inside)
         after = frozenset(window for _, window in self._lanes.values() if window is not None)
-        return Plan(positions, pads, windows, known, new, window_of, places[begins[window_of] + inside], after)
+        return Plan(positions, pads, windows, known, new, window_of, places, parts, after)
 
     def _keep(self, positions: Int64, windows: list[PlannedWindow], window_of: Int64, inside: Int64) -> None:
         """Keep the window of each lane's last position, unless the lane continues in another window."""
@@ -146,7 +158,7 @@ class Planner:
         visit = self._visits.get(number)
         if visit is None:
             windows, ends = self._order.shard_windows(number)
-            visit = ShardVisit(number, self._shard(number), windows, ends, self._order.window_begins(number))
+            visit = ShardVisit(number, self._shard(number), windows, ends, self._order.shard_units(number))
             self._visits[number] = visit
         return visit
 
@@ -154,18 +166,12 @@ class Planner:
         """Return the planned windows for some shards and slots."""
         shards = np.array([visit.number for visit, _ in keys], np.int64)
         numbers = np.array([visit.windows[slot] for visit, slot in keys], np.int64)
+        sizes = np.array([visit.ends[slot] - (visit.ends[slot - 1] if slot else 0) for visit, slot in keys], np.int64)
+        orders = self._order.places_in_windows(shards, numbers, sizes)
         windows = []
-        for (visit, slot), row in zip(keys, self._order.places_in_windows(shards, numbers), strict=True):
-            samples = self.samples_of(visit, slot)
-            num_visited = int(visit.ends[slot]) - len(samples)
-            windows.append(PlannedWindow(visit, slot, samples, row[: len(samples)], num_visited))
+        for (visit, slot), size, row in zip(keys, sizes.tolist(), orders, strict=True):
+            window, order = visit.window(slot), row[:size]
+            parts = None if window.parts is None else window.parts[order]
+            num_visited = int(visit.ends[slot]) - size
+            windows.append(PlannedWindow(visit, slot, window.samples, window.items[order], parts, num_visited))
         return windows
-
-    def samples_of(self, visit: ShardVisit, slot: int) -> Int64:
-        """Return the samples that are read of a window, as places in the shard: int64, rising."""
-        window, selection = int(visit.windows[slot]), self._order.selection
-        first, stop = visit.begins[window : window + 2].tolist()
-        if selection is None:
-            return np.arange(first, stop)
-        samples: Int64 = first + np.flatnonzero(selection.mask(visit.number, first, stop))
-        return samples

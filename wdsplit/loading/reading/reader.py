@@ -108,6 +108,7 @@ class SampleReader:
         self.num_reused = 0
         self.as_arrow = False
         shards = manifest.shards
+        self._part_name = order.part_name
         self._planner = Planner(order, lambda number: LazyShard(shards[number], opener))
         self._salvages_in = salvages_in
         self._scratch = Scratch()
@@ -141,7 +142,8 @@ class SampleReader:
         self.num_reused += len(plan.known)
         parts = self._kept | self._read(new)
         self._kept = {window: part for window, part in parts.items() if window in plan.kept}
-        return gathered(_by_block(plan, [parts[window] for window in plan.windows]), plan.positions, plan.pads)
+        block = gathered(_by_block(plan, [parts[window] for window in plan.windows]), plan.positions, plan.pads)
+        return block if plan.parts is None else block.with_field(self._part_name, plan.parts.astype(object))
 
     def _read(self, windows: list[PlannedWindow]) -> dict[PlannedWindow, Part]:
         """Read windows, and let the system begin to read those that come after them in their shards."""
@@ -162,7 +164,7 @@ class SampleReader:
                     opened.append(window)
                     yield place
                     if not place.shard.file.is_remote and window.slot + 1 < len(window.visit.windows):
-                        samples = self._planner.samples_of(window.visit, window.slot + 1)
+                        samples = window.visit.window(window.slot + 1).samples
                         following.append(WindowPlace(place.shard, samples))
 
         for part in read_windows(places(), self._scratch, self.as_arrow, self._salvages_in is not None):

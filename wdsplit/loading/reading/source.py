@@ -22,9 +22,9 @@ from wdsplit.loading.reading.open_shard import OpenShard, explaining, open_shard
 from wdsplit.loading.reading.read_ahead import Ahead
 from wdsplit.loading.reading.reader import BlockReader, SampleReader
 from wdsplit.order.epoch import EpochOrder, OrderOptions
-from wdsplit.order.selection import Selection
 from wdsplit.order.split import AnyOrder, World, assigned_lanes
 from wdsplit.order.state import ViewMark
+from wdsplit.order.units import Units
 from wdsplit.order.views import EpochViews, View
 from wdsplit.shards.manifest import Manifest, Shard
 from wdsplit.storage.gathered import GatheredFiles, GatheredStorage
@@ -177,7 +177,7 @@ class Place(NamedTuple):
         source: The source that reads it.
         shard: Its shard's number.
         sample: Its place in the shard's tar.
-        fields: Additional fields of a mixture's samples.
+        fields: Fields that are not in the tar: of mixtures and repeated samples.
     """
 
     source: Source
@@ -257,7 +257,7 @@ class Source:
         options: The order's options.
         fields: The fields to read; None for all.
         access: How the dataset is reached.
-        selection: The samples that epochs take; None for all.
+        selection: The units of epochs; None for each sample once.
         name: Its name in messages and samples; empty for its folder.
 
     Raises:
@@ -271,7 +271,7 @@ class Source:
         options: OrderOptions,
         fields: Collection[str] | None = None,
         access: Access | None = None,
-        selection: Selection | None = None,
+        selection: Units | None = None,
         name: str = "",
     ) -> None:
         self.url = name or shown_url(url)
@@ -281,7 +281,7 @@ class Source:
         self.options = options
         self.views = EpochViews({} if selection is None else {0: View("a selection", selection)})
         self.fields = None if fields is None else frozenset(fields)
-        self._last_order: tuple[int, Selection | None, EpochOrder] | None = None
+        self._last_order: tuple[int, Units | None, EpochOrder] | None = None
         known = [each.name for each in manifest.fields]
         unknown = sorted((self.fields or frozenset()).difference(known))
         if unknown:
@@ -302,8 +302,8 @@ class Source:
         """Identifies the samples in a state."""
         return self.manifest.fingerprint
 
-    def selection_at(self, epoch: int) -> Selection | None:
-        """Return the samples that an epoch takes; None for all."""
+    def selection_at(self, epoch: int) -> Units | None:
+        """Return the units of an epoch; None for each sample once."""
         return self.views.selection_at(epoch)
 
     def with_views(self, views: EpochViews) -> Self:
@@ -384,7 +384,7 @@ class Source:
         return last[2]
 
     def order_with(
-        self, selection: Selection | None, options: OrderOptions, epoch: int, equal_lanes: bool = False
+        self, selection: Units | None, options: OrderOptions, epoch: int, equal_lanes: bool = False
     ) -> EpochOrder:
         """Return the order of an epoch with any selection and options: mixtures have options of their own."""
         num_real = self.manifest.shards.num_real
@@ -423,7 +423,8 @@ class Source:
     def place(self, order: EpochOrder, position: int, orders: dict[Any, EpochOrder]) -> Place:
         """Return where the sample of a position is."""
         located = order.locate(np.array([position]))
-        return Place(self, int(located.shard[0]), int(located.sample[0]))
+        fields = {order.part_name: int(located.part[0])} if order.part_name else {}
+        return Place(self, int(located.shard[0]), int(located.sample[0]), fields)
 
     def storage(self) -> ReadableStorage:
         """Return the storage of the dataset."""

@@ -1,0 +1,215 @@
+"""The units of a view: what one position of the order delivers, as samples of a shard.
+
+Pure (no I/O). A unit is a sample, or one of several times that a sample comes in an epoch. The order knows only how
+many units each window of a shard has; which samples they are matters only when a window is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Literal, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from wdsplit.arrays import Int64
+from wdsplit.order.selection import Mask, Selection
+
+__all__ = [
+    "KINDS",
+    "MAX_TIMES",
+    "PART_NAMES",
+    "Kind",
+    "Repeats",
+    "ShardUnits",
+    "Units",
+    "Window",
+    "shard_units",
+]
+
+Kind = Literal["select", "repeat", "expand"]
+KINDS: tuple[Kind, ...] = ("select", "repeat", "expand")
+"""Kinds of units: each selected sample once; or a number of times, far apart (repeat) or together (expand)."""
+
+MAX_TIMES = 2**20
+"""Largest number of units of a sample."""
+
+PART_NAMES = {"repeat": "__repeat__", "expand": "__part__"}
+"""The field of a sample that numbers the times that it comes, from 0, by the kind of units."""
+
+
+@dataclass(frozen=True, eq=False)
+class Window:
+    """The samples that are read together for some consecutive units of a shard.
+
+    Attributes:
+        samples: int64 of shape (samples,), rising: their places in the shard.
+        items: int64 of shape (units,): the sample of each unit, as an index into `samples`.
+        parts: int64 of shape (units,): which of the units of its sample each is; None where each sample has one.
+    """
+
+    samples: Int64
+    items: Int64
+    parts: Int64 | None = None
+
+
+class ShardUnits(Protocol):
+    """The units of a shard, in windows."""
+
+    @property
+    def ends(self) -> Int64:
+        """The number of units up to the end of each window: int64 of shape (windows,), rising."""
+
+    def window(self, number: int) -> Window:
+        """Return what is read for the units of a window."""
+
+    def places(self, units: Int64) -> tuple[Int64, Int64 | None]:
+        """Return the sample of each unit, and which of its units it is: arrays as in `Window`, but of the shard."""
+
+
+class _EvenUnits:
+    """Units that are a sample each, in windows of one size.
+
+    Args:
+        count: Units of the shard.
+        window: Units of a window.
+        total: Samples of the shard.
+        mask: Returns which of the samples first, ..., stop - 1 are units; None if all are.
+    """
+
+    def __init__(self, count: int, window: int, total: int, mask: Callable[[int, int], Mask] | None = None) -> None:
+        self._count, self._window, self._total, self._mask = count, window, total, mask
+
+    @property
+    def ends(self) -> Int64:
+        """The number of units up to the end of each window."""
+        ends: Int64 = np.minimum(np.arange(self._window, self._count + self._window, self._window), self._count)
+        return ends
+
+    @cached_property
+    def _begins(self) -> Int64:
+        """The first sample of each window, and the number of samples at last."""
+        firsts = np.arange(0, self._count, self._window)
+        return np.append(self.places(firsts)[0], self._total)
+
+    def window(self, number: int) -> Window:
+        """Return what is read for the units of a window."""
+        if self._mask is None:
+            first = number * self._window
+            samples = np.arange(first, min(first + self._window, self._count))
+        else:
+            first, stop = self._begins[number : number + 2].tolist()
+            samples = first + np.flatnonzero(self._mask(first, stop))
+        return Window(samples, np.arange(len(samples)))
+
+    def places(self, units: Int64) -> tuple[Int64, None]:
+        """Return the sample of each unit."""
+        return (units if self._mask is None else np.flatnonzero(self._mask(0, self._total))[units]), None
+
+
+@dataclass(frozen=True, eq=False)
+class _RepeatedUnits:
+    """Units of samples that have several each.
+
+    Attributes:
+        ends: As for `ShardUnits`.
+        samples: int64 of shape (units,): the sample of each unit, rising in each window.
+        parts: int64 of shape (units,): which of the units of its sample it is.
+    """
+
+    ends: Int64
+    samples: Int64
+    parts: Int64
+
+    def window(self, number: int) -> Window:
+        first, stop = np.append(0, self.ends)[number : number + 2]
+        samples, items = np.unique(self.samples[first:stop], return_inverse=True)
+        return Window(samples, items.reshape(-1), self.parts[first:stop])
+
+    def places(self, units: Int64) -> tuple[Int64, Int64]:
+        return self.samples[units], self.parts[units]
+
+
+class Repeats:
+    """Samples that come several times in an epoch. Immutable.
+
+    Args:
+        chosen: The samples that come at least once.
+        times: Unsigned integers of shape (selected,), at least 1: how many units each selected sample has, shard by
+            shard. May be a memory map.
+        kind: `repeat` lays the units of a shard out in rounds, so that those of a sample lie far apart; `expand` sample
+            by sample, so that a window reads each of its samples once.
+
+    Attributes:
+        totals: As for `Selection`.
+        counts: int64 of shape (shards,): the units of each shard.
+        num_samples: Units in all: positions of an epoch that are no pads.
+    """
+
+    def __init__(self, chosen: Selection, times: npt.NDArray[np.unsignedinteger], kind: Kind) -> None:
+        self.chosen, self.times, self.kind = chosen, np.asarray(times), kind
+        self.totals = chosen.totals
+        self._ends = np.cumsum(chosen.counts)
+        self.counts = np.zeros_like(chosen.counts)
+        filled = np.flatnonzero(chosen.counts)
+        if len(filled):
+            begins = (self._ends - chosen.counts)[filled]
+            self.counts[filled] = np.add.reduceat(self.times, begins, dtype=np.int64)
+        self.num_samples = int(self.counts.sum())
+
+    def __len__(self) -> int:
+        return len(self.totals)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Identifies the units, as for `Selection`."""
+        times = np.ascontiguousarray(self.times.astype("<u4")).data
+        return xxhash.xxh3_128_hexdigest(f"{self.kind} {self.chosen.fingerprint} ".encode() + times.tobytes())
+
+    def mask(self, shard: int, first: int = 0, stop: int | None = None) -> Mask:
+        """Return which samples have units, as for `Selection`."""
+        return self.chosen.mask(shard, first, stop)
+
+    @property
+    def part_name(self) -> str:
+        """The field that numbers the units of a sample."""
+        return PART_NAMES[self.kind]
+
+    def of_shard(self, shard: int, window: int) -> ShardUnits:
+        """Return the units of a shard, as `shard_units` does."""
+        stop = int(self._ends[shard])
+        times = self.times[stop - int(self.chosen.counts[shard]) : stop].astype(np.int64)
+        number = np.repeat(np.arange(len(times)), times)
+        parts = np.arange(len(number)) - np.repeat(np.cumsum(times) - times, times)
+        if self.kind == "expand":  # a window is of whole samples, so that each is read once
+            is_first = (parts == 0) & (number % window == 0)
+        else:  # a window is in one round, for in two it would reach from the shard's end to its begin
+            by_round = np.argsort(parts, kind="stable")
+            number, parts = number[by_round], parts[by_round]
+            is_first = (np.arange(len(parts)) - np.searchsorted(parts, parts)) % window == 0
+        begins = np.flatnonzero(is_first)
+        ends = np.append(begins[1:], len(number))[: len(begins)]
+        return _RepeatedUnits(ends, self.chosen.places(shard)[number], parts)
+
+
+Units: TypeAlias = Selection | Repeats
+
+
+def shard_units(units: Units | None, totals: Int64, shard: int, window: int) -> ShardUnits:
+    """Return the units of a shard in windows of about `window` units.
+
+    Args:
+        units: The units of all shards; None for each sample once.
+        totals: int64 of shape (shards,): the samples of each shard.
+        shard: The shard.
+        window: Units of a window; where windows are of whole samples, its samples.
+    """
+    if isinstance(units, Repeats):
+        return units.of_shard(shard, window)
+    total = int(totals[shard])
+    if units is None:
+        return _EvenUnits(total, window, total)
+    return _EvenUnits(int(units.counts[shard]), window, total, partial(units.mask, shard))
