@@ -101,13 +101,13 @@ def several_times(rows, kind, random):
     return Rows(np.repeat(np.array(rows, int), times).tolist(), kind)
 
 
-def loaders_of(opened, readers, epoch, states=()):
+def loaders_of(opened, readers, epoch, states=(), **options):
     """Return the loader of each rank, in the epoch or where the states say; `opened` makes the dataset of a rank."""
     world_size, num_workers, batch_size = readers
     loaders = []
     for rank in range(world_size):
         dataset = opened(rank=rank, world_size=world_size)
-        loader = Loader(dataset, batch_size, num_workers=num_workers, workers="thread")
+        loader = Loader(dataset, batch_size, num_workers=num_workers, workers="thread", **options)
         loader.set_epoch(epoch)
         if states:
             loader.load_state_dict(json.loads(json.dumps(states[rank % len(states)])))
@@ -126,16 +126,16 @@ def one_length(loaders):
     return lengths.pop()
 
 
-def run_legs(opened, legs, epoch, of_batch, has_views=False):
+def run_legs(opened, legs, epoch, of_batch, has_views=False, **options):
     """Return what is delivered when the readers of each leg go on where those before stopped.
 
     Epochs of a dataset that has views may differ in their steps.
     """
     seen, state = [], None
     for number, (readers, num_steps) in enumerate(legs):
-        unread = loaders_of(opened, readers, epoch)
+        unread = loaders_of(opened, readers, epoch, **options)
         length = len(unread[0]) if has_views else one_length(unread)
-        loaders = loaders_of(opened, readers, epoch, [state] if state else ())
+        loaders = loaders_of(opened, readers, epoch, [state] if state else (), **options)
         is_last = number == len(legs) - 1
         steps = list(itertools.islice(zip(*loaders, strict=True), None if is_last else num_steps))
         batches = [interleaved([of_batch(part) for part in parts]) for parts in steps]
@@ -324,6 +324,43 @@ def test_set_view_between_and_within_epochs_gives_the_view_of_the_next_iteration
         seen = delivered(found)
         if rows:
             assert agrees(seen, list(itertools.islice(expected_view(path, rows, epoch, **order), len(seen))))
+
+
+# Packs
+
+
+def packed_deliveries(packs):
+    """Return (position, rows, pad) of each pack of a batch that was not collated."""
+    made = []
+    for pack in packs:
+        positions, rows, pads = zip(*pack, strict=True)
+        assert len(set(positions)) == len(set(pads)) == 1
+        made.append((positions[0], rows, pads[0]))
+    return made
+
+
+@few_examples
+@given(st.data(), orders(), epochs, legs, st.booleans())
+def test_readers_of_packs_that_follow_one_another_deliver_the_order_and_each_sample_as_often_as_it_is_due(
+    made, data, order, epoch, legs, is_mixed
+):
+    counts = data.draw(sizes)
+    path, rows = made(counts), data.draw(views(counts).filter(len))
+    rows.is_packed = True
+
+    def opened(**world):
+        view = view_of(path, rows)
+        if not is_mixed:
+            return delivering(Dataset(path, view=view, **order, **world))
+        own = {name: value for name, value in order.items() if name != "window"}
+        return delivering(mix(repeat={path: 1}, view=view, **own, **world))
+
+    seen = run_legs(opened, legs, epoch, packed_deliveries, collate_fn=list)
+    assert [position for position, _, _ in seen] == list(range(len(seen)))
+    if not is_mixed:
+        assert agrees(seen, list(itertools.islice(expected_view(path, rows, epoch, **order), len(seen))))
+    found = Counter(row for _, each, pad in seen if not pad for row in each)
+    assert found == Counter(rows) if order["tail"] == "pad" else found <= Counter(rows)
 
 
 # Mixtures

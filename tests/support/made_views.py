@@ -7,10 +7,10 @@ from collections import Counter
 
 import numpy as np
 
-from orders import slow_epoch, slow_lanes
+from orders import slow_epoch, slow_lanes, windows_of
 from wdsplit.order.epoch import OrderOptions
 from wdsplit.order.selection import Selection
-from wdsplit.order.units import Repeats
+from wdsplit.order.units import Packing, Packs, Repeats
 from wdsplit.order.views import View
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.views import write_view
@@ -18,11 +18,14 @@ from wdsplit.storage.opening import open_storage
 
 
 class Rows(list):
-    """The rows of a view, rising, each as often as it comes; and how they are laid out, by the kind of units."""
+    """The rows of a view, rising, each as often as it comes; and how they are laid out, by the kind of units.
 
-    def __init__(self, rows, kind="select"):
+    Where a shard has several, they are packed: neighbours in twos and threes, in blocks of five.
+    """
+
+    def __init__(self, rows, kind="select", is_packed=False):
         super().__init__(sorted(rows))
-        self.kind = kind
+        self.kind, self.is_packed = kind, is_packed
 
 
 def kind_of(rows):
@@ -32,10 +35,24 @@ def kind_of(rows):
 def view_of(path, rows, name="chosen"):
     """Return the view of some rows."""
     selection = selection_of(read_manifest(open_storage(path)).shards.num_real, rows)
-    if kind_of(rows) == "select":
-        return View(name, selection)
-    times = Counter(rows)
-    return View(name, Repeats(selection, np.array([times[row] for row in sorted(times)], np.uint16), rows.kind))
+    items, times = selection, Counter(rows)
+    if kind_of(rows) != "select":
+        items = Repeats(selection, np.array([times[row] for row in sorted(times)], np.uint16), rows.kind)
+    if not is_packed(rows):
+        return View(name, items)
+    bins = [np.zeros(0, np.int64), *(np.arange(count) // 5 * 2 + np.arange(count) % 5 // 3 for count in items.counts)]
+    return View(name, Packs(items, np.concatenate(bins).astype(np.uint16), 5, Packing(100, False)))
+
+
+def is_packed(rows):
+    return isinstance(rows, Rows) and rows.is_packed
+
+
+def packs_of(windows):
+    """Return the windows of a packed view of which these are the windows without packs: packs are tuples."""
+    items = [*itertools.chain.from_iterable(windows)]
+    blocks = [items[first : first + 5] for first in range(0, len(items), 5)]
+    return [[tuple(each) for each in (block[:3], block[3:]) if each] for block in blocks]
 
 
 def selection_of(counts, rows):
@@ -57,6 +74,12 @@ def expected_view(path, rows, epoch=0, seed=0, shuffle=True, tail="pad", lanes=N
     counts = manifest.shards.num_real.tolist()
     firsts = [0, *itertools.accumulate(counts)]
     chosen = [[row - first for row in rows if first <= row < stop] for first, stop in itertools.pairwise(firsts)]
-    found, _ = slow_lanes(counts, options, epoch, chosen, kind=kind_of(rows))
-    for position, (shard, sample, pad) in enumerate(slow_epoch(found)):
-        yield position, None if shard is None else firsts[shard] + sample, pad
+    windows = [windows_of(each, kind_of(rows), options.window) for each in chosen]
+    found, _ = slow_lanes(counts, options, epoch, list(map(packs_of, windows)) if is_packed(rows) else windows)
+    for position, (shard, unit, pad) in enumerate(slow_epoch(found)):
+        if shard is None:
+            yield position, None, pad
+        elif is_packed(rows):
+            yield position, tuple(firsts[shard] + sample for sample in unit), pad
+        else:
+            yield position, firsts[shard] + unit, pad

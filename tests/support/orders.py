@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from wdsplit.order.epoch import EpochOrder, OrderOptions
 from wdsplit.order.selection import Selection
-from wdsplit.order.units import KINDS, Repeats
+from wdsplit.order.units import KINDS, Packing, Packs, Repeats, items_of
 
 GOLDEN_RATIO = 0x9E3779B97F4A7C15
 SHARDS, WINDOWS, SAMPLES = 1, 2, 3
@@ -69,21 +69,50 @@ def orders(draw, tails=tails):
     )
 
 
-def units_of(masks, kind, seed):
-    """Return the units of a view that takes samples by masks, each up to four times unless it is a selection."""
-    selection = Selection.of_masks(masks)
-    if kind == "select":
-        return selection
-    return Repeats(selection, np.random.default_rng(seed).integers(1, 5, selection.num_samples).astype(np.uint8), kind)
+def units_of(masks, kind, seed, is_packed=False):
+    """Return the units of a view that takes samples by masks, each up to four times unless it is a selection.
+
+    Where it is packed, blocks of five items are packed at random.
+    """
+    random = np.random.default_rng(seed)
+    items = selection = Selection.of_masks(masks)
+    if kind != "select":
+        items = Repeats(selection, random.integers(1, 5, selection.num_samples).astype(np.uint8), kind)
+    if not is_packed:
+        return items
+    bins = [np.zeros(0, np.uint16)]
+    for count in items.counts.tolist():
+        begin = 0
+        for first in range(0, count, 5):
+            _, own = np.unique(random.integers(0, 3, min(5, count - first)), return_inverse=True)
+            bins.append((begin + own).astype(np.uint16))
+            begin += int(own.max()) + 1
+    return Packs(items, np.concatenate(bins), 5, Packing(100, False))
 
 
 def samples_of(units, shard):
     """Return the samples of a shard in a view, rising, each as often as it comes."""
-    samples = units.chosen.places(shard)
-    if isinstance(units, Repeats):
+    items, samples = items_of(units), units.chosen.places(shard)
+    if isinstance(items, Repeats):
         first = int(units.chosen.counts[:shard].sum())
-        samples = np.repeat(samples, units.times[first : first + len(samples)])
+        samples = np.repeat(samples, items.times[first : first + len(samples)])
     return samples.tolist()
+
+
+def slow_windows(units, shard, size):
+    """Return the windows of a shard in a view: lists of units, each a sample, or a tuple of those of a pack."""
+    kind = getattr(items_of(units), "kind", "select")
+    if not isinstance(units, Packs):
+        return windows_of(samples_of(units, shard), kind, size)
+    items = [*chain.from_iterable(windows_of(samples_of(units, shard), kind, 10**9))]
+    first = int(units.base.counts[:shard].sum())
+    bins, windows = units.bins[first : first + len(items)].tolist(), []
+    for begin in range(0, len(items), units.block):
+        packs = {}
+        for number, sample in zip(bins[begin:], items[begin : begin + units.block], strict=False):
+            packs.setdefault(number, []).append(sample)
+        windows.append([tuple(packs[number]) for number in sorted(packs)])
+    return windows
 
 
 @st.composite
@@ -94,7 +123,7 @@ def views(draw, tails=tails, kinds=VIEWS):
     chosen = options(
         draw(tails), draw(st.integers(1, 6)), draw(st.integers(1, 9)), draw(st.booleans()), draw(st.integers(0, 99))
     )
-    units = units_of(masks, draw(st.sampled_from(KINDS)), draw(st.integers(0, 9)))
+    units = units_of(masks, draw(st.sampled_from(KINDS)), draw(st.integers(0, 9)), draw(st.booleans()))
     return EpochOrder(units.counts, chosen, draw(st.integers(0, 5)), draw(st.booleans()), units), units
 
 
@@ -148,9 +177,10 @@ def windows_of(samples, kind, size):
     return [[*chain.from_iterable([each] * times[each] for each in some)] for some in cut] if kind == "expand" else cut
 
 
-def slow_visits(options, epoch, shard, samples, kind="select"):
-    """Return the samples of a shard in the order of their visits; `samples` may be how many there are."""
-    windows = windows_of(range(samples) if isinstance(samples, int) else samples, kind, options.window)
+def slow_visits(options, epoch, shard, windows):
+    """Return the units of a shard in the order of their visits; `windows` may be how many samples it has."""
+    if isinstance(windows, int):
+        windows = windows_of(range(windows), "select", options.window)
     if options.shuffle:
         windows = [
             [
@@ -159,7 +189,7 @@ def slow_visits(options, epoch, shard, samples, kind="select"):
             ]
             for number in slow_permutation(len(windows), options.seed, epoch, WINDOWS, shard)
         ]
-    return [sample for window in windows for sample in window]
+    return [unit for window in windows for unit in window]
 
 
 def slow_lane_bounds(counts, options):
@@ -171,23 +201,23 @@ def slow_lane_bounds(counts, options):
     return sum(sorted(counts)[: min(sizes)]), sum(sorted(counts, reverse=True)[: max(sizes)])
 
 
-def slow_lanes(counts, options, epoch, chosen=None, equal_lanes=False, kind="select"):
-    """Return the lanes, each the (shard, sample) pairs that it holds, and whether they were cut again.
+def slow_lanes(counts, options, epoch, viewed=None, equal_lanes=False):
+    """Return the lanes, each the (shard, unit) pairs that it holds, and whether they were cut again.
 
-    Of a view, `chosen` are its samples of each shard, rising: it is visited as a shard that has no others.
+    Of a view, `viewed` are the windows of each shard: it is visited as a shard that has no other samples.
     """
-    is_view = chosen is not None and (kind != "select" or sum(map(len, chosen)) < sum(counts))
-    if chosen is None:
-        chosen = list(map(range, counts))
-    counts = list(map(len, chosen))
+    windows = viewed or [windows_of(range(count), "select", options.window) for count in counts]
+    units = [[*chain.from_iterable(each)] for each in windows]
+    is_view = units != [list(range(count)) for count in counts]
+    counts = list(map(len, units))
     shards = list(range(len(counts)))
     if options.shuffle:
         shards = slow_permutation(len(counts), options.seed, epoch, SHARDS)
     lanes = [
         [
-            (shard, sample)
+            (shard, unit)
             for shard in shards[lane :: options.lanes]
-            for sample in slow_visits(options, epoch, shard, chosen[shard], kind)
+            for unit in slow_visits(options, epoch, shard, windows[shard])
         ]
         for lane in range(options.lanes)
     ]

@@ -301,11 +301,11 @@ def _count_seen(order: EpochOrder, given: Iterable[Int64]) -> tuple[Int64, Int64
     for positions in _in_large_chunks(given):
         located = order.locate(positions)
         real = ~located.pad
-        pads += int(located.pad.sum())
+        pads += int((~order.is_real(positions)).sum())
         np.add.at(seen, base[located.shard[real]] + located.sample[real], 1)
     due = [np.zeros(0, np.int64)]
     for shard, (count, total) in enumerate(zip(order.counts.tolist(), order.totals.tolist(), strict=True)):
-        due.append(np.bincount(order.shard_units(shard).places(np.arange(count))[0], minlength=total))
+        due.append(np.bincount(order.shard_units(shard).items(np.arange(count)).samples, minlength=total))
     return seen, np.concatenate(due), pads
 
 

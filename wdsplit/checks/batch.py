@@ -357,5 +357,5 @@ def _read(source: AnySource, seen: list[SeenStep], world_size: int) -> list[Batc
         rows = slice(stop, stop := stop + len(places.pad))
         own = keys[rows], shards[rows], places.sample, sources[rows], None if labels is None else labels[rows]
         which = step.epoch, step.number, step.num_steps, world_size, step.is_skipped
-        made.append(Batch(*which, step.positions, step.ranks, places.pad, *own, source, places))
+        made.append(Batch(*which, step.positions[places.row], step.ranks[places.row], places.pad, *own, source, places))
     return made

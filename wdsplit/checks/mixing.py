@@ -172,7 +172,8 @@ def draw_batches(order: AnyOrder, world_size: int, batch_size: int, max_samples:
         positions = (firsts[:, None] + world_size * np.arange(batch_size)).reshape(-1)
         batch = np.repeat(np.arange(len(drawn)), batch_size)
     is_real = order.is_real(positions)
-    return Batches(batch[is_real], order.locate(positions[is_real]), is_all)
+    located = order.locate(positions[is_real])
+    return Batches(batch[is_real][located.row], located, is_all)
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ _MAX_RECIPE = 100
         "data/train good --where \"score > 0.5 and label != 'other'\"",
         "data/train clean --exclude bad.jsonl",
         "data/train balanced --repeat weight",
+        "data/train packed --pack tokens --capacity 8192",
         "data/train --list",
     ],
     dataset_argument,
@@ -66,6 +67,19 @@ _MAX_RECIPE = 100
         "--expand",
         metavar="COLUMN",
         help="Let each sample come once for each of its parts, such as clips; this column says how many it has.",
+    ),
+    option(
+        "Packs",
+        "--pack",
+        metavar="COLUMN",
+        help="Pack several samples into one; this column of integers says how long each is, such as its tokens.",
+    ),
+    option("Packs", "--capacity", type=int, metavar="N", help="How long the samples of a pack are together at most."),
+    option(
+        "Packs",
+        "--long",
+        type=click.Choice(["error", "drop", "truncate"]),
+        help="What to do with samples longer than a pack.  [default: error]",
     ),
     option("Samples", "--view", metavar="BASE", help="Select only from the samples of this view."),
     option("Samples", "--allow-missing", is_flag=True, help="Warn about --keys without a sample, instead of failing."),
@@ -106,13 +120,20 @@ def view_command(
         f"({percent(stored.num_selected, stored.num_samples)})",
         f"shards without a selected sample: {made.num_empty_shards:,} of {made.num_shards:,}",
     ]
-    if stored.kind != "select":
+    recipe = stored.recipe
+    if stored.pack:
         lines.append(
-            f"an epoch has {counted(stored.num_units, 'sample')}: --{stored.kind} {stored.recipe[stored.kind]}"
+            f"{counted(stored.num_units, 'pack')} of up to {recipe['capacity']:,} {recipe['pack']}, "
+            f"filled to {100 * recipe['fill']:.1f} %"
         )
+        if recipe["num_long"]:
+            done = {"drop": "dropped", "truncate": "truncated"}[recipe["long"]]
+            lines.append(f"longer samples: {recipe['num_long']:,} {done}")
+    elif stored.kind != "select":
+        lines.append(f"an epoch has {counted(stored.num_units, 'sample')}: --{stored.kind} {recipe[stored.kind]}")
     for which in ("keys", "exclude"):
-        if which in stored.recipe:
-            one = stored.recipe[which]
+        if which in recipe:
+            one = recipe[which]
             counts = [counted(one["keys"], "key"), counted(one["duplicates"], "duplicate")]
             lines.append(f"--{which} {one['from']}: {', '.join(counts)}, {one['missing']:,} without a sample")
     for column, classes in made.classes.items():

@@ -270,7 +270,8 @@ class _Record:
     def note(self, batch: Any) -> None:
         """Record the samples of a batch.
 
-        Keys may repeat within an epoch of a mixture, or if bad samples are replaced: then only positions count.
+        Keys may repeat within an epoch of a mixture or a view, or if bad samples are replaced; packs have several. Then
+        only positions count.
         """
         key, position = AUDITED
         if self._identify is not None:
@@ -290,9 +291,14 @@ class _Record:
         positions = columns[position]
         positions = np.asarray(positions.cpu() if hasattr(positions, "cpu") else positions).astype(np.int64)
         is_real = np.asarray(self.order.is_real(positions))
-        self._positions.append(positions[is_real])
-        self._num_pads += int((~is_real).sum())
-        has_unique_keys = isinstance(self._dataset.source, Source) and not self._dataset.replaces_bad_samples
+        source = self._dataset.source
+        is_packed = source.packing_at(self.order.epoch) is not None
+        own = np.unique(positions) if is_packed else positions  # all samples of a pack have its position
+        own_real = np.asarray(self.order.is_real(own))
+        self._positions.append(own[own_real])
+        self._num_pads += int((~own_real).sum())
+        repeats = self._dataset.replaces_bad_samples or bool(getattr(self.order, "part_name", ""))
+        has_unique_keys = isinstance(source, Source) and not repeats and not is_packed
         if columns.get(key) is not None and has_unique_keys:
             hashes = [xxhash.xxh3_64_intdigest(str(key).encode()) for key in columns[key]]
             self._hashes.append(np.array(hashes, np.uint64)[is_real])

@@ -27,7 +27,7 @@ def announce(source: AnySource, epoch: int, world: World, num_workers: int = 0, 
     url, workers, view = source.url, f"{num_workers} workers", source.view_at(epoch)
     if not num_workers:
         workers = f"worker {world.worker} of {world.num_workers}"
-    viewed = "" if view is None else f", view {view}: {source.num_samples_at(epoch):,} samples"
+    viewed = "" if view is None else f", view {view}: {source.units_text(epoch)}"
     if (url, world, workers, viewed) in _announced:
         return
     _announced.add((url, world, workers, viewed))

@@ -20,7 +20,6 @@ import orjson
 
 from wdsplit.errors import PipelineError, WdsplitError
 from wdsplit.loading.reading.source import AnySource
-from wdsplit.order.split import AnyOrder
 from wdsplit.shards.sample_tables import FILE_NAME, read_names
 from wdsplit.storage.local_file import translate_errors
 from wdsplit.storage.locks import open_locked, unlock
@@ -122,7 +121,8 @@ class Found:
     Args:
         options: How to replace them.
         url: The dataset's name in messages.
-        order: The order of the epoch.
+        num_samples: Samples of the epoch.
+        epoch: The epoch.
         readers: Readers that share its samples and count separately, without asking each other.
         count: Counts a bad sample; returns how many were found in the epoch, by all readers that count together.
 
@@ -130,14 +130,16 @@ class Found:
         max_searched: Bad samples in a row that a search for a good one may pass.
     """
 
-    def __init__(self, options: BadSamples, url: str, order: AnyOrder, readers: int, count: Callable[[], int]) -> None:
+    def __init__(
+        self, options: BadSamples, url: str, num_samples: int, epoch: int, readers: int, count: Callable[[], int]
+    ) -> None:
         limit = options.max_bad
         if not isinstance(limit, int):  # of 1.0 all, for a reader may have some more than others
-            limit = order.num_samples if limit == 1 else math.ceil(limit * order.num_samples / readers)
+            limit = num_samples if limit == 1 else math.ceil(limit * num_samples / readers)
         self.max_searched = max(limit, _MIN_SEARCHED)
         self._options = options
         self._url = url
-        self._epoch = order.epoch
+        self._epoch = epoch
         self._limit = limit
         self._count = count
         self._first: list[BadSample] = []

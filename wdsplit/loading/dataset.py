@@ -106,6 +106,10 @@ class Dataset(FluidPipeline):
             numbers the times from 0.
         expand: A column of integers: how many parts each sample has, such as clips of a video. The sample comes once
             for each, and is read once; `__part__` numbers them from 0, for a stage that makes the part.
+        pack: A column of integers: how long each sample is, such as its tokens. Several samples are packed together. A
+            position of the epoch is then a pack, and `batch_size` counts packs: see `Loader`.
+        capacity: How long the samples of a pack are together at most.
+        long: What to do with samples that are longer: raise an `error` (the default), `drop` or `truncate` them.
         storage_options: How to reach a remote store, where the environment does not say: options of s3fs (`key`,
             `secret`, `token`, `anon`, `profile`, `endpoint_url`, ...), and `deadline_s`, how long to retry a request.
         fs: The file system of `path`, an fsspec object such as `s3fs.S3FileSystem(...)`; each process makes its own
@@ -141,23 +145,22 @@ class Dataset(FluidPipeline):
         limit: int | None = None,
         repeat: str | None = None,
         expand: str | None = None,
+        pack: str | None = None,
+        capacity: int | None = None,
+        long: str | None = None,
         **options: Unpack[DatasetOptions],
     ) -> None:
         window = whole(window)
         chosen = checked_options(options, window)
         source, opened = opened_source(path, window, limit, chosen)
-        self._begin_with(source, [opened], chosen, repeat, expand)
+        units = {"repeat": repeat, "expand": expand, "pack": pack, "capacity": capacity, "long": long}
+        self._begin_with(source, [opened], chosen, units)
 
     def _begin_with(
-        self,
-        source: AnySource,
-        opened: Sequence[Opened],
-        options: DatasetOptions,
-        repeat: str | None = None,
-        expand: str | None = None,
+        self, source: AnySource, opened: Sequence[Opened], options: DatasetOptions, units: dict[str, Any] | None = None
     ) -> None:
         super().__init__(source)
-        self._source = SharedSource(source, opened, {**choice_of(options), "repeat": repeat, "expand": expand})
+        self._source = SharedSource(source, opened, {**choice_of(options), **(units or {})})
         rank, world_size = options["rank"], options["world_size"]
         self._rank = None if rank is None and world_size is None else detect_rank(rank, world_size)
         self.group = options["group"]
@@ -242,6 +245,9 @@ class Dataset(FluidPipeline):
         exclude: Any = None,
         repeat: str | None = None,
         expand: str | None = None,
+        pack: str | None = None,
+        capacity: int | None = None,
+        long: str | None = None,
     ) -> None:
         """Choose the samples of the next iterations, for this dataset and all copies made by stages.
 
@@ -262,13 +268,16 @@ class Dataset(FluidPipeline):
             exclude: As of `Dataset`.
             repeat: As of `Dataset`.
             expand: As of `Dataset`.
+            pack: As of `Dataset`.
+            capacity: As of `Dataset`.
+            long: As of `Dataset`.
 
         Raises:
             InputError: There is no such view, or an argument is invalid. Then the views stay as they were.
             WdsplitError: A view or a table of samples cannot be read.
         """
         choice = {"view": view, "where": where, "keys": keys, "exclude": exclude, "repeat": repeat, "expand": expand}
-        self._source.set(choice)
+        self._source.set(choice | {"pack": pack, "capacity": capacity, "long": long})
 
     @property
     def is_view_set(self) -> bool:
@@ -408,7 +417,8 @@ class Dataset(FluidPipeline):
             return partial(self._applied, stages, order.epoch)
         # Up to here stages take one sample at a time: an error there means a bad sample.
         first = next((number for number, stage in enumerate(stages) if why_not_one_to_one(stage)), len(stages))
-        found = Found(self._bad_samples, source.url, order, readers, count)
+        num_samples = round(order.num_samples * source.samples_a_position(order.epoch))
+        found = Found(self._bad_samples, source.url, num_samples, order.epoch, readers, count)
         substitutes = Substitutes(source, order, partial(self._applied, stages[:first], order.epoch), found)
         return lambda samples: self._applied(stages[first:], order.epoch, substitutes.apply(samples))
 
@@ -525,16 +535,14 @@ class Dataset(FluidPipeline):
     def __repr__(self) -> str:
         source, stages = self.source, len(self.pipeline) - 1
         view = f" (view: {source.view_text})" if source.view_text else ""
-        num_samples = source.num_samples_at(self.epoch)
-        return f"<{type(self).__name__} {source.url}: {num_samples:,} samples{view}, {stages} stages>"
+        return f"<{type(self).__name__} {source.url}: {source.units_text(self.epoch)}{view}, {stages} stages>"
 
     def _repr_html_(self) -> str:
         seed = f"seed {self.options.seed}" if self.options.shuffle else "not shuffled"
         stages = ", ".join(type(stage).__name__ for stage in self.pipeline[1:]) or "none"
         rows = {**self.source.described(), "epoch": f"{self.epoch}, {seed}", "stages": stages}
         if self.source.view_text:
-            num_samples = self.source.num_samples_at(self.epoch)
-            rows["view"] = f"{self.source.view_text}: {num_samples:,} samples in epoch {self.epoch}"
+            rows["view"] = f"{self.source.view_text}: {self.source.units_text(self.epoch)} in epoch {self.epoch}"
         return html_table(f"{type(self).__name__} {self.source.url}", rows.items())
 
     def __getstate__(self) -> dict[str, Any]:

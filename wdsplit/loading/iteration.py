@@ -52,7 +52,7 @@ class Iteration(Iterator[Any]):
 
     def _begin(self, epoch: int) -> None:
         order = self._source.order(epoch)
-        positions = reader_positions(order, self._world, self._source.samples_at_once(self._world))
+        positions = reader_positions(order, self._world, self._source.positions_at_once(self._world, epoch))
         blocks = read_blocks(self._source.reader(order, self._world), positions)
         samples = chain.from_iterable(chain.from_iterable(block.lists() for block in blocks))
         readers, count = self._world.world_size * self._world.num_workers, partial(Counters(1).bad, 0, 1)

@@ -31,7 +31,7 @@ from wdsplit.loading.progress import Progress
 from wdsplit.loading.reading.source import AnySource
 from wdsplit.loading.running import NoWorkers, Parcels, Running
 from wdsplit.loading.statistics import Statistics
-from wdsplit.loading.transport.collate import Output, Strings, weave
+from wdsplit.loading.transport.collate import Output, Strings, is_packed, weave, weave_packs
 from wdsplit.loading.transport.counters import Clock, Totals
 from wdsplit.loading.transport.thread_workers import Threads
 from wdsplit.loading.worker import SubBatches
@@ -59,7 +59,9 @@ class Loader:
     world_size-th of them. All ranks have the same number of steps, `len(loader)`, unless the dataset's tail is
     `uneven`. Each full pass moves on to the next epoch; `set_epoch` chooses one.
 
-    Without `collate_fn`, numbers, arrays and tensors are stacked; strings, bytes and other values become lists.
+    Without `collate_fn`, numbers, arrays and tensors are stacked; strings, bytes and other values become lists. Of a
+    view of packs, `batch_size` counts packs: arrays and tensors are joined along their first axis, with `__lengths__`,
+    `__cu_seqlens__`, `__position_ids__` and `__segment_ids__` (docs/sequences.md).
 
     Process workers and tensors need torch; `output="numpy"` with threads or no workers does not.
 
@@ -69,7 +71,8 @@ class Loader:
         num_workers: Number of workers; 0 reads in this thread.
         workers: Kind of workers: `process`, each with its own interpreter; or `thread`, without copies between
             processes, for decoders that release the GIL.
-        collate_fn: Function that makes a batch from the list of its samples, in this process.
+        collate_fn: Function that makes a batch from the list of its samples, in this process; of packs, from a list of
+            packs, each a list of samples.
         pin_memory: Put tensors into pinned memory, for non-blocking copies to a GPU.
         prefetch_factor: Steps that each worker prefetches; up to 8 times as many where samples are small and no stages
             of your own change them, because workers then send several small sub-batches together.
@@ -298,6 +301,8 @@ class Loader:
 
     def _assembled(self, borrowed: bool, sub_batches: Sequence[SubBatch], size: int) -> Any:
         """Return a batch of so many samples; `borrowed` sub-batches lie in memory that will be used again."""
+        if self.collate_fn is None and is_packed(sub_batches[0][1]):
+            return weave_packs(sub_batches, self.pin_memory, borrowed, self.output, self.strings)
         if self.collate_fn is None:
             return weave(sub_batches, size, self.pin_memory, borrowed, self.output, self.strings)
         samples: list[Any] = [None] * size

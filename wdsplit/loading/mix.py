@@ -31,6 +31,7 @@ from wdsplit.order.mixture import EpochShares, MixedOrder, Quota, source_seed
 from wdsplit.order.schedule import Schedule
 from wdsplit.order.split import World, assigned_lanes
 from wdsplit.order.state import ViewMark
+from wdsplit.order.units import Packing
 from wdsplit.order.views import EpochViews
 from wdsplit.storage.given import located
 from wdsplit.texts import counted
@@ -109,6 +110,10 @@ class MixedSource:
         """Return the samples of an epoch, pads left out."""
         return sum(self.counts_at(epoch))
 
+    def units_text(self, epoch: int) -> str:
+        """Return what an epoch has, for people: so many samples, or packs of samples."""
+        return f"{self.num_samples_at(epoch):,} {'samples' if self.packing_at(epoch) is None else 'packs'}"
+
     def view_at(self, epoch: int) -> ViewMark | None:
         """Return the mark of the sources' views in an epoch for a state; None if all have all samples."""
         marks = [source.view_at(epoch) for source in self.sources]
@@ -178,19 +183,40 @@ class MixedSource:
         """Return a reader for the positions that one rank and worker has in an order."""
         return _MixedReader(self, order, world)
 
-    def place(self, order: MixedOrder, position: int, orders: dict[Any, EpochOrder]) -> Place:
-        """Return where the sample of a position is."""
+    def place(self, order: MixedOrder, position: int, orders: dict[Any, EpochOrder], item: int = 0) -> Place:
+        """Return where the sample of a position is; of a pack, its sample number `item`."""
         quota = next(order.quotas(np.array([position])))
         key = quota.source, quota.source_epoch
         if key not in orders:
             orders[key] = self.order_of(*key, order.epoch)
         source = self.sources[quota.source]
-        place = source.place(orders[key], int(quota.positions[0]), orders)
+        place = source.place(orders[key], int(quota.positions[0]), orders, item)
         return place._replace(fields={"__source__": source.url, **place.fields})
 
-    def samples_at_once(self, world: World) -> int:
-        """Return how many samples a reader should read at a time."""
-        return max(source.samples_at_once(world) for source in self.sources)
+    def samples_a_position(self, epoch: int) -> float:
+        """Return how many samples a position of an epoch has, on average: of the source that has the most."""
+        return max(source.samples_a_position(epoch) for source in self.sources)
+
+    def packing_at(self, epoch: int) -> Packing | None:
+        """Return how long the packs of an epoch are; None if positions have a sample each.
+
+        Raises:
+            InputError: Some sources have packs, and others have none, or of another capacity.
+        """
+        found = {source.url: source.packing_at(epoch) for source in self.sources}
+        if len(set(found.values())) > 1:
+            raise InputError(
+                "the datasets of a mixture have different packs",
+                place=self.url,
+                expected="packs of one capacity, or none",
+                found=", ".join(f"{url}: {packing.capacity if packing else 'none'}" for url, packing in found.items()),
+                remedy="give each dataset a view with the same capacity",
+            )
+        return next(iter(found.values()))
+
+    def positions_at_once(self, world: World, epoch: int) -> int:
+        """Return how many positions a reader should read at a time."""
+        return max(source.positions_at_once(world, epoch) for source in self.sources)
 
     def __call__(self) -> Any:
         """Webdataset calls a pipeline's first stage; ours is bound to an epoch by `Dataset.__iter__` instead."""
@@ -236,15 +262,28 @@ class _MixedReader:
     def carry_out(self, plan: _MixedPlan) -> Block:
         """Return the samples of a plan; the field `__source__` names the dataset of each."""
         positions, quotas = plan
-        parts = []
+        blocks, rows, is_packed = [], [np.zeros(0, np.int64)], False
         for quota, reader, own in quotas:
             read, reused = reader.num_read, reader.num_reused
             block = reader.carry_out(own)
             self.num_read += reader.num_read - read
             self.num_reused += reader.num_reused - reused
             names = np.full(len(block), self._sources[quota.source].url, object)
-            parts.append((quota.rows, block.with_field("__source__", names), np.arange(len(block))))
-        return gathered(parts, positions, self._order.pads(positions))
+            blocks.append(block.with_field("__source__", names))
+            rows.append(quota.rows if block.units is None else quota.rows[block.units])
+            is_packed = block.units is not None
+        row = np.concatenate(rows)
+        by_row = np.argsort(row, kind="stable")
+        place = np.empty_like(by_row)
+        place[by_row] = np.arange(len(by_row))
+        stops = np.cumsum(list(map(len, blocks)))
+        parts = [
+            (place[stop - len(block) : stop], block, np.arange(len(block)))
+            for stop, block in zip(stops.tolist(), blocks, strict=True)
+        ]
+        units = row[by_row]
+        found = gathered(parts, positions[units], self._order.pads(positions[units]))
+        return replace(found, units=units) if is_packed else found
 
     def _reader(self, number: int, epoch: int) -> SampleReader:
         key = number, epoch

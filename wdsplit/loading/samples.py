@@ -30,6 +30,7 @@ from wdsplit.notebook import html_table
 from wdsplit.order.epoch import OrderOptions
 from wdsplit.order.numbers import SampleNumbers
 from wdsplit.order.split import World, whole
+from wdsplit.order.units import items_of
 from wdsplit.shards.manifest import Manifest, first_samples
 from wdsplit.storage.locks import ProcessLock
 
@@ -134,7 +135,7 @@ class Samples(FluidStages, MapDataset):
 
     A sample is a dict of its fields as bytes, and `__key__` (str), `__url__` (str), `__position__` (int) and `__pad__`
     (False), unless stages change it. Numbers count through the shards in their order, without pads; with a view,
-    through the samples of the view. `__position__` is always the number in the whole dataset, as for
+    through the samples of the view, packed or not. `__position__` is always the number in the whole dataset, as for
     `Dataset.sample(number)`.
 
     Stages of `Dataset` that return one sample for each input work here too: `map`, `map_dict`, `map_tuple`,
@@ -213,7 +214,8 @@ class Samples(FluidStages, MapDataset):
             views = chosen_views(source.storage(), all_samples, choice, limit, access.storage_options)
             source = source.with_views(views)
         self.pipeline: list[Any] = [source]
-        self._range = range(source.num_samples)
+        units = items_of(source.selection_at(0))
+        self._range = range(source.num_samples if units is None else units.num_samples)
         self._epoch = SharedEpoch()
         self._reader = _Reader(source)
 

@@ -1,9 +1,10 @@
 """Substitutes for bad samples, so that every position yields one item.
 
-A bad sample is replaced by the last good one before it in its lane, else by the first one after it, else by one of the
-next lanes. This depends on the data and the stages, not on the topology. A candidate is good if the stages accept it at
-its own position. It draws the random numbers of that position wherever it is delivered: those of the bad sample may
-have made a stage fail. Each reader of a bad sample reads and tries its candidates itself.
+A bad sample of a pack is left out, unless no sample of the pack is good. Any other is replaced by the last good one
+before it in its lane, else by the first one after it, else by one of the next lanes. This depends on the data and the
+stages, not on the topology. A candidate is good if the stages accept it at its own position. It draws the random
+numbers of that position wherever it is delivered: those of the bad sample may have made a stage fail. Each reader of a
+bad sample reads and tries its candidates itself.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from wdsplit.loading.reading.read_ahead import LazyShard
 from wdsplit.loading.reading.source import AnySource, Place, Source
 from wdsplit.loading.reading.windows import DAMAGE, read_window
 from wdsplit.loading.stages.randomness import Shift
+from wdsplit.loading.transport.collate import LeftOut
 from wdsplit.order.epoch import EpochOrder
 from wdsplit.order.split import AnyOrder
 from wdsplit.shards.sample_tables import read_names
@@ -44,6 +46,7 @@ class Substitutes:
         self._chain = _Chain(apply_stages)
         self._trials = _Chain(apply_stages)
         self._samples = _Samples(source, order)
+        self._is_packed = source.packing_at(order.epoch) is not None
         self._bad = _KnownBad()
         self._last_good: dict[int, int] = {}
 
@@ -55,23 +58,36 @@ class Substitutes:
             WdsplitError: Storage fails, which is no fault of a sample.
         """
         run = self._chain.run
+        last, number, num_good = -1, 0, 0  # of a pack: how many of its samples came before, and how many were good
         for sample in samples:
             key, url, position, is_pad = (sample[name] for name in ("__key__", "__url__", "__position__", "__pad__"))
+            if position != last:
+                last, number, num_good = position, 0, 0
             try:
                 item = run(sample)
+                num_good += 1
             except _BadSampleError as bad:
-                item = self._substituted(key, url, position, is_pad, bad.error)
+                item = self._substituted(key, url, position, is_pad, bad.error, number, num_good)
+            number += 1
             yield item
         self._chain.finish()
 
-    def _substituted(self, key: str, url: str, position: int, is_pad: bool, error: Exception) -> Any:
-        """Return the item for a bad sample, made from its substitute."""
-        place = self._samples.place(position)
+    def _substituted(
+        self, key: str, url: str, position: int, is_pad: bool, error: Exception, number: int, num_good: int
+    ) -> Any:
+        """Return the item for a bad sample, made from its substitute.
+
+        Of a pack, it is sample number `number`, and `num_good` of those before it were good.
+        """
+        place = self._samples.place(position, number)
         listed, file_name = self._samples.names_of(place)
         bad = BadSample(key or listed, url, place.sample, position, error, file_name)
-        self._bad.add(position)
+        if not number:  # candidates are the first samples of packs
+            self._bad.add(position)
         if not is_pad:  # the sample is counted where it is no pad
             self._found.note(bad)
+        if self._is_packed and (num_good or number + 1 < self._samples.num_at(position)):
+            return LeftOut()
         num_bad = 1
         for candidate in self._candidates(position):
             sample = self._good_sample(candidate)
@@ -252,9 +268,13 @@ class _Samples:
         self._shard_of_names = (0, -1)
         self._names: list[tuple[str, str]] = []
 
-    def place(self, position: int) -> Place:
-        """Return where the sample of a position is."""
-        return self._source.place(self._order, position, self._orders)
+    def place(self, position: int, item: int = 0) -> Place:
+        """Return where the sample of a position is; of a pack, its sample number `item`."""
+        return self._source.place(self._order, position, self._orders, item)
+
+    def num_at(self, position: int) -> int:
+        """Return how many samples a position has."""
+        return len(self._order.locate(np.array([position])).row)
 
     def names_of(self, place: Place) -> tuple[str | None, str]:
         """Return the key and the file of a sample, if the dataset has sample tables: damaged samples have no key."""

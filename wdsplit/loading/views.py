@@ -17,7 +17,7 @@ from wdsplit.errors import InputError, did_you_mean
 from wdsplit.loading.reading.source import AnySource, Source
 from wdsplit.loading.transport.shared_integers import SharedIntegers
 from wdsplit.loading.world import is_worker
-from wdsplit.order.units import Repeats
+from wdsplit.order.selection import Selection
 from wdsplit.order.views import EpochViews, View
 from wdsplit.shards.manifest import Manifest, first_samples
 from wdsplit.storage.interface import ReadableStorage
@@ -25,7 +25,7 @@ from wdsplit.views.view import plain, resolve_view
 
 __all__ = ["CHOICES", "Opened", "SharedSource", "choice_of", "chosen_views"]
 
-CHOICES = ("view", "where", "keys", "exclude", "repeat", "expand")
+CHOICES = ("view", "where", "keys", "exclude", "repeat", "expand", "pack", "capacity", "long")
 """The options that choose samples, and how often they come."""
 
 _EXAMPLE = '{0: "easy", 10: None}'
@@ -162,7 +162,7 @@ def _resolved(storage: ReadableStorage, manifest: Manifest, view: Any = None, **
     found = resolve_view(storage, manifest, **others)
     if found is None:
         return own
-    if isinstance(found.selection, Repeats):
+    if not isinstance(found.selection, Selection):
         raise InputError(
             "a wdsplit.View cannot be repeated or expanded",
             place=storage.url,

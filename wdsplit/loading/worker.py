@@ -13,7 +13,7 @@ import random
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from itertools import chain, islice, repeat, tee
+from itertools import chain, islice, pairwise, repeat, tee
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ from wdsplit.loading.reading.windows import DAMAGE
 from wdsplit.loading.stages.columns import only_names, requested_fields
 from wdsplit.loading.stages.randomness import at_epoch
 from wdsplit.loading.substitutes import ApplyStages
-from wdsplit.loading.transport.collate import collate, collate_columns
+from wdsplit.loading.transport.collate import collate, collate_columns, collate_packs, in_packs, without_left_out
 from wdsplit.loading.transport.counters import Counters
 from wdsplit.loading.transport.shared_integers import SharedIntegers
 from wdsplit.loading.transport.shared_segments import Bound, Ring, travelling
@@ -38,6 +38,7 @@ from wdsplit.loading.world import with_worker
 from wdsplit.order.epoch import hash_stream
 from wdsplit.order.skips import NO_SKIPS, Skips
 from wdsplit.order.split import Step, Steps, World, worker_of
+from wdsplit.order.units import Packing
 
 __all__ = ["SubBatches"]
 
@@ -158,9 +159,10 @@ class SubBatches:
             count = partial(self.counters.bad, world.worker, number)
             apply = self.dataset.staged(self.source, steps.order, world.world_size, count)
             blocks = self._blocks(steps, world)
-            stages = self.dataset.column_stages() if self.collated else None
+            packing = self.source.packing_at(epoch)
+            stages = self.dataset.column_stages() if self.collated and packing is None else None
             if stages is None:
-                sub_batches = self._streamed(steps, world, blocks, apply, is_needed)
+                sub_batches = self._streamed(blocks, apply, is_needed, packing)
             else:
                 stages = [at_epoch(stage, epoch) for stage in stages]
                 sub_batches = (self._columnar(block, stages, apply) if len(block) else None for block in blocks)
@@ -212,17 +214,18 @@ class SubBatches:
         reader = self.source.reader(steps.order, world)
         reader.as_arrow = self._as_arrow and self.collated and self.dataset.column_stages() is not None
         num_read = num_reused = 0
-        together, ahead = tee(_together(steps, world, self.source.samples_at_once(world)))
+        together, ahead = tee(_together(steps, world, self.source.positions_at_once(world, steps.order.epoch)))
         blocks = self.counters.traffic(world.worker).counting(read_blocks(reader, map(np.concatenate, ahead)))
         for owned, block in zip(together, blocks, strict=True):
             self.counters.read(world.worker, reader.num_read - num_read, reader.num_reused - num_reused)
             num_read, num_reused = reader.num_read, reader.num_reused
-            first = 0
-            for positions in owned:
-                sub_batch = block.cut(first, first + len(positions))
+            stops = np.cumsum(list(map(len, owned)))
+            if block.units is not None:
+                stops = np.searchsorted(block.units, stops)
+            for first, stop in pairwise([0, *stops.tolist()]):
+                sub_batch = block.cut(first, stop)
                 self.counters.made(world.worker, len(sub_batch), sub_batch.num_bytes)
                 yield sub_batch
-                first += len(positions)
 
     def _columnar(self, block: Block, stages: list[Any], apply: ApplyStages) -> Any:
         """Return a step's sub-batch by way of its columns, or sample by sample where they cannot be had."""
@@ -245,19 +248,15 @@ class SubBatches:
             raise counter.placed(error, self.source) from error.__cause__
 
     def _streamed(
-        self,
-        steps: Steps,
-        world: World,
-        blocks: Iterator[Block],
-        apply: ApplyStages,
-        is_needed: Callable[[], bool],
+        self, blocks: Iterator[Block], apply: ApplyStages, is_needed: Callable[[], bool], packing: Packing | None
     ) -> Iterator[Any]:
         """Give sub-batches sample by sample, as long as they are needed."""
         counter = _Counter(is_needed)
-        stream = apply(counter.count(blocks))
+        blocks, following = tee(blocks)
+        stream = apply(counter.count(following))
         expected = 0
-        for step in steps:
-            size, before = len(_own(step, world)), expected
+        for block in blocks:
+            size, before = len(block), expected
             expected += size
             del counter.taken[:-1]
             try:
@@ -270,7 +269,14 @@ class SubBatches:
             if len(sub_batch) != size or counter.given != expected:
                 taken_by = [taken - before for _, taken in traced]
                 raise _not_one_to_one(before + len(sub_batch), counter.given, counter.taken, taken_by)
-            yield (collate(sub_batch) if self.collated else sub_batch) if size else None
+            if not size:
+                yield None
+            elif packing is None:
+                yield collate(sub_batch) if self.collated else sub_batch
+            else:
+                assert block.units is not None
+                good, sizes = without_left_out(sub_batch, block.units - block.units[0])
+                yield collate_packs(good, sizes, packing) if self.collated else in_packs(good, sizes)
 
 
 class _Counter:

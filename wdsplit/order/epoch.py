@@ -6,8 +6,9 @@ items by a fixed 64-bit mixing hash, so golden values in the tests hold for ever
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import starmap
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,8 @@ from wdsplit.arrays import Int64
 from wdsplit.errors import InputError
 from wdsplit.order.evened import Stretches, evened
 from wdsplit.order.limits import MAX_LANES, MAX_SEED, MAX_WINDOW, TAILS, Tail
-from wdsplit.order.units import Repeats, ShardUnits, Units, shard_units
+from wdsplit.order.selection import Selection
+from wdsplit.order.units import Items, Packs, ShardUnits, Units, shard_units
 
 __all__ = [
     "EpochOrder",
@@ -26,6 +28,7 @@ __all__ = [
     "groups",
     "hash_numbers",
     "hash_stream",
+    "in_rows",
     "order_problems",
     "permutation",
 ]
@@ -126,6 +129,7 @@ class Located:
     """The samples of some positions: arrays of one shape.
 
     Attributes:
+        row: int64, rising: which of the positions each sample is of; one each, unless units are packs.
         source: int64, the dataset of each position, if it is one of a mixture; else 0.
         shard: int64, its shard.
         sample: int64, the sample's place in its shard's tar.
@@ -133,6 +137,7 @@ class Located:
         part: int64, which of the units of its sample it is, where samples have several; else 0.
     """
 
+    row: Int64
     source: Int64
     shard: Int64
     sample: Int64
@@ -165,6 +170,7 @@ class EpochOrder:
         totals: int64 of shape (shards,): samples of each shard, also those that are not selected.
         selection: The units of the view; None if each sample is one.
         is_even: Whether the windows of a shard have `window` units each, but for the last one.
+        is_packed: Whether a unit may be several samples.
         part_name: The field that numbers the units of a sample, where samples have several; else empty.
         sequence: int64 of shape (shards,): the shards in lane-major order, lane 0's first.
         ends: int64 of shape (shards,): samples up to and with each shard of the sequence.
@@ -197,8 +203,9 @@ class EpochOrder:
         self.epoch = epoch
         self.counts = counts
         self.totals = counts if selection is None else selection.totals
-        self.is_even = not isinstance(selection, Repeats)
-        self.part_name = selection.part_name if isinstance(selection, Repeats) else ""
+        self.is_even = selection is None or isinstance(selection, Selection)
+        self.is_packed = isinstance(selection, Packs)
+        self.part_name = "" if selection is None or isinstance(selection, Selection) else selection.part_name
         self.selection = None if self.is_even and np.array_equal(counts, self.totals) else selection
         order = permutation(num_shards, options.seed, epoch, _SHARDS) if options.shuffle else np.arange(num_shards)
         self.sequence = _lane_major(order, lanes)
@@ -277,13 +284,12 @@ class EpochOrder:
     def locate(self, positions: Int64) -> Located:
         """Return the shard and the sample of each position."""
         shard, unit, pad = self.units(positions)
+        row = np.arange(len(unit))
         sample, part = unit, np.zeros_like(unit)
         if self.selection is not None:
-            sample = np.empty_like(unit)
-            for each, rows in groups(shard):
-                sample[rows], parts = self.shard_units(each).places(unit[rows])
-                part[rows] = 0 if parts is None else parts
-        return Located(np.zeros_like(shard), shard, sample, pad, part)
+            found = ((rows, self.shard_units(each).items(unit[rows])) for each, rows in groups(shard))
+            row, sample, part = in_rows(starmap(_columns, found), 3)
+        return Located(row, np.zeros_like(row), shard[row], sample, pad[row], part)
 
     def positions_of(self, shard: Int64, unit: Int64) -> Int64:
         """Return the position of each unit, by its number in its shard: the inverse of `units`, pads left out."""
@@ -404,6 +410,20 @@ class EpochOrder:
     def shard_units(self, shard: int) -> ShardUnits:
         """Return the units of a shard, in windows."""
         return shard_units(self.selection, self.totals, shard, self.options.window)
+
+
+def in_rows(parts: Iterable[tuple[Int64, ...]], num_columns: int) -> list[Int64]:
+    """Return columns that were made in parts, one after another, sorted by the first of them, which has the rows."""
+    listed = list(parts)
+    columns = [np.concatenate([np.zeros(0, np.int64), *(part[n] for part in listed)]) for n in range(num_columns)]
+    by_row = np.argsort(columns[0], kind="stable")
+    return [column[by_row] for column in columns]
+
+
+def _columns(rows: Int64, items: Items) -> tuple[Int64, Int64, Int64]:
+    """Return for each item of the units in some rows its row, its sample and which of its sample's items it is."""
+    parts = np.zeros_like(items.samples) if items.parts is None else items.parts
+    return rows if items.rows is None else rows[items.rows], items.samples, parts
 
 
 def _lane_major(order: Int64, lanes: int) -> Int64:

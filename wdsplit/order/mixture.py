@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsplit.arrays import Int64
-from wdsplit.order.epoch import EpochOrder, Located, OrderOptions, groups, hash_numbers, hash_stream
+from wdsplit.order.epoch import EpochOrder, Located, OrderOptions, groups, hash_numbers, hash_stream, in_rows
 from wdsplit.order.shares import impossible, numbered, refuse
 
 __all__ = ["BLOCK_OFFSETS", "EpochShares", "MixedOrder", "Quota", "source_seed"]
@@ -165,13 +165,14 @@ class MixedOrder:
 
     def locate(self, positions: Int64) -> Located:
         """Return the source, the shard and the sample of each position."""
-        source, shard, sample, part = (np.empty(len(positions), np.int64) for _ in range(4))
+        found = []
         for quota in self.quotas(positions):
             assert self._order_of is not None
-            located = self._order_of(quota.source, quota.source_epoch).locate(quota.positions)
-            source[quota.rows], shard[quota.rows], sample[quota.rows] = quota.source, located.shard, located.sample
-            part[quota.rows] = located.part
-        return Located(source, shard, sample, self.pads(positions), part)
+            each = self._order_of(quota.source, quota.source_epoch).locate(quota.positions)
+            rows = quota.rows[each.row]
+            found.append((rows, np.full_like(rows, quota.source), each.shard, each.sample, each.part))
+        row, source, shard, sample, part = in_rows(found, 5)
+        return Located(row, source, shard, sample, self.pads(positions)[row], part)
 
     def quotas(self, positions: Int64) -> Iterator[Quota]:
         """Give the quota of each source, epoch by epoch of the source.

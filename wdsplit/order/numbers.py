@@ -9,7 +9,7 @@ import numpy as np
 
 from wdsplit.arrays import Int64
 from wdsplit.order.epoch import groups
-from wdsplit.order.units import ShardUnits, Units, shard_units
+from wdsplit.order.units import ShardUnits, Units, items_of, shard_units
 
 __all__ = ["SampleNumbers"]
 
@@ -19,7 +19,7 @@ class SampleNumbers:
 
     Args:
         totals: int64 of shape (shards,): the samples of each shard.
-        selection: The units that are numbered; None for each sample once.
+        selection: The units whose items are numbered; None for each sample once.
 
     Attributes:
         counts: int64 of shape (shards,): the numbers of each shard.
@@ -27,8 +27,8 @@ class SampleNumbers:
     """
 
     def __init__(self, totals: Int64, selection: Units | None = None) -> None:
-        self._totals, self._selection = totals, selection
-        self.counts = totals if selection is None else selection.counts
+        self._totals, self._items = totals, items_of(selection)
+        self.counts = totals if self._items is None else self._items.counts
         self.ends = np.cumsum(self.counts)
 
     def __len__(self) -> int:
@@ -39,23 +39,22 @@ class SampleNumbers:
         shard = np.searchsorted(self.ends, numbers, side="right")
         sample = numbers - (self.ends - self.counts)[shard]
         part = np.zeros_like(sample)
-        if self._selection is not None:
+        if self._items is not None:
             for each, rows in groups(shard):
-                sample[rows], parts = self._units(each).places(sample[rows])
+                _, sample[rows], parts = self._units(each).items(sample[rows])
                 part[rows] = 0 if parts is None else parts
         return shard, sample, part
 
     def of(self, shard: Int64, sample: Int64) -> Int64:
         """Return the first number of each sample, by their places; each must have one."""
         numbers: Int64 = sample.copy()
-        if self._selection is not None:
+        if self._items is not None:
             for each, rows in groups(shard):
-                samples, firsts = np.unique(
-                    self._units(each).places(np.arange(self.counts[each]))[0], return_index=True
-                )
+                every = self._units(each).items(np.arange(self.counts[each])).samples
+                samples, firsts = np.unique(every, return_index=True)
                 numbers[rows] = firsts[np.searchsorted(samples, sample[rows])]
         numbers += (self.ends - self.counts)[shard]
         return numbers
 
     def _units(self, shard: int) -> ShardUnits:
-        return shard_units(self._selection, self._totals, shard, max(1, int(self.counts[shard])))
+        return shard_units(self._items, self._totals, shard, max(1, int(self.counts[shard])))

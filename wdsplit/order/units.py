@@ -1,7 +1,8 @@
 """The units of a view: what one position of the order delivers, as samples of a shard.
 
-Pure (no I/O). A unit is a sample, or one of several times that a sample comes in an epoch. The order knows only how
-many units each window of a shard has; which samples they are matters only when a window is read.
+Pure (no I/O). A unit is one item, or a pack of several; an item is a sample, or one of several times that a sample
+comes in an epoch. The order knows only how many units each window of a shard has; which samples they are matters only
+when a window is read.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,17 +23,23 @@ __all__ = [
     "KINDS",
     "MAX_TIMES",
     "PART_NAMES",
+    "Items",
     "Kind",
+    "Packing",
+    "Packs",
     "Repeats",
     "ShardUnits",
     "Units",
     "Window",
+    "items_of",
+    "packing_of",
     "shard_units",
+    "spread",
 ]
 
 Kind = Literal["select", "repeat", "expand"]
 KINDS: tuple[Kind, ...] = ("select", "repeat", "expand")
-"""Kinds of units: each selected sample once; or a number of times, far apart (repeat) or together (expand)."""
+"""Kinds of items: each selected sample once; or a number of times, far apart (repeat) or together (expand)."""
 
 MAX_TIMES = 2**20
 """Largest number of units of a sample."""
@@ -47,13 +54,37 @@ class Window:
 
     Attributes:
         samples: int64 of shape (samples,), rising: their places in the shard.
-        items: int64 of shape (units,): the sample of each unit, as an index into `samples`.
-        parts: int64 of shape (units,): which of the units of its sample each is; None where each sample has one.
+        items: int64 of shape (items,): the sample of each item, unit after unit, as an index into `samples`.
+        parts: int64 of shape (items,): which of the items of its sample each is; None where each sample has one.
+        offsets: int64 of shape (units + 1,): where the items of each unit begin, and their number; None where each unit
+            is one item.
     """
 
     samples: Int64
     items: Int64
     parts: Int64 | None = None
+    offsets: Int64 | None = None
+
+
+class Items(NamedTuple):
+    """The items of some units, unit after unit.
+
+    Attributes:
+        rows: int64 of shape (items,), rising: which of the units each item is of; None where each unit is one item.
+        samples: int64 of shape (items,): the sample of each.
+        parts: int64 of shape (items,): which of the items of its sample each is; None where each sample has one.
+    """
+
+    rows: Int64 | None
+    samples: Int64
+    parts: Int64 | None
+
+
+def spread(offsets: Int64, units: Int64) -> tuple[Int64, Int64]:
+    """Return which of some units each of their items is of, and the number of each item; offsets are as in `Window`."""
+    sizes = offsets[units + 1] - offsets[units]
+    rows = np.repeat(np.arange(len(units)), sizes)
+    return rows, np.arange(len(rows)) + np.repeat(offsets[units] - (np.cumsum(sizes) - sizes), sizes)
 
 
 class ShardUnits(Protocol):
@@ -66,8 +97,8 @@ class ShardUnits(Protocol):
     def window(self, number: int) -> Window:
         """Return what is read for the units of a window."""
 
-    def places(self, units: Int64) -> tuple[Int64, Int64 | None]:
-        """Return the sample of each unit, and which of its units it is: arrays as in `Window`, but of the shard."""
+    def items(self, units: Int64) -> Items:
+        """Return the items of some units, by their numbers."""
 
 
 class _EvenUnits:
@@ -93,7 +124,7 @@ class _EvenUnits:
     def _begins(self) -> Int64:
         """The first sample of each window, and the number of samples at last."""
         firsts = np.arange(0, self._count, self._window)
-        return np.append(self.places(firsts)[0], self._total)
+        return np.append(self.items(firsts).samples, self._total)
 
     def window(self, number: int) -> Window:
         """Return what is read for the units of a window."""
@@ -105,32 +136,40 @@ class _EvenUnits:
             samples = first + np.flatnonzero(self._mask(first, stop))
         return Window(samples, np.arange(len(samples)))
 
-    def places(self, units: Int64) -> tuple[Int64, None]:
-        """Return the sample of each unit."""
-        return (units if self._mask is None else np.flatnonzero(self._mask(0, self._total))[units]), None
+    def items(self, units: Int64) -> Items:
+        """Return the items of some units."""
+        samples = units if self._mask is None else np.flatnonzero(self._mask(0, self._total))[units]
+        return Items(None, samples, None)
 
 
 @dataclass(frozen=True, eq=False)
-class _RepeatedUnits:
-    """Units of samples that have several each.
+class _ListedUnits:
+    """Units of which the samples are listed.
 
     Attributes:
         ends: As for `ShardUnits`.
-        samples: int64 of shape (units,): the sample of each unit, rising in each window.
-        parts: int64 of shape (units,): which of the units of its sample it is.
+        samples: int64 of shape (items,): the sample of each item, unit after unit.
+        parts: As for `Window`, of the whole shard.
+        offsets: As for `Window`, of the whole shard.
     """
 
     ends: Int64
     samples: Int64
-    parts: Int64
+    parts: Int64 | None
+    offsets: Int64 | None = None
 
     def window(self, number: int) -> Window:
         first, stop = np.append(0, self.ends)[number : number + 2]
+        offsets = None if self.offsets is None else self.offsets[first : stop + 1]
+        if offsets is not None:
+            first, stop = offsets[0], offsets[-1]
         samples, items = np.unique(self.samples[first:stop], return_inverse=True)
-        return Window(samples, items.reshape(-1), self.parts[first:stop])
+        parts = None if self.parts is None else self.parts[first:stop]
+        return Window(samples, items.reshape(-1), parts, None if offsets is None else offsets - first)
 
-    def places(self, units: Int64) -> tuple[Int64, Int64]:
-        return self.samples[units], self.parts[units]
+    def items(self, units: Int64) -> Items:
+        rows, numbers = (None, units) if self.offsets is None else spread(self.offsets, units)
+        return Items(rows, self.samples[numbers], None if self.parts is None else self.parts[numbers])
 
 
 class Repeats:
@@ -192,10 +231,95 @@ class Repeats:
             is_first = (np.arange(len(parts)) - np.searchsorted(parts, parts)) % window == 0
         begins = np.flatnonzero(is_first)
         ends = np.append(begins[1:], len(number))[: len(begins)]
-        return _RepeatedUnits(ends, self.chosen.places(shard)[number], parts)
+        return _ListedUnits(ends, self.chosen.places(shard)[number], parts)
 
 
-Units: TypeAlias = Selection | Repeats
+class Packing(NamedTuple):
+    """How long packs are.
+
+    Attributes:
+        capacity: How long the items of a pack are together at most.
+        truncates: Whether longer samples are cut to the capacity; else there are none.
+    """
+
+    capacity: int
+    truncates: bool
+
+
+class Packs:
+    """Units of several items each. Immutable.
+
+    Args:
+        base: The items, as units.
+        bins: Unsigned integers of shape (items,), shard by shard in the order of their units: the pack of each item.
+            The packs of a shard are numbered from 0, block by block. May be a memory map.
+        block: How many items of a shard are packed, and read, together.
+        packing: How long packs are.
+
+    Attributes:
+        totals: As for `Selection`.
+        counts: int64 of shape (shards,): the packs of each shard.
+        num_samples: Packs in all: positions of an epoch that are no pads.
+    """
+
+    kind = "pack"
+
+    def __init__(
+        self, base: Selection | Repeats, bins: npt.NDArray[np.unsignedinteger], block: int, packing: Packing
+    ) -> None:
+        self.base, self.bins, self.block, self.packing = base, np.asarray(bins), block, packing
+        self.chosen, self.totals = base.chosen, base.totals
+        self.counts = np.zeros_like(base.counts)
+        self._ends = np.cumsum(base.counts)
+        filled = np.flatnonzero(base.counts)
+        if len(filled):
+            self.counts[filled] = (
+                np.maximum.reduceat(self.bins, (self._ends - base.counts)[filled]).astype(np.int64) + 1
+            )
+        self.num_samples = int(self.counts.sum())
+
+    def __len__(self) -> int:
+        return len(self.totals)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Identifies the units, as for `Selection`."""
+        bins = np.ascontiguousarray(self.bins.astype("<u4")).data
+        return xxhash.xxh3_128_hexdigest(
+            f"pack {self.block} {tuple(self.packing)} {self.base.fingerprint} ".encode() + bins.tobytes()
+        )
+
+    def mask(self, shard: int, first: int = 0, stop: int | None = None) -> Mask:
+        """Return which samples have items, as for `Selection`."""
+        return self.chosen.mask(shard, first, stop)
+
+    @property
+    def part_name(self) -> str:
+        """The field that numbers the items of a sample; empty where each has one."""
+        return self.base.part_name if isinstance(self.base, Repeats) else ""
+
+    def of_shard(self, shard: int) -> ShardUnits:
+        """Return the packs of a shard: a window is a block."""
+        count, stop = int(self.base.counts[shard]), int(self._ends[shard])
+        bins = self.bins[stop - count : stop].astype(np.int64)
+        _, samples, parts = shard_units(self.base, self.totals, shard, max(1, count)).items(np.arange(count))
+        ends = np.maximum.reduceat(bins, np.arange(0, count, self.block)) + 1 if count else bins
+        by_bin = np.argsort(bins, kind="stable")
+        offsets = np.append(0, np.cumsum(np.bincount(bins)))
+        return _ListedUnits(ends, samples[by_bin], None if parts is None else parts[by_bin], offsets)
+
+
+Units: TypeAlias = Selection | Repeats | Packs
+
+
+def packing_of(units: Units | None) -> Packing | None:
+    """Return how long packs are; None where each unit is one item."""
+    return units.packing if isinstance(units, Packs) else None
+
+
+def items_of(units: Units | None) -> Selection | Repeats | None:
+    """Return the items of some units, as units of one item each; None for each sample once."""
+    return units.base if isinstance(units, Packs) else units
 
 
 def shard_units(units: Units | None, totals: Int64, shard: int, window: int) -> ShardUnits:
@@ -209,6 +333,8 @@ def shard_units(units: Units | None, totals: Int64, shard: int, window: int) -> 
     """
     if isinstance(units, Repeats):
         return units.of_shard(shard, window)
+    if isinstance(units, Packs):
+        return units.of_shard(shard)
     total = int(totals[shard])
     if units is None:
         return _EvenUnits(total, window, total)

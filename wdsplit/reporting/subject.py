@@ -100,12 +100,12 @@ class Subject:
         """Return the shard of each position, counted through all parts."""
         found = order.locate(positions)
         shards: Int64 = self._first_shards[found.source] + found.shard
-        return shards
+        return shards[_first_of_each(found, positions)]
 
     def numbers(self, order: AnyOrder, positions: Int64) -> Int64:
-        """Return the number of the sample at each position."""
+        """Return the number of the sample at each position; of a pack, of its first sample."""
         found = order.locate(positions)
-        return self.numbers_of(found.source, found.shard, found.sample)
+        return self.numbers_of(found.source, found.shard, found.sample)[_first_of_each(found, positions)]
 
     def numbers_of(self, part: Int64, shard: Int64, sample: Int64) -> Int64:
         """Return the numbers of samples by their places."""
@@ -125,7 +125,8 @@ class Subject:
         shard, sample = np.empty_like(numbers), np.empty_like(numbers)
         for each, rows in groups(part):
             shard[rows], sample[rows], _ = self.numberings[each].places(numbers[rows] - self._first_numbers[each])
-        return Located(part, shard, sample, np.zeros(len(numbers), np.bool_), np.zeros_like(numbers))
+        zeros = np.zeros_like(numbers)
+        return Located(np.arange(len(numbers)), part, shard, sample, zeros > 0, zeros)
 
     def open_shard(self, part: int, shard: int) -> OpenShard:
         """Open a shard of a part."""
@@ -151,6 +152,10 @@ class Subject:
         """Yield samples with all payloads, by their numbers; each shard is opened once."""
         rising = np.array(sorted(set(numbers)), np.int64)
         yield from zip(rising.tolist(), samples_at(self.parts, self.places(rising)), strict=True)
+
+
+def _first_of_each(found: Located, positions: Int64) -> Int64:
+    return np.searchsorted(found.row, np.arange(len(positions)))
 
 
 def open_subject(

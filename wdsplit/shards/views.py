@@ -1,8 +1,8 @@
 """Stored views of a dataset: a file for each view, with the units of each shard.
 
-`views/NAME.view` is a line of JSON, then the number of selected samples of each shard, then the bitmaps; where samples
-come several times, then how often each selected sample comes. A local file is memory-mapped. Anyone may have made it,
-so its size is compared with the dataset's before memory is allocated.
+`views/NAME.view` is a line of JSON, then the number of selected samples of each shard, then the bitmaps. Where samples
+come several times, it goes on with how often each selected sample comes; of packs, with the pack of each item. A local
+file is memory-mapped. Anyone may have made it, so its size is compared with the dataset's before memory is allocated.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +21,7 @@ import orjson
 
 from wdsplit.errors import DatasetNotFoundError, OutputExistsError, WdsplitError
 from wdsplit.order.selection import Selection, bitmap_bytes
-from wdsplit.order.units import KINDS, MAX_TIMES, Repeats, Units
+from wdsplit.order.units import KINDS, MAX_TIMES, Packing, Packs, Repeats, Units, items_of
 from wdsplit.shards.manifest import Manifest
 from wdsplit.shards.stored import Kind
 from wdsplit.storage.interface import ReadableStorage, Storage
@@ -60,7 +60,8 @@ _TYPES = {
     "num_selected": int,
     "num_units": int,
     "kind": str,
-    "item_bytes": int,
+    "pack": dict,
+    "widths": list,
     "recipe": dict,
 }
 
@@ -75,9 +76,10 @@ class StoredView:
         fingerprint: The fingerprint of its selection.
         num_samples: Number of samples of the dataset, without pads.
         num_selected: Number of samples in the view.
-        num_units: Number of samples that an epoch delivers: each as often as it comes.
-        kind: `select`, `repeat` or `expand`.
-        item_bytes: Bytes of the file for how often each selected sample comes; 0 where each comes once.
+        num_units: Number of positions of an epoch: samples, each as often as it comes, or packs.
+        kind: How samples come: `select`, `repeat` or `expand`.
+        pack: If they are packed, `capacity`, `block` (how many are packed together) and `truncates`; else empty.
+        widths: Bytes of an integer in each array after the bitmaps.
         recipe: How it was made, to show it or make it again: `where`, `view`, `keys`, `exclude`, `repeat`, `expand`.
     """
 
@@ -88,17 +90,18 @@ class StoredView:
     num_selected: int
     num_units: int
     kind: str
-    item_bytes: int
+    pack: Mapping[str, Any]
+    widths: Sequence[int]
     recipe: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def made_of(self) -> str:
         """How it was made, as options of `wdsplit view` in one line."""
         words = []
-        inners = {"view": "name", "where": "", "keys": "from", "exclude": "from", "repeat": "", "expand": ""}
-        for name, inner in inners.items():
+        inners = {"view": "name", "keys": "from", "exclude": "from"}
+        for name in ("view", "where", "keys", "exclude", "repeat", "expand", "pack", "capacity", "long"):
             value = self.recipe.get(name)
-            text = value.get(inner) if isinstance(value, dict) else value
+            text = value.get(inners.get(name, "")) if isinstance(value, dict) else value
             words += [] if text is None else [f"--{name} {quoted(str(text))}"]
         return " ".join(words)
 
@@ -149,9 +152,13 @@ def write_view(storage: Storage, manifest: Manifest, name: str, units: Units, re
         units: The units of each shard.
         recipe: How it was made, as JSON values.
     """
-    path, chosen = VIEWS.path(name), units.chosen
-    times = units.times if isinstance(units, Repeats) else np.zeros(0, np.uint32)
-    item_bytes = np.min_scalar_type(int(times.max(initial=1))).itemsize if isinstance(units, Repeats) else 0
+    path, chosen, items = VIEWS.path(name), units.chosen, items_of(units)
+    arrays = [items.times] if isinstance(items, Repeats) else []
+    pack: dict[str, Any] = {}
+    if isinstance(units, Packs):
+        pack = {**units.packing._asdict(), "block": units.block}
+        arrays.append(units.bins)
+    arrays = [array.astype(np.min_scalar_type(int(array.max(initial=0))).newbyteorder("<")) for array in arrays]
     stored = StoredView(
         name,
         manifest.fingerprint,
@@ -159,16 +166,16 @@ def write_view(storage: Storage, manifest: Manifest, name: str, units: Units, re
         int(units.totals.sum()),
         chosen.num_samples,
         units.num_samples,
-        units.kind if isinstance(units, Repeats) else "select",
-        item_bytes,
+        items.kind if isinstance(items, Repeats) else "select",
+        pack,
+        [array.itemsize for array in arrays],
         recipe,
     )
     head = orjson.dumps({"wdsplit_view": _VERSION} | {each: getattr(stored, each) for each in _TYPES})
     line = head + b" " * (-(len(head) + 1) % _COUNT.itemsize) + b"\n"  # so that the counts are aligned
     with storage.publish(path, durable=True) as file:
         file.write([line, chosen.counts.astype(_COUNT).data.cast("B"), np.ascontiguousarray(chosen.bitmaps).data])
-        if item_bytes:
-            file.write([times.astype(f"<u{item_bytes}").data.cast("B")])
+        file.write([array.data.cast("B") for array in arrays if len(array)])
     return stored
 
 
@@ -199,7 +206,7 @@ def read_view(storage: ReadableStorage, manifest: Manifest, name: str) -> tuple[
         CorruptDataError: Its file is damaged.
     """
     path, totals = VIEWS.path(name), manifest.shards.num_real
-    most = _MAX_HEAD_BYTES + _COUNT.itemsize * len(totals) + int((-(-totals // 8)).sum() + 4 * totals.sum())
+    most = _MAX_HEAD_BYTES + _COUNT.itemsize * len(totals) + int((-(-totals // 8)).sum() + 8 * totals.sum())
     try:
         if isinstance(storage, LocalStorage) and not storage.has_latency:
             data: mmap.mmap | bytes = storage.map(path)
@@ -261,20 +268,46 @@ def _units(data: memoryview, stored: StoredView, totals: npt.NDArray[np.int64]) 
     counts = np.frombuffer(data[:count_bytes], _COUNT)
     if ((counts < 0) | (counts > totals)).any():
         raise VIEWS.unreadable(stored.name, "other counts of samples")
-    bitmaps_end = count_bytes + int(bitmap_bytes(totals, counts).sum())
-    if stored.kind not in KINDS or stored.item_bytes not in ((0,) if stored.kind == "select" else (1, 2, 4)):
-        raise VIEWS.unreadable(stored.name, f"units of kind {stored.kind!r}, of {stored.item_bytes} bytes each")
-    if len(data) - bitmaps_end != stored.item_bytes * int(counts.sum()):
-        raise VIEWS.unreadable(stored.name, "bitmaps of another size")
-    units: Units = Selection(totals, counts, np.frombuffer(data[count_bytes:bitmaps_end], np.uint8))
-    if stored.kind != "select":
-        times = np.frombuffer(data[bitmaps_end:], f"<u{stored.item_bytes}")
+    widths = stored.widths
+    has_times, has_bins = stored.kind != "select", bool(stored.pack)
+    if stored.kind not in KINDS or len(widths) != has_times + has_bins or not set(widths) <= {1, 2, 4}:
+        raise VIEWS.unreadable(stored.name, f"units of kind {stored.kind!r}, with {len(widths)} arrays")
+    rest = data[count_bytes:]
+
+    def taken(num_bytes: int) -> memoryview:
+        nonlocal rest
+        if len(rest) < num_bytes:
+            raise VIEWS.unreadable(stored.name, "a file that is cut off")
+        part, rest = rest[:num_bytes], rest[num_bytes:]
+        return part
+
+    bitmaps = np.frombuffer(taken(int(bitmap_bytes(totals, counts).sum())), np.uint8)
+    items: Selection | Repeats = Selection(totals, counts, bitmaps)
+    if has_times:
+        times = np.frombuffer(taken(widths[0] * items.num_samples), f"<u{widths[0]}")
         if len(times) and not 1 <= times.min() <= times.max() <= MAX_TIMES:
             raise VIEWS.unreadable(stored.name, f"samples that come never, or more than {MAX_TIMES:,} times")
-        units = Repeats(units.chosen, times, stored.kind)
+        items = Repeats(items.chosen, times, stored.kind)
+    units: Units = items
+    if has_bins:
+        bins = np.frombuffer(taken(widths[-1] * items.num_samples), f"<u{widths[-1]}")
+        units = _packs(stored, items, bins)
+    if rest:
+        raise VIEWS.unreadable(stored.name, f"{len(rest):,} bytes too many")
     found = int(totals.sum()), units.chosen.num_samples, units.num_samples
     if (stored.num_samples, stored.num_selected, stored.num_units) != found:
         raise VIEWS.unreadable(stored.name, "other numbers of samples")
     if stored.fingerprint != units.fingerprint:
         raise VIEWS.unreadable(stored.name, "bytes that were changed")
     return units
+
+
+def _packs(stored: StoredView, items: Selection | Repeats, bins: npt.NDArray[Any]) -> Packs:
+    """Return the packs of a view; no shard has more of them than items."""
+    capacity, block, truncates = (stored.pack.get(name) for name in ("capacity", "block", "truncates"))
+    if type(capacity) is not int or type(block) is not int or type(truncates) is not bool or min(capacity, block) < 1:
+        raise VIEWS.unreadable(stored.name, f"packs as {dict(stored.pack)!r}")
+    packs = Packs(items, bins, block, Packing(capacity, truncates))
+    if (packs.counts > items.counts).any():
+        raise VIEWS.unreadable(stored.name, "more packs than samples")
+    return packs

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,17 +20,23 @@ import pyarrow as pa
 from wdsplit.arrays import Int64
 from wdsplit.engines.local import Engine, LocalEngine, in_order
 from wdsplit.errors import InputError
+from wdsplit.order.packing import MAX_CAPACITY, block_of, packed
 from wdsplit.order.selection import Bits, Selection
+from wdsplit.order.split import whole
 from wdsplit.order.state import is_stored_name
-from wdsplit.order.units import MAX_TIMES, Repeats, Units
+from wdsplit.order.units import MAX_TIMES, Packing, Packs, Repeats, Units, shard_units
 from wdsplit.shards.sample_tables import KEY
 from wdsplit.tar.names import ambiguous_key, unescape_key
 from wdsplit.views.columns import SampleColumns
 from wdsplit.views.keys import KeyList, read_keys
 
-__all__ = ["Choice", "Chosen", "Tally", "choose", "read_choice", "refuse_missing"]
+__all__ = ["LONG", "Choice", "Chosen", "Tally", "choose", "read_choice", "refuse_missing"]
 
 logger = logging.getLogger(__name__)
+
+Long = Literal["error", "drop", "truncate"]
+LONG: tuple[Long, ...] = ("error", "drop", "truncate")
+"""What to do with samples that are longer than a pack."""
 
 _SHOWN_KEYS = 5
 _MAX_CLASSES = 10_000
@@ -55,6 +61,9 @@ class Choice:
         exclude: The keys to leave out, if any.
         repeat: A column that says how often each sample comes; 0 leaves it out.
         expand: A column that says how many parts each sample has, which come one after another.
+        pack: A column that says how long each sample is, to pack several of them together.
+        capacity: How long the samples of a pack are together at most.
+        long: What to do with longer samples: raise an error, drop or truncate them.
     """
 
     where: str | None = None
@@ -62,6 +71,9 @@ class Choice:
     exclude: KeyList | None = None
     repeat: str | None = None
     expand: str | None = None
+    pack: str | None = None
+    capacity: int = 0
+    long: Long = "error"
 
     @property
     def name(self) -> str:
@@ -71,6 +83,7 @@ class Choice:
         # A state names its view: a column alone must not look like the name of a stored view.
         where = f"({self.where})" if is_stored_name(self.where) else self.where
         names += [f"{kind} {column}" for kind, column in (("repeat", self.repeat), ("expand", self.expand)) if column]
+        names += [f"pack {self.pack} into {self.capacity:,}"] if self.pack else []
         return " and ".join(names if where is None else [where, *names])
 
     @property
@@ -105,56 +118,70 @@ class Chosen:
         selection: The units of the chosen samples.
         found: For each list of keys, whether a sample has the key: bool of shape (keys,).
         classes: For each counted column of classes, the number of chosen samples and of all samples by class.
+        length: How long all packed items are together.
+        num_long: Samples that were longer than a pack, and are dropped or truncated.
     """
 
     selection: Units
     found: Mapping[str, npt.NDArray[np.bool_]]
     classes: Mapping[str, Tally] = field(default_factory=dict)
+    length: int = 0
+    num_long: int = 0
 
 
 @dataclass(frozen=True, eq=False)
 class _Part:
     """The result of a task: the bits of its shards, the keys of lists that it found, and the counts of classes.
 
-    Where the choice says how often samples come, `times` has this for those with set bits; else it is empty.
+    Where the choice says how often samples come, `times` has this for those with set bits; else it is empty. So has
+    `bins` the packs of their items, which are `length` long together; `num_long` are longer than a pack.
     """
 
     shards: range
     bits: Bits
     times: npt.NDArray[np.uint32]
+    bins: npt.NDArray[np.uint32]
+    length: int
+    num_long: int
     found: dict[str, Int64]
     classes: dict[str, Tally]
 
 
 def read_choice(
-    columns: SampleColumns,
-    where: str | None,
-    keys: Any,
-    exclude: Any,
-    storage_options: Mapping[str, Any] | None = None,
-    repeat: str | None = None,
-    expand: str | None = None,
+    columns: SampleColumns, asked: Mapping[str, Any], storage_options: Mapping[str, Any] | None = None
 ) -> Choice:
-    """Return the criteria, with lists of keys read from files; arguments and errors as for `resolve_view`."""
-    for name, text in (("where", where), ("repeat", repeat), ("expand", expand)):
-        if text is not None and not isinstance(text, str):
-            raise InputError(f"invalid {name}", expected="a string", found=type(text).__name__)
-    if repeat is not None and expand is not None:
+    """Return the criteria, with lists of keys read from files; arguments by name, and errors, as for `resolve_view`."""
+    given = {name: value for name, value in asked.items() if value is not None}
+    for name in ("where", "repeat", "expand", "pack"):
+        if not isinstance(given.get(name, ""), str):
+            raise InputError(f"invalid {name}", expected="a string", found=type(given[name]).__name__)
+    if "repeat" in given and "expand" in given:
         raise InputError("repeat and expand cannot be combined", remedy="leave out one of them")
-    for column in filter(None, (repeat, expand)):
-        columns.refuse_unknown([column])
-        if not pa.types.is_integer(columns.schema.field(column).type):
-            raise InputError(
-                f"column {column!r} cannot say how often samples come",
-                place=columns.storage.url,
-                expected="a column of integers",
-                found=str(columns.schema.field(column).type),
-            )
-    kept, left_out = (
-        None if each is None else read_keys(each, name, storage_options, columns)
-        for each, name in ((keys, "keys"), (exclude, "exclude"))
-    )
-    return Choice(where, kept, left_out, repeat, expand)
+    for what in ("repeat", "expand", "pack"):
+        if what in given:
+            columns.refuse_unknown([given[what]])
+            kind = columns.schema.field(given[what]).type
+            if not pa.types.is_integer(kind):
+                raise InputError(
+                    f"column {given[what]!r} cannot be used to {what}",
+                    place=columns.storage.url,
+                    expected="a column of integers",
+                    found=str(kind),
+                )
+    capacity, long = whole(given.get("capacity")), given.get("long", "error")
+    if "pack" in given and (type(capacity) is not int or not 1 <= capacity <= MAX_CAPACITY):
+        raise InputError(
+            "invalid capacity",
+            expected=f"with pack, an integer from 1 to {MAX_CAPACITY:,}: how long a pack may be",
+            found=repr(capacity),
+        )
+    if long not in LONG:
+        raise InputError("invalid long", expected=f"one of {', '.join(LONG)}", found=repr(long))
+    if "pack" not in given and ("capacity" in given or "long" in given):
+        raise InputError("capacity and long need pack", remedy="give pack, the column of the lengths")
+    for name in filter(given.__contains__, ("keys", "exclude")):
+        given[name] = read_keys(given[name], name, storage_options, columns)
+    return Choice(**given | {"capacity": capacity or 0})
 
 
 def refuse_missing(columns: SampleColumns, choice: Choice, chosen: Chosen, allow_missing: bool = False) -> None:
@@ -217,7 +244,7 @@ def choose(
     """
     if choice.where is not None:
         columns.parse(choice.where)
-    elif base is not None and not (choice.lists or counted or choice.times):
+    elif base is not None and not (choice.lists or counted or choice.times or choice.pack):
         return Chosen(base, {})
     ends = np.append(0, np.cumsum(-(-totals // 8)))
     bits = np.zeros(int(ends[-1]), np.uint8)
@@ -226,7 +253,7 @@ def choose(
     for first in range(0, len(totals), _SHARDS_AT_ONCE):
         shards = range(first, min(len(totals), first + _SHARDS_AT_ONCE))
         tasks.append((shards, None if whole is None else whole[ends[shards.start] : ends[shards.stop]]))
-    times: dict[int, npt.NDArray[np.uint32]] = {}
+    done_parts: dict[int, _Part] = {}
     found = {name: np.zeros(len(each.keys), np.int64) for name, each in choice.lists.items()}
     classes = {name: Tally(Counter(), Counter()) for name in counted}
     done = samples = 0
@@ -243,7 +270,7 @@ def choose(
     with closing(mapped) as parts:
         for part in parts:
             bits[ends[part.shards.start] : ends[part.shards.stop]] = part.bits
-            times[part.shards.start] = part.times
+            done_parts[part.shards.start] = replace(part, bits=bits[:0], found={}, classes={})
             for name, numbers in part.found.items():
                 np.add.at(found[name], numbers, 1)
             for name in list(classes):
@@ -259,11 +286,20 @@ def choose(
             if unescape_key(key) != key:
                 raise ambiguous_key(key, keys.origin)
     selection = Selection.of_bits(totals, bits)
-    units: Units = selection
+    items: Selection | Repeats = selection
+    every = [done_parts[first] for first in sorted(done_parts)]
     if choice.times is not None:
-        every = np.concatenate([np.zeros(0, np.uint32), *(times[first] for first in sorted(times))])
-        units = Repeats(selection, every, "repeat" if choice.repeat else "expand")
-    return Chosen(units, {name: counts > 0 for name, counts in found.items()}, classes)
+        items = Repeats(selection, _joined(part.times for part in every), "repeat" if choice.repeat else "expand")
+    units: Units = items
+    if choice.pack is not None:
+        packing = Packing(choice.capacity, choice.long == "truncate")
+        units = Packs(items, _joined(part.bins for part in every), block_of(choice.capacity), packing)
+    sums = sum(part.length for part in every), sum(part.num_long for part in every)
+    return Chosen(units, {name: counts > 0 for name, counts in found.items()}, classes, *sums)
+
+
+def _joined(parts: Iterable[npt.NDArray[np.uint32]]) -> npt.NDArray[np.uint32]:
+    return np.concatenate([np.zeros(0, np.uint32), *parts])
 
 
 def _choose_some(
@@ -275,11 +311,11 @@ def _choose_some(
 ) -> _Part:
     """Choose samples of the shards of a task. Runs in a worker process; may run twice."""
     condition = None if choice.where is None else columns.parse(choice.where)
-    lists, needs_keys = choice.lists, choice.lists or choice.times
+    lists, needs_keys = choice.lists, choice.lists or choice.times or choice.pack
     given = [*(condition.columns if condition else ()), *([KEY] if needs_keys else ()), *counted]
-    names = list(dict.fromkeys([*given, *filter(None, [choice.times])]))
+    names = list(dict.fromkeys([*given, *filter(None, [choice.times, choice.pack])]))
     bits: list[Bits] = [np.zeros(0, np.uint8)]
-    times: list[npt.NDArray[np.uint32]] = [np.zeros(0, np.uint32)]
+    times, bins, length, num_long = [], [], 0, 0
     found: dict[str, list[Int64]] = {name: [np.zeros(0, np.int64)] for name in lists}
     classes = {name: Tally(Counter(), Counter()) for name in counted}
     for table, mask in _tables(columns, totals, names, task):
@@ -290,15 +326,31 @@ def _choose_some(
             rows, numbers = keys.look_up(table.column(KEY))
             found[name].append(numbers)
             mask &= _mask_of(rows, len(table)) ^ (name == "exclude")
+        items: Selection | Repeats | None = None
+        if choice.pack is not None:
+            lengths = _integers(table, choice.pack, mask, "how long a sample is", MAX_CAPACITY)
+            is_long = mask & (lengths > choice.capacity)
+            if choice.long == "error":
+                _refuse_long(table, choice, is_long)
+            num_long += int(is_long.sum())
+            if choice.long == "drop":
+                mask &= ~is_long
         if choice.times is not None:
-            each = _times(table, choice.times, mask)
+            each = _integers(table, choice.times, mask, "how often a sample comes", MAX_TIMES)
             mask &= each > 0
-            times.append(each[mask])
+            times.append(each[mask].astype(np.uint32))
+            items = Repeats(Selection.of_masks([mask]), times[-1], "repeat" if choice.repeat else "expand")
+        if choice.pack is not None:
+            items = items or Selection.of_masks([mask])
+            of_shard = shard_units(items, items.totals, 0, max(1, len(mask))).items(np.arange(items.num_samples))
+            packed_lengths = np.minimum(lengths, choice.capacity)[of_shard.samples]
+            length += int(packed_lengths.sum())
+            bins.append(packed(packed_lengths, choice.capacity, block_of(choice.capacity)))
         for name in counted:
             classes[name].add(_tally(table.column(name), mask))
         bits.append(np.packbits(mask, bitorder="little"))
     joined = {name: np.concatenate(numbers) for name, numbers in found.items()}
-    return _Part(task[0], np.concatenate(bits), np.concatenate(times), joined, classes)
+    return _Part(task[0], np.concatenate(bits), _joined(times), _joined(bins), length, num_long, joined, classes)
 
 
 def _tables(
@@ -322,22 +374,35 @@ def _mask_of(rows: Int64, num_rows: int) -> npt.NDArray[np.bool_]:
     return mask
 
 
-def _times(table: pa.Table, name: str, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint32]:
-    """Return how many units each sample has, by a column of integers; only those of the mask are looked at."""
-    values = table.column(name).cast(pa.int64(), safe=False).fill_null(-1).to_numpy()
-    wrong = np.flatnonzero(mask & ((values < 0) | (values > MAX_TIMES)))
+def _integers(table: pa.Table, name: str, mask: npt.NDArray[np.bool_], what: str, most: int) -> Int64:
+    """Return a column of integers from 0 to `most`; only those of the mask are looked at."""
+    values: Int64 = table.column(name).cast(pa.int64(), safe=False).fill_null(-1).to_numpy()
+    wrong = np.flatnonzero(mask & ((values < 0) | (values > most)))
     if len(wrong):
         row = table.slice(int(wrong[0]), 1).to_pylist()[0]
         raise InputError(
-            f"column {name!r} cannot say how often a sample comes",
+            f"column {name!r} cannot say {what}",
             place=f"sample {row[KEY]!r}",
-            expected=f"an integer from 0 to {MAX_TIMES:,}",
+            expected=f"an integer from 0 to {most:,}",
             found="null" if row[name] is None else str(row[name]),
             remedy=f"leave such samples out: --where '{name} >= 0' (where=)",
             key=row[KEY],
         )
-    times: npt.NDArray[np.uint32] = values.astype(np.uint32)
-    return times
+    return values
+
+
+def _refuse_long(table: pa.Table, choice: Choice, is_long: npt.NDArray[np.bool_]) -> None:
+    """Refuse samples that are longer than a pack."""
+    if is_long.any():
+        row = table.slice(int(np.argmax(is_long)), 1).to_pylist()[0]
+        raise InputError(
+            "a sample is longer than a pack may be",
+            place=f"sample {row[KEY]!r}",
+            expected=f"{choice.pack} of at most {choice.capacity:,}",
+            found=f"{row[choice.pack]:,}",
+            remedy="use a larger --capacity; or --long drop, or --long truncate (long=)",
+            key=row[KEY],
+        )
 
 
 def _tally(column: Any, mask: npt.NDArray[np.bool_]) -> Tally:

@@ -64,7 +64,8 @@ class MadeView:
 
     def __repr__(self) -> str:
         stored = self.stored
-        times = "" if stored.kind == "select" else f", {stored.num_units:,} with repetitions"
+        repeated = "" if stored.kind == "select" else f", {stored.num_units:,} with repetitions"
+        times = f", in {stored.num_units:,} packs" if stored.pack else repeated
         return f"<MadeView {stored.name!r}: {stored.num_selected:,} of {stored.num_samples:,} samples{times}>"
 
     def _repr_html_(self) -> str:
@@ -84,6 +85,9 @@ def make_view(
     exclude: Any = None,
     repeat: str | None = None,
     expand: str | None = None,
+    pack: str | None = None,
+    capacity: int | None = None,
+    long: str | None = None,
     view: str | None = None,
     allow_missing: bool = False,
     overwrite: bool = False,
@@ -113,6 +117,10 @@ def make_view(
         expand: A column of integers: how many parts each sample has, such as clips of a video. A sample comes that
             often, one part after another before the shuffle; `__part__` numbers them from 0, for a stage that makes
             the part. The sample is read once.
+        pack: A column of integers: how long each sample is, such as its number of tokens. Samples are packed together,
+            so that a position of the epoch is a pack of several samples: see `wdsplit.Loader`.
+        capacity: How long the samples of a pack are together at most.
+        long: What to do with samples that are longer: `error` (the default), `drop` or `truncate`.
         view: Select only from the samples of this view.
         allow_missing: Warn about `keys` without a sample, instead of raising an error.
         overwrite: Replace the view of this name.
@@ -129,10 +137,12 @@ def make_view(
         StorageError: The folder is not writable.
     """
     VIEWS.checked(name)
-    if all(each is None for each in (where, keys, exclude, repeat, expand, view)):
+    asked = {"where": where, "keys": keys, "exclude": exclude, "repeat": repeat, "expand": expand}
+    asked |= {"pack": pack, "capacity": capacity, "long": long}
+    if view is None and all(each is None for each in asked.values()):
         raise InputError(
             "no condition for the view",
-            expected="where, keys, exclude, repeat, expand or view",
+            expected="where, keys, exclude, repeat, expand, pack or view",
             remedy="give a condition (--where), or a list of keys (--keys, --exclude)",
         )
     located, storage_options = located_one(url, storage_options, fs)
@@ -142,7 +152,7 @@ def make_view(
         if not overwrite:
             refuse_existing(storage, name)
         columns = SampleColumns(storage, manifest)
-        choice = read_choice(columns, where, keys, exclude, storage_options, repeat, expand)
+        choice = read_choice(columns, asked, storage_options)
         base = None if view is None else read_view(storage, manifest, view)
         counted = _counted(columns)
         selection = None if base is None else plain(View(base[0].name, base[1]), storage.url)
@@ -177,10 +187,12 @@ def _recipe(choice: Choice, chosen: Chosen, base: StoredView | None) -> dict[str
         recipe["where"] = choice.where
     if base is not None:
         recipe["view"] = {"name": base.name, "fingerprint": base.fingerprint}
-    if choice.repeat is not None:
-        recipe["repeat"] = choice.repeat
-    if choice.expand is not None:
-        recipe["expand"] = choice.expand
+    recipe |= {
+        name: getattr(choice, name) for name in ("repeat", "expand", "pack") if getattr(choice, name) is not None
+    }
+    if choice.pack is not None:
+        recipe |= {"capacity": choice.capacity, "long": choice.long, "num_long": chosen.num_long}
+        recipe["fill"] = round(chosen.length / max(1, choice.capacity * chosen.selection.num_samples), 4)
     for name, keys in choice.lists.items():
         missing = int(np.count_nonzero(~chosen.found[name]))
         counts = {"keys": len(keys.keys), "duplicates": keys.num_duplicates, "missing": missing}

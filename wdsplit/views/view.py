@@ -16,8 +16,8 @@ from wdsplit.urls import shown_url
 
 __all__ = ["MAX_SAMPLES", "MAX_SHARDS", "plain", "resolve_view"]
 
-MAX_SHARDS, MAX_SAMPLES = 10_000, 50_000_000
-"""The largest dataset whose samples are selected on opening: every process that opens it reads all sample tables."""
+MAX_SHARDS, MAX_SAMPLES, MAX_PACKED = 10_000, 50_000_000, 2_000_000
+"""The largest dataset whose samples are selected, and packed, on opening: each process that opens it does so."""
 
 
 def resolve_view(
@@ -25,15 +25,11 @@ def resolve_view(
     manifest: Manifest,
     *,
     view: str | None = None,
-    where: str | None = None,
-    keys: Any = None,
-    exclude: Any = None,
-    repeat: str | None = None,
-    expand: str | None = None,
     limit: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
     max_shards: int = MAX_SHARDS,
     max_samples: int = MAX_SAMPLES,
+    **asked: Any,
 ) -> View | None:
     """Return the samples that meet all criteria; None if there are no criteria.
 
@@ -41,23 +37,18 @@ def resolve_view(
         storage: The storage of the dataset.
         manifest: Its manifest, of all samples.
         view: The name of a stored view.
-        where: A condition on the columns of samples.
-        keys: A list of keys to keep, or a file of them.
-        exclude: A list of keys to leave out, or a file of them. Keys without a sample are ignored.
-        repeat: A column of integers that says how often each sample comes.
-        expand: A column of integers that says how many parts each sample has.
         limit: Select only from the first `limit` samples, so that the selection is of `first_samples(manifest, limit)`.
             Keys of later samples count as missing.
         storage_options: Options for remote files of keys.
         max_shards: Maximum number of shards without a stored view.
         max_samples: Maximum number of samples without a stored view.
+        **asked: The other arguments of `make_view` that choose samples, by their names.
 
     Raises:
         InputError: The view or a column does not exist, the condition is invalid, some of `keys` have no sample, or
             the dataset is too large for anything but stored views.
         CorruptDataError: The view or a table of columns is damaged.
     """
-    asked = {"where": where, "keys": keys, "exclude": exclude, "repeat": repeat, "expand": expand}
     is_new = any(each is not None for each in asked.values())
     if view is None and not is_new:
         return None
@@ -74,28 +65,29 @@ def resolve_view(
             base = View(view, plain(base, storage.url, "limit").first(totals))
     if not is_new:
         return base
-    _refuse_too_large(storage, limited, {**asked, "view": view}, max_shards, max_samples)
+    most = min(max_samples, MAX_PACKED) if asked.get("pack") is not None else max_samples
+    _refuse_too_large(storage, limited, {**asked, "view": view}, max_shards, most)
     columns = SampleColumns(storage, manifest)
-    choice = read_choice(columns, where, keys, exclude, storage_options, repeat, expand)
+    choice = read_choice(columns, asked, storage_options)
     chosen = choose(columns, totals, choice, None if base is None else plain(base, storage.url))
     if limited is manifest:
         refuse_missing(columns, choice, chosen)
     return View(choice.name if base is None else f"{base.name} and {choice.name}", chosen.selection)
 
 
-def plain(view: View, url: str, what: str = "where, keys, exclude, repeat and expand") -> Selection:
+def plain(view: View, url: str, what: str = "where, keys, exclude, repeat, expand and pack") -> Selection:
     """Return the samples of a view to choose from.
 
     Raises:
-        InputError: They come several times.
+        InputError: They come several times, or in packs.
     """
     if isinstance(view.selection, Selection):
         return view.selection
     raise InputError(
-        f"view {view.name!r} repeats samples, so that nothing can be chosen from it",
+        f"view {view.name!r} repeats or packs samples, so that nothing can be chosen from it",
         place=url,
-        expected=f"for {what}, a view in which each sample comes once",
-        remedy="choose from all samples, or from the view that it was made of, and repeat these",
+        expected=f"for {what}, a view in which each sample comes once, alone",
+        remedy="choose from all samples, or from the view that it was made of, and repeat or pack these",
     )
 
 
@@ -109,8 +101,8 @@ def _refuse_too_large(
     words = ["wdsplit", "view", quoted(shown_url(storage.url)), "NAME"]
     for option, value in asked.items():
         if value is not None:
-            is_text = isinstance(value, (str, os.PathLike))
-            words += [f"--{option}", quoted(shown_url(os.fspath(value))) if is_text else "FILE"]
+            is_text = isinstance(value, (str, os.PathLike, int))
+            words += [f"--{option}", quoted(shown_url(str(value))) if is_text else "FILE"]
     raise InputError(
         "the dataset is too large to select samples each time it is opened",
         place=storage.url,

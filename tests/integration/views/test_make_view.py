@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 import wdsplit
+import wdsplit.debug
 from made_datasets import all_deliveries, numbers_dataset
 from paths import SUPPORT
 from sampled import columns_of, keys_of, rows_of, sampled_dataset, without_samples
@@ -18,6 +19,7 @@ from tables import start_script, write_table
 from wdsplit.cli.main import cli, main
 from wdsplit.errors import CorruptDataError, InputError, OutputExistsError
 from wdsplit.order.selection import Selection
+from wdsplit.order.units import shard_units
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.views import read_view, write_view
 from wdsplit.storage.opening import open_storage
@@ -186,6 +188,7 @@ MAKE = f"""
 import sys
 sys.path.insert(0, {str(SUPPORT)!r})
 import wdsplit
+import wdsplit.debug
 from wdsplit.errors import OutputExistsError, StorageError
 
 try:
@@ -210,6 +213,7 @@ def test_of_several_processes_that_make_a_view_one_does(dataset):
 STALL = """
 import os, sys, time
 import wdsplit
+import wdsplit.debug
 
 def stall(*_):
     print("stalled", flush=True)
@@ -429,7 +433,7 @@ def test_what_cannot_say_how_often_samples_come_is_refused(weighted, chosen, fou
 
 def test_a_view_that_repeats_cannot_be_limited(weighted):
     wdsplit.make_view(weighted, "many", where=RIGHT, repeat="weight", overwrite=True)
-    with pytest.raises(InputError, match="repeats samples"):
+    with pytest.raises(InputError, match="repeats or packs samples"):
         wdsplit.Dataset(weighted, view="many", limit=20)
 
 
@@ -437,6 +441,100 @@ def test_the_command_says_how_many_samples_an_epoch_has(weighted):
     output = view(weighted, "doubled", "--repeat", "weight", "--where", RIGHT, "--overwrite").output
     assert f"an epoch has {DUE.total()} samples: --repeat weight" in output
     assert "--repeat weight" in view(weighted, "--list").output
+
+
+# Packs
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("chosen", [{}, {"where": "row < 30"}, {"expand": "label", "where": "is_odd"}], ids=str)
+def test_packs_hold_all_that_is_chosen_and_are_made_of_blocks(weighted, chosen, jobs):
+    made = wdsplit.make_view(weighted, "packed", **chosen, pack="row", capacity=60, overwrite=True, jobs=jobs)
+    units = read_view(open_storage(weighted), read_manifest(open_storage(weighted)), "packed")[1]
+    due = [
+        row
+        for row in range(NUM_SAMPLES)
+        if "where" not in chosen or (row < 30 if "row" in chosen["where"] else row % 2)
+    ]
+    due = [row for row in due for _ in range(row % 3 if "expand" in chosen else 1)]
+    firsts, found = np.cumsum(COUNTS) - COUNTS, []
+    for shard, count in enumerate(units.counts.tolist()):
+        rows, samples, _ = shard_units(units, units.totals, shard, 1).items(np.arange(count))
+        assert rows is None or (np.bincount(rows, samples + firsts[shard]) <= 60).all()
+        found += (samples + firsts[shard]).tolist()
+    assert sorted(found) == due
+    assert (made.stored.num_units, made.stored.num_selected) == (units.num_samples, len(set(due)))
+    assert made.stored.recipe["fill"] == round(sum(due) / 60 / units.num_samples, 4)
+
+
+@pytest.mark.parametrize(("long", "kept"), [("drop", 31), ("truncate", NUM_SAMPLES)])
+def test_samples_longer_than_a_pack_are_dropped_or_truncated_and_counted(weighted, long, kept):
+    made = wdsplit.make_view(weighted, "packed", pack="row", capacity=30, long=long, overwrite=True)
+    assert made.stored.num_selected == kept and made.stored.recipe["num_long"] == NUM_SAMPLES - 31
+    output = view(weighted, "packed", "--pack", "row", "--capacity", 30, "--long", long, "--overwrite").output
+    assert f"{made.stored.num_units} packs of up to 30 row, filled to" in output
+    assert f"longer samples: {NUM_SAMPLES - 31} {long[:4]}" in output
+    audit = wdsplit.audit(weighted, view="packed", world_size=2, batch_size=3)
+    assert all(finding.held for finding in audit.findings)
+    assert len(wdsplit.Samples(weighted, view="packed")) == kept
+
+
+@pytest.mark.parametrize("chosen", [{"pack": "row", "capacity": 60}, {"repeat": "weight", "where": RIGHT}], ids=str)
+def test_an_audit_of_a_training_holds_for_units_of_any_kind(weighted, chosen):
+    dataset = wdsplit.Dataset(weighted, **chosen, rank=0, world_size=1)
+    loader = wdsplit.Loader(dataset, 4, collate_fn=columns_of_units)
+    with wdsplit.debug.audit(loader) as audited:
+        assert sum(1 for _ in audited) == len(loader)
+    assert audited.epochs[0].complete
+
+
+def columns_of_units(units):
+    samples = [sample for unit in units for sample in (unit if isinstance(unit, list) else [unit])]
+    return {name: [sample[name] for sample in samples] for name in ("__position__", "__key__")}
+
+
+@pytest.mark.parametrize(
+    ("chosen", "found"),
+    [
+        ({"pack": "row", "capacity": 50}, "51"),
+        ({"pack": "weight", "capacity": 50}, "null"),
+        ({"pack": "score", "capacity": 50}, "double"),
+        ({"pack": "row"}, "None"),
+        ({"pack": "row", "capacity": 0}, "0"),
+        ({"pack": "row", "capacity": 2**31}, str(2**31)),
+        ({"pack": "row", "capacity": 60, "long": "cut"}, "'cut'"),
+        ({"capacity": 60}, ""),
+        ({"pack": "rows", "capacity": 60}, ""),
+        ({"view": "packed", "where": "row > 3"}, ""),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_packed_is_refused(weighted, chosen, found):
+    wdsplit.make_view(weighted, "packed", pack="row", capacity=60, overwrite=True)
+    for refused in (lambda: wdsplit.make_view(weighted, "v", **chosen), lambda: wdsplit.Dataset(weighted, **chosen)):
+        with pytest.raises(InputError) as caught:
+            refused()
+        assert caught.value.found == found
+    assert "v" not in wdsplit.list_views(weighted)
+
+
+def test_bad_samples_are_left_out_of_packs_and_packs_of_only_bad_ones_have_a_substitute(weighted):
+    def refuse_some(sample):
+        if int(sample["cls"]) % 5 != 1:
+            raise ValueError
+        return sample
+
+    packs = {"pack": "row", "capacity": 60, "rank": 0, "world_size": 1, "shuffle": False}
+    whole = wdsplit.Loader(wdsplit.Dataset(weighted, **packs), 1, collate_fn=lambda packs: packs[0])
+    dataset = wdsplit.Dataset(weighted, **packs, on_bad_sample="substitute", max_bad_samples=1.0).map(refuse_some)
+    for num_workers in (0, 2):
+        loader = wdsplit.Loader(dataset, 1, num_workers=num_workers, collate_fn=lambda packs: packs[0])
+        for found, expected in zip(loader, whole, strict=True):
+            good = [int(sample["cls"]) for sample in expected if int(sample["cls"]) % 5 == 1]
+            if good:
+                assert [int(sample["cls"]) for sample in found] == good
+            else:
+                assert len(found) == 1 and found[0]["__pad__"] and int(found[0]["cls"]) % 5 == 1
 
 
 # Checks

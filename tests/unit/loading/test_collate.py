@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from wdsplit.errors import PipelineError
-from wdsplit.loading.transport.collate import collate, weave
+from wdsplit.loading.transport.collate import collate, collate_packs, weave, weave_packs
+from wdsplit.order.units import Packing
 
 
 def woven(samples, owners, pin=False):
@@ -216,3 +217,70 @@ def test_integers_that_only_fit_unsigned_are_exact_or_refused(value):
     for samples, owners in itertools.product([[value, 1], [value, -1]], [[0, 0], [0, 1]]):
         result = outcome(woven, samples, owners)
         assert result is PipelineError or result[2] == samples
+
+
+# Packs
+
+
+def packs_of(sizes, kind):
+    """Return packs of dicts, of some numbers of samples each; arrays have 0 to 4 rows."""
+    numbers = itertools.count()
+
+    def sample():
+        number = next(numbers)
+        rows = np.full((number % 5, 2), number, np.int32)
+        values = {"tokens": rows, "mask": rows[:, 0] > 3} if kind == "array" else {"tokens": torch.from_numpy(rows)}
+        return {"__key__": f"k{number}", **values, "cls": number}
+
+    return [[sample() for _ in range(size)] for size in sizes]
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=8), st.sampled_from(["array", "tensor"]), st.data())
+def test_a_batch_of_packs_is_their_samples_one_after_another_however_they_are_divided(sizes, kind, data):
+    packs = packs_of(sizes, kind)
+    owners = data.draw(st.lists(st.integers(0, 2), min_size=len(sizes), max_size=len(sizes)))
+    parts = []
+    for owner in sorted(set(owners)):
+        places = np.array([place for place, of in enumerate(owners) if of == owner])
+        own = [packs[place] for place in places]
+        samples = [*itertools.chain.from_iterable(own)]
+        parts.append((places, collate_packs(samples, np.array(list(map(len, own))), Packing(100, False))))
+    batch = weave_packs(parts, pin=False)
+    samples = [*itertools.chain.from_iterable(packs)]
+    lengths = [len(sample["tokens"]) for sample in samples]
+    assert batch["tokens"].tolist() == [row for sample in samples for row in sample["tokens"].tolist()]
+    assert batch["tokens"].dtype == torch.int32 and batch["__cu_seqlens__"].dtype == torch.int32
+    assert kind == "tensor" or batch["mask"].tolist() == [
+        each for sample in samples for each in sample["mask"].tolist()
+    ]
+    assert batch["__key__"] == [sample["__key__"] for sample in samples]
+    assert batch["cls"].tolist() == [sample["cls"] for sample in samples]
+    assert batch["__lengths__"].tolist() == lengths
+    assert batch["__cu_seqlens__"].tolist() == [0, *itertools.accumulate(lengths)]
+    assert batch["__position_ids__"].tolist() == [place for length in lengths for place in range(length)]
+    assert batch["__segment_ids__"].tolist() == [number for number, length in enumerate(lengths) for _ in range(length)]
+
+
+@pytest.mark.parametrize(
+    ("samples", "packing"),
+    [
+        ([(np.ones(3),)], Packing(9, False)),
+        ([{"a": 1}], Packing(9, False)),
+        ([{"a": np.ones(3)}, {"b": np.ones(3)}], Packing(9, False)),
+        ([{"a": np.ones(3), "b": np.ones(2)}], Packing(9, False)),
+        ([{"a": np.ones(3)}, {"a": np.ones(3, np.int32)}], Packing(9, False)),
+        ([{"a": np.ones((3, 2))}, {"a": np.ones((3, 1))}], Packing(9, False)),
+        ([{"a": np.ones(3)}, {"a": torch.ones(3)}], Packing(9, False)),
+        ([{"a": np.ones(3)}, {"a": np.ones(3)}], Packing(5, False)),
+        ([{"a": np.ones(3)}, {"a": np.ones(3)}], Packing(5, True)),
+    ],
+    ids=range(9),
+)
+def test_packs_whose_arrays_cannot_be_joined_or_are_too_long_are_refused(samples, packing):
+    with pytest.raises(PipelineError):
+        collate_packs(samples, np.array([len(samples)]), packing)
+
+
+def test_arrays_that_are_longer_than_a_pack_are_truncated_on_request():
+    sub_batch = collate_packs([{"a": np.arange(9)}, {"a": np.arange(2)}], np.array([1, 1]), Packing(4, True))
+    assert weave_packs([(np.arange(2), sub_batch)], pin=False)["a"].tolist() == [0, 1, 2, 3, 0, 1]

@@ -7,7 +7,7 @@ import pytest
 
 from wdsplit.errors import CorruptDataError, InputError, OutputExistsError, StorageError
 from wdsplit.order.selection import Selection
-from wdsplit.order.units import MAX_TIMES, Repeats
+from wdsplit.order.units import MAX_TIMES, Packing, Packs, Repeats, items_of
 from wdsplit.shards.manifest import Field, Manifest, Shard, Shards
 from wdsplit.shards.views import (
     VIEWS,
@@ -61,25 +61,34 @@ def refused(storage, manifest, data, error=CorruptDataError):
     return caught.value
 
 
+@pytest.mark.parametrize("is_packed", [False, True])
 @pytest.mark.parametrize("most", [None, 3, 300, 70_000])
 @pytest.mark.parametrize("every", [0, 1, 3])
-def test_a_view_is_read_as_it_was_written(storage, manifest, every, most):
+def test_a_view_is_read_as_it_was_written(storage, manifest, every, most, is_packed):
     selection = chosen(every)
     times = np.linspace(1, most or 1, selection.num_samples).astype(np.uint32)
-    units = selection if most is None else Repeats(selection, times, "expand")
+    items = selection if most is None else Repeats(selection, times, "expand")
+    number = np.arange(items.num_samples) - np.repeat(np.cumsum(items.counts) - items.counts, items.counts)
+    units = Packs(items, (number // 2).astype(np.uint32), 4, Packing(9, True)) if is_packed else items
     stored = write_view(storage, manifest, "v", units, {"where": "x > 1"})
     again, found = read_view(storage, manifest, "v")
     assert again == stored == read_head(storage, "v")
     assert (stored.num_samples, stored.num_selected) == (31, selection.num_samples)
-    assert (stored.num_units, stored.kind) == (times.sum(), "select" if most is None else "expand")
-    assert (stored.dataset, stored.fingerprint) == (manifest.fingerprint, units.fingerprint)
+    assert (stored.num_units, stored.kind) == (units.num_samples, "select" if most is None else "expand")
+    assert stored.pack == ({"capacity": 9, "truncates": True, "block": 4} if is_packed else {})
+    assert (
+        (stored.dataset, stored.fingerprint)
+        == (manifest.fingerprint, units.fingerprint)
+        == (stored.dataset, found.fingerprint)
+    )
     assert [found.chosen.places(n).tolist() for n in range(4)] == [selection.places(n).tolist() for n in range(4)]
-    assert most is None or found.times.tolist() == times.tolist()
-    size = (storage.root / "views" / "v.view").stat().st_size
-    assert selection.num_samples == 0 or most is None or stored.item_bytes == {3: 1, 300: 2, 70_000: 4}[most]
-    head = (storage.root / "views" / "v.view").read_bytes().index(b"\n") + 1
+    assert most is None or items_of(found).times.tolist() == times.tolist()
+    assert not is_packed or found.bins.tolist() == (number // 2).tolist()
+    lengths = [len(times)] * (most is not None) + [len(number)] * is_packed
+    assert selection.num_samples == 0 or most is None or stored.widths[0] == {3: 1, 300: 2, 70_000: 4}[most]
+    data = (storage.root / "views" / "v.view").read_bytes()
     bits = sum(-(-n // 8) for n, k in zip(COUNTS, selection.counts, strict=True) if 0 < k < n)
-    assert size == head + 8 * len(COUNTS) + bits + stored.item_bytes * selection.num_samples
+    assert len(data) == data.index(b"\n") + 1 + 8 * len(COUNTS) + bits + sum(map(int.__mul__, stored.widths, lengths))
 
 
 def test_a_dataset_without_shards_has_views_too(storage):
@@ -161,7 +170,7 @@ def test_a_changed_byte_of_the_counts_or_bitmaps_is_noticed(storage, manifest):
         refused(storage, manifest, bytes(changed))
 
 
-def forged(manifest, head=None, counts=(4, 0, 5, 3), bitmaps=BITMAPS, **changes):
+def forged(manifest, head=None, counts=(4, 0, 5, 3), bitmaps=BITMAPS, bins=b"", **changes):
     """Return the bytes of a view file with something wrong in it."""
     right = chosen(3)
     own = {
@@ -172,11 +181,12 @@ def forged(manifest, head=None, counts=(4, 0, 5, 3), bitmaps=BITMAPS, **changes)
         "num_selected": right.num_samples,
         "num_units": right.num_samples,
         "kind": "select",
-        "item_bytes": 0,
+        "pack": {},
+        "widths": [],
         "recipe": {},
     }
     line = orjson.dumps({**own, **changes}) if head is None else head
-    return line + b"\n" + np.array(counts, "<i8").tobytes() + bitmaps
+    return line + b"\n" + np.array(counts, "<i8").tobytes() + bitmaps + bins
 
 
 def test_the_forger_of_these_tests_can_write_a_right_one(storage, manifest):
@@ -216,8 +226,14 @@ def test_counts_that_are_not_those_of_the_dataset_are_refused(storage, manifest,
         {"num_units": 13},
         {"kind": "other"},
         {"kind": "repeat"},
-        {"item_bytes": 1},
-        {"item_bytes": 3},
+        {"widths": [1]},
+        {"kind": "repeat", "widths": [3]},
+        {"kind": "repeat", "widths": [1]},
+        {"pack": {"capacity": 9, "truncates": False, "block": 4}},
+        {"pack": {"capacity": 9, "truncates": False, "block": 0}, "widths": [1], "bins": bytes(12)},
+        {"pack": {"capacity": 9, "block": 4}, "widths": [1], "bins": bytes(12)},
+        {"pack": {"capacity": 9, "truncates": False, "block": 4}, "widths": [1], "bins": b"\xff" * 12},
+        {"pack": {"capacity": 9, "truncates": False, "block": 4}, "widths": [1], "bins": bytes(13)},
         {"fingerprint": "00"},
         {"head": b"{"},
         {"head": b"[]"},

@@ -126,6 +126,7 @@ class Block:
         fields: For each field object of shape (n,): bytes or Pending; None where a sample lacks the field. Or an Arrow
             array without nulls.
         whole: Fields that all samples are known to have, with no payload pending.
+        units: int64 of shape (n,), rising: which of the positions each sample is of; None where each has one sample.
     """
 
     keys: Objects
@@ -135,6 +136,7 @@ class Block:
     sizes: Int64
     fields: dict[str, Payloads]
     whole: Collection[str] = ()
+    units: Int64 | None = None
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -149,7 +151,8 @@ class Block:
         rows = slice(first, stop)
         fields = {name: values[rows] for name, values in self.fields.items()}
         keys, urls, positions, pads = self.keys[rows], self.urls[rows], self.positions[rows], self.pads[rows]
-        return Block(keys, urls, positions, pads, self.sizes[rows], fields, self.whole)
+        units = None if self.units is None else self.units[rows]
+        return Block(keys, urls, positions, pads, self.sizes[rows], fields, self.whole, units)
 
     def with_field(self, name: str, values: Objects) -> Block:
         """Return the samples with one more field, before the others."""

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from wdsplit.arrays import Int64
 from wdsplit.order.epoch import EpochOrder
-from wdsplit.order.units import ShardUnits, Window
+from wdsplit.order.units import ShardUnits, Window, spread
 
 __all__ = ["Plan", "PlannedWindow", "Planner", "ShardVisit"]
 
@@ -53,33 +53,37 @@ class PlannedWindow:
     Attributes:
         visit: Its shard.
         slot: Its index in the windows of the shard.
-        samples: int64 of shape (samples,), rising: the places in the shard of the samples that are read.
-        places: int64 of shape (units,): the units in the order of their visits, as indices into those samples.
-        parts: int64 of shape (units,): which of its sample's units each is; None where each sample is one unit.
+        window: The samples that are read, and the units that they make.
+        order: int64 of shape (units,): its units in the order of their visits.
         num_visited: Units of the shard that are visited before it.
     """
 
     visit: ShardVisit
     slot: int
-    samples: Int64
-    places: Int64
-    parts: Int64 | None
+    window: Window
+    order: Int64
     num_visited: int
+
+    @property
+    def samples(self) -> Int64:
+        """The places in the shard of the samples that are read, rising."""
+        return self.window.samples
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to read for some positions.
+    """What to read for some positions, of which the units have n items.
 
     Attributes:
-        positions: int64 of shape (n,).
+        positions: int64 of shape (n,): the position of each item.
         pads: bool of shape (n,): True where the sample is a repetition.
         windows: The windows that are needed.
         known: The numbers of those that the previous plan has kept.
         new: The numbers of those that must be read, in the order of their first positions.
         window_of: int64 of shape (n,): the number of the window of each position.
         places: int64 of shape (n,): the place of its sample in the window.
-        parts: int64 of shape (n,): which of its sample's units it is; None where each sample is one unit.
+        parts: int64 of shape (n,): which of its sample's items it is; None where each sample is one.
+        units: int64 of shape (n,), rising: which of the requested positions it is of; None where each has one item.
         kept: The windows that are kept afterwards.
     """
 
@@ -91,6 +95,7 @@ class Plan:
     window_of: Int64
     places: Int64
     parts: Int64 | None
+    units: Int64 | None
     kept: Collection[PlannedWindow]
 
 
@@ -130,14 +135,23 @@ class Planner:
         known = [number for number, window in enumerate(found) if window is not None]
         new = [number for number in np.argsort(first_of).tolist() if found[number] is None]
         inside = visits - np.array([window.num_visited for window in windows], np.int64)[window_of]
-        begins = np.cumsum([0, *(len(window.places) for window in windows[:-1])])
-        rows = begins[window_of] + inside
-        places = np.concatenate([np.zeros(0, np.int64), *(window.places for window in windows)])[rows]
-        numbered = [window.parts for window in windows if window.parts is not None]
-        parts = np.concatenate(numbered)[rows] if numbered else None
         self._keep(positions, windows, window_of, inside)
         after = frozenset(window for _, window in self._lanes.values() if window is not None)
-        return Plan(positions, pads, windows, known, new, window_of, places, parts, after)
+        begins = np.cumsum([0, *(len(window.order) for window in windows[:-1])])
+        order = np.concatenate(
+            [begins[:0], *(window.order + begin for window, begin in zip(windows, begins, strict=False))]
+        )
+        items = order[begins[window_of] + inside]  # each unit is one, unless units have offsets
+        reads = [window.window for window in windows]
+        offsets, units = [read.offsets for read in reads if read.offsets is not None], None
+        if offsets:
+            sizes = np.concatenate([np.diff(each) for each in offsets])
+            units, items = spread(np.append(0, np.cumsum(sizes)), items)
+            positions, pads, window_of = positions[units], pads[units], window_of[units]
+        places = np.concatenate([begins[:0], *(read.items for read in reads)])[items]
+        numbered = [read.parts for read in reads if read.parts is not None]
+        parts = np.concatenate(numbered)[items] if numbered else None
+        return Plan(positions, pads, windows, known, new, window_of, places, parts, units, after)
 
     def _keep(self, positions: Int64, windows: list[PlannedWindow], window_of: Int64, inside: Int64) -> None:
         """Keep the window of each lane's last position, unless the lane continues in another window."""
@@ -150,7 +164,7 @@ class Planner:
         columns = lanes.tolist(), window_of[rows].tolist(), inside[rows].tolist(), goes_on.tolist()
         for lane, number, place, more in zip(*columns, strict=True):
             window = windows[number]
-            is_over = more and place + 1 == len(window.places)
+            is_over = more and place + 1 == len(window.order)
             self._lanes[lane] = window.visit, None if is_over else window
 
     def _visit(self, number: int) -> ShardVisit:
@@ -170,8 +184,5 @@ class Planner:
         orders = self._order.places_in_windows(shards, numbers, sizes)
         windows = []
         for (visit, slot), size, row in zip(keys, sizes.tolist(), orders, strict=True):
-            window, order = visit.window(slot), row[:size]
-            parts = None if window.parts is None else window.parts[order]
-            num_visited = int(visit.ends[slot]) - size
-            windows.append(PlannedWindow(visit, slot, window.samples, window.items[order], parts, num_visited))
+            windows.append(PlannedWindow(visit, slot, visit.window(slot), row[:size], int(visit.ends[slot]) - size))
         return windows

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -143,6 +144,7 @@ class SampleReader:
         parts = self._kept | self._read(new)
         self._kept = {window: part for window, part in parts.items() if window in plan.kept}
         block = gathered(_by_block(plan, [parts[window] for window in plan.windows]), plan.positions, plan.pads)
+        block = replace(block, units=plan.units)
         return block if plan.parts is None else block.with_field(self._part_name, plan.parts.astype(object))
 
     def _read(self, windows: list[PlannedWindow]) -> dict[PlannedWindow, Part]:

@@ -24,7 +24,7 @@ from wdsplit.loading.reading.reader import BlockReader, SampleReader
 from wdsplit.order.epoch import EpochOrder, OrderOptions
 from wdsplit.order.split import AnyOrder, World, assigned_lanes
 from wdsplit.order.state import ViewMark
-from wdsplit.order.units import Units
+from wdsplit.order.units import Packing, Units, items_of, packing_of
 from wdsplit.order.views import EpochViews, View
 from wdsplit.shards.manifest import Manifest, Shard
 from wdsplit.storage.gathered import GatheredFiles, GatheredStorage
@@ -236,10 +236,19 @@ class AnySource(Protocol):
     def reader(self, order: Any, world: World) -> BlockReader:
         """Return a reader for the positions that one rank and worker has in an order of this source."""
 
-    def samples_at_once(self, world: World) -> int:
-        """Return how many samples a reader should read at a time."""
+    def units_text(self, epoch: int) -> str:
+        """Return what an epoch has, for people: so many samples, or packs of samples."""
 
-    def place(self, order: Any, position: int, orders: dict[Any, EpochOrder]) -> Place:
+    def positions_at_once(self, world: World, epoch: int) -> int:
+        """Return how many positions a reader should read at a time."""
+
+    def samples_a_position(self, epoch: int) -> float:
+        """Return how many samples a position of an epoch has, on average: 1, unless they are packed."""
+
+    def packing_at(self, epoch: int) -> Packing | None:
+        """Return how long the packs of an epoch are; None if positions have a sample each."""
+
+    def place(self, order: Any, position: int, orders: dict[Any, EpochOrder], item: int = 0) -> Place:
         """Return where the sample of an order's position is; `orders` caches orders for further calls."""
 
 
@@ -321,6 +330,14 @@ class Source:
         """Return the samples that an epoch takes, pads left out."""
         selection = self.selection_at(epoch)
         return self.manifest.num_samples if selection is None else selection.num_samples
+
+    def units_text(self, epoch: int) -> str:
+        """Return what an epoch has, for people: so many samples, or packs of samples."""
+        units = self.selection_at(epoch)
+        items = items_of(units)
+        if units is None or items is None or units is items:
+            return f"{self.num_samples_at(epoch):,} samples"
+        return f"{units.num_samples:,} packs of {items.num_samples:,} samples"
 
     def view_at(self, epoch: int) -> ViewMark | None:
         """Return the mark of an epoch's view for a state; None if it has all samples."""
@@ -420,22 +437,33 @@ class Source:
         salvages_in = storage.url if self.access.salvages else None
         return SampleReader(opener, self.manifest, order, num_lanes, ahead, salvages_in)
 
-    def place(self, order: EpochOrder, position: int, orders: dict[Any, EpochOrder]) -> Place:
-        """Return where the sample of a position is."""
+    def place(self, order: EpochOrder, position: int, orders: dict[Any, EpochOrder], item: int = 0) -> Place:
+        """Return where the sample of a position is; of a pack, its sample number `item`."""
         located = order.locate(np.array([position]))
-        fields = {order.part_name: int(located.part[0])} if order.part_name else {}
-        return Place(self, int(located.shard[0]), int(located.sample[0]), fields)
+        fields = {order.part_name: int(located.part[item])} if order.part_name else {}
+        return Place(self, int(located.shard[item]), int(located.sample[item]), fields)
 
     def storage(self) -> ReadableStorage:
         """Return the storage of the dataset."""
         return self.access.storage(self._url)
 
-    def samples_at_once(self, world: World) -> int:
-        """Return how many samples a reader should read at a time: about a window of each of its lanes."""
+    def samples_a_position(self, epoch: int) -> float:
+        """Return how many samples a position of an epoch has, on average: 1, unless they are packed."""
+        units = self.selection_at(epoch)
+        items = items_of(units)
+        return 1 if units is None or items is None or not units.num_samples else items.num_samples / units.num_samples
+
+    def packing_at(self, epoch: int) -> Packing | None:
+        """Return how long the packs of an epoch are; None if positions have a sample each."""
+        return packing_of(self.selection_at(epoch))
+
+    def positions_at_once(self, world: World, epoch: int) -> int:
+        """Return how many positions a reader should read at a time: about a window of each of its lanes."""
         num_samples = len(assigned_lanes(self.options.lanes, world)) * self.options.window
         is_streamed = self.is_ahead and self.access.cache is None
         min_samples, num_bytes = (_MIN_FETCHED, _BYTES_FETCHED) if is_streamed else (_MIN_AT_ONCE, _BYTES_AT_ONCE)
-        return max(min_samples, min(_MAX_AT_ONCE, num_samples, num_bytes // max(1, self.sample_bytes)))
+        at_once = max(min_samples, min(_MAX_AT_ONCE, num_samples, num_bytes // max(1, self.sample_bytes)))
+        return max(1, int(at_once / self.samples_a_position(epoch)))
 
     def __call__(self) -> Iterator[dict[str, Any]]:
         """Webdataset calls a pipeline's first stage; ours is bound to an epoch by `Dataset.__iter__` instead."""

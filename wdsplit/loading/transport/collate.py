@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any, Literal
 
 import numpy as np
@@ -19,18 +20,25 @@ import pyarrow as pa
 from wdsplit.arrays import Int64
 from wdsplit.errors import PipelineError
 from wdsplit.loading.reading.block import Columns, Pending, as_list, flat
+from wdsplit.order.units import Packing
 
 __all__ = [
     "Column",
+    "LeftOut",
     "Output",
     "Strings",
     "arrow_of",
     "as_array",
     "collate",
     "collate_columns",
+    "collate_packs",
+    "in_packs",
+    "is_packed",
     "is_plain",
     "num_bytes",
     "weave",
+    "weave_packs",
+    "without_left_out",
 ]
 
 Output = Literal["torch", "numpy"]
@@ -146,6 +154,77 @@ def collate(samples: Sequence[Any]) -> Any:
     return _column(list(samples), "the value")
 
 
+PACK_SIZES, LENGTHS = "__pack_sizes__", "__lengths__"
+"""Columns of packs: how many samples each pack has, which a batch leaves out, and how long each sample is."""
+
+
+class LeftOut:
+    """Stands for a bad sample that is left out of its pack."""
+
+
+def without_left_out(samples: Sequence[Any], units: Int64) -> tuple[list[Any], Int64]:
+    """Return the samples that are not left out, and how many of them each pack has; `units` are those of a block."""
+    kept = [not isinstance(sample, LeftOut) for sample in samples]
+    return list(compress(samples, kept)), np.bincount(units[kept])
+
+
+def in_packs(samples: Sequence[Any], sizes: Int64) -> list[list[Any]]:
+    """Return the samples of each pack, by the number of samples that it has."""
+    stops = np.cumsum(sizes).tolist()
+    return [list(samples[stop - size : stop]) for stop, size in zip(stops, sizes.tolist(), strict=True)]
+
+
+def collate_packs(samples: Sequence[Any], sizes: Int64, packing: Packing) -> dict[str, Column]:
+    """Turn the samples of packs into columns, for `weave_packs`.
+
+    Arrays and tensors are joined along their first axis; other values are columns as `collate` makes them.
+
+    Args:
+        samples: The samples of all packs, one after another: dicts of the same keys.
+        sizes: int64 of shape (packs,): the samples of each pack.
+        packing: How long a pack may be.
+
+    Raises:
+        PipelineError: The samples differ, their arrays cannot be joined, or a pack is too long.
+    """
+    first = samples[0]
+    if not isinstance(first, dict):
+        raise _differ("dicts, whose arrays are joined", _layout(first))
+    for sample in samples:
+        if not _alike(sample, first):
+            raise _differ(_layout(first), _layout(sample))
+    columns, lengths, name_of_lengths = {}, None, ""
+    for name in first:
+        values = [sample[name] for sample in samples]
+        kinds = {_kind(value) for value in values}
+        if not (kinds <= {"tensor", "array"} and all(value.ndim for value in values)):
+            columns[name] = _column(values, repr(name))
+            continue
+        if len(kinds) > 1:
+            raise _unlike(repr(name), "all tensors, or all arrays", ", ".join(sorted(kinds)))
+        _check_same([(str(value.dtype), tuple(value.shape[1:])) for value in values], repr(name))
+        if packing.truncates:
+            values = [value[: packing.capacity] for value in values]
+        own = np.array([len(value) for value in values], np.int64)
+        if lengths is not None and not np.array_equal(own, lengths):
+            raise _unlike(repr(name), f"arrays as long as {name_of_lengths}", "arrays of other lengths")
+        lengths, name_of_lengths = own, repr(name)
+        kind = kinds.pop()
+        columns[name] = Column(kind, sys.modules["torch"].cat(values) if kind == "tensor" else np.concatenate(values))
+    if lengths is None:
+        raise _differ("samples with an array or a tensor, to be joined", _layout(first))
+    longest = np.add.reduceat(lengths, np.cumsum(sizes) - sizes)
+    if longest.max() > packing.capacity:
+        raise PipelineError(
+            "a pack is longer than its capacity",
+            place=f"the pack of sample {first.get('__key__', '')!r}",
+            expected=f"arrays of {packing.capacity:,} elements together",
+            found=f"{int(longest.max()):,}",
+            remedy="give --pack a column with the lengths of what the stages return",
+        )
+    return {**columns, LENGTHS: Column("number", lengths), PACK_SIZES: Column("number", sizes)}
+
+
 def collate_columns(columns: Columns) -> Any:
     """Turn samples that are columns already into columns for `weave`; the result is that of `collate`."""
     if isinstance(columns, dict):
@@ -237,6 +316,67 @@ def weave(
     if isinstance(first, tuple):
         return tuple(woven([value[i] for value in values], f"element {i}") for i in range(len(first)))
     return woven(values, "the value")
+
+
+def is_packed(sub_batch: Any) -> bool:
+    """Tell whether a sub-batch is a result of `collate_packs`."""
+    return isinstance(sub_batch, dict) and PACK_SIZES in sub_batch
+
+
+def weave_packs(
+    sub_batches: Sequence[tuple[Int64, dict[str, Column]]],
+    pin: bool,
+    borrowed: bool = False,
+    output: Output = "torch",
+    strings: Strings = "list",
+) -> dict[str, Any]:
+    """Put the columns of packs together; arguments as for `weave`.
+
+    Returns:
+        Of n samples with t elements together: arrays and tensors joined, of length t; other values of length n;
+        `__lengths__` (int64) of length n, `__cu_seqlens__` (int32) of length n + 1, `__position_ids__` and
+        `__segment_ids__` (int64) of length t.
+    """
+    sizes = [sub_batch[PACK_SIZES].data for _, sub_batch in sub_batches]
+    items = _places_of(sub_batches, sizes)
+    lengths = [sub_batch[LENGTHS].data for _, sub_batch in sub_batches]
+    elements = [np.add.reduceat(each, np.cumsum(size) - size) for each, size in zip(lengths, sizes, strict=True)]
+    joined: dict[str, Any] = {}
+    for places, is_joined in ((items, False), (_places_of(sub_batches, elements), True)):
+        parts = [
+            (each, {name: column for name, column in sub_batch.items() if _is_joined(column) == is_joined})
+            for each, (_, sub_batch) in zip(places, sub_batches, strict=True)
+        ]
+        for _, part in parts:
+            part.pop(PACK_SIZES, None)
+        joined |= weave(parts, sum(map(len, places)), pin, borrowed, output, strings)
+    own = np.asarray(joined.pop(LENGTHS))
+    ends = np.cumsum(own)
+    segments = np.repeat(np.arange(len(own)), own)
+    made = {
+        LENGTHS: own,
+        "__cu_seqlens__": np.append(0, ends).astype(np.int32),
+        "__position_ids__": np.arange(len(segments)) - (ends - own)[segments],
+        "__segment_ids__": segments,
+    }
+    ordered = {name: joined[name] for name in sub_batches[0][1] if name in joined}
+    return ordered | {name: _delivered(values, output, name) for name, values in made.items()}
+
+
+def _is_joined(column: Column) -> bool:
+    return column.kind in ("tensor", "array")
+
+
+def _places_of(sub_batches: Sequence[tuple[Int64, Any]], sizes: Sequence[Int64]) -> list[Int64]:
+    """Return the places in a batch of the rows of each sub-batch, whose packs have `sizes` rows each."""
+    whole = np.empty(sum(map(len, sizes)), np.int64)
+    for (places, _), each in zip(sub_batches, sizes, strict=True):
+        whole[places] = each
+    begins = np.cumsum(whole) - whole
+    return [
+        np.repeat(begins[places], each) + np.arange(each.sum()) - np.repeat(np.cumsum(each) - each, each)
+        for (places, _), each in zip(sub_batches, sizes, strict=True)
+    ]
 
 
 def _alike(sample: Any, first: Any) -> bool:
@@ -426,6 +566,8 @@ def _delivered(column: Any, output: Output, name: str) -> Any:
 
 def _spaced(places: Int64) -> Places:
     """Return places as a slice if they are evenly spaced: those of one worker are, unless ranks advance unevenly."""
+    if not len(places):  # packs of nothing but empty arrays
+        return slice(0, 0)
     first, last, count = int(places[0]), int(places[-1]), len(places)
     step = (last - first) // (count - 1) if count > 1 else 1
     even = slice(first, last + 1, step)

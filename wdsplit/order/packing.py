@@ -1,0 +1,66 @@
+"""Packing: items of some lengths in as few packs of a capacity as one can find quickly. Pure (no I/O)."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+
+import numpy as np
+import numpy.typing as npt
+
+from wdsplit.arrays import Int64
+
+__all__ = ["MAX_CAPACITY", "best_fit", "block_of", "packed"]
+
+MAX_CAPACITY = 2**31 - 1
+"""Largest capacity: offsets in a pack are 32-bit integers where attention kernels take them."""
+
+_BIN_BITS = 32
+_BLOCKS = ((8192, 699), (32_768, 1398))
+_LARGEST_BLOCK = 2796
+
+
+def block_of(capacity: int) -> int:
+    """Return how many items to pack together: of lognormal lengths of mean 400, at least 0.96 of packs is filled."""
+    return next((block for most, block in _BLOCKS if capacity <= most), _LARGEST_BLOCK)
+
+
+def packed(lengths: Int64, capacity: int, block: int) -> npt.NDArray[np.uint32]:
+    """Return the pack of each item of a shard: uint32 of shape (items,), numbered from 0, block by block.
+
+    Args:
+        lengths: int64 of shape (items,), each from 0 to the capacity.
+        capacity: How long the items of a pack are together at most.
+        block: How many consecutive items are packed together.
+    """
+    bins, begin = np.empty(len(lengths), np.uint32), 0
+    for first in range(0, len(lengths), block):
+        own = best_fit(lengths[first : first + block], capacity)
+        bins[first : first + block] = begin + own
+        begin += int(own.max()) + 1
+    return bins
+
+
+def best_fit(lengths: Int64, capacity: int) -> Int64:
+    """Pack items into bins: the longest first, each into the fullest bin that it fits into.
+
+    Equal lengths come in the order of the items, and of equally full bins the one that was begun first is taken
+    (best-fit decreasing: Johnson, Demers, Ullman, Garey and Graham 1974).
+
+    Args:
+        lengths: int64 of shape (items,), each from 0 to the capacity.
+        capacity: How long the items of a bin are together at most.
+
+    Returns:
+        int64 of shape (items,): the bin of each item, counted from 0 in the order in which they are begun.
+    """
+    by_length = np.argsort(-lengths, kind="stable")
+    room: list[int] = []  # of each bin, its room above its number: so the list is sorted by room, then by number
+    bins = []
+    for length in lengths[by_length].tolist():
+        place = bisect_left(room, length << _BIN_BITS)
+        chosen = room.pop(place) if place < len(room) else capacity << _BIN_BITS | len(room)
+        bins.append(chosen & (1 << _BIN_BITS) - 1)
+        insort(room, chosen - (length << _BIN_BITS))
+    result = np.empty(len(lengths), np.int64)
+    result[by_length] = bins
+    return result
