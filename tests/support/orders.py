@@ -116,14 +116,14 @@ def slow_windows(units, shard, size):
 
 
 @st.composite
-def views(draw, tails=tails, kinds=VIEWS):
-    """Draw the order of a view."""
+def views(draw, tails=tails, kinds=VIEWS, items=KINDS, packed=(False, True)):
+    """Draw the order of a view, and its units."""
     counts = draw(st.lists(st.integers(0, 30), min_size=1, max_size=10) | st.lists(st.integers(199, 201), max_size=4))
     masks = masks_of(draw(st.sampled_from(kinds)), counts, draw(st.integers(0, 99)))
     chosen = options(
         draw(tails), draw(st.integers(1, 6)), draw(st.integers(1, 9)), draw(st.booleans()), draw(st.integers(0, 99))
     )
-    units = units_of(masks, draw(st.sampled_from(KINDS)), draw(st.integers(0, 9)), draw(st.booleans()))
+    units = units_of(masks, draw(st.sampled_from(items)), draw(st.integers(0, 9)), draw(st.sampled_from(packed)))
     return EpochOrder(units.counts, chosen, draw(st.integers(0, 5)), draw(st.booleans()), units), units
 
 

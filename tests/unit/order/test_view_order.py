@@ -18,12 +18,14 @@ from wdsplit.order.evened import evened
 from wdsplit.order.mixture import MixedOrder, source_seed
 from wdsplit.order.selection import Selection
 from wdsplit.order.split import Steps, World
-from wdsplit.order.units import spread
+from wdsplit.order.units import KINDS, spread
 
 
-@given(views())
-def test_a_shard_of_a_view_is_visited_as_one_that_has_no_other_samples(view):
-    order, units = view
+@pytest.mark.parametrize("is_packed", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+@given(st.data())
+def test_a_shard_of_a_view_is_visited_as_one_that_has_no_other_samples(kind, is_packed, data):
+    order, units = data.draw(views(items=[kind], packed=[is_packed]))
     for shard in range(len(units)):
         expected = slow_visits(order.options, order.epoch, shard, slow_windows(units, shard, order.options.window))
         each = np.arange(len(expected))
