@@ -117,6 +117,14 @@ class Payloads:
 # Arrays
 
 
+_FLAT_HEADER = re.compile(
+    rb"\x93NUMPY.{4,6}\{'descr': '([<|](?:b1|[iu][1248]|f[248]|c8|c16))', 'fortran_order': False, "
+    rb"'shape': \((\d{1,18}),\), \} *\n",
+    re.S,
+)
+"""The header of a flat array of numbers. Those of texts all have another length, and numpy's parser takes 50 us."""
+
+
 @dataclass(frozen=True)
 class _Layout:
     """The contents of an npy's header, which `num_bytes` of payload follow."""
@@ -145,6 +153,10 @@ def _npy_header(data: bytes) -> bytes:
 @functools.lru_cache(maxsize=256)
 def _npy_layout(header: bytes) -> _Layout:
     """Parse an npy's header; most samples have the same one, so results are cached."""
+    flat = _FLAT_HEADER.fullmatch(header)
+    if flat is not None:
+        dtype, count = np.dtype(flat[1].decode()), int(flat[2])
+        return _Layout((count,), False, dtype, count * dtype.itemsize)
     file = io.BytesIO(header)
     version, _ = np.lib.format.read_magic(file)
     # Version 3 differs in how names of columns are encoded, not in what counts here.

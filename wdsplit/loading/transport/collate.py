@@ -196,13 +196,14 @@ def collate_packs(samples: Sequence[Any], sizes: Int64, packing: Packing) -> dic
     columns, lengths, name_of_lengths = {}, None, ""
     for name in first:
         values = [sample[name] for sample in samples]
-        kinds = {_kind(value) for value in values}
+        kinds = {""} if type(values[0]) in _PLAIN_KINDS else {_kind(value) for value in values}
         if not (kinds <= {"tensor", "array"} and all(value.ndim for value in values)):
             columns[name] = _column(values, repr(name))
             continue
         if len(kinds) > 1:
             raise _unlike(repr(name), "all tensors, or all arrays", ", ".join(sorted(kinds)))
-        _check_same([(str(value.dtype), tuple(value.shape[1:])) for value in values], repr(name))
+        if len({(value.dtype, value.shape[1:]) for value in values}) > 1:
+            _check_same([(str(value.dtype), tuple(value.shape[1:])) for value in values], repr(name))
         if packing.truncates:
             values = [value[: packing.capacity] for value in values]
         own = np.array([len(value) for value in values], np.int64)
