@@ -112,7 +112,7 @@ class MixedSource:
 
     def units_text(self, epoch: int) -> str:
         """Return what an epoch has, for people: so many samples, or packs of samples."""
-        return f"{self.num_samples_at(epoch):,} {'samples' if self.packing_at(epoch) is None else 'packs'}"
+        return counted(self.num_samples_at(epoch), "sample" if self.packing_at(epoch) is None else "pack")
 
     def view_at(self, epoch: int) -> ViewMark | None:
         """Return the mark of the sources' views in an epoch for a state; None if all have all samples."""

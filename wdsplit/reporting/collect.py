@@ -66,6 +66,7 @@ def collected(subject: Subject, options: ReportOptions) -> Facts:
         name=name_with_view(subject.source),
         parts=tuple(subject.parts),
         num_samples=subject.order(0).num_samples,
+        contents=subject.source.units_text(0),
         num_scanned=len(scanned),
         scan_basis=scanned.basis,
         labels=labels,

@@ -48,7 +48,8 @@ class Facts:
     Attributes:
         name: The name of the dataset, with its view.
         parts: The datasets: one, or those of a mixture.
-        num_samples: Samples of an epoch.
+        num_samples: Samples of an epoch, or packs.
+        contents: The same as text, of packs with the number of samples in them.
         num_scanned: Samples that were read.
         scan_basis: `exact`, or how many samples were read.
         labels: The classes; None if no field holds any.
@@ -78,6 +79,7 @@ class Facts:
     name: str
     parts: tuple[Source, ...]
     num_samples: int
+    contents: str
     num_scanned: int
     scan_basis: str
     labels: Labels | None

@@ -71,7 +71,8 @@ class _Part:
 
     def __init__(self, order: EpochOrder, source: Source, share: float) -> None:
         self._order, self._source, self.share = order, source, share
-        self._num_bytes = source.manifest.num_bytes * order.num_samples / max(1, int(order.totals.sum()))
+        num_read = order.num_samples * source.samples_a_position(0)
+        self._num_bytes = source.manifest.num_bytes * num_read / max(1, int(order.totals.sum()))
         self.trace = cache(partial(Trace, order))
         self._num_windows = self.trace(1).num_windows
 

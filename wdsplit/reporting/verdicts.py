@@ -71,11 +71,11 @@ def _content(facts: Facts) -> Verdict:
     if facts.duplicates is not None and facts.duplicates.extra * 100 > facts.num_scanned:
         problems.append(f"{counted(facts.duplicates.extra, 'sample')} with the {facts.duplicates.field} of another")
     parts = [describe_field(field) for field in facts.fields if labels is None or field.name != labels.field]
-    text = f"{counted(facts.num_samples, 'sample')} of {human_bytes(facts.total('num_bytes'))}"
+    text = f"{facts.contents} of {human_bytes(facts.total('num_bytes'))}"
     stored = facts.total("num_samples")
     if in_view < stored:
         whole = f"{counted(stored, 'sample')}, {human_bytes(facts.total('num_bytes'))}"
-        text = f"{counted(facts.num_samples, 'sample')} in the view, of {whole} in all"
+        text = f"{facts.contents} in the view, of {whole} in all"
     text += f", each with {', '.join(parts)}" if parts else ""
     if labels is not None:
         names = ", ".join(safe_text(name, 30) for name in labels.names[:_NAMES])
@@ -84,7 +84,7 @@ def _content(facts: Facts) -> Verdict:
         text += f", in {at_least}{counted(len(labels.names), 'class', 'classes')} ({names}{more})"
     grade: Grade = "fair" if problems else "good"
     noticed = f" To look at: {'; '.join(problems)}." if problems else ""
-    answer = "look closer" if problems else counted(facts.num_samples, "sample")
+    answer = "look closer" if problems else facts.contents
     return Verdict(question, grade, answer, f"{text}.{noticed}", "", "samples")
 
 

@@ -30,6 +30,7 @@ from wdsplit.shards.manifest import Manifest, Shard
 from wdsplit.storage.gathered import GatheredFiles, GatheredStorage
 from wdsplit.storage.interface import ReadableStorage
 from wdsplit.storage.opening import open_readable_storage
+from wdsplit.texts import counted
 from wdsplit.urls import shown_url
 
 if TYPE_CHECKING:
@@ -336,8 +337,8 @@ class Source:
         units = self.selection_at(epoch)
         items = items_of(units)
         if units is None or items is None or units is items:
-            return f"{self.num_samples_at(epoch):,} samples"
-        return f"{units.num_samples:,} packs of {items.num_samples:,} samples"
+            return counted(self.num_samples_at(epoch), "sample")
+        return f"{counted(units.num_samples, 'pack')} of {counted(items.num_samples, 'sample')}"
 
     def view_at(self, epoch: int) -> ViewMark | None:
         """Return the mark of an epoch's view for a state; None if it has all samples."""
