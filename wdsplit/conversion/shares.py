@@ -17,10 +17,10 @@ from wdsplit.conversion.driver import Driver, Progress, no_progress, spill_pass
 from wdsplit.conversion.job import SHARDS_FOLDER, ConvertJob, Published, noted_rows
 from wdsplit.conversion.plan.options import PASSES, ConvertOptions, PassName, chosen
 from wdsplit.conversion.plan.plan import Plan
-from wdsplit.conversion.plan.plan_file import SavedPlan
+from wdsplit.conversion.plan.saved_plan import SavedPlan
+from wdsplit.conversion.plan_file import PlanFile, locate_inputs, open_run
 from wdsplit.conversion.planning import PathLike
 from wdsplit.conversion.prepare import Places, locked, prepare
-from wdsplit.conversion.saved_plans import PlanFile, locate_inputs, open_run
 from wdsplit.conversion.shuffle.needs import Needs, needs_of, task_bytes
 from wdsplit.conversion.shuffle.steps import read_cuts, write_cuts
 from wdsplit.engines.local import Engine, LocalEngine

@@ -31,7 +31,7 @@ from tables import options as chosen
 from wdsplit.cli.main import main
 from wdsplit.conversion.convert import convert, convert_splits
 from wdsplit.conversion.job import ConvertJob
-from wdsplit.conversion.plan.plan_file import parse_plan
+from wdsplit.conversion.plan.saved_plan import parse_plan
 from wdsplit.conversion.run import Run
 from wdsplit.conversion.shares import Progress, commit_shares, convert_share, needed_passes, plan_shares
 from wdsplit.conversion.shuffle.scatter import scatter
@@ -501,7 +501,7 @@ def test_a_plan_file_that_is_not_there_is_named(tmp_path):
 
 
 def test_a_plan_of_another_version_is_refused(begun, monkeypatch):
-    monkeypatch.setattr("wdsplit.conversion.saved_plans.version", lambda _: "99.0")
+    monkeypatch.setattr("wdsplit.conversion.plan_file.version", lambda _: "99.0")
     with pytest.raises(InputError, match="another version") as found:
         convert_share(begun[0], 0, 1)
     assert "99.0" in found.value.expected and found.value.place == str(begun[0])

@@ -1,4 +1,4 @@
-"""Plan files: the input of the shares of a conversion, on many machines.
+"""Saved plans, as the bytes of plan files: the input of the shares of a conversion, on many machines.
 
 Pure (no I/O). A line with the version, a checksum, and compressed JSON: reading it runs no code. The same plan gives
 the same bytes. It contains no secrets: each machine needs its own credentials for remote stores.

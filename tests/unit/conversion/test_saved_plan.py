@@ -10,7 +10,7 @@ import pytest
 from wdsplit.conversion.plan.grouping import GroupPlaces, Groups
 from wdsplit.conversion.plan.options import PlanOptions
 from wdsplit.conversion.plan.plan import make_plan
-from wdsplit.conversion.plan.plan_file import SavedPlan, dump_plan, is_plan, parse_plan
+from wdsplit.conversion.plan.saved_plan import SavedPlan, dump_plan, is_plan, parse_plan
 from wdsplit.errors import CorruptDataError, InputError, WdsplitError
 from wdsplit.shards.manifest import Field
 from wdsplit.tables.table import InputFile, Remote, Selection, Split, Table
@@ -130,7 +130,7 @@ import resource, sys, time
 import pyarrow as pa
 from wdsplit.conversion.plan.options import PlanOptions
 from wdsplit.conversion.plan.plan import make_plan
-from wdsplit.conversion.plan.plan_file import SavedPlan, dump_plan, parse_plan
+from wdsplit.conversion.plan.saved_plan import SavedPlan, dump_plan, parse_plan
 from wdsplit.tables.table import InputFile, Table
 
 FILES, GROUPS = 100_000, 80

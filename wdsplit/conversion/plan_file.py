@@ -9,7 +9,7 @@ from importlib.metadata import version
 from typing import Any
 
 from wdsplit.conversion.plan.plan import Plan
-from wdsplit.conversion.plan.plan_file import SavedPlan, dump_plan, is_plan, parse_plan
+from wdsplit.conversion.plan.saved_plan import SavedPlan, dump_plan, is_plan, parse_plan
 from wdsplit.conversion.planning import PathLike
 from wdsplit.conversion.run import Run
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, OutputExistsError
