@@ -1,11 +1,11 @@
-"""Joins URLs, and removes their secrets for display. Pure (no I/O)."""
+"""Joins and divides URLs, and removes their secrets for display. Pure (no I/O)."""
 
 from __future__ import annotations
 
 import re
 from urllib.parse import quote
 
-__all__ = ["is_web", "joined_url", "shown_url"]
+__all__ = ["divided_url", "is_web", "joined_url", "shown_url"]
 
 _WEB = ("http", "https")
 _USER = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*://)[^/?#]*@")
@@ -22,6 +22,12 @@ def shown_url(url: str) -> str:
     if is_web(url):
         return _USER.sub(r"\1", url).partition("#")[0].partition("?")[0]
     return _PASSWORD.sub(r"\1@", url)
+
+
+def divided_url(url: str) -> tuple[str, str]:
+    """Return the folder of a file's path or URL, and the name of the file in it."""
+    folder, separator, name = url.rpartition("/")
+    return folder or separator or ".", name
 
 
 def joined_url(folder: str, path: str) -> str:

@@ -43,6 +43,7 @@ from wdsplit.tar.places import hash_samples, rows_of
 from wdsplit.tar.samples import check_fields, sample_members
 from wdsplit.tar.scan import scan_window
 from wdsplit.texts import counted
+from wdsplit.urls import divided_url
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -183,8 +184,8 @@ def verify(
         parts = [findings[shard].images for shard in sorted(findings)]
         images = Images.joined(part for part in parts if part is not None)
         if bad_file is not None:
-            folder, separator, name = bad_file.rpartition("/")
-            with open_storage(folder if separator else ".", storage_options).publish(name) as file:
+            folder, name = divided_url(bad_file)
+            with open_storage(folder, storage_options).publish(name) as file:
                 file.write([b"".join(map(line_of, images.bad))])
     return Report(manifest, tuple(problems), num_shards, int(manifest.shards.num_real[checked].sum()), images)
 

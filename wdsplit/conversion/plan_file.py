@@ -17,7 +17,7 @@ from wdsplit.storage.interface import Storage
 from wdsplit.storage.local import local_path
 from wdsplit.storage.opening import is_remote, open_readable_storage, open_storage
 from wdsplit.tables.table import InputFile, Remote
-from wdsplit.urls import shown_url
+from wdsplit.urls import divided_url, shown_url
 
 __all__ = ["PlanFile", "locate_inputs", "open_run"]
 
@@ -38,12 +38,12 @@ class PlanFile:
     def __init__(self, path: PathLike, storage_options: Mapping[str, Any] | None) -> None:
         path = os.fspath(path)
         self.path = path if is_remote(path) else local_path(path)
-        folder, separator, self._name = self.path.rpartition("/")
-        if not self._name or folder.endswith(":/"):
+        self._folder, self._name = divided_url(self.path)
+        if not self._name or self._folder.endswith(":/"):
             raise InputError(
                 "invalid path of a plan file", place=shown_url(path), expected="a path, or s3://bucket/file"
             )
-        self._folder, self._options = folder or separator or ".", storage_options
+        self._options = storage_options
 
     @property
     def _storage(self) -> Storage:
@@ -78,8 +78,8 @@ class PlanFile:
             file.write([data])
 
     def remove(self) -> None:
-        """Remove the plan of a run that could not start."""
-        self._storage.remove(self._name)
+        """Remove the plan of a run that could not start; does not wait for a store that does not answer."""
+        self._storage.with_short_deadline().remove(self._name)
 
     def read(self) -> SavedPlan:
         """Return the plan.

@@ -27,6 +27,7 @@ from wdsplit.errors import InputError, StorageError
 from wdsplit.fields.duplicate_keys import Place, find_duplicate_keys
 from wdsplit.fields.keys import hash_keys
 from wdsplit.shards.manifest import HEADER_NAME, SHARDS_NAME, shard_path
+from wdsplit.shards.sample_tables import samples_path
 from wdsplit.storage.given import divided_options, located, located_one
 from wdsplit.storage.interface import Storage
 from wdsplit.storage.opening import is_remote, open_storage
@@ -177,7 +178,7 @@ def _refuse_duplicate_keys(plan: Plan, key: str) -> None:
 def _refuse_little_space(targets: Sequence[Target]) -> None:
     """Refuse to spill rows to a disk without enough space for them and the shards.
 
-    Splits are converted one after another. Replaced files are removed before.
+    Splits are converted one after another. Replaced files are removed before, with what a run there has spilled.
     """
     temporary = max((target.needs.temporary_bytes for target in targets), default=0)
     if not temporary or targets[0].run.storage.is_remote:
@@ -185,7 +186,8 @@ def _refuse_little_space(targets: Sequence[Target]) -> None:
     folder = Path(targets[0].run.storage.url).absolute()
     disk = next(each for each in (folder, *folder.parents) if each.exists())
     shards = sum(target.plan.shard_bytes for target in targets)
-    free = shutil.disk_usage(disk).free + sum(sum(target.run.storage.sizes().values()) for target in targets)
+    replaced = [target.run.storage.sizes(each) for target in targets for each in ("", SPILL_FOLDER)]
+    free = shutil.disk_usage(disk).free + sum(sum(sizes.values()) for sizes in replaced)
     if free < temporary + shards:
         grouped = targets[0].plan.groups is not None
         raise StorageError(
@@ -224,8 +226,8 @@ def _would_find(pattern: str, output: str) -> bool:
         return (is_remote(pattern) or os.path.isdir(folder)) and is_below(output, folder)
     if not is_remote(pattern):
         pattern, output = os.path.abspath(pattern), os.path.abspath(output)
-    written = (f"{output}/{name}".split("/") for name in (shard_path(0), SHARDS_NAME, HEADER_NAME))
-    return any(finds(pattern.split("/"), path) for path in written)
+    names = (shard_path(0), samples_path(shard_path(0)), SHARDS_NAME, HEADER_NAME)
+    return any(finds(pattern.split("/"), f"{output}/{name}".split("/")) for name in names)
 
 
 def _check_parent(storage: Storage, options: ConvertOptions) -> None:

@@ -21,14 +21,15 @@ from wdsplit.conversion.plan.saved_plan import SavedPlan
 from wdsplit.conversion.plan_file import PlanFile, locate_inputs, open_run
 from wdsplit.conversion.planning import PathLike
 from wdsplit.conversion.prepare import Places, locked, prepare
+from wdsplit.conversion.run import Run
 from wdsplit.conversion.shuffle.needs import Needs, needs_of, task_bytes
-from wdsplit.conversion.shuffle.steps import read_cuts, write_cuts
+from wdsplit.conversion.shuffle.steps import Cuts, read_cuts, write_cuts
 from wdsplit.engines.local import Engine, LocalEngine
-from wdsplit.errors import ConvertError, InputError
+from wdsplit.errors import ConvertError, InputError, did_you_mean
 from wdsplit.jobs.notes import Notes
 from wdsplit.jobs.run import Pass, Share
 from wdsplit.shards.manifest import Manifest, shard_path
-from wdsplit.storage.given import divided_options, located
+from wdsplit.storage.given import divided_options, opening_options
 from wdsplit.storage.interface import Storage
 from wdsplit.storage.local import local_path
 from wdsplit.storage.opening import is_remote
@@ -102,8 +103,8 @@ def plan_shares(
                 if plan.scatters:
                     write_cuts(run.storage, plan, target.needs.buffer_bytes)
             except BaseException:
-                file.remove()
                 run.leave_resumable(plan)
+                file.remove()
                 raise
     return {files[target.split].path: target.plan for target in targets}
 
@@ -155,15 +156,15 @@ def convert_share(
             expected="a share I/N with 0 <= I < N: shares are counted from 0",
             remedy="use the index that SLURM (--array=0-15) and Kubernetes count from 0",
         )
+    if only not in (None, *PASSES):
+        expected, remedy = f"one of {', '.join(PASSES)}", did_you_mean([str(only)], PASSES)
+        raise InputError("invalid pass (only)", expected=expected, found=repr(only), remedy=remedy)
     of_inputs, of_output = divided_options(storage_options, input_fs, fs)
-    output_options = located([], of_output, fs)[1]
-    saved, run = open_run(plan_path, output_options)
-    if run.continued(saved.plan) is not None:
-        again = "to convert again, plan again with --overwrite"
-        run.refuse("the plan is already committed", "an unfinished run", "a finished dataset", again)
-    plan, engine = locate_inputs(saved, located([], of_inputs, input_fs)[1]), engine or LocalEngine()
-    passes = _passes(run.storage, plan)
-    if plan.scatters and only is None:
+    output_options, input_options = opening_options(of_output, fs), opening_options(of_inputs, input_fs)
+    saved, run = _open_unfinished(plan_path, output_options)
+    plan, engine, cuts = locate_inputs(saved, input_options), engine or LocalEngine(), _cuts_of(run.storage, saved.plan)
+    passes = _passes(cuts)
+    if cuts is not None and only is None:
         raise InputError(
             "the plan shuffles or groups rows, which needs several passes",
             place=os.fspath(plan_path),
@@ -186,7 +187,7 @@ def convert_share(
         last = current
         (progress or no_progress)(current)
 
-    part, cuts = Share(share, num_shares), read_cuts(run.storage, plan) if plan.scatters else None
+    part = Share(share, num_shares)
     driver = Driver(job, engine, report, part)
     if cuts is not None and name in passes[1:]:
         before = passes[passes.index(name) - 1]
@@ -236,19 +237,25 @@ def needed_passes(
     """Return the passes that the shares of a plan need; the arguments are those of `commit_shares`.
 
     Raises:
-        WdsplitError: The plan or its run does not exist.
+        WdsplitError: The plan or its run does not exist, or the conversion is finished.
     """
-    saved, run = open_run(plan_path, located([], storage_options, fs)[1])
-    run.continued(saved.plan)
-    return _passes(run.storage, saved.plan)
+    saved, run = _open_unfinished(plan_path, opening_options(storage_options, fs))
+    return _passes(_cuts_of(run.storage, saved.plan))
 
 
-def _passes(storage: Storage, plan: Plan) -> tuple[PassName, ...]:
-    """Return the passes of a run, in order; refuse a run whose start was interrupted."""
-    if not plan.scatters:
-        return ("write",)
-    cuts = read_cuts(storage, plan)
-    if cuts is None:
+def _open_unfinished(plan_path: PathLike, storage_options: Mapping[str, Any] | None) -> tuple[SavedPlan, Run]:
+    """Read a plan file; return the plan and its run, which must not be finished."""
+    saved, run = open_run(plan_path, storage_options)
+    if run.continued(saved.plan) is not None:
+        again = "to convert again, plan again with --overwrite"
+        run.refuse("the plan is already committed", "an unfinished run", "a finished dataset", again)
+    return saved, run
+
+
+def _cuts_of(storage: Storage, plan: Plan) -> Cuts | None:
+    """Return how a run scatters its rows, None if it does not; refuse a run whose start was interrupted."""
+    cuts = read_cuts(storage, plan) if plan.scatters else None
+    if cuts is None and plan.scatters:
         raise ConvertError(
             "the run cannot start its scatter pass",
             place=storage.url,
@@ -257,6 +264,13 @@ def _passes(storage: Storage, plan: Plan) -> tuple[PassName, ...]:
             remedy="plan again with --overwrite",
             url=storage.url,
         )
+    return cuts
+
+
+def _passes(cuts: Cuts | None) -> tuple[PassName, ...]:
+    """Return the passes of a run, in order."""
+    if cuts is None:
+        return ("write",)
     return PASSES if cuts.merges else ("scatter", "write")
 
 
@@ -269,7 +283,7 @@ def commit_shares(
     storage_options: Mapping[str, Any] | None = None,
     fs: AbstractFileSystem | None = None,
 ) -> Manifest:
-    """Finish a conversion in shares: write the manifest. Does nothing if the conversion is finished already.
+    """Finish a conversion in shares: write the manifest. If it exists already, only remove what the run has left.
 
         wdsplit.commit_shares("plan.json")
         dataset = wdsplit.Dataset("data/digits")
@@ -287,7 +301,7 @@ def commit_shares(
         CorruptDataError: The notes of the shards are invalid.
         WdsplitError: The output has no run of the plan, or is not writable.
     """
-    saved, run = open_run(plan_path, located([], storage_options, fs)[1])
+    saved, run = open_run(plan_path, opening_options(storage_options, fs))
     plan, storage = saved.plan, run.storage
     run.continued(plan)  # else the lock would make the folder of a missing output
     with run.locked():
@@ -299,7 +313,7 @@ def commit_shares(
         rows, published = run.complete(noted_rows(storage, plan, range(plan.num_shards))), Published(plan)
         missing = [number for number in range(plan.num_shards) if number not in rows]
         if missing:
-            passes = f", with {_pass_options(_passes(storage, plan))}" if plan.scatters else ""
+            passes = f", with {_pass_options(_passes(_cuts_of(storage, plan)))}" if plan.scatters else ""
             unfinished = _unfinished(Notes(storage, SHARDS_FOLDER), plan.hash)
             raise ConvertError(
                 "cannot commit the dataset: shards are missing",

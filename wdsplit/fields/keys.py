@@ -13,13 +13,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from wdsplit.arrays import Int64
 from wdsplit.errors import InputError
 from wdsplit.fields.rules import is_text
 from wdsplit.order.epoch import hash_stream
 from wdsplit.tar.headers import large_binary
 from wdsplit.tar.names import KEY_PATTERN, MAX_COMPONENT_BYTES, MAX_NAME_BYTES, ODD_KEY_PATTERN, escape_key
 
-__all__ = ["escape_keys", "hash_keys", "is_key_type", "number_keys", "number_width", "numbered_width"]
+__all__ = ["escape_keys", "hash_keys", "is_key_type", "number_keys", "number_width", "numbered_width", "odd_keys"]
 
 Locate = Callable[[int], str]
 """Returns the place of a row of the batch for an error message, such as `part-3.parquet, row 17`."""
@@ -76,9 +77,7 @@ def escape_keys(column: pa.Array, where: Locate) -> pa.LargeStringArray:
             expected="a key for each row",
             remedy="fill the key column, or leave out --key to number the rows",
         )
-    plain = pc.match_substring_regex(keys, f"^(?:{KEY_PATTERN})$")
-    plain = pc.and_not(plain, pc.match_substring_regex(keys, ODD_KEY_PATTERN))
-    odd = np.flatnonzero(~plain.to_numpy(zero_copy_only=False))
+    odd = odd_keys(keys)
     if len(odd):
         values = keys.to_pylist()
         for row in odd.tolist():
@@ -89,6 +88,13 @@ def escape_keys(column: pa.Array, where: Locate) -> pa.LargeStringArray:
         keys = pa.array(values, pa.large_string())
     _check_lengths(keys, where)
     return keys
+
+
+def odd_keys(keys: pa.LargeStringArray) -> Int64:
+    """Return the rows of the keys that must be escaped, and of empty ones."""
+    plain = pc.match_substring_regex(keys, f"^(?:{KEY_PATTERN})$")
+    plain = pc.and_not(plain, pc.match_substring_regex(keys, ODD_KEY_PATTERN))
+    return np.flatnonzero(~plain.to_numpy(zero_copy_only=False))
 
 
 def _check_lengths(keys: pa.LargeStringArray, where: Locate) -> None:

@@ -17,7 +17,7 @@ from wdsplit.urls import shown_url
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-__all__ = ["FS_OPTION", "GivenFileSystem", "divided_options", "located", "located_one"]
+__all__ = ["FS_OPTION", "GivenFileSystem", "divided_options", "located", "located_one", "opening_options"]
 
 FS_OPTION = "fs"
 """The key of the file system object in storage options."""
@@ -135,6 +135,13 @@ def located(
         return [fs._strip_protocol(text) for text in texts], None
     urls = [text if "://" in text else f"{_schemes(fs)[0]}://{text}" for text in texts]
     return urls, {**(storage_options or {}), FS_OPTION: GivenFileSystem(fs)}
+
+
+def opening_options(
+    storage_options: Mapping[str, Any] | None, fs: AbstractFileSystem | None
+) -> Mapping[str, Any] | None:
+    """Return the storage options to open URLs with that are written elsewhere, as `located` does."""
+    return located([], storage_options, fs)[1]
 
 
 def divided_options(

@@ -180,24 +180,34 @@ def read_choice(
     if "pack" not in given and ("capacity" in given or "long" in given):
         raise InputError("capacity and long need pack", remedy="give pack, the column of the lengths")
     for name in filter(given.__contains__, ("keys", "exclude")):
-        given[name] = read_keys(given[name], name, storage_options, columns)
+        given[name] = read_keys(given[name], name, columns, storage_options)
     return Choice(**given | {"capacity": capacity or 0})
 
 
-def refuse_missing(columns: SampleColumns, choice: Choice, chosen: Chosen, allow_missing: bool = False) -> None:
+def refuse_missing(
+    columns: SampleColumns, choice: Choice, chosen: Chosen, allow_missing: bool = False, limit: int | None = None
+) -> None:
     """Refuse keys to keep that have no sample; warn about keys to leave out that have none.
 
+    Args:
+        columns: The columns of the samples.
+        choice: The criteria.
+        chosen: The samples chosen by them.
+        allow_missing: Only warn.
+        limit: Only the first so many samples were searched, so only warn; None for all.
+
     Raises:
-        InputError: Keys to keep have no sample, and `allow_missing` is False.
+        InputError: Keys to keep have no sample, and may not lack one.
     """
+    among = "" if limit is None else f" among the first {limit:,}"
     for name, keys in choice.lists.items():
         missing = np.flatnonzero(~chosen.found[name])
         if not len(missing):
             continue
         some = ", ".join(repr(key) for key in keys.keys.take(pa.array(missing[:_SHOWN_KEYS])).to_pylist())
         text = f"{some}, ..." if len(missing) > _SHOWN_KEYS else some
-        if name == "exclude" or allow_missing:
-            text = f"{len(missing):,} of the {len(keys.keys):,} keys of {keys.origin} have no sample: {text}"
+        if name == "exclude" or allow_missing or among:
+            text = f"{len(missing):,} of the {len(keys.keys):,} keys of {keys.origin} have no sample{among}: {text}"
             logger.warning("%s: %s", columns.storage.url, text)
             continue
         raise InputError(

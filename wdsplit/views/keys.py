@@ -6,7 +6,7 @@ A list may contain the keys of samples escaped, as in the tar, or unescaped.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
@@ -21,17 +21,21 @@ import pyarrow.parquet as pq
 
 from wdsplit.arrays import Int64
 from wdsplit.errors import DatasetNotFoundError, InputError
-from wdsplit.fields.keys import hash_keys, is_key_type, number_keys, numbered_width
-from wdsplit.storage.opening import open_readable_storage
-from wdsplit.tar.names import KEY_PATTERN, ODD_KEY_PATTERN, escape_key
-from wdsplit.urls import shown_url
+from wdsplit.fields.keys import hash_keys, is_key_type, number_keys, numbered_width, odd_keys
+from wdsplit.storage.local import LocalStorage, local_path
+from wdsplit.storage.opening import is_remote, open_object
+from wdsplit.tar.names import escape_key
+from wdsplit.urls import divided_url, shown_url
 from wdsplit.views.columns import SampleColumns
 
 __all__ = ["KeyList", "read_keys"]
 
 _COLUMNS = ("__key__", "key")
 _SUFFIXES = (".txt", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
-_FORMATS = ".txt with a key a line, .jsonl with `key` in each line, or .csv, .tsv or .parquet with a column `key`"
+_FORMATS = (
+    ".txt with a key a line, .jsonl with `__key__` or `key` in each line, or .csv, .tsv or .parquet with a column "
+    "`__key__` or `key`"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,9 +62,8 @@ class KeyList:
     def of(cls, entries: pa.Array, origin: str = "a list") -> KeyList:
         """Return the list of some texts."""
         keys = entries.cast(pa.large_string()).unique()
-        plain = pc.match_substring_regex(keys, f"^(?:{KEY_PATTERN})$")
-        plain = pc.and_not(plain, pc.match_substring_regex(keys, ODD_KEY_PATTERN))
-        odd = np.flatnonzero(~plain.to_numpy(zero_copy_only=False) & (pc.binary_length(keys).to_numpy() > 0))
+        odd = odd_keys(keys)
+        odd = odd[pc.binary_length(keys).to_numpy()[odd] > 0]
         escaped = pa.array(map(escape_key, keys.take(pa.array(odd)).to_pylist()), pa.large_string())
         spellings, numbers = pa.concat_arrays([keys, escaped]), np.concatenate([np.arange(len(keys)), odd])
         hashes = hash_keys(spellings)
@@ -90,16 +93,16 @@ class KeyList:
 
 
 def read_keys(
-    keys: Any, name: str, storage_options: Mapping[str, Any] | None = None, columns: SampleColumns | None = None
+    keys: Any, name: str, columns: SampleColumns, storage_options: Mapping[str, Any] | None = None
 ) -> KeyList:
     """Read a list of keys.
 
     Args:
         keys: A list, a numpy or Arrow array, a pandas or polars column or frame; or the path or URL of a file.
         name: Name of the argument, for errors.
-        storage_options: Options for a remote file.
         columns: The columns of the samples, to find the keys of bad samples that are listed by shard and number. If
             the samples' keys are row numbers, integer keys are row numbers too.
+        storage_options: Options for a remote file.
 
     Raises:
         InputError: The list is invalid.
@@ -109,7 +112,7 @@ def read_keys(
     try:
         if isinstance(keys, (str, os.PathLike)):
             origin, expected = shown_url(os.fspath(keys)), _FORMATS
-            column = _of_file(os.fspath(keys), name, storage_options, columns)
+            column = _of_file(os.fspath(keys), name, columns, storage_options)
         else:
             column = _of_values(keys, name)
     except (pa.ArrowException, UnicodeDecodeError, LookupError, TypeError, ValueError) as error:
@@ -122,7 +125,7 @@ def read_keys(
         raise _invalid(name, origin, f"values of type {column.type}", expected)
     if column.null_count:
         raise _invalid(name, origin, f"null, {column.null_count:,} times", "a key for each entry")
-    width = numbered_width(columns.manifest.provenance) if columns is not None else 0
+    width = numbered_width(columns.manifest.provenance)
     if width and pa.types.is_integer(column.type):
         column = number_keys(column.to_numpy(zero_copy_only=False), width)
     return KeyList.of(column, origin)
@@ -141,20 +144,24 @@ def _of_values(keys: Any, name: str) -> Any:
     return pa.array(keys) if len(keys) else pa.array([], pa.string())
 
 
-def _of_file(url: str, name: str, storage_options: Mapping[str, Any] | None, columns: SampleColumns | None) -> Any:
+def _of_file(url: str, name: str, columns: SampleColumns, storage_options: Mapping[str, Any] | None) -> Any:
     """Return the keys of a file."""
-    suffix, place = os.path.splitext(url)[1].lower(), shown_url(url)
-    folder, separator, last = url.rpartition("/")
+    place = shown_url(url)
+    suffix = os.path.splitext(place)[1].lower()
     if suffix not in _SUFFIXES:
         raise InputError(
             f"{name} is not a supported file of keys",
             place=place,
             expected=_FORMATS,
-            found=f"a file or folder {last!r}",
+            found=f"a file or folder {divided_url(place)[1]!r}",
             remedy=f"write them to a .txt file, one key per line; for a single key, pass a list: {name}=[{place!r}]",
         )
     try:
-        data = open_readable_storage(folder if separator else ".", storage_options).read(last)
+        if is_remote(url):
+            data = open_object(url, storage_options).read_whole()
+        else:
+            folder, last = divided_url(local_path(url))
+            data = LocalStorage(folder).read(last)
     except DatasetNotFoundError as error:
         raise DatasetNotFoundError("file of keys not found", place=place, remedy="check the path") from error
     if suffix == ".parquet":
@@ -168,8 +175,8 @@ def _of_file(url: str, name: str, storage_options: Mapping[str, Any] | None, col
     lines = data.decode("utf-8-sig").replace("\r\n", "\n").split("\n")
     if suffix == ".txt":
         return pa.array(filter(None, lines), pa.large_string())
-    find_key = lru_cache(partial(_find_key, columns))
-    keys = [_key_of(line, f"{place}, line {number}", find_key) for number, line in enumerate(lines, 1) if line]
+    find_keys = lru_cache(partial(_find_keys, columns))
+    keys = [_key_of(line, f"{place}, line {number}", find_keys) for number, line in enumerate(lines, 1) if line]
     return pa.array(keys) if keys else pa.array([], pa.string())
 
 
@@ -187,8 +194,11 @@ def _column(names: list[str], place: str) -> str:
     )
 
 
-def _key_of(line: str, place: str, find_key: Callable[[str, int], str]) -> Any:
-    """Return the key in a line of JSON, or the key of the sample that the line names by shard and number."""
+def _key_of(line: str, place: str, find_keys: Callable[[str], Sequence[Any]]) -> Any:
+    """Return the key in a line of JSON, or the key of the sample that the line names by shard and number.
+
+    If there is no such sample, return a description of it.
+    """
     try:
         row = orjson.loads(line)
     except orjson.JSONDecodeError:
@@ -197,21 +207,20 @@ def _key_of(line: str, place: str, find_key: Callable[[str, int], str]) -> Any:
         case {"__key__": key} | {"key": key} if key is not None:
             return key
         case {"key": None, "shard": str(shard), "sample": int(sample)}:
-            return find_key(shard, sample)
-    raise InputError("a line has no key", place=place, expected='a JSON object with "key"', found=line[:200])
+            keys = find_keys(shard)
+            return str(keys[sample]) if 0 <= sample < len(keys) else f"sample {sample} of {shard}"
+    expected = 'a JSON object with "__key__" or "key"'
+    raise InputError("a line has no key", place=place, expected=expected, found=line[:200])
 
 
-def _find_key(columns: SampleColumns | None, url: str, sample: int) -> str:
-    """Return the key of a sample by its shard and its number there; if not found, a description of the sample."""
+def _find_keys(columns: SampleColumns, url: str) -> Sequence[Any]:
+    """Return the keys of a shard, found by its path or the end of its URL; none if there is no such shard."""
     parts = url.split("/")
-    paths = None if columns is None else columns.manifest.shards.table.column("path")
-    for first in range(len(parts) if paths is not None else 0):
-        shard = pc.index(paths, "/".join(parts[first:])).as_py()
-        if columns is not None and shard >= 0:
-            keys = columns.read(shard, ["__key__"]).column(0)
-            if 0 <= sample < len(keys):
-                return str(keys[sample])
-    return f"sample {sample} of {url}"
+    for first in range(len(parts)):
+        shard = pc.index(columns.manifest.shards.table.column("path"), "/".join(parts[first:])).as_py()
+        if shard >= 0:
+            return columns.read(shard, ["__key__"]).column(0)
+    return ()
 
 
 def _invalid(name: str, place: str, found: str, expected: str) -> InputError:

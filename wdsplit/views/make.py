@@ -225,7 +225,7 @@ def list_views(
     left out, with a warning.
 
         for name, view in wdsplit.list_views("data/train").items():
-            print(name, view.num_samples)
+            print(name, view.num_selected)
 
     Args:
         url: The dataset's folder.

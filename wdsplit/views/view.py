@@ -38,7 +38,7 @@ def resolve_view(
         manifest: Its manifest, of all samples.
         view: The name of a stored view.
         limit: Select only from the first `limit` samples, so that the selection is of `first_samples(manifest, limit)`.
-            Keys of later samples count as missing.
+            Then `keys` without a sample among these only cause a warning too: later samples may have them.
         storage_options: Options for remote files of keys.
         max_shards: Maximum number of shards without a stored view.
         max_samples: Maximum number of samples without a stored view.
@@ -70,8 +70,7 @@ def resolve_view(
     columns = SampleColumns(storage, manifest)
     choice = read_choice(columns, asked, storage_options)
     chosen = choose(columns, totals, choice, None if base is None else plain(base, storage.url))
-    if limited is manifest:
-        refuse_missing(columns, choice, chosen)
+    refuse_missing(columns, choice, chosen, limit=None if limited is manifest else limit)
     return View(choice.name if base is None else f"{base.name} and {choice.name}", chosen.selection)
 
 

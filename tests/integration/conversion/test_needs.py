@@ -1,14 +1,16 @@
 """What a conversion needs of memory and disk: said by the plan, and checked before anything is written."""
 
 import os
+import shutil
 import subprocess
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from tables import converted, files_below, labels, options, planned, write_files
-from wdsplit import plan_shares
+from wdsplit import convert_share, plan_shares
 from wdsplit.conversion.shuffle import steps
 from wdsplit.conversion.shuffle.needs import needs_of
 from wdsplit.engines.limits import usable_memory
@@ -104,3 +106,14 @@ def test_what_is_overwritten_makes_room_and_groups_are_told_no_way_without_space
     assert "6.3 MB free" in caught.value.found, "the old shards count as free"
     assert "--no-shuffle" not in caught.value.remedy
     assert labels(disk / "out") == list(range(400))
+
+
+def test_what_an_unfinished_run_has_spilled_makes_room(inputs, tmp_path, monkeypatch):
+    output, more = tmp_path / "out", {"shards": 4, "shuffle": True, "memory": 1}
+    (plan,) = plan_shares(inputs, output, tmp_path / "plan", options(**more)).values()
+    convert_share(tmp_path / "plan", 0, 1, "scatter")
+    spilled = sum(path.stat().st_size for path in (output / steps.SPILL_FOLDER).iterdir())
+    free = needs(inputs, 1).temporary_bytes + plan.shard_bytes - spilled
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    converted(inputs, output, overwrite=True, **more)
+    assert set(labels(output)) == set(range(400))

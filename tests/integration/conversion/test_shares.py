@@ -437,6 +437,12 @@ def test_shares_are_counted_from_0(begun, share, num_shares):
     assert "counted from 0" in found.value.expected
 
 
+def test_a_pass_that_does_not_exist_is_refused(begun):
+    with pytest.raises(InputError, match="invalid pass") as found:
+        convert_share(begun[0], 0, 4, "wirte")
+    assert found.value.remedy == "did you mean 'write'?"
+
+
 def test_a_share_finds_out_at_once_that_its_machine_has_another_folder(begun):
     plan, output = begun
     output.rename(output.with_name("elsewhere"))
@@ -528,8 +534,9 @@ def test_committing_is_refused_until_all_shards_are_there_and_can_be_repeated(be
     assert commit_shares(plan) == manifest
     assert "already committed" in caplog.text
     assert files_of(output) == whole
-    with pytest.raises(OutputExistsError, match="the plan is already committed"):
-        convert_share(plan, 0, 4)
+    for action in (lambda: convert_share(plan, 0, 4), lambda: needed_passes(plan)):
+        with pytest.raises(OutputExistsError, match="the plan is already committed"):
+            action()
     assert files_of(output) == whole
 
 
@@ -672,7 +679,8 @@ def test_a_plan_file_inside_the_output_is_refused(raw, tmp_path):
         plan_shares(raw, tmp_path / "out", "https://host/plan", chosen(shards=6))
 
 
-def test_no_plan_is_left_of_a_run_that_cannot_begin(raw, tmp_path, monkeypatch):
+@pytest.mark.parametrize("is_stuck", [False, True])
+def test_no_plan_is_left_of_a_run_that_cannot_begin(raw, tmp_path, monkeypatch, is_stuck):
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="a parent of the output is a file"):
         plan_shares(raw, tmp_path / "file" / "out", tmp_path / "plan", chosen(shards=6))
@@ -681,9 +689,11 @@ def test_no_plan_is_left_of_a_run_that_cannot_begin(raw, tmp_path, monkeypatch):
         raise StorageError("the system refused: No space left on device")
 
     monkeypatch.setattr("wdsplit.conversion.shares.write_cuts", full)
+    if is_stuck:
+        monkeypatch.setattr("wdsplit.conversion.plan_file.PlanFile.remove", full)
     with pytest.raises(StorageError, match="No space left"):
         plan_shares(raw, tmp_path / "out", tmp_path / "plan", chosen(shards=6, shuffle=True))
-    assert files_below(tmp_path) == ["file"]
+    assert files_below(tmp_path) == ["file", "plan"][: 1 + is_stuck]
 
 
 def test_nothing_is_begun_if_the_plan_cannot_be_saved(begun, raw, tmp_path, whole):

@@ -1,5 +1,7 @@
 import csv
 import pathlib
+from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import orjson
@@ -11,11 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wdsplit.errors import DatasetNotFoundError, InputError
+from wdsplit.shards.manifest import Manifest, Shards
+from wdsplit.storage.local import LocalStorage
 from wdsplit.tar.names import escape_key
 from wdsplit.views import keys as lists
-from wdsplit.views.keys import KeyList, read_keys
+from wdsplit.views.columns import SampleColumns
+from wdsplit.views.keys import KeyList
 
 KEYS = ["00000012", "img.1", "a b", "é/ü"]
+read_keys = partial(
+    lists.read_keys, columns=SampleColumns(LocalStorage("none"), Manifest(Shards.of([]), (), 1, 1, "none", {}))
+)
 
 
 def write_file(folder, name, keys=KEYS):
@@ -45,6 +53,26 @@ def test_a_path_and_a_file_of_this_folder(tmp_path, monkeypatch):
     write_file(tmp_path, "a.txt")
     monkeypatch.chdir(tmp_path)
     assert read_keys("a.txt", "keys").keys == read_keys(pathlib.Path("a.txt"), "keys").keys
+
+
+def test_a_file_of_the_root_folder_is_not_one_of_this_folder(tmp_path, monkeypatch):
+    write_file(tmp_path, "keys of a test.txt")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DatasetNotFoundError):
+        read_keys("/keys of a test.txt", "keys")
+
+
+def test_a_signed_url_is_opened_with_its_signature_and_shown_without(monkeypatch):
+    opened = []
+    monkeypatch.setattr(
+        lists, "open_object", lambda url, _: opened.append(url) or SimpleNamespace(read_whole=lambda: b"b\na\n")
+    )
+    url = "https://host/keys.txt?signature=SECRET"
+    read = read_keys(url, "keys")
+    assert (read.keys.to_pylist(), read.origin, opened) == (["b", "a"], "https://host/keys.txt", [url])
+    with pytest.raises(InputError, match="not a supported file of keys") as caught:
+        read_keys("https://host/keys.zip?signature=SECRET", "keys")
+    assert caught.value.found == "a file or folder 'keys.zip'"
 
 
 def test_zeros_of_a_table_of_text_stay(tmp_path):

@@ -161,6 +161,22 @@ def test_bad_samples_whose_keys_could_not_be_read_are_found_by_their_places(data
     assert f"'sample 8 of {url}/000003.tar'" in record.getMessage()
 
 
+def test_bad_samples_of_a_shard_are_looked_up_by_one_read_of_its_table(dataset, tmp_path, monkeypatch):
+    bad, read, shards = tmp_path / "bad.jsonl", SampleColumns.read, []
+    bad.write_text("".join(f'{{"key": null, "shard": "000002.tar", "sample": {sample}}}\n' for sample in range(5)))
+    monkeypatch.setattr(
+        SampleColumns, "read", lambda self, shard, names: shards.append(shard) or read(self, shard, names)
+    )
+    assert rows_in(dataset, exclude=bad) == [row for row in range(NUM_SAMPLES) if row not in range(10, 15)]
+    assert shards.count(2) == 2, "once for the list, and once to choose"
+
+
+def test_keys_without_a_sample_among_the_first_are_warned_of(dataset, caplog):
+    assert rows_in(dataset, keys=["img.0", "img.30", "nope"], limit=20) == [0]
+    (record,) = caplog.records
+    assert "2 of the 3 keys of a list have no sample among the first 20: 'img.30', 'nope'" in record.getMessage()
+
+
 def test_errors_of_conditions_are_those_of_where(dataset):
     error = refused(dataset, where="scor > 1")
     assert error.place == "^scor^ > 1"
