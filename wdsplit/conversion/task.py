@@ -1,9 +1,4 @@
-"""The task of a worker: reads the rows of some shards, encodes them, and writes the shards.
-
-From a row to the bytes of a tar: `tables.read.read_rows` gives batches of rows, `_encoded` encodes a batch by
-`fields.encode` and packs it by `tar.members`, `_bodies` takes a shard's samples from the batches and adds its pads, and
-`shards.files.write_shard` publishes them.
-"""
+"""The task of a worker: reads the rows of some shards, encodes them, and writes the shards."""
 
 from __future__ import annotations
 

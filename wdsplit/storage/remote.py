@@ -308,6 +308,7 @@ class RemoteFile:
                         filled += count
                         count_traffic(num_bytes=count)
                         retries.progressed(count)
+                # An answer that ended early has brought some bytes: the rest is requested at once, without a wait.
                 if filled == before and len(buffer):
                     raise UnfitAnswerError("an answer without data")
             return buffer

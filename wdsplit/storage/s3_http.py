@@ -37,7 +37,7 @@ _URLLIB3 = {
     "enforce_content_length": False,
 }
 """botocore follows redirects, and `RemoteFile` counts the bytes of an answer."""
-_thread = threading.local()
+_of_thread = threading.local()
 """The last answer of a thread, and what was known before its last GET was signed."""
 
 
@@ -73,7 +73,7 @@ class _BoundedResponse(http.client.HTTPResponse):
     def __init__(self, sock: socket.socket, *arguments: Any, **keywords: Any) -> None:
         super().__init__(sock, *arguments, **keywords)
         self.fp = io.BufferedReader(_BoundedReads(sock, self.fp.detach()))
-        _thread.answer = self
+        _of_thread.answer = self
 
 
 class _BodyInPlace:
@@ -165,8 +165,8 @@ class S3Http:
 
     def _keep(self, request: Any, request_signer: Any, **_: Any) -> None:
         """Keep what `get` repeats."""
-        if getattr(_thread, "is_first", False):
-            _thread.get = request, dict(request.headers), request_signer
+        if getattr(_of_thread, "is_first", False):
+            _of_thread.get = request, dict(request.headers), request_signer
 
     def _send(self, request: Any, **_: Any) -> Any:
         """Send a request of botocore in its place."""
@@ -213,13 +213,13 @@ class S3Http:
                 raise
             if answer is not None:
                 return answer
-        _thread.get, _thread.is_first = None, True
+        _of_thread.get, _of_thread.is_first = None, True
         try:
             answer = first(Key=key, **{name.replace("-", ""): value for name, value in asked.items()})
         finally:
-            _thread.is_first = False
-        if _thread.get is not None:
-            request, headers, signer = _thread.get
+            _of_thread.is_first = False
+        if _of_thread.get is not None:
+            request, headers, signer = _of_thread.get
             bucket_url = request.url.removesuffix(_quoted(key))
             if bucket_url != request.url:
                 headers = {name: value for name, value in headers.items() if name not in asked}
@@ -244,7 +244,7 @@ class S3Http:
             found = {"headers": HeadersDict(raw.headers), "status_code": raw.status, "body": data}
             shape = self.client.meta.service_model.operation_model("GetObject").output_shape
             raise ClientError(create_parser("rest-xml").parse(found, shape), "GetObject")
-        answer = _thread.answer  # the one of `http.client` in `raw`; its length is None if it comes in chunks
+        answer = _of_thread.answer  # the one of `http.client` in `raw`; its length is None if it comes in chunks
         return _answer(raw.status, raw.headers, _BodyInPlace(raw, answer) if answer.length else raw)
 
 
