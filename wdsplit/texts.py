@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 __all__ = [
-    *("class_name", "counted", "escaped", "human_bytes", "human_number", "human_seconds", "percent", "quoted"),
-    "safe_text",
+    *("class_name", "counted", "escaped", "human_bytes", "human_number", "human_seconds", "listed", "percent"),
+    *("quoted", "safe_text"),
 ]
 
 _KEPT = "\n\t"
@@ -54,6 +55,13 @@ def class_name(text: str, names: Sequence[str]) -> str:
 def counted(number: int, one: str, many: str = "") -> str:
     """Return a number of things: `1 class`, `10 classes`."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def listed(items: Iterable[Any], most: int = 8, show: Callable[[Any], str] = str) -> str:
+    """Return the first few of some items, made texts by `show`, and how many more there are: `a, b, and 3 more`."""
+    found = list(items)
+    more = [f"and {len(found) - most:,} more"] if len(found) > most else []
+    return ", ".join([*map(show, found[:most]), *more])
 
 
 def human_bytes(size: float) -> str:

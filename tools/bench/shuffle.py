@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tools.bench import core
-from wdsplit.conversion.driver import Driver, no_progress
+from wdsplit.conversion.driver import Driver
 from wdsplit.conversion.job import ConvertJob
 from wdsplit.conversion.plan.options import ConvertOptions
 from wdsplit.conversion.plan.plan import Plan
@@ -62,7 +62,7 @@ def shuffle(plan: Plan, output: str, jobs: int, memory: int, num_shards: int) ->
     peak, held_bytes, storage = Peak(), task_bytes(memory, jobs), open_storage(output)
     started = time.perf_counter()
     job, engine = ConvertJob(output=output, plan=plan, buffer_bytes=held_bytes), LocalEngine(jobs)
-    driver = Driver(job, engine, no_progress)
+    driver = Driver(job, engine, lambda _: None)
     cuts = write_cuts(storage, plan, held_bytes)
     runs = driver.spill(cuts, "scatter")
     report("scattered", plan.num_rows, time.perf_counter() - started, peak)

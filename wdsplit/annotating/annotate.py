@@ -26,8 +26,7 @@ from wdsplit.annotating.passes import (
 from wdsplit.annotating.run import AnnotationRun
 from wdsplit.conversion.convert import Source
 from wdsplit.conversion.plan.options import chosen
-from wdsplit.conversion.planning import PathLike
-from wdsplit.conversion.prepare import Places
+from wdsplit.conversion.prepare import Endpoints
 from wdsplit.conversion.shuffle.needs import memory_budget, task_bytes
 from wdsplit.conversion.spool import spooled
 from wdsplit.engines.local import Engine, LocalEngine
@@ -38,7 +37,7 @@ from wdsplit.shards.annotations import ANNOTATIONS, Annotation, annotation_folde
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import Manifest
 from wdsplit.shards.sample_tables import dump_schema
-from wdsplit.storage.given import located_one
+from wdsplit.storage.given import PathLike, located_one
 from wdsplit.storage.interface import Storage
 from wdsplit.storage.opening import open_readable_storage, open_storage
 from wdsplit.tables.find import find_inputs
@@ -101,20 +100,20 @@ def annotate(
     options = chosen(AnnotateOptions, options, keywords)
     rows = python_source(source)
     paths = [] if isinstance(rows, PythonSource) else rows
-    places = Places.of(paths, dataset, storage_options, fs, input_fs)
+    endpoints = Endpoints.of(paths, dataset, storage_options, fs, input_fs)
     name = ANNOTATIONS.checked(name or _default_name(paths))
-    storage = open_storage(places.output, places.output_options)
+    storage = open_storage(endpoints.output, endpoints.output_options)
     engine, report = engine or LocalEngine(options.jobs), progress or (lambda _: None)
-    work = _Annotating(places, storage, read_manifest(storage), name, key, options, engine, report)
+    work = _Annotating(endpoints, storage, read_manifest(storage), name, key, options, engine, report)
     work.refuse_early()
     if not isinstance(rows, PythonSource):
-        return work.carry_out(_open_table(paths, places.input_options, options.hive))
+        return work.carry_out(_open_table(paths, endpoints.input_options, options.hive))
 
     def report_rows(num_rows: int) -> None:
         report(AnnotateProgress("read", num_rows, rows.num_rows))
 
     # The rows are written to the run's folder; for a remote dataset, to TMPDIR.
-    folder = open_storage(os.path.join(storage.url, work.run.folder), places.output_options)
+    folder = open_storage(os.path.join(storage.url, work.run.folder), endpoints.output_options)
     try:
         with spooled(rows, folder, engine.is_local, work.columns, report_rows) as path:
             return work.carry_out(_open_table([path], None, hive=False), rows.what)
@@ -126,7 +125,7 @@ def annotate(
 class _Annotating:
     """The arguments of a call of `annotate`."""
 
-    places: Places
+    endpoints: Endpoints
     storage: Storage
     manifest: Manifest
     name: str
@@ -213,8 +212,8 @@ class _Annotating:
         memory = memory_budget(self.options.memory, engine.is_local)
         buffer_bytes = task_bytes(memory, engine.jobs_of_a_node, None if self.storage.is_remote else num_bytes)
         return AnnotateJob(
-            output=self.places.output,
-            storage_options=self.places.output_options,
+            output=self.endpoints.output,
+            storage_options=self.endpoints.output_options,
             shared=not engine.is_local,
             table=table,
             key=self.key,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from wdsplit.errors import DatasetNotFoundError, MissingDependencyError, StateError, StorageError
+from wdsplit.texts import listed
 
 __all__ = ["read_state"]
 
@@ -37,12 +38,11 @@ def read_state(path: str | os.PathLike[str]) -> dict[str, Any]:
         found = {where: state for where, state in found.items() if where == keys or where.startswith(f"{keys}.")}
     distinct = list({json.dumps(state, sort_keys=True, default=repr): state for state in found.values()}.values())
     if len(distinct) != 1:
-        several = ", ".join(list(found)[:_SHOWN]) + (", ..." if len(found) > _SHOWN else "")
         raise StateError(
             "several states of a loader in the file" if found else "no state of a loader in the file",
             place=f"{file}:{keys}" if keys else file,
             expected="one dict that loader.state_dict() returned, by itself or in a checkpoint",
-            found=several or _described(content),
+            found=listed(found, _SHOWN) or _described(content),
             remedy=f"name one: {file}:{next(iter(found))}" if found else "save loader.state_dict() with the checkpoint",
         )
     return dict(distinct[0])
@@ -105,5 +105,4 @@ def _described(content: Any) -> str:
     """Describe the content of a file without a state."""
     if not isinstance(content, Mapping):
         return f"a {type(content).__name__}"
-    names = [str(name)[:40] for name in list(content)[:_SHOWN]]
-    return f"a dict of {', '.join(names)}{', ...' if len(content) > _SHOWN else ''}" if names else "an empty dict"
+    return f"a dict of {listed(content, _SHOWN, lambda name: str(name)[:40])}" if content else "an empty dict"

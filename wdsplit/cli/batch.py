@@ -14,7 +14,7 @@ from wdsplit.cli.help import Decorator, command, option
 from wdsplit.cli.options import dataset_argument, given, json_option, shuffle_options, view_options
 from wdsplit.cli.terminal import Result, stderr, table, width
 from wdsplit.errors import OutputExistsError
-from wdsplit.texts import counted, safe_text
+from wdsplit.texts import counted, listed, safe_text
 from wdsplit.urls import shown_url
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["batch_command"]
 
-_DEFAULT_LAST, _CLASSES_SHOWN = 10, 8
+_DEFAULT_LAST = 10
 _MIN_KEY, _LONG = 12, 10_000
 
 
@@ -124,8 +124,8 @@ def batch_command(
         save_batch_page(found, page)
         files.append(page)
     heads = [_head(each, shown_url(dataset)) for each in found]
-    listed = [f"{head}\n{_rows(each)}" for head, each in zip(heads, found, strict=True)]
-    text = "\n".join([*heads, *files]) if files else "\n\n".join(listed)
+    texts = [f"{head}\n{_rows(each)}" for head, each in zip(heads, found, strict=True)]
+    text = "\n".join([*heads, *files]) if files else "\n\n".join(texts)
     return Result(text, [_as_json(each, dataset) for each in found])
 
 
@@ -181,9 +181,7 @@ def _head(found: Batch, dataset: str) -> str:
         lines.append("skipped: the loader skipped this step (Loader.skip)")
     classes = Counter(found.labels.tolist() if found.labels is not None else ()).most_common()
     if classes and len(classes) < len(found):
-        shown = [f"{safe_text(str(name), 30)} {count}" for name, count in classes[:_CLASSES_SHOWN]]
-        more = f", and {len(classes) - len(shown)} more" if len(classes) > len(shown) else ""
-        lines.append(f"classes: {', '.join(shown)}{more}")
+        lines.append("classes: " + listed(classes, show=lambda each: f"{safe_text(str(each[0]), 30)} {each[1]}"))
     return "\n".join(lines)
 
 

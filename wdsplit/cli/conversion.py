@@ -10,9 +10,9 @@ import click
 
 from wdsplit.cli.help import with_options
 from wdsplit.cli.options import NAMES, SIZE, options_of, parse_mapping, refuse_empty
-from wdsplit.cli.terminal import listed, totals_text
+from wdsplit.cli.terminal import names_text, totals_text
 from wdsplit.conversion.plan.options import ConvertOptions
-from wdsplit.texts import counted, escaped
+from wdsplit.texts import counted, escaped, listed
 
 if TYPE_CHECKING:
     from wdsplit.cli.progress import Bar
@@ -132,7 +132,7 @@ def label_lines(label: Any, fields: Sequence[Field]) -> list[str]:
     if field is None or not isinstance(num_classes, int):
         return []
     count = f"{'' if label.get('is_exact') else 'at least '}{counted(num_classes, 'class', 'classes')}"
-    names = f": {listed(field.names)}" if field.names else ""
+    names = f": {names_text(field.names)}" if field.names else ""
     guess = "; chosen for its few values: --classes names another column" if label.get("is_guessed") else ""
     return [f"label: column {field.column!r}, {count} in {field.name}{names}{guess}"]
 
@@ -141,12 +141,11 @@ def dataset_text(manifest: Manifest, place: str) -> str:
     """Return a summary of a converted dataset."""
     provenance = manifest.provenance
     names = [escaped(f"{field.name} (from {field.column})") for field in manifest.fields]
-    more = f", and {len(names) - _SHOWN_FIELDS} more" if len(names) > _SHOWN_FIELDS else ""
     said = label_lines(provenance.get("label"), manifest.fields)
-    lines = [f"{place}: {totals_text(manifest)}", f"fields: {', '.join(names[:_SHOWN_FIELDS])}{more}", *said]
+    lines = [f"{place}: {totals_text(manifest)}", f"fields: {listed(names, _SHOWN_FIELDS)}", *said]
     for field in manifest.fields:
         if field.names and not (said and field.column == provenance["label"]["column"]):
-            lines.append(f"classes: {len(field.names):,} in {escaped(field.name)}: {listed(field.names)}")
+            lines.append(f"classes: {len(field.names):,} in {escaped(field.name)}: {names_text(field.names)}")
     if provenance["num_selected"] < provenance["num_rows"]:
         lines.append(f"selected: {provenance['num_selected']:,} of {counted(provenance['num_rows'], 'row')}")
     if provenance.get("num_empty"):

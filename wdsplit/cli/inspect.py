@@ -25,7 +25,7 @@ from wdsplit.cli.options import (
     view_options,
 )
 from wdsplit.cli.stored import stale
-from wdsplit.cli.terminal import MAX_NAME, Result, columns_text, largest, listed, span, table, width
+from wdsplit.cli.terminal import MAX_NAME, Result, columns_text, largest, names_text, span, table, width
 from wdsplit.tar.names import RESERVED_FIELDS
 from wdsplit.texts import class_name, counted, escaped, human_bytes, percent, safe_text
 from wdsplit.urls import shown_url
@@ -188,8 +188,9 @@ def _technical(found: Inspection) -> str:
     for each in found.fields:
         if each.names:
             classes = counted(len(each.names), "class", "classes")
-            lines.append(f"{classes} in {escaped(each.name)}: {listed(each.names)}")
-    lines += ["", f"made from {counted(len(inputs), 'input')}: {listed([str(one.get('path', one)) for one in inputs])}"]
+            lines.append(f"{classes} in {escaped(each.name)}: {names_text(each.names)}")
+    paths = names_text([str(one.get("path", one)) for one in inputs])
+    lines += ["", f"made from {counted(len(inputs), 'input')}: {paths}"]
     origin = (each for each in found.provenance.items() if each[0] != "inputs")
     return "\n".join([*lines, *(f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in origin)])
 

@@ -15,7 +15,7 @@ from wdsplit.cli.drawing import draw_readers
 from wdsplit.cli.help import argument, command, option
 from wdsplit.cli.options import draw_option, given, json_option
 from wdsplit.cli.progress import progress_bar
-from wdsplit.cli.terminal import Result, listed, span, table, width
+from wdsplit.cli.terminal import Result, names_text, span, table, width
 from wdsplit.texts import counted, human_bytes
 from wdsplit.urls import shown_url
 
@@ -147,7 +147,7 @@ def _plan_text(plan: Plan, space: str) -> str:
     ]
     counts = class_counts(plan.table)  # of folders that name classes
     if counts:
-        some = listed([f"{name} {count:,}" for name, count in counts.items()])
+        some = names_text([f"{name} {count:,}" for name, count in counts.items()])
         lines.append(f"{counted(len(counts), 'class', 'classes')} of {span(counts.values())} files: {some}")
     fields = [(field.name, field.column, field.type, field.encoding) for field in plan.fields]
     lines += ["", table(("field", "column", "type", "encoding"), fields)]

@@ -16,11 +16,12 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from wdsplit.texts import counted, escaped, human_bytes, safe_text
+from wdsplit.texts import counted, escaped, human_bytes, listed, safe_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,7 +45,7 @@ __all__ = [
     "error_text",
     "good",
     "largest",
-    "listed",
+    "names_text",
     "rates_text",
     "span",
     "stderr",
@@ -199,10 +200,9 @@ def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 # Texts that several commands print
 
 
-def listed(names: Sequence[str]) -> str:
+def names_text(names: Sequence[str]) -> str:
     """Return the first few names, separated by commas."""
-    shown = [safe_text(name, MAX_NAME) for name in names[:_LISTED]]
-    return ", ".join(shown) + (", ..." if len(names) > _LISTED else "")
+    return listed(names, _LISTED, partial(safe_text, limit=MAX_NAME))
 
 
 def span(numbers: Iterable[int]) -> str:

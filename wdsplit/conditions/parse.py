@@ -27,8 +27,9 @@ from wdsplit.conditions.syntax import GRAMMAR, STRING, Source
 from wdsplit.errors import InputError, nearest_names
 from wdsplit.fields.rules import is_binary, is_list, is_text, unwrap
 from wdsplit.tar.names import escape_key
+from wdsplit.texts import listed
 
-__all__ = ["Where", "parse_where"]
+__all__ = ["UnknownColumnError", "Where", "parse_where"]
 
 _ROW_NAME = "wdsplit row number"
 _MAX_EXPONENT = 400
@@ -59,6 +60,10 @@ _FUNCTIONS: dict[str, list[tuple[Callable[[pa.DataType], bool], Callable[..., An
 _ARGUMENTS = {"len": "one column of strings, bytes or lists", "lower": "one column of strings"}
 _WORDS: dict[type[ast.AST], str] = {ast.BitAnd: "write `and`", ast.BitOr: "write `or`", ast.Invert: "write `not`"}
 _SPELLINGS = {"null": "None", "none": "None", "true": "True", "false": "False"}
+
+
+class UnknownColumnError(InputError):
+    """A condition names a column that does not exist, and none has a similar name."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,7 +229,7 @@ class _Translator:
         if names and text not in names:
             near = nearest_names([text], names)
             cause, remedy = f"column {name!r} has no class {text!r}", f'did you mean "{near[0]}"?' if near else ""
-            raise self.source.fault(node, cause, expected=f"one of {_some(names)}", remedy=remedy)
+            raise self.source.fault(node, cause, expected=f"one of {listed(names, _MAX_NAMES)}", remedy=remedy)
         if names:
             return [Operand(Fraction(names.index(text)))]
         is_escaped = name == self.key and text and escape_key(text) != text
@@ -329,11 +334,9 @@ class _Translator:
             remedy = f"write {_SPELLINGS[name.lower()]}"
         if not above and name in self.hints:
             owner, remedy = "the sample tables have no column", self.hints[name]
-        return self.source.fault(node, f"{owner} {name!r}", expected=f"one of {_some(names)}", remedy=remedy)
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:_MAX_NAMES]) + (", ..." if len(names) > _MAX_NAMES else "")
+        expected = f"one of {listed(names, _MAX_NAMES)}"
+        fault = self.source.fault(node, f"{owner} {name!r}", expected=expected, remedy=remedy)
+        return fault if above or remedy else UnknownColumnError(fault.cause, fault.place, fault.expected)
 
 
 def _spelling(path: Sequence[str]) -> str:

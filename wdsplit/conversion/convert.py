@@ -11,16 +11,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from wdsplit.conversion.commit import commit
-from wdsplit.conversion.driver import Driver, Progress, no_progress
+from wdsplit.conversion.driver import Driver, Progress
 from wdsplit.conversion.job import ConvertJob, ShardRow, noted_rows
 from wdsplit.conversion.plan.options import ConvertOptions, chosen
-from wdsplit.conversion.planning import PathLike, refuse_early
-from wdsplit.conversion.prepare import Places, Target, locked, prepare
+from wdsplit.conversion.planning import refuse_early
+from wdsplit.conversion.prepare import Endpoints, locked, prepare
 from wdsplit.conversion.run import Run
 from wdsplit.conversion.spool import spooled
 from wdsplit.engines.local import Engine, LocalEngine
 from wdsplit.errors import InputError, OutputExistsError, noted
 from wdsplit.shards.manifest import Manifest
+from wdsplit.storage.given import PathLike
 from wdsplit.storage.opening import open_storage
 from wdsplit.tables.python_source import PythonSource, python_source
 
@@ -123,11 +124,11 @@ def _convert_any(
     input_fs: AbstractFileSystem | None,
 ) -> dict[str, Manifest]:
     """Convert files, or rows from Python through a file."""
-    source, engine, report = python_source(inputs), engine or LocalEngine(options.jobs), progress or no_progress
+    source, engine, report = python_source(inputs), engine or LocalEngine(options.jobs), progress or (lambda _: None)
     if not isinstance(source, PythonSource):
-        return _convert(Places.of(source, output, storage_options, fs, input_fs), options, report, engine)
-    places = Places.of([], output, storage_options, fs, input_fs)
-    storage = open_storage(places.output, places.output_options)
+        return _convert(Endpoints.of(source, output, storage_options, fs, input_fs), options, report, engine)
+    endpoints = Endpoints.of([], output, storage_options, fs, input_fs)
+    storage = open_storage(endpoints.output, endpoints.output_options)
     if not options.splits:
         Run(storage).refuse_output(options.overwrite, options.resume)
 
@@ -135,9 +136,9 @@ def _convert_any(
         report(Progress("read", num_rows, source.num_rows))
 
     with spooled(source, storage, engine.is_local, lambda schema: refuse_early(schema, options), report_read) as path:
-        places = replace(places, inputs=[path], input_options=None, are_spooled=True)
+        endpoints = replace(endpoints, inputs=[path], input_options=None, are_spooled=True)
         try:
-            return _convert(places, replace(options, hive=False), report, engine)
+            return _convert(endpoints, replace(options, hive=False), report, engine)
         except OutputExistsError as error:
             if options.resume:
                 noted(error, "the rows were read again: they must be those of the run, in their order")
@@ -145,10 +146,10 @@ def _convert_any(
 
 
 def _convert(
-    places: Places, options: ConvertOptions, report: Callable[[Progress], None], engine: Engine
+    endpoints: Endpoints, options: ConvertOptions, report: Callable[[Progress], None], engine: Engine
 ) -> dict[str, Manifest]:
     """Convert; all checks for all splits are done before anything is written."""
-    targets = prepare(places, options, engine.jobs_of_a_node, engine.is_local)
+    targets = prepare(endpoints, options, engine.jobs_of_a_node, engine.is_local)
     manifests: dict[str, Manifest] = {}
     begun: dict[str, dict[int, ShardRow]] = {}
     with locked(targets, options.overwrite):
@@ -170,39 +171,24 @@ def _convert(
                     target.run.start(target.plan)
             for target in targets:
                 if target.split in begun:
-                    manifests[target.split] = _write(target, begun[target.split], places, options, report, engine)
+                    job = ConvertJob(
+                        output=target.folder,
+                        storage_options=endpoints.output_options,
+                        shared=not engine.is_local,
+                        plan=target.plan,
+                        buffer_bytes=target.needs.buffer_bytes,
+                        emit=options.emit,
+                    )
+                    driver = Driver(job, engine, report, split=target.split, loadable_bytes=target.needs.loadable_bytes)
+                    published = driver.carry_out(begun[target.split])
+                    manifests[target.split] = commit(target.run, target.plan, options.emit, published)
                 else:
-                    report(_all_skipped(manifests[target.split], target.split))
+                    done = manifests[target.split]
+                    shards, samples = len(done.shards), done.num_samples + done.num_pads
+                    report(Progress("write", shards, shards, samples, done.num_bytes, shards, target.split))
         except BaseException:
             for target in targets:
                 if target.split in begun:
                     target.run.leave_resumable(target.plan)
             raise
     return {target.split: manifests[target.split] for target in targets}
-
-
-def _write(
-    target: Target,
-    known: dict[int, ShardRow],
-    places: Places,
-    options: ConvertOptions,
-    report: Callable[[Progress], None],
-    engine: Engine,
-) -> Manifest:
-    """Write the missing shards of a dataset, and its manifest."""
-    job = ConvertJob(
-        output=target.folder,
-        storage_options=places.output_options,
-        shared=not engine.is_local,
-        plan=target.plan,
-        buffer_bytes=target.needs.buffer_bytes,
-        emit=options.emit,
-    )
-    driver = Driver(job, engine, report, split=target.split, loadable_bytes=target.needs.loadable_bytes)
-    return commit(target.run, target.plan, options.emit, driver.carry_out(known))
-
-
-def _all_skipped(manifest: Manifest, split: str) -> Progress:
-    """Return the progress of a finished conversion."""
-    num_shards, num_samples = len(manifest.shards), manifest.num_samples + manifest.num_pads
-    return Progress("write", num_shards, num_shards, num_samples, manifest.num_bytes, num_shards, split)

@@ -25,7 +25,7 @@ from wdsplit.engines.shared_memory import SharedMemory
 from wdsplit.jobs.run import Pass, Share, run
 from wdsplit.tables.read import check_files
 
-__all__ = ["Driver", "Progress", "no_progress", "spill_pass"]
+__all__ = ["Driver", "Progress", "spill_pass"]
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,6 @@ class Progress:
 
 class _TooLargeError(Exception):
     """The rows do not fit in memory, contrary to the estimate from their files."""
-
-
-def no_progress(progress: Progress) -> None:
-    """Ignore the progress."""
 
 
 def spill_pass(job: ConvertJob, cuts: Cuts, name: PassName) -> Pass[list[SortedRun]]:

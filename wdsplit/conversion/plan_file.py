@@ -10,9 +10,9 @@ from typing import Any
 
 from wdsplit.conversion.plan.plan import Plan
 from wdsplit.conversion.plan.saved_plan import SavedPlan, dump_plan, is_plan, parse_plan
-from wdsplit.conversion.planning import PathLike
 from wdsplit.conversion.run import Run
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, OutputExistsError
+from wdsplit.storage.given import PathLike
 from wdsplit.storage.interface import Storage
 from wdsplit.storage.local import local_path
 from wdsplit.storage.opening import is_remote, open_readable_storage, open_storage
@@ -40,9 +40,8 @@ class PlanFile:
         self.path = path if is_remote(path) else local_path(path)
         self._folder, self._name = divided_url(self.path)
         if not self._name or self._folder.endswith(":/"):
-            raise InputError(
-                "invalid path of a plan file", place=shown_url(path), expected="a path, or s3://bucket/file"
-            )
+            expected = "a path, or s3://bucket/file"
+            raise InputError("invalid path of a plan file", place=shown_url(path), expected=expected)
         self._options = storage_options
 
     @property

@@ -24,7 +24,7 @@ from wdsplit.fields.infer import Label, class_names, infer_fields, refuse_repeat
 from wdsplit.fields.keys import is_key_type
 from wdsplit.fields.sample_columns import MAX_COLUMNS, check_kept, left_out
 from wdsplit.shards.manifest import Field
-from wdsplit.storage.given import located
+from wdsplit.storage.given import PathLike, located
 from wdsplit.tables.find import find_inputs
 from wdsplit.tables.formats.media import STEM, field_of_media
 from wdsplit.tables.media import is_media_input, open_media
@@ -32,20 +32,18 @@ from wdsplit.tables.read import first_payloads, open_inputs
 from wdsplit.tables.select import check_group_type, cut_splits
 from wdsplit.tables.table import FILE_NAME, Table, joined
 from wdsplit.tar.samples import KEY_COLUMN
-from wdsplit.texts import human_bytes
+from wdsplit.texts import human_bytes, listed
 from wdsplit.urls import shown_url
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-__all__ = ["PathLike", "input_paths", "plan", "plan_files", "plan_splits", "refuse_early", "shown_notes"]
+__all__ = ["input_paths", "plan", "plan_files", "plan_splits", "refuse_early", "shown_notes"]
 
 logger = logging.getLogger(__name__)
 
 _KEY = "__key__"
 """webdataset's name for the key of a sample."""
-
-PathLike = str | os.PathLike[str]
 
 _MANY_PADS, _MANY_FIELDS, _MANY_NOTES = 1000, 50, 20
 _MANY_SHARDS, _TINY_SHARD_BYTES = 1000, 1_000_000
@@ -272,9 +270,8 @@ def _check_kept(schema: pa.Schema, fields: Sequence[Field], options: ConvertOpti
     check_kept(schema, options.keep, options.no_keep)
     names = [name for name in left_out(schema, fields) if name not in {*options.keep, *options.no_keep}]
     if names:
-        more = f", and {len(names) - _MANY_NOTES:,} more" if len(names) > _MANY_NOTES else ""
-        text = "columns left out of the sample tables: %s%s (names of their own columns, or more than %d columns)"
-        logger.warning(text, ", ".join(names[:_MANY_NOTES]), more, MAX_COLUMNS)
+        text = "columns left out of the sample tables: %s (names of their own columns, or more than %d columns)"
+        logger.warning(text, listed(names, _MANY_NOTES), MAX_COLUMNS)
 
 
 def _check_absent(table: Table, fields: Sequence[Field], options: ConvertOptions) -> None:

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +17,8 @@ import pyarrow as pa
 
 from wdsplit.conversion.plan.options import ConvertOptions
 from wdsplit.conversion.plan.plan import Plan
-from wdsplit.conversion.planning import PathLike, input_paths, plan_files, shown_notes
-from wdsplit.conversion.run import Run, is_below, some
+from wdsplit.conversion.planning import input_paths, plan_files, shown_notes
+from wdsplit.conversion.run import Run, is_below
 from wdsplit.conversion.shuffle.needs import Needs, needs_of
 from wdsplit.conversion.shuffle.steps import SPILL_FOLDER
 from wdsplit.conversion.task import keys_of
@@ -28,20 +28,20 @@ from wdsplit.fields.duplicate_keys import Place, find_duplicate_keys
 from wdsplit.fields.keys import hash_keys
 from wdsplit.shards.manifest import HEADER_NAME, SHARDS_NAME, shard_path
 from wdsplit.shards.sample_tables import samples_path
-from wdsplit.storage.given import divided_options, located, located_one
+from wdsplit.storage.given import PathLike, divided_options, located, located_one
 from wdsplit.storage.interface import Storage
 from wdsplit.storage.opening import is_remote, open_storage
 from wdsplit.storage.patterns import finds, has_magic, patterns, place_of
 from wdsplit.tables.find import find_inputs
 from wdsplit.tables.read import read_rows
 from wdsplit.tables.table import joined
-from wdsplit.texts import human_bytes
+from wdsplit.texts import human_bytes, listed
 from wdsplit.urls import shown_url
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-__all__ = ["Places", "Target", "locked", "prepare"]
+__all__ = ["Endpoints", "Target", "locked", "prepare"]
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ _HASHES_AT_ONCE = 32_000_000
 
 
 @dataclass(frozen=True)
-class Places:
+class Endpoints:
     """The inputs and the output of a conversion.
 
     Attributes:
@@ -74,8 +74,8 @@ class Places:
         storage_options: Mapping[str, Any] | None,
         fs: AbstractFileSystem | None,
         input_fs: AbstractFileSystem | None,
-    ) -> Places:
-        """Return the places that the arguments of `convert` name.
+    ) -> Endpoints:
+        """Return what the arguments of `convert` name.
 
         Raises:
             InputError: A path is not on its file system.
@@ -84,6 +84,10 @@ class Places:
         urls, input_options = located(input_paths(inputs), of_inputs, input_fs)
         url, output_options = located_one(output, of_output, fs)
         return cls(urls, url, input_options, output_options)
+
+    def folders(self, splits: Iterable[str]) -> dict[str, str]:
+        """Return the folder of each split's dataset; without splits, the output under the empty name."""
+        return {name: os.path.join(self.output, name) for name in splits} or {"": self.output}
 
 
 @dataclass(frozen=True)
@@ -117,11 +121,13 @@ def locked(targets: Sequence[Target], overwrite: bool) -> Iterator[None]:
         yield
 
 
-def prepare(places: Places, options: ConvertOptions, jobs: int, is_local: bool, on_disk: bool = True) -> list[Target]:
+def prepare(
+    endpoints: Endpoints, options: ConvertOptions, jobs: int, is_local: bool, on_disk: bool = True
+) -> list[Target]:
     """Plan a conversion, and check everything that can be checked before anything is written.
 
     Args:
-        places: Inputs and output.
+        endpoints: Inputs and output.
         options: The options.
         jobs: As for `needs_of`.
         is_local: As for `needs_of`.
@@ -130,20 +136,18 @@ def prepare(places: Places, options: ConvertOptions, jobs: int, is_local: bool, 
     Raises:
         WdsplitError: As for `convert`.
     """
-    folders = {name: os.path.join(places.output, name) for name in options.splits} or {"": places.output}
-    runs = {name: Run(open_storage(folder, places.output_options), options.emit) for name, folder in folders.items()}
-    paths = find_inputs(places.inputs, places.input_options)
+    folders = endpoints.folders(options.splits)
+    runs = {name: Run(open_storage(folder, endpoints.output_options), options.emit) for name, folder in folders.items()}
+    paths = find_inputs(endpoints.inputs, endpoints.input_options)
     if options.splits:
-        _check_parent(open_storage(places.output, places.output_options), options)
-    resumed = {name for name, run in runs.items() if options.resume and (len(runs) == 1 or run.exists)}
-    if options.resume and not resumed:
-        resumed = set(runs)
+        _check_parent(open_storage(endpoints.output, endpoints.output_options), options)
+    resumed = ({name for name, run in runs.items() if run.exists} or set(runs)) if options.resume else set[str]()
     for name, run in runs.items():
-        _refuse_inside_input(run.storage, places)
-        for path in [] if places.are_spooled else paths:
+        _refuse_inside_input(run.storage, endpoints)
+        for path in [] if endpoints.are_spooled else paths:
             run.refuse_file_inside(path, "an input")
         run.refuse_output(options.overwrite, name in resumed)
-    plans = plan_files(paths, options, places.input_options)
+    plans = plan_files(paths, options, endpoints.input_options)
     first = next(iter(plans.values()))
     for note in shown_notes(first):
         logger.warning("%s", note)
@@ -155,6 +159,9 @@ def prepare(places: Places, options: ConvertOptions, jobs: int, is_local: bool, 
         is_near = on_disk and not runs[name].storage.is_remote
         needs = needs_of(plan, options.memory, jobs, is_local, is_near)
         targets.append(Target(name, folders[name], runs[name], plan, needs, name in resumed))
+        if needs.temporary_bytes:
+            text = "reordering rows through about %s of temporary files in %s/%s"
+            logger.info(text, human_bytes(needs.temporary_bytes), runs[name].storage.url, SPILL_FOLDER)
     _refuse_little_space([target for target in targets if not target.is_resumed])
     return targets
 
@@ -200,15 +207,12 @@ def _refuse_little_space(targets: Sequence[Target]) -> None:
             + ("" if grouped else ", or keep the order of the table with --no-shuffle, which needs no temporary space"),
             url=str(disk),
         )
-    logger.info(
-        "shuffling rows through about %s of temporary files in %s", human_bytes(temporary), folder / SPILL_FOLDER
-    )
 
 
-def _refuse_inside_input(output: Storage, places: Places) -> None:
+def _refuse_inside_input(output: Storage, endpoints: Endpoints) -> None:
     """Refuse an output inside a folder of inputs: its files would be inputs of later and resumed runs."""
-    for given in places.inputs:
-        for pattern in patterns(place_of(given, places.input_options)):
+    for given in endpoints.inputs:
+        for pattern in patterns(place_of(given, endpoints.input_options)):
             if _would_find(pattern, output.url):
                 raise InputError(
                     "the output is inside an input folder",
@@ -234,12 +238,9 @@ def _check_parent(storage: Storage, options: ConvertOptions) -> None:
     """Refuse an output of splits that is itself a dataset, and warn about datasets in it that are not splits."""
     if Run(storage).exists:
         cause = "the output is a dataset, so it cannot contain the datasets of splits"
-        Run(storage).refuse(cause, "a folder without a dataset", some(storage.list()), "choose another folder")
+        Run(storage).refuse(cause, "a folder without a dataset", listed(storage.list(), 5), "choose another folder")
     others = [name for name in storage.list() if name not in options.splits]
     others = [name for name in others if storage.size(f"{name}/{HEADER_NAME}") is not None]
     if others:
-        logger.warning(
-            "%s: not among the splits, and left as it is: %s (its rows may be in other splits now)",
-            storage.url,
-            ", ".join(others),
-        )
+        text = "%s: not among the splits, and left as it is: %s (its rows may be in other splits now)"
+        logger.warning(text, storage.url, listed(others))

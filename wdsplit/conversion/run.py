@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -29,8 +29,9 @@ from wdsplit.shards.sidecars import ENERGON_FOLDER, ENERGON_NAMES, WIDS_NAME, sh
 from wdsplit.shards.views import VIEWS
 from wdsplit.storage.interface import Storage
 from wdsplit.storage.local import is_temporary
+from wdsplit.texts import listed
 
-__all__ = ["Run", "is_below", "some"]
+__all__ = ["Run", "is_below"]
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +101,7 @@ class Run(Record):
             )
         names = [name for name in storage.list() if name != RUN_FOLDER]
         finished, started = HEADER_NAME in names, self.is_unfinished
-        found, nothing = some(names) or "nothing", "no such folder, or an empty one"
+        found, nothing = listed(names, 5) or "nothing", "no such folder, or an empty one"
         if overwrite:
             if finished and b'"adopted"' in storage.read(HEADER_NAME):
                 remedy = "choose another folder; these tars would be lost"
@@ -110,11 +111,9 @@ class Run(Record):
             if foreign:  # listed again: a late share renames its files
                 foreign.intersection_update(storage.list())
             if foreign:
-                cause, remedy = (
-                    "the output contains files that wdsplit did not write",
-                    "choose another folder, or remove them",
-                )
-                self.refuse(cause, "a dataset, an unfinished run, or nothing", some(foreign), remedy)
+                cause = "the output contains files that wdsplit did not write"
+                remedy, found = "choose another folder, or remove them", listed(sorted(foreign), 5)
+                self.refuse(cause, "a dataset, an unfinished run, or nothing", found, remedy)
         elif resume:
             if not (started or finished):
                 self.refuse("no unfinished run to resume", "an unfinished run", found, "leave out --resume")
@@ -125,9 +124,8 @@ class Run(Record):
             remedy = "use --resume to continue it, or --overwrite to start again"
             self.refuse("the output is an unfinished run", nothing, found, remedy)
         elif names:
-            self.refuse(
-                "the output is not empty", nothing, found, "choose a folder that is empty or does not exist yet"
-            )
+            remedy = "choose a folder that is empty or does not exist yet"
+            self.refuse("the output is not empty", nothing, found, remedy)
 
     def refuse(self, cause: str, expected: str, found: str, remedy: str) -> NoReturn:
         """Raise the error for an output whose content does not allow what is requested."""
@@ -263,9 +261,3 @@ def is_below(path: str, folder: str) -> bool:
     if "://" in folder or "://" in path:
         return path.startswith(f"{folder}/")
     return Path(folder).resolve() in Path(path).resolve().parents
-
-
-def some(names: Iterable[str]) -> str:
-    """Return the first few names, sorted."""
-    names = sorted(names)
-    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")

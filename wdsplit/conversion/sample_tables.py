@@ -39,7 +39,7 @@ from wdsplit.shards.sample_tables import (
 )
 from wdsplit.storage.interface import Storage
 from wdsplit.storage.opening import open_storage
-from wdsplit.texts import counted
+from wdsplit.texts import counted, listed
 
 __all__ = ["IndexProgress", "make_sample_tables"]
 
@@ -186,13 +186,13 @@ def _refuse_lost(job: _Job, storage: Storage) -> None:
     gone = [name for name in dict.fromkeys(names) if name not in available]
     bad = [n for n, each in enumerate(found) if each is None or not set(gone) <= set(each.column_names)]
     if gone and bad:
-        paths = ", ".join(samples_path(_path_of(job, number)) for number in bad[:_MAX_SHOWN])
+        paths = listed(bad, _MAX_SHOWN, lambda number: samples_path(_path_of(job, number)))
         without = " ".join(f"--no-keep {name}" for name in gone)
         raise InputError(
             "sample tables are missing or damaged, and the tars do not have all of their columns",
             place=storage.url,
             expected=f"tables with the columns {', '.join(map(repr, gone))}, which cannot be made again from the tars",
-            found=f"{counted(len(bad), 'table')} to make again: {paths}{', ...' if len(bad) > _MAX_SHOWN else ''}",
+            found=f"{counted(len(bad), 'table')} to make again: {paths}",
             remedy=f"use `wdsplit convert --overwrite`; or {without} to leave these columns out of all tables",
         )
 

@@ -13,14 +13,13 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from wdsplit.conversion.commit import commit
-from wdsplit.conversion.driver import Driver, Progress, no_progress, spill_pass
+from wdsplit.conversion.driver import Driver, Progress, spill_pass
 from wdsplit.conversion.job import SHARDS_FOLDER, ConvertJob, Published, noted_rows
 from wdsplit.conversion.plan.options import PASSES, ConvertOptions, PassName, chosen
 from wdsplit.conversion.plan.plan import Plan
 from wdsplit.conversion.plan.saved_plan import SavedPlan
 from wdsplit.conversion.plan_file import PlanFile, locate_inputs, open_run
-from wdsplit.conversion.planning import PathLike
-from wdsplit.conversion.prepare import Places, locked, prepare
+from wdsplit.conversion.prepare import Endpoints, locked, prepare
 from wdsplit.conversion.run import Run
 from wdsplit.conversion.shuffle.needs import Needs, needs_of, task_bytes
 from wdsplit.conversion.shuffle.steps import Cuts, read_cuts, write_cuts
@@ -29,10 +28,11 @@ from wdsplit.errors import ConvertError, InputError, did_you_mean
 from wdsplit.jobs.notes import Notes
 from wdsplit.jobs.run import Pass, Share
 from wdsplit.shards.manifest import Manifest, shard_path
-from wdsplit.storage.given import divided_options, opening_options
+from wdsplit.storage.given import PathLike, divided_options, opening_options
 from wdsplit.storage.interface import Storage
 from wdsplit.storage.local import local_path
-from wdsplit.storage.opening import is_remote
+from wdsplit.storage.opening import is_remote, open_storage
+from wdsplit.texts import listed
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -41,7 +41,6 @@ __all__ = ["Progress", "commit_shares", "convert_share", "needed_passes", "plan_
 
 logger = logging.getLogger(__name__)
 
-_MAX_LISTED = 8
 _JOBS_OF_A_SHARE = 4
 """The assumed number of jobs of a share that divide its memory, when the scatter tasks are cut."""
 
@@ -81,17 +80,16 @@ def plan_shares(
     options = chosen(ConvertOptions, options, keywords)
     if options.resume:
         raise InputError("a plan starts a new run, so it cannot resume one", remedy="run the missing shares again")
-    places = Places.of(inputs, output, storage_options, fs, input_fs)
+    endpoints = Endpoints.of(inputs, output, storage_options, fs, input_fs)
     files = {
-        name: PlanFile(f"{os.fspath(plan_path)}{'.' if name else ''}{name}", places.output_options)
+        name: PlanFile(f"{os.fspath(plan_path)}{'.' if name else ''}{name}", endpoints.output_options)
         for name in options.splits or [""]
     }
     for file in files.values():
+        for folder in endpoints.folders(options.splits).values():
+            Run(open_storage(folder, endpoints.output_options)).refuse_file_inside(file.path, "the plan file")
         file.refuse_existing(options.overwrite)
-    targets = prepare(places, options, _JOBS_OF_A_SHARE, is_local=False, on_disk=False)
-    for target in targets:
-        for file in files.values():
-            target.run.refuse_file_inside(file.path, "the plan file")
+    targets = prepare(endpoints, options, _JOBS_OF_A_SHARE, is_local=False, on_disk=False)
     with locked(targets, options.overwrite):
         for target in targets:
             file, plan, run, base = files[target.split], target.plan, target.run, os.getcwd()
@@ -179,15 +177,15 @@ def convert_share(
         buffer_bytes=task_bytes(saved.memory, engine.jobs_of_a_node),
         emit=saved.emit,
     )
-    name = only or "write"
+    name, part = only or "write", Share(share, num_shares)
     last = Progress(name, 0, 0)
 
     def report(current: Progress) -> None:
         nonlocal last
         last = current
-        (progress or no_progress)(current)
+        if progress is not None:
+            progress(current)
 
-    part = Share(share, num_shares)
     driver = Driver(job, engine, report, part)
     if cuts is not None and name in passes[1:]:
         before = passes[passes.index(name) - 1]
@@ -203,13 +201,14 @@ def _require_complete(storage: Storage, each: Pass[Any], name: PassName) -> None
     """Refuse to continue before all shares have finished a pass."""
     notes, items = Notes(storage, each.folder), range(each.num_items)
     done = dict(notes.read(each.name, items, each.parse))
-    missing = [each.describe(range(item, item + 1)) for item in items if item not in done]
+    missing = [item for item in items if item not in done]
     if missing:
+        tasks = listed(missing, show=lambda item: each.describe(range(item, item + 1)))
         raise ConvertError(
             f"the {name} pass is not complete",
             place=storage.url,
             expected=f"the output of {each.num_items} tasks",
-            found=f"{len(missing)} tasks are missing: {_first_few(missing)}{_unfinished(notes, each.name)}",
+            found=f"{len(missing)} tasks are missing: {tasks}{_unfinished(notes, each.name)}",
             remedy=f"run the missing shares with --pass {name} again, then the next pass",
             url=storage.url,
         )
@@ -220,13 +219,7 @@ def _unfinished(notes: Notes, name: str) -> str:
     shares = notes.unfinished_shares(name)
     if shares is None:
         return "; no share has finished"
-    return f"; unfinished shares: {_first_few(shares)}" if shares else ""
-
-
-def _first_few(texts: Sequence[str]) -> str:
-    """Return the first few texts, and the number of the others."""
-    more = f", and {len(texts) - _MAX_LISTED} more" if len(texts) > _MAX_LISTED else ""
-    return ", ".join(texts[:_MAX_LISTED]) + more
+    return f"; unfinished shares: {listed(shares)}" if shares else ""
 
 
 def needed_passes(
@@ -319,7 +312,7 @@ def commit_shares(
                 "cannot commit the dataset: shards are missing",
                 place=storage.url,
                 expected=f"{plan.num_shards} shards",
-                found=f"{len(missing)} missing: {_first_few(_shard_ranges(missing))}{unfinished}",
+                found=f"{len(missing)} missing: {listed(_shard_ranges(missing))}{unfinished}",
                 remedy=f"run the unfinished shares again{passes}, then commit",
                 url=storage.url,
             )

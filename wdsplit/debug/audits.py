@@ -21,13 +21,14 @@ import numpy.typing as npt
 import xxhash
 
 from wdsplit.arrays import Int64, UInt64
-from wdsplit.debug.ranks import CheckError, Rendezvous, listed
+from wdsplit.debug.ranks import CheckError, Rendezvous
 from wdsplit.errors import InputError
 from wdsplit.loading.loader import Loader
 from wdsplit.loading.reading.source import Source
 from wdsplit.loading.stages.columns import ToTuple
 from wdsplit.order.epoch import EpochOrder
 from wdsplit.order.split import Steps
+from wdsplit.texts import listed
 
 __all__ = ["AUDITED", "Audit", "EpochAudit", "audit"]
 

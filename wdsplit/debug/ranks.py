@@ -11,7 +11,7 @@ import contextlib
 import importlib.util
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
@@ -24,8 +24,9 @@ from wdsplit.loading.world import detect_rank, is_group_initialised
 from wdsplit.order.epoch import hash_stream
 from wdsplit.order.limits import MAX_SEED
 from wdsplit.order.split import whole
+from wdsplit.texts import listed
 
-__all__ = ["CheckError", "Rendezvous", "barrier", "listed", "names_of", "set_seed"]
+__all__ = ["CheckError", "Rendezvous", "barrier", "names_of", "set_seed"]
 
 Value = TypeVar("Value")
 
@@ -41,13 +42,6 @@ _groups: WeakValueDictionary[tuple[int, ...], Any] = WeakValueDictionary()
 
 class CheckError(WdsplitError, AssertionError):
     """A check of `wdsplit.debug` failed: ranks differ, or did not receive the expected samples."""
-
-
-def listed(items: Iterable[Any], max_items: int = 8) -> str:
-    """Return some items as a text, and how many more there are."""
-    texts = [str(item) for item in items]
-    more = f" and {len(texts) - max_items} more" if len(texts) > max_items else ""
-    return ", ".join(texts[:max_items]) + more
 
 
 def names_of(ranks: Sequence[int]) -> str:

@@ -45,7 +45,7 @@ class Record:
         """Remove the folder, the plan first, so that a late task notices that its run has ended."""
         (storage or self.storage).remove(self.plan_path, self.folder)
 
-    def refuse_taken_over(self, plan: str, shared: bool = False) -> None:
+    def refuse_taken_over(self, plan_hash: str, shared: bool = False) -> None:
         """Refuse to continue if another run has started in the output meanwhile, where no lock prevents that.
 
         Runs of the same plan are harmless: they write the same bytes. Other machines may write to `shared` outputs, and
@@ -55,12 +55,12 @@ class Record:
             ConvertError: The output belongs to another run, is already finished, or is not the run's original output.
         """
         is_remote = self.storage.is_remote
-        if (is_remote or shared) and self.plan.get("plan") != plan:
+        if (is_remote or shared) and self.plan.get("plan") != plan_hash:
             raise ConvertError(
                 "another run has taken over or finished the output"
                 + ("" if is_remote else "; or this machine sees another folder at its path"),
                 place=self.storage.url,
-                expected=f"plan {plan}",
+                expected=f"plan {plan_hash}",
                 found="another plan, or none",
                 remedy="make sure that only one run at a time writes to an output, on all machines"
                 + ("" if is_remote else ", and that all machines can access it"),

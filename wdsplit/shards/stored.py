@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from wdsplit.errors import CorruptDataError, InputError, WdsplitError, did_you_mean
 from wdsplit.shards.manifest import Manifest
 from wdsplit.storage.interface import ReadableStorage
+from wdsplit.texts import listed
 
 __all__ = ["Kind"]
 
@@ -116,11 +117,10 @@ class Kind:
         names: list[str] = []
         with suppress(WdsplitError):  # not every store can be listed
             names = self.names(storage)
-        shown = ", ".join(names[:_MAX_NAMES]) + (", ..." if len(names) > _MAX_NAMES else "")
         return InputError(
             f"there is no {self.what} {name!r}",
             place=storage.url,
-            expected=f"one of {shown}" if names else "",
+            expected=f"one of {listed(names, _MAX_NAMES)}" if names else "",
             found=name if names else f"no {self.what}s at all",
             remedy=did_you_mean([name], names) or f"make it with `{self.make.partition(' DATASET')[0]}`",
         )

@@ -17,8 +17,10 @@ from wdsplit.urls import shown_url
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-__all__ = ["FS_OPTION", "GivenFileSystem", "divided_options", "located", "located_one", "opening_options"]
+__all__ = ["FS_OPTION", "GivenFileSystem", "PathLike", "divided_options", "located", "located_one", "opening_options"]
 
+PathLike = str | os.PathLike[str]
+"""A path or a URL."""
 FS_OPTION = "fs"
 """The key of the file system object in storage options."""
 
@@ -98,7 +100,7 @@ def _schemes(fs: AbstractFileSystem) -> tuple[str, ...]:
 
 
 def located_one(
-    path: str | os.PathLike[str], storage_options: Mapping[str, Any] | None, fs: AbstractFileSystem | None
+    path: PathLike, storage_options: Mapping[str, Any] | None, fs: AbstractFileSystem | None
 ) -> tuple[str, Mapping[str, Any] | None]:
     """Return the URL and storage options of one path, as `located` does."""
     (url,), options = located([path], storage_options, fs)
@@ -106,7 +108,7 @@ def located_one(
 
 
 def located(
-    paths: Sequence[str | os.PathLike[str]],
+    paths: Sequence[PathLike],
     storage_options: Mapping[str, Any] | None,
     fs: AbstractFileSystem | None,
 ) -> tuple[list[str], Mapping[str, Any] | None]:
@@ -137,11 +139,9 @@ def located(
     return urls, {**(storage_options or {}), FS_OPTION: GivenFileSystem(fs)}
 
 
-def opening_options(
-    storage_options: Mapping[str, Any] | None, fs: AbstractFileSystem | None
-) -> Mapping[str, Any] | None:
-    """Return the storage options to open URLs with that are written elsewhere, as `located` does."""
-    return located([], storage_options, fs)[1]
+def opening_options(options: Mapping[str, Any] | None, fs: AbstractFileSystem | None) -> Mapping[str, Any] | None:
+    """Return the storage options to open URLs with that `located` has given before, perhaps on another machine."""
+    return located([], options, fs)[1]
 
 
 def divided_options(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -98,7 +98,8 @@ class Choice:
         return {name: each for name, each in lists.items() if each is not None}
 
 
-class Tally(NamedTuple):
+@dataclass(frozen=True)
+class Tally:
     """Number of samples with each value of a column: among the chosen samples, and among all."""
 
     chosen: Counter[int]
@@ -189,15 +190,10 @@ def refuse_missing(
 ) -> None:
     """Refuse keys to keep that have no sample; warn about keys to leave out that have none.
 
-    Args:
-        columns: The columns of the samples.
-        choice: The criteria.
-        chosen: The samples chosen by them.
-        allow_missing: Only warn.
-        limit: Only the first so many samples were searched, so only warn; None for all.
+    With a limit only the first samples were searched, so both cause only a warning.
 
     Raises:
-        InputError: Keys to keep have no sample, and may not lack one.
+        InputError: Keys to keep have no sample, and `allow_missing` is False.
     """
     among = "" if limit is None else f" among the first {limit:,}"
     for name, keys in choice.lists.items():
@@ -249,7 +245,8 @@ def choose(
             samples checked.
 
     Raises:
-        InputError: The condition is invalid, or fails for some row; or a listed key belongs to two samples.
+        InputError: The condition is invalid, or fails for some row; or a listed key belongs to two samples, of which
+            one has it as its key, and the other as its escaped key.
         WdsplitError: A table is missing or damaged.
     """
     if choice.where is not None:
@@ -293,7 +290,7 @@ def choose(
     for name, keys in choice.lists.items():
         for number in np.flatnonzero(found[name] > 1).tolist():
             key = keys.keys[number].as_py()
-            if unescape_key(key) != key:
+            if unescape_key(key) != key:  # else the dataset has a key twice, and the list means both samples
                 raise ambiguous_key(key, keys.origin)
     selection = Selection.of_bits(totals, bits)
     items: Selection | Repeats = selection

@@ -8,7 +8,7 @@ from functools import cached_property, partial
 
 import pyarrow as pa
 
-from wdsplit.conditions.parse import Where, parse_where
+from wdsplit.conditions.parse import UnknownColumnError, Where, parse_where
 from wdsplit.errors import InputError, WdsplitError, did_you_mean
 from wdsplit.shards.annotations import ANNOTATIONS, Annotation, find_annotation, read_annotation
 from wdsplit.shards.manifest import Manifest
@@ -80,8 +80,8 @@ class SampleColumns:
             found, damaged = self._scanned
             for name, each in found.items():
                 if _names_one(where, schema, each, error):
-                    find_annotation(self.storage, name, self.manifest)
-            if damaged and "no column" in error.cause and not error.remedy:
+                    find_annotation(self.storage, name, self.manifest)  # raises, as it was made for other shards
+            if damaged and isinstance(error, UnknownColumnError):
                 raise next(iter(damaged.values())) from error
             raise
 

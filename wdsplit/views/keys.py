@@ -6,7 +6,7 @@ A list may contain the keys of samples escaped, as in the tar, or unescaped.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
@@ -32,10 +32,7 @@ __all__ = ["KeyList", "read_keys"]
 
 _COLUMNS = ("__key__", "key")
 _SUFFIXES = (".txt", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
-_FORMATS = (
-    ".txt with a key a line, .jsonl with `__key__` or `key` in each line, or .csv, .tsv or .parquet with a column "
-    "`__key__` or `key`"
-)
+_FORMATS = ".txt with a key a line, .jsonl with `__key__` or `key`, or .csv, .tsv or .parquet with such a column"
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,11 +154,8 @@ def _of_file(url: str, name: str, columns: SampleColumns, storage_options: Mappi
             remedy=f"write them to a .txt file, one key per line; for a single key, pass a list: {name}=[{place!r}]",
         )
     try:
-        if is_remote(url):
-            data = open_object(url, storage_options).read_whole()
-        else:
-            folder, last = divided_url(local_path(url))
-            data = LocalStorage(folder).read(last)
+        remote = is_remote(url)
+        data = open_object(url, storage_options).read_whole() if remote else LocalStorage(".").read(local_path(url))
     except DatasetNotFoundError as error:
         raise DatasetNotFoundError("file of keys not found", place=place, remedy="check the path") from error
     if suffix == ".parquet":
@@ -194,11 +188,8 @@ def _column(names: list[str], place: str) -> str:
     )
 
 
-def _key_of(line: str, place: str, find_keys: Callable[[str], Sequence[Any]]) -> Any:
-    """Return the key in a line of JSON, or the key of the sample that the line names by shard and number.
-
-    If there is no such sample, return a description of it.
-    """
+def _key_of(line: str, place: str, find_keys: Callable[[str], Any]) -> Any:
+    """Return the key in a line of JSON, or of the sample that it names by shard and number; else how it names it."""
     try:
         row = orjson.loads(line)
     except orjson.JSONDecodeError:
@@ -213,7 +204,7 @@ def _key_of(line: str, place: str, find_keys: Callable[[str], Sequence[Any]]) ->
     raise InputError("a line has no key", place=place, expected=expected, found=line[:200])
 
 
-def _find_keys(columns: SampleColumns, url: str) -> Sequence[Any]:
+def _find_keys(columns: SampleColumns, url: str) -> Any:
     """Return the keys of a shard, found by its path or the end of its URL; none if there is no such shard."""
     parts = url.split("/")
     for first in range(len(parts)):

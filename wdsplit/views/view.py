@@ -14,9 +14,9 @@ from wdsplit.storage.interface import ReadableStorage
 from wdsplit.texts import quoted
 from wdsplit.urls import shown_url
 
-__all__ = ["MAX_SAMPLES", "MAX_SHARDS", "plain", "resolve_view"]
+__all__ = ["plain", "resolve_view"]
 
-MAX_SHARDS, MAX_SAMPLES, MAX_PACKED = 10_000, 50_000_000, 2_000_000
+_MAX_SHARDS, _MAX_SAMPLES, _MAX_PACKED = 10_000, 50_000_000, 2_000_000
 """The largest dataset whose samples are selected, and packed, on opening: each process that opens it does so."""
 
 
@@ -27,8 +27,6 @@ def resolve_view(
     view: str | None = None,
     limit: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
-    max_shards: int = MAX_SHARDS,
-    max_samples: int = MAX_SAMPLES,
     **asked: Any,
 ) -> View | None:
     """Return the samples that meet all criteria; None if there are no criteria.
@@ -40,8 +38,6 @@ def resolve_view(
         limit: Select only from the first `limit` samples, so that the selection is of `first_samples(manifest, limit)`.
             Then `keys` without a sample among these only cause a warning too: later samples may have them.
         storage_options: Options for remote files of keys.
-        max_shards: Maximum number of shards without a stored view.
-        max_samples: Maximum number of samples without a stored view.
         **asked: The other arguments of `make_view` that choose samples, by their names.
 
     Raises:
@@ -65,8 +61,7 @@ def resolve_view(
             base = View(view, plain(base, storage.url, "limit").first(totals))
     if not is_new:
         return base
-    most = min(max_samples, MAX_PACKED) if asked.get("pack") is not None else max_samples
-    _refuse_too_large(storage, limited, {**asked, "view": view}, max_shards, most)
+    _refuse_too_large(storage, limited, {**asked, "view": view})
     columns = SampleColumns(storage, manifest)
     choice = read_choice(columns, asked, storage_options)
     chosen = choose(columns, totals, choice, None if base is None else plain(base, storage.url))
@@ -90,12 +85,11 @@ def plain(view: View, url: str, what: str = "where, keys, exclude, repeat, expan
     )
 
 
-def _refuse_too_large(
-    storage: ReadableStorage, manifest: Manifest, asked: Mapping[str, Any], max_shards: int, max_samples: int
-) -> None:
+def _refuse_too_large(storage: ReadableStorage, manifest: Manifest, asked: Mapping[str, Any]) -> None:
     """Refuse to select samples on opening if the dataset is too large for that."""
     num_shards, num_samples = len(manifest.shards), manifest.num_samples
-    if num_shards <= max_shards and num_samples <= max_samples:
+    most = _MAX_SAMPLES if asked.get("pack") is None else min(_MAX_SAMPLES, _MAX_PACKED)
+    if num_shards <= _MAX_SHARDS and num_samples <= most:
         return
     words = ["wdsplit", "view", quoted(shown_url(storage.url)), "NAME"]
     for option, value in asked.items():
@@ -105,7 +99,7 @@ def _refuse_too_large(
     raise InputError(
         "the dataset is too large to select samples each time it is opened",
         place=storage.url,
-        expected=f"up to {max_shards:,} shards and {max_samples:,} samples, or a stored view",
+        expected=f"up to {_MAX_SHARDS:,} shards and {most:,} samples, or a stored view",
         found=f"{num_shards:,} shards, {num_samples:,} samples",
         remedy=f"store the view once with `{' '.join(words)}`, and open the dataset with view='NAME'",
     )

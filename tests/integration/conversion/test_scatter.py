@@ -20,7 +20,7 @@ from tables import (
     write_table,
 )
 from wdsplit.conversion.convert import convert
-from wdsplit.conversion.driver import Driver, no_progress
+from wdsplit.conversion.driver import Driver
 from wdsplit.conversion.job import ConvertJob
 from wdsplit.conversion.plan.options import ConvertOptions
 from wdsplit.conversion.shuffle.gather import ShuffledRows
@@ -114,7 +114,7 @@ def test_shards_are_random_samples_of_a_table_that_is_sorted_by_class(tmp_path):
 def spilled(output, plan, held, merged=True):
     """Scatter a table, and merge it where that is a step and `merged`; return the job and how it was cut."""
     storage, job = open_storage(output), ConvertJob(output=output, plan=plan, buffer_bytes=held)
-    cuts, driver = write_cuts(storage, plan, held), Driver(job, LocalEngine(), no_progress)
+    cuts, driver = write_cuts(storage, plan, held), Driver(job, LocalEngine(), lambda _: None)
     runs = driver.spill(cuts, "scatter")
     assert sum(run.num_rows for run in runs) == plan.num_rows
     if cuts.merges and merged:
@@ -155,7 +155,7 @@ def test_scattering_goes_on_where_it_was_stopped(inputs, tmp_path, monkeypatch):
     storage, job = open_storage(str(tmp_path)), ConvertJob(output=str(tmp_path), plan=plan, buffer_bytes=4096)
     cuts = write_cuts(storage, plan, 4096)
     assert read_cuts(storage, plan) == cuts
-    Driver(job, LocalEngine(), no_progress, Share(0, 3)).spill(cuts, "scatter")
+    Driver(job, LocalEngine(), lambda _: None, Share(0, 3)).spill(cuts, "scatter")
     seen = []
     for torn in ("*-share-*.json", "*-scatter-00000000-00000001.json"):
         path = next((tmp_path / SPILL_FOLDER).glob(torn))
@@ -222,7 +222,7 @@ def read_on(job, cuts, merged):
     if merged:
         list(shuffled_rows(job, cuts).read(0, job.plan.num_rows))
     else:
-        Driver(job, LocalEngine(), no_progress).spill(cuts, "merge")
+        Driver(job, LocalEngine(), lambda _: None).spill(cuts, "merge")
 
 
 @pytest.mark.parametrize(

@@ -207,7 +207,7 @@ def test_where_no_pads_may_fill_them_a_small_table_gets_as_many_shards_as_it_can
 def test_a_table_without_rows_is_refused_by_name():
     with pytest.raises(InputError, match="no rows") as caught:
         make_plan(table_of(*(input_file(0, path=f"{i}.parquet") for i in range(5))), FIELDS, None, PlanOptions())
-    assert caught.value.place == "0.parquet, 1.parquet, 2.parquet, ..."
+    assert caught.value.place == "0.parquet, 1.parquet, 2.parquet, and 2 more"
 
 
 def test_all_contradictions_of_the_options_are_reported_together():

@@ -15,9 +15,9 @@ from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import Field, Manifest, Shards, first_samples
 from wdsplit.shards.views import write_view
 from wdsplit.storage.local import LocalStorage
-from wdsplit.views import choosing
+from wdsplit.views import choosing, view
 from wdsplit.views.columns import SampleColumns
-from wdsplit.views.view import MAX_SAMPLES, MAX_SHARDS, resolve_view
+from wdsplit.views.view import resolve_view
 
 COUNTS = (10, 0, 13, 8)
 NUM_SAMPLES = sum(COUNTS)
@@ -189,16 +189,18 @@ def test_errors_of_conditions_are_those_of_where(dataset):
     assert "fails for some row" in refused(dataset, where="row * 9223372036854775807 > 0").cause
 
 
-def test_too_large_a_dataset_says_which_command_stores_the_view(dataset):
+def test_too_large_a_dataset_says_which_command_stores_the_view(dataset, monkeypatch):
     command = f'wdsplit view {dataset[0].url} NAME --where "label == \'cat\'" --keys FILE --exclude "my bad.txt"'
-    for limits in ({"max_shards": 3}, {"max_samples": 30}):
-        error = refused(dataset, view="third", where="label == 'cat'", keys=["a"], exclude="my bad.txt", **limits)
+    for limits in ((3, 31), (4, 30)):
+        monkeypatch.setattr(view, "_MAX_SHARDS", limits[0])
+        monkeypatch.setattr(view, "_MAX_SAMPLES", limits[1])
+        error = refused(dataset, view="third", where="label == 'cat'", keys=["a"], exclude="my bad.txt")
         assert f"`{command} --view third`" in error.remedy
-    assert rows_in(dataset, where="row < 2", limit=10, max_samples=10, max_shards=1) == [0, 1]
-    assert resolve_view(*dataset, view="third", max_shards=1).name == "third"
+    assert rows_in(dataset, where="row < 2", limit=10) == [0, 1]
+    assert resolve_view(*dataset, view="third").name == "third"
 
 
-@pytest.mark.parametrize(("num_shards", "samples"), [(MAX_SHARDS + 1, 1), (2, MAX_SAMPLES // 2 + 1)])
+@pytest.mark.parametrize(("num_shards", "samples"), [(view._MAX_SHARDS + 1, 1), (2, view._MAX_SAMPLES // 2 + 1)])
 def test_a_condition_on_a_large_dataset_is_refused_before_anything_is_read(tmp_path, num_shards, samples):
     columns = {
         "path": [f"{number:06d}.tar" for number in range(num_shards)],

@@ -27,7 +27,7 @@ from wdsplit.notebook import html_table
 from wdsplit.order.defaults import default_lanes, default_window, lanes_of_shards, round_up
 from wdsplit.shards.manifest import FORMAT_VERSION, MAX_SHARD_SAMPLES, MAX_SHARDS, Field, fields_table
 from wdsplit.tables.table import Table
-from wdsplit.texts import counted, human_bytes
+from wdsplit.texts import counted, human_bytes, listed
 
 __all__ = ["Plan", "make_plan", "task_shards"]
 
@@ -300,8 +300,7 @@ def _check_shards(num_shards: int, num_rows: int, options: PlanOptions) -> None:
 
 
 def _no_rows(table: Table) -> InputError:
-    paths = [file.path for file in table.files]
-    place = ", ".join(paths[:3]) + (", ..." if len(paths) > 3 else "")
+    place = listed([file.path for file in table.files], 3)
     if table.total_rows:
         return InputError(
             "no rows are selected",
