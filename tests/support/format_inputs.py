@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from wdsplit.tables.formats import arrow, common, text
 from wdsplit.tables.read import open_inputs, read_rows
@@ -28,3 +31,14 @@ def read_data(path, data) -> pa.Table:
     """Write a file of a text, or of bytes, and read it."""
     path.write_bytes(data.encode() if isinstance(data, str) else data)
     return read_files([path])
+
+
+def damage(path, groups, columns=None) -> None:
+    """Overwrite the data of row groups of a parquet file, in all columns or in those of these numbers."""
+    data, metadata = bytearray(Path(path).read_bytes()), pq.read_metadata(path)
+    for group in groups:
+        for number in columns or range(metadata.num_columns):
+            column = metadata.row_group(group).column(number)
+            start = column.dictionary_page_offset or column.data_page_offset
+            data[start : start + column.total_compressed_size] = b"\xff" * column.total_compressed_size
+    Path(path).write_bytes(data)

@@ -8,10 +8,12 @@ import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.csv
+import pyarrow.feather
 import pytest
 from click.testing import CliRunner
 
 import wdsplit
+from stops import stopped_at
 from tables import files_below, files_of, start_script, write_files, write_table
 from wdsplit import AnnotateOptions, ConvertOptions
 from wdsplit.cli.main import cli
@@ -54,14 +56,9 @@ def little_memory(monkeypatch):
 def scores(order=None):
     """Return a table of all keys in some order, and what belongs to each."""
     order = np.arange(NUM_ROWS) if order is None else order
-    return pa.table(
-        {
-            "key": [KEYS[number] for number in order],
-            "score": order / 7,
-            "word": pa.array([f"wörd {number % 5}" for number in order]).dictionary_encode(),
-            "flag": [None if number % 4 == 0 else bool(number % 2) for number in order],
-        }
-    )
+    words = pa.array([f"wörd {number % 5}" for number in order]).dictionary_encode()
+    flags = [None if number % 4 == 0 else bool(number % 2) for number in order]
+    return pa.table({"key": [KEYS[number] for number in order], "score": order / 7, "word": words, "flag": flags})
 
 
 def annotate(data, source, key="key", name="quality", **options):
@@ -82,9 +79,9 @@ def joined(data, name="quality"):
     return rows
 
 
-def expected(table=None, key="key"):
+def expected(table=None):
     rows = (scores() if table is None else table).to_pylist()
-    return {row[key]: {name: value for name, value in row.items() if name != key} for row in rows}
+    return {row.pop("key"): row for row in rows}
 
 
 def run(*arguments):
@@ -103,19 +100,17 @@ def sample_keys(data):
 @pytest.mark.parametrize("jobs", [1, 2])
 @pytest.mark.parametrize("order", ["sorted", "reversed", "random"])
 def test_each_sample_has_its_row_whatever_the_order_of_the_table(data, tmp_path, jobs, order, little_memory):
-    before = files_of(data)
-    numbers = np.arange(NUM_ROWS)
+    before, numbers = files_of(data), np.arange(NUM_ROWS)
     numbers = {"sorted": numbers, "reversed": numbers[::-1], "random": np.random.default_rng(0).permutation(numbers)}
     write_files(tmp_path / "scores", scores(numbers[order]), [100, 1, 57, 0], 20)
     made = annotate(data, tmp_path / "scores", jobs=jobs)
     assert joined(data) == expected()
     assert (made.num_samples, made.num_missing, made.num_extra, made.num_duplicates) == (NUM_ROWS, 0, 0, 0)
     after = files_of(data)
-    assert {name: after[name] for name in before} == before
+    assert before.items() <= after.items()
     tables = [name for name in after if name.startswith(f"{made.folder}/")]
-    assert made.num_bytes == sum(len(after[name]) for name in tables)
-    assert sorted(set(after) - set(before)) == sorted(["annotations/quality.json", *tables])
-    assert len(tables) == SHARDS
+    assert len(tables) == SHARDS and made.num_bytes == sum(len(after[name]) for name in tables)
+    assert after.keys() - before.keys() == {"annotations/quality.json", *tables}
 
 
 def test_jobs_and_memory_do_not_change_a_byte(data, tmp_path, monkeypatch):
@@ -129,42 +124,38 @@ def test_jobs_and_memory_do_not_change_a_byte(data, tmp_path, monkeypatch):
     assert found[1:] == found[:1] * 3
 
 
-def test_classes_are_named_in_conditions(data):
-    numbers = np.arange(NUM_ROWS) % 2
-    table = pa.table({"key": KEYS, "kind": numbers})
-    annotate(data, table.replace_schema_metadata(with_class_names(table.schema, {"kind": ["cat", "dog"]}).metadata))
-    assert wdsplit.list_annotations(data)["quality"].class_names == {"kind": ("cat", "dog")}
-    view = wdsplit.make_view(str(data), "dogs", where="kind == 'dog'")
-    assert view.stored.num_selected == NUM_ROWS // 2
+FORMATS = {
+    "csv": lambda table, path: str(pyarrow.csv.write_csv(table, path) or path),
+    "feather": lambda table, path: str(pyarrow.feather.write_feather(table, str(path)) or path),
+    "arrow": lambda table, path: table,
+    "generator": lambda table, path: (row for row in table.to_pylist()),
+}
 
 
-@pytest.mark.parametrize("suffix", ["csv", "arrow"])
-def test_a_table_may_have_any_format(data, tmp_path, suffix):
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_table_may_have_any_format_or_come_from_python(data, tmp_path, kind):
     table = scores().select(["key", "score"])
-    path = tmp_path / f"quality.{suffix}"
-    if suffix == "csv":
-        pyarrow.csv.write_csv(table, path)
-    else:
-        with pa.ipc.new_file(str(path), table.schema) as writer:
-            writer.write_table(table)
-    assert wdsplit.annotate(data, path, "key").name == "quality"
-    assert joined(data) == expected(table)
-
-
-@pytest.mark.parametrize("kind", ["arrow", "generator"])
-def test_rows_may_come_from_python(data, kind):
-    table = scores().select(["key", "score"])
-    annotate(data, table if kind == "arrow" else (row for row in table.to_pylist()))
+    made = annotate(data, FORMATS[kind](table, tmp_path / f"quality.{kind}"))
     assert joined(data) == expected(table)
     assert {name.split("/")[0] for name in files_below(data / "annotations")} == {
         "quality.json",
-        wdsplit.list_annotations(data)["quality"].folder.split("/")[1],
+        made.folder.split("/")[1],
     }
 
 
-def test_keys_may_be_those_that_samples_have(data):
-    annotate(data, pa.table({"key": sample_keys(data), "place": np.arange(NUM_ROWS)}))
-    assert [joined(data)[wdsplit.unescape_key(key)]["place"] for key in sample_keys(data)] == [*range(NUM_ROWS)]
+def test_keys_may_be_those_that_samples_have_and_columns_the_names_of_folders(data, tmp_path):
+    keys = sample_keys(data)
+    numbers = np.arange(NUM_ROWS)
+    table = pa.table({"key": keys, "place": numbers, "kind": numbers % 2})
+    table = table.replace_schema_metadata(with_class_names(table.schema, {"kind": ["cat", "dog"]}).metadata)
+    for number, half in enumerate((table.slice(0, 100), table.slice(100))):
+        write_table(tmp_path / f"scores/part={number}/a.parquet", half)
+    made = annotate(data, tmp_path / "scores")
+    found = joined(data)
+    assert [found[wdsplit.unescape_key(key)]["place"] for key in keys] == [*range(NUM_ROWS)]
+    assert [found[wdsplit.unescape_key(key)]["part"] for key in keys] == [0] * 100 + [1] * 200
+    assert made.class_names == {"kind": ("cat", "dog")}
+    assert wdsplit.make_view(str(data), "dogs", where="kind == 'dog'").stored.num_selected == NUM_ROWS // 2
 
 
 def test_tars_of_other_programs_have_the_keys_that_they_have(tmp_path):
@@ -183,29 +174,18 @@ def test_tars_of_other_programs_have_the_keys_that_they_have(tmp_path):
     assert wdsplit.verify(str(tmp_path / "tars")).problems == ()
 
 
-@pytest.mark.parametrize("key", [None, "number"])
-@pytest.mark.parametrize("kind", [pa.int16(), pa.uint64()])
+@pytest.mark.parametrize(("key", "kind"), [(None, pa.int16()), ("number", pa.uint64())])
 def test_integers_are_written_as_convert_writes_them_row_numbers_too(tmp_path, key, kind):
-    numbers = np.arange(40)[::-1]
-    source = write_table(tmp_path / "in.parquet", {"number": numbers, "cls": numbers})
-    options = ConvertOptions(shards=3, key=key, columns=("cls",))
-    wdsplit.convert(source, tmp_path / "data", options)
+    source = write_table(tmp_path / "in.parquet", {"number": np.arange(40)[::-1], "cls": np.arange(40)})
+    wdsplit.convert(source, tmp_path / "data", ConvertOptions(shards=3, key=key, columns=("cls",)))
     annotate(tmp_path / "data", pa.table({"key": pa.array(np.arange(40), kind), "twice": 2 * np.arange(40)}))
     assert {int(name): row["twice"] for name, row in joined(tmp_path / "data").items()} == {n: 2 * n for n in range(40)}
-
-
-def test_partitions_of_folders_are_columns(data, tmp_path):
-    halves = scores().slice(0, 100), scores().slice(100)
-    for number, half in enumerate(halves):
-        write_table(tmp_path / f"scores/part={number}/a.parquet", half.select(["key"]))
-    annotate(data, tmp_path / "scores")
-    assert {row["part"] for row in joined(data).values()} == {0, 1}
 
 
 # Keys that match nothing, or too much
 
 
-def test_samples_without_a_row_are_counted_and_refused_or_null(data, little_memory):
+def test_samples_without_a_row_are_counted_and_refused_or_null(data, tmp_path, little_memory):
     table, before = scores().slice(4), files_of(data)
     with pytest.raises(InputError, match=r"4 samples without a row: .*\(00000\d.tar\).*, \.\.\.(.|\n)*--allow-missing"):
         annotate(data, table)
@@ -213,8 +193,13 @@ def test_samples_without_a_row_are_counted_and_refused_or_null(data, little_memo
     assert annotate(data, table, allow_missing=True).num_missing == 4
     nothing = dict.fromkeys(("score", "word", "flag"))
     assert joined(data) == {**expected(table), **dict.fromkeys(KEYS[:4], nothing)}
-    view = wdsplit.make_view(str(data), "low", where="score < 1")
-    assert view.stored.num_selected == 3
+    assert wdsplit.make_view(str(data), "low", where="score < 1").stored.num_selected == 3
+    before, empty = files_of(data / "annotations"), write_table(tmp_path / "empty.parquet", table.slice(0, 0))
+    with pytest.raises(InputError, match="300 samples without a row"):
+        annotate(data, empty, overwrite=True)
+    assert files_of(data / "annotations") == before, "one that failed to be replaced stays"
+    annotate(data, empty, allow_missing=True, overwrite=True)
+    assert {tuple(row.values()) for row in joined(data).values()} == {(None, None, None)}
 
 
 def test_rows_without_a_sample_are_counted_and_refused_or_left_out(data, tmp_path, little_memory):
@@ -241,17 +226,20 @@ def test_duplicate_keys_are_counted_and_refused_or_the_first_or_last_is_used(dat
     assert joined(data) == {**expected(), **expected(changed)}
 
 
-def test_a_wrong_key_column_is_said_to_be_one(data):
+def test_what_cannot_be_joined_is_refused_before_anything_is_written(data, tmp_path):
     with pytest.raises(InputError, match=r"no key matches: check --key; the dataset's keys look like '"):
         annotate(data, scores(), key="word", columns=("score",), allow_duplicates="first")
-
-
-def test_an_empty_table_is_one_in_which_all_is_missing(data, tmp_path):
-    source = write_table(tmp_path / "s.parquet", scores().slice(0, 0))
-    with pytest.raises(InputError, match="300 samples without a row"):
-        annotate(data, source)
-    annotate(data, source, allow_missing=True)
-    assert {tuple(row.values()) for row in joined(data).values()} == {(None, None, None)}
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images/a.jpg").write_bytes(b"\xff\xd8\xff")
+    with pytest.raises(InputError, match="images and audio cannot be joined"):
+        annotate(data, tmp_path / "images")
+    header = orjson.loads((data / "wdsplit.json").read_bytes())
+    del header["samples"]
+    (data / "wdsplit.json").unlink()
+    (data / "wdsplit.json").write_bytes(orjson.dumps(header))
+    with pytest.raises(InputError, match=r"no sample tables(.|\n)*wdsplit index .*data --sample-tables"):
+        annotate(data, scores())
+    assert not (data / "annotations").exists()
 
 
 @pytest.mark.parametrize(("key", "message"), [(None, "is null"), ("", "is empty"), ("k" * 2000, "is too long")])
@@ -264,15 +252,6 @@ def test_a_key_that_no_sample_can_have_is_refused_with_its_place(data, tmp_path,
 
 
 # What is refused before anything is written
-
-
-def test_a_dataset_without_sample_tables_is_refused_with_the_remedy(data):
-    header = orjson.loads((data / "wdsplit.json").read_bytes())
-    del header["samples"]
-    (data / "wdsplit.json").unlink()
-    (data / "wdsplit.json").write_bytes(orjson.dumps(header))
-    with pytest.raises(InputError, match=r"no sample tables(.|\n)*wdsplit index .*data --sample-tables"):
-        annotate(data, scores())
 
 
 def test_a_column_of_the_sample_tables_or_of_another_annotation_is_refused(data):
@@ -298,40 +277,21 @@ def test_a_name_is_that_of_the_file_or_given(data, tmp_path):
         annotate(data, scores(), name="Quality")
 
 
-def test_images_are_no_table(data, tmp_path):
-    (tmp_path / "images").mkdir()
-    (tmp_path / "images/a.jpg").write_bytes(b"\xff\xd8\xff")
-    with pytest.raises(InputError, match="images and audio cannot be joined"):
-        annotate(data, tmp_path / "images")
-
-
 # Replaced, dropped, continued
 
 
 def test_one_that_is_there_is_replaced_only_if_that_is_asked_for(data):
-    annotate(data, scores())
+    folder = annotate(data, scores()).folder
+    expected_files = files_of(data)
     with pytest.raises(OutputExistsError, match=r"already has an annotation 'quality'(.|\n)*--overwrite"):
         annotate(data, scores())
+    (data / folder / "000003.tar.parquet").write_bytes(b"damaged")
+    annotate(data, scores(), overwrite=True)
+    assert files_of(data) == expected_files, "one that is replaced by the same is written anew"
     changed = scores().set_column(1, "score", pa.array(np.zeros(NUM_ROWS)))
     annotate(data, changed, overwrite=True)
     assert joined(data) == expected(changed)
     assert len(list(data.glob("annotations/*"))) == 2
-
-
-def test_one_that_is_replaced_by_the_same_is_written_anew(data):
-    folder = annotate(data, scores()).folder
-    expected_files = files_of(data)
-    (data / folder / "000003.tar.parquet").write_bytes(b"damaged")
-    annotate(data, scores(), overwrite=True)
-    assert files_of(data) == expected_files
-
-
-def test_one_that_failed_to_be_replaced_stays(data):
-    annotate(data, scores())
-    before = files_of(data)
-    with pytest.raises(InputError, match="without a row"):
-        annotate(data, scores().slice(1), overwrite=True)
-    assert files_of(data) == before
 
 
 def test_dropping_one_leaves_the_dataset_as_it_was(data):
@@ -370,14 +330,15 @@ def killed(data, source, name, full=""):
 
 
 def stopped(data, source, name):
-    """Stop a run in one of its passes, as Ctrl-C does."""
-
-    def stop(progress):
-        if progress.name == name and progress.done:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
+    """Stop a run in one of its passes."""
+    with stopped_at(name) as stop:
         wdsplit.annotate(data, source, "key", "quality", AnnotateOptions(memory=1), stop)
+
+
+def convert_anew(data, folder, first=0, **changes):
+    """Convert the table of the dataset again, into its place."""
+    source = write_table(folder / "in.parquet", {"id": KEYS, "cls": np.arange(NUM_ROWS) + first})
+    wdsplit.convert(source, data, ConvertOptions(shards=SHARDS, key="id", overwrite=True, **changes))
 
 
 @pytest.mark.parametrize("full", ["", "full"])
@@ -399,9 +360,16 @@ def test_a_run_that_is_killed_leaves_the_dataset_as_it_was_and_is_continued(data
     assert not [name for name in files_below(data) if "tmp" in name]
 
 
-def test_a_run_that_was_stopped_is_replaced_by_another(data, tmp_path, little_memory):
+def test_a_run_that_was_stopped_is_continued_with_the_same_alone_replaced_or_dropped(data, tmp_path, little_memory):
+    before = files_of(data)
     source = write_table(tmp_path / "s.parquet", scores(), 20)
     stopped(data, source, "write")
+    wdsplit.drop_annotation(data, "quality")
+    assert files_of(data) == before
+    stopped(data, source, "join")
+    os.utime(source, (1, 1))
+    with pytest.raises(OutputExistsError, match="an input has changed"):
+        annotate(data, source, resume=True)
     other = write_table(tmp_path / "t.parquet", scores().set_column(1, "score", pa.array(np.ones(NUM_ROWS))))
     for options in ({"resume": True}, {"resume": True, "columns": ("score",)}):
         with pytest.raises(OutputExistsError, match="made by another plan"):
@@ -409,21 +377,6 @@ def test_a_run_that_was_stopped_is_replaced_by_another(data, tmp_path, little_me
     annotate(data, other, overwrite=True)
     assert {row["score"] for row in joined(data).values()} == {1.0}
     assert len(list(data.glob("annotations/*"))) == 2
-
-
-def test_a_run_that_was_stopped_can_be_dropped(data, tmp_path, little_memory):
-    before = files_of(data)
-    stopped(data, write_table(tmp_path / "s.parquet", scores(), 20), "write")
-    wdsplit.drop_annotation(data, "quality")
-    assert files_of(data) == before
-
-
-def test_an_input_that_was_written_anew_is_not_continued_with(data, tmp_path, little_memory):
-    source = write_table(tmp_path / "s.parquet", scores(), 20)
-    stopped(data, source, "join")
-    os.utime(source, (1, 1))
-    with pytest.raises(OutputExistsError, match="an input has changed"):
-        annotate(data, source, resume=True)
 
 
 def test_what_is_finished_is_left_as_it_is_by_a_resume_of_the_same_alone(data, tmp_path):
@@ -461,9 +414,7 @@ def test_two_runs_of_one_annotation_exclude_each_other(data):
 def test_a_dataset_that_is_replaced_meanwhile_is_not_annotated(data, tmp_path):
     def replace(progress):
         if progress.name == "write" and progress.done:
-            source = write_table(tmp_path / "in.parquet", {"id": KEYS, "cls": np.arange(NUM_ROWS) + 1})
-            options = ConvertOptions(shards=SHARDS, key="id", overwrite=True)
-            wdsplit.convert(source, data, options)
+            convert_anew(data, tmp_path, first=1)
 
     with pytest.raises(InputError, match="replaced while"):
         wdsplit.annotate(data, scores(), "key", "quality", progress=replace)
@@ -471,11 +422,10 @@ def test_a_dataset_that_is_replaced_meanwhile_is_not_annotated(data, tmp_path):
 
 
 def test_annotations_outlive_a_conversion_to_the_same_shards_and_are_refused_for_others(data, tmp_path):
-    source = write_table(tmp_path / "in.parquet", {"id": KEYS, "cls": np.arange(NUM_ROWS)})
     annotate(data, scores())
-    wdsplit.convert(source, data, ConvertOptions(shards=SHARDS, key="id", overwrite=True))
+    convert_anew(data, tmp_path)
     assert joined(data) == expected()
-    wdsplit.convert(source, data, ConvertOptions(shards=SHARDS, seed=1, key="id", overwrite=True))
+    convert_anew(data, tmp_path, seed=1)
     assert wdsplit.list_annotations(data)["quality"].fingerprint != wdsplit.inspect(str(data), 0).fingerprint
     with pytest.raises(InputError, match=r"made for other shards(.|\n)*data --drop quality"):
         wdsplit.Dataset(data, where="score > 3")
@@ -488,14 +438,20 @@ def stale(data, tmp_path):
     """Return the dataset with two annotations of earlier shards."""
     annotate(data, scores(), columns=["score", "word"])
     kinds = pa.table({"key": KEYS, "kind": np.arange(NUM_ROWS) % 2})
-    kinds = kinds.replace_schema_metadata(with_class_names(kinds.schema, {"kind": ["cat", "dog"]}).metadata)
-    annotate(data, kinds, name="kinds")
-    source = write_table(tmp_path / "in.parquet", {"id": KEYS, "cls": np.arange(NUM_ROWS)})
-    wdsplit.convert(source, data, ConvertOptions(shards=SHARDS, seed=1, key="id", overwrite=True))
+    annotate(
+        data,
+        kinds.replace_schema_metadata(with_class_names(kinds.schema, {"kind": ["cat", "dog"]}).metadata),
+        name="kinds",
+    )
+    convert_anew(data, tmp_path, seed=1)
     return data
 
 
-def test_a_stale_annotation_is_refused_only_where_a_condition_names_its_columns(stale):
+def num_samples(data, where):
+    return wdsplit.Dataset(data, where=where).source.num_samples_at(0)
+
+
+def test_a_stale_or_damaged_annotation_is_refused_only_where_a_condition_names_its_columns(stale):
     assert wdsplit.make_view(str(stale), "v", where="cls < 3").stored.num_selected == 3
     assert wdsplit.Dataset(stale, exclude=[KEYS[0]]).source.num_samples_at(0) == NUM_ROWS - 1
     for name, where in (("quality", "cls < 3 and score > 3"), ("kinds", "kind == 'dog'"), ("quality", "score > 'a'")):
@@ -503,39 +459,27 @@ def test_a_stale_annotation_is_refused_only_where_a_condition_names_its_columns(
             wdsplit.Dataset(stale, where=where)
     with pytest.raises(InputError, match=r"no column 'scora'(.|\n)*expected: one of __key__, num_bytes, cls"):
         wdsplit.Dataset(stale, where="scora > 3")
+    annotate(stale, scores(), name="scores")  # columns of stale ones may be joined anew
+    assert num_samples(stale, "score >= 0") == NUM_ROWS
+    annotate(stale, pa.table({"key": KEYS, "kind": np.arange(NUM_ROWS)}), name="kinds", overwrite=True)
+    assert num_samples(stale, "kind == 7") == 1
+    (stale / "annotations/kinds.json").write_bytes(b"{")
+    assert num_samples(stale, "score > 3 and cls < 100") == 78
+    with pytest.raises(CorruptDataError, match=r"kinds.json(.|\n)*--drop kinds"):
+        wdsplit.Dataset(stale, where="kind == 7")
 
 
 def test_converting_anew_says_what_is_stale(stale, tmp_path):
     wdsplit.make_view(str(stale), "good", where="cls < 30")
-    source = tmp_path / "in.parquet"
-    arguments = ["convert", source, stale, "--key", "id", "--shards", SHARDS, "--overwrite", "--seed"]
+    arguments = ["convert", tmp_path / "in.parquet", stale, "--key", "id", "--shards", SHARDS, "--overwrite", "--seed"]
     done = CliRunner().invoke(cli, [*map(str, arguments), "2"])
+    assert done.exit_code == 0, done.output
     names = "view good, annotation kinds, annotation quality"
     note = f"note: {stale}: made for the shards that were replaced: {names}; make them again, or drop them"
-    assert done.exit_code == 0, done.output
     assert note in done.stderr.splitlines()
     for name in ("kinds", "quality"):
         wdsplit.drop_annotation(stale, name)
-    done = CliRunner().invoke(cli, [*map(str, arguments), "1"])
-    assert "note:" not in done.stderr
-
-
-def test_the_columns_of_a_stale_annotation_may_be_joined_anew(stale):
-    annotate(stale, scores(), name="scores")
-    assert wdsplit.Dataset(stale, where="score >= 0").source.num_samples_at(0) == NUM_ROWS
-    annotate(stale, pa.table({"key": KEYS, "kind": np.arange(NUM_ROWS)}), name="kinds", overwrite=True)
-    assert wdsplit.Dataset(stale, where="kind == 7").source.num_samples_at(0) == 1
-
-
-def test_a_damaged_annotation_blocks_no_other_column(data):
-    annotate(data, scores(), columns=["score"])
-    annotate(data, scores(), columns=["word"], name="words")
-    (data / "annotations/words.json").unlink()
-    (data / "annotations/words.json").write_bytes(b"{")
-    assert wdsplit.Dataset(data, where="score > 3 and cls < 100").source.num_samples_at(0) == 78
-    with pytest.raises(CorruptDataError, match=r"words.json(.|\n)*--drop words"):
-        wdsplit.Dataset(data, where="word == 'a'")
-    assert len(wdsplit.verify(str(data)).problems) == 1
+    assert "note:" not in CliRunner().invoke(cli, [*map(str, arguments), "1"]).stderr
 
 
 def test_lists_show_what_is_stale_or_damaged(stale):
@@ -543,23 +487,26 @@ def test_lists_show_what_is_stale_or_damaged(stale):
     wdsplit.make_view(str(stale), "good", where="cls < 30")
     (stale / "views/x.view").write_bytes(b"")
     (stale / "annotations/broken.json").write_bytes(b"{")
-    listed = run(stale, "--list")
-    assert listed.exit_code == 0, listed.output
-    assert re.search(
-        r"^kinds +300 +0 +kind \(int64\); made for an earlier version of the dataset$", listed.output, re.M
-    )
-    assert re.search(r"^broken +damaged: annotation 'broken' cannot be read$", listed.output, re.M)
-    assert re.search(r"flag \(bool\)$", listed.output, re.M)
+    broken = "damaged: annotation 'broken' cannot be read"
+    for command, patterns in (
+        (
+            ["annotate", stale, "--list"],
+            [
+                r"^kinds +300 +0 +kind \(int64\); made for an earlier version of the dataset$",
+                rf"^broken +{broken}$",
+                r"flag \(bool\)$",
+            ],
+        ),
+        (["view", stale, "--list"], [r"^good .*\nx +damaged: view 'x' cannot be read"]),
+        (["inspect", stale], ["^view x: damaged: view 'x' cannot be read$", f"^annotation broken: {broken}$"]),
+    ):
+        done = CliRunner().invoke(cli, list(map(str, command)))
+        assert done.exit_code == 0, done.output
+        for pattern in patterns:
+            assert re.search(pattern, done.output, re.M), pattern
     shown = {each["name"]: each for each in json.loads(run(stale, "--list", "--json").output)}
     assert (shown["kinds"]["stale"], shown["scores"]["stale"]) == (True, False)
-    assert shown["broken"]["damaged"] == "annotation 'broken' cannot be read"
-    views = CliRunner().invoke(cli, ["view", str(stale), "--list"])
-    assert views.exit_code == 0
-    assert re.search(r"^good .*\nx +damaged: view 'x' cannot be read", views.output, re.M)
-    inspected = CliRunner().invoke(cli, ["inspect", str(stale)])
-    assert inspected.exit_code == 0
-    assert "\nview x: damaged: view 'x' cannot be read\n" in inspected.output
-    assert "\nannotation broken: damaged: annotation 'broken' cannot be read\n" in inspected.output
+    assert f"damaged: {shown['broken']['damaged']}" == broken
     assert len(wdsplit.verify(str(stale)).problems) == 4
 
 
@@ -569,12 +516,10 @@ def test_lists_show_what_is_stale_or_damaged(stale):
 @pytest.mark.parametrize("damage", ["changed", "lost", "commit"])
 def test_verify_finds_tables_that_are_damaged_or_lost(data, damage):
     folder = annotate(data, scores()).folder
-    path = data / folder / "000002.tar.parquet" if damage != "commit" else data / "annotations/quality.json"
-    if damage == "lost":
-        path.unlink()
-    else:
-        content = path.read_bytes()
-        path.unlink()
+    path = data / ("annotations/quality.json" if damage == "commit" else f"{folder}/000002.tar.parquet")
+    content = path.read_bytes()
+    path.unlink()
+    if damage != "lost":
         path.write_bytes(content[: len(content) // 2])
     (problem,) = wdsplit.verify(str(data)).problems
     assert isinstance(problem, CorruptDataError)
@@ -587,17 +532,16 @@ def test_the_command_annotates_lists_and_drops(data, tmp_path):
     source = write_table(tmp_path / "quality.parquet", scores().slice(2))
     done = run(data, source, "--key", "key", "--allow-missing", "--map", "größe=score", "--columns", "word, flag")
     assert done.exit_code == 0, done.output
-    assert "annotation 'quality': größe (double), word (string), flag (bool)" in done.output
-    assert "rows for 298 of 300 samples" in done.output
-    assert "missing: 2 samples without a row" in done.output
-    done = run(data, "--list")
-    assert re.search(r"^quality +298 +2 +größe \(double\)", done.output, re.M)
+    for text in (
+        "annotation 'quality': größe (double), word (string), flag (bool)",
+        "rows for 298 of 300 samples",
+        "missing: 2 samples without a row",
+    ):
+        assert text in done.output
+    assert re.search(r"^quality +298 +2 +größe \(double\)", run(data, "--list").output, re.M)
     (listed,) = json.loads(run(data, "--list", "--json").output)
-    assert (listed["name"], listed["missing"], listed["columns"][0]) == (
-        "quality",
-        2,
-        {"name": "größe", "type": "double"},
-    )
+    assert (listed["name"], listed["missing"]) == ("quality", 2)
+    assert listed["columns"][0] == {"name": "größe", "type": "double"}
     done = run(data, source, "--key", "key", "--allow-missing", "--overwrite", "--json")
     assert json.loads(done.output)["missing"] == 2
     assert "removed annotation 'quality'" in run(data, "--drop", "quality").output

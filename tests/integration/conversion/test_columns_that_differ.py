@@ -8,13 +8,14 @@ import pyarrow as pa
 import pytest
 
 import tables
+from stops import by_shares
 from tables import options, planned, real_samples, shard_files, write_table
 from wdsplit.cli.main import main
-from wdsplit.conversion.convert import convert, convert_splits
-from wdsplit.conversion.shares import commit_shares, convert_share, needed_passes, plan_shares
+from wdsplit.conversion.convert import convert_splits
 from wdsplit.errors import InputError, OutputExistsError
 from wdsplit.shards.files import read_manifest
 from wdsplit.storage.local import LocalStorage
+from written_formats import write_as
 
 PARTS = [
     {"label": pa.array(range(20), pa.int32()), "text": [f"a{n}" for n in range(20)], "old": [True] * 20},
@@ -69,28 +70,23 @@ def test_promoted_files_give_the_shards_of_one_table(parts, whole, tmp_path, cha
 
 def test_pandas_files_of_which_one_has_an_empty_column_are_converted(tmp_path, capfd, caplog):
     pandas = pytest.importorskip("pandas")
-    frames = [
-        pandas.DataFrame({"label": [1, 2], "caption": ["a cat", "a dog"]}),
-        pandas.DataFrame({"label": [3, 4], "caption": [None, None]}),
-    ]
-    for number, frame in enumerate(frames):
+    for number, captions in enumerate((["a cat", "a dog"], [None, None])):
+        frame = pandas.DataFrame({"label": [2 * number + 1, 2 * number + 2], "caption": captions})
         frame.to_parquet(tmp_path / f"{number}.parquet")
     inputs = f"{tmp_path}/*.parquet"
     code, _, err = run(capfd, "convert", inputs, tmp_path / "out")
     assert code == 2
-    assert "column 'caption' is missing or null in 1 of 2 files" in err
-    assert f"{tmp_path}/1.parquet" in err
-    assert "--null omit" in err
+    for text in ("column 'caption' is missing or null in 1 of 2 files", f"{tmp_path}/1.parquet", "--null omit"):
+        assert text in err
     assert not (tmp_path / "out").exists()
-    code, _, _ = run(capfd, "convert", inputs, tmp_path / "out", "--null", "omit")
+    code, _, _ = run(capfd, "convert", inputs, tmp_path / "out", "--null", "omit", "--no-shuffle")
     assert code == 0
     assert caplog.messages == ["caption: large_string in 1 of 2 files, null in 1: read as large_string"]
     samples = [fields for _, fields in real_samples(tmp_path / "out")]
-    samples.sort(key=lambda fields: fields["cls"])
     assert samples == [{"cls": b"1", "txt": b"a cat"}, {"cls": b"2", "txt": b"a dog"}, {"cls": b"3"}, {"cls": b"4"}]
 
 
-def test_the_plan_names_each_promotion_once(parts, capfd):
+def test_the_plan_names_each_promotion_once_and_of_many_columns_in_few_lines(parts, tmp_path, capfd):
     code, out, err = run(capfd, "plan", *parts, "--null", "omit")
     kinds = {"text": "dictionary<values=string, indices=int32, ordered=0>", "box": "list<element: int64>"}
     notes = [
@@ -103,9 +99,6 @@ def test_the_plan_names_each_promotion_once(parts, capfd):
     assert [line for line in out.splitlines() if " files, " in line and ": " in line] == notes
     code, out, _ = run(capfd, "plan", *parts, "--null", "omit", "--json")
     assert orjson.loads(out)["notes"] == notes
-
-
-def test_many_columns_that_differ_are_named_in_few_lines(tmp_path, capfd):
     paths = [
         write_table(tmp_path / f"{kind}.parquet", {f"c{n}": pa.array([n], kind) for n in range(50)})
         for kind in (pa.int8(), pa.int16())
@@ -122,46 +115,28 @@ def test_a_column_that_a_file_lacks_is_refused_before_anything_is_written(parts,
     assert caught.value.place == parts[0]
     assert "column 'box' is missing or null in 2 of 3 files" in caught.value.found
     assert "column 'text' is missing or null in 1 of 3 files" in caught.value.found
+    with pytest.raises(InputError, match="no values in a file") as caught:
+        converted(parts, tmp_path / "out", key="text", null="omit")
+    assert caught.value.place == parts[1] and "--key" in caught.value.remedy
     assert not (tmp_path / "out").exists()
     converted(parts, tmp_path / "out", columns=("label",))
     converted(parts, tmp_path / "some", columns=("label", "box"), where="box is not None")
 
 
-def test_a_key_that_a_file_lacks_is_refused_whatever_nulls_become(parts, tmp_path):
-    with pytest.raises(InputError, match="no values in a file") as caught:
-        converted(parts, tmp_path / "out", key="text", null="omit")
-    assert caught.value.place == parts[1]
-    assert "--key" in caught.value.remedy
-
-
-@pytest.mark.parametrize("suffix", ["parquet", "arrow", "jsonl"])
-def test_a_column_without_any_value_is_left_out_with_the_nulls(tmp_path, suffix):
+@pytest.mark.parametrize("name", ["a.parquet", "file.arrow", "a.jsonl"])
+def test_a_column_without_any_value_is_left_out_with_the_nulls(tmp_path, name):
     table = pa.table({"n": [1, 2], "nothing": pa.nulls(2)})
-    path = tmp_path / f"a.{suffix}"
-    if suffix == "parquet":
-        write_table(path, table)
-    elif suffix == "arrow":
-        with pa.ipc.new_file(str(path), table.schema) as writer:
-            writer.write_table(table)
-    else:
-        path.write_text('{"n": 1, "nothing": null}\n{"n": 2, "nothing": null}\n')
+    path = write_table(tmp_path / name, table) if name == "a.parquet" else write_as(tmp_path, name, table)
     for null in ("error", "empty"):
         with pytest.raises(InputError, match="no values") as caught:
-            converted(str(path), tmp_path / "out", null=null)
-        assert "'nothing'" in caught.value.found
-        assert "--null omit" in caught.value.remedy
-    manifest = converted(str(path), tmp_path / "out", null="omit")
+            converted(path, tmp_path / "out", null=null)
+        assert "'nothing'" in caught.value.found and "--null omit" in caught.value.remedy
+    manifest = converted(path, tmp_path / "out", null="omit")
     assert [field.name for field in manifest.fields] == ["n.json"]
-    plan = planned([str(path)], options(null="omit"))
-    assert plan.table.notes == ("nothing: no values in any file: not written",)
-    with pytest.raises(InputError, match="type null"):
-        converted(str(path), tmp_path / "named", null="omit", columns=("n", "nothing"))
-
-
-def test_a_table_of_nothing_but_columns_without_values_is_refused(tmp_path):
-    path = write_table(tmp_path / "a.parquet", {"nothing": pa.nulls(2)})
-    with pytest.raises(InputError, match="invalid columns"):
-        converted(path, tmp_path / "out", null="omit")
+    assert planned([path], options(null="omit")).table.notes == ("nothing: no values in any file: not written",)
+    for columns, cause in ((("n", "nothing"), "type null"), (("nothing",), "type null|invalid columns")):
+        with pytest.raises(InputError, match=cause):
+            converted(path, tmp_path / "named", null="omit", columns=columns)
 
 
 def test_the_plan_of_files_with_one_schema_is_what_it_was(tmp_path):
@@ -171,14 +146,6 @@ def test_the_plan_of_files_with_one_schema_is_what_it_was(tmp_path):
     assert planned([str(path)], options(shards=2, shuffle=False)).hash == "7a6141ebd02ebf5d0fb6096ac8bf8e78"
     selected = options(shards=2, shuffle=False, where="label > 1")
     assert planned([str(path)], selected).hash == "b200fb28ee080080a6143da1d1dfe17b"
-
-
-def test_an_input_of_another_type_is_not_resumed(tmp_path):
-    paths = [write_table(tmp_path / f"{n}.parquet", {"label": pa.array([1, 2], pa.int32())}) for n in range(2)]
-    converted(paths, tmp_path / "out", shards=2)
-    write_table(paths[1], {"label": pa.array([1, 2], pa.int64())})
-    with pytest.raises(OutputExistsError, match="another plan"):
-        converted(paths, tmp_path / "out", shards=2, resume=True)
 
 
 # Rows of nothing but nulls
@@ -202,15 +169,20 @@ WRITTEN = {"mapping": {"txt": "text", "json": "score"}, "null": "omit"}
 
 @pytest.mark.parametrize("changes", [{}, {"shuffle": True}, {"limit": 50}, {"where": "label > 20"}], ids=str)
 def test_rows_of_nothing_but_nulls_are_skipped_when_asked(empty_rows, tmp_path, changes):
-    table = pa.table(EMPTY).take(FILLED)
-    filled = write_table(tmp_path / "filled.parquet", table, 9)
-    manifest = converted(empty_rows, tmp_path / "out", shards=4, skip_empty=True, **WRITTEN, **changes)
-    expected = converted(filled, tmp_path / "expected", shards=4, **WRITTEN, **changes)
-    assert manifest.num_samples == expected.num_samples
-    assert [fields for _, fields in real_samples(tmp_path / "out")] != []
-    if "shuffle" not in changes:
-        samples = [[fields for _, fields in real_samples(tmp_path / name)] for name in ("out", "expected")]
-        assert samples[0] == samples[1]
+    filled = write_table(tmp_path / "filled.parquet", pa.table(EMPTY).take(FILLED), 9)
+    samples = []
+    for name, inputs in (("out", empty_rows), ("expected", filled)):
+        converted(inputs, tmp_path / name, shards=4, skip_empty=name == "out", **WRITTEN, **changes)
+        samples.append([fields for _, fields in real_samples(tmp_path / name)])
+    if "shuffle" in changes:
+        samples = [sorted(each, key=str) for each in samples]
+    assert samples[0] == samples[1] != []
+    chosen = options(splits={"a": 0.5, "b": 0.5}, skip_empty=True, **WRITTEN, **changes)
+    manifests = convert_splits(empty_rows, str(tmp_path / "splits"), chosen)
+    assert sum(manifest.num_samples for manifest in manifests.values()) == len(samples[0])
+    with pytest.raises(InputError, match="a value is null") as caught:  # beside a value
+        converted(empty_rows, tmp_path / "null", columns=("text", "score"), skip_empty=True)
+    assert ", row 2, " in caught.value.place
 
 
 def test_rows_that_are_skipped_are_counted(empty_rows, tmp_path, capfd):
@@ -230,19 +202,6 @@ def test_rows_that_are_skipped_are_counted(empty_rows, tmp_path, capfd):
     provenance = read_manifest(LocalStorage(str(tmp_path / "out"))).provenance
     assert (provenance["num_selected"], provenance["num_empty"]) == (80, 40)
     assert provenance["selection"]["some_of"] == ["text", "score"]
-
-
-def test_a_null_beside_a_value_is_still_refused(empty_rows, tmp_path):
-    with pytest.raises(InputError, match="a value is null") as caught:
-        converted(empty_rows, tmp_path / "out", columns=("text", "score"), skip_empty=True)
-    assert ", row 2, " in caught.value.place
-    converted(empty_rows, tmp_path / "out", columns=("text",), skip_empty=True)
-
-
-def test_rows_are_skipped_in_every_split(empty_rows, tmp_path):
-    chosen = options(splits={"a": 0.5, "b": 0.5}, skip_empty=True, **WRITTEN)
-    manifests = convert_splits(empty_rows, str(tmp_path / "out"), chosen)
-    assert sum(manifest.num_samples for manifest in manifests.values()) == 80
 
 
 # Hive partitions
@@ -286,37 +245,31 @@ def test_partitions_are_columns_as_any_other(hive, tmp_path, changes):
     assert shard_files(tmp_path / "out") == shard_files(tmp_path / "expected")
 
 
-def test_partitions_are_left_out_when_asked(hive, tmp_path):
+def test_partitions_are_left_out_when_asked(hive, tmp_path, capfd):
     manifest = converted(hive, tmp_path / "out", hive=False)
     assert [field.column for field in manifest.fields] == ["label", "text"]
     with pytest.raises(InputError, match="no column 'year'"):
         converted(hive, tmp_path / "other", hive=False, where="year == 2023")
-
-
-def test_the_command_line_names_partitions_and_leaves_them_out(hive, capfd):
-    code, out, _ = run(capfd, "plan", hive)
-    assert code == 0
-    assert "year: int64, from the names of folders" in out
-    code, out, _ = run(capfd, "plan", hive, "--no-hive")
-    assert code == 0
-    assert "year" not in out
+    for more, is_there in ((), True), (("--no-hive",), False):
+        code, out, _ = run(capfd, "plan", hive, *more)
+        assert code == 0
+        assert ("year: int64, from the names of folders" in out) == ("year" in out) == is_there
 
 
 def test_the_values_of_partitions_are_part_of_the_plan(hive, tmp_path):
     """File names, sizes and footers are the same after a folder is renamed."""
     before = planned([hive], options())
-    os.rename(f"{hive}/year=2024", f"{hive}/year=2025")
-    after = planned([hive], options())
-    assert before.hash != after.hash
-    os.rename(hive, f"{hive}-moved")
-    assert planned([f"{hive}-moved"], options()).hash == after.hash
-
-
-def test_a_run_of_partitions_is_resumed(hive, tmp_path):
     converted(hive, tmp_path / "out", shards=2)
     whole = shard_files(tmp_path / "out")
     assert converted(hive, tmp_path / "out", shards=2, resume=True).num_samples == 30
     assert shard_files(tmp_path / "out") == whole
+    os.rename(f"{hive}/year=2024", f"{hive}/year=2025")
+    after = planned([hive], options())
+    assert before.hash != after.hash
+    with pytest.raises(OutputExistsError, match="another plan"):
+        converted(hive, tmp_path / "out", shards=2, resume=True)
+    os.rename(hive, f"{hive}-moved")
+    assert planned([f"{hive}-moved"], options()).hash == after.hash
 
 
 def test_a_null_partition_is_refused_as_any_null(tmp_path):
@@ -332,17 +285,10 @@ def test_a_null_partition_is_refused_as_any_null(tmp_path):
 # Shares
 
 
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_shares_know_what_the_plan_knows_of_files_and_rows(parts, hive, tmp_path, shuffle):
+def test_shares_know_what_the_plan_knows_of_files_and_rows(parts, hive, tmp_path):
     write_table(Path(hive) / "year=2024" / "lang=en" / "part-1.parquet", {"text": [None, "x"]})
-    chosen = options(shards=4, null="omit", skip_empty=True, columns=("label", "text"), shuffle=shuffle)
-    convert([hive], str(tmp_path / "whole"), chosen)
-    plan = str(tmp_path / "plan")
-    plan_shares([hive], str(tmp_path / "out"), plan, chosen)
-    for only in needed_passes(plan):
-        for share in range(3):
-            convert_share(plan, share, 3, only)
-    manifest = commit_shares(plan)
-    assert manifest.num_samples == 31
-    assert manifest.provenance["num_empty"] == 1
+    plan = {"shards": 4, "null": "omit", "skip_empty": True, "columns": ("label", "text"), "shuffle": True}
+    converted(hive, tmp_path / "whole", **plan)
+    manifest = by_shares(hive, tmp_path / "out", plan)
+    assert (manifest.num_samples, manifest.provenance["num_empty"]) == (31, 1)
     assert shard_files(tmp_path / "out") == shard_files(tmp_path / "whole")

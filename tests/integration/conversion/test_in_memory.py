@@ -9,29 +9,32 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from stops import stopped_at
 from tables import converted, mixed_table, options, real_samples, shard_files, write_files, write_table
 from wdsplit.conversion.convert import convert, convert_splits
 from wdsplit.conversion.shuffle import in_memory
-from wdsplit.conversion.shuffle.needs import loadable_bytes
 from wdsplit.conversion.shuffle.steps import SPILL_FOLDER
 
 NUM_ROWS = 400
 
 
-def table_of_all_kinds():
-    """Return a table whose rows come to 600 bytes, with nulls, dictionaries and nested values."""
-    numbers = range(NUM_ROWS)
-    texts = pa.array([f"class {number % 3}" for number in numbers]).dictionary_encode()
-    omitted = pa.array([None if number % 5 == 0 else f"{number}" for number in numbers])
-    group = pa.array([number * number % 37 for number in numbers])
-    columns = {"kind": texts, "txt": omitted, "group": group}
-    return pa.table({**dict(zip(mixed_table(1).column_names, mixed_table(NUM_ROWS).columns, strict=True)), **columns})
-
-
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory):
     """Return uneven files of small row groups, an empty file among them."""
-    return write_files(tmp_path_factory.mktemp("input"), table_of_all_kinds(), [150, 0, 20, 7, 90], 30)
+    columns = {
+        "kind": pa.array([f"class {number % 3}" for number in range(NUM_ROWS)]).dictionary_encode(),
+        "txt": [None if number % 5 == 0 else f"{number}" for number in range(NUM_ROWS)],
+        "group": [number * number % 37 for number in range(NUM_ROWS)],
+    }
+    table = mixed_table(NUM_ROWS)
+    table = pa.table({**{name: table[name] for name in table.column_names}, **columns})
+    return write_files(tmp_path_factory.mktemp("input"), table, [150, 0, 20, 7, 90], 30)
+
+
+@pytest.fixture(autouse=True)
+def small_tasks(monkeypatch):
+    """Have batches and tasks of a few rows, so that a small table has many."""
+    monkeypatch.setattr(in_memory, "BATCH_BYTES", 5000)
 
 
 def spills(seen, output):
@@ -39,47 +42,27 @@ def spills(seen, output):
     return lambda progress: seen.append((progress.name, (Path(output) / SPILL_FOLDER).exists()))
 
 
-@pytest.fixture
-def small_tasks(monkeypatch):
-    """Have batches and tasks of a few rows, so that a small table has many."""
-    monkeypatch.setattr(in_memory, "BATCH_BYTES", 5000)
-
-
-@pytest.mark.parametrize("large_row_bytes", [1, 2**20], ids=["one by one", "batch by batch"])
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "large_row_bytes"),
     [
-        {"shards": 7},
-        {"shards": 7, "pad": "drop", "seed": 3, "key": "caption"},
-        {"shards": 5, "group_by": "group"},
-        {"shards": 5, "group_by": "group", "shuffle": False},
-        {"shards": 4, "where": "group != 4", "limit": 300},
-        {"shards": 300},
+        ({"shards": 7, "pad": "drop", "seed": 3}, 2**20),
+        ({"shards": 5, "group_by": "group", "shuffle": False}, 1),
+        ({"shards": 300, "where": "group != 4"}, 1),
+        pytest.param({"shards": 7, "jobs": 2, "memory": 2**32}, 2**20, marks=pytest.mark.slow),
+        pytest.param({"shards": 7, "jobs": 5, "memory": 2**32}, 1, marks=pytest.mark.slow),
     ],
     ids=str,
 )
 def test_rows_that_fit_are_not_spilled_and_come_to_the_same_bytes(
-    inputs, tmp_path, monkeypatch, small_tasks, changes, large_row_bytes
+    inputs, tmp_path, monkeypatch, changes, large_row_bytes
 ):
-    monkeypatch.setattr(in_memory, "_LARGE_ROW_BYTES", large_row_bytes)
-    changes = {"shuffle": True, "null": "omit", **changes}
-    seen = []
-    convert(inputs, tmp_path / "memory", options(**changes), spills(seen, tmp_path / "memory"))
-    assert {name for name, _ in seen} == {"scatter", "write"}
-    assert not any(is_spilled for _, is_spilled in seen)
-    converted(inputs, tmp_path / "spilled", memory=1, **changes)
-    assert shard_files(tmp_path / "memory") == shard_files(tmp_path / "spilled")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("jobs", [2, 5])
-def test_processes_share_the_memory(inputs, tmp_path, small_tasks, jobs):
     """Two jobs load by threads and write JSON by processes; five are processes in both passes."""
-    seen, chosen = [], {"shards": 7, "shuffle": True, "null": "omit"}
-    convert(inputs, tmp_path / "jobs", options(**chosen, jobs=jobs, memory=2**32), spills(seen, tmp_path / "jobs"))
-    assert not any(is_spilled for _, is_spilled in seen)
-    converted(inputs, tmp_path / "one", **chosen)
-    assert shard_files(tmp_path / "jobs") == shard_files(tmp_path / "one")
+    monkeypatch.setattr(in_memory, "_LARGE_ROW_BYTES", large_row_bytes)
+    changes, seen = {"shuffle": True, "null": "omit", **changes}, []
+    convert(inputs, tmp_path / "memory", options(**changes), spills(seen, tmp_path / "memory"))
+    assert set(seen) == {("scatter", False), ("write", False)}
+    converted(inputs, tmp_path / "spilled", **{**changes, "jobs": 1, "memory": 1})
+    assert shard_files(tmp_path / "memory") == shard_files(tmp_path / "spilled")
 
 
 def test_each_split_is_loaded_by_itself_and_its_memory_is_freed(inputs, tmp_path):
@@ -93,7 +76,7 @@ def test_each_split_is_loaded_by_itself_and_its_memory_is_freed(inputs, tmp_path
 
 
 @pytest.mark.parametrize("counts", [[500], [0, 1, 1, 1, 1]], ids=["in all", "in one task"])
-def test_rows_that_are_larger_than_their_files_said_are_spilled_after_all(tmp_path, monkeypatch, small_tasks, counts):
+def test_rows_that_are_larger_than_their_files_said_are_spilled_after_all(tmp_path, monkeypatch, counts):
     """A dictionary holds a long text once: parquet counts it so, but each row has all of it."""
     texts = np.repeat([f"{number}" * 2000 for number in range(5)], 500 if len(counts) == 1 else [1, 2, 2, 2, 493])
     path = write_table(tmp_path / "in.parquet", {"txt": texts, "row": range(len(texts))}, rows_per_group=50)
@@ -110,8 +93,7 @@ LITTLE_FILES = """
 import resource, sys
 import wdsplit
 resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))
-options = wdsplit.ConvertOptions(shards=7, null="omit")
-wdsplit.convert(sys.argv[2:], sys.argv[1], options)
+wdsplit.convert(sys.argv[2:], sys.argv[1], shards=7, null="omit")
 """
 
 
@@ -126,19 +108,10 @@ def test_where_files_may_not_be_large_rows_are_spilled(inputs, tmp_path):
 
 def test_what_an_interrupted_run_has_spilled_is_used_though_it_would_fit_now(inputs, tmp_path):
     chosen = {"shards": 7, "shuffle": True, "null": "omit"}
-
-    def stop(progress):
-        if progress.name == "write" and progress.done:
-            raise InterruptedError
-
-    with pytest.raises(InterruptedError):
+    with stopped_at() as stop:
         convert(inputs, tmp_path / "out", options(**chosen, memory=1), stop)
     seen = []
     convert(inputs, tmp_path / "out", options(**chosen, resume=True), seen.append)
     assert seen[0].skipped == NUM_ROWS
     converted(inputs, tmp_path / "whole", **chosen)
     assert shard_files(tmp_path / "out") == shard_files(tmp_path / "whole")
-
-
-def test_less_may_be_in_memory_the_more_jobs_need_some():
-    assert 2**30 > loadable_bytes(2**30, 1) > loadable_bytes(2**30, 2) > loadable_bytes(2**30, 64) == 0

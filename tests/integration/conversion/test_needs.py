@@ -10,13 +10,11 @@ import pyarrow as pa
 import pytest
 
 from tables import converted, files_below, labels, options, planned, write_files
-from wdsplit import convert_share, plan_shares
+from wdsplit import convert, convert_share, plan_shares
 from wdsplit.conversion.shuffle import steps
-from wdsplit.conversion.shuffle.needs import needs_of
+from wdsplit.conversion.shuffle.needs import loadable_bytes, needs_of
 from wdsplit.engines.limits import usable_memory
 from wdsplit.errors import StorageError
-
-MIB = 2**20
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +33,11 @@ def test_memory_is_a_quarter_of_what_this_process_may_use_and_shared_by_the_jobs
     found = [needs(inputs, None, jobs) for jobs in (1, 2)]
     assert [need.memory for need in found] == [usable_memory() // 4] * 2
     assert found[0].loadable_bytes > found[1].loadable_bytes
+    assert 2**30 > loadable_bytes(2**30, 1) > loadable_bytes(2**30, 2) > loadable_bytes(2**30, 64) == 0
     assert needs(inputs, 5 * 2**30).memory == 5 * 2**30
     assert needs(inputs, None, is_local=False).memory == 2**30, "of other machines nothing is known"
+    assert needs(inputs, 64 * 2**30).buffer_bytes == 32 * 2**20, "no more than it must"
+    assert needs(inputs, 64 * 2**30, on_disk=False).buffer_bytes == 2**30, "unless small reads are slow"
 
 
 def test_rows_that_do_not_fit_take_temporary_space_twice_if_they_are_merged(inputs, monkeypatch):
@@ -50,19 +51,12 @@ def test_rows_that_do_not_fit_take_temporary_space_twice_if_they_are_merged(inpu
     assert needs_of(planned(inputs, options(shuffle=False)), 1, 2, True, True).temporary_bytes == 0
 
 
-def test_a_task_buffers_no_more_than_it_must_unless_small_reads_are_slow(inputs):
-    assert needs(inputs, 64 * 2**30).buffer_bytes == 32 * MIB
-    assert needs(inputs, 64 * 2**30, on_disk=False).buffer_bytes == 2**30
-
-
 def test_what_is_spilled_is_what_was_said(inputs, tmp_path):
     most = []
 
     def look(progress):
         spill = tmp_path / "out" / steps.SPILL_FOLDER
         most.append(sum(path.stat().st_size for path in spill.glob("*")) if spill.exists() else 0)
-
-    from wdsplit import convert
 
     convert(inputs, tmp_path / "out", options(shards=4, shuffle=True, memory=1), look)
     assert max(most) == pytest.approx(needs(inputs, 1).temporary_bytes, rel=0.1)
@@ -88,15 +82,10 @@ def test_too_little_space_is_refused_before_anything_is_written(inputs, disk, tm
     assert caught.value.place == str(disk)
     assert "4.1 MB for rows in .wdsplit-run/spill" in caught.value.expected.replace("4.0 MB", "4.1 MB")
     assert caught.value.found.endswith("MB free")
-    assert "--no-shuffle" in caught.value.remedy
     assert files_below(disk) == [] == os.listdir(disk)
-    converted(inputs, disk / "kept", shards=4, pad="none")
-    assert labels(disk / "kept") == list(range(400))
-
-
-def test_rows_that_fit_in_memory_need_no_temporary_space(inputs, disk):
-    converted(inputs, disk / "out", shards=4, shuffle=True, pad="none", memory=2**30)
-    assert sorted(labels(disk / "out")) == list(range(400))
+    for shuffle in (False, True):  # rows that keep their order or fit in memory need no temporary space
+        converted(inputs, disk / "kept", shards=4, shuffle=shuffle, pad="none", memory=2**30, overwrite=shuffle)
+        assert sorted(labels(disk / "kept")) == list(range(400))
 
 
 def test_what_is_overwritten_makes_room_and_groups_are_told_no_way_without_space(inputs, disk):

@@ -4,26 +4,30 @@ import os
 import signal
 
 import numpy as np
+import pandas
+import PIL.Image
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 import wdsplit
+from stops import stopped_at
 from tables import (
     all_samples,
     files_below,
-    mixed_table,
     options,
     real_samples,
     shard_files,
     start_script,
     wait_until,
-    write_table,
 )
 from wdsplit.checks.verify import verify
 from wdsplit.conversion.convert import convert, convert_splits
 from wdsplit.conversion.plan.options import ConvertOptions
+from wdsplit.conversion.spool import spooled
 from wdsplit.errors import InputError, OutputExistsError, StorageError
+from wdsplit.storage.local import LocalStorage
+from wdsplit.tables.python_source import PythonSource
 
 RUN = ".wdsplit-run"
 
@@ -37,45 +41,23 @@ def is_whole(folder):
     return not verify(str(folder)).problems and not (folder / RUN).exists()
 
 
-@pytest.mark.parametrize("changes", [{}, {"shuffle": True}, {"where": "label < 3", "key": "label2"}], ids=str)
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_a_table_in_memory_gives_the_shards_that_its_file_gives(tmp_path, jobs, changes):
-    table = mixed_table(200).append_column("label2", pa.array(range(200)))
-    write_table(tmp_path / "table.parquet", table)
-    for source, name in ((str(tmp_path / "table.parquet"), "file"), (table, "memory"), (table.to_reader(7), "reader")):
-        convert(source, tmp_path / name, options(shards=4, jobs=jobs, **changes))
-    assert is_whole(tmp_path / "memory")
-    assert shard_files(tmp_path / "memory") == shard_files(tmp_path / "reader") == shard_files(tmp_path / "file")
-
-
 def test_rows_of_a_generator_become_samples(tmp_path):
-    manifest = convert(rows(), tmp_path / "out", options(shards=4))
-    assert [(field.name, field.column) for field in manifest.fields] == [
-        ("jpg", "image"),
-        ("cls", "label"),
-        ("json", "meta"),
-    ]
-    assert is_whole(tmp_path / "out")
-    assert real_samples(tmp_path / "out")[7][1] == {
-        "jpg": b"\xff\xd8\xff" + b"\7" * 50,
-        "cls": b"2",
-        "json": b'{"number":7}',
-    }
-    sample = next(iter(wdsplit.Dataset(tmp_path / "out", shuffle=False).decode()))
+    seen, out = [], tmp_path / "year=2024" / "out"
+    manifest = convert(rows(3000), out, options(shards=4), seen.append)
+    columns = [("jpg", "image"), ("cls", "label"), ("json", "meta")]
+    assert [(field.name, field.column) for field in manifest.fields] == columns, "the output's folders are no columns"
+    assert is_whole(out)
+    fields = {"jpg": b"\xff\xd8\xff" + b"\7" * 50, "cls": b"2", "json": b'{"number":7}'}
+    assert real_samples(out)[7][1] == fields
+    sample = next(iter(wdsplit.Dataset(out, shuffle=False).decode()))
     assert sample["json"] == {"number": 0}
-
-
-def test_the_folders_of_the_output_are_no_columns_of_the_rows(tmp_path):
-    manifest = convert(rows(), tmp_path / "year=2024" / "out", options(shards=1))
-    assert "year" not in {field.column for field in manifest.fields}
-
-
-def test_splits_of_rows_share_them_out(tmp_path):
-    chosen = options(shards=2, splits={"a": 0.5, "b": 0.5})
-    manifests = convert_splits(rows(100), tmp_path / "out", chosen)
+    assert [one.done for one in seen if one.name == "read"] == [1024, 2048, 3000]
+    assert [(one.done, one.total) for one in seen if one.name == "write"][-1] == (4, 4)
+    chosen = {"shards": 2, "splits": {"a": 0.5, "b": 0.5}}
+    manifests = convert_splits(rows(100), tmp_path / "splits", options(**chosen))
     assert sum(manifest.num_samples for manifest in manifests.values()) == 100
-    assert sorted(os.listdir(tmp_path / "out")) == ["a", "b"]
-    assert convert_splits(rows(100), tmp_path / "out", options(shards=2, splits={"a": 0.5, "b": 0.5}, resume=True))
+    assert sorted(os.listdir(tmp_path / "splits")) == ["a", "b"]
+    assert convert_splits(rows(100), tmp_path / "splits", options(**chosen, resume=True))
 
 
 def test_types_may_widen_after_many_rows_and_nothing_is_lost(tmp_path):
@@ -97,29 +79,15 @@ def test_types_may_widen_after_many_rows_and_nothing_is_lost(tmp_path):
     [("text", "a column changes type"), (0.5, "a value of column 'x' has another type")],
 )
 def test_values_that_do_not_go_with_the_rows_before_are_refused(tmp_path, late, cause):
-    table = pa.table({"x": [2**53 + 1] * 3})
-    batches = [*table.to_batches(), *pa.table({"x": [late]}).to_batches()]
-    source = wdsplit.tables.python_source.PythonSource("batches", 0, lambda: iter(batches))
-    from wdsplit.conversion.spool import spooled
-    from wdsplit.storage.local import LocalStorage
-
+    batches = [*pa.table({"x": [2**53 + 1] * 3}).to_batches(), *pa.table({"x": [late]}).to_batches()]
+    source, storage = PythonSource("batches", 0, lambda: iter(batches)), LocalStorage(str(tmp_path / "out"))
     with (
         pytest.raises(InputError, match=cause) as caught,
-        spooled(source, LocalStorage(str(tmp_path / "out")), True, lambda schema: None, lambda num_rows: None),
+        spooled(source, storage, True, lambda schema: None, lambda num_rows: None),
     ):
         pass
     assert caught.value.place.startswith("rows ")
     assert files_below(tmp_path) == []
-
-
-def test_progress_begins_with_the_rows_that_are_read(tmp_path):
-    seen = []
-    convert(list(rows(3000)), tmp_path / "out", options(shards=1), seen.append)
-    assert [(one.name, one.done, one.total) for one in seen] == [
-        *(("read", done, 3000) for done in (1024, 2048, 3000)),
-        ("write", 0, 1),
-        ("write", 1, 1),
-    ]
 
 
 # What cannot be converted leaves nothing
@@ -155,9 +123,27 @@ def test_columns_that_are_not_there_are_refused_after_the_first_rows(tmp_path, c
     assert os.listdir(tmp_path) == []
 
 
-def test_what_is_refused_after_all_rows_are_read_leaves_nothing(tmp_path):
-    with pytest.raises(InputError, match="duplicate key"):
-        convert(rows(), tmp_path / "out", options(key="label"))
+def used_up():
+    source = rows(3)
+    list(source)
+    return source
+
+
+@pytest.mark.parametrize(
+    ("source", "keywords", "cause"),
+    [
+        (rows, {"key": "label"}, "duplicate key"),
+        (used_up, {}, r"the source has no rows(.|\n)*make a new one for each call"),
+        (lambda: pandas.DataFrame([[1, 2]], columns=[0, 1]), {}, r"not unique strings(.|\n)*found: 0, 1"),
+        (lambda: pandas.DataFrame([[1, 2]], columns=["a", "a"]), {}, r"not unique strings(.|\n)*found: 'a'"),
+        (lambda: pandas.Series([1, 2]), {}, "cannot convert an object of this type"),
+        (rows, {"options": {"key": "a"}}, "options are not ConvertOptions"),
+        (rows, {"options": wdsplit.IndexOptions()}, "options are not ConvertOptions"),
+    ],
+)
+def test_what_cannot_be_converted_leaves_nothing(tmp_path, source, keywords, cause):
+    with pytest.raises(InputError, match=cause):
+        convert(source(), tmp_path / "out", **{"shuffle": False, **keywords})
     assert os.listdir(tmp_path) == []
 
 
@@ -167,6 +153,16 @@ def test_an_error_names_the_row_of_the_source(tmp_path):
     assert caught.value.place == "generator, row 1500, column 'x'"
 
 
+def test_what_takes_paths_or_a_shared_folder_says_so():
+    for call in (wdsplit.plan, lambda rows: wdsplit.plan_shares(rows, "out", "plan")):
+        with pytest.raises(InputError, match="the inputs are not paths") as caught:
+            call(rows())
+        assert "wdsplit.convert" in caught.value.expected
+    elsewhere = type("Elsewhere", (), {"is_local": False})
+    with pytest.raises(InputError, match="other machines cannot access rows"):
+        convert(rows(), "memory://python-rows/out", engine=elsewhere())
+
+
 def test_keys_of_webdataset_are_keys_only_if_they_are_named(tmp_path):
     source = [{"__key__": name, "txt": name} for name in ("a", "b")]
     with pytest.raises(InputError, match="which is not their key") as caught:
@@ -174,13 +170,6 @@ def test_keys_of_webdataset_are_keys_only_if_they_are_named(tmp_path):
     assert caught.value.remedy.startswith("give key='__key__'") and os.listdir(tmp_path) == []
     convert(source, tmp_path / "out", options(key="__key__"))
     assert [sample["__key__"] for sample in wdsplit.Dataset(tmp_path / "out", shuffle=False)] == ["a", "b"]
-
-
-@pytest.mark.parametrize("call", [convert, convert_splits])
-@pytest.mark.parametrize("wrong", [wdsplit.IndexOptions(), {"key": "a"}])
-def test_options_of_another_class_are_refused(call, wrong, tmp_path):
-    with pytest.raises(InputError, match="options are not ConvertOptions"):
-        call([{"a": 1}], tmp_path / "out", wrong)
 
 
 def test_options_are_keywords_that_replace_those_of_an_object(tmp_path):
@@ -195,68 +184,24 @@ def test_options_are_keywords_that_replace_those_of_an_object(tmp_path):
     assert not (tmp_path / "none").exists()
 
 
-@pytest.mark.parametrize(("columns", "found"), [([0, 1], "0, 1"), (["a", "a"], "'a'")])
-def test_a_frame_whose_columns_have_no_names_of_their_own_is_refused(columns, found, tmp_path):
-    pandas = pytest.importorskip("pandas")
-    with pytest.raises(InputError, match="not unique strings") as caught:
-        convert(pandas.DataFrame([[1, 2]], columns=columns), tmp_path / "out", options())
-    assert caught.value.found == found
-    with pytest.raises(InputError, match="cannot convert an object of this type"):
-        convert(pandas.Series([1, 2]), tmp_path / "out", options())
-
-
-def test_a_generator_that_was_used_up_is_refused_with_the_reason(tmp_path):
-    source = rows(3)
-    list(source)
-    with pytest.raises(InputError, match="the source has no rows") as caught:
-        convert(source, tmp_path / "out", options())
-    assert "make a new one for each call" in caught.value.remedy
-    assert os.listdir(tmp_path) == []
-
-
-@pytest.mark.parametrize("call", [wdsplit.plan, lambda rows: wdsplit.plan_shares(rows, "out", "plan")])
-def test_what_takes_paths_only_says_so(call):
-    with pytest.raises(InputError, match="the inputs are not paths") as caught:
-        call(rows())
-    assert "wdsplit.convert" in caught.value.expected
-
-
-def test_an_output_that_is_taken_is_refused_before_a_row_is_read(tmp_path):
-    convert(rows(), tmp_path / "out", options(shards=1))
-
-    def unread():
-        pytest.fail("a row was read")
-        yield {}
-
-    source = pa.RecordBatchReader.from_batches(pa.schema([("x", pa.int64())]), (batch for batch in unread()))
-    with pytest.raises(OutputExistsError, match="finished dataset"):
-        convert(source, tmp_path / "out", options())
-    assert is_whole(tmp_path / "out")
-
-
 def test_a_dataset_is_replaced_only_when_all_rows_are_there(tmp_path):
     out = tmp_path / "out"
     convert(rows(), out, options(shards=1))
     before = shard_files(out)
     with pytest.raises(KeyError):
         convert(failing(KeyError("boom")), out, options(overwrite=True))
+    with pytest.raises(OutputExistsError, match="finished dataset"):
+        convert(failing(AssertionError("a row was read")), out, options())
     assert shard_files(out) == before
     assert is_whole(out)
-    convert(rows(10), out, options(shards=1, overwrite=True))
-    assert len(real_samples(out)) == 10
-
-
-def test_two_conversions_of_rows_do_not_write_to_one_output(tmp_path):
-    out = tmp_path / "out"
 
     def nested():
-        yield from rows(2000)
+        yield from rows(10)
         with pytest.raises(StorageError, match="another process"):
-            convert(rows(), out, options())
+            convert(rows(), out, options(overwrite=True))
 
-    convert(nested(), out, options(shards=1))
-    assert is_whole(out)
-    assert len(real_samples(out)) == 2000
+    convert(nested(), out, options(shards=1, overwrite=True))
+    assert len(real_samples(out)) == 10 and is_whole(out)
 
 
 # Resuming
@@ -266,13 +211,8 @@ COUNT = 8 * 1024
 
 
 def stopped(out, source, **changes):
-    """Convert until two shards are published, and stop there as Ctrl-C does."""
-
-    def stop(progress):
-        if progress.name == "write" and progress.done >= 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
+    """Convert until two shards are published, and stop there."""
+    with stopped_at(done=2) as stop:
         convert(source, out, options(shards=8, **changes), stop)
     assert sorted(os.listdir(out / RUN)) == ["lock", "plan.json", "shards"]
 
@@ -334,49 +274,24 @@ wdsplit.convert(rows(), sys.argv[1])
 # Elsewhere
 
 
-def test_rows_go_to_a_remote_output_by_way_of_tmpdir(tmp_path, monkeypatch, memory):
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", None)
-    convert(rows(), "memory://python-rows/out", options(shards=2))
-    assert wdsplit.Dataset("memory://python-rows/out").manifest.num_samples == 40
-    assert not [name for name in os.listdir(tmp_path) if "rows" in name]
-
-
-def test_rows_go_to_a_bucket_and_a_run_there_is_resumed(bucket, tmp_path):
-    url = f"{bucket.url}/out"
-
-    def stop(progress):
-        if progress.name == "write" and progress.done >= 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
+def test_rows_go_to_a_bucket_by_way_of_tmpdir_and_a_run_there_is_resumed(bucket, tmp_path, monkeypatch):
+    url, seen = f"{bucket.url}/out", []
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    with stopped_at(done=2) as stop:
         convert(rows(COUNT), url, options(shards=8), stop)
+    assert not [name for name in os.listdir(tmp_path / "tmp") if "rows" in name]
     with pytest.raises(OutputExistsError, match="another plan"):
         convert(rows(COUNT - 1), url, options(shards=8, resume=True))
-    seen = []
     manifest = convert(rows(COUNT), url, options(shards=8, resume=True, jobs=2), seen.append)
     assert next(progress for progress in seen if progress.name == "write").skipped >= 2
     assert manifest.fingerprint == convert(rows(COUNT), tmp_path / "out", options(shards=8)).fingerprint
 
 
-def test_rows_do_not_go_to_other_machines_without_a_shared_folder():
-    class Elsewhere:
-        is_local = False
-
-    with pytest.raises(InputError, match="other machines cannot access rows"):
-        convert(rows(), "memory://python-rows/out", engine=Elsewhere())
-
-
 def test_memory_does_not_grow_with_the_rows(tmp_path):
-    before = pa.total_allocated_bytes()
-    pool = pa.default_memory_pool()
-
-    def large():
-        for number in range(300):
-            yield {"x": np.random.default_rng(number).bytes(500_000)}
-
-    peaks = []
-    convert(large(), tmp_path / "out", options(shards=8), lambda progress: peaks.append(pool.bytes_allocated()))
+    before, peaks = pa.total_allocated_bytes(), []
+    large = ({"x": np.random.default_rng(number).bytes(500_000)} for number in range(300))
+    convert(large, tmp_path / "out", options(shards=8), lambda progress: peaks.append(pa.total_allocated_bytes()))
     assert max(peaks) - before < 100_000_000
     assert len(all_samples(tmp_path / "out")) == 304
 
@@ -391,8 +306,7 @@ def datasets(monkeypatch, tmp_path):
 
 
 def test_a_hugging_face_dataset_keeps_images_classes_and_arrays(datasets, tmp_path):
-    image_module = pytest.importorskip("PIL.Image")
-    image_module.new("RGB", (4, 4), (255, 0, 0)).save(tmp_path / "a.jpg")
+    PIL.Image.new("RGB", (4, 4), (255, 0, 0)).save(tmp_path / "a.jpg")
     features = datasets.Features(
         image=datasets.Image(),
         label=datasets.ClassLabel(names=["cat", "dog"]),
@@ -401,20 +315,16 @@ def test_a_hugging_face_dataset_keeps_images_classes_and_arrays(datasets, tmp_pa
     )
     columns = {"image": [str(tmp_path / "a.jpg")] * 3, "label": [0, 1, 1], "tags": [[0], [0, 1], []]}
     dataset = datasets.Dataset.from_dict({**columns, "grid": [[[1, 2], [3, 4]]] * 3}, features)
+    data, chosen = (tmp_path / "a.jpg").read_bytes(), options(shards=1, mapping={"jpg": "image", "cls": "label"})
     for name, source in (("map", dataset.select([2, 0])), ("stream", dataset.select([2, 0]).to_iterable_dataset())):
-        manifest = convert(source, tmp_path / name, options(shards=1, mapping={"jpg": "image", "cls": "label"}))
-        assert manifest.class_names == {"cls": ("cat", "dog")}
-        assert [fields for _, fields in all_samples(tmp_path / name)] == [
-            {"jpg": (tmp_path / "a.jpg").read_bytes(), "cls": label} for label in (b"1", b"0")
-        ]
+        assert convert(source, tmp_path / name, chosen).class_names == {"cls": ("cat", "dog")}
+        found = [fields for _, fields in all_samples(tmp_path / name)]
+        assert found == [{"jpg": data, "cls": label} for label in (b"1", b"0")]
     manifest = convert(dataset, tmp_path / "all", options(shards=1))
     assert manifest.class_names == {"cls": ("cat", "dog"), "tags.npy": ("x", "y")}
     assert [field.encoding for field in manifest.fields] == ["media", "integer", "npy", "npy"]
-
-
-def test_a_stream_of_hugging_face_whose_columns_are_unknown_is_read(datasets, tmp_path):
     source = datasets.IterableDataset.from_generator(lambda: ({"x": n, "d": {"n": n}} for n in range(600)))
-    manifest = convert(source.map(lambda row: {"y": str(row["x"])}), tmp_path / "out", options(shards=1))
+    manifest = convert(source.map(lambda row: {"y": str(row["x"])}), tmp_path / "unknown", options(shards=1))
     assert {field.name for field in manifest.fields} == {"x.json", "json", "txt"}
     assert manifest.num_samples == 600
 
@@ -431,14 +341,12 @@ def test_splits_and_transforms_of_hugging_face_are_refused_with_the_line_to_writ
 
 
 def test_categories_of_a_frame_are_the_classes_of_the_dataset(tmp_path):
-    pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"x": [1.5, 2.5], "kind": pandas.Categorical(["dog", "dog"], categories=["cat", "dog"])})
     convert(frame, tmp_path / "out", options(shards=1))
     dataset = wdsplit.Dataset(tmp_path / "out").decode()
     assert dataset.classes == ("cat", "dog")
     assert [sample["txt"] for sample in dataset.map_dict(txt=dataset.classes.index)] == [1, 1]
-    numbers = options(shards=1, mapping={"cls": "kind"})
-    convert(frame, tmp_path / "numbers", numbers)
+    convert(frame, tmp_path / "numbers", options(shards=1, mapping={"cls": "kind"}))
     assert [fields for _, fields in real_samples(tmp_path / "numbers")] == [{"cls": b"1"}] * 2
     pq.write_table(pa.Table.from_pandas(frame), tmp_path / "frame.parquet")
     convert(str(tmp_path / "frame.parquet"), tmp_path / "file", options(shards=1))

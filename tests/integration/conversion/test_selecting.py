@@ -6,7 +6,6 @@ Keys number the rows of the whole table, so they tell where a sample came from.
 import datetime
 import json
 import os
-from collections import Counter
 from itertools import groupby
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from made_datasets import all_deliveries, loaders_of, real_rows
+from stops import stopped_at
 from tables import (
     all_samples,
     files_below,
@@ -163,25 +163,19 @@ def test_selected_rows_are_written_as_a_table_of_them_is_but_for_the_keys(
     assert shard_files(tmp_path / "jobs") == shard_files(tmp_path / "out")
 
 
-def test_rows_are_selected_by_columns_that_are_not_written_and_have_keys_of_their_own(inputs, tmp_path):
-    made(inputs, tmp_path / "out", where="len(vector) == 2", limit=2, key="name", columns=("label",))
-    found = [(unescape_key(key), fields) for key, fields in real_samples(tmp_path / "out")]
-    assert found == [(f"img.{number}/é", {"cls": str(number).encode()}) for number in (2, 7)]
-
-
-def test_keys_of_few_rows_of_a_large_table_have_the_digits_of_the_table():
+def test_keys_are_the_numbers_of_the_rows_in_the_digits_of_the_table_or_those_of_a_column(inputs, tmp_path):
+    """Columns that are not written may select rows, and a key that stands twice elsewhere is no matter."""
     file = InputFile("a.parquet", 10**9, 2 * 10**9, (10**9, 10**9), 10**10, "00", selected=(3, 2))
     table = Table((file,), pa.schema([("label", pa.int64())]))
     plan = make_plan(table, (Field("cls", "label", "integer", "int64"),), None, PlanOptions())
     keys = keys_of(plan, Rows({}, np.array([5, 10**9 + 7]), table)).to_pylist()
     assert keys == ["0000000005", "1000000007"]
-
-
-def test_a_duplicate_key_in_rows_left_out_is_no_matter(tmp_path):
+    made(inputs, tmp_path / "out", where="len(vector) == 2", limit=2, key="name", columns=("label",))
+    found = [(unescape_key(key), fields) for key, fields in real_samples(tmp_path / "out")]
+    assert found == [(f"img.{number}/é", {"cls": str(number).encode()}) for number in (2, 7)]
     path = write_table(tmp_path / "a.parquet", {"id": ["a", "b", "a"], "n": [0, 1, 2]})
-    made(path, tmp_path / "out", key="id", where="n > 0")
-    error = refused(path, tmp_path / "twice", "duplicate key", key="id", where="n != 1")
-    assert error.place == f"{path}, row 2"
+    made(path, tmp_path / "once", key="id", where="n > 0")
+    assert refused(path, tmp_path / "twice", "duplicate key", key="id", where="n != 1").place == f"{path}, row 2"
 
 
 @pytest.mark.parametrize("more", [{}, {"shuffle": True}, {"group_by": "n"}], ids=str)
@@ -193,37 +187,7 @@ def test_a_fault_of_a_selected_row_is_named_by_its_place_in_its_file(tmp_path, m
     assert caught.value.place == f"{paths[2]}, row 7, column 'label'"
 
 
-@pytest.mark.parametrize("more", [{}, {"splits": SPLITS}])
-def test_a_condition_that_no_row_meets_is_refused(inputs, tmp_path, more):
-    error = refused(inputs, tmp_path / "out", "no rows are selected", where="label > 1000", **more)
-    assert f"none of {NUM_ROWS} rows" in error.found
-    assert "--where" in error.remedy
-
-
 # Splits
-
-
-def members(output, names=SPLITS):
-    return {name: sorted(numbers_of(output / name)) for name in names}
-
-
-@pytest.fixture(scope="module")
-def drawn(inputs, tmp_path_factory):
-    """Return the folder of the splits of the whole table, drawn by row number."""
-    folder = tmp_path_factory.mktemp("drawn") / "out"
-    made(inputs, folder, splits=SPLITS, shards=4)
-    return folder
-
-
-def test_splits_are_datasets_of_their_own_that_share_out_all_rows(drawn, whole):
-    assert sorted(os.listdir(drawn)) == sorted(SPLITS)
-    found = members(drawn)
-    assert sorted(number for numbers in found.values() for number in numbers) == list(NUMBERS)
-    for name, numbers in found.items():
-        assert numbers_of(drawn / name) == numbers
-        assert all(fields == whole[int(key)] for key, fields in real_samples(drawn / name))
-        assert len(all_samples(drawn / name)) % 4 == 0
-        assert abs(len(numbers) - NUM_ROWS * SPLITS[name]) < 5 * (NUM_ROWS * SPLITS[name] * (1 - SPLITS[name])) ** 0.5
 
 
 @pytest.mark.parametrize("by", [{"key": "name"}, {"group_by": "user"}, {}], ids=str)
@@ -243,28 +207,24 @@ def test_rows_stay_in_their_split_when_others_come(inputs, tmp_path, by):
     assert all(found["old"][name] <= found["new"][name] for name in splits)
 
 
-def test_a_duplicate_key_is_found_in_splits(tmp_path):
-    path = write_table(tmp_path / "a.parquet", {"id": [*map(str, range(50)), "7"], "n": range(51)})
-    error = refused(path, tmp_path / "out", "duplicate key", splits={"a": 0.5, "b": 0.5}, key="id")
-    assert error.key == "7"
-
-
-def test_a_duplicate_key_in_two_splits_by_its_group_is_refused(tmp_path):
+def test_a_duplicate_key_is_found_in_one_split_and_in_two(tmp_path):
     path = write_table(tmp_path / "a.parquet", {"id": ["7"] * 50, "group": range(50)})
-    splits = {"a": 0.5, "b": 0.5}
-    refused(path, tmp_path / "same", "duplicate key", splits=splits, key="id", group_by="group")
-    drawn = plan_splits([path], options(splits=splits, group_by="group"))
+    chosen = {"splits": {"a": 0.5, "b": 0.5}, "group_by": "group"}
+    refused(path, tmp_path / "same", "duplicate key", key="id", **chosen)
+    drawn = plan_splits([path], options(**chosen))
     ones = [next(iter(read_rows(plan.table, 0, 1, ["group"]))).columns["group"][0].as_py() for plan in drawn.values()]
-    where = f"group in {ones}"
-    error = refused(path, tmp_path / "out", "duplicate key", splits=splits, key="id", group_by="group", where=where)
-    assert error.key == "7"
+    assert refused(path, tmp_path / "out", "duplicate key", key="id", where=f"group in {ones}", **chosen).key == "7"
 
 
-@pytest.mark.parametrize("splits", [{"most": 0.9999, "few": 0.0001}, {"few": 0.0001, "most": 0.9999}], ids=str)
-def test_an_empty_split_is_refused_by_its_name(tmp_path, splits):
+@pytest.mark.parametrize("names", [["most", "few"], ["few", "most"]])
+def test_an_empty_selection_or_split_is_refused_by_its_name(inputs, tmp_path, names):
+    sizes = {"most": 0.9999, "few": 0.0001}
     path = write_table(tmp_path / "a.parquet", {"n": range(10)})
-    error = refused(path, tmp_path / "out", "no rows are selected", splits=splits)
+    error = refused(path, tmp_path / "out", "no rows are selected", splits={name: sizes[name] for name in names})
     assert "split 'few'" in error.place
+    for more in ({}, {"splits": SPLITS}):
+        error = refused(inputs, tmp_path / "out", "no rows are selected", where="label > 1000", **more)
+        assert f"none of {NUM_ROWS} rows" in error.found and "--where" in error.remedy
 
 
 @pytest.mark.parametrize(
@@ -274,6 +234,7 @@ def test_an_empty_split_is_refused_by_its_name(tmp_path, splits):
         ({"splits": SPLITS, "shards": 100, "pad": "none"}, "more shards than rows"),
         ({"group_by": "no"}, "not in the table"),
         ({"group_by": "user", "world_size": 5, "workers": 4}, "more shards than groups"),
+        ({"group_by": "user", "shards": 20}, "more shards than groups"),
         ({"where": "no == 1"}, "no column 'no'"),
         ({"columns": ("label", "lable")}, "invalid columns"),
         ({"columns": ("label", "")}, "invalid columns"),
@@ -281,7 +242,13 @@ def test_an_empty_split_is_refused_by_its_name(tmp_path, splits):
     ],
 )
 def test_an_invalid_selection_is_refused_before_anything_is_written(inputs, tmp_path, changes, match):
-    refused(inputs, tmp_path / "out", match, **changes)
+    error = refused(inputs, tmp_path / "out", match, **changes)
+    if "than groups" in match:
+        assert (error.expected, error.found) == ("at most 19 shards", "20") and "--pad" not in error.remedy
+    with pytest.raises(InputError, match="convert writes one dataset"):
+        convert(inputs, tmp_path / "out", options(splits=SPLITS))
+    with pytest.raises(InputError, match="splits is empty"):
+        convert_splits(inputs, tmp_path / "out", options())
 
 
 @pytest.mark.parametrize("changes", [{"group_by": "g"}, {"key": "g", "splits": {"a": 0.5, "b": 0.5}}])
@@ -292,20 +259,6 @@ def test_a_repeated_column_is_refused_where_it_should_decide(tmp_path, changes):
 
 
 # Outputs of splits, resuming and overwriting
-
-
-class Stop(Exception):  # noqa: N818 (it is no error)
-    """Stops a conversion."""
-
-
-def stop_at(split, shards=1):
-    """Return a progress that stops the conversion when so many shards of a split are published."""
-
-    def stop(progress):
-        if progress.split == split and progress.name == "write" and progress.done >= shards:
-            raise Stop
-
-    return stop
 
 
 RUNS = {
@@ -327,38 +280,35 @@ def undisturbed(inputs, tmp_path_factory):
 
 
 @pytest.mark.parametrize(("run", "split", "shards"), STOPS)
-def test_splits_that_were_interrupted_are_continued(inputs, undisturbed, tmp_path, run, split, shards):
+def test_splits_that_were_interrupted_are_continued_and_left_as_they_are_when_they_are_finished(
+    inputs, undisturbed, tmp_path, run, split, shards
+):
     chosen, out = {"splits": HALVES, **RUNS[run]}, tmp_path / "out"
-    with pytest.raises(Stop):
-        made(inputs, out, stop_at(split, shards), **chosen)
+    with stopped_at(split=split, done=shards) as stop:
+        made(inputs, out, stop, **chosen)
     done = [name for name in HALVES if (out / name / HEADER_NAME).exists()]
     assert done == list(HALVES)[: list(HALVES).index(split)]
     times = {name: written_at(out / name) for name in done}
     if done or shards or run == "groups":  # rows that were spilled are kept
         refused(inputs, out, "the output is", OutputExistsError, **chosen)
-        made(inputs, out, resume=True, **chosen)
+        manifests = made(inputs, out, resume=True, **chosen)
     else:
-        made(inputs, out, **chosen)
+        manifests = made(inputs, out, **chosen)
     for name in HALVES:
         assert shard_files(out / name) == shard_files(undisturbed / run / name)
         assert name not in done or written_at(out / name) == times[name]
     assert files_below(out) == files_below(undisturbed / run)
-
-
-def test_splits_that_are_finished_are_left_as_they_are_when_they_are_resumed(inputs, tmp_path):
-    manifests = made(inputs, tmp_path / "out", splits=SPLITS, shards=2)
-    times = written_at(tmp_path / "out")
-    seen = []
-    assert made(inputs, tmp_path / "out", seen.append, splits=SPLITS, shards=2, resume=True) == manifests
-    assert [(progress.split, progress.skipped) for progress in seen] == [(name, 2) for name in SPLITS]
-    assert written_at(tmp_path / "out") == times
+    times, seen = written_at(out), []
+    assert made(inputs, out, seen.append, resume=True, **chosen) == manifests
+    assert [(one.split, one.skipped) for one in seen] == [(name, RUNS[run]["shards"]) for name in HALVES]
+    assert written_at(out) == times
 
 
 def test_splits_are_resumed_only_with_the_options_they_were_started_with(inputs, tmp_path):
     chosen = {"splits": SPLITS, "shards": 4, "resume": True}
     refused(inputs, tmp_path / "out", "no unfinished run", OutputExistsError, **chosen)
-    with pytest.raises(Stop):
-        made(inputs, tmp_path / "out", stop_at("val"), **{**chosen, "resume": False})
+    with stopped_at(split="val") as stop:
+        made(inputs, tmp_path / "out", stop, **{**chosen, "resume": False})
     for finished in (False, True):
         for others in ({"train": 0.6, "val": 0.3, "test": 0.1}, {"val": 0.2, "train": 0.7, "test": 0.1}):
             refused(inputs, tmp_path / "out", "another plan", OutputExistsError, **{**chosen, "splits": others})
@@ -371,33 +321,31 @@ def test_splits_are_written_anew_over_others_and_none_of_the_old_ones_is_left_be
     old, new = {"splits": SPLITS, "shards": 4}, {"splits": SPLITS, "shards": 4, "where": "label < 200"}
     made(inputs, tmp_path / "out", **old)
     refused(inputs, tmp_path / "out", "the output is already a finished dataset", OutputExistsError, **old)
-    with pytest.raises(Stop):
-        made(inputs, tmp_path / "out", stop_at("train"), overwrite=True, **new)
+    with stopped_at(split="train") as stop:
+        made(inputs, tmp_path / "out", stop, overwrite=True, **new)
     assert not list((tmp_path / "out").rglob(HEADER_NAME))
     made(inputs, tmp_path / "out", resume=True, **new)
-    found = members(tmp_path / "out")
-    assert sorted(number for numbers in found.values() for number in numbers) == list(range(200))
+    assert sorted(number for name in SPLITS for number in numbers_of(tmp_path / "out" / name)) == list(range(200))
     assert not list((tmp_path / "out").rglob(RUN_FOLDER))
 
 
-def test_foreign_files_in_the_folder_of_a_split_are_refused_before_any_split_is_written(inputs, tmp_path):
-    (tmp_path / "out" / "test").mkdir(parents=True)
-    (tmp_path / "out" / "test" / "notes.txt").write_text("mine")
-    error = refused(inputs, tmp_path / "out", "the output is not empty", OutputExistsError, splits=SPLITS)
-    assert "notes.txt" in error.found
-    assert error.place.endswith("test")
-    refused(inputs, tmp_path / "out", "did not write", OutputExistsError, splits=SPLITS, overwrite=True)
-    assert files_below(tmp_path / "out") == ["test/notes.txt"]
-
-
-def test_what_lies_beside_the_folders_of_the_splits_is_left_alone(inputs, tmp_path):
-    made(inputs, tmp_path / "out" / "other", shards=2)
-    (tmp_path / "out" / "notes.txt").write_text("mine")
-    times = written_at(tmp_path / "out")
+def test_foreign_files_in_the_folder_of_a_split_are_refused_and_beside_the_splits_left_alone(inputs, tmp_path):
+    out = tmp_path / "out"
+    made(inputs, out / "other", shards=2)
+    (out / "notes.txt").write_text("mine")
+    times = written_at(out)
     for overwrite in (False, True):
-        made(inputs, tmp_path / "out", splits=SPLITS, shards=2, overwrite=overwrite)
-        now = written_at(tmp_path / "out")
-        assert {path: now[path] for path in times} == times
+        made(inputs, out, splits=SPLITS, shards=2, overwrite=overwrite)
+        assert times.items() <= written_at(out).items()
+        refused(inputs, out, "not empty|did not write", OutputExistsError, overwrite=overwrite)
+    (out / "test" / "notes.txt").write_text("mine")
+    error = refused(inputs, out, "did not write", OutputExistsError, splits=SPLITS, overwrite=True)
+    assert "notes.txt" in error.found and error.place.endswith("test")
+    (tmp_path / "new" / "test").mkdir(parents=True)
+    (tmp_path / "new" / "test" / "notes.txt").write_text("mine")
+    refused(inputs, tmp_path / "new", "the output is not empty", OutputExistsError, splits=SPLITS)
+    path = write_table(tmp_path / "new" / "val" / "a.parquet", {"n": range(50)})
+    refused(path, tmp_path / "new", "an input is inside the output", splits={"train": 0.5, "val": 0.5})
 
 
 @pytest.mark.parametrize("finished", [False, True], ids=["unfinished", "finished"])
@@ -405,36 +353,22 @@ def test_a_dataset_cannot_hold_the_datasets_of_splits(inputs, tmp_path, finished
     if finished:
         made(inputs, tmp_path / "out", shards=4)
     else:
-        with pytest.raises(Stop):
-            made(inputs, tmp_path / "out", stop_at(""), shards=10)
+        with stopped_at(split="") as stop:
+            made(inputs, tmp_path / "out", stop, shards=10)
+    match = "cannot contain the datasets of splits"
     for more in ({}, {"overwrite": True}, {"resume": True}):
-        refused(
-            inputs, tmp_path / "out", "cannot contain the datasets of splits", OutputExistsError, splits=SPLITS, **more
-        )
-
-
-def test_a_folder_that_holds_splits_is_no_output_of_one_dataset(drawn, inputs):
-    for changes in ({}, {"overwrite": True}):
-        refused(inputs, drawn, "not empty|did not write", OutputExistsError, **changes)
-
-
-def test_an_input_in_the_folder_of_a_split_is_refused(tmp_path):
-    path = write_table(tmp_path / "out" / "val" / "a.parquet", {"n": range(50)})
-    refused(path, tmp_path / "out", "an input is inside the output", splits={"train": 0.5, "val": 0.5})
-
-
-CHANGES = [{"where": "label != 4"}, {"where": ""}, {"limit": None}, {"group_by": "user"}, {"columns": ("label",)}]
+        refused(inputs, tmp_path / "out", match, OutputExistsError, splits=SPLITS, **more)
 
 
 def test_a_run_is_not_continued_with_another_selection(inputs, tmp_path):
     chosen = {"where": "label != 3", "limit": 200, "columns": ("label", "caption"), "shards": 10}
-    with pytest.raises(Stop):
-        made(inputs, tmp_path / "out", stop_at(""), **chosen)
+    changes = {"where": "label != 4", "limit": None, "group_by": "user", "columns": ("label",)}
+    with stopped_at(split="") as stop:
+        made(inputs, tmp_path / "out", stop, **chosen)
     for _ in ("interrupted", "finished"):
-        for changes in CHANGES:
-            refused(
-                inputs, tmp_path / "out", "another plan", OutputExistsError, **{**chosen, **changes, "resume": True}
-            )
+        for name, value in changes.items():
+            other = {**chosen, name: value, "resume": True}
+            refused(inputs, tmp_path / "out", "another plan", OutputExistsError, **other)
         made(inputs, tmp_path / "out", resume=True, **chosen)
     assert numbers_of(tmp_path / "out") == [number for number in range(201) if number != 3]
 
@@ -445,48 +379,11 @@ def test_a_run_is_not_continued_with_another_selection(inputs, tmp_path):
 def assert_groups_are_together(shards, values, numbers):
     """Check that all groups are there, each in one shard, its rows side by side as the table has them; return them."""
     assert sorted(number for reals, _ in shards for number in reals) == list(numbers)
-    runs = [(values[reals[0]], reals) for shard, _ in shards for reals in _runs(shard, values)]
-    assert len({value for value, _ in runs}) == len(runs)
-    for value, reals in runs:
+    runs = [[(value, list(rows)) for value, rows in groupby(reals, key=lambda n: values[n])] for reals, _ in shards]
+    assert len({value for shard in runs for value, _ in shard}) == sum(map(len, runs))
+    for value, reals in (run for shard in runs for run in shard):
         assert reals == [number for number in numbers if values[number] == value]
-    return [[value for value, _ in groupby(values[number] for number in shard)] for shard, _ in shards]
-
-
-def _runs(shard, values):
-    return [list(rows) for _, rows in groupby(shard, key=lambda number: values[number])]
-
-
-@pytest.fixture(scope="module")
-def grouped(inputs, tmp_path_factory):
-    """Return the folder of a conversion by user, made by one process with memory enough for all."""
-    folder = tmp_path_factory.mktemp("grouped") / "out"
-    made(inputs, folder, group_by="user", shards=5)
-    return folder
-
-
-def test_groups_are_whole_in_one_shard_in_the_order_of_their_first_rows(grouped, whole):
-    groups = assert_groups_are_together(shard_numbers(grouped), USERS, NUMBERS)
-    for users in groups:
-        assert users == sorted(users, key=USERS.index)
-    assert all(fields == whole[int(key)] for key, fields in real_samples(grouped))
-    sizes = [len(reals) for reals, _ in shard_numbers(grouped)]
-    assert max(sizes) - min(sizes) <= max(Counter(USERS).values())
-
-
-def test_the_bytes_of_groups_do_not_depend_on_jobs_memory_or_an_unused_seed(inputs, grouped, tmp_path, monkeypatch):
-    little_memory(monkeypatch)
-    made(inputs, tmp_path / "out", group_by="user", shards=5, jobs=2, seed=7)
-    assert shard_files(tmp_path / "out") == shard_files(grouped)
-
-
-def test_the_order_of_groups_depends_on_the_seed_of_a_shuffle(inputs, tmp_path):
-    orders = []
-    for seed in (0, 1):
-        made(inputs, tmp_path / f"seed-{seed}", group_by="user", shards=5, shuffle=True, seed=seed)
-        shards = shard_numbers(tmp_path / f"seed-{seed}")
-        orders.append(assert_groups_are_together(shards, USERS, NUMBERS))
-    assert orders[0] != orders[1]
-    assert orders[0][0] != sorted(orders[0][0], key=USERS.index)
+    return [[value for value, _ in shard] for shard in runs]
 
 
 @pytest.mark.parametrize("memory", ["much", "little"])
@@ -506,50 +403,24 @@ def test_shards_of_groups_are_filled_up_with_their_own_samples(tmp_path, monkeyp
         assert (reals * 300)[:294] == reals + pads
         keys = [key for key, _ in tar_samples(tmp_path / "out" / f"{number:06d}.tar") if is_pad_key(key)]
         assert all(key.startswith(f"_pad_/{number:06d}") for key in keys)
-    without = made(path, tmp_path / "without", pad="none", **chosen)
-    assert without.num_pads == 0
+    assert made(path, tmp_path / "without", pad="none", **chosen).num_pads == 0
     assert [reals for reals, _ in shard_numbers(tmp_path / "without")] == [reals for reals, _ in shards]
-
-
-def test_there_are_no_more_shards_than_groups(tmp_path):
-    path = write_table(tmp_path / "a.parquet", {"label": range(100), "group": [n % 5 for n in range(100)]})
-    assert len(made(path, tmp_path / "out", group_by="group").shards) == 5
-    assert len(made(path, tmp_path / "two", group_by="group", world_size=2).shards) == 4
-    error = refused(path, tmp_path / "more", "more shards than groups", group_by="group", shards=6)
-    assert (error.expected, error.found) == ("at most 5 shards", "6")
-    assert "--pad" not in error.remedy
-
-
-def test_a_column_that_is_written_too_can_name_groups(tmp_path):
-    days = [datetime.date(2024, 2, 27 + number % 3) for number in range(100)]
-    path = write_table(tmp_path / "a.parquet", {"label": range(100), "day": pa.array(days).dictionary_encode()}, 16)
-    made(path, tmp_path / "out", group_by="day", shards=2, mapping={"cls": "label", "day.json": "day"})
-    assert_groups_are_together(shard_numbers(tmp_path / "out"), days, range(100))
-
-
-def test_a_row_of_no_group_is_refused_unless_it_is_left_out(tmp_path):
-    table = pa.table(
-        {"label": range(20), "group": [None if number == 13 else "ab"[number % 2] for number in range(20)]}
-    )
-    paths = write_files(tmp_path / "in", table, [8], 3)
-    error = refused(paths, tmp_path / "out", "belongs to no group", group_by="group", columns=("label",))
-    assert error.place == f"{paths[1]}, row 5, column 'group'"
-    where = "group is not None"
-    made(paths, tmp_path / "out", group_by="group", columns=("label",), where=where, shards=2)
-    assert sorted(numbers_of(tmp_path / "out")) == [number for number in range(20) if number != 13]
-
-
-# Loading
-
-
-def test_loaders_read_each_sample_of_a_dataset_of_groups_once(inputs, tmp_path):
-    chosen = {"group_by": "user", "shards": 6, "where": 'user != "user 1"', "mapping": {"cls": "label"}}
-    assert made(inputs, tmp_path / "out", **chosen).num_pads > 0
     found = audit(str(tmp_path / "out"), AuditOptions(world_size=2, batch_size=4, epochs=2, read=True)).findings
     assert [finding for finding in found if not finding.held] == []
     ranks = loaders_of(str(tmp_path / "out"), 2, epoch=1)
-    expected = [number for number in NUMBERS if USERS[number] != "user 1"]
-    assert real_rows(all_deliveries(batch for rank in ranks for batch in rank)) == expected
+    assert real_rows(all_deliveries(batch for rank in ranks for batch in rank)) == list(range(300))
+
+
+def test_a_row_of_no_group_is_refused_unless_it_is_left_out(tmp_path):
+    days = [None if number == 13 else datetime.date(2024, 2, 28 + number % 2) for number in range(20)]
+    table = pa.table({"label": range(20), "group": pa.array(days).dictionary_encode()})
+    paths = write_files(tmp_path / "in", table, [8], 3)
+    chosen = {"group_by": "group", "mapping": {"cls": "label", "day.json": "group"}, "shards": 2}
+    error = refused(paths, tmp_path / "out", "belongs to no group", **chosen)
+    assert error.place == f"{paths[1]}, row 5, column 'group'"
+    made(paths, tmp_path / "out", where="group is not None", **chosen)
+    numbers = [number for number in range(20) if number != 13]
+    assert_groups_are_together(shard_numbers(tmp_path / "out"), days, numbers)
 
 
 # All of it at once
@@ -569,6 +440,7 @@ def test_all_at_once_is_what_brute_force_makes_of_it(inputs, whole, tmp_path, mo
     hashes = Picker(plan_splits(inputs, options(**chosen))["val"].table).hashes(
         {"user": pa.array(USERS)}, np.arange(NUM_ROWS)
     )
+    assert sorted(os.listdir(tmp_path / "out")) == sorted(splits)
     for name, split in cut_splits(splits, "user").items():
         folder, inside = tmp_path / "out" / name, in_split(hashes, split)
         expected = [number for number in kept if inside[number]]
@@ -587,29 +459,3 @@ def test_all_at_once_is_what_brute_force_makes_of_it(inputs, whole, tmp_path, mo
         assert sorted(path.name for path in folder.glob("*.idx") if ".tar" not in path.name) == [
             f"{number:06d}.idx" for number in range(3)
         ]
-
-
-def test_convert_and_convert_splits_refuse_the_options_of_each_other(inputs, tmp_path):
-    with pytest.raises(InputError, match="convert writes one dataset"):
-        convert(inputs, tmp_path / "out", options(splits=SPLITS))
-    with pytest.raises(InputError, match="splits is empty"):
-        convert_splits(inputs, tmp_path / "out", options())
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("changes", [{"where": "n < 30"}, {"where": "text == 'a3'"}, {"splits": {"a": 0.5, "b": 0.5}}])
-def test_tables_with_views_are_selected_from(tmp_path, changes):
-    if not hasattr(pa, "string_view"):
-        pytest.skip("this pyarrow has no views")
-    numbers = list(range(60))
-    table = pa.table({"n": numbers, "text": pa.array([f"a{n}" for n in numbers], pa.string_view())})
-    path = str(tmp_path / "in.arrow")
-    with pa.ipc.new_file(path, table.schema) as writer:
-        writer.write_table(table)
-    if "splits" in changes:
-        manifests = convert_splits(path, tmp_path / "out", options(shards=1, **changes))
-        assert sum(manifest.num_samples for manifest in manifests.values()) == 60
-        return
-    convert(path, tmp_path / "out", options(shards=1, **changes))
-    found = [int(fields["n.json"]) for _, fields in real_samples(tmp_path / "out")]
-    assert found == (list(range(30)) if "n" in changes["where"] else [3])

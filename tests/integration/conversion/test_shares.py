@@ -6,15 +6,16 @@ import signal
 import subprocess
 import sys
 import threading
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import orjson
 import pyarrow as pa
 import pytest
 
 import wdsplit
+from stops import by_shares, run_shares
 from tables import (
     DEADLINE_S,
     converted,
@@ -23,6 +24,7 @@ from tables import (
     mixed_table,
     noted_shards,
     planned,
+    start_process,
     wait_until,
     write_files,
     write_table,
@@ -50,37 +52,15 @@ from wdsplit.shards.manifest import HEADER_NAME, RUN_FOLDER
 from wdsplit.storage.local import LocalStorage, is_temporary
 from wdsplit.storage.opening import open_storage
 
-PROGRAM = [sys.executable, "-m", "wdsplit.cli"]
-
-
-def run_shares(plan, num_shares, storage_options=None, jobs=1):
-    """Write all shares in this process, the last first: their order must not matter."""
-    for only in needed_passes(plan, storage_options):
-        for share in reversed(range(num_shares)):
-            convert_share(plan, share, num_shares, only, storage_options=storage_options, engine=LocalEngine(jobs))
-
 
 def saved_plan(path, storage_options=None):
     folder, _, name = str(path).rpartition("/")
     return parse_plan(open_storage(folder, storage_options).read(name), wdsplit.__version__).plan
 
 
-@pytest.fixture
-def program():
-    """Return a function that starts the command line in a process of its own; it is ended with the test."""
-    started = []
-
-    def start(*arguments, folder=None):
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        command = [*PROGRAM, *map(str, arguments)]
-        started.append(subprocess.Popen(command, cwd=folder, start_new_session=True, **pipes))
-        return started[-1]
-
-    yield start
-    for process in started:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+def program(*arguments, folder=None):
+    """Start the command line in a process of its own; it is ended with the test."""
+    return start_process([sys.executable, "-m", "wdsplit.cli", *arguments], cwd=folder)
 
 
 def ended(process, code=0):
@@ -88,6 +68,14 @@ def ended(process, code=0):
     assert process.returncode == code, out + err
     assert "Traceback" not in err
     return out if code == 0 else err
+
+
+def assert_refused(kind, match, *actions):
+    """Check that all of some actions are refused; return the last error."""
+    for action in actions:
+        with pytest.raises(kind, match=match) as found:
+            action()
+    return found.value
 
 
 @pytest.fixture(scope="module")
@@ -118,50 +106,24 @@ def whole(raw, tmp_path_factory):
 # The same bytes
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"shards": 12},
-        {"shards": 7, "pad": "none", "key": "label", "columns": ("caption",)},
-        {"shards": 7, "pad": "drop", "emit": ("dali", "energon", "wids")},
-        {"shards": 30, "where": "label >= 100", "limit": 200},
-        {"shards": 12, "shuffle": True, "seed": 5, "emit": ("dali", "energon", "wids"), "memory": 1},
-        {"shards": 6, "group_by": "name"},
-        {"shards": 6, "group_by": "name", "shuffle": True, "pad": "none", "world_size": 2},
-    ],
-    ids=lambda options: "-".join(map(str, options)),
-)
-def test_shares_give_the_bytes_of_one_process(raw, tmp_path, options):
-    convert(raw, tmp_path / "one", chosen(**options))
-    for num_shares in (1, 3, 50):
-        plan, output = tmp_path / f"plan {num_shares}", tmp_path / f"out {num_shares}"
-        plan_shares(raw, output, plan, chosen(**options))
-        run_shares(plan, num_shares)
-        commit_shares(plan)
-        assert files_of(output) == files_of(tmp_path / "one")
-
-
 TEXTS = {
     "a.csv": "x,name\n" + "".join(f"{i},row {i}\n" for i in range(50)),
     "a.jsonl": "".join(orjson.dumps({"x": i, "deep": {"y": [i]}}).decode() + "\n" for i in range(50)),
 }
 
 
-@pytest.mark.parametrize("name", [*TEXTS, "tars"])
-@pytest.mark.parametrize("shuffle", [False, True], ids=["plain", "shuffled"])
+@pytest.mark.parametrize(("name", "shuffle"), [("a.csv", False), ("a.csv", True), ("a.jsonl", True), ("tars", False)])
 def test_inputs_without_footers_give_the_bytes_of_one_process(raw, tmp_path, monkeypatch, name, shuffle):
     monkeypatch.setattr("wdsplit.tables.formats.text.BLOCK_BYTES", 100)
-    source = tmp_path / name
     if name == "tars":
-        converted(str(raw), source, shards=3)
-        source = f"{source}/*.tar"
+        converted(str(raw), tmp_path / name, shards=3)
+        source = f"{tmp_path}/tars/*.tar"
     else:
+        source = tmp_path / name
         source.write_text(TEXTS[name])
-    options = chosen(shards=5, shuffle=shuffle)
-    convert(source, tmp_path / "one", options)
-    plan_shares(source, tmp_path / "out", tmp_path / "plan", options)
-    run_shares(tmp_path / "plan", 2, jobs=2)
-    commit_shares(tmp_path / "plan")
+    plan = {"shards": 5, "shuffle": shuffle}
+    convert(source, tmp_path / "one", chosen(**plan))
+    by_shares(source, tmp_path / "out", plan, 2)
     assert files_of(tmp_path / "out") == files_of(tmp_path / "one")
 
 
@@ -202,24 +164,18 @@ def test_inputs_plan_and_output_may_be_in_a_bucket_whose_keys_no_plan_holds(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("order", [("--no-shuffle",), ()], ids=["plain", "shuffled"])
-def test_shares_are_written_by_processes_side_by_side_wherever_they_are_started(raw, tmp_path, order, program):
-    options = ["--shards", 12, *order]
+def test_shares_are_written_by_processes_side_by_side_wherever_they_are_started(raw, tmp_path, order):
+    options, plan = ["--shards", 12, *order], tmp_path / "plan"
     ended(program("convert", "raw", tmp_path / "one", "--jobs", 1, *options, folder=raw.parent))
-    said = ended(
-        program("plan", "raw", "--into", tmp_path / "out", "-o", tmp_path / "plan", *options, folder=raw.parent)
-    )
-    assert f"wdsplit commit {tmp_path}/plan" in said
+    said = ended(program("plan", "raw", "--into", tmp_path / "out", "-o", plan, *options, folder=raw.parent))
+    assert f"wdsplit commit {plan}" in said
     for only in (("--pass", "scatter"), ("--pass", "write")) if not order else ((),):
+        numbers = (0, 1, 2, 1)
         shares = [
-            program("convert", "--plan", "plan", "--share", f"{share}/3", "--jobs", 2, *only, folder=tmp_path)
-            for share in (0, 1, 2, 1)
+            program("convert", "--plan", "plan", "--share", f"{number}/3", "--jobs", 2, *only, folder=tmp_path)
+            for number in numbers
         ]
-        assert [ended(share).partition(":")[0] for share in shares] == [
-            "share 0/3",
-            "share 1/3",
-            "share 2/3",
-            "share 1/3",
-        ]
+        assert [ended(share).partition(":")[0] for share in shares] == [f"share {number}/3" for number in numbers]
     assert "12 shards, 400 samples" in ended(program("commit", "plan", folder=tmp_path))
     assert files_of(tmp_path / "out") == files_of(tmp_path / "one")
 
@@ -233,7 +189,7 @@ def long(tmp_path):
     return tmp_path / "plan", tmp_path / "out", files_of(tmp_path / "one")
 
 
-def test_a_share_that_was_killed_is_run_again_and_what_it_has_written_is_kept(long, program):
+def test_a_share_that_was_killed_is_run_again_and_what_it_has_written_is_kept(long):
     plan, output, expected = long
     share = program("convert", "--plan", plan, "--share", "0/2", "--jobs", 1)
     wait_until(lambda: len(noted_shards(output)) >= 10, "10 shards are published")
@@ -253,7 +209,7 @@ def test_a_share_that_was_killed_is_run_again_and_what_it_has_written_is_kept(lo
     assert files_of(output) == expected, "and no temporary file is left"
 
 
-def test_a_share_ends_when_another_run_takes_the_output_over(long, tmp_path, raw, whole, program):
+def test_a_share_ends_when_another_run_takes_the_output_over(long, tmp_path, raw, whole):
     plan, output, _ = long
     share = program("convert", "--plan", plan, "--share", "0/1", "--jobs", 1)
     wait_until(lambda: len(noted_shards(output)) >= 3, "3 shards are published")
@@ -290,20 +246,26 @@ def test_a_task_that_is_scattered_twice_with_other_memory_leaves_rows_that_belon
     assert files_of(tmp_path / "out") == files_of(tmp_path / "one")
 
 
-@pytest.mark.parametrize("more", [{"shuffle": True}, {"group_by": "name"}], ids=["shuffled", "grouped"])
-def test_a_late_task_that_cut_the_same_plan_in_another_way_takes_the_place_of_no_rows(raw, tmp_path, monkeypatch, more):
+@pytest.mark.parametrize(
+    ("late", "more"),
+    [({"memory": 1}, {"shuffle": True}), ({"memory": 1}, {"group_by": "name"}), ({"seed": 1}, {"shuffle": True})],
+    ids=str,
+)
+def test_a_late_task_of_another_plan_or_other_cuts_takes_the_place_of_no_rows(raw, tmp_path, monkeypatch, late, more):
     monkeypatch.setattr("wdsplit.conversion.shuffle.needs._LEAST_BYTES", 4096)
-    little, much = chosen(shards=4, memory=1, **more), chosen(shards=4, **more)
-    plan_shares(raw, tmp_path / "late", tmp_path / "old", little)
+    plan_shares(raw, tmp_path / "late", tmp_path / "old", chosen(shards=4, **more, **late))
     convert_share(tmp_path / "old", 0, 1, "scatter")
-    plan_shares(raw, tmp_path / "out", tmp_path / "plan", much)
-    assert saved_plan(tmp_path / "old").hash == saved_plan(tmp_path / "plan").hash
+    plan_shares(raw, tmp_path / "out", tmp_path / "plan", chosen(shards=4, **more))
+    is_same_plan = saved_plan(tmp_path / "old").hash == saved_plan(tmp_path / "plan").hash
+    assert is_same_plan == ("memory" in late)
+    if not is_same_plan:
+        convert_share(tmp_path / "plan", 0, 1, "scatter")
     for path in (tmp_path / "late" / RUN_FOLDER / "spill").iterdir():
         if "-cuts-" not in path.name:
             shutil.copy(path, tmp_path / "out" / RUN_FOLDER / "spill")
     run_shares(tmp_path / "plan", 1)
     commit_shares(tmp_path / "plan")
-    convert(raw, tmp_path / "one", much)
+    convert(raw, tmp_path / "one", chosen(shards=4, **more))
     assert files_of(tmp_path / "out") == files_of(tmp_path / "one")
 
 
@@ -328,35 +290,16 @@ def test_a_task_that_comes_after_the_commit_leaves_nothing(raw, tmp_path, monkey
     assert committed and not (output / RUN_FOLDER).exists()
 
 
-def test_a_late_task_of_another_plan_takes_the_place_of_no_rows(raw, tmp_path):
-    one, other = chosen(shards=8, shuffle=True, seed=1), chosen(shards=8, shuffle=True, seed=2)
-    plan_shares(raw, tmp_path / "late", tmp_path / "old", one)
-    convert_share(tmp_path / "old", 0, 1, "scatter")
-    plan_shares(raw, tmp_path / "out", tmp_path / "plan", other)
-    convert_share(tmp_path / "plan", 0, 1, "scatter")
-    spilled = tmp_path / "out" / RUN_FOLDER / "spill"
-    for path in (tmp_path / "late" / RUN_FOLDER / "spill").iterdir():
-        if "-cuts-" not in path.name:
-            shutil.copy(path, spilled)
-    convert_share(tmp_path / "plan", 0, 1, "write")
-    commit_shares(tmp_path / "plan")
-    convert(raw, tmp_path / "one", other)
-    assert files_of(tmp_path / "out") == files_of(tmp_path / "one")
-
-
 def test_temporary_names_tell_processes_of_several_machines_apart(tmp_path):
     """Machines number their processes alike, so the names must differ where the process and the file are the same."""
-    code = f"""
-import os
+    code = """
+import os, sys
 from wdsplit.storage.local import LocalStorage
 os.getpid = lambda: 7
-with LocalStorage({str(tmp_path)!r}).publish("000000.tar"):
-    print(*[name for name in os.listdir({str(tmp_path)!r}) if name[0] == "."])
+with LocalStorage(sys.argv[1]).publish("000000.tar"):
+    print(*[name for name in os.listdir(sys.argv[1]) if name[0] == "."])
 """
-    names = {
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
-        for _ in range(2)
-    }
+    names = {subprocess.check_output([sys.executable, "-c", code, tmp_path], text=True).strip() for _ in range(2)}
     assert len(names) == 2
     assert all(is_temporary(name) and name.startswith(".000000.tar.7-0") for name in names)
     assert is_temporary(".000000.tar.7-0.tmp"), "as earlier versions name them"
@@ -377,14 +320,9 @@ def test_progress_counts_what_the_share_has_to_do(raw, tmp_path):
     assert again == dataclasses.replace(done, skipped=6)
 
 
-def test_a_plan_that_keeps_the_order_has_nothing_to_scatter_or_merge(begun, whole):
-    plan, output = begun
+def test_a_plan_that_keeps_the_order_has_nothing_to_scatter_or_merge(begun):
     for only in ("scatter", "merge"):
-        assert convert_share(plan, 0, 2, only) == Progress(only, 0, 0)
-    for share in range(2):
-        convert_share(plan, share, 2, "write")
-    commit_shares(plan)
-    assert files_of(output) == whole
+        assert convert_share(begun[0], 0, 2, only) == Progress(only, 0, 0)
 
 
 @pytest.mark.parametrize("most", [256, 3])
@@ -430,38 +368,41 @@ def test_the_rows_and_the_shares_that_are_not_scattered_are_named(raw, tmp_path,
     assert found.value.found.endswith("unfinished shares: 2/4")
 
 
-@pytest.mark.parametrize(("share", "num_shares"), [(16, 16), (-1, 4), (0, 0), (17, 16)])
-def test_shares_are_counted_from_0(begun, share, num_shares):
-    with pytest.raises(InputError, match=f"no share {share}/{num_shares}") as found:
-        convert_share(begun[0], share, num_shares)
-    assert "counted from 0" in found.value.expected
-
-
-def test_a_pass_that_does_not_exist_is_refused(begun):
-    with pytest.raises(InputError, match="invalid pass") as found:
-        convert_share(begun[0], 0, 4, "wirte")
-    assert found.value.remedy == "did you mean 'write'?"
-
-
-def test_a_share_finds_out_at_once_that_its_machine_has_another_folder(begun):
+def test_a_share_that_cannot_be_is_refused(begun, monkeypatch):
     plan, output = begun
-    output.rename(output.with_name("elsewhere"))
-    for action in (lambda: convert_share(plan, 0, 1), lambda: commit_shares(plan)):
-        with pytest.raises(DatasetNotFoundError, match="has no run of this plan") as found:
-            action()
-        assert (found.value.place, found.value.found) == (str(output), "no such folder")
-        assert "at the same path" in found.value.remedy
+    error = assert_refused(InputError, "invalid pass", partial(convert_share, plan, 0, 4, "wirte"))
+    assert error.remedy == "did you mean 'write'?"
+    for share, num_shares in ((16, 16), (-1, 4), (0, 0)):
+        error = assert_refused(
+            InputError, f"no share {share}/{num_shares}", partial(convert_share, plan, share, num_shares)
+        )
+        assert "counted from 0" in error.expected
+    output.rename(output.with_name("elsewhere"))  # as on a machine with another folder
+    actions = (lambda: convert_share(plan, 0, 1), lambda: commit_shares(plan))
+    error = assert_refused(DatasetNotFoundError, "has no run of this plan", *actions)
+    assert (error.place, error.found) == (str(output), "no such folder")
+    assert "at the same path" in error.remedy
     assert not output.exists()
+    monkeypatch.setattr("wdsplit.conversion.plan_file.version", lambda _: "99.0")
+    error = assert_refused(InputError, "another version", *actions)
+    assert "99.0" in error.expected and error.place == str(plan)
+    data = plan.read_bytes()
+    for keep in (0, 10, -1):
+        plan.write_bytes(data[:keep])
+        assert assert_refused(CorruptDataError, "damaged", *actions).place == str(plan)
+    plan.unlink()
+    assert assert_refused(DatasetNotFoundError, "plan file not found", *actions).place == str(plan)
+    for path in ("s3://plan", "folder/"):
+        assert_refused(InputError, "invalid path of a plan file", partial(commit_shares, path))
 
 
 @pytest.mark.parametrize("changes", [{"shards": 6}, {"shards": 12, "emit": ("dali",)}], ids=str)
 def test_a_plan_whose_output_was_taken_by_another_is_refused(begun, raw, tmp_path, changes):
     plan, output = begun
     plan_shares(raw, output, tmp_path / "other", chosen(overwrite=True, **changes))
-    for action in (lambda: convert_share(plan, 0, 1), lambda: commit_shares(plan)):
-        with pytest.raises(OutputExistsError, match=r"made by another plan|made with other sidecars") as found:
-            action()
-        assert found.value.place == str(output)
+    actions = (lambda: convert_share(plan, 0, 1), lambda: commit_shares(plan))
+    error = assert_refused(OutputExistsError, r"made by another plan|made with other sidecars", *actions)
+    assert error.place == str(output)
     assert files_below(output) == [f"{RUN_FOLDER}/lock", f"{RUN_FOLDER}/plan.json"]
 
 
@@ -470,47 +411,20 @@ def test_an_input_that_was_written_since_the_plan_is_refused(raw, tmp_path):
     plan_shares(source, tmp_path / "out", tmp_path / "plan", chosen(shards=12))
     convert_share(tmp_path / "plan", 0, 2)
     os.utime(source / "part-00004.parquet")
-    with pytest.raises(InputError, match="has changed since it was planned") as found:
-        convert_share(tmp_path / "plan", 1, 2)
-    assert str(source / "part-00004.parquet") in found.value.place
-    with pytest.raises(ConvertError, match="shards are missing"):
-        commit_shares(tmp_path / "plan")
+    error = assert_refused(
+        InputError, "has changed since it was planned", lambda: convert_share(tmp_path / "plan", 1, 2)
+    )
+    assert str(source / "part-00004.parquet") in error.place
+    assert_refused(ConvertError, "shards are missing", lambda: commit_shares(tmp_path / "plan"))
 
 
 def test_a_value_that_cannot_be_written_names_its_row_and_leaves_the_rest(tmp_path):
     write_table(tmp_path / "raw.parquet", {"x": pa.array([*range(20), None])}, rows_per_group=7)
     plan_shares(tmp_path / "raw.parquet", tmp_path / "out", tmp_path / "plan", chosen(shards=3))
-    with pytest.raises(InputError) as found:
-        convert_share(tmp_path / "plan", 0, 1)
-    assert "row 20" in found.value.place
+    error = assert_refused(InputError, "a value is null", lambda: convert_share(tmp_path / "plan", 0, 1))
+    assert "row 20" in error.place
     assert len(noted_shards(tmp_path / "out")) == 2
     assert not [name for name in os.listdir(tmp_path / "out") if is_temporary(name)]
-
-
-@pytest.mark.parametrize("keep", [0, 10, -1])
-def test_a_damaged_plan_file_is_refused_and_named(begun, keep):
-    plan, _ = begun
-    plan.write_bytes(plan.read_bytes()[:keep])
-    for action in (lambda: convert_share(plan, 0, 1), lambda: commit_shares(plan)):
-        with pytest.raises(CorruptDataError, match="damaged") as found:
-            action()
-        assert found.value.place == str(plan)
-
-
-def test_a_plan_file_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(DatasetNotFoundError, match="plan file not found") as found:
-        commit_shares(tmp_path / "plan")
-    assert found.value.place == str(tmp_path / "plan")
-    for path in ("s3://plan", "folder/"):
-        with pytest.raises(InputError, match="invalid path of a plan file"):
-            commit_shares(path)
-
-
-def test_a_plan_of_another_version_is_refused(begun, monkeypatch):
-    monkeypatch.setattr("wdsplit.conversion.plan_file.version", lambda _: "99.0")
-    with pytest.raises(InputError, match="another version") as found:
-        convert_share(begun[0], 0, 1)
-    assert "99.0" in found.value.expected and found.value.place == str(begun[0])
 
 
 # Committing
@@ -562,24 +476,19 @@ def note_of(output, pattern):
     return path
 
 
-@pytest.mark.parametrize("note", [SHARE, SHARD])
-def test_notes_of_shares_and_of_tasks_stand_in_for_each_other(begun, whole, note):
+@pytest.mark.parametrize("notes", [[SHARE], [SHARD], [SHARE, SHARD]])
+def test_notes_of_shares_and_of_tasks_stand_in_for_each_other(begun, whole, notes):
     plan, output = begun
     run_shares(plan, 3)
-    note_of(output, note).write_bytes(b"[")
-    commit_shares(plan)
-    assert files_of(output) == whole
-
-
-def test_shards_whose_notes_are_all_torn_are_missed(begun):
-    plan, output = begun
-    run_shares(plan, 3)
-    for note in (SHARE, SHARD):
+    for note in notes:
         torn = note_of(output, note)
         torn.write_bytes(torn.read_bytes()[:-1])
-    with pytest.raises(ConvertError) as found:
-        commit_shares(plan)
-    assert found.value.found == "1 missing: 000001.tar"
+    if len(notes) == 2:
+        error = assert_refused(ConvertError, "shards are missing", lambda: commit_shares(plan))
+        assert error.found == "1 missing: 000001.tar"
+        convert_share(plan, 0, 3)
+    commit_shares(plan)
+    assert files_of(output) == whole
 
 
 @pytest.mark.parametrize(
@@ -606,55 +515,48 @@ def test_a_note_that_somebody_has_changed_is_refused_and_named_and_can_be_remove
     assert files_of(output) == whole
 
 
-def test_shares_of_several_counts_fit_together(begun, whole):
+def test_shares_of_several_counts_fit_together_and_one_process_can_go_on_with_them(begun, raw, whole):
     plan, output = begun
     convert_share(plan, 0, 2)
     convert_share(plan, 2, 3)
-    with pytest.raises(ConvertError) as found:
-        commit_shares(plan)
-    assert "2 missing: 000006.tar to 000007.tar" in found.value.found
-    convert_share(plan, 1, 3)
-    commit_shares(plan)
-    assert files_of(output) == whole
-
-
-def test_one_process_can_go_on_with_what_shares_have_begun(begun, raw, whole):
-    plan, output = begun
-    convert_share(plan, 0, 2)
+    error = assert_refused(ConvertError, "shards are missing", lambda: commit_shares(plan))
+    assert "2 missing: 000006.tar to 000007.tar" in error.found
+    with LocalStorage(str(output)).lock(f"{RUN_FOLDER}/lock"):
+        assert_refused(StorageError, "another process is writing", lambda: commit_shares(plan))
+        convert_share(plan, 3, 12)
     convert(raw, output, chosen(shards=12, resume=True))
     assert files_of(output) == whole
-    commit_shares(plan)
-
-
-def test_committing_keeps_others_out_and_is_kept_out(begun):
-    plan, output = begun
-    run_shares(plan, 1)
-    with LocalStorage(str(output)).lock(f"{RUN_FOLDER}/lock"):
-        with pytest.raises(StorageError, match="another process is writing"):
-            commit_shares(plan)
-        convert_share(plan, 0, 1)
     commit_shares(plan)
 
 
 # Beginning
 
 
-def test_nothing_is_begun_where_convert_would_refuse(raw, tmp_path):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "mine.txt").touch()
-    with pytest.raises(OutputExistsError, match="not empty"):
-        plan_shares(raw, tmp_path / "out", tmp_path / "plan", chosen(shards=12))
-    with pytest.raises(InputError, match="duplicate key"):
-        table = pa.table({"k": np.zeros(5, np.int64), "x": np.arange(5)})
-        plan_shares(
-            write_table(tmp_path / "twice.parquet", table), tmp_path / "new", tmp_path / "plan", chosen(key="k")
-        )
-    with pytest.raises(InputError, match="cannot resume"):
-        plan_shares(raw, tmp_path / "new", tmp_path / "plan", chosen(resume=True))
-    with pytest.raises(InputError, match="https:// can only be read"):
-        plan_shares(raw, "https://host/out", tmp_path / "plan", chosen())
-    assert files_below(tmp_path) == ["out/mine.txt", "twice.parquet"]
-    assert not (tmp_path / "new").exists()
+@pytest.mark.parametrize(
+    ("output", "plan", "options", "kind", "match"),
+    [
+        ("taken", "plan", {}, OutputExistsError, "not empty"),
+        ("new", "plan", {"key": "x"}, InputError, "duplicate key"),
+        ("new", "plan", {"resume": True}, InputError, "cannot resume"),
+        ("https://host/out", "plan", {}, InputError, "https:// can only be read"),
+        ("taken/mine.txt/out", "plan", {}, InputError, "a parent of the output is a file"),
+        ("new", "new/plan", {}, InputError, "inside the output"),
+        ("new", "https://host/plan", {}, InputError, "can only be read"),
+        ("new", "taken/mine.txt/plan", {}, StorageError, ""),
+        ("new", "taken/mine.txt", {}, OutputExistsError, "another file|exists already"),
+        ("new", "taken/mine.txt", {"overwrite": True}, OutputExistsError, "another file"),
+    ],
+)
+def test_nothing_is_begun_where_convert_or_the_plan_file_is_refused(tmp_path, output, plan, options, kind, match):
+    write_table(tmp_path / "in.parquet", {"x": [1, 1, 2], "y": [1, 2, 3]})
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "mine.txt").write_text("precious")
+    before = files_of(tmp_path)
+    given = [path if "://" in path else str(tmp_path / path) for path in (output, plan)]
+    with pytest.raises(kind, match=match or None):
+        plan_shares(tmp_path / "in.parquet", *given, chosen(shards=1, **options))
+    assert files_of(tmp_path) == before
+    assert kind is StorageError or not (tmp_path / "new").exists()
 
 
 def test_a_plan_file_that_is_there_is_replaced_only_if_that_is_asked_for(begun, raw, tmp_path):
@@ -662,29 +564,13 @@ def test_a_plan_file_that_is_there_is_replaced_only_if_that_is_asked_for(begun, 
     before = plan.read_bytes()
     with pytest.raises(OutputExistsError, match="plan file exists already"):
         plan_shares(raw, tmp_path / "new", plan, chosen(shards=6))
-    (tmp_path / "text").write_text("precious")
-    with pytest.raises(OutputExistsError, match="another file"):
-        plan_shares(raw, tmp_path / "new", tmp_path / "text", chosen(shards=6, overwrite=True))
-    assert (plan.read_bytes(), (tmp_path / "text").read_text()) == (before, "precious")
-    assert not (tmp_path / "new").exists()
+    assert plan.read_bytes() == before
     plan_shares(raw, output, plan, chosen(shards=6, overwrite=True))
     assert saved_plan(plan).num_shards == 6
 
 
-def test_a_plan_file_inside_the_output_is_refused(raw, tmp_path):
-    with pytest.raises(InputError, match="inside the output"):
-        plan_shares(raw, tmp_path / "out", tmp_path / "out" / "plan", chosen(shards=6))
-    assert not (tmp_path / "out").exists()
-    with pytest.raises(InputError, match="can only be read"):
-        plan_shares(raw, tmp_path / "out", "https://host/plan", chosen(shards=6))
-
-
 @pytest.mark.parametrize("is_stuck", [False, True])
 def test_no_plan_is_left_of_a_run_that_cannot_begin(raw, tmp_path, monkeypatch, is_stuck):
-    (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="a parent of the output is a file"):
-        plan_shares(raw, tmp_path / "file" / "out", tmp_path / "plan", chosen(shards=6))
-
     def full(*_):
         raise StorageError("the system refused: No space left on device")
 
@@ -693,7 +579,7 @@ def test_no_plan_is_left_of_a_run_that_cannot_begin(raw, tmp_path, monkeypatch, 
         monkeypatch.setattr("wdsplit.conversion.plan_file.PlanFile.remove", full)
     with pytest.raises(StorageError, match="No space left"):
         plan_shares(raw, tmp_path / "out", tmp_path / "plan", chosen(shards=6, shuffle=True))
-    assert files_below(tmp_path) == ["file", "plan"][: 1 + is_stuck]
+    assert files_below(tmp_path) == ["plan"][:is_stuck]
 
 
 def test_nothing_is_begun_if_the_plan_cannot_be_saved(begun, raw, tmp_path, whole):
@@ -713,19 +599,14 @@ def test_nothing_is_begun_if_the_plan_cannot_be_saved(begun, raw, tmp_path, whol
 # The command line
 
 
-def test_the_commands_say_what_to_do_next_and_what_was_done(raw, tmp_path, program):
+def test_the_commands_say_what_to_do_next_and_what_was_done(raw, tmp_path):
     plan, output = tmp_path / "my plan", tmp_path / "out"
     text = ended(program("plan", raw, "--into", output, "-o", plan, "--shards", 4, "--shuffle"))
     steps = re.findall(r"^  wdsplit (.*)$", text, re.M)
-    assert steps == [
-        f"convert --plan '{plan}' --share I/N --pass scatter",
-        f"convert --plan '{plan}' --share I/N --pass write",
-        f"commit '{plan}'",
-    ]
-    assert "400 rows scattered" in ended(program("convert", "--plan", plan, "--share", "0/1", "--pass", "scatter"))
-    assert "share 0/1: 4 shards, 400 samples" in ended(
-        program("convert", "--plan", plan, "--share", "0/1", "--pass", "write")
-    )
+    share = f"convert --plan '{plan}' --share"
+    assert steps == [*(f"{share} I/N --pass {name}" for name in ("scatter", "write")), f"commit '{plan}'"]
+    for name, said in (("scatter", "400 rows scattered"), ("write", "share 0/1: 4 shards, 400 samples")):
+        assert said in ended(program("convert", "--plan", plan, "--share", "0/1", "--pass", name))
     assert f"{plan}: 4 shards, 400 samples" in ended(program("commit", plan))
     again = program("commit", plan)
     assert again.communicate()[1].count("already committed") == 1
@@ -733,14 +614,8 @@ def test_the_commands_say_what_to_do_next_and_what_was_done(raw, tmp_path, progr
     assert "already committed" in ended(program("convert", "--plan", plan, "--share", "0/1", "--pass", "write"), 2)
 
 
-def numbered(path, first, count=400):
-    return write_table(
-        path, {"label": range(first, first + count), "group": [n % 7 for n in range(count)]}, rows_per_group=50
-    )
-
-
 def test_files_of_a_late_share_that_come_and_go_are_not_those_of_others(tmp_path):
-    converted(numbered(tmp_path / "in.parquet", 0), tmp_path / "out", shards=2)
+    converted(write_table(tmp_path / "in.parquet", {"label": range(400)}), tmp_path / "out", shards=2)
     storage = open_storage(str(tmp_path / "out"))
 
     def publish():

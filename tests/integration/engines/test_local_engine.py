@@ -1,3 +1,4 @@
+import contextlib
 import os
 import signal
 import subprocess
@@ -9,54 +10,52 @@ from pathlib import Path
 
 import pytest
 
+import engine_checks
 from paths import SUPPORT
 from tables import DEADLINE_S, FULL_PROCESS_BYTES, session_processes, start_script, wait_until
 from wdsplit.engines import local
 from wdsplit.engines.local import LocalEngine, ahead, raise_if_cancelled
 from wdsplit.errors import ConvertError, InputError
 
+MB, GB = 10**6, 10**9
+
 
 def children():
     """Return the living children of this process that work on tasks."""
-    return [
-        pid
-        for pid in session_processes(os.getsid(0))
-        if parent_of(pid) == os.getpid() and b"spawn_main" in command_of(pid)
-    ]
+    found = []
+    for pid in session_processes(os.getsid(0)):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            if parent == os.getpid() and b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
+    return found
 
 
-def parent_of(pid):
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except (FileNotFoundError, ProcessLookupError):
-        return 0
+CHECKS = (
+    engine_checks.check_every_task_has_its_result_once,
+    engine_checks.check_the_error_of_a_task_arrives_as_it_is,
+    engine_checks.check_an_error_that_nobody_raised_on_purpose_arrives_too,
+    engine_checks.check_tasks_are_asked_for_as_they_are_handed_out,
+)
 
 
-def command_of(pid):
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
-        return b""
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_what_holds_for_every_engine_and_no_process_is_left(check, jobs, tmp_path):
+    check(LocalEngine(jobs), tmp_path)
+    assert children() == []
+
+
+def test_a_worker_that_is_killed_is_an_error_with_a_remedy_and_leaves_no_process(tmp_path):
+    with pytest.raises(ConvertError, match="a worker process died") as caught:
+        list(LocalEngine(2).map(engine_checks.die, range(100)))
+    for text in ("memory", "--resume", "__main__"):
+        assert text in caught.value.remedy
+    assert children() == []
 
 
 def square(number):
     return number * number, os.getpid()
-
-
-def fail_at_3(number):
-    if number == 3:
-        raise InputError("a value is null", place=f"row {number}", found="None", key="k", offset=7)
-    return number
-
-
-def raise_plain(number):
-    raise RuntimeError(f"task {number}")
-
-
-def killed_at_2(number):
-    if number == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return number
 
 
 def fail_while_others_work(number):
@@ -65,14 +64,22 @@ def fail_while_others_work(number):
     time.sleep(600)
 
 
-@pytest.mark.parametrize("jobs", [1, 3])
-@pytest.mark.parametrize("num_tasks", [0, 1, 20])
-def test_every_task_has_its_result_once_for_any_number_of_jobs(jobs, num_tasks):
-    results = list(LocalEngine(jobs).map(square, range(num_tasks)))
+@pytest.mark.parametrize(
+    ("jobs", "num_tasks", "options", "in_processes"),
+    [
+        (1, 20, {}, False),
+        (3, 1, {}, False),
+        (3, 20, {}, True),
+        (2, 20, {"threads": True}, False),
+        (5, 20, {"threads": True}, True),
+        (64, 20, {"threads": True, "num_bytes": 17 * MB}, False),
+    ],
+)
+def test_tasks_run_in_processes_unless_few_threads_will_do(monkeypatch, jobs, num_tasks, options, in_processes):
+    monkeypatch.setattr(local, "_PROCESS_BYTES", FULL_PROCESS_BYTES if "num_bytes" in options else 1)
+    results = list(LocalEngine(jobs).map(square, range(num_tasks), **options))
     assert sorted(result for result, _ in results) == [number * number for number in range(num_tasks)]
-    in_this_process = {pid == os.getpid() for _, pid in results}
-    assert in_this_process <= {jobs == 1 or num_tasks <= 1}
-    assert children() == []
+    assert {pid == os.getpid() for _, pid in results} == {not in_processes}
 
 
 def test_one_job_gives_results_in_order_as_they_are_ready():
@@ -82,40 +89,9 @@ def test_one_job_gives_results_in_order_as_they_are_ready():
     assert (next(results), started) == (1, [0, 1])
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_the_first_error_ends_the_run_as_it_is_and_leaves_no_process(jobs):
-    with pytest.raises(InputError) as caught:
-        list(LocalEngine(jobs).map(fail_at_3, range(10_000)))
-    assert str(caught.value) == "a value is null\n  place: row 3\n  found: None"
-    assert (caught.value.key, caught.value.offset) == ("k", 7)
-    assert children() == []
-
-
 def test_an_error_does_not_wait_for_tasks_that_are_still_at_work():
     with pytest.raises(InputError, match="the first error"):
         list(LocalEngine(2).map(fail_while_others_work, range(4)))
-    assert children() == []
-
-
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_any_other_error_of_a_task_ends_the_run_too(jobs):
-    with pytest.raises(RuntimeError, match="task 0"):
-        list(LocalEngine(jobs).map(raise_plain, [0, 0]))
-
-
-def test_a_worker_that_is_killed_is_an_error_with_a_remedy_and_leaves_no_process():
-    with pytest.raises(ConvertError, match="a worker process died") as caught:
-        list(LocalEngine(2).map(killed_at_2, range(100)))
-    assert "memory" in caught.value.remedy
-    assert "--resume" in caught.value.remedy
-    assert "__main__" in caught.value.remedy
-    assert children() == []
-
-
-def test_who_stops_taking_results_leaves_no_process():
-    results = LocalEngine(2).map(square, range(1000))
-    next(results)
-    results.close()
     assert children() == []
 
 
@@ -161,11 +137,6 @@ def test_ctrl_c_ends_the_driver_and_its_workers_and_is_reported_once(driver):
     assert errors.count("KeyboardInterrupt") == 1
 
 
-def test_threads_give_every_result_once_and_start_no_process():
-    results = list(LocalEngine(2).map(square, range(20), threads=True))
-    assert sorted(results) == [(number * number, os.getpid()) for number in range(20)]
-
-
 def test_an_error_in_one_thread_ends_the_tasks_of_the_others():
     begun, ended = threading.Event(), threading.Event()
 
@@ -184,14 +155,6 @@ def test_an_error_in_one_thread_ends_the_tasks_of_the_others():
     with pytest.raises(InputError, match="the first error"):
         list(LocalEngine(2).map(work, range(4), threads=True))
     assert ended.is_set()
-
-
-def test_many_jobs_are_processes_even_if_they_may_be_threads():
-    results = list(LocalEngine(5).map(square, range(20), threads=True))
-    assert os.getpid() not in {pid for _, pid in results}
-
-
-MB, GB = 10**6, 10**9
 
 
 @pytest.mark.parametrize(
@@ -215,12 +178,6 @@ def test_no_more_processes_start_than_the_bytes_and_tasks_are_worth(monkeypatch,
     results = list(LocalEngine(jobs).map(str, range(num_tasks), num_bytes=num_bytes))
     assert sum(started) == processes
     assert processes or results == [str(number) for number in range(num_tasks)]
-
-
-def test_few_bytes_are_work_for_threads_where_threads_will_do(monkeypatch):
-    monkeypatch.setattr(local, "_PROCESS_BYTES", FULL_PROCESS_BYTES)
-    results = list(LocalEngine(64).map(square, range(20), threads=True, num_bytes=17 * MB))
-    assert sorted(results) == [(number * number, os.getpid()) for number in range(20)]
 
 
 def test_what_is_made_ahead_comes_in_order_with_its_error_and_is_given_up_when_nobody_wants_it():

@@ -31,24 +31,14 @@ def test_all_columns_but_the_key_are_joined_unless_some_are_named():
     assert joined(SCHEMA, mapping={"quality": "score"})[0] == {"quality": "score"}
     assert joined(SCHEMA, mapping={"quality": "score"}, columns=("day",))[0] == {"quality": "score", "day": "day"}
     assert joined(SCHEMA, mapping={"score": "score"}, columns=("score",))[0] == {"score": "score"}
+    numbered = pa.schema([("id", pa.string()), ("score", pa.float64()), ("__index_level_0__", pa.int64())])
+    assert list(joined(numbered)[0]) == ["score"], "row numbers of pandas are joined only if they are asked for"
+    assert list(joined(numbered, columns=("__index_level_0__",))[0]) == ["__index_level_0__"]
 
 
-def test_row_numbers_of_pandas_are_joined_only_if_they_are_asked_for():
-    schema = pa.schema([("id", pa.string()), ("score", pa.float64()), ("__index_level_0__", pa.int64())])
-    assert list(joined(schema)[0]) == ["score"]
-    assert list(joined(schema, columns=("__index_level_0__",))[0]) == ["__index_level_0__"]
-
-
-def test_types_are_those_of_sample_tables_and_categories_become_texts():
-    assert {field.name: str(field.type) for field in joined(PLAIN)[1]} == {
-        "score": "float",
-        "kind": "string",
-        "day": "date32[day]",
-        "at": "timestamp[ms, tz=UTC]",
-    }
-
-
-def test_numbers_of_classes_keep_their_names():
+def test_types_are_those_of_sample_tables_and_categories_become_texts_unless_they_are_numbers():
+    kinds = {"score": "float", "kind": "string", "day": "date32[day]", "at": "timestamp[ms, tz=UTC]"}
+    assert {field.name: str(field.type) for field in joined(PLAIN)[1]} == kinds
     schema = with_class_names(pa.schema({"id": pa.int64(), "cls": pa.int64()}), {"cls": ["cat", "dog"]})
     assert names_of(joined(schema, mapping={"label": "cls"})[1]) == {"label": ("cat", "dog")}
 
@@ -86,15 +76,8 @@ def test_a_name_that_the_dataset_has_is_refused_with_its_owner():
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"jobs": 0},
-        {"memory": 0},
-        {"allow_duplicates": "any"},
-        {"columns": "score"},
-        {"overwrite": True, "resume": True},
-    ],
+    ("name", "value"), [("jobs", 0), ("memory", 0), ("allow_duplicates", "any"), ("columns", "score"), ("resume", True)]
 )
-def test_options_that_cannot_be_used_are_refused(options):
-    with pytest.raises(InputError, match=rf"invalid options(.|\n)*{next(iter(options))}"):
-        AnnotateOptions(**options)
+def test_options_that_cannot_be_used_are_refused(name, value):
+    with pytest.raises(InputError, match=rf"invalid options(.|\n)*{name}"):
+        AnnotateOptions(**{"overwrite": True, name: value})

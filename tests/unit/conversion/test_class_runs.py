@@ -1,35 +1,26 @@
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv
-import pyarrow.feather
-import pyarrow.orc
 import pytest
 
-from tables import converted, planned, write_files, write_table
-from tables import options as options_of
+from tables import converted, options, planned, write_files, write_table
 from wdsplit.conversion import class_runs
 from wdsplit.tables.read import read_rows
-
-WARNING = "has runs of"
+from written_formats import WRITERS, write_as
 
 ROWS = np.arange(6000)
 CLASSES = ROWS * 10 // 6000
 SHUFFLED = np.random.default_rng(0).permutation(CLASSES)
 
 
-def warnings_of(caplog, paths, **changes):
-    """Plan a conversion that keeps the order, and return the warnings of runs."""
-    caplog.clear()
-    planned([str(path) for path in paths], options_of(**({"shuffle": False} | changes)))
-    return [record.getMessage() for record in caplog.records if WARNING in record.getMessage()]
-
-
 @pytest.fixture
 def warned(tmp_path, caplog):
-    """Return a function that plans a table of columns, and returns the one warning of runs, or an empty text."""
+    """Return a function that plans tables in their order, and returns the one warning of runs, or an empty text."""
 
-    def warned(columns, rows_per_group=500, **changes):
-        found = warnings_of(caplog, [write_table(tmp_path / "a.parquet", columns, rows_per_group)], **changes)
+    def warned(given, rows_per_group=500, **changes):
+        caplog.clear()
+        paths = given if isinstance(given, list) else [write_table(tmp_path / "a.parquet", given, rows_per_group)]
+        planned([str(path) for path in paths], options(**changes))
+        found = [record.getMessage() for record in caplog.records if "has runs of" in record.getMessage()]
         assert len(found) <= 1
         return "".join(found)
 
@@ -50,15 +41,11 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_table_that_is_sorted_by_a_column_is_warned_of(warned, kind):
+def test_a_table_that_is_sorted_by_a_column_is_warned_of_and_one_in_a_random_order_is_not(warned, kind):
     text = warned({"x": KINDS[kind], "id": ROWS}, null="omit")
     assert text.startswith("column 'x' has runs of about ")
     assert "batches will hold few of its classes" in text
     assert text.endswith("leave out --no-shuffle")
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_same_rows_in_a_random_order_are_not(warned, kind):
     order = np.random.default_rng(0).permutation(6000)
     assert warned({"x": pa.array(KINDS[kind]).take(pa.array(order)), "id": ROWS}, null="omit") == ""
 
@@ -80,82 +67,37 @@ def test_what_is_no_class_or_comes_in_no_runs_is_not_warned_of(warned, column):
     assert warned({"x": column}) == ""
 
 
-def test_what_is_shuffled_is_not_looked_at(warned):
+def test_only_what_is_written_selected_and_not_shuffled_is_looked_at(warned):
+    assert "runs of about 600 rows (1.1 if shuffled; 10 values seen)" in warned({"x": CLASSES})
     assert warned({"x": CLASSES}, shuffle=True) == ""
-    assert warned({"x": CLASSES}, shuffle=False) != ""
-
-
-def test_what_is_not_written_is_not_looked_at(warned):
     assert warned({"x": CLASSES, "y": SHUFFLED}, mapping={"cls": "y"}) == ""
     assert warned({"x": CLASSES, "y": SHUFFLED}, mapping={"cls": "x"}) != ""
-
-
-def test_the_figures_are_those_of_the_rows(warned):
-    text = warned({"x": CLASSES})
-    assert "runs of about 600 rows (1.1 if shuffled; 10 values seen)" in text
-
-
-@pytest.mark.parametrize("rows_per_group", [1, 7, 100, 6000])
-@pytest.mark.parametrize("rows_per_file", [6000, 1000])
-def test_row_groups_and_files_of_any_size_show_it(tmp_path, caplog, rows_per_group, rows_per_file):
-    table = pa.table({"x": CLASSES[::6], "y": SHUFFLED[::6]})
-    paths = write_files(tmp_path, table, [rows_per_file // 6], rows_per_group)
-    (text,) = warnings_of(caplog, paths)
-    assert "column 'x'" in text
-
-
-@pytest.mark.parametrize("rows_per_group", [1, 2, 5])
-def test_few_rows_in_each_place_are_no_runs_by_themselves(tmp_path, monkeypatch, caplog, rows_per_group):
-    monkeypatch.setattr(class_runs, "_MAX_VALUES", 16 * rows_per_group)
-    for columns, is_warned in (({"x": SHUFFLED}, False), ({"x": ROWS}, False), ({"x": CLASSES}, rows_per_group > 1)):
-        found = warnings_of(caplog, [write_table(tmp_path / "a.parquet", columns, 50)])
-        assert len(found) == is_warned
-
-
-def test_of_several_columns_that_of_the_class_names_is_named(tmp_path, caplog):
-    features = b'{"info": {"features": {"fine": {"_type": "ClassLabel", "names": ["a", "b"]}}}}'
-    table = pa.table({"source": ROWS // 2000, "fine": CLASSES // 5})
-    path = write_table(tmp_path / "a.parquet", table.replace_schema_metadata({b"huggingface": features}), 500)
-    (text,) = warnings_of(caplog, [path])
-    assert "column 'fine'" in text
-    (text,) = warnings_of(caplog, [path], mapping={"cls": "source", "fine.cls": "fine"}, where="fine == 0")
-    assert "column 'source'" in text
-
-
-def test_only_selected_rows_are_looked_at(warned):
     assert warned({"x": CLASSES}, where="x == 3") == ""
     assert "2 values seen" in warned({"x": CLASSES}, where="x == 3 or x == 5")
 
 
-def write_csv(path, table):
-    pa.csv.write_csv(table, path)
+@pytest.mark.parametrize("rows_per_group", [1, 7, 100, 6000])
+@pytest.mark.parametrize("rows_per_file", [6000, 1000])
+def test_row_groups_and_files_of_any_size_show_it(tmp_path, warned, rows_per_group, rows_per_file):
+    table = pa.table({"x": CLASSES[::6], "y": SHUFFLED[::6]})
+    assert "column 'x'" in warned(write_files(tmp_path, table, [rows_per_file // 6], rows_per_group))
 
 
-def write_jsonl(path, table):
-    path.write_text("".join(f'{{"x": {row["x"]}, "id": {row["id"]}}}\n' for row in table.to_pylist()))
+@pytest.mark.parametrize("name", [name for name in WRITERS if " " not in name])
+def test_every_format_is_looked_at(tmp_path, warned, name):
+    for column in (CLASSES, SHUFFLED):
+        path = write_as(tmp_path, name, pa.table({"x": column, "id": ROWS}))
+        assert (warned([path]) == "") == (column is SHUFFLED)
 
 
-WRITERS = {"csv": write_csv, "jsonl": write_jsonl, "arrow": lambda path, table: pa.feather.write_feather(table, path)}
-WRITERS["orc"] = lambda path, table: pa.orc.write_table(table, path)
+@pytest.mark.parametrize("rows_per_group", [1, 2, 5])
+def test_few_rows_in_each_place_are_no_runs_by_themselves(monkeypatch, warned, rows_per_group):
+    monkeypatch.setattr(class_runs, "_MAX_VALUES", 16 * rows_per_group)
+    for column, is_warned in ((SHUFFLED, False), (ROWS, False), (CLASSES, rows_per_group > 1)):
+        assert bool(warned({"x": column}, 50)) == is_warned
 
 
-@pytest.mark.parametrize("suffix", WRITERS)
-def test_every_format_is_looked_at(tmp_path, caplog, suffix):
-    for name, column in (("sorted", CLASSES), ("shuffled", SHUFFLED)):
-        path = tmp_path / f"{name}.{suffix}"
-        WRITERS[suffix](path, pa.table({"x": column, "id": ROWS}))
-        assert len(warnings_of(caplog, [path])) == (name == "sorted")
-
-
-def test_tars_keep_their_order_and_are_warned_of_with_the_option_that_shuffles_them(tmp_path, caplog):
-    path = write_table(tmp_path / "a.parquet", {"cls": CLASSES, "txt": [f"{row}" for row in ROWS]})
-    converted(path, tmp_path / "out", shuffle=False, shards=4)
-    (text,) = warnings_of(caplog, sorted((tmp_path / "out").glob("*.tar")))
-    assert "column 'cls'" in text
-    assert text.endswith("use --shuffle")
-
-
-def test_a_bounded_number_of_values_is_read(tmp_path, monkeypatch, caplog):
+def test_a_bounded_number_of_values_is_read(monkeypatch, warned):
     seen = []
 
     def read_and_note(table, first, stop, columns):
@@ -164,8 +106,22 @@ def test_a_bounded_number_of_values_is_read(tmp_path, monkeypatch, caplog):
 
     monkeypatch.setattr(class_runs, "_MAX_VALUES", 2000)
     monkeypatch.setattr(class_runs, "read_rows", read_and_note)
-    path = write_table(tmp_path / "a.parquet", {"x": CLASSES, "y": ROWS}, 50)
-    assert warnings_of(caplog, [path])
+    assert warned({"x": CLASSES, "y": ROWS}, 50)
     assert len(seen) == 16
     assert sum(stop - first for first, stop in seen) * 2 <= 2000
     assert max(stop for _, stop in seen) > 5000
+
+
+def test_of_several_columns_that_of_the_class_names_is_named(warned):
+    features = b'{"info": {"features": {"fine": {"_type": "ClassLabel", "names": ["a", "b"]}}}}'
+    table = pa.table({"source": ROWS // 2000, "fine": CLASSES // 5}).replace_schema_metadata({b"huggingface": features})
+    assert "column 'fine'" in warned(table)
+    mapping = {"cls": "source", "fine.cls": "fine"}
+    assert "column 'source'" in warned(table, mapping=mapping, where="fine == 0")
+
+
+def test_tars_keep_their_order_and_are_warned_of_with_the_option_that_shuffles_them(tmp_path, warned):
+    path = write_table(tmp_path / "a.parquet", {"cls": CLASSES, "txt": [f"{row}" for row in ROWS]})
+    converted(path, tmp_path / "out", shards=4)
+    text = warned(sorted((tmp_path / "out").glob("*.tar")))
+    assert "column 'cls'" in text and text.endswith("use --shuffle")

@@ -18,10 +18,6 @@ def groups_of(hashes, first=0):
     return Groups.of(np.array(hashes, np.uint64), np.arange(first, first + len(hashes)))
 
 
-def as_lists(groups):
-    return groups.hashes.tolist(), groups.counts.tolist(), groups.firsts.tolist()
-
-
 @st.composite
 def many_groups(draw):
     """Draw groups of any sizes, and a number of shards that they are enough for."""
@@ -52,53 +48,24 @@ def shard_contents(groups, num_shards, seed):
 # Counting
 
 
-@given(rows)
-def test_groups_are_counted_with_their_first_rows(hashes):
-    expected = sorted((value, hashes.count(value), 1000 + hashes.index(value)) for value in set(hashes))
-    assert list(zip(*as_lists(groups_of(hashes, 1000)), strict=True)) == expected
-
-
 @given(rows, st.lists(st.integers(0, 60), max_size=5), st.data())
-def test_groups_that_are_counted_in_parts_and_merged_are_those_that_are_counted_at_once(hashes, cuts, data):
+def test_groups_are_counted_with_their_first_rows_at_once_or_in_parts_that_are_merged(hashes, cuts, data):
     cuts = [0, *sorted(min(cut, len(hashes)) for cut in cuts), len(hashes)]
     parts = [groups_of(hashes[low:high], low) for low, high in pairwise(cuts)]
-    parts = data.draw(st.permutations(parts))
-    assert as_lists(Groups.merged(parts)) == as_lists(groups_of(hashes))
-    half = len(parts) // 2
-    merged = Groups.merged([Groups.merged(parts[:half]), Groups.merged(parts[half:])])
-    assert as_lists(merged) == as_lists(groups_of(hashes))
-
-
-def test_no_groups_at_all_merge_to_none():
-    for parts in ([], [groups_of([])], [groups_of([]), groups_of([])]):
-        merged = Groups.merged(parts)
-        assert len(merged) == 0
-        assert as_lists(merged) == ([], [], [])
-        assert (merged.hashes.dtype, merged.counts.dtype, merged.firsts.dtype) == (np.uint64, np.int64, np.int64)
+    parts, half = data.draw(st.permutations(parts)), len(parts) // 2
+    expected = sorted((value, hashes.count(value), hashes.index(value)) for value in set(hashes))
+    halves = Groups.merged([Groups.merged(parts[:half]), Groups.merged(parts[half:])])
+    for found in (groups_of(hashes), Groups.merged(parts), halves):
+        assert list(zip(found.hashes.tolist(), found.counts.tolist(), found.firsts.tolist(), strict=True)) == expected
+        assert (found.hashes.dtype, found.counts.dtype, found.firsts.dtype) == (np.uint64, np.int64, np.int64)
 
 
 # Placing
 
 
 @given(many_groups(), seeds)
-def test_every_group_is_whole_in_one_shard_and_no_shard_is_empty(drawn, seed):
-    groups, num_shards = drawn
-    shards = shard_contents(groups, num_shards, seed)
-    assert sorted(group for shard in shards for group in shard) == list(range(len(groups)))
-    assert all(shards)
-
-
-@given(many_groups(), seeds)
-def test_shards_differ_by_no_more_than_the_smallest_group_of_the_largest_shard(drawn, seed):
-    """Whatever was put last into the largest shard was put there because it had the fewest rows."""
-    groups, num_shards = drawn
-    sizes = [[int(groups.counts[group]) for group in shard] for shard in shard_contents(groups, num_shards, seed)]
-    largest = max(sizes, key=sum)
-    assert sum(largest) - min(map(sum, sizes)) <= min(largest)
-
-
-@given(many_groups(), seeds)
 def test_groups_are_dealt_out_largest_first_each_to_the_smallest_shard(drawn, seed):
+    """So each is whole in one shard, none of which is empty, and shards differ by no more than a smallest group."""
     groups, num_shards = drawn
     order = group_order(groups, seed).tolist()
     expected, loads = [[] for _ in range(num_shards)], [0] * num_shards
@@ -107,15 +74,12 @@ def test_groups_are_dealt_out_largest_first_each_to_the_smallest_shard(drawn, se
         expected[shard].append(group)
         loads[shard] += int(groups.counts[group])
     found = shard_contents(groups, num_shards, seed)
-    assert list(map(sorted, found)) == list(map(sorted, expected))
-
-
-@given(many_groups())
-def test_groups_of_a_shard_stand_in_the_order_of_their_first_rows(drawn):
-    groups, num_shards = drawn
-    for shard in shard_contents(groups, num_shards, None):
-        firsts = groups.firsts[shard].tolist()
-        assert firsts == sorted(firsts)
+    assert list(map(sorted, found)) == list(map(sorted, expected)) and all(found)
+    sizes = [groups.counts[shard] for shard in found]
+    assert max(map(sum, sizes)) - min(map(sum, sizes)) <= min(max(sizes, key=sum))
+    if seed is None:
+        firsts = [groups.firsts[shard].tolist() for shard in found]
+        assert firsts == list(map(sorted, firsts)), "groups of a shard stand in the order of their first rows"
 
 
 @given(many_groups(), st.integers(0, 2**63 - 1))
@@ -126,13 +90,6 @@ def test_with_a_seed_groups_stand_in_an_order_that_the_table_says_nothing_of(dra
         assert shard == [group for group in order if group in shard]
     other = Groups(groups.hashes, groups.counts, groups.firsts[::-1])
     assert shard_contents(other, num_shards, seed) == shard_contents(groups, num_shards, seed)
-
-
-@given(many_groups(), seeds)
-def test_the_same_groups_go_to_the_same_places_again(drawn, seed):
-    groups, num_shards = drawn
-    (one, bounds), (other, again) = place_groups(groups, num_shards, seed), place_groups(groups, num_shards, seed)
-    assert (one.starts.tolist(), bounds) == (other.starts.tolist(), again)
 
 
 def test_seeds_give_orders_that_differ_and_never_change():
@@ -146,23 +103,20 @@ def test_seeds_give_orders_that_differ_and_never_change():
     ]
 
 
-def test_places_never_change():
-    groups = Groups(np.arange(6, dtype=np.uint64), np.array([3, 1, 4, 1, 5, 9]), np.array([5, 3, 0, 4, 1, 2]))
-    places, bounds = place_groups(groups, 3, None)
-    assert bounds == (0, 9, 16, 23)
-    assert places.starts.tolist() == [20, 14, 16, 15, 9, 0]
-
-
-def test_one_huge_group_has_a_shard_of_its_own():
-    groups = Groups(np.arange(11, dtype=np.uint64), np.array([10**9, *[7] * 10]), np.arange(11))
-    _, bounds = place_groups(groups, 3, None)
-    assert [high - low for low, high in pairwise(bounds)] == [10**9, 35, 35]
-
-
-def test_equal_groups_are_dealt_out_evenly():
-    groups = Groups(np.arange(1000, dtype=np.uint64), np.full(1000, 3), np.arange(1000))
-    _, bounds = place_groups(groups, 8, 4)
-    assert {high - low for low, high in pairwise(bounds)} == {375}
+@pytest.mark.parametrize(
+    ("counts", "num_shards", "bounds", "starts"),
+    [
+        ([3, 1, 4, 1, 5, 9], 3, [0, 9, 16, 23], [20, 14, 16, 15, 9, 0]),
+        ([10**9, *[7] * 10], 3, [0, 10**9, 10**9 + 35, 10**9 + 70], None),
+        ([3] * 1000, 8, [375 * number for number in range(9)], None),
+    ],
+)
+def test_places_never_change(counts, num_shards, bounds, starts):
+    firsts = [5, 3, 0, 4, 1, 2] if starts else np.arange(len(counts))
+    groups = Groups(np.arange(len(counts), dtype=np.uint64), np.array(counts), np.array(firsts))
+    places, found = place_groups(groups, num_shards, None)
+    assert list(found) == bounds
+    assert starts in (None, places.starts.tolist())
 
 
 def test_the_first_place_of_each_rows_group_is_found():

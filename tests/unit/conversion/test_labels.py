@@ -2,15 +2,14 @@ import json
 
 import pandas
 import pyarrow as pa
-import pyarrow.csv
-import pyarrow.feather
 import pytest
 
-from tables import all_samples, converted, options, planned, real_samples, shard_files, write_files, write_table
+from tables import all_samples, converted, labels, options, planned, real_samples, shard_files, write_files, write_table
 from wdsplit import Dataset
 from wdsplit.conversion.convert import convert_splits
 from wdsplit.errors import InputError
 from wdsplit.fields.infer import Label
+from written_formats import write_as
 
 CLASSES = ("bird", "cat", "dog")
 KINDS = [CLASSES[row * 7 % 3] for row in range(60)]
@@ -26,44 +25,26 @@ def label_of(table, path, **changes):
     return plan.label, {field.name: field.names for field in plan.fields if field.names}
 
 
-def _as_jsonl(table, path):
-    path.write_text("\n".join(map(json.dumps, table.to_pylist())))
-
-
-WRITERS = {
-    "in.parquet": lambda table, path: write_table(path, table),
-    "in.csv": pyarrow.csv.write_csv,
-    "in.jsonl": _as_jsonl,
-    "in.arrow": lambda table, path: pyarrow.feather.write_feather(table, str(path), compression="uncompressed"),
+SOURCES = {
+    "parquet": lambda folder: write_table(folder / "in.parquet", table_of()),
+    "csv": lambda folder: write_as(folder, "é a.csv", table_of()),
+    "jsonl": lambda folder: write_as(folder, "a.jsonl", table_of()),
+    "arrow": lambda folder: write_as(folder, "file.arrow", table_of()),
+    "table": lambda folder: table_of(),
+    "frame": lambda folder: table_of().to_pandas(),
+    "categories": lambda folder: table_of().to_pandas().astype({"label": pandas.CategoricalDtype(CLASSES)}),
+    "rows": lambda folder: table_of().to_pylist(),
 }
 
 
-def _source(how, tmp_path):
-    """Return the table as one of the inputs of `convert`."""
-    table = table_of()
-    if how in WRITERS:
-        WRITERS[how](table, tmp_path / how)
-        return str(tmp_path / how)
-    if how == "frame":
-        return table.to_pandas()
-    if how == "categories":
-        return table.to_pandas().astype({"label": pandas.CategoricalDtype(CLASSES)})
-    return table.to_pylist() if how == "rows" else table
-
-
-@pytest.mark.parametrize("how", [*WRITERS, "table", "frame", "categories", "rows"])
+@pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
 @pytest.mark.parametrize("changes", [{}, {"mapping": {"cls": "label"}}, {"classes": "label"}], ids=str)
-def test_texts_of_the_label_are_numbers_with_names_from_every_input(how, changes, tmp_path):
-    manifest = converted(_source(how, tmp_path), tmp_path / "out", shards=2, **changes)
-    numbers = [int(fields["cls"]) for _, fields in real_samples(tmp_path / "out")]
-    assert [CLASSES[number] for number in numbers] == KINDS
+def test_texts_of_the_label_are_numbers_with_names_from_every_input(source, changes, tmp_path):
+    manifest = converted(source(tmp_path), tmp_path / "out", shards=2, **changes)
+    assert [CLASSES[number] for number in labels(tmp_path / "out")] == KINDS
     assert Dataset(str(tmp_path / "out")).classes == CLASSES
-    assert manifest.provenance["label"] == {
-        "column": "label",
-        "num_classes": 3,
-        "is_exact": True,
-        "is_guessed": False,
-    }
+    expected = {"column": "label", "num_classes": 3, "is_exact": True, "is_guessed": False}
+    assert manifest.provenance["label"] == expected
     written = {field.name: field.column for field in manifest.fields}
     assert written == {"cls": "label"} | ({} if "mapping" in changes else {"height.json": "height"})
 
@@ -110,20 +91,14 @@ def test_several_candidates_are_refused_and_an_option_chooses(tmp_path):
     assert label_of(table, tmp_path, columns=("label", "height")) == (Label("label", 3), {"cls": CLASSES})
 
 
-def test_only_the_label_is_cls(tmp_path):
+def test_only_the_label_is_cls_and_it_may_be_written_as_a_text_too(tmp_path):
     table = pa.table({"n": [1, 2], "clip": [0.5, 0.25], "ok": [True, False], "about": [{"a": 1}, {"a": 2}]})
     converted(write_table(tmp_path / "in.parquet", table), tmp_path / "out", shards=1)
     ((_, fields), _) = all_samples(tmp_path / "out")
     assert fields == {"n.json": b"1", "clip.json": b"0.5", "ok.json": b"true", "json": b'{"a":1}'}
-
-
-def test_the_label_may_be_written_as_a_text_too(tmp_path):
-    path = write_table(tmp_path / "in.parquet", table_of(["b", "a"]))
-    converted(path, tmp_path / "out", shards=1, classes="label", mapping={"kind.txt": "label"})
-    assert [fields for _, fields in all_samples(tmp_path / "out")] == [
-        {"kind.txt": b"b", "cls": b"1"},
-        {"kind.txt": b"a", "cls": b"0"},
-    ]
+    converted(table_of(["b", "a"]), tmp_path / "both", shards=1, classes="label", mapping={"kind.txt": "label"})
+    found = [fields for _, fields in all_samples(tmp_path / "both")]
+    assert found == [{"kind.txt": b"b", "cls": b"1"}, {"kind.txt": b"a", "cls": b"0"}]
 
 
 def test_classes_are_those_of_all_files_whatever_the_jobs_and_the_split(tmp_path):
@@ -146,31 +121,23 @@ def test_one_dictionary_gives_the_order_and_several_are_sorted(tmp_path):
     assert planned(paths, options()).fields[0].names == ("s", "m", "xl")
     paths.append(write_table(tmp_path / "b.parquet", {"label": pa.array(["a", "s"]).dictionary_encode()}))
     assert planned(paths, options()).fields[0].names == ("a", "m", "s")
+    for texts, names in ((["10", "9", "2"], ("2", "9", "10")), (["10", "9", "x"], ("10", "9", "x"))):
+        assert label_of(table_of(texts), tmp_path)[1] == {"cls": names}
 
 
-@pytest.mark.parametrize(
-    ("texts", "names"), [(["10", "9", "2"], ("2", "9", "10")), (["10", "9", "x"], ("10", "9", "x"))]
-)
-def test_numbers_as_texts_are_sorted_as_numbers(texts, names, tmp_path):
-    assert label_of(table_of(texts), tmp_path)[1] == {"cls": names}
-
-
-@pytest.mark.parametrize("texts", [[f"text {row % 31}" for row in range(60)], ["a", "b" * 1025] * 30])
-def test_a_text_of_many_or_long_values_is_the_label_only_if_an_option_says_so(texts, tmp_path, caplog):
-    assert label_of(table_of(texts, "target"), tmp_path) == (None, {})
-    assert any("--classes target" in line for line in caplog.messages)
-    if len(texts[1]) < 1025:
-        assert label_of(table_of(texts, "target"), tmp_path, classes="target")[0] == Label("target", 31)
-        return
+def test_a_text_of_many_or_long_values_is_the_label_only_if_an_option_says_so(tmp_path, caplog, monkeypatch):
+    many, long = (table_of(texts, "target") for texts in ([f"{row % 31}" for row in range(60)], ["a", "b" * 1025] * 30))
+    for table in (many, long):
+        caplog.clear()
+        assert label_of(table, tmp_path) == (None, {})
+        assert any("--classes target" in line for line in caplog.messages)
+    assert label_of(many, tmp_path, classes="target")[0] == Label("target", 31)
     for changes in ({"classes": "target"}, {"mapping": {"cls": "target"}}):
         with pytest.raises(InputError, match="column 'target' cannot be the label"):
-            label_of(table_of(texts, "target"), tmp_path, **changes)
-
-
-def test_more_classes_than_there_may_be_are_refused(tmp_path, monkeypatch):
+            label_of(long, tmp_path, **changes)
     monkeypatch.setattr("wdsplit.conversion.labels._classes.__defaults__", (2, 2))
-    with pytest.raises(InputError, match="column 'label' cannot be the label"):
-        label_of(table_of(), tmp_path, classes="label")
+    with pytest.raises(InputError, match="column 'target' cannot be the label"):
+        label_of(many, tmp_path, classes="target")
 
 
 def test_columns_that_cannot_be_the_label_are_refused(tmp_path):
@@ -193,21 +160,15 @@ def test_a_null_label_is_an_error_by_its_row_or_has_no_number(tmp_path):
     assert [fields.get("cls") for _, fields in all_samples(tmp_path / "out")] == [b"1", None, b"0"]
 
 
-def test_numbers_are_counted_in_a_part_of_a_large_table(tmp_path, monkeypatch):
+def test_the_label_is_part_of_the_plan_which_counts_numbers_in_a_part_of_a_large_table(tmp_path, monkeypatch):
+    plans = []
+    for names in (["a", "b"], ["a", "c"]):
+        plans.append(planned([write_table(tmp_path / "in.parquet", table_of(names))], options()))
+    assert plans[0].hash != plans[1].hash
+    assert plans[0].summary()["label"]["num_classes"] == 2
     monkeypatch.setattr("wdsplit.conversion.class_runs._MAX_VALUES", 32)
-    path = write_table(tmp_path / "in.parquet", table_of(range(60)), rows_per_group=20)
-    label = planned([path], options()).label
-    assert not label.is_exact
-    assert label.num_classes < 60
-
-
-def test_the_classes_are_part_of_the_plan(tmp_path):
-    one, other = (
-        planned([write_table(tmp_path / name / "in.parquet", table_of(labels))], options())
-        for name, labels in (("a", ["a", "b"]), ("b", ["a", "c"]))
-    )
-    assert one.hash != other.hash
-    assert one.summary()["label"]["num_classes"] == 2
+    label = planned([write_table(tmp_path / "in.parquet", table_of(range(60)), 20)], options()).label
+    assert not label.is_exact and label.num_classes < 60
 
 
 def test_tars_keep_their_cls(tmp_path):

@@ -7,11 +7,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from wdsplit.conversion.plan.grouping import GroupPlaces, Groups
+from wdsplit.conversion.plan.grouping import Groups
 from wdsplit.conversion.plan.options import PlanOptions
 from wdsplit.conversion.plan.plan import make_plan
 from wdsplit.conversion.plan.saved_plan import SavedPlan, dump_plan, is_plan, parse_plan
-from wdsplit.errors import CorruptDataError, InputError, WdsplitError
+from wdsplit.errors import CorruptDataError, InputError
 from wdsplit.shards.manifest import Field
 from wdsplit.tables.table import InputFile, Remote, Selection, Split, Table
 
@@ -57,10 +57,9 @@ PLANS = {
     "remote": plan_of(REMOTE, samples_per_shard=3),
     "grouped": plan_of(PLAIN, groups=GROUPS, group_by="group", shards=2, shuffle=True, seed=3),
 }
-every_plan = pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 
 
-@every_plan
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 def test_a_plan_comes_back_as_it_was_and_the_same_plan_gives_the_same_bytes(plan):
     saved = saved_of(plan, emit=("dali", "wids"), memory=5, output="/out")
     data = dump_plan(saved)
@@ -69,37 +68,23 @@ def test_a_plan_comes_back_as_it_was_and_the_same_plan_gives_the_same_bytes(plan
     assert (found.plan.hash, found.plan.modified) == (plan.hash, plan.modified)
     assert found.plan.summary() == plan.summary()
     assert found.plan.table.schema.equals(SCHEMA, check_metadata=True)
-    assert [found.plan.rows(shard) for shard in range(plan.num_shards)] == [
-        plan.rows(shard) for shard in range(plan.num_shards)
-    ]
+    assert all(found.plan.rows(shard) == plan.rows(shard) for shard in range(plan.num_shards))
     if plan.groups is not None:
-        assert isinstance(found.plan.groups, GroupPlaces)
         hashes = GROUPS.hashes[::-1]
         assert found.plan.groups.starts_of(hashes).tolist() == plan.groups.starts_of(hashes).tolist()
-    assert [file.remote and file.remote.url for file in found.plan.table.files] == [
-        file.remote and file.remote.url for file in plan.table.files
-    ]
+    urls = [[file.remote and file.remote.url for file in each.table.files] for each in (found.plan, plan)]
+    assert urls[0] == urls[1]
     assert dump_plan(found) == dump_plan(saved) == data
     assert is_plan(data[:64])
-
-
-def test_nothing_else_looks_like_a_plan():
     assert not any(map(is_plan, (b"", b"PAR1", b"PK\3\4", b"wdsplit")))
 
 
-@pytest.mark.parametrize(
-    "url",
-    ["https://host.example.com/x.parquet?X-Amz-Signature=SECRET", "https://me:SECRET@host.example.com/x.parquet"],
-)
+@pytest.mark.parametrize("url", ["https://host/x.parquet?X-Amz-Signature=SECRET", "https://me:SECRET@host/x.parquet"])
 def test_a_url_with_a_secret_is_refused_and_not_told(url):
-    file = dataclasses.replace(REMOTE[0], path="https://host.example.com/x.parquet", remote=Remote(url))
+    file = dataclasses.replace(REMOTE[0], path="https://host/x.parquet", remote=Remote(url))
     with pytest.raises(InputError, match="must not be in a plan file") as found:
         dump_plan(saved_of(plan_of([file], shards=1)))
     assert "SECRET" not in str(found.value)
-    assert "environment" in found.value.remedy
-
-
-def test_what_reaches_a_store_is_not_written():
     file = dataclasses.replace(REMOTE[0], remote=Remote("s3://b/x.parquet", {"secret_access_key": "SECRET"}))
     data = dump_plan(saved_of(plan_of([file], shards=1)))
     assert b"SECRET" not in zlib.decompress(data[data.index(b"\n") + 17 :])
@@ -122,7 +107,6 @@ def test_another_version_is_refused_with_both():
     with pytest.raises(InputError, match="another version") as found:
         parse_plan(dump_plan(saved_of(PLANS["plain"])), "1.3.0")
     assert VERSION in found.value.found and "1.3.0" in found.value.expected
-    assert issubclass(InputError, WdsplitError) and not isinstance(found.value, CorruptDataError)
 
 
 LARGE = """

@@ -65,8 +65,10 @@ def test_what_has_a_note_is_not_done_again_however_it_is_cut_into_tasks(tmp_path
     assert reported[0] == (sum(first), 190, sum(first)) and reported[-1] == (190, 190, sum(first))
 
 
-def test_a_transient_pass_leaves_no_notes(tmp_path):
+def test_a_transient_pass_leaves_no_notes_and_a_run_that_another_has_taken_over_ends(tmp_path):
     assert carried_out(tmp_path, folder="")[0] == SQUARES
+    with pytest.raises(ConvertError, match="another run has taken over"):
+        carried_out(tmp_path, shared=True)
     assert not list(tmp_path.iterdir())
 
 
@@ -82,12 +84,6 @@ def test_shares_are_consecutive_and_leave_one_note_each(tmp_path, count):
     next(tmp_path.glob(f"notes/*-share-{count - 1}-of-{count}.json")).unlink()
     assert found.unfinished_shares("squares") == ([f"{count - 1}/{count}"] if count > 1 else None)
     assert dict(found.read("squares", range(NUM_ITEMS), int)) == SQUARES
-
-
-def test_a_run_that_another_has_taken_over_ends(tmp_path):
-    with pytest.raises(ConvertError, match="another run has taken over"):
-        carried_out(tmp_path, shared=True)
-    assert not (tmp_path / "notes").exists()
 
 
 items = st.integers(0, NUM_ITEMS - 1)

@@ -24,7 +24,7 @@ def read(path, columns=None, groups=None, module=arrow) -> pa.Table:
     file, schema = module.open_file(str(path))
     columns = columns or schema.names
     groups = range(len(file.row_groups)) if groups is None else groups
-    batches = list(module.read_batches(file, groups, columns, schema)) if len(groups) else []
+    batches = list(module.read_batches(file, groups, columns, schema))
     return pa.Table.from_batches(batches, pa.schema([schema.field(name) for name in columns]))
 
 
@@ -37,47 +37,46 @@ def file_of(folder, data, name="a.arrow"):
 # Arrow
 
 
-@every_kind
-@every_compression
-def test_values_of_every_type_are_read_as_they_were_written(new, compression, tmp_path):
+def odd_batches():
+    """Return batches of every type; with dictionaries that grow, and that are replaced; and without rows."""
     arrays = [pa.array(values, kind) for kind, values in SCALARS + NESTED if "_view" not in str(kind)]
     rows = max(map(len, arrays))
-    table = pa.table({f"c{i}": pa.concat_arrays([a, pa.nulls(rows - len(a), a.type)]) for i, a in enumerate(arrays)})
-    found = read(file_of(tmp_path, arrow_bytes(table, new, compression, rows=1)))
-    assert found.schema == table.schema
-    for name in table.column_names:
-        assert found.column(name).combine_chunks().equals(table.column(name).combine_chunks()), name
+    types = {f"c{i}": pa.concat_arrays([a, pa.nulls(rows - len(a), a.type)]) for i, a in enumerate(arrays)}
+    growing = [pa.DictionaryArray.from_arrays(list(range(n)), list("abc"[:n])) for n in (1, 2, 3)]
+    replaced = [pa.array(words).dictionary_encode() for words in (["a", "b"], ["c"], ["d", "e"], ["a"])]
+    numbers = (pa.array(values, pa.int64()) for values in ([], [1, 2, 3], [], [4]))
+    return {
+        "types": pa.table(types).to_batches(max_chunksize=1),
+        "growing": [
+            pa.record_batch({"n": range(len(a)), "word": a, "l": pa.ListArray.from_arrays(list(range(len(a) + 1)), a)})
+            for a in growing
+        ],
+        "replaced": [pa.record_batch({"word": array}) for array in replaced],
+        "empty": [pa.record_batch({"n": array}) for array in numbers],
+    }
 
 
 @every_kind
 @every_compression
-def test_dictionaries_that_grow_are_read_with_each_of_their_batches(new, compression, tmp_path):
-    words = [["a"], ["a", "b"], ["a", "b", "c"]]
-    arrays = [pa.DictionaryArray.from_arrays(list(range(len(its))), its) for its in words]
-    sink = io.BytesIO()
-    schema = pa.schema([("n", pa.int64()), ("word", arrays[0].type), ("l", pa.list_(arrays[0].type))])
+@pytest.mark.parametrize("name", ["types", "growing", "replaced", "empty"])
+def test_any_batches_are_read_as_they_were_written(new, compression, name, tmp_path):
+    batches, sink = odd_batches()[name], io.BytesIO()
+    if (name, new) == ("replaced", ipc.new_file):
+        pytest.skip("a file has one dictionary for all its batches")
     options = ipc.IpcWriteOptions(compression=compression, emit_dictionary_deltas=True)
-    with new(sink, schema, options=options) as writer:
-        for array in arrays:
-            lists = pa.ListArray.from_arrays(list(range(len(array) + 1)), array)
-            writer.write_batch(pa.record_batch([pa.array(range(len(array))), array, lists], schema=schema))
+    with new(sink, batches[0].schema, options=options) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
     path = file_of(tmp_path, sink.getvalue())
-    assert read(path).column("word").to_pylist() == ["a", "a", "b", "a", "b", "c"]
-    assert read(path, ["word"], [1]).column("word").to_pylist() == ["a", "b"]
-    assert read(path, ["word", "n"], [0, 2]).to_pydict() == {"word": ["a", "a", "b", "c"], "n": [0, 0, 1, 2]}
-    assert read(path, ["l"], [2]).column("l").to_pylist() == [["a"], ["b"], ["c"]]
-
-
-def test_dictionaries_that_are_replaced_in_a_stream_are_read_with_each_of_their_batches(tmp_path):
-    arrays = [pa.array(words).dictionary_encode() for words in (["a", "b"], ["c"], ["d", "e"], ["a"])]
-    sink = io.BytesIO()
-    with ipc.new_stream(sink, pa.schema([("word", arrays[0].type)])) as writer:
-        for array in arrays:
-            writer.write_batch(pa.record_batch([array], names=["word"]))
-    path = file_of(tmp_path, sink.getvalue())
-    assert read(path).column("word").to_pylist() == ["a", "b", "c", "d", "e", "a"]
-    for groups, words in (([1], ["c"]), ([0, 2], ["a", "b", "d", "e"]), ([3], ["a"])):
-        assert read(path, groups=groups).column("word").to_pylist() == words
+    assert arrow.open_file(str(path))[0].row_groups == tuple(map(len, batches))
+    for groups in (range(len(batches)), [1], [0, 2], [len(batches) - 1]):
+        found = read(path, groups=groups)
+        expected = pa.Table.from_batches([batches[group] for group in groups])
+        assert found.schema == expected.schema
+        if name == "types":
+            assert found.combine_chunks().equals(expected.combine_chunks())
+        else:
+            assert found.to_pydict() == expected.to_pydict()
 
 
 def test_dictionaries_of_a_file_may_stand_after_batches_that_need_them(tmp_path):
@@ -110,20 +109,6 @@ def test_a_large_batch_is_cut_into_row_groups(new, compression, tmp_path, monkey
 
 
 @every_kind
-def test_batches_without_rows_are_row_groups_without_rows(new, tmp_path):
-    table = pa.table({"n": [1, 2, 3]})
-    empty = table.slice(0, 0).combine_chunks()
-    sink = io.BytesIO()
-    with new(sink, table.schema) as writer:
-        for part in (empty, table, empty, table):
-            writer.write_batch(pa.record_batch([pa.array(part.column("n").to_pylist(), pa.int64())], names=["n"]))
-    path = file_of(tmp_path, sink.getvalue())
-    assert arrow.open_file(str(path))[0].row_groups == (0, 3, 0, 3)
-    rows = read_rows(open_inputs([str(path)]), 2, 5, ["n"])
-    assert [value for part in rows for value in part.columns["n"].to_pylist()] == [3, 1, 2]
-
-
-@every_kind
 def test_what_is_read_of_a_file_that_is_not_compressed_is_not_copied(new, tmp_path):
     table = pa.table({"s": ["x" * 1000] * 1000})
     path = file_of(tmp_path, arrow_bytes(table, new, rows=100))
@@ -132,14 +117,6 @@ def test_what_is_read_of_a_file_that_is_not_compressed_is_not_copied(new, tmp_pa
     batches = list(arrow.read_batches(file, range(10), ["s"], schema))
     assert sum(map(len, batches)) == 1000
     assert pa.total_allocated_bytes() - before < 10_000
-
-
-@every_kind
-@every_compression
-def test_the_size_when_decoded_is_told_of_compressed_files_too(new, compression, tmp_path):
-    table = pa.table({"s": ["x" * 1000] * 1000})
-    file, _ = arrow.open_file(str(file_of(tmp_path, arrow_bytes(table, new, compression, rows=100))))
-    assert file.data_bytes == pytest.approx(table.nbytes, rel=0.05)
 
 
 def test_rows_are_counted_without_decompressing(tmp_path):
@@ -157,40 +134,47 @@ def test_rows_are_counted_without_decompressing(tmp_path):
         list(read_rows(open_inputs([str(path)]), 500, 600, ["s"]))
 
 
-def test_a_footer_that_names_other_columns_is_refused(tmp_path):
-    data = arrow_bytes(pa.table({"caption": [1]}), ipc.new_file)
-    place = data.rindex(b"caption")
-    path = file_of(tmp_path, data[:place] + b"captioN" + data[place + 7 :])
-    with pytest.raises(InputError, match="cannot be read as an Arrow IPC"):
-        open_inputs([str(path)])
+def changed(data, old, new):
+    """Return data in which what stands last of `old` is replaced."""
+    place = data.rindex(old)
+    return data[:place] + new + data[place + len(new) :]
 
 
-def test_feather_v1_is_refused_by_its_name(tmp_path):
-    path = file_of(tmp_path, b"FEA1" + bytes(100) + b"FEA1", "old.feather")
-    with pytest.raises(InputError, match="cannot be read as an Arrow IPC") as caught:
-        open_inputs([str(path)])
-    assert str(path) in str(caught.value)
+WORDS = pa.array(["a", "bb", "ccc", "a"] * 4)
+ASTRAY = b"\xff\xff\xff\x7f" * 8
 
 
-@pytest.mark.parametrize("cut, found", [(-8, "no end marker"), (None, "bytes follow the end")])
-def test_a_stream_must_end_with_its_marker(tmp_path, cut, found):
-    data = arrow_bytes(pa.table({"n": [1, 2]}), ipc.new_stream)
-    path = file_of(tmp_path, data[:cut] if cut else data + data)
-    with pytest.raises(InputError, match=found) as caught:
-        open_inputs([str(path)])
-    assert str(path) in str(caught.value)
-
-
-@pytest.mark.parametrize("kind", [pa.string(), pa.dictionary(pa.int32(), pa.string())])
-def test_offsets_and_indices_that_lead_astray_are_refused(tmp_path, kind):
-    words = ["a", "bb", "ccc", "a"] * 4
-    array = pa.array(words, kind) if kind == pa.string() else pa.array(words).dictionary_encode()
-    data = arrow_bytes(pa.table({"s": array}), ipc.new_file, rows=16)
-    numbers = array.buffers()[1].to_pybytes()[: 4 * len(words)]
-    place = data.index(numbers)
-    path = file_of(tmp_path, data[:place] + b"\xff\xff\xff\x7f" * 8 + data[place + 32 :])
-    with pytest.raises(InputError, match="cannot be read as an Arrow IPC"):
-        list(read_rows(open_inputs([str(path)]), 0, 16, ["s"]))
+@pytest.mark.parametrize(
+    ("name", "data", "found"),
+    [
+        (
+            "other columns.arrow",
+            changed(arrow_bytes(pa.table({"caption": [1]}), ipc.new_file), b"caption", b"captioN"),
+            "",
+        ),
+        ("feather v1.feather", b"FEA1" + bytes(100) + b"FEA1", ""),
+        ("unended.arrow", arrow_bytes(pa.table({"s": [1, 2]}), ipc.new_stream)[:-8], "no end marker"),
+        ("twice.arrow", arrow_bytes(pa.table({"s": [1, 2]}), ipc.new_stream) * 2, "bytes follow the end"),
+        *(
+            (
+                f"{array.type}.arrow".replace("/", ""),
+                changed(
+                    arrow_bytes(pa.table({"s": array}), ipc.new_file, rows=16),
+                    array.buffers()[1].to_pybytes()[:64],
+                    ASTRAY,
+                ),
+                "",
+            )
+            for array in (WORDS, WORDS.dictionary_encode())
+        ),
+        ("not utf-8.orc", orc_bytes(pa.table({"s": ["abcdefgh"]})).replace(b"abcdefgh", b"\xffbcdefgh"), ""),
+    ],
+)
+def test_what_is_damaged_is_refused_by_its_file(tmp_path, name, data, found):
+    path = file_of(tmp_path, data, name)
+    with pytest.raises(InputError, match=f"cannot be read as(.|\n)*{found}") as caught:
+        list(read_rows(open_inputs([str(path)]), 0, 1, ["s"]))
+    assert caught.value.place.startswith(str(path))
 
 
 # ORC
@@ -218,9 +202,3 @@ def test_stripes_are_row_groups(stripes, compression, tmp_path):
     )
     for name in ("a.b", "a"):
         assert read(path, [name], [0], orc_format).column(name).to_pylist() == stripes.column(name)[:first].to_pylist()
-
-
-def test_text_of_orc_that_is_not_utf8_is_refused(tmp_path):
-    path = file_of(tmp_path, orc_bytes(pa.table({"s": ["abcdefgh"]})).replace(b"abcdefgh", b"\xffbcdefgh"), "a.orc")
-    with pytest.raises(InputError, match="cannot be read as ORC"):
-        list(read_rows(open_inputs([str(path)]), 0, 1, ["s"]))

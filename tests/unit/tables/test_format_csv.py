@@ -1,7 +1,6 @@
 import csv
 import io
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +12,6 @@ from format_inputs import read_data, read_files
 from wdsplit.errors import InputError
 from wdsplit.tables.formats import text
 from wdsplit.tables.formats.text_types import is_exact
-from wdsplit.tables.read import open_inputs
 
 PIECES = ['"', ",", "\n", "\r\n", "\t", "a", "é", " ", "b", "'", "\\", "\0"]
 TEXT = st.lists(st.sampled_from(PIECES), max_size=6).map("".join)
@@ -39,47 +37,53 @@ def read(tmp_path, block_bytes):
 def test_what_python_writes_is_read_as_python_reads_it(tmp_path_factory, rows, size, quoting, end, last_end, kind):
     name, delimiter = kind
     width = len(rows[0]) if rows else 2
-    names = [f"column {i}" for i in range(width)]
     sink = io.StringIO(newline="")
-    csv.writer(sink, delimiter=delimiter, quoting=quoting, lineterminator=end).writerows([names, *rows])
+    writer = csv.writer(sink, delimiter=delimiter, quoting=quoting, lineterminator=end)
+    writer.writerows([[f"column {i}" for i in range(width)], *rows])
     written = sink.getvalue()
     written = written if last_end or not rows else written.removesuffix(end)
-    path = tmp_path_factory.mktemp("csv") / name
+    assert_read_as_by_python(tmp_path_factory.mktemp("csv") / name, written, size, delimiter)
+
+
+def assert_read_as_by_python(path, written, size, delimiter=","):
+    """Read text in blocks of a size, and compare its rows with those of the standard library."""
     path.write_bytes(written.encode())
-    python_rows = [row for row in csv.reader(io.StringIO(written, newline=""), delimiter=delimiter) if row][1:]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(text, "BLOCK_BYTES", size)
-        table = read_files([str(path)])
-    assert [["" if value is None else value for value in row.values()] for row in table.to_pylist()] == python_rows
+        table = read_files([path])
+    rows = [row for row in csv.reader(io.StringIO(written, newline=""), delimiter=delimiter) if row][1:]
+    assert [["" if value is None else value for value in row.values()] for row in table.to_pylist()] == rows
 
 
 @given(st.lists(st.sampled_from(["a", "b", '"', ",", "\n"]), max_size=14).map("".join), st.sampled_from([1, 3, 1000]))
 def test_any_quotes_are_read_as_python_reads_them_or_are_refused(tmp_path_factory, data, size):
     path = tmp_path_factory.mktemp("csv") / "a.csv"
-    path.write_text(f"x,y\n{data}")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(text, "BLOCK_BYTES", size)
-        try:
-            table = read_files([str(path)])
-        except InputError as error:
-            assert f"{path}, line" in str(error)
-            return
-    rows = [row for row in csv.reader(io.StringIO(data, newline="")) if row]
-    assert [["" if value is None else value for value in row.values()] for row in table.to_pylist()] == rows
+    try:
+        assert_read_as_by_python(path, f"x,y\n{data}", size)
+    except InputError as error:
+        assert f"{path}, line" in str(error)
 
 
-@pytest.mark.parametrize("data", ["a,b\n1,2\n", "\ufeffa,b\r\n1,2\r\n", "\n\na,b\n\n1,2\n\n", 'a,"b"\n"1",2'])
-def test_marks_line_ends_and_empty_lines_make_no_difference(read, data):
-    assert read(data).to_pylist() == [{"a": 1, "b": 2}]
-
-
-def test_names_may_hold_anything(read):
-    assert read('"a ""b""","c\nd",é, e\n1,2,3,4\n').to_pylist() == [{'a "b"': 1, "c\nd": 2, "é": 3, " e": 4}]
-
-
-def test_a_header_alone_has_no_rows(read):
-    assert read("a,b\n").num_rows == read("a,b").num_rows == 0
-    assert read("a,b").column_names == ["a", "b"]
+@pytest.mark.parametrize(
+    ("data", "rows"),
+    [
+        *(
+            (data, [{"a": 1, "b": 2}])
+            for data in ("a,b\n1,2\n", "\ufeffa,b\r\n1,2\r\n", "\n\na,b\n\n1,2\n\n", 'a,"b"\n"1",2')
+        ),
+        ('"a ""b""","c\nd",é, e\n1,2,3,4\n', [{'a "b"': 1, "c\nd": 2, "é": 3, " e": 4}]),
+        ("a,b", []),
+        (
+            'n,f,b,t,none\n1,1.5,true,x,\n,,,,\n"","","","",""\n',
+            [
+                {"n": 1, "f": 1.5, "b": True, "t": "x", "none": ""},
+                *[{"n": None, "f": None, "b": None, "t": "", "none": ""}] * 2,
+            ],
+        ),
+    ],
+)
+def test_marks_empty_lines_odd_names_and_fields_with_nothing_in_them_are_read(read, data, rows):
+    assert read(data).to_pylist() == rows
 
 
 # Types
@@ -131,46 +135,25 @@ def test_a_column_has_a_type_that_keeps_all_its_values(read, values, kind, order
         assert np.array_equal(found, [int(v) if kind == pa.int64() else float(v) for v in values], equal_nan=True)
 
 
-def test_a_field_with_nothing_in_it_is_null_in_numbers_and_empty_in_text(read):
-    table = read('n,f,b,t,none\n1,1.5,true,x,\n,,,,\n"","","","",""\n')
-    assert table.to_pylist() == [
-        {"n": 1, "f": 1.5, "b": True, "t": "x", "none": ""},
-        *[{"n": None, "f": None, "b": None, "t": "", "none": ""}] * 2,
-    ]
-    assert table.schema.field("none").type == pa.string()
-
-
 def test_types_are_common_to_all_files(tmp_path, block_bytes):
-    files = {
-        "a": "id,x,zip\n1,1,007\n",
-        "b": "x,id,zip\n2.5,,12345\n",
-        "c": "id,x,zip\n",
-        "d": "id,x,zip\n9007199254740993,9007199254740993,1\n",
-    }
     paths = []
-    for name, data in files.items():
-        paths.append(str(tmp_path / f"{name}.csv"))
-        Path(paths[-1]).write_text(data)
+    for data in (
+        "id,x,zip\n1,1,007\n",
+        "x,id,zip\n2.5,,12345\n",
+        "id,x,zip\n",
+        "id,x,zip\n9007199254740993,9007199254740993,1\n",
+    ):
+        paths.append(tmp_path / f"{len(paths)}.csv")
+        paths[-1].write_text(data)
     table = read_files(paths[:3])
     assert table.schema.types == [pa.int64(), pa.float64(), pa.string()]
-    assert table.to_pylist() == [
-        {"id": 1, "x": 1.0, "zip": "007"},
-        {"id": None, "x": 2.5, "zip": "12345"},
-    ]
+    assert table.to_pylist() == [{"id": 1, "x": 1.0, "zip": "007"}, {"id": None, "x": 2.5, "zip": "12345"}]
     assert not any(field.metadata for field in table.schema)
     assert read_files(paths).column("x").to_pylist() == ["1", "2.5", "9007199254740993"]
 
 
-@given(st.floats(allow_nan=False), st.sampled_from(["%r", "%.17g", "%.18e", "%.25e", "%.15g", "%f"]))
-def test_a_double_printed_with_any_number_of_digits_is_exact(value, form):
-    printed = form % value
-    exact = is_exact(printed)
-    assert exact or float(printed) != value
-    assert exact or form in ("%f", "%.15g")
-
-
 @settings(max_examples=40)
-@given(st.from_regex(r"-?(0|[1-9][0-9]{0,25})(\.[0-9]{1,25})?(e-?[0-9]{1,3})?", fullmatch=True))
+@given(st.from_regex(r"-?(0|[1-9][0-9]{0,25})(\.[0-9]{1,25})?(e[-+]?[0-9]{1,3})?", fullmatch=True))
 def test_a_number_is_exact_if_its_double_is_printed_the_same(number):
     digits = number.split("e")[0].replace(".", "").lstrip("-0")
     mantissa = f"{float(number):.{max(0, len(digits) - 1)}e}".split("e")[0].replace(".", "").lstrip("-0")
@@ -194,18 +177,13 @@ def test_a_number_is_exact_if_its_double_is_printed_the_same(number):
         ("a,a\n1,2\n", "a header does not name the columns", 1),
         (",a\n1,2\n", "a header does not name the columns", 1),
         ("a,b,\n1,2,3\n", "a header does not name the columns", 1),
+        ("\n\n", "cannot be read as CSV", ""),
     ],
 )
 def test_what_cannot_be_told_for_certain_is_refused_with_its_line(read, tmp_path, data, cause, line):
     with pytest.raises(InputError, match=cause) as caught:
         read(data)
-    assert f"{tmp_path / 'a.csv'}, line {line}" in caught.value.place
-
-
-def test_a_file_without_a_header_is_refused(tmp_path):
-    (tmp_path / "a.csv").write_text("\n\n")
-    with pytest.raises(InputError, match="cannot be read as CSV"):
-        open_inputs([str(tmp_path / "a.csv")])
+    assert caught.value.place.startswith(f"{tmp_path / 'a.csv'}, line {line}" if line else str(tmp_path / "a.csv"))
 
 
 def test_a_row_that_is_too_large_is_refused(read, monkeypatch):

@@ -1,7 +1,9 @@
-"""What a folder of media files is as a table: which files, in which order, of which classes."""
+"""What a folder of media files is as a table: which files, in which order, of which classes, with which metadata."""
 
+import json
 import os
 
+import pyarrow as pa
 import pytest
 
 from media_files import listed, names_of, write_files
@@ -13,33 +15,26 @@ from wdsplit.tables.media import class_counts, open_media
 from wdsplit.tables.read import read_rows
 
 
-def column(table, name):
-    return [value for rows in read_rows(table, 0, table.num_rows, [name]) for value in rows.columns[name].to_pylist()]
-
-
-def test_files_are_found_in_any_case_and_sorted_with_their_classes(tmp_path):
-    root = write_files(tmp_path, "dog/b.JPG", "dog/a.jpeg", "cat/x.Png", "ant/deep/er/y.JPEG")
-    table = listed(root)
-    assert names_of(table) == ["ant/deep/er/y.JPEG", "cat/x.Png", "dog/a.jpeg", "dog/b.JPG"]
-    assert class_names(table.schema) == {"label": ("ant", "cat", "dog")}
-    assert column(table, "label") == [0, 1, 2, 2]
-    assert column(table, "stem") == ["ant/deep/er/y", "cat/x", "dog/a", "dog/b"]
-    assert class_counts(table) == {"ant": 1, "cat": 1, "dog": 2}
+def rows_of(table, *names):
+    parts = [pa.table(dict(rows.columns)) for rows in read_rows(table, 0, table.num_rows, names)]
+    return [tuple(row.values()) for part in parts for row in part.to_pylist()]
 
 
 def test_classes_and_rows_are_in_the_order_of_torchvision(tmp_path):
     """Its ImageFolder sorts the folders by name, and the files of each."""
-    root = write_files(tmp_path, "b c/2.jpg", "b c/10.jpg", "b/1.jpg", "b/sub/0.jpg", "Z/1.jpg", "é/1.jpg", "b-c/1.jpg")
+    names = "b c/2.JPG", "b c/10.jpg", "b/1.Png", "b/sub/0.jpg", "Z/1.jpeg", "é/1.jpg", "b-c/deep/er/1.JPEG"
+    root = write_files(tmp_path, *names)
     classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
     files = [
-        (os.path.join(folder, name), number)
+        (os.path.relpath(os.path.join(folder, name), root), number)
         for number, one in enumerate(classes)
         for folder, _, names in sorted(os.walk(os.path.join(root, one)))
         for name in sorted(names)
     ]
     table = listed(root)
     assert list(class_names(table.schema)["label"]) == classes
-    assert list(zip([f"{root}/{name}" for name in names_of(table)], column(table, "label"), strict=True)) == files
+    assert rows_of(table, "file_name", "label", "stem") == [(*file, file[0].rpartition(".")[0]) for file in files]
+    assert class_counts(table) == {name: 2 if name in ("b", "b c") else 1 for name in classes}
 
 
 @pytest.mark.parametrize("suffix", MEDIA_SUFFIXES)
@@ -77,30 +72,26 @@ def test_folders_with_other_files_only_are_no_classes_but_empty_ones_are(tmp_pat
         ("x/b/1.jpg x/c/1.jpg y/1.jpg", "x y", "differ in their contents", "without classes"),
         ("a/1.jpg b/2.jpg", "/ a", "inside another", ""),
         ("a/1.jpg b/2.jpg", "a/1.jpg /", "inside another", ""),
+        (os.fsdecode(b"\xff.jpg"), "", "not UTF-8", ""),
     ],
 )
-def test_what_is_ambiguous_is_refused(names, inputs, cause, found, tmp_path):
-    root = write_files(tmp_path, *names.split())
+def test_what_is_ambiguous_or_has_no_text_as_a_name_is_refused(names, inputs, cause, found, tmp_path):
+    root = str(tmp_path)
+    for name in names.split():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
     with pytest.raises(InputError, match=cause) as caught:
         listed(*(f"{root}/{each}" for each in inputs.split(" ")))
     assert found in caught.value.found
 
 
-def test_classes_one_folder_deeper_are_hinted_at(tmp_path):
-    root = write_files(tmp_path, "images/dog/1.jpg", "images/cat/1.jpg")
-    table = listed(root)
-    assert "label" not in table.schema.names
-    assert f"did you mean {root}/images, or --class-depth 2?" in table.notes[0]
-    assert class_names(open_media([root], class_depth=2).schema) == {"label": ("cat", "dog")}
-
-
-def test_classes_may_be_at_any_depth(tmp_path):
+def test_classes_may_be_at_any_depth_and_are_hinted_at(tmp_path):
     names = ["animals/cat/1.jpg", "animals/dog/old/2.jpg", "vehicles/car/3.jpg", "vehicles/cat/4.jpg"]
     root = write_files(tmp_path, *names)
     (tmp_path / "animals" / "bird").mkdir()
     table = open_media([root], class_depth=2)
     assert class_names(table.schema) == {"label": ("bird", "car", "cat", "dog")}
-    assert column(table, "label") == [2, 3, 1, 2]
+    assert rows_of(table, "label") == [(2,), (3,), (1,), (2,)]
     assert class_names(listed(root).schema) == {"label": ("animals", "vehicles")}
     assert listed(root).files[0].footer != table.files[0].footer
     assert "label" not in open_media([root], class_depth=0).schema.names
@@ -109,6 +100,9 @@ def test_classes_may_be_at_any_depth(tmp_path):
     assert "3 files beside 1 folders, such as animals/cat/1.jpg" in caught.value.found
     with pytest.raises(InputError, match="class_depth is for folders"):
         planned([write_table(tmp_path / "a.parquet", {"a": [1]})], options(class_depth=2))
+    (tmp_path / "vehicles").rename(tmp_path / "animals" / "vehicles")
+    (tmp_path / "a.parquet").unlink()
+    assert f"did you mean {root}/animals, or --class-depth 2?" in listed(root).notes[0]
 
 
 @pytest.mark.parametrize("pattern", ["*/*", "*/", "*/{cat,car}"])
@@ -140,32 +134,28 @@ def test_what_is_left_out_is_counted_and_named_in_the_plan(tmp_path):
 def test_links_are_followed_and_those_that_lead_back_end(tmp_path, caplog):
     root = write_files(tmp_path / "root", "a/1.jpg", "b/2.jpg")
     write_files(tmp_path / "other", "3.jpg")
-    (tmp_path / "root" / "ab").symlink_to(tmp_path / "other")
-    (tmp_path / "root" / "b" / "4.jpg").symlink_to("2.jpg")
-    for name in ("x", "y"):
-        (tmp_path / "root" / "a" / name).symlink_to(tmp_path / "root")
+    for name, target in {
+        "ab": tmp_path / "other",
+        "b/4.jpg": "2.jpg",
+        "a/x": root,
+        "a/y": root,
+        "a/itself.jpg": "itself.jpg",
+    }.items():
+        (tmp_path / "root" / name).symlink_to(target)
     assert names_of(listed(root)) == ["a/1.jpg", "ab/3.jpg", "b/2.jpg", "b/4.jpg"]
     assert "skipping a link to a folder that is already included" in caplog.text
 
 
 def test_most_files_decide_the_field_and_the_others_are_counted(tmp_path):
-    plan = planned([write_files(tmp_path, "1.png", "2.jpg", "3.JPEG")], options())
-    assert [one.name for one in plan.fields] == ["jpg"]
-    assert plan.table.notes == ("files of other kinds are written to the field 'jpg', too: 1 png",)
-    more = planned([f"{tmp_path}", write_files(tmp_path.with_name("more"), "4.png", "5.gif")], options(class_depth=0))
-    assert [one.name for one in more.fields] == ["jpg"]
-    assert more.table.notes == ("files of other kinds are written to the field 'jpg', too: 2 png, 1 gif",)
-
-
-def test_files_that_are_left_out_decide_neither_kind_nor_field(tmp_path):
+    root = write_files(tmp_path / "1", "1.png", "2.jpg", "3.JPEG")
     for name in ("a.png", "b.png", "c.png", "d.wav"):
-        (tmp_path / name).touch()
-    (tmp_path / "e.gif").symlink_to("nowhere.gif")
-    plan = planned([write_files(tmp_path, "1.jpg")], options())
+        (tmp_path / "1" / name).touch()
+    plan = planned([root], options())
     assert [one.name for one in plan.fields] == ["jpg"]
-    assert [note.partition(": ")[2] for note in plan.table.notes] == [
-        "left out: 4 empty, such as a.png; 1 not files, or broken links, such as e.gif"
-    ]
+    assert plan.table.notes[-1] == "files of other kinds are written to the field 'jpg', too: 1 png"
+    more = planned([root, write_files(tmp_path / "2", "4.png", "5.gif")], options(class_depth=0))
+    assert [one.name for one in more.fields] == ["jpg"]
+    assert more.table.notes[-1] == "files of other kinds are written to the field 'jpg', too: 2 png, 1 gif"
 
 
 @pytest.mark.parametrize("pattern", ["*/*.jpg", "**/*.jpg", "{a,b}/*.jpg", "a/1.jpg {root}/b/*.jpg"])
@@ -173,53 +163,33 @@ def test_files_of_a_pattern_have_the_classes_below_their_common_folder(pattern, 
     root = write_files(tmp_path / "photos", "a/1.jpg", "b/2.jpg", "b/3.png", "b/4.JPG")
     inputs = [f"{root}/{part}".replace(f"{root}/{{root}}", root) for part in pattern.split(" ")]
     table = listed(*inputs)
-    assert names_of(table) == ["a/1.jpg", "b/2.jpg"] and column(table, "label") == [0, 1]
+    assert rows_of(table, "file_name", "label") == [("a/1.jpg", 0), ("b/2.jpg", 1)]
     assert table.files[0].path == root
 
 
-def test_a_link_to_itself_is_left_out_and_a_folder_that_may_not_be_entered_is_an_error(tmp_path, monkeypatch):
-    root = write_files(tmp_path, "a/1.jpg", "b/2.jpg")
-    (tmp_path / "a" / "2.jpg").symlink_to("2.jpg")
-    assert names_of(listed(root)) == ["a/1.jpg", "b/2.jpg"]
-    asked = os.stat
+@pytest.mark.parametrize(("function", "place"), [("stat", "b/2.jpg"), ("scandir", "b")])
+def test_what_cannot_be_read_is_an_error(tmp_path, monkeypatch, function, place):
+    root, asked = write_files(tmp_path, "a/1.jpg", "b/2.jpg"), getattr(os, function)
 
-    def refusing(path, **keywords):
-        if str(path).endswith("b/2.jpg"):
+    def refusing(path=".", **keywords):
+        if str(path).endswith(place):
             raise PermissionError(13, "Permission denied", path)
         return asked(path, **keywords)
 
     with monkeypatch.context() as patched, pytest.raises(InputError, match="cannot be read") as caught:
-        patched.setattr(os, "stat", refusing)
-        open_media([root])
-    assert caught.value.place == f"{root}/b/2.jpg"
-
-
-def test_a_folder_that_cannot_be_read_is_an_error(tmp_path, monkeypatch):
-    root, opened = write_files(tmp_path, "a/1.jpg", "b/2.jpg"), os.scandir
-
-    def refusing(path="."):
-        if str(path).endswith("/b"):
-            raise PermissionError(13, "Permission denied", path)
-        return opened(path)
-
-    with monkeypatch.context() as patched, pytest.raises(InputError, match="a folder cannot be read") as caught:
-        patched.setattr(os, "scandir", refusing)
+        patched.setattr(os, function, refusing)
         listed(root)
-    assert (caught.value.place, caught.value.found) == (f"{root}/b", "Permission denied")
+    assert (caught.value.place, caught.value.found) == (f"{root}/{place}", "Permission denied")
 
 
-def test_one_file_and_files_of_the_working_folder_are_inputs(tmp_path, monkeypatch):
-    root = write_files(tmp_path, "1.jpg", "2.jpg")
+def test_files_of_the_working_folder_and_several_folders_are_inputs(tmp_path, monkeypatch):
+    root = write_files(tmp_path / "x", "1.jpg", "2.jpg")
     assert names_of(listed(f"{root}/1.jpg")) == ["1.jpg"]
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(root)
     assert names_of(listed("1.jpg", "2.jpg")) == names_of(listed(".")) == ["1.jpg", "2.jpg"]
-
-
-def test_several_folders_have_the_classes_of_all(tmp_path):
-    one, other = write_files(tmp_path / "x", "b/1.jpg", "c/1.jpg"), write_files(tmp_path / "y", "a/1.jpg", "c/2.jpg")
-    table = listed(one, other)
+    table = listed(write_files(tmp_path / "y", "b/1.jpg", "c/1.jpg"), write_files(tmp_path / "z", "a/1.jpg", "c/2.jpg"))
     assert class_names(table.schema) == {"label": ("a", "b", "c")}
-    assert column(table, "label") == [1, 2, 0, 2]
+    assert rows_of(table, "label") == [(1,), (2,), (0,), (2,)]
 
 
 def test_a_plan_knows_a_folder_again_by_its_names_sizes_and_classes(tmp_path):
@@ -236,7 +206,70 @@ def test_a_plan_knows_a_folder_again_by_its_names_sizes_and_classes(tmp_path):
     assert hash_of(tmp_path / "1" / "set") != first
 
 
-def test_a_name_that_is_not_utf_8_is_refused(tmp_path):
-    (tmp_path / os.fsdecode(b"\xff.jpg")).write_bytes(b"x")
-    with pytest.raises(InputError, match="not UTF-8"):
-        listed(str(tmp_path))
+# What metadata.csv and its like add to the rows of media files
+
+ROWS = [{"file_name": "b/2.jpg", "text": "two", "score": 2}, {"file_name": "./a/1.jpg", "text": "one, é", "score": 1}]
+
+
+def write_metadata(folder, name, rows):
+    if name.endswith(".csv"):
+        lines = [",".join(rows[0]), *(",".join(f'"{value}"' for value in row.values()) for row in rows)]
+        (folder / name).write_text("\n".join(lines), encoding="utf-8")
+    elif name.endswith(".jsonl"):
+        (folder / name).write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    else:
+        write_table(folder / name, pa.Table.from_pylist(rows))
+
+
+@pytest.fixture
+def root(tmp_path):
+    return write_files(tmp_path / "photos", "a/1.jpg", "b/2.jpg")
+
+
+@pytest.mark.parametrize("name", ["metadata.csv", "metadata.jsonl", "metadata.parquet"])
+def test_its_columns_are_columns_of_the_files_that_it_names(name, root, tmp_path):
+    write_metadata(tmp_path / "photos", name, ROWS)
+    found = rows_of(listed(root), "file_name", "text", "score", "label")
+    assert found == [("a/1.jpg", "one, é", 1, 0), ("b/2.jpg", "two", 2, 1)]
+    plan = planned([root], options())
+    fields = {one.name: one.column for one in plan.fields}
+    assert fields == {"jpg": "image", "cls": "label", "txt": "text", "score.json": "score"}
+    write_metadata(tmp_path / "photos", name, [row | {"score": 7} for row in ROWS])
+    assert planned([root], options()).hash != plan.hash
+    (tmp_path / "photos" / "a" / "1.jpg").write_bytes(b"")  # empty files are left out with their rows
+    assert rows_of(listed(root), "text") == [("two",)]
+
+
+def test_metadata_may_be_in_several_folders_and_replace_their_classes(root, tmp_path):
+    write_metadata(tmp_path / "photos" / "a", "metadata.csv", [{"file_name": "1.jpg", "text": "one"}])
+    write_metadata(tmp_path / "photos" / "b", "metadata.jsonl", [{"file_name": "2.jpg", "text": "two"}])
+    assert rows_of(listed(root), "text") == [("one",), ("two",)]
+    for name in ("a/metadata.csv", "b/metadata.jsonl"):
+        (tmp_path / "photos" / name).unlink()
+    write_metadata(tmp_path / "photos", "metadata.jsonl", [row | {"label": "x"} for row in ROWS])
+    table = listed(root)
+    assert rows_of(table, "label") == [("x",), ("x",)]
+    assert list(table.notes) == [f"{root}: the column 'label' of the metadata replaces the classes of 2 folders"]
+    write_files(root, "3.jpg")  # which may be beside the folders then
+    write_metadata(tmp_path / "photos", "metadata.jsonl", [*ROWS, {"file_name": "3.jpg", "text": "three", "score": 3}])
+    assert names_of(listed(root)) == ["3.jpg", "a/1.jpg", "b/2.jpg"]
+    assert "label" not in listed(root).schema.names
+
+
+@pytest.mark.parametrize(
+    ("rows", "cause", "found"),
+    [
+        ([{"filename": "a/1.jpg", "text": "one"}], "no column 'file_name'", "filename"),
+        ([row | {"image": 1} for row in ROWS], "reserved or duplicate name: 'image'", ""),
+        (
+            [ROWS[0], ROWS[0], {**ROWS[1], "file_name": "a/9.jpg"}],
+            "do not match",
+            "1 files in no row: a/1.jpg; 1 rows of no file: a/9.jpg; 1 files in several rows: b/2.jpg",
+        ),
+    ],
+)
+def test_metadata_that_does_not_belong_to_the_files_is_refused(root, tmp_path, rows, cause, found):
+    write_metadata(tmp_path / "photos", "metadata.csv", rows)
+    with pytest.raises(InputError, match=cause) as caught:
+        listed(root)
+    assert found in str(caught.value)

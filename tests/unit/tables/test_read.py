@@ -9,12 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from format_inputs import damage
 from privileges import as_another_user, public_folder
 from tables import mixed_table, write_files, write_table
 from wdsplit.errors import InputError
 from wdsplit.tables.formats import parquet
 from wdsplit.tables.formats.common import unreadable
 from wdsplit.tables.read import first_payloads, open_inputs, read_rows
+from wdsplit.tables.table import InputFile, Table
 
 TABLE = mixed_table(60)
 
@@ -71,32 +73,29 @@ def test_any_rows_of_any_layout_read_in_any_batches_are_the_slice_of_the_table(
 def test_row_groups_before_the_first_row_and_after_the_last_are_not_read(tmp_path):
     path = write_table(tmp_path / "a.parquet", TABLE, 10)
     table = open_inputs([path])
-    data = bytearray(Path(path).read_bytes())
-    metadata = pq.read_metadata(path)
-    for group in (0, 1, 4, 5):
-        for number in range(metadata.num_columns):
-            column = metadata.row_group(group).column(number)
-            start = column.dictionary_page_offset or column.data_page_offset
-            data[start : start + column.total_compressed_size] = b"\xff" * column.total_compressed_size
-    Path(path).write_bytes(data)
+    damage(path, (0, 1, 4, 5))
     assert rows_of(table, 25, 38, TABLE.column_names).equals(TABLE.slice(25, 13))
+    with pytest.raises(InputError, match="cannot be read as parquet") as caught:
+        rows_of(table, 0, 60, ["image"])
+    assert caught.value.place == path
 
 
 def test_columns_with_dots_in_their_names_are_not_taken_for_nested_ones(tmp_path):
     table = pa.table({"a.b": [1, 2], "a": [{"b": 3}, {"b": 4}], "b": [5, 6]})
-    table = open_inputs([write_table(tmp_path / "a.parquet", table)])
-    (rows,) = read_rows(table, 0, 2, ["a.b"])
-    assert rows.columns["a.b"].to_pylist() == [1, 2]
-    (rows,) = read_rows(table, 0, 2, ["a"])
-    assert rows.columns["a"].to_pylist() == [{"b": 3}, {"b": 4}]
+    opened = open_inputs([write_table(tmp_path / "a.parquet", table)])
+    for name in table.column_names:
+        (rows,) = read_rows(opened, 0, 2, [name])
+        assert rows.columns[name].to_pylist() == table[name].to_pylist()
 
 
-def test_the_checksum_of_the_footer_tells_files_of_one_size_apart(tmp_path):
-    paths = [write_table(tmp_path / f"{value}.parquet", {"a": [value] * 3}) for value in (1, 2)]
-    one, other = open_inputs(paths).files
-    assert one.num_bytes == other.num_bytes
-    assert one.footer != other.footer
-    assert open_inputs(paths).files[0] == one
+def test_the_numbers_of_large_tables_do_not_overflow():
+    files = tuple(InputFile(f"{n}.parquet", 1, 2**40, (2**39, 2**39), 2**50, "00") for n in range(3))
+    table = Table(files, pa.schema([]))
+    assert table.total_rows == 3 * 2**40
+    (part,) = table.ranges(3 * 2**40 - 1, 3 * 2**40)
+    assert (part.groups, part.skip, part.count) == ((1,), 2**39 - 1, 1)
+    assert part.row_numbers(2**39 - 1, 2**39).tolist() == [3 * 2**40 - 1]
+    assert table.where(2**41 + 5) == "2.parquet, row 5"
 
 
 # Files that cannot be read
@@ -104,26 +103,12 @@ def test_the_checksum_of_the_footer_tells_files_of_one_size_apart(tmp_path):
 
 @pytest.mark.parametrize("content", [b"", b"PAR1", b"PAR1PAR1", b"\xff" * 5000, b"PAR1" + b"\xff" * 100 + b"PAR1"])
 def test_what_is_no_parquet_is_refused_by_name(tmp_path, content):
-    good = write_table(tmp_path / "a.parquet", {"a": [1]})
-    bad = tmp_path / "b.parquet"
+    good, bad = write_table(tmp_path / "a.parquet", {"a": [1]}), tmp_path / "b.parquet"
     bad.write_bytes(content)
     with pytest.raises(InputError, match="cannot be read as parquet") as caught:
         open_inputs([good, str(bad)])
     assert caught.value.place == caught.value.url == str(bad)
-    assert caught.value.found
-    assert "\n" not in caught.value.found
-
-
-def test_damaged_pages_are_refused_by_the_name_of_their_file_when_they_are_read(tmp_path):
-    paths = write_files(tmp_path, TABLE, [30])
-    table = open_inputs(paths)
-    data = bytearray(Path(paths[1]).read_bytes())
-    data[4 : len(data) // 2] = b"\xff" * (len(data) // 2 - 4)
-    Path(paths[1]).write_bytes(data)
-    assert rows_of(table, 0, 30, ["image"]).equals(TABLE.select(["image"]).slice(0, 30))
-    with pytest.raises(InputError, match="cannot be read as parquet") as caught:
-        rows_of(table, 0, 60, ["image"])
-    assert caught.value.place == paths[1]
+    assert caught.value.found and "\n" not in caught.value.found
 
 
 @pytest.mark.parametrize(
@@ -145,25 +130,19 @@ def test_an_input_that_changed_after_it_was_planned_is_refused_by_name(tmp_path,
 
 def test_the_first_payload_that_is_not_null_is_found_past_nulls_empty_files_and_groups(tmp_path):
     image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-    table = pa.table(
-        {
-            "a": pa.array([None] * 8 + [b"\xff\xd8\xff" * 50], pa.binary()),
-            "b": pa.array([None, {"bytes": None, "path": "x"}, *[{"bytes": b"GIF89a", "path": None}] * 7], image),
-            "c": pa.array([None] * 9, pa.binary()),
-            "d": pa.array([None] * 4 + [b"fLaC"] * 5, pa.binary()).dictionary_encode(),
-            "e": ["text"] * 9,
-        }
-    )
-    table = open_inputs(write_files(tmp_path, table, [0, 3, 0, 6], 2))
+    columns = {
+        "a": pa.array([None] * 8 + [b"\xff\xd8\xff" * 50], pa.binary()),
+        "b": pa.array([None, {"bytes": None, "path": "x"}, *[{"bytes": b"GIF89a", "path": None}] * 7], image),
+        "c": pa.array([None] * 9, pa.binary()),
+        "d": pa.array([None] * 4 + [b"fLaC"] * 5, pa.binary()).dictionary_encode(),
+        "e": ["text"] * 9,
+    }
+    table = open_inputs(write_files(tmp_path, pa.table(columns), [0, 3, 0, 6], 2))
     found = first_payloads(table, table.schema.names)
     assert found == {"a": (b"\xff\xd8\xff" * 50)[:64], "b": b"GIF89a", "c": None, "d": b"fLaC"}
-
-
-def test_tables_without_binary_columns_are_not_read_for_their_first_bytes(tmp_path):
-    path = write_table(tmp_path / "a.parquet", {"a": [1], "b": ["x"]})
-    table = open_inputs([path])
-    os.remove(path)
-    assert first_payloads(table, table.schema.names) == {}
+    for file in table.files:
+        os.remove(file.path)
+    assert first_payloads(table, ["e"]) == {}, "nothing is read for columns that are not binary"
 
 
 def test_a_batch_is_bounded_by_what_its_values_take_when_they_are_decoded(tmp_path):
@@ -207,25 +186,19 @@ def test_an_encrypted_file_is_called_encrypted(tmp_path, plaintext_footer, name)
     with pq.ParquetWriter(tmp_path / name, table.schema, encryption_properties=properties) as writer:
         writer.write_table(table)
     error = error_of(tmp_path / name)
-    assert error.cause == "an input is encrypted"
-    assert "decrypt it" in error.remedy
+    assert error.cause == "an input is encrypted" and "decrypt it" in error.remedy
 
 
-def test_what_pyarrow_does_not_support_is_not_called_damaged():
-    error = unreadable("a.parquet", "parquet", pa.ArrowNotImplementedError("Codec type lzo not supported"))
-    assert f"pyarrow {pa.__version__} cannot read" in error.cause
-    assert (error.place, error.found) == ("a.parquet", "Codec type lzo not supported")
-    assert "compression" in error.remedy
-
-
-def test_a_file_that_may_not_be_read_is_not_called_damaged():
+def test_what_may_not_be_read_or_is_not_supported_is_not_called_damaged():
     with public_folder() as folder:
         path = write_table(folder / "a.parquet", {"a": [1]})
         Path(path).chmod(0)
         with as_another_user():
             error = error_of(path)
-    assert "permission denied" in error.cause
-    assert "permissions" in error.remedy
+    assert "permission denied" in error.cause and "permissions" in error.remedy
+    error = unreadable("a.parquet", "parquet", pa.ArrowNotImplementedError("Codec type lzo not supported"))
+    assert f"pyarrow {pa.__version__} cannot read" in error.cause and "compression" in error.remedy
+    assert (error.place, error.found) == ("a.parquet", "Codec type lzo not supported")
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.tar", "a.orc", "a.arrow"])

@@ -5,15 +5,14 @@ import json
 import math
 import os
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from format_inputs import damage
 from tables import input_file, table_of, write_files, write_table
 from wdsplit.conversion.counting import select_rows
 from wdsplit.conversion.plan.grouping import Groups
@@ -50,8 +49,8 @@ def fractions(weights):
     return {f"s{number}": weight / sum(weights) for number, weight in enumerate(weights)}
 
 
-@given(weights)
-def test_splits_are_cut_in_their_order_from_the_lowest_hash_to_the_highest(weights):
+@given(weights, st.lists(st.integers(0, MAX - 1)))
+def test_splits_are_cut_in_their_order_from_the_lowest_hash_to_the_highest_and_share_out_all(weights, more):
     sizes = fractions(weights)
     splits = cut_splits(sizes, "g")
     assert list(splits) == list(sizes)
@@ -59,33 +58,16 @@ def test_splits_are_cut_in_their_order_from_the_lowest_hash_to_the_highest(weigh
     cuts = [split.low for split in splits.values()] + [list(splits.values())[-1].high]
     assert (cuts[0], cuts[-1]) == (0, MAX)
     assert all(one.high == other.low for one, other in pairwise(splits.values()))
+    more += [edge for cut in cuts for edge in (cut - 1, cut) if 0 <= edge < MAX]
     for name, split in splits.items():
         assert (split.high - split.low) / MAX == pytest.approx(sizes[name], abs=1e-13)
+        assert in_split(np.array(more, np.uint64), split).tolist() == [split.low <= each < split.high for each in more]
 
 
-@given(weights, st.lists(st.integers(0, MAX - 1)))
-def test_every_hash_lies_in_one_split(weights, more):
-    splits = cut_splits(fractions(weights), None).values()
-    edges = [
-        edge for split in splits for edge in (split.low, split.low - 1, split.high - 1, split.high) if 0 <= edge < MAX
-    ]
-    hashes = np.array([*edges, *more], np.uint64)
-    assert np.sum([in_split(hashes, split) for split in splits], axis=0).tolist() == [1] * len(hashes)
-    for split in splits:
-        assert in_split(hashes, split).tolist() == [split.low <= each < split.high for each in [*edges, *more]]
+NAN = math.nan
 
 
-@pytest.mark.parametrize(
-    "sizes",
-    [
-        {},
-        {"a": 0.5},
-        {"a": 0.5, "b": 0.6},
-        {"a": 1.0, "b": 0.0},
-        {"a": math.nan, "b": 0.5},
-        {"a": 90, "b": 10},
-    ],
-)
+@pytest.mark.parametrize("sizes", [{}, {"a": 0.5}, {"a": 0.5, "b": 0.6}, {"a": 1.0, "b": 0.0}, {"a": NAN}, {"a": 90}])
 def test_fractions_that_do_not_add_up_to_1_are_refused(sizes):
     with pytest.raises(InputError, match="do not add up to 1") as caught:
         cut_splits(sizes, None)
@@ -123,30 +105,21 @@ def test_the_splits_of_rows_never_change():
         assert [np.flatnonzero(in_split(hashes, splits[name])).tolist() for name in ("val", "test")] == [val, test]
 
 
-@pytest.mark.parametrize(
-    ("values", "kind"),
-    [
-        *((["", "a", "b", "a", "x" * 104, "日本"], kind) for kind in (pa.large_string(), pa.string_view())),
-        (["", "a", "b", "a"], pa.dictionary(pa.int8(), pa.string())),
-        *(([0, 1, 127, 1], kind) for kind in (pa.int8(), pa.uint64(), pa.dictionary(pa.int16(), pa.int64()))),
-        (["0", "1", "127"], pa.int32()),
-    ],
-    ids=str,
-)
-def test_the_hash_of_a_value_does_not_depend_on_its_type(values, kind):
-    column = pa.array(values)
-    same = column.dictionary_encode() if pa.types.is_dictionary(kind) else column
-    assert hashes_of(same.cast(kind)) == hashes_of(column)
+TEXTS = st.lists(st.text(max_size=150), max_size=20), [pa.large_string(), pa.string_view(), pa.string()]
+NUMBERS = st.lists(st.integers(0, 127), max_size=20), [pa.int8(), pa.uint64(), pa.string()]
 
 
-@settings(max_examples=50)
-@given(st.lists(st.text(max_size=150), max_size=20), st.integers(0, 20), st.randoms())
-def test_the_hash_of_a_value_depends_on_the_value_alone(values, cut, random):
-    by_value = dict(zip(values, hashes_of(values, pa.string()), strict=True))
+@pytest.mark.parametrize(("lists", "kinds"), [TEXTS, NUMBERS], ids=["texts", "numbers"])
+@given(st.data(), st.integers(0, 20))
+def test_the_hash_of_a_value_depends_on_the_value_alone(lists, kinds, data, cut):
+    values = data.draw(lists)
+    column = pa.array(values, kinds[-1] if kinds is TEXTS[1] else pa.int64())
+    by_value = dict(zip(values, hashes_of(column), strict=True))
     assert len(set(by_value.values())) == len(by_value)
-    random.shuffle(values)
-    assert hashes_of(values, pa.string()) == [by_value[value] for value in values]
-    assert hashes_of(pa.array(values, pa.string()).slice(cut)) == [by_value[value] for value in values[cut:]]
+    expected = [by_value[value] for value in values[cut:]]
+    dictionary = column.dictionary_encode()
+    for same in (*map(column.cast, kinds), dictionary, dictionary.cast(pa.dictionary(pa.int8(), column.type))):
+        assert hashes_of(same.slice(cut)) == expected
 
 
 @pytest.mark.parametrize("column", [None, "g"])
@@ -174,22 +147,18 @@ def test_a_null_belongs_to_no_group_and_is_named_by_file_row_and_column():
         assert caught.value.place == "b.parquet, row 3, column 'g'"
 
 
-GROUP_TYPES = {
-    True: [pa.string(), pa.string_view(), pa.uint64(), pa.bool_(), pa.date64(), pa.dictionary(pa.int8(), pa.string())],
-    False: [pa.float32(), pa.binary(), pa.list_(pa.int8()), pa.null(), pa.timestamp("s"), pa.decimal128(5, 2)],
-}
+MAY = [pa.string(), pa.string_view(), pa.uint64(), pa.bool_(), pa.date64(), pa.dictionary(pa.int8(), pa.string())]
+MAY_NOT = [pa.float32(), pa.binary(), pa.list_(pa.int8()), pa.null(), pa.timestamp("s"), pa.decimal128(5, 2)]
 
 
-@pytest.mark.parametrize(("may", "kind"), [(may, kind) for may, kinds in GROUP_TYPES.items() for kind in kinds])
-def test_columns_of_texts_whole_numbers_truths_and_dates_may_name_groups(may, kind):
-    schema = pa.schema([("g", kind)])
-    if may:
-        check_group_type(schema, "g")
-    else:
+def test_columns_of_texts_whole_numbers_truths_and_dates_may_name_groups():
+    for kind in MAY:
+        check_group_type(pa.schema([("g", kind)]), "g")
+    for kind in MAY_NOT:
         with pytest.raises(InputError, match="column 'g' cannot define groups"):
-            check_group_type(schema, "g")
+            check_group_type(pa.schema([("g", kind)]), "g")
     with pytest.raises(InputError, match="column 'h' is not in the table"):
-        check_group_type(schema, "h")
+        check_group_type(pa.schema([("g", pa.string())]), "h")
 
 
 # Counting
@@ -301,43 +270,32 @@ def test_counts_and_rows_of_any_selection_of_any_layout_are_those_of_the_whole_t
 # What is not read
 
 
-def damage(path, groups, columns=None):
-    """Overwrite the data of row groups of a file, in all columns or in those of these numbers."""
-    data, metadata = bytearray(Path(path).read_bytes()), pq.read_metadata(path)
-    for group in groups:
-        for number in columns or range(metadata.num_columns):
-            column = metadata.row_group(group).column(number)
-            start = column.dictionary_page_offset or column.data_page_offset
-            data[start : start + column.total_compressed_size] = b"\xff" * column.total_compressed_size
-    Path(path).write_bytes(data)
-
-
 @pytest.fixture
 def sorted_file(tmp_path):
     return write_table(tmp_path / "a.parquet", TABLE.select(["n", "kind"]), 15)
 
 
-def test_row_groups_that_the_statistics_rule_out_are_not_read(sorted_file):
+@pytest.mark.parametrize(
+    ("where", "unread", "counts"),
+    [
+        ("17 <= n < 40", [0, 3, 4, 5], (0, 13, 10, 0, 0, 0)),
+        ("n * n == 400", [], (0, 1, 0, 0, 0, 0)),  # of which the statistics say nothing, so all groups are counted
+    ],
+)
+def test_row_groups_that_the_statistics_rule_out_or_without_a_selected_row_are_not_read(
+    sorted_file, where, unread, counts
+):
     table = open_inputs([sorted_file])
-    damage(sorted_file, [0, 3, 4, 5])
-    ((selected, groups),) = select_rows(table, "17 <= n < 40", None, [None], "kind")
-    assert selected.files[0].counts == (0, 13, 10, 0, 0, 0)
-    assert groups.counts.sum() == 23
+    damage(sorted_file, unread)
+    ((selected, groups),) = select_rows(table, where, None, [None], "kind")
+    assert selected.files[0].counts == counts
+    assert groups.counts.sum() == sum(counts)
+    damage(sorted_file, [group for group in range(6) if not counts[group]])
     read = [number for rows in read_rows(selected, 0, 23, ["n", "kind"]) for number in rows.numbers.tolist()]
-    assert read == list(range(17, 40))
+    assert read == (list(range(17, 40)) if unread else [20])
     with pytest.raises(InputError, match="cannot be read as parquet") as caught:
         select_rows(table, "17 <= n < 50", None, [None], None)
     assert caught.value.place == sorted_file
-
-
-def test_row_groups_without_a_selected_row_are_not_read_again(sorted_file):
-    """The statistics say nothing of n * n, so all row groups are counted; only one holds the row."""
-    table = open_inputs([sorted_file])
-    ((selected, _),) = select_rows(table, "n * n == 400", None, [None], None)
-    assert selected.files[0].counts == (0, 1, 0, 0, 0, 0)
-    damage(sorted_file, [0, 2, 3, 4, 5])
-    (rows,) = read_rows(selected, 0, 1, ["n", "kind"])
-    assert rows.columns["n"].to_pylist() == [20]
 
 
 def test_nothing_is_read_after_the_limit(sorted_file, tmp_path, monkeypatch):
@@ -356,15 +314,20 @@ def test_only_the_columns_that_decide_are_read(sorted_file):
     damage(sorted_file, range(6), columns=[1])
     results = select_rows(table, "n >= 10", None, list(cut_splits(SPLITS, "n").values()), "n")
     assert sum(selected.num_rows for selected, _ in results) == 80
-
-
-def test_no_file_is_read_where_no_column_decides(tmp_path):
-    paths = write_files(tmp_path, TABLE, [50, 0, 40], 20)
-    table = open_inputs(paths)
-    for path in paths:
-        os.remove(path)
+    os.remove(sorted_file)
     results = select_rows(table, "", 77, list(cut_splits({"a": 0.5, "b": 0.5}, None).values()), None)
     assert sum(selected.num_rows for selected, _ in results) == 77
+
+
+@pytest.mark.parametrize(("where", "num_rows"), [("n < 30", 30), ("text == 'a3'", 1), ("", 25)])
+def test_tables_with_views_are_selected_from(tmp_path, where, num_rows):
+    table = pa.table({"n": range(60), "text": pa.array([f"a{n}" for n in range(60)], pa.string_view())})
+    with pa.ipc.new_file(str(tmp_path / "in.arrow"), table.schema) as writer:
+        writer.write_table(table)
+    split = None if where else cut_splits({"a": 0.5, "b": 0.5}, "text")["a"]
+    ((selected, _),) = select_rows(open_inputs([str(tmp_path / "in.arrow")]), where, None, [split], None)
+    parts = [rows.columns["text"] for rows in read_rows(selected, 0, 60, ["text"])]
+    assert sum(map(len, parts)) == selected.num_rows == num_rows
 
 
 @pytest.mark.parametrize("group_by", [None, "text"])

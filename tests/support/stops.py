@@ -1,0 +1,40 @@
+"""Runs that are stopped in the middle, and runs that are shared out."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+
+from tables import options
+from wdsplit.conversion.shares import commit_shares, convert_share, needed_passes, plan_shares
+from wdsplit.engines.local import LocalEngine
+
+
+@contextlib.contextmanager
+def stopped_at(name="write", done=1, split=None, seen=None):
+    """Give a progress that stops a run, as Ctrl-C does, when so much of a pass is done; the run must be stopped."""
+
+    def stop(progress):
+        if seen is not None:
+            seen.append(progress)
+        if progress.name == name and progress.done >= done and (split is None or progress.split == split):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        yield stop
+
+
+def run_shares(plan, num_shares, storage_options=None, jobs=1) -> None:
+    """Write all shares in this process, the last first: their order must not matter."""
+    for only in needed_passes(plan, storage_options):
+        for share in reversed(range(num_shares)):
+            convert_share(plan, share, num_shares, only, storage_options=storage_options, engine=LocalEngine(jobs))
+
+
+def by_shares(inputs, output, plan, num_shares=3):
+    """Convert by shares, and return the manifest."""
+    path = output.with_suffix(".plan")
+    plan_shares(inputs, output, path, options(**plan))
+    run_shares(path, num_shares)
+    return commit_shares(path)
