@@ -4,6 +4,7 @@ import inspect
 import os
 import pickle
 from functools import partial
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -49,34 +50,52 @@ def test_a_sample_is_that_of_dataset_sample(numbers):
     for number in (0, 17, 100, -1, -101):
         assert samples[number] == dataset.sample(number)
     assert samples["00000017"] == samples[17] == dataset.sample("00000017")
-    assert rows(samples) == list(range(101))
     assert rows(samples.__getitems__([5, -1, "00000007", 5])) == [5, 100, 7, 5]
     assert samples.__getitems__([]) == []
-
-
-def test_a_key_may_be_given_as_it_was_before_it_was_escaped(images):
-    samples = wdsplit.Samples(images)
-    assert samples["class-1/img.7"]["cls"] == b"7"
-    assert "class-1/img.7" in samples
-    assert "class-1/img.8" not in samples
-    assert 7 not in samples
 
 
 @pytest.mark.parametrize(
     "part",
     [slice(10, 20), slice(None), slice(-5, None), slice(90, 500), slice(None, None, -7), slice(5, 5), slice(3, 90, 8)],
 )
-def test_a_slice_is_a_range_of_samples(numbers, part):
-    samples, expected = wdsplit.Samples(numbers)[part], list(range(101))[part]
+@pytest.mark.parametrize(
+    ("limit", "is_viewed", "chosen"),
+    [(None, False, range(101)), (None, True, range(1, 101, 2)), (10, False, range(10)), (10, True, range(1, 10, 2))],
+)
+def test_samples_are_a_list_also_of_a_slice_of_a_limit_and_of_a_view(numbers, limit, is_viewed, chosen, part):
+    view = odd(numbers) if is_viewed else None
+    samples, expected = wdsplit.Samples(numbers, limit=limit, view=view, fields=["cls"])[part], list(chosen)[part]
     assert len(samples) == len(expected)
     assert rows(samples) == expected
     assert rows(samples[1:-1:2]) == expected[1:-1:2]
     assert [int(samples[number]["cls"]) for number in range(-len(expected), len(expected))] == 2 * expected
     assert [sample["__position__"] for sample in samples] == expected
-    for row in (10, 50):
+    for row in (7, 10, 50):
         assert (f"{row:08d}" in samples) == (row in expected)
         if row in expected:
             assert samples[f"{row:08d}"]["__position__"] == row
+    for missing in (len(expected), f"{8 if is_viewed else 101:08d}"):
+        with pytest.raises(SampleNotFoundError):
+            samples[missing]
+    assert ("odd" in repr(samples)) == is_viewed
+
+
+def test_what_is_not_in_a_range_is_not_found(numbers, images):
+    samples = wdsplit.Samples(numbers)
+    for error in (IndexError, KeyError, SampleNotFoundError):
+        with pytest.raises(error, match="no sample has this number"):
+            samples[10:20][10]
+        with pytest.raises(error, match="no sample has this key"):
+            samples[10:20]["00000020"]
+        with pytest.raises(error, match="there are no samples"):
+            samples[5:5][0]
+    assert list(samples[5:5]) == []
+    for wrong in (1.0, [1], [1, 2], np.array([1, 2])):
+        with pytest.raises(InputError, match="invalid key or number"):
+            samples[wrong]
+    assert "class-1/img.7" in wdsplit.Samples(images)
+    assert "class-1/img.8" not in wdsplit.Samples(images)
+    assert 7 not in wdsplit.Samples(images)
 
 
 def test_a_slice_reads_nothing(numbers, monkeypatch):
@@ -85,36 +104,10 @@ def test_a_slice_reads_nothing(numbers, monkeypatch):
     assert len(samples[10:20].decode()) == 10
 
 
-@pytest.mark.parametrize("index", [101, -102, "zz", np.int64(2**62)])
-def test_what_is_not_there_is_an_index_error_and_a_key_error(numbers, index):
-    samples = wdsplit.Samples(numbers)
-    for error in (IndexError, KeyError, SampleNotFoundError):
-        with pytest.raises(error):
-            samples[index]
-    with pytest.raises(SampleNotFoundError, match="no sample has this number"):
-        samples[10:20][10]
-    with pytest.raises(SampleNotFoundError, match="no sample has this key"):
-        samples[10:20]["00000020"]
-
-
-@pytest.mark.parametrize("index", [1.0, None, True, b"x", [1], [1, 2], np.array([1]), np.array([1, 2])])
-def test_what_is_neither_number_nor_key_is_refused(numbers, index):
-    with pytest.raises(InputError, match="invalid key or number"):
-        wdsplit.Samples(numbers)[index]
-
-
-def test_keys_that_do_not_rise_are_found_too(shuffled, monkeypatch):
-    samples = wdsplit.Samples(shuffled)
-    keys = [sample["__key__"] for sample in samples]
-    assert keys != sorted(keys)
-    assert [samples[key]["__position__"] for key in keys] == list(range(101))
-    monkeypatch.setattr(NumberedSamples, "_read_keys", None)  # they are kept
-    assert samples[keys[50]]["__position__"] == 50
-
-
-def test_keys_come_from_the_sample_tables_if_there_are_any(shuffled, monkeypatch):
+def test_keys_that_do_not_rise_come_from_the_sample_tables_and_are_kept(shuffled, monkeypatch):
     samples, parsed = wdsplit.Samples(shuffled), []
     keys = [sample["__key__"] for sample in samples]
+    assert keys != sorted(keys)
 
     def read_headers(shard, samples):
         parsed.append(len(samples))
@@ -123,35 +116,8 @@ def test_keys_come_from_the_sample_tables_if_there_are_any(shuffled, monkeypatch
     monkeypatch.setattr(numbered, "read_window", read_headers)
     assert [samples[key]["__position__"] for key in keys] == list(range(101))
     assert set(parsed) == {1}  # the headers of the bisection, one by one
-
-
-# Views, limits, fields
-
-
-def test_a_view_is_counted_through(numbers):
-    samples = wdsplit.Samples(numbers, view=odd(numbers))
-    assert len(samples) == 50
-    assert rows(samples) == list(range(1, 101, 2))
-    assert samples[3]["__position__"] == 7
-    assert samples["00000007"] == samples[3]
-    assert rows(samples[10:13]) == [21, 23, 25]
-    with pytest.raises(SampleNotFoundError, match="no sample has this key"):
-        samples["00000008"]
-    with pytest.raises(SampleNotFoundError):
-        samples[50]
-    assert "odd" in repr(samples)
-
-
-def test_a_limit_and_fields(numbers):
-    samples = wdsplit.Samples(numbers, limit=10, fields=["cls"])
-    assert rows(samples) == list(range(10))
-    assert "txt" not in samples[3]
-    assert rows(wdsplit.Samples(numbers, limit=10, view=odd(numbers))) == [1, 3, 5, 7, 9]
-
-
-def test_views_by_epoch_are_refused(numbers):
-    with pytest.raises(InputError, match="one view, not a view for each epoch"):
-        wdsplit.Samples(numbers, view={0: None})
+    monkeypatch.setattr(NumberedSamples, "_read_keys", None)
+    assert samples[keys[50]]["__position__"] == 50
 
 
 # Stages
@@ -212,9 +178,7 @@ def test_a_stage_of_ones_own_that_drops_samples_is_refused_when_it_does(numbers)
 def test_an_iteration_runs_the_stages_as_samples_are_taken(numbers):
     mapped = []
     samples = wdsplit.Samples(numbers).map(lambda sample: mapped.append(sample["__position__"]) or sample)
-    iterator = iter(samples)
-    next(iterator)
-    next(iterator)
+    list(islice(samples, 2))
     assert mapped == [0, 1]
 
 
@@ -235,8 +199,9 @@ def test_its_arguments_are_those_of_dataset(numbers):
     of_dataset = inspect.signature(wdsplit.Dataset).parameters
     for name, parameter in inspect.signature(wdsplit.Samples).parameters.items():
         assert parameter.default == of_dataset[name].default, name
-    for name, value in (("seed", -1), ("connections", 0), ("fields", ["nix"]), ("cache_size", "1GB")):
-        with pytest.raises(InputError):
+    wrong = {"seed": -1, "connections": 0, "fields": ["nix"], "cache_size": "1GB", "view": {0: None}}
+    for name, value in wrong.items():
+        with pytest.raises(InputError, match="one view, not a view for each epoch" if name == "view" else None):
             wdsplit.Samples(numbers, **{name: value})
 
 
@@ -257,10 +222,3 @@ def test_copies_share_what_is_open(numbers, monkeypatch):
     list(samples)
     monkeypatch.setattr(Access, "open_shard", None)
     assert rows(samples[3:7].map(partial(dict)))[0] == 3
-
-
-def test_an_empty_range_has_no_samples(numbers):
-    samples = wdsplit.Samples(numbers)[5:5]
-    assert list(samples) == []
-    with pytest.raises(SampleNotFoundError, match="there are no samples"):
-        samples[0]
