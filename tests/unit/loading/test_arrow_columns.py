@@ -105,7 +105,7 @@ def block_of(values, whole):
     return Block(keys, keys, ones, ones > 1, ones, {"f": values}, whole)
 
 
-def test_a_field_is_of_arrow_only_if_all_that_was_put_there_is():
+def test_a_gathered_field_is_whole_and_of_arrow_only_if_all_that_was_put_there_is():
     arrow, objects = pa.array([b"a", b"b", b"c"], pa.large_binary()), as_objects([b"d", None])
     for second, expected in (
         (pa.array([b"d", b"e"], pa.large_binary()), b"cadbe"),
@@ -120,6 +120,7 @@ def test_a_field_is_of_arrow_only_if_all_that_was_put_there_is():
         payloads, is_lacking = block.payloads("f")
         assert payloads == (expected if isinstance(expected, list) else [bytes([value]) for value in expected])
         assert (is_lacking, isinstance(block.fields["f"], pa.Array)) == (not whole, bool(whole))
+        assert set(block.whole) == set(block.cut(1, 3).whole) == whole
 
 
 # On the way

@@ -1,10 +1,8 @@
-from dataclasses import replace
-
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wdsplit.loading.reading.block import Block, Pending, as_objects, gathered
+from wdsplit.loading.reading.block import Block, Pending, as_objects
 
 SHARD = bytes(range(256))
 """What pending payloads are read from."""
@@ -43,34 +41,28 @@ def blocks(draw):
     return block, samples
 
 
-@settings(max_examples=40)
-@given(blocks())
-def test_samples_have_the_fields_that_are_there_with_their_bytes(drawn):
-    block, samples = drawn
+@settings(max_examples=60)
+@given(
+    blocks(),
+    st.integers(0, 6),
+    st.integers(0, 6),
+    st.sets(st.sampled_from(["cls", "jpg", "none"])) | st.none(),
+    st.booleans(),
+)
+def test_a_cut_holds_the_samples_in_between_and_columns_are_samples_turned(drawn, first, stop, wanted, is_pending):
+    """Columns are None where a wanted field is missing."""
+    block, samples = drawn[0].cut(first, stop), drawn[1][first:stop]
     assert list(block.samples()) == samples
-    assert block.num_bytes == sum(block.sizes.tolist())
-
-
-@given(blocks(), st.integers(0, 6), st.integers(0, 6))
-def test_a_cut_holds_the_samples_in_between(drawn, first, stop):
-    block, samples = drawn
-    assert list(block.cut(first, stop).samples()) == samples[first:stop]
-    assert len(block.cut(first, stop)) == len(samples[first:stop])
-
-
-@given(blocks(), st.sets(st.sampled_from(["cls", "jpg", "none"])) | st.none(), st.booleans())
-def test_columns_are_the_samples_turned_or_none_where_a_wanted_field_is_missing(drawn, wanted, is_pending):
-    block, samples = drawn
+    assert (len(block), block.num_bytes) == (len(samples), sum(block.sizes.tolist()))
     names = [name for name in block.fields if wanted is None or name in wanted]
     columns = block.columns(wanted, is_pending)
-    if columns is not None:
-        for name in names:
-            is_left = is_pending and set(map(type, block.fields[name])) == {Pending}
-            assert set(map(type, columns[name])) <= {Pending if is_left else bytes}
-            columns[name] = list(map(bytes, columns[name]))
     if any(name not in sample for name in names for sample in samples):
         assert columns is None
         return
+    for name in names:
+        is_left = is_pending and set(map(type, block.fields[name])) == {Pending}
+        assert set(map(type, columns[name])) <= {Pending if is_left else bytes}
+        columns[name] = list(map(bytes, columns[name]))
     assert list(columns) == ["__key__", "__url__", "__position__", "__pad__", *names]
     assert {name: list(values) for name, values in columns.items()} == {
         name: [sample[name] for sample in samples] for name in columns
@@ -93,23 +85,3 @@ def test_samples_of_many_bytes_are_made_a_few_at_a_time():
     assert len(reads) < 3
     assert len(list(samples)) == 7
     assert reads == list(range(8))
-
-
-def test_a_field_of_a_gathered_block_is_whole_if_it_is_in_all_parts():
-    text, none = as_objects([b"1", b"2"]), np.zeros(3, np.bool_)
-
-    def part(rows, keys, url, fields, whole):
-        block = Block(
-            as_objects(keys), as_objects([url] * len(keys)), np.arange(len(keys)), none[:2], none[:2], fields, whole
-        )
-        return np.array(rows), replace(block, sizes=np.full(len(keys), 2)), np.arange(len(keys))
-
-    parts = [
-        part([2, 0], ["c", "a"], "x.tar", {"txt": text, "cls": text}, ["txt", "cls"]),
-        part([1], ["b"], "y.tar", {"txt": text[:1], "cls": as_objects([None])}, ["txt"]),
-    ]
-    block = gathered(parts, np.arange(3), none)
-    assert set(block.whole) == {"txt"}
-    assert [sample.get("cls") for sample in block.samples()] == [b"2", None, b"1"]
-    assert [sample["__url__"] for sample in block.cut(1, 3).samples()] == ["y.tar", "x.tar"]
-    assert set(block.cut(1, 3).whole) == {"txt"}

@@ -75,15 +75,6 @@ def test_columns_give_the_batches_and_errors_that_samples_one_by_one_give(ragged
     assert outcome(dataset) == outcome(dataset.map(unchanged))
 
 
-@pytest.mark.parametrize("names", [["txt"], ["txt __pad__"], ["__key__", "none"]])
-def test_batches_hold_what_webdatasets_stage_gives(ragged, names):
-    """`missing_is_error` has the stage of webdataset itself run."""
-    dataset = Dataset(ragged, rank=0, world_size=1)
-    original = dataset.to_tuple(*names, missing_is_error=True)
-    assert original.column_stages() is None
-    assert outcome(dataset.to_tuple(*names)) == outcome(original)
-
-
 def test_a_missing_field_names_a_sample_that_lacks_it(ragged):
     lacking = {sample["__key__"] for sample in Dataset(ragged) if "dat" not in sample}
     with pytest.raises(ValueError, match="dat") as caught:

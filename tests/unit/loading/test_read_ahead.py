@@ -1,8 +1,7 @@
-import contextlib
 import gc
+import multiprocessing
 import os
 import random
-import signal
 import threading
 import time
 from types import SimpleNamespace
@@ -79,15 +78,18 @@ def expected(first, stop):
     return (np.arange(first * SAMPLE_BYTES, stop * SAMPLE_BYTES) % 251).astype(np.uint8).tobytes()
 
 
-def test_what_lies_side_by_side_is_one_request():
-    file = Remote()
-    shard = lazy(file)
-    windows = [(12, 16), (0, 4), (8, 12), (20, 24)]
+@pytest.mark.parametrize(
+    ("request_bytes", "reads"),
+    [(10**6, [(0, 400), (800, 1200), (2800, 400)]), (800, [(0, 400), (800, 800), (1600, 400), (2800, 400)])],
+)
+def test_what_lies_side_by_side_is_one_request_no_larger_than_it_may_be(monkeypatch, request_bytes, reads):
+    monkeypatch.setattr(module, "_REQUEST_BYTES", request_bytes)
+    file, windows = Remote(), [(12, 16), (0, 4), (8, 12), (16, 20), (28, 32)]
     ahead = Ahead(10_000, 10_000, 1)
-    fetches = ahead.fetch(wanted(shard, *windows))
+    fetches = ahead.fetch(wanted(lazy(file), *windows))
     for fetch, window in zip(fetches, windows, strict=True):
         assert bytes(fetch.data(window[0])) == expected(*window)
-    assert sorted(file.reads) == [(0, 400), (800, 800), (2000, 400)]
+    assert sorted(file.reads) == reads
     assert fetches[0] is fetches[2]
 
 
@@ -104,16 +106,6 @@ def test_chosen_samples_of_windows_side_by_side_are_fetched_without_large_gaps(m
     assert bytes(fetches[1].data(4)) == expected(4, 6)
     assert bytes(fetches[2].data(9)) == expected(9, 12)
     assert sorted(file.reads) == reads
-
-
-def test_requests_are_no_larger_than_they_may_be(monkeypatch):
-    monkeypatch.setattr(module, "_REQUEST_BYTES", 800)
-    file = Remote()
-    ahead = Ahead(10_000, 10_000, 1)
-    fetches = ahead.fetch(wanted(lazy(file), (0, 4), (4, 8), (8, 12)))
-    for place, first in enumerate((0, 4, 8)):
-        assert bytes(fetches[place].data(first)) == expected(first, first + 4)
-    assert sorted(file.reads) == [(0, 800), (800, 400)]
 
 
 def test_shards_are_fetched_at_once_and_in_order():
@@ -172,30 +164,20 @@ def test_memory_is_used_again_when_nobody_refers_to_it_and_not_before():
     assert bytes(second) == expected(4, 8)
 
 
-def test_an_error_is_raised_to_whoever_wants_what_could_not_be_fetched():
-    file = Broken()
-    shard = lazy(file)
-    ahead = Ahead(10_000, 10_000, 1)
-    fetches = ahead.fetch(wanted(shard, (0, 4), (4, 8)))
-    for fetch, window in zip(fetches, ((0, 4), (4, 8)), strict=True):
-        with pytest.raises(StorageError):
-            fetch.data(window[0])
-    assert len(file.reads) == 1
-
-
-def test_a_shard_is_opened_once_and_its_error_kept():
-    calls = []
+def test_an_error_of_reading_or_opening_is_raised_to_whoever_wants_what_could_not_be_fetched():
+    file, calls = Broken(), []
 
     def opener(listed):
         calls.append(None)
         raise StorageError("no such shard", place="x")
 
-    shard = LazyShard(LISTED, opener)
-    ahead = Ahead(10_000, 10_000, 2)
-    for fetch in ahead.fetch(wanted(shard, (0, 4), (8, 12))):
-        with pytest.raises(StorageError, match="no such shard"):
-            fetch.data(0)
-    assert len(calls) == 1
+    cases = [(lazy(file), 4, "the store refuses"), (LazyShard(LISTED, opener), 8, "no such shard")]
+    for shard, second, told in cases:
+        ahead = Ahead(10_000, 10_000, 2)
+        for fetch, first in zip(ahead.fetch(wanted(shard, (0, 4), (second, second + 4))), (0, second), strict=True):
+            with pytest.raises(StorageError, match=told):
+                fetch.data(first)
+    assert len(file.reads) == len(calls) == 1
 
 
 def threads_since(before):
@@ -212,14 +194,10 @@ def test_threads_end_with_what_they_fetch_for():
     del ahead, fetch
     gc.collect()
     wait_until(lambda: not threads_since(before), "the threads have ended")
-
-
-def test_threads_that_wait_for_room_end_too():
-    before = threading.enumerate()
     ahead = Ahead(400, 10_000, 2)
     fetches = ahead.fetch([each for _ in range(3) for each in wanted(lazy(Remote()), (0, 4))])
     held = fetches[0].data(0)
-    del ahead
+    del ahead  # while threads wait for room
     wait_until(lambda: not threads_since(before), "the threads have ended")
     assert bytes(held) == expected(0, 4)
 
@@ -259,20 +237,12 @@ def test_ranges_in_memory_never_overlap_and_all_of_it_is_one_gap_again_when_they
 
 def in_forked_process(action):
     """Return the exit code of a process that is forked here and does something; -9 if it hangs."""
-    child = os.fork()
-    if not child:
-        code = 1
-        with contextlib.suppress(BaseException):
-            code = 0 if action() else 2
-        os._exit(code)
-    deadline = time.monotonic() + DEADLINE_S
-    while time.monotonic() < deadline:
-        pid, status = os.waitpid(child, os.WNOHANG)
-        if pid:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.01)
-    os.kill(child, signal.SIGKILL)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    process = multiprocessing.get_context("fork").Process(target=lambda: os._exit(0 if action() else 2))
+    process.start()
+    process.join(DEADLINE_S)
+    process.kill()
+    process.join()
+    return process.exitcode
 
 
 def test_a_forked_process_reads_by_itself_what_threads_of_its_parent_were_fetching():
@@ -356,7 +326,4 @@ def test_by_default_as_much_is_fetched_ahead_as_the_windows_of_a_worker_hold(giv
 def test_windows_beside_each_other_are_estimated_as_one_request_where_they_are_planned_together(lane_bytes, expected):
     """10 shards of 100 windows of 1 MiB, of which 12 fit into a request; a quarter is planned anew at a time."""
     assert num_requests(1000, 10, 2**20, lane_bytes) == pytest.approx(expected, rel=0.1)
-
-
-def test_no_windows_take_no_requests():
-    assert num_requests(0, 0, 2**20, 2**30) == 0
+    assert num_requests(0, 0, 2**20, lane_bytes) == 0

@@ -28,10 +28,6 @@ def samples(draw):
     return np.array(begins) * unit, np.array(ends) * unit
 
 
-def gaps_of(begins, ends):
-    return (begins[1:] - ends[:-1]).tolist()
-
-
 @given(samples(), st.sampled_from([0, 1, 5000, MIN_GAP_BYTES]))
 def test_ranges_hold_the_samples_and_the_gaps_that_may_be_read(drawn, min_gap):
     begins, ends = drawn
@@ -43,7 +39,7 @@ def test_ranges_hold_the_samples_and_the_gaps_that_may_be_read(drawn, min_gap):
     apart = [(end, begin) for end, begin in zip(ends[:-1].tolist(), begins[1:].tolist(), strict=True)]
     assert set(cuts) <= set(apart)
     left_out = [begin - end for end, begin in cuts]
-    read = gaps_of(begins, ends)
+    read = (begins[1:] - ends[:-1]).tolist()
     for gap in left_out:
         read.remove(gap)
     spared = [gap for gap in read if gap >= min_gap]
@@ -52,11 +48,3 @@ def test_ranges_hold_the_samples_and_the_gaps_that_may_be_read(drawn, min_gap):
     if left_out:
         assert max(spared, default=0) <= min(left_out)
         assert sum(spared) + min(left_out) > bytes_of_samples // SPARE
-
-
-@given(samples())
-def test_samples_without_gaps_are_one_range(drawn):
-    begins, ends = drawn
-    sizes = ends - begins
-    stops = begins[0] + np.cumsum(sizes)
-    assert ranges(stops - sizes, stops) == [(begins[0], stops[-1])]
