@@ -1,11 +1,9 @@
 """Datasets of tars without a manifest: opened by a pattern or a list, indexed once into a cache folder."""
 
-import io
 import logging
 import multiprocessing
 import os
 import shutil
-import tarfile
 
 import pytest
 import webdataset as wds
@@ -13,12 +11,14 @@ import webdataset as wds
 import wdsplit
 from s3server import S3Server
 from tables import converted, files_below, write_table
+from tars import by_tarfile
 from wdsplit.conversion.adopt_tars import index_tars
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, StorageError
 from wdsplit.indexing import tars as indexing
 from wdsplit.loading import tars as loading_tars
 
 COUNTS = (5, 1, 12, 7)
+TARS = ["0.tar", "1.tar", "2.tar", "3.tar"]
 
 
 def tars_into(folder, counts=COUNTS):
@@ -30,12 +30,7 @@ def tars_into(folder, counts=COUNTS):
 
 
 def tar_of(path, keys, fields=("cls", "txt")):
-    with tarfile.open(path, "w") as tar:
-        for key in keys:
-            for field in fields:
-                member = tarfile.TarInfo(f"{key}.{field}")
-                member.size = len(key)
-                tar.addfile(member, io.BytesIO(key.encode()))
+    path.write_bytes(by_tarfile((f"{key}.{field}", key.encode()) for key in keys for field in fields))
 
 
 @pytest.fixture(autouse=True)
@@ -59,17 +54,23 @@ def remote(folder, bucket):
 
 
 @pytest.fixture
-def scanned(monkeypatch):
-    """Return the paths of the tars that were read whole, as they are read."""
-    paths = []
-    read_tar = indexing.read_tar
+def scanned(tmp_path, monkeypatch):
+    """Return a function: which tars were read whole since the last call, by this process or forks of it?"""
+    log, read_tar = tmp_path / "log", indexing.read_tar
+    log.touch()
 
     def counted(storage, path, scratch):
-        paths.append(path)
+        with open(log, "a") as file:
+            file.write(f"{path}\n")
         return read_tar(storage, path, scratch)
 
+    def scanned():
+        found = sorted(log.read_text().split())
+        log.write_text("")
+        return found
+
     monkeypatch.setattr(loading_tars, "read_tar", counted)
-    return paths
+    return scanned
 
 
 def samples_of(dataset, num_workers=0):
@@ -94,10 +95,7 @@ def given(kind, root):
     }[kind]
 
 
-KINDS = ["glob", "braces", "list", "list of patterns"]
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["glob", "braces", "list", "list of patterns"])
 def test_local_tars_give_the_samples_and_the_order_of_an_indexed_folder_and_nothing_is_written_there(
     folder, tmp_path, kind
 ):
@@ -144,15 +142,14 @@ def test_a_list_keeps_its_order_and_tars_may_lie_in_any_folders(folder, tmp_path
 
 def test_tars_are_read_once_and_again_only_if_one_has_changed(folder, scanned):
     first = wdsplit.Dataset(f"{folder}/*.tar").source.fingerprint
-    assert sorted(scanned) == ["0.tar", "1.tar", "2.tar", "3.tar"]
-    scanned.clear()
+    assert scanned() == TARS
     assert wdsplit.Dataset(f"{folder}/{{0..3}}.tar").source.fingerprint == first
-    assert scanned == []
+    assert scanned() == []
     size = (folder / "1.tar").stat().st_size
     tar_of(folder / "1.tar", ["1-00x"])
     assert (folder / "1.tar").stat().st_size == size
     dataset = wdsplit.Dataset(f"{folder}/*.tar")
-    assert len(scanned) == 4
+    assert scanned() == TARS
     assert dataset.source.fingerprint != first
     assert "1-00x" in {sample["__key__"] for sample in dataset}
 
@@ -177,10 +174,10 @@ def test_a_tar_that_changed_behind_its_size_and_time_is_an_error_that_names_its_
 def test_a_changed_object_of_a_bucket_is_noticed_by_its_etag(remote, bucket, scanned):
     wdsplit.Dataset(f"{remote}/*.tar")
     wdsplit.Dataset(f"{remote}/*.tar")
-    assert len(scanned) == 4
+    assert scanned() == TARS
     tar_of(bucket.folder / "data/1.tar", ["1-00x"])
     assert "1-00x" in {sample["__key__"] for sample in wdsplit.Dataset(f"{remote}/*.tar")}
-    assert len(scanned) == 8
+    assert scanned() == TARS
 
 
 def test_a_scan_that_was_killed_is_done_again(folder, scanned, cache, monkeypatch):
@@ -189,36 +186,27 @@ def test_a_scan_that_was_killed_is_done_again(folder, scanned, cache, monkeypatc
         with pytest.raises(KeyboardInterrupt):
             wdsplit.Dataset(f"{folder}/*.tar")
     assert len(wdsplit.Dataset(f"{folder}/*.tar").manifest.shards) == 4
-    assert len(scanned) == 8
+    assert scanned() == sorted(2 * TARS)
     (header,) = cache.glob("*/wdsplit.json")
     header.write_bytes(b"{")
     assert len(wdsplit.Dataset(f"{folder}/*.tar").manifest.shards) == 4
-    assert len(scanned) == 12
+    assert scanned() == TARS
 
 
-def opened_in_a_process(pattern, log, results):
-    read_tar = indexing.read_tar
-
-    def counted(storage, path, scratch):
-        with open(log, "a") as file:
-            file.write(f"{path}\n")
-        return read_tar(storage, path, scratch)
-
-    loading_tars.read_tar = counted
-    results.put(wdsplit.Dataset(pattern).source.fingerprint)
-
-
-def test_of_processes_that_open_tars_at_once_one_reads_them_and_all_have_one_manifest(folder, tmp_path):
+def test_of_processes_that_open_tars_at_once_one_reads_them_and_all_have_one_manifest(folder, scanned):
     context = multiprocessing.get_context("fork")
     results = context.SimpleQueue()
-    arguments = (f"{folder}/*.tar", tmp_path / "log", results)
-    processes = [context.Process(target=opened_in_a_process, args=arguments) for _ in range(4)]
+
+    def opened():
+        results.put(wdsplit.Dataset(f"{folder}/*.tar").source.fingerprint)
+
+    processes = [context.Process(target=opened) for _ in range(4)]
     for process in processes:
         process.start()
     assert len({results.get() for _ in processes}) == 1
     for process in processes:
         process.join()
-    assert sorted((tmp_path / "log").read_text().split()) == ["0.tar", "1.tar", "2.tar", "3.tar"]
+    assert scanned() == TARS
 
 
 def test_shards_of_two_datasets_are_one_whose_pads_may_have_the_same_keys(tmp_path):

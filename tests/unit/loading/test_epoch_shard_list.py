@@ -15,26 +15,13 @@ def be_rank(monkeypatch, rank, world_size):
     monkeypatch.setenv("WORLD_SIZE", str(world_size))
 
 
-def be_worker(monkeypatch, worker, num_workers):
-    """Be a worker for webdataset, in this process."""
-    monkeypatch.setenv("WORKER", str(worker))
-    monkeypatch.setenv("NUM_WORKERS", str(num_workers))
-
-
 def urls_of(shards):
     return [item["url"] for item in shards]
 
 
-# The order
-
-
 def test_the_order_of_an_epoch_is_a_permutation_that_no_library_can_change():
     shards = EpochShardList("{0..9}", seed=3)
-    assert ["".join(shards.order(epoch)) for epoch in (0, 1, 2**40)] == [
-        "2458760193",
-        "8374259061",
-        "5164389072",
-    ]
+    assert ["".join(shards.order(epoch)) for epoch in (0, 1, 2**40)] == ["2458760193", "8374259061", "5164389072"]
     assert urls_of(shards) == shards.order(0)
 
 
@@ -46,7 +33,8 @@ def shares_of(shards, monkeypatch, world_size, num_workers):
     shares = []
     for rank, worker in itertools.product(range(world_size), range(num_workers)):
         be_rank(monkeypatch, rank, world_size)
-        be_worker(monkeypatch, worker, num_workers)
+        monkeypatch.setenv("WORKER", str(worker))  # that of webdataset, in this process
+        monkeypatch.setenv("NUM_WORKERS", str(num_workers))
         source = copy.deepcopy(shards)
         shares.append(urls_of(wds.DataPipeline(source, wds.split_by_node, wds.split_by_worker)))
     return shares
@@ -70,26 +58,24 @@ def test_uneven_shards_are_left_as_they_are_with_one_warning_that_names_the_numb
     urls_of(copy.copy(shards))
 
 
-@pytest.mark.parametrize(("num_shards", "world_size", "num_workers"), [(6, 4, 1), (7, 2, 3), (2, 3, 2), (1, 2, 2)])
-def test_padded_shards_give_readers_equally_many_and_repeat_from_the_start_of_the_order(
-    monkeypatch, num_shards, world_size, num_workers
+@pytest.mark.parametrize("tail", ["pad", "drop"])
+@pytest.mark.parametrize(
+    ("num_shards", "world_size", "num_workers"), [(6, 4, 1), (7, 2, 3), (2, 3, 2), (1, 2, 2), (12, 3, 2)]
+)
+def test_readers_get_equally_many_shards_padded_from_the_start_of_the_order_or_without_the_last_ones(
+    monkeypatch, num_shards, world_size, num_workers, tail
 ):
-    shards = EpochShardList([str(shard) for shard in range(num_shards)], tail="pad")
-    shares = shares_of(shards, monkeypatch, world_size, num_workers)
+    shards = EpochShardList([str(shard) for shard in range(num_shards)], tail=tail)
     readers = world_size * num_workers
-    each = -(-num_shards // readers)
-    assert set(map(len, shares)) == {each}
-    repeated = itertools.islice(itertools.cycle(shards.order(0)), each * readers)
-    assert sorted(itertools.chain(*shares)) == sorted(repeated)
-
-
-@pytest.mark.parametrize(("num_shards", "world_size", "num_workers"), [(6, 4, 1), (7, 2, 3), (12, 3, 2)])
-def test_dropped_shards_are_the_last_of_the_order(monkeypatch, num_shards, world_size, num_workers):
-    shards = EpochShardList([str(shard) for shard in range(num_shards)], tail="drop")
+    if tail == "drop" and num_shards < readers:
+        with pytest.raises(InputError, match="no shard is left"):
+            shares_of(shards, monkeypatch, world_size, num_workers)
+        return
     shares = shares_of(shards, monkeypatch, world_size, num_workers)
-    kept = num_shards // (world_size * num_workers) * world_size * num_workers
-    assert len(set(map(len, shares))) == 1
-    assert sorted(itertools.chain(*shares)) == sorted(shards.order(0)[:kept])
+    each = -(-num_shards // readers) if tail == "pad" else num_shards // readers
+    assert set(map(len, shares)) == {each}
+    expected = itertools.islice(itertools.cycle(shards.order(0)), each * readers)
+    assert sorted(itertools.chain(*shares)) == sorted(expected)
 
 
 # Copies
