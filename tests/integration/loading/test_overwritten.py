@@ -18,15 +18,12 @@ from wdsplit.storage.opening import open_storage
 NUM_ROWS, SHARDS, BATCH_SIZE = 20_000, 64, 100
 
 
-def made(folder, seed):
-    table = pa.table({"bin": pa.array([row.to_bytes(4, "big") for row in range(NUM_ROWS)])})
-    return converted(folder, table, shards=SHARDS, lanes=4, window=16, shuffle=True, seed=seed)
-
-
 @pytest.fixture(scope="session")
 def versions(tmp_path_factory):
     """Return a dataset, and another one of the same rows in another order."""
-    return [made(tmp_path_factory.mktemp("version"), seed) for seed in (0, 1)]
+    table = pa.table({"bin": pa.array([row.to_bytes(4, "big") for row in range(NUM_ROWS)])})
+    plan = {"shards": SHARDS, "lanes": 4, "window": 16, "shuffle": True}
+    return [converted(tmp_path_factory.mktemp("version"), table, seed=seed, **plan) for seed in (0, 1)]
 
 
 class Place:

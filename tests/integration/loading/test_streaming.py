@@ -1,7 +1,6 @@
 """Epochs that are streamed from a bucket: what is fetched, when, and what a cache keeps of it."""
 
 import gc
-import multiprocessing
 import shutil
 import threading
 from pathlib import Path
@@ -10,10 +9,9 @@ import pyarrow as pa
 import pytest
 
 import wdsplit
-from faults import Delay, Flip, Hold
+from faults import Delay, Hold
 from made_datasets import converted
 from tables import DEADLINE_S, wait_until
-from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError
 from wdsplit.loading.reading import cache as cache_module
 from wdsplit.loading.reading import read_ahead, source
 
@@ -39,6 +37,13 @@ def cache_dir(tmp_path):
     return tmp_path / "cache"
 
 
+def ended(threads):
+    """Wait until threads have ended, of which there are some."""
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    return bool(threads) and not any(thread.is_alive() for thread in threads)
+
+
 def samples_of(dataset):
     return [{name: value for name, value in sample.items() if name != "__url__"} for sample in dataset]
 
@@ -47,11 +52,6 @@ def fetched(proxy, ending):
     """Return the requests for objects of a kind, and how many bytes of them came."""
     found = [exchange for exchange in proxy.exchanges if exchange.request.path.endswith(ending)]
     return len(found), sum(exchange.bytes_sent for exchange in found)
-
-
-def fetched_ranges(proxy, name):
-    found = [exchange.request for exchange in proxy.exchanges if exchange.request.path.endswith(f"/{name}")]
-    return [request.range for request in found]
 
 
 # What is fetched
@@ -102,8 +102,7 @@ def test_an_epoch_fetches_each_byte_once(remote, fault_proxy, payloads, num_work
     samples = sum(len(Path(path).read_bytes().rstrip(b"\0")) for path in Path(payloads).glob("*.tar"))
     assert num_bytes <= 1.02 * samples
     assert num_requests <= 8 * 3
-    indexes = [exchange for exchange in fault_proxy.exchanges if exchange.request.path.endswith(".places")]
-    assert len(indexes) == 8, [(exchange.request.path, exchange.status, exchange.bytes_sent) for exchange in indexes]
+    assert fetched(fault_proxy, ".places")[0] == 8
 
 
 def test_windows_that_follow_each_other_are_one_request(remote, fault_proxy):
@@ -127,12 +126,9 @@ def test_an_iteration_that_is_left_leaves_no_threads(remote):
     samples = iter(wdsplit.Dataset(remote))
     next(samples)
     threads = set(threading.enumerate()) - before
-    assert threads
     del samples
     gc.collect()
-    for thread in threads:
-        thread.join(DEADLINE_S)
-    assert not any(thread.is_alive() for thread in threads)
+    assert ended(threads)
 
 
 def test_a_resumed_epoch_fetches_only_what_is_left(remote, fault_proxy):
@@ -161,19 +157,6 @@ def test_mixtures_are_streamed_too(remote, payloads, bucket):
         assert found == [sample["__key__"] for sample in expected]
 
 
-@pytest.mark.parametrize("name", ["read_ahead_bytes", "connections"])
-def test_numbers_that_cannot_be_are_refused(remote, name):
-    with pytest.raises(InputError, match=name):
-        wdsplit.Dataset(remote, **{name: 0})
-
-
-def test_a_shard_that_is_not_there_is_told_when_it_is_needed(remote, bucket):
-    (bucket.folder / "train" / "000003.tar").unlink()
-    with pytest.raises(DatasetNotFoundError) as caught:
-        samples_of(wdsplit.Dataset(remote))
-    assert "000003.tar" in caught.value.place
-
-
 # With a cache
 
 
@@ -188,26 +171,6 @@ def test_later_epochs_come_from_the_cache(remote, fault_proxy, payloads, cache_d
         assert list(loader) == list(local)
     assert fetched(fault_proxy, ".tar")[0] == 8
     assert fetched(fault_proxy, ".places")[0] == 8
-
-
-def read_rank(url, cache_dir, rank, results):
-    dataset = wdsplit.Dataset(url, cache_dir=cache_dir, rank=rank, world_size=2, lanes=1)
-    results.put([sample["__key__"] for sample in dataset])
-
-
-@pytest.mark.slow
-def test_ranks_that_share_each_shard_download_it_once(remote, fault_proxy, cache_dir):
-    """With one lane both ranks read every shard, window by window in turn."""
-    context = multiprocessing.get_context("spawn")
-    results = context.Queue()
-    ranks = [context.Process(target=read_rank, args=(remote, cache_dir, rank, results)) for rank in range(2)]
-    for rank in ranks:
-        rank.start()
-    keys = [key for _ in ranks for key in results.get(timeout=DEADLINE_S)]
-    for rank in ranks:
-        rank.join(DEADLINE_S)
-    assert len(keys) == len(set(keys)) == NUM_ROWS
-    assert fetched(fault_proxy, ".tar")[0] == 8
 
 
 @pytest.mark.slow
@@ -226,40 +189,10 @@ def test_a_download_ends_with_the_iteration_that_it_is_for(remote, fault_proxy, 
     wait_until(lambda: asked() == later, "the next shards are being downloaded")
     del samples
     gc.collect()
-    threads = [thread for thread in threading.enumerate() if thread not in before]
-    assert threads
-    for thread in threads:
-        thread.join(DEADLINE_S)
-    assert not any(thread.is_alive() for thread in threads)
+    assert ended([thread for thread in threading.enumerate() if thread not in before])
     assert len(list(cache_dir.glob("*/*.shard"))) == 4
     assert list(cache_dir.glob("*/*.part")) == []
-    assert all(len(fetched_ranges(fault_proxy, name)) <= 4 for name in later)
-
-
-def test_what_is_damaged_in_the_cache_is_downloaded_again(remote, fault_proxy, payloads, cache_dir):
-    samples_of(wdsplit.Dataset(remote, cache_dir=cache_dir))
-    damaged = sorted(cache_dir.glob("*/*.shard"))[0]
-    data = bytearray(damaged.read_bytes())
-    data[150] ^= 1
-    damaged.write_bytes(data)
-    assert samples_of(wdsplit.Dataset(remote, cache_dir=cache_dir)) == samples_of(wdsplit.Dataset(payloads))
-    assert fetched(fault_proxy, ".tar")[0] == 8 + 1
-    assert damaged.read_bytes() != bytes(data)
-
-
-def test_a_payload_that_was_damaged_on_its_way_never_gets_into_the_cache(remote, fault_proxy, payloads, cache_dir):
-    """A stream takes no sum of payloads; a download does."""
-    flipped = []
-
-    def plan(request):
-        if request.path.endswith(".tar") and not flipped:
-            flipped.append(request)
-            return Flip(2000)
-        return None
-
-    fault_proxy.plan = plan
-    assert samples_of(wdsplit.Dataset(remote, cache_dir=cache_dir)) == samples_of(wdsplit.Dataset(payloads))
-    assert flipped
+    assert all(fetched(fault_proxy, f"/{name}")[0] <= 4 for name in later)
 
 
 @pytest.mark.parametrize("cache_size", [1000, 250_000])
@@ -272,22 +205,10 @@ def test_what_has_no_room_in_the_cache_is_streamed(remote, payloads, cache_dir, 
     assert sum(path.stat().st_size for path in cache_dir.rglob("*.shard")) <= cache_size
 
 
-def test_what_has_no_room_in_the_cache_is_compared_with_hashes_too(remote, bucket, cache_dir):
-    shard = bucket.folder / "train" / "000003.tar"
-    shard.write_bytes(shard.read_bytes().replace(b"\0\x5f", b"\0\x5e", 1))
-    with pytest.raises(CorruptDataError, match="a sample was changed"):
-        samples_of(wdsplit.Dataset(remote, cache_dir=cache_dir, cache_size=1000))
-
-
 def test_a_local_dataset_may_have_a_cache_too(payloads, cache_dir):
     """As of a network file system."""
     assert samples_of(wdsplit.Dataset(payloads, cache_dir=cache_dir)) == samples_of(wdsplit.Dataset(payloads))
     assert len(list(cache_dir.glob("*/*.shard"))) == 8
-
-
-def test_a_size_without_a_cache_is_refused(remote):
-    with pytest.raises(InputError, match="cache_size"):
-        wdsplit.Dataset(remote, cache_size="1GB")
 
 
 def test_the_next_shards_are_downloaded_while_one_is(bucket, fault_proxy, tmp_path, cache_dir, monkeypatch):
