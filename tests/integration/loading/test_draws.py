@@ -1,6 +1,7 @@
 """What stages draw does not depend on ranks, workers and resumes."""
 
 import io
+from functools import partial
 
 import numpy as np
 import PIL.Image
@@ -13,24 +14,6 @@ from draws import KINDS, drawing, draws
 from wdsplit.loading.loader import Loader
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_draws_are_the_same_on_any_topology_and_after_a_resume(numbers, kind):
-    whole = draws(Loader(drawing(numbers, kind), 12))
-    assert len(whole) == 108
-    assert draws(Loader(drawing(numbers, kind), 12, num_workers=2)) == whole
-    assert draws(*(Loader(drawing(numbers, kind, (rank, 3)), 4) for rank in range(3))) == whole
-    if kind != "global":
-        assert draws(Loader(drawing(numbers, kind), 12, num_workers=3, workers="thread")) == whole
-    loader = Loader(drawing(numbers, kind), 12, num_workers=1)
-    batches = iter(loader)
-    seen = draws([next(batches) for _ in range(4)])
-    rest = Loader(drawing(numbers, kind), 6)
-    rest.load_state_dict(loader.state_dict())
-    remaining = draws(rest)
-    assert not seen.keys() & remaining.keys()
-    assert seen | remaining == {position: whole[position] for position in seen | remaining}
 
 
 @pytest.fixture(scope="module")
@@ -48,10 +31,6 @@ def pictures(tmp_path_factory):
     return folder / "dataset"
 
 
-def unchanged(sample):
-    return sample
-
-
 def cropping(path, world=(0, 1), **options):
     dataset = wdsplit.Dataset(path, rank=world[0], world_size=world[1], **options)
     return dataset.decode(wdsplit.resized(16, crop="random", flip=True))
@@ -67,24 +46,28 @@ def cropped(*loaders):
     return found
 
 
-def test_random_parts_are_the_same_on_any_topology_and_after_a_resume(pictures):
-    whole = cropped(Loader(cropping(pictures), 12))
-    assert len(set(whole.values())) == len(whole) == 60
-    assert cropped(Loader(cropping(pictures), 12, num_workers=2)) == whole
-    assert (
-        cropped(*(Loader(cropping(pictures, (rank, 3)), 4, num_workers=2, workers="thread") for rank in range(3)))
-        == whole
-    )
-    by_sample = cropping(pictures).map(unchanged)
-    assert cropped(Loader(by_sample, 12)) == whole
-    assert {item["__position__"]: item["jpg"].numpy().tobytes() for item in by_sample} == whole
-    loader = Loader(cropping(pictures), 12)
+@pytest.mark.parametrize("kind", [*KINDS, "random parts"])
+def test_what_is_drawn_is_the_same_on_any_topology_and_after_a_resume(numbers, pictures, kind):
+    make, found = (partial(drawing, numbers, kind), draws) if kind in KINDS else (partial(cropping, pictures), cropped)
+    whole = found(Loader(make(), 12))
+    assert list(whole) == list(range(108 if kind in KINDS else 60))
+    assert found(Loader(make(), 12, num_workers=2)) == whole
+    assert found(*(Loader(make((rank, 3)), 4) for rank in range(3))) == whole
+    if kind != "global":
+        assert found(Loader(make(), 12, num_workers=3, workers="thread")) == whole
+    loader = Loader(make(), 12, num_workers=1)
     batches = iter(loader)
     next(batches), next(batches)
-    rest = Loader(cropping(pictures), 6, num_workers=1)
+    rest = Loader(make(), 6)
     rest.load_state_dict(loader.state_dict())
-    remaining = cropped(rest)
-    assert remaining == {position: whole[position] for position in range(24, 60)}
+    assert found(rest) == {position: whole[position] for position in range(24, 102 if kind in KINDS else 60)}
+
+
+def test_random_parts_differ_and_are_the_same_sample_by_sample(pictures):
+    whole, by_sample = cropped(Loader(cropping(pictures), 12)), cropping(pictures).map(dict)
+    assert len(set(whole.values())) == len(whole) == 60
+    assert cropped(Loader(by_sample, 12)) == whole
+    assert {item["__position__"]: item["jpg"].numpy().tobytes() for item in by_sample} == whole
 
 
 def test_a_damaged_image_gets_a_substitute_with_a_part_of_its_own(pictures, tmp_path):

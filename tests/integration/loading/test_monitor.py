@@ -3,6 +3,7 @@
 import itertools
 import logging
 import shutil
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -27,6 +28,49 @@ def remote(bucket, whole_lanes):
 def sent(proxy, num_before):
     """Return how many bytes the server has sent after its first exchanges, those of errors left out."""
     return sum(exchange.bytes_sent for exchange in proxy.exchanges[num_before:] if exchange.status < 300)
+
+
+# Counters
+
+
+@every_kind
+def test_batches_samples_bytes_and_windows_are_exact_over_epochs(whole_lanes, options):
+    """In one lane, each worker reads the window of each of the 24 shards, once an epoch."""
+    loader = wdsplit.Loader(wdsplit.Dataset(whole_lanes, lanes=1, window=4), 12, **options)
+    num_bytes = 0
+    for epoch in range(1, 4):
+        for batch in loader:
+            num_bytes += sum(map(len, batch["cls"])) + sum(map(len, batch["txt"]))
+        made = loader.statistics()
+        assert (made.batches, made.samples, made.num_bytes) == (8 * epoch, 96 * epoch, num_bytes)
+        assert made.windows_read == 24 * options.get("num_workers", 1) * epoch
+
+
+@every_kind
+def test_waiting_for_a_slow_stage_and_computing_between_batches_are_told_apart(numbers, options):
+    loader = wdsplit.Loader(wdsplit.Dataset(numbers).map(lambda sample: time.sleep(0.003) or sample), 12, **options)
+    list(loader)
+    waited = loader.statistics()
+    assert waited.bottleneck == "loader" and "more workers" in str(waited)
+    assert waited.wait_s > 0.05
+    slept_s, begun = 0.0, time.perf_counter()
+    for _ in loader:
+        before = time.perf_counter()
+        time.sleep(0.03)
+        slept_s += time.perf_counter() - before
+    taken_s, made = time.perf_counter() - begun, loader.statistics()
+    assert slept_s <= made.compute_s - waited.compute_s <= taken_s - (made.wait_s - waited.wait_s)
+
+
+def test_an_error_counts_as_waiting_and_not_as_a_batch(numbers):
+    def fail(sample):
+        raise KeyError("no")
+
+    loader = wdsplit.Loader(wdsplit.Dataset(numbers).map(fail), 12)
+    with pytest.raises(KeyError):
+        list(loader)
+    assert loader.statistics().batches == 0
+    assert loader.statistics().wait_s > 0
 
 
 # Remote storage

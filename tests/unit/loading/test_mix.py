@@ -30,16 +30,23 @@ URL = f"https://u:{SECRET}@host/x?t={SECRET}"
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "found"),
     [
-        {"weights": URL},
-        {"weights": [URL]},
-        {"repeat": {URL: 1}, "choose": {URL: 2}},
+        ({"weights": URL}, "which datasets to mix"),
+        ({"weights": [URL]}, "which datasets to mix"),
+        ({"repeat": {URL: 1}, "choose": {URL: 2}}, "duplicate dataset"),
+        ({"weights": {URL: 1}, "repeat": {URL: 1}}, "which datasets to mix"),
+        ({"schedule": [(0, {URL: 1})], "weights": {URL: 1}}, "which datasets to mix"),
+        ({"schedule": [(0, {URL: 1})], "repeat": {URL: 1}}, "which datasets to mix"),
+        ({"schedule": []}, "which datasets to mix"),
+        ({"schedule": {"a": 1}}, "invalid schedule"),
+        ({"schedule": [0, {"a": 1}]}, "invalid schedule"),
+        ({"schedule": [(0, [URL])]}, "which datasets to mix"),
+        ({"weights": {URL: 1}, "interpolate": "linear"}, "interpolate works only with schedule"),
     ],
-    ids=["a text", "a list", "twice"],
 )
-def test_of_datasets_that_cannot_be_mixed_no_secrets_are_told(arguments):
-    with pytest.raises(InputError) as caught:
+def test_arguments_that_contradict_each_other_are_refused_and_no_secrets_are_told(arguments, found):
+    with pytest.raises(InputError, match=found) as caught:
         wdsplit.mix(**arguments)
     assert SECRET not in str(caught.value)
 
@@ -53,3 +60,5 @@ def test_two_views_of_one_dataset_are_mixed_by_names(numbers):
     with pytest.raises(InputError, match="names a dataset that is not mixed") as caught:
         wdsplit.mix({"low": 1}, datasets={"lwo": numbers})
     assert "low" in caught.value.remedy
+    with pytest.raises(InputError, match="uneven"):
+        wdsplit.mix({numbers: 1}, tail="uneven")

@@ -15,10 +15,6 @@ LATER = Statistics(
 )
 
 
-def samples_of(families):
-    return {sample.name: (sample.value, sample.labels) for family in families for sample in family.samples}
-
-
 # Scalars
 
 
@@ -34,6 +30,12 @@ def test_rates_and_shares_are_those_since_earlier_statistics_and_all_else_is_as_
         "position": 480.0,
     }
     assert all(type(value) is float for value in LATER.scalars(EARLIER).values())
+
+
+def test_the_bottleneck_is_the_loader_if_it_is_waited_for_more_than_a_tenth_of_the_time():
+    for wait_s, compute_s, bottleneck, told in ((0.9, 9.1, "model", "keeps up"), (1.1, 8.9, "loader", "more workers")):
+        made = dataclasses.replace(LATER, wait_s=wait_s, compute_s=compute_s)
+        assert made.bottleneck == bottleneck and told in str(made)
 
 
 def test_no_rate_is_infinite_or_negative():
@@ -70,7 +72,8 @@ def test_the_metrics_are_what_the_parser_of_openmetrics_takes():
         "wdsplit_epoch": 2,
         "wdsplit_position": 480,
     }
-    assert samples_of(families) == {name: (value, {"rank": "3"}) for name, value in expected.items()}
+    samples = {sample.name: (sample.value, sample.labels) for family in families for sample in family.samples}
+    assert samples == {name: (value, {"rank": "3"}) for name, value in expected.items()}
 
 
 @pytest.mark.parametrize("label", ["a-b", "1a", "ü", ""])
