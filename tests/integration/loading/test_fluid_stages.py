@@ -47,10 +47,6 @@ def with_twice(sample):
     return {**sample, "twice": 2 * sample["cls"]}
 
 
-def enumerated(samples):
-    return ((number, sample["__key__"]) for number, sample in enumerate(samples))
-
-
 def decoded_numbers(pipeline):
     return pipeline.decode(only="cls npy").rename(npy="npy").to_tuple("cls", "npy")
 
@@ -71,7 +67,9 @@ ONE_TO_ONE = {
     "rename_keys": lambda pipeline: pipeline.rename_keys(("image", "png"), ("key", "__key__")),
     "extract_keys": lambda pipeline: pipeline.extract_keys("*.png", "*.cls;*.cls2"),
     "xdecode": lambda pipeline: pipeline.to_tuple("txt").map_tuple(bytes.decode),
-    "compose": lambda pipeline: pipeline.compose(enumerated),
+    "compose": lambda pipeline: pipeline.compose(
+        lambda samples: ((number, sample["__key__"]) for number, sample in enumerate(samples))
+    ),
     "compose of two": lambda pipeline: pipeline.decode().compose(
         webdataset.map(with_twice), webdataset.to_tuple("twice", "__key__")
     ),

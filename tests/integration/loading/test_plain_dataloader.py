@@ -17,14 +17,6 @@ from wdsplit.loading.loader import Loader
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 
 
-def plain_loader(path, num_workers, batch_size=5, world=None, persistent_workers=False, **options):
-    """Return torch's own DataLoader."""
-    dataset = delivering(Dataset(path, **(world or {"rank": 0, "world_size": 1}), **options))
-    return torch.utils.data.DataLoader(
-        dataset, batch_size=batch_size, num_workers=num_workers, persistent_workers=persistent_workers
-    )
-
-
 def first_positions(path, count, **options):
     return list(itertools.islice(expected_epoch(path, **options), count))
 
@@ -34,9 +26,8 @@ def first_positions(path, count, **options):
 def test_a_plain_dataloader_delivers_each_sample_once_in_equally_many_batches(numbers, world_size, num_workers):
     ranks = []
     for rank in range(world_size):
-        loader = plain_loader(numbers, num_workers, world={"rank": rank, "world_size": world_size})
-        ranks.append(list(loader))
-    assert len({len(batches) for batches in ranks}) == 1
+        dataset = delivering(Dataset(numbers, rank=rank, world_size=world_size))
+        ranks.append(list(torch.utils.data.DataLoader(dataset, batch_size=5, num_workers=num_workers)))
     assert len({tuple(len(batch[0]) for batch in batches) for batches in ranks}) == 1
     delivered = [delivery for batches in ranks for delivery in all_deliveries(batches)]
     assert real_rows(delivered) == list(range(101))
@@ -55,10 +46,7 @@ arrangements = pytest.mark.parametrize("options", ARRANGEMENTS, ids=str)
 
 def epoch_of(path, batches):
     """Return which epoch some batches are."""
-    return epoch_delivered(path, sorted(all_deliveries(batches)))
-
-
-def epoch_delivered(path, delivered):
+    delivered = sorted(all_deliveries(batches))
     return next(epoch for epoch in range(9) if first_positions(path, 101, epoch=epoch) == delivered)
 
 
@@ -88,16 +76,6 @@ def test_set_epoch_during_a_pass_is_for_the_next_one_in_all_workers(numbers, opt
     assert epoch_of(numbers, loader) == 5
 
 
-def test_a_plain_dataloader_spawns_workers_that_know_their_rank_and_see_the_epoch(numbers):
-    dataset = delivering(Dataset(numbers, rank=1, world_size=2))
-    loader = torch.utils.data.DataLoader(
-        dataset, batch_size=None, num_workers=1, multiprocessing_context="spawn", persistent_workers=True
-    )
-    for epoch in (0, 3):
-        dataset.set_epoch(epoch)
-        assert [tuple(sample) for sample in loader] == first_positions(numbers, 102, epoch=epoch)[1::2]
-
-
 def at_another_rank(dataset):
     """Be a rank that was started with the dataset of another: one ahead in its epochs."""
     loader = Loader(dataset, 6)
@@ -117,25 +95,22 @@ def test_ranks_that_were_started_with_one_dataset_do_not_hear_of_each_others_epo
     assert (dataset.epoch, loader.epoch, loader.step) == (0, 0, 1)
 
 
-def through_pickle(value):
-    return pickle.loads(pickle.dumps(value))
-
-
 @pytest.mark.parametrize(
-    ("copied", "multiprocessing_context", "num_workers"),
-    [(through_pickle, "fork", 2), (through_pickle, "forkserver", 1), (copy.deepcopy, "fork", 1)],
+    ("copied", "context", "num_workers"),
+    [
+        (lambda dataset: dataset, "spawn", 1),
+        (lambda dataset: pickle.loads(pickle.dumps(dataset)), "fork", 2),
+        (lambda dataset: pickle.loads(pickle.dumps(dataset)), "forkserver", 1),
+        (copy.deepcopy, "fork", 1),
+    ],
 )
-def test_set_epoch_reaches_persistent_workers_of_a_dataset_that_was_copied(
-    numbers, copied, multiprocessing_context, num_workers
+def test_set_epoch_reaches_persistent_workers_which_know_their_rank_of_a_dataset_that_was_copied(
+    numbers, copied, context, num_workers
 ):
-    dataset = copied(delivering(Dataset(numbers, rank=0, world_size=1)))
+    dataset = copied(delivering(Dataset(numbers, rank=1, world_size=2)))
     loader = torch.utils.data.DataLoader(
-        dataset,
-        batch_size=5,
-        num_workers=num_workers,
-        multiprocessing_context=multiprocessing_context,
-        persistent_workers=True,
+        dataset, batch_size=5, num_workers=num_workers, multiprocessing_context=context, persistent_workers=True
     )
     for epoch in (0, 3):
         dataset.set_epoch(epoch)
-        assert sorted(all_deliveries(loader)) == first_positions(numbers, 101, epoch=epoch)
+        assert sorted(all_deliveries(loader)) == first_positions(numbers, 102, epoch=epoch)[1::2]

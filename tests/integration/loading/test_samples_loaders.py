@@ -45,14 +45,6 @@ def number(sample):
     return row
 
 
-def draw(row, generator):
-    return row, float(generator.random())
-
-
-def rows_of(loader):
-    return [int(row) for batch in loader for row in batch]
-
-
 @pytest.mark.parametrize(
     "workers",
     [
@@ -67,13 +59,18 @@ def test_torch_loaders_give_what_their_samplers_choose(payloads, workers):
     samples = wdsplit.Samples(payloads).decode().map(number)
     assert samples[100:103].__getitems__([2, 0]) == [102, 100]  # a fork does not take over what is open
     loader = DataLoader(samples, batch_size=16, shuffle=True, generator=torch.Generator().manual_seed(0), **workers)
-    epochs = [rows_of(loader) for _ in range(2)]
+    epochs = [[int(row) for batch in loader for row in batch] for _ in range(2)]
     assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(NUM_ROWS))
     assert epochs[0] != epochs[1]
 
 
 def test_the_epoch_reaches_persistent_workers(payloads):
-    samples = wdsplit.Samples(payloads, fields=["cls"]).decode().map_random(draw, field="cls").to_tuple("cls")
+    samples = (
+        wdsplit.Samples(payloads, fields=["cls"])
+        .decode()
+        .map_random(lambda row, generator: (row, float(generator.random())), field="cls")
+        .to_tuple("cls")
+    )
     loader = DataLoader(samples, batch_size=NUM_ROWS, num_workers=1, persistent_workers=True)
     drawn = []
     for epoch in (0, 1, 0):

@@ -18,8 +18,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),  # torchdata 0.11 calls it
 ]
 
-in_process_and_workers = pytest.mark.parametrize("num_workers", [0, 2])
-
 
 def stateful(dataset, num_workers=0, batch_size=5, **options):
     return StatefulDataLoader(dataset, batch_size=batch_size, num_workers=num_workers, **options)
@@ -35,20 +33,6 @@ def taken_of(loader, steps):
 def resumed(loader, state):
     loader.load_state_dict(state)
     return loader
-
-
-@pytest.mark.parametrize(
-    ("num_workers", "every", "at"), [(0, 1, (0, 1, 6, 20)), (0, 4, (6,)), (2, 1, (0, 7)), (2, 4, (10,))]
-)
-def test_a_stateful_loader_resumes_in_the_middle(numbers, num_workers, every, at):
-    def loader():
-        return stateful(delivering(dataset_of(numbers, epoch=2)), num_workers, snapshot_every_n_steps=every)
-
-    whole = [deliveries(batch) for batch in loader()]
-    assert real_rows(itertools.chain(*whole)) == list(range(101))
-    for steps in at:
-        first, state = taken_of(loader(), steps)
-        assert [deliveries(batch) for batch in [*first, *resumed(loader(), state)]] == whole
 
 
 @pytest.mark.parametrize(
@@ -78,21 +62,30 @@ def test_at_the_end_of_an_epoch_nothing_is_left_and_set_epoch_begins_the_next(
     assert sorted(all_deliveries(again)) == whole
 
 
-@in_process_and_workers
-def test_epochs_after_a_resumed_one_are_those_of_a_run_that_was_not_interrupted(numbers, num_workers):
+@pytest.mark.parametrize(
+    ("num_workers", "every", "at"), [(0, 1, (0, 1, 6, 20)), (0, 4, (6,)), (2, 1, (0, 7)), (2, 4, (10,))]
+)
+def test_a_resumed_epoch_and_those_after_it_are_those_of_a_run_that_was_not_interrupted(
+    numbers, num_workers, every, at
+):
     def epochs(loader, first):
         batches = []
         for epoch in range(first, 4):
             loader.dataset.set_epoch(epoch)
-            batches += list(loader)
-        return all_deliveries(batches)
+            batches += [deliveries(batch) for batch in loader]
+        return batches
 
     def loader(epoch):
-        return stateful(delivering(dataset_of(numbers, epoch=epoch)), num_workers, persistent_workers=num_workers > 0)
+        dataset = delivering(dataset_of(numbers, epoch=epoch))
+        return stateful(dataset, num_workers, snapshot_every_n_steps=every, persistent_workers=num_workers > 0)
 
-    whole = epochs(loader(1), 1)
-    first, state = taken_of(loader(1), 4)
-    assert all_deliveries(first) + epochs(resumed(loader(0), state), 1) == whole
+    whole = epochs(loader(2), 2)
+    assert real_rows(itertools.chain(*whole)) == sorted([*range(101)] * 2)
+    for steps, is_set in itertools.product(at, (False, True)):
+        first, state = taken_of(loader(2), steps)
+        again = resumed(loader(0), state)
+        rest = [] if is_set else [deliveries(batch) for batch in again]
+        assert [deliveries(batch) for batch in first] + rest + epochs(again, 2 if is_set else 3) == whole
 
 
 @pytest.mark.parametrize("at", [3, 21])

@@ -4,7 +4,6 @@ The device of most tests is torch's "meta", which keeps shapes and no values; wh
 which stays where it is. Tests of the copies themselves need a GPU.
 """
 
-import itertools
 from collections import OrderedDict, UserDict, namedtuple
 
 import numpy as np
@@ -24,12 +23,12 @@ BATCH, NUM_STEPS = 12, 9
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
-def identified(sample):
-    return {**sample, "is": f"{sample['__position__']} {sample['cls']} {sample['__pad__']}"}
-
-
 def loader_of(path, device=None, stage=None, **options):
-    dataset = Dataset(path).decode().map(identified)
+    dataset = (
+        Dataset(path)
+        .decode()
+        .map(lambda sample: {**sample, "is": f"{sample['__position__']} {sample['cls']} {sample['__pad__']}"})
+    )
     dataset = (dataset if stage is None else dataset.map(stage)).to_tuple("is", "cls", "__pad__")
     loader = Loader(dataset, BATCH, **options)
     return loader if device is None else to_device(loader, device)
@@ -59,14 +58,39 @@ def test_batches_are_the_same_with_their_tensors_on_the_device(numbers, options)
                 assert (tensor.device.type, tensor.dtype, tensor.shape) == ("meta", one.dtype, one.shape)
 
 
+def followed(path, device, options, bad, skipped):
+    """Return what a loop sees of each step, up to an error; after the third step it skips some steps."""
+
+    def failing(sample):
+        if sample["cls"] in bad:
+            raise ValueError(f"row {sample['cls']} is bad")
+        return sample
+
+    loader = loader_of(path, device, failing, **options)
+    seen = [position(loader)]
+    try:
+        for step, batch in enumerate(loader, 1):
+            seen.append((batch[0], position(loader)))
+            if step == 3 and skipped:
+                loader.skip(*skipped)
+    except ValueError as error:
+        assert "is bad" in str(error)
+        seen.append("an error")
+    return [*seen, position(loader)]
+
+
 @every_kind
-def test_a_state_and_statistics_count_what_was_delivered_and_not_what_is_ahead(numbers, options):
-    plain, ahead = loader_of(numbers, **options), loader_of(numbers, "meta", **options)
-    assert position(plain) == position(ahead)
-    for step, _ in enumerate(zip(plain, ahead, strict=True)):
-        assert position(plain) == position(ahead), step
-    assert position(plain) == position(ahead)
-    assert plain.epoch == 1
+@pytest.mark.parametrize(
+    ("failing_step", "skipped"),
+    [(None, None), *((step, None) for step in (0, 1, 2, 8)), (None, (3, 3)), (None, (5, 8)), (7, (4, 6))],
+)
+def test_states_errors_and_skips_are_those_of_the_batch_that_was_delivered(numbers, options, failing_step, skipped):
+    """Not of the one that is ahead; also where that one is skipped."""
+    bad = set() if failing_step is None else {expected_batches(numbers, NUM_STEPS)[failing_step][0][1]}
+    plain, ahead = (followed(numbers, device, options, bad, skipped) for device in (None, "meta"))
+    assert plain == ahead
+    assert ("an error" in ahead) == bool(bad)
+    assert len(ahead) - 3 <= (NUM_STEPS if failing_step is None else failing_step)
 
 
 def test_exactly_one_batch_is_taken_ahead_and_none_on_the_cpu(numbers):
@@ -81,46 +105,6 @@ def test_exactly_one_batch_is_taken_ahead_and_none_on_the_cpu(numbers):
         made.clear()
         for step, _ in enumerate(loader, 1):
             assert len(made) == min(step + ahead, NUM_STEPS)
-
-
-class Failing:
-    """A stage that raises an error for some rows."""
-
-    def __init__(self, rows):
-        self.rows = rows
-
-    def __call__(self, sample):
-        if sample["cls"] in self.rows:
-            raise ValueError(f"row {sample['cls']} is bad")
-        return sample
-
-
-@every_kind
-@pytest.mark.parametrize("step", [0, 1, 2, NUM_STEPS - 1])
-def test_an_error_is_raised_for_the_batch_it_belongs_to(numbers, step, options):
-    first = expected_batches(numbers, NUM_STEPS)[step][0]
-    found = []
-    for device in (None, "meta"):
-        loader = loader_of(numbers, device, Failing({first[1]}), **options)
-        given = []
-        with pytest.raises(ValueError, match="is bad"):
-            given.extend(texts([batch]) for batch in loader)
-        found.append((len(given), position(loader)))
-    assert found[0] == found[1]
-    assert found[0][0] <= step
-
-
-@every_kind
-@pytest.mark.parametrize("skipped", [(3, 3), (4, 6), (5, NUM_STEPS - 1)], ids=str)
-def test_steps_are_skipped_while_one_of_them_is_ahead(numbers, skipped, options):
-    found = []
-    for device in (None, "meta"):
-        loader = loader_of(numbers, device, **options)
-        batches = iter(loader)
-        given = texts(itertools.islice(batches, 3))
-        loader.skip(*skipped)
-        found.append((given + texts(batches), position(loader)))
-    assert found[0] == found[1]
 
 
 # What is copied

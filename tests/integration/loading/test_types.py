@@ -1,4 +1,4 @@
-"""What type checkers and editors know of a dataset after its stages."""
+"""What type checkers and editors know of datasets after their stages, and of samples."""
 
 import json
 import re
@@ -25,28 +25,13 @@ STAGES = """
     batched(4)
     with_length(4)
 """
-
-
-def program(folder):
-    """Write a program that asks for the type after each stage; return its path, and how many types it asks for."""
-    stages = STAGES.split("\n")[1:-1]
-    lines = [f'reveal_type(wdsplit.Dataset("train").{stage.strip()})' for stage in stages]
-    lines.append('reveal_type(wdsplit.mix({"a": 1}).decode().shuffle(1).map(print).to_tuple("jpg"))')
-    path = folder / "program.py"
-    path.write_text("\n".join(["import wdsplit", *lines]))
-    return path, len(lines)
-
-
-@pytest.mark.lint
-def test_a_dataset_is_one_after_each_stage_to_mypy(tmp_path):
-    mypy = pytest.importorskip("mypy.api", reason="needs mypy: pip install 'wdsplit[check]'")
-    path, count = program(tmp_path)
-    said, errors, _ = mypy.run(["--cache-dir", str(tmp_path / "cache"), str(path)])
-    assert errors == ""
-    types = re.findall(r'Revealed type is "([^"]*)"', said)
-    assert types == ["wdsplit.loading.dataset.Dataset"] * count, said
-
-
+DATASETS = dict.fromkeys(
+    [
+        *(f'wdsplit.Dataset("train").{stage.strip()}' for stage in STAGES.split("\n")[1:-1]),
+        'wdsplit.mix({"a": 1}).decode().shuffle(1).map(print).to_tuple("jpg")',
+    ],
+    "Dataset",
+)
 SAMPLES = {
     'wdsplit.Samples("train")': "Samples",
     'wdsplit.Samples("train").decode("pil").map(print).to_tuple("jpg", "cls")': "Samples",
@@ -57,23 +42,30 @@ SAMPLES = {
 }
 
 
+def program(folder, *lines):
+    """Write a program that begins with some lines, and asks for the types of datasets; return its path."""
+    path = folder / "program.py"
+    path.write_text("\n".join(["import wdsplit", *lines, *(f"reveal_type({made})" for made in DATASETS)]))
+    return path
+
+
 @pytest.mark.lint
-def test_samples_are_a_map_style_dataset_to_mypy(tmp_path):
+def test_datasets_and_samples_are_what_they_are_after_each_stage_to_mypy(tmp_path):
     mypy = pytest.importorskip("mypy.api", reason="needs mypy: pip install 'wdsplit[check]'")
-    lines = ["import wdsplit", "from torch.utils.data import DataLoader, Dataset"]
-    lines += [f"reveal_type({expression})" for expression in SAMPLES]
-    lines += ["from typing import Any", 'given: Dataset[dict[str, Any]] = wdsplit.Samples("train")']
-    (tmp_path / "program.py").write_text("\n".join(lines))
-    said, errors, status = mypy.run(["--cache-dir", str(tmp_path / "cache"), str(tmp_path / "program.py")])
+    imports = ["from typing import Any", "from torch.utils.data import DataLoader, Dataset"]
+    given = 'given: Dataset[dict[str, Any]] = wdsplit.Samples("train")'
+    path = program(tmp_path, *imports, given, *(f"reveal_type({made})" for made in SAMPLES))
+    said, errors, status = mypy.run(["--cache-dir", str(tmp_path / "cache"), str(path)])
     assert (errors, status) == ("", 0), said
     types = re.findall(r'Revealed type is "([^"]*)"', said)
-    assert [re.sub(r"\b(\w+\.)+", "", each) for each in types] == list(SAMPLES.values())
+    assert types.count("wdsplit.loading.dataset.Dataset") == len(DATASETS)
+    assert [re.sub(r"\b(\w+\.)+", "", each) for each in types] == [*SAMPLES.values(), *DATASETS.values()]
 
 
 @pytest.mark.slow
 def test_a_dataset_is_one_after_each_stage_to_pyright(tmp_path):
     pytest.importorskip("pyright", reason="needs pyright: pip install 'wdsplit[tests-all]'")
-    path, count = program(tmp_path)
+    path = program(tmp_path)
     settings = {"extraPaths": [str(Path(wdsplit.__file__).parents[1])], "include": [path.name]}
     (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
     command = [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable]
@@ -82,4 +74,4 @@ def test_a_dataset_is_one_after_each_stage_to_pyright(tmp_path):
         pytest.skip(f"pyright cannot fetch its program: {done.stderr[-200:]}")
     found = json.loads(done.stdout)["generalDiagnostics"]
     types = [re.search(r'is "([^"]*)"$', each["message"])[1] for each in found if each["severity"] == "information"]
-    assert types == ["Dataset"] * count, found
+    assert types == [*DATASETS.values()], found

@@ -1,4 +1,4 @@
-"""Views in worker processes and threads, in torch's own loaders, in the middle of a training, and from a bucket."""
+"""Views in worker processes, and in torch's own loaders."""
 
 import gc
 import multiprocessing
@@ -22,18 +22,6 @@ pytestmark = [
 
 EASY, HARD = range(0, 101, 3), range(40, 90)
 ALL = range(101)
-
-workers = pytest.mark.parametrize(
-    "workers",
-    [
-        {},
-        {"num_workers": 2, "workers": "thread"},
-        {"num_workers": 2, "multiprocessing_context": "fork"},
-        {"num_workers": 2, "multiprocessing_context": "fork", "persistent_workers": True},
-        {"num_workers": 2, "multiprocessing_context": "spawn", "persistent_workers": True},
-    ],
-    ids=lambda options: "-".join(map(str, options.values())) or "none",
-)
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +101,3 @@ def test_a_stateful_dataloader_resumes_in_its_view_and_in_no_other(path, num_wor
     other.load_state_dict(state)
     with pytest.raises(StateError, match="another view"):
         list(other)
-
-
-# From a bucket

@@ -11,11 +11,6 @@ def alive():
     return [thread for thread in threading.enumerate() if thread.name.startswith("wdsplit-")]
 
 
-def ends():
-    """Wait until no worker is left."""
-    wait_until(lambda: not alive(), "all workers have ended")
-
-
 @pytest.mark.parametrize("kind", [KeyError, StopIteration, SystemExit, MemoryError])
 def test_an_error_is_the_last_part(kind):
     def failing():
@@ -57,8 +52,8 @@ def test_workers_that_wait_for_room_end_with_their_parts(end, monkeypatch):
 
 
 def test_workers_that_are_busy_are_not_waited_for_for_long(monkeypatch):
-    """All of them together for a second."""
-    monkeypatch.setattr("wdsplit.loading.transport.thread_workers._PATIENCE_S", 1)
+    """All of them together for a tenth of a second."""
+    monkeypatch.setattr("wdsplit.loading.transport.thread_workers._PATIENCE_S", 0.1)
     go = threading.Event()
 
     def busy():
@@ -71,4 +66,4 @@ def test_workers_that_are_busy_are_not_waited_for_for_long(monkeypatch):
     assert time.monotonic() - begun < 50
     assert len(alive()) == 100
     go.set()
-    ends()
+    wait_until(lambda: not alive(), "all workers have ended")
