@@ -25,7 +25,7 @@ from bad_samples import (
 )
 from made_datasets import delivering, global_batches, numbers_dataset, sized_dataset
 from tables import reading_ahead, wait_for_threads
-from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, PipelineError
+from wdsplit.errors import CorruptDataError, DatasetNotFoundError, PipelineError
 
 GLOBAL_BATCH = 12
 TOPOLOGIES = [(1, 0, "process"), (2, 3, "thread"), (3, 2, "process"), (4, 1, "thread")]
@@ -67,34 +67,30 @@ def damaged(numbers, tmp_path):
 # The same substitutes everywhere
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES)
-def test_a_shard_that_is_a_whole_lane_gets_samples_of_the_next_lane(tmp_path, topology):
-    path = numbers_dataset(tmp_path / "lanes", 120, shards=6, lanes=6, window=4)
-    bad = truncate_shard(path, 30)
-    assert len(bad) == 20
-    assert batches(path, delivering, topology, bad_samples_file=tmp_path / "bad.jsonl") == expected(path, bad, 10)
-    assert len(Path(tmp_path / "bad.jsonl").read_text().splitlines()) == 20
-
-
-def undecoded(dataset):
-    """Append stages that work on columns; the batches are no deliveries yet."""
-    return dataset.to_tuple("__position__", "cls", "__pad__")
-
-
-@pytest.mark.parametrize("topology", TOPOLOGIES[:3])
-def test_a_shard_that_was_cut_off_is_bad_as_a_whole(damaged, topology):
-    bad = truncate_shard(damaged, 30)
-    assert len(bad) > 5
-    assert batches(damaged, delivering, topology) == expected(damaged, bad, 9)
-    of_columns = [
-        sorted(
-            delivery
-            for positions, rows, pads in parts
-            for delivery in zip(positions.tolist(), map(int, rows), pads.tolist(), strict=True)
-        )
-        for parts in zip(*loaders(damaged, undecoded, topology), strict=True)
+def rows_of(loaders):
+    """Return the rows of the global batches of loaders of tuples, sorted by their first column."""
+    return [
+        sorted(row for part in parts for row in zip(*(list(map(plain, column)) for column in part), strict=True))
+        for parts in zip(*loaders, strict=True)
     ]
-    assert of_columns == expected(damaged, bad, 9)
+
+
+def plain(value):
+    return int(value) if isinstance(value, bytes) else value.item() if hasattr(value, "item") else value
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize(("shards", "lanes"), [(6, 6), (7, 4)])
+def test_damaged_samples_and_shards_that_were_cut_off_have_the_same_substitutes(tmp_path, shards, lanes, topology):
+    """A shard that is a whole lane gets samples of the next lane."""
+    path = numbers_dataset(tmp_path / "lanes", 101, shards=shards, lanes=lanes, window=4)
+    bad = PERCENT[5] | truncate_shard(path, 60)
+    for row in PERCENT[5]:
+        damage_header(path, row)
+    assert batches(path, delivering, topology, bad_samples_file=tmp_path / "bad.jsonl") == expected(path, bad, 9)
+    assert len(Path(tmp_path / "bad.jsonl").read_text().splitlines()) == len(bad)
+    of_columns = loaders(path, lambda dataset: dataset.to_tuple("__position__", "cls", "__pad__"), topology)
+    assert rows_of(of_columns) == expected(path, bad, 9)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -134,16 +130,13 @@ def drawn(sample, generator):
     return {**sample, "drawn": number}
 
 
-def drawing(dataset):
-    return dataset.decode().map_random(drawn).to_tuple("__position__", "cls", "drawn", "__pad__")
-
-
 def test_a_substitute_draws_the_random_numbers_of_its_own_position(numbers):
     """Those of the bad one may be what made a stage fail."""
-    found = []
-    for topology in TOPOLOGIES[:3]:
-        parts = [list(loader) for loader in loaders(numbers, drawing, topology)]
-        found.append([interleaved_columns(step) for step in zip(*parts, strict=True)])
+
+    def drawing(dataset):
+        return dataset.decode().map_random(drawn).to_tuple("__position__", "cls", "drawn", "__pad__")
+
+    found = [rows_of(loaders(numbers, drawing, topology)) for topology in TOPOLOGIES[:3]]
     assert found[0] == found[1] == found[2]
     delivered = [row for batch in found[0] for row in batch]
     own = {(row, number) for _, row, number, pad in delivered if not pad}
@@ -151,10 +144,6 @@ def test_a_substitute_draws_the_random_numbers_of_its_own_position(numbers):
     assert len(replaced) > 5
     assert set(replaced) <= own
     assert own.isdisjoint((row, 0) for row in range(101))
-
-
-def interleaved_columns(parts):
-    return sorted(row for part in parts for row in zip(*(column.tolist() for column in part), strict=True))
 
 
 def test_the_substitute_in_a_mixture_is_of_the_same_lane(tmp_path):
@@ -170,10 +159,7 @@ def test_the_substitute_in_a_mixture_is_of_the_same_lane(tmp_path):
             stages = dataset.decode().map(Refusing(bad)).to_tuple("__position__", "cls", "__pad__", "__source__")
             size = GLOBAL_BATCH // world_size
             found.append(wdsplit.Loader(stages, size, num_workers=num_workers, workers=workers))
-        return [
-            sorted(row for part in parts for row in zip(*(list(map(plain, column)) for column in part), strict=True))
-            for parts in zip(*found, strict=True)
-        ]
+        return rows_of(found)
 
     whole = [row for batch in made(TOPOLOGIES[0], ()) for row in batch]
     options = {"on_bad_sample": "substitute", "max_bad_samples": 100}
@@ -199,10 +185,6 @@ def test_the_substitute_in_a_view_is_one_of_its_samples(damaged, bucket, topolog
         path = f"{bucket.url}/train"
     found = batches(path, lambda dataset: refusing(dataset, bad), topology, **view)
     assert [row for batch in found for row in batch] == with_substitutes(whole, 4, bad)
-
-
-def plain(value):
-    return value.item() if hasattr(value, "item") else value
 
 
 # Stages
@@ -348,25 +330,6 @@ def test_more_bad_samples_than_are_accepted_are_an_error(numbers, tmp_path, max_
     assert str(file) in str(caught.value) and "ValueError: row" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"on_bad_sample": "skip"}, "on_bad_sample = 'skip'"),
-        ({"max_bad_samples": -1}, "max_bad_samples = -1"),
-        ({"max_bad_samples": 1.5}, "max_bad_samples = 1.5"),
-        ({"max_bad_samples": True}, "max_bad_samples = True"),
-        ({"max_bad_samples": "5%"}, "max_bad_samples = '5%'"),
-        ({"bad_samples_file": "s3://bucket/bad.jsonl"}, "expected the path of a local file"),
-        ({"bad_samples_file": "/"}, "found a folder"),
-        ({"bad_samples_file": "bad.jsonl", "on_bad_sample": "raise"}, "expected on_bad_sample='substitute' too"),
-    ],
-)
-def test_invalid_options_are_refused(numbers, options, message):
-    with pytest.raises(InputError) as caught:
-        wdsplit.Dataset(numbers, **{"on_bad_sample": "substitute", **options})
-    assert message in str(caught.value)
-
-
 # What is said of them
 
 
@@ -417,13 +380,6 @@ def test_bad_samples_are_counted_and_logged_one_by_one_up_to_ten(numbers, caplog
     assert loader.statistics().bad_samples == made.bad_samples
     list(loader)
     assert loader.statistics().bad_samples == 40
-
-
-@pytest.mark.parametrize("topology", TOPOLOGIES)
-def test_samples_with_damaged_headers_get_substitutes_on_any_topology(damaged, topology):
-    for row in PERCENT[5]:
-        damage_header(damaged, row)
-    assert batches(damaged, delivering, topology) == expected(damaged, PERCENT[5], 9)
 
 
 def test_raising_stays_the_default(damaged):

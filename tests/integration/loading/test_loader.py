@@ -2,7 +2,6 @@ import copy
 import inspect
 import itertools
 import json
-import multiprocessing
 import os
 import pickle
 import shutil
@@ -25,21 +24,11 @@ from made_datasets import (
     deliveries,
     delivering,
     expected_batches,
-    global_batches,
-    interleaved,
     loaders_of,
     numbers_dataset,
-    real_rows,
     sized_dataset,
 )
-from wdsplit.errors import (
-    CorruptDataError,
-    DatasetNotFoundError,
-    InputError,
-    PipelineError,
-    StateError,
-    WdsplitError,
-)
+from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, PipelineError, StateError, WdsplitError
 from wdsplit.loading import announcing
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
@@ -59,66 +48,17 @@ def loader_of(path, batch_size=12, num_workers=0, persistent_workers=False, **op
     return Loader(dataset, batch_size, num_workers=num_workers, persistent_workers=persistent_workers)
 
 
+def position_of(loader):
+    state = loader.state_dict()
+    return state["epoch"], state["position"]
+
+
 @contextmanager
 def raises(kind, match):
     """Do as pytest.raises does; then let go of what the traceback holds, so that workers end now and not at a gc."""
     with pytest.raises(kind, match=match) as caught:
         yield caught
     traceback.clear_frames(caught.tb)
-
-
-# The order on any topology
-
-
-@pytest.mark.parametrize("shuffle", [True, False])
-@pytest.mark.parametrize("world_size", [1, 3, 12])
-def test_global_batches_are_the_order_cut_in_steps_on_any_number_of_ranks(numbers, world_size, shuffle):
-    batches = global_batches(loaders_of(numbers, world_size, epoch=3, shuffle=shuffle))
-    assert batches == expected_batches(numbers, 9, epoch=3, shuffle=shuffle)
-    assert real_rows(itertools.chain(*batches)) == list(range(101))
-
-
-@pytest.mark.parametrize(
-    ("counts", "lanes", "world_size"),
-    [
-        ([5] * 7, 4, 8),  # fewer shards than ranks
-        ([3] * 6, 6, 4),  # webdataset gave the ranks 6, 6, 3 and 3 samples
-        ([1, 90, 2, 0, 40, 7, 1], 3, 4),  # sizes that differ wildly
-        ([30], 5, 3),  # one shard
-        ([1], 4, 2),  # one sample: all others are pads
-        ([2, 3], 16, 4),  # fewer samples than lanes
-    ],
-)
-def test_any_shards_give_equal_steps_and_each_sample_once(tmp_path, counts, lanes, world_size):
-    path = sized_dataset(tmp_path, counts, lanes, window=4)
-    for shuffle in (True, False):
-        loaders = loaders_of(path, world_size, global_batch=24, shuffle=shuffle)
-        batches = global_batches(loaders)
-        assert {len(loader) for loader in loaders} == {len(batches)} == {-(-sum(counts) // 24)}
-        assert real_rows(itertools.chain(*batches)) == list(range(sum(counts)))
-        assert [len(batch) for batch in batches] == [24] * len(batches)
-
-
-# Tails
-
-
-@pytest.mark.parametrize("world_size", [1, 4])
-def test_pad_fills_the_last_step_with_repeated_samples_that_are_flagged(numbers, world_size):
-    batches = global_batches(loaders_of(numbers, world_size))
-    pads = [row for batch in batches for _, row, pad in batch if pad]
-    assert len(pads) == 9 * 12 - 101
-    assert not any(pad for batch in batches[:-1] for _, _, pad in batch)
-    assert set(pads) <= set(range(101))
-
-
-@pytest.mark.parametrize("world_size", [1, 4])
-def test_drop_repeats_nothing_and_leaves_out_less_than_a_global_batch(numbers, world_size):
-    loaders = loaders_of(numbers, world_size, tail="drop")
-    batches = global_batches(loaders)
-    delivered = list(itertools.chain(*batches))
-    assert len(batches) == len(loaders[0]) == 101 // 12
-    assert not any(pad for _, _, pad in delivered)
-    assert len({row for _, row, _ in delivered}) == len(delivered) == 8 * 12
 
 
 def test_drop_gives_no_step_to_fewer_samples_than_a_global_batch_and_goes_on_to_the_next_epoch(numbers):
@@ -128,28 +68,21 @@ def test_drop_gives_no_step_to_fewer_samples_than_a_global_batch_and_goes_on_to_
     assert loader.epoch == 1
 
 
-@pytest.mark.parametrize("num_workers", [0, 3])
-def test_uneven_delivers_each_sample_once_and_nothing_twice(tmp_path, num_workers):
-    path = sized_dataset(tmp_path, [1, 90, 2, 0, 40, 7, 1], lanes=3, window=4)
-    loaders = loaders_of(path, 4, global_batch=28, num_workers=num_workers, tail="uneven")
-    epochs = [list(map(deliveries, loader)) for loader in loaders]
-    delivered = list(itertools.chain(*itertools.chain(*epochs)))
-    assert sorted(row for _, row, _ in delivered) == list(range(141))
-    assert not any(pad for _, _, pad in delivered)
-    assert [len(epoch) for epoch in epochs] == [len(loader) for loader in loaders_of(path, 4, 28, tail="uneven")]
-    for epoch in epochs:
-        assert all(len(batch) == 7 for batch in epoch[:-1])
-
-
 # Epochs
 
 
 @pytest.mark.parametrize(("num_workers", "persistent_workers"), [(0, False), (2, False), (2, True)])
-def test_set_epoch_reaches_workers_that_are_running_and_new_ones(numbers, num_workers, persistent_workers):
+def test_set_epoch_reaches_all_workers_and_a_state_counts_what_was_delivered(numbers, num_workers, persistent_workers):
+    """Not what was prefetched."""
     loader = loader_of(numbers, num_workers=num_workers, persistent_workers=persistent_workers)
     for epoch in (0, 5, 5, 2):
         loader.set_epoch(epoch)
-        assert [deliveries(batch) for batch in loader] == expected_batches(numbers, 9, epoch=epoch)
+        found, states = [], [position_of(loader)]
+        for batch in loader:
+            found.append(deliveries(batch))
+            states.append(position_of(loader))
+        assert found == expected_batches(numbers, 9, epoch=epoch)
+        assert states == [*((epoch, 12 * step) for step in range(9)), (epoch + 1, 0)]
 
 
 @pytest.mark.parametrize(("num_workers", "persistent_workers"), [(0, False), (2, False), (2, True)])
@@ -186,7 +119,7 @@ def test_an_epoch_set_during_an_epoch_is_that_of_the_next_pass_whoever_looks(num
     (loader.dataset if on_dataset else loader).set_epoch(epoch)
     for _ in batches:
         looks(loader)
-    assert (loader.epoch, loader.state_dict()["epoch"], loader.state_dict()["position"]) == (epoch, epoch, 0)
+    assert (loader.epoch, position_of(loader)) == (epoch, (epoch, 0))
     assert [deliveries(batch) for batch in loader] == expected_batches(numbers, 9, epoch=epoch)
     assert loader.epoch == epoch + 1
 
@@ -215,55 +148,7 @@ def test_two_iterations_side_by_side_do_not_take_each_others_batches(numbers, pe
     assert deliveries(next(second)) == batches[1]
 
 
-# Resume
-
-TOPOLOGIES = [(2, 0), (3, 0), (1, 0), (4, 0)]
-"""World sizes and workers of a run that is stopped and continued again and again."""
-
-
-def resumed(path, world_size, state, num_workers=0, **options):
-    """Return loaders of new datasets, as another program would make them, that have loaded a state."""
-    loaders = loaders_of(path, world_size, num_workers=num_workers, **options)
-    for loader in loaders:
-        loader.load_state_dict(through_json(state))
-    return loaders
-
-
-def state_of(loaders):
-    """Return the state of all ranks, which must agree."""
-    states = [through_json(loader.state_dict()) for loader in loaders]
-    assert all(state == states[0] for state in states)
-    return states[0]
-
-
-@pytest.mark.parametrize("shuffle", [True, False])
-@pytest.mark.parametrize("tail", ["pad", "drop"])
-def test_resuming_at_any_batch_twice_on_other_ranks_gives_the_rest_in_the_same_order(numbers, tail, shuffle):
-    options = {"tail": tail, "shuffle": shuffle, "seed": 5}
-    whole = global_batches(loaders_of(numbers, 1, epoch=2, **options))
-    assert whole == expected_batches(numbers, len(whole), epoch=2, **options)
-    for first in range(len(whole)):
-        second = (first * 5 + 1) % (len(whole) - first)
-        worlds = itertools.islice(itertools.cycle(TOPOLOGIES), first, None)
-        loaders = loaders_of(numbers, next(worlds)[0], epoch=2, **options)
-        seen = global_batches(loaders, first)
-        loaders = resumed(numbers, next(worlds)[0], state_of(loaders), **options)
-        seen += global_batches(loaders, second)
-        loaders = resumed(numbers, next(worlds)[0], state_of(loaders), **options)
-        seen += global_batches(loaders)
-        assert seen == whole
-        assert state_of(loaders)["epoch"] == 3
-        assert state_of(loaders)["position"] == 0
-
-
-@in_process_and_workers
-def test_a_state_counts_what_was_delivered_and_not_what_was_prefetched(numbers, num_workers):
-    loader = loader_of(numbers, num_workers=num_workers)
-    assert loader.state_dict()["position"] == 0
-    for number, _ in enumerate(loader):
-        if number < 8:
-            assert (loader.state_dict()["epoch"], loader.state_dict()["position"]) == (0, 12 * (number + 1))
-    assert (loader.state_dict()["epoch"], loader.state_dict()["position"]) == (1, 0)
+# States
 
 
 def test_set_epoch_to_another_epoch_drops_the_position(numbers):
@@ -272,13 +157,13 @@ def test_set_epoch_to_another_epoch_drops_the_position(numbers):
     rest = loader_of(numbers)
     rest.load_state_dict(loader.state_dict())
     rest.set_epoch(3)
-    assert rest.state_dict()["position"] == 0
+    assert position_of(rest) == (3, 0)
     assert [deliveries(batch) for batch in rest] == expected_batches(numbers, 9, epoch=3)
     rest.set_epoch(0)
     assert [deliveries(batch) for batch in rest] == expected_batches(numbers, 9)
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@in_process_and_workers
 def test_a_loader_that_runs_can_go_back_to_a_state(numbers, num_workers):
     loader = loader_of(numbers, num_workers=num_workers, persistent_workers=num_workers > 0)
     list(itertools.islice(loader, 3))
@@ -384,45 +269,25 @@ def test_a_stage_that_is_known_not_to_be_one_to_one_is_refused_by_name_with_the_
 # Damage
 
 
-def truncate(path):
-    path.write_bytes(path.read_bytes()[:-10240])
-
-
-def grow(path):
-    path.write_bytes(path.read_bytes() + bytes(10240))
-
-
-def flip_a_header_byte(path):
-    data = bytearray(path.read_bytes())
-    data[1024 + 3] ^= 0xFF
-    path.write_bytes(data)
-
-
-def remove_the_index(path):
-    path.with_name(f"{path.name}.places").unlink()
-
-
-def truncate_the_index(path):
-    index = path.with_name(f"{path.name}.places")
-    index.write_bytes(index.read_bytes()[:-8])
-
-
-DAMAGES = {
-    truncate: CorruptDataError,
-    grow: CorruptDataError,
-    flip_a_header_byte: CorruptDataError,
-    Path.unlink: DatasetNotFoundError,
-    remove_the_index: DatasetNotFoundError,
-    truncate_the_index: CorruptDataError,
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
-def test_damage_is_an_error_that_names_the_shard(numbers, tmp_path, damage):
-    path = shutil.copytree(numbers, tmp_path / "damaged")
-    damage(path / "000003.tar")
-    with raises(DAMAGES[damage], match=r"000003\.tar") as caught:
-        list(loader_of(path))
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("000003.tar", lambda data: data[:-10240]),
+        ("000003.tar", lambda data: data + bytes(10240)),
+        ("000003.tar", lambda data: data.replace(b"0000644\0", b"0000744\0", 1)),  # in a header
+        ("000003.tar", None),
+        ("000003.tar.places", lambda data: data[:-8]),
+        ("000003.tar.places", None),
+    ],
+)
+def test_damage_is_an_error_that_names_the_shard(numbers, tmp_path, name, damage):
+    file = shutil.copytree(numbers, tmp_path / "damaged") / name
+    data = file.read_bytes()
+    file.unlink()
+    if damage:
+        file.write_bytes(damage(data))
+    with raises(CorruptDataError if damage else DatasetNotFoundError, match=r"000003\.tar") as caught:
+        list(loader_of(file.parent))
     assert caught.value.remedy
 
 
@@ -442,24 +307,23 @@ def test_a_shard_that_is_truncated_while_worker_processes_read_it_is_an_error(tm
         list(batches)
 
 
+@pytest.mark.parametrize("workers", ["process", "thread"])
+@pytest.mark.parametrize("shard", range(6))
+def test_all_batches_before_damage_are_right(tmp_path, workers, shard):
+    """Samples are so small that several steps travel together."""
+    path = sized_dataset(tmp_path, [300] * 6, lanes=6, window=16)
+    expected, found = expected_batches(path, 180, global_batch=10), []
+    with open(tmp_path / f"{shard:06d}.tar", "r+b") as file:
+        file.seek(131 * 1024)  # a header: a sample is one block of header and one of payload
+        file.write(b"\xff" * 512)
+    with raises(CorruptDataError, match=f"{shard:06d}.tar"):
+        for batch in Loader(delivering(Dataset(path)), 10, num_workers=2, workers=workers):
+            found.append(deliveries(batch))
+    assert found == expected[: len(found)]
+    assert len(found) > 2
+
+
 # Processes and random numbers
-
-
-def test_persistent_workers_stay_and_others_go_with_their_epoch(numbers):
-    before = set(multiprocessing.active_children())
-    loader = loader_of(numbers, num_workers=2, persistent_workers=True)
-    list(loader)
-    workers = set(multiprocessing.active_children()) - before
-    list(loader)
-    assert len(workers) == 2
-    assert set(multiprocessing.active_children()) - before == workers
-    other = loader_of(numbers, num_workers=2)
-    list(other)
-    assert set(multiprocessing.active_children()) - before == workers
-
-
-def with_a_draw(sample):
-    return sample["__position__"], torch.rand(()).item()
 
 
 def draws(loader):
@@ -468,7 +332,7 @@ def draws(loader):
 
 @pytest.mark.parametrize("persistent_workers", [False, True])
 def test_random_numbers_drawn_in_workers_differ_from_epoch_to_epoch(numbers, persistent_workers):
-    dataset = Dataset(numbers).map(with_a_draw)
+    dataset = Dataset(numbers).map(lambda sample: (sample["__position__"], torch.rand(()).item()))
     loader = Loader(dataset, 12, num_workers=2, persistent_workers=persistent_workers)
     first, second = draws(loader), draws(loader)
     assert len(set(first)) == len(first)
@@ -517,20 +381,16 @@ def test_every_argument_of_torchs_dataloader_is_one_of_a_loader_or_is_explained(
     assert torchs - own == set(ARGUMENTS_OF_TORCH)
 
 
-def test_the_environment_of_a_launcher_is_enough(numbers, monkeypatch):
-    parts = []
-    for rank in range(3):
-        monkeypatch.setenv("RANK", str(rank))
-        monkeypatch.setenv("WORLD_SIZE", "3")
-        parts.append([deliveries(batch) for batch in Loader(delivering(Dataset(numbers)), 4)])
-    assert [interleaved(step) for step in zip(*parts, strict=True)] == expected_batches(numbers, 9)
-
-
-def test_rank_0_of_1_switches_the_split_off_under_a_launcher(numbers, monkeypatch):
+def test_the_environment_of_a_launcher_is_enough_and_rank_0_of_1_switches_it_off(numbers, monkeypatch):
     monkeypatch.setenv("RANK", "2")
     monkeypatch.setenv("WORLD_SIZE", "3")
-    loader = Loader(delivering(Dataset(numbers, rank=0, world_size=1)), 12)
-    assert [deliveries(batch) for batch in loader] == expected_batches(numbers, 9)
+    whole = expected_batches(numbers, 9)
+    for options, size, expected in (
+        ({}, 4, [batch[2::3] for batch in whole]),
+        ({"rank": 0, "world_size": 1}, 12, whole),
+    ):
+        loader = Loader(delivering(Dataset(numbers, **options)), size)
+        assert [deliveries(batch) for batch in loader] == expected
 
 
 def with_the_worker(sample):
@@ -636,14 +496,10 @@ def test_a_state_that_was_loaded_is_not_overwritten_by_an_iterator_that_goes_on(
     loader.load_state_dict({**loader.state_dict(), "epoch": 7, "position": 24})
     assert (loader.epoch, loader.step) == (7, 2)
     next(batches)
-    assert (loader.state_dict()["epoch"], loader.state_dict()["position"]) == (7, 24)
+    assert position_of(loader) == (7, 24)
 
 
-def through_pickle(value):
-    return pickle.loads(pickle.dumps(value))
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, through_pickle])
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
 def test_a_copy_of_a_loader_keeps_its_position_and_has_an_epoch_of_its_own(numbers, copied):
     [loader] = loaders_of(numbers, 1, epoch=2)
     loader.load_state_dict({**loader.state_dict(), "epoch": 7, "position": 24})
@@ -662,18 +518,3 @@ def test_a_function_that_cannot_be_sent_to_a_worker_is_an_error_with_a_remedy(nu
     with pytest.raises(PipelineError, match="cannot be sent to worker processes") as caught:
         iter(Loader(dataset, 12, num_workers=1, multiprocessing_context="spawn"))
     assert "workers='thread'" in caught.value.remedy
-
-
-def test_another_seed_makes_another_order(numbers):
-    assert all_deliveries(loader_of(numbers, seed=1)) != all_deliveries(loader_of(numbers, seed=2))
-
-
-def test_more_workers_than_shards_give_the_same_batches(tmp_path):
-    path = sized_dataset(tmp_path, [7, 8], lanes=2, window=4)
-    assert global_batches(loaders_of(path, 2, num_workers=3)) == expected_batches(path, 2)
-
-
-@pytest.mark.parametrize("prefetch_factor", [1, 5])
-def test_working_ahead_changes_nothing(numbers, prefetch_factor):
-    loader = Loader(delivering(Dataset(numbers)), 12, num_workers=2, prefetch_factor=prefetch_factor)
-    assert [deliveries(batch) for batch in loader] == expected_batches(numbers, 9)

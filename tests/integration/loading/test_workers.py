@@ -1,7 +1,6 @@
 """What workers leave behind, and how they fail: real processes and threads, from end to end."""
 
 import contextlib
-import copy
 import gc
 import itertools
 import multiprocessing
@@ -33,6 +32,7 @@ pytestmark = [
 ]
 
 workers_only = pytest.mark.parametrize("options", list(KINDS.values())[1:], ids=list(KINDS)[1:])
+processes_only = pytest.mark.parametrize("options", list(KINDS.values())[1:3], ids=list(KINDS)[1:3])
 
 PAYLOAD_BYTES = 2000
 SOON_S, LONG_S = 100, 200
@@ -129,15 +129,10 @@ def test_what_was_delivered_never_changes(payloads, options, prefetch_factor, st
     if staged == "samples":
         dataset = dataset.map(with_arrays)
     options = options | {"num_workers": 3, "prefetch_factor": prefetch_factor}
-    loader = Loader(dataset, 7, **options)
-    expected = [batch for epoch in range(2) for batch in epoch_of(dataset, 7, epoch)]
-    kept, copies = [], []
+    loader, plain = Loader(dataset, 7, **options), Loader(dataset, 7)
+    expected = [*plain, *plain]
     next(iter(loader))
-    for _ in range(2):
-        for batch in loader:
-            kept.append(batch)
-            copies.append(copy.deepcopy(batch))
-    assert all(map(same, kept, copies))
+    kept = [*loader, *loader]
     assert all(map(same, kept, expected))
     assert len(kept) == len(expected) == 2 * 35
 
@@ -150,12 +145,6 @@ def with_arrays(sample):
         "bytes": bytes([row]) * (row * 37 % 3000),
         "nested": {"row": [row, torch.full((2,), row)]},
     }
-
-
-def epoch_of(dataset, batch_size, epoch):
-    loader = Loader(dataset, batch_size)
-    loader.set_epoch(epoch)
-    return list(loader)
 
 
 def same(first, second):
@@ -241,35 +230,16 @@ class UnpicklableError(Exception):
         self.lock = threading.Lock()
 
 
-def failing(error_of):
-    def fail(sample):
-        if sample["__position__"] == 31:
-            raise error_of()
-        return sample
-
-    return fail
-
-
-def of_a_local_class():
-    class LocalError(Exception):
-        pass
-
-    return LocalError("of a local class")
-
-
-def of_a_local_class_of_ours():
-    class LocalError(PipelineError):
-        pass
-
-    return LocalError("of a local class")
+def of_a_local_class(*bases):
+    return type("LocalError", bases, {"__module__": "of.nowhere"})("of a local class")
 
 
 FAILURES = {
     "KeyError": (lambda: KeyError("bad key"), KeyError, "bad key"),
     "two arguments": (lambda: TwoArgumentsError("one", 2), TwoArgumentsError, "TwoArgumentsError|one"),
     "one that holds a lock": (UnpicklableError, UnpicklableError, "lock"),
-    "of a local class": (of_a_local_class, None, "of a local class"),
-    "of a local class of ours": (of_a_local_class_of_ours, PipelineError, "of a local class"),
+    "of a local class": (lambda: of_a_local_class(Exception), None, "of a local class"),
+    "of a local class of ours": (lambda: of_a_local_class(PipelineError), PipelineError, "of a local class"),
     "StopIteration": (StopIteration, RuntimeError, "StopIteration"),
     "one of ours": (lambda: PipelineError("mine", remedy="a remedy"), PipelineError, "a remedy"),
     "UnicodeDecodeError": (lambda: UnicodeDecodeError("utf-8", b"a", 0, 1, "no"), UnicodeDecodeError, "utf-8"),
@@ -286,36 +256,32 @@ FAILURES = {
 def test_an_error_of_a_stage_names_the_sample_and_its_shard(
     numbers, nothing_left, long_waits, kind_of_workers, failure
 ):
-    options = KINDS[kind_of_workers]
     make, kind, text = FAILURES[failure]
     key, url = next((s["__key__"], s["__url__"]) for s in Dataset(numbers) if s["__position__"] == 31)
-    loader = Loader(delivering(Dataset(numbers).map(failing(make))), 12, **options)
+
+    def fail(sample):
+        if sample["__position__"] == 31:
+            raise make()
+        return sample
+
+    loader = Loader(delivering(Dataset(numbers).map(fail)), 12, **KINDS[kind_of_workers])
     seen, begun = [], time.monotonic()
-    try:
-        for batch in loader:
-            seen.append(deliveries(batch))
-    except Exception as error:
-        caught = error
-    told = "\n".join([str(caught), *getattr(caught, "__notes__", [])])
-    assert key in told
-    assert url in told
+    with pytest.raises(Exception) as raised:
+        seen.extend(deliveries(batch) for batch in loader)
+    told = "\n".join([str(raised.value), *getattr(raised.value, "__notes__", [])])
+    assert key in told and url in told
     assert kind is not KeyError or "which has " in told
     assert any(part in told for part in text.split("|"))
     if kind in (KeyError, PipelineError) or (kind and kind_of_workers != "processes"):
-        assert isinstance(caught, kind)
+        assert isinstance(raised.value, kind)
     assert seen == expected_batches(numbers, 2)
     assert time.monotonic() - begun < SOON_S
-    traceback.clear_frames(caught.__traceback__)
+    traceback.clear_frames(raised.tb)
 
 
-def nap(sample):
-    time.sleep(0.01)
-    return sample
-
-
-@pytest.mark.parametrize("options", [KINDS["processes"], KINDS["persistent processes"]], ids=["new", "persistent"])
+@processes_only
 def test_a_worker_that_is_killed_is_an_error_soon(payloads, nothing_left, options):
-    loader = Loader(Dataset(payloads).map(nap), 8, **options)
+    loader = Loader(Dataset(payloads).map(lambda sample: time.sleep(0.01) or sample), 8, **options)
     begun = time.monotonic()
     with pytest.raises(RuntimeError, match=r"killed|exited"):
         for number, _ in enumerate(loader):
@@ -340,7 +306,7 @@ def die_in_torchs_event(sample):
     frame.f_locals["done_event"].is_set()
 
 
-@pytest.mark.parametrize("options", [KINDS["processes"], KINDS["persistent processes"]], ids=["new", "persistent"])
+@processes_only
 def test_a_worker_that_is_killed_in_torchs_event_is_an_error_too(payloads, nothing_left, options):
     with pytest.raises(RuntimeError, match=r"killed|exited"):
         list(Loader(Dataset(payloads).map(die_in_torchs_event), 8, **options))
@@ -356,7 +322,7 @@ def stuck_forks():
     waiting.clear()
 
 
-@pytest.mark.parametrize("options", [KINDS["processes"], KINDS["persistent processes"]], ids=["new", "persistent"])
+@processes_only
 def test_a_worker_that_waits_forever_inside_fork_is_forked_again(
     numbers, stuck_forks, nothing_left, monkeypatch, options
 ):
@@ -423,28 +389,31 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "place", "is_group"),
+    ("kind", "place", "how"),
     [
-        ("process", "stage", True),
-        ("process", "stage", False),
-        ("process", "consumer", True),
-        ("process", "consumer with full queues", False),
-        ("thread", "stage", False),
-        ("thread", "consumer with full queues", True),
+        ("process", "stage", "terminal"),
+        ("process", "stage", "alone"),
+        ("process", "consumer", "terminal"),
+        ("process", "consumer with full queues", "alone"),
+        ("process", "consumer with full queues", "killed"),
+        ("thread", "stage", "alone"),
+        ("thread", "consumer with full queues", "terminal"),
     ],
 )
-def test_an_interrupt_ends_the_program_at_once_and_leaves_nothing(numbers, tmp_path, kind, place, is_group):
-    """As from a terminal, where workers are interrupted too, or sent to the loader's process alone."""
+def test_an_interrupt_ends_the_program_at_once_and_leaves_nothing(numbers, tmp_path, kind, place, how):
+    """As from a terminal, where workers are interrupted too, or sent to the loader's process alone.
+
+    Nor do workers outlive a program that was killed.
+    """
     environ = os.environ | {"TMPDIR": str(tmp_path)}
     program = start_process([sys.executable, "-c", PROGRAM, numbers, place, kind], env=environ)
     children = [int(pid) for pid in program.stdout.readline().split()]
     time.sleep(0.5)
     begun = time.monotonic()
-    (os.killpg if is_group else os.kill)(program.pid, signal.SIGINT)
+    (os.killpg if how == "terminal" else os.kill)(program.pid, signal.SIGKILL if how == "killed" else signal.SIGINT)
     _, errors = program.communicate(timeout=DEADLINE_S)
     assert time.monotonic() - begun < SOON_S
-    assert "KeyboardInterrupt" in errors
-    assert program.returncode in (-signal.SIGINT, 130, 1)
+    assert how == "killed" or ("KeyboardInterrupt" in errors and program.returncode in (-signal.SIGINT, 130, 1))
     assert len(children) == (2 if kind == "process" else 0)
     wait_until(lambda: not any(map(is_alive, children)), "the workers have ended")
     assert not [name for name in os.listdir("/dev/shm") if f"_{program.pid}_" in name]
@@ -456,17 +425,6 @@ def is_alive(pid):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
-
-
-@pytest.mark.slow
-def test_workers_do_not_outlive_a_program_that_was_killed(numbers):
-    program = start_process([sys.executable, "-c", PROGRAM, numbers, "consumer with full queues", "process"])
-    children = [int(pid) for pid in program.stdout.readline().split()]
-    time.sleep(0.5)
-    program.kill()
-    program.communicate()
-    assert len(children) == 2
-    wait_until(lambda: not any(map(is_alive, children)), "the workers have ended")
 
 
 # Memory

@@ -5,53 +5,37 @@ import logging
 import pickle
 import types
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch.utils.data
 import webdataset
 from webdataset.compat import FluidInterface
 
-from made_datasets import (
-    converted,
-    delivering,
-    expected_epoch,
-    image_pixels,
-    images_table,
-    numbers_dataset,
-    real_rows,
-)
-from wdsplit import ConvertOptions, convert
+from made_datasets import converted, delivering, expected_epoch, numbers_dataset, real_rows
 from wdsplit.errors import DatasetNotFoundError, InputError, TopologyError, UnsizedError
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
 from wdsplit.loading.mix import mix
-from wdsplit.tar.names import RESERVED_FIELDS, unescape_key
+from wdsplit.tar.names import RESERVED_FIELDS
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
-
-NUM_IMAGES = 23
-
-
-@pytest.fixture(scope="session")
-def images(tmp_path_factory):
-    return converted(tmp_path_factory.mktemp("images"), images_table(NUM_IMAGES), key="name", shards=4, lanes=4)
-
-
-def first_positions(path, count, **options):
-    return list(itertools.islice(expected_epoch(path, **options), count))
 
 
 # The order
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_a_dataset_gives_the_samples_in_the_order_of_the_epoch(numbers, shuffle):
-    for epoch in (0, 7):
-        dataset = delivering(Dataset(numbers, shuffle=shuffle))
+@pytest.mark.parametrize("lanes", [None, 1])
+def test_a_dataset_gives_the_samples_in_the_order_of_the_epoch(numbers, shuffle, lanes):
+    """Unshuffled, all epochs are the same, and one lane is the table itself."""
+    dataset, found = delivering(Dataset(numbers, seed=3, shuffle=shuffle, lanes=lanes)), []
+    for epoch in (0, 7, 7):
         dataset.set_epoch(epoch)
-        assert list(dataset) == first_positions(numbers, 101, epoch=epoch, shuffle=shuffle)
+        found.append(list(dataset))
+        expected = expected_epoch(numbers, epoch, seed=3, shuffle=shuffle, lanes=lanes)
+        assert found[-1] == list(itertools.islice(expected, 101))
+    assert (found[0] == found[1]) == (not shuffle)
+    assert shuffle or not lanes or [row for _, row, _ in found[0]] == list(range(101))
 
 
 @pytest.mark.parametrize("tail", ["pad", "drop", "uneven"])
@@ -72,50 +56,18 @@ def test_ranks_are_disjoint_and_cover_the_dataset(numbers, world_size, tail):
         assert not any(pad for part in delivered for _, _, pad in part)
 
 
-def test_uneven_unshuffled_ranks_read_whole_shards_as_webdataset_splits_them(tmp_path):
-    path = numbers_dataset(tmp_path, 200, shards=100, lanes=32)
-    for rank in range(8):
-        dataset = Dataset(path, shuffle=False, tail="uneven", rank=rank, world_size=8)
-        shards = {sample["__url__"].rpartition("/")[2] for sample in dataset}
-        assert shards == {f"{shard:06d}.tar" for shard in range(100)[rank::8]}
-
-
-# Stages
-
-
-def test_decoded_fields_are_the_values_of_the_table(images):
-    rows = images_table(NUM_IMAGES).to_pylist()
-    keys = {row["name"]: row for row in rows}
-    samples = list(Dataset(images).decode("pil"))
-    assert len(samples) == NUM_IMAGES
-    for sample in samples:
-        row = keys.pop(unescape_key(sample["__key__"]))
-        assert (np.asarray(sample["png"]) == image_pixels(row["cls"])).all()
-        assert sample["npy"].tolist() == row["npy"]
-        assert {name: sample[name] for name in ("cls", "txt", "json")} == {
-            name: row[name] for name in ("cls", "txt", "json")
-        }
-    assert not keys
-
-
-def test_the_epoch_is_shared_with_what_stages_derive_in_both_directions(numbers):
+def test_epochs_are_shared_with_derived_datasets_and_not_with_deep_copies_and_pickles(numbers):
     base = Dataset(numbers)
     derived = base.decode().to_tuple("cls")
     base.set_epoch(3)
     assert derived.epoch == 3
-    derived.set_epoch(5)
-    assert base.epoch == 5
-
-
-def test_deep_copies_and_pickles_have_an_epoch_of_their_own(numbers):
-    base = Dataset(numbers)
-    base.set_epoch(3)
     for other in (copy.deepcopy(base), pickle.loads(pickle.dumps(base))):
         assert other.epoch == 3
         other.set_epoch(4)
         assert base.epoch_set == 3
-        base.set_epoch(3)
-        assert [sample["__key__"] for sample in other] != [sample["__key__"] for sample in base]
+    derived.set_epoch(5)
+    assert base.epoch == 5
+    assert [sample["__key__"] for sample in other] != [sample["__key__"] for sample in base]
 
 
 # What is refused, and what is said
@@ -131,18 +83,8 @@ def test_items_are_refused_with_a_word_on_sample(numbers, index):
 def test_no_dataset_is_an_error_that_names_the_path(tmp_path):
     with pytest.raises(DatasetNotFoundError, match=str(tmp_path)):
         Dataset(str(tmp_path))
-
-
-@pytest.mark.parametrize("options", [{"seed": -1}, {"lanes": 0}, {"window": 0}, {"tail": "repeat"}, {"seed": 1.5}])
-def test_options_that_cannot_be_are_refused_by_name(numbers, options):
-    with pytest.raises(InputError, match=next(iter(options))):
-        Dataset(numbers, **options)
-
-
-@pytest.mark.parametrize("world", [{"rank": 0}, {"world_size": 2}, {"rank": 2, "world_size": 2}])
-def test_a_world_that_contradicts_itself_is_refused_when_the_dataset_is_made(numbers, world):
-    with pytest.raises(TopologyError):
-        Dataset(numbers, **world)
+    with pytest.raises(InputError, match="path of a dataset"):
+        Dataset([str(tmp_path)])
 
 
 def test_rank_worker_and_seed_are_logged_once_and_not_once_a_batch(tmp_path, caplog):
@@ -163,13 +105,16 @@ def test_rank_worker_and_seed_are_logged_once_and_not_once_a_batch(tmp_path, cap
 
 
 def test_a_dataset_has_no_length_and_says_what_to_write_instead(numbers):
-    dataset = Dataset(numbers)
+    dataset = Dataset(numbers, fields=["cls"])
     with pytest.raises(UnsizedError, match=r"wdsplit.Loader\(dataset, batch_size\)(.|\n)*101 samples"):
         len(dataset)
     with pytest.raises(TypeError, match="has no length"):
         len(torch.utils.data.DataLoader(mix({numbers: 1}), batch_size=8))
     assert bool(dataset)
-    assert len(list(dataset)) == 101
+    samples = list(dataset)
+    assert len(samples) == 101
+    assert all(sample.keys() - set(RESERVED_FIELDS) == {"cls"} for sample in samples)
+    assert dataset.get_shard_distribution_info(num_workers=2) == dataset.shard_distribution(num_workers=2)
 
 
 class Counting:
@@ -186,6 +131,8 @@ class Counting:
 
 def test_what_counts_its_steps_by_the_length_is_refused_when_it_is_made(numbers):
     dataset = Dataset(numbers)
+    with pytest.raises(InputError, match="no handler"):
+        dataset.decode(handler=print)
     with pytest.raises(InputError, match="WdsplitTrainer"):
         Counting(dataset, -1)
     assert Counting(dataset, 6).length is None
@@ -234,33 +181,19 @@ def test_the_splitters_of_webdataset_after_a_dataset_are_refused(numbers, splitt
         list(iterated(delivering(Dataset(numbers)), splitter))
 
 
-def test_the_shard_distribution_has_the_name_that_users_search_for(numbers):
-    dataset = Dataset(numbers)
-    assert dataset.get_shard_distribution_info(num_workers=2) == dataset.shard_distribution(num_workers=2)
-
-
-def of_classes(path, **columns):
-    """Convert columns of classes, given by their names; return the dataset's folder."""
-    features = {column: {"names": names, "_type": "ClassLabel"} for column, names in columns.items()}
+def of_classes(folder, *names):
+    """Convert a column of classes, given by their names; return the dataset's folder."""
+    features = {"label": {"names": names, "_type": "ClassLabel"}}
+    table = pa.table({"number": [0, 1, 1], "label": [0, 1, 1]})
     metadata = {"huggingface": json.dumps({"info": {"features": features}})}
-    table = pa.table({column: [0, 1, 1] for column in ["number", *columns]}).replace_schema_metadata(metadata)
-    pq.write_table(table, f"{path}.parquet")
-    mapping = {f"{column}.cls": column for column in columns} if len(columns) > 1 else {}
-    convert(f"{path}.parquet", path, ConvertOptions(shards=1, mapping=mapping))
-    return str(path)
+    return converted(folder, table.replace_schema_metadata(metadata), shards=1)
 
 
-def test_classes_are_the_names_that_the_manifest_has(tmp_path, numbers):
-    path = of_classes(tmp_path / "out", label=["cat", "dog"])
-    assert Dataset(path).decode().classes == ("cat", "dog")
-    assert Dataset(path, fields=["number.json"]).classes == ()
-    assert Dataset(numbers).classes == ()
-
-
-def test_a_mixture_has_classes_if_all_its_datasets_have_the_same(tmp_path):
-    one, same = (of_classes(tmp_path / name, label=["cat", "dog"]) for name in "ab")
-    other = of_classes(tmp_path / "c", label=["dog", "cat"])
-    assert mix({one: 1, same: 1}).classes == ("cat", "dog")
+def test_classes_are_the_names_that_the_manifest_has_and_of_a_mixture_those_that_all_have(tmp_path, numbers):
+    one, same = (of_classes(tmp_path / name, "cat", "dog") for name in "ab")
+    assert Dataset(one).decode().classes == mix({one: 1, same: 1}).classes == ("cat", "dog")
+    assert Dataset(one, fields=["number.json"]).classes == Dataset(numbers).classes == ()
+    other = of_classes(tmp_path / "c", "dog", "cat")
     with pytest.raises(InputError, match="different class names") as caught:
         _ = mix({one: 1, other: 1}).classes
     assert caught.value.place == other
@@ -274,56 +207,36 @@ def test_dir_lists_stages_and_what_users_call_and_nothing_of_the_machinery(numbe
     assert not {"pipeline", "iterator1", "invoke", "apply_stages", "repetitions", "_epoch"} & set(listed)
 
 
-# What cannot be meant
+SUBSTITUTE = {"on_bad_sample": "substitute"}
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("options", "message"),
     [
-        (lambda path: Dataset([path]), "path of a dataset"),
-        (lambda path: Dataset(path, fields="cls"), "fields = 'cls': expected a list"),
-        (lambda path: Dataset(path, fields=["cls", "jpg"]), "no such field"),
-        (
-            lambda path: Dataset(path, group="dp", rank=0, world_size=2),
-            "group cannot be combined with rank and world_size",
-        ),
-        (lambda path: Dataset(path).decode(handler=print), "no handler"),
-        (lambda path: mix(path), "which datasets to mix"),
-        (lambda path: mix([path]), "which datasets to mix"),
-        (lambda path: mix({path: 1}, repeat={path: 1}), "which datasets to mix"),
-        (lambda path: mix({path: 1}, tail="uneven"), "uneven"),
+        ({"seed": -1}, "seed"),
+        ({"seed": 1.5}, "seed"),
+        ({"lanes": 0}, "lanes"),
+        ({"window": 0}, "window"),
+        ({"tail": "repeat"}, "tail"),
+        ({"read_ahead_bytes": 0}, "read_ahead_bytes"),
+        ({"connections": 0}, "connections"),
+        ({"cache_size": "1GB"}, "cache_size"),
+        ({"on_bad_sample": "skip"}, "on_bad_sample = 'skip'"),
+        (SUBSTITUTE | {"max_bad_samples": -1}, "max_bad_samples = -1"),
+        (SUBSTITUTE | {"max_bad_samples": 1.5}, "max_bad_samples = 1.5"),
+        (SUBSTITUTE | {"max_bad_samples": True}, "max_bad_samples = True"),
+        (SUBSTITUTE | {"max_bad_samples": "5%"}, "max_bad_samples = '5%'"),
+        (SUBSTITUTE | {"bad_samples_file": "s3://bucket/bad.jsonl"}, "expected the path of a local file"),
+        (SUBSTITUTE | {"bad_samples_file": "/"}, "found a folder"),
+        ({"bad_samples_file": "bad.jsonl"}, "expected on_bad_sample='substitute' too"),
+        ({"fields": "cls"}, "fields = 'cls': expected a list"),
+        ({"fields": ["cls", "jpg"]}, "no such field"),
+        ({"rank": 0}, "go together"),
+        ({"world_size": 2}, "go together"),
+        ({"rank": 2, "world_size": 2}, "contradict"),
+        ({"group": "dp", "rank": 0, "world_size": 2}, "group cannot be combined with rank and world_size"),
     ],
 )
-def test_arguments_that_cannot_be_meant_are_refused(numbers, make, message):
-    with pytest.raises(InputError, match=message):
-        make(numbers)
-
-
-def test_only_the_fields_that_are_wanted_are_given(numbers):
-    assert all(sample.keys() - set(RESERVED_FIELDS) == {"cls"} for sample in Dataset(numbers, fields=["cls"]))
-
-
-def test_two_instances_give_the_same_order_and_another_epoch_another_order_of_the_same_samples(numbers):
-    first, second = (delivering(Dataset(numbers, seed=3)) for _ in range(2))
-    for dataset in (first, second):
-        dataset.set_epoch(4)
-    same = list(first)
-    assert list(second) == same
-    first.set_epoch(4)
-    assert list(first) == same
-    first.set_epoch(4)
-    second.set_epoch(5)
-    assert [row for _, row, _ in first] != [row for _, row, _ in second]
-    assert real_rows(first) == real_rows(second) == list(range(101))
-
-
-def test_unshuffled_epochs_are_the_same(numbers):
-    dataset = delivering(Dataset(numbers, shuffle=False))
-    first = list(dataset)
-    dataset.set_epoch(9)
-    assert list(dataset) == first
-
-
-def test_one_lane_unshuffled_is_the_table_itself(numbers):
-    rows = [row for _, row, _ in delivering(Dataset(numbers, shuffle=False, lanes=1))]
-    assert rows == list(range(101))
+def test_options_that_cannot_be_are_refused_by_name(numbers, options, message):
+    with pytest.raises(TopologyError if {"rank", "world_size"} >= set(options) else InputError, match=message):
+        Dataset(numbers, **options)

@@ -4,12 +4,7 @@ from itertools import chain
 
 import pytest
 
-from made_datasets import (
-    global_batches,
-    loaders_of,
-    numbers_dataset,
-    real_rows,
-)
+from made_datasets import global_batches, loaders_of, numbers_dataset, real_rows
 from orders import slow_epoch, slow_lanes
 from wdsplit.errors import SampleNotFoundError, StateError
 from wdsplit.loading.dataset import Dataset
