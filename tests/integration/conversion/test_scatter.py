@@ -191,7 +191,7 @@ def test_rows_that_were_spilled_and_are_lost_or_damaged_are_missed(inputs, tmp_p
         data[first : first + 400] = bytes(400)
         path.write_bytes(data)
     with pytest.raises(WdsplitError) as caught:  # by what follows upon merging, or upon scattering
-        list(rows.read(0, plan.num_rows)) if merged else Driver(job, LocalEngine(), no_progress).spill(cuts, "merge")
+        list(rows.read(0, plan.num_rows)) if merged else Driver(job, LocalEngine(), lambda _: None).spill(cuts, "merge")
     assert SPILL_FOLDER in caught.value.place
     if "*" not in lost:
         assert isinstance(caught.value, CorruptDataError) and caught.value.place == str(path)
