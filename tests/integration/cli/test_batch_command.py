@@ -1,19 +1,15 @@
 """`wdsplit batch`: what it prints, at 80 columns too, what it saves, and what it refuses."""
 
-import contextlib
-import io
 import json
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 import wdsplit
+from commands import done, refused, run
 from made_datasets import numbers_dataset
 from report_datasets import images
-from wdsplit.cli.main import cli, main
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
 from wdsplit.reporting.batch_page import batch_page
@@ -46,26 +42,11 @@ def text(block):
     return textwrap.dedent(block.removeprefix("\n").rstrip(" "))
 
 
-def invoked(*arguments, code=0):
-    done = CliRunner().invoke(cli, ["batch", *map(str, arguments)])
-    assert done.exit_code == code, done.output
-    return done.output
+def invoked(*arguments):
+    return done("batch", *arguments).out
 
 
-def invoked_by_main(*arguments, code):
-    """Return all that the program says, errors too."""
-    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
-        shown = io.StringIO()
-        stack.enter_context(contextlib.redirect_stderr(shown))
-        patch.setattr(sys, "stdout", shown)
-        with pytest.raises(SystemExit) as ended:
-            main(["batch", *map(str, arguments)])
-    assert ended.value.code == code or code is None
-    return shown.getvalue()
-
-
-def test_a_step_is_listed_sample_by_sample():
-    assert invoked("data", "--step", 25, "--batch-size", 2, "--world-size", 2) == text("""
+LAST_STEP = text("""
     data, epoch 0, step 25 of 26: 4 samples of 4 shards, 3 pads
     rank  position  shard       pad  class  key
     0     100       000005.tar       36     00000036
@@ -73,6 +54,18 @@ def test_a_step_is_listed_sample_by_sample():
     0     102       000009.tar  pad  59     00000059
     1     103       000014.tar  pad  90     00000090
     """)
+
+
+def test_a_step_is_listed_sample_by_sample_and_as_json():
+    options = ["data", "--step", 25, "--batch-size", 2, "--world-size", 2]
+    assert invoked(*options) == LAST_STEP
+    (step,) = json.loads(invoked(*options, "--rank", 1, "--json"))
+    seen = wdsplit.batch("data", 25, batch_size=2, world_size=2).of_rank(1)
+    samples = step.pop("samples")
+    assert step.items() >= {"dataset": "data", "epoch": 0, "step": 25, "steps": 26, "skipped": False}.items()
+    assert [(row["position"], row["rank"], row["pad"]) for row in samples] == [(101, 1, True), (103, 1, True)]
+    for name, column in (("key", seen.keys), ("shard", seen.shards), ("class", seen.labels)):
+        assert [row[name] for row in samples] == column.tolist()
 
 
 def test_the_steps_before_a_checkpoint_leave_out_what_was_skipped():
@@ -101,14 +94,9 @@ def test_the_steps_before_a_checkpoint_leave_out_what_was_skipped():
 
 
 def test_steps_of_the_epoch_before_are_said_to_be_such():
-    assert invoked("data", "--state", "early.json", "--last", 2, "--batch-size", 2) == text("""
-    1 step of epoch 0, then 1 of epoch 1, in which the state was saved
-    data, epoch 0, step 25 of 26: 4 samples of 4 shards, 3 pads
-    rank  position  shard       pad  class  key
-    0     100       000005.tar       36     00000036
-    1     101       000008.tar  pad  56     00000056
-    0     102       000009.tar  pad  59     00000059
-    1     103       000014.tar  pad  90     00000090
+    ended = run("batch", "data", "--state", "early.json", "--last", 2, "--batch-size", 2)
+    assert ended.err == "1 step of epoch 0, then 1 of epoch 1, in which the state was saved\n"
+    assert ended.out == LAST_STEP + text("""
 
     data, epoch 1, step 0 of 26: 4 samples of 4 shards
     rank  position  shard       class  key
@@ -131,22 +119,6 @@ def test_a_skipped_step_is_said_to_be_one():
     """)
 
 
-def test_all_of_it_comes_as_json():
-    (step,) = json.loads(invoked("data", "--step", 25, "--batch-size", 2, "--world-size", 2, "--rank", 1, "--json"))
-    assert {name: step[name] for name in ("dataset", "epoch", "step", "steps", "skipped")} == {
-        "dataset": "data",
-        "epoch": 0,
-        "step": 25,
-        "steps": 26,
-        "skipped": False,
-    }
-    assert [(row["position"], row["rank"], row["pad"]) for row in step["samples"]] == [(101, 1, True), (103, 1, True)]
-    seen = wdsplit.batch("data", 25, batch_size=2, world_size=2).of_rank(1)
-    assert [row["key"] for row in step["samples"]] == seen.keys.tolist()
-    assert [row["shard"] for row in step["samples"]] == seen.shards.tolist()
-    assert [row["class"] for row in step["samples"]] == seen.labels.tolist()
-
-
 def test_options_of_the_order_are_those_of_the_dataset():
     options = ["--seed", 3, "--no-shuffle", "--lanes", 2, "--window", 5, "--limit", 50, "--tail", "drop"]
     found = json.loads(invoked("data", "--step", "2:3", "--epoch", 1, "--batch-size", 8, *options, "--json"))
@@ -161,24 +133,20 @@ def test_payloads_are_saved_by_step(tmp_path):
         "data, epoch 1, step 3 of 26: 4 samples of 4 shards\ndata, epoch 1, step 4 of 26: 4 samples of 4 shards\n"
         f"{tmp_path}/seen/step000003\n{tmp_path}/seen/step000004\n"
     )
-    saved = {path.relative_to(tmp_path / "seen").as_posix(): path.read_text() for path in tmp_path.rglob("*.txt")}
-    seen = wdsplit.batches("data", [3, 4], epoch=1, batch_size=4)
-    assert saved == {
-        f"step{each.step:06d}/{sample['__key__']}.txt": sample["txt"].decode()
-        for each in seen
-        for sample in each.samples()
-    }
+    (seen,) = wdsplit.batches("data", [4], epoch=1, batch_size=4)
+    saved = {path.stem: path.read_bytes() for path in (tmp_path / "seen/step000004").glob("*.txt")}
+    assert saved == {sample["__key__"]: sample["txt"] for sample in seen.samples()}
     again = ["data", "--state", "checkpoint.json", "--last", 1, "-o", tmp_path / "seen"]
-    assert "folder already exists" in invoked_by_main(*again, code=2)
+    assert "folder already exists" in refused(2, "batch", *again)
     invoked(*again, "--overwrite")
-    invoked("data", "--state", "early.json", "--last", 2, "-o", tmp_path / "two")
+    assert run("batch", "data", "--state", "early.json", "--last", 2, "-o", tmp_path / "two").code == 0
     assert sorted(path.name for path in (tmp_path / "two").iterdir()) == ["epoch0-step000025", "epoch1-step000000"]
 
 
 def test_fewer_steps_than_were_asked_for_are_said_to_be_so():
     start = {**json.loads(Path("early.json").read_text()), "epoch": 0, "previous": None}
     Path("start.json").write_text(json.dumps(start))
-    assert invoked("data", "--state", "start.json").splitlines()[0] == "only 1 whole step before the state"
+    assert run("batch", "data", "--state", "start.json").err == "only 1 whole step before the state\n"
 
 
 @pytest.mark.parametrize(
@@ -196,11 +164,7 @@ def test_fewer_steps_than_were_asked_for_are_said_to_be_so():
     ],
 )
 def test_what_cannot_be_listed_is_refused(arguments, message):
-    shown = invoked_by_main(*arguments, code=None)
-    assert message in " ".join(shown.split())
-
-
-# The page
+    assert message in " ".join(run("batch", *arguments).err.split())
 
 
 def test_a_page_shows_the_samples_of_each_step(tmp_path):
@@ -222,9 +186,7 @@ def test_a_page_shows_the_samples_of_each_step(tmp_path):
 
 
 def test_a_page_shows_each_sample_of_a_step_once():
-    found = wdsplit.batches("data", [25], batch_size=4)
-    assert batch_page(found).count('<li class="card"') == 4
-    assert "left out here" not in batch_page(found)
-    repeated = wdsplit.batches("data", [0], batch_size=128)
-    assert batch_page(repeated).count('<li class="card"') == 101
-    assert "27 of them are repeated" in batch_page(repeated)
+    for number, size, cards in ((25, 4, 4), (0, 128, 101)):
+        page = batch_page(wdsplit.batches("data", [number], batch_size=size))
+        assert page.count('<li class="card"') == cards
+        assert ("27 of them are repeated" in page) == ("left out here" in page) == (cards < size)

@@ -1,44 +1,21 @@
 import json
-import math
 import re
 import subprocess
 import sys
 
 import pytest
 
+from commands import done, refused
 from made_datasets import converted, images_table
-from wdsplit.cli.main import main
 
 TXT_BYTES = sum(len(f"row {row}") for row in range(96))
 CLS_BYTES = sum(len(str(row)) for row in range(96))
 
 
-@pytest.fixture
-def bench(capsys):
-    """Return a function that runs `wdsplit bench` in this process; it must succeed."""
-
-    def bench(dataset, *options):
-        with pytest.raises(SystemExit) as end:
-            main(["bench", dataset, *map(str, options)])
-        out, err = capsys.readouterr()
-        assert (end.value.code or 0, err) == (0, "")
-        return json.loads(out) if "--json" in options else out
-
-    return bench
-
-
-@pytest.fixture
-def refused(capsys):
-    """Return a function that runs `wdsplit bench`, which must fail with a code; returns its message."""
-
-    def refused(code, dataset, *options):
-        with pytest.raises(SystemExit) as end:
-            main(["bench", dataset, *map(str, options)])
-        out, err = capsys.readouterr()
-        assert (end.value.code, out) == (code, "")
-        return err
-
-    return refused
+def bench(dataset, *options):
+    """Run `wdsplit bench`, which must succeed; return what it says."""
+    ended = done("bench", dataset, *options)
+    return ended.json if "--json" in options else ended.out
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +24,7 @@ def images(tmp_path_factory):
 
 
 @pytest.mark.parametrize("workers", [(), ("--workers", 2), ("--workers", 2, "--worker-kind", "thread")], ids=str)
-def test_an_epoch_is_read_whole_and_counted(bench, whole_lanes, workers):
+def test_an_epoch_is_read_whole_and_counted(whole_lanes, workers):
     found = bench(whole_lanes, "--batch-size", 32, "--json", *workers)
     assert (found["dataset"], found["batches"], found["samples"]) == (whole_lanes, 3, 96)
     assert found["num_bytes"] == TXT_BYTES + CLS_BYTES
@@ -59,31 +36,26 @@ def test_an_epoch_is_read_whole_and_counted(bench, whole_lanes, workers):
     assert found["peak_bytes"] > 10_000_000
 
 
-def test_the_part_of_one_rank_can_be_read_alone(bench, refused, whole_lanes):
+def test_the_part_of_one_rank_can_be_read_alone(whole_lanes):
     found = bench(whole_lanes, "--world-size", 2, "--rank", 1, "--batch-size", 16, "--json")
     assert (found["batches"], found["samples"]) == (3, 48)
-    assert "rank" in refused(2, whole_lanes, "--world-size", 2, "--rank", 2)
+    assert "rank" in refused(2, "bench", whole_lanes, "--world-size", 2, "--rank", 2)
 
 
-def test_a_window_that_one_reader_has_alone_is_read_once(bench, whole_lanes):
-    found = bench(whole_lanes, "--batch-size", 96, "--json")
-    assert (found["windows_read"], found["read_amplification"]) == (48, 1.0)
-
-
-def test_epochs_follow_one_another(bench, whole_lanes):
+def test_epochs_follow_one_another_and_a_window_that_one_reader_has_alone_is_read_once(whole_lanes):
     found = bench(whole_lanes, "--epochs", 3, "--batch-size", 96, "--json")
     assert (found["batches"], found["samples"], found["windows_read"]) == (3, 288, 144)
-    assert found["num_bytes"] == 3 * (TXT_BYTES + CLS_BYTES)
+    assert (found["num_bytes"], found["read_amplification"]) == (3 * (TXT_BYTES + CLS_BYTES), 1.0)
 
 
-def test_reading_can_be_stopped_after_some_time(bench, whole_lanes):
+def test_reading_can_be_stopped_after_some_time(whole_lanes):
     found = bench(whole_lanes, "--epochs", 100_000, "--seconds", 0.2, "--batch-size", 48, "--json")
     assert 0.2 <= found["seconds"] < 60
     assert 0 < found["batches"] < 200_000
     assert found["samples"] == 48 * found["batches"]
 
 
-def test_where_reading_stops_within_an_epoch_nothing_is_said_of_the_readings_of_a_window(bench, whole_lanes):
+def test_where_reading_stops_within_an_epoch_nothing_is_said_of_the_readings_of_a_window(whole_lanes):
     """All lanes have a window open, of which few samples were taken: 12 windows for 12 of 96 samples."""
     options = ("--batch-size", 12, "--seconds", 1e-9)
     found = bench(whole_lanes, *options, "--json")
@@ -96,7 +68,7 @@ def test_where_reading_stops_within_an_epoch_nothing_is_said_of_the_readings_of_
 
 @pytest.mark.parametrize("batch_size", [96, 5000])
 @pytest.mark.parametrize("world_size", [1, 4])
-def test_pads_do_not_count_as_samples_whose_windows_must_be_read(bench, whole_lanes, batch_size, world_size):
+def test_pads_do_not_count_as_samples_whose_windows_must_be_read(whole_lanes, batch_size, world_size):
     """Each rank repeats samples of its own lanes, to fill up a batch larger than its part."""
     found = bench(whole_lanes, "--world-size", world_size, "--batch-size", batch_size, "--json")
     assert (found["batches"], found["samples"]) == (1, batch_size)
@@ -104,28 +76,27 @@ def test_pads_do_not_count_as_samples_whose_windows_must_be_read(bench, whole_la
     assert found["read_amplification"] == found["windows_read"] / (48 / world_size)
 
 
-def test_only_the_fields_that_are_named_are_read(bench, refused, whole_lanes):
+def test_only_the_fields_that_are_named_are_read(whole_lanes):
     assert bench(whole_lanes, "--batch-size", 32, "--fields", "txt", "--json")["num_bytes"] == TXT_BYTES
-    assert (
-        bench(whole_lanes, "--batch-size", 32, "--fields", "txt, cls", "--json")["num_bytes"] == TXT_BYTES + CLS_BYTES
-    )
-    assert "no such field" in refused(2, whole_lanes, "--fields", "jpg")
+    both = bench(whole_lanes, "--batch-size", 32, "--fields", "txt, cls", "--json")
+    assert both["num_bytes"] == TXT_BYTES + CLS_BYTES
+    assert "no such field" in refused(2, "bench", whole_lanes, "--fields", "jpg")
 
 
-def test_images_are_decoded_as_asked_for(bench, refused, images):
+def test_images_are_decoded_as_asked_for(images):
     assert bench(images, "--resize", 4, "--fields", "png,cls", "--batch-size", 5, "--json")["samples"] == 20
     assert bench(images, "--decode", "rgb8", "--batch-size", 5, "--json")["samples"] == 20
-    assert "unknown decoder" in refused(2, images, "--decode", "rgb9")
+    assert "unknown decoder" in refused(2, "bench", images, "--decode", "rgb9")
 
 
-def test_a_training_that_takes_its_time_waits_less(bench, whole_lanes):
+def test_a_training_that_takes_its_time_waits_less(whole_lanes):
     hungry = bench(whole_lanes, "--batch-size", 12, "--json")
     slow = bench(whole_lanes, "--batch-size", 12, "--step-ms", 30, "--json")
     assert slow["seconds"] >= 7 * 0.03
     assert slow["wait_share"] < hungry["wait_share"] <= 1
 
 
-def test_the_result_can_be_read_by_people(bench, whole_lanes):
+def test_the_result_can_be_read_by_people(whole_lanes):
     lines = bench(whole_lanes, "--batch-size", 32).splitlines()
     assert re.fullmatch(rf"{whole_lanes}: 3 batches, 96 samples, \d+ B in \d+\.\d\d s", lines[0])
     assert re.fullmatch(r"[\d,]+ samples/s, [\d.]+ [kM]?B/s; first batch after \d+\.\d\d s", lines[1])
@@ -136,22 +107,8 @@ def test_the_result_can_be_read_by_people(bench, whole_lanes):
     assert re.match(r"peak memory: \d+\.\d [MG]B", lines[4])
 
 
-def test_the_waiting_over_time_adds_up(bench, whole_lanes):
-    found = bench(whole_lanes, "--batch-size", 12, "--step-ms", 30, "--json")
-    shares, interval_s = found["wait_shares"], found["wait_interval_s"]
-    assert len(shares) == math.ceil(found["seconds"] / interval_s)
-    assert all(0 <= share <= 1 for share in shares)
-    assert 0.0 in shares, "in the middle of a step nothing waits"
-    lengths = [interval_s] * (len(shares) - 1) + [found["seconds"] - interval_s * (len(shares) - 1)]
-    waited_s = sum(share * length for share, length in zip(shares, lengths, strict=True))
-    assert 0 < waited_s <= found["seconds"] - 7 * 0.03 + 0.001
-
-
-def test_an_epoch_without_batches_is_said_to_be_one(capsys, whole_lanes):
-    with pytest.raises(SystemExit) as end:
-        main(["bench", whole_lanes, "--tail", "drop", "--batch-size", "1000"])
-    assert end.value.code == 0
-    assert "no batches" in capsys.readouterr().out
+def test_an_epoch_without_batches_is_said_to_be_one(whole_lanes):
+    assert "no batches" in bench(whole_lanes, "--tail", "drop", "--batch-size", 1000)
 
 
 def test_it_needs_no_torch(whole_lanes):

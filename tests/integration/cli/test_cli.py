@@ -5,11 +5,9 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import tarfile
-from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -17,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 import wdsplit
+from commands import Ended, done, refused, run
 from made_datasets import converted, numbers_table
 from tables import (
     DEADLINE_S,
@@ -26,81 +25,21 @@ from tables import (
     files_below,
     labels,
     mixed_table,
-    noted_shards,
-    session_processes,
     shard_files,
-    wait_until,
     write_table,
 )
 from wdsplit.checks import contents
 from wdsplit.cli import terminal
-from wdsplit.cli.main import cli, main
-from wdsplit.conversion import driver
+from wdsplit.cli.main import cli
 from wdsplit.engines import local
-from wdsplit.errors import CorruptDataError, InputError, StorageError
+from wdsplit.errors import CorruptDataError
 from wdsplit.shards.files import read_manifest, write_manifest
-from wdsplit.shards.manifest import HEADER_NAME, RUN_FOLDER, Shards
+from wdsplit.shards.manifest import HEADER_NAME, Shards
 from wdsplit.storage.local import LocalStorage
-from wdsplit.tar.names import unescape_key
 
 COMMANDS = sorted(cli.commands)
 PROGRAM = [sys.executable, "-m", "wdsplit.cli"]
 WITH_PROCESSES = [sys.executable, "-c", PROGRAM_WITH_PROCESSES]
-
-every_command = pytest.mark.parametrize("command", COMMANDS)
-every_reader = pytest.mark.parametrize("command", ["inspect", "verify", "assign", "audit", "bench"])
-
-
-# Running the command line
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a command ended, and what it said."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self):
-        return json.loads(self.out)
-
-
-@pytest.fixture
-def run(capsys):
-    """Return a function that runs the command line in this process."""
-
-    def run(*arguments):
-        with pytest.raises(SystemExit) as end:
-            main([str(argument) for argument in arguments])
-        return Ended(end.value.code or 0, *capsys.readouterr())
-
-    return run
-
-
-@pytest.fixture
-def done(run):
-    """Return a function that runs the command line in this process; it must succeed without a word of complaint."""
-
-    def done(*arguments):
-        ended = run(*arguments)
-        assert (ended.code, ended.err) == (0, "")
-        return ended
-
-    return done
-
-
-@pytest.fixture
-def refused(run):
-    """Return a function that runs the command line, which must fail; returns its message."""
-
-    def refused(code, *arguments):
-        ended = run(*arguments)
-        assert (ended.code, ended.out) == (code, "")
-        return ended.err
-
-    return refused
 
 
 def run_program(*arguments, stdout=subprocess.PIPE, program=PROGRAM):
@@ -116,9 +55,6 @@ def assert_says(message, *parts):
     assert [part for part in parts if str(part) not in message] == []
     assert "\n  remedy: " in message
     assert "Traceback" not in message
-
-
-# Tables and datasets
 
 
 @pytest.fixture
@@ -138,57 +74,33 @@ def dataset(numbers, tmp_path):
     return Path(shutil.copytree(numbers, tmp_path / "copy"))
 
 
-def flip_payload(shard):
-    data = bytearray(shard.read_bytes())
-    data[512] ^= 1
-    shard.write_bytes(data)
-
-
 # Help and version
 
 
-@every_command
-def test_the_help_of_a_command_begins_with_an_example_of_it(done, command):
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_shows_examples_that_it_takes_and_its_options_in_sections(command):
     out = done(command, "--help").out
     assert re.search(rf"^Usage:.*\n\n  Examples?:\n\n    wdsplit {command} ", out)
     assert out == done(command, "-h").out
-
-
-@every_command
-def test_a_command_alone_shows_its_examples(run, command):
-    ended = run(command)
-    assert ended.code == 2
-    assert "Missing arguments. Example" in ended.err
-    assert f"wdsplit {command} " in ended.err
-
-
-@every_command
-def test_commands_list_their_options_in_sections(command):
+    alone = run(command)
+    assert alone.code == 2
+    assert re.search(rf"Missing arguments. Example(.|\n)*wdsplit {command} ", alone.err)
+    examples = re.findall(rf"wdsplit {command} (.*)", cli.commands[command].epilog or cli.commands[command].help)
+    assert examples
+    for example in examples:
+        cli.commands[command].make_context(command, shlex.split(example))
     options = [each for each in cli.commands[command].params if isinstance(each, click.Option)]
     left = [option.name for option in options if option.section == "Options"]
     assert left == [] or left == [option.name for option in options], "all of them or none"
 
 
-@every_command
-def test_the_example_of_a_command_is_one_that_it_takes(command):
-    text = cli.commands[command].epilog or cli.commands[command].help
-    examples = re.findall(rf"wdsplit {command} (.*)", text)
-    assert examples
-    for example in examples:
-        cli.commands[command].make_context(command, shlex.split(example))
-
-
-def test_the_help_lists_all_commands_and_explains_the_exit_codes(done):
+def test_the_help_lists_all_commands_and_explains_the_exit_codes():
     out = done("--help").out
     listed = re.findall(r"^  (\w+)  +(.*)", out[out.index("Commands:") :], re.MULTILINE)
     assert {name for name, _ in listed} == set(COMMANDS)
     assert [name for name, _ in listed][:3] == ["plan", "convert", "commit"], "in the order of their use"
     assert all(text.endswith(".") and not text.endswith("...") for _, text in listed)
     assert "Exit codes:" in out and "wdsplit convert raw/" in out
-
-
-def test_the_version_is_printed(done):
-    assert done("--version").out == f"wdsplit, version {wdsplit.__version__}\n"
 
 
 def test_the_installed_program_is_this_command_line():
@@ -200,7 +112,7 @@ def test_the_installed_program_is_this_command_line():
 # Convert
 
 
-def test_convert_writes_a_dataset_and_says_what_is_in_it(done, table, output):
+def test_convert_writes_a_dataset_and_says_what_is_in_it(table, output):
     out = done("convert", table, output, "--shards", 4, "--jobs", 1).out
     first, fields, label, took = out.splitlines()
     num_bytes = sum(path.stat().st_size for path in output.glob("*.tar"))
@@ -211,7 +123,7 @@ def test_convert_writes_a_dataset_and_says_what_is_in_it(done, table, output):
     assert sorted(labels(output)) == list(range(23))
 
 
-def test_plan_convert_and_inspect_say_which_column_is_the_label(done, refused, tmp_path):
+def test_plan_convert_and_inspect_say_which_column_is_the_label(tmp_path):
     path = write_table(
         tmp_path / "in.parquet",
         {"kind": ["cat", "dog", "\x1b[2J"] * 10, "breed": ["x", "y", "z"] * 10, "height": range(30)},
@@ -230,7 +142,7 @@ def test_plan_convert_and_inspect_say_which_column_is_the_label(done, refused, t
     assert "several columns could be the label" in refused(2, "plan", path)
 
 
-def test_convert_does_what_its_options_say(done, table, output):
+def test_convert_does_what_its_options_say(table, output):
     done(
         *("convert", table, output, "--world-size", 2, "--workers", 3, "--samples-per-shard", 2, "--pad", "drop"),
         *("--map", "cls=cls", "--map", "caption.txt=txt", "--lanes", 6, "--window", 5, "--jobs", 1),
@@ -241,7 +153,7 @@ def test_convert_does_what_its_options_say(done, table, output):
     assert [(field["name"], field["column"]) for field in found["fields"]] == [("cls", "cls"), ("caption.txt", "txt")]
 
 
-def test_convert_writes_the_names_of_classes_if_asked_to(done, run, tmp_path, output):
+def test_convert_writes_the_names_of_classes_if_asked_to(tmp_path, output):
     features = {"info": {"features": {"label": {"_type": "ClassLabel", "names": ["cat", "dog"]}}}}
     schema = pa.schema([("label", pa.int64())], {"huggingface": json.dumps(features)})
     path = write_table(tmp_path / "raw" / "a.parquet", pa.table({"label": [1, 0, 1]}, schema))
@@ -256,7 +168,7 @@ def test_convert_writes_the_names_of_classes_if_asked_to(done, run, tmp_path, ou
     assert run("plan", write_table(tmp_path / "b.parquet", {"label": [1]}), "--class-names").code == 2
 
 
-def test_convert_says_how_many_rows_it_left_out(done, table, output):
+def test_convert_says_how_many_rows_it_left_out(table, output):
     out = done("convert", table, output / "kept", "--no-shuffle", "--shards", 4, "--pad", "drop", "--jobs", 1).out
     assert "left out: the last 3 rows" in out
     assert labels(output / "kept") == list(range(20))
@@ -265,27 +177,31 @@ def test_convert_says_how_many_rows_it_left_out(done, table, output):
 
 
 @pytest.mark.parametrize(
-    ("options", "warning"),
+    ("options", "remedy"),
     [
-        (
-            ["--shard-size", 100],
-            "2,000 shards of only about 777 B: reading them will be slow; use a --shard-size such as",
-        ),
-        (["--samples-per-shard", 1], "2,000 shards of only about 777 B: reading them will be slow; use fewer shards"),
-        (["--shard-size", "100kB"], ""),
+        (["--shard-size", 100], "use a --shard-size such as"),
+        (["--samples-per-shard", 1], "use fewer shards"),
+        (["--shard-size", "100kB"], None),
     ],
-    ids=str,
 )
-def test_thousands_of_tiny_shards_are_warned_of(done, tmp_path, caplog, options, warning):
+def test_thousands_of_tiny_shards_are_warned_of(tmp_path, caplog, options, remedy):
     done("plan", write_table(tmp_path / "in.parquet", {"label": list(range(2000))}), *options)
-    assert warning in caplog.text and len(caplog.records) == bool(warning)
+    warnings = [f"2,000 shards of only about 777 B: reading them will be slow; {remedy}"] if remedy else []
+    assert [record.getMessage()[: len(warnings[0])] for record in caplog.records] == warnings
 
 
-def test_plan_says_what_convert_then_does(done, table, output):
-    options = ("--shards", 4, "--workers", 2)
-    plan = done("plan", table, *options, "--json").json
+def test_plan_writes_nothing_and_says_what_convert_then_does(table, output, tmp_path):
+    options, before = ("--shards", 4, "--workers", 2), files_below(tmp_path)
+    plan, out = done("plan", table, *options, "--json").json, done("plan", table, *options, "--key", "txt").out
     assert (plan["rows"], plan["inputs"], plan["shards"], plan["samples_per_shard"]) == (23, 1, 4, 6)
     assert (plan["pads"], plan["dropped"], plan["key"]) == (1, 0, None)
+    assert "23 rows in 1 file -> 4 shards of 6 samples" in out
+    assert "pads 1, rows left out 0" in out
+    assert "keys from column 'txt'" in out
+    assert re.search(r"^cls +cls +int64 +integer$", out, re.M)
+    library = wdsplit.plan(table, wdsplit.ConvertOptions(shards=4, workers=2)).summary()
+    assert json.loads(json.dumps(library)) | {"classes": {}, "temporary_bytes": 0} == plan
+    assert files_below(tmp_path) == before
     done("convert", table, output, *options, "--jobs", 1)
     found = done("inspect", output, "--json").json
     assert [found[name] for name in ("shards", "samples", "pads", "lanes", "fields")] == [
@@ -297,29 +213,14 @@ def test_plan_says_what_convert_then_does(done, table, output):
 @pytest.mark.parametrize(
     ("options", "text", "is_needed"),
     [
-        (("--memory", "64GiB"), "none, the rows fit in memory (--memory)", False),
+        (("--memory", "64GiB"), r"none, the rows fit in memory \(--memory\)", False),
         (("--no-shuffle",), "none", False),
         (("--memory", "1MiB"), r"about \d+ B in OUTPUT/.wdsplit-run/spill until the shards are written", True),
     ],
 )
-def test_the_plan_says_how_much_temporary_space_is_needed_and_where(done, table, options, text, is_needed):
-    assert re.search(
-        f"^temporary space: {text if is_needed else re.escape(text)}$", done("plan", table, *options).out, re.M
-    )
+def test_the_plan_says_how_much_temporary_space_is_needed_and_where(table, options, text, is_needed):
+    assert re.search(f"^temporary space: {text}$", done("plan", table, *options).out, re.M)
     assert (done("plan", table, *options, "--json").json["temporary_bytes"] > 0) == is_needed
-
-
-def test_plan_writes_nothing_and_can_be_read_by_people(done, table, tmp_path):
-    before = files_below(tmp_path)
-    out = done("plan", table, "--shards", 4, "--key", "txt").out
-    assert "23 rows in 1 file -> 4 shards of 6 samples" in out
-    assert "pads 1, rows left out 0" in out
-    assert "keys from column 'txt'" in out
-    assert re.search(r"^cls +cls +int64 +integer$", out, re.M)
-    assert files_below(tmp_path) == before
-
-
-# Selecting rows, and splits
 
 
 @pytest.fixture
@@ -329,7 +230,7 @@ def users(tmp_path):
     return write_table(tmp_path / "raw" / "users.parquet", columns, rows_per_group=25)
 
 
-def test_rows_are_selected_as_plan_says(done, users, output):
+def test_rows_are_selected_as_plan_says(users, output):
     options = ("--where", "label >= 10", "--limit", 30, "--columns", "label", "--shards", 2)
     assert done("plan", users, *options).out.startswith("30 rows of 60 in 1 file -> 2 shards of 15 samples")
     plan = done("plan", users, *options, "--json").json
@@ -339,7 +240,7 @@ def test_rows_are_selected_as_plan_says(done, users, output):
     assert set(all_samples(output)[0][1]) == {"cls"}
 
 
-def test_splits_of_groups_are_written_as_plan_says_and_are_resumed(done, users, output):
+def test_splits_of_groups_are_written_as_plan_says_and_are_resumed(users, output):
     options = ("--split", "train=0.6, val=0.4", "--group-by", "user", "--shards", 2)
     text, plans = done("plan", users, *options).out, done("plan", users, *options, "--json").json
     out = done("convert", users, output, *options, "--jobs", 1).out
@@ -354,10 +255,7 @@ def test_splits_of_groups_are_written_as_plan_says_and_are_resumed(done, users, 
     assert out.count("resumed: 2 shards existed already") == 2
 
 
-# What is there already
-
-
-def test_an_output_that_exists_is_left_alone_unless_it_may_be_overwritten(done, refused, table, output):
+def test_an_output_that_exists_is_left_alone_unless_it_may_be_overwritten(table, output):
     done("convert", table, output, "--shards", 4, "--jobs", 1)
     before = shard_files(output)
     message = refused(2, "convert", table, output, "--shards", 2, "--jobs", 1)
@@ -370,56 +268,10 @@ def test_an_output_that_exists_is_left_alone_unless_it_may_be_overwritten(done, 
     assert sorted(labels(output)) == list(range(23))
 
 
-@pytest.fixture
-def unfinished(done, refused, tmp_path, output, monkeypatch):
-    """Return the arguments of a conversion that has failed after 3 of 8 shards."""
-    table = write_table(tmp_path / "raw" / "numbers.parquet", numbers_table(40), rows_per_group=1)
-    arguments = ("convert", table, output, "--no-shuffle", "--shards", 8, "--jobs", 1)
-    real, ran = driver.write_shards, []
-
-    def failing(*arguments):
-        for row in real(*arguments):
-            yield row
-            ran.append(row)
-            if len(ran) == 3:
-                raise StorageError("the disk is full", place="shard 3", remedy="make room", url=str(output))
-
-    with monkeypatch.context() as patched:
-        patched.setattr(driver, "write_shards", failing)
-        assert_says(refused(1, *arguments), "the disk is full", "make room")
-    assert len(list(output.glob("*.tar"))) == 3
-    return arguments
-
-
-def test_an_unfinished_run_is_no_dataset_and_is_continued_with_resume(done, run, refused, unfinished, output):
-    assert_says(refused(2, "inspect", output), HEADER_NAME)
-    assert_says(refused(2, *unfinished), "unfinished run", output, "--resume")
-    out = done(*unfinished, "--resume").out
-    assert "8 shards, 40 samples" in out
-    assert "resumed: 3 shards existed already" in out
-    assert "samples/s" not in out
-    assert labels(output) == list(range(40))
-    assert RUN_FOLDER not in os.listdir(output)
-    assert run("verify", output, "--jobs", 1).code == 0
-
-
 # Inspect and assign
 
 
-def test_inspect_says_what_is_in_a_dataset(done, numbers):
-    found = done("inspect", numbers, "--samples", 2, "--json").json
-    assert (found["samples"], found["pads"], found["shards"]) == (101, 4, 7)
-    assert (found["lanes"], found["window"]) == (4, 4)
-    assert found["bytes"] == sum(path.stat().st_size for path in Path(numbers).glob("*.tar"))
-    assert [field["name"] for field in found["fields"]] == ["cls", "txt"]
-    assert [(sample["__key__"], sample["cls"], sample["txt"]) for sample in found["first_samples"]] == [
-        ("00000000", "0", "row 0"),
-        ("00000001", "1", "row 1"),
-    ]
-    assert found["provenance"]["versions"]["wdsplit"] == wdsplit.__version__
-
-
-def test_inspect_can_be_read_by_people(done, numbers):
+def test_inspect_can_be_read_by_people_and_keeps_what_is_technical_for_those_who_ask(numbers):
     out = done("inspect", numbers, "--samples", 1).out
     assert out.startswith(f"{numbers}: 101 samples in 7 shards, ")
     assert re.search(r"^field +present +median bytes \(range\) +content$", out, re.M)
@@ -428,32 +280,24 @@ def test_inspect_can_be_read_by_people(done, numbers):
     assert "00000000  (" in out
     assert "  txt: row 0\n" in out
     assert "00000001" not in out
-
-
-def test_inspect_keeps_what_is_technical_for_those_who_ask(done, numbers):
     technical = ["lanes 4, window 4, pads 4, fingerprint ", "made from 1 input: ", "encoding", "versions: {"]
-    out, verbose = (done("inspect", numbers, *options).out for options in [(), ("-v",)])
-    assert [part for part in technical if part in out] == []
-    assert [part for part in technical if part not in verbose] == []
+    verbose = done("inspect", numbers, "-v").out
+    assert [part for part in technical if part in out or part not in verbose] == []
     assert re.search(r"^cls +cls +int64 +integer$", verbose, re.M)
 
 
-def test_inspect_shows_the_largest_of_many_classes(done, tmp_path):
+def test_inspect_shows_the_largest_of_many_classes_and_that_those_of_some_samples_may_not_be_all(tmp_path, monkeypatch):
     classes = [row for row in range(20) for _ in range(30 - row)]
     path = converted(tmp_path, pa.table({"cls": classes}), shards=1)
     out = done("inspect", path).out
+    assert "\n20 classes in cls:\n" in out
     assert re.findall(r"^  (\d+) +(\d+) ", out, re.M) == [(str(row), str(30 - row)) for row in range(10)]
     assert "\n  ... and 10 more, with 11 to 20 samples each\n" in out
     assert done("inspect", path, "--json").json["contents"]["fields"][0]["classes"]["19"] == 11
-
-
-def test_inspect_says_that_classes_of_some_samples_may_not_be_all(done, tmp_path, monkeypatch):
-    path = converted(tmp_path, pa.table({"cls": [row % 7 for row in range(100)]}), shards=2)
-    assert "\n7 classes in cls:\n" in done("inspect", path).out
     monkeypatch.setattr(contents, "_MAX_ALL", 10)
     monkeypatch.setattr(contents, "_MAX_DRAWN", 40)
     out = done("inspect", path).out
-    assert "\n7 or more classes in cls, in a sample of 40:\n" in out
+    assert re.search(r"\n\d+ or more classes in cls, in a sample of 40:\n", out)
     assert "\nestimated from 40 samples, evenly spaced\n" in out
 
 
@@ -461,7 +305,7 @@ HOSTILE = "\x1b[2J\x9b31m\u202e\rname\n  remedy: none"
 """Clears a terminal, colours it, reverses what follows, goes back to the beginning of the line, and adds a line."""
 
 
-def test_no_command_prints_a_control_character_of_a_file(run, tmp_path):
+def test_no_command_prints_a_control_character_of_a_file(tmp_path):
     """Names of columns, classes and views come from others, also in messages, and in a manifest that was changed."""
     table = write_table(tmp_path / "names.parquet", {f"a{HOSTILE}": ["x", "y"] * 4, "label": [HOSTILE, "b"] * 4})
     path, classes = tmp_path / "out", tmp_path / "classes"
@@ -499,7 +343,7 @@ def test_only_the_module_of_the_terminal_writes_to_it():
     assert found == {"terminal.py"}
 
 
-def test_inspect_writes_the_fields_of_a_sample(done, refused, numbers, tmp_path):
+def test_inspect_writes_the_fields_of_a_sample(numbers, tmp_path):
     folder, one = tmp_path / "new" / "folder", tmp_path / "one.txt"
     out = done("inspect", numbers, "--sample", 99, "-o", folder).out
     assert out.split() == [f"{folder}/00000099.cls", f"{folder}/00000099.txt"]
@@ -514,7 +358,7 @@ def test_inspect_writes_the_fields_of_a_sample(done, refused, numbers, tmp_path)
     assert "--output needs --sample or --key" in refused(2, "inspect", numbers, "-o", folder)
 
 
-def test_a_key_that_leads_out_of_the_folder_does_not(done, tmp_path):
+def test_a_key_that_leads_out_of_the_folder_does_not(tmp_path):
     with tarfile.open(tmp_path / "a.tar", "w") as tar:
         member = tarfile.TarInfo("../../x/y.txt")
         member.size = 5
@@ -524,7 +368,7 @@ def test_a_key_that_leads_out_of_the_folder_does_not(done, tmp_path):
     assert out.split() == [str(tmp_path / "out" / "y.txt")]
 
 
-def test_inspect_shows_the_fields_of_a_sample_in_their_order_and_bytes_by_their_number(done, tmp_path, output):
+def test_inspect_shows_the_fields_of_a_sample_in_their_order_and_bytes_by_their_number(tmp_path, output):
     done("convert", write_table(tmp_path / "mixed.parquet", mixed_table(5)), output, "--jobs", 1)
     out = done("inspect", output, "--samples", 3).out
     last = out.rpartition("\n\n")[2]
@@ -534,32 +378,21 @@ def test_inspect_shows_the_fields_of_a_sample_in_their_order_and_bytes_by_their_
 
 
 @pytest.mark.parametrize(
-    "choice",
-    [
-        ("--key", "00000099"),
-        ("--sample", "00000099"),
-        ("--sample", 99),
-        ("--sample", -2),
-    ],
-    ids=str,
+    "choice", [("--key", "00000099"), ("--sample", "00000099"), ("--sample", 99), ("--sample", -2)]
 )
-def test_inspect_shows_one_sample_by_its_key_or_number(done, numbers, choice):
+def test_inspect_shows_one_sample_by_its_key_or_number(numbers, choice):
     out = done("inspect", numbers, *choice).out
     assert out == f"00000099  ({numbers}/000006.tar)\n  cls: 99\n  txt: row 99\n"
     found = done("inspect", numbers, *choice, "--json").json
     assert (found["__key__"], found["__position__"], found["txt"]) == ("00000099", "99", "row 99")
 
 
-@pytest.mark.parametrize(
-    ("choice", "part"),
-    [(("--key", "99"), "no sample has this key"), (("--sample", 101), "a number from -101 to 100")],
-    ids=str,
-)
-def test_inspect_refuses_a_sample_that_is_not_there(refused, numbers, choice, part):
-    assert_says(refused(2, "inspect", numbers, *choice), part, numbers, choice[1])
+def test_inspect_refuses_a_sample_that_is_not_there(numbers):
+    for choice, part in ((("--key", "99"), "no sample has this key"), (("--sample", 101), "a number from -101 to 100")):
+        assert_says(refused(2, "inspect", numbers, *choice), part, numbers, choice[1])
 
 
-def test_assign_gives_whole_lanes_to_readers_where_they_divide(done, whole_lanes):
+def test_assign_gives_whole_lanes_to_readers_where_they_divide(whole_lanes):
     found = done("assign", whole_lanes, "--world-size", 4, "--workers", 3, "--no-shuffle", "--json").json
     assert (found["lanes"], found["readers_per_lane"], found["recut"]) == (12, 1, False)
     assert (found["read_amplification"], found["pads"], found["advice"]) == (1.0, 0, None)
@@ -570,29 +403,22 @@ def test_assign_gives_whole_lanes_to_readers_where_they_divide(done, whole_lanes
     ]
 
 
-@every_reader
-def test_a_manifest_that_claims_absurdly_much_is_refused_before_anything_is_computed(refused, dataset, command):
-    num_samples = 2**34
-    storage = LocalStorage(str(dataset))
+def test_a_manifest_that_claims_absurdly_much_is_refused_before_anything_is_computed(dataset):
+    num_samples, storage = 2**34, LocalStorage(str(dataset))
     honest = read_manifest(storage)
     claimed = dataclasses.replace(honest.shards[0], num_samples=num_samples, num_bytes=512 * num_samples)
     write_manifest(storage, dataclasses.replace(honest, shards=Shards.of([claimed]), window=2**40))
-    message = refused(1, command, dataset)
-    assert_says(message, str(dataset), "17,179,869,184 in a shard")
+    assert_says(refused(1, "assign", dataset), str(dataset), "17,179,869,184 in a shard")
     with pytest.raises(CorruptDataError):
         wdsplit.Dataset(str(dataset))
 
 
-def test_assign_refuses_more_readers_than_it_can_list(refused, numbers):
-    assert "at most 1,048,576 readers are listed" in refused(2, "assign", numbers, "--world-size", 100_000_000)
-    assert "at most 1,048,576 readers are listed" in refused(
-        2, "assign", numbers, "--world-size", 2**15, "--workers", 64
-    )
-    with pytest.raises(InputError, match="too many ranks"):
-        wdsplit.assign(numbers, 100_000_000)
+def test_assign_refuses_more_readers_than_it_can_list(numbers):
+    for options in (("--world-size", 100_000_000), ("--world-size", 2**15, "--workers", 64)):
+        assert_says(refused(2, "assign", numbers, *options), "too many ranks", "at most 1,048,576 readers are listed")
 
 
-def test_assign_leaves_no_sample_and_no_shard_out_where_lanes_do_not_divide(done, numbers):
+def test_assign_leaves_no_sample_and_no_shard_out_where_lanes_do_not_divide(numbers):
     found = done("assign", numbers, "--world-size", 3, "--workers", 2, "--epoch", 1, "--seed", 7, "--json").json
     assert (found["lanes"], found["readers_per_lane"], found["recut"]) == (4, 3, True)
     assert sum(reader["samples"] for reader in found["readers"]) == 102
@@ -602,13 +428,7 @@ def test_assign_leaves_no_sample_and_no_shard_out_where_lanes_do_not_divide(done
     assert {shard for reader in found["readers"] for shard in reader["shards"]} == set(range(7))
 
 
-@pytest.mark.parametrize(("tail", "samples"), [("pad", 102), ("drop", 99), ("uneven", 101)])
-def test_assign_counts_the_samples_of_each_tail(done, numbers, tail, samples):
-    found = done("assign", numbers, "--world-size", 3, "--tail", tail, "--json").json
-    assert sum(reader["samples"] for reader in found["readers"]) == samples
-
-
-def test_assign_can_be_read_by_people(done, whole_lanes, numbers):
+def test_assign_can_be_read_by_people(whole_lanes, numbers):
     out = done("assign", whole_lanes, "--lanes", 1, "--no-shuffle").out
     assert re.search(r"^0 +0 +96 +0, 1, .*, 11, \.\.\. \(24 in total\)$", out, re.M)
     assert out.endswith("\n1 lanes, 0 pads; each window is read 1.00 times on average\n")
@@ -618,7 +438,7 @@ def test_assign_can_be_read_by_people(done, whole_lanes, numbers):
     assert "; use 2 ranks or 4 ranks, or lanes=3 or lanes=6 (" in out
 
 
-def test_assign_and_plan_draw_the_same_readers(done, refused, tmp_path):
+def test_assign_and_plan_draw_the_same_readers(tmp_path):
     path = write_table(tmp_path / "table.parquet", numbers_table(90))
     options = ("--world-size", 2, "--workers", 3)
     planned = done("plan", path, *options, "--shards", 6, "--draw").out
@@ -634,23 +454,18 @@ def test_assign_and_plan_draw_the_same_readers(done, refused, tmp_path):
 # Verify and audit
 
 
-def test_verify_says_that_all_is_well(done, numbers):
+def test_verify_says_that_all_is_well(numbers):
     assert f"{numbers}: ok: 7 shards, 101 samples, 4 pads, " in done("verify", numbers, "--jobs", 1).out
     found = done("verify", numbers, "--jobs", 1, "--json").json
     assert found == {"dataset": numbers, "shards": 7, "problems": [], "images": None}
 
 
-@pytest.mark.parametrize(
-    ("damage", "cause"),
-    [(flip_payload, "a shard was changed"), (lambda shard: os.truncate(shard, 1000), "another size")],
-    ids=["flipped", "truncated"],
-)
-def test_verify_fails_and_names_the_shard_that_is_damaged(run, dataset, damage, cause):
-    damage(dataset / "000004.tar")
+def test_verify_fails_and_names_the_shard_that_is_damaged(dataset):
+    os.truncate(dataset / "000004.tar", 1000)
     ended = run("verify", dataset, "--jobs", 1)
     assert ended.code == 1
     assert "1 problem in 7 shards" in ended.out
-    assert re.match(rf"problem: .*{cause}", ended.err)
+    assert re.match("problem: .*another size", ended.err)
     assert f"place: {dataset}/000004.tar" in ended.err
     assert "remedy: " in ended.err
     ended = run("verify", dataset, "--jobs", 1, "--json")
@@ -660,7 +475,7 @@ def test_verify_fails_and_names_the_shard_that_is_damaged(run, dataset, damage, 
     assert problem["place"] == f"{dataset}/000004.tar"
 
 
-def test_what_is_small_is_done_without_worker_processes(done, numbers, tmp_path, monkeypatch):
+def test_what_is_small_is_done_without_worker_processes(numbers, tmp_path, monkeypatch):
     """Two of them took ten seconds to index 17 MB, which is done in less than one without."""
 
     def no_processes(*arguments):
@@ -676,7 +491,7 @@ def test_what_is_small_is_done_without_worker_processes(done, numbers, tmp_path,
     done("index", tmp_path / "out", "--jobs", 2, "--overwrite")
 
 
-def test_audit_says_for_each_epoch_that_the_promises_are_held(done, numbers):
+def test_audit_says_for_each_epoch_that_the_promises_are_held(numbers):
     out = done("audit", numbers, "--world-size", 2, "--workers", 2, "--batch-size", 5, "--epochs", 2).out
     lines = [line for line in out.splitlines() if "  mixing of " not in line]
     promises = ["equal steps", "same batches", "exactly once", "resume"]
@@ -686,90 +501,28 @@ def test_audit_says_for_each_epoch_that_the_promises_are_held(done, numbers):
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
-def test_audit_can_run_the_loaders_and_prints_its_findings_as_json(done, numbers):
+def test_audit_can_run_the_loaders_and_prints_its_findings_as_json(numbers):
     options = ("--world-size", 2, "--workers", 1, "--batch-size", 5, "--no-shuffle", "--seed", 2)
     found = done("audit", numbers, *options, "--read", "--json").json
-    names = ["epoch", "error", "evidence", "figure", "held", "ideal", "promise", "remedy"]
-    assert [sorted(finding) for finding in found] == [names] * len(found)
+    names = {"epoch", "error", "evidence", "figure", "held", "ideal", "promise", "remedy"}
+    assert all(finding.keys() == names and finding["held"] is True and finding["epoch"] == 0 for finding in found)
     assert len([finding for finding in found if "mixing" not in finding["promise"]]) == 7
-    assert all(finding["held"] is True for finding in found)
-    assert {finding["epoch"] for finding in found} == {0}
 
 
-# Input that cannot be used
-
-
-def rows_of(values, kind=None):
-    return pa.table({"name": pa.array(values, kind), "cls": range(len(values))})
-
-
-BAD_TABLES = {
-    "a mapped column that is missing": (numbers_table(3), ["--map", "jpg=image"], ["'image'", "cls, txt", "--map"]),
-    "a value that is null": (rows_of(["a", None, "c"]), [], ["a value is null", "row 1", "'name'", "--null omit"]),
-    "shards that are no multiple": (
-        numbers_table(9),
-        ["--shards", "5", "--world-size", "2"],
-        ["not a multiple of world_size x workers", "4 or 6", "--shards"],
-    ),
-}
-
-
-@pytest.mark.parametrize(("rows", "options", "parts"), BAD_TABLES.values(), ids=BAD_TABLES)
-def test_a_table_that_cannot_be_converted_is_refused_with_place_and_remedy(run, tmp_path, output, rows, options, parts):
-    path = write_table(tmp_path / "raw" / "bad.parquet", rows)
-    ended = run("convert", path, output, "--jobs", 1, *options)
-    assert (ended.code, ended.out) == (2, "")
-    in_rows = [path] if any(part.startswith("row ") for part in parts) else []
-    assert_says(ended.err, *parts, *in_rows)
-    assert not (output / HEADER_NAME).exists()
-
-
-@pytest.mark.parametrize("below", ["train", "deep/train"])
-def test_an_output_below_a_file_is_refused_by_the_name_of_the_file(refused, table, tmp_path, below):
-    (tmp_path / "taken").write_bytes(b"")
-    message = refused(2, "convert", table, tmp_path / "taken" / below, "--jobs", 1)
-    assert_says(
-        message, "a parent of the output is a file", tmp_path / "taken" / below, f"the file {tmp_path / 'taken'}"
-    )
-    assert ".wdsplit-run" not in message
-
-
-def test_an_output_that_is_a_file_is_refused_as_forgotten(refused, table, tmp_path):
+def test_an_output_that_is_a_file_or_below_one_is_refused(table, tmp_path):
     (tmp_path / "taken").write_bytes(b"mine")
     message = refused(2, "convert", table, tmp_path / "taken")
     assert_says(message, "the output is a file", tmp_path / "taken", "INPUT... OUTPUT")
+    below = tmp_path / "taken" / "deep" / "train"
+    message = refused(2, "convert", table, below, "--jobs", 1)
+    assert_says(message, "a parent of the output is a file", below, f"the file {tmp_path / 'taken'}")
+    assert ".wdsplit-run" not in message
     assert (tmp_path / "taken").read_bytes() == b"mine"
 
 
-# Keys of all kinds
-
-ODD_KEYS = ["a.b", "dir/img.01.png", "dir/sub/2", "with space", "größe", "日本", "/abs", "up/../down", "a//b"]
-ODD_KEYS += ["_x41", "__x__/y", "_pad_/000000-000000", "a\nb", "A", "a"]
-
-
-@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
-def test_any_key_is_written_so_that_webdataset_reads_it(done, tmp_path, output):
-    import webdataset
-
-    path = write_table(tmp_path / "in.parquet", rows_of(ODD_KEYS))
-    done("convert", path, output, "--no-shuffle", "--key", "name", "--shards", 1, "--jobs", 1)
-    samples = list(webdataset.WebDataset(str(output / "000000.tar"), shardshuffle=False))
-    assert [unescape_key(sample["__key__"]) for sample in samples] == ODD_KEYS
-    assert [int(sample["cls"]) for sample in samples] == list(range(len(ODD_KEYS)))
-
-
-# Datasets that cannot be used
-
-
-@every_reader
-def test_a_dataset_that_does_not_exist_is_refused(refused, tmp_path, command):
+@pytest.mark.parametrize("command", ["inspect", "verify", "assign", "audit", "bench"])
+def test_a_dataset_that_does_not_exist_is_refused(tmp_path, command):
     assert_says(refused(2, command, tmp_path / "nowhere"), tmp_path / "nowhere", "check the path")
-
-
-def test_a_dataset_of_another_version_is_refused(refused, dataset):
-    header = json.loads((dataset / HEADER_NAME).read_text())
-    (dataset / HEADER_NAME).write_text(json.dumps({**header, "wdsplit": 99}))
-    assert_says(refused(2, "inspect", dataset), "another format version", dataset, "99")
 
 
 # The command line itself
@@ -779,11 +532,8 @@ def test_a_dataset_of_another_version_is_refused(refused, dataset):
     ("arguments", "part"),
     [
         (["convert"], "Missing argument"),
-        (["cache"], "Missing argument"),
-        (["convert", "IN"], "Missing argument"),
-        (["commit"], "Missing argument"),
+        (["convert", "IN"], "error: Missing argument 'OUTPUT'.\n"),
         (["convert", "--plan", "P"], "--plan, --share and --pass belong together"),
-        (["convert", "--share", "0/2"], "--plan, --share and --pass belong together"),
         (["convert", "--pass", "write"], "--plan, --share and --pass belong together"),
         (["convert", "IN", "OUT", "--plan", "P", "--share", "0/2"], "INPUT..., OUTPUT: not allowed with --plan"),
         (
@@ -799,16 +549,11 @@ def test_a_dataset_of_another_version_is_refused(refused, dataset):
         (["no-such-command"], "No such command"),
         (["inspect", "IN", "--no-such-option"], "No such option"),
         (["convert", "IN", "OUT", "--jobs", "0"], "--jobs"),
-        (["convert", "IN", "OUT", "--world-size", "zero"], "--world-size"),
         (["convert", "IN", "OUT", "--pad", "some"], "'repeat', 'drop', 'none'"),
         (["convert", "IN", "OUT", "--map", "image"], "'image': expected EXT=COLUMN"),
-        (["convert", "IN", "OUT", "--map", "=image"], ": expected EXT=COLUMN"),
         (["convert", "IN", "OUT", "--map", "jpg="], ": expected EXT=COLUMN"),
         (["convert", "IN", "OUT", "--map", "jpg=a", "--map", "jpg=b"], "'jpg=b': 'jpg' is given twice"),
-        (["convert", "IN", "OUT", "--shard-size", "big"], "'big': expected"),
-        (["convert", "IN", "OUT", "--shard-size", "12 parsecs"], "'256MB' or '1GiB'"),
-        (["convert", "IN", "OUT", "--shard-size", "-1MB"], "'-1MB': expected"),
-        (["plan", "IN", "--shard-size", ""], "'': expected"),
+        (["convert", "IN", "OUT", "--shard-size", "big"], "'256MB' or '1GiB'"),
         (["plan", "IN", "--columns", ""], "'--columns': empty value"),
         (["convert", "IN", "OUT", "--where", " "], "'--where': empty value"),
         (["plan", "IN", "--split", "train"], "'train': expected NAME=FRACTION"),
@@ -818,69 +563,41 @@ def test_a_dataset_of_another_version_is_refused(refused, dataset):
         (["plan", "IN", "--split", "train=0.9,train=0.1"], "'train=0.1': 'train' is given twice"),
         (["plan", "IN", "--split", "..=1"], "split '..': expected letters"),
         (["audit", "IN", "--batch-size", "0"], "--batch-size"),
-        (["audit", "IN", "--tail", "long"], "--tail"),
     ],
     ids=" ".join,
 )
-def test_a_command_line_that_is_wrong_is_refused_with_what_is_wrong(refused, arguments, part):
+def test_a_command_line_that_is_wrong_is_refused_with_what_is_wrong(arguments, part):
     message = refused(2, *arguments)
     assert part in message
     assert "Traceback" not in message
 
 
-def test_a_missing_output_is_named(refused, table):
-    assert refused(2, "convert", table).endswith("error: Missing argument 'OUTPUT'.\n")
-
-
 @pytest.mark.parametrize(
     "lists",
     [
-        [
-            "--columns",
-            "label,id",
-            "--keep",
-            "score,id",
-            "--emit",
-            "dali,wids",
-            "--map",
-            "txt=a,b,json=score",
-            "--split",
-            "a=1",
-        ],
-        [
-            *("--columns", "label", "--columns", "id", "--keep", "score", "--keep", "id", "--emit", "wids"),
-            *("--emit", "dali", "--map", "txt=a,b", "--map", "json=score", "--split", "a=1"),
-        ],
+        "--columns label,id --keep score,id --emit dali,wids --map txt=a,b,json=score --split a=1",
+        "--columns label --columns id --keep score --keep id --emit wids --emit dali --map txt=a,b --map json=score "
+        "--split a=1",
     ],
 )
-def test_lists_are_repeated_or_separated_by_commas(done, tmp_path, output, lists):
+def test_lists_are_repeated_or_separated_by_commas(tmp_path, output, lists):
     columns = {name: [1, 2, 3] for name in ("label", "id", "score")} | {"a,b": ["x", "y", "z"]}
-    done("convert", write_table(tmp_path / "in.parquet", columns), output, *lists, "--shards", 1, "--jobs", 1)
+    path = write_table(tmp_path / "in.parquet", columns)
+    done("convert", path, output, *lists.split(), "--shards", 1, "--jobs", 1)
     manifest = read_manifest(LocalStorage(str(output / "a")))
-    assert {field.name: field.column for field in manifest.fields} == {
-        "txt": "a,b",
-        "json": "score",
-        "cls": "label",
-        "id.json": "id",
-    }
+    written = {"txt": "a,b", "json": "score", "cls": "label", "id.json": "id"}
+    assert {field.name: field.column for field in manifest.fields} == written
     assert {"score", "id"} <= set(manifest.samples.names)
     assert {"000000.idx", "wids.json"} <= set(os.listdir(output / "a"))
 
 
-def test_a_program_without_arguments_shows_its_help(run):
+def test_a_program_without_arguments_shows_its_help():
     ended = run()
     assert ended.code == 2
     assert "Usage: wdsplit" in ended.out + ended.err
 
 
 # The program as a process of its own
-
-
-def test_the_program_ends_with_a_message_and_no_traceback(tmp_path):
-    path = write_table(tmp_path / "in.parquet", rows_of(["a", "b", "a"]))
-    ended = run_program("convert", path, tmp_path / "out", "--key", "name")
-    assert (ended.code, ended.out) == (2, "")
-    assert_says(ended.err, "duplicate key", path)
 
 
 def test_an_error_in_a_worker_process_ends_with_a_message_and_no_traceback(tmp_path):
@@ -891,17 +608,11 @@ def test_an_error_in_a_worker_process_ends_with_a_message_and_no_traceback(tmp_p
     assert_says(ended.err, "a value is null", path, "row 30")
 
 
-def test_the_program_is_quiet_on_standard_error_unless_it_is_a_terminal(table, output):
-    ended = run_program("convert", table, output, "--jobs", 2)
-    assert (ended.code, ended.err) == (0, "")
-    assert "\x1b" not in ended.out
-    assert ended.out.startswith(f"{output}: ")
-
-
-def test_verbose_says_on_standard_error_what_is_decided(table, output):
-    ended = run_program("-v", "convert", table, output, "--map", "cls=cls", "--jobs", 1)
-    assert (ended.code, ended.err) == (0, "columns not written: txt\n")
-    assert ended.out.startswith(f"{output}: ")
+@pytest.mark.parametrize(("options", "said"), [((), ""), (("-v",), "columns not written: txt\n")])
+def test_the_program_is_quiet_on_standard_error_unless_it_is_verbose(table, output, options, said):
+    ended = run_program(*options, "convert", table, output, "--map", "cls=cls", "--jobs", 2)
+    assert (ended.code, ended.err) == (0, said)
+    assert ended.out.startswith(f"{output}: ") and "\x1b" not in ended.out
 
 
 @pytest.mark.parametrize(
@@ -917,63 +628,7 @@ def test_a_reader_of_the_output_that_has_gone_is_no_error_worth_a_traceback(numb
     assert ended.code in (0, 1)
 
 
-# Ctrl-C
-
-
-@pytest.fixture
-def long_conversion(tmp_path, output):
-    """Start a conversion of 400 shards by two processes, in a session of its own as a terminal would."""
-    rows = numbers_table(400).append_column("json", pa.array([{"x": 1}] * 400))  # jobs that write JSON are processes
-    table = write_table(tmp_path / "in.parquet", rows, rows_per_group=1)
-    arguments = ["convert", table, str(output), "--no-shuffle", "--shards", "400", "--jobs", "2"]
-    process = subprocess.Popen(
-        [*WITH_PROCESSES, *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    yield process, arguments
-    for left in session_processes(process.pid):
-        os.kill(left, signal.SIGKILL)
-    process.communicate(timeout=DEADLINE_S)
-
-
-def press_ctrl_c(process):
-    """Send what a terminal sends to all its processes; return how the program ends."""
-    os.killpg(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=DEADLINE_S)
-    wait_until(lambda: not session_processes(process.pid), "all processes have ended")
-    return Ended(process.returncode, out, err)
-
-
-@pytest.mark.slow
-def test_ctrl_c_ends_with_a_hint_how_to_continue_and_resume_does(done, output, long_conversion):
-    process, arguments = long_conversion
-    wait_until(lambda: len(noted_shards(output)) >= 10, "10 shards are published")
-    ended = press_ctrl_c(process)
-    assert (ended.code, ended.out) == (130, "")
-    hint, said = ended.err.split("\n\n")
-    assert re.fullmatch(r"at least \d+ shards published; continue with the same command and --resume", hint)
-    assert said == "interrupted\n"
-    assert not (output / HEADER_NAME).exists()
-    resumed = done(*arguments[:-1], 1, "--resume").out
-    already = int(re.search(r"resumed: (\d+) shards existed already", resumed)[1])
-    assert int(hint.split()[2]) <= already < 400
-    assert already >= 10
-    assert labels(output) == list(range(400))
-
-
-def test_ctrl_c_while_the_processes_start_is_no_traceback(long_conversion):
-    process, _ = long_conversion
-    wait_until(lambda: len(session_processes(process.pid)) >= 3, "a worker process has been started")
-    ended = press_ctrl_c(process)
-    assert (ended.code, ended.out) == (130, "")
-    assert "Traceback" not in ended.err
-    assert ended.err.splitlines()[-1] == "interrupted"
-
-
-def test_progress_is_logged_as_json_lines_and_so_is_how_it_ended(done, refused, tmp_path, output):
+def test_progress_is_logged_as_json_lines_and_so_is_how_it_ended(tmp_path, output):
     table, log = write_table(tmp_path / "in.parquet", numbers_table(40)), tmp_path / "log.jsonl"
     done("convert", table, output, "--shards", 4, "--jobs", 1, "--log", log)
     done("verify", output, "--jobs", 1, "--log", log)

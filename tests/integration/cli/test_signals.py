@@ -1,4 +1,4 @@
-"""SIGTERM, by which batch systems, Kubernetes and systemd end programs: a command ends as by Ctrl-C, with code 143."""
+"""Ctrl-C, and SIGTERM, by which batch systems, Kubernetes and systemd end programs: a command ends as by Ctrl-C."""
 
 import json
 import os
@@ -16,7 +16,16 @@ import pytest
 import wdsplit
 from faults import Hold
 from made_datasets import numbers_table
-from tables import DEADLINE_S, PROGRAM_WITH_PROCESSES, files_of, session_processes, wait_until, write_table
+from tables import (
+    DEADLINE_S,
+    PROGRAM_WITH_PROCESSES,
+    files_of,
+    session_processes,
+    start_process,
+    start_script,
+    wait_until,
+    write_table,
+)
 from wdsplit.cli.main import main
 from wdsplit.conversion.plan.options import ConvertOptions
 from wdsplit.shards.manifest import HEADER_NAME
@@ -25,7 +34,8 @@ from wdsplit.storage.local import is_temporary
 PROGRAM = [sys.executable, "-m", "wdsplit.cli"]
 WITH_PROCESSES = [sys.executable, "-c", PROGRAM_WITH_PROCESSES]
 SHARDS = 1500
-HINT = r"(at least \d+ shards? published|what is published is kept); continue with the same command and --resume"
+HINT = r"(at least (\d+) shards? published|what is published is kept); continue with the same command and --resume"
+ENDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "ended by SIGTERM"}
 
 
 @pytest.fixture
@@ -40,35 +50,20 @@ def json_table(tmp_path):
     return write_table(tmp_path / "json.parquet", rows, rows_per_group=1)
 
 
-@pytest.fixture
-def begin():
-    """Return what starts a command in a session of its own; none of its processes outlives the test."""
-    begun = []
-
-    def start(*command):
-        process = subprocess.Popen(
-            list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-        )
-        begun.append(process)
-        return process
-
-    yield start
-    for process in begun:
-        for left in session_processes(process.pid):
-            os.kill(left, signal.SIGKILL)
-        process.communicate(timeout=DEADLINE_S)
-
-
 def conversion(table, output):
     return ["convert", table, output, "--no-shuffle", "--shards", SHARDS, "--jobs", 2]
 
 
-def wait_for_shards(process, output):
-    def are_there():
+def wait_for(condition, process, what):
+    def is_there():
         assert process.poll() is None, process.communicate()
-        return len(list(output.glob("*.tar"))) >= 10
+        return condition()
 
-    wait_until(are_there, "10 shards are published")
+    wait_until(is_there, what)
+
+
+def wait_for_shards(process, output):
+    wait_for(lambda: len(list(output.glob("*.tar"))) >= 10, process, "10 shards are published")
 
 
 def ended(process):
@@ -80,28 +75,45 @@ def ended(process):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "kill"), [("table", os.kill), ("json_table", os.kill), ("json_table", os.killpg)])
-def test_a_conversion_leaves_nothing_temporary_and_says_how_to_resume(request, begin, tmp_path, kind, kill):
-    """By threads and by processes; whether the command alone is told, or all of its processes, as by systemd."""
+@pytest.mark.parametrize(
+    ("kind", "kill", "number"),
+    [
+        ("table", os.kill, signal.SIGTERM),
+        *(("json_table", kill, signal.SIGTERM) for kill in (os.kill, os.killpg)),
+        ("json_table", os.killpg, signal.SIGINT),
+    ],
+)
+def test_a_conversion_leaves_nothing_temporary_and_says_how_to_resume(request, tmp_path, kind, kill, number):
+    """By threads and by processes; the command alone is told, or all its processes, as by systemd and terminals."""
     table, output = request.getfixturevalue(kind), tmp_path / "out"
-    process = begin(*WITH_PROCESSES, *conversion(table, output))
+    process = start_process([*WITH_PROCESSES, *conversion(table, output)])
     wait_for_shards(process, output)
-    kill(process.pid, signal.SIGTERM)
+    kill(process.pid, number)
     code, out, err = ended(process)
-    assert (code, out) == (143, "")
-    assert re.fullmatch(rf"(warning: 1,500 shards .*\n)?{HINT}\n\nended by SIGTERM\n", err)
+    assert (code, out) == (128 + number, "")
+    hint = re.fullmatch(rf"(?:warning: 1,500 shards .*\n)?{HINT}\n\n{ENDS[number]}\n", err)
+    assert hint, err
     assert not (output / HEADER_NAME).exists()
     assert not [path for path in output.rglob("*") if is_temporary(path.name)]
-    resumed = begin(*PROGRAM, *conversion(table, output), "--resume")
-    assert ended(resumed)[0] == 0
+    code, out, _ = ended(start_process([*PROGRAM, *conversion(table, output), "--resume"]))
+    assert code == 0
+    assert int(hint[2] or 0) <= int(re.search(r"resumed: ([\d,]+) shards existed already", out)[1].replace(",", ""))
     wdsplit.convert(table, tmp_path / "undisturbed", ConvertOptions(shards=SHARDS, shuffle=False))
     assert files_of(output) == files_of(tmp_path / "undisturbed")
 
 
-def test_a_command_that_ignores_ctrl_c_ends_too(begin, table, tmp_path):
+def test_ctrl_c_while_the_processes_start_is_no_traceback(json_table, tmp_path):
+    process = start_process([*WITH_PROCESSES, *conversion(json_table, tmp_path / "out")])
+    wait_until(lambda: len(session_processes(process.pid)) >= 3, "a worker process has been started")
+    os.killpg(process.pid, signal.SIGINT)
+    code, out, err = ended(process)
+    assert (code, out, err.splitlines()[-1]) == (130, "", "interrupted")
+
+
+def test_a_command_that_ignores_ctrl_c_ends_too(table, tmp_path):
     """Shells start what runs in their background so."""
     background = ["sh", "-c", 'trap "" INT; exec "$@"', "sh"]
-    process = begin(*background, *PROGRAM, *conversion(table, tmp_path / "out"))
+    process = start_process([*background, *PROGRAM, *conversion(table, tmp_path / "out")])
     wait_for_shards(process, tmp_path / "out")
     process.send_signal(signal.SIGINT)
     time.sleep(0.1)
@@ -111,8 +123,10 @@ def test_a_command_that_ignores_ctrl_c_ends_too(begin, table, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_program_that_was_told_to_ignore_sigterm_does(begin, table, tmp_path):
-    process = begin("sh", "-c", 'trap "" TERM; exec "$@"', "sh", *PROGRAM, *conversion(table, tmp_path / "out"))
+def test_a_program_that_was_told_to_ignore_sigterm_does(table, tmp_path):
+    process = start_process(
+        ["sh", "-c", 'trap "" TERM; exec "$@"', "sh", *PROGRAM, *conversion(table, tmp_path / "out")]
+    )
     wait_for_shards(process, tmp_path / "out")
     process.terminate()
     assert ended(process)[0] == 0
@@ -120,19 +134,19 @@ def test_a_program_that_was_told_to_ignore_sigterm_does(begin, table, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_share_is_written_by_the_same_command_once_more(begin, table, tmp_path):
+def test_a_share_is_written_by_the_same_command_once_more(table, tmp_path):
     plan, output = tmp_path / "train.plan", tmp_path / "out"
     options = ["--no-shuffle", "--shards", SHARDS]
-    assert ended(begin(*PROGRAM, "plan", table, "--into", output, "-o", plan, *options))[0] == 0
+    assert ended(start_process([*PROGRAM, "plan", table, "--into", output, "-o", plan, *options]))[0] == 0
     share = [*PROGRAM, "convert", "--plan", plan, "--share", "0/1", "--jobs", 2]
-    process = begin(*share)
+    process = start_process(share)
     wait_for_shards(process, output)
     process.terminate()
     code, _, err = ended(process)
     assert code == 143
     assert err == "published shards are kept; run the same command again to continue\n\nended by SIGTERM\n"
-    assert ended(begin(*share))[0] == 0
-    assert ended(begin(*PROGRAM, "commit", plan))[0] == 0
+    assert ended(start_process(share))[0] == 0
+    assert ended(start_process([*PROGRAM, "commit", plan]))[0] == 0
 
 
 STEPPING = """
@@ -148,9 +162,9 @@ main(sys.argv[1:])
 """
 
 
-def test_workers_of_a_loader_end_with_the_command(begin, numbers):
+def test_workers_of_a_loader_end_with_the_command(numbers):
     bench = ["bench", numbers, "--workers", 2, "--batch-size", 1, "--step-ms", 1000 * DEADLINE_S]
-    process = begin(sys.executable, "-c", STEPPING, *bench)
+    process = start_script(STEPPING, *bench)
     assert process.stdout.readline() == "a step\n"
     assert len(session_processes(process.pid)) >= 3
     process.terminate()
@@ -195,20 +209,14 @@ except KeyboardInterrupt:
 """
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
-def test_a_signal_that_comes_while_a_worker_is_forked_is_not_lost(name):
+@pytest.mark.parametrize(
+    ("name", "seconds", "said"), [("SIGTERM", 600, ""), ("SIGINT", 600, ""), ("SIGTERM", 0, "not ")]
+)
+def test_a_signal_that_comes_while_a_worker_is_forked_is_not_lost_nor_raised_after_the_command(name, seconds, said):
     """Python ignores what callbacks of a fork raise, and a loader without persistent workers forks all the time."""
-    assert run_lost(name, 600) == ("interrupted\n", "")
-
-
-def test_a_signal_that_was_lost_is_not_raised_after_the_command():
-    assert run_lost("SIGTERM", 0) == ("not interrupted\n", "")
-
-
-def run_lost(name, seconds):
     command = [sys.executable, "-c", LOST, name, str(seconds)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
-    return done.stdout, done.stderr
+    assert (done.stdout, done.stderr) == (f"{said}interrupted\n", "")
 
 
 INTERRUPTED_IMPORT = """
@@ -261,14 +269,6 @@ def silent_store(bucket, fault_proxy, numbers, monkeypatch):
     return bucket.url, fault_proxy
 
 
-def wait_for_silence(proxy, process, num_requests):
-    def is_silent():
-        assert process.poll() is None, process.communicate()
-        return sum(exchange.fault is not None for exchange in proxy.exchanges) >= num_requests
-
-    wait_until(is_silent, f"{num_requests} requests are not answered")
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize(
     ("arguments", "silent", "num_requests"),
@@ -279,13 +279,18 @@ def wait_for_silence(proxy, process, num_requests):
         ("view {}/numbers some --where cls==1", ".tar.parquet", 1),
     ],
 )
-def test_a_command_ends_while_its_store_is_silent(begin, silent_store, number, arguments, silent, num_requests):
+def test_a_command_ends_while_its_store_is_silent(silent_store, number, arguments, silent, num_requests):
     """Threads that wait for an answer cannot be interrupted, and Python would wait for them."""
     url, proxy = silent_store
-    proxy.plan = lambda request: Hold(threading.Event()) if silent in request.path else None
-    process = begin(*PROGRAM, *arguments.replace("{}", url).split())
-    wait_for_silence(proxy, process, num_requests)
+    silence = Hold(threading.Event())
+    proxy.plan = lambda request: silence if silent in request.path else None
+    process = start_process([*PROGRAM, *arguments.replace("{}", url).split()])
+    wait_for(
+        lambda: [each.fault for each in proxy.exchanges].count(silence) >= num_requests,
+        process,
+        "requests are not answered",
+    )
     process.send_signal(number)
     code, out, err = ended(process)
     assert (code, out) == (128 + number, "")
-    assert err.splitlines()[-1] == ("interrupted" if number == signal.SIGINT else "ended by SIGTERM")
+    assert err.splitlines()[-1] == ENDS[number]
