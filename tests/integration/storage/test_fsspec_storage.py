@@ -46,13 +46,13 @@ def by_proxy(proxy):
     return f"{proxy.endpoint}/train set/größe 100%25"
 
 
-# Reading
-
-
-def test_folders_of_a_web_server_are_listed(web):
+def test_folders_of_a_web_server_are_listed_unless_it_refuses(web, by_proxy, proxy):
     assert open_readable_storage(web.endpoint).list() == ["train set"]
     assert open_readable_storage(f"{web.endpoint}/train set").list() == ["größe 100%"]
     assert open_readable_storage(f"{web.endpoint}/train set/?token=x").list() == ["größe 100%"]
+    proxy.plan = lambda request: status(403)
+    assert open_readable_storage(by_proxy).list() == []
+    assert open_readable_storage(by_proxy).describe_contents() == "no list of files"
 
 
 def test_of_a_file_that_is_too_large_little_is_read(by_proxy, proxy):
@@ -86,14 +86,8 @@ def test_a_fork_leaves_the_connections_of_its_parent_alone(by_proxy, proxy, numb
     assert connections[0] == connections[2] != connections[1]
 
 
-# Faults
-
-
 def status(code, **headers):
     return ErrorAnswer(f"{code} Some Reason", "Code", "Some reason", **headers)
-
-
-# What is told
 
 
 SECRET = "secret-that-nobody-may-see"
@@ -148,27 +142,21 @@ def test_of_a_url_only_what_may_be_seen_is_shown(url, shown):
     assert shown_url(url) == shown
 
 
-def test_a_list_that_is_refused_is_no_list(by_proxy, proxy):
-    proxy.plan = lambda request: status(403)
-    assert open_readable_storage(by_proxy).list() == []
-    assert open_readable_storage(by_proxy).describe_contents() == "no list of files"
-
-
-@pytest.mark.parametrize(("url", "extra"), [("gs://b/x", "gcs"), ("az://b/x", "azure"), ("hf://datasets/x/y", "hf")])
-def test_a_library_that_is_missing_is_told_with_its_extra(url, extra, monkeypatch):
+@pytest.mark.parametrize(
+    ("url", "module", "said"),
+    [
+        ("gs://b/x", "gcsfs", "wdsplit[gcs]"),
+        ("az://b/x", "adlfs", "wdsplit[azure]"),
+        ("hf://datasets/x/y", "huggingface_hub", "wdsplit[hf]"),
+        ("https://host/x", "fsspec", "https:// needs a library"),
+    ],
+)
+def test_a_library_that_is_missing_is_told_with_its_extra(url, module, said, monkeypatch):
     fsspec_storage._class_of.cache_clear()
-    for module in ("gcsfs", "adlfs", "huggingface_hub"):
-        monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MissingDependencyError) as caught:
         open_readable_storage(url)
-    assert f"wdsplit[{extra}]" in caught.value.remedy
-
-
-def test_fsspec_that_is_missing_is_told(monkeypatch):
-    fsspec_storage._class_of.cache_clear()
-    monkeypatch.setitem(sys.modules, "fsspec", None)
-    with pytest.raises(MissingDependencyError, match="https:// needs a library"):
-        open_readable_storage("https://host/x")
+    assert said in str(caught.value)
 
 
 def test_schemes_that_nobody_knows_are_refused():

@@ -2,12 +2,10 @@
 
 import os
 import signal
-import subprocess
-import sys
 
 import pytest
 
-from tables import files_below, start_script, wait_until
+from tables import start_script, wait_until
 from wdsplit.errors import StorageError
 from wdsplit.storage.local import LocalStorage
 
@@ -15,31 +13,6 @@ from wdsplit.storage.local import LocalStorage
 @pytest.fixture
 def storage(tmp_path):
     return LocalStorage(str(tmp_path / "out"))
-
-
-FULL_DISK = """
-import resource, signal, sys
-from wdsplit.errors import StorageError
-from wdsplit.storage.local import LocalStorage
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
-try:
-    with LocalStorage(sys.argv[1]).publish("a.tar") as file:
-        file.write([b"x" * 6_000, b"y" * 6_000])
-except StorageError as error:
-    print(error)
-    sys.exit(3)
-"""
-
-
-def test_a_file_that_the_system_cuts_short_is_an_error_by_name_and_leaves_nothing(tmp_path):
-    run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", FULL_DISK, str(tmp_path)], capture_output=True, text=True
-    )
-    assert (run.returncode, run.stderr) == (3, "")
-    assert "File too large" in run.stdout
-    assert str(tmp_path / "a.tar") in run.stdout
-    assert files_below(tmp_path) == []
 
 
 KILLED_WHILE_WRITING = """

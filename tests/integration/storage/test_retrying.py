@@ -5,6 +5,7 @@ import re
 import shutil
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -62,15 +63,12 @@ def test_of_many_threads_that_wait_for_a_store_one_warns_with_all_that_is_known(
     monkeypatch.setattr(retry, "_last_warning", -math.inf)
     storage = store(nobody(), deadline_s=2.5)
 
-    def read():
+    def read(number):
         with pytest.raises(StorageError, match="does not answer"):
             storage.open("a.tar").read(0, 10)
 
-    threads = [threading.Thread(target=read) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(read, range(8)))
     (text,) = [record.getMessage() for record in caplog.records if record.name == "wdsplit.storage.retry"]
     assert text.startswith(f"{storage.url}/a.tar, bytes 0 to 9: no answer for ")
     assert re.search(r"for \d s \(attempt \d+: \w*Connect\w+\); retrying for up to [0-2] s more$", text)
@@ -109,9 +107,6 @@ def test_a_host_without_a_name_is_given_up_sooner(store, monkeypatch):
     with pytest.raises(StorageError, match="cannot resolve") as caught:
         store("http://no-such-host.invalid", deadline_s=60).open("a.tar").read(0, 10)
     assert caught.value.expected == "an answer within 0.5 s"
-
-
-# Faults of both kinds of stores
 
 
 @pytest.fixture(scope="module")
@@ -239,16 +234,9 @@ def test_what_never_works_is_given_up_at_the_deadline(behind, fault):
 @pytest.mark.parametrize("suffix", [".tar", ".tar.places"])
 def test_a_header_or_an_index_that_was_damaged_on_its_way_is_read_again(behind, numbers, suffix):
     url, proxy = behind
-    dataset, flipped = wdsplit.Dataset(url, storage_options=TIMES, on_bad_sample="substitute"), []
-
-    def plan(request):
-        if flipped or not request.path.endswith(suffix):
-            return None
-        flipped.append(request)
-        return Flip(5)
-
-    proxy.plan = plan
-    assert keys_and_positions(dataset) == keys_and_positions(wdsplit.Dataset(numbers)) and flipped
+    dataset, left = wdsplit.Dataset(url, storage_options=TIMES, on_bad_sample="substitute"), [Flip(5)]
+    proxy.plan = lambda request: left.pop() if left and request.path.endswith(suffix) else None
+    assert keys_and_positions(dataset) == keys_and_positions(wdsplit.Dataset(numbers)) and left == []
 
 
 # Answers that do not fit
@@ -323,9 +311,6 @@ def test_a_shard_that_is_shorter_in_the_store_is_damaged(behind, bucket):
     assert caught.value.url == f"{url}/000000.tar"
 
 
-# Deadlines
-
-
 @on_both
 @pytest.mark.parametrize("fault", [SlowHead(), Throttle(100), Hold(threading.Event())], ids=["head", "body", "silent"])
 def test_a_deadline_bounds_a_request_that_trickles(behind, fault):
@@ -353,9 +338,6 @@ def test_a_connection_that_trickles_is_given_up_with_a_warning_and_the_read_goes
     proxy.plan = lambda request: trickling.pop() if trickling else None
     assert file.read(0, file.size) == open_readable_storage(numbers).read("000000.tar")
     assert trickling == [] and "000000.tar" in caplog.text
-
-
-# Lists
 
 
 def part_of_a_list(token):

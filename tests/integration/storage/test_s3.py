@@ -5,6 +5,8 @@ import sys
 import threading
 import time
 import traceback
+from collections import UserDict
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -130,17 +132,6 @@ def test_bodies_are_read_in_place_and_leave_their_connection_to_the_next_request
 # Faults
 
 
-def test_a_shard_that_is_damaged_for_good_is_told_with_its_bytes(remote, bucket):
-    tar = bucket.folder / "train set" / "größe" / "000000.tar"
-    data = bytearray(tar.read_bytes())
-    data[150] ^= 1
-    tar.write_bytes(data)
-    with pytest.raises(CorruptDataError, match="damaged") as caught:
-        samples_of(wdsplit.Dataset(remote, shuffle=False))
-    assert caught.value.url == f"{remote}/000000.tar"
-    assert "sample 0, " in str(caught.value)
-
-
 def test_an_object_that_is_replaced_while_it_is_read_is_told(remote, bucket):
     file = of(remote).open("000000.tar")
     file.read(0, 512)
@@ -218,17 +209,10 @@ def test_a_refusal_is_named_also_where_the_answer_has_no_body(
 
 @pytest.mark.parametrize("action", [read_one, head])
 def test_a_conflict_passes(remote, fault_proxy, action):
-    conflicts = []
-
-    def plan(request):
-        if len(conflicts) < 4:
-            conflicts.append(request)
-            return ErrorAnswer("409 Conflict", "OperationAborted", "Some message")
-        return None
-
-    fault_proxy.plan = plan
+    left = [ErrorAnswer("409 Conflict", "OperationAborted", "Some message")] * 4
+    fault_proxy.plan = lambda request: left.pop() if left else None
     action(of(remote).open("000000.tar"))
-    assert len(conflicts) == 4
+    assert left == []
 
 
 # Verifying and inspecting
@@ -241,17 +225,10 @@ def test_verifying_fetches_each_shard_once(remote, fault_proxy):
 
 
 def test_what_was_damaged_on_its_way_is_no_problem_of_the_dataset(remote, bucket, fault_proxy):
-    flipped = []
-
-    def plan(request):
-        if request.path.endswith("3.tar") and not flipped:
-            flipped.append(request)
-            return Flip(600)
-        return None
-
-    fault_proxy.plan = plan
+    left = [Flip(600)]
+    fault_proxy.plan = lambda request: left.pop() if left and request.path.endswith("3.tar") else None
     assert verify(remote).problems == ()
-    assert flipped
+    assert left == []
     tar = bucket.folder / "train set" / "größe" / "000003.tar"
     data = bytearray(tar.read_bytes())
     data[600] ^= 1
@@ -311,25 +288,16 @@ def test_a_token_that_cannot_be_sent_is_told_at_once_and_not_what_it_is(remote, 
 
 
 def test_the_environment_may_change_while_it_is_read(monkeypatch):
-    changing = [f"AWS_OF_THE_TESTS_{number}" for number in range(50)]
-    ended = threading.Event()
+    class Changing(UserDict):
+        """A variable goes when the names have been listed."""
 
-    def change():
-        while not ended.is_set():
-            for name in changing:
-                os.environ[name] = "x"
-            for name in changing:
-                del os.environ[name]
+        def __iter__(self):
+            names = list(self.data)
+            self.data.pop("AWS_GOES", None)
+            return iter(names)
 
-    monkeypatch.setenv("AWS_REGION", "eu-x")
-    thread = threading.Thread(target=change)
-    thread.start()
-    try:
-        for _ in range(2000):
-            assert ("AWS_REGION", "eu-x") in s3_client._environment()
-    finally:
-        ended.set()
-        thread.join()
+    monkeypatch.setattr(os, "environ", Changing({"AWS_GOES": "x", "AWS_REGION": "eu-x"}))
+    assert ("AWS_REGION", "eu-x") in s3_client._environment()
 
 
 def test_as_many_connections_are_kept_as_are_used_at_once(remote, fault_proxy, caplog):
@@ -337,18 +305,15 @@ def test_as_many_connections_are_kept_as_are_used_at_once(remote, fault_proxy, c
     file = of(remote).open("000000.tar", open_storage(remote).size("000000.tar"))
     together = threading.Barrier(num_threads)
 
-    def read():
+    def read(number):
         for _ in range(3):
             together.wait(DEADLINE_S)
             file.read(0, 10)
 
     fault_proxy.plan = lambda request: Delay(0.3)
     before = {exchange.request.connection for exchange in fault_proxy.exchanges}
-    threads = [threading.Thread(target=read) for _ in range(num_threads)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(num_threads) as pool:
+        list(pool.map(read, range(num_threads)))
     used = {exchange.request.connection for exchange in fault_proxy.exchanges}
     assert len(used - before) <= num_threads
     assert "pool is full" not in caplog.text
@@ -358,16 +323,12 @@ def test_as_many_connections_are_kept_as_are_used_at_once(remote, fault_proxy, c
     ("options", "expected", "found"),
     [
         ({"anon": "yes"}, "anon: True or False", "anon: str"),
-        ({"path_style": "virtual"}, "path_style: True or False", "path_style: str"),
         ({"requester_pays": None}, "requester_pays: True or False", "requester_pays: NoneType"),
         ({"key": 3.25, "secret": b"3.25"}, "key: a text, secret: a text", "key: float, secret: bytes"),
         ({"token": ["3.25"]}, "token: a text", "token: list"),
-        ({"endpoint_url": {"3.25": 1}}, "endpoint_url: a text", "endpoint_url: dict"),
         ({"client_kwargs": {"region_name": 3.25}}, "region: a text", "region: float"),
-        ({"client_kwargs": "region_name=3.25"}, "a dict", "str"),
         ({"client_kwargs": None}, "a dict", "NoneType"),
         ("key=3.25", "a dict", "str"),
-        ([("key", "3.25")], "a dict", "list"),
         ({3: 4, "5": 6}, "anon", "3, 5"),
     ],
     ids=str,

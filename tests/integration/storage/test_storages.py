@@ -190,18 +190,16 @@ def test_threads_read_a_file_at_once(files):
 # Datasets
 
 
-@pytest.fixture
-def dataset(place, numbers):
-    place.put(numbers)
-    return wdsplit.Dataset(place.path, fs=place.fs, seed=3)
-
-
 stores = pytest.mark.parametrize("place", ["s3", "s3fs", "memory", "http"], indirect=True)
 
 
 @stores
-def test_a_dataset_is_the_one_on_the_disk(dataset, numbers):
-    local = wdsplit.Dataset(numbers, seed=3)
+def test_a_dataset_is_the_one_on_the_disk_and_one_that_is_missing_is_named_by_its_url(place, numbers):
+    with pytest.raises(DatasetNotFoundError, match="no dataset") as caught:
+        wdsplit.Dataset(place.path, fs=place.fs)
+    assert caught.value.place == place.storage.url
+    place.put(numbers)
+    dataset, local = wdsplit.Dataset(place.path, fs=place.fs, seed=3), wdsplit.Dataset(numbers, seed=3)
     assert next(iter(dataset))["__url__"].startswith(f"{dataset.source.url}/0")
     assert dataset.source.fingerprint == local.source.fingerprint
     assert [{**sample, "__url__": ""} for sample in dataset] == [{**sample, "__url__": ""} for sample in local]
@@ -209,17 +207,11 @@ def test_a_dataset_is_the_one_on_the_disk(dataset, numbers):
 
 @stores
 @pytest.mark.parametrize("how", [{"num_workers": 2}, {"num_workers": 2, "workers": "thread"}], ids=str)
-def test_workers_of_all_kinds_read(dataset, numbers, how):
+def test_workers_of_all_kinds_read(place, numbers, how):
     """Connections and event loops that were used before a process forks are not used after."""
-    dataset = dataset.to_tuple("__key__", "__position__")
+    place.put(numbers)
+    dataset = wdsplit.Dataset(place.path, fs=place.fs, seed=3).to_tuple("__key__", "__position__")
     next(iter(dataset))
     batches = [keys for keys, _ in wdsplit.Loader(dataset, 7, **how)]
     expected = wdsplit.Dataset(numbers, seed=3).to_tuple("__key__", "__position__")
     assert batches == [keys for keys, _ in wdsplit.Loader(expected, 7)]
-
-
-@stores
-def test_what_is_missing_is_named_by_its_url(place):
-    with pytest.raises(DatasetNotFoundError, match="no dataset") as caught:
-        wdsplit.Dataset(place.path, fs=place.fs)
-    assert caught.value.place == place.storage.url

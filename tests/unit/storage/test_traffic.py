@@ -1,5 +1,5 @@
 import contextvars
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -15,55 +15,38 @@ def counter():
 
 
 def reading(*sizes):
-    """Give numbers of bytes, each read when it is asked for."""
+    """Give numbers of bytes, each read when it is asked for; fail at the end."""
     for size in sizes:
         count(num_bytes=size)
         yield size
+    raise OSError
 
 
-def test_what_is_read_to_make_items_is_counted_and_nothing_else():
-    cells, traffic = counter()
-    count(num_bytes=1000)
-    for size in traffic.counting(reading(1, 20, 300)):
-        count(num_bytes=1000, retries=1)
-        assert cells.tolist() == [{1: 1, 20: 21, 300: 321}[size], 0]
-    count(num_bytes=1000)
-    assert cells.tolist() == [321, 0]
-
-
-def test_two_readers_that_take_turns_count_for_themselves():
+def test_what_is_read_to_make_items_is_counted_by_each_of_two_readers_until_they_fail_and_nothing_else():
     (mine, traffic), (others, other) = counter(), counter()
-    list(zip(traffic.counting(reading(1, 2, 3)), other.counting(reading(10, 20, 30)), strict=True))
-    assert (mine.tolist(), others.tolist()) == ([6, 0], [60, 0])
-
-
-def test_after_an_error_nothing_is_counted():
-    def failing():
-        count(num_bytes=5)
-        yield from ()
-        raise OSError
-
-    cells, traffic = counter()
-    with pytest.raises(OSError):
-        list(traffic.counting(failing()))
     count(num_bytes=1000)
-    assert cells.tolist() == [5, 0]
+    own, others_own = traffic.counting(reading(1, 20, 300)), other.counting(reading(10, 200))
+    for size, total, others_total in ((1, 1, 10), (20, 21, 210)):
+        assert next(own) == size
+        next(others_own)
+        count(num_bytes=1000, retries=1)
+        assert (mine.tolist(), others.tolist()) == ([total, 0], [others_total, 0])
+    assert next(own) == 300
+    with pytest.raises(OSError):
+        next(own)
+    count(num_bytes=1000)
+    assert mine.tolist() == [321, 0]
 
 
 def test_threads_that_have_a_copy_of_the_context_count_too():
     cells, traffic = counter()
 
-    def many():
-        for _ in range(2000):
-            count(num_bytes=3, retries=1)
+    def many(context):
+        context.run(lambda: [count(num_bytes=3, retries=1) for _ in range(2000)])
 
     def with_threads():
-        threads = [threading.Thread(target=contextvars.copy_context().run, args=(many,)) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        yield
+        with ThreadPoolExecutor(4) as pool:
+            yield list(pool.map(many, [contextvars.copy_context() for _ in range(4)]))
 
     list(traffic.counting(with_threads()))
     assert cells.tolist() == [4 * 2000 * 3, 4 * 2000]
