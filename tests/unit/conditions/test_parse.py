@@ -170,21 +170,19 @@ def test_a_column_of_a_type_is_compared_by_its_values(text, column, expected):
     assert kept(text, x=column) == expected
 
 
-def variants():
-    texts = ["b", None, "a", "c"]
-    yield "dictionary", pa.array(texts).dictionary_encode(), "'b'"
-    yield "large", pa.array(texts, pa.large_string()), "'b'"
-    yield "fixed", pa.array([text and text.encode() for text in texts], pa.binary(1)), "b'b'"
-    yield "large binary", pa.array([text and text.encode() for text in texts], pa.large_binary()), "b'b'"
-    yield "view", pa.array(texts, pa.large_string()).cast(pa.string_view()), "'b'"
-    yield "binary view", pa.array(texts, pa.large_string()).cast(pa.large_binary()).cast(pa.binary_view()), "b'b'"
-    yield "dictionary of numbers", pa.array([2, None, 1, 3]).dictionary_encode(), "2"
-    yield "null in a dictionary", pa.DictionaryArray.from_arrays([0, 1, 2, 3], texts), "'b'"
-    keys = [b"b" * 16, None, b"a" * 16, b"c" * 16]
-    yield "extension", pa.ExtensionArray.from_storage(pa.uuid(), pa.array(keys, pa.binary(16))), repr(keys[0])
-
-
-VARIANTS = {name: more for name, *more in variants()}
+LETTERS, UUIDS = ["b", None, "a", "c"], [b"b" * 16, None, b"a" * 16, b"c" * 16]
+LARGE, BYTES = pa.array(LETTERS, pa.large_string()), [letter and letter.encode() for letter in LETTERS]
+VARIANTS = {
+    "dictionary": (pa.array(LETTERS).dictionary_encode(), "'b'"),
+    "null in a dictionary": (pa.DictionaryArray.from_arrays([0, 1, 2, 3], LETTERS), "'b'"),
+    "dictionary of numbers": (pa.array([2, None, 1, 3]).dictionary_encode(), "2"),
+    "large": (LARGE, "'b'"),
+    "view": (LARGE.cast(pa.string_view()), "'b'"),
+    "fixed": (pa.array(BYTES, pa.binary(1)), "b'b'"),
+    "large binary": (pa.array(BYTES, pa.large_binary()), "b'b'"),
+    "binary view": (LARGE.cast(pa.large_binary()).cast(pa.binary_view()), "b'b'"),
+    "extension": (pa.ExtensionArray.from_storage(pa.uuid(), pa.array(UUIDS, pa.binary(16))), repr(UUIDS[0])),
+}
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -261,8 +259,6 @@ def test_columns_of_any_type_are_asked_and_answered_or_refused(name):
             assert found.null_count == column.null_count
             assert text != "x is None" or found.to_pylist() == [False] * len(table)
 
-
-# Pruning
 
 SORTED = pa.array([*range(10), 10, 11, *range(20, 32)], pa.int16())
 PRUNED = """
@@ -638,9 +634,6 @@ def test_any_text_is_a_condition_or_an_input_error(text):
         assert set(where.columns) <= set(SCHEMA.names)
 
 
-# Classes by their names
-
-
 LABELS = pa.schema([("label", pa.int8()), ("other", pa.int8()), ("text", pa.string())])
 NAMES = {"label": ("cat", "dog", "3")}
 CLASSES = """
@@ -677,9 +670,6 @@ def test_a_class_that_a_column_has_not_is_refused(fault, text):
         parse_where(text.replace("^", ""), LABELS, NAMES)
     assert cause in caught.value.cause
     assert (caught.value.place, caught.value.remedy) == (text, remedy)
-
-
-# Keys of samples
 
 
 KEYS = """

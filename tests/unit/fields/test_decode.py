@@ -6,10 +6,8 @@ import math
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from columns import COLUMNS, any_type, looked_through, same, with_null
+from columns import COLUMNS, looked_through, same, with_null
 from wdsplit.errors import CorruptDataError, InputError
 from wdsplit.fields.arrow_types import field_of
 from wdsplit.fields.decode import decode_field
@@ -56,19 +54,6 @@ def test_every_type_comes_back_and_its_nulls_are_an_error_or_left_out_or_empty(n
     for first in range(len(column) + 1):
         for stop in range(first, len(column) + 1):
             assert encode(column.slice(first, stop - first), "omit")[1] == payloads[first:stop]
-
-
-@given(st.data())
-def test_whatever_the_type_it_comes_back(data):
-    kind, values = data.draw(any_type)
-    column = pa.array(data.draw(st.lists(values | st.none(), min_size=1, max_size=4)), kind)
-    first = data.draw(st.integers(0, len(column)))
-    try:
-        field, payloads = encode(column.slice(first), "omit")
-    except InputError as error:
-        assert "contains a null" in str(error)
-        return
-    assert decode_field(payloads, field).equals(column.slice(first))
 
 
 def test_nan_comes_back_as_nan():
@@ -252,9 +237,6 @@ def test_an_array_of_hugging_face_is_npy_and_a_ragged_row_is_refused(how):
     with pytest.raises(InputError, match="contains a null") as caught:
         encode_batch({"m": inner_null}, fields, "error", where)
     assert caught.value.place == "row 1, column 'm'"
-
-
-# Odds and ends
 
 
 def test_a_text_inside_a_struct_that_is_not_utf_8_is_an_error_by_its_row():
