@@ -10,10 +10,10 @@ import pytest
 import wdsplit.checks.audit
 import wdsplit.checks.classes
 import wdsplit.loading.loader
+from commands import done, run
 from made_datasets import converted, numbers_dataset
 from wdsplit.checks.audit import AuditOptions, audit
-from wdsplit.cli.main import main
-from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError
+from wdsplit.errors import CorruptDataError, InputError
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
 from wdsplit.order.epoch import EpochOrder
@@ -52,23 +52,16 @@ def numbers_in(text):
 # All is well
 
 
-@pytest.mark.parametrize("shuffle", [True, False])
-@pytest.mark.parametrize("tail", ["pad", "drop"])
+@pytest.mark.parametrize("tail", ["pad", "drop", "uneven"])
 @pytest.mark.parametrize(("world_size", "num_workers", "batch_size"), TOPOLOGIES)
-@pytest.mark.parametrize("dataset", ["numbers", "whole_lanes"])
+@pytest.mark.parametrize(("dataset", "shuffle"), [("numbers", True), ("whole_lanes", True), ("numbers", False)])
 def test_all_promises_hold_for(request, dataset, world_size, num_workers, batch_size, tail, shuffle):
+    """With an uneven tail it is only that each sample comes once."""
     path = request.getfixturevalue(dataset)
     options = AuditOptions(world_size, num_workers, batch_size, epochs=2, seed=3, shuffle=shuffle, tail=tail)
-    found = findings(path, options)
-    assert promises(found) == PROMISES * 2
-    assert [finding.epoch for finding in found] == [0] * 4 + [1] * 4
-    assert [finding for finding in found if not finding.held] == []
-
-
-@pytest.mark.parametrize(("world_size", "num_workers", "batch_size"), TOPOLOGIES)
-def test_an_uneven_tail_promises_that_each_sample_comes_once_and_no_more(numbers, world_size, num_workers, batch_size):
-    found = findings(numbers, AuditOptions(world_size, num_workers, batch_size, tail="uneven"))
-    assert [(finding.promise, finding.held) for finding in found] == [("exactly once", True)]
+    found = [(finding.epoch, finding.promise, finding.held) for finding in findings(path, options)]
+    expected = ["exactly once"] if tail == "uneven" else PROMISES
+    assert found == [(epoch, promise, True) for epoch in (0, 1) for promise in expected]
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -91,64 +84,26 @@ def test_the_evidence_has_the_right_figures(numbers):
     assert evidence["resume, read"].startswith("stopped after 5 of 11 steps, resumed on 3 ranks")
 
 
-def test_a_dataset_of_one_step_can_be_audited(tmp_path):
+def test_a_dataset_of_one_step_can_be_audited_and_a_damaged_shard_is_an_error_when_it_is_read(tmp_path):
     path = numbers_dataset(tmp_path, 3, shards=2)
     assert broken(path, AuditOptions(2, 0, 64, read=True)) == []
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"world_size": 0},
-        {"num_workers": -1},
-        {"batch_size": 0},
-        {"epochs": 0},
-        {"world_size": 2**20 + 1},
-        {"num_workers": 2**19 + 1, "world_size": 2},
-        {"batch_size": 2**26 + 1},
-    ],
-    ids=lambda wrong: next(iter(wrong)),
-)
-def test_options_that_cannot_be_are_refused_by_name(wrong):
-    with pytest.raises(InputError, match=next(iter(wrong))):
-        AuditOptions(**wrong)
-
-
-def test_a_dataset_that_is_not_there_is_an_error(tmp_path):
-    with pytest.raises(DatasetNotFoundError):
-        findings(str(tmp_path / "nowhere"))
-
-
-def test_a_shard_that_is_damaged_is_an_error_when_it_is_read(tmp_path):
-    path = numbers_dataset(tmp_path, 20, shards=2)
     (Path(path) / "000001.tar").write_bytes(b"")
     with pytest.raises(CorruptDataError, match=r"000001\.tar"):
         findings(path, TWO_READING_RANKS)
 
 
-# The audit can fail: orders and splits that break a promise
-
-
-class RanksThatReadTheSame(Steps):
-    """Rank 1 takes the positions of rank 0."""
-
-    def __iter__(self):
-        return iter(Steps(self.order, replace(self.world, rank=0), self.batch_size, self.start))
-
-
-class RanksWithUnequalSteps(Steps):
-    """Rank 1 has one step more."""
-
-    def __len__(self):
-        return super().__len__() + (self.world.rank == 1)
-
-
-class StepsInReverse(Steps):
-    """A rank's batches hold the right positions in another order when there are several ranks."""
-
-    def __iter__(self):
-        for step in super().__iter__():
-            yield replace(step, positions=step.positions[::-1]) if self.world.world_size > 1 else step
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("world_size", value) for value in (0, 2**20 + 1)),
+        *(("num_workers", value) for value in (-1, 2**20 + 1)),
+        *(("batch_size", value) for value in (0, 2**26 + 1)),
+        ("epochs", 0),
+    ],
+)
+def test_options_that_cannot_be_are_refused_by_name(name, value):
+    with pytest.raises(InputError, match=name):
+        AuditOptions(**{name: value})
 
 
 def next_worker(positions, world_size, num_workers):
@@ -177,21 +132,6 @@ def unflagged(order, located, positions):
     return replace(located, pad=np.zeros_like(located.pad))
 
 
-BROKEN_STEPS = {
-    RanksThatReadTheSame: {"same batches", "exactly once", "resume"},
-    RanksWithUnequalSteps: set(PROMISES),
-    StepsInReverse: {"same batches"},
-}
-
-
-@pytest.mark.parametrize(
-    ("steps", "expected"), [pytest.param(*case, id=case[0].__name__) for case in BROKEN_STEPS.items()]
-)
-def test_steps_that_break_a_promise_are_found(numbers, monkeypatch, steps, expected):
-    monkeypatch.setattr(wdsplit.checks.audit, "Steps", steps)
-    assert set(broken(numbers)) == expected
-
-
 @pytest.mark.parametrize("wrong", [repeating, hiding, unflagged], ids=lambda wrong: wrong.__name__)
 def test_an_order_that_does_not_give_each_sample_once_is_found(numbers, monkeypatch, wrong):
     locate = EpochOrder.locate
@@ -203,78 +143,46 @@ def test_an_order_that_does_not_give_each_sample_once_is_found(numbers, monkeypa
         assert broken(numbers, replace(TWO_RANKS, tail="drop")) == ["exactly once"]
 
 
-# The audit can fail: loaders and readers that break a promise
-
-
-class LoaderThatRenames(Loader):
-    """Rank 1 of several gives a sample another's name."""
-
-    def __iter__(self):
-        for positions, pads, keys in super().__iter__():
-            yield positions, pads, ["another", *keys[1:]] if self.dataset.world().rank else keys
-
-
-class LoaderThatHidesPads(Loader):
-    """No pad is flagged."""
-
-    def __iter__(self):
-        for positions, pads, keys in super().__iter__():
-            yield positions, pads & False, keys
-
-
-BROKEN_LOADERS = {
-    LoaderThatRenames: {"same batches, read"},
-    LoaderThatHidesPads: {"exactly once, read"},
-}
-
-
-@pytest.mark.parametrize(
-    ("loader", "expected"), [pytest.param(*case, id=case[0].__name__) for case in BROKEN_LOADERS.items()]
-)
-def test_a_loader_that_breaks_a_promise_is_found(numbers, monkeypatch, loader, expected):
-    monkeypatch.setattr(wdsplit.loading.loader, "Loader", loader)
-    found = set(broken(numbers, TWO_READING_RANKS))
-    assert expected <= found
-    assert found <= set(READ_PROMISES)
-
-
 # The audit can fail: each kind of lie, of the positions and of what loaders read
-
-
-def nothing_after_a_resume(steps, is_resumed):
-    return [] if is_resumed else steps
-
-
-def without_a_batch(steps, is_resumed):
-    return steps[:1] + steps[2:]
-
-
-def without_a_batch_after_a_resume(steps, is_resumed):
-    return steps[1:] if is_resumed else steps
 
 
 LIES = {
     "position + 1": lambda position: position + 1,
     "position - 5": lambda position: position - 5,
     "position 0": lambda position: 0,
-    "nothing after a resume": nothing_after_a_resume,
-    "a dropped batch": without_a_batch,
-    "a dropped batch after a resume": without_a_batch_after_a_resume,
+    "nothing after a resume": lambda steps, is_resumed: [] if is_resumed else steps,
+    "a dropped batch": lambda steps, is_resumed: steps[:1] + steps[2:],
+    "a dropped batch after a resume": lambda steps, is_resumed: steps[1:] if is_resumed else steps,
     "a repeated sample": None,
     "a swapped worker": None,
 }
+STEP_LIES = {
+    "ranks that read the same": {"same batches", "exactly once", "resume"},
+    "ranks with unequal steps": set(PROMISES),
+    "steps in reverse": {"same batches"},
+}
+"""What only steps can lie about, and the promises that it breaks."""
+LOADER_LIES = {"a renamed sample": {"same batches, read"}, "hidden pads": {"exactly once, read"}}
+"""What only loaders can lie about, and promises that it breaks."""
 
 
 def lying_steps(lie):
     class LyingSteps(Steps):
+        def __len__(self):
+            return super().__len__() + (lie == "ranks with unequal steps" and self.world.rank == 1)
+
         def __iter__(self):
+            if lie == "ranks that read the same":
+                return iter(Steps(self.order, replace(self.world, rank=0), self.batch_size, self.start))
             steps = list(super().__iter__())
             if lie.startswith("position"):
                 steps = [replace(step, end=LIES[lie](step.end)) for step in steps]
+            elif lie == "steps in reverse" and self.world.world_size > 1:
+                steps = [replace(step, positions=step.positions[::-1]) for step in steps]
             elif lie == "a repeated sample" and steps and self.world.rank == self.world.world_size - 1:
                 step = steps[0]
                 steps[0] = replace(step, positions=np.array([*step.positions[:1], *step.positions[:-1]]))
-            elif LIES[lie]:
+            elif LIES.get(lie):
                 steps = LIES[lie](steps, self.start > 0)
             return iter(steps)
 
@@ -298,6 +206,10 @@ def lying_loader(lie):
                 for columns in super().__iter__():
                     rows = [*rows[:2], *range(2, len(columns[2]))]
                     yield columns[0][rows], columns[1][rows], [columns[2][row] for row in rows]
+            elif lie in LOADER_LIES:
+                for positions, pads, keys in super().__iter__():
+                    is_renamed = lie == "a renamed sample" and self.dataset.world().rank
+                    yield positions, pads & (lie != "hidden pads"), ["another", *keys[1:]] if is_renamed else keys
             elif LIES[lie] and not lie.startswith("position"):
                 yield from LIES[lie](list(super().__iter__()), self.is_resumed)
             else:
@@ -321,16 +233,20 @@ def test_each_kind_of_lie_is_noticed(numbers, monkeypatch, lie, read, tail):
     assert found and {promise.endswith(", read") for promise in found} == {read}
 
 
-# What the command says
+@pytest.mark.parametrize(("lie", "expected"), STEP_LIES.items())
+def test_steps_that_break_a_promise_are_found_by_its_name_and_the_command_fails(numbers, monkeypatch, lie, expected):
+    monkeypatch.setattr(wdsplit.checks.audit, "Steps", lying_steps(lie))
+    assert set(broken(numbers)) == expected
+    ended = run("audit", numbers, "--world-size", 2, "--workers", 2, "--batch-size", 5)
+    assert ended.code == 1
+    failed = [line for line in ended.out.splitlines() if "FAILED" in line]
+    assert {promise for promise in expected for line in failed if f"  {promise}  " in line} == expected
 
 
-def test_the_command_fails_and_says_which_promise_is_broken(numbers, monkeypatch, capsys):
-    monkeypatch.setattr(wdsplit.checks.audit, "Steps", StepsInReverse)
-    with pytest.raises(SystemExit) as end:
-        main(["audit", numbers, "--world-size", "2", "--workers", "2", "--batch-size", "5"])
-    assert end.value.code == 1
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[2:4] for line in lines if "FAILED" in line] == [["same", "batches"]]
+@pytest.mark.parametrize(("lie", "expected"), LOADER_LIES.items())
+def test_a_loader_that_breaks_a_promise_is_found_by_its_name(numbers, monkeypatch, lie, expected):
+    monkeypatch.setattr(wdsplit.loading.loader, "Loader", lying_loader(lie))
+    assert expected <= set(broken(numbers, TWO_READING_RANKS)) <= set(READ_PROMISES)
 
 
 # Classes in the batches of a rank
@@ -449,12 +365,10 @@ def test_a_damaged_index_is_an_error(tmp_path, damage):
         classes_line(path)
 
 
-def test_the_command_shows_both_lines_of_mixing(tmp_path, capsys):
+def test_the_command_shows_both_lines_of_mixing(tmp_path):
     path = classes_dataset(tmp_path, lanes=16)
-    with pytest.raises(SystemExit) as ended:
-        main(["audit", path, "--world-size", "8", "--batch-size", "16", "--class-field", "txt"])
-    assert ended.value.code == 0
-    epochs, classes = capsys.readouterr().out.splitlines()[-2:]
+    shown = done("audit", path, "--world-size", 8, "--batch-size", 16, "--class-field", "txt").out
+    epochs, classes = shown.splitlines()[-2:]
     assert re.match(r"epoch 0  mixing of epochs     \d+\.\d\d +times as often as by chance, ", epochs)
     assert re.match(r"epoch 0  mixing of classes    \d+\.\d\d +badly mixed: .*; random batches have 9;", classes)
 

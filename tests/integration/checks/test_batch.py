@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -88,23 +89,6 @@ def test_each_step_is_what_the_loaders_of_all_ranks_deliver(sized, topology, tai
     assert [(each.epoch, each.step, each.num_steps) for each in found] == [
         (epoch, number, len(steps)) for number in numbers
     ]
-
-
-@settings(max_examples=15)
-@given(topologies, topologies, st.sampled_from(["pad", "drop"]), st.integers(0, 60))
-def test_after_a_resume_with_another_global_batch_steps_are_counted_from_the_state(sized, before, after, tail, taken):
-    opened = of_path(sized, tail=tail)
-    first = loaders_of(opened, *before)
-    taken = min(taken, len(first[0]) - 1)
-    delivered(first, taken)
-    state = first[0].state_dict()
-    resumed = loaders_of(opened, *after, states=[state])
-    number = resumed[0].step
-    steps = delivered(resumed)
-    numbers = range(number, number + len(steps))
-    chosen = list(numbers)[:: 1 + len(steps) // 5]
-    found = wdsplit.batches(sized, chosen, state=state, world_size=after[0], batch_size=after[1])
-    assert [listed(each) for each in found] == [steps[each - number] for each in chosen]
 
 
 class Run:
@@ -235,20 +219,6 @@ def test_the_end_of_an_epoch_with_another_view_is_not_listed_as_of_this_one(othe
     assert "epoch 0" in error.value.expected
 
 
-def test_the_last_steps_before_a_state_leave_out_what_was_skipped(sized):
-    loader = loaders_of(of_path(sized), 1, 12)[0]
-    loader.skip(3, 5)
-    steps = delivered([loader], 8)
-    state = loader.state_dict()
-    found = wdsplit.batches(sized, last=6, state=state)
-    assert [listed(each) for each in found] == steps[2:]
-    assert [each.step for each in found] == [2, 6, 7, 8, 9, 10]
-    (left_out,) = wdsplit.batches(sized, [4], state=state)
-    assert left_out.is_skipped
-    assert left_out.positions.tolist() == list(range(48, 60))
-    assert not wdsplit.batch(sized, 6, state=state).is_skipped
-
-
 def test_a_mixture_says_which_dataset_each_sample_is_from(sized, other):
     def opened(rank, world_size):
         return mix({sized: 0.4, other: 0.6}, num_samples=100, seed=4, rank=rank, world_size=world_size)
@@ -292,6 +262,8 @@ def test_keys_shards_and_classes_are_those_of_the_samples(images):
         shards = [shard.path for shard in dataset.manifest.shards]
         index = int(dataset.manifest.shards.num_real[: shards.index(path)].sum()) + number
         assert dataset.sample(index)["__key__"] in found.keys
+    with pytest.raises(TopologyError, match="rank and world_size contradict"):
+        found.of_rank(5)
     own = found.of_rank(1)
     assert own.ranks.tolist() == [1] * 8
     assert own.keys.tolist() == found.keys[1::2].tolist()
@@ -310,11 +282,12 @@ def test_payloads_are_saved_under_keys_and_fields(images, tmp_path):
     found = wdsplit.batch(images, 3, batch_size=16)  # 60 samples: the last step has pads
     assert found.pads.sum() == 4
     written = found.save(tmp_path / "seen")
-    files = {str(path) for path in (tmp_path / "seen").rglob("*") if path.is_file()}
-    assert set(written) == files
-    for sample in found.samples():
-        for field in ("png", "cls", "txt", "npy", "json"):
-            assert (tmp_path / "seen" / f"{sample['__key__']}.{field}").read_bytes() == sample[field]
+    assert {path: Path(path).read_bytes() for path in written} == {
+        f"{tmp_path}/seen/{sample['__key__']}.{field}": sample[field]
+        for sample in found.samples()
+        for field in ("png", "cls", "txt", "npy", "json")
+    }
+    assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == len(written)
     with pytest.raises(OutputExistsError):
         found.save(tmp_path / "seen")
     assert found.save(tmp_path / "seen", overwrite=True) == written
@@ -354,31 +327,26 @@ def test_a_state_is_found_wherever_it_is_in_a_checkpoint(sized, state, tmp_path,
         if suffix == "json":
             path.write_text(json.dumps(content))
         else:
-            torch.save(content, path)
+            model = {} if content is state else {"model": torch.nn.Linear(3, 3).state_dict()}
+            torch.save({**model, **content}, path)
         return str(path)
 
     assert read_state(saved(state)) == state
     assert read_state(saved({"step": 3, "loops": [{"loader": state}, {"other": 1}]})) == state
     assert read_state(saved({"rank0": {"loader": state}, "rank1": {"loader": state}})) == state
+    assert [each.step for each in wdsplit.batches(sized, last=2, state=saved({"loader": state}))] == [3, 4]
     several = saved({"train": state, "val": {"loader": {**state, "epoch": 4}}})
     assert read_state(f"{several}:train") == state
-    assert read_state(f"{several}:val")["epoch"] == 4
-    assert read_state(f"{several}:val.loader")["epoch"] == 4
+    assert read_state(f"{several}:val")["epoch"] == read_state(f"{several}:val.loader")["epoch"] == 4
     with pytest.raises(StateError, match="several states") as error:
         read_state(several)
     assert error.value.found == "train, val.loader"
     assert error.value.remedy == f"name one: {several}:train"
     with pytest.raises(StateError, match="no state of a loader"):
-        read_state(f"{several}:model")
+        read_state(f"{several}:other")
     with pytest.raises(StateError, match="no state of a loader") as error:
         read_state(saved({"model": [1, 2], "epoch": 4}))
     assert error.value.found == "a dict of model, epoch"
-
-
-def test_a_checkpoint_with_a_model_beside_the_state_is_read(sized, state, tmp_path):
-    torch.save({"model": torch.nn.Linear(3, 3).state_dict(), "loader": state}, tmp_path / "checkpoint.pt")
-    found = wdsplit.batches(sized, last=2, state=tmp_path / "checkpoint.pt")
-    assert [each.step for each in found] == [3, 4]
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1, 2", b"PK\x03\x04 no archive", b"\x80\x04nothing"])
@@ -402,18 +370,14 @@ def test_no_code_of_a_checkpoint_is_run(tmp_path):
 # What is refused
 
 
-def test_a_state_of_another_dataset_is_refused(other, state):
+def test_a_state_of_another_dataset_and_what_is_no_state_are_refused(sized, other, state):
     for named in (state, state | {"view": "cats", "view_fingerprint": "1" * 32}):
         with pytest.raises(StateError, match="the state is of another dataset") as error:
             wdsplit.batches(other, last=3, state=named)
         assert state["fingerprint"] in error.value.found and error.value.place == other
-
-
-def test_a_rank_outside_the_world_is_refused(sized):
-    found = wdsplit.batch(sized, 0, batch_size=2, world_size=2)
-    assert found.world_size == 2 and len(found.of_rank(1)) == 2
-    with pytest.raises(TopologyError, match="rank and world_size contradict"):
-        found.of_rank(5)
+    for values in ({}, {"epoch": 1}, 5, ["x"]):
+        with pytest.raises(StateError, match="not the state of a loader"):
+            wdsplit.batches(sized, last=1, state=values)
 
 
 @pytest.mark.parametrize(
@@ -436,12 +400,6 @@ def test_what_cannot_be_listed_is_refused(sized, arguments, cause):
         wdsplit.batches(sized, **arguments)
 
 
-@pytest.mark.parametrize("values", [{}, {"epoch": 1}, 5, ["x"]], ids=str)
-def test_what_is_no_state_is_refused(sized, values):
-    with pytest.raises(StateError, match="not the state of a loader"):
-        wdsplit.batches(sized, last=1, state=values)
-
-
 def test_the_state_may_know_the_topology(sized, state):
     assert state["global_batch"] == 12
     for arguments, ranks in (({}, {0}), ({"world_size": 3}, {0, 1, 2}), ({"batch_size": 6}, {0, 1})):
@@ -449,9 +407,6 @@ def test_the_state_may_know_the_topology(sized, state):
         assert (len(found), set(found.ranks.tolist())) == (12, ranks)
     with pytest.raises(InputError, match="batch size is unknown"):
         wdsplit.batches(sized, last=1, state=state, world_size=5)
-
-
-# In a bucket
 
 
 @pytest.mark.parametrize("has_tables", [True, False])

@@ -1,31 +1,14 @@
 """`wdsplit.inspect`, `assign`, `plan`, `audit` and `verify` as programs call them; the commands print the same."""
 
-import json
-
 import pytest
 
 import wdsplit
-from made_datasets import numbers_table
-from tables import write_table
-from wdsplit.cli.main import main
+from commands import done
 from wdsplit.errors import InputError
 
 
-@pytest.fixture
-def printed(capsys):
-    """Return a function that runs a command in this process and returns its JSON."""
-
-    def printed(*arguments):
-        with pytest.raises(SystemExit) as end:
-            main([*map(str, arguments), "--json"])
-        assert not end.value.code
-        return json.loads(capsys.readouterr().out)
-
-    return printed
-
-
-def test_inspect_returns_what_the_command_prints(printed, numbers):
-    found, shown = wdsplit.inspect(numbers, samples=2), printed("inspect", numbers, "--samples", 2)
+def test_inspect_returns_what_the_command_prints(numbers):
+    found, shown = wdsplit.inspect(numbers, samples=2), done("inspect", numbers, "--samples", 2, "--json").json
     assert (found.num_samples, found.num_pads, found.num_shards) == (101, 4, 7)
     assert shown | {"samples": 101, "pads": 4, "shards": 7, "bytes": found.num_bytes} == shown
     assert (found.lanes, found.window, found.fingerprint) == (shown["lanes"], shown["window"], shown["fingerprint"])
@@ -35,10 +18,10 @@ def test_inspect_returns_what_the_command_prints(printed, numbers):
 
 
 @pytest.mark.parametrize("lanes", [None, 2])
-def test_assign_returns_what_the_command_prints(printed, numbers, lanes):
+def test_assign_returns_what_the_command_prints(numbers, lanes):
     found = wdsplit.assign(numbers, 3, 2, batch_size=8, epoch=1, seed=7, tail="drop", lanes=lanes)
     options = ("--world-size", 3, "--workers", 2, "--batch-size", 8, "--epoch", 1, "--seed", 7, "--tail", "drop")
-    shown = printed("assign", numbers, *options, *([] if lanes is None else ["--lanes", lanes]))
+    shown = done("assign", numbers, *options, *([] if lanes is None else ["--lanes", lanes]), "--json").json
     shares = [vars(share) for share in found.readers]
     assert {**vars(found), "readers": shares} == shown
     assert [(share.rank, share.worker) for share in found.readers] == [(r, w) for r in range(3) for w in range(2)]
@@ -56,13 +39,3 @@ def test_audit_returns_its_findings_and_reports_each_as_it_comes(numbers):
     assert report.held and report.findings == tuple(seen)
     assert {finding.epoch for finding in seen} == {0, 1}
     assert wdsplit.audit(numbers).held
-
-
-def test_plan_returns_what_convert_would_do_and_writes_nothing(printed, tmp_path):
-    path = write_table(tmp_path / "table.parquet", numbers_table(30))
-    plan = wdsplit.plan(path, wdsplit.ConvertOptions(shards=4))
-    own = {"classes": {}, "temporary_bytes": 0}
-    assert json.loads(json.dumps(plan.summary())) | own == printed("plan", path, "--shards", 4)
-    assert [file.name for file in tmp_path.iterdir()] == ["table.parquet"]
-    manifest = wdsplit.convert(path, tmp_path / "out", wdsplit.ConvertOptions(shards=4))
-    assert (len(manifest.shards), manifest.num_pads) == (plan.num_shards, plan.num_pads)

@@ -1,4 +1,5 @@
 import itertools
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -8,8 +9,7 @@ import pyarrow as pa
 import pytest
 import xxhash
 
-from made_datasets import numbers_dataset, numbers_table, sized_dataset
-from tables import converted, write_table
+from made_datasets import converted, numbers_dataset, numbers_table, sized_dataset
 from tars import archive
 from wdsplit.checks import verify as verify_module
 from wdsplit.checks.verify import verify
@@ -47,29 +47,23 @@ def dataset(numbers, tmp_path):
     return Path(shutil.copytree(numbers, tmp_path / "copy"))
 
 
-# What is wrong with a dataset, as (shard, cause)
-
-
 def problems_of(folder, jobs=1):
     return [(Path(problem.url).name, problem.cause) for problem in verify(str(folder), jobs).problems]
 
 
 def causes_in(folder, shard=SHARD):
-    """Return the causes of all problems, which must be of one shard: each message names it, and says what to do."""
+    """Return the causes of all problems, which must be of one shard: each names it, and says what to do."""
     problems = verify(str(folder)).problems
-    assert problems
-    assert all(f"/{shard}" in problem.place and problem.remedy for problem in problems)
+    assert {problem.url for problem in problems} <= {f"{folder}/{shard}", f"{folder}/{places_path(shard)}"}
+    assert problems and all(f"/{shard}" in problem.place and problem.remedy for problem in problems)
     return [problem.cause for problem in problems]
-
-
-# Damage
 
 
 def offsets_of(folder, shard=SHARD):
     storage = open_storage(str(folder))
     manifest = read_manifest(storage)
     (listed,) = [each for each in map(manifest.shards.__getitem__, range(len(manifest.shards))) if each.path == shard]
-    return read_places(storage, listed, manifest.field_names).offsets()
+    return read_places(storage, listed, manifest.field_names).offsets().tolist()
 
 
 def flip(path, place):
@@ -91,103 +85,28 @@ def change_row(folder, row, name, bits=512):
     (folder / places_path(SHARD)).write_bytes(data)
 
 
-def remove(folder):
-    (folder / SHARD).unlink()
-
-
-def empty(folder):
-    (folder / SHARD).write_bytes(b"")
-
-
-def truncate(folder):
-    change(folder / SHARD, lambda data: data[:-512])
-
-
-def lengthen(folder):
-    change(folder / SHARD, lambda data: data + bytes(10_240))
-
-
-def replace_by_another_shard(folder):
-    shutil.copyfile(folder / "000003.tar", folder / SHARD)
-
-
-def flip_payload(folder):
-    flip(folder / SHARD, 512)
-
-
-def flip_padding(folder):
-    flip(folder / SHARD, 1023)
-
-
-def flip_name(folder):
-    flip(folder / SHARD, 0)
-
-
-def flip_last_header(folder):
-    flip(folder / SHARD, int(offsets_of(folder)[-2]) + 130)
-
-
-def flip_end(folder):
-    flip(folder / SHARD, int(offsets_of(folder)[-1]))
-
-
-def flip_last_byte(folder):
-    flip(folder / SHARD, -1)
-
-
-def remove_places(folder):
-    (folder / places_path(SHARD)).unlink()
-
-
-def shorten_places(folder):
-    change(folder / places_path(SHARD), lambda data: data[:-8])
-
-
-def flip_places(folder):
-    flip(folder / places_path(SHARD), 70)
-
-
-def begin_behind_the_first_header(folder):
-    change_row(folder, 0, "offset")
-
-
-def put_a_sample_behind_the_next(folder):
-    change_row(folder, 3, "offset", 8192)
-
-
-def change_an_offset(folder):
-    change_row(folder, 3, "offset")
-
-
-def change_a_hash(folder):
-    change_row(folder, 3, "hash")
-
-
-def change_a_size(folder):
-    change_row(folder, 3, "size")
-
-
 DAMAGES = {
-    remove: [NO_FILE],
-    empty: [OTHER_SIZE],
-    truncate: [OTHER_SIZE],
-    lengthen: [OTHER_SIZE],
-    replace_by_another_shard: [CHANGED, PADS],
-    flip_payload: [CHANGED],
-    flip_padding: [CHANGED],
-    flip_name: [CHANGED, BAD_HEADER],
-    flip_last_header: [CHANGED, BAD_HEADER],
-    flip_end: [CHANGED, NO_END],
-    flip_last_byte: [CHANGED, NO_END],
-    remove_places: [NO_FILE],
-    shorten_places: [BAD_PLACES],
-    flip_places: [BAD_PLACES],
-    begin_behind_the_first_header: [BAD_PLACES],
-    put_a_sample_behind_the_next: [BAD_PLACES],
-    change_an_offset: [OTHER_PLACES],
-    change_a_hash: [OTHER_PLACES],
-    change_a_size: [OTHER_PLACES],
+    "remove": (lambda folder: (folder / SHARD).unlink(), [NO_FILE]),
+    "empty": (lambda folder: (folder / SHARD).write_bytes(b""), [OTHER_SIZE]),
+    "truncate": (lambda folder: change(folder / SHARD, lambda data: data[:-512]), [OTHER_SIZE]),
+    "lengthen": (lambda folder: change(folder / SHARD, lambda data: data + bytes(10_240)), [OTHER_SIZE]),
+    "another shard": (lambda folder: shutil.copyfile(folder / "000003.tar", folder / SHARD), [CHANGED, PADS]),
+    "payload": (lambda folder: flip(folder / SHARD, 512), [CHANGED]),
+    "padding": (lambda folder: flip(folder / SHARD, 1023), [CHANGED]),
+    "name": (lambda folder: flip(folder / SHARD, 0), [CHANGED, BAD_HEADER]),
+    "last header": (lambda folder: flip(folder / SHARD, offsets_of(folder)[-2] + 130), [CHANGED, BAD_HEADER]),
+    "end": (lambda folder: flip(folder / SHARD, offsets_of(folder)[-1]), [CHANGED, NO_END]),
+    "last byte": (lambda folder: flip(folder / SHARD, -1), [CHANGED, NO_END]),
+    "remove places": (lambda folder: (folder / places_path(SHARD)).unlink(), [NO_FILE]),
+    "shorten places": (lambda folder: change(folder / places_path(SHARD), lambda data: data[:-8]), [BAD_PLACES]),
+    "flip places": (lambda folder: flip(folder / places_path(SHARD), 70), [BAD_PLACES]),
+    "begin behind the first header": (lambda folder: change_row(folder, 0, "offset"), [BAD_PLACES]),
+    "sample behind the next": (lambda folder: change_row(folder, 3, "offset", 8192), [BAD_PLACES]),
+    "offset": (lambda folder: change_row(folder, 3, "offset"), [OTHER_PLACES]),
+    "hash": (lambda folder: change_row(folder, 3, "hash"), [OTHER_PLACES]),
+    "size": (lambda folder: change_row(folder, 3, "size"), [OTHER_PLACES]),
 }
+"""What damages the shard of a dataset, and the causes that are told."""
 
 
 # Shards that are what the manifest says, but hold what they must not
@@ -234,108 +153,52 @@ def places_of(data, offsets, names):
     return _dump_listed(len(data), int(offsets[-1]), digest, offsets[:-1], hashes, names, listed, keys)
 
 
-def tar_of(keys, **fields):
-    return archive(keys, fields or {"cls": [b"1"] * len(keys), "txt": [b"one"] * len(keys)})
+def with_samples(keys, num_pads=0, shard=SHARD, **fields):
+    """Return what puts a shard of these samples in the place of one."""
+    made = archive(keys, fields or {"cls": [b"1"] * len(keys), "txt": [b"one"] * len(keys)})
+    return lambda folder: recorded(folder, shard, made.data, made.offsets, num_pads)
 
 
-def recorded_tar(folder, made, num_pads=0, shard=SHARD):
-    recorded(folder, shard, made.data, made.offsets, num_pads)
-
-
-def recorded_members(folder, names, members_in_samples):
-    """Put a tar of these members in the place of the shard, with an index that counts so many to each sample."""
-    keys, fields = zip(*(name.split(".") for name in names), strict=True)
-    bodies = [tar_of([key], **{field: [b"x"]}) for key, field in zip(keys, fields, strict=True)]
-    ends = np.cumsum([int(body.offsets[-1]) for body in bodies])
-    data = b"".join(body.data[: int(body.offsets[-1])] for body in bodies)
+def with_members(names, members_in_samples):
+    """Return what puts a tar of these members in the place of the shard, with places that count so many a sample."""
+    made = [archive([name.partition(".")[0]], {name.partition(".")[2]: [b"x"]}) for name in names]
+    bodies = [each.data[: int(each.offsets[-1])] for each in made]
+    ends, data = np.cumsum(list(map(len, bodies))), b"".join(bodies)
     offsets = [0, *ends[np.cumsum(members_in_samples) - 1].tolist()]
-    recorded(folder, SHARD, data + bytes(trailer_bytes(len(data))), offsets)
+    return lambda folder: recorded(folder, SHARD, data + bytes(trailer_bytes(len(data))), offsets)
 
 
 def with_a_sample_cut(folder):
     """Leave out the last block of a sample's payload, as if two tars had been joined at a wrong place."""
-    made = tar_of(["a", "b", "c"], cls=[b"1"] * 3, txt=[b"x" * 600] * 3)
+    made = archive(["a", "b", "c"], {"cls": [b"1"] * 3, "txt": [b"x" * 600] * 3})
     cut = int(made.offsets[2]) - 512
     offsets = np.where(made.offsets > cut, made.offsets - 512, made.offsets)
     body = made.data[:cut] + made.data[cut + 512 : int(made.offsets[-1])]
     recorded(folder, SHARD, body + bytes(trailer_bytes(len(body))), offsets)
 
 
-def with_two_samples_interleaved(folder):
-    recorded_members(folder, ["a.cls", "b.cls", "a.txt", "b.txt"], [2, 2])
-
-
-def with_two_samples_under_one_entry(folder):
-    recorded_members(folder, ["a.cls", "a.txt", "b.cls", "b.txt", "c.cls"], [4, 1])
-
-
-def with_one_sample_under_two_entries(folder):
-    recorded_members(folder, ["a.cls", "b.cls", "b.txt"], [1, 1, 1])
-
-
-def with_a_field_that_stands_twice_in_a_sample(folder):
-    recorded_members(folder, ["a.cls", "a.cls"], [2])
-
-
-def with_a_field_that_stands_twice_in_one_of_the_samples(folder):
-    recorded_members(folder, ["a.cls", "b.cls", "b.cls"], [1, 2])
-
-
-def with_pads_in_front(folder):
-    recorded_tar(folder, tar_of([pad_key(2, 0), "a", "b"]), num_pads=1)
-
-
-def with_a_pad_too_many(folder):
-    recorded_tar(folder, tar_of(["a", "b", pad_key(2, 0)]), num_pads=0)
-
-
-def with_a_pad_that_is_none(folder):
-    recorded_tar(folder, tar_of(["a", "b", "c"]), num_pads=1)
-
-
-def with_a_key_twice(folder):
-    recorded_tar(folder, tar_of(["a", "b", "a"]))
-
-
-def with_a_key_of_another_shard(folder):
-    recorded_tar(folder, tar_of(["a", "00000000"]))
-
-
-def with_an_unknown_field(folder):
-    recorded_tar(folder, tar_of(["a", "b"], cls=[b"1", b"2"], jpg=[b"x", b"y"]))
-
-
-def with_an_unknown_field_in_one_sample(folder):
-    recorded_tar(folder, tar_of(["a", "b"], cls=[b"1", b"2"], jpg=[None, b"y"]))
-
-
 def with_bytes_after_its_end(folder):
-    made = tar_of(["a", "b"])
+    made = archive(["a"], {"cls": [b"1"]})
     recorded(folder, SHARD, made.data + made.data, made.offsets)
 
 
 WRONG_SHARDS = {
-    with_a_sample_cut: BAD_HEADER,
-    with_two_samples_interleaved: OTHER_PLACES,
-    with_two_samples_under_one_entry: OTHER_PLACES,
-    with_one_sample_under_two_entries: OTHER_PLACES,
-    with_pads_in_front: PADS,
-    with_a_pad_too_many: PADS,
-    with_a_pad_that_is_none: PADS,
-    with_a_key_twice: TWICE,
-    with_a_key_of_another_shard: TWICE,
-    with_an_unknown_field: UNKNOWN,
-    with_an_unknown_field_in_one_sample: UNKNOWN,
-    with_bytes_after_its_end: NO_END,
+    "a sample cut": (with_a_sample_cut, BAD_HEADER),
+    "bytes after its end": (with_bytes_after_its_end, NO_END),
+    "two samples interleaved": (with_members(["a.cls", "b.cls", "a.txt", "b.txt"], [2, 2]), OTHER_PLACES),
+    "two under one entry": (with_members(["a.cls", "a.txt", "b.cls", "b.txt", "c.cls"], [4, 1]), OTHER_PLACES),
+    "one under two entries": (with_members(["a.cls", "b.cls", "b.txt"], [1, 1, 1]), OTHER_PLACES),
+    "a field twice": (with_members(["a.cls", "a.cls"], [2]), None),
+    "a field twice in one sample": (with_members(["a.cls", "b.cls", "b.cls"], [1, 2]), None),
+    "pads in front": (with_samples([pad_key(2, 0), "a", "b"], 1), PADS),
+    "a pad too many": (with_samples(["a", "b", pad_key(2, 0)]), PADS),
+    "a pad that is none": (with_samples(["a", "b", "c"], 1), PADS),
+    "a key twice": (with_samples(["a", "b", "a"]), TWICE),
+    "a key of another shard": (with_samples(["a", "00000000"]), TWICE),
+    "an unknown field": (with_samples(["a", "b"], cls=[b"1", b"2"], jpg=[b"x", b"y"]), UNKNOWN),
+    "an unknown field in one sample": (with_samples(["a", "b"], cls=[b"1", b"2"], jpg=[None, b"y"]), UNKNOWN),
 }
-
-
-def name_of(function):
-    return function.__name__
-
-
-def cases(table):
-    return [pytest.param(damage, found, id=name_of(damage)) for damage, found in table.items()]
+"""Shards whose checksum is right, and the cause that is told; None where any will do."""
 
 
 @every_engine
@@ -345,71 +208,52 @@ def test_a_healthy_dataset_has_no_problems(numbers, jobs):
     assert report.manifest == read_manifest(open_storage(numbers))
 
 
+LACKING = numbers_table(4).append_column("json", pa.array([{"x": 1}, None, None, {"x": 2}]))
+CASES = pa.table({"name": ["a", "A", "ab", "aB", "Ab", "AB"], "cls": range(6)})
+
+
 @pytest.mark.parametrize(
-    "options",
-    [{"shards": 1}, {"shards": 5, "pad": "drop"}, {"shards": 5, "pad": "none"}, {"samples_per_shard": 1}],
-    ids=str,
+    "make",
+    [
+        *(
+            lambda folder, options=options: numbers_dataset(folder, 23, **options)
+            for options in ({"shards": 1}, {"shards": 5, "pad": "drop"}, {"shards": 5, "pad": "none"})
+        ),
+        lambda folder: numbers_dataset(folder, 23, samples_per_shard=1),
+        lambda folder: sized_dataset(folder, [3, 0, 5, 0], lanes=2, window=2),
+        lambda folder: converted(folder, LACKING, null="omit", shards=2),
+        lambda folder: converted(folder, CASES, key="name", shards=2),
+    ],
+    ids=["one shard", "dropped", "no pads", "shards of one", "empty shards", "lacking fields", "keys differ by case"],
 )
-def test_a_dataset_is_healthy_however_its_shards_were_made_equal(tmp_path, options):
-    assert problems_of(numbers_dataset(tmp_path, 23, **options)) == []
-
-
-def test_shards_of_no_samples_are_healthy(tmp_path):
-    assert problems_of(sized_dataset(tmp_path, [3, 0, 5, 0], lanes=2, window=2)) == []
-
-
-def test_samples_that_lack_a_field_are_healthy_if_nulls_were_left_out(tmp_path):
-    table = numbers_table(4).append_column("json", pa.array([{"x": 1}, None, None, {"x": 2}]))
-    converted(write_table(tmp_path / "in.parquet", table), tmp_path / "out", null="omit", shards=2)
-    assert problems_of(tmp_path / "out") == []
-
-
-def test_keys_that_differ_only_in_their_letters_case_are_two_keys(tmp_path):
-    table = pa.table({"name": ["a", "A", "ab", "aB", "Ab", "AB"], "cls": range(6)})
-    converted(write_table(tmp_path / "in.parquet", table), tmp_path / "out", key="name", shards=2)
-    assert problems_of(tmp_path / "out") == []
+def test_a_dataset_is_healthy_whatever_its_shards_hold(tmp_path, make):
+    assert problems_of(make(tmp_path)) == []
 
 
 def test_a_shard_larger_than_what_is_checked_at_once_is_checked_to_its_end(tmp_path):
     dataset = Path(numbers_dataset(tmp_path, 5000, shards=1))
     assert problems_of(dataset) == []
-    flip(dataset / "000000.tar", int(offsets_of(dataset, "000000.tar")[4999]))
+    flip(dataset / "000000.tar", offsets_of(dataset, "000000.tar")[4999])
     assert causes_in(dataset, "000000.tar") == [CHANGED, BAD_HEADER]
 
 
-@pytest.mark.parametrize(("damage", "causes"), cases(DAMAGES))
+@pytest.mark.parametrize(("damage", "causes"), DAMAGES.values(), ids=DAMAGES)
 def test_damage_is_reported_with_the_shard_that_has_it(dataset, damage, causes):
     damage(dataset)
     assert causes_in(dataset) == causes
 
 
-@pytest.mark.parametrize("damage", [flip_payload, remove, remove_places, shorten_places, change_an_offset], ids=name_of)
-def test_a_problem_carries_the_url_of_the_file_that_is_damaged(dataset, damage):
-    damage(dataset)
-    urls = {problem.url for problem in verify(str(dataset)).problems}
-    assert urls <= {f"{dataset}/{SHARD}", f"{dataset}/{places_path(SHARD)}"}
-
-
-@pytest.mark.parametrize(("damage", "cause"), cases(WRONG_SHARDS))
+@pytest.mark.parametrize(("damage", "cause"), WRONG_SHARDS.values(), ids=WRONG_SHARDS)
 def test_a_wrong_shard_is_reported_though_its_checksum_is_right(dataset, damage, cause):
     damage(dataset)
-    assert causes_in(dataset) == [cause]
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [with_a_field_that_stands_twice_in_a_sample, with_a_field_that_stands_twice_in_one_of_the_samples],
-    ids=name_of,
-)
-def test_a_field_that_stands_twice_in_a_sample_is_reported(dataset, damage):
-    damage(dataset)
-    assert len(causes_in(dataset)) == 1
+    (found,) = causes_in(dataset)
+    assert found == cause or cause is None
 
 
 @pytest.mark.parametrize("place", [0, 100, 130, 150, 156, 257, 345, 511])
 @pytest.mark.parametrize("sample", [0, 7, 14])
 def test_a_bit_that_was_flipped_in_a_header_is_reported_whatever_it_says(dataset, sample, place):
-    flip(dataset / SHARD, int(offsets_of(dataset)[sample]) + place)
+    flip(dataset / SHARD, offsets_of(dataset)[sample] + place)
     assert CHANGED in causes_in(dataset)
 
 
@@ -417,7 +261,7 @@ def test_a_bit_that_was_flipped_in_a_header_is_reported_whatever_it_says(dataset
 def test_the_damage_of_several_shards_is_reported_in_their_order(dataset, jobs):
     (dataset / "000005.tar").unlink()
     flip(dataset / "000006.tar", 512)
-    truncate(dataset)
+    os.truncate(dataset / SHARD, 1000)
     flip(dataset / "000000.tar", -1)
     assert problems_of(dataset, jobs) == [
         ("000000.tar", CHANGED),
@@ -429,7 +273,7 @@ def test_the_damage_of_several_shards_is_reported_in_their_order(dataset, jobs):
 
 
 def test_each_key_that_stands_twice_is_named_with_both_its_shards(dataset):
-    recorded_tar(dataset, tar_of(["00000000", "b", "c", "b", "00000100"]))
+    with_samples(["00000000", "b", "c", "b", "00000100"])(dataset)
     problems = verify(str(dataset)).problems
     assert [(problem.key, problem.cause) for problem in problems] == [
         ("00000000", TWICE),
@@ -467,11 +311,12 @@ def test_a_tar_that_the_manifest_does_not_list_is_reported(dataset):
     ]
 
 
-@pytest.mark.parametrize("damage", [remove, truncate, remove_places, flip_name], ids=name_of)
-def test_a_shard_that_is_damaged_between_the_first_look_and_the_second_is_reported(dataset, damage):
+@pytest.mark.parametrize("name", ["remove", "truncate", "remove places", "name"])
+def test_a_shard_that_is_damaged_between_the_first_look_and_the_second_is_reported(dataset, name):
     """The second is for the keys that may stand twice; those of the other shards are still told."""
-    recorded_tar(dataset, tar_of(["a", "b", "a"]))
-    recorded_tar(dataset, tar_of(["c", "d", "c"]), shard="000004.tar")
+    with_samples(["a", "b", "a"])(dataset)
+    with_samples(["c", "d", "c"], shard="000004.tar")(dataset)
+    damage, _ = DAMAGES[name]
     report = verify(str(dataset), progress=lambda done, total, _: damage(dataset) if done == total else None)
     assert [Path(problem.url).name.partition(".")[0] for problem in report.problems] == ["000002", "000004"]
     assert report.problems[0].cause != TWICE and report.problems[1].cause == TWICE
@@ -482,7 +327,7 @@ def test_a_shard_that_shrinks_while_it_is_read_is_reported(dataset, monkeypatch)
 
     def shrinking(shard):
         if shard.url.endswith(SHARD):
-            truncate(dataset)
+            os.truncate(shard.url, 1000)
         return parts(shard)
 
     monkeypatch.setattr(verify_module, "_parts", shrinking)

@@ -16,12 +16,6 @@ class Job:
     ranks: list[dict[str, Any]]
     folder: Path
 
-    def texts(self, part, name):
-        """Return the errors of both ranks in a check that must have failed."""
-        outcomes = [rank[part][name] for rank in self.ranks]
-        assert all("text" in each for each in outcomes), outcomes
-        return [each["text"] for each in outcomes]
-
 
 @pytest.fixture(scope="session")
 def job(tmp_path_factory):

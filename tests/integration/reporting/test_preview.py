@@ -49,7 +49,4 @@ def test_without_the_libraries_of_the_report_there_are_lines(pictures):
 def test_a_number_that_cannot_be_meant_is_refused(pictures, n):
     with pytest.raises(InputError, match="invalid number of samples"):
         wdsplit.Dataset(pictures).preview(n)
-
-
-def test_no_samples_are_no_error(pictures):
     assert wdsplit.Dataset(pictures).preview(0).cards == ()

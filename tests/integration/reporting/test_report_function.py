@@ -56,23 +56,26 @@ def test_steps_pads_and_reads_are_those_of_assign_and_the_loader(lying_sorted, e
         assert found.pads == found.steps * 64 * ranks - 1500
 
 
-def test_classes_in_the_picture_are_those_that_a_loader_delivers(lying_sorted, exact):
-    ranks = exact.rank_view.world_size
-    loader = wdsplit.Loader(wdsplit.Dataset(lying_sorted, rank=0, world_size=ranks).to_tuple("cls"), 64)
+@pytest.mark.parametrize("is_mixture", [False, True])
+def test_classes_in_the_picture_are_those_that_a_loader_delivers(lying_sorted, exact, tmp_path, is_mixture):
+    facts, opened = exact, lambda ranks: wdsplit.Dataset(lying_sorted, rank=0, world_size=ranks)
+    if is_mixture:
+        shares = {lying_sorted: 0.8, images(tmp_path, 400, shuffle=True): 0.2}
+        mixture = wdsplit.mix(shares, num_samples=1000, seed=3)
+        facts, opened = wdsplit.report(mixture).facts, lambda ranks: mixture.at_rank(0, ranks)
+    loader = wdsplit.Loader(opened(facts.rank_view.world_size).to_tuple("cls"), 64)
     batches = [batch for (batch,) in loader]
-    for column, step in enumerate(exact.rank_view.steps.tolist()):
+    for column, step in enumerate(facts.rank_view.steps.tolist()):
         delivered = [CLASSES[int(label)] for label in batches[step]]
-        expected = [delivered.count(name) for name in exact.labels.names]
-        assert exact.rank_view.classes[: len(CLASSES), column].tolist() == expected
+        expected = [delivered.count(name) for name in facts.labels.names]
+        assert facts.rank_view.classes[: len(CLASSES), column].tolist() == expected
 
 
-def test_the_report_of_a_bucket_is_that_of_the_folder(lying_sorted, exact, bucket):
+def test_the_report_of_a_bucket_is_that_of_the_folder_or_sampled_if_it_is_too_large_to_read(
+    lying_sorted, exact, bucket
+):
     shutil.copytree(lying_sorted, bucket.folder / "train")
     assert figures(wdsplit.report(f"{bucket.url}/train").facts) == figures(exact)
-
-
-def test_a_bucket_that_is_too_large_to_read_is_sampled(lying_sorted, exact, bucket):
-    shutil.copytree(lying_sorted, bucket.folder / "train")
     facts = wdsplit.report(f"{bucket.url}/train", options=wdsplit.ReportOptions(max_read="300kB")).facts
     assert 0 < facts.num_scanned < 200
     assert facts.scan_basis == f"sampled: {facts.num_scanned} of 1,500 samples"
@@ -98,18 +101,6 @@ def test_several_datasets_are_reported_as_a_mixture_and_so_is_a_mixture(lying_so
     assert facts.num_samples == 600
     labels = next(field for field in facts.fields if field.name == "jpg")
     assert (labels.present, labels.absent) == (1500, 300)
-
-
-def test_pictures_of_a_mixture_hold_what_its_loader_delivers(lying_sorted, tmp_path):
-    mixture = wdsplit.mix({lying_sorted: 0.8, images(tmp_path, 400, shuffle=True): 0.2}, num_samples=1000, seed=3)
-    facts = wdsplit.report(mixture).facts
-    ranks = facts.rank_view.world_size
-    dataset = mixture.at_rank(0, ranks)
-    batches = [batch for (batch,) in wdsplit.Loader(dataset.to_tuple("cls"), 64)]
-    for column, step in enumerate(facts.rank_view.steps.tolist()):
-        delivered = [CLASSES[int(label)] for label in batches[step]]
-        expected = [delivered.count(name) for name in facts.labels.names]
-        assert facts.rank_view.classes[: len(CLASSES), column].tolist() == expected
 
 
 def test_two_reports_of_a_dataset_are_the_same_bytes(lying_sorted):

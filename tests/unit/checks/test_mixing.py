@@ -78,9 +78,6 @@ def test_where_no_two_samples_share_a_batch_there_is_no_figure(num_samples, batc
     assert (found is None) == (num_samples < 2 or batch < 2)
 
 
-# Classes in the batches of a rank
-
-
 def slow_chi_squared(batch, classes):
     """Return the mean chi-squared of batches over classes, class by class, corrected for the shares being theirs."""
     kinds, numbers = sorted(set(classes)), sorted(set(batch))

@@ -1,6 +1,6 @@
 """Audits in one process."""
 
-from itertools import chain
+from itertools import chain, islice
 
 import pytest
 
@@ -11,7 +11,17 @@ from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
 
 
-def repeating(batches):
+def delivering(given, deliver, batch_size=12):
+    """Return a loader that delivers otherwise than it says; `deliver` gets it and its batches."""
+
+    class Wrong(Loader):
+        def __iter__(self):
+            return iter(deliver(self, super().__iter__()))
+
+    return Wrong(given, batch_size)
+
+
+def repeating(loader, batches):
     """Give the third batch again after the fourth."""
     kept = None
     for step, batch in enumerate(batches):
@@ -21,74 +31,54 @@ def repeating(batches):
             yield kept
 
 
-def mislabelling(batches):
+def mislabelling(loader, batches):
     """Give two samples of a batch one key."""
     for batch in batches:
         batch["__key__"][0] = batch["__key__"][1]
         yield batch
 
 
-@pytest.mark.parametrize(
-    ("wrong", "parts"),
-    [
-        (repeating, ["12 deliveries too many", "at position 24: rank 0 in step 2, rank 0 in step 4; "]),
-        (mislabelling, ["9 deliveries too many", "at position 0: rank 0 in step 0, rank 0 in step 0"]),
-    ],
-    ids=lambda value: getattr(value, "__name__", ""),
-)
-def test_an_audit_believes_the_batches_and_not_the_loader(numbers, wrong, parts):
-    class Wrong(Loader):
-        def __iter__(self):
-            return wrong(super().__iter__())
+def losing(loader, batches):
+    return (batch for step, batch in enumerate(batches) if step != 1)
 
-    with pytest.raises(debug.CheckError) as caught, debug.audit(Wrong(Dataset(numbers), 12)) as audited:
-        list(audited)
+
+def going_back(loader, batches):
+    """Give the first batch of the epoch again."""
+    return chain([next(iter(Loader(loader.dataset, 12)))], batches)
+
+
+@pytest.mark.parametrize(
+    ("deliver", "start", "stop", "parts"),
+    [
+        (repeating, 0, None, ["12 deliveries too many", "at position 24: rank 0 in step 2, rank 0 in step 4; "]),
+        (mislabelling, 0, None, ["9 deliveries too many", "at position 0: rank 0 in step 0, rank 0 in step 0"]),
+        (losing, 0, 3, ["12 samples too many", "; 12 samples missing"]),
+        (going_back, 60, None, ["12 samples too many", "at position 0: rank 0 in step 5"]),
+    ],
+)
+def test_an_audit_believes_the_batches_and_not_the_loader(numbers, deliver, start, stop, parts):
+    loader = delivering(Dataset(numbers), deliver)
+    loader.load_state_dict({**loader.state_dict(), "position": start})
+    with pytest.raises(debug.CheckError) as caught, debug.audit(loader) as audited:
+        list(islice(audited, stop))
     assert [part for part in parts if part not in str(caught.value)] == []
 
 
 def test_an_audit_tells_of_samples_also_if_they_cannot_be_read(numbers, monkeypatch):
-    class Wrong(Loader):
-        def __iter__(self):
-            return repeating(super().__iter__())
-
     def sample(dataset, index):
         raise OSError("the disk is gone")
 
     monkeypatch.setattr(Dataset, "sample", sample)
-    with pytest.raises(debug.CheckError) as caught, debug.audit(Wrong(Dataset(numbers), 12)) as audited:
+    with pytest.raises(debug.CheckError) as caught, debug.audit(delivering(Dataset(numbers), repeating)) as audited:
         list(audited)
     assert "the sample at position 24: rank 0 in step 2, rank 0 in step 4; " in caught.value.found
 
 
-def test_an_epoch_is_complete_with_its_last_batch_and_one_that_is_left_early_is_audited_so_far(numbers):
-    class Losing(Loader):
-        def __iter__(self):
-            return (batch for step, batch in enumerate(super().__iter__()) if step != 1)
-
-    with debug.audit(Loader(Dataset(numbers), 12)) as audited:
-        batches = iter(audited)
-        for _ in range(len(audited)):
-            next(batches)
-    assert audited.epochs[0].complete
-    with (
-        pytest.raises(debug.CheckError, match=r"12 samples too many.*; 12 samples missing"),
-        debug.audit(Losing(Dataset(numbers), 12)) as audited,
-    ):
-        for step, _ in enumerate(audited):
-            if step == 2:
-                break
-
-
-def test_a_resumed_audit_refuses_what_was_delivered_before(numbers):
-    class Forgetful(Loader):
-        def __iter__(self):
-            return chain([next(iter(Loader(self.dataset, 12)))], super().__iter__())
-
-    loader = Forgetful(Dataset(numbers), 12)
-    loader.load_state_dict({**loader.state_dict(), "position": 60})
-    with pytest.raises(debug.CheckError, match="12 samples too many") as caught, debug.audit(loader) as audited:
-        list(audited)
-    assert "at position 0: rank 0 in step 5" in caught.value.found
+@pytest.mark.parametrize(("limit", "samples", "pads"), [(None, 101, 7), (20, 20, 4)])
+def test_an_epoch_is_complete_with_its_last_batch(numbers, limit, samples, pads):
+    with debug.audit(Loader(Dataset(numbers, limit=limit), 12)) as audited:
+        list(islice(audited, len(audited)))
+    assert (audited.epochs[0].samples, audited.epochs[0].pads, audited.epochs[0].complete) == (samples, pads, True)
 
 
 def test_large_audits_go_in_buckets(numbers, monkeypatch):
@@ -100,12 +90,6 @@ def test_large_audits_go_in_buckets(numbers, monkeypatch):
         for step, _ in enumerate(audited):
             if step == 4:
                 audited._record.note(next(iter(Loader(Dataset(numbers), 12))))
-
-
-def test_a_limited_dataset_is_audited_as_what_it_is(numbers):
-    with debug.audit(Loader(Dataset(numbers, limit=20), 12)) as audited:
-        list(audited)
-    assert (audited.epochs[0].samples, audited.epochs[0].pads) == (20, 4)
 
 
 def test_an_epoch_resumed_on_one_rank_is_audited_from_where_two_have_left_it(numbers):
@@ -156,27 +140,16 @@ def test_without_a_process_group_one_rank_of_several_is_audited_alone(numbers, c
 
 
 def test_an_audit_stands_in_for_its_loader(numbers):
-    loader = Loader(Dataset(numbers), 12)
+    loader, other = Loader(Dataset(numbers), 12), Loader(Dataset(numbers), 12)
+    other.set_epoch(3)
     with debug.audit(loader) as audited:
         audited.set_epoch(3)
         assert (len(audited), audited.epoch, audited.batch_size) == (9, 3, 12)
-        assert [batch["__key__"] for batch in audited] == [
-            batch["__key__"] for batch in epoch_of(Loader(Dataset(numbers), 12), 3)
-        ]
+        assert [batch["__key__"] for batch in audited] == [batch["__key__"] for batch in other]
         assert audited.state_dict() == loader.state_dict()
+        assert debug.diagnose(audited).statistics.batches == 9
     assert [epoch.epoch for epoch in audited.epochs] == [3]
     with pytest.raises(InputError, match="an audit is a context"):
         list(audited)
     with pytest.raises(InputError, match=r"wdsplit\.Loader"):
         debug.audit([1, 2])
-
-
-def epoch_of(loader, epoch):
-    loader.set_epoch(epoch)
-    return loader
-
-
-def test_a_diagnosis_of_an_audit_is_that_of_its_loader(numbers):
-    with debug.audit(Loader(Dataset(numbers), 12)) as audited:
-        list(audited)
-        assert debug.diagnose(audited).statistics.batches == 9
