@@ -23,6 +23,7 @@ __all__ = [
     "KINDS",
     "MAX_TIMES",
     "PART_NAMES",
+    "PLACE",
     "Items",
     "Kind",
     "Packing",
@@ -43,6 +44,9 @@ KINDS: tuple[Kind, ...] = ("select", "repeat", "expand")
 
 MAX_TIMES = 2**20
 """Largest number of units of a sample."""
+
+PLACE = "__place__"
+"""The field that has a sample's place in its pack, from 0."""
 
 PART_NAMES = {"repeat": "__repeat__", "expand": "__part__"}
 """The field of a sample that numbers the times that it comes, from 0, by the kind of units."""

@@ -518,6 +518,21 @@ def test_what_cannot_be_packed_is_refused(weighted, chosen, found):
     assert "v" not in wdsplit.list_views(weighted)
 
 
+def test_each_sample_of_a_pack_draws_numbers_of_its_own(weighted):
+    def drawn(sample, generator):
+        return sample | {"drawn": int(generator.integers(2**40))}
+
+    dataset = wdsplit.Dataset(weighted, pack="row", capacity=60, rank=0, world_size=1).map_random(drawn)
+    found = []
+    for num_workers in (0, 2):
+        packs = [
+            pack for batch in wdsplit.Loader(dataset, 3, num_workers=num_workers, collate_fn=list) for pack in batch
+        ]
+        assert all([sample["__place__"] for sample in pack] == list(range(len(pack))) for pack in packs)
+        found.append([sample["drawn"] for pack in packs for sample in pack])
+    assert found[0] == found[1] and len(set(found[0])) == len(found[0]) > len(packs)
+
+
 def test_bad_samples_are_left_out_of_packs_and_packs_of_only_bad_ones_have_a_substitute(weighted):
     def refuse_some(sample):
         if int(sample["cls"]) % 5 != 1:

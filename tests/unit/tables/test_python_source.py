@@ -85,7 +85,9 @@ def test_columns_of_categories_keep_all_their_names_in_all_chunks_unless_they_ar
 OLD_LAZY_FRAME = type("LazyFrame", (), {"__module__": "polars.lazyframe"})
 
 
-@pytest.mark.parametrize("inputs", [5, None, {"a": [1]}, b"x", {"a.parquet"}, OLD_LAZY_FRAME()], ids=lambda inputs: type(inputs).__name__)
+@pytest.mark.parametrize(
+    "inputs", [5, None, {"a": [1]}, b"x", {"a.parquet"}, OLD_LAZY_FRAME()], ids=lambda inputs: type(inputs).__name__
+)
 def test_what_holds_no_rows_is_refused(inputs):
     with pytest.raises(InputError) as caught:
         python_source(inputs)

@@ -22,6 +22,7 @@ from wdsplit.loading.reading.process_limits import allow_open_files, keep_freed_
 from wdsplit.loading.reading.read_ahead import Ahead, Fetch, FetchRange, LazyShard
 from wdsplit.loading.reading.windows import DAMAGE, Part, Scratch, WindowPlace, expect, read_windows
 from wdsplit.order.epoch import EpochOrder, groups
+from wdsplit.order.units import PLACE
 from wdsplit.shards.manifest import Manifest, Shard
 
 __all__ = ["BlockReader", "SampleReader", "read_blocks"]
@@ -144,7 +145,9 @@ class SampleReader:
         parts = self._kept | self._read(new)
         self._kept = {window: part for window, part in parts.items() if window in plan.kept}
         block = gathered(_by_block(plan, [parts[window] for window in plan.windows]), plan.positions, plan.pads)
-        block = replace(block, units=plan.units)
+        if plan.units is not None:
+            places = np.arange(len(block)) - np.searchsorted(plan.units, plan.units)
+            block = replace(block, units=plan.units).with_field(PLACE, places.astype(object))
         return block if plan.parts is None else block.with_field(self._part_name, plan.parts.astype(object))
 
     def _read(self, windows: list[PlannedWindow]) -> dict[PlannedWindow, Part]:

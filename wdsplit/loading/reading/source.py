@@ -24,7 +24,7 @@ from wdsplit.loading.reading.reader import BlockReader, SampleReader
 from wdsplit.order.epoch import EpochOrder, OrderOptions
 from wdsplit.order.split import AnyOrder, World, assigned_lanes
 from wdsplit.order.state import ViewMark
-from wdsplit.order.units import Packing, Units, items_of, packing_of
+from wdsplit.order.units import PLACE, Packing, Units, items_of, packing_of
 from wdsplit.order.views import EpochViews, View
 from wdsplit.shards.manifest import Manifest, Shard
 from wdsplit.storage.gathered import GatheredFiles, GatheredStorage
@@ -442,6 +442,7 @@ class Source:
         """Return where the sample of a position is; of a pack, its sample number `item`."""
         located = order.locate(np.array([position]))
         fields = {order.part_name: int(located.part[item])} if order.part_name else {}
+        fields |= {PLACE: item} if order.is_packed else {}
         return Place(self, int(located.shard[item]), int(located.sample[item]), fields)
 
     def storage(self) -> ReadableStorage:

@@ -18,7 +18,7 @@ from wdsplit.errors import CorruptDataError, InputError, MissingDependencyError,
 from wdsplit.loading.reading.block import Columns, as_list
 from wdsplit.loading.stages.images import ImageField, Resized
 from wdsplit.loading.stages.payloads import KINDS, Inflate, Payloads
-from wdsplit.loading.stages.randomness import Drawing, position_of
+from wdsplit.loading.stages.randomness import Drawing
 
 __all__ = ["Decode", "Handler", "decode_sample_stage", "located"]
 
@@ -120,7 +120,7 @@ class Decode(Drawing):
         return [self._value(name, value, row) for value, row in zip(values, rows, strict=False)]
 
     def _seed_of(self, sample: Mapping[str, Any]) -> int | None:
-        return None if self.draws is None else self.draws.seed_of(position_of(sample, "decode"))
+        return None if self.draws is None else self.draws.seed_of(sample, "decode")
 
     def _value(self, name: str, value: Any, sample: Mapping[str, Any]) -> Any:
         if not isinstance(value, bytes):

@@ -1,7 +1,7 @@
 """Random numbers that do not depend on ranks and workers: each sample has its own generators.
 
-A generator is seeded from the dataset's seed, the epoch and the sample's position. So a function draws the same numbers
-on any number of ranks and workers, and after a resume.
+A generator is seeded from the dataset's seed, the epoch and the sample's position, of a pack also its place in it. So a
+function draws the same numbers on any number of ranks and workers, and after a resume.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy as np
 
 from wdsplit.errors import InputError, PipelineError
 from wdsplit.order.epoch import hash_stream
+from wdsplit.order.units import PLACE
 
 if TYPE_CHECKING:
     import torch
@@ -55,9 +56,10 @@ class Draws:
     epoch: int = 0
     shift: Shift = dataclasses.field(default_factory=Shift)
 
-    def seed_of(self, position: int) -> int:
-        """Return the seed of the sample at a position."""
-        return hash_stream(self.seed, self.kind, self.number, self.epoch, position + self.shift.by)
+    def seed_of(self, sample: Any, stage: str) -> int:
+        """Return the seed of a sample; arguments and errors as for `position_of`."""
+        position, place = position_of(sample, stage) + self.shift.by, sample.get(PLACE, 0)
+        return hash_stream(self.seed, self.kind, self.number, self.epoch, position, *([place] if place else []))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +125,7 @@ class RandomMap(Drawing):
         return (self._mapped(sample) for sample in samples)
 
     def _mapped(self, sample: Any) -> Any:
-        seed = self.draws.seed_of(position_of(sample, "map_random"))
+        seed = self.draws.seed_of(sample, "map_random")
         if self.field is not None and self.field not in sample:
             raise PipelineError(
                 "a sample lacks the field to map",
