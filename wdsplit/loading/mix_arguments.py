@@ -69,7 +69,7 @@ class MixArguments:
                 "invalid schedule",
                 expected="a list of pairs of a position and its weights, such as "
                 "[(0, {'data/a': 0.9, 'data/b': 0.1}), (1_000_000, {'data/a': 0.5, 'data/b': 0.5})]",
-                found=repr(points)[:200],
+                found=f"a {type(points).__name__}",  # folders may be URLs with secrets
             )
         return [(position, weights) for position, weights in points]
 

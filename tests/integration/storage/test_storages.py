@@ -194,7 +194,7 @@ stores = pytest.mark.parametrize("place", ["s3", "s3fs", "memory", "http"], indi
 
 
 @stores
-def test_a_dataset_is_the_one_on_the_disk_and_one_that_is_missing_is_named_by_its_url(place, numbers):
+def test_a_dataset_is_the_one_on_the_disk(place, numbers):
     with pytest.raises(DatasetNotFoundError, match="no dataset") as caught:
         wdsplit.Dataset(place.path, fs=place.fs)
     assert caught.value.place == place.storage.url

@@ -39,7 +39,7 @@ URL = f"https://u:{SECRET}@host/x?t={SECRET}"
         ({"schedule": [(0, {URL: 1})], "weights": {URL: 1}}, "which datasets to mix"),
         ({"schedule": [(0, {URL: 1})], "repeat": {URL: 1}}, "which datasets to mix"),
         ({"schedule": []}, "which datasets to mix"),
-        ({"schedule": {"a": 1}}, "invalid schedule"),
+        ({"schedule": {URL: 1}}, "invalid schedule"),
         ({"schedule": [0, {"a": 1}]}, "invalid schedule"),
         ({"schedule": [(0, [URL])]}, "which datasets to mix"),
         ({"weights": {URL: 1}, "interpolate": "linear"}, "interpolate works only with schedule"),

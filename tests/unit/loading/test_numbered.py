@@ -218,7 +218,10 @@ def test_a_shard_that_is_damaged_or_gone_is_an_error_and_not_a_key_that_is_not_t
         with pytest.raises(CorruptDataError, match="another size"):
             found(path, lost)
     os.remove(f"{path}/000001.tar")
-    with pytest.raises(DatasetNotFoundError):
-        samples.sample(7)
-    (tmp_path / "000001.tar").write_bytes(data)
-    assert samples.sample(7)["cls"] == b"7"  # it is opened anew
+    for lost in (7, "00000007"):
+        with pytest.raises(DatasetNotFoundError):
+            samples.sample(lost)
+        (tmp_path / "000001.tar").write_bytes(data)
+        assert samples.sample(lost)["cls"] == b"7"  # it is opened anew
+        os.remove(f"{path}/000001.tar")
+        samples = opened(path)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -89,15 +90,21 @@ class NumberedSamples:
         shards, *_ = self.numbers.places(distinct)
         nth = np.cumsum(np.diff(shards, prepend=shards[:1]) != 0)
         part = nth // _SHARDS_TOGETHER * len(distinct) + np.arange(len(distinct)) // _SAMPLES_TOGETHER
-        try:
+        with self._forgetting():
             for _, rows in groups(part):
                 samples += self._block(distinct[rows]).samples()
-        except BaseException:
-            self._shard.cache_clear()  # one that could not be opened is opened anew the next time
-            raise
         if len(distinct) == len(numbers):
             return [samples[place] for place in row.tolist()]
         return [dict(samples[place]) for place in row.tolist()]  # stages may change one of them
+
+    @contextmanager
+    def _forgetting(self) -> Iterator[None]:
+        """Close all shards after an error: one that could not be opened is opened anew the next time."""
+        try:
+            yield
+        except BaseException:
+            self._shard.cache_clear()
+            raise
 
     def _block(self, numbers: Int64) -> Block:
         """Return the samples with some rising numbers."""
@@ -155,20 +162,22 @@ class NumberedSamples:
         """
         keys, count = list(dict.fromkeys([key, escape_key(key)])), len(self.numbers)
         found: dict[str, int] = {}
-        for candidate in keys if self._keys_rise else ():
-            number = bisect.bisect_left(range(count), candidate, key=self._key)
-            if number < count and self._key(number) == candidate:
-                found[candidate] = number
+        with self._forgetting():
+            for candidate in keys if self._keys_rise else ():
+                number = bisect.bisect_left(range(count), candidate, key=self._key)
+                if number < count and self._key(number) == candidate:
+                    found[candidate] = number
         may_be_two = unescape_key(key) != key
         is_found = len(found) == len(keys) if may_be_two else bool(found)  # among keys that do not rise, one by chance
-        for first, own in self._keys_of_shards() if not is_found else ():
-            for candidate in keys:
-                place = own.index(candidate).as_py()
-                if place >= 0 and candidate not in found:
-                    self._keys_rise = False
-                    found[candidate] = first + int(place)
-            if len(found) == len(keys) or (found and not may_be_two):
-                break
+        with self._forgetting():
+            for first, own in self._keys_of_shards() if not is_found else ():
+                for candidate in keys:
+                    place = own.index(candidate).as_py()
+                    if place >= 0 and candidate not in found:
+                        self._keys_rise = False
+                        found[candidate] = first + int(place)
+                if len(found) == len(keys) or (found and not may_be_two):
+                    break
         if not found:
             raise missing_key(key, count, self._storage.url)
         if may_be_two and len(found) > 1:
