@@ -126,7 +126,7 @@ def view_command(
             f"{counted(stored.num_units, 'pack')} of up to {recipe['capacity']:,} {recipe['pack']}, "
             f"filled to {100 * recipe['fill']:.1f} %"
         )
-        if recipe["num_long"]:
+        if recipe.get("num_long"):
             done = {"drop": "dropped", "truncate": "truncated"}[recipe["long"]]
             lines.append(f"longer samples: {recipe['num_long']:,} {done}")
     elif stored.kind != "select":

@@ -266,8 +266,6 @@ class Packs:
         num_samples: Packs in all: positions of an epoch that are no pads.
     """
 
-    kind = "pack"
-
     def __init__(
         self, base: Selection | Repeats, bins: npt.NDArray[np.unsignedinteger], block: int, packing: Packing
     ) -> None:

@@ -10,14 +10,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from wdsplit.order.state import ViewMark
-from wdsplit.order.units import Repeats, Units
+from wdsplit.order.units import Packs, Repeats, Units
 
 __all__ = ["EpochViews", "View"]
 
 
 @dataclass(frozen=True)
 class View:
-    """What an epoch takes of a dataset: some samples, each once or several times.
+    """What an epoch takes of a dataset: some samples, each once or several times, alone or in packs.
 
     Attributes:
         name: The name of the stored view, or a description of the criteria.
@@ -30,8 +30,11 @@ class View:
     def __repr__(self) -> str:
         selection = self.selection
         text = f"{selection.chosen.num_samples:,} of {int(selection.totals.sum()):,} samples"
-        times = f", {selection.num_samples:,} with repetitions" if isinstance(selection, Repeats) else ""
-        return f"<View {self.name!r}: {text}{times}>"
+        if isinstance(selection, Repeats):
+            text += f", {selection.num_samples:,} with repetitions"
+        if isinstance(selection, Packs):
+            text += f", in {selection.num_samples:,} packs"
+        return f"<View {self.name!r}: {text}>"
 
 
 class EpochViews:

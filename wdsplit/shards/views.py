@@ -53,6 +53,8 @@ _COUNT = np.dtype("<i8")
 _MAX_HEAD_BYTES = 4 * 1024**2
 """Limit for the line of JSON, with a condition of up to 100,000 characters."""
 _FIRST_BYTES = 16 * 1024
+_MAX_SMALL_BYTES = 1024**3
+"""A remote view of this size is read in any case."""
 _TYPES = {
     "dataset": str,
     "fingerprint": str,
@@ -207,6 +209,7 @@ def read_view(storage: ReadableStorage, manifest: Manifest, name: str) -> tuple[
     """
     path, totals = VIEWS.path(name), manifest.shards.num_real
     most = _MAX_HEAD_BYTES + _COUNT.itemsize * len(totals) + int((-(-totals // 8)).sum() + 8 * totals.sum())
+    most = max(most, _MAX_SMALL_BYTES)  # samples that come very often have more packs than samples
     try:
         if isinstance(storage, LocalStorage) and not storage.has_latency:
             data: mmap.mmap | bytes = storage.map(path)

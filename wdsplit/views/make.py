@@ -191,7 +191,8 @@ def _recipe(choice: Choice, chosen: Chosen, base: StoredView | None) -> dict[str
         name: getattr(choice, name) for name in ("repeat", "expand", "pack") if getattr(choice, name) is not None
     }
     if choice.pack is not None:
-        recipe |= {"capacity": choice.capacity, "long": choice.long, "num_long": chosen.num_long}
+        long = {} if choice.long == "error" else {"long": choice.long, "num_long": chosen.num_long}
+        recipe |= {"capacity": choice.capacity, **long}
         recipe["fill"] = round(chosen.length / max(1, choice.capacity * chosen.selection.num_samples), 4)
     for name, keys in choice.lists.items():
         missing = int(np.count_nonzero(~chosen.found[name]))

@@ -464,6 +464,7 @@ def test_packs_hold_all_that_is_chosen_and_are_made_of_blocks(weighted, chosen, 
         found += (samples + firsts[shard]).tolist()
     assert sorted(found) == due
     assert (made.stored.num_units, made.stored.num_selected) == (units.num_samples, len(set(due)))
+    assert "in " in repr(made) and "packs" in repr(made)
     assert made.stored.recipe["fill"] == round(sum(due) / 60 / units.num_samples, 4)
 
 
