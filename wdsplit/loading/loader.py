@@ -86,6 +86,8 @@ class Loader:
             result of a `collate_fn` is left as it is.
         strings: Return columns of text or bytes as a `list`, or as an `arrow` array (a `pyarrow.LargeStringArray` or
             `LargeBinaryArray`), which makes no Python object for each small value.
+        pad_to: Of a view of packs, `capacity` gives each pack a row of its capacity, filled with zeros, and `__mask__`
+            says where elements are; None joins all packs of a batch.
 
     Raises:
         InputError: An argument is invalid, or a stage of the dataset batches, shuffles or repeats.
@@ -108,6 +110,7 @@ class Loader:
         log_every_s: float | None = None,
         output: Output | None = None,
         strings: Strings = "list",
+        pad_to: Literal["capacity"] | None = None,
         **unknown: NoReturn,
     ) -> None:
         if unknown:
@@ -121,6 +124,8 @@ class Loader:
         context = multiprocessing_context
         method = context.get_start_method() if isinstance(context, BaseContext) else context
         problems = _problems(dataset, workers, output, strings, method, log_every_s, **counts)
+        if pad_to not in (None, "capacity"):
+            problems.append(f"pad_to = {pad_to!r}: expected 'capacity' or None")
         if problems:
             raise InputError("invalid Loader arguments", found="; ".join(problems))
         dataset.check_one_to_one()
@@ -133,6 +138,7 @@ class Loader:
             )
         self.output: Output = output or ("torch" if has_torch else "numpy")
         self.strings = strings
+        self.pad_to = pad_to
         self.dataset = dataset
         self.batch_size: int = counts["batch_size"]
         self.num_workers: int = counts["num_workers"]
@@ -294,15 +300,27 @@ class Loader:
                 self.batch_size * world.world_size,
             )
         running = self._begin(source, steps)
-        assemble = partial(self._assembled, running.lends)
+        packing = source.packing_at(start.epoch)
+        if self.pad_to is not None and packing is None:
+            raise InputError(
+                "there are no packs to pad",
+                place=source.url,
+                expected="with pad_to, a view of packs: Dataset(..., pack=, capacity=)",
+                remedy="leave out pad_to",
+            )
+        pad_to = None if packing is None or self.pad_to is None else packing.capacity
+        assemble = partial(self._assembled, running.lends, pad_to)
         batches = Batches(source, start, steps, running, assemble, self._on_delivery, self.clock, self.ahead)
         self.progress.begin(batches)
         return batches
 
-    def _assembled(self, borrowed: bool, sub_batches: Sequence[SubBatch], size: int) -> Any:
-        """Return a batch of so many samples; `borrowed` sub-batches lie in memory that will be used again."""
+    def _assembled(self, borrowed: bool, pad_to: int | None, sub_batches: Sequence[SubBatch], size: int) -> Any:
+        """Return a batch of so many samples; `borrowed` sub-batches lie in memory that will be used again.
+
+        With `pad_to`, packs are rows of that length.
+        """
         if self.collate_fn is None and is_packed(sub_batches[0][1]):
-            return weave_packs(sub_batches, self.pin_memory, borrowed, self.output, self.strings)
+            return weave_packs(sub_batches, self.pin_memory, borrowed, self.output, self.strings, pad_to)
         if self.collate_fn is None:
             return weave(sub_batches, size, self.pin_memory, borrowed, self.output, self.strings)
         samples: list[Any] = [None] * size

@@ -534,6 +534,22 @@ def test_each_sample_of_a_pack_draws_numbers_of_its_own(weighted):
     assert found[0] == found[1] and len(set(found[0])) == len(found[0]) > len(packs)
 
 
+def test_packs_are_padded_to_their_capacity_on_request_and_nothing_else_is(tmp_path):
+    lengths = [1 + row * 7 % 10 for row in range(60)]
+    columns = {"npy": [np.full(length, row) for row, length in enumerate(lengths)], "tokens": lengths}
+    write_table(tmp_path / "in.parquet", columns)
+    wdsplit.convert(tmp_path / "in.parquet", tmp_path / "d", shards=3, shuffle=False, keep=["tokens"])
+    dataset = wdsplit.Dataset(tmp_path / "d", pack="tokens", capacity=16, rank=0, world_size=1).decode()
+    found = Counter()
+    for batch in wdsplit.Loader(dataset, 4, num_workers=2, pad_to="capacity"):
+        assert batch["npy"].shape == batch["__mask__"].shape == (4, 16)
+        is_pad = batch["__pad__"][batch["__segment_ids__"][batch["__mask__"]]]
+        found.update(batch["npy"][batch["__mask__"]][~is_pad].tolist())
+    assert found == dict(enumerate(lengths))
+    with pytest.raises(InputError, match="no packs to pad"):
+        next(iter(wdsplit.Loader(wdsplit.Dataset(tmp_path / "d", rank=0, world_size=1), 4, pad_to="capacity")))
+
+
 def test_bad_samples_are_left_out_of_packs_and_packs_of_only_bad_ones_have_a_substitute(weighted):
     def refuse_some(sample):
         if int(sample["cls"]) % 5 != 1:

@@ -240,6 +240,16 @@ def test_a_batch_of_packs_is_their_samples_one_after_another_however_they_are_di
     assert batch["__cu_seqlens__"].tolist() == [0, *itertools.accumulate(lengths)]
     assert batch["__position_ids__"].tolist() == [place for length in lengths for place in range(length)]
     assert batch["__segment_ids__"].tolist() == [number for number, length in enumerate(lengths) for _ in range(length)]
+    padded, begin = weave_packs(parts, pin=False, pad_to=100), 0
+    for row, pack in enumerate(packs):
+        length = sum(len(sample["tokens"]) for sample in pack)
+        assert padded["__mask__"][row].tolist() == [place < length for place in range(100)]
+        for name in ("tokens", "__position_ids__", "__segment_ids__", *(["mask"] if kind == "array" else [])):
+            expected = batch[name][begin : begin + length].tolist()
+            assert padded[name][row, :length].tolist() == expected
+            assert (padded[name][row, length:] == (-1 if name == "__segment_ids__" else 0)).all()
+        begin += length
+    assert padded["tokens"].shape == (len(packs), 100, 2)
 
 
 @pytest.mark.parametrize(

@@ -330,13 +330,15 @@ def weave_packs(
     borrowed: bool = False,
     output: Output = "torch",
     strings: Strings = "list",
+    pad_to: int | None = None,
 ) -> dict[str, Any]:
     """Put the columns of packs together; arguments as for `weave`.
 
     Returns:
         Of n samples with t elements together: arrays and tensors joined, of length t; other values of length n;
         `__lengths__` (int64) of length n, `__cu_seqlens__` (int32) of length n + 1, `__position_ids__` and
-        `__segment_ids__` (int64) of length t.
+        `__segment_ids__` (int64) of length t. With `pad_to`, each pack is a row of that length instead, filled with
+        zeros (segments: with -1), and `__mask__` (bool) is True at the elements.
     """
     sizes = [sub_batch[PACK_SIZES].data for _, sub_batch in sub_batches]
     items = _places_of(sub_batches, sizes)
@@ -361,7 +363,32 @@ def weave_packs(
         "__segment_ids__": segments,
     }
     ordered = {name: joined[name] for name in sub_batches[0][1] if name in joined}
-    return ordered | {name: _delivered(values, output, name) for name, values in made.items()}
+    ordered |= {name: _delivered(values, output, name) for name, values in made.items()}
+    if pad_to is None:
+        return ordered
+    rows = np.empty(sum(map(len, sizes)), np.int64)
+    for (numbers, _), each in zip(sub_batches, elements, strict=True):
+        rows[numbers] = each
+    row = np.repeat(np.arange(len(rows)), rows)
+    at, shape = (row, np.arange(len(row)) - (np.cumsum(rows) - rows)[row]), (len(rows), pad_to)
+    names = [name for name, column in sub_batches[0][1].items() if _is_joined(column)]
+    for name in (*names, "__position_ids__", "__segment_ids__"):
+        ordered[name] = _in_rows(ordered[name], at, shape, -1 if name == "__segment_ids__" else 0)
+    mask = np.zeros(shape, np.bool_)
+    mask[at] = True
+    return ordered | {"__mask__": _delivered(mask, output, "__mask__")}
+
+
+def _in_rows(values: Any, at: tuple[Int64, Int64], shape: tuple[int, int], fill: int) -> Any:
+    """Return values at their rows and places in an array (or a tensor) of a shape that is filled with a number."""
+    whole = (*shape, *values.shape[1:])
+    if _is_tensor(values):
+        out = values.new_full(whole, fill)
+        out[tuple(map(_as_tensor, at))] = values
+        return out
+    out = np.full(whole, fill, values.dtype)
+    out[at] = values
+    return out
 
 
 def _is_joined(column: Column) -> bool:
