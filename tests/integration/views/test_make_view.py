@@ -534,6 +534,18 @@ def test_each_sample_of_a_pack_draws_numbers_of_its_own(weighted):
     assert found[0] == found[1] and len(set(found[0])) == len(found[0]) > len(packs)
 
 
+def test_packs_are_made_and_read_in_a_bucket_as_on_a_disk(weighted, tmp_path, bucket):
+    shutil.copytree(weighted, tmp_path / "d")
+    shutil.copytree(weighted, bucket.folder / "d")
+    batches = []
+    for url in (str(tmp_path / "d"), f"{bucket.url}/d"):
+        wdsplit.make_view(url, "packed", pack="row", capacity=60, overwrite=True, jobs=2)
+        dataset = wdsplit.Dataset(url, view="packed", rank=0, world_size=1).to_tuple("__key__", "__place__", "cls")
+        batches.append(list(wdsplit.Loader(dataset, 4, num_workers=2, collate_fn=list)))
+        batches[-1].append(wdsplit.list_views(url)["packed"])
+    assert batches[0] == batches[1]
+
+
 def test_packs_are_padded_to_their_capacity_on_request_and_nothing_else_is(tmp_path):
     lengths = [1 + row * 7 % 10 for row in range(60)]
     columns = {"npy": [np.full(length, row) for row, length in enumerate(lengths)], "tokens": lengths}
