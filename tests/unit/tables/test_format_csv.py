@@ -158,6 +158,7 @@ def test_a_number_is_exact_if_its_double_is_printed_the_same(number):
     digits = number.split("e")[0].replace(".", "").lstrip("-0")
     mantissa = f"{float(number):.{max(0, len(digits) - 1)}e}".split("e")[0].replace(".", "").lstrip("-0")
     assert is_exact(number) == (mantissa == digits)
+    assert is_exact("inf") and is_exact("nan")
 
 
 # What is refused
