@@ -16,7 +16,6 @@ from wdsplit.errors import InputError
 from wdsplit.tables.formats import parquet
 from wdsplit.tables.formats.common import unreadable
 from wdsplit.tables.read import first_payloads, open_inputs, read_rows
-from wdsplit.tables.table import InputFile, Table
 
 TABLE = mixed_table(60)
 
@@ -86,16 +85,6 @@ def test_columns_with_dots_in_their_names_are_not_taken_for_nested_ones(tmp_path
     for name in table.column_names:
         (rows,) = read_rows(opened, 0, 2, [name])
         assert rows.columns[name].to_pylist() == table[name].to_pylist()
-
-
-def test_the_numbers_of_large_tables_do_not_overflow():
-    files = tuple(InputFile(f"{n}.parquet", 1, 2**40, (2**39, 2**39), 2**50, "00") for n in range(3))
-    table = Table(files, pa.schema([]))
-    assert table.total_rows == 3 * 2**40
-    (part,) = table.ranges(3 * 2**40 - 1, 3 * 2**40)
-    assert (part.groups, part.skip, part.count) == ((1,), 2**39 - 1, 1)
-    assert part.row_numbers(2**39 - 1, 2**39).tolist() == [3 * 2**40 - 1]
-    assert table.where(2**41 + 5) == "2.parquet, row 5"
 
 
 # Files that cannot be read
