@@ -273,6 +273,9 @@ def _audit_once(order: EpochOrder, given: Iterable[Int64], options: AuditOptions
     expected_pads = max(0, num_given - order.num_samples)
     if order.options.tail == "uneven":
         allowed = expected_pads = 0
+    elif order.is_packed:  # of whole packs, the samples in them
+        covered = order.locate(np.arange(min(num_given, order.num_positions)))
+        allowed = int(due.sum() - (~covered.pad).sum())
     held = repeated == num_others == 0 and missing == allowed and pads == expected_pads
     left = "left out" if order.options.tail == "drop" else "missing"
     evidence = (
@@ -362,11 +365,18 @@ def _loaders(url: str, how: dict[str, Any], epoch: int) -> _Open:
         dataset = Dataset(url, rank=rank, world_size=world_size, **how)
         part = getattr(dataset.order(epoch), "part_name", "")
         names = ["__position__", "__pad__", "__key__", *filter(None, [part])]
-        loader = Loader(dataset.to_tuple(*names), batch_size, num_workers=num_workers)
+        together = None if dataset.source.packing_at(epoch) is None else _packs_of
+        loader = Loader(dataset.to_tuple(*names), batch_size, num_workers=num_workers, collate_fn=together)
         loader.set_epoch(epoch)
         return loader
 
     return open_loader
+
+
+def _packs_of(packs: list[list[tuple[Any, ...]]]) -> tuple[Int64, Any, list[Any]]:
+    """Return positions, pad flags and keys of packs; a pack has the keys of its samples."""
+    positions, pads, *_ = zip(*(pack[0] for pack in packs), strict=True)
+    return np.array(positions), np.array(pads), [tuple(sample[2:] for sample in pack) for pack in packs]
 
 
 class _Read:

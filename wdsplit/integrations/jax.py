@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsplit.errors import InputError, MissingDependencyError, TopologyError
-from wdsplit.integrations.opaque_loader import OpaqueLoader
+from wdsplit.integrations.opaque_loader import OpaqueLoader, refuse_packs
 from wdsplit.loading.ahead import Ahead
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
@@ -119,6 +119,7 @@ class JaxLoader(OpaqueLoader):
                 expected="the same number of batches on each, because all take part in every batch",
                 remedy="use tail='pad': `valid` flags the pads, so that an evaluation is exact",
             )
+        refuse_packs(dataset, "a JaxLoader")
         loader = Loader(
             dataset.at_rank(self._world.rank, self._world.world_size),
             self.global_batch // self._world.world_size,

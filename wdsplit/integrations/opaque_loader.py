@@ -7,12 +7,29 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from wdsplit.errors import InputError, TopologyError
+from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
 from wdsplit.loading.world import detect_rank
 
-__all__ = ["OpaqueLoader", "check_ranks", "other_length"]
+__all__ = ["OpaqueLoader", "check_ranks", "other_length", "refuse_packs"]
 
 logger = logging.getLogger(__name__)
+
+
+def refuse_packs(dataset: Dataset, what: str) -> None:
+    """Refuse a view of packs, whose batches have another shape each.
+
+    Raises:
+        InputError: The dataset has packs in its epoch.
+    """
+    if dataset.source.packing_at(dataset.epoch) is not None:
+        raise InputError(
+            f"{what} does not take packs",
+            place=dataset.source.url,
+            expected="a view in which each position is one sample",
+            found=dataset.source.view_text,
+            remedy="iterate a wdsplit.Loader itself (its pad_to='capacity' gives one shape), or leave out the packs",
+        )
 
 
 class OpaqueLoader:

@@ -32,6 +32,7 @@ from wdsplit.loading.stage_kinds import why_not_one_to_one
 from wdsplit.loading.stages.columns import ColumnStage
 from wdsplit.loading.stages.randomness import Shift, at_epoch
 from wdsplit.loading.substitutes import ApplyStages, Substitutes
+from wdsplit.loading.transport.collate import LeftOut
 from wdsplit.loading.transport.shared_integers import SharedIntegers
 from wdsplit.loading.views import Opened, SharedSource, choice_of
 from wdsplit.loading.world import detect_rank, is_worker, knows_rank, with_worker
@@ -403,7 +404,14 @@ class Dataset(FluidPipeline):
                 stacklevel=3,
             )
 
-    def staged(self, source: AnySource, order: AnyOrder, readers: int, count: Callable[[], int]) -> ApplyStages:
+    def staged(
+        self,
+        source: AnySource,
+        order: AnyOrder,
+        readers: int,
+        count: Callable[[], int],
+        marks_left_out: bool = False,
+    ) -> ApplyStages:
         """Return a function that applies the stages to samples of an order, and replaces bad ones.
 
         Args:
@@ -411,6 +419,7 @@ class Dataset(FluidPipeline):
             order: The order.
             readers: How many readers share its samples, and count bad ones separately.
             count: Counts a bad sample; returns how many were found in the epoch so far.
+            marks_left_out: Give a `LeftOut` for each sample that is left out of its pack.
         """
         stages = self.pipeline[1:]
         if self._bad_samples is None:
@@ -420,7 +429,14 @@ class Dataset(FluidPipeline):
         num_samples = round(order.num_samples * source.samples_a_position(order.epoch))
         found = Found(self._bad_samples, source.url, num_samples, order.epoch, readers, count)
         substitutes = Substitutes(source, order, partial(self._applied, stages[:first], order.epoch), found)
-        return lambda samples: self._applied(stages[first:], order.epoch, substitutes.apply(samples))
+
+        def apply(samples: Iterator[Any]) -> Iterator[Any]:
+            items = substitutes.apply(samples)
+            if not marks_left_out:
+                items = (item for item in items if not isinstance(item, LeftOut))
+            return self._applied(stages[first:], order.epoch, items)
+
+        return apply
 
     def _applied(
         self, stages: Sequence[Any], epoch: int, samples: Iterator[Any], shift: Shift | None = None

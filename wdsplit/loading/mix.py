@@ -208,8 +208,8 @@ class MixedSource:
             raise InputError(
                 "the datasets of a mixture have different packs",
                 place=self.url,
-                expected="packs of one capacity, or none",
-                found=", ".join(f"{url}: {packing.capacity if packing else 'none'}" for url, packing in found.items()),
+                expected="packs of one capacity, all truncated or none; or no packs",
+                found=", ".join(f"{url}: {_described(packing)}" for url, packing in found.items()),
                 remedy="give each dataset a view with the same capacity",
             )
         return next(iter(found.values()))
@@ -380,6 +380,12 @@ def mix(
     shares_of = partial(asked.shares, names=[source.url for source in sources], lanes=lanes)
     known = [Opened(url, manifest) for url, (_, manifest, _) in zip(asked.urls, opened, strict=True)]
     return Mixture(MixedSource(sources, shares_of, order), known, chosen)
+
+
+def _described(packing: Packing | None) -> str:
+    if packing is None:
+        return "none"
+    return f"{packing.capacity:,}{', truncated' if packing.truncates else ''}"
 
 
 def _name(mark: ViewMark | None) -> str:

@@ -164,7 +164,7 @@ def _resolved(storage: ReadableStorage, manifest: Manifest, view: Any = None, **
         return own
     if not isinstance(found.selection, Selection):
         raise InputError(
-            "a wdsplit.View cannot be repeated or expanded",
+            "a wdsplit.View cannot be repeated, expanded or packed",
             place=storage.url,
             expected="the name of a stored view, or where, keys and exclude",
             found=repr(view),

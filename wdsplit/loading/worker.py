@@ -157,7 +157,7 @@ class SubBatches:
         try:
             steps = Steps(self.source.order(epoch), self.world, self.batch_size, start, self.skips)
             count = partial(self.counters.bad, world.worker, number)
-            apply = self.dataset.staged(self.source, steps.order, world.world_size, count)
+            apply = self.dataset.staged(self.source, steps.order, world.world_size, count, marks_left_out=True)
             blocks = self._blocks(steps, world)
             packing = self.source.packing_at(epoch)
             stages = self.dataset.column_stages() if self.collated and packing is None else None
@@ -222,9 +222,9 @@ class SubBatches:
             stops = np.cumsum(list(map(len, owned)))
             if block.units is not None:
                 stops = np.searchsorted(block.units, stops)
-            for first, stop in pairwise([0, *stops.tolist()]):
+            for positions, (first, stop) in zip(owned, pairwise([0, *stops.tolist()]), strict=True):
                 sub_batch = block.cut(first, stop)
-                self.counters.made(world.worker, len(sub_batch), sub_batch.num_bytes)
+                self.counters.made(world.worker, len(positions), sub_batch.num_bytes)
                 yield sub_batch
 
     def _columnar(self, block: Block, stages: list[Any], apply: ApplyStages) -> Any:

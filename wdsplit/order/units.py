@@ -45,6 +45,8 @@ KINDS: tuple[Kind, ...] = ("select", "repeat", "expand")
 MAX_TIMES = 2**20
 """Largest number of units of a sample."""
 
+_HASHED_AT_ONCE = 2**20
+
 PLACE = "__place__"
 """The field that has a sample's place in its pack, from 0."""
 
@@ -209,8 +211,7 @@ class Repeats:
     @cached_property
     def fingerprint(self) -> str:
         """Identifies the units, as for `Selection`."""
-        times = np.ascontiguousarray(self.times.astype("<u4")).data
-        return xxhash.xxh3_128_hexdigest(f"{self.kind} {self.chosen.fingerprint} ".encode() + times.tobytes())
+        return _hash_of(f"{self.kind} {self.chosen.fingerprint} ", self.times)
 
     def mask(self, shard: int, first: int = 0, stop: int | None = None) -> Mask:
         """Return which samples have units, as for `Selection`."""
@@ -286,10 +287,7 @@ class Packs:
     @cached_property
     def fingerprint(self) -> str:
         """Identifies the units, as for `Selection`."""
-        bins = np.ascontiguousarray(self.bins.astype("<u4")).data
-        return xxhash.xxh3_128_hexdigest(
-            f"pack {self.block} {tuple(self.packing)} {self.base.fingerprint} ".encode() + bins.tobytes()
-        )
+        return _hash_of(f"pack {self.block} {tuple(self.packing)} {self.base.fingerprint} ", self.bins)
 
     def mask(self, shard: int, first: int = 0, stop: int | None = None) -> Mask:
         """Return which samples have items, as for `Selection`."""
@@ -309,6 +307,14 @@ class Packs:
         by_bin = np.argsort(bins, kind="stable")
         offsets = np.append(0, np.cumsum(np.bincount(bins)))
         return _ListedUnits(ends, samples[by_bin], None if parts is None else parts[by_bin], offsets)
+
+
+def _hash_of(text: str, values: npt.NDArray[np.unsignedinteger]) -> str:
+    """Return a hash of a text and of integers, whatever their width; takes little memory."""
+    digest = xxhash.xxh3_128(text.encode())
+    for first in range(0, len(values), _HASHED_AT_ONCE):
+        digest.update(np.ascontiguousarray(values[first : first + _HASHED_AT_ONCE].astype("<u4")).data)
+    return digest.hexdigest()
 
 
 Units: TypeAlias = Selection | Repeats | Packs

@@ -48,7 +48,7 @@ VIEWS = Kind(
     "up to 100 letters, digits, '_', '-' and '.', not beginning with '-' or '.'",
     "wdsplit view DATASET {name} {how} --overwrite",
 )
-_VERSION = 1
+_VERSION = 2
 _COUNT = np.dtype("<i8")
 _MAX_HEAD_BYTES = 4 * 1024**2
 """Limit for the line of JSON, with a condition of up to 100,000 characters."""

@@ -231,7 +231,7 @@ def choose(
     counted: Sequence[str] = (),
     progress: Callable[[int, int, int], None] | None = None,
 ) -> Chosen:
-    """Choose samples of a dataset. Uses a few bits of memory per sample.
+    """Choose samples of a dataset. Uses a few bits of memory per sample; 4 bytes or 8 if they are repeated or packed.
 
     Args:
         columns: The columns of its samples.
@@ -333,7 +333,10 @@ def _choose_some(
             rows, numbers = keys.look_up(table.column(KEY))
             found[name].append(numbers)
             mask &= _mask_of(rows, len(table)) ^ (name == "exclude")
-        items: Selection | Repeats | None = None
+        each = None
+        if choice.times is not None:
+            each = _integers(table, choice.times, mask, "how often a sample comes", MAX_TIMES)
+            mask &= each > 0
         if choice.pack is not None:
             lengths = _integers(table, choice.pack, mask, "how long a sample is", MAX_CAPACITY)
             is_long = mask & (lengths > choice.capacity)
@@ -342,13 +345,11 @@ def _choose_some(
             num_long += int(is_long.sum())
             if choice.long == "drop":
                 mask &= ~is_long
-        if choice.times is not None:
-            each = _integers(table, choice.times, mask, "how often a sample comes", MAX_TIMES)
-            mask &= each > 0
+        items: Selection | Repeats = Selection.of_masks([mask])
+        if each is not None:
             times.append(each[mask].astype(np.uint32))
-            items = Repeats(Selection.of_masks([mask]), times[-1], "repeat" if choice.repeat else "expand")
+            items = Repeats(items.chosen, times[-1], "repeat" if choice.repeat else "expand")
         if choice.pack is not None:
-            items = items or Selection.of_masks([mask])
             of_shard = shard_units(items, items.totals, 0, max(1, len(mask))).items(np.arange(items.num_samples))
             packed_lengths = np.minimum(lengths, choice.capacity)[of_shard.samples]
             length += int(packed_lengths.sum())
@@ -392,7 +393,7 @@ def _integers(table: pa.Table, name: str, mask: npt.NDArray[np.bool_], what: str
             place=f"sample {row[KEY]!r}",
             expected=f"an integer from 0 to {most:,}",
             found="null" if row[name] is None else str(row[name]),
-            remedy=f"leave such samples out: --where '{name} >= 0' (where=)",
+            remedy=f"leave such samples out: --where '{name} >= 0 and {name} <= {most}' (where=)",
             key=row[KEY],
         )
     return values

@@ -475,8 +475,9 @@ def test_samples_longer_than_a_pack_are_dropped_or_truncated_and_counted(weighte
     output = view(weighted, "packed", "--pack", "row", "--capacity", 30, "--long", long, "--overwrite").output
     assert f"{made.stored.num_units} packs of up to 30 row, filled to" in output
     assert f"longer samples: {NUM_SAMPLES - 31} {long[:4]}" in output
-    audit = wdsplit.audit(weighted, view="packed", world_size=2, batch_size=3)
-    assert all(finding.held for finding in audit.findings)
+    for tail in ("pad", "drop", "uneven"):
+        audit = wdsplit.audit(weighted, view="packed", world_size=2, batch_size=3, tail=tail, read=True)
+        assert [finding.promise for finding in audit.findings if not finding.held] == []
     assert len(wdsplit.Samples(weighted, view="packed")) == kept
 
 
@@ -534,6 +535,12 @@ def test_each_sample_of_a_pack_draws_numbers_of_its_own(weighted):
     assert found[0] == found[1] and len(set(found[0])) == len(found[0]) > len(packs)
 
 
+def test_samples_that_come_never_may_have_any_length(weighted):
+    """Row 51 is longer than a pack, and its label is 0."""
+    made = wdsplit.make_view(weighted, "packed", repeat="label", pack="row", capacity=50, overwrite=True)
+    assert made.stored.num_selected == sum(row % 3 > 0 for row in range(NUM_SAMPLES))
+
+
 def test_packs_are_made_and_read_in_a_bucket_as_on_a_disk(weighted, tmp_path, bucket):
     shutil.copytree(weighted, tmp_path / "d")
     shutil.copytree(weighted, bucket.folder / "d")
@@ -569,6 +576,8 @@ def test_bad_samples_are_left_out_of_packs_and_packs_of_only_bad_ones_have_a_sub
         return sample
 
     packs = {"pack": "row", "capacity": 60, "rank": 0, "world_size": 1, "shuffle": False}
+    one_by_one = wdsplit.Dataset(weighted, **packs, on_bad_sample="substitute", max_bad_samples=1.0).map(refuse_some)
+    assert {int(sample["cls"]) % 5 for sample in one_by_one} == {1}
     whole = wdsplit.Loader(wdsplit.Dataset(weighted, **packs), 1, collate_fn=lambda packs: packs[0])
     dataset = wdsplit.Dataset(weighted, **packs, on_bad_sample="substitute", max_bad_samples=1.0).map(refuse_some)
     for num_workers in (0, 2):

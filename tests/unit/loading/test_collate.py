@@ -211,7 +211,8 @@ def packs_of(sizes, kind):
         number = next(numbers)
         rows = np.full((number % 5, 2), number, np.int32)
         values = {"tokens": rows, "mask": rows[:, 0] > 3} if kind == "array" else {"tokens": torch.from_numpy(rows)}
-        return {"__key__": f"k{number}", **values, "cls": number}
+        label = np.int16(number) if kind == "array" else torch.tensor(number)
+        return {"__key__": f"k{number}", **values, "cls": number, "label": label}
 
     return [[sample() for _ in range(size)] for size in sizes]
 
@@ -235,7 +236,7 @@ def test_a_batch_of_packs_is_their_samples_one_after_another_however_they_are_di
         each for sample in samples for each in sample["mask"].tolist()
     ]
     assert batch["__key__"] == [sample["__key__"] for sample in samples]
-    assert batch["cls"].tolist() == [sample["cls"] for sample in samples]
+    assert batch["cls"].tolist() == batch["label"].tolist() == [sample["cls"] for sample in samples]
     assert batch["__lengths__"].tolist() == lengths
     assert batch["__cu_seqlens__"].tolist() == [0, *itertools.accumulate(lengths)]
     assert batch["__position_ids__"].tolist() == [place for length in lengths for place in range(length)]

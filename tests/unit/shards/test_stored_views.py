@@ -174,7 +174,7 @@ def forged(manifest, head=None, counts=(4, 0, 5, 3), bitmaps=BITMAPS, bins=b"", 
     """Return the bytes of a view file with something wrong in it."""
     right = chosen(3)
     own = {
-        "wdsplit_view": 1,
+        "wdsplit_view": 2,
         "dataset": manifest.fingerprint,
         "fingerprint": right.fingerprint,
         "num_samples": 31,
@@ -237,7 +237,7 @@ def test_counts_that_are_not_those_of_the_dataset_are_refused(storage, manifest,
         {"fingerprint": "00"},
         {"head": b"{"},
         {"head": b"[]"},
-        {"head": b'{"wdsplit_view": 1}'},
+        {"head": b'{"wdsplit_view": 2}'},
         {"head": b"[" * 5000},
     ],
     ids=str,
@@ -254,7 +254,7 @@ def test_samples_that_come_never_or_too_often_are_refused(storage, manifest, tim
 
 
 def test_a_view_of_a_newer_version_is_refused_as_such(storage, manifest):
-    assert "format version 2 instead of 1" in refused(storage, manifest, forged(manifest, wdsplit_view=2)).found
+    assert "format version 3 instead of 2" in refused(storage, manifest, forged(manifest, wdsplit_view=3)).found
 
 
 def test_other_files_are_refused(storage, manifest):

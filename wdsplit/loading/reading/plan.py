@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsplit.arrays import Int64
-from wdsplit.order.epoch import EpochOrder
+from wdsplit.order.epoch import EpochOrder, groups
 from wdsplit.order.units import ShardUnits, Window, spread
 
 __all__ = ["Plan", "PlannedWindow", "Planner", "ShardVisit"]
@@ -181,8 +181,11 @@ class Planner:
         shards = np.array([visit.number for visit, _ in keys], np.int64)
         numbers = np.array([visit.windows[slot] for visit, slot in keys], np.int64)
         sizes = np.array([visit.ends[slot] - (visit.ends[slot - 1] if slot else 0) for visit, slot in keys], np.int64)
-        orders = self._order.places_in_windows(shards, numbers, sizes)
-        windows = []
-        for (visit, slot), size, row in zip(keys, sizes.tolist(), orders, strict=True):
-            windows.append(PlannedWindow(visit, slot, visit.window(slot), row[:size], int(visit.ends[slot]) - size))
+        windows: list[Any] = [None] * len(keys)
+        for _, some in groups(np.frexp(sizes)[1]):  # of about one size: each takes the memory of the largest
+            orders = self._order.places_in_windows(shards[some], numbers[some], sizes[some])
+            for row, order in zip(some.tolist(), orders, strict=True):
+                (visit, slot), size = keys[row], int(sizes[row])
+                before = int(visit.ends[slot]) - size
+                windows[row] = PlannedWindow(visit, slot, visit.window(slot), order[:size], before)
         return windows

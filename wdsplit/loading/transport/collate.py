@@ -158,6 +158,9 @@ PACK_SIZES, LENGTHS = "__pack_sizes__", "__lengths__"
 """Columns of packs: how many samples each pack has, which a batch leaves out, and how long each sample is."""
 
 
+_MAX_ELEMENTS = 2**31 - 1
+
+
 class LeftOut:
     """Stands for a bad sample that is left out of its pack."""
 
@@ -189,7 +192,7 @@ def collate_packs(samples: Sequence[Any], sizes: Int64, packing: Packing) -> dic
     """
     first = samples[0]
     if not isinstance(first, dict):
-        raise _differ("dicts, whose arrays are joined", _layout(first))
+        raise _no_packs(_layout(first))
     for sample in samples:
         if not _alike(sample, first):
             raise _differ(_layout(first), _layout(sample))
@@ -198,7 +201,11 @@ def collate_packs(samples: Sequence[Any], sizes: Int64, packing: Packing) -> dic
         values = [sample[name] for sample in samples]
         kinds = {""} if type(values[0]) in _PLAIN_KINDS else {_kind(value) for value in values}
         if not (kinds <= {"tensor", "array"} and all(value.ndim for value in values)):
-            columns[name] = _column(values, repr(name))
+            column = _column(values, repr(name))
+            if _is_joined(column):  # scalars of numpy or torch: one a sample, like any number
+                array = as_array(column.data)
+                column = Column("number", np.array(column.data.tolist()) if array is None else array)
+            columns[name] = column
             continue
         if len(kinds) > 1:
             raise _unlike(repr(name), "all tensors, or all arrays", ", ".join(sorted(kinds)))
@@ -213,7 +220,7 @@ def collate_packs(samples: Sequence[Any], sizes: Int64, packing: Packing) -> dic
         kind = kinds.pop()
         columns[name] = Column(kind, sys.modules["torch"].cat(values) if kind == "tensor" else np.concatenate(values))
     if lengths is None:
-        raise _differ("samples with an array or a tensor, to be joined", _layout(first))
+        raise _no_packs(_layout(first))
     longest = np.add.reduceat(lengths, np.cumsum(sizes) - sizes)
     if longest.max() > packing.capacity:
         raise PipelineError(
@@ -355,6 +362,13 @@ def weave_packs(
         joined |= weave(parts, sum(map(len, places)), pin, borrowed, output, strings)
     own = np.asarray(joined.pop(LENGTHS))
     ends = np.cumsum(own)
+    if len(ends) and ends[-1] > _MAX_ELEMENTS:
+        raise PipelineError(
+            "a batch of packs is too long",
+            expected=f"at most {_MAX_ELEMENTS:,} elements, which 32-bit offsets can count",
+            found=f"{int(ends[-1]):,}",
+            remedy="use a smaller batch_size",
+        )
     segments = np.repeat(np.arange(len(own)), own)
     made = {
         LENGTHS: own,
@@ -389,6 +403,15 @@ def _in_rows(values: Any, at: tuple[Int64, Int64], shape: tuple[int, int], fill:
     out = np.full(whole, fill, values.dtype)
     out[at] = values
     return out
+
+
+def _no_packs(found: str) -> PipelineError:
+    return PipelineError(
+        "the samples of a pack have no arrays to join",
+        expected="dicts with an array or a tensor, of at least one dimension",
+        found=found,
+        remedy="decode the field of the array, leave out to_tuple, or pass a collate_fn to the Loader",
+    )
 
 
 def _is_joined(column: Column) -> bool:
