@@ -20,7 +20,7 @@ import pyarrow as pa
 from wdsplit.arrays import Int64
 from wdsplit.errors import PipelineError
 from wdsplit.loading.reading.block import Columns, Pending, as_list, flat
-from wdsplit.order.units import Packing
+from wdsplit.order.units import Packing, spread
 
 __all__ = [
     "Column",
@@ -348,18 +348,18 @@ def weave_packs(
         zeros (segments: with -1), and `__mask__` (bool) is True at the elements.
     """
     sizes = [sub_batch[PACK_SIZES].data for _, sub_batch in sub_batches]
-    items = _places_of(sub_batches, sizes)
     lengths = [sub_batch[LENGTHS].data for _, sub_batch in sub_batches]
     elements = [np.add.reduceat(each, np.cumsum(size) - size) for each, size in zip(lengths, sizes, strict=True)]
     joined: dict[str, Any] = {}
-    for places, is_joined in ((items, False), (_places_of(sub_batches, elements), True)):
+    of_items, of_elements = _offsets_of(sub_batches, sizes), _offsets_of(sub_batches, elements)
+    for offsets, is_joined in ((of_items, False), (of_elements, True)):
         parts = [
-            (each, {name: column for name, column in sub_batch.items() if _is_joined(column) == is_joined})
-            for each, (_, sub_batch) in zip(places, sub_batches, strict=True)
+            (spread(offsets, packs)[1], {name: each for name, each in own.items() if _is_joined(each) == is_joined})
+            for packs, own in sub_batches
         ]
         for _, part in parts:
             part.pop(PACK_SIZES, None)
-        joined |= weave(parts, sum(map(len, places)), pin, borrowed, output, strings)
+        joined |= weave(parts, int(offsets[-1]), pin, borrowed, output, strings)
     own = np.asarray(joined.pop(LENGTHS))
     ends = np.cumsum(own)
     if len(ends) and ends[-1] > _MAX_ELEMENTS:
@@ -380,11 +380,8 @@ def weave_packs(
     ordered |= {name: _delivered(values, output, name) for name, values in made.items()}
     if pad_to is None:
         return ordered
-    rows = np.empty(sum(map(len, sizes)), np.int64)
-    for (numbers, _), each in zip(sub_batches, elements, strict=True):
-        rows[numbers] = each
-    row = np.repeat(np.arange(len(rows)), rows)
-    at, shape = (row, np.arange(len(row)) - (np.cumsum(rows) - rows)[row]), (len(rows), pad_to)
+    row, element = spread(of_elements, np.arange(len(of_elements) - 1))
+    at, shape = (row, element - of_elements[row]), (len(of_elements) - 1, pad_to)
     names = [name for name, column in sub_batches[0][1].items() if _is_joined(column)]
     for name in (*names, "__position_ids__", "__segment_ids__"):
         ordered[name] = _in_rows(ordered[name], at, shape, -1 if name == "__segment_ids__" else 0)
@@ -418,16 +415,12 @@ def _is_joined(column: Column) -> bool:
     return column.kind in ("tensor", "array")
 
 
-def _places_of(sub_batches: Sequence[tuple[Int64, Any]], sizes: Sequence[Int64]) -> list[Int64]:
-    """Return the places in a batch of the rows of each sub-batch, whose packs have `sizes` rows each."""
+def _offsets_of(sub_batches: Sequence[tuple[Int64, Any]], sizes: Sequence[Int64]) -> Int64:
+    """Return where the rows of each pack begin in a batch, and their number; `sizes` are the rows of each pack."""
     whole = np.empty(sum(map(len, sizes)), np.int64)
-    for (places, _), each in zip(sub_batches, sizes, strict=True):
-        whole[places] = each
-    begins = np.cumsum(whole) - whole
-    return [
-        np.repeat(begins[places], each) + np.arange(each.sum()) - np.repeat(np.cumsum(each) - each, each)
-        for (places, _), each in zip(sub_batches, sizes, strict=True)
-    ]
+    for (packs, _), each in zip(sub_batches, sizes, strict=True):
+        whole[packs] = each
+    return np.append(0, np.cumsum(whole))
 
 
 def _alike(sample: Any, first: Any) -> bool:
