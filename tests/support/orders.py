@@ -10,11 +10,14 @@ from hypothesis import strategies as st
 
 from wdsplit.order.epoch import EpochOrder, OrderOptions
 from wdsplit.order.selection import Selection
-from wdsplit.order.units import KINDS, Packing, Packs, Repeats, items_of
+from wdsplit.order.units import KINDS, Groups, Packing, Packs, Repeats, items_of, num_groups
 
 GOLDEN_RATIO = 0x9E3779B97F4A7C15
 SHARDS, WINDOWS, SAMPLES = 1, 2, 3
 TAILS = ("pad", "drop", "uneven")
+SIZES = np.array([1, 2, 3])
+"""Items of a group of each class."""
+
 VIEWS = ["nothing", "one", "one a shard", "every third", "all but a few", "random", "uneven", "everything"]
 
 counts = st.lists(st.integers(0, 12), max_size=12) | st.lists(st.integers(199, 201), max_size=8)
@@ -72,7 +75,7 @@ def orders(draw, tails=tails):
 def units_of(masks, kind, seed, is_packed=False):
     """Return the units of a view that takes samples by masks, each up to four times unless it is a selection.
 
-    Where it is packed, blocks of five items are packed at random.
+    Where it is packed, blocks of five items are packed at random; where it is grouped, items of three classes are.
     """
     random = np.random.default_rng(seed)
     items = selection = Selection.of_masks(masks)
@@ -80,6 +83,13 @@ def units_of(masks, kind, seed, is_packed=False):
         items = Repeats(selection, random.integers(1, 5, selection.num_samples).astype(np.uint8), kind)
     if not is_packed:
         return items
+    if is_packed in ("groups", "groups of shards"):
+        classes = random.integers(0, 3, items.num_samples).astype(np.uint8)
+        block, counts = 7 if is_packed == "groups" else 0, []
+        for each in np.split(classes, np.cumsum(items.counts)[:-1]) if len(items) else ():
+            cuts = range(0, len(each), block or max(1, len(each)))
+            counts.append(sum(num_groups(each[first : first + block] if block else each, SIZES) for first in cuts))
+        return Groups(items, classes, SIZES, np.array(counts, np.int64), block)
     bins = [np.zeros(0, np.uint16)]
     for count in items.counts.tolist():
         begin = 0
@@ -99,13 +109,17 @@ def samples_of(units, shard):
     return samples.tolist()
 
 
-def slow_windows(units, shard, size):
-    """Return the windows of a shard in a view: lists of units, each a sample, or a tuple of those of a pack."""
+def slow_windows(units, shard, size, words=None):
+    """Return the windows of a shard in a view: lists of units, each a sample, or a tuple of those of a pack or group."""
     kind = getattr(items_of(units), "kind", "select")
-    if not isinstance(units, Packs):
+    if not isinstance(units, (Packs, Groups)):
         return windows_of(samples_of(units, shard), kind, size)
     items = [*chain.from_iterable(windows_of(samples_of(units, shard), kind, 10**9))]
     first = int(units.base.counts[:shard].sum())
+    if isinstance(units, Groups):
+        return slow_groups(
+            items, units.classes[first : first + len(items)].tolist(), units.block, words and (*words, shard)
+        )
     bins, windows = units.bins[first : first + len(items)].tolist(), []
     for begin in range(0, len(items), units.block):
         packs = {}
@@ -115,8 +129,25 @@ def slow_windows(units, shard, size):
     return windows
 
 
+def slow_groups(items, classes, block, words):
+    """Return the groups of a shard, a window a block, or a window a group; a group that is short repeats its members."""
+    windows = []
+    for begin in range(0, len(items), block or max(1, len(items))):
+        numbers = range(begin, min(len(items), begin + (block or len(items))))
+        groups = []
+        for each, size in enumerate(SIZES.tolist()):
+            own = [number for number in numbers if classes[number] == each]
+            if words is not None:
+                state = slow_hash_stream(6, *words, begin)
+                own.sort(key=lambda number: mixed(state + (number - begin + 1) * GOLDEN_RATIO))
+            cut = [own[first : first + size] for first in range(0, len(own), size)]
+            groups += [tuple(items[(some * size)[place]] for place in range(size)) for some in cut]
+        windows += [groups] if block else [[group] for group in groups]
+    return windows
+
+
 @st.composite
-def views(draw, tails=tails, kinds=VIEWS, items=KINDS, packed=(False, True)):
+def views(draw, tails=tails, kinds=VIEWS, items=KINDS, packed=(False, True, "groups", "groups of shards")):
     """Draw the order of a view, and its units."""
     counts = draw(st.lists(st.integers(0, 30), min_size=1, max_size=10) | st.lists(st.integers(199, 201), max_size=4))
     masks = masks_of(draw(st.sampled_from(kinds)), counts, draw(st.integers(0, 99)))

@@ -18,7 +18,7 @@ from wdsplit.arrays import Int64
 from wdsplit.checks.places import read_fields
 from wdsplit.fields.image_sizes import image_sizes, is_image
 from wdsplit.loading.reading.block import head
-from wdsplit.order.epoch import hash_stream
+from wdsplit.order.hashing import hash_stream
 from wdsplit.order.numbers import SampleNumbers
 from wdsplit.shards.manifest import Field, Manifest
 from wdsplit.storage.interface import ReadableStorage

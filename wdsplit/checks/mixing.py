@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from wdsplit.arrays import Float64, Int64
-from wdsplit.order.epoch import EpochOrder, Located, hash_numbers, hash_stream
+from wdsplit.order.epoch import EpochOrder, Located
+from wdsplit.order.hashing import hash_numbers, hash_stream
 from wdsplit.order.split import AnyOrder
 
 __all__ = ["MAX_COUNTED", "Batches", "ClassMixing", "Mixing", "class_mixing", "draw_batches", "mixing"]

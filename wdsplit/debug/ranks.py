@@ -21,7 +21,7 @@ import xxhash
 
 from wdsplit.errors import InputError, WdsplitError
 from wdsplit.loading.world import detect_rank, is_group_initialised
-from wdsplit.order.epoch import hash_stream
+from wdsplit.order.hashing import hash_stream
 from wdsplit.order.limits import MAX_SEED
 from wdsplit.order.split import whole
 from wdsplit.texts import listed

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from wdsplit.arrays import Int64
 from wdsplit.errors import InputError
 from wdsplit.fields.rules import is_text
-from wdsplit.order.epoch import hash_stream
+from wdsplit.order.hashing import hash_stream
 from wdsplit.tar.headers import large_binary
 from wdsplit.tar.names import KEY_PATTERN, MAX_COMPONENT_BYTES, MAX_NAME_BYTES, ODD_KEY_PATTERN, escape_key
 

@@ -20,7 +20,8 @@ from wdsplit.loading.epochs import checked_epoch
 from wdsplit.loading.shard_streams import ShardUrl, is_ours
 from wdsplit.loading.transport.shared_integers import SharedIntegers
 from wdsplit.loading.views import CHOICES
-from wdsplit.order.epoch import OrderOptions, permutation
+from wdsplit.order.epoch import OrderOptions
+from wdsplit.order.hashing import permutation
 from wdsplit.order.limits import Tail
 from wdsplit.order.split import World, whole
 from wdsplit.shards.files import read_manifest

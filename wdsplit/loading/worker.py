@@ -35,7 +35,7 @@ from wdsplit.loading.transport.shared_integers import SharedIntegers
 from wdsplit.loading.transport.shared_segments import Bound, Ring, travelling
 from wdsplit.loading.transport.thread_workers import Raised
 from wdsplit.loading.world import with_worker
-from wdsplit.order.epoch import hash_stream
+from wdsplit.order.hashing import hash_stream
 from wdsplit.order.skips import NO_SKIPS, Skips
 from wdsplit.order.split import Step, Steps, World, worker_of
 from wdsplit.order.units import Packing

@@ -17,74 +17,25 @@ import numpy.typing as npt
 from wdsplit.arrays import Int64
 from wdsplit.errors import InputError
 from wdsplit.order.evened import Stretches, evened
+from wdsplit.order.hashing import GOLDEN, MASK, hash_stream, mix_numbers, permutation
 from wdsplit.order.limits import MAX_LANES, MAX_SEED, MAX_WINDOW, TAILS, Tail
 from wdsplit.order.selection import Selection
-from wdsplit.order.units import Items, Packs, ShardUnits, Units, shard_units
+from wdsplit.order.units import Groups, Items, Packs, ShardUnits, Units, shard_units
 
 __all__ = [
     "EpochOrder",
     "Located",
     "OrderOptions",
     "groups",
-    "hash_numbers",
-    "hash_stream",
     "in_rows",
     "order_problems",
-    "permutation",
 ]
 
 
-_MASK = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15
 _UNEVEN_PERCENT = 1
 _PLACES_AT_ONCE = 1 << 22
 _SHARDS, _WINDOWS, _SAMPLES = 1, 2, 3
 """Domains of the hash: the same numbers never serve two purposes."""
-
-
-def _mix(value: int) -> int:
-    """Mix 64 bits: the finaliser of splitmix64 (Steele, Lea, Flood 2014)."""
-    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
-    value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _MASK
-    return value ^ (value >> 31)
-
-
-def hash_stream(*words: int) -> int:
-    """Return a 64-bit state that depends on each of the words and on their order."""
-    state = 0
-    for word in words:
-        state = _mix(state + _GOLDEN + _mix(word & _MASK) & _MASK)
-    return state
-
-
-def _mix_numbers(value: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Mix 64 bits of each number in place, as `_mix` does."""
-    value ^= value >> np.uint64(30)
-    value *= np.uint64(0xBF58476D1CE4E5B9)
-    value ^= value >> np.uint64(27)
-    value *= np.uint64(0x94D049BB133111EB)
-    value ^= value >> np.uint64(31)
-    return value
-
-
-def _mixed(state: int, index: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Return the splitmix64 values at the given places of the stream that begins at `state`; all differ."""
-    value: npt.NDArray[np.uint64] = index * np.uint64(_GOLDEN)
-    value += np.uint64(state)
-    return _mix_numbers(value)
-
-
-def hash_numbers(state: int, numbers: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
-    """Return a 64-bit hash of each integer of at most 64 bits; different numbers have different hashes."""
-    return _mixed(state, numbers.astype(np.uint64) + np.uint64(1))
-
-
-def permutation(n: int, *words: int) -> Int64:
-    """Return a permutation of range(n) that depends only on n and the words: int64 of shape (n,).
-
-    The items are ranked by a hash that has no ties, so no sorting algorithm can change the result.
-    """
-    return np.argsort(_mixed(hash_stream(*words), np.arange(1, n + 1, dtype=np.uint64)))
 
 
 @dataclass(frozen=True)
@@ -204,7 +155,7 @@ class EpochOrder:
         self.counts = counts
         self.totals = counts if selection is None else selection.totals
         self.is_even = selection is None or isinstance(selection, Selection)
-        self.is_packed = isinstance(selection, Packs)
+        self.is_packed = isinstance(selection, (Packs, Groups))
         self.part_name = "" if selection is None or isinstance(selection, Selection) else selection.part_name
         self.selection = None if self.is_even and np.array_equal(counts, self.totals) else selection
         order = permutation(num_shards, options.seed, epoch, _SHARDS) if options.shuffle else np.arange(num_shards)
@@ -285,11 +236,11 @@ class EpochOrder:
         """Return the shard and the sample of each position."""
         shard, unit, pad = self.units(positions)
         row = np.arange(len(unit))
-        sample, part = unit, np.zeros_like(unit)
+        sample, part, again = unit, np.zeros_like(unit), np.zeros_like(unit)
         if self.selection is not None:
             found = ((rows, self.shard_units(each).items(unit[rows])) for each, rows in groups(shard))
-            row, sample, part = in_rows(starmap(_columns, found), 3)
-        return Located(row, np.zeros_like(row), shard[row], sample, pad[row], part)
+            row, sample, part, again = in_rows(starmap(_columns, found), 4)
+        return Located(row, np.zeros_like(row), shard[row], sample, pad[row] | (again > 0), part)
 
     def positions_of(self, shard: Int64, unit: Int64) -> Int64:
         """Return the position of each unit, by its number in its shard: the inverse of `units`, pads left out."""
@@ -386,13 +337,13 @@ class EpochOrder:
         # Row by row the permutation of seed, epoch, shard and window: each item is ranked by a hash of its own.
         state = np.full(len(windows), hash_stream(self.options.seed, self.epoch, _SAMPLES), np.uint64)
         for words in (shards, windows):
-            state = _mix_numbers(state + np.uint64(_GOLDEN) + _mix_numbers(words.astype(np.uint64)))
-        steps = (places + 1).astype(np.uint64) * np.uint64(_GOLDEN)
-        ranks = _mix_numbers(state[:, None] + steps)
+            state = mix_numbers(state + np.uint64(GOLDEN) + mix_numbers(words.astype(np.uint64)))
+        steps = (places + 1).astype(np.uint64) * np.uint64(GOLDEN)
+        ranks = mix_numbers(state[:, None] + steps)
         is_out = places >= sizes[:, None]
         if not is_out.any():
             return np.argsort(ranks, axis=1)
-        ranks[is_out] = _MASK
+        ranks[is_out] = MASK
         return np.argsort(ranks, axis=1, kind="stable")  # a unit of that rank still comes before them
 
     def shard_windows(self, shard: int) -> tuple[Int64, Int64]:
@@ -409,7 +360,8 @@ class EpochOrder:
 
     def shard_units(self, shard: int) -> ShardUnits:
         """Return the units of a shard, in windows."""
-        return shard_units(self.selection, self.totals, shard, self.options.window)
+        words = (self.options.seed, self.epoch) if self.options.shuffle else None
+        return shard_units(self.selection, self.totals, shard, self.options.window, words)
 
 
 def in_rows(parts: Iterable[tuple[Int64, ...]], num_columns: int) -> list[Int64]:
@@ -420,10 +372,11 @@ def in_rows(parts: Iterable[tuple[Int64, ...]], num_columns: int) -> list[Int64]
     return [column[by_row] for column in columns]
 
 
-def _columns(rows: Int64, items: Items) -> tuple[Int64, Int64, Int64]:
-    """Return for each item of the units in some rows its row, its sample and which of its sample's items it is."""
-    parts = np.zeros_like(items.samples) if items.parts is None else items.parts
-    return rows if items.rows is None else rows[items.rows], items.samples, parts
+def _columns(rows: Int64, items: Items) -> tuple[Int64, Int64, Int64, Int64]:
+    """Return for each item of the units in some rows its row, sample, which of its sample's items it is, and pad flag."""
+    none = np.zeros_like(items.samples)
+    parts, pads = none if items.parts is None else items.parts, none if items.pads is None else items.pads * 1
+    return rows if items.rows is None else rows[items.rows], items.samples, parts, pads
 
 
 def _lane_major(order: Int64, lanes: int) -> Int64:

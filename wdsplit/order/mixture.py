@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsplit.arrays import Int64
-from wdsplit.order.epoch import EpochOrder, Located, OrderOptions, groups, hash_numbers, hash_stream, in_rows
+from wdsplit.order.epoch import EpochOrder, Located, OrderOptions, groups, in_rows
+from wdsplit.order.hashing import hash_numbers, hash_stream
 from wdsplit.order.shares import impossible, numbered, refuse
 
 __all__ = ["BLOCK_OFFSETS", "EpochShares", "MixedOrder", "Quota", "source_seed"]

@@ -41,7 +41,7 @@ class SampleNumbers:
         part = np.zeros_like(sample)
         if self._items is not None:
             for each, rows in groups(shard):
-                _, sample[rows], parts = self._units(each).items(sample[rows])
+                _, sample[rows], parts, _ = self._units(each).items(sample[rows])
                 part[rows] = 0 if parts is None else parts
         return shard, sample, part
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsplit.arrays import Int64
-from wdsplit.order.epoch import hash_stream, permutation
+from wdsplit.order.hashing import hash_stream, permutation
 
 __all__ = ["RowPermutation"]
 

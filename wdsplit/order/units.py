@@ -17,6 +17,7 @@ import numpy.typing as npt
 import xxhash
 
 from wdsplit.arrays import Int64
+from wdsplit.order.hashing import hash_numbers, hash_stream
 from wdsplit.order.selection import Mask, Selection
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "MAX_TIMES",
     "PART_NAMES",
     "PLACE",
+    "Groups",
     "Items",
     "Kind",
     "Packing",
@@ -32,7 +34,9 @@ __all__ = [
     "ShardUnits",
     "Units",
     "Window",
+    "grouped",
     "items_of",
+    "num_groups",
     "packing_of",
     "shard_units",
     "spread",
@@ -54,6 +58,10 @@ PART_NAMES = {"repeat": "__repeat__", "expand": "__part__"}
 """The field of a sample that numbers the times that it comes, from 0, by the kind of units."""
 
 
+_MEMBERS = 6
+"""Domain of the hash that orders the members of groups."""
+
+
 @dataclass(frozen=True, eq=False)
 class Window:
     """The samples that are read together for some consecutive units of a shard.
@@ -64,12 +72,14 @@ class Window:
         parts: int64 of shape (items,): which of the items of its sample each is; None where each sample has one.
         offsets: int64 of shape (units + 1,): where the items of each unit begin, and their number; None where each unit
             is one item.
+        pads: bool of shape (items,): True where an item is repeated to fill its unit; None where none is.
     """
 
     samples: Int64
     items: Int64
     parts: Int64 | None = None
     offsets: Int64 | None = None
+    pads: npt.NDArray[np.bool_] | None = None
 
 
 class Items(NamedTuple):
@@ -79,11 +89,13 @@ class Items(NamedTuple):
         rows: int64 of shape (items,), rising: which of the units each item is of; None where each unit is one item.
         samples: int64 of shape (items,): the sample of each.
         parts: int64 of shape (items,): which of the items of its sample each is; None where each sample has one.
+        pads: bool of shape (items,): True where an item is repeated to fill its unit; None where none is.
     """
 
     rows: Int64 | None
     samples: Int64
     parts: Int64 | None
+    pads: npt.NDArray[np.bool_] | None = None
 
 
 def spread(offsets: Int64, units: Int64) -> tuple[Int64, Int64]:
@@ -157,12 +169,14 @@ class _ListedUnits:
         samples: int64 of shape (items,): the sample of each item, unit after unit.
         parts: As for `Window`, of the whole shard.
         offsets: As for `Window`, of the whole shard.
+        pads: As for `Window`, of the whole shard.
     """
 
     ends: Int64
     samples: Int64
     parts: Int64 | None
     offsets: Int64 | None = None
+    pads: npt.NDArray[np.bool_] | None = None
 
     def window(self, number: int) -> Window:
         first, stop = np.append(0, self.ends)[number : number + 2]
@@ -171,11 +185,13 @@ class _ListedUnits:
             first, stop = offsets[0], offsets[-1]
         samples, items = np.unique(self.samples[first:stop], return_inverse=True)
         parts = None if self.parts is None else self.parts[first:stop]
-        return Window(samples, items.reshape(-1), parts, None if offsets is None else offsets - first)
+        pads = None if self.pads is None else self.pads[first:stop]
+        return Window(samples, items.reshape(-1), parts, None if offsets is None else offsets - first, pads)
 
     def items(self, units: Int64) -> Items:
         rows, numbers = (None, units) if self.offsets is None else spread(self.offsets, units)
-        return Items(rows, self.samples[numbers], None if self.parts is None else self.parts[numbers])
+        parts = None if self.parts is None else self.parts[numbers]
+        return Items(rows, self.samples[numbers], parts, None if self.pads is None else self.pads[numbers])
 
 
 class Repeats:
@@ -302,7 +318,7 @@ class Packs:
         """Return the packs of a shard: a window is a block."""
         count, stop = int(self.base.counts[shard]), int(self._ends[shard])
         bins = self.bins[stop - count : stop].astype(np.int64)
-        _, samples, parts = shard_units(self.base, self.totals, shard, max(1, count)).items(np.arange(count))
+        _, samples, parts, _ = shard_units(self.base, self.totals, shard, max(1, count)).items(np.arange(count))
         ends = np.maximum.reduceat(bins, np.arange(0, count, self.block)) + 1 if count else bins
         by_bin = np.argsort(bins, kind="stable")
         offsets = np.append(0, np.cumsum(np.bincount(bins)))
@@ -317,7 +333,120 @@ def _hash_of(text: str, values: npt.NDArray[np.unsignedinteger]) -> str:
     return digest.hexdigest()
 
 
-Units: TypeAlias = Selection | Repeats | Packs
+class Groups:
+    """Units of several items of one class each, whose members change from epoch to epoch. Immutable.
+
+    Args:
+        base: The items, as units.
+        classes: Unsigned integers of shape (items,), shard by shard in the order of their units: the class of each
+            item. May be a memory map.
+        sizes: int64 of shape (classes,): items of a unit of each class.
+        counts: int64 of shape (shards,): the units of each shard.
+        block: How many items of a shard are grouped, and read, together; 0 for all of a shard, of which each group is
+            read by itself.
+
+    Attributes:
+        totals: As for `Selection`.
+        num_samples: Units in all: positions of an epoch that are no pads.
+    """
+
+    def __init__(
+        self,
+        base: Selection | Repeats,
+        classes: npt.NDArray[np.unsignedinteger],
+        sizes: Int64,
+        counts: Int64,
+        block: int,
+    ) -> None:
+        self.base, self.classes, self.sizes, self.counts, self.block = base, np.asarray(classes), sizes, counts, block
+        self.chosen, self.totals = base.chosen, base.totals
+        self.num_samples = int(counts.sum())
+        self._ends = np.cumsum(base.counts)
+
+    def __len__(self) -> int:
+        return len(self.totals)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Identifies the units, as for `Selection`."""
+        return _hash_of(f"group {self.block} {self.sizes.tolist()} {self.base.fingerprint} ", self.classes)
+
+    def mask(self, shard: int, first: int = 0, stop: int | None = None) -> Mask:
+        """Return which samples have items, as for `Selection`."""
+        return self.chosen.mask(shard, first, stop)
+
+    @property
+    def part_name(self) -> str:
+        """The field that numbers the items of a sample; empty where each has one."""
+        return self.base.part_name if isinstance(self.base, Repeats) else ""
+
+    def of_shard(self, shard: int, words: tuple[int, ...] | None) -> ShardUnits:
+        """Return the groups of a shard; `words` are what the order of members depends on besides, None for none."""
+        count, stop = int(self.base.counts[shard]), int(self._ends[shard])
+        classes = self.classes[stop - count : stop].astype(np.int64)
+        _, samples, parts, _ = shard_units(self.base, self.totals, shard, max(1, count)).items(np.arange(count))
+        block = self.block or max(1, count)
+        made = [
+            grouped(classes[first : first + block], self.sizes, None if words is None else (*words, shard, first))
+            for first in range(0, count, block)
+        ]
+        none = np.zeros(0, np.int64)
+        items = np.concatenate([none, *(first * block + each.items for first, each in enumerate(made))])
+        sizes = np.concatenate([none, *(np.diff(each.offsets) for each in made)])
+        ends = np.cumsum([len(each.offsets) - 1 for each in made]) if self.block else np.arange(1, len(sizes) + 1)
+        pads = np.concatenate([none > 0, *(each.pads for each in made)])
+        parts = None if parts is None else parts[items]
+        return _ListedUnits(ends, samples[items], parts, np.append(0, np.cumsum(sizes)), pads)
+
+
+class Members(NamedTuple):
+    """The items of some units, unit after unit.
+
+    Attributes:
+        offsets: int64 of shape (units + 1,): where the items of each unit begin, and their number.
+        items: int64 of shape (items,): their numbers.
+        pads: bool of shape (items,): True where an item is repeated to fill its unit.
+    """
+
+    offsets: Int64
+    items: Int64
+    pads: npt.NDArray[np.bool_]
+
+
+def grouped(classes: Int64, sizes: Int64, words: tuple[int, ...] | None) -> Members:
+    """Return the units of a block: of the items of each class, in a random order, as many as its size each.
+
+    What is missing in the last unit of a class is filled with the first items of the unit, over and over.
+
+    Args:
+        classes: int64 of shape (items,): the class of each item, from 0.
+        sizes: int64 of shape (classes,): items of a unit of each class, at least 1.
+        words: What the order of the items depends on, such as the seed, the epoch, the shard and the block; None to
+            leave them in their order.
+    """
+    ranks = np.arange(len(classes))
+    if words is not None:
+        ranks = hash_numbers(hash_stream(_MEMBERS, *words), ranks).astype(np.uint64)
+    by_class = np.lexsort((ranks, classes))
+    counts = np.bincount(classes, minlength=len(sizes))
+    units = -(-counts // sizes)
+    size = np.repeat(sizes, units)
+    class_of = np.repeat(np.arange(len(sizes)), units)
+    number = np.arange(len(size)) - np.repeat(np.cumsum(units) - units, units)
+    begin = (np.cumsum(counts) - counts)[class_of] + number * size
+    filled = np.minimum(size, np.cumsum(counts)[class_of] - begin)
+    offsets = np.append(0, np.cumsum(size))
+    place = np.arange(offsets[-1]) - np.repeat(offsets[:-1], size)
+    items = by_class[np.repeat(begin, size) + place % np.repeat(filled, size)]
+    return Members(offsets, items, place >= np.repeat(filled, size))
+
+
+def num_groups(classes: Int64, sizes: Int64) -> int:
+    """Return how many units `grouped` makes, in any epoch."""
+    return int((-(-np.bincount(classes, minlength=len(sizes)) // sizes)).sum())
+
+
+Units: TypeAlias = Selection | Repeats | Packs | Groups
 
 
 def packing_of(units: Units | None) -> Packing | None:
@@ -327,10 +456,12 @@ def packing_of(units: Units | None) -> Packing | None:
 
 def items_of(units: Units | None) -> Selection | Repeats | None:
     """Return the items of some units, as units of one item each; None for each sample once."""
-    return units.base if isinstance(units, Packs) else units
+    return units.base if isinstance(units, (Packs, Groups)) else units
 
 
-def shard_units(units: Units | None, totals: Int64, shard: int, window: int) -> ShardUnits:
+def shard_units(
+    units: Units | None, totals: Int64, shard: int, window: int, words: tuple[int, ...] | None = None
+) -> ShardUnits:
     """Return the units of a shard in windows of about `window` units.
 
     Args:
@@ -338,11 +469,14 @@ def shard_units(units: Units | None, totals: Int64, shard: int, window: int) -> 
         totals: int64 of shape (shards,): the samples of each shard.
         shard: The shard.
         window: Units of a window; where windows are of whole samples, its samples.
+        words: What the members of groups depend on, such as the seed and the epoch; None to leave them in their order.
     """
     if isinstance(units, Repeats):
         return units.of_shard(shard, window)
     if isinstance(units, Packs):
         return units.of_shard(shard)
+    if isinstance(units, Groups):
+        return units.of_shard(shard, words)
     total = int(totals[shard])
     if units is None:
         return _EvenUnits(total, window, total)

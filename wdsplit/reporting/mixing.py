@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from wdsplit.arrays import Int64
 from wdsplit.checks.mixing import MAX_COUNTED, ClassMixing, Mixing, class_mixing, draw_batches, mixing
-from wdsplit.order.epoch import EpochOrder, hash_numbers, hash_stream
+from wdsplit.order.epoch import EpochOrder
+from wdsplit.order.hashing import hash_numbers, hash_stream
 from wdsplit.reporting.subject import Subject
 
 __all__ = [

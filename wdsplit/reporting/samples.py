@@ -18,7 +18,7 @@ import numpy as np
 from wdsplit.checks.image_headers import open_image
 from wdsplit.errors import MissingDependencyError
 from wdsplit.loading.stages.image_files import check_scans
-from wdsplit.order.epoch import permutation
+from wdsplit.order.hashing import permutation
 from wdsplit.reporting.payloads import AUDIO, MIME_TYPES, array_header, kind_of
 from wdsplit.reporting.subject import Subject
 from wdsplit.shards.manifest import Field, Manifest

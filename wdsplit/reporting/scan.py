@@ -18,7 +18,7 @@ from wdsplit.arrays import Float64, Int64
 from wdsplit.engines.local import in_order
 from wdsplit.loading.reading.block import Block
 from wdsplit.loading.reading.windows import read_window
-from wdsplit.order.epoch import hash_stream, permutation
+from wdsplit.order.hashing import hash_stream, permutation
 from wdsplit.reporting.payloads import MEASURES, kind_of, measure
 from wdsplit.reporting.subject import Subject
 

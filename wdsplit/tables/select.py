@@ -24,7 +24,7 @@ from wdsplit.fields.infer import class_names
 from wdsplit.fields.json_values import scalar_text, stored
 from wdsplit.fields.keys import hash_keys
 from wdsplit.fields.rules import is_text
-from wdsplit.order.epoch import hash_numbers, hash_stream
+from wdsplit.order.hashing import hash_numbers, hash_stream
 from wdsplit.tables.table import Split, Table
 
 __all__ = ["Picker", "check_group_type", "cut_splits", "hash_groups", "in_split"]

@@ -4,7 +4,7 @@ import pytest
 
 from wdsplit import debug
 from wdsplit.errors import InputError
-from wdsplit.order.epoch import hash_stream
+from wdsplit.order.hashing import hash_stream
 
 pytestmark = pytest.mark.xdist_group("debug")
 

@@ -8,7 +8,7 @@ import torch
 
 from wdsplit import debug
 from wdsplit.errors import InputError
-from wdsplit.order.epoch import hash_stream
+from wdsplit.order.hashing import hash_stream
 
 
 def drawn():

@@ -23,7 +23,8 @@ from orders import (
     visit_order,
 )
 from wdsplit.errors import InputError
-from wdsplit.order.epoch import EpochOrder, OrderOptions, hash_stream, permutation
+from wdsplit.order.epoch import EpochOrder, OrderOptions
+from wdsplit.order.hashing import hash_stream, permutation
 
 words = st.lists(st.integers(0, 2**64 - 1), max_size=5)
 

@@ -21,23 +21,29 @@ from wdsplit.order.split import Steps, World
 from wdsplit.order.units import KINDS, spread
 
 
-@pytest.mark.parametrize("is_packed", [False, True])
+@pytest.mark.parametrize("is_packed", [False, True, "groups", "groups of shards"])
 @pytest.mark.parametrize("kind", KINDS)
 @given(st.data())
 def test_a_shard_of_a_view_is_visited_as_one_that_has_no_other_samples(kind, is_packed, data):
     order, units = data.draw(views(items=[kind], packed=[is_packed]))
     for shard in range(len(units)):
-        expected = slow_visits(order.options, order.epoch, shard, slow_windows(units, shard, order.options.window))
+        expected = slow_visits(
+            order.options, order.epoch, shard, slow_windows(units, shard, order.options.window, words_of(order))
+        )
         each = np.arange(len(expected))
         numbers = order.units_of(np.full(len(each), shard), each)
         assert order.visits_of(np.full(len(each), shard), numbers).tolist() == each.tolist()
-        rows, samples, parts = order.shard_units(shard).items(numbers)
+        rows, samples, parts, pads = order.shard_units(shard).items(numbers)
         assert in_units(each if rows is None else rows, samples, order) == expected
         times = Counter(samples_of(units, shard))
         assert parts is None or set(zip(samples.tolist(), parts.tolist(), strict=True)) == {
             (sample, part) for sample in times for part in range(times[sample])
         }
         assert windows_read(order, shard) == (expected, None if parts is None else parts.tolist())
+
+
+def words_of(order):
+    return (order.options.seed, order.epoch) if order.options.shuffle else None
 
 
 def in_units(rows, samples, order):
@@ -70,7 +76,7 @@ def windows_read(order, shard):
 @given(views(kinds=["one", "one a shard", "random", "uneven"]))
 def test_lanes_are_those_that_plain_python_makes(view):
     order, units = view
-    windows = [slow_windows(units, shard, order.options.window) for shard in range(len(units))]
+    windows = [slow_windows(units, shard, order.options.window, words_of(order)) for shard in range(len(units))]
     found = slow_lanes(order.totals.tolist(), order.options, order.epoch, windows, order.is_recut)
     assert found == (lanes_of(order), order.is_recut)
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsplit.arrays import Int64
-from wdsplit.order.epoch import hash_numbers, hash_stream
+from wdsplit.order.hashing import hash_numbers, hash_stream
 
 __all__ = ["GroupPlaces", "Groups", "group_order", "place_groups"]
 

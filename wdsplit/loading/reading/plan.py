@@ -148,6 +148,8 @@ class Planner:
             sizes = np.concatenate([np.diff(each) for each in offsets])
             units, items = spread(np.append(0, np.cumsum(sizes)), items)
             positions, pads, window_of = positions[units], pads[units], window_of[units]
+            repeated = [read.pads for read in reads if read.pads is not None]
+            pads = pads | np.concatenate(repeated)[items] if repeated else pads
         places = np.concatenate([begins[:0], *(read.items for read in reads)])[items]
         numbered = [read.parts for read in reads if read.parts is not None]
         parts = np.concatenate(numbered)[items] if numbered else None

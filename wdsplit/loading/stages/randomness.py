@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from wdsplit.errors import InputError, PipelineError
-from wdsplit.order.epoch import hash_stream
+from wdsplit.order.hashing import hash_stream
 from wdsplit.order.units import PLACE
 
 if TYPE_CHECKING:
