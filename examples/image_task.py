@@ -156,7 +156,7 @@ def open_loader(path: str, args: argparse.Namespace, *, shuffle: bool, group: An
 
 def open_dataset(path: str, args: argparse.Namespace, *, shuffle: bool, group: Any = None) -> wdsplit.Dataset:
     """Return samples of image, label and pad."""
-    dataset = wdsplit.Dataset(path, seed=args.seed, shuffle=shuffle, group=group)
+    dataset = wdsplit.Dataset(path, seed=args.seed, shuffle=shuffle, process_group=group)
     image, label = find_fields(dataset)
     return dataset.decode(wdsplit.resized(args.size)).to_tuple(image, label, "__pad__")
 

@@ -5,8 +5,8 @@
     torchrun ... examples/train_fsdp.py TRAIN TEST --checkpoint FOLDER --resume
 
 The dataset gets the mesh, so that it is split by the data-parallel ranks. With tensor parallelism the mesh has one more
-dimension: pass its data-parallel part, `group=mesh["dp_replicate", "dp_shard"]`. Then ranks that hold parts of one
-layer read the same samples.
+dimension: pass its data-parallel part, `process_group=mesh["dp_replicate", "dp_shard"]`. Then ranks that hold parts of
+one layer read the same samples.
 
 A checkpoint is a folder to which each rank writes its shards (torch.distributed.checkpoint). It holds the loader's
 state once, and is loaded on any number of ranks.

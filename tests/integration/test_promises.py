@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from made_datasets import deliveries, delivering, expected_epoch, interleaved, real_rows, sized_dataset
 from made_views import Rows, expected_view, view_of
+from orders import GROUPINGS
 from torchruns import delivered
 from wdsplit.errors import CorruptDataError
 from wdsplit.loading.dataset import Dataset
@@ -326,27 +327,27 @@ def test_set_view_between_and_within_epochs_gives_the_view_of_the_next_iteration
             assert agrees(seen, list(itertools.islice(expected_view(path, rows, epoch, **order), len(seen))))
 
 
-# Packs
+# Packs and groups
 
 
-def packed_deliveries(packs):
-    """Return (position, rows, pad) of each pack of a batch that was not collated."""
-    made = []
-    for pack in packs:
-        positions, rows, pads = zip(*pack, strict=True)
-        assert len(set(positions)) == len(set(pads)) == 1
-        made.append((positions[0], rows, pads[0]))
-    return made
+def formed_deliveries(units):
+    """Return (position, rows, pads) of each pack or group of a batch that was not collated."""
+    made = [tuple(zip(*unit, strict=True)) for unit in units]
+    assert all(len(set(positions)) == 1 for positions, _, _ in made)
+    return [(positions[0], rows, pads) for positions, rows, pads in made]
 
 
-@few_examples
+@pytest.mark.parametrize("form", ["packs", *GROUPINGS])
+@fewer_examples
 @given(st.data(), orders(), epochs, legs, st.booleans())
-def test_readers_of_packs_that_follow_one_another_deliver_the_order_and_each_sample_as_often_as_it_is_due(
-    made, data, order, epoch, legs, is_mixed
+def test_readers_of_units_that_follow_one_another_deliver_the_order_and_each_sample_as_often_as_it_is_due(
+    made, form, data, order, epoch, legs, is_mixed
 ):
     counts = data.draw(sizes)
     path, rows = made(counts), data.draw(views(counts).filter(len))
-    rows.is_packed = True
+    rows.form = form
+    if form in GROUPINGS:  # each is a whole batch
+        legs = [((world_size, num_workers, 1), num_steps) for (world_size, num_workers, _), num_steps in legs]
 
     def opened(**world):
         view = view_of(path, rows)
@@ -355,11 +356,14 @@ def test_readers_of_packs_that_follow_one_another_deliver_the_order_and_each_sam
         own = {name: value for name, value in order.items() if name != "window"}
         return delivering(mix(repeat={path: 1}, view=view, **own, **world))
 
-    seen = run_legs(opened, legs, epoch, packed_deliveries, collate_fn=list)
+    seen = run_legs(opened, legs, epoch, formed_deliveries, collate_fn=list)
     assert [position for position, _, _ in seen] == list(range(len(seen)))
     if not is_mixed:
-        assert agrees(seen, list(itertools.islice(expected_view(path, rows, epoch, **order), len(seen))))
-    found = Counter(row for _, each, pad in seen if not pad for row in each)
+        delivered = [(position, each, pads[0]) for position, each, pads in seen]
+        assert agrees(delivered, list(itertools.islice(expected_view(path, rows, epoch, **order), len(seen))))
+    located = opened(rank=0, world_size=1).order(epoch).locate(np.arange(len(seen)))
+    assert located.pad.tolist() == [pad for _, _, pads in seen for pad in pads]
+    found = Counter(row for _, *each in seen for row, pad in zip(*each, strict=True) if not pad)
     assert found == Counter(rows) if order["tail"] == "pad" else found <= Counter(rows)
 
 

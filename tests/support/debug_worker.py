@@ -174,8 +174,8 @@ def audits_that_hold(path, rank):
     result["left early, uneven"] = audited(
         stopped, between=lambda batches, epoch, step: "stop" if step == 1 + 2 * rank else None
     )
-    result["replicas"] = audited(loader_of(path, group=mesh["dp"]))
-    result["whole mesh"] = audited(loader_of(path, group=mesh))
+    result["replicas"] = audited(loader_of(path, process_group=mesh["dp"]))
+    result["whole mesh"] = audited(loader_of(path, process_group=mesh))
     return result
 
 
@@ -285,7 +285,7 @@ def groups(path):
         debug.check_same_parameters({"a": torch.ones(1)}, group=mesh)
         debug.check_same_gradients(torch.nn.Linear(1, 1), group=mesh)
         debug.barrier(20, mesh)
-        audited(loader_of(path, group=mesh))
+        audited(loader_of(path, process_group=mesh))
         numbers.append(len(distributed.distributed_c10d._world.pg_map))
     return numbers
 

@@ -20,7 +20,7 @@ from tars import by_tarfile
 from wdsplit.errors import CorruptDataError, InputError
 from wdsplit.order.limits import MAX_LANES, MAX_WINDOW
 from wdsplit.order.selection import Selection
-from wdsplit.order.units import Packing, Packs, Repeats
+from wdsplit.order.units import Grouping, Groups, Packing, Packs, Repeats
 from wdsplit.shards.manifest import Field, Manifest, Shard, Shards, checksum_of, dump_manifest, parse_manifest
 from wdsplit.shards.views import parse_view, write_view
 from wdsplit.storage.local import LocalStorage
@@ -332,6 +332,8 @@ def view_seeds():
             units = selection if every == 2 else Repeats(selection, times, "repeat")
             if every == 20:
                 units = Packs(units, np.zeros(units.num_samples, np.uint8), 100, Packing(9, False))
+            if every == 2:
+                units = Groups(units, np.zeros(units.num_samples, np.uint8), 0, Grouping(3, 0, ("a",)))
             write_view(LocalStorage(folder), VIEWED, "v", units, {"where": "x > 1"})
             yield LocalStorage(folder).read("views/v.view")
 

@@ -55,7 +55,7 @@ def groups(path, out):
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("tp", "dp"))
     check_places(rank)
     group = [distributed.new_group(members) for members in ([0, 1], [2, 3])][rank // 2]
-    dataset = delivering(Dataset(path, group=group))
+    dataset = delivering(Dataset(path, process_group=group))
     assert dataset.world() == World(rank % 2, 2)
     result = {}
     for num_workers in (0, 2):
@@ -71,7 +71,7 @@ def groups(path, out):
 
 def spawned(path, group, mesh):
     """Return what rank 3 of 4, which is rank 1 of 2 of its group, is given by workers that are not forked."""
-    job, part, place = (delivering(Dataset(path, group=each)) for each in (None, group, mesh))
+    job, part, place = (delivering(Dataset(path, process_group=each)) for each in (None, group, mesh))
     plain = torch.utils.data.DataLoader(job, num_workers=1, multiprocessing_context="spawn")
     return {
         "spawned, DataLoader": all_deliveries(plain),
@@ -140,7 +140,7 @@ def fsdp(path, out):
         fully_shard(model, mesh=mesh)
         optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
         batches = []
-        for batch in Loader(delivering(Dataset(path, group=mesh)), GLOBAL_BATCH // mesh.size()):
+        for batch in Loader(delivering(Dataset(path, process_group=mesh)), GLOBAL_BATCH // mesh.size()):
             batches.append(deliveries(batch))
             optimizer.zero_grad()
             model(batch[1][:, None] / 100.0).square().mean().backward()

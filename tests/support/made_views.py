@@ -7,10 +7,10 @@ from collections import Counter
 
 import numpy as np
 
-from orders import slow_epoch, slow_lanes, windows_of
+from orders import GROUPINGS, slow_epoch, slow_groups, slow_lanes, windows_of
 from wdsplit.order.epoch import OrderOptions
 from wdsplit.order.selection import Selection
-from wdsplit.order.units import Packing, Packs, Repeats
+from wdsplit.order.units import Groups, Packing, Packs, Repeats
 from wdsplit.order.views import View
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.views import write_view
@@ -20,12 +20,13 @@ from wdsplit.storage.opening import open_storage
 class Rows(list):
     """The rows of a view, rising, each as often as it comes; and how they are laid out, by the kind of units.
 
-    Where a shard has several, they are packed: neighbours in twos and threes, in blocks of five.
+    Where `form` is `packs`, neighbours are packed in twos and threes, in blocks of five; where it is one of GROUPINGS,
+    every third item of a shard is of one class.
     """
 
-    def __init__(self, rows, kind="select", is_packed=False):
+    def __init__(self, rows, kind="select", form=None):
         super().__init__(sorted(rows))
-        self.kind, self.is_packed = kind, is_packed
+        self.kind, self.form = kind, form
 
 
 def kind_of(rows):
@@ -38,19 +39,24 @@ def view_of(path, rows, name="chosen"):
     items, times = selection, Counter(rows)
     if kind_of(rows) != "select":
         items = Repeats(selection, np.array([times[row] for row in sorted(times)], np.uint16), rows.kind)
-    if not is_packed(rows):
+    if form_of(rows) is None:
         return View(name, items)
+    if rows.form in GROUPINGS:
+        codes = np.concatenate([np.zeros(0, np.int64), *(np.arange(count) % 3 for count in items.counts)])
+        return View(name, Groups(items, codes.astype(np.uint8), *GROUPINGS[rows.form]))
     bins = [np.zeros(0, np.int64), *(np.arange(count) // 5 * 2 + np.arange(count) % 5 // 3 for count in items.counts)]
     return View(name, Packs(items, np.concatenate(bins).astype(np.uint16), 5, Packing(100, False)))
 
 
-def is_packed(rows):
-    return isinstance(rows, Rows) and rows.is_packed
+def form_of(rows):
+    return rows.form if isinstance(rows, Rows) else None
 
 
-def packs_of(windows):
-    """Return the windows of a packed view of which these are the windows without packs: packs are tuples."""
+def formed(windows, form, words):
+    """Return the windows of a view of packs or groups of which these are those without: units are tuples."""
     items = [*itertools.chain.from_iterable(windows)]
+    if form in GROUPINGS:
+        return slow_groups(items, [number % 3 for number in range(len(items))], *GROUPINGS[form], words)
     blocks = [items[first : first + 5] for first in range(0, len(items), 5)]
     return [[tuple(each) for each in (block[:3], block[3:]) if each] for block in blocks]
 
@@ -75,11 +81,15 @@ def expected_view(path, rows, epoch=0, seed=0, shuffle=True, tail="pad", lanes=N
     firsts = [0, *itertools.accumulate(counts)]
     chosen = [[row - first for row in rows if first <= row < stop] for first, stop in itertools.pairwise(firsts)]
     windows = [windows_of(each, kind_of(rows), options.window) for each in chosen]
-    found, _ = slow_lanes(counts, options, epoch, list(map(packs_of, windows)) if is_packed(rows) else windows)
+    form = form_of(rows)
+    if form is not None:
+        words = (seed, epoch) if shuffle else None
+        windows = [formed(each, form, words and (*words, shard)) for shard, each in enumerate(windows)]
+    found, _ = slow_lanes(counts, options, epoch, windows)
     for position, (shard, unit, pad) in enumerate(slow_epoch(found)):
         if shard is None:
             yield position, None, pad
-        elif is_packed(rows):
+        elif form is not None:
             yield position, tuple(firsts[shard] + sample for sample in unit), pad
         else:
             yield position, firsts[shard] + unit, pad

@@ -10,12 +10,18 @@ from hypothesis import strategies as st
 
 from wdsplit.order.epoch import EpochOrder, OrderOptions
 from wdsplit.order.selection import Selection
-from wdsplit.order.units import KINDS, Groups, Packing, Packs, Repeats, items_of, num_groups
+from wdsplit.order.units import KINDS, Grouping, Groups, Packing, Packs, Repeats, items_of
 
 GOLDEN_RATIO = 0x9E3779B97F4A7C15
 SHARDS, WINDOWS, SAMPLES = 1, 2, 3
 TAILS = ("pad", "drop", "uneven")
-SIZES = np.array([1, 2, 3])
+GROUPINGS = {
+    "groups": (7, Grouping(3, 0, ("a", "b", "c"))),
+    "groups of shards": (0, Grouping(2, 0, (0, 5, 9))),
+    "groups of a budget": (7, Grouping(0, 4)),
+    "groups of a size and a budget": (0, Grouping(3, 4)),
+}
+"""Blocks and forms of groups of three classes."""
 """Items of a group of each class."""
 
 VIEWS = ["nothing", "one", "one a shard", "every third", "all but a few", "random", "uneven", "everything"]
@@ -83,13 +89,9 @@ def units_of(masks, kind, seed, is_packed=False):
         items = Repeats(selection, random.integers(1, 5, selection.num_samples).astype(np.uint8), kind)
     if not is_packed:
         return items
-    if is_packed in ("groups", "groups of shards"):
-        classes = random.integers(0, 3, items.num_samples).astype(np.uint8)
-        block, counts = 7 if is_packed == "groups" else 0, []
-        for each in np.split(classes, np.cumsum(items.counts)[:-1]) if len(items) else ():
-            cuts = range(0, len(each), block or max(1, len(each)))
-            counts.append(sum(num_groups(each[first : first + block] if block else each, SIZES) for first in cuts))
-        return Groups(items, classes, SIZES, np.array(counts, np.int64), block)
+    if is_packed in GROUPINGS:
+        block, form = GROUPINGS[is_packed]
+        return Groups(items, random.integers(0, 3, items.num_samples).astype(np.uint8), block, form)
     bins = [np.zeros(0, np.uint16)]
     for count in items.counts.tolist():
         begin = 0
@@ -110,17 +112,16 @@ def samples_of(units, shard):
 
 
 def slow_windows(units, shard, size, words=None):
-    """Return the windows of a shard in a view: lists of units, each a sample, or a tuple of those of a pack or group."""
+    """Return the windows of a shard in a view: lists of units, each a sample, or the tuple of those of a unit."""
     kind = getattr(items_of(units), "kind", "select")
     if not isinstance(units, (Packs, Groups)):
         return windows_of(samples_of(units, shard), kind, size)
     items = [*chain.from_iterable(windows_of(samples_of(units, shard), kind, 10**9))]
     first = int(units.base.counts[:shard].sum())
     if isinstance(units, Groups):
-        return slow_groups(
-            items, units.classes[first : first + len(items)].tolist(), units.block, words and (*words, shard)
-        )
-    bins, windows = units.bins[first : first + len(items)].tolist(), []
+        codes = units.codes[first : first + len(items)].tolist()
+        return slow_groups(items, codes, units.block, units.form, words and (*words, shard))
+    bins, windows = units.codes[first : first + len(items)].tolist(), []
     for begin in range(0, len(items), units.block):
         packs = {}
         for number, sample in zip(bins[begin:], items[begin : begin + units.block], strict=False):
@@ -129,25 +130,27 @@ def slow_windows(units, shard, size, words=None):
     return windows
 
 
-def slow_groups(items, classes, block, words):
-    """Return the groups of a shard, a window a block, or a window a group; a group that is short repeats its members."""
+def slow_groups(items, classes, block, form, words):
+    """Return the groups of a shard, a window a block, or a window a group; a short group repeats its members."""
     windows = []
     for begin in range(0, len(items), block or max(1, len(items))):
         numbers = range(begin, min(len(items), begin + (block or len(items))))
         groups = []
-        for each, size in enumerate(SIZES.tolist()):
+        for each in range(3):
+            size = min(form.size or 99, form.budget // max(1, each)) if form.budget else form.size
             own = [number for number in numbers if classes[number] == each]
             if words is not None:
                 state = slow_hash_stream(6, *words, begin)
                 own.sort(key=lambda number: mixed(state + (number - begin + 1) * GOLDEN_RATIO))
             cut = [own[first : first + size] for first in range(0, len(own), size)]
-            groups += [tuple(items[(some * size)[place]] for place in range(size)) for some in cut]
+            filled = [some if form.budget else (some * size)[:size] for some in cut]
+            groups += [tuple(items[number] for number in some) for some in filled]
         windows += [groups] if block else [[group] for group in groups]
     return windows
 
 
 @st.composite
-def views(draw, tails=tails, kinds=VIEWS, items=KINDS, packed=(False, True, "groups", "groups of shards")):
+def views(draw, tails=tails, kinds=VIEWS, items=KINDS, packed=(False, True, *GROUPINGS)):
     """Draw the order of a view, and its units."""
     counts = draw(st.lists(st.integers(0, 30), min_size=1, max_size=10) | st.lists(st.integers(199, 201), max_size=4))
     masks = masks_of(draw(st.sampled_from(kinds)), counts, draw(st.integers(0, 99)))

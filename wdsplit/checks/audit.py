@@ -365,7 +365,7 @@ def _loaders(url: str, how: dict[str, Any], epoch: int) -> _Open:
         dataset = Dataset(url, rank=rank, world_size=world_size, **how)
         part = getattr(dataset.order(epoch), "part_name", "")
         names = ["__position__", "__pad__", "__key__", *filter(None, [part])]
-        together = None if dataset.source.packing_at(epoch) is None else _packs_of
+        together = None if dataset.source.form_at(epoch) is None else _packs_of
         loader = Loader(dataset.to_tuple(*names), batch_size, num_workers=num_workers, collate_fn=together)
         loader.set_epoch(epoch)
         return loader

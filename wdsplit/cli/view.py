@@ -33,6 +33,7 @@ _MAX_RECIPE = 100
         "data/train clean --exclude bad.jsonl",
         "data/train balanced --repeat weight",
         "data/train packed --pack tokens --capacity 8192",
+        "data/train buckets --group aspect --size 32",
         "data/train --list",
     ],
     dataset_argument,
@@ -69,17 +70,47 @@ _MAX_RECIPE = 100
         help="Let each sample come once for each of its parts, such as clips; this column says how many it has.",
     ),
     option(
-        "Packs",
+        "Packs and groups",
         "--pack",
         metavar="COLUMN",
         help="Pack several samples into one; this column of integers says how long each is, such as its tokens.",
     ),
-    option("Packs", "--capacity", type=int, metavar="N", help="How long the samples of a pack are together at most."),
     option(
-        "Packs",
+        "Packs and groups",
+        "--capacity",
+        type=int,
+        metavar="N",
+        help="How long the samples of a pack are together at most.",
+    ),
+    option(
+        "Packs and groups",
+        "--group",
+        metavar="COLUMN",
+        help="Group samples of one value of this column into batches, other ones in each epoch. With --budget, this "
+        "column of integers says how long each is, and samples of similar length are grouped.",
+    ),
+    option(
+        "Packs and groups", "--size", type=int, metavar="N", help="How many samples a group has; with --budget at most."
+    ),
+    option(
+        "Packs and groups",
+        "--budget",
+        type=int,
+        metavar="N",
+        help="How long the samples of a group are together at most, each counted as long as the longest.",
+    ),
+    option(
+        "Packs and groups",
+        "--allow-pads",
+        is_flag=True,
+        help="Allow groups of which more than 5 % are samples repeated to fill them.",
+    ),
+    option(
+        "Packs and groups",
         "--long",
         type=click.Choice(["error", "drop", "truncate"]),
-        help="What to do with samples longer than a pack.  [default: error]",
+        help="What to do with samples longer than a pack, or than the budget (truncate: of packs only).  "
+        "[default: error]",
     ),
     option("Samples", "--view", metavar="BASE", help="Select only from the samples of this view."),
     option("Samples", "--allow-missing", is_flag=True, help="Warn about --keys without a sample, instead of failing."),
@@ -121,14 +152,8 @@ def view_command(
         f"shards without a selected sample: {made.num_empty_shards:,} of {made.num_shards:,}",
     ]
     recipe = stored.recipe
-    if stored.pack:
-        lines.append(
-            f"{counted(stored.num_units, 'pack')} of up to {recipe['capacity']:,} {recipe['pack']}, "
-            f"filled to {100 * recipe['fill']:.1f} %"
-        )
-        if recipe.get("num_long"):
-            done = {"drop": "dropped", "truncate": "truncated"}[recipe["long"]]
-            lines.append(f"longer samples: {recipe['num_long']:,} {done}")
+    if stored.form:
+        lines += _units_lines(stored)
     elif stored.kind != "select":
         lines.append(f"an epoch has {counted(stored.num_units, 'sample')}: --{stored.kind} {recipe[stored.kind]}")
     for which in ("keys", "exclude"):
@@ -142,6 +167,30 @@ def view_command(
     facts = {"num_shards": made.num_shards, "num_empty_shards": made.num_empty_shards, "classes": made.classes}
     value = {"dataset": url, **dataclasses.asdict(stored), **facts}
     return Result("\n".join(lines), value, [f"wdsplit.Dataset({url!r}, view={name!r})"])
+
+
+def _units_lines(stored: StoredView) -> list[str]:
+    """Say what packs or groups a view has, and how well they are filled."""
+    recipe, lines = stored.recipe, []
+    fill = f"{100 * recipe['fill']:.1f} %" if "fill" in recipe else ""
+    if "pack" in recipe:
+        packs = counted(stored.num_units, "pack")
+        lines.append(f"{packs} of up to {recipe['capacity']:,} {recipe['pack']}, filled to {fill}")
+    elif "budget" in recipe:
+        most = f" and {recipe['size']:,} samples" if "size" in recipe else ""
+        groups = counted(stored.num_units, "group")
+        lines.append(
+            f"{groups} of up to {recipe['budget']:,} {recipe['group']}{most}, padded: at least {fill} is filled"
+        )
+    else:
+        groups, values = counted(stored.num_units, "group"), counted(len(stored.form["values"]), "value")
+        every = stored.num_units * recipe["size"]
+        pads = f"{counted(recipe['pads'], 'repeated sample')} ({percent(recipe['pads'], every)})"
+        lines.append(f"{groups} of {recipe['size']:,} samples, by {values} of {recipe['group']!r}; {pads} fill them")
+    if recipe.get("num_long"):
+        done = {"drop": "dropped", "truncate": "truncated"}[recipe["long"]]
+        lines.append(f"longer samples: {recipe['num_long']:,} {done}")
+    return lines
 
 
 def _class_table(column: str, classes: Mapping[str, tuple[int, int]]) -> list[str]:

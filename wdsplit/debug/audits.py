@@ -133,7 +133,7 @@ class Audit:
         self.epochs: list[EpochAudit] = []
         self._loader = loader
         self._identify = identify
-        self._group = loader.dataset.group if group is None else group
+        self._group = loader.dataset.process_group if group is None else group
         self._timeout_s = timeout_s
         self._rendezvous: Rendezvous | None = None
         self._record: _Record | None = None
@@ -293,7 +293,7 @@ class _Record:
         positions = np.asarray(positions.cpu() if hasattr(positions, "cpu") else positions).astype(np.int64)
         is_real = np.asarray(self.order.is_real(positions))
         source = self._dataset.source
-        is_packed = source.packing_at(self.order.epoch) is not None
+        is_packed = source.form_at(self.order.epoch) is not None
         own = np.unique(positions) if is_packed else positions  # all samples of a pack have its position
         own_real = np.asarray(self.order.is_real(own))
         self._positions.append(own[own_real])
@@ -430,8 +430,8 @@ def _refuse_faults(
         cause = f"samples were delivered more than once in epoch {record.order.epoch}"
         remedy = (
             "let the dataset detect its rank: leave out rank= and world_size=, and begin to iterate after "
-            "init_process_group. Ranks that should get the same samples (tensor parallelism) need group=, of the "
-            "Dataset or of the audit"
+            "init_process_group. Ranks that should get the same samples (tensor parallelism) need process_group=, of "
+            "the Dataset, or group=, of the audit"
         )
     expected = f"each sample from position {record.start} on, once, on one rank"
     raise CheckError(cause, place=url, expected=expected, found="; ".join(texts), remedy=remedy)

@@ -55,7 +55,7 @@ class PreparedLoader(OpaqueLoader, DataLoaderStateMixin):  # type: ignore[misc]
         if mesh is not None:  # along its dimensions `tp` and `cp`, processes read the same samples
             names = tuple(accelerator.parallelism_config.dp_dim_names)
             expected = detect_rank(group=mesh[names]) if names else World()
-            group = f"group=accelerator.torch_device_mesh[{', '.join(map(repr, names))}]"
+            group = f"process_group=accelerator.torch_device_mesh[{', '.join(map(repr, names))}]"
             remedy = f"open the dataset with {group if names else 'rank=0 and world_size=1'}"
             check_ranks(loader, expected.rank, expected.world_size, "the accelerator", remedy)
         self.accelerator = accelerator

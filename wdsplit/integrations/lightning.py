@@ -103,7 +103,7 @@ class WdsplitDataModule(_library.LightningDataModule):  # type: ignore[misc, nam
         if expected is not None:
             remedy = (
                 "open the dataset with rank= and world_size=; or, once there is a mesh (in setup() of a subclass), "
-                "with group=self.trainer.strategy.device_mesh['data_parallel'], and put its loader into "
+                "with process_group=self.trainer.strategy.device_mesh['data_parallel'], and put its loader into "
                 f"self.loaders[{name!r}]"
             )
             check_ranks(loader, expected["rank"], expected["num_replicas"], "the strategy", remedy)

@@ -17,18 +17,18 @@ logger = logging.getLogger(__name__)
 
 
 def refuse_packs(dataset: Dataset, what: str) -> None:
-    """Refuse a view of packs, whose batches have another shape each.
+    """Refuse a view of packs or groups, whose batches have another shape each.
 
     Raises:
-        InputError: The dataset has packs in its epoch.
+        InputError: The dataset has packs or groups in its epoch.
     """
-    if dataset.source.packing_at(dataset.epoch) is not None:
+    if dataset.source.form_at(dataset.epoch) is not None:
         raise InputError(
-            f"{what} does not take packs",
+            f"{what} does not take packs or groups",
             place=dataset.source.url,
             expected="a view in which each position is one sample",
             found=dataset.source.view_text,
-            remedy="iterate a wdsplit.Loader itself (its pad_to='capacity' gives one shape), or leave out the packs",
+            remedy="iterate a wdsplit.Loader itself (its pad_to='capacity' gives one shape), or leave them out",
         )
 
 

@@ -52,8 +52,8 @@ __all__ = ["Dataset"]
 _INTERNALS = {
     *("append", "close", "invoke", "iterator", "iterator1", "repeat", "stage", "with_epoch"),
     *("length", "nsamples", "pipeline", "repetitions", "size"),
-    *("check_one_to_one", "column_stages", "epoch_set", "epochs_set", "group", "is_view_set", "replaces_bad_samples"),
-    "staged",
+    *("check_one_to_one", "column_stages", "epoch_set", "epochs_set", "is_view_set", "process_group"),
+    *("replaces_bad_samples", "staged"),
 }
 """Methods that webdataset's pipelines and wdsplit's loaders call, and users do not."""
 
@@ -92,14 +92,14 @@ class Dataset(FluidPipeline):
             changes the order.
         rank: This process's rank; detected if None.
         world_size: The number of ranks; detected if None. `rank=0, world_size=1` switches the split off.
-        group: A torch process group, DeviceMesh or slice of one, to split among its ranks instead of all. Ranks at the
-            same data-parallel place get the same samples.
+        process_group: A torch process group, DeviceMesh or slice of one, to split among its ranks instead of all. Ranks
+            at the same data-parallel place get the same samples.
         fields: The fields to read; None for all.
         limit: Use only the first `limit` samples, as if they were the whole dataset, to try out a program. None for
             all.
         view: Use only the samples of a view: the name of a stored view, or a `wdsplit.View`. Or views by epoch:
             `{0: "easy", 10: None}` is "easy" in the epochs 0 to 9, and all samples from epoch 10 on. A view of such a
-            dict may also be a dict of the options `view`, `where`, `keys`, `exclude`, `repeat` and `expand`.
+            dict may also be a dict of these options: `view`, `where`, ..., `allow_pads`.
         where: Use only the samples that meet a condition on their columns, such as `score > 0.5 and width >= 256`.
         keys: Use only the samples with these keys: a list, or a file of them.
         exclude: Leave out the samples with these keys: a list, or a file of them.
@@ -110,7 +110,14 @@ class Dataset(FluidPipeline):
         pack: A column of integers: how long each sample is, such as its tokens. Several samples are packed together. A
             position of the epoch is then a pack, and `batch_size` counts packs: see `Loader`.
         capacity: How long the samples of a pack are together at most.
-        long: What to do with samples that are longer: raise an `error` (the default), `drop` or `truncate` them.
+        group: A column whose values are those of groups, such as the aspect ratios of images. A position of the epoch
+            is then `size` samples of one value, other ones in each epoch, and a whole batch: see `Loader`. Or, with
+            `budget`, a column of lengths: samples of similar length. `__group__` has the value, or the length.
+        size: How many samples a group has; with `budget` at most.
+        budget: How long the samples of a group are together at most, each counted as long as the longest.
+        long: What to do with samples longer than a pack, or than the budget: raise an `error` (the default), `drop` or,
+            of packs, `truncate` them.
+        allow_pads: Allow groups of which more than a twentieth are samples repeated to fill them.
         storage_options: How to reach a remote store, where the environment does not say: options of s3fs (`key`,
             `secret`, `token`, `anon`, `profile`, `endpoint_url`, ...), and `deadline_s`, how long to retry a request.
         fs: The file system of `path`, an fsspec object such as `s3fs.S3FileSystem(...)`; each process makes its own
@@ -148,13 +155,18 @@ class Dataset(FluidPipeline):
         expand: str | None = None,
         pack: str | None = None,
         capacity: int | None = None,
+        group: str | None = None,
+        size: int | None = None,
+        budget: int | None = None,
         long: str | None = None,
+        allow_pads: bool = False,
         **options: Unpack[DatasetOptions],
     ) -> None:
         window = whole(window)
         chosen = checked_options(options, window)
         source, opened = opened_source(path, window, limit, chosen)
         units = {"repeat": repeat, "expand": expand, "pack": pack, "capacity": capacity, "long": long}
+        units |= {"group": group, "size": size, "budget": budget, "allow_pads": allow_pads or None}
         self._begin_with(source, [opened], chosen, units)
 
     def _begin_with(
@@ -164,7 +176,7 @@ class Dataset(FluidPipeline):
         self._source = SharedSource(source, opened, {**choice_of(options), **(units or {})})
         rank, world_size = options["rank"], options["world_size"]
         self._rank = None if rank is None and world_size is None else detect_rank(rank, world_size)
-        self.group = options["group"]
+        self.process_group = options["process_group"]
         self._epoch = SharedEpoch()
         self._following = 0, 0
         self._finished = SharedIntegers(3)
@@ -248,7 +260,11 @@ class Dataset(FluidPipeline):
         expand: str | None = None,
         pack: str | None = None,
         capacity: int | None = None,
+        group: str | None = None,
+        size: int | None = None,
+        budget: int | None = None,
         long: str | None = None,
+        allow_pads: bool = False,
     ) -> None:
         """Choose the samples of the next iterations, for this dataset and all copies made by stages.
 
@@ -271,14 +287,19 @@ class Dataset(FluidPipeline):
             expand: As of `Dataset`.
             pack: As of `Dataset`.
             capacity: As of `Dataset`.
+            group: As of `Dataset`.
+            size: As of `Dataset`.
+            budget: As of `Dataset`.
             long: As of `Dataset`.
+            allow_pads: As of `Dataset`.
 
         Raises:
             InputError: There is no such view, or an argument is invalid. Then the views stay as they were.
             WdsplitError: A view or a table of samples cannot be read.
         """
         choice = {"view": view, "where": where, "keys": keys, "exclude": exclude, "repeat": repeat, "expand": expand}
-        self._source.set(choice | {"pack": pack, "capacity": capacity, "long": long})
+        choice |= {"pack": pack, "capacity": capacity, "group": group, "size": size, "budget": budget}
+        self._source.set(choice | {"long": long, "allow_pads": allow_pads or None})
 
     @property
     def is_view_set(self) -> bool:
@@ -293,7 +314,7 @@ class Dataset(FluidPipeline):
         Raises:
             TopologyError: Rank and world size contradict each other.
         """
-        return self._rank or detect_rank(group=self.group)
+        return self._rank or detect_rank(group=self.process_group)
 
     def at_rank(self, rank: int, world_size: int) -> Dataset:
         """Return the same dataset, with the same epoch, for another rank.
@@ -304,15 +325,15 @@ class Dataset(FluidPipeline):
             TopologyError: The dataset was opened with another rank, or there is no such rank.
         """
         given = World(whole(rank), whole(world_size))
-        if (self._rank is not None or self.group is not None) and self.world() != given:
+        if (self._rank is not None or self.process_group is not None) and self.world() != given:
             raise TopologyError(
                 "the dataset was opened for another rank",
                 expected=f"rank {given.rank} of {given.world_size}",
                 found=f"rank {self.world().rank} of {self.world().world_size}",
-                remedy="leave out rank=, world_size= and group=",
+                remedy="leave out rank=, world_size= and process_group=",
             )
         dataset: Dataset = self.compose()
-        dataset._rank, dataset.group = given, None
+        dataset._rank, dataset.process_group = given, None
         return dataset
 
     def order(self, epoch: int | None = None) -> AnyOrder:
@@ -565,9 +586,9 @@ class Dataset(FluidPipeline):
         """Fix the rank before a copy is sent to a process that cannot detect it: a spawned worker of this rank."""
         state = dict(self.__dict__)
         spawning = multiprocessing.context.get_spawning_popen() is not None
-        if self._rank is None and (self.group is not None or (spawning and knows_rank())):
+        if self._rank is None and (self.process_group is not None or (spawning and knows_rank())):
             state["_rank"] = self.world()
-        state["group"] = None
+        state["process_group"] = None
         if not spawning:  # the passes of a copy are its own
             state["_finished"] = SharedIntegers(3)
         return state

@@ -31,12 +31,13 @@ from wdsplit.loading.progress import Progress
 from wdsplit.loading.reading.source import AnySource
 from wdsplit.loading.running import NoWorkers, Parcels, Running
 from wdsplit.loading.statistics import Statistics
-from wdsplit.loading.transport.collate import Output, Strings, is_packed, weave, weave_packs
+from wdsplit.loading.transport.collate import Output, Strings, weave, weave_group, weave_packs
 from wdsplit.loading.transport.counters import Clock, Totals
 from wdsplit.loading.transport.thread_workers import Threads
 from wdsplit.loading.worker import SubBatches
 from wdsplit.notebook import html_table
 from wdsplit.order.split import Steps, World, whole
+from wdsplit.order.units import Form, Grouping, Packing
 
 if TYPE_CHECKING:
     from wdsplit.loading.process_workers import Processes
@@ -61,18 +62,19 @@ class Loader:
 
     Without `collate_fn`, numbers, arrays and tensors are stacked; strings, bytes and other values become lists. Of a
     view of packs, `batch_size` counts packs: arrays and tensors are joined along their first axis, with `__lengths__`,
-    `__cu_seqlens__`, `__position_ids__` and `__segment_ids__` (docs/sequences.md).
+    `__cu_seqlens__`, `__position_ids__` and `__segment_ids__` (docs/sequences.md). Of a view of groups, each is a whole
+    batch, with batch_size=1; samples of a budget are rows as long as the longest, with `__mask__` (docs/buckets.md).
 
     Process workers and tensors need torch; `output="numpy"` with threads or no workers does not.
 
     Args:
         dataset: The dataset, with stages that return one sample for each input.
-        batch_size: Samples per batch and rank.
+        batch_size: Samples per batch and rank; packs, or groups, of a view of these.
         num_workers: Number of workers; 0 reads in this thread.
         workers: Kind of workers: `process`, each with its own interpreter; or `thread`, without copies between
             processes, for decoders that release the GIL.
-        collate_fn: Function that makes a batch from the list of its samples, in this process; of packs, from a list of
-            packs, each a list of samples.
+        collate_fn: Function that makes a batch from the list of its samples, in this process; of packs or groups, from
+            a list of these, each a list of samples.
         pin_memory: Put tensors into pinned memory, for non-blocking copies to a GPU.
         prefetch_factor: Steps that each worker prefetches; up to 8 times as many where samples are small and no stages
             of your own change them, because workers then send several small sub-batches together.
@@ -300,29 +302,36 @@ class Loader:
                 self.batch_size * world.world_size,
             )
         running = self._begin(source, steps)
-        packing = source.packing_at(start.epoch)
-        if self.pad_to is not None and packing is None:
+        form = source.form_at(start.epoch)
+        if isinstance(form, Grouping) and self.batch_size != 1:
+            raise InputError(
+                "a group is a whole batch",
+                place=source.url,
+                expected=f"with {form}, batch_size=1",
+                found=f"batch_size={self.batch_size}",
+                remedy="use batch_size=1, and choose with size= or budget= how many samples a group has",
+            )
+        if self.pad_to is not None and not isinstance(form, Packing):
             raise InputError(
                 "there are no packs to pad",
                 place=source.url,
                 expected="with pad_to, a view of packs: Dataset(..., pack=, capacity=)",
                 remedy="leave out pad_to",
             )
-        pad_to = None if packing is None or self.pad_to is None else packing.capacity
-        assemble = partial(self._assembled, running.lends, pad_to)
+        assemble = partial(self._assembled, running.lends, form)
         batches = Batches(source, start, steps, running, assemble, self._on_delivery, self.clock, self.ahead)
         self.progress.begin(batches)
         return batches
 
-    def _assembled(self, borrowed: bool, pad_to: int | None, sub_batches: Sequence[SubBatch], size: int) -> Any:
-        """Return a batch of so many samples; `borrowed` sub-batches lie in memory that will be used again.
-
-        With `pad_to`, packs are rows of that length.
-        """
-        if self.collate_fn is None and is_packed(sub_batches[0][1]):
-            return weave_packs(sub_batches, self.pin_memory, borrowed, self.output, self.strings, pad_to)
+    def _assembled(self, borrowed: bool, form: Form | None, sub_batches: Sequence[SubBatch], size: int) -> Any:
+        """Return a batch of so many units; `borrowed` sub-batches lie in memory that will be used again."""
+        how = self.pin_memory, borrowed, self.output, self.strings
+        if self.collate_fn is None and isinstance(form, Grouping):
+            return weave_group(sub_batches[0][1], *how)
+        if self.collate_fn is None and isinstance(form, Packing):
+            return weave_packs(sub_batches, *how, form.capacity if self.pad_to else None)
         if self.collate_fn is None:
-            return weave(sub_batches, size, self.pin_memory, borrowed, self.output, self.strings)
+            return weave(sub_batches, size, *how)
         samples: list[Any] = [None] * size
         for places, sub_batch in sub_batches:
             for place, sample in zip(places.tolist(), sub_batch, strict=True):

@@ -31,7 +31,7 @@ from wdsplit.order.mixture import EpochShares, MixedOrder, Quota, source_seed
 from wdsplit.order.schedule import Schedule
 from wdsplit.order.split import World, assigned_lanes
 from wdsplit.order.state import ViewMark
-from wdsplit.order.units import Packing
+from wdsplit.order.units import Form
 from wdsplit.order.views import EpochViews
 from wdsplit.storage.given import located
 from wdsplit.texts import counted
@@ -111,8 +111,9 @@ class MixedSource:
         return sum(self.counts_at(epoch))
 
     def units_text(self, epoch: int) -> str:
-        """Return what an epoch has, for people: so many samples, or packs of samples."""
-        return counted(self.num_samples_at(epoch), "sample" if self.packing_at(epoch) is None else "pack")
+        """Return what an epoch has, for people: so many samples, or packs or groups of them."""
+        form = self.form_at(epoch)
+        return counted(self.num_samples_at(epoch), "sample" if form is None else form.noun)
 
     def view_at(self, epoch: int) -> ViewMark | None:
         """Return the mark of the sources' views in an epoch for a state; None if all have all samples."""
@@ -184,7 +185,7 @@ class MixedSource:
         return _MixedReader(self, order, world)
 
     def place(self, order: MixedOrder, position: int, orders: dict[Any, EpochOrder], item: int = 0) -> Place:
-        """Return where the sample of a position is; of a pack, its sample number `item`."""
+        """Return where the sample of a position is; of a pack or group, its sample number `item`."""
         quota = next(order.quotas(np.array([position])))
         key = quota.source, quota.source_epoch
         if key not in orders:
@@ -197,22 +198,23 @@ class MixedSource:
         """Return how many samples a position of an epoch has, on average: of the source that has the most."""
         return max(source.samples_a_position(epoch) for source in self.sources)
 
-    def packing_at(self, epoch: int) -> Packing | None:
-        """Return how long the packs of an epoch are; None if positions have a sample each.
+    def form_at(self, epoch: int) -> Form | None:
+        """Return what packs or groups the positions of an epoch are; None if they have a sample each.
 
         Raises:
-            InputError: Some sources have packs, and others have none, or of another capacity.
+            InputError: Sources have different ones.
         """
-        found = {source.url: source.packing_at(epoch) for source in self.sources}
-        if len(set(found.values())) > 1:
+        forms = [source.form_at(epoch) for source in self.sources]
+        names = [str(form or "single samples") for form in forms]
+        if len(set(names)) > 1:
             raise InputError(
-                "the datasets of a mixture have different packs",
+                "the datasets of a mixture have different packs or groups",
                 place=self.url,
-                expected="packs of one capacity, all truncated or none; or no packs",
-                found=", ".join(f"{url}: {_described(packing)}" for url, packing in found.items()),
-                remedy="give each dataset a view with the same capacity",
+                expected="packs of one capacity, all truncated or none; groups of one size and budget; or neither",
+                found=", ".join(f"{source.url}: {name}" for source, name in zip(self.sources, names, strict=True)),
+                remedy="give each dataset a view of the same kind",
             )
-        return next(iter(found.values()))
+        return forms[0]
 
     def positions_at_once(self, world: World, epoch: int) -> int:
         """Return how many positions a reader should read at a time."""
@@ -282,7 +284,8 @@ class _MixedReader:
             for stop, block in zip(stops.tolist(), blocks, strict=True)
         ]
         units = row[by_row]
-        found = gathered(parts, positions[units], self._order.pads(positions[units]))
+        fills = np.concatenate([np.zeros(0, np.bool_), *(block.pads for block in blocks)])[by_row]  # of groups
+        found = gathered(parts, positions[units], self._order.pads(positions[units]) | fills)
         return replace(found, units=units) if is_packed else found
 
     def _reader(self, number: int, epoch: int) -> SampleReader:
@@ -380,12 +383,6 @@ def mix(
     shares_of = partial(asked.shares, names=[source.url for source in sources], lanes=lanes)
     known = [Opened(url, manifest) for url, (_, manifest, _) in zip(asked.urls, opened, strict=True)]
     return Mixture(MixedSource(sources, shares_of, order), known, chosen)
-
-
-def _described(packing: Packing | None) -> str:
-    if packing is None:
-        return "none"
-    return f"{packing.capacity:,}{', truncated' if packing.truncates else ''}"
 
 
 def _name(mark: ViewMark | None) -> str:

@@ -29,7 +29,7 @@ class DatasetOptions(TypedDict, total=False):
     lanes: Annotated[int | None, None]
     rank: Annotated[int | None, None]
     world_size: Annotated[int | None, None]
-    group: Annotated[Any, None]
+    process_group: Annotated[Any, None]
     fields: Annotated[Sequence[str] | None, None]
     storage_options: Annotated[Mapping[str, Any] | None, None]
     fs: Annotated[Any, None]
@@ -88,10 +88,8 @@ def checked_options(options: DatasetOptions, window: int | None = None) -> Datas
     ]
     if isinstance(given["fields"], str):
         problems.append(f"fields = {given['fields']!r}: expected a list of names")
-    if given["group"] is not None and (given["rank"] is not None or given["world_size"] is not None):
-        problems.append(
-            "group cannot be combined with rank and world_size: leave out group, or leave out rank and world_size"
-        )
+    if given["process_group"] is not None and (given["rank"] is not None or given["world_size"] is not None):
+        problems.append("process_group cannot be combined with rank and world_size: leave out one of them")
     given["max_bad_samples"] = whole(given["max_bad_samples"])
     problems += bad_samples_problems(given["on_bad_sample"], given["max_bad_samples"], given["bad_samples_file"])
     if given["cache_size"] is not None:

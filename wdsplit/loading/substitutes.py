@@ -46,7 +46,7 @@ class Substitutes:
         self._chain = _Chain(apply_stages)
         self._trials = _Chain(apply_stages)
         self._samples = _Samples(source, order)
-        self._is_packed = source.packing_at(order.epoch) is not None
+        self._is_packed = source.form_at(order.epoch) is not None
         self._bad = _KnownBad()
         self._last_good: dict[int, int] = {}
 

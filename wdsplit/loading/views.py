@@ -25,7 +25,8 @@ from wdsplit.views.view import plain, resolve_view
 
 __all__ = ["CHOICES", "Opened", "SharedSource", "choice_of", "chosen_views"]
 
-CHOICES = ("view", "where", "keys", "exclude", "repeat", "expand", "pack", "capacity", "long")
+_GROUPS = ("group", "size", "budget", "allow_pads")
+CHOICES = ("view", "where", "keys", "exclude", "repeat", "expand", "pack", "capacity", *_GROUPS, "long")
 """The options that choose samples, and how often they come."""
 
 _EXAMPLE = '{0: "easy", 10: None}'
@@ -164,7 +165,7 @@ def _resolved(storage: ReadableStorage, manifest: Manifest, view: Any = None, **
         return own
     if not isinstance(found.selection, Selection):
         raise InputError(
-            "a wdsplit.View cannot be repeated, expanded or packed",
+            "a wdsplit.View cannot be repeated, expanded, packed or grouped",
             place=storage.url,
             expected="the name of a stored view, or where, keys and exclude",
             found=repr(view),

@@ -29,7 +29,14 @@ from wdsplit.loading.reading.windows import DAMAGE
 from wdsplit.loading.stages.columns import only_names, requested_fields
 from wdsplit.loading.stages.randomness import at_epoch
 from wdsplit.loading.substitutes import ApplyStages
-from wdsplit.loading.transport.collate import collate, collate_columns, collate_packs, in_packs, without_left_out
+from wdsplit.loading.transport.collate import (
+    collate,
+    collate_columns,
+    collate_packs,
+    in_packs,
+    with_fellows,
+    without_left_out,
+)
 from wdsplit.loading.transport.counters import Counters
 from wdsplit.loading.transport.shared_integers import SharedIntegers
 from wdsplit.loading.transport.shared_segments import Bound, Ring, travelling
@@ -38,7 +45,7 @@ from wdsplit.loading.world import with_worker
 from wdsplit.order.hashing import hash_stream
 from wdsplit.order.skips import NO_SKIPS, Skips
 from wdsplit.order.split import Step, Steps, World, worker_of
-from wdsplit.order.units import Packing
+from wdsplit.order.units import ALONE, Form, Grouping, Packing
 
 __all__ = ["SubBatches"]
 
@@ -159,10 +166,11 @@ class SubBatches:
             count = partial(self.counters.bad, world.worker, number)
             apply = self.dataset.staged(self.source, steps.order, world.world_size, count, marks_left_out=True)
             blocks = self._blocks(steps, world)
-            packing = self.source.packing_at(epoch)
-            stages = self.dataset.column_stages() if self.collated and packing is None else None
+            form = self.source.form_at(epoch)
+            is_stacked = form is None or (isinstance(form, Grouping) and not form.budget)
+            stages = self.dataset.column_stages() if self.collated and is_stacked else None
             if stages is None:
-                sub_batches = self._streamed(blocks, apply, is_needed, packing)
+                sub_batches = self._streamed(blocks, apply, is_needed, form)
             else:
                 stages = [at_epoch(stage, epoch) for stage in stages]
                 sub_batches = (self._columnar(block, stages, apply) if len(block) else None for block in blocks)
@@ -243,12 +251,12 @@ class SubBatches:
             return collate_columns(columns)
         counter = _Counter()
         try:
-            return collate(list(apply(counter.count([block]))))
+            return collate(with_fellows(list(apply(counter.count([block])))))
         except Exception as error:
             raise counter.placed(error, self.source) from error.__cause__
 
     def _streamed(
-        self, blocks: Iterator[Block], apply: ApplyStages, is_needed: Callable[[], bool], packing: Packing | None
+        self, blocks: Iterator[Block], apply: ApplyStages, is_needed: Callable[[], bool], form: Form | None
     ) -> Iterator[Any]:
         """Give sub-batches sample by sample, as long as they are needed."""
         counter = _Counter(is_needed)
@@ -271,12 +279,19 @@ class SubBatches:
                 raise _not_one_to_one(before + len(sub_batch), counter.given, counter.taken, taken_by)
             if not size:
                 yield None
-            elif packing is None:
+            elif block.units is None or form is None:
                 yield collate(sub_batch) if self.collated else sub_batch
+            elif isinstance(form, Grouping) and not form.budget:
+                group = with_fellows(sub_batch)
+                yield collate(group) if self.collated else [group]
             else:
-                assert block.units is not None
                 good, sizes = without_left_out(sub_batch, block.units - block.units[0])
-                yield collate_packs(good, sizes, packing) if self.collated else in_packs(good, sizes)
+                if not self.collated:
+                    yield in_packs(good, sizes)
+                elif isinstance(form, Packing):
+                    yield collate_packs(good, sizes, form)
+                else:  # rows of one sample each
+                    yield collate_packs(good, np.ones(len(good), np.int64), ALONE)
 
 
 class _Counter:

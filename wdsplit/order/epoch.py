@@ -373,7 +373,7 @@ def in_rows(parts: Iterable[tuple[Int64, ...]], num_columns: int) -> list[Int64]
 
 
 def _columns(rows: Int64, items: Items) -> tuple[Int64, Int64, Int64, Int64]:
-    """Return for each item of the units in some rows its row, sample, which of its sample's items it is, and pad flag."""
+    """Return for each item of the units in some rows its row, sample, part as in `Items`, and pad flag."""
     none = np.zeros_like(items.samples)
     parts, pads = none if items.parts is None else items.parts, none if items.pads is None else items.pads * 1
     return rows if items.rows is None else rows[items.rows], items.samples, parts, pads

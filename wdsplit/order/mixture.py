@@ -171,9 +171,9 @@ class MixedOrder:
             assert self._order_of is not None
             each = self._order_of(quota.source, quota.source_epoch).locate(quota.positions)
             rows = quota.rows[each.row]
-            found.append((rows, np.full_like(rows, quota.source), each.shard, each.sample, each.part))
-        row, source, shard, sample, part = in_rows(found, 5)
-        return Located(row, source, shard, sample, self.pads(positions)[row], part)
+            found.append((rows, np.full_like(rows, quota.source), each.shard, each.sample, each.part, each.pad))
+        row, source, shard, sample, part, pad = in_rows(found, 6)
+        return Located(row, source, shard, sample, self.pads(positions)[row] | (pad > 0), part)
 
     def quotas(self, positions: Int64) -> Iterator[Quota]:
         """Give the quota of each source, epoch by epoch of the source.

@@ -41,8 +41,8 @@ class SampleNumbers:
         part = np.zeros_like(sample)
         if self._items is not None:
             for each, rows in groups(shard):
-                _, sample[rows], parts, _ = self._units(each).items(sample[rows])
-                part[rows] = 0 if parts is None else parts
+                found = self._units(each).items(sample[rows])
+                sample[rows], part[rows] = found.samples, 0 if found.parts is None else found.parts
         return shard, sample, part
 
     def of(self, shard: Int64, sample: Int64) -> Int64:

@@ -1,4 +1,4 @@
-"""Packing: items of some lengths in as few packs of a capacity as one can find quickly. Pure (no I/O)."""
+"""Items of some lengths in as few packs of a capacity, or groups of a budget, as is quickly found. Pure (no I/O)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsplit.arrays import Int64
+from wdsplit.order.units import Grouping
 
-__all__ = ["MAX_CAPACITY", "best_fit", "block_of", "packed"]
+__all__ = ["MAX_CAPACITY", "best_fit", "block_of", "group_block_of", "packed", "padded_lengths"]
 
 MAX_CAPACITY = 2**31 - 1
 """Largest capacity: offsets in a pack are 32-bit integers where attention kernels take them."""
@@ -17,6 +18,12 @@ MAX_CAPACITY = 2**31 - 1
 _BIN_BITS = 32
 _BLOCKS = ((8192, 699), (32_768, 1398))
 _LARGEST_BLOCK = 2796
+
+_GROUPED_BYTES = 4 * 1024**2
+_MIN_GROUPED, _MAX_GROUPED = 512, 8192
+_GROUPS_TOGETHER = 2
+"""Groups of a budget that exchange their members. More of them change more from epoch to epoch, and pad more: of
+lognormal lengths of mean 400, two leave 0.91 of the padded elements to samples, four 0.85."""
 
 
 def block_of(capacity: int) -> int:
@@ -38,6 +45,35 @@ def packed(lengths: Int64, capacity: int, block: int) -> npt.NDArray[np.uint32]:
         bins[first : first + block] = begin + own
         begin += int(own.max()) + 1
     return bins
+
+
+def group_block_of(sample_bytes: int, size: int) -> int:
+    """Return how many items to group, and read, together, for groups of `size` if it is not 0.
+
+    It is 0 for large samples: then all of a shard are grouped together, and each group is read by itself.
+    """
+    block = min(_MAX_GROUPED, _GROUPED_BYTES // max(1, sample_bytes))
+    return 0 if block < max(_MIN_GROUPED, 16 * size) else block
+
+
+def padded_lengths(lengths: Int64, form: Grouping, block: int) -> npt.NDArray[np.uint32]:
+    """Return the class of each item of a shard for a budget: the length to which its group is padded at most.
+
+    Args:
+        lengths: int64 of shape (items,), each from 0 to the budget.
+        form: The budget.
+        block: How many consecutive items are grouped together; 0 for all.
+    """
+    classes, block = np.empty(len(lengths), np.uint32), block or max(1, len(lengths))
+    for first in range(0, len(lengths), block):
+        by_length = first + np.argsort(-lengths[first : first + block], kind="stable")
+        begin = 0
+        while begin < len(by_length):
+            longest = lengths[by_length[begin]]
+            stop = begin + _GROUPS_TOGETHER * int(form.sizes(np.array([longest]))[0])
+            classes[by_length[begin:stop]] = longest
+            begin = stop
+    return classes
 
 
 def best_fit(lengths: Int64, capacity: int) -> Int64:

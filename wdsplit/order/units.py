@@ -1,16 +1,16 @@
 """The units of a view: what one position of the order delivers, as samples of a shard.
 
-Pure (no I/O). A unit is one item, or a pack of several; an item is a sample, or one of several times that a sample
-comes in an epoch. The order knows only how many units each window of a shard has; which samples they are matters only
-when a window is read.
+Pure (no I/O). A unit is one item, or a pack or group of several; an item is a sample, or one of several times that a
+sample comes in an epoch. The order knows only how many units each window of a shard has; which samples they are matters
+only when a window is read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,10 +21,14 @@ from wdsplit.order.hashing import hash_numbers, hash_stream
 from wdsplit.order.selection import Mask, Selection
 
 __all__ = [
+    "ALONE",
+    "GROUP",
     "KINDS",
     "MAX_TIMES",
     "PART_NAMES",
     "PLACE",
+    "Form",
+    "Grouping",
     "Groups",
     "Items",
     "Kind",
@@ -34,10 +38,8 @@ __all__ = [
     "ShardUnits",
     "Units",
     "Window",
-    "grouped",
+    "form_of",
     "items_of",
-    "num_groups",
-    "packing_of",
     "shard_units",
     "spread",
 ]
@@ -51,12 +53,11 @@ MAX_TIMES = 2**20
 
 _HASHED_AT_ONCE = 2**20
 
-PLACE = "__place__"
-"""The field that has a sample's place in its pack, from 0."""
+PLACE, GROUP = "__place__", "__group__"
+"""The fields that have a sample's place in its pack or group, from 0, and the value of its group's class."""
 
 PART_NAMES = {"repeat": "__repeat__", "expand": "__part__"}
 """The field of a sample that numbers the times that it comes, from 0, by the kind of units."""
-
 
 _MEMBERS = 6
 """Domain of the hash that orders the members of groups."""
@@ -73,6 +74,7 @@ class Window:
         offsets: int64 of shape (units + 1,): where the items of each unit begin, and their number; None where each unit
             is one item.
         pads: bool of shape (items,): True where an item is repeated to fill its unit; None where none is.
+        groups: Objects of shape (items,): the value of the class of each item's group; None unless units are groups.
     """
 
     samples: Int64
@@ -80,6 +82,7 @@ class Window:
     parts: Int64 | None = None
     offsets: Int64 | None = None
     pads: npt.NDArray[np.bool_] | None = None
+    groups: npt.NDArray[np.object_] | None = None
 
 
 class Items(NamedTuple):
@@ -89,13 +92,14 @@ class Items(NamedTuple):
         rows: int64 of shape (items,), rising: which of the units each item is of; None where each unit is one item.
         samples: int64 of shape (items,): the sample of each.
         parts: int64 of shape (items,): which of the items of its sample each is; None where each sample has one.
-        pads: bool of shape (items,): True where an item is repeated to fill its unit; None where none is.
+        pads, groups: As for `Window`.
     """
 
     rows: Int64 | None
     samples: Int64
     parts: Int64 | None
     pads: npt.NDArray[np.bool_] | None = None
+    groups: npt.NDArray[np.object_] | None = None
 
 
 def spread(offsets: Int64, units: Int64) -> tuple[Int64, Int64]:
@@ -169,7 +173,7 @@ class _ListedUnits:
         samples: int64 of shape (items,): the sample of each item, unit after unit.
         parts: As for `Window`, of the whole shard.
         offsets: As for `Window`, of the whole shard.
-        pads: As for `Window`, of the whole shard.
+        pads, groups: As for `Window`, of the whole shard.
     """
 
     ends: Int64
@@ -177,6 +181,7 @@ class _ListedUnits:
     parts: Int64 | None
     offsets: Int64 | None = None
     pads: npt.NDArray[np.bool_] | None = None
+    groups: npt.NDArray[np.object_] | None = None
 
     def window(self, number: int) -> Window:
         first, stop = np.append(0, self.ends)[number : number + 2]
@@ -184,14 +189,17 @@ class _ListedUnits:
         if offsets is not None:
             first, stop = offsets[0], offsets[-1]
         samples, items = np.unique(self.samples[first:stop], return_inverse=True)
-        parts = None if self.parts is None else self.parts[first:stop]
-        pads = None if self.pads is None else self.pads[first:stop]
-        return Window(samples, items.reshape(-1), parts, None if offsets is None else offsets - first, pads)
+        parts, pads, groups = self._facts(slice(first, stop))
+        offsets = None if offsets is None else offsets - first
+        return Window(samples, items.reshape(-1), parts, offsets, pads, groups)
 
     def items(self, units: Int64) -> Items:
         rows, numbers = (None, units) if self.offsets is None else spread(self.offsets, units)
-        parts = None if self.parts is None else self.parts[numbers]
-        return Items(rows, self.samples[numbers], parts, None if self.pads is None else self.pads[numbers])
+        return Items(rows, self.samples[numbers], *self._facts(numbers))
+
+    def _facts(self, items: Any) -> list[Any]:
+        """Return `parts`, `pads` and `groups` of some items."""
+        return [None if each is None else each[items] for each in (self.parts, self.pads, self.groups)]
 
 
 class Repeats:
@@ -255,6 +263,55 @@ class Repeats:
         return _ListedUnits(ends, self.chosen.places(shard)[number], parts)
 
 
+class _Bundles:
+    """Units of several items each.
+
+    Args:
+        base: The items, as units.
+        codes: Unsigned integers of shape (items,), shard by shard in the order of their units. May be a memory map.
+        block: How many items of a shard make units together; 0 for all of them.
+
+    Attributes:
+        totals: As for `Selection`.
+        counts: int64 of shape (shards,): the units of each shard.
+        num_samples: Units in all: positions of an epoch that are no pads.
+    """
+
+    def __init__(self, base: Selection | Repeats, codes: npt.NDArray[np.unsignedinteger], block: int) -> None:
+        self.base, self.codes, self.block = base, np.asarray(codes), block
+        self.chosen, self.totals = base.chosen, base.totals
+        self._ends = np.cumsum(base.counts)
+        self.counts = np.array([self._count(self._codes_of(shard)) for shard in range(len(base.counts))], np.int64)
+        self.num_samples = int(self.counts.sum())
+
+    def __len__(self) -> int:
+        return len(self.totals)
+
+    def mask(self, shard: int, first: int = 0, stop: int | None = None) -> Mask:
+        """Return which samples have items, as for `Selection`."""
+        return self.chosen.mask(shard, first, stop)
+
+    @property
+    def part_name(self) -> str:
+        """The field that numbers the items of a sample; empty where each has one."""
+        return self.base.part_name if isinstance(self.base, Repeats) else ""
+
+    def _count(self, codes: npt.NDArray[np.unsignedinteger]) -> int:
+        """Return how many units the items of a shard make, by their codes."""
+        raise NotImplementedError
+
+    def _codes_of(self, shard: int) -> npt.NDArray[np.unsignedinteger]:
+        """Return the codes of the items of a shard."""
+        stop = int(self._ends[shard])
+        codes: npt.NDArray[np.unsignedinteger] = self.codes[stop - int(self.base.counts[shard]) : stop]
+        return codes
+
+    def _items_of(self, shard: int) -> Items:
+        """Return all items of a shard."""
+        count = int(self.base.counts[shard])
+        return shard_units(self.base, self.totals, shard, max(1, count)).items(np.arange(count))
+
+
 class Packing(NamedTuple):
     """How long packs are.
 
@@ -266,63 +323,172 @@ class Packing(NamedTuple):
     capacity: int
     truncates: bool
 
+    @property
+    def noun(self) -> str:
+        """What a unit is called."""
+        return "pack"
 
-class Packs:
-    """Units of several items each. Immutable.
+    def __str__(self) -> str:
+        return f"packs of {self.capacity:,}{', truncated' if self.truncates else ''}"
+
+
+ALONE = Packing(2**31 - 1, False)
+"""Packs of one sample each, of any length."""
+
+
+class Packs(_Bundles):
+    """Units of items that are at most so long together. A window is a block. Immutable.
 
     Args:
         base: The items, as units.
-        bins: Unsigned integers of shape (items,), shard by shard in the order of their units: the pack of each item.
-            The packs of a shard are numbered from 0, block by block. May be a memory map.
+        codes: As for `_Bundles`: the pack of each item. The packs of a shard are numbered from 0, block by block.
         block: How many items of a shard are packed, and read, together.
-        packing: How long packs are.
-
-    Attributes:
-        totals: As for `Selection`.
-        counts: int64 of shape (shards,): the packs of each shard.
-        num_samples: Packs in all: positions of an epoch that are no pads.
+        form: How long packs are.
     """
 
     def __init__(
-        self, base: Selection | Repeats, bins: npt.NDArray[np.unsignedinteger], block: int, packing: Packing
+        self, base: Selection | Repeats, codes: npt.NDArray[np.unsignedinteger], block: int, form: Packing
     ) -> None:
-        self.base, self.bins, self.block, self.packing = base, np.asarray(bins), block, packing
-        self.chosen, self.totals = base.chosen, base.totals
-        self.counts = np.zeros_like(base.counts)
-        self._ends = np.cumsum(base.counts)
-        filled = np.flatnonzero(base.counts)
-        if len(filled):
-            self.counts[filled] = (
-                np.maximum.reduceat(self.bins, (self._ends - base.counts)[filled]).astype(np.int64) + 1
-            )
-        self.num_samples = int(self.counts.sum())
-
-    def __len__(self) -> int:
-        return len(self.totals)
+        super().__init__(base, codes, block)
+        self.form = form
 
     @cached_property
     def fingerprint(self) -> str:
         """Identifies the units, as for `Selection`."""
-        return _hash_of(f"pack {self.block} {tuple(self.packing)} {self.base.fingerprint} ", self.bins)
+        return _hash_of(f"pack {self.block} {tuple(self.form)} {self.base.fingerprint} ", self.codes)
 
-    def mask(self, shard: int, first: int = 0, stop: int | None = None) -> Mask:
-        """Return which samples have items, as for `Selection`."""
-        return self.chosen.mask(shard, first, stop)
-
-    @property
-    def part_name(self) -> str:
-        """The field that numbers the items of a sample; empty where each has one."""
-        return self.base.part_name if isinstance(self.base, Repeats) else ""
+    def _count(self, codes: npt.NDArray[np.unsignedinteger]) -> int:
+        return int(codes.max()) + 1 if len(codes) else 0
 
     def of_shard(self, shard: int) -> ShardUnits:
-        """Return the packs of a shard: a window is a block."""
-        count, stop = int(self.base.counts[shard]), int(self._ends[shard])
-        bins = self.bins[stop - count : stop].astype(np.int64)
-        _, samples, parts, _ = shard_units(self.base, self.totals, shard, max(1, count)).items(np.arange(count))
-        ends = np.maximum.reduceat(bins, np.arange(0, count, self.block)) + 1 if count else bins
+        """Return the packs of a shard."""
+        bins, (_, samples, parts, _, _) = self._codes_of(shard).astype(np.int64), self._items_of(shard)
+        ends = np.maximum.reduceat(bins, np.arange(0, len(bins), self.block)) + 1 if len(bins) else bins
         by_bin = np.argsort(bins, kind="stable")
         offsets = np.append(0, np.cumsum(np.bincount(bins)))
         return _ListedUnits(ends, samples[by_bin], None if parts is None else parts[by_bin], offsets)
+
+
+class Grouping(NamedTuple):
+    """How many items a group has.
+
+    Attributes:
+        size: The items of each group; with a budget the most of them, 0 for any number.
+        budget: How long the items are together at most, each counted as long as the longest; 0 for groups of `size`.
+        values: What the codes of classes stand for, such as the names of buckets; with a budget the codes are lengths.
+    """
+
+    size: int
+    budget: int
+    values: tuple[Any, ...] = ()
+
+    @property
+    def noun(self) -> str:
+        """What a unit is called."""
+        return "group"
+
+    def __str__(self) -> str:
+        sized = [f"of {self.size:,}"] * bool(self.size) + [f"with a budget of {self.budget:,}"] * bool(self.budget)
+        return " ".join(["groups", *sized])
+
+    def sizes(self, codes: Int64) -> Int64:
+        """Return the items of a group of some classes: int64 of shape (classes,)."""
+        if not self.budget:
+            return np.full_like(codes, self.size)
+        fitting: Int64 = np.maximum(1, self.budget // np.maximum(1, codes))
+        return np.minimum(fitting, self.size) if self.size else fitting
+
+
+class Groups(_Bundles):
+    """Units of items of one class each, whose members change from epoch to epoch. Immutable.
+
+    The last group of a class in a block may lack items. With a budget it is a smaller group; else it is filled with its
+    own first items, over and over, as pads.
+
+    Args:
+        base: The items, as units.
+        codes: As for `_Bundles`: the class of each item.
+        block: How many items of a shard are grouped, and read, together; 0 for all of a shard, of which each group is
+            read by itself.
+        form: How many items a group has.
+    """
+
+    def __init__(
+        self, base: Selection | Repeats, codes: npt.NDArray[np.unsignedinteger], block: int, form: Grouping
+    ) -> None:
+        self.form = form
+        super().__init__(base, codes, block)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Identifies the units, as for `Selection`."""
+        return _hash_of(f"group {self.block} {tuple(self.form)} {self.base.fingerprint} ", self.codes)
+
+    @cached_property
+    def num_pads(self) -> int:
+        """Items that are repeated to fill groups, in all."""
+        return 0 if self.form.budget else self.num_samples * self.form.size - self.base.num_samples
+
+    def _blocks(self, codes: npt.NDArray[np.unsignedinteger]) -> Iterator[tuple[int, Int64]]:
+        """Give where each block of a shard begins, and the classes of its items."""
+        block = self.block or max(1, len(codes))
+        for first in range(0, len(codes), block):
+            yield first, codes[first : first + block].astype(np.int64)
+
+    def _count(self, codes: npt.NDArray[np.unsignedinteger]) -> int:
+        counted = (np.unique(block, return_counts=True) for _, block in self._blocks(codes))
+        return sum(int((-(-counts // self.form.sizes(classes))).sum()) for classes, counts in counted)
+
+    def of_shard(self, shard: int, words: tuple[int, ...] | None) -> ShardUnits:
+        """Return the groups of a shard; `words` are what the order of members depends on besides, None for none."""
+        codes, (_, samples, parts, _, _) = self._codes_of(shard), self._items_of(shard)
+        items, sizes, pads, ends = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], [np.zeros(0, np.bool_)], [0]
+        for first, classes in self._blocks(codes):
+            own = self._grouped(classes, None if words is None else (*words, shard, first))
+            items.append(first + own.items)
+            sizes.append(own.sizes)
+            pads.append(own.pads)
+            ends.append(ends[-1] + len(own.sizes))
+        item, size = np.concatenate(items), np.concatenate(sizes)
+        return _ListedUnits(
+            np.array(ends[1:], np.int64) if self.block else np.arange(1, len(size) + 1),
+            samples[item],
+            None if parts is None else parts[item],
+            np.append(0, np.cumsum(size)),
+            None if self.form.budget else np.concatenate(pads),
+            self._values[codes[item]] if self.form.values else codes[item].astype(object),
+        )
+
+    @cached_property
+    def _values(self) -> npt.NDArray[np.object_]:
+        return np.array([*self.form.values, None], object)[:-1]
+
+    def _grouped(self, classes: Int64, words: tuple[int, ...] | None) -> _Members:
+        """Return the groups of a block: of the items of each class, in an order of `words`, as many as a group has."""
+        codes, class_of_item = np.unique(classes, return_inverse=True)
+        ranks = np.arange(len(classes))
+        if words is not None:
+            ranks = hash_numbers(hash_stream(_MEMBERS, *words), ranks).astype(np.uint64)
+        by_class = np.lexsort((ranks, class_of_item))
+        counts, sizes = np.bincount(class_of_item), self.form.sizes(codes)
+        units = -(-counts // sizes)
+        size = np.repeat(sizes, units)
+        ends = np.repeat(np.cumsum(counts), units)
+        number = np.arange(len(size)) - np.repeat(np.cumsum(units) - units, units)
+        begin = ends - np.repeat(counts, units) + number * size
+        filled = np.minimum(size, ends - begin)
+        size = filled if self.form.budget else size
+        place = np.arange(size.sum()) - np.repeat(np.cumsum(size) - size, size)
+        items = by_class[np.repeat(begin, size) + place % np.repeat(filled, size)]
+        return _Members(items, size, place >= np.repeat(filled, size))
+
+
+class _Members(NamedTuple):
+    """The items of some groups, group after group: their numbers, the groups' sizes, and which items are pads."""
+
+    items: Int64
+    sizes: Int64
+    pads: npt.NDArray[np.bool_]
 
 
 def _hash_of(text: str, values: npt.NDArray[np.unsignedinteger]) -> str:
@@ -333,125 +499,16 @@ def _hash_of(text: str, values: npt.NDArray[np.unsignedinteger]) -> str:
     return digest.hexdigest()
 
 
-class Groups:
-    """Units of several items of one class each, whose members change from epoch to epoch. Immutable.
-
-    Args:
-        base: The items, as units.
-        classes: Unsigned integers of shape (items,), shard by shard in the order of their units: the class of each
-            item. May be a memory map.
-        sizes: int64 of shape (classes,): items of a unit of each class.
-        counts: int64 of shape (shards,): the units of each shard.
-        block: How many items of a shard are grouped, and read, together; 0 for all of a shard, of which each group is
-            read by itself.
-
-    Attributes:
-        totals: As for `Selection`.
-        num_samples: Units in all: positions of an epoch that are no pads.
-    """
-
-    def __init__(
-        self,
-        base: Selection | Repeats,
-        classes: npt.NDArray[np.unsignedinteger],
-        sizes: Int64,
-        counts: Int64,
-        block: int,
-    ) -> None:
-        self.base, self.classes, self.sizes, self.counts, self.block = base, np.asarray(classes), sizes, counts, block
-        self.chosen, self.totals = base.chosen, base.totals
-        self.num_samples = int(counts.sum())
-        self._ends = np.cumsum(base.counts)
-
-    def __len__(self) -> int:
-        return len(self.totals)
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """Identifies the units, as for `Selection`."""
-        return _hash_of(f"group {self.block} {self.sizes.tolist()} {self.base.fingerprint} ", self.classes)
-
-    def mask(self, shard: int, first: int = 0, stop: int | None = None) -> Mask:
-        """Return which samples have items, as for `Selection`."""
-        return self.chosen.mask(shard, first, stop)
-
-    @property
-    def part_name(self) -> str:
-        """The field that numbers the items of a sample; empty where each has one."""
-        return self.base.part_name if isinstance(self.base, Repeats) else ""
-
-    def of_shard(self, shard: int, words: tuple[int, ...] | None) -> ShardUnits:
-        """Return the groups of a shard; `words` are what the order of members depends on besides, None for none."""
-        count, stop = int(self.base.counts[shard]), int(self._ends[shard])
-        classes = self.classes[stop - count : stop].astype(np.int64)
-        _, samples, parts, _ = shard_units(self.base, self.totals, shard, max(1, count)).items(np.arange(count))
-        block = self.block or max(1, count)
-        made = [
-            grouped(classes[first : first + block], self.sizes, None if words is None else (*words, shard, first))
-            for first in range(0, count, block)
-        ]
-        none = np.zeros(0, np.int64)
-        items = np.concatenate([none, *(first * block + each.items for first, each in enumerate(made))])
-        sizes = np.concatenate([none, *(np.diff(each.offsets) for each in made)])
-        ends = np.cumsum([len(each.offsets) - 1 for each in made]) if self.block else np.arange(1, len(sizes) + 1)
-        pads = np.concatenate([none > 0, *(each.pads for each in made)])
-        parts = None if parts is None else parts[items]
-        return _ListedUnits(ends, samples[items], parts, np.append(0, np.cumsum(sizes)), pads)
-
-
-class Members(NamedTuple):
-    """The items of some units, unit after unit.
-
-    Attributes:
-        offsets: int64 of shape (units + 1,): where the items of each unit begin, and their number.
-        items: int64 of shape (items,): their numbers.
-        pads: bool of shape (items,): True where an item is repeated to fill its unit.
-    """
-
-    offsets: Int64
-    items: Int64
-    pads: npt.NDArray[np.bool_]
-
-
-def grouped(classes: Int64, sizes: Int64, words: tuple[int, ...] | None) -> Members:
-    """Return the units of a block: of the items of each class, in a random order, as many as its size each.
-
-    What is missing in the last unit of a class is filled with the first items of the unit, over and over.
-
-    Args:
-        classes: int64 of shape (items,): the class of each item, from 0.
-        sizes: int64 of shape (classes,): items of a unit of each class, at least 1.
-        words: What the order of the items depends on, such as the seed, the epoch, the shard and the block; None to
-            leave them in their order.
-    """
-    ranks = np.arange(len(classes))
-    if words is not None:
-        ranks = hash_numbers(hash_stream(_MEMBERS, *words), ranks).astype(np.uint64)
-    by_class = np.lexsort((ranks, classes))
-    counts = np.bincount(classes, minlength=len(sizes))
-    units = -(-counts // sizes)
-    size = np.repeat(sizes, units)
-    class_of = np.repeat(np.arange(len(sizes)), units)
-    number = np.arange(len(size)) - np.repeat(np.cumsum(units) - units, units)
-    begin = (np.cumsum(counts) - counts)[class_of] + number * size
-    filled = np.minimum(size, np.cumsum(counts)[class_of] - begin)
-    offsets = np.append(0, np.cumsum(size))
-    place = np.arange(offsets[-1]) - np.repeat(offsets[:-1], size)
-    items = by_class[np.repeat(begin, size) + place % np.repeat(filled, size)]
-    return Members(offsets, items, place >= np.repeat(filled, size))
-
-
-def num_groups(classes: Int64, sizes: Int64) -> int:
-    """Return how many units `grouped` makes, in any epoch."""
-    return int((-(-np.bincount(classes, minlength=len(sizes)) // sizes)).sum())
-
-
 Units: TypeAlias = Selection | Repeats | Packs | Groups
 
 
-def packing_of(units: Units | None) -> Packing | None:
-    """Return how long packs are; None where each unit is one item."""
-    return units.packing if isinstance(units, Packs) else None
+Form: TypeAlias = Packing | Grouping
+"""What the units are that have several items each."""
+
+
+def form_of(units: Units | None) -> Form | None:
+    """Return what the units are; None where each is one item."""
+    return units.form if isinstance(units, (Packs, Groups)) else None
 
 
 def items_of(units: Units | None) -> Selection | Repeats | None:

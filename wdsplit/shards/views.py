@@ -1,8 +1,9 @@
 """Stored views of a dataset: a file for each view, with the units of each shard.
 
 `views/NAME.view` is a line of JSON, then the number of selected samples of each shard, then the bitmaps. Where samples
-come several times, it goes on with how often each selected sample comes; of packs, with the pack of each item. A local
-file is memory-mapped. Anyone may have made it, so its size is compared with the dataset's before memory is allocated.
+come several times, it goes on with how often each selected sample comes; of packs or groups, with the pack or the class
+of each item. A local file is memory-mapped. Anyone may have made it, so its size is compared with the dataset's before
+memory is allocated.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from __future__ import annotations
 import mmap
 import os
 import re
+import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +23,7 @@ import orjson
 
 from wdsplit.errors import DatasetNotFoundError, OutputExistsError, WdsplitError
 from wdsplit.order.selection import Selection, bitmap_bytes
-from wdsplit.order.units import KINDS, MAX_TIMES, Packing, Packs, Repeats, Units, items_of
+from wdsplit.order.units import KINDS, MAX_TIMES, Grouping, Groups, Packing, Packs, Repeats, Units, items_of
 from wdsplit.shards.manifest import Manifest
 from wdsplit.shards.stored import Kind
 from wdsplit.storage.interface import ReadableStorage, Storage
@@ -29,6 +31,7 @@ from wdsplit.storage.local import LocalStorage
 from wdsplit.texts import quoted
 
 __all__ = [
+    "UNIT_OPTIONS",
     "VIEWS",
     "StoredView",
     "lock_view",
@@ -48,7 +51,10 @@ VIEWS = Kind(
     "up to 100 letters, digits, '_', '-' and '.', not beginning with '-' or '.'",
     "wdsplit view DATASET {name} {how} --overwrite",
 )
-_VERSION = 2
+UNIT_OPTIONS = ("pack", "capacity", "group", "size", "budget", "long")
+"""The options of units that have several samples each."""
+
+_VERSION = 3
 _COUNT = np.dtype("<i8")
 _MAX_HEAD_BYTES = 4 * 1024**2
 """Limit for the line of JSON, with a condition of up to 100,000 characters."""
@@ -62,10 +68,11 @@ _TYPES = {
     "num_selected": int,
     "num_units": int,
     "kind": str,
-    "pack": dict,
+    "form": dict,
     "widths": list,
     "recipe": dict,
 }
+_FORM_TYPES = {"block": int, "capacity": int, "truncates": bool, "size": int, "budget": int, "values": list}
 
 
 @dataclass(frozen=True)
@@ -78,11 +85,12 @@ class StoredView:
         fingerprint: The fingerprint of its selection.
         num_samples: Number of samples of the dataset, without pads.
         num_selected: Number of samples in the view.
-        num_units: Number of positions of an epoch: samples, each as often as it comes, or packs.
+        num_units: Number of positions of an epoch: samples, each as often as it comes, or packs, or groups.
         kind: How samples come: `select`, `repeat` or `expand`.
-        pack: If they are packed, `capacity`, `block` (how many are packed together) and `truncates`; else empty.
+        form: Of packs `capacity` and `truncates`, of groups `size`, `budget` and `values`, as of `Packing` and
+            `Grouping`; and `block`, how many items are packed or grouped together. Else empty.
         widths: Bytes of an integer in each array after the bitmaps.
-        recipe: How it was made, to show it or make it again: `where`, `view`, `keys`, `exclude`, `repeat`, `expand`.
+        recipe: How it was made, to show it or make it again: the options, by their names, and figures.
     """
 
     name: str
@@ -92,7 +100,7 @@ class StoredView:
     num_selected: int
     num_units: int
     kind: str
-    pack: Mapping[str, Any]
+    form: Mapping[str, Any]
     widths: Sequence[int]
     recipe: Mapping[str, Any] = field(default_factory=dict)
 
@@ -101,7 +109,7 @@ class StoredView:
         """How it was made, as options of `wdsplit view` in one line."""
         words = []
         inners = {"view": "name", "keys": "from", "exclude": "from"}
-        for name in ("view", "where", "keys", "exclude", "repeat", "expand", "pack", "capacity", "long"):
+        for name in ("view", "where", "keys", "exclude", "repeat", "expand", *UNIT_OPTIONS):
             value = self.recipe.get(name)
             text = value.get(inners.get(name, "")) if isinstance(value, dict) else value
             words += [] if text is None else [f"--{name} {quoted(str(text))}"]
@@ -156,10 +164,11 @@ def write_view(storage: Storage, manifest: Manifest, name: str, units: Units, re
     """
     path, chosen, items = VIEWS.path(name), units.chosen, items_of(units)
     arrays = [items.times] if isinstance(items, Repeats) else []
-    pack: dict[str, Any] = {}
-    if isinstance(units, Packs):
-        pack = {**units.packing._asdict(), "block": units.block}
-        arrays.append(units.bins)
+    form: dict[str, Any] = {}
+    if isinstance(units, (Packs, Groups)):
+        given = units.form._asdict() | {"block": units.block}
+        form = {name: [*value] if isinstance(value, tuple) else value for name, value in given.items()}
+        arrays.append(units.codes)
     arrays = [array.astype(np.min_scalar_type(int(array.max(initial=0))).newbyteorder("<")) for array in arrays]
     stored = StoredView(
         name,
@@ -169,7 +178,7 @@ def write_view(storage: Storage, manifest: Manifest, name: str, units: Units, re
         chosen.num_samples,
         units.num_samples,
         items.kind if isinstance(items, Repeats) else "select",
-        pack,
+        form,
         [array.itemsize for array in arrays],
         recipe,
     )
@@ -272,8 +281,8 @@ def _units(data: memoryview, stored: StoredView, totals: npt.NDArray[np.int64]) 
     if ((counts < 0) | (counts > totals)).any():
         raise VIEWS.unreadable(stored.name, "other counts of samples")
     widths = stored.widths
-    has_times, has_bins = stored.kind != "select", bool(stored.pack)
-    if stored.kind not in KINDS or len(widths) != has_times + has_bins or not set(widths) <= {1, 2, 4}:
+    has_times, has_codes = stored.kind != "select", bool(stored.form)
+    if stored.kind not in KINDS or len(widths) != has_times + has_codes or not set(widths) <= {1, 2, 4}:
         raise VIEWS.unreadable(stored.name, f"units of kind {stored.kind!r}, with {len(widths)} arrays")
     rest = data[count_bytes:]
 
@@ -292,9 +301,8 @@ def _units(data: memoryview, stored: StoredView, totals: npt.NDArray[np.int64]) 
             raise VIEWS.unreadable(stored.name, f"samples that come never, or more than {MAX_TIMES:,} times")
         items = Repeats(items.chosen, times, stored.kind)
     units: Units = items
-    if has_bins:
-        bins = np.frombuffer(taken(widths[-1] * items.num_samples), f"<u{widths[-1]}")
-        units = _packs(stored, items, bins)
+    if has_codes:
+        units = _formed(stored, items, np.frombuffer(taken(widths[-1] * items.num_samples), f"<u{widths[-1]}"))
     if rest:
         raise VIEWS.unreadable(stored.name, f"{len(rest):,} bytes too many")
     found = int(totals.sum()), units.chosen.num_samples, units.num_samples
@@ -305,12 +313,17 @@ def _units(data: memoryview, stored: StoredView, totals: npt.NDArray[np.int64]) 
     return units
 
 
-def _packs(stored: StoredView, items: Selection | Repeats, bins: npt.NDArray[Any]) -> Packs:
-    """Return the packs of a view; no shard has more of them than items."""
-    capacity, block, truncates = (stored.pack.get(name) for name in ("capacity", "block", "truncates"))
-    if type(capacity) is not int or type(block) is not int or type(truncates) is not bool or min(capacity, block) < 1:
-        raise VIEWS.unreadable(stored.name, f"packs as {dict(stored.pack)!r}")
-    packs = Packs(items, bins, block, Packing(capacity, truncates))
-    if (packs.counts > items.counts).any():
-        raise VIEWS.unreadable(stored.name, "more packs than samples")
-    return packs
+def _formed(stored: StoredView, items: Selection | Repeats, codes: npt.NDArray[Any]) -> Packs | Groups:
+    """Return the packs or groups of a view; no shard has more of them than items."""
+    form, units = dict(stored.form), cast(Packs | Groups | None, None)
+    is_typed = all(type(value) is _FORM_TYPES.get(name) for name, value in form.items())
+    block = form.pop("block", None)
+    if is_typed and form.keys() == {*Packing._fields} and block >= 1 and form["capacity"] >= 1:
+        units = Packs(items, codes, block, Packing(**form))
+    elif is_typed and form.keys() == {*Grouping._fields} and block >= 0 and 0 <= form["size"] <= MAX_TIMES:
+        grouping = Grouping(form["size"], form["budget"], tuple(form["values"]))
+        if grouping.budget >= 1 or (grouping.size >= 1 and int(codes.max(initial=0)) < max(1, len(grouping.values))):
+            units = Groups(items, codes, block, grouping)
+    if units is None or (units.counts > items.counts).any():
+        raise VIEWS.unreadable(stored.name, f"packs or groups as {reprlib.repr(dict(stored.form))}")
+    return units

@@ -20,11 +20,11 @@ import pyarrow as pa
 from wdsplit.arrays import Int64
 from wdsplit.engines.local import Engine, LocalEngine, in_order
 from wdsplit.errors import InputError
-from wdsplit.order.packing import MAX_CAPACITY, block_of, packed
+from wdsplit.order.packing import MAX_CAPACITY, block_of, group_block_of, packed, padded_lengths
 from wdsplit.order.selection import Bits, Selection
 from wdsplit.order.split import whole
 from wdsplit.order.state import is_stored_name
-from wdsplit.order.units import MAX_TIMES, Packing, Packs, Repeats, Units, shard_units
+from wdsplit.order.units import MAX_TIMES, Form, Grouping, Groups, Packing, Packs, Repeats, Units, shard_units
 from wdsplit.shards.sample_tables import KEY
 from wdsplit.tar.names import ambiguous_key, unescape_key
 from wdsplit.views.columns import SampleColumns
@@ -36,10 +36,14 @@ logger = logging.getLogger(__name__)
 
 Long = Literal["error", "drop", "truncate"]
 LONG: tuple[Long, ...] = ("error", "drop", "truncate")
-"""What to do with samples that are longer than a pack."""
+"""What to do with samples that are longer than a pack, or than the budget of a group."""
 
 _SHOWN_KEYS = 5
 _MAX_CLASSES = 10_000
+_MAX_VALUES = 1000
+"""Values of a column of groups: a shard has samples for whole groups of some."""
+_MAX_PADS = 0.05
+"""Largest share of pads in groups, unless it is allowed."""
 
 _Task = tuple[range, "Bits | None"]
 """The shards of a task, and the bits of the samples to choose from; None for all samples."""
@@ -49,6 +53,14 @@ _REQUESTS_AT_ONCE = 16
 """Number of concurrent requests per task, for remote stores."""
 _SHARD_BYTES, _SAMPLE_BYTES = 256 * 1024, 64
 """Costs of a task, in bytes, for engines: opening a shard's tables (about a millisecond), and reading a sample."""
+
+
+_LIMITS = (
+    ("capacity", "pack", MAX_CAPACITY, "how long a pack may be"),
+    ("size", "group", 65_536, "how many samples a group has"),
+    ("budget", "group", MAX_CAPACITY, "how long the samples of a group may be together"),
+)
+"""The options with numbers: what each needs, its largest value, and what it says."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +76,10 @@ class Choice:
         pack: A column that says how long each sample is, to pack several of them together.
         capacity: How long the samples of a pack are together at most.
         long: What to do with longer samples: raise an error, drop or truncate them.
+        group: A column whose values are those of groups or, with a budget, lengths.
+        size: How many samples a group has; with a budget at most, 0 for any number.
+        budget: How long the samples of a group are at most, each counted as long as the longest; 0 for no limit.
+        allow_pads: Allow groups of which more than a twentieth are repeated samples.
     """
 
     where: str | None = None
@@ -74,6 +90,22 @@ class Choice:
     pack: str | None = None
     capacity: int = 0
     long: Long = "error"
+    group: str | None = None
+    size: int = 0
+    budget: int = 0
+    allow_pads: bool = False
+
+    @property
+    def form(self) -> Form | None:
+        """What packs or groups are made; the values of groups are found later. None if each item is a unit."""
+        if self.pack is not None:
+            return Packing(self.capacity, self.long == "truncate")
+        return None if self.group is None else Grouping(self.size, self.budget)
+
+    @property
+    def lengths(self) -> str | None:
+        """The column of lengths, if any."""
+        return self.group if self.budget else self.pack
 
     @property
     def name(self) -> str:
@@ -83,7 +115,7 @@ class Choice:
         # A state names its view: a column alone must not look like the name of a stored view.
         where = f"({self.where})" if is_stored_name(self.where) else self.where
         names += [f"{kind} {column}" for kind, column in (("repeat", self.repeat), ("expand", self.expand)) if column]
-        names += [f"pack {self.pack} into {self.capacity:,}"] if self.pack else []
+        names += [f"{self.form} by {self.pack or self.group}"] if self.form else []
         return " and ".join(names if where is None else [where, *names])
 
     @property
@@ -120,13 +152,15 @@ class Chosen:
         found: For each list of keys, whether a sample has the key: bool of shape (keys,).
         classes: For each counted column of classes, the number of chosen samples and of all samples by class.
         length: How long all packed items are together.
-        num_long: Samples that were longer than a pack, and are dropped or truncated.
+        padded_length: How long they are at most in groups, each as long as the longest of its group.
+        num_long: Samples that were too long, and are dropped or truncated.
     """
 
     selection: Units
     found: Mapping[str, npt.NDArray[np.bool_]]
     classes: Mapping[str, Tally] = field(default_factory=dict)
     length: int = 0
+    padded_length: int = 0
     num_long: int = 0
 
 
@@ -135,13 +169,15 @@ class _Part:
     """The result of a task: the bits of its shards, the keys of lists that it found, and the counts of classes.
 
     Where the choice says how often samples come, `times` has this for those with set bits; else it is empty. So has
-    `bins` the packs of their items, which are `length` long together; `num_long` are longer than a pack.
+    `codes` the packs or classes of their items, which are `length` long together; `values` are what classes of groups
+    stand for. `num_long` samples are too long.
     """
 
     shards: range
     bits: Bits
     times: npt.NDArray[np.uint32]
-    bins: npt.NDArray[np.uint32]
+    codes: npt.NDArray[np.uint32]
+    values: list[Any]
     length: int
     num_long: int
     found: dict[str, Int64]
@@ -153,36 +189,57 @@ def read_choice(
 ) -> Choice:
     """Return the criteria, with lists of keys read from files; arguments by name, and errors, as for `resolve_view`."""
     given = {name: value for name, value in asked.items() if value is not None}
-    for name in ("where", "repeat", "expand", "pack"):
+    for name in ("where", "repeat", "expand", "pack", "group"):
         if not isinstance(given.get(name, ""), str):
             raise InputError(f"invalid {name}", expected="a string", found=type(given[name]).__name__)
     if "repeat" in given and "expand" in given:
         raise InputError("repeat and expand cannot be combined", remedy="leave out one of them")
-    for what in ("repeat", "expand", "pack"):
+    if "pack" in given and "group" in given:
+        raise InputError("pack and group cannot be combined", remedy="leave out one of them")
+    for what in ("repeat", "expand", "pack", "group"):
         if what in given:
             columns.refuse_unknown([given[what]])
             kind = columns.schema.field(given[what]).type
-            if not pa.types.is_integer(kind):
+            is_value = what == "group" and "budget" not in given and _is_value(kind)
+            if not (pa.types.is_integer(kind) or is_value):
                 raise InputError(
                     f"column {given[what]!r} cannot be used to {what}",
                     place=columns.storage.url,
-                    expected="a column of integers",
+                    expected="a column of integers" + ", or, without a budget, of text" * (what == "group"),
                     found=str(kind),
                 )
-    capacity, long = whole(given.get("capacity")), given.get("long", "error")
-    if "pack" in given and (type(capacity) is not int or not 1 <= capacity <= MAX_CAPACITY):
+    for name, of, most, text in _LIMITS:
+        given[name] = whole(given.get(name))
+        if given[name] is None:
+            del given[name]
+        elif of not in given:
+            raise InputError(f"{name} needs {of}", remedy=f"give {of}, the name of a column")
+        elif type(given[name]) is not int or not 1 <= given[name] <= most:
+            expected = f"with {of}, an integer from 1 to {most:,}: {text}"
+            raise InputError(f"invalid {name}", expected=expected, found=repr(given[name]))
+    if "pack" in given and "capacity" not in given:
+        raise InputError("pack needs capacity", expected="how long a pack may be", found="none")
+    if "group" in given and not {"size", "budget"} & given.keys():
         raise InputError(
-            "invalid capacity",
-            expected=f"with pack, an integer from 1 to {MAX_CAPACITY:,}: how long a pack may be",
-            found=repr(capacity),
+            "group needs size or budget",
+            expected="size, for groups of one value each; or budget, if the column has lengths",
+            found="neither",
         )
-    if long not in LONG:
-        raise InputError("invalid long", expected=f"one of {', '.join(LONG)}", found=repr(long))
-    if "pack" not in given and ("capacity" in given or "long" in given):
-        raise InputError("capacity and long need pack", remedy="give pack, the column of the lengths")
+    long = given.get("long", "error")
+    if long not in LONG or (long == "truncate" and "budget" in given):
+        known = [each for each in LONG if each != "truncate" or "budget" not in given]
+        raise InputError("invalid long", expected=f"one of {', '.join(known)}", found=repr(long))
+    if "long" in given and not {"pack", "budget"} & given.keys():
+        raise InputError("long needs pack or budget", remedy="leave it out")
     for name in filter(given.__contains__, ("keys", "exclude")):
         given[name] = read_keys(given[name], name, columns, storage_options)
-    return Choice(**given | {"capacity": capacity or 0})
+    return Choice(**given)
+
+
+def _is_value(kind: pa.DataType) -> bool:
+    """Tell whether a type's values, other than integers, can be those of groups."""
+    inner = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return bool(pa.types.is_string(inner) or pa.types.is_large_string(inner) or pa.types.is_boolean(inner))
 
 
 def refuse_missing(
@@ -251,7 +308,7 @@ def choose(
     """
     if choice.where is not None:
         columns.parse(choice.where)
-    elif base is not None and not (choice.lists or counted or choice.times or choice.pack):
+    elif base is not None and not (choice.lists or counted or choice.times or choice.form):
         return Chosen(base, {})
     ends = np.append(0, np.cumsum(-(-totals // 8)))
     bits = np.zeros(int(ends[-1]), np.uint8)
@@ -298,11 +355,65 @@ def choose(
     if choice.times is not None:
         items = Repeats(selection, _joined(part.times for part in every), "repeat" if choice.repeat else "expand")
     units: Units = items
-    if choice.pack is not None:
-        packing = Packing(choice.capacity, choice.long == "truncate")
-        units = Packs(items, _joined(part.bins for part in every), block_of(choice.capacity), packing)
-    sums = sum(part.length for part in every), sum(part.num_long for part in every)
+    form, block = choice.form, _block_of(columns, choice)
+    if isinstance(form, Packing):
+        units = Packs(items, _joined(part.codes for part in every), block, form)
+    elif isinstance(form, Grouping):
+        form, codes = _numbered(columns, choice, every)
+        units = Groups(items, codes, block, form)
+        _refuse_pads(columns, choice, units)
+    padded = sum(int(part.codes.sum()) for part in every) if choice.budget else 0
+    sums = sum(part.length for part in every), padded, sum(part.num_long for part in every)
     return Chosen(units, {name: counts > 0 for name, counts in found.items()}, classes, *sums)
+
+
+def _block_of(columns: SampleColumns, choice: Choice) -> int:
+    """Return how many items are packed or grouped together."""
+    if choice.pack is not None:
+        return block_of(choice.capacity)
+    manifest = columns.manifest
+    return group_block_of(manifest.num_bytes // max(1, manifest.num_samples + manifest.num_pads), choice.size)
+
+
+def _numbered(
+    columns: SampleColumns, choice: Choice, parts: Sequence[_Part]
+) -> tuple[Grouping, npt.NDArray[np.uint32]]:
+    """Return the groups with the values of all parts, rising, and the class of each item by its place among them."""
+    if choice.budget:
+        return Grouping(choice.size, choice.budget), _joined(part.codes for part in parts)
+    values = sorted({value for part in parts for value in part.values})
+    if len(values) > _MAX_VALUES:
+        raise _too_many_values(columns, choice)
+    number_of = {value: number for number, value in enumerate(values)}
+    codes = _joined(
+        np.array([number_of[value] for value in part.values], np.uint32)[part.codes] for part in parts if part.values
+    )
+    return Grouping(choice.size, 0, tuple(values)), codes
+
+
+def _too_many_values(columns: SampleColumns, choice: Choice) -> InputError:
+    return InputError(
+        f"column {choice.group!r} has too many values for groups",
+        place=columns.storage.url,
+        expected=f"at most {_MAX_VALUES:,}, of which a shard has enough samples for whole groups",
+        found="more",
+        remedy="group by a column of a few buckets; or, if it has lengths, give a --budget (budget=)",
+    )
+
+
+def _refuse_pads(columns: SampleColumns, choice: Choice, units: Groups) -> None:
+    """Refuse groups of which too much is filled with repeated samples."""
+    num_all = units.base.num_samples + units.num_pads
+    if not choice.allow_pads and units.num_pads > _MAX_PADS * num_all:
+        raise InputError(
+            "too many samples would be repeated to fill groups",
+            place=columns.storage.url,
+            expected=f"at most {100 * _MAX_PADS:g} % of the samples of an epoch",
+            found=f"{100 * units.num_pads / num_all:.1f} %: {units.num_pads:,} of {num_all:,}, because the last group "
+            f"of each of the {len(units.form.values):,} values of {choice.group!r} in a shard is rarely full",
+            remedy="use a smaller --size, fewer values, or larger shards; of lengths a --budget (budget=), which "
+            "repeats none; or allow it: --allow-pads (allow_pads=True)",
+        )
 
 
 def _joined(parts: Iterable[npt.NDArray[np.uint32]]) -> npt.NDArray[np.uint32]:
@@ -318,11 +429,12 @@ def _choose_some(
 ) -> _Part:
     """Choose samples of the shards of a task. Runs in a worker process; may run twice."""
     condition = None if choice.where is None else columns.parse(choice.where)
-    lists, needs_keys = choice.lists, choice.lists or choice.times or choice.pack
+    lists, needs_keys = choice.lists, choice.lists or choice.times or choice.form
     given = [*(condition.columns if condition else ()), *([KEY] if needs_keys else ()), *counted]
-    names = list(dict.fromkeys([*given, *filter(None, [choice.times, choice.pack])]))
+    names = list(dict.fromkeys([*given, *filter(None, [choice.times, choice.pack or choice.group])]))
     bits: list[Bits] = [np.zeros(0, np.uint8)]
-    times, bins, length, num_long = [], [], 0, 0
+    times, codes, length, num_long = [], [], 0, 0
+    form, block, number_of = choice.form, _block_of(columns, choice), dict[Any, int]()
     found: dict[str, list[Int64]] = {name: [np.zeros(0, np.int64)] for name in lists}
     classes = {name: Tally(Counter(), Counter()) for name in counted}
     for table, mask in _tables(columns, totals, names, task):
@@ -337,9 +449,9 @@ def _choose_some(
         if choice.times is not None:
             each = _integers(table, choice.times, mask, "how often a sample comes", MAX_TIMES)
             mask &= each > 0
-        if choice.pack is not None:
-            lengths = _integers(table, choice.pack, mask, "how long a sample is", MAX_CAPACITY)
-            is_long = mask & (lengths > choice.capacity)
+        if choice.lengths is not None:
+            lengths = _integers(table, choice.lengths, mask, "how long a sample is", MAX_CAPACITY)
+            is_long = mask & (lengths > (choice.capacity or choice.budget))
             if choice.long == "error":
                 _refuse_long(table, choice, is_long)
             num_long += int(is_long.sum())
@@ -349,16 +461,26 @@ def _choose_some(
         if each is not None:
             times.append(each[mask].astype(np.uint32))
             items = Repeats(items.chosen, times[-1], "repeat" if choice.repeat else "expand")
-        if choice.pack is not None:
-            of_shard = shard_units(items, items.totals, 0, max(1, len(mask))).items(np.arange(items.num_samples))
-            packed_lengths = np.minimum(lengths, choice.capacity)[of_shard.samples]
-            length += int(packed_lengths.sum())
-            bins.append(packed(packed_lengths, choice.capacity, block_of(choice.capacity)))
+        if form is not None:
+            samples = shard_units(items, items.totals, 0, max(1, len(mask))).items(np.arange(items.num_samples)).samples
+            if choice.lengths is not None:
+                own = np.minimum(lengths, choice.capacity or choice.budget)[samples]
+                length += int(own.sum())
+            if isinstance(form, Packing):
+                codes.append(packed(own, form.capacity, block))
+            elif form.budget:
+                codes.append(padded_lengths(own, form, block))
+            else:
+                codes.append(_values_of(table, choice, mask, number_of)[samples])
+                if len(number_of) > _MAX_VALUES:
+                    raise _too_many_values(columns, choice)
         for name in counted:
             classes[name].add(_tally(table.column(name), mask))
         bits.append(np.packbits(mask, bitorder="little"))
     joined = {name: np.concatenate(numbers) for name, numbers in found.items()}
-    return _Part(task[0], np.concatenate(bits), _joined(times), _joined(bins), length, num_long, joined, classes)
+    return _Part(
+        task[0], np.concatenate(bits), _joined(times), _joined(codes), [*number_of], length, num_long, joined, classes
+    )
 
 
 def _tables(
@@ -399,16 +521,45 @@ def _integers(table: pa.Table, name: str, mask: npt.NDArray[np.bool_], what: str
     return values
 
 
+def _values_of(
+    table: pa.Table, choice: Choice, mask: npt.NDArray[np.bool_], number_of: dict[Any, int]
+) -> npt.NDArray[np.uint32]:
+    """Return the number of each sample's value of a column; values without one get the next. 0 outside of the mask."""
+    column = table.column(choice.group).combine_chunks()
+    values = (column if pa.types.is_dictionary(column.type) else column.dictionary_encode()).filter(pa.array(mask))
+    if values.null_count:
+        row = table.filter(pa.array(mask)).slice(int(np.argmax(values.is_null().to_numpy(False))), 1)
+        key = row.column(KEY)[0].as_py()
+        raise InputError(
+            f"column {choice.group!r} cannot say which group a sample is in",
+            place=f"sample {key!r}",
+            expected="a value",
+            found="null",
+            remedy=f"leave such samples out: --where '{choice.group} is not null' (where=)",
+            key=key,
+        )
+    used = values.indices.to_numpy()
+    names = values.dictionary.to_pylist()
+    numbers = np.zeros(len(names), np.uint32)
+    for each in np.unique(used).tolist():
+        numbers[each] = number_of.setdefault(names[each], len(number_of))
+    found = np.zeros(len(mask), np.uint32)
+    found[mask] = numbers[used]
+    return found
+
+
 def _refuse_long(table: pa.Table, choice: Choice, is_long: npt.NDArray[np.bool_]) -> None:
     """Refuse samples that are longer than a pack."""
     if is_long.any():
         row = table.slice(int(np.argmax(is_long)), 1).to_pylist()[0]
         raise InputError(
-            "a sample is longer than a pack may be",
+            "a sample is longer than a pack may be" if choice.pack else "a sample alone is longer than the budget",
             place=f"sample {row[KEY]!r}",
-            expected=f"{choice.pack} of at most {choice.capacity:,}",
-            found=f"{row[choice.pack]:,}",
-            remedy="use a larger --capacity; or --long drop, or --long truncate (long=)",
+            expected=f"{choice.lengths} of at most {choice.capacity or choice.budget:,}",
+            found=f"{row[choice.lengths]:,}",
+            remedy="use a larger --capacity; or --long drop, or --long truncate (long=)"
+            if choice.pack
+            else "use a larger --budget; or --long drop (long=)",
             key=row[KEY],
         )
 

@@ -15,9 +15,11 @@ import pyarrow as pa
 from wdsplit.engines.local import Engine, LocalEngine
 from wdsplit.errors import InputError
 from wdsplit.notebook import html_table
+from wdsplit.order.units import Groups
 from wdsplit.order.views import View
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.views import (
+    UNIT_OPTIONS,
     VIEWS,
     StoredView,
     lock_view,
@@ -65,7 +67,8 @@ class MadeView:
     def __repr__(self) -> str:
         stored = self.stored
         repeated = "" if stored.kind == "select" else f", {stored.num_units:,} with repetitions"
-        times = f", in {stored.num_units:,} packs" if stored.pack else repeated
+        noun = "packs" if stored.recipe.get("pack") else "groups"
+        times = f", in {stored.num_units:,} {noun}" if stored.form else repeated
         return f"<MadeView {stored.name!r}: {stored.num_selected:,} of {stored.num_samples:,} samples{times}>"
 
     def _repr_html_(self) -> str:
@@ -87,7 +90,11 @@ def make_view(
     expand: str | None = None,
     pack: str | None = None,
     capacity: int | None = None,
+    group: str | None = None,
+    size: int | None = None,
+    budget: int | None = None,
     long: str | None = None,
+    allow_pads: bool = False,
     view: str | None = None,
     allow_missing: bool = False,
     overwrite: bool = False,
@@ -120,7 +127,14 @@ def make_view(
         pack: A column of integers: how long each sample is, such as its number of tokens. Samples are packed together,
             so that a position of the epoch is a pack of several samples: see `wdsplit.Loader`.
         capacity: How long the samples of a pack are together at most.
-        long: What to do with samples that are longer: `error` (the default), `drop` or `truncate`.
+        group: A column whose values are those of groups, such as the aspect ratios of images: a position of the epoch
+            is then `size` samples of one value, which change from epoch to epoch, and a whole batch: see
+            `wdsplit.Loader`. Or, with `budget`, a column of lengths: samples of similar length.
+        size: How many samples a group has; with `budget` at most.
+        budget: How long the samples of a group are together at most, each counted as long as the longest.
+        long: What to do with samples longer than a pack, or than the budget: `error` (the default), `drop` or, of
+            packs, `truncate`.
+        allow_pads: Allow groups of which more than a twentieth are samples repeated to fill them.
         view: Select only from the samples of this view.
         allow_missing: Warn about `keys` without a sample, instead of raising an error.
         overwrite: Replace the view of this name.
@@ -138,13 +152,14 @@ def make_view(
     """
     VIEWS.checked(name)
     asked = {"where": where, "keys": keys, "exclude": exclude, "repeat": repeat, "expand": expand}
-    asked |= {"pack": pack, "capacity": capacity, "long": long}
+    asked |= {"pack": pack, "capacity": capacity, "long": long, "group": group, "size": size, "budget": budget}
     if view is None and all(each is None for each in asked.values()):
         raise InputError(
             "no condition for the view",
-            expected="where, keys, exclude, repeat, expand, pack or view",
+            expected="where, keys, exclude, repeat, expand, pack, group or view",
             remedy="give a condition (--where), or a list of keys (--keys, --exclude)",
         )
+    asked["allow_pads"] = allow_pads or None
     located, storage_options = located_one(url, storage_options, fs)
     storage = open_storage(located, storage_options)
     manifest = read_manifest(storage)
@@ -187,13 +202,16 @@ def _recipe(choice: Choice, chosen: Chosen, base: StoredView | None) -> dict[str
         recipe["where"] = choice.where
     if base is not None:
         recipe["view"] = {"name": base.name, "fingerprint": base.fingerprint}
-    recipe |= {
-        name: getattr(choice, name) for name in ("repeat", "expand", "pack") if getattr(choice, name) is not None
-    }
-    if choice.pack is not None:
-        long = {} if choice.long == "error" else {"long": choice.long, "num_long": chosen.num_long}
-        recipe |= {"capacity": choice.capacity, **long}
-        recipe["fill"] = round(chosen.length / max(1, choice.capacity * chosen.selection.num_samples), 4)
+    recipe |= {name: getattr(choice, name) for name in ("repeat", "expand", *UNIT_OPTIONS) if getattr(choice, name)}
+    if choice.long == "error":
+        del recipe["long"]
+    else:
+        recipe["num_long"] = chosen.num_long
+    if choice.lengths is not None:
+        most = chosen.padded_length if choice.budget else choice.capacity * chosen.selection.num_samples
+        recipe["fill"] = round(chosen.length / max(1, most), 4)
+    if isinstance(chosen.selection, Groups):
+        recipe["pads"] = chosen.selection.num_pads
     for name, keys in choice.lists.items():
         missing = int(np.count_nonzero(~chosen.found[name]))
         counts = {"keys": len(keys.keys), "duplicates": keys.num_duplicates, "missing": missing}

@@ -17,7 +17,7 @@ from wdsplit.urls import shown_url
 __all__ = ["plain", "resolve_view"]
 
 _MAX_SHARDS, _MAX_SAMPLES, _MAX_PACKED = 10_000, 50_000_000, 2_000_000
-"""The largest dataset whose samples are selected, and packed, on opening: each process that opens it does so."""
+"""The largest dataset whose samples are selected, and packed or grouped, on opening: by each process that opens it."""
 
 
 def resolve_view(
@@ -69,33 +69,35 @@ def resolve_view(
     return View(choice.name if base is None else f"{base.name} and {choice.name}", chosen.selection)
 
 
-def plain(view: View, url: str, what: str = "where, keys, exclude, repeat, expand and pack") -> Selection:
+def plain(view: View, url: str, what: str = "where, keys, exclude, repeat, expand, pack and group") -> Selection:
     """Return the samples of a view to choose from.
 
     Raises:
-        InputError: They come several times, or in packs.
+        InputError: They come several times, or in packs or groups.
     """
     if isinstance(view.selection, Selection):
         return view.selection
     raise InputError(
-        f"view {view.name!r} repeats or packs samples, so that nothing can be chosen from it",
+        f"view {view.name!r} repeats, packs or groups samples, so that nothing can be chosen from it",
         place=url,
         expected=f"for {what}, a view in which each sample comes once, alone",
-        remedy="choose from all samples, or from the view that it was made of, and repeat or pack these",
+        remedy="choose from all samples, or from the view that it was made of, and repeat, pack or group these",
     )
 
 
 def _refuse_too_large(storage: ReadableStorage, manifest: Manifest, asked: Mapping[str, Any]) -> None:
     """Refuse to select samples on opening if the dataset is too large for that."""
     num_shards, num_samples = len(manifest.shards), manifest.num_samples
-    most = _MAX_SAMPLES if asked.get("pack") is None else min(_MAX_SAMPLES, _MAX_PACKED)
+    is_formed = asked.get("pack") is not None or asked.get("group") is not None
+    most = min(_MAX_SAMPLES, _MAX_PACKED) if is_formed else _MAX_SAMPLES
     if num_shards <= _MAX_SHARDS and num_samples <= most:
         return
     words = ["wdsplit", "view", quoted(shown_url(storage.url)), "NAME"]
     for option, value in asked.items():
         if value is not None:
             is_text = isinstance(value, (str, os.PathLike, int))
-            words += [f"--{option}", quoted(shown_url(str(value))) if is_text else "FILE"]
+            words += [f"--{option.replace('_', '-')}"]
+            words += [] if value is True else [quoted(shown_url(str(value))) if is_text else "FILE"]
     raise InputError(
         "the dataset is too large to select samples each time it is opened",
         place=storage.url,

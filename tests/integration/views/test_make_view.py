@@ -3,6 +3,7 @@ import os
 import shutil
 import signal
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -433,7 +434,7 @@ def test_what_cannot_say_how_often_samples_come_is_refused(weighted, chosen, fou
 
 def test_a_view_that_repeats_cannot_be_limited(weighted):
     wdsplit.make_view(weighted, "many", where=RIGHT, repeat="weight", overwrite=True)
-    with pytest.raises(InputError, match="repeats or packs samples"):
+    with pytest.raises(InputError, match="repeats, packs or groups samples"):
         wdsplit.Dataset(weighted, view="many", limit=20)
 
 
@@ -459,7 +460,7 @@ def test_packs_hold_all_that_is_chosen_and_are_made_of_blocks(weighted, chosen, 
     due = [row for row in due for _ in range(row % 3 if "expand" in chosen else 1)]
     firsts, found = np.cumsum(COUNTS) - COUNTS, []
     for shard, count in enumerate(units.counts.tolist()):
-        rows, samples, _ = shard_units(units, units.totals, shard, 1).items(np.arange(count))
+        rows, samples, *_ = shard_units(units, units.totals, shard, 1).items(np.arange(count))
         assert rows is None or (np.bincount(rows, samples + firsts[shard]) <= 60).all()
         found += (samples + firsts[shard]).tolist()
     assert sorted(found) == due
@@ -481,10 +482,15 @@ def test_samples_longer_than_a_pack_are_dropped_or_truncated_and_counted(weighte
     assert len(wdsplit.Samples(weighted, view="packed")) == kept
 
 
-@pytest.mark.parametrize("chosen", [{"pack": "row", "capacity": 60}, {"repeat": "weight", "where": RIGHT}], ids=str)
+GROUPS = {"group": "is_odd", "size": 4, "allow_pads": True}
+
+
+@pytest.mark.parametrize(
+    "chosen", [{"pack": "row", "capacity": 60}, {"repeat": "weight", "where": RIGHT}, GROUPS], ids=str
+)
 def test_an_audit_of_a_training_holds_for_units_of_any_kind(weighted, chosen):
     dataset = wdsplit.Dataset(weighted, **chosen, rank=0, world_size=1)
-    loader = wdsplit.Loader(dataset, 4, collate_fn=columns_of_units)
+    loader = wdsplit.Loader(dataset, 1 if "group" in chosen else 4, collate_fn=columns_of_units)
     with wdsplit.debug.audit(loader) as audited:
         assert sum(1 for _ in audited) == len(loader)
     assert audited.epochs[0].complete
@@ -501,17 +507,28 @@ def columns_of_units(units):
         ({"pack": "row", "capacity": 50}, "51"),
         ({"pack": "weight", "capacity": 50}, "null"),
         ({"pack": "score", "capacity": 50}, "double"),
-        ({"pack": "row"}, "None"),
+        ({"pack": "row"}, "none"),
         ({"pack": "row", "capacity": 0}, "0"),
         ({"pack": "row", "capacity": 2**31}, str(2**31)),
         ({"pack": "row", "capacity": 60, "long": "cut"}, "'cut'"),
         ({"capacity": 60}, ""),
         ({"pack": "rows", "capacity": 60}, ""),
         ({"view": "packed", "where": "row > 3"}, ""),
+        ({"pack": "row", "capacity": 60, "group": "row", "size": 2}, ""),
+        ({"group": "is_odd"}, "neither"),
+        ({"group": "is_odd", "size": 0}, "0"),
+        ({"group": "is_odd", "size": 4.5}, "4.5"),
+        ({"group": "is_odd", "budget": 4}, "bool"),
+        ({"group": "score", "size": 4}, "double"),
+        ({"group": "weight", "size": 4}, "null"),
+        ({"group": "row", "budget": 50}, "51"),
+        ({"group": "row", "budget": 51, "long": "truncate"}, "'truncate'"),
+        ({"group": "is_odd", "size": 4, "long": "drop"}, ""),
+        ({"size": 4}, ""),
     ],
     ids=str,
 )
-def test_what_cannot_be_packed_is_refused(weighted, chosen, found):
+def test_what_cannot_be_packed_or_grouped_is_refused(weighted, chosen, found):
     wdsplit.make_view(weighted, "packed", pack="row", capacity=60, overwrite=True)
     for refused in (lambda: wdsplit.make_view(weighted, "v", **chosen), lambda: wdsplit.Dataset(weighted, **chosen)):
         with pytest.raises(InputError) as caught:
@@ -541,14 +558,15 @@ def test_samples_that_come_never_may_have_any_length(weighted):
     assert made.stored.num_selected == sum(row % 3 > 0 for row in range(NUM_SAMPLES))
 
 
-def test_packs_are_made_and_read_in_a_bucket_as_on_a_disk(weighted, tmp_path, bucket):
+@pytest.mark.parametrize("chosen", [{"pack": "row", "capacity": 60}, {"group": "row", "budget": 100}], ids=str)
+def test_units_are_made_and_read_in_a_bucket_as_on_a_disk(weighted, tmp_path, bucket, chosen):
     shutil.copytree(weighted, tmp_path / "d")
-    shutil.copytree(weighted, bucket.folder / "d")
+    shutil.copytree(weighted, bucket.folder / "d", dirs_exist_ok=True)
     batches = []
     for url in (str(tmp_path / "d"), f"{bucket.url}/d"):
-        wdsplit.make_view(url, "packed", pack="row", capacity=60, overwrite=True, jobs=2)
+        wdsplit.make_view(url, "packed", **chosen, overwrite=True, jobs=2)
         dataset = wdsplit.Dataset(url, view="packed", rank=0, world_size=1).to_tuple("__key__", "__place__", "cls")
-        batches.append(list(wdsplit.Loader(dataset, 4, num_workers=2, collate_fn=list)))
+        batches.append(list(wdsplit.Loader(dataset, 1, num_workers=2, collate_fn=list)))
         batches[-1].append(wdsplit.list_views(url)["packed"])
     assert batches[0] == batches[1]
 
@@ -588,6 +606,108 @@ def test_bad_samples_are_left_out_of_packs_and_packs_of_only_bad_ones_have_a_sub
                 assert [int(sample["cls"]) for sample in found] == good
             else:
                 assert len(found) == 1 and found[0]["__pad__"] and int(found[0]["cls"]) % 5 == 1
+
+
+# Groups
+
+
+@pytest.mark.parametrize(
+    ("chosen", "jobs"),
+    [
+        ({"group": "is_odd", "size": 4}, 1),
+        ({"group": "label", "size": 3, "where": "row < 30"}, 2),
+        ({"group": "row", "budget": 150}, 2),
+        ({"group": "row", "budget": 150, "size": 3, "expand": "label"}, 1),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("block", [0, 7])
+def test_groups_are_of_one_value_or_of_a_budget_and_change_from_epoch_to_epoch(
+    weighted, monkeypatch, chosen, jobs, block
+):
+    monkeypatch.setattr(choosing, "group_block_of", lambda *_: block)
+    made = wdsplit.make_view(weighted, "groups", **chosen, allow_pads=True, overwrite=True, jobs=jobs)
+    due = Counter()
+    for row in range(NUM_SAMPLES):
+        if "where" not in chosen or row < 30:
+            due[row] = row % 3 if "expand" in chosen else 1
+    dataset = wdsplit.Dataset(weighted, view="groups", rank=0, world_size=1).decode()
+    epochs, num_pads = [], 0
+    for _ in range(2):
+        groups = [each for (each,) in wdsplit.Loader(dataset, 1, collate_fn=list)]
+        assert len(groups) == made.stored.num_units
+        seen = Counter(sample["cls"] for group in groups for sample in group if not sample["__pad__"])
+        assert seen == +due
+        for group in groups:
+            rows, (value,) = [sample["cls"] for sample in group], {sample["__group__"] for sample in group}
+            if "budget" in chosen:
+                assert len(rows) * max(rows) <= 150 and max(rows) <= value and len(rows) <= chosen.get("size", 999)
+            else:
+                assert {ROWS[row][chosen["group"]] for row in rows} == {value} and len(rows) == chosen["size"]
+        num_pads = sum(map(len, groups)) - due.total()
+        epochs.append({tuple(sorted(sample["cls"] for sample in group)) for group in groups})
+        dataset.set_epoch(1)
+    assert epochs[0] != epochs[1] and num_pads == made.stored.recipe["pads"]
+    fill = made.stored.recipe.get("fill", 1)
+    assert 0.5 < fill <= 1 and ("budget" in chosen) == (fill < 1)
+
+
+def test_groups_of_many_repeated_samples_need_permission_and_those_of_many_values_are_refused(weighted, monkeypatch):
+    with pytest.raises(InputError, match="too many samples would be repeated"):
+        wdsplit.make_view(weighted, "refused", group="is_odd", size=7)
+    assert "refused" not in wdsplit.list_views(weighted)
+    output = view(weighted, "groups", "--overwrite", "--group", "is_odd", "--size", 7, "--allow-pads").output
+    assert "groups of 7 samples, by 2 values of 'is_odd'" in output and "% fill" not in output
+    monkeypatch.setattr(choosing, "_MAX_VALUES", 20)
+    for chosen in ({"where": "row < 15"}, {}):  # of one shard, and of several together
+        with pytest.raises(InputError, match="too many values") if not chosen else nullcontext():
+            wdsplit.make_view(weighted, "groups", group="row", size=1, **chosen, overwrite=True)
+
+
+@pytest.mark.parametrize("workers", ["process", "thread"])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_groups_are_batches_and_those_of_a_budget_are_padded(tmp_path, num_workers, workers):
+    lengths = [1 + row * 7 % 10 for row in range(60)]
+    columns = {"npy": [np.full(length, row) for row, length in enumerate(lengths)], "tokens": lengths}
+    write_table(tmp_path / "in.parquet", columns)
+    wdsplit.convert(tmp_path / "in.parquet", tmp_path / "d", shards=3, shuffle=False, keep=["tokens"])
+    how = {"num_workers": num_workers, "workers": workers}
+    dataset = wdsplit.Dataset(tmp_path / "d", group="tokens", budget=32, rank=0, world_size=1).decode()
+    found = Counter()
+    for batch in wdsplit.Loader(dataset, 1, **how):
+        longest = int(batch["__lengths__"].max())
+        assert batch["npy"].shape == batch["__mask__"].shape == (len(batch["__key__"]), longest)
+        assert batch["__mask__"].sum(1).tolist() == batch["__lengths__"].tolist()
+        assert len(batch["__key__"]) * longest <= 32 and not batch["npy"][~batch["__mask__"]].any()
+        found.update(batch["npy"][batch["__mask__"]].tolist())
+    assert found == dict(enumerate(lengths))
+    dataset.set_view(group="tokens", size=3, allow_pads=True)
+    for batch in wdsplit.Loader(dataset, 1, **how):
+        assert batch["npy"].shape == (3, int(batch["__group__"][0])) and "__mask__" not in batch
+    with pytest.raises(InputError, match="a group is a whole batch"):
+        next(iter(wdsplit.Loader(dataset, 2, **how)))
+
+
+def test_bad_samples_of_a_group_are_replaced_by_its_good_ones_or_left_out_of_a_budget(weighted):
+    def refuse_some(sample):
+        if int(sample["cls"]) % 5 != 1:
+            raise ValueError
+        return sample
+
+    for chosen in ({"group": "is_odd", "size": 4, "allow_pads": True}, {"group": "row", "budget": 200}):
+        how = chosen | {"rank": 0, "world_size": 1}
+        whole = list(wdsplit.Loader(wdsplit.Dataset(weighted, **how), 1, collate_fn=list))
+        dataset = wdsplit.Dataset(weighted, **how, on_bad_sample="substitute", max_bad_samples=1.0).map(refuse_some)
+        for num_workers in (0, 2):
+            loader = wdsplit.Loader(dataset, 1, num_workers=num_workers, collate_fn=list)
+            for (found,), (expected,) in zip(loader, whole, strict=True):
+                good = [int(sample["cls"]) for sample in expected if int(sample["cls"]) % 5 == 1]
+                rows = [int(sample["cls"]) for sample in found]
+                real = {int(sample["cls"]) for sample in found if not sample["__pad__"]}
+                assert real <= set(good) and (set(rows) == set(good) if good else len(set(rows)) == 1)
+                assert len(rows) == (4 if "size" in chosen else max(1, len(good)))
+            batches = list(wdsplit.Loader(dataset, 1, num_workers=num_workers)) if "size" in chosen else []
+            assert all(len(batch["cls"]) == 4 for batch in batches)
 
 
 # Checks

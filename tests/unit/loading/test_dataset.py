@@ -234,7 +234,10 @@ SUBSTITUTE = {"on_bad_sample": "substitute"}
         ({"rank": 0}, "go together"),
         ({"world_size": 2}, "go together"),
         ({"rank": 2, "world_size": 2}, "contradict"),
-        ({"group": "dp", "rank": 0, "world_size": 2}, "group cannot be combined with rank and world_size"),
+        (
+            {"process_group": "dp", "rank": 0, "world_size": 2},
+            "process_group cannot be combined with",
+        ),
     ],
 )
 def test_options_that_cannot_be_are_refused_by_name(numbers, options, message):

@@ -9,7 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orders import VIEWS, located, masks_of, options, samples_of, slow_lanes, slow_visits, slow_windows, views
+from orders import (
+    GROUPINGS,
+    VIEWS,
+    located,
+    masks_of,
+    options,
+    samples_of,
+    slow_lanes,
+    slow_visits,
+    slow_windows,
+    views,
+)
 from wdsplit.checks.audit import AuditOptions, audit_order
 from wdsplit.checks.mixing import draw_batches
 from wdsplit.errors import InputError
@@ -21,7 +32,7 @@ from wdsplit.order.split import Steps, World
 from wdsplit.order.units import KINDS, spread
 
 
-@pytest.mark.parametrize("is_packed", [False, True, "groups", "groups of shards"])
+@pytest.mark.parametrize("is_packed", [False, True, *GROUPINGS])
 @pytest.mark.parametrize("kind", KINDS)
 @given(st.data())
 def test_a_shard_of_a_view_is_visited_as_one_that_has_no_other_samples(kind, is_packed, data):
@@ -33,7 +44,7 @@ def test_a_shard_of_a_view_is_visited_as_one_that_has_no_other_samples(kind, is_
         each = np.arange(len(expected))
         numbers = order.units_of(np.full(len(each), shard), each)
         assert order.visits_of(np.full(len(each), shard), numbers).tolist() == each.tolist()
-        rows, samples, parts, pads = order.shard_units(shard).items(numbers)
+        rows, samples, parts, *_ = order.shard_units(shard).items(numbers)
         assert in_units(each if rows is None else rows, samples, order) == expected
         times = Counter(samples_of(units, shard))
         assert parts is None or set(zip(samples.tolist(), parts.tolist(), strict=True)) == {

@@ -7,7 +7,7 @@ import pytest
 
 from wdsplit.errors import CorruptDataError, InputError, OutputExistsError, StorageError
 from wdsplit.order.selection import Selection
-from wdsplit.order.units import MAX_TIMES, Packing, Packs, Repeats, items_of
+from wdsplit.order.units import MAX_TIMES, Grouping, Groups, Packing, Packs, Repeats, items_of
 from wdsplit.shards.manifest import Field, Manifest, Shard, Shards
 from wdsplit.shards.views import (
     VIEWS,
@@ -61,21 +61,26 @@ def refused(storage, manifest, data, error=CorruptDataError):
     return caught.value
 
 
-@pytest.mark.parametrize("is_packed", [False, True])
+FORMS = [None, (4, Packing(9, True)), (0, Grouping(3, 0, (False, True))), (7, Grouping(0, 40))]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
 @pytest.mark.parametrize("most", [None, 3, 300, 70_000])
 @pytest.mark.parametrize("every", [0, 1, 3])
-def test_a_view_is_read_as_it_was_written(storage, manifest, every, most, is_packed):
+def test_a_view_is_read_as_it_was_written(storage, manifest, every, most, form):
     selection = chosen(every)
     times = np.linspace(1, most or 1, selection.num_samples).astype(np.uint32)
     items = selection if most is None else Repeats(selection, times, "expand")
     number = np.arange(items.num_samples) - np.repeat(np.cumsum(items.counts) - items.counts, items.counts)
-    units = Packs(items, (number // 2).astype(np.uint32), 4, Packing(9, True)) if is_packed else items
+    codes, units = number // 2 if form and isinstance(form[1], Packing) else number % 2, items
+    if form is not None:
+        units = (Packs if isinstance(form[1], Packing) else Groups)(items, codes.astype(np.uint32), *form)
     stored = write_view(storage, manifest, "v", units, {"where": "x > 1"})
     again, found = read_view(storage, manifest, "v")
     assert again == stored == read_head(storage, "v")
     assert (stored.num_samples, stored.num_selected) == (31, selection.num_samples)
     assert (stored.num_units, stored.kind) == (units.num_samples, "select" if most is None else "expand")
-    assert stored.pack == ({"capacity": 9, "truncates": True, "block": 4} if is_packed else {})
+    assert (found.block, found.form) == form if form else stored.form == {}
     assert (
         (stored.dataset, stored.fingerprint)
         == (manifest.fingerprint, units.fingerprint)
@@ -83,8 +88,8 @@ def test_a_view_is_read_as_it_was_written(storage, manifest, every, most, is_pac
     )
     assert [found.chosen.places(n).tolist() for n in range(4)] == [selection.places(n).tolist() for n in range(4)]
     assert most is None or items_of(found).times.tolist() == times.tolist()
-    assert not is_packed or found.bins.tolist() == (number // 2).tolist()
-    lengths = [len(times)] * (most is not None) + [len(number)] * is_packed
+    assert form is None or found.codes.tolist() == codes.tolist()
+    lengths = [len(times)] * (most is not None) + [len(number)] * (form is not None)
     assert selection.num_samples == 0 or most is None or stored.widths[0] == {3: 1, 300: 2, 70_000: 4}[most]
     data = (storage.root / "views" / "v.view").read_bytes()
     bits = sum(-(-n // 8) for n, k in zip(COUNTS, selection.counts, strict=True) if 0 < k < n)
@@ -174,14 +179,14 @@ def forged(manifest, head=None, counts=(4, 0, 5, 3), bitmaps=BITMAPS, bins=b"", 
     """Return the bytes of a view file with something wrong in it."""
     right = chosen(3)
     own = {
-        "wdsplit_view": 2,
+        "wdsplit_view": 3,
         "dataset": manifest.fingerprint,
         "fingerprint": right.fingerprint,
         "num_samples": 31,
         "num_selected": right.num_samples,
         "num_units": right.num_samples,
         "kind": "select",
-        "pack": {},
+        "form": {},
         "widths": [],
         "recipe": {},
     }
@@ -229,11 +234,15 @@ def test_counts_that_are_not_those_of_the_dataset_are_refused(storage, manifest,
         {"widths": [1]},
         {"kind": "repeat", "widths": [3]},
         {"kind": "repeat", "widths": [1]},
-        {"pack": {"capacity": 9, "truncates": False, "block": 4}},
-        {"pack": {"capacity": 9, "truncates": False, "block": 0}, "widths": [1], "bins": bytes(12)},
-        {"pack": {"capacity": 9, "block": 4}, "widths": [1], "bins": bytes(12)},
-        {"pack": {"capacity": 9, "truncates": False, "block": 4}, "widths": [1], "bins": b"\xff" * 12},
-        {"pack": {"capacity": 9, "truncates": False, "block": 4}, "widths": [1], "bins": bytes(13)},
+        {"form": {"capacity": 9, "truncates": False, "block": 4}},
+        {"form": {"capacity": 9, "truncates": False, "block": 0}, "widths": [1], "bins": bytes(12)},
+        {"form": {"capacity": 9, "block": 4}, "widths": [1], "bins": bytes(12)},
+        {"form": {"capacity": 9, "truncates": False, "block": 4}, "widths": [1], "bins": b"\xff" * 12},
+        {"form": {"size": 0, "budget": 0, "values": [1], "block": 4}, "widths": [1], "bins": bytes(12)},
+        {"form": {"size": 2, "budget": 0, "values": 1, "block": 4}, "widths": [1], "bins": bytes(12)},
+        {"form": {"size": 2, "budget": 0, "values": [1], "block": 4}, "widths": [1], "bins": b"\1" * 12},
+        {"form": {"size": HUGE, "budget": 9, "values": [], "block": 4}, "widths": [1], "bins": b"\1" * 12},
+        {"form": {"capacity": 9, "truncates": False, "block": 4}, "widths": [1], "bins": bytes(13)},
         {"fingerprint": "00"},
         {"head": b"{"},
         {"head": b"[]"},
@@ -254,7 +263,7 @@ def test_samples_that_come_never_or_too_often_are_refused(storage, manifest, tim
 
 
 def test_a_view_of_a_newer_version_is_refused_as_such(storage, manifest):
-    assert "format version 3 instead of 2" in refused(storage, manifest, forged(manifest, wdsplit_view=3)).found
+    assert "format version 4 instead of 3" in refused(storage, manifest, forged(manifest, wdsplit_view=4)).found
 
 
 def test_other_files_are_refused(storage, manifest):

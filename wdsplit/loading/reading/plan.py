@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsplit.arrays import Int64
+from wdsplit.loading.reading.block import Objects
 from wdsplit.order.epoch import EpochOrder, groups
 from wdsplit.order.units import ShardUnits, Window, spread
 
@@ -84,6 +85,7 @@ class Plan:
         places: int64 of shape (n,): the place of its sample in the window.
         parts: int64 of shape (n,): which of its sample's items it is; None where each sample is one.
         units: int64 of shape (n,), rising: which of the requested positions it is of; None where each has one item.
+        groups: Objects of shape (n,): the value of its group's class; None unless units are groups.
         kept: The windows that are kept afterwards.
     """
 
@@ -96,6 +98,7 @@ class Plan:
     places: Int64
     parts: Int64 | None
     units: Int64 | None
+    groups: Objects | None
     kept: Collection[PlannedWindow]
 
 
@@ -142,18 +145,24 @@ class Planner:
             [begins[:0], *(window.order + begin for window, begin in zip(windows, begins, strict=False))]
         )
         items = order[begins[window_of] + inside]  # each unit is one, unless units have offsets
-        reads = [window.window for window in windows]
-        offsets, units = [read.offsets for read in reads if read.offsets is not None], None
+        reads, units = [window.window for window in windows], None
+
+        def joined(name: str) -> Any:
+            """Return an attribute of the items of all windows; None if they do not have it."""
+            found = [value for read in reads if (value := getattr(read, name)) is not None]
+            return np.concatenate(found) if found else None
+
+        offsets = [np.diff(read.offsets) for read in reads if read.offsets is not None]
         if offsets:
-            sizes = np.concatenate([np.diff(each) for each in offsets])
-            units, items = spread(np.append(0, np.cumsum(sizes)), items)
+            units, items = spread(np.append(0, np.cumsum(np.concatenate(offsets))), items)
             positions, pads, window_of = positions[units], pads[units], window_of[units]
-            repeated = [read.pads for read in reads if read.pads is not None]
-            pads = pads | np.concatenate(repeated)[items] if repeated else pads
-        places = np.concatenate([begins[:0], *(read.items for read in reads)])[items]
-        numbered = [read.parts for read in reads if read.parts is not None]
-        parts = np.concatenate(numbered)[items] if numbered else None
-        return Plan(positions, pads, windows, known, new, window_of, places, parts, units, after)
+        places, parts, repeated, values = (
+            None if each is None else each[items] for each in map(joined, ("items", "parts", "pads", "groups"))
+        )
+        if places is None:
+            places = items
+        pads = pads if repeated is None else pads | repeated
+        return Plan(positions, pads, windows, known, new, window_of, places, parts, units, values, after)
 
     def _keep(self, positions: Int64, windows: list[PlannedWindow], window_of: Int64, inside: Int64) -> None:
         """Keep the window of each lane's last position, unless the lane continues in another window."""

@@ -22,7 +22,7 @@ from wdsplit.loading.reading.process_limits import allow_open_files, keep_freed_
 from wdsplit.loading.reading.read_ahead import Ahead, Fetch, FetchRange, LazyShard
 from wdsplit.loading.reading.windows import DAMAGE, Part, Scratch, WindowPlace, expect, read_windows
 from wdsplit.order.epoch import EpochOrder, groups
-from wdsplit.order.units import PLACE
+from wdsplit.order.units import GROUP, PLACE
 from wdsplit.shards.manifest import Manifest, Shard
 
 __all__ = ["BlockReader", "SampleReader", "read_blocks"]
@@ -148,6 +148,8 @@ class SampleReader:
         if plan.units is not None:
             places = np.arange(len(block)) - np.searchsorted(plan.units, plan.units)
             block = replace(block, units=plan.units).with_field(PLACE, places.astype(object))
+        if plan.groups is not None:
+            block = block.with_field(GROUP, plan.groups)
         return block if plan.parts is None else block.with_field(self._part_name, plan.parts.astype(object))
 
     def _read(self, windows: list[PlannedWindow]) -> dict[PlannedWindow, Part]:

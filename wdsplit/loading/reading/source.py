@@ -24,7 +24,7 @@ from wdsplit.loading.reading.reader import BlockReader, SampleReader
 from wdsplit.order.epoch import EpochOrder, OrderOptions
 from wdsplit.order.split import AnyOrder, World, assigned_lanes
 from wdsplit.order.state import ViewMark
-from wdsplit.order.units import PLACE, Packing, Units, items_of, packing_of
+from wdsplit.order.units import GROUP, PLACE, Form, Groups, Units, form_of, items_of
 from wdsplit.order.views import EpochViews, View
 from wdsplit.shards.manifest import Manifest, Shard
 from wdsplit.storage.gathered import GatheredFiles, GatheredStorage
@@ -238,16 +238,16 @@ class AnySource(Protocol):
         """Return a reader for the positions that one rank and worker has in an order of this source."""
 
     def units_text(self, epoch: int) -> str:
-        """Return what an epoch has, for people: so many samples, or packs of samples."""
+        """Return what an epoch has, for people: so many samples, or packs or groups of them."""
 
     def positions_at_once(self, world: World, epoch: int) -> int:
         """Return how many positions a reader should read at a time."""
 
     def samples_a_position(self, epoch: int) -> float:
-        """Return how many samples a position of an epoch has, on average: 1, unless they are packed."""
+        """Return how many samples a position of an epoch has, on average."""
 
-    def packing_at(self, epoch: int) -> Packing | None:
-        """Return how long the packs of an epoch are; None if positions have a sample each."""
+    def form_at(self, epoch: int) -> Form | None:
+        """Return what packs or groups the positions of an epoch are; None if they have a sample each."""
 
     def place(self, order: Any, position: int, orders: dict[Any, EpochOrder], item: int = 0) -> Place:
         """Return where the sample of an order's position is; `orders` caches orders for further calls."""
@@ -333,12 +333,13 @@ class Source:
         return self.manifest.num_samples if selection is None else selection.num_samples
 
     def units_text(self, epoch: int) -> str:
-        """Return what an epoch has, for people: so many samples, or packs of samples."""
+        """Return what an epoch has, for people: so many samples, or packs or groups of them."""
         units = self.selection_at(epoch)
         items = items_of(units)
-        if units is None or items is None or units is items:
+        form = form_of(units)
+        if units is None or items is None or form is None:
             return counted(self.num_samples_at(epoch), "sample")
-        return f"{counted(units.num_samples, 'pack')} of {counted(items.num_samples, 'sample')}"
+        return f"{counted(units.num_samples, form.noun)} of {counted(items.num_samples, 'sample')}"
 
     def view_at(self, epoch: int) -> ViewMark | None:
         """Return the mark of an epoch's view for a state; None if it has all samples."""
@@ -439,10 +440,14 @@ class Source:
         return SampleReader(opener, self.manifest, order, num_lanes, ahead, salvages_in)
 
     def place(self, order: EpochOrder, position: int, orders: dict[Any, EpochOrder], item: int = 0) -> Place:
-        """Return where the sample of a position is; of a pack, its sample number `item`."""
+        """Return where the sample of a position is; of a pack or group, its sample number `item`."""
         located = order.locate(np.array([position]))
         fields = {order.part_name: int(located.part[item])} if order.part_name else {}
         fields |= {PLACE: item} if order.is_packed else {}
+        if isinstance(order.selection, Groups):
+            shard, unit, _ = order.units(np.array([position]))
+            found = order.shard_units(int(shard[0])).items(unit).groups
+            fields |= {} if found is None else {GROUP: found[item]}
         return Place(self, int(located.shard[item]), int(located.sample[item]), fields)
 
     def storage(self) -> ReadableStorage:
@@ -450,14 +455,14 @@ class Source:
         return self.access.storage(self._url)
 
     def samples_a_position(self, epoch: int) -> float:
-        """Return how many samples a position of an epoch has, on average: 1, unless they are packed."""
+        """Return how many samples a position of an epoch has, on average."""
         units = self.selection_at(epoch)
         items = items_of(units)
         return 1 if units is None or items is None or not units.num_samples else items.num_samples / units.num_samples
 
-    def packing_at(self, epoch: int) -> Packing | None:
-        """Return how long the packs of an epoch are; None if positions have a sample each."""
-        return packing_of(self.selection_at(epoch))
+    def form_at(self, epoch: int) -> Form | None:
+        """Return what packs or groups the positions of an epoch are; None if they have a sample each."""
+        return form_of(self.selection_at(epoch))
 
     def positions_at_once(self, world: World, epoch: int) -> int:
         """Return how many positions a reader should read at a time: about a window of each of its lanes."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import compress
+from itertools import compress, cycle
 from typing import Any, Literal
 
 import numpy as np
@@ -33,11 +33,12 @@ __all__ = [
     "collate_columns",
     "collate_packs",
     "in_packs",
-    "is_packed",
     "is_plain",
     "num_bytes",
     "weave",
+    "weave_group",
     "weave_packs",
+    "with_fellows",
     "without_left_out",
 ]
 
@@ -162,13 +163,22 @@ _MAX_ELEMENTS = 2**31 - 1
 
 
 class LeftOut:
-    """Stands for a bad sample that is left out of its pack."""
+    """Stands for a bad sample that is left out of its pack or group."""
 
 
 def without_left_out(samples: Sequence[Any], units: Int64) -> tuple[list[Any], Int64]:
     """Return the samples that are not left out, and how many of them each pack has; `units` are those of a block."""
     kept = [not isinstance(sample, LeftOut) for sample in samples]
     return list(compress(samples, kept)), np.bincount(units[kept])
+
+
+def with_fellows(samples: list[Any]) -> list[Any]:
+    """Return the samples of a group; good ones, flagged as pads, stand in for those that are left out."""
+    good = [sample for sample in samples if not isinstance(sample, LeftOut)]
+    if len(good) == len(samples):
+        return samples
+    fellows = cycle({**sample, "__pad__": True} if "__pad__" in sample else sample for sample in good)
+    return [next(fellows) if isinstance(sample, LeftOut) else sample for sample in samples]
 
 
 def in_packs(samples: Sequence[Any], sizes: Int64) -> list[list[Any]]:
@@ -326,7 +336,7 @@ def weave(
     return woven(values, "the value")
 
 
-def is_packed(sub_batch: Any) -> bool:
+def _is_packed(sub_batch: Any) -> bool:
     """Tell whether a sub-batch is a result of `collate_packs`."""
     return isinstance(sub_batch, dict) and PACK_SIZES in sub_batch
 
@@ -388,6 +398,25 @@ def weave_packs(
     mask = np.zeros(shape, np.bool_)
     mask[at] = True
     return ordered | {"__mask__": _delivered(mask, output, "__mask__")}
+
+
+def weave_group(
+    sub_batch: Any, pin: bool, borrowed: bool = False, output: Output = "torch", strings: Strings = "list"
+) -> Any:
+    """Return a group as a batch; arguments as for `weave`. Samples of a budget are rows as long as the longest."""
+    if _is_packed(sub_batch):
+        lengths = sub_batch[LENGTHS].data
+        parts = [(np.arange(len(lengths)), sub_batch)]
+        return weave_packs(parts, pin, borrowed, output, strings, int(lengths.max()))
+    columns = (
+        sub_batch.values()
+        if isinstance(sub_batch, dict)
+        else sub_batch
+        if isinstance(sub_batch, tuple)
+        else [sub_batch]
+    )
+    size = max((len(column.data) for column in columns), default=0)
+    return weave([(np.arange(size), sub_batch)], size, pin, borrowed, output, strings)
 
 
 def _in_rows(values: Any, at: tuple[Int64, Int64], shape: tuple[int, int], fill: int) -> Any:
