@@ -153,7 +153,7 @@ def view_command(
     ]
     recipe = stored.recipe
     if stored.form:
-        lines += _units_lines(stored)
+        lines += made.units
     elif stored.kind != "select":
         lines.append(f"an epoch has {counted(stored.num_units, 'sample')}: --{stored.kind} {recipe[stored.kind]}")
     for which in ("keys", "exclude"):
@@ -167,30 +167,6 @@ def view_command(
     facts = {"num_shards": made.num_shards, "num_empty_shards": made.num_empty_shards, "classes": made.classes}
     value = {"dataset": url, **dataclasses.asdict(stored), **facts}
     return Result("\n".join(lines), value, [f"wdsplit.Dataset({url!r}, view={name!r})"])
-
-
-def _units_lines(stored: StoredView) -> list[str]:
-    """Say what packs or groups a view has, and how well they are filled."""
-    recipe, lines = stored.recipe, []
-    fill = f"{100 * recipe['fill']:.1f} %" if "fill" in recipe else ""
-    if "pack" in recipe:
-        packs = counted(stored.num_units, "pack")
-        lines.append(f"{packs} of up to {recipe['capacity']:,} {recipe['pack']}, filled to {fill}")
-    elif "budget" in recipe:
-        most = f" and {recipe['size']:,} samples" if "size" in recipe else ""
-        groups = counted(stored.num_units, "group")
-        lines.append(
-            f"{groups} of up to {recipe['budget']:,} {recipe['group']}{most}, padded: at least {fill} is filled"
-        )
-    else:
-        groups, values = counted(stored.num_units, "group"), counted(len(stored.form["values"]), "value")
-        every = stored.num_units * recipe["size"]
-        pads = f"{counted(recipe['pads'], 'repeated sample')} ({percent(recipe['pads'], every)})"
-        lines.append(f"{groups} of {recipe['size']:,} samples, by {values} of {recipe['group']!r}; {pads} fill them")
-    if recipe.get("num_long"):
-        done = {"drop": "dropped", "truncate": "truncated"}[recipe["long"]]
-        lines.append(f"longer samples: {recipe['num_long']:,} {done}")
-    return lines
 
 
 def _class_table(column: str, classes: Mapping[str, tuple[int, int]]) -> list[str]:

@@ -307,7 +307,7 @@ class Loader:
             raise InputError(
                 "a group is a whole batch",
                 place=source.url,
-                expected=f"with {form}, batch_size=1",
+                expected=f"with groups {form}, batch_size=1",
                 found=f"batch_size={self.batch_size}",
                 remedy="use batch_size=1, and choose with size= or budget= how many samples a group has",
             )

@@ -205,7 +205,7 @@ class MixedSource:
             InputError: Sources have different ones.
         """
         forms = [source.form_at(epoch) for source in self.sources]
-        names = [str(form or "single samples") for form in forms]
+        names = [f"{form.noun}s {form}" if form else "single samples" for form in forms]
         if len(set(names)) > 1:
             raise InputError(
                 "the datasets of a mixture have different packs or groups",

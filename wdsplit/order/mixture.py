@@ -171,7 +171,7 @@ class MixedOrder:
             assert self._order_of is not None
             each = self._order_of(quota.source, quota.source_epoch).locate(quota.positions)
             rows = quota.rows[each.row]
-            found.append((rows, np.full_like(rows, quota.source), each.shard, each.sample, each.part, each.pad))
+            found.append((rows, np.full_like(rows, quota.source), each.shard, each.sample, each.part, each.pad * 1))
         row, source, shard, sample, part, pad = in_rows(found, 6)
         return Located(row, source, shard, sample, self.pads(positions)[row] | (pad > 0), part)
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from wdsplit.arrays import Int64
 from wdsplit.order.units import Grouping
 
-__all__ = ["MAX_CAPACITY", "best_fit", "block_of", "group_block_of", "packed", "padded_lengths"]
+__all__ = ["MAX_CAPACITY", "best_fit", "block_of", "group_block_of", "group_costs", "packed", "padded_lengths"]
 
 MAX_CAPACITY = 2**31 - 1
 """Largest capacity: offsets in a pack are 32-bit integers where attention kernels take them."""
@@ -74,6 +74,22 @@ def padded_lengths(lengths: Int64, form: Grouping, block: int) -> npt.NDArray[np
             classes[by_length[begin:stop]] = longest
             begin = stop
     return classes
+
+
+def group_costs(classes: npt.NDArray[np.uint32], form: Grouping, block: int) -> list[npt.NDArray[np.float64]]:
+    """Return the costs of the groups of a shard: the items of each, times the square of the length they are padded to.
+
+    Arguments and classes are as for `padded_lengths`.
+    """
+    costs = []
+    for first in range(0, len(classes), block or max(1, len(classes))):
+        lengths, counts = np.unique(
+            classes[first : first + (block or len(classes))].astype(np.int64), return_counts=True
+        )
+        sizes = form.sizes(lengths)
+        squares = lengths.astype(np.float64) ** 2
+        costs += [np.repeat(squares * sizes, counts // sizes), (squares * (counts % sizes))[counts % sizes > 0]]
+    return costs
 
 
 def best_fit(lengths: Int64, capacity: int) -> Int64:

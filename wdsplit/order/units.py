@@ -329,7 +329,7 @@ class Packing(NamedTuple):
         return "pack"
 
     def __str__(self) -> str:
-        return f"packs of {self.capacity:,}{', truncated' if self.truncates else ''}"
+        return f"of up to {self.capacity:,}{', truncated' if self.truncates else ''}"
 
 
 ALONE = Packing(2**31 - 1, False)
@@ -388,8 +388,8 @@ class Grouping(NamedTuple):
         return "group"
 
     def __str__(self) -> str:
-        sized = [f"of {self.size:,}"] * bool(self.size) + [f"with a budget of {self.budget:,}"] * bool(self.budget)
-        return " ".join(["groups", *sized])
+        most = f"of up to {self.size:,}" if self.budget else f"of {self.size:,}"
+        return " ".join([most] * bool(self.size) + [f"with a budget of {self.budget:,}"] * bool(self.budget))
 
     def sizes(self, codes: Int64) -> Int64:
         """Return the items of a group of some classes: int64 of shape (classes,)."""

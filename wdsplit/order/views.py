@@ -7,33 +7,38 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from wdsplit.order.state import ViewMark
-from wdsplit.order.units import Packs, Repeats, Units
+from wdsplit.order.units import Repeats, Units, form_of
+from wdsplit.texts import counted
 
 __all__ = ["EpochViews", "View"]
 
 
 @dataclass(frozen=True)
 class View:
-    """What an epoch takes of a dataset: some samples, each once or several times, alone or in packs.
+    """What an epoch takes of a dataset: some samples, each once or several times, alone or in packs or groups.
 
     Attributes:
         name: The name of the stored view, or a description of the criteria.
         selection: The units of each shard.
+        figures: How well packs or groups are filled: see `wdsplit.shards.views.described_units`.
     """
 
     name: str
     selection: Units
+    figures: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def __repr__(self) -> str:
         selection = self.selection
         text = f"{selection.chosen.num_samples:,} of {int(selection.totals.sum()):,} samples"
         if isinstance(selection, Repeats):
             text += f", {selection.num_samples:,} with repetitions"
-        if isinstance(selection, Packs):
-            text += f", in {selection.num_samples:,} packs"
+        form = form_of(selection)
+        if form is not None:
+            text += f", in {counted(selection.num_samples, form.noun)}"
         return f"<View {self.name!r}: {text}>"
 
 

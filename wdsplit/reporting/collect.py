@@ -20,6 +20,7 @@ from wdsplit.reporting.samples import cards, drawn_numbers
 from wdsplit.reporting.scan import Scan, scan
 from wdsplit.reporting.subject import Subject
 from wdsplit.reporting.topologies import loads
+from wdsplit.shards.views import described_units
 from wdsplit.sizes import parse_size
 from wdsplit.texts import human_bytes, human_number, safe_text
 
@@ -62,11 +63,13 @@ def collected(subject: Subject, options: ReportOptions) -> Facts:
     topologies, judged = _topologies(subject, options)
     read = loads(subject, topologies, options.batch_size, options.cluster, _sample_ms(options.cluster, fields))
     audited, note = _audited(subject, judged, options.batch_size)
+    views = [part.views.at(0) for part in subject.parts]
     return Facts(
         name=name_with_view(subject.source),
         parts=tuple(subject.parts),
         num_samples=subject.order(0).num_samples,
         contents=subject.source.units_text(0),
+        units=tuple(line for view in views if view for line in described_units(view.selection, view.figures)),
         num_scanned=len(scanned),
         scan_basis=scanned.basis,
         labels=labels,

@@ -49,7 +49,8 @@ class Facts:
         name: The name of the dataset, with its view.
         parts: The datasets: one, or those of a mixture.
         num_samples: Samples of an epoch, or packs.
-        contents: The same as text, of packs with the number of samples in them.
+        contents: The same as text, of packs or groups with the number of samples in them.
+        units: How well packs or groups are filled, in lines; empty if there are none.
         num_scanned: Samples that were read.
         scan_basis: `exact`, or how many samples were read.
         labels: The classes; None if no field holds any.
@@ -80,6 +81,7 @@ class Facts:
     parts: tuple[Source, ...]
     num_samples: int
     contents: str
+    units: tuple[str, ...]
     num_scanned: int
     scan_basis: str
     labels: Labels | None

@@ -76,6 +76,7 @@ def _content(facts: Facts) -> Verdict:
     if in_view < stored:
         whole = f"{counted(stored, 'sample')}, {human_bytes(facts.total('num_bytes'))}"
         text = f"{facts.contents} in the view, of {whole} in all"
+    text += f" ({'; '.join(facts.units)})" if facts.units else ""
     text += f", each with {', '.join(parts)}" if parts else ""
     if labels is not None:
         names = ", ".join(safe_text(name, 30) for name in labels.names[:_NAMES])

@@ -23,17 +23,19 @@ import orjson
 
 from wdsplit.errors import DatasetNotFoundError, OutputExistsError, WdsplitError
 from wdsplit.order.selection import Selection, bitmap_bytes
-from wdsplit.order.units import KINDS, MAX_TIMES, Grouping, Groups, Packing, Packs, Repeats, Units, items_of
+from wdsplit.order.units import KINDS, MAX_TIMES, Grouping, Groups, Packing, Packs, Repeats, Units, form_of, items_of
 from wdsplit.shards.manifest import Manifest
 from wdsplit.shards.stored import Kind
 from wdsplit.storage.interface import ReadableStorage, Storage
 from wdsplit.storage.local import LocalStorage
-from wdsplit.texts import quoted
+from wdsplit.texts import counted, percent, quoted
 
 __all__ = [
+    "COMPARED_RANKS",
     "UNIT_OPTIONS",
     "VIEWS",
     "StoredView",
+    "described_units",
     "lock_view",
     "parse_view",
     "read_head",
@@ -51,6 +53,9 @@ VIEWS = Kind(
     "up to 100 letters, digits, '_', '-' and '.', not beginning with '-' or '.'",
     "wdsplit view DATASET {name} {how} --overwrite",
 )
+COMPARED_RANKS = 8
+"""Ranks of which the costs of a step are compared."""
+
 UNIT_OPTIONS = ("pack", "capacity", "group", "size", "budget", "long")
 """The options of units that have several samples each."""
 
@@ -114,6 +119,36 @@ class StoredView:
             text = value.get(inners.get(name, "")) if isinstance(value, dict) else value
             words += [] if text is None else [f"--{name} {quoted(str(text))}"]
         return " ".join(words)
+
+
+def described_units(units: Units, figures: Mapping[str, Any]) -> list[str]:
+    """Say what packs or groups a view has, and how well they are filled; nothing if it has none.
+
+    Args:
+        units: The units of the view.
+        figures: Some of `fill`, which share of the packs or padded groups is samples; `pads`, the samples repeated to
+            fill groups; `num_long`, the samples that were too long, and are dropped or truncated; `imbalance`, how much
+            the largest of the costs of eight ranks in a step is, on average, in means of all.
+    """
+    form = form_of(units)
+    if form is None:
+        return []
+    lines = [f"{counted(units.num_samples, form.noun)} {form}"]
+    if isinstance(form, Packing) and "fill" in figures:
+        lines[0] += f", filled to {100 * figures['fill']:.1f} %"
+    elif "fill" in figures:
+        lines[0] += f", padded: at least {100 * figures['fill']:.1f} % is no padding"
+    elif isinstance(form, Grouping):
+        pads, every = figures.get("pads", 0), units.num_samples * form.size
+        lines[0] += f", by {counted(len(form.values), 'value')}; {counted(pads, 'repeated sample')}"
+        lines[0] += f" ({percent(pads, every)}) to fill them"
+    if "imbalance" in figures:
+        most = f"{figures['imbalance']:.2f} times the mean"
+        lines.append(f"in a step of {COMPARED_RANKS} ranks, the largest sum of squared lengths is {most}")
+    if "num_long" in figures:
+        is_cut = isinstance(form, Packing) and form.truncates
+        lines.append(f"longer samples: {figures['num_long']:,} {'truncated' if is_cut else 'dropped'}")
+    return lines
 
 
 # Writing
@@ -318,9 +353,9 @@ def _formed(stored: StoredView, items: Selection | Repeats, codes: npt.NDArray[A
     form, units = dict(stored.form), cast(Packs | Groups | None, None)
     is_typed = all(type(value) is _FORM_TYPES.get(name) for name, value in form.items())
     block = form.pop("block", None)
-    if is_typed and form.keys() == {*Packing._fields} and block >= 1 and form["capacity"] >= 1:
+    if is_typed and form.keys() == {"capacity", "truncates"} and block >= 1 and form["capacity"] >= 1:
         units = Packs(items, codes, block, Packing(**form))
-    elif is_typed and form.keys() == {*Grouping._fields} and block >= 0 and 0 <= form["size"] <= MAX_TIMES:
+    elif is_typed and form.keys() == {"size", "budget", "values"} and block >= 0 and 0 <= form["size"] <= MAX_TIMES:
         grouping = Grouping(form["size"], form["budget"], tuple(form["values"]))
         if grouping.budget >= 1 or (grouping.size >= 1 and int(codes.max(initial=0)) < max(1, len(grouping.values))):
             units = Groups(items, codes, block, grouping)

@@ -20,12 +20,13 @@ import pyarrow as pa
 from wdsplit.arrays import Int64
 from wdsplit.engines.local import Engine, LocalEngine, in_order
 from wdsplit.errors import InputError
-from wdsplit.order.packing import MAX_CAPACITY, block_of, group_block_of, packed, padded_lengths
+from wdsplit.order.packing import MAX_CAPACITY, block_of, group_block_of, group_costs, packed, padded_lengths
 from wdsplit.order.selection import Bits, Selection
 from wdsplit.order.split import whole
 from wdsplit.order.state import is_stored_name
 from wdsplit.order.units import MAX_TIMES, Form, Grouping, Groups, Packing, Packs, Repeats, Units, shard_units
 from wdsplit.shards.sample_tables import KEY
+from wdsplit.shards.views import COMPARED_RANKS
 from wdsplit.tar.names import ambiguous_key, unescape_key
 from wdsplit.views.columns import SampleColumns
 from wdsplit.views.keys import KeyList, read_keys
@@ -115,7 +116,7 @@ class Choice:
         # A state names its view: a column alone must not look like the name of a stored view.
         where = f"({self.where})" if is_stored_name(self.where) else self.where
         names += [f"{kind} {column}" for kind, column in (("repeat", self.repeat), ("expand", self.expand)) if column]
-        names += [f"{self.form} by {self.pack or self.group}"] if self.form else []
+        names += [f"{self.form.noun}s {self.form} by {self.pack or self.group}"] if self.form else []
         return " and ".join(names if where is None else [where, *names])
 
     @property
@@ -151,17 +152,13 @@ class Chosen:
         selection: The units of the chosen samples.
         found: For each list of keys, whether a sample has the key: bool of shape (keys,).
         classes: For each counted column of classes, the number of chosen samples and of all samples by class.
-        length: How long all packed items are together.
-        padded_length: How long they are at most in groups, each as long as the longest of its group.
-        num_long: Samples that were too long, and are dropped or truncated.
+        figures: How well packs or groups are filled: see `described_units`.
     """
 
     selection: Units
     found: Mapping[str, npt.NDArray[np.bool_]]
     classes: Mapping[str, Tally] = field(default_factory=dict)
-    length: int = 0
-    padded_length: int = 0
-    num_long: int = 0
+    figures: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,7 +167,7 @@ class _Part:
 
     Where the choice says how often samples come, `times` has this for those with set bits; else it is empty. So has
     `codes` the packs or classes of their items, which are `length` long together; `values` are what classes of groups
-    stand for. `num_long` samples are too long.
+    stand for. `costs` has for each unit the sum of its squared lengths. `num_long` samples are too long.
     """
 
     shards: range
@@ -178,6 +175,7 @@ class _Part:
     times: npt.NDArray[np.uint32]
     codes: npt.NDArray[np.uint32]
     values: list[Any]
+    costs: npt.NDArray[np.float64]
     length: int
     num_long: int
     found: dict[str, Int64]
@@ -362,9 +360,29 @@ def choose(
         form, codes = _numbered(columns, choice, every)
         units = Groups(items, codes, block, form)
         _refuse_pads(columns, choice, units)
-    padded = sum(int(part.codes.sum()) for part in every) if choice.budget else 0
-    sums = sum(part.length for part in every), padded, sum(part.num_long for part in every)
-    return Chosen(units, {name: counts > 0 for name, counts in found.items()}, classes, *sums)
+    figures = _figures(choice, units, every)
+    return Chosen(units, {name: counts > 0 for name, counts in found.items()}, classes, figures)
+
+
+def _figures(choice: Choice, units: Units, parts: Sequence[_Part]) -> dict[str, Any]:
+    """Return how well packs or groups are filled, as `described_units` takes it."""
+    figures: dict[str, Any] = {}
+    if isinstance(units, Groups):
+        figures["pads"] = units.num_pads
+    if choice.long != "error":
+        figures["num_long"] = sum(part.num_long for part in parts)
+    if choice.lengths is not None:
+        most = choice.capacity * units.num_samples or sum(int(part.codes.sum()) for part in parts)
+        figures["fill"] = round(sum(part.length for part in parts) / max(1, most), 4)
+        costs = np.sort(np.concatenate([np.zeros(0), *(part.costs for part in parts)]))
+        figures["imbalance"] = round(_mean_of_largest(costs) / max(1.0, float(costs.mean())), 3) if len(costs) else 1.0
+    return figures
+
+
+def _mean_of_largest(costs: npt.NDArray[np.float64]) -> float:
+    """Return the mean of the largest of some costs that are drawn at random from sorted ones, one for each rank."""
+    below = (np.arange(len(costs) + 1) / len(costs)) ** COMPARED_RANKS
+    return float(np.diff(below) @ costs)
 
 
 def _block_of(columns: SampleColumns, choice: Choice) -> int:
@@ -434,6 +452,7 @@ def _choose_some(
     names = list(dict.fromkeys([*given, *filter(None, [choice.times, choice.pack or choice.group])]))
     bits: list[Bits] = [np.zeros(0, np.uint8)]
     times, codes, length, num_long = [], [], 0, 0
+    costs: list[npt.NDArray[np.float64]] = [np.zeros(0)]
     form, block, number_of = choice.form, _block_of(columns, choice), dict[Any, int]()
     found: dict[str, list[Int64]] = {name: [np.zeros(0, np.int64)] for name in lists}
     classes = {name: Tally(Counter(), Counter()) for name in counted}
@@ -468,8 +487,10 @@ def _choose_some(
                 length += int(own.sum())
             if isinstance(form, Packing):
                 codes.append(packed(own, form.capacity, block))
+                costs.append(np.bincount(codes[-1], own.astype(np.float64) ** 2).astype(np.float64))
             elif form.budget:
                 codes.append(padded_lengths(own, form, block))
+                costs += group_costs(codes[-1], form, block)
             else:
                 codes.append(_values_of(table, choice, mask, number_of)[samples])
                 if len(number_of) > _MAX_VALUES:
@@ -478,9 +499,8 @@ def _choose_some(
             classes[name].add(_tally(table.column(name), mask))
         bits.append(np.packbits(mask, bitorder="little"))
     joined = {name: np.concatenate(numbers) for name, numbers in found.items()}
-    return _Part(
-        task[0], np.concatenate(bits), _joined(times), _joined(codes), [*number_of], length, num_long, joined, classes
-    )
+    made = _joined(times), _joined(codes), [*number_of], np.concatenate(costs), length, num_long
+    return _Part(task[0], np.concatenate(bits), *made, joined, classes)
 
 
 def _tables(

@@ -15,13 +15,13 @@ import pyarrow as pa
 from wdsplit.engines.local import Engine, LocalEngine
 from wdsplit.errors import InputError
 from wdsplit.notebook import html_table
-from wdsplit.order.units import Groups
 from wdsplit.order.views import View
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.views import (
     UNIT_OPTIONS,
     VIEWS,
     StoredView,
+    described_units,
     lock_view,
     read_head,
     read_view,
@@ -31,6 +31,7 @@ from wdsplit.shards.views import (
 )
 from wdsplit.storage.given import located_one
 from wdsplit.storage.opening import open_readable_storage, open_storage
+from wdsplit.texts import counted
 from wdsplit.views.choosing import Choice, Chosen, choose, read_choice, refuse_missing
 from wdsplit.views.columns import SampleColumns
 from wdsplit.views.view import plain
@@ -57,18 +58,20 @@ class MadeView:
         num_empty_shards: Number of shards without a sample in the view.
         classes: For each column of classes, the samples in the view and in the dataset by class name, such as
             `{"label": {"cat": (50, 100)}}`. Classes without a name have their number.
+        units: What packs or groups it has, and how well they are filled, in lines; empty if it has none.
     """
 
     stored: StoredView
     num_shards: int
     num_empty_shards: int
     classes: Mapping[str, Mapping[str, tuple[int, int]]]
+    units: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         stored = self.stored
         repeated = "" if stored.kind == "select" else f", {stored.num_units:,} with repetitions"
-        noun = "packs" if stored.recipe.get("pack") else "groups"
-        times = f", in {stored.num_units:,} {noun}" if stored.form else repeated
+        noun = "pack" if stored.recipe.get("pack") else "group"
+        times = f", in {counted(stored.num_units, noun)}" if stored.form else repeated
         return f"<MadeView {stored.name!r}: {stored.num_selected:,} of {stored.num_samples:,} samples{times}>"
 
     def _repr_html_(self) -> str:
@@ -179,7 +182,11 @@ def make_view(
     if not stored.num_selected:
         logger.warning("%s: view %r has no samples", storage.url, name)
     return MadeView(
-        stored, len(manifest.shards), int(np.count_nonzero(chosen.selection.counts == 0)), _classes(columns, chosen)
+        stored,
+        len(manifest.shards),
+        int(np.count_nonzero(chosen.selection.counts == 0)),
+        _classes(columns, chosen),
+        tuple(described_units(chosen.selection, chosen.figures)),
     )
 
 
@@ -205,13 +212,7 @@ def _recipe(choice: Choice, chosen: Chosen, base: StoredView | None) -> dict[str
     recipe |= {name: getattr(choice, name) for name in ("repeat", "expand", *UNIT_OPTIONS) if getattr(choice, name)}
     if choice.long == "error":
         del recipe["long"]
-    else:
-        recipe["num_long"] = chosen.num_long
-    if choice.lengths is not None:
-        most = chosen.padded_length if choice.budget else choice.capacity * chosen.selection.num_samples
-        recipe["fill"] = round(chosen.length / max(1, most), 4)
-    if isinstance(chosen.selection, Groups):
-        recipe["pads"] = chosen.selection.num_pads
+    recipe |= chosen.figures
     for name, keys in choice.lists.items():
         missing = int(np.count_nonzero(~chosen.found[name]))
         counts = {"keys": len(keys.keys), "duplicates": keys.num_duplicates, "missing": missing}

@@ -56,7 +56,8 @@ def resolve_view(
     totals = limited.shards.num_real
     base = None
     if view is not None:
-        base = View(view, read_view(storage, manifest, view)[1])
+        stored, units = read_view(storage, manifest, view)
+        base = View(view, units, stored.recipe)
         if limited is not manifest:
             base = View(view, plain(base, storage.url, "limit").first(totals))
     if not is_new:
@@ -66,7 +67,8 @@ def resolve_view(
     choice = read_choice(columns, asked, storage_options)
     chosen = choose(columns, totals, choice, None if base is None else plain(base, storage.url))
     refuse_missing(columns, choice, chosen, limit=None if limited is manifest else limit)
-    return View(choice.name if base is None else f"{base.name} and {choice.name}", chosen.selection)
+    name = choice.name if base is None else f"{base.name} and {choice.name}"
+    return View(name, chosen.selection, chosen.figures)
 
 
 def plain(view: View, url: str, what: str = "where, keys, exclude, repeat, expand, pack and group") -> Selection:

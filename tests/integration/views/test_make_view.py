@@ -458,12 +458,15 @@ def test_packs_hold_all_that_is_chosen_and_are_made_of_blocks(weighted, chosen, 
         if "where" not in chosen or (row < 30 if "row" in chosen["where"] else row % 2)
     ]
     due = [row for row in due for _ in range(row % 3 if "expand" in chosen else 1)]
-    firsts, found = np.cumsum(COUNTS) - COUNTS, []
+    firsts, found, costs = np.cumsum(COUNTS) - COUNTS, [], []
     for shard, count in enumerate(units.counts.tolist()):
         rows, samples, *_ = shard_units(units, units.totals, shard, 1).items(np.arange(count))
         assert rows is None or (np.bincount(rows, samples + firsts[shard]) <= 60).all()
         found += (samples + firsts[shard]).tolist()
+        costs += [] if rows is None else np.bincount(rows, (samples + firsts[shard]) ** 2).tolist()
     assert sorted(found) == due
+    drawn = np.random.default_rng(0).choice(costs, (100_000, 8)).max(1).mean() / np.mean(costs)
+    assert abs(drawn / made.stored.recipe["imbalance"] - 1) < 0.02
     assert (made.stored.num_units, made.stored.num_selected) == (units.num_samples, len(set(due)))
     assert "in " in repr(made) and "packs" in repr(made)
     assert made.stored.recipe["fill"] == round(sum(due) / 60 / units.num_samples, 4)
@@ -474,7 +477,7 @@ def test_samples_longer_than_a_pack_are_dropped_or_truncated_and_counted(weighte
     made = wdsplit.make_view(weighted, "packed", pack="row", capacity=30, long=long, overwrite=True)
     assert made.stored.num_selected == kept and made.stored.recipe["num_long"] == NUM_SAMPLES - 31
     output = view(weighted, "packed", "--pack", "row", "--capacity", 30, "--long", long, "--overwrite").output
-    assert f"{made.stored.num_units} packs of up to 30 row, filled to" in output
+    assert f"{made.stored.num_units} packs of up to 30" in output
     assert f"longer samples: {NUM_SAMPLES - 31} {long[:4]}" in output
     for tail in ("pad", "drop", "uneven"):
         audit = wdsplit.audit(weighted, view="packed", world_size=2, batch_size=3, tail=tail, read=True)
@@ -632,7 +635,7 @@ def test_groups_are_of_one_value_or_of_a_budget_and_change_from_epoch_to_epoch(
         if "where" not in chosen or row < 30:
             due[row] = row % 3 if "expand" in chosen else 1
     dataset = wdsplit.Dataset(weighted, view="groups", rank=0, world_size=1).decode()
-    epochs, num_pads = [], 0
+    epochs, costs = [], []
     for _ in range(2):
         groups = [each for (each,) in wdsplit.Loader(dataset, 1, collate_fn=list)]
         assert len(groups) == made.stored.num_units
@@ -642,14 +645,18 @@ def test_groups_are_of_one_value_or_of_a_budget_and_change_from_epoch_to_epoch(
             rows, (value,) = [sample["cls"] for sample in group], {sample["__group__"] for sample in group}
             if "budget" in chosen:
                 assert len(rows) * max(rows) <= 150 and max(rows) <= value and len(rows) <= chosen.get("size", 999)
+                costs.append(len(rows) * value**2)
             else:
                 assert {ROWS[row][chosen["group"]] for row in rows} == {value} and len(rows) == chosen["size"]
         num_pads = sum(map(len, groups)) - due.total()
         epochs.append({tuple(sorted(sample["cls"] for sample in group)) for group in groups})
         dataset.set_epoch(1)
     assert epochs[0] != epochs[1] and num_pads == made.stored.recipe["pads"]
-    fill = made.stored.recipe.get("fill", 1)
-    assert 0.5 < fill <= 1 and ("budget" in chosen) == (fill < 1)
+    if "budget" in chosen:
+        padded = sum(len(group) * group[0]["__group__"] for group in groups)
+        assert made.stored.recipe["fill"] == round(sum(row * times for row, times in due.items()) / padded, 4)
+        drawn = np.random.default_rng(0).choice(costs, (100_000, 8)).max(1).mean() / np.mean(costs)
+        assert abs(drawn / made.stored.recipe["imbalance"] - 1) < 0.02
 
 
 def test_groups_of_many_repeated_samples_need_permission_and_those_of_many_values_are_refused(weighted, monkeypatch):
@@ -657,7 +664,7 @@ def test_groups_of_many_repeated_samples_need_permission_and_those_of_many_value
         wdsplit.make_view(weighted, "refused", group="is_odd", size=7)
     assert "refused" not in wdsplit.list_views(weighted)
     output = view(weighted, "groups", "--overwrite", "--group", "is_odd", "--size", 7, "--allow-pads").output
-    assert "groups of 7 samples, by 2 values of 'is_odd'" in output and "% fill" not in output
+    assert "groups of 7, by 2 values; " in output and "squared lengths" not in output
     monkeypatch.setattr(choosing, "_MAX_VALUES", 20)
     for chosen in ({"where": "row < 15"}, {}):  # of one shard, and of several together
         with pytest.raises(InputError, match="too many values") if not chosen else nullcontext():
