@@ -87,7 +87,8 @@ class Dataset(FluidPipeline):
         shuffle: Permute shards, windows and samples each epoch.
         tail: How to end an epoch: `pad` fills lanes and the last step with repeated samples, flagged; `drop` leaves out
             the incomplete last step; `uneven` does neither, so ranks may differ: for evaluation without collectives.
-        lanes: Number of lanes (C), parallel sequences of shards; None for the dataset's. Another one changes the order.
+        lanes: Number of lanes (C), parallel sequences of shards; None for the dataset's, or for those of
+            its view, which may be fewer where packs or groups are large. Another one changes the order.
         window: Samples in a window (Q), which are read and shuffled together; None for the dataset's. Another one
             changes the order.
         rank: This process's rank; detected if None.

@@ -37,7 +37,7 @@ def opened_source(path: Any, window: int | None, limit: int | None, chosen: Data
         window or manifest.window,
         chosen["tail"],
     )
-    return Source(url, manifest, order, chosen["fields"], access), Opened(url, all_samples)
+    return Source(url, manifest, order, chosen["fields"], access), Opened(url, all_samples, chosen["lanes"] is None)
 
 
 def open_source(path: Any, window: int | None = None, limit: int | None = None, **options: Any) -> AnySource:

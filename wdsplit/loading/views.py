@@ -9,6 +9,7 @@ import copy
 import operator
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -38,10 +39,11 @@ def choice_of(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Opened(NamedTuple):
-    """A dataset as it was opened: its name, and its manifest before any `limit`."""
+    """A dataset as it was opened: its name, its manifest before any `limit`, and whether views may choose lanes."""
 
     name: str
     manifest: Manifest
+    is_free: bool = False
 
 
 class SharedSource:
@@ -57,6 +59,9 @@ class SharedSource:
         self._times_set = 0
         self._iterated_by = 0
         self._source = source if all(each is None for each in choice.values()) else self._chosen(source, choice)
+        # Only on opening: `set_view` keeps the lanes, as it keeps all that a state is compared with.
+        if isinstance(self._source, Source) and opened[0].is_free and self._source.views.lanes:
+            self._source.options = replace(self._source.options, lanes=self._source.views.lanes)
 
     @property
     def times_set(self) -> int:

@@ -38,10 +38,12 @@ __all__ = [
     "ShardUnits",
     "Units",
     "Window",
+    "fewer_lanes",
     "form_of",
     "items_of",
     "shard_units",
     "spread",
+    "window_items",
 ]
 
 Kind = Literal["select", "repeat", "expand"]
@@ -52,6 +54,8 @@ MAX_TIMES = 2**20
 """Largest number of units of a sample."""
 
 _HASHED_AT_ONCE = 2**20
+_LANES_BYTES, _MIN_LANES = 256 * 2**20, 48
+"""About how much memory the windows of all lanes may take in one process, and fewest lanes to stay below it."""
 
 PLACE, GROUP = "__place__", "__group__"
 """The fields that have a sample's place in its pack or group, from 0, and the value of its group's class."""
@@ -509,6 +513,27 @@ Form: TypeAlias = Packing | Grouping
 def form_of(units: Units | None) -> Form | None:
     """Return what the units are; None where each is one item."""
     return units.form if isinstance(units, (Packs, Groups)) else None
+
+
+def window_items(units: Units | None, window: int) -> int:
+    """Return how many items are read together: `window`, unless units are packs or groups."""
+    if not isinstance(units, (Packs, Groups)):
+        return window
+    return units.block or -(-units.base.num_samples // max(1, units.num_samples))
+
+
+def fewer_lanes(units: Units, lanes: int, sample_bytes: int) -> int:
+    """Return how many lanes an epoch has by default: fewer where windows are large, since each lane keeps one of them.
+
+    Args:
+        units: The units.
+        lanes: Lanes of the dataset: the result is this, or this divided by two, or by four, but not below 48.
+        sample_bytes: Bytes of a sample.
+    """
+    num_bytes = window_items(units, 0) * sample_bytes
+    while lanes % 2 == 0 and lanes // 2 >= _MIN_LANES and lanes * num_bytes > _LANES_BYTES:
+        lanes //= 2
+    return lanes
 
 
 def items_of(units: Units | None) -> Selection | Repeats | None:

@@ -24,11 +24,13 @@ class View:
     Attributes:
         name: The name of the stored view, or a description of the criteria.
         selection: The units of each shard.
+        lanes: Lanes of an epoch, unless others are given; 0 for those of the dataset.
         figures: How well packs or groups are filled: see `wdsplit.shards.views.described_units`.
     """
 
     name: str
     selection: Units
+    lanes: int = 0
     figures: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def __repr__(self) -> str:
@@ -62,6 +64,11 @@ class EpochViews:
     def __iter__(self) -> Iterator[tuple[int, View | None]]:
         """Give each first epoch and the view from there on."""
         return iter(zip(self._begins, self._views, strict=True))
+
+    @property
+    def lanes(self) -> int:
+        """The fewest lanes that a view asks for; 0 if none does."""
+        return min((view.lanes for view in self._views if view is not None and view.lanes), default=0)
 
     def only(self, epoch: int) -> EpochViews:
         """Return the view of an epoch, for all epochs."""

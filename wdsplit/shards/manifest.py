@@ -142,6 +142,11 @@ class Manifest:
             "order": f"{counted(self.lanes, 'lane')}, windows of up to {counted(self.window, 'sample')}",
         }
 
+    @property
+    def sample_bytes(self) -> int:
+        """The mean number of bytes of a shard that a sample takes."""
+        return self.num_bytes // max(1, self.num_samples + self.num_pads)
+
     @cached_property
     def field_names(self) -> tuple[str, ...]:
         """The names of the fields, in the order of their members."""

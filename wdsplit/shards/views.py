@@ -22,8 +22,21 @@ import numpy.typing as npt
 import orjson
 
 from wdsplit.errors import DatasetNotFoundError, OutputExistsError, WdsplitError
+from wdsplit.order.limits import MAX_LANES
 from wdsplit.order.selection import Selection, bitmap_bytes
-from wdsplit.order.units import KINDS, MAX_TIMES, Grouping, Groups, Packing, Packs, Repeats, Units, form_of, items_of
+from wdsplit.order.units import (
+    KINDS,
+    MAX_TIMES,
+    Grouping,
+    Groups,
+    Packing,
+    Packs,
+    Repeats,
+    Units,
+    fewer_lanes,
+    form_of,
+    items_of,
+)
 from wdsplit.shards.manifest import Manifest
 from wdsplit.shards.stored import Kind
 from wdsplit.storage.interface import ReadableStorage, Storage
@@ -72,6 +85,7 @@ _TYPES = {
     "num_samples": int,
     "num_selected": int,
     "num_units": int,
+    "lanes": int,
     "kind": str,
     "form": dict,
     "widths": list,
@@ -91,6 +105,7 @@ class StoredView:
         num_samples: Number of samples of the dataset, without pads.
         num_selected: Number of samples in the view.
         num_units: Number of positions of an epoch: samples, each as often as it comes, or packs, or groups.
+        lanes: Lanes of an epoch, unless others are given.
         kind: How samples come: `select`, `repeat` or `expand`.
         form: Of packs `capacity` and `truncates`, of groups `size`, `budget` and `values`, as of `Packing` and
             `Grouping`; and `block`, how many items are packed or grouped together. Else empty.
@@ -104,6 +119,7 @@ class StoredView:
     num_samples: int
     num_selected: int
     num_units: int
+    lanes: int
     kind: str
     form: Mapping[str, Any]
     widths: Sequence[int]
@@ -212,6 +228,7 @@ def write_view(storage: Storage, manifest: Manifest, name: str, units: Units, re
         int(units.totals.sum()),
         chosen.num_samples,
         units.num_samples,
+        fewer_lanes(units, manifest.lanes, manifest.sample_bytes),
         items.kind if isinstance(items, Repeats) else "select",
         form,
         [array.itemsize for array in arrays],
@@ -319,6 +336,8 @@ def _units(data: memoryview, stored: StoredView, totals: npt.NDArray[np.int64]) 
     has_times, has_codes = stored.kind != "select", bool(stored.form)
     if stored.kind not in KINDS or len(widths) != has_times + has_codes or not set(widths) <= {1, 2, 4}:
         raise VIEWS.unreadable(stored.name, f"units of kind {stored.kind!r}, with {len(widths)} arrays")
+    if not 1 <= stored.lanes <= MAX_LANES:
+        raise VIEWS.unreadable(stored.name, f"{stored.lanes:,} lanes")
     rest = data[count_bytes:]
 
     def taken(num_bytes: int) -> memoryview:

@@ -389,8 +389,7 @@ def _block_of(columns: SampleColumns, choice: Choice) -> int:
     """Return how many items are packed or grouped together."""
     if choice.pack is not None:
         return block_of(choice.capacity)
-    manifest = columns.manifest
-    return group_block_of(manifest.num_bytes // max(1, manifest.num_samples + manifest.num_pads), choice.size)
+    return group_block_of(columns.manifest.sample_bytes, choice.size)
 
 
 def _numbered(

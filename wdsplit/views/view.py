@@ -8,6 +8,7 @@ from typing import Any
 
 from wdsplit.errors import InputError
 from wdsplit.order.selection import Selection
+from wdsplit.order.units import fewer_lanes
 from wdsplit.order.views import View
 from wdsplit.shards.manifest import Manifest, first_samples
 from wdsplit.storage.interface import ReadableStorage
@@ -57,7 +58,7 @@ def resolve_view(
     base = None
     if view is not None:
         stored, units = read_view(storage, manifest, view)
-        base = View(view, units, stored.recipe)
+        base = View(view, units, stored.lanes, stored.recipe)
         if limited is not manifest:
             base = View(view, plain(base, storage.url, "limit").first(totals))
     if not is_new:
@@ -68,7 +69,8 @@ def resolve_view(
     chosen = choose(columns, totals, choice, None if base is None else plain(base, storage.url))
     refuse_missing(columns, choice, chosen, limit=None if limited is manifest else limit)
     name = choice.name if base is None else f"{base.name} and {choice.name}"
-    return View(name, chosen.selection, chosen.figures)
+    lanes = fewer_lanes(chosen.selection, manifest.lanes, manifest.sample_bytes)
+    return View(name, chosen.selection, lanes, chosen.figures)
 
 
 def plain(view: View, url: str, what: str = "where, keys, exclude, repeat, expand, pack and group") -> Selection:

@@ -19,9 +19,11 @@ from sampled import columns_of, keys_of, rows_of, sampled_dataset, without_sampl
 from tables import start_script, write_table
 from wdsplit.cli.main import cli, main
 from wdsplit.errors import CorruptDataError, InputError, OutputExistsError
+from wdsplit.order import units
 from wdsplit.order.selection import Selection
 from wdsplit.order.units import shard_units
 from wdsplit.shards.files import read_manifest
+from wdsplit.shards.manifest import Manifest
 from wdsplit.shards.views import read_view, write_view
 from wdsplit.storage.opening import open_storage
 from wdsplit.views import choosing
@@ -715,6 +717,25 @@ def test_bad_samples_of_a_group_are_replaced_by_its_good_ones_or_left_out_of_a_b
                 assert len(rows) == (4 if "size" in chosen else max(1, len(good)))
             batches = list(wdsplit.Loader(dataset, 1, num_workers=num_workers)) if "size" in chosen else []
             assert all(len(batch["cls"]) == 4 for batch in batches)
+
+
+@pytest.mark.parametrize("chosen", [{"pack": "row", "capacity": 60}, {"group": "row", "budget": 100}], ids=str)
+def test_views_of_large_windows_have_fewer_lanes_unless_others_are_asked_for(weighted, monkeypatch, chosen):
+    own, world = wdsplit.Dataset(weighted).options.lanes, {"rank": 0, "world_size": 1}
+    wdsplit.make_view(weighted, "small", **chosen, overwrite=True)
+    monkeypatch.setattr(units, "_MIN_LANES", 1)
+    monkeypatch.setattr(units, "_LANES_BYTES", own * 1024**2)
+    monkeypatch.setattr(Manifest, "sample_bytes", 2 * 1024**2)
+    wdsplit.make_view(weighted, "large", **chosen, overwrite=True)
+    opened = {"small": {"view": "small"}, "large": {"view": "large"}, "given": {"view": "large", "lanes": own}}
+    opened |= {"at once": chosen, "later": {"view": {0: None, 2: "large"}}}
+    lanes = {name: wdsplit.Dataset(weighted, **each, **world).options.lanes for name, each in opened.items()}
+    assert lanes["small"] == lanes["given"] == own > lanes["large"] == lanes["at once"] == lanes["later"]
+    loader = wdsplit.Loader(wdsplit.Dataset(weighted, view="large", **world), 1, collate_fn=list)
+    assert sum(len(unit) for (unit,) in loader) >= NUM_SAMPLES
+    dataset = wdsplit.Dataset(weighted, **world)
+    dataset.set_view("large")
+    assert dataset.options.lanes == own
 
 
 # Checks

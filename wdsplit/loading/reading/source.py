@@ -24,7 +24,7 @@ from wdsplit.loading.reading.reader import BlockReader, SampleReader
 from wdsplit.order.epoch import EpochOrder, OrderOptions
 from wdsplit.order.split import AnyOrder, World, assigned_lanes
 from wdsplit.order.state import ViewMark
-from wdsplit.order.units import GROUP, PLACE, Form, Groups, Units, form_of, items_of
+from wdsplit.order.units import GROUP, PLACE, Form, Groups, Units, form_of, items_of, window_items
 from wdsplit.order.views import EpochViews, View
 from wdsplit.shards.manifest import Manifest, Shard
 from wdsplit.storage.gathered import GatheredFiles, GatheredStorage
@@ -379,7 +379,7 @@ class Source:
     @property
     def sample_bytes(self) -> int:
         """The mean number of bytes of a shard that a sample takes."""
-        return self.manifest.num_bytes // max(1, self.manifest.num_samples + self.manifest.num_pads)
+        return self.manifest.sample_bytes
 
     @cached_property
     def is_ahead(self) -> bool:
@@ -424,7 +424,7 @@ class Source:
         num_lanes = len(assigned_lanes(self.options.lanes, world))
         ahead = None
         if self.is_ahead:
-            window_bytes = num_lanes * self.options.window * self.sample_bytes
+            window_bytes = num_lanes * window_items(order.selection, self.options.window) * self.sample_bytes
             ahead = self.access.ahead(world.num_workers, window_bytes, num_lanes * self.shard_bytes)
         return self.reader_of(order, num_lanes, ahead)
 
