@@ -22,6 +22,7 @@ from wdsplit.loading.reading.source import Source
 from wdsplit.notebook import html_table
 from wdsplit.order.epoch import EpochOrder
 from wdsplit.order.split import Step, Steps, World, worker_of
+from wdsplit.order.units import Grouping, Groups
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -176,9 +177,10 @@ def _findings(url: str, how: dict[str, Any], options: AuditOptions) -> Iterator[
     for epoch in range(options.epochs):
         order = source.order(epoch)
         yield from audit_order(order, options)
-        if epoch == 0 and options.shuffle:
+        is_grouped = isinstance(source.form_at(epoch), Grouping)  # batches are alike on purpose
+        if epoch == 0 and options.shuffle and not is_grouped:
             yield from _measure_mixing(order, options)
-        if epoch == 0 and (options.shuffle or options.class_field is not None):
+        if epoch == 0 and (options.shuffle or options.class_field is not None) and not is_grouped:
             yield from _measure_classes(source, order, options)
         if options.read:
             yield from _audit_read(_loaders(url, how, epoch), order, options)
@@ -308,7 +310,9 @@ def _count_seen(order: EpochOrder, given: Iterable[Int64]) -> tuple[Int64, Int64
         np.add.at(seen, base[located.shard[real]] + located.sample[real], 1)
     due = [np.zeros(0, np.int64)]
     for shard, (count, total) in enumerate(zip(order.counts.tolist(), order.totals.tolist(), strict=True)):
-        due.append(np.bincount(order.shard_units(shard).items(np.arange(count)).samples, minlength=total))
+        items = order.shard_units(shard).items(np.arange(count))
+        samples = items.samples if items.pads is None else items.samples[~items.pads]
+        due.append(np.bincount(samples, minlength=total))
     return seen, np.concatenate(due), pads
 
 
@@ -412,7 +416,10 @@ class _Read:
 def _audit_read(open_loader: _Open, order: EpochOrder, options: AuditOptions) -> Iterator[Finding]:
     """Run one plain loader and those of all ranks, one after another; then stop one, and resume it on one rank more."""
     read, world_size, batch_size = _Read(order), options.world_size, options.batch_size
-    read.note(open_loader(0, 1, 0, options.global_batch), Steps(order, World(), options.global_batch))
+    if isinstance(order.selection, Groups):  # each is a batch, so one reader takes those of all ranks one by one
+        read.note(open_loader(0, 1, 0, 1), Steps(order, World(), 1), _positions_given(order, options.global_batch))
+    else:
+        read.note(open_loader(0, 1, 0, options.global_batch), Steps(order, World(), options.global_batch))
     for rank, steps in enumerate(_ranks(order, options)):
         read.note(open_loader(rank, world_size, options.num_workers, batch_size), steps)
     is_even = options.tail != "uneven"

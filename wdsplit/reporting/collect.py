@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from wdsplit.checks.audit import AuditOptions, AuditReport, audit_order
 from wdsplit.loading.reading.source import name_with_view
 from wdsplit.order.epoch import EpochOrder
+from wdsplit.order.units import Grouping
 from wdsplit.reporting.cluster import DEFAULT_TOPOLOGIES, Cluster, Topology
 from wdsplit.reporting.facts import Facts, ShardFacts
 from wdsplit.reporting.fields import FieldFacts, duplicates, field_facts
@@ -42,6 +44,9 @@ _DECODE_MS, _DECODE_MS_A_MEGAPIXEL = 0.1, 10.0
 
 def collected(subject: Subject, options: ReportOptions) -> Facts:
     """Return the facts of a dataset."""
+    is_grouped = isinstance(subject.source.form_at(0), Grouping)
+    if is_grouped:  # each group is a batch
+        options = replace(options, batch_size=1)
     default = _MAX_READ_REMOTE if subject.is_remote else _MAX_READ
     scanned = scan(subject, parse_size(options.max_read or default), options.seed)
     labels = labels_of(scanned, subject.manifests, options.class_field)
@@ -55,7 +60,7 @@ def collected(subject: Subject, options: ReportOptions) -> Facts:
     drawn = drawn_numbers(subject.num_stored, options.samples, options.seed)
 
     codes_of, names, max_labels = _classes(subject, scanned, labels)
-    mixes = batch_mix(subject, codes_of, options.batch_size, _RANKS, max_labels)
+    mixes = [] if is_grouped else batch_mix(subject, codes_of, options.batch_size, _RANKS, max_labels)
     ranks = max((mix.world_size for mix in mixes), default=1)
     global_batch, viewed = options.batch_size * ranks, max(max_labels, _MAX_VIEWED)
     is_all = all(mix.error == 0 for mix in mixes)
@@ -69,6 +74,7 @@ def collected(subject: Subject, options: ReportOptions) -> Facts:
         parts=tuple(subject.parts),
         num_samples=subject.order(0).num_samples,
         contents=subject.source.units_text(0),
+        is_grouped=is_grouped,
         units=tuple(line for view in views if view for line in described_units(view.selection, view.figures)),
         num_scanned=len(scanned),
         scan_basis=scanned.basis,

@@ -50,6 +50,7 @@ class Facts:
         parts: The datasets: one, or those of a mixture.
         num_samples: Samples of an epoch, or packs.
         contents: The same as text, of packs or groups with the number of samples in them.
+        is_grouped: Whether an epoch has groups: batches of samples that are alike on purpose.
         units: How well packs or groups are filled, in lines; empty if there are none.
         num_scanned: Samples that were read.
         scan_basis: `exact`, or how many samples were read.
@@ -81,6 +82,7 @@ class Facts:
     parts: tuple[Source, ...]
     num_samples: int
     contents: str
+    is_grouped: bool
     units: tuple[str, ...]
     num_scanned: int
     scan_basis: str

@@ -22,6 +22,7 @@ from wdsplit.loading.reading.source import AnySource
 from wdsplit.order.epoch import Located, groups
 from wdsplit.order.numbers import SampleNumbers
 from wdsplit.order.split import AnyOrder
+from wdsplit.order.units import window_items
 from wdsplit.shards.manifest import Manifest
 from wdsplit.shards.sample_tables import FILE_NAME, read_names
 from wdsplit.storage.interface import ReadableStorage
@@ -80,7 +81,8 @@ class Subject:
         """Return about how many bytes a window of a part has, by default one of its own size."""
         source = self.parts[part]
         largest = int(source.manifest.shards.num_real.max(initial=0))
-        return min(window or source.options.window, largest) * source.sample_bytes
+        own = window_items(source.selection_at(0), source.options.window)
+        return min(window or own, largest) * source.sample_bytes
 
     @property
     def is_remote(self) -> bool:

@@ -13,6 +13,7 @@ from wdsplit.loading.reading.source import Source
 from wdsplit.order.epoch import EpochOrder
 from wdsplit.order.split import Steps, World, assigned_lanes, readers_per_lane
 from wdsplit.order.trace import Trace
+from wdsplit.order.units import Groups, window_items
 from wdsplit.reporting.cluster import Cluster, Load, Topology
 from wdsplit.reporting.subject import Subject
 
@@ -81,8 +82,12 @@ class _Part:
         trace, workers = self.trace(topology.readers), max(1, topology.num_workers)
         windows, opened = trace.windows_read, sum(trace.shards_per_rank())
         num_bytes = windows / max(1, self._num_windows) * self._num_bytes
-        largest = min(self._order.options.window, int(self._order.counts.max(initial=0)))
-        window_bytes = largest * self._source.sample_bytes
+        units, sample_bytes = self._order.selection, self._source.sample_bytes
+        items = window_items(units, min(self._order.options.window, int(self._order.counts.max(initial=0))))
+        window_bytes = items * sample_bytes
         ahead_bytes = self._source.access.ahead_bytes(workers, num_lanes * window_bytes) / num_lanes
-        requests = num_requests(windows, opened, window_bytes, ahead_bytes)
+        if isinstance(units, Groups) and not units.block:  # a group's samples lie anywhere in their shard
+            requests = num_requests(windows * items, opened, sample_bytes, ahead_bytes)
+        else:
+            requests = num_requests(windows, opened, window_bytes, ahead_bytes)
         return windows, self._num_windows, num_bytes, opened, requests

@@ -61,7 +61,11 @@ def _content(facts: Facts) -> Verdict:
         return Verdict(question, "bad", "nothing", f"The {what} has no samples.", "", "identity")
     problems = [problem for field in facts.fields for problem in _problems(field)]
     labels = facts.labels
-    in_view = sum(part.num_samples for part in facts.parts)
+    units = [part.selection_at(0) for part in facts.parts]
+    chosen = [None if each is None else each.chosen.num_samples for each in units]
+    in_view = sum(
+        part.manifest.num_samples if count is None else count for part, count in zip(facts.parts, chosen, strict=True)
+    )
     is_exact = facts.num_scanned == in_view
     if labels is not None and is_exact and int(labels.counts.min()) * _IMBALANCE < int(labels.counts.max()):
         problems.append(
@@ -110,6 +114,9 @@ def _problems(field: FieldFacts) -> list[str]:
 
 def _mixed(facts: Facts) -> Verdict:
     question, batch_size, mixes = "Is it mixed?", facts.batch_size, facts.batches
+    if facts.is_grouped:
+        text = "The samples of a batch have one value, or similar lengths, on purpose: other ones in the next epoch."
+        return Verdict(question, "good", "by group", text, "", "mixing")
     if not mixes:
         why = (
             f"The dataset is too small: it does not fill two batches of {batch_size}."

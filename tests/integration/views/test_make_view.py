@@ -654,6 +654,9 @@ def test_groups_are_of_one_value_or_of_a_budget_and_change_from_epoch_to_epoch(
         epochs.append({tuple(sorted(sample["cls"] for sample in group)) for group in groups})
         dataset.set_epoch(1)
     assert epochs[0] != epochs[1] and num_pads == made.stored.recipe["pads"]
+    for tail in ("pad", "drop", "uneven"):
+        audit = wdsplit.audit(weighted, view="groups", world_size=2, batch_size=1, tail=tail, read=not block)
+        assert [finding.promise for finding in audit.findings if not finding.held] == []
     if "budget" in chosen:
         padded = sum(len(group) * group[0]["__group__"] for group in groups)
         assert made.stored.recipe["fill"] == round(sum(row * times for row, times in due.items()) / padded, 4)

@@ -339,7 +339,7 @@ class Source:
         form = form_of(units)
         if units is None or items is None or form is None:
             return counted(self.num_samples_at(epoch), "sample")
-        return f"{counted(units.num_samples, form.noun)} of {counted(items.num_samples, 'sample')}"
+        return f"{counted(items.num_samples, 'sample')} in {counted(units.num_samples, form.noun)}"
 
     def view_at(self, epoch: int) -> ViewMark | None:
         """Return the mark of an epoch's view for a state; None if it has all samples."""
