@@ -40,7 +40,7 @@ LONG: tuple[Long, ...] = ("error", "drop", "truncate")
 """What to do with samples that are longer than a pack, or than the budget of a group."""
 
 _SHOWN_KEYS = 5
-_MAX_CLASSES = 10_000
+_MAX_CLASSES, _MAX_UNITS = 10_000, 2**24
 _MAX_VALUES = 1000
 """Values of a column of groups: a shard has samples for whole groups of some."""
 _MAX_PADS = 0.05
@@ -172,8 +172,8 @@ class _Part:
 
     shards: range
     bits: Bits
-    times: npt.NDArray[np.uint32]
-    codes: npt.NDArray[np.uint32]
+    times: npt.NDArray[np.unsignedinteger]
+    codes: npt.NDArray[np.unsignedinteger]
     values: list[Any]
     costs: npt.NDArray[np.float64]
     length: int
@@ -394,7 +394,7 @@ def _block_of(columns: SampleColumns, choice: Choice) -> int:
 
 def _numbered(
     columns: SampleColumns, choice: Choice, parts: Sequence[_Part]
-) -> tuple[Grouping, npt.NDArray[np.uint32]]:
+) -> tuple[Grouping, npt.NDArray[np.unsignedinteger]]:
     """Return the groups with the values of all parts, rising, and the class of each item by its place among them."""
     if choice.budget:
         return Grouping(choice.size, choice.budget), _joined(part.codes for part in parts)
@@ -433,8 +433,22 @@ def _refuse_pads(columns: SampleColumns, choice: Choice, units: Groups) -> None:
         )
 
 
-def _joined(parts: Iterable[npt.NDArray[np.uint32]]) -> npt.NDArray[np.uint32]:
-    return np.concatenate([np.zeros(0, np.uint32), *parts])
+def _joined(parts: Iterable[npt.NDArray[np.unsignedinteger]]) -> npt.NDArray[np.unsignedinteger]:
+    """Return all numbers of some parts, as small as the largest of them allows."""
+    joined = np.concatenate([np.zeros(0, np.uint8), *parts])
+    return joined.astype(np.min_scalar_type(int(joined.max(initial=0))), copy=False)
+
+
+def _refuse_many(columns: SampleColumns, choice: Choice, num_units: int) -> None:
+    """Refuse a column by which the samples of a shard come so often that their units do not fit into memory."""
+    if num_units > _MAX_UNITS:
+        raise InputError(
+            f"by column {choice.times!r} the samples of a shard come too often",
+            place=columns.storage.url,
+            expected=f"at most {_MAX_UNITS:,} times together",
+            found=f"{num_units:,}",
+            remedy="choose a column that says how often a sample comes, or how many parts it has",
+        )
 
 
 def _choose_some(
@@ -467,6 +481,7 @@ def _choose_some(
         if choice.times is not None:
             each = _integers(table, choice.times, mask, "how often a sample comes", MAX_TIMES)
             mask &= each > 0
+            _refuse_many(columns, choice, int(each[mask].sum()))
         if choice.lengths is not None:
             lengths = _integers(table, choice.lengths, mask, "how long a sample is", MAX_CAPACITY)
             is_long = mask & (lengths > (choice.capacity or choice.budget))

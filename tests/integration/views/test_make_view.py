@@ -434,6 +434,12 @@ def test_what_cannot_say_how_often_samples_come_is_refused(weighted, chosen, fou
     assert "v" not in wdsplit.list_views(weighted)
 
 
+def test_a_column_of_other_numbers_cannot_say_how_often_samples_come(weighted, monkeypatch):
+    monkeypatch.setattr(choosing, "_MAX_UNITS", 200)
+    with pytest.raises(InputError, match="come too often"):
+        wdsplit.make_view(weighted, "v", expand="row")
+
+
 def test_a_view_that_repeats_cannot_be_limited(weighted):
     wdsplit.make_view(weighted, "many", where=RIGHT, repeat="weight", overwrite=True)
     with pytest.raises(InputError, match="repeats, packs or groups samples"):

@@ -389,7 +389,7 @@ def weave_packs(
     ordered = {name: joined[name] for name in sub_batches[0][1] if name in joined}
     ordered |= {name: _delivered(values, output, name) for name, values in made.items()}
     if pad_to is None:
-        return ordered
+        return _pinned(ordered) if pin else ordered
     row, element = spread(of_elements, np.arange(len(of_elements) - 1))
     at, shape = (row, element - of_elements[row]), (len(of_elements) - 1, pad_to)
     names = [name for name, column in sub_batches[0][1].items() if _is_joined(column)]
@@ -397,7 +397,13 @@ def weave_packs(
         ordered[name] = _in_rows(ordered[name], at, shape, -1 if name == "__segment_ids__" else 0)
     mask = np.zeros(shape, np.bool_)
     mask[at] = True
-    return ordered | {"__mask__": _delivered(mask, output, "__mask__")}
+    ordered["__mask__"] = _delivered(mask, output, "__mask__")
+    return _pinned(ordered) if pin else ordered
+
+
+def _pinned(batch: dict[str, Any]) -> dict[str, Any]:
+    """Return a batch with all tensors in pinned memory."""
+    return {name: value.pin_memory() if _is_tensor(value) else value for name, value in batch.items()}
 
 
 def weave_group(
