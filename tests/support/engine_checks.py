@@ -136,16 +136,17 @@ def check_rows_of_many_tasks_are_merged_before_they_are_written(engine, folder):
 def check_annotations_are_the_same_bytes(engine, folder):
     options = ConvertOptions(shards=8, key="label", columns=("bin",))
     wdsplit.convert(folder / "in.parquet", folder / "annotated", options)
-    rows = pq.read_table(folder / "in.parquet").select(["label", "group"])
+    rows = pq.read_table(folder / "in.parquet").select(["label", "group", "bin"])
+    rows = rows.rename_columns(["label", "group", "payload"])
     pq.write_table(rows.take(np.arange(len(rows))[::-1]), folder / "groups.parquet", row_group_size=100)
     given = folder / "annotated", folder / "groups.parquet", "label", "groups"
     wdsplit.annotate(*given)
-    expected = files_of(folder / "annotated/annotations")
+    expected = files_of(folder / "annotated/fields")
     wdsplit.drop_annotation(folder / "annotated", "groups")
     with patch("wdsplit.conversion.shuffle.needs._LEAST_BYTES", 4096):
         wdsplit.annotate(*given, wdsplit.AnnotateOptions(memory=1), engine=engine)
-    assert files_of(folder / "annotated/annotations") == expected
-    assert len(expected) == 9
+    assert files_of(folder / "annotated/fields") == expected
+    assert len(expected) == 8 * 3 + 2
     assert verify(str(folder / "annotated"), engine=engine).problems == ()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ import orjson
 import pyarrow as pa
 import xxhash
 
-from wdsplit.annotating.columns import joined_columns, refuse_clashes
+from wdsplit.annotating.columns import Chosen, joined_columns, refuse_clashes
 from wdsplit.annotating.match import Counted, refuse_unmatched
 from wdsplit.annotating.options import AnnotateOptions
 from wdsplit.annotating.passes import (
@@ -43,7 +44,7 @@ from wdsplit.storage.opening import open_readable_storage, open_storage
 from wdsplit.tables.find import find_inputs
 from wdsplit.tables.media import is_media_input
 from wdsplit.tables.python_source import PythonSource, python_source
-from wdsplit.tables.read import open_inputs
+from wdsplit.tables.read import first_payloads, open_inputs
 from wdsplit.tables.table import Table
 from wdsplit.urls import shown_url
 
@@ -68,9 +69,10 @@ def annotate(
 ) -> Annotation:
     """Join columns of a table to the samples of a finished dataset, by their keys.
 
-    Conditions of views can then use the columns, like those of the sample tables. The shards, the manifest and its
-    fingerprint do not change. The annotation exists once this function returns; an interrupted run can be continued
-    with `resume`.
+    Conditions of views can then use numbers, texts and dates, like the columns of the sample tables. Payloads (bytes,
+    texts, lists, tensors) become fields, which `Dataset(join=[name])` reads. They are written to side shards: tars with
+    the samples of the dataset's shards. The shards, the manifest and its fingerprint do not change. The annotation
+    exists once this function returns; an interrupted run can be continued with `resume`.
 
         wdsplit.annotate("data/train", "scores.parquet", key="id", name="scores")
         wdsplit.annotate("data/train", frame, key="id", name="more", allow_missing=True)
@@ -90,7 +92,7 @@ def annotate(
         **keywords: Fields of `AnnotateOptions`. They replace those of `options`.
 
     Returns:
-        The annotation: its columns, and the counts of missing, extra and duplicate keys.
+        The annotation: its columns and fields, and the counts of missing, extra and duplicate keys.
 
     Raises:
         InputError: The table cannot be joined, or its keys do not match the dataset.
@@ -150,23 +152,25 @@ class _Annotating:
             )
         self.run.refuse(self.options.overwrite, self.options.resume)
 
-    def columns(self, schema: pa.Schema) -> tuple[dict[str, str], pa.Schema]:
-        """Return the columns to join, and their schema in the dataset; refuse invalid ones."""
-        chosen, joined = joined_columns(schema, self.key, self.options)
-        others = stored.list_annotations(self.storage, self.manifest)
+    def columns(self, schema: pa.Schema, first_bytes: Mapping[str, bytes | None] | None = None) -> Chosen:
+        """Return what to join; refuse invalid columns."""
+        joined = joined_columns(schema, self.key, self.options, first_bytes)
         assert self.manifest.samples is not None
-        refuse_clashes(chosen, self.manifest.samples, [each for name, each in others.items() if name != self.name])
-        return chosen, joined
+        found = stored.list_annotations(self.storage, self.manifest)
+        others = [each for name, each in found.items() if name != self.name]
+        refuse_clashes(joined, self.manifest.samples, self.manifest.field_names, others)
+        return joined
 
     def carry_out(self, table: Table, what: str = "") -> Annotation:
         """Join the table; if it was spooled, `what` is the origin of the rows."""
-        chosen, schema = self.columns(table.schema)
-        table = replace(table, files=tuple(file.narrowed({self.key, *chosen.values()}) for file in table.files))
+        joined = self.columns(table.schema)
+        joined = self.columns(table.schema, first_payloads(table, joined.sources))
+        table = replace(table, files=tuple(file.narrowed({self.key, *joined.sources}) for file in table.files))
         with self.run.locked():
             self.refuse_early()
             live = self._live()
             kept = None if live is None else live.folder
-            job = self._job(table, tuple(chosen.values()), schema)
+            job = self._job(table, joined)
             modified = xxhash.xxh3_64_hexdigest(orjson.dumps([file.modified_ns for file in table.files]))
             if self.options.resume and self.run.is_unfinished:
                 job = replace(job, task_bytes=self.run.resumed_bytes(job, modified))
@@ -195,7 +199,7 @@ class _Annotating:
                 return None
             raise
 
-    def _job(self, table: Table, columns: tuple[str, ...], schema: pa.Schema) -> AnnotateJob:
+    def _job(self, table: Table, joined: Chosen) -> AnnotateJob:
         shards, width = self.manifest.shards, numbered_width(self.manifest.provenance)
         duplicates, engine = self.options.allow_duplicates or "first", self.engine
         content = {
@@ -205,7 +209,8 @@ class _Annotating:
                 for file in table.files
             ],
             "key": [self.key, width],
-            "columns": [columns, dump_schema(schema)],
+            "columns": [joined.columns, dump_schema(joined.schema)],
+            "fields": [dataclasses.asdict(field) for field in joined.fields],
             "duplicates": duplicates,
         }
         num_bytes = table_bytes(table, shards)
@@ -218,9 +223,11 @@ class _Annotating:
             table=table,
             key=self.key,
             number_width=width,
-            schema=schema,
-            columns=columns,
+            schema=joined.schema,
+            columns=joined.columns,
+            fields=joined.fields,
             shards=shards,
+            names=self.manifest.field_names,
             duplicates=duplicates,
             folder=annotation_folder(self.name, xxhash.xxh3_64_hexdigest(orjson.dumps(content))),
             task_bytes=task_bytes_of(num_bytes, engine.jobs, buffer_bytes),
@@ -228,11 +235,12 @@ class _Annotating:
         )
 
     def _join(self, job: AnnotateJob, what: str) -> Annotation:
-        """Join the table, write the tables of the shards, and the file that completes the annotation."""
+        """Join the table, write tables and side shards, and the file that completes the annotation."""
         found = join_partitions(job, self.engine, self.report)
         missing, extra, duplicates = (Counted.sum(each.kinds[kind] for each in found) for kind in range(3))
         refuse_unmatched((missing, extra, duplicates), self.options, job.table, job.shards, job.key)
-        num_bytes = write_shards(job, self.engine, self.report, found)
+        num_bytes, side_shards = write_shards(job, self.engine, self.report, found)
+        checksum = stored.write_side_shards(self.storage, job.folder, side_shards) if job.fields else ""
         inputs = [
             {"path": what or file.path, "num_bytes": file.num_bytes, "num_rows": file.num_rows}
             for file in job.table.files
@@ -249,6 +257,8 @@ class _Annotating:
             duplicates.total,
             num_bytes,
             {"inputs": inputs, "key": job.key, "columns": columns},
+            job.fields,
+            checksum,
         )
         self.run.refuse_taken_over(job.run, shared=True)
         self.columns(job.table.schema)  # another annotation may have got the same columns meanwhile

@@ -1,39 +1,65 @@
-"""The columns of a table to join, with their names and types. Pure (no I/O)."""
+"""The columns of a table to join: which become columns of the samples, and which fields. Pure (no I/O)."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import pyarrow as pa
 
 from wdsplit.annotating.options import AnnotateOptions
 from wdsplit.errors import InputError, did_you_mean
-from wdsplit.fields.infer import class_names, refuse_repeated
+from wdsplit.fields.infer import class_names, infer_fields, is_field_name, refuse_repeated
 from wdsplit.fields.keys import is_key_type
-from wdsplit.fields.rules import unwrap
-from wdsplit.shards.annotations import Annotation
+from wdsplit.fields.rules import is_text, unwrap
+from wdsplit.shards.annotations import MISSING, Annotation
+from wdsplit.shards.manifest import Field
 from wdsplit.shards.sample_tables import sample_type, with_names
 
-__all__ = ["joined_columns", "refuse_clashes"]
+__all__ = ["Chosen", "joined_columns", "refuse_clashes"]
 
 _PANDAS_INDEX = re.compile(r"__index_level_\d+__")
 
 
-def joined_columns(schema: pa.Schema, key: str, options: AnnotateOptions) -> tuple[dict[str, str], pa.Schema]:
-    """Return the columns to join by name in the dataset, and their schema there.
+class Chosen(NamedTuple):
+    """What is joined.
 
-    Categories become strings, and class columns keep their names. An unnamed pandas index is joined only if it is named
-    explicitly.
+    Attributes:
+        schema: The columns that conditions can name, with their names and types in the dataset.
+        columns: The table's column for each of them.
+        fields: The fields, which are written as members of tars.
+    """
+
+    schema: pa.Schema
+    columns: tuple[str, ...]
+    fields: tuple[Field, ...]
+
+    @property
+    def sources(self) -> list[str]:
+        """The table's columns that are read, each once."""
+        return list(dict.fromkeys([*self.columns, *(field.column for field in self.fields)]))
+
+
+def joined_columns(
+    schema: pa.Schema, key: str, options: AnnotateOptions, first_bytes: Mapping[str, bytes | None] | None = None
+) -> Chosen:
+    """Decide what the columns of a table become in the dataset.
+
+    Numbers, booleans, dates, times, decimals and categories become columns, with their class names. Everything else
+    becomes a field, by the rules of a conversion, with the name of its column first. Strings become both. A mapping
+    says which of both: its names are names of fields if they end like `txt`, else of columns. An unnamed pandas index
+    is joined only if it is named explicitly.
 
     Args:
         schema: The columns of the table.
         key: The key column.
         options: The options that name columns.
+        first_bytes: For each binary column the first payload that is not null, which decides its field.
 
     Raises:
         InputError: A column is not in the table, two have the same name, the key has neither strings nor integers, no
-            column is left, or some have types that conditions cannot compare, such as lists.
+            column is left, or a field cannot be written.
     """
     try:
         refuse_repeated(schema)
@@ -67,21 +93,23 @@ def joined_columns(schema: pa.Schema, key: str, options: AnnotateOptions) -> tup
             expected=f"columns besides the key {key!r}",
             found=", ".join(schema.names),
         )
-    kinds = {name: sample_type(unwrap(schema.field(column).type)) for name, column in chosen.items()}
-    wrong = [f"{chosen[name]} ({schema.field(chosen[name]).type})" for name, kind in kinds.items() if kind is None]
-    if wrong:
-        raise InputError(
-            "a column cannot be joined",
-            expected="numbers, booleans, strings, dates, times or categories",
-            found=", ".join(wrong),
-            remedy="name the columns to join with --columns, or compute a number or a text from each",
-        )
-    classes = class_names(schema)
-    fields = [
-        with_names(pa.field(name, kind), classes.get(chosen[name], ()) if pa.types.is_integer(kind) else ())
-        for name, kind in kinds.items()
-    ]
-    return chosen, pa.schema(fields)
+    classes, columns = class_names(schema), list[pa.Field]()
+    mapped: dict[str, str] = {}
+    inferred: list[str] = []
+    for name, column in chosen.items():
+        kind = sample_type(unwrap(schema.field(column).type))
+        if kind is not None and not (name in mapping and is_field_name(name)):
+            names = classes.get(column, ()) if pa.types.is_integer(kind) else ()
+            columns.append(with_names(pa.field(name, kind), names))
+            inferred += [column] if name not in mapping and is_text(schema.field(column).type) else []
+        elif name in mapping:
+            mapped[name] = column
+        else:
+            inferred.append(column)
+    fields: tuple[Field, ...] = ()
+    if mapped or inferred:
+        fields = infer_fields(schema, mapped, None, first_bytes or {}, columns=inferred, prefixed=True)
+    return Chosen(pa.schema(columns), tuple(chosen[each.name] for each in columns), fields)
 
 
 def _refuse_unknown(schema: pa.Schema, names: Iterable[str], option: str) -> None:
@@ -94,18 +122,28 @@ def _refuse_unknown(schema: pa.Schema, names: Iterable[str], option: str) -> Non
         )
 
 
-def refuse_clashes(names: Iterable[str], samples: pa.Schema, others: Iterable[Annotation]) -> None:
-    """Refuse names that the dataset already uses.
+def refuse_clashes(joined: Chosen, samples: pa.Schema, fields: Iterable[str], others: Iterable[Annotation]) -> None:
+    """Refuse names that the dataset already uses. Two annotations may have fields of one name.
 
     Args:
-        names: The names of the columns to join.
+        joined: What is joined.
         samples: The columns of the sample tables.
+        fields: The names of the dataset's fields.
         others: The other annotations.
 
     Raises:
-        InputError: The sample tables or another annotation have a column of this name.
+        InputError: The sample tables or another annotation have a column of this name, or the dataset such a field.
     """
-    for name in names:
+    both = {each.name for each in joined.fields} & {*fields, MISSING}
+    if both:
+        name = min(both)
+        raise InputError(
+            f"the samples have a field {name!r} already" if name != MISSING else f"the field {name!r} is reserved",
+            expected="names that no field of the dataset has",
+            found=name,
+            remedy=f"join it under another name with --map NEW.{name}=COLUMN, or leave it out with --columns",
+        )
+    for name in joined.schema.names:
         owners = [f"annotation {other.name!r}" for other in others if name in other.schema.names]
         owners += ["the sample tables"] if name in samples.names else []
         if owners:

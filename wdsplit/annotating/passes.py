@@ -24,17 +24,22 @@ from wdsplit.conversion.shuffle.sorted_runs import OpenRun, RunWriter, SortedRun
 from wdsplit.conversion.shuffle.steps import BATCH_BYTES, ROW_BYTES, cut_table
 from wdsplit.engines.local import Engine, in_order, raise_if_cancelled
 from wdsplit.errors import InputError
+from wdsplit.fields.encode import encode_batch
 from wdsplit.fields.json_values import stored
 from wdsplit.fields.keys import escape_keys, hash_keys, number_keys
 from wdsplit.jobs.notes import Notes
 from wdsplit.jobs.run import Job, Pass, run
-from wdsplit.shards.annotations import RUN_SUFFIX, annotation_table_path
-from wdsplit.shards.manifest import Shards
+from wdsplit.loading.reading.open_shard import open_shard
+from wdsplit.loading.reading.windows import read_window
+from wdsplit.shards.annotations import MISSING, RUN_SUFFIX, annotation_table_path, side_shard_path
+from wdsplit.shards.files import write_shard
+from wdsplit.shards.manifest import Field, Shard, Shards
 from wdsplit.shards.sample_tables import KEY as SAMPLE_KEY
 from wdsplit.shards.sample_tables import dump_samples, read_samples
 from wdsplit.storage.interface import Storage
 from wdsplit.tables.read import Rows, check_files, read_rows
 from wdsplit.tables.table import Table
+from wdsplit.tar.members import Body, build_body
 
 __all__ = [
     "AnnotateJob",
@@ -51,7 +56,7 @@ Result = TypeVar("Result")
 _KEY, _RAW, _NUMBER, _SHARD, _ROW = "key", "raw", "number", "shard", "row"
 """Columns of spill files: the key as in the tar, the key as in the table if that differs, the row number in the table,
 the shard, the sample in the shard. The joined columns are c0, c1, ..."""
-_TEXT = pa.large_string()
+_TEXT, _BINARY = pa.large_string(), pa.large_binary()
 _ROWS = pa.schema([(_NUMBER, pa.int64()), (_KEY, _TEXT), (_RAW, _TEXT)])
 _PLACES = pa.schema([(_SHARD, pa.int64()), (_ROW, pa.int64())])
 _KEYS = _PLACES.append(pa.field(_KEY, _TEXT))
@@ -63,6 +68,7 @@ _TASKS_PER_JOB = 4
 _LIBRARY_BYTES, _COPIES = 128 * 1024**2, 6
 """Bytes that a task needs besides its rows, and the number of copies of its rows in memory."""
 _READ_AT_ONCE, _WRITTEN_AT_ONCE = 16, 8
+_SAMPLES_AT_ONCE = 1024
 _ITEMS = {"rows": "rows", "keys": "the keys of shards", "join": "partitions", "write": "the tables of shards"}
 _ESCAPE = re.compile(rb"_x([0-9A-F]{2})")
 
@@ -96,9 +102,11 @@ class AnnotateJob(Job):
             written with this many digits.
         schema: The joined columns, with the names and types that the dataset gets.
         columns: The table's column for each of them.
+        fields: The joined fields.
         shards: The dataset's shards.
+        names: The dataset's fields, in the order of their members.
         duplicates: Which of several rows with the same key to use.
-        folder: Folder for the tables of the shards.
+        folder: Folder for the tables of the shards, and for side shards.
         task_bytes: Bytes of rows of a task. The cuts of all passes follow from it.
         buffer_bytes: Bytes of rows that a task may buffer.
     """
@@ -108,7 +116,9 @@ class AnnotateJob(Job):
     number_width: int
     schema: pa.Schema
     columns: tuple[str, ...]
+    fields: tuple[Field, ...]
     shards: Shards
+    names: tuple[str, ...]
     duplicates: Duplicates
     folder: str
     task_bytes: int
@@ -160,8 +170,9 @@ class AnnotateJob(Job):
 
     @property
     def values(self) -> pa.Schema:
-        """The joined columns in spill files, with large strings, because all strings together may exceed 2 GiB."""
+        """Columns, then encoded fields in spill files; with large strings, as all strings may exceed 2 GiB together."""
         kinds = [_TEXT if kind == pa.string() else kind for kind in self.schema.types]
+        kinds += [_BINARY] * len(self.fields)
         return pa.schema([(f"c{number}", kind) for number, kind in enumerate(kinds)])
 
 
@@ -175,6 +186,18 @@ class Joined(NamedTuple):
 
     runs: list[SortedRun]
     kinds: list[Counted]
+
+
+class Written(NamedTuple):
+    """What was written for a group of shards.
+
+    Attributes:
+        num_bytes: Bytes of tables and side shards.
+        side_shards: The size and the checksum of the side shard of each shard; empty without joined fields.
+    """
+
+    num_bytes: int
+    side_shards: list[tuple[int, str]]
 
 
 def table_bytes(table: Table, shards: Shards) -> int:
@@ -210,10 +233,21 @@ def join_partitions(job: AnnotateJob, engine: Engine, report: Callable[[Annotate
 
 def write_shards(
     job: AnnotateJob, engine: Engine, report: Callable[[AnnotateProgress], None], found: Iterable[Joined]
-) -> int:
-    """Write the joined rows as tables of all shards; return the number of bytes."""
+) -> tuple[int, Shards]:
+    """Write the joined rows as tables and side shards; return the number of bytes, and the side shards."""
     runs = [run for joined in found for run in joined.runs]
-    return sum(_run(job, engine, report, "write", partial(write_groups, job, runs), int, np.diff(job.shard_cuts)))
+    work, amounts = partial(write_groups, job, runs), np.diff(job.shard_cuts)
+    groups = _run(job, engine, report, "write", work, _parse_written, amounts)
+    sides = [side for group in groups for side in group.side_shards]
+    shards = job.shards.table.slice(0, len(sides))
+    columns = {
+        "path": [side_shard_path(job.folder, path) for path in shards.column("path").to_pylist()],
+        "num_samples": shards.column("num_samples"),
+        "num_pads": shards.column("num_pads"),
+        "num_bytes": [num_bytes for num_bytes, _ in sides],
+        "checksum": [checksum for _, checksum in sides],
+    }
+    return sum(group.num_bytes for group in groups), Shards.of_columns(columns)
 
 
 def _run(
@@ -226,9 +260,9 @@ def _run(
     amounts: Int64,
     known: dict[int, Result] | None = None,
 ) -> list[Result]:
-    """Run what is left of a pass; return all its results, in any order."""
+    """Run what is left of a pass; return the results of all its tasks, in their order."""
     is_near = not (job.open_storage().has_latency or any(file.remote for file in job.table.files[:1]))
-    results: list[Result] = []
+    results: dict[int, Result] = {}
 
     def describe(task: range) -> str:
         return f"{_ITEMS[name]}, task {task.start + 1} of {len(amounts)}"
@@ -237,13 +271,18 @@ def _run(
         job,
         Pass(name, len(amounts), work, parse, job.spill_folder, amounts, describe=describe),
         engine,
-        lambda _, result: results.append(result),
+        results.__setitem__,
         lambda done, total, skipped: report(AnnotateProgress(name, done, total, skipped)),
         known=known,
         memory_bytes=_LIBRARY_BYTES + _COPIES * job.buffer_bytes,
         num_bytes=table_bytes(job.table, job.shards) if is_near else None,
     )
-    return results
+    return [results[task] for task in sorted(results)]
+
+
+def _parse_written(note: Any) -> Written:
+    num_bytes, sides = note
+    return Written(int(num_bytes), [(int(size), str(checksum)) for size, checksum in sides])
 
 
 def _parse_joined(note: Any) -> Joined:
@@ -255,7 +294,7 @@ def _parse_joined(note: Any) -> Joined:
 
 
 def _spill_rows(job: AnnotateJob, storage: Storage, tasks: range) -> Iterator[list[SortedRun]]:
-    names = list(dict.fromkeys([job.key, *job.columns]))
+    names = list(dict.fromkeys([job.key, *job.columns, *(field.column for field in job.fields)]))
     for task in tasks:
         runs = RunWriter(storage, f"{job.spill_folder}/rows-{task:06d}", job.buffer_bytes)
         first, stop = job.row_cuts[task : task + 2].tolist()
@@ -264,8 +303,9 @@ def _spill_rows(job: AnnotateJob, storage: Storage, tasks: range) -> Iterator[li
             keys, raw = _keys_of(job, rows)
             values = [
                 stored(rows.columns[column]).cast(kind)
-                for column, kind in zip(job.columns, job.values.types, strict=True)
+                for column, kind in zip(job.columns, job.values.types, strict=False)
             ]
+            values += encode_batch(rows.columns, job.fields, "omit", rows.where, may_be_empty=True).values()
             table = pa.Table.from_arrays([pa.array(rows.numbers), keys, raw, *values], schema=_with(_ROWS, job.values))
             _append(runs, table, partitions_of(keys, job.num_partitions))
         yield runs.end()
@@ -370,8 +410,8 @@ def _read(storage: Storage, runs: list[SortedRun], bucket: int, schema: pa.Schem
     return pa.Table.from_batches(list(read_runs(storage, runs, read)), schema)
 
 
-def write_groups(job: AnnotateJob, found: list[SortedRun], storage: Storage, groups: range) -> Iterator[int]:
-    """Write the tables of groups of shards; yield the bytes of each group. Runs in a worker; may run twice."""
+def write_groups(job: AnnotateJob, found: list[SortedRun], storage: Storage, groups: range) -> Iterator[Written]:
+    """Write the tables and side shards of groups of shards. Runs in a worker; may run twice."""
     for group in groups:
         first, stop = job.shard_cuts[group : group + 2].tolist()
         table = _read(storage, found, group, _with(_PLACES, job.values))
@@ -381,16 +421,72 @@ def write_groups(job: AnnotateJob, found: list[SortedRun], storage: Storage, gro
         order[starts[table.column(_SHARD).to_numpy() - first] + table.column(_ROW).to_numpy()] = np.arange(len(table))
         if len(table) != len(order) or (order < 0).any():
             raise damaged_spill(f"{storage.url}/{job.spill_folder}", f"{len(table):,} samples for {len(order):,}")
-        rows = table.select(job.values.names).take(pa.array(order)).rename_columns(job.schema.names)
+        values, num_columns = table.select(job.values.names), len(job.schema.names)
+        columns = values.select(range(num_columns)).take(pa.array(order)).rename_columns(job.schema.names)
+        payloads = [column.combine_chunks() for column in values.columns[num_columns:]]
 
-        def write(number: int, rows: pa.Table = rows, first: int = first, starts: Int64 = starts) -> int:
+        write = partial(_write_shard, job, storage, columns, payloads, order)
+        pairs = list(zip(range(first, stop), starts.tolist(), strict=True))
+        written = list(in_order(write, pairs, _WRITTEN_AT_ONCE) if storage.has_latency else map(write, pairs))
+        yield Written(sum(each.num_bytes for each in written), [side for each in written for side in each.side_shards])
+
+
+def _write_shard(
+    job: AnnotateJob,
+    storage: Storage,
+    columns: pa.Table,
+    payloads: list[pa.LargeBinaryArray],
+    order: Int64,
+    shard_and_start: tuple[int, int],
+) -> Written:
+    """Write the table and the side shard of a shard, given its number and where its samples begin in the group."""
+    raise_if_cancelled()
+    number, start = shard_and_start
+    shard, num_bytes, sides = job.shards[number], 0, list[tuple[int, str]]()
+    own = slice(start, start + shard.num_samples - shard.num_pads)
+    if columns.num_columns:
+        data = dump_samples(columns[own].cast(job.schema), shard.checksum)
+        with storage.publish(annotation_table_path(job.folder, shard.path)) as file:
+            file.write([data])
+        num_bytes += len(data)
+    if payloads:
+        side = _write_side_shard(job, storage, shard, payloads, order[own])
+        num_bytes += side.num_bytes
+        sides.append((side.num_bytes, side.checksum))
+    return Written(num_bytes, sides)
+
+
+def _write_side_shard(
+    job: AnnotateJob, storage: Storage, shard: Shard, payloads: list[pa.LargeBinaryArray], rows: Int64
+) -> Shard:
+    """Write the side shard of a shard, and its places.
+
+    Args:
+        job: The annotation.
+        storage: The dataset.
+        shard: The shard.
+        payloads: The encoded fields, of any samples.
+        rows: int64 of shape (n,): the row of each of the shard's samples without pads.
+    """
+    keys = read_samples(storage, shard, [SAMPLE_KEY]).column(0)
+    if shard.num_pads:
+        # A pad repeats the samples of its shard from the first on; if there are none, one of another shard.
+        pads = np.arange(len(rows), shard.num_samples)
+        names = read_window(open_shard(storage, shard, job.names).narrowed(()), pads).keys
+        keys = pa.chunked_array([*keys.chunks, pa.array(names, keys.type)])
+        rows = np.resize(rows, shard.num_samples) if len(rows) else np.full(shard.num_samples, -1)
+
+    def bodies() -> Iterator[Body]:
+        mean = max(1, sum(each.nbytes for each in payloads) // max(1, len(payloads[0])))
+        at_once = max(1, min(_SAMPLES_AT_ONCE, BATCH_BYTES // mean))
+        for begin in range(0, shard.num_samples, at_once):
             raise_if_cancelled()
-            shard = job.shards[number]
-            count = shard.num_samples - shard.num_pads
-            data = dump_samples(rows.slice(int(starts[number - first]), count).cast(job.schema), shard.checksum)
-            with storage.publish(annotation_table_path(job.folder, shard.path)) as file:
-                file.write([data])
-            return len(data)
+            some = rows[begin : begin + at_once]
+            chosen = pa.array(some, mask=some < 0)
+            fields = {field.name: each.take(chosen) for field, each in zip(job.fields, payloads, strict=True)}
+            is_there = np.any([each.is_valid().to_numpy(zero_copy_only=False) for each in fields.values()], axis=0)
+            fields[MISSING] = pa.array([b""] * len(some), _BINARY, mask=is_there)
+            yield build_body(keys.slice(begin, len(some)).combine_chunks(), fields)
 
-        numbers = range(first, stop)
-        yield sum(in_order(write, numbers, _WRITTEN_AT_ONCE) if storage.has_latency else map(write, numbers))
+    fields = [*(field.name for field in job.fields), MISSING]
+    return write_shard(storage, side_shard_path(job.folder, shard.path), bodies(), fields, shard.num_pads)

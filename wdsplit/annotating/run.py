@@ -1,6 +1,6 @@
 """A run of an annotation and its files in the dataset: which can be replaced, continued or removed.
 
-While a run is unfinished, `annotations/NAME.run` contains its plan, and the spill files and notes of its tasks.
+While a run is unfinished, `fields/NAME.run` contains its plan, and the spill files and notes of its tasks.
 """
 
 from __future__ import annotations

@@ -154,7 +154,8 @@ def _first_samples(
 ) -> tuple[dict[str, Any], ...]:
     """Return the first of some samples."""
     *places, _ = numbers.places(np.arange(min(count, len(numbers))))
-    reader = NumberedSamples(storage, manifest, partial(open_shard, storage, names=manifest.field_names))
+    names = manifest.field_names
+    reader = NumberedSamples(storage, manifest, lambda number: open_shard(storage, manifest.shards[number], names))
     return tuple(reader.read(reader.numbers.of(*places)))
 
 

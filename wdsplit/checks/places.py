@@ -43,8 +43,7 @@ def samples_at(parts: tuple[Source, ...], places: Located) -> Iterator[dict[str,
 
     @lru_cache(_MAX_OPEN)
     def opened(part: int, shard: int) -> OpenShard:  # two threads may both open it
-        manifest = parts[part].manifest
-        return parts[part].access.open_shard(storages[part], manifest, manifest.shards[shard])
+        return parts[part].open_shard(storages[part], shard)
 
     def read(place: tuple[int, int, int]) -> dict[str, Any]:
         part, shard, sample = place

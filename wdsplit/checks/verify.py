@@ -29,7 +29,7 @@ from wdsplit.loading.reading.open_shard import OpenShard, check_tail, open_shard
 from wdsplit.loading.views import chosen_views
 from wdsplit.notebook import html_table
 from wdsplit.order.selection import Selection
-from wdsplit.shards.annotations import ANNOTATIONS, Annotation, find_annotation, read_annotation
+from wdsplit.shards.annotations import ANNOTATIONS, Annotation, find_annotation, read_annotation, read_side_shards
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import Manifest, Shard, checksum_of
 from wdsplit.shards.places import places_path
@@ -204,29 +204,65 @@ def _noted(problems: list[WdsplitError], url: str = "") -> Iterator[None]:
         problems.append(error if url in error.place else error.at(url))
 
 
-def _annotations(storage: ReadableStorage, manifest: Manifest) -> tuple[list[Annotation], list[WdsplitError]]:
+_Annotated = list[tuple[Annotation, Manifest | None]]
+"""Annotations, with the side shards of those that have fields."""
+
+
+def _annotations(storage: ReadableStorage, manifest: Manifest) -> tuple[_Annotated, list[WdsplitError]]:
     """Return the annotations of a dataset, and a problem for each that is damaged or belongs to other shards."""
-    found: list[Annotation] = []
+    found: _Annotated = []
     problems: list[WdsplitError] = []
     for name in ANNOTATIONS.names(storage):
         with _noted(problems):
-            found.append(find_annotation(storage, name, manifest))
+            each = find_annotation(storage, name, manifest)
+            found.append((each, read_side_shards(storage, each, manifest) if each.fields else None))
     return found, problems
 
 
 def _check(
     storage: ReadableStorage,
     manifest: Manifest,
-    annotations: Sequence[Annotation],
+    annotations: _Annotated,
     decode: bool,
     selection: Selection | None,
     number: int,
 ) -> _Finding:
-    """Check a shard, and its tables of all annotations; decode its images if requested."""
-    listed = manifest.shards[number]
+    """Check a shard, with its tables and side shards of all annotations; decode its images if requested."""
+    problems, hashes = _check_shard(storage, manifest, manifest.shards[number])
+    images = None
+    if decode:
+        from wdsplit.checks.decoded import decode_images
+
+        with _noted(problems):
+            images, errors = decode_images(storage, manifest, selection, number)
+            problems += errors
+    for annotation, side in annotations:
+        if annotation.schema.names:
+            with _noted(problems):
+                read_annotation(storage, annotation, manifest.shards[number])
+        if side is not None:
+            problems += _check_side_shard(storage, annotation, side, number, hashes)
+    return _Finding(number, tuple(problems), hashes, images)
+
+
+def _check_side_shard(
+    storage: ReadableStorage, annotation: Annotation, side: Manifest, number: int, hashes: Hashes
+) -> list[WdsplitError]:
+    """Return the problems of a side shard, given the hashes of the keys of its shard, if these can be read."""
+    problems, found = _check_shard(storage, side, side.shards[number])
+    if not problems and len(hashes) and not np.array_equal(found, hashes):
+        url = f"{storage.url}/{side.shards[number].path}"
+        others = CorruptDataError("a side shard has other keys than its shard", place=url, url=url)
+        problems.append(others)
+    for problem in problems:
+        problem.remedy = ANNOTATIONS.remedy(annotation.name)
+    return problems
+
+
+def _check_shard(storage: ReadableStorage, manifest: Manifest, listed: Shard) -> tuple[list[WdsplitError], Hashes]:
+    """Check a shard; return its problems, and the hashes of its keys, none if a sample cannot be read."""
     problems: list[WdsplitError] = []
     hashes: Hashes = np.zeros(0, np.uint64)
-    images = None
     with _noted(problems):
         shard = open_shard(storage, listed, manifest.field_names)
         checksum, found, hashes = _read_shard(storage, manifest, listed, shard)
@@ -243,16 +279,7 @@ def _check(
             )
             problems.append(changed)
         problems += found
-    if decode:
-        from wdsplit.checks.decoded import decode_images
-
-        with _noted(problems):
-            images, errors = decode_images(storage, manifest, selection, number)
-            problems += errors
-    for annotation in annotations:
-        with _noted(problems):
-            read_annotation(storage, annotation, listed)
-    return _Finding(number, tuple(problems), hashes, images)
+    return problems, hashes
 
 
 def _read_shard(

@@ -1,4 +1,4 @@
-"""`wdsplit annotate`: join columns of a table to the samples of a dataset."""
+"""`wdsplit annotate`: join columns and fields of a table to the samples of a dataset."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from wdsplit.cli.options import (
     parse_mapping,
 )
 from wdsplit.cli.progress import progress_bar
-from wdsplit.cli.stored import drop_stored, list_stored, stored_options
-from wdsplit.cli.terminal import Result, columns_text, stderr
+from wdsplit.cli.stored import drop_stored, joined_text, list_stored, stored_options
+from wdsplit.cli.terminal import Result, stderr
 from wdsplit.texts import counted, human_bytes
 from wdsplit.urls import shown_url
 
@@ -49,6 +49,7 @@ _DOING = {
     [
         "data/train scores.parquet --key id",
         "data/train 'scores/*.csv' --key id --columns score,language",
+        "data/train latents.parquet --key id --map latent.npy=latent",
         "s3://bucket/train s3://bucket/scores/ --key id --engine ray",
         "data/train --list",
         "data/train --drop quality",
@@ -71,7 +72,7 @@ _DOING = {
             "flag": "--map",
             "multiple": True,
             "metavar": "NAME=COLUMN[,...]",
-            "help": "Join this column under another name.",
+            "help": "Join this column under another name: as a field if NAME ends like txt or npy, else as a column.",
         },
         hive={"flag": "--hive/--no-hive", "default": True},
     ),
@@ -102,14 +103,15 @@ def annotate_command(
     """Join columns of a table to the samples of DATASET, by their keys.
 
     TABLE is a file of any format that `wdsplit convert` reads, a folder, a glob or a brace expression. Conditions of
-    `wdsplit view` can then use the columns. No shard is changed.
+    `wdsplit view` can then use numbers, texts and dates. Bytes, texts, lists and tensors become fields, which
+    `wdsplit.Dataset(DATASET, join=["NAME"])` reads. No shard is changed.
 
     The keys in the table are the sample keys, or the values of the column that `wdsplit convert --key` named. If the
     dataset was converted without --key, they are row numbers. After an interrupt, continue with --resume.
     """
     url = shown_url(dataset)
     if lists:
-        return list_stored(dataset, "annotation", ("samples", "missing", "columns"), _row, _as_json)
+        return list_stored(dataset, "annotation", ("samples", "missing", "columns and fields"), _row, _as_json)
     if drop is not None:
         return drop_stored(dataset, "annotation", drop, wdsplit.drop_annotation)
     if not tables or key is None:
@@ -133,10 +135,12 @@ def annotate_command(
             stderr("finished work is kept; continue with the same command and --resume")
         raise
     lines = [
-        f"{url}: annotation {made.name!r}: {columns_text(made.schema)}",
+        f"{url}: annotation {made.name!r}: {joined_text(made)}",
         f"rows for {made.num_samples - made.num_missing:,} of {counted(made.num_samples, 'sample')}, "
         f"{human_bytes(made.num_bytes)}",
     ]
+    if made.fields:
+        lines.append(f"to read the fields: wdsplit.Dataset({url!r}, join=[{made.name!r}])")
     if made.num_missing:
         lines.append(f"missing: {counted(made.num_missing, 'sample')} without a row, null (--allow-missing)")
     if made.num_extra:
@@ -144,8 +148,8 @@ def annotate_command(
     if made.num_duplicates:
         lines.append(f"duplicate keys: {counted(made.num_duplicates, 'row')} left out (--allow-duplicates)")
     lines.append(f"took {time.monotonic() - started:.1f} s")
-    view = f"wdsplit view {url} good --where {_example(made)}"
-    return Result("\n".join(lines), {"dataset": url, **_as_json(made)}, [view])
+    following = [f"wdsplit view {url} good --where {_example(made)}"] if made.schema.names else []
+    return Result("\n".join(lines), {"dataset": url, **_as_json(made)}, following)
 
 
 def _example(made: Annotation) -> str:
@@ -165,6 +169,7 @@ def _as_json(annotation: Annotation) -> dict[str, Any]:
     return {
         "name": annotation.name,
         "columns": dump_schema(annotation.schema),
+        "fields": [{"name": field.name, "column": field.column, "type": field.type} for field in annotation.fields],
         "samples": annotation.num_samples,
         "missing": annotation.num_missing,
         "extra": annotation.num_extra,
@@ -174,4 +179,4 @@ def _as_json(annotation: Annotation) -> dict[str, Any]:
 
 
 def _row(found: Annotation) -> tuple[str, ...]:
-    return f"{found.num_samples - found.num_missing:,}", f"{found.num_missing:,}", columns_text(found.schema)
+    return f"{found.num_samples - found.num_missing:,}", f"{found.num_missing:,}", joined_text(found)

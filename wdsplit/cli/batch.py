@@ -11,7 +11,7 @@ import click
 
 import wdsplit
 from wdsplit.cli.help import Decorator, command, option
-from wdsplit.cli.options import dataset_argument, given, json_option, shuffle_options, view_options
+from wdsplit.cli.options import dataset_argument, given, join_option, json_option, shuffle_options, view_options
 from wdsplit.cli.terminal import Result, stderr, table, width
 from wdsplit.errors import OutputExistsError
 from wdsplit.texts import counted, listed, safe_text
@@ -75,6 +75,7 @@ def _training(flag: str, low: int, text: str) -> Decorator:
     _training("--lanes", 1, "Number of lanes, if the training overrode it.  [default: the dataset's]"),
     _training("--window", 1, "Samples per window, if the training overrode it.  [default: the dataset's]"),
     option("Samples", "--limit", type=click.IntRange(1), help="The limit= of the Dataset in training, if it had one."),
+    join_option("Output"),
     view_options,
     option("Output", "-o", "--output", metavar="FOLDER", help="Save the payloads as FOLDER/stepNNNNNN/KEY.FIELD."),
     option("Output", "--overwrite", is_flag=True, help="With -o: replace existing files."),

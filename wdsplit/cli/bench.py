@@ -11,7 +11,15 @@ import click
 import wdsplit
 from wdsplit.cli.drawing import sparkline
 from wdsplit.cli.help import command, option
-from wdsplit.cli.options import NAMES, batch_size_option, dataset_argument, json_option, order_options, view_options
+from wdsplit.cli.options import (
+    NAMES,
+    batch_size_option,
+    dataset_argument,
+    join_option,
+    json_option,
+    order_options,
+    view_options,
+)
 from wdsplit.cli.progress import progress_bar
 from wdsplit.cli.terminal import Result, width
 from wdsplit.texts import human_bytes
@@ -41,6 +49,7 @@ __all__ = ["bench_command"]
         help="Run workers as processes or as threads.",
     ),
     option("Training", "--fields", **NAMES, help="Read only these fields.  [default: all]"),
+    join_option("Training"),
     option(
         "Training",
         "--decode",

@@ -19,12 +19,13 @@ from wdsplit.cli.options import (
     batch_size_option,
     dataset_argument,
     draw_option,
+    join_option,
     json_option,
     order_options,
     refuse_given,
     view_options,
 )
-from wdsplit.cli.stored import stale
+from wdsplit.cli.stored import joined_text, stale
 from wdsplit.cli.terminal import MAX_NAME, Result, columns_text, largest, names_text, span, table, width
 from wdsplit.tar.names import RESERVED_FIELDS
 from wdsplit.texts import class_name, counted, escaped, human_bytes, percent, safe_text
@@ -60,6 +61,7 @@ _NUMBER = re.compile("-?(0|[1-9][0-9]*)")
         help="Show only this sample, by its key or its number: counted from 0, or from the end (-1).",
     ),
     option("One sample", "--key", metavar="KEY", help="Show only the sample with this key, even if it is a number."),
+    join_option("One sample"),
     option(
         "Output",
         "-o",
@@ -84,6 +86,7 @@ def inspect_command(
     samples: int,
     sample: str | None,
     key: str | None,
+    join: tuple[str, ...],
     output: str | None,
     verbose: bool,
     view: str | None,
@@ -98,11 +101,11 @@ def inspect_command(
     if which:
         refuse_given(which, {"view", "where", "key"} if which == "--sample" else {"view", "where"})
     if sample is not None and _NUMBER.fullmatch(sample):
-        return _one_sample(dataset, int(sample), output)
+        return _one_sample(dataset, int(sample), output, join)
     if sample is not None or key is not None:
-        return _one_sample(dataset, sample or key or "", output)
-    if output is not None:
-        raise click.UsageError("--output needs --sample or --key")
+        return _one_sample(dataset, sample or key or "", output, join)
+    if output is not None or join:
+        raise click.UsageError(f"{'--join' if join else '--output'} needs --sample or --key")
     found = wdsplit.inspect(dataset, samples, view=view, where=where)
     parts = [_summary(shown_url(dataset), found), *([_technical(found)] if verbose else [])]
     parts += [_sample_text(each, {field.name: field.names for field in found.fields}) for each in found.first_samples]
@@ -142,7 +145,7 @@ def _summary(dataset: str, found: Inspection) -> str:
     for view in found.views:
         share = percent(view.num_selected, view.num_samples)
         lines.append(f"view {view.name}: {share} of the samples{stale(view, found)}")
-    lines += [f"annotation {each.name}: {columns_text(each.schema)}{stale(each, found)}" for each in found.annotations]
+    lines += [f"annotation {each.name}: {joined_text(each)}{stale(each, found)}" for each in found.annotations]
     return "\n".join([*lines, *(f"{name}: damaged: {cause}" for name, cause in found.damaged.items())])
 
 
@@ -195,19 +198,19 @@ def _technical(found: Inspection) -> str:
     return "\n".join([*lines, *(f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in origin)])
 
 
-def _one_sample(dataset: str, key_or_index: str | int, output: str | None) -> Result:
+def _one_sample(dataset: str, key_or_index: str | int, output: str | None, join: tuple[str, ...]) -> Result:
     """Show one sample, or save its fields as files."""
     from wdsplit.checks.inspect import save_sample
-    from wdsplit.loading.opening import open_dataset
+    from wdsplit.loading.opening import open_source
     from wdsplit.loading.reading.numbered import NumberedSamples
-    from wdsplit.loading.reading.source import Access
 
-    url, manifest, access = open_dataset(dataset, Access())
-    storage = access.storage(url)
-    opener = partial(access.open_directly, storage, manifest)
-    sample = NumberedSamples(storage, manifest, opener).sample(key_or_index)
+    source: Any = open_source(dataset, join=join)
+    storage = source.storage()
+    opener = partial(source.open_shard, storage, directly=True)
+    sample = NumberedSamples(storage, source.manifest, opener).sample(key_or_index)
     files = [] if output is None else save_sample(sample, output)
-    text = _sample_text(sample, manifest.class_names) if output is None else "\n".join(files)
+    names = {field.name: field.names for field in source.all_fields}
+    text = _sample_text(sample, names) if output is None else "\n".join(files)
     return Result(text, _previews(sample) | ({"__files__": files} if files else {}))
 
 
@@ -229,7 +232,9 @@ def _value(dataset: str, found: Inspection) -> dict[str, Any]:
         "sample_columns": None if found.samples is None else dump_schema(found.samples),
         "views": [dataclasses.asdict(view) for view in found.views],
         "annotations": {
-            each.name: {column.name: str(column.type) for column in each.schema} for each in found.annotations
+            each.name: {column.name: str(column.type) for column in each.schema}
+            | {field.name: field.type for field in each.fields}
+            for each in found.annotations
         },
         "damaged": found.damaged,
         "fields": [dataclasses.asdict(field) for field in found.fields],

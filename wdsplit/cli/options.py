@@ -31,6 +31,7 @@ __all__ = [
     "draw_option",
     "engine_options",
     "given",
+    "join_option",
     "json_option",
     "options_of",
     "order_options",
@@ -168,6 +169,11 @@ def batch_size_option(default: int) -> Decorator:
 def class_field_option(section: str, purpose: str) -> Decorator:
     """Return a decorator that adds `--class-field` to a command."""
     return option(section, "--class-field", metavar="NAME", help=f"Field with the classes{purpose}")
+
+
+def join_option(section: str) -> Decorator:
+    """Return a decorator that adds `--join` to a command."""
+    return option(section, "--join", **NAMES, help="Read the fields of these annotations too.  [default: none]")
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import wdsplit
 from wdsplit.cli.help import Decorator, option, with_options
 from wdsplit.cli.options import refuse_given
-from wdsplit.cli.terminal import Result, table
+from wdsplit.cli.terminal import MAX_NAME, Result, columns_text, table
+from wdsplit.texts import safe_text
 from wdsplit.urls import shown_url
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from wdsplit.shards.annotations import Annotation
     from wdsplit.shards.views import StoredView
 
-__all__ = ["drop_stored", "list_stored", "stale", "stale_names", "stored_options"]
+__all__ = ["drop_stored", "joined_text", "list_stored", "stale", "stale_names", "stored_options"]
 
 
 def stored_options(kind: str) -> Decorator:
@@ -40,6 +41,12 @@ def stale_names(dataset: str) -> list[str]:
     found = wdsplit.inspect(dataset, 0)
     views = [f"view {each.name}" for each in found.views if stale(each, found)]
     return [*views, *(f"annotation {each.name}" for each in found.annotations if stale(each, found))]
+
+
+def joined_text(annotation: Annotation) -> str:
+    """Return names and types of an annotation's columns, then of its fields."""
+    fields = ", ".join(f"{field.name} ({safe_text(field.type, MAX_NAME)})" for field in annotation.fields)
+    return "; ".join(filter(None, [columns_text(annotation.schema), fields and f"fields {fields}"]))
 
 
 def list_stored(

@@ -33,7 +33,7 @@ def media_bytes(column: pa.StructArray) -> pa.Array:
 
 
 def encode_batch(
-    columns: Mapping[str, pa.Array], fields: Sequence[Field], null: Null, where: Locate
+    columns: Mapping[str, pa.Array], fields: Sequence[Field], null: Null, where: Locate, may_be_empty: bool = False
 ) -> dict[str, pa.LargeBinaryArray]:
     """Encode a batch of rows.
 
@@ -42,6 +42,7 @@ def encode_batch(
         fields: The fields to make.
         null: What a null value becomes: an error, no member (`omit`) or a member of no bytes (`empty`).
         where: Returns the place of a row, for an error.
+        may_be_empty: Allow samples without any member, which a tar cannot contain.
 
     Returns:
         Field name to payloads; null where a sample lacks the field.
@@ -65,7 +66,8 @@ def encode_batch(
         if payload.null_count:
             payload = _treat_nulls(payload, field, null, locate)
         encoded[field.name] = payload
-    _refuse_empty_samples(encoded, where)
+    if not may_be_empty:
+        _refuse_empty_samples(encoded, where)
     return encoded
 
 

@@ -27,6 +27,7 @@ __all__ = [
     "Label",
     "class_names",
     "infer_fields",
+    "is_field_name",
     "is_json_text",
     "needs_sniff",
     "refuse_repeated",
@@ -112,6 +113,11 @@ def sniff(payload: bytes) -> str | None:
     return None
 
 
+def is_field_name(name: str) -> bool:
+    """Return whether a name ends like a field of a known kind: `txt`, `caption.txt`, `mask.png`."""
+    return name.rpartition(".")[2] in _ENCODINGS_FOR
+
+
 def needs_sniff(kind: pa.DataType) -> bool:
     """Return whether a column's field name depends on its first bytes."""
     rule = rule_of(kind)
@@ -167,6 +173,7 @@ def infer_fields(
     columns: Sequence[str] = (),
     label: str | None = None,
     classes: Mapping[str, tuple[str, ...]] | None = None,
+    prefixed: bool = False,
 ) -> tuple[Field, ...]:
     """Decide the fields of a table's samples.
 
@@ -179,6 +186,7 @@ def infer_fields(
         columns: Columns to infer fields for; without these and a mapping, all but the key.
         label: The one of these that becomes `cls`; it may also be in the mapping.
         classes: The classes of columns of text that become `cls`, in the order of their numbers.
+        prefixed: Begin each inferred name with its column, as in `caption.txt`: samples get other fields elsewhere.
 
     Returns:
         The fields: those of the mapping in its order, then those that are inferred.
@@ -208,7 +216,7 @@ def infer_fields(
     if problems:
         raise _unusable(problems, did_you_mean(unknown, schema.names))
     found = class_names(schema) | dict(classes or {})
-    names = [*mapping, *_inferred_names(schema, inferred, first_bytes, list(mapping), label)]
+    names = [*mapping, *_inferred_names(schema, inferred, first_bytes, list(mapping), label, prefixed)]
     fields: list[Field] = []
     for name, column in zip(names, chosen, strict=True):
         kind = schema.field(column).type
@@ -289,8 +297,9 @@ def _inferred_names(
     first_bytes: Mapping[str, bytes | None],
     taken: Sequence[str],
     label: str | None,
+    prefixed: bool,
 ) -> list[str]:
-    """Return field names by the columns' encodings; the column's name comes first where two would be the same."""
+    """Return field names by the columns' encodings; the column's name comes first if two would be the same."""
     extensions, classes = [], class_names(schema)
     for column in columns:
         kind, payload = schema.field(column).type, first_bytes.get(column)
@@ -306,7 +315,7 @@ def _inferred_names(
     names, counts = [], Counter(extensions)
     for column, extension in zip(columns, extensions, strict=True):
         prefix = re.sub(r"[^a-z0-9_-]", "_", column.lower())
-        alone = extension[0] != "." and counts[extension] == 1 and extension not in taken
+        alone = not prefixed and extension[0] != "." and counts[extension] == 1 and extension not in taken
         names.append(extension if alone else f"{prefix}.{extension.lstrip('.')}")
     return names
 

@@ -40,7 +40,7 @@ from wdsplit.notebook import Preview, html_table
 from wdsplit.order.epoch import OrderOptions
 from wdsplit.order.split import AnyOrder, World, whole
 from wdsplit.order.trace import ShardDistribution, Trace
-from wdsplit.shards.manifest import Manifest
+from wdsplit.shards.manifest import Field, Manifest
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -95,7 +95,9 @@ class Dataset(FluidPipeline):
         world_size: The number of ranks; detected if None. `rank=0, world_size=1` switches the split off.
         process_group: A torch process group, DeviceMesh or slice of one, to split among its ranks instead of all. Ranks
             at the same data-parallel place get the same samples.
-        fields: The fields to read; None for all.
+        fields: The fields to read; None for all. Tars and side shards with none of them are not opened.
+        join: Annotations whose fields samples get too, such as latents: names that `wdsplit annotate` gave. The order
+            stays the same.
         limit: Use only the first `limit` samples, as if they were the whole dataset, to try out a program. None for
             all.
         view: Use only the samples of a view: the name of a stored view, or a `wdsplit.View`. Or views by epoch:
@@ -196,6 +198,17 @@ class Dataset(FluidPipeline):
             InputError: The dataset is a mixture.
         """
         return self._single("manifest").manifest
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """The fields that samples can have: those of the manifest, and joined ones; `fields=` reads some of them.
+
+            print([field.name for field in dataset.fields])
+
+        Raises:
+            InputError: The dataset is a mixture.
+        """
+        return self._single("fields").all_fields
 
     def _single(self, what: str) -> Source:
         source = self.source
@@ -540,7 +553,7 @@ class Dataset(FluidPipeline):
         """
         source = self._single("sample numbers")
         storage = source.storage()
-        opener = partial(source.access.open_directly, storage, source.manifest)
+        opener = partial(source.open_shard, storage, directly=True)
         return NumberedSamples(storage, source.manifest, opener).sample(key_or_index)
 
     def preview(self, n: int = 12, seed: int | None = None) -> Preview:

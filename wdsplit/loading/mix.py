@@ -19,7 +19,7 @@ from wdsplit.arrays import Int64
 from wdsplit.errors import InputError, did_you_mean
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.mix_arguments import MixArguments, Path
-from wdsplit.loading.opening import open_dataset
+from wdsplit.loading.opening import open_dataset, read_joined
 from wdsplit.loading.options import DatasetOptions, access_of, checked_options, with_flat_signature
 from wdsplit.loading.reading.block import Block, gathered
 from wdsplit.loading.reading.read_ahead import Ahead
@@ -377,6 +377,7 @@ def mix(
             chosen["fields"],
             own,
             name=url if url in names else "",
+            joined=read_joined(place, manifest, own, chosen["join"]),
         )
         for url, (place, manifest, own) in zip(asked.urls, opened, strict=True)
     ]

@@ -31,6 +31,7 @@ class DatasetOptions(TypedDict, total=False):
     world_size: Annotated[int | None, None]
     process_group: Annotated[Any, None]
     fields: Annotated[Sequence[str] | None, None]
+    join: Annotated[Sequence[str], ()]
     storage_options: Annotated[Mapping[str, Any] | None, None]
     fs: Annotated[Any, None]
     read_ahead_bytes: Annotated[int | None, None]
@@ -86,8 +87,9 @@ def checked_options(options: DatasetOptions, window: int | None = None) -> Datas
         for name in ("read_ahead_bytes", "connections")
         if given[name] is not _DEFAULTS[name] and (type(given[name]) is not int or given[name] < 1)
     ]
-    if isinstance(given["fields"], str):
-        problems.append(f"fields = {given['fields']!r}: expected a list of names")
+    for name in ("fields", "join"):
+        if isinstance(given[name], str):
+            problems.append(f"{name} = {given[name]!r}: expected a list of names")
     if given["process_group"] is not None and (given["rank"] is not None or given["world_size"] is not None):
         problems.append("process_group cannot be combined with rank and world_size: leave out one of them")
     given["max_bad_samples"] = whole(given["max_bad_samples"])

@@ -18,7 +18,7 @@ from wdsplit.arrays import Int64
 from wdsplit.errors import InputError, PipelineError
 from wdsplit.loading.epochs import SharedEpoch, checked_epoch
 from wdsplit.loading.fluid import FluidStages
-from wdsplit.loading.opening import open_dataset
+from wdsplit.loading.opening import open_dataset, read_joined
 from wdsplit.loading.options import access_of, checked_options
 from wdsplit.loading.reading.numbered import NumberedSamples, checked_number, missing_key
 from wdsplit.loading.reading.source import Access, Source
@@ -31,7 +31,7 @@ from wdsplit.order.epoch import OrderOptions
 from wdsplit.order.numbers import SampleNumbers
 from wdsplit.order.split import World, whole
 from wdsplit.order.units import items_of
-from wdsplit.shards.manifest import Manifest, first_samples
+from wdsplit.shards.manifest import Field, Manifest, first_samples
 from wdsplit.storage.locks import ProcessLock
 
 if TYPE_CHECKING:
@@ -111,9 +111,9 @@ class _Reader:
             selection, totals = source.selection_at(0), source.manifest.shards.num_real
             self._chosen = None if selection is None else SampleNumbers(totals, selection)
             ahead = source.access.ahead(with_worker(World()).num_workers, 0, 0) if source.is_ahead else None
-            storage, manifest = source.storage(), source.manifest
-            opener = partial(source.access.open_shard, storage, manifest, requested=source.fields)
-            self._samples = NumberedSamples(storage, manifest, opener, ahead)
+            storage = source.storage()
+            opener = partial(source.open_shard, storage)
+            self._samples = NumberedSamples(storage, source.manifest, opener, ahead)
         return self._samples
 
     def __getstate__(self) -> Source:
@@ -149,6 +149,7 @@ class Samples(FluidStages, MapDataset):
         path: The dataset's folder, or WebDataset tars, as for `Dataset`.
         seed: Seed of `map_random`, which also depends on the epoch.
         fields: The fields to read; None for all.
+        join: As for `Dataset`: annotations whose fields samples get too.
         limit: Use only the first `limit` samples of the dataset; None for all.
         view: Use only the samples of a view: the name of a stored view, or a `wdsplit.View`.
         where: Use only the samples that meet a condition on their columns, such as `score > 0.5 and width >= 256`.
@@ -173,6 +174,7 @@ class Samples(FluidStages, MapDataset):
         *,
         seed: int = 0,
         fields: Sequence[str] | None = None,
+        join: Sequence[str] = (),
         limit: int | None = None,
         view: Any = None,
         where: str | None = None,
@@ -189,6 +191,7 @@ class Samples(FluidStages, MapDataset):
             {
                 "seed": seed,
                 "fields": fields,
+                "join": join,
                 "storage_options": storage_options,
                 "fs": fs,
                 "connections": connections,
@@ -200,7 +203,8 @@ class Samples(FluidStages, MapDataset):
         url, all_samples, access = open_dataset(path, access_of(chosen), cache_dir, fs)
         manifest = all_samples if limit is None else first_samples(all_samples, whole(limit))
         options = OrderOptions(chosen["seed"], False, manifest.lanes, manifest.window, "pad")
-        source = Source(url, manifest, options, chosen["fields"], access)
+        joined = read_joined(url, all_samples, access, chosen["join"])
+        source = Source(url, manifest, options, chosen["fields"], access, joined=joined)
         if isinstance(view, Mapping):
             raise InputError(
                 "Samples takes one view, not a view for each epoch",
@@ -229,6 +233,11 @@ class Samples(FluidStages, MapDataset):
     def manifest(self) -> Manifest:
         """The dataset's manifest."""
         return self.source.manifest
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """The fields that samples can have: those of the manifest, and joined ones."""
+        return self.source.all_fields
 
     @property
     def options(self) -> OrderOptions:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -313,12 +314,8 @@ class _Samples:
         source = place.source
         key = id(source), place.shard
         if key not in self._shards:
-            storage = self._storage(source)
-            shard = source.manifest.shards[place.shard]
-            manifest, fields = source.manifest, source.fields
-            self._shards[key] = LazyShard(
-                shard, lambda shard: source.access.open_shard(storage, manifest, shard, fields)
-            )
+            opener = partial(source.open_shard, self._storage(source), place.shard)
+            self._shards[key] = LazyShard(source.shards[place.shard], opener)
             if len(self._shards) > _SHARDS_OPEN:
                 self._shards.popitem(last=False)
         self._shards.move_to_end(key)

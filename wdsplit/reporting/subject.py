@@ -132,8 +132,7 @@ class Subject:
 
     def open_shard(self, part: int, shard: int) -> OpenShard:
         """Open a shard of a part."""
-        source = self.parts[part]
-        return source.access.open_shard(self.storages[part], source.manifest, source.manifest.shards[shard])
+        return self.parts[part].open_shard(self.storages[part], shard)
 
     def file_names(self, numbers: Sequence[int]) -> dict[int, str]:
         """Return the files that samples were made from, by their numbers; empty where the dataset does not say."""

@@ -1,28 +1,34 @@
-"""Annotations: columns that were joined to the samples of a dataset after it was made.
+"""Annotations: columns and fields that were joined to the samples of a dataset after it was made.
 
-`annotations/NAME.json` is written last and names a folder. There, each shard has a table with the rows of its sample
-table. The shards, the manifest and its fingerprint stay as they are.
+`fields/NAME.json` is written last and names a folder. There, each shard has a table with the rows of its sample table,
+and a *side shard* with its places: a tar with the same samples and pads in the same order, which has only the joined
+fields. The shards, the manifest and its fingerprint stay as they are.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import numpy as np
 import orjson
 import pyarrow as pa
+import xxhash
 
 from wdsplit.errors import CorruptDataError, InputError
-from wdsplit.shards.manifest import Manifest, Shard
+from wdsplit.shards.manifest import Field, Manifest, Shard, checksum_of, parse_fields
 from wdsplit.shards.sample_tables import dump_schema, names_of, parse_columns, read_samples, samples_path
 from wdsplit.shards.stored import Kind
+from wdsplit.shards.table import MAX_TABLE_BYTES, SHARDS_NAME, Shards, dump_shards, parse_shards
 from wdsplit.storage.interface import ReadableStorage, Storage
 
 __all__ = [
     "ANNOTATIONS",
+    "MISSING",
     "RUN_SUFFIX",
     "Annotation",
     "annotation_folder",
@@ -33,12 +39,15 @@ __all__ = [
     "is_part_of",
     "list_annotations",
     "read_annotation",
+    "read_side_shards",
+    "side_shard_path",
     "write_annotation",
+    "write_side_shards",
 ]
 
 ANNOTATIONS = Kind(
     "annotation",
-    "annotations",
+    "fields",
     ".json",
     re.compile("[A-Za-z0-9_-]{1,100}"),
     "letters, digits, '_' and '-', at most 100",
@@ -46,6 +55,8 @@ ANNOTATIONS = Kind(
 )
 RUN_SUFFIX = ".run"
 """The suffix of the folder with the files of an unfinished run."""
+MISSING = "missing"
+"""The field of a side shard's samples that have none of the joined fields: an empty member, as each needs a member."""
 
 _FORMAT_VERSION = 1
 _HASH = "[0-9a-f]{16}"
@@ -54,19 +65,21 @@ _MAX_BYTES = 64 * 1024**2
 
 @dataclass(frozen=True)
 class Annotation:
-    """Columns that were joined to a dataset.
+    """Columns and fields that were joined to a dataset.
 
     Attributes:
         name: Its name.
         folder: The folder of its tables, relative to the dataset.
         schema: Its columns, with class names in their metadata (`sample_tables.names_of`). A value is null where the
             source had no row for the sample.
+        fields: Its fields, in the order of their members. A sample lacks a field where the source had no row, or null.
         fingerprint: The fingerprint of the dataset that it was made for.
         num_samples: Number of samples of the dataset.
         num_missing: Number of samples for which the source had no row.
         num_extra: Number of rows of the source with a key that no sample has.
         num_duplicates: Number of rows of the source that were left out, because another one has the same key.
-        num_bytes: Size of its tables in bytes.
+        num_bytes: Size of its tables and side shards in bytes.
+        shards_checksum: The checksum of the table of its side shards; empty if it has no fields.
         provenance: The inputs and options, for users.
     """
 
@@ -80,6 +93,8 @@ class Annotation:
     num_duplicates: int
     num_bytes: int
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    fields: tuple[Field, ...] = ()
+    shards_checksum: str = ""
 
     @property
     def class_names(self) -> dict[str, tuple[str, ...]]:
@@ -95,6 +110,11 @@ def annotation_folder(name: str, run: str) -> str:
 def annotation_table_path(folder: str, shard: str) -> str:
     """Return the path of the table of a shard, given the annotation's folder and the shard's path."""
     return f"{folder}/{samples_path(shard)}"
+
+
+def side_shard_path(folder: str, shard: str) -> str:
+    """Return the path of the side shard of a shard, given the annotation's folder and the shard's path."""
+    return f"{folder}/{shard}"
 
 
 def find_annotation(storage: ReadableStorage, name: str, manifest: Manifest | None = None) -> Annotation:
@@ -127,12 +147,15 @@ def _parse(name: str, data: bytes) -> Annotation:
         folder = content["folder"]
         if not re.fullmatch(rf"{ANNOTATIONS.folder}/{re.escape(name)}-{_HASH}", folder):
             raise ValueError(f"folder {folder!r}")
-        schema = parse_columns(content["columns"])
+        schema, fields = parse_columns(content["columns"]), parse_fields(content["fields"])
         counts = {count: int(content[count]) for count in _COUNTS}
         fingerprint, provenance = str(content["fingerprint"]), dict(content["provenance"])
+        checksum = str(content["shards_checksum"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ANNOTATIONS.unreadable(name, str(error)) from error
-    return Annotation(name, folder, schema, fingerprint, **counts, provenance=provenance)
+    return Annotation(
+        name, folder, schema, fingerprint, **counts, provenance=provenance, fields=fields, shards_checksum=checksum
+    )
 
 
 def list_annotations(storage: ReadableStorage, manifest: Manifest) -> dict[str, Annotation]:
@@ -166,6 +189,44 @@ def read_annotation(
     return read_samples(storage, shard, columns, annotation.schema, path, remedy)
 
 
+def read_side_shards(storage: ReadableStorage, annotation: Annotation, manifest: Manifest) -> Manifest:
+    """Return the side shards of an annotation, as a dataset that has the shards and samples of another one.
+
+    Args:
+        storage: The dataset.
+        annotation: The annotation, which has fields.
+        manifest: The dataset's manifest, of all its samples.
+
+    Raises:
+        CorruptDataError: Their table is damaged or missing.
+        InputError: They are not those of the dataset's shards.
+    """
+    path, shards = f"{annotation.folder}/{SHARDS_NAME}", manifest.shards
+    try:
+        data = storage.read(path, MAX_TABLE_BYTES)
+        checksum = checksum_of(xxhash.xxh3_128(data))
+        if checksum != annotation.shards_checksum:
+            raise CorruptDataError(
+                "the table of side shards does not belong to its annotation",
+                expected=annotation.shards_checksum,
+                found=checksum,
+                remedy=ANNOTATIONS.remedy(annotation.name),
+            )
+        side = parse_shards(data, len(shards))
+    except CorruptDataError as error:
+        raise error.in_dataset(storage.url, path) from error
+    if any(not np.array_equal(side.column(name), shards.column(name)) for name in ("num_samples", "num_pads")):
+        raise InputError(
+            f"annotation {annotation.name!r} does not have the samples of each shard",
+            place=f"{storage.url}/{path}",
+            expected=f"{manifest.num_samples:,} samples in {len(shards):,} shards, as many in each as the dataset",
+            found=f"{int(side.num_real.sum()):,} samples, or others in some shard",
+            remedy=ANNOTATIONS.remedy(annotation.name),
+        )
+    fields = (*annotation.fields, Field(MISSING, "", "bytes", "null"))
+    return dataclasses.replace(manifest, shards=side, fields=fields, samples=None)
+
+
 def find_parts(storage: Storage, name: str) -> list[str]:
     """Return the files and folders of an annotation, and of unfinished runs of it, in the annotations' folder.
 
@@ -195,12 +256,22 @@ def is_part_of(entry: str, name: str) -> bool:
     return entry in (f"{name}.json", f"{name}{RUN_SUFFIX}") or re.fullmatch(f"{name}-{_HASH}", entry) is not None
 
 
+def write_side_shards(storage: Storage, folder: str, shards: Shards) -> str:
+    """Write the table of an annotation's side shards; return its checksum."""
+    data = dump_shards(shards)
+    with storage.publish(f"{folder}/{SHARDS_NAME}", durable=True) as file:
+        file.write([data])
+    return checksum_of(xxhash.xxh3_128(data))
+
+
 def write_annotation(storage: Storage, annotation: Annotation) -> None:
-    """Write the file that completes an annotation, after its tables: from then on it exists."""
+    """Write the file that completes an annotation, after its tables and side shards: from then on it exists."""
     content = {
         "wdsplit_annotation": _FORMAT_VERSION,
         "folder": annotation.folder,
         "columns": dump_schema(annotation.schema),
+        "fields": [dataclasses.asdict(each) for each in annotation.fields],
+        "shards_checksum": annotation.shards_checksum,
         "fingerprint": annotation.fingerprint,
         **{name: getattr(annotation, name) for name in _COUNTS},
         "provenance": annotation.provenance,

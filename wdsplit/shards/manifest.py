@@ -51,6 +51,7 @@ __all__ = [
     "dump_header",
     "dump_manifest",
     "first_samples",
+    "parse_fields",
     "parse_manifest",
     "shard_path",
     "shards_checksum",
@@ -279,7 +280,7 @@ def parse_manifest(header: bytes, table: bytes) -> Manifest:
     shards = parse_shards(table, fields["num_shards"])
     manifest = Manifest(
         shards,
-        tuple(Field(**{**field, "names": tuple(field.get("names", ()))}) for field in fields["fields"]),
+        parse_fields(fields["fields"]),
         fields["lanes"],
         fields["window"],
         fields["pad"],
@@ -339,13 +340,11 @@ def _parse_header(header: bytes) -> dict[str, Any]:
     for name, maximum in (("lanes", MAX_LANES), ("window", MAX_WINDOW)):
         if not 1 <= fields[name] <= maximum:
             raise _bad_header(f"{name} = {fields[name]}", f"1 to {maximum}")
-    for one in fields["fields"]:
-        if not _is_field(one):
-            texts = ", ".join(_FIELD_TEXTS)
-            raise _bad_header(f"field {reprlib.repr(one)}", f"an object with the texts {texts}, maybe names")
-    names = [one["name"] for one in fields["fields"]]
-    if len(set(names)) < len(names):
-        raise _bad_header(f"fields {reprlib.repr(names)}", "each field once")
+    try:
+        parse_fields(fields["fields"])
+    except ValueError as error:
+        texts = ", ".join(_FIELD_TEXTS)
+        raise _bad_header(str(error), f"each field once, an object with the texts {texts}, maybe names") from error
     try:
         if "samples" in fields:
             fields["samples"] = parse_schema(fields["samples"])
@@ -356,6 +355,22 @@ def _parse_header(header: bytes) -> dict[str, Any]:
     except orjson.JSONEncodeError as error:
         raise _bad_header(f"a provenance that cannot be written ({error})", "values as wdsplit writes them") from error
     return fields
+
+
+def parse_fields(fields: Any) -> tuple[Field, ...]:
+    """Parse fields that `dataclasses.asdict` has turned into JSON values.
+
+    Raises:
+        ValueError: They are invalid, or one is there twice.
+    """
+    for one in fields:
+        if not _is_field(one):
+            raise ValueError(f"field {reprlib.repr(one)}")
+    parsed = tuple(Field(**{**field, "names": tuple(field.get("names", ()))}) for field in fields)
+    names = [one.name for one in parsed]
+    if len(set(names)) < len(names):
+        raise ValueError(f"fields {reprlib.repr(names)}")
+    return parsed
 
 
 def _is_field(field: Any) -> bool:

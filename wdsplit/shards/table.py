@@ -106,6 +106,11 @@ class Shards:
         values = np.from_dlpack(self.table.column(name).combine_chunks())  # `to_numpy` would import pandas
         return np.asarray(values, np.int64)
 
+    def with_bytes(self, num_bytes: Int64) -> Shards:
+        """Return the same shards with other sizes: int64 of shape (shards,)."""
+        place = _SCHEMA.get_field_index("num_bytes")
+        return Shards(self.table.set_column(place, _SCHEMA.field(place), [num_bytes]))
+
     @property
     def num_real(self) -> Int64:
         """Number of samples of each shard, without pads: int64 of shape (shards,). They come first in the shard."""

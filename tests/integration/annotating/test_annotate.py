@@ -61,6 +61,12 @@ def scores(order=None):
     return pa.table({"key": [KEYS[number] for number in order], "score": order / 7, "word": words, "flag": flags})
 
 
+def with_payloads(table):
+    """Return a table with payloads of different sizes too, some of them null."""
+    latents = [None if number % 9 == 0 else list(range(number % 40)) for number in range(len(table))]
+    return table.append_column("latent", pa.array(latents, pa.list_(pa.int16())))
+
+
 def annotate(data, source, key="key", name="quality", **options):
     return wdsplit.annotate(data, source, key, name, AnnotateOptions(memory=1, **options))
 
@@ -110,17 +116,17 @@ def test_each_sample_has_its_row_whatever_the_order_of_the_table(data, tmp_path,
     assert before.items() <= after.items()
     tables = [name for name in after if name.startswith(f"{made.folder}/")]
     assert len(tables) == SHARDS and made.num_bytes == sum(len(after[name]) for name in tables)
-    assert after.keys() - before.keys() == {"annotations/quality.json", *tables}
+    assert after.keys() - before.keys() == {"fields/quality.json", *tables}
 
 
 def test_jobs_and_memory_do_not_change_a_byte(data, tmp_path, monkeypatch):
-    source = write_table(tmp_path / "scores.parquet", scores(), 20)
+    source = write_table(tmp_path / "scores.parquet", with_payloads(scores()), 20)
     found = []
     for jobs, threads, least in ((1, 4, 4096), (2, 4, 4096), (2, 1, 20_000), (1, 4, 2**30)):
         monkeypatch.setattr("wdsplit.engines.local._MAX_THREADS", threads)  # else two jobs are threads
         monkeypatch.setattr("wdsplit.conversion.shuffle.needs._LEAST_BYTES", least)
         annotate(data, source, jobs=jobs, overwrite=bool(found))
-        found.append(files_of(data / "annotations"))
+        found.append(files_of(data / "fields"))
     assert found[1:] == found[:1] * 3
 
 
@@ -137,7 +143,7 @@ def test_a_table_may_have_any_format_or_come_from_python(data, tmp_path, kind):
     table = scores().select(["key", "score"])
     made = annotate(data, FORMATS[kind](table, tmp_path / f"quality.{kind}"))
     assert joined(data) == expected(table)
-    assert {name.split("/")[0] for name in files_below(data / "annotations")} == {
+    assert {name.split("/")[0] for name in files_below(data / "fields")} == {
         "quality.json",
         made.folder.split("/")[1],
     }
@@ -194,10 +200,10 @@ def test_samples_without_a_row_are_counted_and_refused_or_null(data, tmp_path, l
     nothing = dict.fromkeys(("score", "word", "flag"))
     assert joined(data) == {**expected(table), **dict.fromkeys(KEYS[:4], nothing)}
     assert wdsplit.make_view(str(data), "low", where="score < 1").stored.num_selected == 3
-    before, empty = files_of(data / "annotations"), write_table(tmp_path / "empty.parquet", table.slice(0, 0))
+    before, empty = files_of(data / "fields"), write_table(tmp_path / "empty.parquet", table.slice(0, 0))
     with pytest.raises(InputError, match="300 samples without a row"):
         annotate(data, empty, overwrite=True)
-    assert files_of(data / "annotations") == before, "one that failed to be replaced stays"
+    assert files_of(data / "fields") == before, "one that failed to be replaced stays"
     annotate(data, empty, allow_missing=True, overwrite=True)
     assert {tuple(row.values()) for row in joined(data).values()} == {(None, None, None)}
 
@@ -239,7 +245,7 @@ def test_what_cannot_be_joined_is_refused_before_anything_is_written(data, tmp_p
     (data / "wdsplit.json").write_bytes(orjson.dumps(header))
     with pytest.raises(InputError, match=r"no sample tables(.|\n)*wdsplit index .*data --sample-tables"):
         annotate(data, scores())
-    assert not (data / "annotations").exists()
+    assert not (data / "fields").exists()
 
 
 @pytest.mark.parametrize(("key", "message"), [(None, "is null"), ("", "is empty"), ("k" * 2000, "is too long")])
@@ -248,7 +254,7 @@ def test_a_key_that_no_sample_can_have_is_refused_with_its_place(data, tmp_path,
     source = write_table(tmp_path / "s.parquet", table)
     with pytest.raises(InputError, match=rf"{message}(.|\n)*s\.parquet, row 299, column 'key'(.|\n)*such rows"):
         annotate(data, source)
-    assert not (data / "annotations").exists()
+    assert not (data / "fields").exists()
 
 
 # What is refused before anything is written
@@ -262,7 +268,7 @@ def test_a_column_of_the_sample_tables_or_of_another_annotation_is_refused(data)
         annotate(data, scores(), name="other")
     annotate(data, scores(), name="other", mapping={"score2": "score"})
     assert sorted(wdsplit.list_annotations(data)) == ["other", "quality"]
-    assert not list(data.glob("annotations/*.run"))
+    assert not list(data.glob("fields/*.run"))
 
 
 def test_a_name_is_that_of_the_file_or_given(data, tmp_path):
@@ -291,7 +297,7 @@ def test_one_that_is_there_is_replaced_only_if_that_is_asked_for(data):
     changed = scores().set_column(1, "score", pa.array(np.zeros(NUM_ROWS)))
     annotate(data, changed, overwrite=True)
     assert joined(data) == expected(changed)
-    assert len(list(data.glob("annotations/*"))) == 2
+    assert len(list(data.glob("fields/*"))) == 2
 
 
 def test_dropping_one_leaves_the_dataset_as_it_was(data):
@@ -344,8 +350,9 @@ def convert_anew(data, folder, first=0, **changes):
 @pytest.mark.parametrize("full", ["", "full"])
 @pytest.mark.parametrize("name", ["rows", "keys", "join", "write"])
 def test_a_run_that_is_killed_leaves_the_dataset_as_it_was_and_is_continued(data, tmp_path, name, full, little_memory):
-    source = write_table(tmp_path / "s.parquet", scores(), 20)
-    annotate(data, source, name="whole", mapping={f"{name}2": name for name in ("score", "word", "flag")})
+    source = write_table(tmp_path / "s.parquet", with_payloads(scores()), 20)
+    renamed = {f"{name}2": name for name in ("score", "word", "flag")}
+    whole = annotate(data, source, name="whole", mapping=renamed, columns=("latent",))
     killed(data, source, name, full)
     assert list(wdsplit.list_annotations(data)) == ["whole"]
     assert wdsplit.verify(str(data)).problems == ()
@@ -356,7 +363,13 @@ def test_a_run_that_is_killed_leaves_the_dataset_as_it_was_and_is_continued(data
     wdsplit.annotate(data, source, "key", "quality", options, seen.append)
     assert any(progress.skipped for progress in seen)
     assert joined(data) == expected()
-    assert len(list(data.glob("annotations/*"))) == 4
+    made = wdsplit.list_annotations(data)["quality"]
+    tars, others = (
+        {name: content for name, content in files_of(data / each.folder).items() if name.endswith((".tar", ".places"))}
+        for each in (made, whole)
+    )
+    assert tars == others and len(tars) == 2 * SHARDS
+    assert len(list(data.glob("fields/*"))) == 4
     assert not [name for name in files_below(data) if "tmp" in name]
 
 
@@ -376,7 +389,7 @@ def test_a_run_that_was_stopped_is_continued_with_the_same_alone_replaced_or_dro
             annotate(data, other, **options)
     annotate(data, other, overwrite=True)
     assert {row["score"] for row in joined(data).values()} == {1.0}
-    assert len(list(data.glob("annotations/*"))) == 2
+    assert len(list(data.glob("fields/*"))) == 2
 
 
 def test_what_is_finished_is_left_as_it_is_by_a_resume_of_the_same_alone(data, tmp_path):
@@ -463,7 +476,7 @@ def test_a_stale_or_damaged_annotation_is_refused_only_where_a_condition_names_i
     assert num_samples(stale, "score >= 0") == NUM_ROWS
     annotate(stale, pa.table({"key": KEYS, "kind": np.arange(NUM_ROWS)}), name="kinds", overwrite=True)
     assert num_samples(stale, "kind == 7") == 1
-    (stale / "annotations/kinds.json").write_bytes(b"{")
+    (stale / "fields/kinds.json").write_bytes(b"{")
     assert num_samples(stale, "score > 3 and cls < 100") == 78
     with pytest.raises(CorruptDataError, match=r"kinds.json(.|\n)*--drop kinds"):
         wdsplit.Dataset(stale, where="kind == 7")
@@ -486,7 +499,7 @@ def test_lists_show_what_is_stale_or_damaged(stale):
     annotate(stale, scores(), name="scores")
     wdsplit.make_view(str(stale), "good", where="cls < 30")
     (stale / "views/x.view").write_bytes(b"")
-    (stale / "annotations/broken.json").write_bytes(b"{")
+    (stale / "fields/broken.json").write_bytes(b"{")
     broken = "damaged: annotation 'broken' cannot be read"
     for command, patterns in (
         (
@@ -516,7 +529,7 @@ def test_lists_show_what_is_stale_or_damaged(stale):
 @pytest.mark.parametrize("damage", ["changed", "lost", "commit"])
 def test_verify_finds_tables_that_are_damaged_or_lost(data, damage):
     folder = annotate(data, scores()).folder
-    path = data / ("annotations/quality.json" if damage == "commit" else f"{folder}/000002.tar.parquet")
+    path = data / ("fields/quality.json" if damage == "commit" else f"{folder}/000002.tar.parquet")
     content = path.read_bytes()
     path.unlink()
     if damage != "lost":

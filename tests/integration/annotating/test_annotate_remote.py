@@ -16,7 +16,9 @@ CHOSEN = ConvertOptions(shards=SHARDS, key="id")
 
 
 def table(first=0):
-    return pa.table({"id": [f"a.{n}" for n in range(first, NUM_ROWS)], "score": np.arange(first, NUM_ROWS) / 3})
+    numbers = range(first, NUM_ROWS)
+    latents = pa.array([[number] * (number % 7) for number in numbers], pa.list_(pa.float32()))
+    return pa.table({"id": [f"a.{n}" for n in numbers], "score": np.array(numbers) / 3, "latent": latents})
 
 
 @pytest.fixture(scope="module")
@@ -48,13 +50,13 @@ def test_a_dataset_in_a_bucket_is_annotated_as_one_on_a_disk(bucket, source, url
     (bucket.folder / "scores.parquet").write_bytes((source / "scores.parquet").read_bytes())
     made = wdsplit.annotate(url, f"{bucket.url}/scores.parquet", "id", options=AnnotateOptions(memory=1, jobs=jobs))
     assert files_of(bucket.folder / "data" / made.folder) == files_of(source / "data" / made.folder)
-    assert len(files_of(source / "data" / made.folder)) == SHARDS
+    assert len(files_of(source / "data" / made.folder)) == 3 * SHARDS + 1
     assert wdsplit.verify(url).problems == ()
     with pytest.raises(OutputExistsError):
         wdsplit.annotate(url, table(), "id", "scores")
     changed = table().set_column(1, "score", pa.array(np.zeros(NUM_ROWS)))
     made = wdsplit.annotate(url, changed, "id", "scores", AnnotateOptions(overwrite=True))
-    assert open_storage(url).list("annotations") == sorted(["scores.json", made.folder.split("/")[1]])
+    assert open_storage(url).list("fields") == sorted(["scores.json", made.folder.split("/")[1]])
     wdsplit.drop_annotation(url, "scores")
     assert set(files_below(bucket.folder)) - {"scores.parquet"} == before
 
@@ -71,13 +73,13 @@ def test_a_run_in_a_bucket_is_continued_or_refused_and_cleared_up(bucket, source
     seen = []
     made = wdsplit.annotate(*given, options=AnnotateOptions(memory=1, resume=True), progress=seen.append)
     assert any(progress.skipped for progress in seen)
-    assert open_storage(url).list("annotations") == sorted(["scores.json", made.folder.split("/")[1]])
+    assert open_storage(url).list("fields") == sorted(["scores.json", made.folder.split("/")[1]])
     assert wdsplit.verify(url).problems == ()
     wdsplit.drop_annotation(url, "scores")
 
     def take_over(progress):
         if progress.name == "write" and progress.done == progress.total:
-            (bucket.folder / "data/annotations/scores.run/plan.json").write_text('{"run": "another"}')
+            (bucket.folder / "data/fields/scores.run/plan.json").write_text('{"run": "another"}')
 
     with pytest.raises(ConvertError, match="taken over"):
         wdsplit.annotate(*given, progress=take_over)
@@ -101,4 +103,4 @@ def test_a_dataset_on_a_file_system_of_fsspec(source, memory):
     tables = files_of(source / "data" / made.folder)
     assert {name: memory.cat_file(f"{url}/{made.folder}/{name}") for name in tables} == tables
     wdsplit.drop_annotation(url, "scores")
-    assert open_storage(url).list("annotations") == []
+    assert open_storage(url).list("fields") == []

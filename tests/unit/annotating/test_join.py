@@ -89,9 +89,11 @@ def test_a_run_is_cut_without_a_gap(task_bytes, shards, num_rows):
         number_width=0,
         schema=pa.schema([]),
         columns=(),
+        fields=(),
         shards=listed,
+        names=(),
         duplicates="first",
-        folder="annotations/a-0",
+        folder="fields/a-0",
         task_bytes=task_bytes,
         buffer_bytes=task_bytes,
     )

@@ -1,6 +1,5 @@
 import dataclasses
 import os
-from functools import partial
 
 import numpy as np
 import pytest
@@ -22,7 +21,8 @@ def opened(path, opener=open_shard, options=None, **changes):
     """Return the samples of a dataset; its shards are opened with options, and its manifest has changes."""
     storage = open_storage(path)
     manifest = dataclasses.replace(read_manifest(storage), **changes)
-    return NumberedSamples(storage, manifest, partial(opener, storage, names=manifest.field_names, **(options or {})))
+    names, options = manifest.field_names, options or {}
+    return NumberedSamples(storage, manifest, lambda n: opener(storage, manifest.shards[n], names=names, **options))
 
 
 def found(path, key_or_index, opener=open_shard, **changes):

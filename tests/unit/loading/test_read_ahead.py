@@ -52,7 +52,7 @@ class Shard:
     """What is fetched of an open shard whose samples have 100 bytes each."""
 
     def __init__(self, file):
-        self.file = file
+        self.file, self.parts = file, [self]
 
     def ranges(self, samples):
         begins = np.arange(NUM_SAMPLES)[samples] * SAMPLE_BYTES
@@ -67,7 +67,7 @@ LISTED = SimpleNamespace(num_samples=NUM_SAMPLES, num_bytes=NUM_SAMPLES * SAMPLE
 
 
 def lazy(file):
-    return LazyShard(LISTED, lambda listed: Shard(file))
+    return LazyShard(LISTED, lambda: Shard(file))
 
 
 def wanted(shard, *windows):
@@ -167,7 +167,7 @@ def test_memory_is_used_again_when_nobody_refers_to_it_and_not_before():
 def test_an_error_of_reading_or_opening_is_raised_to_whoever_wants_what_could_not_be_fetched():
     file, calls = Broken(), []
 
-    def opener(listed):
+    def opener():
         calls.append(None)
         raise StorageError("no such shard", place="x")
 
@@ -250,7 +250,7 @@ def test_a_forked_process_reads_by_itself_what_threads_of_its_parent_were_fetchi
     file, opening = Remote(), threading.Event()
     file.may_read.clear()
 
-    def opener(listed):
+    def opener():
         if not is_child:
             opening.set()
             assert may_open.wait(DEADLINE_S)

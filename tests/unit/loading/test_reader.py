@@ -1,6 +1,5 @@
 import itertools
 import tarfile
-from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -41,7 +40,10 @@ class Opened:
 
     def reader(self, order, num_lanes=4):
         return SampleReader(
-            partial(open_shard, self.storage, names=self.manifest.field_names), self.manifest, order, num_lanes
+            lambda number: open_shard(self.storage, self.manifest.shards[number], self.manifest.field_names),
+            self.manifest.shards,
+            order,
+            num_lanes,
         )
 
     def expected(self, order, positions):

@@ -70,7 +70,7 @@ def test_one_that_was_made_for_other_shards_is_refused_by_its_name(storage):
     "change",
     [
         {"folder": "../elsewhere"},
-        {"folder": "annotations/other-0000000000000000"},
+        {"folder": "fields/other-0000000000000000"},
         {"columns": [{"name": "a", "type": "list<item: int64>"}]},
         {"num_missing": "many"},
         {"columns": None},
@@ -79,9 +79,9 @@ def test_one_that_was_made_for_other_shards_is_refused_by_its_name(storage):
     ],
 )
 def test_a_damaged_one_is_refused(storage, change):
-    content = orjson.loads(storage.read("annotations/quality.json"))
-    publish(storage, "annotations/quality.json", orjson.dumps({**content, **change}))
-    with pytest.raises(CorruptDataError, match=r"annotations/quality\.json"):
+    content = orjson.loads(storage.read("fields/quality.json"))
+    publish(storage, "fields/quality.json", orjson.dumps({**content, **change}))
+    with pytest.raises(CorruptDataError, match=r"fields/quality\.json"):
         find_annotation(storage, "quality")
 
 
@@ -115,11 +115,11 @@ def test_a_damaged_or_lost_table_is_refused(storage, damage):
 
 def test_one_that_is_dropped_leaves_nothing_and_others_stay(storage):
     write_annotation(storage, annotation_of("quality-2"))
-    publish(storage, "annotations/quality.run/plan.json", b"{}")
+    publish(storage, "fields/quality.run/plan.json", b"{}")
     for name, cause in (("qualty", "did you mean 'quality'"), ("../quality", "invalid annotation name")):
         with pytest.raises(InputError, match=cause):
             drop_annotation(storage, name)
     drop_annotation(storage, "quality")
-    assert storage.list("annotations") == ["quality-2.json"]
+    assert storage.list("fields") == ["quality-2.json"]
     drop_annotation(storage, "quality-2")
-    assert storage.list("annotations") == []
+    assert storage.list("fields") == []

@@ -154,6 +154,15 @@ class Block:
         units = None if self.units is None else self.units[rows]
         return Block(keys, urls, positions, pads, self.sizes[rows], fields, self.whole, units)
 
+    def joined(self, other: Block) -> Block:
+        """Return the samples with the fields that another block has of them; a damaged part damages a sample."""
+        fields = {**self.fields, **other.fields}
+        for name in self.fields.keys() & other.fields.keys():  # only damage
+            mine = self.fields[name]
+            fields[name] = np.where([each is None for each in mine], other.fields[name], mine)
+        whole = {*self.whole, *other.whole}
+        return replace(self, sizes=self.sizes + other.sizes, fields=fields, whole=whole)
+
     def with_field(self, name: str, values: Objects) -> Block:
         """Return the samples with one more field, before the others."""
         return replace(self, fields={name: values, **self.fields}, whole={name, *self.whole})

@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from wdsplit.loading.reading.windows import Scratch, WindowPlace, expect, read_w
 from wdsplit.order.epoch import groups
 from wdsplit.order.numbers import SampleNumbers
 from wdsplit.order.split import whole
-from wdsplit.shards.manifest import Manifest, Shard
+from wdsplit.shards.manifest import Manifest
 from wdsplit.shards.sample_tables import KEY, read_samples
 from wdsplit.storage.interface import ReadableStorage
 from wdsplit.tar.names import ambiguous_key, escape_key, unescape_key
@@ -49,7 +49,7 @@ class NumberedSamples:
     Args:
         storage: Where the dataset is.
         manifest: Its manifest.
-        opener: Opens a shard of it.
+        opener: Opens a shard of it by its number.
         ahead: Fetches from a remote store, many ranges at the same time; None to read one after another.
 
     Attributes:
@@ -60,7 +60,7 @@ class NumberedSamples:
         self,
         storage: ReadableStorage,
         manifest: Manifest,
-        opener: Callable[[Shard], OpenShard],
+        opener: Callable[[int], OpenShard],
         ahead: Ahead | None = None,
     ) -> None:
         self.numbers = SampleNumbers(manifest.shards.num_real)
@@ -68,7 +68,9 @@ class NumberedSamples:
         self._manifest = manifest
         self._ahead = ahead
         self._scratch = Scratch()
-        self._shard = lru_cache(_OPEN_SHARDS)(lambda number: LazyShard(manifest.shards[number], opener))
+        self._shard = lru_cache(_OPEN_SHARDS)(
+            lambda number: LazyShard(manifest.shards[number], partial(opener, number))
+        )
         self._keys_rise = True
         self._keys: dict[int, pa.StringArray] = {}
         allow_open_files(min(_OPEN_SHARDS, len(manifest.shards)) + _SHARDS_TOGETHER)
@@ -115,10 +117,10 @@ class NumberedSamples:
         for fetch in fetches:
             if fetch is not None:
                 fetch.mark_urgent()
-        windows = []
-        for (shard, samples), fetch in zip(ranges, fetches, strict=True):
-            data = None if fetch is None else fetch.data(int(samples[0]))
-            windows.append(WindowPlace(shard.get(), samples, data))
+        windows = [
+            WindowPlace(shard.get(), samples) if fetch is None else fetch.window(samples)
+            for (shard, samples), fetch in zip(ranges, fetches, strict=True)
+        ]
         expect(windows)
         read = zip(rows, read_windows(windows, self._scratch), strict=True)
         parts = [(some, part.block, part.first + np.arange(len(some))) for some, part in read]

@@ -12,6 +12,7 @@ import numpy as np
 from wdsplit.arrays import Int64
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, UnansweredError, WdsplitError
 from wdsplit.loading.reading.segments import Range, Segments, ranges_of
+from wdsplit.shards.annotations import MISSING
 from wdsplit.shards.manifest import HEADER_NAME, MAX_HEADER_BYTES, Manifest, Shard, shards_checksum
 from wdsplit.shards.places import read_places
 from wdsplit.storage.interface import ReadableFile, ReadableStorage
@@ -35,6 +36,8 @@ class OpenShard:
         verifies: Whether the hash of large samples is compared too, for which they are read whole.
         check_dataset: Raises an error if the dataset was overwritten since its manifest was read.
         companions: The folder with its places, if it is a tar without a manifest; else empty.
+        joined: Side shards, open too: their samples are the same, in the same order, and are read as one with these.
+        origin: The name of the dataset's shard, which a side shard may be read instead of; empty if this is one.
     """
 
     url: str
@@ -46,6 +49,13 @@ class OpenShard:
     verifies: bool = False
     check_dataset: Callable[[], object] = lambda: None
     companions: str = ""
+    joined: tuple[OpenShard, ...] = ()
+    origin: str = ""
+
+    @property
+    def parts(self) -> tuple[OpenShard, ...]:
+        """This shard and those that are joined to it."""
+        return self, *self.joined
 
     def explained(self, error: CorruptDataError) -> CorruptDataError:
         """Return an error of a sample, with what to do if its places were kept for a tar without a manifest.
@@ -68,8 +78,8 @@ class OpenShard:
         return [number for number, name in enumerate(self.names) if self.requested is None or name in self.requested]
 
     def narrowed(self, fields: Collection[str] | None) -> OpenShard:
-        """Return the same shard, of which other fields are read; None for all."""
-        return replace(self, requested=fields)
+        """Return the same shard, of which other fields are read, None for all; without joined ones."""
+        return replace(self, requested=fields, joined=())
 
     @property
     def read_columns(self) -> list[int]:
@@ -127,7 +137,7 @@ def open_shard(
 
     The tar is opened first, because a conversion replaces places before their tar: then places that match the manifest
     belong to the tar that was opened. Where single fields are read, the size is asked of the store even if it is known:
-    the answer fixes the version.
+    the answer fixes the version, as the hashes of whole samples do otherwise.
 
     Args:
         storage: The dataset.
@@ -139,7 +149,7 @@ def open_shard(
         DatasetNotFoundError: One of them is missing.
         CorruptDataError: They do not match the manifest.
     """
-    is_fixed = requested is None or not storage.is_remote
+    is_fixed = requested is None or not storage.is_remote or {*names} <= {*requested, MISSING}
     file = storage.open(shard.path, shard.num_bytes if is_fixed else None)
     url = f"{storage.url}/{shard.path}"
     if file.size != shard.num_bytes:

@@ -24,6 +24,7 @@ from wdsplit.arrays import Int64
 from wdsplit.engines.private_memory import map_memory
 from wdsplit.loading.reading.open_shard import OpenShard, explaining
 from wdsplit.loading.reading.segments import Range
+from wdsplit.loading.reading.windows import WindowPlace
 from wdsplit.shards.manifest import Shard
 from wdsplit.storage.interface import ReadableFile
 from wdsplit.storage.locks import ProcessLock, end_before_forks
@@ -147,7 +148,7 @@ class LazyShard:
         opener: Opens it.
     """
 
-    def __init__(self, listed: Shard, opener: Callable[[Shard], OpenShard]) -> None:
+    def __init__(self, listed: Shard, opener: Callable[[], OpenShard]) -> None:
         self.listed = listed
         self._opener = opener
         self._lock = ProcessLock()
@@ -176,7 +177,7 @@ class LazyShard:
         if self._opened is None:
             self._is_opening = True
             try:
-                self._opened = self._opener(self.listed)
+                self._opened = self._opener()
             except Exception as error:
                 self._error = error
                 raise
@@ -210,7 +211,7 @@ class Fetch:
         self._memory = memory
         self._shard = ranges[0].shard
         self._ranges = ranges
-        self._places: dict[int, Range] = {}
+        self._places: dict[tuple[int, int], Range] = {}
         self._pid = os.getpid()
         self._is_urgent = False
         self._is_done = False
@@ -233,19 +234,23 @@ class Fetch:
 
     def _fetch(self) -> None:
         shard = self._shard.get()
-        if not shard.file.is_remote:
-            return
-        requests: list[Range] = []
+        requests: list[tuple[ReadableFile, list[Range]]] = []
         num_bytes = 0
-        for _, samples in self._ranges:
-            place = num_bytes
-            for begin, end in shard.ranges(samples):
-                num_bytes += end - begin
-                is_beside = requests and requests[-1][1] == begin
-                requests.append((requests.pop()[0] if is_beside else begin, end))
-            self._places[int(samples[0])] = place, num_bytes
-        with explaining(shard.check_dataset):
-            self._data = self._memory.filled(num_bytes, lambda: self._is_urgent, partial(_fill, shard.file, requests))
+        for number, part in enumerate(shard.parts):
+            if not part.file.is_remote:
+                continue
+            ranges = list[Range]()
+            for _, samples in self._ranges:
+                place = num_bytes
+                for begin, end in part.ranges(samples):
+                    num_bytes += end - begin
+                    is_beside = ranges and ranges[-1][1] == begin
+                    ranges.append((ranges.pop()[0] if is_beside else begin, end))
+                self._places[int(samples[0]), number] = place, num_bytes
+            requests.append((part.file, ranges))
+        if requests:
+            with explaining(shard.check_dataset):
+                self._data = self._memory.filled(num_bytes, lambda: self._is_urgent, partial(_fill, requests))
 
     def is_requeued(self, fetches: queue.SimpleQueue[Fetch | None]) -> bool:
         """Tell whether another thread is opening the shard; if so, this goes back into the queue after that."""
@@ -257,10 +262,11 @@ class Fetch:
             self._is_urgent = True
             self._memory.wake()
 
-    def data(self, first: int) -> memoryview | None:
+    def data(self, first: int, part: int = 0) -> memoryview | None:
         """Return the bytes of the range that begins with a sample, once they are fetched; None if they are on a disk.
 
-        Also None in a process that was forked meanwhile, which has no such threads.
+        Also None in a process that was forked meanwhile, which has no such threads. `part` is 0 for
+        the shard itself; then come those that are joined to it.
 
         Raises:
             WdsplitError: They could not be fetched.
@@ -271,15 +277,24 @@ class Fetch:
         self.run(is_waiting=True)
         if self._error is not None:
             raise self._error
-        return None if self._data is None else self._data[slice(*self._places[first])]
+        place = self._places.get((first, part))
+        return None if self._data is None or place is None else self._data[slice(*place)]
+
+    def window(self, samples: Int64) -> WindowPlace:
+        """Return where the range with these samples is, with its bytes; raises as `data` does."""
+        data = self.data(int(samples[0]))
+        shard = self._shard.get()
+        joined = [self.data(int(samples[0]), part) for part in range(1, len(shard.parts))]
+        return WindowPlace(shard, samples, data, joined)
 
 
-def _fill(file: ReadableFile, requests: Sequence[Range], buffer: memoryview) -> None:
-    """Fill a buffer with ranges of a file, one after another."""
+def _fill(requests: Sequence[tuple[ReadableFile, Sequence[Range]]], buffer: memoryview) -> None:
+    """Fill a buffer with ranges of files, one after another."""
     place = 0
-    for begin, end in requests:
-        file.read_into(buffer[place : place + end - begin], begin)
-        place += end - begin
+    for file, ranges in requests:
+        for begin, end in ranges:
+            file.read_into(buffer[place : place + end - begin], begin)
+            place += end - begin
 
 
 class Ahead:

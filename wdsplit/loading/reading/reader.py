@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,7 +24,7 @@ from wdsplit.loading.reading.read_ahead import Ahead, Fetch, FetchRange, LazySha
 from wdsplit.loading.reading.windows import DAMAGE, Part, Scratch, WindowPlace, expect, read_windows
 from wdsplit.order.epoch import EpochOrder, groups
 from wdsplit.order.units import GROUP, PLACE
-from wdsplit.shards.manifest import Manifest, Shard
+from wdsplit.shards.manifest import Shards
 
 __all__ = ["BlockReader", "SampleReader", "read_blocks"]
 
@@ -85,10 +86,11 @@ class SampleReader:
     """Reads the samples of positions of one dataset: a `BlockReader`.
 
     Args:
-        opener: Opens a shard of the manifest.
-        manifest: The dataset's manifest.
+        opener: Opens a shard by its number.
+        shards: The shards of the dataset, with the bytes that are read of each.
         order: The epoch's order.
         num_lanes: Lanes that this reader visits; it keeps one window of each.
+        num_files: Files of a shard that are open at the same time.
         ahead: Fetches what was planned, if the dataset is remote.
         salvages_in: Name of the shards' folder in messages, to give damaged samples as their errors: see
             `read_windows`. Those of a shard that cannot be opened are all damaged. None to raise errors.
@@ -96,22 +98,22 @@ class SampleReader:
 
     def __init__(
         self,
-        opener: Callable[[Shard], OpenShard],
-        manifest: Manifest,
+        opener: Callable[[int], OpenShard],
+        shards: Shards,
         order: EpochOrder,
         num_lanes: int,
+        num_files: int = 1,
         ahead: Ahead | None = None,
         salvages_in: str | None = None,
     ) -> None:
-        allow_open_files(2 * (num_lanes + 2) + _OTHER_SHARDS)
+        allow_open_files(num_files * (2 * (num_lanes + 2) + _OTHER_SHARDS))
         keep_freed_memory()
         self.ahead = ahead
         self.num_read = 0
         self.num_reused = 0
         self.as_arrow = False
-        shards = manifest.shards
         self._part_name = order.part_name
-        self._planner = Planner(order, lambda number: LazyShard(shards[number], opener))
+        self._planner = Planner(order, lambda number: LazyShard(shards[number], partial(opener, number)))
         self._salvages_in = salvages_in
         self._scratch = Scratch()
         self._unfetched: list[PlannedWindow] = []
@@ -181,11 +183,11 @@ class SampleReader:
 
     def _place(self, window: PlannedWindow) -> WindowPlace:
         """Return where a window is, with its bytes if they were fetched."""
-        fetch, data = self._fetches.pop(window, None), None
-        if fetch is not None and self.ahead is not None:
-            self.ahead.num_planned -= _planned_bytes(window)
-            data = fetch.data(int(window.samples[0]))
-        return WindowPlace(window.visit.shard.get(), window.samples, data)
+        fetch = self._fetches.pop(window, None)
+        if fetch is None or self.ahead is None:
+            return WindowPlace(window.visit.shard.get(), window.samples)
+        self.ahead.num_planned -= _planned_bytes(window)
+        return fetch.window(window.samples)
 
 
 def _planned_bytes(window: PlannedWindow) -> int:

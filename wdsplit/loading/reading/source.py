@@ -10,9 +10,10 @@ import functools
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -26,6 +27,7 @@ from wdsplit.order.split import AnyOrder, World, assigned_lanes
 from wdsplit.order.state import ViewMark
 from wdsplit.order.units import GROUP, PLACE, Form, Groups, Units, form_of, items_of, window_items
 from wdsplit.order.views import EpochViews, View
+from wdsplit.shards.annotations import MISSING
 from wdsplit.shards.manifest import Manifest, Shard
 from wdsplit.storage.gathered import GatheredFiles, GatheredStorage
 from wdsplit.storage.interface import ReadableStorage
@@ -269,6 +271,11 @@ class Source:
         access: How the dataset is reached.
         selection: The units of epochs; None for each sample once.
         name: Its name in messages and samples; empty for its folder.
+        joined: The side shards of joined fields, from `read_side_shards`.
+
+    Attributes:
+        all_fields: The fields of the manifest, and joined ones.
+        shards: Its shards, each with the bytes of all files that are read for its samples.
 
     Raises:
         InputError: The dataset has no such field.
@@ -283,16 +290,28 @@ class Source:
         access: Access | None = None,
         selection: Units | None = None,
         name: str = "",
+        joined: Sequence[Manifest] = (),
     ) -> None:
         self.url = name or shown_url(url)
         self._url = url
         self.access = access or Access()
+        of_sides = [[each for each in side.fields if each.name != MISSING] for side in joined]
         self.manifest = manifest
+        self.all_fields = tuple(chain(manifest.fields, *of_sides))
         self.options = options
         self.views = EpochViews({} if selection is None else {0: View("a selection", selection)})
         self.fields = None if fields is None else frozenset(fields)
         self._last_order: tuple[int, Units | None, EpochOrder] | None = None
-        known = [each.name for each in manifest.fields]
+        parts = []
+        for part, fields_of_part in zip((manifest, *joined), (manifest.fields, *of_sides), strict=True):
+            names = frozenset(each.name for each in fields_of_part)
+            parts.append((part, names if self.fields is None else names & self.fields))
+        self._read = [(part, names) for part, names in parts if names] or parts[:1]
+        self.shards = manifest.shards
+        if joined:
+            sizes = [part.shards.column("num_bytes")[: len(manifest.shards)] for part, _ in self._read]
+            self.shards = manifest.shards.with_bytes(np.sum(sizes, axis=0))
+        known = [each.name for each in self.all_fields]
         unknown = sorted((self.fields or frozenset()).difference(known))
         if unknown:
             raise InputError(
@@ -362,7 +381,7 @@ class Source:
         Raises:
             InputError: Several columns have class names.
         """
-        fields = [each for each in self.manifest.fields if self.fields is None or each.name in self.fields]
+        fields = [each for each in self.all_fields if self.fields is None or each.name in self.fields]
         own = [each for each in fields if each.name == "cls"]
         read = own or list({each.column: each for each in fields if each.names}.values())
         if len(read) > 1:
@@ -379,7 +398,7 @@ class Source:
     @property
     def sample_bytes(self) -> int:
         """The mean number of bytes of a shard that a sample takes."""
-        return self.manifest.sample_bytes
+        return self._num_bytes // max(1, self.manifest.num_samples + self.manifest.num_pads)
 
     @cached_property
     def is_ahead(self) -> bool:
@@ -389,7 +408,11 @@ class Source:
     @property
     def shard_bytes(self) -> int:
         """About how many bytes a shard has: the mean."""
-        return self.manifest.num_bytes // max(1, len(self.manifest.shards))
+        return self._num_bytes // max(1, len(self.shards))
+
+    @cached_property
+    def _num_bytes(self) -> int:
+        return int(self.shards.column("num_bytes").sum())
 
     def described(self) -> Mapping[str, Any]:
         """Return the main facts, for tables."""
@@ -431,13 +454,32 @@ class Source:
     def reader_of(self, order: EpochOrder, num_lanes: int, ahead: Ahead | None) -> SampleReader:
         """Return a reader for positions in `num_lanes` lanes of any order of this dataset's samples."""
         storage = self.storage()
-        opener = partial(self.access.open_shard, storage, self.manifest, requested=self.fields)
+        opener = partial(self.open_shard, storage)
         if not self.is_ahead:
             ahead = None
         if ahead is not None:
             opener = partial(opener, is_needed=_while_kept(ahead))
         salvages_in = storage.url if self.access.salvages else None
-        return SampleReader(opener, self.manifest, order, num_lanes, ahead, salvages_in)
+        return SampleReader(opener, self.shards, order, num_lanes, len(self._read), ahead, salvages_in)
+
+    def open_shard(
+        self,
+        storage: ReadableStorage,
+        number: int,
+        is_needed: Callable[[], bool] = lambda: True,
+        directly: bool = False,
+    ) -> OpenShard:
+        """Open what is read of a shard, given its number: its tar, and side shards with joined fields.
+
+        Args:
+            storage: The storage of the dataset.
+            number: The shard's number.
+            is_needed: As for `Access.open_shard`.
+            directly: Open them where they are, whether there is a cache or not.
+        """
+        opener = self.access.open_directly if directly else partial(self.access.open_shard, is_needed=is_needed)
+        first, *joined = (opener(storage, part, part.shards[number], names) for part, names in self._read)
+        return replace(first, joined=tuple(joined), origin=f"{storage.url}/{self.shards[number].path}")
 
     def place(self, order: EpochOrder, position: int, orders: dict[Any, EpochOrder], item: int = 0) -> Place:
         """Return where the sample of a position is; of a pack or group, its sample number `item`."""

@@ -6,10 +6,11 @@ disk only headers are read, and payloads when they are needed: these headers are
 
 from __future__ import annotations
 
+import functools
 import mmap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, chain, zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -59,16 +60,27 @@ class Scratch:
 class WindowPlace(NamedTuple):
     """Where a window is: the places of its samples in a shard, int64 of shape (n,), rising; and its bytes, if fetched.
 
-    The bytes are those of `shard.ranges`, one after another.
+    The bytes are those of `shard.ranges`, one after another. `joined` has those of joined shards.
     """
 
     shard: OpenShard
     samples: Int64
     data: memoryview | None = None
+    joined: Sequence[memoryview | None] = ()
+
+    @property
+    def parts(self) -> list[WindowPlace]:
+        """The window in the shard itself, and in each joined one."""
+        joined = zip_longest(self.shard.joined, self.joined)
+        return [self, *(WindowPlace(shard, self.samples, data) for shard, data in joined)]
 
     @property
     def is_alone(self) -> bool:
         """Whether it is read alone: of large samples that are read into memory, no copy is made if they are alone."""
+        return any(part._is_alone for part in self.parts) if self.shard.joined else self._is_alone
+
+    @property
+    def _is_alone(self) -> bool:
         if self.data is None:
             places = self.shard.places
             is_large = places.end > SMALL_SAMPLE_BYTES * places.num_samples
@@ -107,7 +119,7 @@ def read_window(shard: OpenShard, samples: Int64) -> Block:
     Raises:
         CorruptDataError: They do not match the shard's places.
     """
-    return _Reading([WindowPlace(shard, samples)]).block(Scratch())
+    return _read([WindowPlace(shard, samples)], Scratch())
 
 
 def read_windows(
@@ -127,7 +139,7 @@ def read_windows(
     scratch, some, num_samples = scratch or Scratch(), list[WindowPlace](), 0
 
     def read() -> Iterator[Part]:
-        block = _Reading(some, salvages).block(scratch, as_arrow)
+        block = _read(some, scratch, as_arrow, salvages)
         firsts = accumulate((len(place.samples) for place in some[:-1]), initial=0)
         yield from [Part(block, first) for first in firsts]
 
@@ -145,11 +157,20 @@ def read_windows(
         yield from read()
 
 
+def _read(places: Sequence[WindowPlace], scratch: Scratch, as_arrow: bool = False, salvages: bool = False) -> Block:
+    """Return the samples of windows, with the fields of joined shards."""
+    first, *joined = (
+        _Reading(part, salvages).block(scratch, as_arrow)
+        for part in zip(*(place.parts for place in places), strict=True)
+    )
+    return functools.reduce(Block.joined, joined, first)
+
+
 def expect(places: Iterable[WindowPlace]) -> None:
     """Let the system begin to read windows that are needed soon, if they are on a disk."""
     sparse = []
-    for place in places:
-        shard, samples, _ = place
+    for place in chain.from_iterable(place.parts for place in places):
+        shard, samples, *_ = place
         if shard.file.is_remote:
             continue
         first, stop, count = int(samples[0]), int(samples[-1]) + 1, len(samples)
@@ -234,7 +255,7 @@ class _Reading:
         if errors:
             fields[DAMAGE] = damage = np.full(len(keys), None, object)
             damage[list(errors)] = as_objects(list(errors.values()))
-        urls = as_objects([place.shard.url for place in self._places])[self._window_of]
+        urls = as_objects([place.shard.origin or place.shard.url for place in self._places])[self._window_of]
         positions = np.concatenate([place.samples for place in self._places])
         num_bytes = np.where(self._sizes >= 0, self._sizes, 0).sum(axis=1)
         return Block(keys, urls, positions, np.zeros(len(keys), np.bool_), num_bytes, fields, whole)
@@ -299,7 +320,7 @@ class _Reading:
         self._data, place, fetched = scratch.at_least(int(stops[-1])), 0, [0] * len(self._places)
         ranges = zip(windows[starts].tolist(), range_begins.tolist(), range_ends.tolist(), strict=True)
         for window, begin, end in ranges:
-            shard, _, data = self._places[window]
+            shard, _, data, _ = self._places[window]
             target = self._data[place : place + end - begin]
             place += len(target)
             if data is not None:
@@ -366,7 +387,7 @@ class _Reading:
     def _again(self, row: int) -> Block | CorruptDataError:
         """Read a wrong sample once more, from another copy if there is one; return it, or raise or return its error."""
         window = int(self._window_of[row])
-        shard, samples, _ = self._places[window]
+        shard, samples, *_ = self._places[window]
         sample = int(samples[row - int(np.searchsorted(self._window_of, window))])
         if self._is_second:
             raise self._changed(row, shard, sample)

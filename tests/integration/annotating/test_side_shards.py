@@ -1,0 +1,446 @@
+"""Fields that were joined later: samples have them as if the dataset had been converted with them."""
+
+import json
+import shutil
+import tarfile
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pytest
+import webdataset
+from click.testing import CliRunner
+
+import wdsplit
+from made_datasets import converted
+from tables import files_below, files_of
+from wdsplit import AnnotateOptions
+from wdsplit.cli.main import cli
+from wdsplit.errors import CorruptDataError, InputError
+from wdsplit.shards.annotations import MISSING, write_side_shards
+from wdsplit.shards.files import read_manifest
+from wdsplit.shards.manifest import Shards
+from wdsplit.shards.table import parse_shards
+from wdsplit.storage.opening import open_storage
+
+NUM_ROWS, PLAN = 101, {"shards": 7, "lanes": 4, "window": 4}
+OWN, JOINED = {"bin": "image", "cls": "row"}, ("latent.npy", "caption.txt", "mask.bin")
+
+
+def table(image_bytes, mask_bytes=50):
+    """Return a table with keys that are escaped in part, and with nulls: row 5 has none of the joined columns."""
+    rows = np.arange(NUM_ROWS)
+    drawn = np.random.default_rng(7)
+    return pa.table(
+        {
+            "id": [f"a/é.{row}" if row % 3 else f"b{row}" for row in rows],
+            "image": [drawn.bytes(image_bytes + row) for row in rows],
+            "row": rows,
+            "latent": pa.array([None if row == 5 else [row / 7] * 12 for row in rows], pa.list_(pa.float32(), 12)),
+            "caption": [None if row % 5 == 0 else f"Bild {row}, größer" for row in rows],
+            "mask": [None if row == 5 else drawn.bytes(mask_bytes + row) for row in rows],
+            "weight": rows % 3,
+        }
+    )
+
+
+def annotate(data, rows, name="later", **options):
+    columns = dict(zip(JOINED, ("latent", "caption", "mask"), strict=True))
+    return wdsplit.annotate(str(data), rows, "id", name, AnnotateOptions(mapping=columns, **options))
+
+
+class Made:
+    """A dataset with all columns, and one to which some were joined later.
+
+    Attributes:
+        whole: The dataset with all columns.
+        data: The one with joined columns; `annotation` is what was joined.
+    """
+
+    def __init__(self, folder, rows):
+        fields = OWN | dict(zip(JOINED, ("latent", "caption", "mask"), strict=True))
+        plan = {**PLAN, "key": "id", "null": "omit", "keep": ("weight",)}
+        self.whole = converted(folder / "whole", rows, mapping=fields, **plan)
+        self.data = converted(folder / "data", rows, mapping=OWN, **plan)
+        order = np.random.default_rng(0).permutation(NUM_ROWS)
+        self.annotation = annotate(self.data, rows.take(order))
+
+
+@pytest.fixture(scope="module", params=[(60, 50), (30_000, 50), (60, 30_000)], ids=["small", "images", "masks"])
+def made(request, tmp_path_factory):
+    return Made(tmp_path_factory.mktemp("made"), table(*request.param))
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    return Made(tmp_path_factory.mktemp("small"), table(60))
+
+
+@pytest.fixture
+def data(small, tmp_path):
+    """Return a copy of a dataset with joined fields."""
+    return Path(shutil.copytree(small.data, tmp_path / "data"))
+
+
+def plain(sample):
+    """Return a sample with the name of its shard, as values that can be compared."""
+    assert "/fields/" not in sample["__url__"], "it names the shard of the dataset"
+    given = {"__url__": sample["__url__"].rpartition("/")[2]}
+    return sorted((name, given.get(name, value)) for name, value in sample.items())
+
+
+def samples_of(dataset):
+    return list(map(plain, dataset))
+
+
+def loaded(dataset, epochs=2, batch_size=8, **options):
+    loader = wdsplit.Loader(dataset.map(plain), batch_size, collate_fn=list, **options)
+    found = []
+    for epoch in range(epochs):
+        loader.set_epoch(epoch)
+        found += list(loader)
+    return found
+
+
+def resumed(dataset):
+    loader = wdsplit.Loader(dataset.map(plain), 8, collate_fn=list)
+    begun = iter(loader)
+    first = [next(begun) for _ in range(4)]
+    other = wdsplit.Loader(dataset.map(plain), 8, collate_fn=list, num_workers=2, workers="thread")
+    other.load_state_dict(loader.state_dict())
+    return first + list(other)
+
+
+def mixed(path, **options):
+    return samples_of(wdsplit.mix({"one": 1.0}, datasets={"one": path}, num_samples=60, **options))
+
+
+def numbered(path, **options):
+    samples = wdsplit.Samples(path, **options)
+    return [plain(samples[number]) for number in (3, -1, "b9")] + list(map(plain, samples[20:90]))
+
+
+def opened(read, path, **options):
+    return read(wdsplit.Dataset(path, **options))
+
+
+WAYS = {
+    "iterated": partial(opened, samples_of),
+    "one sample": partial(opened, lambda dataset: [plain(dataset.sample("b9")), plain(dataset.sample(5))]),
+    "loader": partial(opened, loaded),
+    "processes": partial(opened, partial(loaded, num_workers=2)),
+    "threads": partial(opened, partial(loaded, num_workers=3, workers="thread")),
+    "resumed": partial(opened, resumed),
+    "mixed": mixed,
+    "numbered": numbered,
+    "verified": partial(opened, samples_of, verify=True),
+    "limited": partial(opened, samples_of, limit=33),
+    "chosen": partial(opened, samples_of, where="row > 30 and weight == 1"),
+    "repeated": partial(opened, samples_of, repeat="weight"),
+    "packed": partial(opened, loaded, pack="row", capacity=110),
+    "other order": partial(opened, samples_of, lanes=3, window=9, seed=5),
+    "some fields": partial(opened, samples_of, fields=["latent.npy", "cls"]),
+    "one field": partial(opened, samples_of, fields=["caption.txt"]),
+    "own fields": partial(opened, samples_of, fields=["cls"]),
+}
+
+
+# What is read
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_samples_have_joined_fields_as_if_they_had_been_converted_with_them(made, way):
+    assert WAYS[way](made.data, join=["later"]) == WAYS[way](made.whole)
+
+
+@pytest.mark.parametrize("budget", [100, 300])
+def test_groups_stay_as_they_are_and_have_joined_fields(made, budget):
+    options = {"group": "row", "budget": budget}
+    found = loaded(wdsplit.Dataset(made.data, join=["later"], **options), batch_size=1, num_workers=2)
+    without = loaded(wdsplit.Dataset(made.data, **options), batch_size=1)
+    joined = {sample["__key__"]: sample for sample in wdsplit.Samples(made.whole, fields=JOINED)}
+    for batch, expected in zip(found, without, strict=True):
+        for unit, other in zip(batch, expected, strict=True):
+            for sample, own in zip(map(dict, unit), map(dict, other), strict=True):
+                assert sample == own | {name: joined[own["__key__"]][name] for name in JOINED if name in sample}
+                assert set(JOINED) & set(sample) == set(JOINED) & set(joined[own["__key__"]])
+
+
+@pytest.mark.parametrize("options", [{}, {"cache_dir": "cache"}, {"num_workers": 2}, {"fields": ["latent.npy", "cls"]}])
+def test_a_dataset_in_a_bucket_gives_the_same(made, bucket, tmp_path, options):
+    shutil.copytree(made.data, bucket.folder / "data")
+    fields, workers = options.get("fields"), {"num_workers": options.get("num_workers", 0)}
+    cache_dir = tmp_path / options["cache_dir"] if "cache_dir" in options else None
+    found = wdsplit.Dataset(f"{bucket.url}/data", join=["later"], fields=fields, cache_dir=cache_dir)
+    expected = loaded(wdsplit.Dataset(made.whole, fields=fields))
+    assert loaded(found, **workers) == expected
+    if cache_dir is not None:
+        assert len(list(cache_dir.glob("*/*.shard"))) == 14, "side shards are cached as shards are"
+
+
+def test_only_what_is_asked_for_is_read(bucket, fault_proxy, made):
+    shutil.copytree(made.data, bucket.folder / "data")
+
+    def requests(**options):
+        before = len(fault_proxy.exchanges)
+        dataset = wdsplit.Dataset(f"{bucket.url}/data", seed=3, **options)
+        assert len(samples_of(dataset)) >= NUM_ROWS
+        found = [each for each in fault_proxy.exchanges[before:] if ".tar" in each.request.path]
+        of_sides = [each for each in found if "/fields/" in each.request.path]
+        return found, of_sides
+
+    found, of_sides = requests(join=["later"], fields=["latent.npy", "caption.txt"])
+    assert found == of_sides != [], "neither the tars of the dataset nor their places"
+    found, of_sides = requests(join=["later"], fields=["cls"])
+    assert found and not of_sides
+    both, of_sides = requests(join=["later"])
+    own, nothing = requests()
+    assert not nothing
+    assert len(both) - len(of_sides) == len(own), "a reader of joined fields reads no more of the rest"
+    assert sum(each.bytes_sent for each in both) - sum(each.bytes_sent for each in of_sides) == sum(
+        each.bytes_sent for each in own
+    )
+    assert {each.request.method for each in both} == {"GET"}
+
+
+def test_fields_are_decoded_by_their_names_and_types(small):
+    dataset = wdsplit.Dataset(small.data, join=["later"], fields=["latent.npy", "caption.txt", "cls"])
+    for sample in dataset.decode():
+        row = sample["cls"]
+        if row != 5:
+            assert np.array_equal(sample["latent.npy"], np.full(12, np.float32(row / 7)))
+        assert sample.get("caption.txt") == (f"Bild {row}, größer" if row % 5 else None)
+    assert [field.name for field in dataset.fields] == ["bin", "cls", *JOINED]
+    latent = dataset.fields[2]
+    raw = wdsplit.Samples(small.data, join=["later"])[0]["latent.npy"]
+    assert list(wdsplit.decode_field([raw], latent)[0].as_py()) == [0.0] * 12
+
+
+def test_what_is_planned_ahead_counts_the_bytes_that_are_read(made):
+    def sample_bytes(**options):
+        return wdsplit.Dataset(made.data, **options).source.sample_bytes
+
+    later, own = ({"join": ["later"], "fields": fields} for fields in (["latent.npy"], ["cls"]))
+    assert sample_bytes(join=["later"]) == pytest.approx(sample_bytes(**later) + sample_bytes(**own), abs=1)
+    assert sample_bytes(**own) == sample_bytes()
+
+
+def test_a_state_does_not_depend_on_what_is_joined(small):
+    def keys(loader):
+        return [sample["__key__"] for batch in loader for sample in batch]
+
+    plainly = wdsplit.Loader(wdsplit.Dataset(small.data), 8, collate_fn=list)
+    more = wdsplit.Loader(wdsplit.Dataset(small.data, join=["later"], fields=["latent.npy"]), 8, collate_fn=list)
+    steps = iter(plainly)
+    next(steps)
+    more.load_state_dict(plainly.state_dict())
+    assert keys(more) == keys(steps)
+
+
+# What is written
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # webdataset leaves its tars open
+def test_other_readers_see_the_samples_of_the_shards_in_their_order(small):
+    folder = Path(small.data)
+    for number in range(PLAN["shards"]):
+        name = f"{number:06d}.tar"
+        own, side = (
+            list(webdataset.WebDataset(str(place / name), shardshuffle=False, empty_check=False))
+            for place in (folder, folder / small.annotation.folder)
+        )
+        assert [each["__key__"] for each in side] == [each["__key__"] for each in own]
+        whole = {each["cls"]: each for each in webdataset.WebDataset(str(Path(small.whole) / name), shardshuffle=False)}
+        for shard, joined in zip(own, side, strict=True):
+            for field in JOINED:
+                assert joined.get(field) == whole[shard["cls"]].get(field), "of pads too"
+            assert (MISSING in joined) == (shard["cls"] == b"5"), "a tar needs a member of each sample"
+    with tarfile.open(folder / small.annotation.folder / "000000.tar") as tar:
+        assert {member.name.partition(".")[2] for member in tar} <= {*JOINED, MISSING}
+
+
+def test_rows_that_are_missing_leave_samples_without_the_fields(data):
+    rows = table(60).slice(40)
+    with pytest.raises(InputError, match="40 samples without a row"):
+        annotate(data, rows, "part")
+    made = annotate(data, rows, "part", allow_missing=True)
+    assert made.num_missing == 40
+    for sample in wdsplit.Dataset(data, join=["part"]):
+        assert ("mask.bin" in sample) == (int(sample["cls"]) >= 40)
+        assert MISSING not in sample
+    assert wdsplit.verify(str(data)).problems == ()
+
+
+def test_numbers_stay_columns_and_texts_are_both(data):
+    rows = pa.table(
+        {"id": table(60)["id"], "score": np.arange(NUM_ROWS) / 2, "text": [f"t{n}" for n in range(NUM_ROWS)]}
+    )
+    made = wdsplit.annotate(str(data), rows, "id", "both")
+    assert (made.schema.names, [each.name for each in made.fields]) == (["score", "text"], ["text.txt"])
+    found = list(wdsplit.Dataset(data, join=["both"], where="score < 2 and text != 't1'", fields=["text.txt", "cls"]))
+    assert sorted((each["cls"], each["text.txt"]) for each in found if not each["__pad__"]) == [
+        (b"0", b"t0"),
+        (b"2", b"t2"),
+        (b"3", b"t3"),
+    ]
+
+
+def test_several_are_joined_and_dropped_one_by_one(data):
+    rows = table(60)
+    again = wdsplit.annotate(str(data), rows.select(["id", "mask"]), "id", "more", mapping={"second.bin": "mask"})
+    both = wdsplit.Samples(data, join=["later", "more"])
+    assert all(sample.get("mask.bin") == sample.get("second.bin") for sample in both)
+    assert list(both[1])[4:] == ["bin", "cls", *JOINED, "second.bin"]
+    wdsplit.drop_annotation(str(data), "later")
+    assert {name.split("/")[0] for name in files_below(data / "fields")} == {"more.json", again.folder.split("/")[1]}
+    assert list(wdsplit.Samples(data, join=["more"])[1])[4:] == ["bin", "cls", "second.bin"]
+
+
+# What is refused
+
+
+def test_what_cannot_be_joined_is_refused_with_a_remedy(data, tmp_path):
+    rows = table(60)
+    with pytest.raises(InputError, match=r"there is no annotation 'latr'(.|\n)*did you mean 'later'"):
+        wdsplit.Dataset(data, join=["latr"])
+    with pytest.raises(InputError, match="expected a list of names"):
+        wdsplit.Dataset(data, join="later")
+    with pytest.raises(InputError, match=r"no such field(.|\n)*did you mean 'latent.npy'"):
+        wdsplit.Dataset(data, join=["later"], fields=["latent"])
+    with pytest.raises(InputError, match="no such field"):
+        wdsplit.Dataset(data, fields=["latent.npy"])
+    wdsplit.annotate(str(data), rows.select(["id", "weight"]), "id", "number", mapping={"number": "weight"})
+    with pytest.raises(InputError, match="'number' has no fields to join"):
+        wdsplit.Dataset(data, join=["number"])
+    annotate(data, rows, "same")
+    with pytest.raises(InputError, match=r"'latent.npy'(.|\n)*in annotation 'later', and in annotation 'same'"):
+        wdsplit.Samples(data, join=["later", "same"])
+    with pytest.raises(InputError, match="a field 'bin' already"):
+        wdsplit.annotate(str(data), rows.select(["id", "mask"]), "id", "x", mapping={"bin": "mask"})
+    with pytest.raises(InputError, match=r"tars without a manifest(.|\n)*wdsplit index"):
+        wdsplit.Dataset(str(data / "*.tar"), join=["later"], cache_dir=tmp_path / "cache")
+
+
+@pytest.mark.parametrize("change", ["other shards", "another table", "fewer shards", "fewer samples"])
+def test_fields_of_other_shards_are_refused(data, tmp_path, change):
+    pointer = data / "fields/later.json"
+    content = orjson.loads(pointer.read_bytes())
+    if change == "other shards":
+        converted(tmp_path, table(61), mapping=OWN, **{**PLAN, "key": "id", "overwrite": True})
+        shutil.copytree(tmp_path / "out", data, dirs_exist_ok=True)
+        message = "annotation 'later' was made for other shards"
+    else:
+        other = converted(tmp_path, table(60), mapping=OWN, **{**PLAN, "key": "id", "shards": 6})
+        made = annotate(other, table(60))
+        shutil.copy(Path(other) / made.folder / "shards.parquet", data / content["folder"] / "shards.parquet")
+        message = "the table of side shards does not belong to its annotation"
+    if change == "fewer shards":
+        content["shards_checksum"] = made.shards_checksum
+        message = "shards.parquet cannot be read(.|\n)*6 rows"
+    if change == "fewer samples":
+        table_of_six = read_manifest(open_storage(other)).shards.table
+        one_more = table_of_six.slice(0, 1).set_column(0, table_of_six.schema.field(0), pa.array(["z.tar"]))
+        shards = Shards(pa.concat_tables([table_of_six, one_more]))
+        content["shards_checksum"] = write_side_shards(open_storage(str(data)), content["folder"], shards)
+        message = "annotation 'later' does not have the samples of each shard"
+    pointer.write_bytes(orjson.dumps(content))
+    with pytest.raises((InputError, CorruptDataError), match=message):
+        wdsplit.Dataset(data, join=["later"])
+    assert len(samples_of(wdsplit.Dataset(data))) == NUM_ROWS, "the dataset itself can be read"
+
+
+# Damage
+
+
+@pytest.mark.parametrize("name", ["000003.tar", "000003.tar.places", "shards.parquet"])
+@pytest.mark.parametrize("damage", ["changed", "shorter", "lost"])
+def test_verify_finds_what_is_damaged(data, small, name, damage):
+    path = data / small.annotation.folder / name
+    content = bytearray(path.read_bytes())
+    path.unlink()
+    if damage != "lost":
+        content[-100] ^= 1
+        path.write_bytes(content if damage == "changed" else content[:-600])
+    problems = wdsplit.verify(str(data)).problems
+    assert problems and all(str(path).removesuffix(".places") in problem.place for problem in problems)
+    wdsplit.drop_annotation(str(data), "later")
+    assert wdsplit.verify(str(data)).problems == ()
+
+
+def test_verify_finds_a_side_shard_of_another_shard(data, small):
+    folder = data / small.annotation.folder
+    other = Path(shutil.copytree(folder, data.parent / "other"))
+    content = orjson.loads((data / "fields/later.json").read_bytes())
+    shards = parse_shards((folder / "shards.parquet").read_bytes(), PLAN["shards"]).table
+    swapped = shards.take([1, 0, *range(2, PLAN["shards"])]).set_column(0, "path", shards.column("path"))
+    for name, source in (("000000.tar", "000001.tar"), ("000001.tar", "000000.tar")):
+        for ending in ("", ".places"):
+            shutil.copy(other / f"{source}{ending}", folder / f"{name}{ending}")
+    content["shards_checksum"] = write_side_shards(open_storage(str(data)), content["folder"], Shards(swapped))
+    (data / "fields/later.json").write_bytes(orjson.dumps(content))
+    found = wdsplit.verify(str(data)).problems
+    assert [problem.cause for problem in found] == ["a side shard has other keys than its shard"] * 2
+
+
+@pytest.mark.parametrize("fields", [None, ["latent.npy", "cls"]])
+def test_a_damaged_payload_is_an_error_with_its_place_or_replaced(data, small, fields):
+    path = data / small.annotation.folder / "000002.tar"
+    with tarfile.open(path) as tar:
+        member = tar.getmembers()[4]
+    content = bytearray(path.read_bytes())
+    content[member.offset_data + 1] ^= 255
+    path.write_bytes(content)
+    key = member.name.partition(".")[0]
+    with pytest.raises(CorruptDataError) as caught:
+        samples_of(wdsplit.Dataset(data, join=["later"], fields=fields))
+    assert str(path) in caught.value.place and key in caught.value.place
+    lenient = wdsplit.Dataset(
+        data, join=["later"], fields=fields, on_bad_sample="substitute", bad_samples_file=data.parent / "bad.jsonl"
+    )
+    expected = samples_of(wdsplit.Dataset(small.data, join=["later"], fields=fields))
+    found = samples_of(lenient)
+    assert len(found) == len(expected)
+    assert len([1 for one, other in zip(found, expected, strict=True) if one != other]) == 1
+    (line,) = (data.parent / "bad.jsonl").read_text().splitlines()
+    assert json.loads(line)["key"] == key
+    assert len(samples_of(wdsplit.Dataset(data))) == len(expected)
+
+
+def test_a_sample_is_bad_if_any_of_its_files_is(data, small):
+    for place, row in ((data, 2), (data / small.annotation.folder, 5)):
+        with tarfile.open(place / "000002.tar") as tar:
+            keys = list(dict.fromkeys(member.name.partition(".")[0] for member in tar))
+            member = next(member for member in tar if member.name.startswith(f"{keys[row]}."))
+        content = bytearray((place / "000002.tar").read_bytes())
+        content[member.offset_data] ^= 255
+        (place / "000002.tar").write_bytes(content)
+    lenient = wdsplit.Dataset(data, join=["later"], window=100, on_bad_sample="substitute", max_bad_samples=5)
+    found = {sample["__key__"] for sample in lenient if not sample["__pad__"]}
+    expected = {sample["__key__"] for sample in wdsplit.Dataset(small.data)}
+    assert found == expected - {keys[2], keys[5]}
+
+
+# Commands
+
+
+def test_commands_show_joined_fields(data, tmp_path):
+    def run(*arguments):
+        done = CliRunner().invoke(cli, list(map(str, arguments)))
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    assert "fields latent.npy (fixed_size_list" in run("annotate", data, "--list")
+    (listed,) = json.loads(run("annotate", data, "--list", "--json"))
+    assert [each["name"] for each in listed["fields"]] == [*JOINED]
+    assert "annotation later: fields latent.npy" in run("inspect", data)
+    assert "latent.npy" in json.loads(run("inspect", data, "--json"))["annotations"]["later"]
+    before = files_of(data)
+    source = tmp_path / "more.parquet"
+    pa.parquet.write_table(table(60).select(["id", "latent"]), source)
+    said = run("annotate", data, source, "--key", "id", "--map", "again.npy=latent")
+    assert "annotation 'more': fields again.npy (fixed_size_list" in said
+    assert f"wdsplit.Dataset('{data}', join=['more'])" in said
+    assert "removed annotation 'more'" in run("annotate", data, "--drop", "more")
+    assert files_of(data) == before
