@@ -131,11 +131,19 @@ def test_a_table_goes_from_bucket_to_bucket(cluster, bucket, table, tmp_path):
     ended = wdsplit_on(cluster, "verify", f"{bucket.url}/train", "--engine=ray", "--address", cluster.address)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ": ok: " in ended.stdout
-    where = "column('__key__') < '00000777'"
-    view = ("view", f"{bucket.url}/train", "some", "--where", where, "--engine=ray", "--address", cluster.address)
-    ended = wdsplit_on(cluster, *view)
-    assert (ended.returncode, ended.stderr) == (0, "")
-    assert wdsplit.make_view(tmp_path, "some", where=where).stored.num_selected == 777
+    views = [
+        ("some", {"where": "column('__key__') < '00000777'"}),
+        ("packed", {"pack": "num_bytes", "capacity": 100_000}),
+        ("grouped", {"group": "num_bytes", "budget": 100_000}),
+    ]
+    for name, chosen in views:
+        options = [text for option, value in chosen.items() for text in (f"--{option}", value)]
+        remote = f"{bucket.url}/train", name, *options
+        ended = wdsplit_on(cluster, "view", *remote, "--engine=ray", "--address", cluster.address)
+        assert (ended.returncode, ended.stderr) == (0, "")
+        made = wdsplit.make_view(tmp_path, name, **chosen)
+        assert made.stored.num_selected == (777 if "where" in chosen else made.stored.num_samples) > 1
+        assert made.stored.num_units < made.stored.num_samples
     assert files_of(bucket.folder / "train") == files_of(tmp_path)
 
 
