@@ -16,6 +16,7 @@ from orders import VIEWS, masks_of
 from wdsplit.errors import CorruptDataError
 from wdsplit.loading import announcing
 from wdsplit.order.selection import Selection
+from wdsplit.order.units import Grouping, Groups, Packing, Packs
 from wdsplit.order.views import View
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.places import read_places
@@ -127,6 +128,25 @@ def test_little_is_fetched_beside_the_samples_of_a_view(remote, made, both_sizes
     else:  # gaps between small samples are read: a request takes longer
         assert num_bytes <= 2 * in_windows + ends
         assert num_requests <= 2 * num_windows  # a window may be in two lanes
+
+
+@pytest.mark.parametrize("block", [WINDOW, 0])
+@pytest.mark.parametrize("made", [LARGE], indirect=True)
+def test_blocks_of_packs_and_groups_are_fetched_once_and_groups_of_a_shard_sample_by_sample(
+    remote, made, fault_proxy, block
+):
+    rows = np.arange(NUM_ROWS // SHARDS)
+    selection = Selection.of_masks([rows >= 0] * SHARDS)
+    packs = Packs(selection, np.tile(rows // WINDOW * 4 + rows % 4, SHARDS), WINDOW, Packing(9, False))
+    groups = Groups(selection, np.tile(rows % 2, SHARDS), block, Grouping(5, 0, ("even", "odd")))
+    for units in (packs, groups):
+        before = np.array(fetched(fault_proxy))
+        dataset = wdsplit.Dataset(remote, view=View("units", units), rank=0, world_size=1)
+        keys = [s["__key__"] for batch in wdsplit.Loader(dataset, 1, collate_fn=list) for unit in batch for s in unit]
+        num_requests, num_bytes = np.array(fetched(fault_proxy)) - before
+        assert len(set(keys)) == len(keys) == NUM_ROWS
+        assert num_bytes <= 1.2 * NUM_ROWS * (LARGE + 1024) + 512 * SHARDS
+        assert num_requests <= (NUM_ROWS if units.block == 0 else 3 * SHARDS)
 
 
 @pytest.mark.parametrize("made", [LARGE], indirect=True)
