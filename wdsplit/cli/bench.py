@@ -22,6 +22,7 @@ from wdsplit.cli.options import (
 )
 from wdsplit.cli.progress import progress_bar
 from wdsplit.cli.terminal import Result, width
+from wdsplit.order.units import Grouping
 from wdsplit.texts import human_bytes
 
 if TYPE_CHECKING:
@@ -90,8 +91,12 @@ def bench_command(
     read = wdsplit.Dataset(dataset, fields=fields or None, **order)
     handlers: list[Any] = [*decode, *([] if resize is None else [wdsplit.resized(resize)])]
     read = read.decode(*handlers) if handlers else read
-    read = read.to_tuple(*fields) if fields else read
-    loader = wdsplit.Loader(read, batch_size, num_workers=workers, workers=worker_kind)
+    form = read.source.form_at(read.epoch)
+    read = read.to_tuple(*fields) if fields and form is None else read
+    batch_size = 1 if isinstance(form, Grouping) else batch_size
+    is_stacked = form is None or (isinstance(form, Grouping) and not form.budget)
+    together = None if is_stacked or handlers else len  # bytes cannot be joined
+    loader = wdsplit.Loader(read, batch_size, num_workers=workers, workers=worker_kind, collate_fn=together)
     with progress_bar("loading") as bar:
         found = wdsplit.bench(
             loader,

@@ -26,14 +26,16 @@ class Ahead:
         self._depth = depth
         self._copied = copied
         self._delivered = delivered
-        self._made: deque[tuple[Step, Any]] = deque()
+        self._made: deque[tuple[Step, Any, int]] = deque()
         self._error: Exception | None = None
 
-    def take(self, make: Callable[[], tuple[Step, Any]], left: int) -> tuple[Step, Any]:
-        """Return the next step and its copied batch; an error in a later batch is raised when that is requested.
+    def take(self, make: Callable[[], tuple[Step, Any, int]], left: int) -> tuple[Step, Any, int]:
+        """Return the next step, its copied batch and its number of samples.
+
+        An error in a later batch is raised when that is requested.
 
         Args:
-            make: Makes the next step that was not made yet, and its batch.
+            make: Makes the next step that was not made yet: the step, its batch and its number of samples.
             left: Steps that were not delivered, the next one included; at least 1.
         """
         self._fill(make, 1)
@@ -46,10 +48,10 @@ class Ahead:
         self._fill(make, min(self._depth, left - 1))
         return taken
 
-    def _fill(self, make: Callable[[], tuple[Step, Any]], count: int) -> None:
+    def _fill(self, make: Callable[[], tuple[Step, Any, int]], count: int) -> None:
         while len(self._made) < count and self._error is None:
             try:
-                step, batch = make()
-                self._made.append((step, self._copied(step, batch)))
+                step, batch, num_samples = make()
+                self._made.append((step, self._copied(step, batch), num_samples))
             except Exception as error:
                 self._error = error

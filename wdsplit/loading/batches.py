@@ -14,6 +14,7 @@ from wdsplit.errors import PipelineError
 from wdsplit.loading.ahead import Ahead
 from wdsplit.loading.reading.source import AnySource
 from wdsplit.loading.running import Running
+from wdsplit.loading.transport.collate import num_samples
 from wdsplit.loading.transport.counters import Clock
 from wdsplit.order.skips import Skips
 from wdsplit.order.split import Step, Steps, worker_of
@@ -61,6 +62,7 @@ class Batches(Iterator[Any]):
         self._assemble = assemble
         self._on_delivery = on_delivery
         self._clock = clock
+        self._is_formed = source.form_at(start.epoch) is not None
         self._make_ahead = ahead
         self._world_size = steps.world.world_size
         self.go_on(steps, running)
@@ -94,8 +96,7 @@ class Batches(Iterator[Any]):
             raise StopIteration
         delivered = 0
         try:
-            step, batch = self._made() if self._ahead is None else self._ahead.take(self._made, self.left)
-            delivered = len(step.positions)
+            step, batch, delivered = self._made() if self._ahead is None else self._ahead.take(self._made, self.left)
         except BaseException as error:
             self.close(failed=True, at_once=not isinstance(error, Exception))
             if isinstance(error, StopIteration):  # it would look like the end of the epoch
@@ -111,8 +112,8 @@ class Batches(Iterator[Any]):
         self._on_delivery(self, step.end)
         return batch
 
-    def _made(self) -> tuple[Step, Any]:
-        """Return the next step and its batch: each worker's sub-batch of it, put together."""
+    def _made(self) -> tuple[Step, Any, int]:
+        """Return the next step, its batch (each worker's sub-batch of it, put together), and its number of samples."""
         step = next(self._steps)
         owner = worker_of(step.positions, self._world_size, self.running.num_workers)
         taken = []
@@ -121,9 +122,10 @@ class Batches(Iterator[Any]):
             places = np.flatnonzero(owner == worker)
             if len(places):
                 taken.append((places, sub_batch))
+        count = sum(num_samples(sub_batch, self._is_formed) for _, sub_batch in taken)
         batch = self._assemble(taken, len(step.positions))
         self.running.delivered()
-        return step, batch
+        return step, batch, count
 
     def close(self, failed: bool = False, at_once: bool = False) -> None:
         """End the iteration; workers end with it, unless they are persistent and nothing failed."""

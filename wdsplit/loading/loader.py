@@ -131,6 +131,7 @@ class Loader:
         if problems:
             raise InputError("invalid Loader arguments", found="; ".join(problems))
         dataset.check_one_to_one()
+        _refuse_many_groups(dataset.source, counts["batch_size"])
         has_torch = importlib.util.find_spec("torch") is not None
         if not has_torch and (output == "torch" or (num_workers and workers == "process")):
             raise MissingDependencyError(
@@ -303,14 +304,7 @@ class Loader:
             )
         running = self._begin(source, steps)
         form = source.form_at(start.epoch)
-        if isinstance(form, Grouping) and self.batch_size != 1:
-            raise InputError(
-                "a group is a whole batch",
-                place=source.url,
-                expected=f"with groups {form}, batch_size=1",
-                found=f"batch_size={self.batch_size}",
-                remedy="use batch_size=1, and choose with size= or budget= how many samples a group has",
-            )
+        _refuse_many_groups(source, self.batch_size)
         if self.pad_to is not None and not isinstance(form, Packing):
             raise InputError(
                 "there are no packs to pad",
@@ -425,6 +419,20 @@ class Loader:
             kind = self.persistent_workers, self.multiprocessing_context
             self._processes = Processes(made, self.num_workers, *ahead, *kind)
         return made
+
+
+def _refuse_many_groups(source: AnySource, batch_size: int) -> None:
+    """Refuse batches of several groups: a group is a whole batch, and a loader has one batch size for all epochs."""
+    for epoch in source.view_epochs:
+        form = source.form_at(epoch)
+        if isinstance(form, Grouping) and batch_size != 1:
+            raise InputError(
+                "a group is a whole batch",
+                place=source.url,
+                expected=f"with groups {form}, which epoch {epoch} has, batch_size=1",
+                found=f"batch_size={batch_size}",
+                remedy="use batch_size=1, and choose with size= or budget= how many samples a group has",
+            )
 
 
 def _problems(

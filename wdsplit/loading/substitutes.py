@@ -1,6 +1,7 @@
 """Substitutes for bad samples, so that every position yields one item.
 
-A bad sample of a pack is left out, unless no sample of the pack is good. Any other is replaced by the last good one
+A bad sample of a pack is left out, as is one of a group of a budget; one of any other group is replaced by the next
+good one of the group. If no sample of a pack or group is good, and elsewhere, it is replaced by the last good one
 before it in its lane, else by the first one after it, else by one of the next lanes. This depends on the data and the
 stages, not on the topology. A candidate is good if the stages accept it at its own position. It draws the random
 numbers of that position wherever it is delivered: those of the bad sample may have made a stage fail. Each reader of a
@@ -26,6 +27,7 @@ from wdsplit.loading.stages.randomness import Shift
 from wdsplit.loading.transport.collate import LeftOut
 from wdsplit.order.epoch import EpochOrder
 from wdsplit.order.split import AnyOrder
+from wdsplit.order.units import Grouping
 from wdsplit.shards.sample_tables import read_names
 from wdsplit.storage.interface import ReadableStorage
 
@@ -47,7 +49,8 @@ class Substitutes:
         self._chain = _Chain(apply_stages)
         self._trials = _Chain(apply_stages)
         self._samples = _Samples(source, order)
-        self._is_packed = source.form_at(order.epoch) is not None
+        self._form = source.form_at(order.epoch)
+        self._bad_fellows: tuple[int, set[int]] = -1, set()
         self._bad = _KnownBad()
         self._last_good: dict[int, int] = {}
 
@@ -59,7 +62,11 @@ class Substitutes:
             WdsplitError: Storage fails, which is no fault of a sample.
         """
         run = self._chain.run
-        last, number, num_good = -1, 0, 0  # of a pack: how many of its samples came before, and how many were good
+        last, number, num_good = (
+            -1,
+            0,
+            0,
+        )  # of a pack or group: how many of its samples came before, and how many were good
         for sample in samples:
             key, url, position, is_pad = (sample[name] for name in ("__key__", "__url__", "__position__", "__pad__"))
             if position != last:
@@ -78,7 +85,7 @@ class Substitutes:
     ) -> Any:
         """Return the item for a bad sample, made from its substitute.
 
-        Of a pack, it is sample number `number`, and `num_good` of those before it were good.
+        Of a pack or group, it is sample number `number`, and `num_good` of those before it were good.
         """
         place = self._samples.place(position, number)
         listed, file_name = self._samples.names_of(place)
@@ -87,7 +94,11 @@ class Substitutes:
             self._bad.add(position)
         if not is_pad:  # the sample is counted where it is no pad
             self._found.note(bad)
-        if self._is_packed and (num_good or number + 1 < self._samples.num_at(position)):
+        if isinstance(self._form, Grouping) and not self._form.budget:
+            fellow = self._fellow(position, number)
+            if fellow is not None:
+                return fellow
+        elif self._form is not None and (num_good or number + 1 < self._samples.num_at(position)):
             return LeftOut()
         num_bad = 1
         for candidate in self._candidates(position):
@@ -103,6 +114,20 @@ class Substitutes:
             if num_bad > self._found.max_searched:
                 break
         raise self._found.no_substitute(bad, num_bad) from error
+
+    def _fellow(self, position: int, number: int) -> Any:
+        """Return the item of the next good sample of a group after a bad one, in turn; None if there is none."""
+        if self._bad_fellows[0] != position:
+            self._bad_fellows = position, set()
+        bad, size = self._bad_fellows[1], self._samples.num_at(position)
+        bad.add(number)
+        for other in [*range(number + 1, size), *range(number)]:
+            if other not in bad:
+                try:
+                    return self._trials.run({**self._samples.read(position, other), "__pad__": True})
+                except (_BadSampleError, CorruptDataError):
+                    bad.add(other)
+        return None
 
     def _candidates(self, position: int) -> Iterator[int]:
         """Give the positions of possible substitutes: in the lane of the position, backwards before it, then after it.
@@ -270,7 +295,7 @@ class _Samples:
         self._names: list[tuple[str, str]] = []
 
     def place(self, position: int, item: int = 0) -> Place:
-        """Return where the sample of a position is; of a pack, its sample number `item`."""
+        """Return where the sample of a position is; of a pack or group, its sample number `item`."""
         return self._source.place(self._order, position, self._orders, item)
 
     def num_at(self, position: int) -> int:
@@ -290,13 +315,13 @@ class _Samples:
                 )
         return self._names[place.sample] if self._names else (None, "")
 
-    def read(self, position: int) -> dict[str, Any]:
-        """Return the sample of a position, as a reader gives it.
+    def read(self, position: int, item: int = 0) -> dict[str, Any]:
+        """Return the sample of a position, as a reader gives it; of a pack or group, its sample number `item`.
 
         Raises:
             CorruptDataError: It is damaged.
         """
-        place = self.place(position)
+        place = self.place(position, item)
         is_pad = not self._order.is_real(np.array([position]))[0]
         sample = next(read_window(self._shard(place).get(), np.array([place.sample])).samples())
         sample["__position__"], sample["__pad__"] = position, bool(is_pad)

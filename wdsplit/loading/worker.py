@@ -32,9 +32,9 @@ from wdsplit.loading.substitutes import ApplyStages
 from wdsplit.loading.transport.collate import (
     collate,
     collate_columns,
+    collate_group,
     collate_packs,
     in_packs,
-    with_fellows,
     without_left_out,
 )
 from wdsplit.loading.transport.counters import Counters
@@ -45,7 +45,7 @@ from wdsplit.loading.world import with_worker
 from wdsplit.order.hashing import hash_stream
 from wdsplit.order.skips import NO_SKIPS, Skips
 from wdsplit.order.split import Step, Steps, World, worker_of
-from wdsplit.order.units import ALONE, Form, Grouping, Packing
+from wdsplit.order.units import Form, Grouping, Packing
 
 __all__ = ["SubBatches"]
 
@@ -100,7 +100,8 @@ class SubBatches:
         self._as_arrow = as_arrow
         self._steps_together = 1
         if num_workers and collated and dataset.column_stages() is not None:
-            step_bytes = self.source.sample_bytes * -(-batch_size // num_workers)
+            samples = max(map(source.samples_a_position, source.view_epochs))
+            step_bytes = int(self.source.sample_bytes * samples * -(-batch_size // num_workers))
             parcel_bytes = min(_PARCEL_BYTES, prefetch_bytes // num_workers // _PARCELS_AHEAD)
             self._steps_together = max(1, min(_PARCEL_STEPS, parcel_bytes // max(1, step_bytes)))
         self.counters = Counters(max(1, num_workers))
@@ -230,9 +231,9 @@ class SubBatches:
             stops = np.cumsum(list(map(len, owned)))
             if block.units is not None:
                 stops = np.searchsorted(block.units, stops)
-            for positions, (first, stop) in zip(owned, pairwise([0, *stops.tolist()]), strict=True):
+            for first, stop in pairwise([0, *stops.tolist()]):
                 sub_batch = block.cut(first, stop)
-                self.counters.made(world.worker, len(positions), sub_batch.num_bytes)
+                self.counters.made(world.worker, len(sub_batch), sub_batch.num_bytes)
                 yield sub_batch
 
     def _columnar(self, block: Block, stages: list[Any], apply: ApplyStages) -> Any:
@@ -251,7 +252,7 @@ class SubBatches:
             return collate_columns(columns)
         counter = _Counter()
         try:
-            return collate(with_fellows(list(apply(counter.count([block])))))
+            return collate(list(apply(counter.count([block]))))
         except Exception as error:
             raise counter.placed(error, self.source) from error.__cause__
 
@@ -281,17 +282,14 @@ class SubBatches:
                 yield None
             elif block.units is None or form is None:
                 yield collate(sub_batch) if self.collated else sub_batch
-            elif isinstance(form, Grouping) and not form.budget:
-                group = with_fellows(sub_batch)
-                yield collate(group) if self.collated else [group]
             else:
                 good, sizes = without_left_out(sub_batch, block.units - block.units[0])
                 if not self.collated:
                     yield in_packs(good, sizes)
                 elif isinstance(form, Packing):
                     yield collate_packs(good, sizes, form)
-                else:  # rows of one sample each
-                    yield collate_packs(good, np.ones(len(good), np.int64), ALONE)
+                else:
+                    yield collate_group(good, form.budget) if form.budget else collate(good)
 
 
 class _Counter:

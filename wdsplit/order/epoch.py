@@ -34,6 +34,7 @@ __all__ = [
 
 _UNEVEN_PERCENT = 1
 _PLACES_AT_ONCE = 1 << 22
+_SHARDS_KEPT = 2
 _SHARDS, _WINDOWS, _SAMPLES = 1, 2, 3
 """Domains of the hash: the same numbers never serve two purposes."""
 
@@ -162,6 +163,7 @@ class EpochOrder:
         self.sequence = _lane_major(order, lanes)
         self.ends = np.cumsum(counts[self.sequence])
         self.num_samples = int(self.ends[-1]) if num_shards else 0
+        self._kept: dict[int, ShardUnits] = {}
         self.lane_begin, self.lane_length = self._whole_shard_lanes(num_shards)
         shortest, longest = self._lane_bounds()
         differ = (longest - shortest) * 100 > longest * _UNEVEN_PERCENT
@@ -359,9 +361,13 @@ class EpochOrder:
         return windows, np.cumsum(np.diff(ends, prepend=0)[windows])
 
     def shard_units(self, shard: int) -> ShardUnits:
-        """Return the units of a shard, in windows."""
-        words = (self.options.seed, self.epoch) if self.options.shuffle else None
-        return shard_units(self.selection, self.totals, shard, self.options.window, words)
+        """Return the units of a shard, in windows; those asked for last are kept."""
+        found = self._kept.get(shard)
+        if found is None:
+            words = (self.options.seed, self.epoch) if self.options.shuffle else None
+            found = shard_units(self.selection, self.totals, shard, self.options.window, words)
+            self._kept = dict([*self._kept.items(), (shard, found)][-_SHARDS_KEPT:])  # replaced whole, for threads
+        return found
 
 
 def in_rows(parts: Iterable[tuple[Int64, ...]], num_columns: int) -> list[Int64]:

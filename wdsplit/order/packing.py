@@ -10,10 +10,20 @@ import numpy.typing as npt
 from wdsplit.arrays import Int64
 from wdsplit.order.units import Grouping
 
-__all__ = ["MAX_CAPACITY", "best_fit", "block_of", "group_block_of", "group_costs", "packed", "padded_lengths"]
+__all__ = [
+    "MAX_CAPACITY",
+    "MAX_SIZE",
+    "best_fit",
+    "block_of",
+    "group_block_of",
+    "packed",
+    "padded_lengths",
+]
 
 MAX_CAPACITY = 2**31 - 1
-"""Largest capacity: offsets in a pack are 32-bit integers where attention kernels take them."""
+"""Largest capacity and budget: offsets are 32-bit integers where attention kernels take them."""
+MAX_SIZE = 65_536
+"""Largest size of a group."""
 
 _BIN_BITS = 32
 _BLOCKS = ((8192, 699), (32_768, 1398))
@@ -47,13 +57,16 @@ def packed(lengths: Int64, capacity: int, block: int) -> npt.NDArray[np.uint32]:
     return bins
 
 
-def group_block_of(sample_bytes: int, size: int) -> int:
-    """Return how many items to group, and read, together, for groups of `size` if it is not 0.
+def group_block_of(sample_bytes: int, size: int, is_expanded: bool = False) -> int:
+    """Return how many items to group, and read, together, for groups of about `size`.
 
-    It is 0 for large samples: then all of a shard are grouped together, and each group is read by itself.
+    It is 0 for large samples: then all of a shard are grouped together, and each group is read by itself. Not so if
+    samples are expanded: then their parts follow one another, so that a block reads each of its samples once.
     """
-    block = min(_MAX_GROUPED, _GROUPED_BYTES // max(1, sample_bytes))
-    return 0 if block < max(_MIN_GROUPED, 16 * size) else block
+    least, block = max(_MIN_GROUPED, 16 * size), min(_MAX_GROUPED, _GROUPED_BYTES // max(1, sample_bytes))
+    if is_expanded:
+        return least
+    return 0 if block < least else block
 
 
 def padded_lengths(lengths: Int64, form: Grouping, block: int) -> npt.NDArray[np.uint32]:
@@ -74,22 +87,6 @@ def padded_lengths(lengths: Int64, form: Grouping, block: int) -> npt.NDArray[np
             classes[by_length[begin:stop]] = longest
             begin = stop
     return classes
-
-
-def group_costs(classes: npt.NDArray[np.uint32], form: Grouping, block: int) -> list[npt.NDArray[np.float64]]:
-    """Return the costs of the groups of a shard: the items of each, times the square of the length they are padded to.
-
-    Arguments and classes are as for `padded_lengths`.
-    """
-    costs = []
-    for first in range(0, len(classes), block or max(1, len(classes))):
-        lengths, counts = np.unique(
-            classes[first : first + (block or len(classes))].astype(np.int64), return_counts=True
-        )
-        sizes = form.sizes(lengths)
-        squares = lengths.astype(np.float64) ** 2
-        costs += [np.repeat(squares * sizes, counts // sizes), (squares * (counts % sizes))[counts % sizes > 0]]
-    return costs
 
 
 def best_fit(lengths: Int64, capacity: int) -> Int64:

@@ -21,7 +21,6 @@ from wdsplit.order.hashing import hash_numbers, hash_stream
 from wdsplit.order.selection import Mask, Selection
 
 __all__ = [
-    "ALONE",
     "GROUP",
     "KINDS",
     "MAX_TIMES",
@@ -177,7 +176,9 @@ class _ListedUnits:
         samples: int64 of shape (items,): the sample of each item, unit after unit.
         parts: As for `Window`, of the whole shard.
         offsets: As for `Window`, of the whole shard.
-        pads, groups: As for `Window`, of the whole shard.
+        pads: As for `Window`, of the whole shard.
+        classes: Unsigned integers of shape (items,): the class of each item's group; None unless units are groups.
+        values: What the classes stand for; None if they are lengths.
     """
 
     ends: Int64
@@ -185,7 +186,8 @@ class _ListedUnits:
     parts: Int64 | None
     offsets: Int64 | None = None
     pads: npt.NDArray[np.bool_] | None = None
-    groups: npt.NDArray[np.object_] | None = None
+    classes: npt.NDArray[np.unsignedinteger] | None = None
+    values: npt.NDArray[np.object_] | None = None
 
     def window(self, number: int) -> Window:
         first, stop = np.append(0, self.ends)[number : number + 2]
@@ -203,7 +205,10 @@ class _ListedUnits:
 
     def _facts(self, items: Any) -> list[Any]:
         """Return `parts`, `pads` and `groups` of some items."""
-        return [None if each is None else each[items] for each in (self.parts, self.pads, self.groups)]
+        parts, pads, groups = (None if each is None else each[items] for each in (self.parts, self.pads, self.classes))
+        if groups is not None:  # objects, but only for the items that are asked for
+            groups = groups.astype(object) if self.values is None else self.values[groups]
+        return [parts, pads, groups]
 
 
 class Repeats:
@@ -336,10 +341,6 @@ class Packing(NamedTuple):
         return f"of up to {self.capacity:,}{', truncated' if self.truncates else ''}"
 
 
-ALONE = Packing(2**31 - 1, False)
-"""Packs of one sample each, of any length."""
-
-
 class Packs(_Bundles):
     """Units of items that are at most so long together. A window is a block. Immutable.
 
@@ -433,6 +434,20 @@ class Groups(_Bundles):
         """Items that are repeated to fill groups, in all."""
         return 0 if self.form.budget else self.num_samples * self.form.size - self.base.num_samples
 
+    @property
+    def costs(self) -> npt.NDArray[np.float64]:
+        """Of groups of a budget: for each its items times the square of the length that they are padded to at most.
+
+        Shape (groups,), in no order.
+        """
+        costs = [np.zeros(0)]
+        for shard in range(len(self)):
+            for _, classes in self._blocks(self._codes_of(shard)):
+                lengths, counts = np.unique(classes, return_counts=True)
+                sizes, squares = self.form.sizes(lengths), lengths.astype(np.float64) ** 2
+                costs += [np.repeat(squares * sizes, counts // sizes), (squares * (counts % sizes))[counts % sizes > 0]]
+        return np.concatenate(costs)
+
     def _blocks(self, codes: npt.NDArray[np.unsignedinteger]) -> Iterator[tuple[int, Int64]]:
         """Give where each block of a shard begins, and the classes of its items."""
         block = self.block or max(1, len(codes))
@@ -460,7 +475,8 @@ class Groups(_Bundles):
             None if parts is None else parts[item],
             np.append(0, np.cumsum(size)),
             None if self.form.budget else np.concatenate(pads),
-            self._values[codes[item]] if self.form.values else codes[item].astype(object),
+            codes[item],
+            self._values if self.form.values else None,
         )
 
     @cached_property
@@ -516,10 +532,12 @@ def form_of(units: Units | None) -> Form | None:
 
 
 def window_items(units: Units | None, window: int) -> int:
-    """Return how many items are read together: `window`, unless units are packs or groups."""
+    """Return about how many samples are read together: `window`, unless units are packs or groups."""
     if not isinstance(units, (Packs, Groups)):
         return window
-    return units.block or -(-units.base.num_samples // max(1, units.num_samples))
+    items = units.block or -(-units.base.num_samples // max(1, units.num_samples))
+    is_expanded = isinstance(units.base, Repeats) and units.base.kind == "expand"  # parts of a sample are read once
+    return items * units.chosen.num_samples // max(1, units.base.num_samples) if is_expanded else items
 
 
 def fewer_lanes(units: Units, lanes: int, sample_bytes: int) -> int:

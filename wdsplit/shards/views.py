@@ -23,6 +23,7 @@ import orjson
 
 from wdsplit.errors import DatasetNotFoundError, OutputExistsError, WdsplitError
 from wdsplit.order.limits import MAX_LANES
+from wdsplit.order.packing import MAX_CAPACITY, MAX_SIZE
 from wdsplit.order.selection import Selection, bitmap_bytes
 from wdsplit.order.units import (
     KINDS,
@@ -69,7 +70,7 @@ VIEWS = Kind(
 COMPARED_RANKS = 8
 """Ranks of which the costs of a step are compared."""
 
-UNIT_OPTIONS = ("pack", "capacity", "group", "size", "budget", "long")
+UNIT_OPTIONS = ("pack", "capacity", "group", "size", "budget", "allow_pads", "long")
 """The options of units that have several samples each."""
 
 _VERSION = 3
@@ -133,7 +134,8 @@ class StoredView:
         for name in ("view", "where", "keys", "exclude", "repeat", "expand", *UNIT_OPTIONS):
             value = self.recipe.get(name)
             text = value.get(inners.get(name, "")) if isinstance(value, dict) else value
-            words += [] if text is None else [f"--{name} {quoted(str(text))}"]
+            option = f"--{name.replace('_', '-')}"
+            words += [] if text is None else [option] if text is True else [f"{option} {quoted(str(text))}"]
         return " ".join(words)
 
 
@@ -147,6 +149,7 @@ def described_units(units: Units, figures: Mapping[str, Any]) -> list[str]:
             the largest of the costs of eight ranks in a step is, on average, in means of all.
     """
     form = form_of(units)
+    figures = {name: value for name, value in figures.items() if type(value) in (int, float)}  # anyone's file has them
     if form is None:
         return []
     lines = [f"{counted(units.num_samples, form.noun)} {form}"]
@@ -161,7 +164,7 @@ def described_units(units: Units, figures: Mapping[str, Any]) -> list[str]:
     if "imbalance" in figures:
         most = f"{figures['imbalance']:.2f} times the mean"
         lines.append(f"in a step of {COMPARED_RANKS} ranks, the largest sum of squared lengths is {most}")
-    if "num_long" in figures:
+    if figures.get("num_long"):
         is_cut = isinstance(form, Packing) and form.truncates
         lines.append(f"longer samples: {figures['num_long']:,} {'truncated' if is_cut else 'dropped'}")
     return lines
@@ -369,15 +372,18 @@ def _units(data: memoryview, stored: StoredView, totals: npt.NDArray[np.int64]) 
 
 def _formed(stored: StoredView, items: Selection | Repeats, codes: npt.NDArray[Any]) -> Packs | Groups:
     """Return the packs or groups of a view; no shard has more of them than items."""
-    form, units = dict(stored.form), cast(Packs | Groups | None, None)
+    form, units = stored.form, cast(Packs | Groups | None, None)
     is_typed = all(type(value) is _FORM_TYPES.get(name) for name, value in form.items())
-    block = form.pop("block", None)
-    if is_typed and form.keys() == {"capacity", "truncates"} and block >= 1 and form["capacity"] >= 1:
-        units = Packs(items, codes, block, Packing(**form))
-    elif is_typed and form.keys() == {"size", "budget", "values"} and block >= 0 and 0 <= form["size"] <= MAX_TIMES:
-        grouping = Grouping(form["size"], form["budget"], tuple(form["values"]))
-        if grouping.budget >= 1 or (grouping.size >= 1 and int(codes.max(initial=0)) < max(1, len(grouping.values))):
+    if is_typed and form.keys() == {"block", "capacity", "truncates"}:
+        if form["block"] >= 1 and 1 <= form["capacity"] <= MAX_CAPACITY:
+            units = Packs(items, codes, form["block"], Packing(form["capacity"], form["truncates"]))
+    elif is_typed and form.keys() == {"block", "size", "budget", "values"}:
+        grouping, block = Grouping(form["size"], form["budget"], tuple(form["values"])), form["block"]
+        is_sized = 0 <= grouping.size <= MAX_SIZE and 0 <= grouping.budget <= MAX_CAPACITY
+        has_values = grouping.size and int(codes.max(initial=0)) < max(1, len(grouping.values))
+        if block >= 0 and is_sized and (grouping.budget or has_values):
             units = Groups(items, codes, block, grouping)
+            units = None if units.num_pads > items.num_samples else units
     if units is None or (units.counts > items.counts).any():
         raise VIEWS.unreadable(stored.name, f"packs or groups as {reprlib.repr(dict(stored.form))}")
     return units

@@ -20,7 +20,7 @@ import pyarrow as pa
 from wdsplit.arrays import Int64
 from wdsplit.engines.local import Engine, LocalEngine, in_order
 from wdsplit.errors import InputError
-from wdsplit.order.packing import MAX_CAPACITY, block_of, group_block_of, group_costs, packed, padded_lengths
+from wdsplit.order.packing import MAX_CAPACITY, MAX_SIZE, block_of, group_block_of, packed, padded_lengths
 from wdsplit.order.selection import Bits, Selection
 from wdsplit.order.split import whole
 from wdsplit.order.state import is_stored_name
@@ -43,8 +43,8 @@ _SHOWN_KEYS = 5
 _MAX_CLASSES, _MAX_UNITS = 10_000, 2**24
 _MAX_VALUES = 1000
 """Values of a column of groups: a shard has samples for whole groups of some."""
-_MAX_PADS = 0.05
-"""Largest share of pads in groups, unless it is allowed."""
+_MAX_PADS, _MAX_ALLOWED_PADS = 0.05, 0.5
+"""Largest share of pads in groups, unless it is allowed, and in any case."""
 
 _Task = tuple[range, "Bits | None"]
 """The shards of a task, and the bits of the samples to choose from; None for all samples."""
@@ -58,7 +58,7 @@ _SHARD_BYTES, _SAMPLE_BYTES = 256 * 1024, 64
 
 _LIMITS = (
     ("capacity", "pack", MAX_CAPACITY, "how long a pack may be"),
-    ("size", "group", 65_536, "how many samples a group has"),
+    ("size", "group", MAX_SIZE, "how many samples a group has"),
     ("budget", "group", MAX_CAPACITY, "how long the samples of a group may be together"),
 )
 """The options with numbers: what each needs, its largest value, and what it says."""
@@ -189,7 +189,15 @@ def read_choice(
     given = {name: value for name, value in asked.items() if value is not None}
     for name in ("where", "repeat", "expand", "pack", "group"):
         if not isinstance(given.get(name, ""), str):
-            raise InputError(f"invalid {name}", expected="a string", found=type(given[name]).__name__)
+            raise InputError(
+                f"invalid {name}",
+                expected="a string",
+                found=type(given[name]).__name__,
+                remedy="give a process group or a DeviceMesh as process_group=" if name == "group" else "",
+            )
+    if given.get("allow_pads", True) is not True or ("allow_pads" in given and "group" not in given):
+        found = "no group" if "group" not in given else repr(given["allow_pads"])
+        raise InputError("invalid allow_pads", expected="True or False, with group", found=found)
     if "repeat" in given and "expand" in given:
         raise InputError("repeat and expand cannot be combined", remedy="leave out one of them")
     if "pack" in given and "group" in given:
@@ -200,10 +208,11 @@ def read_choice(
             kind = columns.schema.field(given[what]).type
             is_value = what == "group" and "budget" not in given and _is_value(kind)
             if not (pa.types.is_integer(kind) or is_value):
+                is_any = what == "group" and "budget" not in given
                 raise InputError(
                     f"column {given[what]!r} cannot be used to {what}",
                     place=columns.storage.url,
-                    expected="a column of integers" + ", or, without a budget, of text" * (what == "group"),
+                    expected="a column of integers" + ", texts or booleans" * is_any,
                     found=str(kind),
                 )
     for name, of, most, text in _LIMITS:
@@ -353,12 +362,11 @@ def choose(
     if choice.times is not None:
         items = Repeats(selection, _joined(part.times for part in every), "repeat" if choice.repeat else "expand")
     units: Units = items
-    form, block = choice.form, _block_of(columns, choice)
+    form = choice.form
     if isinstance(form, Packing):
-        units = Packs(items, _joined(part.codes for part in every), block, form)
+        units = Packs(items, _joined(part.codes for part in every), block_of(form.capacity), form)
     elif isinstance(form, Grouping):
-        form, codes = _numbered(columns, choice, every)
-        units = Groups(items, codes, block, form)
+        units = _grouped(columns, choice, items, every)
         _refuse_pads(columns, choice, units)
     figures = _figures(choice, units, every)
     return Chosen(units, {name: counts > 0 for name, counts in found.items()}, classes, figures)
@@ -372,9 +380,12 @@ def _figures(choice: Choice, units: Units, parts: Sequence[_Part]) -> dict[str, 
     if choice.long != "error":
         figures["num_long"] = sum(part.num_long for part in parts)
     if choice.lengths is not None:
-        most = choice.capacity * units.num_samples or sum(int(part.codes.sum()) for part in parts)
+        most = choice.capacity * units.num_samples
+        costs = np.concatenate([np.zeros(0), *(part.costs for part in parts)])
+        if isinstance(units, Groups):
+            most, costs = int(units.codes.sum()), units.costs
         figures["fill"] = round(sum(part.length for part in parts) / max(1, most), 4)
-        costs = np.sort(np.concatenate([np.zeros(0), *(part.costs for part in parts)]))
+        costs = np.sort(costs)
         figures["imbalance"] = round(_mean_of_largest(costs) / max(1.0, float(costs.mean())), 3) if len(costs) else 1.0
     return figures
 
@@ -385,19 +396,16 @@ def _mean_of_largest(costs: npt.NDArray[np.float64]) -> float:
     return float(np.diff(below) @ costs)
 
 
-def _block_of(columns: SampleColumns, choice: Choice) -> int:
-    """Return how many items are packed or grouped together."""
-    if choice.pack is not None:
-        return block_of(choice.capacity)
-    return group_block_of(columns.manifest.sample_bytes, choice.size)
-
-
-def _numbered(
-    columns: SampleColumns, choice: Choice, parts: Sequence[_Part]
-) -> tuple[Grouping, npt.NDArray[np.unsignedinteger]]:
-    """Return the groups with the values of all parts, rising, and the class of each item by its place among them."""
+def _grouped(columns: SampleColumns, choice: Choice, items: Selection | Repeats, parts: Sequence[_Part]) -> Groups:
+    """Return the groups of items, of which the parts have the values, or the lengths."""
+    bytes_of_sample, is_expanded = columns.manifest.sample_bytes, choice.expand is not None
     if choice.budget:
-        return Grouping(choice.size, choice.budget), _joined(part.codes for part in parts)
+        lengths, form = _joined(part.codes for part in parts), Grouping(choice.size, choice.budget)
+        usual = choice.budget // max(1, int(lengths.mean())) if len(lengths) else 1
+        block = group_block_of(bytes_of_sample, min(usual, choice.size or usual), is_expanded)
+        stops = np.cumsum(items.counts).tolist()
+        own = [lengths[stop - count : stop] for stop, count in zip(stops, items.counts.tolist(), strict=True)]
+        return Groups(items, _joined(padded_lengths(each.astype(np.int64), form, block) for each in own), block, form)
     values = sorted({value for part in parts for value in part.values})
     if len(values) > _MAX_VALUES:
         raise _too_many_values(columns, choice)
@@ -405,7 +413,15 @@ def _numbered(
     codes = _joined(
         np.array([number_of[value] for value in part.values], np.uint32)[part.codes] for part in parts if part.values
     )
-    return Grouping(choice.size, 0, tuple(values)), codes
+    form = Grouping(choice.size, 0, tuple(values))
+    groups = Groups(items, codes, group_block_of(bytes_of_sample, choice.size, is_expanded), form)
+    if _share_of_pads(groups) > _MAX_PADS and not is_expanded:  # too many values for a block: a shard may do
+        groups = min(groups, Groups(items, codes, 0, form), key=_share_of_pads)
+    return groups
+
+
+def _share_of_pads(groups: Groups) -> float:
+    return groups.num_pads / max(1, groups.base.num_samples + groups.num_pads)
 
 
 def _too_many_values(columns: SampleColumns, choice: Choice) -> InputError:
@@ -420,16 +436,20 @@ def _too_many_values(columns: SampleColumns, choice: Choice) -> InputError:
 
 def _refuse_pads(columns: SampleColumns, choice: Choice, units: Groups) -> None:
     """Refuse groups of which too much is filled with repeated samples."""
-    num_all = units.base.num_samples + units.num_pads
-    if not choice.allow_pads and units.num_pads > _MAX_PADS * num_all:
+    most = _MAX_ALLOWED_PADS if choice.allow_pads else _MAX_PADS
+    if _share_of_pads(units) > most:
+        where = f"a block of {units.block:,} samples" if units.block else "a shard"
+        num_all = units.base.num_samples + units.num_pads
         raise InputError(
             "too many samples would be repeated to fill groups",
             place=columns.storage.url,
-            expected=f"at most {100 * _MAX_PADS:g} % of the samples of an epoch",
+            expected=f"at most {100 * most:g} % of the samples of an epoch",
             found=f"{100 * units.num_pads / num_all:.1f} %: {units.num_pads:,} of {num_all:,}, because the last group "
-            f"of each of the {len(units.form.values):,} values of {choice.group!r} in a shard is rarely full",
+            f"of each of the {len(units.form.values):,} values of {choice.group!r} in {where} is rarely full",
             remedy="use a smaller --size, fewer values, or larger shards; of lengths a --budget (budget=), which "
-            "repeats none; or allow it: --allow-pads (allow_pads=True)",
+            "repeats none" + ""
+            if choice.allow_pads
+            else "; or allow it: --allow-pads (allow_pads=True)",
         )
 
 
@@ -466,7 +486,7 @@ def _choose_some(
     bits: list[Bits] = [np.zeros(0, np.uint8)]
     times, codes, length, num_long = [], [], 0, 0
     costs: list[npt.NDArray[np.float64]] = [np.zeros(0)]
-    form, block, number_of = choice.form, _block_of(columns, choice), dict[Any, int]()
+    form, number_of = choice.form, dict[Any, int]()
     found: dict[str, list[Int64]] = {name: [np.zeros(0, np.int64)] for name in lists}
     classes = {name: Tally(Counter(), Counter()) for name in counted}
     for table, mask in _tables(columns, totals, names, task):
@@ -500,11 +520,10 @@ def _choose_some(
                 own = np.minimum(lengths, choice.capacity or choice.budget)[samples]
                 length += int(own.sum())
             if isinstance(form, Packing):
-                codes.append(packed(own, form.capacity, block))
+                codes.append(packed(own, form.capacity, block_of(form.capacity)))
                 costs.append(np.bincount(codes[-1], own.astype(np.float64) ** 2).astype(np.float64))
-            elif form.budget:
-                codes.append(padded_lengths(own, form, block))
-                costs += group_costs(codes[-1], form, block)
+            elif form.budget:  # grouped when all lengths are known
+                codes.append(own.astype(np.uint32))
             else:
                 codes.append(_values_of(table, choice, mask, number_of)[samples])
                 if len(number_of) > _MAX_VALUES:
@@ -569,7 +588,7 @@ def _values_of(
             place=f"sample {key!r}",
             expected="a value",
             found="null",
-            remedy=f"leave such samples out: --where '{choice.group} is not null' (where=)",
+            remedy=f"leave such samples out: --where 'column(\"{choice.group}\") is not None' (where=)",
             key=key,
         )
     used = values.indices.to_numpy()

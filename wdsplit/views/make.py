@@ -17,6 +17,7 @@ from wdsplit.errors import InputError
 from wdsplit.notebook import html_table
 from wdsplit.order.views import View
 from wdsplit.shards.files import read_manifest
+from wdsplit.shards.manifest import Manifest
 from wdsplit.shards.views import (
     UNIT_OPTIONS,
     VIEWS,
@@ -70,7 +71,7 @@ class MadeView:
     def __repr__(self) -> str:
         stored = self.stored
         repeated = "" if stored.kind == "select" else f", {stored.num_units:,} with repetitions"
-        noun = "pack" if stored.recipe.get("pack") else "group"
+        noun = "pack" if "capacity" in stored.form else "group"
         times = f", in {counted(stored.num_units, noun)}" if stored.form else repeated
         return f"<MadeView {stored.name!r}: {stored.num_selected:,} of {stored.num_samples:,} samples{times}>"
 
@@ -179,6 +180,12 @@ def make_view(
         refuse_missing(columns, choice, chosen, allow_missing)
         recipe = _recipe(choice, chosen, None if base is None else base[0])
         stored = write_view(storage, manifest, name, chosen.selection, recipe)
+    if stored.form and _is_in_order(manifest):
+        logger.warning(
+            "%s: the rows were not shuffled when they were converted, so the samples of a pack or group are neighbours "
+            "of the table",
+            storage.url,
+        )
     if not stored.num_selected:
         logger.warning("%s: view %r has no samples", storage.url, name)
     return MadeView(
@@ -188,6 +195,12 @@ def make_view(
         _classes(columns, chosen),
         tuple(described_units(chosen.selection, chosen.figures)),
     )
+
+
+def _is_in_order(manifest: Manifest) -> bool:
+    """Tell whether the rows are known not to have been shuffled when they were converted."""
+    options = manifest.provenance.get("options")
+    return isinstance(options, Mapping) and options.get("shuffle") is False
 
 
 def _counted(columns: SampleColumns) -> list[str]:

@@ -18,7 +18,7 @@ from paths import SUPPORT
 from sampled import columns_of, keys_of, rows_of, sampled_dataset, without_samples
 from tables import start_script, write_table
 from wdsplit.cli.main import cli, main
-from wdsplit.errors import CorruptDataError, InputError, OutputExistsError
+from wdsplit.errors import CorruptDataError, InputError, OutputExistsError, PipelineError
 from wdsplit.order import units
 from wdsplit.order.selection import Selection
 from wdsplit.order.units import shard_units
@@ -530,6 +530,9 @@ def columns_of_units(units):
         ({"group": "is_odd", "size": 0}, "0"),
         ({"group": "is_odd", "size": 4.5}, "4.5"),
         ({"group": "is_odd", "budget": 4}, "bool"),
+        ({"group": 3, "size": 4}, "int"),
+        ({"group": "is_odd", "size": 4, "allow_pads": "no"}, "'no'"),
+        ({"where": "row > 3", "allow_pads": True}, "no group"),
         ({"group": "score", "size": 4}, "double"),
         ({"group": "weight", "size": 4}, "null"),
         ({"group": "row", "budget": 50}, "51"),
@@ -714,18 +717,48 @@ def test_bad_samples_of_a_group_are_replaced_by_its_good_ones_or_left_out_of_a_b
 
     for chosen in ({"group": "is_odd", "size": 4, "allow_pads": True}, {"group": "row", "budget": 200}):
         how = chosen | {"rank": 0, "world_size": 1}
-        whole = list(wdsplit.Loader(wdsplit.Dataset(weighted, **how), 1, collate_fn=list))
+        whole = list(wdsplit.Loader(wdsplit.Dataset(weighted, **how).decode().to_tuple("cls"), 1, collate_fn=list))
         dataset = wdsplit.Dataset(weighted, **how, on_bad_sample="substitute", max_bad_samples=1.0).map(refuse_some)
         for num_workers in (0, 2):
-            loader = wdsplit.Loader(dataset, 1, num_workers=num_workers, collate_fn=list)
+            given = dataset.decode().to_tuple("cls", "__pad__")
+            loader = wdsplit.Loader(given, 1, num_workers=num_workers, collate_fn=list)
             for (found,), (expected,) in zip(loader, whole, strict=True):
-                good = [int(sample["cls"]) for sample in expected if int(sample["cls"]) % 5 == 1]
-                rows = [int(sample["cls"]) for sample in found]
-                real = {int(sample["cls"]) for sample in found if not sample["__pad__"]}
-                assert real <= set(good) and (set(rows) == set(good) if good else len(set(rows)) == 1)
-                assert len(rows) == (4 if "size" in chosen else max(1, len(good)))
-            batches = list(wdsplit.Loader(dataset, 1, num_workers=num_workers)) if "size" in chosen else []
-            assert all(len(batch["cls"]) == 4 for batch in batches)
+                good = {row for (row,) in expected if row % 5 == 1}
+                assert {row for row, _ in found} == good or not good
+                assert sorted(row for row, pad in found if not pad) == sorted(good)
+                assert len(found) == (4 if "size" in chosen else max(1, len(good)))
+            batches = list(wdsplit.Loader(given, 1, num_workers=num_workers)) if "size" in chosen else []
+            assert all(len(cls) == 4 for cls, _ in batches)
+
+
+def test_groups_longer_than_their_budget_are_refused_when_they_are_read(tmp_path):
+    columns = {"npy": [np.zeros(4)] * 40, "tokens": [3] * 40}
+    write_table(tmp_path / "in.parquet", columns)
+    wdsplit.convert(tmp_path / "in.parquet", tmp_path / "d", shards=2, keep=["tokens"])
+    dataset = wdsplit.Dataset(tmp_path / "d", group="tokens", budget=12, rank=0, world_size=1).decode()
+    with pytest.raises(PipelineError, match="a group is longer than its budget") as caught:
+        next(iter(wdsplit.Loader(dataset, 1)))
+    assert caught.value.found == "16"
+
+
+def test_a_loader_of_groups_in_any_epoch_has_batches_of_one(weighted):
+    by_epoch = {0: None, 10: {"group": "row", "budget": 100}}
+    with pytest.raises(InputError, match="a group is a whole batch"):
+        wdsplit.Loader(wdsplit.Dataset(weighted, view=by_epoch, rank=0, world_size=1), 2)
+
+
+@pytest.mark.parametrize("chosen", [{"pack": "row", "capacity": 60}, {"group": "row", "budget": 100}, GROUPS], ids=str)
+@pytest.mark.parametrize("collate_fn", [None, list])
+def test_statistics_and_benchmarks_count_samples(weighted, chosen, collate_fn):
+    dataset = wdsplit.Dataset(weighted, **chosen, rank=0, world_size=1).map(with_array)
+    loader = wdsplit.Loader(dataset, 1, num_workers=2, collate_fn=collate_fn)
+    found = wdsplit.bench(loader)
+    pads = 4 * found.batches - NUM_SAMPLES if "size" in chosen else 0
+    assert found.samples == loader.statistics().samples == loader.statistics().samples_made == NUM_SAMPLES + pads
+
+
+def with_array(sample):
+    return {"npy": np.zeros(int(sample["cls"])) if "__group__" not in sample else np.zeros(1)}
 
 
 @pytest.mark.parametrize("chosen", [{"pack": "row", "capacity": 60}, {"group": "row", "budget": 100}], ids=str)

@@ -488,8 +488,8 @@ class Source:
         fields |= {PLACE: item} if order.is_packed else {}
         if isinstance(order.selection, Groups):
             shard, unit, _ = order.units(np.array([position]))
-            found = order.shard_units(int(shard[0])).items(unit).groups
-            fields |= {} if found is None else {GROUP: found[item]}
+            groups = order.shard_units(int(shard[0])).items(unit).groups
+            fields |= {} if groups is None else {GROUP: groups[item]}
         return Place(self, int(located.shard[item]), int(located.sample[item]), fields)
 
     def storage(self) -> ReadableStorage:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import compress, cycle
+from itertools import compress
 from typing import Any, Literal
 
 import numpy as np
@@ -21,6 +21,7 @@ from wdsplit.arrays import Int64
 from wdsplit.errors import PipelineError
 from wdsplit.loading.reading.block import Columns, Pending, as_list, flat
 from wdsplit.order.units import Packing, spread
+from wdsplit.texts import counted
 
 __all__ = [
     "Column",
@@ -31,14 +32,15 @@ __all__ = [
     "as_array",
     "collate",
     "collate_columns",
+    "collate_group",
     "collate_packs",
     "in_packs",
     "is_plain",
     "num_bytes",
+    "num_samples",
     "weave",
     "weave_group",
     "weave_packs",
-    "with_fellows",
     "without_left_out",
 ]
 
@@ -172,15 +174,6 @@ def without_left_out(samples: Sequence[Any], units: Int64) -> tuple[list[Any], I
     return list(compress(samples, kept)), np.bincount(units[kept])
 
 
-def with_fellows(samples: list[Any]) -> list[Any]:
-    """Return the samples of a group; good ones, flagged as pads, stand in for those that are left out."""
-    good = [sample for sample in samples if not isinstance(sample, LeftOut)]
-    if len(good) == len(samples):
-        return samples
-    fellows = cycle({**sample, "__pad__": True} if "__pad__" in sample else sample for sample in good)
-    return [next(fellows) if isinstance(sample, LeftOut) else sample for sample in samples]
-
-
 def in_packs(samples: Sequence[Any], sizes: Int64) -> list[list[Any]]:
     """Return the samples of each pack, by the number of samples that it has."""
     stops = np.cumsum(sizes).tolist()
@@ -241,6 +234,21 @@ def collate_packs(samples: Sequence[Any], sizes: Int64, packing: Packing) -> dic
             remedy="give --pack a column with the lengths of what the stages return",
         )
     return {**columns, LENGTHS: Column("number", lengths), PACK_SIZES: Column("number", sizes)}
+
+
+def collate_group(samples: Sequence[Any], budget: int) -> dict[str, Column]:
+    """Turn the samples of a group of a budget into columns, for `weave_group`; raises as `collate_packs` does."""
+    columns = collate_packs(samples, np.ones(len(samples), np.int64), Packing(_MAX_ELEMENTS, False))
+    padded = len(samples) * int(columns[LENGTHS].data.max())
+    if padded > budget:
+        raise PipelineError(
+            "a group is longer than its budget",
+            place=f"the group of sample {samples[0].get('__key__', '')!r}",
+            expected=f"{counted(len(samples), 'array')} that have {budget:,} elements together, padded to the longest",
+            found=f"{padded:,}",
+            remedy="give --group a column with the lengths of what the stages return",
+        )
+    return columns
 
 
 def collate_columns(columns: Columns) -> Any:
@@ -374,10 +382,10 @@ def weave_packs(
     ends = np.cumsum(own)
     if len(ends) and ends[-1] > _MAX_ELEMENTS:
         raise PipelineError(
-            "a batch of packs is too long",
+            "a batch is too long",
             expected=f"at most {_MAX_ELEMENTS:,} elements, which 32-bit offsets can count",
             found=f"{int(ends[-1]):,}",
-            remedy="use a smaller batch_size",
+            remedy="use a smaller batch_size, or a smaller budget",
         )
     segments = np.repeat(np.arange(len(own)), own)
     made = {
@@ -406,6 +414,17 @@ def _pinned(batch: dict[str, Any]) -> dict[str, Any]:
     return {name: value.pin_memory() if _is_tensor(value) else value for name, value in batch.items()}
 
 
+def num_samples(sub_batch: Any, is_formed: bool) -> int:
+    """Return how many samples a sub-batch has: a result of a collation, or a list, which is of units if `is_formed`."""
+    if _is_packed(sub_batch):
+        return len(sub_batch[LENGTHS].data)
+    if isinstance(sub_batch, list):
+        return sum(map(len, sub_batch)) if is_formed else len(sub_batch)
+    columns = [sub_batch] if isinstance(sub_batch, Column) else sub_batch
+    columns = columns.values() if isinstance(columns, dict) else columns
+    return max((len(column.data) for column in columns), default=0)
+
+
 def weave_group(
     sub_batch: Any, pin: bool, borrowed: bool = False, output: Output = "torch", strings: Strings = "list"
 ) -> Any:
@@ -414,14 +433,7 @@ def weave_group(
         lengths = sub_batch[LENGTHS].data
         parts = [(np.arange(len(lengths)), sub_batch)]
         return weave_packs(parts, pin, borrowed, output, strings, int(lengths.max()))
-    columns = (
-        sub_batch.values()
-        if isinstance(sub_batch, dict)
-        else sub_batch
-        if isinstance(sub_batch, tuple)
-        else [sub_batch]
-    )
-    size = max((len(column.data) for column in columns), default=0)
+    size = num_samples(sub_batch, True)
     return weave([(np.arange(size), sub_batch)], size, pin, borrowed, output, strings)
 
 
@@ -439,7 +451,7 @@ def _in_rows(values: Any, at: tuple[Int64, Int64], shape: tuple[int, int], fill:
 
 def _no_packs(found: str) -> PipelineError:
     return PipelineError(
-        "the samples of a pack have no arrays to join",
+        "the samples of a pack or group have no arrays to join",
         expected="dicts with an array or a tensor, of at least one dimension",
         found=found,
         remedy="decode the field of the array, leave out to_tuple, or pass a collate_fn to the Loader",
