@@ -22,7 +22,6 @@ from wdsplit.cli.options import (
 )
 from wdsplit.cli.progress import progress_bar
 from wdsplit.cli.terminal import Result, width
-from wdsplit.order.units import Grouping
 from wdsplit.texts import human_bytes
 
 if TYPE_CHECKING:
@@ -88,6 +87,9 @@ def bench_command(
     Runs wdsplit.Loader as training would, and discards the batches. With --step-ms, simulates a training step after
     each batch: the share of time spent waiting then shows whether the loader keeps up.
     """
+    from wdsplit.loading.reading.source import name_with_view  # here, because --help needs neither
+    from wdsplit.order.units import Grouping
+
     read = wdsplit.Dataset(dataset, fields=fields or None, **order)
     handlers: list[Any] = [*decode, *([] if resize is None else [wdsplit.resized(resize)])]
     read = read.decode(*handlers) if handlers else read
@@ -105,8 +107,6 @@ def bench_command(
             step_s=step_ms / 1000,
             progress=lambda batches, total, samples: bar.update(batches, total, unit="batches", samples=samples),
         )
-    from wdsplit.loading.reading.source import name_with_view
-
     source = loader.dataset.source
     rates = {"samples_per_s": found.samples_per_s, "bytes_per_s": found.bytes_per_s}
     view = {"view": source.view_text} if source.view_text else {}
