@@ -197,6 +197,9 @@ def read_side_shards(storage: ReadableStorage, annotation: Annotation, manifest:
         annotation: The annotation, which has fields.
         manifest: The dataset's manifest, of all its samples.
 
+    Returns:
+        Its provenance has the names of the annotation and of its folder.
+
     Raises:
         CorruptDataError: Their table is damaged or missing.
         InputError: They are not those of the dataset's shards.
@@ -224,7 +227,8 @@ def read_side_shards(storage: ReadableStorage, annotation: Annotation, manifest:
             remedy=ANNOTATIONS.remedy(annotation.name),
         )
     fields = (*annotation.fields, Field(MISSING, "", "bytes", "null"))
-    return dataclasses.replace(manifest, shards=side, fields=fields, samples=None)
+    origin = {"annotation": annotation.name, "folder": annotation.folder}
+    return dataclasses.replace(manifest, shards=side, fields=fields, samples=None, provenance=origin)
 
 
 def find_parts(storage: Storage, name: str) -> list[str]:

@@ -18,7 +18,7 @@ from made_datasets import converted
 from tables import files_below, files_of
 from wdsplit import AnnotateOptions
 from wdsplit.cli.main import cli
-from wdsplit.errors import CorruptDataError, InputError
+from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError
 from wdsplit.shards.annotations import MISSING, write_side_shards
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import Shards
@@ -349,6 +349,17 @@ def test_fields_of_other_shards_are_refused(data, tmp_path, change):
     with pytest.raises((InputError, CorruptDataError), match=message):
         wdsplit.Dataset(data, join=["later"])
     assert len(samples_of(wdsplit.Dataset(data))) == NUM_ROWS, "the dataset itself can be read"
+
+
+@pytest.mark.parametrize("change", ["replaced", "dropped"])
+def test_an_annotation_that_is_replaced_while_it_is_read_is_an_error_that_says_so(data, change):
+    dataset = wdsplit.Dataset(data, join=["later"])
+    if change == "dropped":
+        wdsplit.drop_annotation(str(data), "later")
+    else:
+        annotate(data, table(61), overwrite=True)
+    with pytest.raises(DatasetNotFoundError, match=r"annotation 'later' was replaced or removed(.|\n)*open"):
+        samples_of(dataset)
 
 
 # Damage

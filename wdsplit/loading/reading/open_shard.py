@@ -12,7 +12,7 @@ import numpy as np
 from wdsplit.arrays import Int64
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, UnansweredError, WdsplitError
 from wdsplit.loading.reading.segments import Range, Segments, ranges_of
-from wdsplit.shards.annotations import MISSING
+from wdsplit.shards.annotations import MISSING, find_annotation
 from wdsplit.shards.manifest import HEADER_NAME, MAX_HEADER_BYTES, Manifest, Shard, shards_checksum
 from wdsplit.shards.places import read_places
 from wdsplit.storage.interface import ReadableFile, ReadableStorage
@@ -98,7 +98,7 @@ class OpenShard:
 
 
 def refuse_overwritten(storage: ReadableStorage, manifest: Manifest) -> None:
-    """Refuse a dataset whose header is not the one that was opened, if the manifest was read from one.
+    """Refuse a dataset whose header, or an annotation whose folder, is not the one that was opened.
 
     Raises:
         DatasetNotFoundError: It was overwritten or removed.
@@ -116,6 +116,21 @@ def refuse_overwritten(storage: ReadableStorage, manifest: Manifest) -> None:
             remedy="open the dataset again; to keep one that is in use, convert to another folder",
             url=storage.url,
         )
+    match manifest.provenance:
+        case {"annotation": str(name), "folder": str(folder)}:  # of side shards
+            try:
+                found = find_annotation(storage, name).folder
+            except (DatasetNotFoundError, CorruptDataError, InputError) as error:
+                found = error.cause
+            if found != folder:
+                raise DatasetNotFoundError(
+                    f"annotation {name!r} was replaced or removed while it was read",
+                    place=storage.url,
+                    expected=f"the folder {folder}, as when it was opened",
+                    found=found,
+                    remedy="open the dataset again; to keep one that is in use, give the new one another name",
+                    url=storage.url,
+                )
 
 
 @contextmanager
