@@ -470,7 +470,7 @@ def _write_side_shard(
     """
     keys = read_samples(storage, shard, [SAMPLE_KEY]).column(0)
     if shard.num_pads:
-        # A pad repeats the samples of its shard from the first on; if there are none, one of another shard.
+        # A pad repeats the samples of its shard, from the first on. In a shard without any it has none of the fields.
         pads = np.arange(len(rows), shard.num_samples)
         names = read_window(open_shard(storage, shard, job.names).narrowed(()), pads).keys
         keys = pa.chunked_array([*keys.chunks, pa.array(names, keys.type)])

@@ -416,7 +416,8 @@ class Source:
 
     def described(self) -> Mapping[str, Any]:
         """Return the main facts, for tables."""
-        return replace(self.manifest, lanes=self.options.lanes, window=self.options.window).described()
+        lanes, window = self.options.lanes, self.options.window
+        return replace(self.manifest, fields=self.all_fields, lanes=lanes, window=window).described()
 
     def order(self, epoch: int) -> EpochOrder:
         """Return the order of an epoch. The last one is kept, so that threads and forked processes share it."""
