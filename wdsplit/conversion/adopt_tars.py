@@ -29,6 +29,7 @@ from wdsplit.indexing.tars import (
     refuse_duplicate_keys,
     warn_of_oddities,
 )
+from wdsplit.shards.annotations import ANNOTATIONS, is_annotation_folder
 from wdsplit.shards.files import read_manifest, write_manifest
 from wdsplit.shards.manifest import HEADER_NAME, Manifest
 from wdsplit.shards.places import places_path
@@ -198,9 +199,10 @@ def _tars(storage: Storage) -> dict[str, int]:
 
 def _below(storage: Storage, folder: str) -> Iterator[tuple[str, int]]:
     files = storage.sizes(folder)
-    for name in storage.list(folder):
+    names = storage.list(folder)
+    for name in names:
         path = f"{folder}/{name}" if folder else name
-        if name.startswith("."):
+        if name.startswith(".") or (folder == ANNOTATIONS.folder and is_annotation_folder(name, names)):
             continue
         if name not in files:
             yield from _below(storage, path)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -36,6 +36,7 @@ __all__ = [
     "drop_annotation",
     "find_annotation",
     "find_parts",
+    "is_annotation_folder",
     "is_part_of",
     "list_annotations",
     "read_annotation",
@@ -258,6 +259,12 @@ def drop_annotation(storage: Storage, name: str) -> None:
 def is_part_of(entry: str, name: str) -> bool:
     """Return whether a file or folder in the annotations' folder belongs to an annotation."""
     return entry in (f"{name}.json", f"{name}{RUN_SUFFIX}") or re.fullmatch(f"{name}-{_HASH}", entry) is not None
+
+
+def is_annotation_folder(entry: str, entries: Container[str]) -> bool:
+    """Return whether one of the entries of the annotations' folder is the folder of an annotation, or of a run."""
+    found = re.fullmatch(f"({ANNOTATIONS.pattern.pattern})-{_HASH}", entry)
+    return found is not None and (f"{found[1]}.json" in entries or f"{found[1]}{RUN_SUFFIX}" in entries)
 
 
 def write_side_shards(storage: Storage, folder: str, shards: Shards) -> str:

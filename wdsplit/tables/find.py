@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from wdsplit.errors import InputError
+from wdsplit.shards.annotations import ANNOTATIONS
 from wdsplit.shards.manifest import HEADER_NAME, SHARDS_NAME
 from wdsplit.shards.sample_tables import samples_path
 from wdsplit.storage.opening import is_remote
@@ -100,6 +101,7 @@ def _tables_below(folder: str, paths: Sequence[str]) -> list[str]:
     found: dict[str, list[str]] = {}
     headers = {shown_url(path) for path in paths if os.path.basename(shown_url(path)) == HEADER_NAME}
     manifests = {os.path.join(os.path.dirname(header), SHARDS_NAME) for header in headers}
+    annotated = tuple(os.path.join(os.path.dirname(header), ANNOTATIONS.folder, "") for header in headers)
     for path in sorted(paths):
         name = FOLDER_SUFFIXES.get(os.path.splitext(shown_url(path))[1].lower())
         if is_compressed(shown_url(path)):
@@ -110,7 +112,9 @@ def _tables_below(folder: str, paths: Sequence[str]) -> list[str]:
                 remedy="decompress it, move it away, or select the files with a pattern",
                 url=shown_url(path),
             )
-        # In a wdsplit dataset, shards.parquet and the tables beside tars are not input tables.
+        if shown_url(path).startswith(annotated):
+            continue
+        # In a wdsplit dataset, shards.parquet, the tables beside tars and annotations are not input tables.
         if name is not None and shown_url(path) not in manifests and not shown_url(path).endswith(_BESIDE_TARS):
             found.setdefault(name, []).append(path)
     tables = [os.path.relpath(shown_url(path), shown_url(folder)) for paths in found.values() for path in paths]

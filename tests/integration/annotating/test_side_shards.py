@@ -314,6 +314,23 @@ def test_several_are_joined_and_dropped_one_by_one(data):
     assert list(wdsplit.Samples(data, join=["more"])[1])[4:] == ["bin", "cls", "second.bin"]
 
 
+def test_side_shards_are_no_input_and_no_shards(data, tmp_path):
+    wdsplit.convert(str(data), tmp_path / "again", wdsplit.ConvertOptions(**PLAN))
+    again = wdsplit.Samples(tmp_path / "again")
+    assert {sample["cls"] for sample in again} == {sample["cls"] for sample in wdsplit.Samples(data)}
+    assert (len(again), list(again[0])[4:]) == (NUM_ROWS, ["bin", "cls"])
+    tars = tmp_path / "tars"
+    tars.mkdir()
+    for path in data.glob("*.tar"):
+        shutil.copy(path, tars)
+    options = wdsplit.IndexOptions(sample_tables=True)
+    before = wdsplit.index_tars(tars, options)
+    annotate(tars, table(60))
+    (tars / "wdsplit.json").unlink()
+    assert wdsplit.index_tars(tars, options).fingerprint == before.fingerprint
+    assert len(list(wdsplit.Samples(tars, join=["later"]))) == NUM_ROWS
+
+
 # What is refused
 
 
