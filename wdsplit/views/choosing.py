@@ -447,9 +447,7 @@ def _refuse_pads(columns: SampleColumns, choice: Choice, units: Groups) -> None:
             found=f"{100 * units.num_pads / num_all:.1f} %: {units.num_pads:,} of {num_all:,}, because the last group "
             f"of each of the {len(units.form.values):,} values of {choice.group!r} in {where} is rarely full",
             remedy="use a smaller --size, fewer values, or larger shards; of lengths a --budget (budget=), which "
-            "repeats none" + ""
-            if choice.allow_pads
-            else "; or allow it: --allow-pads (allow_pads=True)",
+            f"repeats none{'' if choice.allow_pads else '; or allow it: --allow-pads (allow_pads=True)'}",
         )
 
 

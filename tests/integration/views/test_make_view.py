@@ -674,8 +674,10 @@ def test_groups_are_of_one_value_or_of_a_budget_and_change_from_epoch_to_epoch(
 
 
 def test_groups_of_many_repeated_samples_need_permission_and_those_of_many_values_are_refused(weighted, monkeypatch):
-    with pytest.raises(InputError, match="too many samples would be repeated"):
-        wdsplit.make_view(weighted, "refused", group="is_odd", size=7)
+    for allow_pads, size in ((False, 7), (True, 60)):
+        with pytest.raises(InputError, match="too many samples would be repeated") as caught:
+            wdsplit.make_view(weighted, "refused", group="is_odd", size=size, allow_pads=allow_pads)
+        assert "smaller --size" in caught.value.remedy and ("--allow-pads" in caught.value.remedy) != allow_pads
     assert "refused" not in wdsplit.list_views(weighted)
     output = view(weighted, "groups", "--overwrite", "--group", "is_odd", "--size", 7, "--allow-pads").output
     assert "groups of 7, by 2 values; " in output and "squared lengths" not in output
