@@ -12,6 +12,7 @@ from wdsplit.cli.help import argument, command, option
 from wdsplit.cli.options import (
     batch_size_option,
     class_field_option,
+    join_option,
     options_of,
     parsed_by,
     seed_options,
@@ -62,6 +63,7 @@ _CLUSTER: dict[str, dict[str, Any]] = {
         metavar="SIZE",
         help="Read datasets up to this size completely, and sample larger ones.  [default: 256MiB, remote 64MiB]",
     ),
+    join_option("Output"),
     view_options,
     options_of(Cluster, "Cluster model", " ".join(_CLUSTER), **_CLUSTER),
     summary="Write a page about DATASET: samples, classes, mixing, speed.",

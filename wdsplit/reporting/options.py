@@ -31,6 +31,7 @@ class ReportOptions:
         max_read: Bytes of shards to read, such as "1GB"; None for 256 MiB, or 64 MiB of a remote dataset. Larger
             datasets are sampled.
         cluster: Assumptions of the cluster model.
+        join: As for `Dataset`: annotations whose fields are shown too.
     """
 
     seed: int = 0
@@ -43,6 +44,7 @@ class ReportOptions:
     cluster: Cluster = field(default_factory=Cluster)
     view: Any = None
     where: Any = None
+    join: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         problems = [

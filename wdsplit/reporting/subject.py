@@ -176,7 +176,7 @@ def open_subject(
         shuffle: As for `Dataset`; an open dataset has its own.
         storage_options: As for `Dataset`.
         fs: As for `Dataset`.
-        **choice: `view` and `where`, as for `Dataset`; an open dataset has its own.
+        **choice: `view`, `where` and `join`, as for `Dataset`, or None; an open dataset has its own.
 
     Raises:
         InputError: A choice was given with an open dataset, or a path is given twice.
@@ -187,13 +187,14 @@ def open_subject(
     if source is not None:
         if any(each is not None for each in choice.values()):
             raise InputError(
-                "the view of an open dataset cannot be changed",
+                "the view and the fields of an open dataset cannot be changed",
                 place=source.url,
-                expected="no view and no where",
+                expected="no view, where or join",
                 remedy="call dataset.set_view first, or pass the path instead",
             )
         return Subject(source)
-    how: dict[str, Any] = {"seed": seed, "shuffle": shuffle, "storage_options": storage_options, "fs": fs, **choice}
+    how: dict[str, Any] = {"seed": seed, "shuffle": shuffle, "storage_options": storage_options, "fs": fs}
+    how |= {name: value for name, value in choice.items() if value is not None}
     if isinstance(dataset, Sequence) and not isinstance(dataset, str):
         names = [os.fspath(path) for path in dataset]
         if len(names) > 1 and not any(name.endswith(".tar") for name in names):

@@ -110,6 +110,11 @@ def columns(dataset, **options):
     return [[keys, latents.tolist(), masks, labels.tolist()] for keys, latents, masks, labels in loader]
 
 
+def viewed(dataset):
+    dataset.set_view(where="row < 40")
+    return samples_of(dataset)
+
+
 def resumed(dataset):
     loader = wdsplit.Loader(dataset.map(plain), 8, collate_fn=list)
     begun = iter(loader)
@@ -144,6 +149,7 @@ WAYS = {
     "verified": partial(opened, samples_of, verify=True),
     "limited": partial(opened, samples_of, limit=33),
     "chosen": partial(opened, samples_of, where="row > 30 and weight == 1"),
+    "view set later": partial(opened, viewed),
     "columns": partial(opened, columns, where="row != 5"),
     "columns of threads": partial(opened, partial(columns, num_workers=2, workers="thread"), where="row != 5"),
     "repeated": partial(opened, samples_of, repeat="weight"),
@@ -480,6 +486,12 @@ def test_commands_show_joined_fields(data, tmp_path):
     assert [each["name"] for each in listed["fields"]] == [*JOINED]
     assert "annotation later: fields latent.npy" in run("inspect", data)
     assert "latent.npy" in json.loads(run("inspect", data, "--json"))["annotations"]["later"]
+    assert "latent.npy: " in run("inspect", data, "--sample", 3, "--join", "later")
+    run("report", data, "--join", "later", "-o", tmp_path / "report.html")
+    assert "latent.npy" in (tmp_path / "report.html").read_text()
+    run("batch", data, "--step", 1, "--batch-size", 4, "--join", "later", "-o", tmp_path / "seen")
+    assert len(list((tmp_path / "seen").rglob("*.mask.bin"))) == 4
+    assert "samples/s" in run("bench", data, "--join", "later", "--fields", "cls")
     before = files_of(data)
     source = tmp_path / "more.parquet"
     pa.parquet.write_table(table(60).select(["id", "latent"]), source)
