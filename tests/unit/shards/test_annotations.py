@@ -16,12 +16,13 @@ from wdsplit.shards.annotations import (
     read_annotation,
     write_annotation,
 )
-from wdsplit.shards.manifest import Manifest, Shard, Shards
+from wdsplit.shards.manifest import Field, Manifest, Shard, Shards
 from wdsplit.shards.sample_tables import dump_samples, with_names
 from wdsplit.storage.local import LocalStorage
 
 SHARDS = (Shard("000000.tar", 4, 1, 10_240, "xxh3_128:00"), Shard("b/1.tar", 2, 0, 10_240, "xxh3_128:01"))
 MANIFEST = Manifest(Shards.of(SHARDS), (), 1, 1, "none", {})
+FIELDS = (Field("a.npy", "a", "npy", "list<item: float>"), Field("b.cls", "b", "integer", "int64", ("cat", "dog")))
 TABLE = pa.table({"score": pa.array([0.5, None, 2.5]), "größe": pa.array(["a", "b", None])})
 
 
@@ -55,6 +56,9 @@ def test_what_was_written_is_read(storage, tmp_path):
     schema = pa.schema([with_names(pa.field("label", pa.int64()), ("cat", "dog"))])
     write_annotation(storage, annotation_of("quality", schema=schema))
     assert list_annotations(storage, MANIFEST)["quality"].class_names == {"label": ("cat", "dog")}
+    of_fields = annotation_of("fields", schema=pa.schema([]), fields=FIELDS, shards_checksum="xxh3_128:00")
+    write_annotation(storage, of_fields)
+    assert list_annotations(storage, MANIFEST)["fields"] == of_fields
     assert list_annotations(LocalStorage(str(tmp_path / "elsewhere")), MANIFEST) == {}
 
 
@@ -74,6 +78,9 @@ def test_one_that_was_made_for_other_shards_is_refused_by_its_name(storage):
         {"columns": [{"name": "a", "type": "list<item: int64>"}]},
         {"num_missing": "many"},
         {"columns": None},
+        {"fields": None},
+        {"fields": [{"name": "a.npy"}]},
+        {"fields": [dataclasses.asdict(each) for each in (FIELDS[0], FIELDS[0])]},
         {"wdsplit_annotation": None},
         {"wdsplit_annotation": 2},
     ],
