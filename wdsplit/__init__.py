@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from wdsplit.checks.inspect import assign, inspect
     from wdsplit.checks.verify import verify
     from wdsplit.conversion.adopt_tars import index_tars
+    from wdsplit.conversion.append import list_versions
     from wdsplit.conversion.convert import convert, convert_splits
     from wdsplit.conversion.plan.options import ConvertOptions, IndexOptions
     from wdsplit.conversion.planning import plan
@@ -112,6 +113,7 @@ __all__ = [
     "index_tars",
     "inspect",
     "list_annotations",
+    "list_versions",
     "list_views",
     "make_view",
     "mix",
@@ -133,6 +135,7 @@ _NAMES = {
     "checks.inspect": "assign inspect",
     "checks.verify": "verify",
     "conversion.adopt_tars": "index_tars",
+    "conversion.append": "list_versions",
     "conversion.convert": "convert convert_splits",
     "conversion.plan.options": "ConvertOptions IndexOptions",
     "conversion.planning": "plan",

@@ -147,9 +147,9 @@ def global_batches(loaders, steps=None):
     return [interleaved([deliveries(part) for part in parts]) for parts in lockstep]
 
 
-def expected_epoch(path, epoch=0, seed=0, shuffle=True, tail="pad", lanes=None, window=None):
+def expected_epoch(path, epoch=0, seed=0, shuffle=True, tail="pad", lanes=None, window=None, version=None):
     """Give the deliveries of an epoch, on and on, as plain Python tells the order."""
-    manifest = read_manifest(open_storage(path))
+    manifest = read_manifest(open_storage(path), version)
     options = OrderOptions(seed, shuffle, lanes or manifest.lanes, window or manifest.window, tail)
     counts = manifest.shards.num_real.tolist()
     first_rows = [sum(counts[:shard]) for shard in range(len(counts))]

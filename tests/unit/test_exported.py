@@ -58,6 +58,7 @@ PUBLIC = [
     "index_tars",
     "inspect",
     "list_annotations",
+    "list_versions",
     "list_views",
     "make_view",
     "mix",

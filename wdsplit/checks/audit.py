@@ -52,6 +52,7 @@ class AuditOptions:
             `.cls`, if there are any.
         view: As for `Dataset`.
         where: As for `Dataset`.
+        version: As for `Dataset`.
     """
 
     world_size: int = 1
@@ -65,6 +66,7 @@ class AuditOptions:
     class_field: str | None = None
     view: Any = None
     where: str | None = None
+    version: int | None = None
 
     def __post_init__(self) -> None:
         lows = {"world_size": 1, "num_workers": 0, "batch_size": 1, "epochs": 1}
@@ -171,7 +173,7 @@ def audit(
 
 
 def _findings(url: str, how: dict[str, Any], options: AuditOptions) -> Iterator[Finding]:
-    how |= {"seed": options.seed, "shuffle": options.shuffle, "tail": options.tail}
+    how |= {"seed": options.seed, "shuffle": options.shuffle, "tail": options.tail, "version": options.version}
     source: Any = open_source(url, view=options.view, where=options.where, **how)
     how["view"] = dict(source.views)  # as chosen, so that no loader chooses again
     for epoch in range(options.epochs):

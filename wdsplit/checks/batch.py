@@ -277,7 +277,7 @@ def _opened(dataset: Any, state: Mapping[str, Any] | None, options: dict[str, An
         if not options.keys() & set(CHOICES) and is_stored_name(state.get("view")):
             options["view"] = state["view"]
     try:
-        return open_source(dataset, **options)
+        return open_source(dataset, state=state, **options)
     except WdsplitError:
         if state is not None and options.keys() & set(CHOICES):  # the missing view may be of another dataset
             all_samples = {name: value for name, value in options.items() if name not in CHOICES}

@@ -25,6 +25,7 @@ from wdsplit.order.trace import Trace, reading_advice
 from wdsplit.order.units import Units
 from wdsplit.shards.annotations import ANNOTATIONS, Annotation, find_annotation
 from wdsplit.shards.manifest import Field, Manifest, fields_table
+from wdsplit.shards.versions import Version
 from wdsplit.shards.views import VIEWS, StoredView, read_head
 from wdsplit.storage.interface import ReadableStorage
 
@@ -61,6 +62,7 @@ class Inspection:
         provenance: The inputs, options and versions of the conversion.
         view: Name of the view; empty for the whole dataset. Shards and bytes are always those of the dataset.
         num_stored: Number of samples of the whole dataset, without pads.
+        history: The versions up to this one, if samples were appended to the dataset; else empty.
     """
 
     num_samples: int
@@ -80,6 +82,7 @@ class Inspection:
     provenance: dict[str, Any] = field(repr=False)
     view: str
     num_stored: int
+    history: tuple[Version, ...]
 
     def _repr_html_(self) -> str:
         names = ("num_samples", "num_pads", "num_shards", "num_bytes", "lanes", "window", "fingerprint", "view")
@@ -97,6 +100,7 @@ def inspect(
     *,
     view: str | View | None = None,
     where: str | None = None,
+    version: int | None = None,
 ) -> Inspection:
     """Return the contents of a dataset: totals, fields, classes, image sizes and the first samples.
 
@@ -112,12 +116,13 @@ def inspect(
         fs: fsspec file system of the folder; None to choose it by the path.
         view: As for `Dataset`, but only one view: inspect only its samples.
         where: As for `Dataset`: inspect only the samples that meet this condition.
+        version: As for `Dataset`.
 
     Raises:
         InputError: The view does not exist.
         WdsplitError: The manifest or a shard cannot be read.
     """
-    source: Any = open_source(url, view=view, where=where, storage_options=storage_options, fs=fs)
+    source: Any = open_source(url, view=view, where=where, version=version, storage_options=storage_options, fs=fs)
     storage, manifest = source.storage(), source.manifest
     units = source.selection_at(0)
     numbers = SampleNumbers(manifest.shards.num_real, None if units is None else units.chosen)
@@ -146,6 +151,7 @@ def inspect(
         provenance=manifest.provenance,
         view=source.view_text,
         num_stored=manifest.num_samples,
+        history=manifest.history,
     )
 
 
@@ -247,6 +253,7 @@ def assign(
     fs: AbstractFileSystem | None = None,
     view: Any = None,
     where: str | None = None,
+    version: int | None = None,
 ) -> Assignment:
     """Return the shards that each rank and worker reads in an epoch. Reads only the manifest and the view.
 
@@ -266,12 +273,14 @@ def assign(
         fs: fsspec file system of the folder; None to choose it by the path.
         view: As for `Dataset`.
         where: As for `Dataset`.
+        version: As for `Dataset`.
 
     Raises:
         InputError: A number is too small, there are too many readers, or the view does not exist.
         WdsplitError: The manifest cannot be read.
     """
-    how = {"seed": seed, "shuffle": shuffle, "tail": tail, "lanes": lanes, "view": view, "where": where}
+    how: dict[str, Any] = {"seed": seed, "shuffle": shuffle, "tail": tail, "lanes": lanes}
+    how |= {"view": view, "where": where, "version": version}
     source: Any = open_source(url, storage_options=storage_options, fs=fs, **how)
     selection = source.selection_at(epoch)
     counts = source.manifest.shards.num_real if selection is None else selection.counts

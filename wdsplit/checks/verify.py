@@ -7,7 +7,7 @@ keys of all shards.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -34,7 +34,7 @@ from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import Manifest, Shard, checksum_of
 from wdsplit.shards.places import places_path
 from wdsplit.shards.sample_tables import KEY, NUM_BYTES, read_samples, samples_path
-from wdsplit.shards.views import VIEWS, read_view
+from wdsplit.shards.views import VIEWS, read_head, read_view
 from wdsplit.storage.given import located_one
 from wdsplit.storage.interface import ReadableStorage
 from wdsplit.storage.opening import open_readable_storage, open_storage
@@ -114,6 +114,7 @@ def verify(
     fs: AbstractFileSystem | None = None,
     view: str | View | None = None,
     where: str | None = None,
+    version: int | None = None,
     decode: bool = False,
     bad_samples_file: str | os.PathLike[str] | None = None,
 ) -> Report:
@@ -132,6 +133,7 @@ def verify(
         fs: fsspec file system of the folder; None to choose it by the path.
         view: As for `Dataset`, but only one view: check all of each shard with a sample of it.
         where: As for `Dataset`: check all of each shard with a sample that meets this condition.
+        version: As for `Dataset`; the latest has all shards.
         decode: Also decode every image, or those of the view, as `decode` and `resized` do; the report lists those that
             fail, and counts what is unusual. Needs `pip install 'wdsplit[images]'`.
         bad_samples_file: With `decode`: a .jsonl file to list the samples that fail in, also if there are none. It
@@ -154,7 +156,7 @@ def verify(
         require_decoders()
     url, storage_options = located_one(url, storage_options, fs)
     storage = open_readable_storage(url, storage_options)
-    manifest = read_manifest(storage)
+    manifest = read_manifest(storage, version)
     selection = chosen_views(storage, manifest, {"view": view, "where": where}, None, storage_options).selection_at(0)
     selection = None if selection is None else selection.chosen
     checked = list(range(len(manifest.shards)) if selection is None else np.flatnonzero(selection.counts).tolist())
@@ -163,7 +165,8 @@ def verify(
     checked_bytes = 0
     if progress is not None:
         progress(0, num_shards, 0)
-    annotations, unread = _annotations(storage, manifest)
+    versions = {each.fingerprint for each in read_manifest(storage).history} - {manifest.fingerprint}
+    annotations, unread = _annotations(storage, manifest, versions)
     check = partial(_check, storage, manifest, annotations, decode, selection)
     describe = partial(_describe, manifest)
     num_bytes = None if storage.has_latency else int(manifest.shards.column("num_bytes")[checked].sum())
@@ -178,7 +181,7 @@ def verify(
     problems += [*_duplicate_keys(storage, manifest, findings), *unread]
     with _noted(problems):
         problems += _tars_not_listed(storage, manifest)
-        problems += _bad_views(storage, manifest)
+        problems += _bad_views(storage, manifest, versions)
     images = None
     if decode:
         parts = [findings[shard].images for shard in sorted(findings)]
@@ -208,12 +211,19 @@ _Annotated = list[tuple[Annotation, Manifest | None]]
 """Annotations, with the side shards of those that have fields."""
 
 
-def _annotations(storage: ReadableStorage, manifest: Manifest) -> tuple[_Annotated, list[WdsplitError]]:
-    """Return the annotations of a dataset, and a problem for each that is damaged or belongs to other shards."""
+def _annotations(
+    storage: ReadableStorage, manifest: Manifest, versions: Collection[str]
+) -> tuple[_Annotated, list[WdsplitError]]:
+    """Return the annotations of a dataset, and a problem for each that is damaged or belongs to other shards.
+
+    Those of other versions, given by their fingerprints, are left out.
+    """
     found: _Annotated = []
     problems: list[WdsplitError] = []
     for name in ANNOTATIONS.names(storage):
         with _noted(problems):
+            if find_annotation(storage, name).fingerprint in versions:
+                continue
             each = find_annotation(storage, name, manifest)
             found.append((each, read_side_shards(storage, each, manifest) if each.fields else None))
     return found, problems
@@ -459,11 +469,13 @@ def _duplicate_keys(storage: ReadableStorage, manifest: Manifest, findings: dict
     return problems
 
 
-def _bad_views(storage: ReadableStorage, manifest: Manifest) -> list[WdsplitError]:
-    """Return a problem for each stored view that is damaged, or was made for another version of the dataset."""
+def _bad_views(storage: ReadableStorage, manifest: Manifest, versions: Collection[str]) -> list[WdsplitError]:
+    """Return a problem for each stored view that is damaged, or was made for other shards; not for other versions."""
     problems: list[WdsplitError] = []
     for name in VIEWS.names(storage):
         with _noted(problems):
+            if read_head(storage, name).dataset in versions:
+                continue
             if not read_view(storage, manifest, name)[1].chosen.is_intact:
                 raise CorruptDataError(
                     "the bitmaps of a view do not match its counts",

@@ -19,7 +19,15 @@ if TYPE_CHECKING:
     from wdsplit.conversion.driver import Progress
     from wdsplit.shards.manifest import Field, Manifest
 
-__all__ = ["conversion_options", "dataset_text", "label_lines", "plan_options", "run_options", "show_progress"]
+__all__ = [
+    "appended_text",
+    "conversion_options",
+    "dataset_text",
+    "label_lines",
+    "plan_options",
+    "run_options",
+    "show_progress",
+]
 
 _SHOWN_FIELDS = 20
 _DOING = {
@@ -135,6 +143,19 @@ def label_lines(label: Any, fields: Sequence[Field]) -> list[str]:
     names = f": {names_text(field.names)}" if field.names else ""
     guess = "; chosen for its few values: --classes names another column" if label.get("is_guessed") else ""
     return [f"label: column {field.column!r}, {count} in {field.name}{names}{guess}"]
+
+
+def appended_text(manifest: Manifest, place: str) -> str:
+    """Return a summary of the latest version of a dataset."""
+    if not manifest.history:
+        return dataset_text(manifest, place)
+    before, made = manifest.history[-2:]
+    lines = [
+        f"{place}: {totals_text(manifest)}",
+        f"version {made.number}: {counted(made.num_samples - before.num_samples, 'sample')} more than version "
+        f"{before.number}, in {counted(made.num_shards - before.num_shards, 'shard')} of {made.folder}",
+    ]
+    return "\n".join([*lines, *label_lines(manifest.provenance.get("label"), manifest.fields)])
 
 
 def dataset_text(manifest: Manifest, place: str) -> str:

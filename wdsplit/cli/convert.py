@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import wdsplit
-from wdsplit.cli.conversion import conversion_options, dataset_text, plan_options, run_options, show_progress
+from wdsplit.cli.conversion import (
+    appended_text,
+    conversion_options,
+    dataset_text,
+    plan_options,
+    run_options,
+    show_progress,
+)
 from wdsplit.cli.help import argument, command, option
 from wdsplit.cli.options import Running, engine_options, options_of, refuse_given
 from wdsplit.cli.progress import progress_bar
@@ -34,6 +41,7 @@ __all__ = ["commit_command", "convert_command"]
         "raw/ data/train --world-size 8 --workers 4",
         "'raw/*.parquet' data/train --map jpg=image --map cls=label",
         "raw/ data/train --world-size 8 --workers 4 --resume",
+        "new/ data/train --append",
         "raw/ s3://bucket/train --world-size 8 --workers 4",
         "s3://bucket/raw/ s3://bucket/train --engine ray",
         "--plan /shared/train.plan --share 3/16",
@@ -43,7 +51,7 @@ __all__ = ["commit_command", "convert_command"]
     plan_options,
     engine_options,
     run_options,
-    options_of(ConvertOptions, "Output", "resume"),
+    options_of(ConvertOptions, "Output", "resume append"),
     option(
         "Running", "--plan", "plan_path", metavar="PLAN", help="Write a share of this plan, from `wdsplit plan -o`."
     ),
@@ -71,7 +79,7 @@ def convert_command(
     INPUT is a file, a folder of tables or images, a glob or a brace expression. OUTPUT is a folder or
     s3://bucket/folder. All shards are equal, and their number is a multiple of world size x workers, so that every
     rank gets the same number of samples. The bytes of the shards do not depend on --jobs and --engine. After an
-    interrupt, continue with --resume.
+    interrupt, continue with --resume. With --append, add the rows to the dataset in OUTPUT, as a new version.
 
     With --plan PLAN --share I/N, write one share of a conversion that `wdsplit plan -o PLAN` started. Only --jobs,
     --log and --pass can be added. A share that failed can run again. `wdsplit commit PLAN` finishes the dataset.
@@ -114,19 +122,20 @@ def _convert(inputs: tuple[str, ...], output: str, options: ConvertOptions, runn
         if last:  # otherwise nothing has been written yet
             shards = sum(progress.done for progress in last.values() if progress.name == "write")
             kept = f"at least {counted(shards, 'shard')} published" if shards else "published shards are kept"
-            stderr(f"{kept}; continue with the same command and --resume")
+            stderr(f"{kept}; continue with the same command{'' if options.append else ' and --resume'}")
         raise
     elapsed_s = time.monotonic() - started
     folders = {name: os.path.join(output, name) if name else output for name in manifests}
     lines = []
     for name, manifest in manifests.items():
-        lines.append(dataset_text(manifest, folders[name]))
-        if last[name].skipped:
+        lines.append(appended_text(manifest, output) if options.append else dataset_text(manifest, folders[name]))
+        if name in last and last[name].skipped:
             lines.append(f"resumed: {last[name].skipped:,} shards existed already")
-    num_samples = sum(manifest.num_samples for manifest in manifests.values())
-    num_bytes = sum(manifest.num_bytes for manifest in manifests.values())
+    made: Any = last if options.append else manifests  # of an append, what was added
+    num_samples = sum(each.samples if options.append else each.num_samples for each in made.values())
+    num_bytes = sum(each.num_bytes for each in made.values())
     is_resumed = any(progress.skipped for progress in last.values())
-    rates = "" if is_resumed else f" ({rates_text(num_samples, num_bytes, elapsed_s)})"
+    rates = "" if is_resumed or not num_samples else f" ({rates_text(num_samples, num_bytes, elapsed_s)})"
     lines.append(f"took {elapsed_s:.1f} s{rates}")
     old = {folder: stale_names(folder) for folder in folders.values()} if options.overwrite else {}
     notes = [

@@ -91,6 +91,7 @@ def inspect_command(
     verbose: bool,
     view: str | None,
     where: str | None,
+    version: int | None,
 ) -> Result:
     """Summarize DATASET: samples, classes, sizes, fields, first samples. Or show or save one sample.
 
@@ -101,12 +102,12 @@ def inspect_command(
     if which:
         refuse_given(which, {"view", "where", "key"} if which == "--sample" else {"view", "where"})
     if sample is not None and _NUMBER.fullmatch(sample):
-        return _one_sample(dataset, int(sample), output, join)
+        return _one_sample(dataset, int(sample), output, join, version)
     if sample is not None or key is not None:
-        return _one_sample(dataset, sample or key or "", output, join)
+        return _one_sample(dataset, sample or key or "", output, join, version)
     if output is not None or join:
         raise click.UsageError(f"{'--join' if join else '--output'} needs --sample or --key")
-    found = wdsplit.inspect(dataset, samples, view=view, where=where)
+    found = wdsplit.inspect(dataset, samples, view=view, where=where, version=version)
     parts = [_summary(shown_url(dataset), found), *([_technical(found)] if verbose else [])]
     parts += [_sample_text(each, {field.name: field.names for field in found.fields}) for each in found.first_samples]
     return Result("\n\n".join(parts), _value(dataset, found))
@@ -118,6 +119,8 @@ def _summary(dataset: str, found: Inspection) -> str:
     size = f"{counted(found.num_samples, 'sample')} in {shards}, {human_bytes(found.num_bytes)}"
     if found.view:
         size = f"view {found.view}: {found.num_samples:,} of {counted(found.num_stored, 'sample')}"
+    if found.history:
+        size += f", version {found.history[-1].number}"
     lines = [f"{dataset}: {size}", *label_lines(found.provenance.get("label"), found.fields), ""]
     contents = found.contents
     if contents is None or not contents.num_read:
@@ -198,13 +201,15 @@ def _technical(found: Inspection) -> str:
     return "\n".join([*lines, *(f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in origin)])
 
 
-def _one_sample(dataset: str, key_or_index: str | int, output: str | None, join: tuple[str, ...]) -> Result:
+def _one_sample(
+    dataset: str, key_or_index: str | int, output: str | None, join: tuple[str, ...], version: int | None
+) -> Result:
     """Show one sample, or save its fields as files."""
     from wdsplit.checks.inspect import save_sample
     from wdsplit.loading.opening import open_source
     from wdsplit.loading.reading.numbered import NumberedSamples
 
-    source: Any = open_source(dataset, join=join)
+    source: Any = open_source(dataset, join=join, version=version)
     storage = source.storage()
     opener = partial(source.open_shard, storage, directly=True)
     sample = NumberedSamples(storage, source.manifest, opener).sample(key_or_index)
@@ -228,6 +233,7 @@ def _value(dataset: str, found: Inspection) -> dict[str, Any]:
         "lanes": found.lanes,
         "window": found.window,
         "fingerprint": found.fingerprint,
+        "version": found.history[-1].number if found.history else 1,
         "contents": None if found.contents is None else dataclasses.asdict(found.contents),
         "sample_columns": None if found.samples is None else dump_schema(found.samples),
         "views": [dataclasses.asdict(view) for view in found.views],

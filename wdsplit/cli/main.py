@@ -22,6 +22,7 @@ from wdsplit.cli.cache import cache_command
 from wdsplit.cli.check import audit_command, verify_command
 from wdsplit.cli.convert import commit_command, convert_command
 from wdsplit.cli.inspect import assign_command, inspect_command
+from wdsplit.cli.log import log_command
 from wdsplit.cli.plan import plan_command
 from wdsplit.cli.report import report_command
 from wdsplit.cli.signals import sigterm_as_ctrl_c
@@ -88,6 +89,7 @@ for _command in (
     annotate_command,
     view_command,
     inspect_command,
+    log_command,
     verify_command,
     assign_command,
     audit_command,

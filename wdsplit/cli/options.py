@@ -264,5 +264,11 @@ _WHERE = 'Use only the samples that meet this condition, such as "score > 0.5".'
 view_options = with_options(
     option("Samples", "--view", metavar="NAME", help="Use only the samples of this view (see `wdsplit view`)."),
     option("Samples", "--where", metavar="CONDITION", help=_WHERE),
+    option(
+        "Samples",
+        "--version",
+        type=click.IntRange(1),
+        help="Use this version (see `wdsplit log`).  [default: the latest]",
+    ),
 )
-"""Adds the options that select samples: view, where."""
+"""Adds the options that select samples: view, where, version."""

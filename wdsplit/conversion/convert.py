@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from wdsplit.conversion.append import append
 from wdsplit.conversion.commit import commit
 from wdsplit.conversion.driver import Driver, Progress
 from wdsplit.conversion.job import ConvertJob, ShardRow, noted_rows
 from wdsplit.conversion.plan.options import ConvertOptions, chosen
 from wdsplit.conversion.planning import refuse_early
-from wdsplit.conversion.prepare import Endpoints, locked, prepare
+from wdsplit.conversion.prepare import Endpoints, Target, locked, prepare
 from wdsplit.conversion.run import Run
 from wdsplit.conversion.spool import spooled
 from wdsplit.engines.local import Engine, LocalEngine
@@ -129,7 +130,7 @@ def _convert_any(
         return _convert(Endpoints.of(source, output, storage_options, fs, input_fs), options, report, engine)
     endpoints = Endpoints.of([], output, storage_options, fs, input_fs)
     storage = open_storage(endpoints.output, endpoints.output_options)
-    if not options.splits:
+    if not (options.splits or options.append):
         Run(storage).refuse_output(options.overwrite, options.resume)
 
     def report_read(num_rows: int) -> None:
@@ -149,7 +150,24 @@ def _convert(
     endpoints: Endpoints, options: ConvertOptions, report: Callable[[Progress], None], engine: Engine
 ) -> dict[str, Manifest]:
     """Convert; all checks for all splits are done before anything is written."""
+    if options.append:
+
+        def carry_out(target: Target, options: ConvertOptions) -> Manifest:
+            return _carry_out([target], endpoints, options, report, engine)[""]
+
+        return {"": append(endpoints, options, engine.jobs_of_a_node, engine.is_local, carry_out)}
     targets = prepare(endpoints, options, engine.jobs_of_a_node, engine.is_local)
+    return _carry_out(targets, endpoints, options, report, engine)
+
+
+def _carry_out(
+    targets: Sequence[Target],
+    endpoints: Endpoints,
+    options: ConvertOptions,
+    report: Callable[[Progress], None],
+    engine: Engine,
+) -> dict[str, Manifest]:
+    """Carry out what was planned; return the manifest of each split."""
     manifests: dict[str, Manifest] = {}
     begun: dict[str, dict[int, ShardRow]] = {}
     with locked(targets, options.overwrite):

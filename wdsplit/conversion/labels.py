@@ -25,7 +25,7 @@ from wdsplit.fields.rules import is_text, unwrap
 from wdsplit.tables.read import Rows, file_batches, read_rows
 from wdsplit.tables.table import InputFile, Table
 
-__all__ = ["find_label"]
+__all__ = ["classes_of_texts", "find_label"]
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ def find_label(
     chosen = options.classes or options.mapping.get("cls")
     wanted = [name for name in dict.fromkeys([chosen, *mapped]) if name and _is_able(schema, name)]
     texts = [name for name in wanted if is_text(unwrap(schema.field(name).type))]
-    classes = _classes(table, texts)
+    classes = classes_of_texts(table, texts)
     for name in texts:
         if name not in classes:
             raise InputError(
@@ -98,7 +98,7 @@ def _found(table: Table, able: Sequence[str]) -> tuple[Label | None, Classes]:
     named = [name for name in able if name.lower() in _NAMES]
     named_texts = [name for name in named if name in texts]
     max_values = max(_ALWAYS_FEW, min(MAX_CLASSES, table.num_rows // 2))
-    classes = _classes(table, named_texts, max_values)
+    classes = classes_of_texts(table, named_texts, max_values)
     for name in named_texts:
         if name not in classes:
             logger.warning(
@@ -123,7 +123,7 @@ def _found(table: Table, able: Sequence[str]) -> tuple[Label | None, Classes]:
     partitions = {name for file in table.files for name, value in file.constants if value is not None}
     max_values = min(_MAX_GUESSED, table.num_rows // _ROWS_PER_GUESSED)
     others = [name for name in texts if name not in named and name not in partitions and max_values > 1]
-    few = _classes(table, others, max_values, max_values)
+    few = classes_of_texts(table, others, max_values, max_values)
     guessed = {name: names for name, names in few.items() if len(names) > 1}
     if len(guessed) == 1:
         (column,) = guessed
@@ -143,7 +143,7 @@ def _label(table: Table, column: str, classes: Classes) -> Label:
     return Label(column, len(_values(table, [column], places)[column]), num_rows == table.num_rows)
 
 
-def _classes(
+def classes_of_texts(
     table: Table, columns: Sequence[str], max_values: int = MAX_CLASSES, max_declared: int = MAX_CLASSES
 ) -> Classes:
     """Return the classes of columns of text, in the order of their numbers; those with too many values are left out.

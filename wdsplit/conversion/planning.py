@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from wdsplit.conversion.base import Base
 from wdsplit.conversion.class_runs import find_class_runs
 from wdsplit.conversion.counting import select_rows
 from wdsplit.conversion.labels import find_label
@@ -122,9 +123,12 @@ def plan_splits(
 
 
 def plan_files(
-    paths: Sequence[str], options: ConvertOptions, storage_options: Mapping[str, Any] | None = None
+    paths: Sequence[str],
+    options: ConvertOptions,
+    storage_options: Mapping[str, Any] | None = None,
+    base: Base | None = None,
 ) -> dict[str, Plan]:
-    """Plan a conversion of the files that `find_inputs` has found, like `plan_splits`."""
+    """Plan a conversion of the files that `find_inputs` has found, like `plan_splits`; or an append to a dataset."""
     if any(is_media_input(path, storage_options) for path in paths):
         table = open_media(paths, storage_options, options.class_depth)
     else:
@@ -143,7 +147,9 @@ def plan_files(
     _check_key_and_group(table.schema, options)
     selected = _selected(table, options)
     chosen = joined([chosen for chosen, _ in selected.values()])
-    fields, label = _fields(chosen, options)
+    if base is not None:
+        options = base.sized(options, chosen)
+    fields, label = _fields(chosen, options) if base is None else base.fields(chosen, options)
     _check_absent(chosen, fields, options)
     _check_kept(chosen.schema, fields, options)
     plans = {}
@@ -154,6 +160,9 @@ def plan_files(
             if not name:
                 raise
             raise error.at(f"split {name!r}") from error
+        if base is not None:
+            plans[name] = dataclasses.replace(plans[name], first_key=max(0, base.next_key) * (options.key is None))
+            base.refuse_other_samples(plans[name])
         _warn_of_shards(plans[name])
     if not next(iter(plans.values())).options.shuffle:
         _warn_of_runs(chosen, fields)

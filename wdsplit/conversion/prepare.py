@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +41,15 @@ from wdsplit.urls import shown_url
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-__all__ = ["Endpoints", "Target", "locked", "prepare"]
+__all__ = [
+    "Endpoints",
+    "Target",
+    "locked",
+    "prepare",
+    "refuse_duplicate_keys",
+    "refuse_inside_input",
+    "refuse_little_space",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -143,7 +151,7 @@ def prepare(
         _check_parent(open_storage(endpoints.output, endpoints.output_options), options)
     resumed = ({name for name, run in runs.items() if run.exists} or set(runs)) if options.resume else set[str]()
     for name, run in runs.items():
-        _refuse_inside_input(run.storage, endpoints)
+        refuse_inside_input(run.storage, endpoints)
         for path in [] if endpoints.are_spooled else paths:
             run.refuse_file_inside(path, "an input")
         run.refuse_output(options.overwrite, name in resumed)
@@ -153,7 +161,7 @@ def prepare(
         logger.warning("%s", note)
     if first.key is not None and set(plans) - resumed:
         whole = dataclasses.replace(first, table=joined([plan.table for plan in plans.values()]))
-        _refuse_duplicate_keys(whole, first.key)  # in one split or in two
+        refuse_duplicate_keys(whole, first.key)  # in one split or in two
     targets = []
     for name, plan in plans.items():
         is_near = on_disk and not runs[name].storage.is_remote
@@ -162,27 +170,44 @@ def prepare(
         if needs.temporary_bytes:
             text = "reordering rows through about %s of temporary files in %s/%s"
             logger.info(text, human_bytes(needs.temporary_bytes), runs[name].storage.url, SPILL_FOLDER)
-    _refuse_little_space([target for target in targets if not target.is_resumed])
+    refuse_little_space([target for target in targets if not target.is_resumed])
     return targets
 
 
-def _refuse_duplicate_keys(plan: Plan, key: str) -> None:
-    """Refuse duplicate and invalid keys; the key column is read once for every 32 million rows."""
+def refuse_duplicate_keys(
+    plan: Plan,
+    key: str,
+    known: Callable[[], Iterator[tuple[pa.LargeStringArray, Place]]] | None = None,
+    num_known: int = 0,
+) -> None:
+    """Refuse duplicate and invalid keys; the key column is read once for every 32 million rows.
+
+    Args:
+        plan: The plan.
+        key: The key column.
+        known: Yields keys that the rows may not have either, and their places.
+        num_known: Number of these.
+    """
 
     def key_batches() -> Iterator[tuple[pa.LargeStringArray, Place]]:
+        yield from known() if known is not None else ()
         for rows in read_rows(plan.table, 0, plan.num_rows, [key]):
             yield keys_of(plan, rows), rows.where
 
-    num_passes = -(-plan.num_rows // _HASHES_AT_ONCE)  # each hash belongs to one pass
+    num_passes = -(-(plan.num_rows + num_known) // _HASHES_AT_ONCE)  # each hash belongs to one pass
     for number in watched("checking keys", range(num_passes), num_passes):
         found = (hash_keys(keys) for keys, _ in key_batches())
         hashes = [each[each % np.uint64(num_passes) == number] if num_passes > 1 else each for each in found]
         for duplicate in find_duplicate_keys(hashes, lambda _: key_batches()):
             remedy = "choose another key column, remove the duplicate, or number the rows: leave out --key"
-            raise duplicate.error(InputError, f"{remedy}, or give --number-keys for tars")
+            if known is not None:
+                remedy = "leave out rows that the dataset has already (--where), or choose another key column"
+            raise duplicate.error(
+                InputError, remedy if known is not None else f"{remedy}, or give --number-keys for tars"
+            )
 
 
-def _refuse_little_space(targets: Sequence[Target]) -> None:
+def refuse_little_space(targets: Sequence[Target]) -> None:
     """Refuse to spill rows to a disk without enough space for them and the shards.
 
     Splits are converted one after another. Replaced files are removed before, with what a run there has spilled.
@@ -209,7 +234,7 @@ def _refuse_little_space(targets: Sequence[Target]) -> None:
         )
 
 
-def _refuse_inside_input(output: Storage, endpoints: Endpoints) -> None:
+def refuse_inside_input(output: Storage, endpoints: Endpoints) -> None:
     """Refuse an output inside a folder of inputs: its files would be inputs of later and resumed runs."""
     for given in endpoints.inputs:
         for pattern in patterns(place_of(given, endpoints.input_options)):

@@ -26,6 +26,7 @@ from wdsplit.shards.manifest import HEADER_NAME, RUN_FOLDER, SHARDS_NAME, Manife
 from wdsplit.shards.places import places_path
 from wdsplit.shards.sample_tables import samples_path
 from wdsplit.shards.sidecars import ENERGON_FOLDER, ENERGON_NAMES, WIDS_NAME, shard_sidecars
+from wdsplit.shards.versions import ADDED_FOLDER, VERSIONS_FOLDER
 from wdsplit.shards.views import VIEWS
 from wdsplit.storage.interface import Storage
 from wdsplit.storage.local import is_temporary
@@ -139,6 +140,9 @@ class Run(Record):
             return True
         if name == ENERGON_FOLDER:
             return all(inner in ENERGON_NAMES or is_temporary(inner) for inner in self.storage.list(name))
+        if name in (ADDED_FOLDER, VERSIONS_FOLDER):
+            pattern = r"[0-9a-f]{16}" if name == ADDED_FOLDER else r"\d+(-[0-9a-f]{16})?\.(json|parquet)"
+            return all(re.fullmatch(pattern, inner) or is_temporary(inner) for inner in self.storage.list(name))
         alone = name in (HEADER_NAME, SHARDS_NAME, WIDS_NAME)
         known = alone or is_temporary(name) or (stem != name and stem.isdigit())
         return known and self.storage.size(name) is not None

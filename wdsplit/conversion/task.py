@@ -158,7 +158,8 @@ def _bodies(
 def keys_of(plan: Plan, rows: Rows) -> pa.LargeStringArray:
     """Return the escaped keys of a batch of rows, which must have the plan's key column, if there is one."""
     if plan.key is None:
-        return number_keys(rows.numbers, number_width(plan.table.total_rows))
+        # Later numbers have at least the digits of earlier ones, so that no two keys are the same.
+        return number_keys(rows.numbers + plan.first_key, number_width(plan.first_key or plan.table.total_rows))
     return escape_keys(rows.columns[plan.key], lambda row: f"{rows.where(row)}, column {plan.key!r}")
 
 

@@ -53,7 +53,7 @@ _INTERNALS = {
     *("append", "close", "invoke", "iterator", "iterator1", "repeat", "stage", "with_epoch"),
     *("length", "nsamples", "pipeline", "repetitions", "size"),
     *("check_one_to_one", "column_stages", "epoch_set", "epochs_set", "is_view_set", "process_group"),
-    *("replaces_bad_samples", "staged"),
+    *("reopen", "replaces_bad_samples", "staged"),
 }
 """Methods that webdataset's pipelines and wdsplit's loaders call, and users do not."""
 
@@ -100,6 +100,8 @@ class Dataset(FluidPipeline):
             stays the same.
         limit: Use only the first `limit` samples, as if they were the whole dataset, to try out a program. None for
             all.
+        version: The number of a version of a dataset that samples were appended to; None for the latest, or for that of
+            the state that a `Loader` loads before its first batch. `wdsplit log` lists them.
         view: Use only the samples of a view: the name of a stored view, or a `wdsplit.View`. Or views by epoch:
             `{0: "easy", 10: None}` is "easy" in the epochs 0 to 9, and all samples from epoch 10 on. A view of such a
             dict may also be a dict of these options: `view`, `where`, ..., `allow_pads`.
@@ -154,6 +156,7 @@ class Dataset(FluidPipeline):
         *,
         window: int | None = None,
         limit: int | None = None,
+        version: int | None = None,
         repeat: str | None = None,
         expand: str | None = None,
         pack: str | None = None,
@@ -167,7 +170,7 @@ class Dataset(FluidPipeline):
     ) -> None:
         window = whole(window)
         chosen = checked_options(options, window)
-        source, opened = opened_source(path, window, limit, chosen)
+        source, opened = opened_source(path, window, limit, chosen, version)
         units = {"repeat": repeat, "expand": expand, "pack": pack, "capacity": capacity, "long": long}
         units |= {"group": group, "size": size, "budget": budget, "allow_pads": allow_pads or None}
         self._begin_with(source, [opened], chosen, units)
@@ -319,6 +322,10 @@ class Dataset(FluidPipeline):
     def is_view_set(self) -> bool:
         """Whether `set_view` was called."""
         return self._source.times_set > 0
+
+    def reopen(self, fingerprint: str) -> Manifest | None:
+        """Go to the older version of the dataset that has a fingerprint; return its manifest, or None if none has."""
+        return self._source.reopen(fingerprint)
 
     def world(self) -> World:
         """Return rank and world size of this process.

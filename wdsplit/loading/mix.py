@@ -319,6 +319,7 @@ def mix(
     schedule: Sequence[tuple[int, Mapping[Path, float]]] | None = None,
     interpolate: Literal["step", "linear"] | None = None,
     datasets: Mapping[str, Path] | None = None,
+    version: Mapping[Path, int] | None = None,
     **options: Unpack[DatasetOptions],
 ) -> Dataset:
     """Mix datasets: each epoch has a fixed number of samples from each dataset, evenly spread.
@@ -343,6 +344,7 @@ def mix(
             them evenly, in 100 steps.
         datasets: Names of datasets to their folders, to use in all other arguments instead of the folders:
             `{"easy": "data/a", "hard": "data/a"}` for two views of one dataset. `__source__` is then the name.
+        version: Folder of each dataset to the number of its version; by default the latest.
         options: Options of `Dataset`, for all datasets together (`read_ahead_bytes`, `connections`, `cache_size`) or
             the same for each. `tail` cannot be `uneven`; `lanes` is by default the largest of the datasets' own.
             `view`, `where`, `keys` and `exclude` may be dicts of folders: `view={"data/a": "easy"}`. The shares then
@@ -355,18 +357,23 @@ def mix(
     asked = MixArguments(weights, repeat, choose, num_samples, schedule, interpolate)
     chosen = checked_options(options)
     names = {str(name): path for name, path in (datasets or {}).items()}
-    unknown = [name for name in names if name not in asked.urls]
-    if unknown:
-        raise InputError(
-            "datasets names a dataset that is not mixed",
-            expected=f"some of {', '.join(asked.urls)}",
-            found=", ".join(unknown),
-            remedy=did_you_mean(unknown, asked.urls),
-        )
+    versions = {str(name): number for name, number in (version or {}).items()}
+    for what, given in (("datasets", names), ("version", versions)):
+        unknown = [name for name in given if name not in asked.urls]
+        if unknown:
+            raise InputError(
+                f"{what} names a dataset that is not mixed",
+                expected=f"some of {', '.join(asked.urls)}",
+                found=", ".join(unknown),
+                remedy=did_you_mean(unknown, asked.urls),
+            )
     folders = [str(names.get(url, url)) for url in asked.urls]
     places, chosen["storage_options"] = located(folders, chosen["storage_options"], chosen["fs"])
     access = access_of(chosen)
-    opened = [open_dataset(place, access, chosen["cache_dir"]) for place in places]
+    opened = [
+        open_dataset(place, access, chosen["cache_dir"], version=versions.get(url))
+        for url, place in zip(asked.urls, places, strict=True)
+    ]
     lanes = chosen["lanes"] or max(manifest.lanes for _, manifest, _ in opened)
     order = OrderOptions(chosen["seed"], chosen["shuffle"], lanes, 1, chosen["tail"])
     sources = [

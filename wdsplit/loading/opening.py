@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from wdsplit.errors import DatasetNotFoundError, InputError
@@ -27,9 +27,11 @@ if TYPE_CHECKING:
 __all__ = ["open_dataset", "open_source", "opened_source", "read_joined"]
 
 
-def opened_source(path: Any, window: int | None, limit: int | None, chosen: DatasetOptions) -> tuple[Source, Opened]:
+def opened_source(
+    path: Any, window: int | None, limit: int | None, chosen: DatasetOptions, version: int | None = None
+) -> tuple[Source, Opened]:
     """Return the source of a dataset, with all its samples or the first ones, and how it was opened."""
-    url, all_samples, access = open_dataset(path, access_of(chosen), chosen["cache_dir"], chosen["fs"])
+    url, all_samples, access = open_dataset(path, access_of(chosen), chosen["cache_dir"], chosen["fs"], version)
     manifest = all_samples if limit is None else first_samples(all_samples, whole(limit))
     order = OrderOptions(
         chosen["seed"],
@@ -40,7 +42,7 @@ def opened_source(path: Any, window: int | None, limit: int | None, chosen: Data
     )
     joined = read_joined(url, all_samples, access, chosen["join"])
     return Source(url, manifest, order, chosen["fields"], access, joined=joined), Opened(
-        url, all_samples, chosen["lanes"] is None
+        url, all_samples, chosen["lanes"] is None, version is not None
     )
 
 
@@ -96,19 +98,35 @@ def read_joined(url: str, manifest: Manifest, access: Access, names: Sequence[st
     return sides
 
 
-def open_source(path: Any, window: int | None = None, limit: int | None = None, **options: Any) -> AnySource:
+def open_source(
+    path: Any,
+    window: int | None = None,
+    limit: int | None = None,
+    version: int | None = None,
+    state: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> AnySource:
     """Return the source of a `Dataset` with the same arguments, with its views; webdataset is not imported.
+
+    With the state of a loader, the source is of the version of the dataset that the state belongs to, if it is known.
 
     Raises:
         WdsplitError: As for `Dataset`.
     """
     chosen = checked_options(options, whole(window))  # type: ignore[arg-type]
-    source, opened = opened_source(path, whole(window), limit, chosen)
-    return SharedSource(source, [opened], choice_of(chosen)).get()
+    source, opened = opened_source(path, whole(window), limit, chosen, version)
+    shared = SharedSource(source, [opened], choice_of(chosen))
+    if state is not None and state.get("fingerprint") != source.fingerprint:
+        shared.reopen(str(state.get("fingerprint")))
+    return shared.get()
 
 
 def open_dataset(
-    path: Any, access: Access, cache_dir: str | os.PathLike[str] | None = None, fs: AbstractFileSystem | None = None
+    path: Any,
+    access: Access,
+    cache_dir: str | os.PathLike[str] | None = None,
+    fs: AbstractFileSystem | None = None,
+    version: int | None = None,
 ) -> tuple[str, Manifest, Access]:
     """Open the user's path: a folder with a manifest, or tars without one.
 
@@ -117,6 +135,7 @@ def open_dataset(
         access: How it is reached.
         cache_dir: Where indexes of tars are kept; None for the user's cache folder.
         fs: The file system that it is on; None to choose it by the path.
+        version: The number of a version of a dataset; None for the latest.
 
     Returns:
         Its name in messages, its manifest, and how its shards are reached.
@@ -131,7 +150,15 @@ def open_dataset(
     access = dataclasses.replace(access, storage_options=options)
     name = texts[0] if isinstance(path, (str, os.PathLike)) else None
     if name is not None and not _names_tars(name):
-        return name, read_manifest(access.storage(name)), access
+        return name, read_manifest(access.storage(name), version), access
+    if version is not None:
+        raise InputError(
+            "tars have no versions",
+            place=shown_url(texts[0]),
+            expected="the folder of a dataset that `wdsplit convert` made",
+            found=f"version={version!r}",
+            remedy="leave out the version",
+        )
     from wdsplit.storage.patterns import place_of
 
     places = [(text, place_of(text, options)) for text in texts if not _names_tars(text)]

@@ -40,7 +40,7 @@ class Progress:
         self._start = self._state = State(dataset.epoch_set, 0)
         self._num_delivered = 0
         self._is_chosen = True
-        self._has_warned = False
+        self._has_warned = self._has_begun = False
         self._source = dataset.source
         self._batches: weakref.ref[Batches] | None = None
 
@@ -128,6 +128,7 @@ class Progress:
 
         Warn once if that repeats more than a first batch, which a program may take only to look at it.
         """
+        self._has_begun = True
         start, done = batches.start, self.state
         is_again = not self._is_chosen and done.epoch == start.epoch and done.position > start.position
         is_again = is_again and batches.source is self._source
@@ -218,6 +219,7 @@ class Progress:
                 sample, an epoch without skips may have any view.
         """
         dataset = self._dataset
+        self._follow_version(values)
         state = parse_state(values, dataset.source.fingerprint, dataset.options, dataset.world())
         self.refuse_other_view(state)
         num_positions = dataset.order(state.epoch).num_positions
@@ -231,6 +233,22 @@ class Progress:
         self._follow_dataset()
         self._start = self._state = state
         self._batches, self._is_chosen = None, True
+
+    def _follow_version(self, values: Mapping[str, Any]) -> None:
+        """Go to the older version of the dataset that a state is of, before the first batch."""
+        found, newest = values.get("fingerprint") if isinstance(values, Mapping) else None, self._dataset.source
+        if self._has_begun or not isinstance(found, str) or found == newest.fingerprint:
+            return
+        manifest = self._dataset.reopen(found)
+        if manifest is not None:
+            self._source = self._dataset.source
+            self._counts.clear()
+            if not self._dataset.world().rank:
+                warnings.warn(
+                    f"{newest.url}: the state is of version {manifest.version}, so its {self._source.num_samples:,} "
+                    f"samples are read; the latest version has {newest.num_samples:,}",
+                    stacklevel=4,
+                )
 
     def refuse_other_view(self, state: State) -> None:
         """Refuse a state of another view than its epoch has in the dataset.

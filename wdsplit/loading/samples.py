@@ -151,6 +151,7 @@ class Samples(FluidStages, MapDataset):
         fields: The fields to read; None for all.
         join: As for `Dataset`: annotations whose fields samples get too.
         limit: Use only the first `limit` samples of the dataset; None for all.
+        version: As for `Dataset`: the number of a version; None for the latest.
         view: Use only the samples of a view: the name of a stored view, or a `wdsplit.View`.
         where: Use only the samples that meet a condition on their columns, such as `score > 0.5 and width >= 256`.
         keys: Use only the samples with these keys: a list, or a file of them.
@@ -176,6 +177,7 @@ class Samples(FluidStages, MapDataset):
         fields: Sequence[str] | None = None,
         join: Sequence[str] = (),
         limit: int | None = None,
+        version: int | None = None,
         view: Any = None,
         where: str | None = None,
         keys: Any = None,
@@ -200,7 +202,7 @@ class Samples(FluidStages, MapDataset):
                 "verify": verify,
             }
         )
-        url, all_samples, access = open_dataset(path, access_of(chosen), cache_dir, fs)
+        url, all_samples, access = open_dataset(path, access_of(chosen), cache_dir, fs, version)
         manifest = all_samples if limit is None else first_samples(all_samples, whole(limit))
         options = OrderOptions(chosen["seed"], False, manifest.lanes, manifest.window, "pad")
         joined = read_joined(url, all_samples, access, chosen["join"])

@@ -20,6 +20,7 @@ from wdsplit.loading.transport.shared_integers import SharedIntegers
 from wdsplit.loading.world import is_worker
 from wdsplit.order.selection import Selection
 from wdsplit.order.views import EpochViews, View
+from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import Manifest, first_samples
 from wdsplit.storage.interface import ReadableStorage
 from wdsplit.views.view import plain, resolve_view
@@ -39,11 +40,19 @@ def choice_of(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Opened(NamedTuple):
-    """A dataset as it was opened: its name, its manifest before any `limit`, and whether views may choose lanes."""
+    """A dataset as it was opened.
+
+    Attributes:
+        name: Its name.
+        manifest: Its manifest before any `limit`.
+        is_free: Whether views may choose lanes.
+        is_pinned: Whether a state may not choose an older version.
+    """
 
     name: str
     manifest: Manifest
     is_free: bool = False
+    is_pinned: bool = False
 
 
 class SharedSource:
@@ -58,9 +67,13 @@ class SharedSource:
         self._process = os.getpid()
         self._times_set = 0
         self._iterated_by = 0
+        self._open(source, choice)
+
+    def _open(self, source: AnySource, choice: Mapping[str, Any]) -> None:
+        self._choice = choice
         self._source = source if all(each is None for each in choice.values()) else self._chosen(source, choice)
         # Only on opening: `set_view` keeps the lanes, as it keeps all that a state is compared with.
-        if isinstance(self._source, Source) and opened[0].is_free and self._source.views.lanes:
+        if isinstance(self._source, Source) and self._opened[0].is_free and self._source.views.lanes:
             self._source.options = replace(self._source.options, lanes=self._source.views.lanes)
 
     @property
@@ -75,10 +88,35 @@ class SharedSource:
     def set(self, choice: Mapping[str, Any]) -> None:
         """Choose other samples, instead of those that were chosen before."""
         self._source = self._chosen(self._source, choice)
+        self._choice = choice
         if self._process != os.getpid():  # ranks that were started with one dataset do not see each other's views
             self._cells, self._process = copy.deepcopy(self._cells), os.getpid()
         self._cells.array[0] += 1
         self._times_set = int(self._cells.array[0])
+
+    def reopen(self, fingerprint: str) -> Manifest | None:
+        """Go to the older version of the dataset that has a fingerprint, with the same views.
+
+        Returns:
+            Its manifest; None if there is no such version, a version was asked for, or fields are joined.
+        """
+        source, opened = self._source, self._opened[0]
+        if not isinstance(source, Source) or opened.is_pinned or source.all_fields != source.manifest.fields:
+            return None  # joined fields are those of one version
+        limit = source.manifest.num_samples if source.manifest.num_samples < opened.manifest.num_samples else None
+        for version in reversed(opened.manifest.history[:-1]):
+            if limit is None and version.fingerprint != fingerprint:
+                continue
+            every = read_manifest(source.storage(), version.number)
+            manifest = every if limit is None else first_samples(every, limit)
+            if manifest.fingerprint == fingerprint:
+                self._opened = [opened._replace(manifest=every, is_pinned=True)]
+                lanes = opened.manifest.lanes if opened.is_free else source.options.lanes
+                source = source.with_manifest(manifest)
+                source.options = replace(source.options, lanes=lanes)
+                self._open(source, self._choice)
+                return manifest
+        return None
 
     def outdated(self) -> Iterator[NoReturn] | None:
         """Return an iterator that refuses to iterate again in a worker process that was started before `set_view`.

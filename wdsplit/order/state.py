@@ -211,8 +211,8 @@ def parse_state(values: Mapping[str, Any], fingerprint: str, options: OrderOptio
         raise StateError(
             "the state does not belong to this dataset and these options",
             found="; ".join(found),
-            remedy="open the dataset with the options of the saved state (seed, shuffle, lanes, window, tail, limit; "
-            "for a mixture also the same datasets in the same order, with the same shares or schedule), "
+            remedy="open the dataset with the options of the saved state (seed, shuffle, lanes, window, tail, limit, "
+            "version; for a mixture also the same datasets in the same order, with the same shares or schedule), "
             "and with tail `uneven` give each rank its own state; or start the epoch again without the state",
         )
     state = _parse_steps(values, values["epoch"], options)

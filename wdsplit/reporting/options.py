@@ -28,6 +28,7 @@ class ReportOptions:
             for that of the conversion if listed, else for 8 ranks x 4 workers, else for the last.
         view: As for `Dataset`, but only one view: report only its samples.
         where: As for `Dataset`: report only the samples that meet this condition.
+        version: As for `Dataset`; of one dataset.
         max_read: Bytes of shards to read, such as "1GB"; None for 256 MiB, or 64 MiB of a remote dataset. Larger
             datasets are sampled.
         cluster: Assumptions of the cluster model.
@@ -45,6 +46,7 @@ class ReportOptions:
     view: Any = None
     where: Any = None
     join: Sequence[str] = ()
+    version: int | None = None
 
     def __post_init__(self) -> None:
         problems = [

@@ -100,7 +100,7 @@ def report(
         WdsplitError: The dataset, or a part of it, cannot be read.
     """
     options = chosen(ReportOptions, options, keywords)
-    choice = {"view": options.view, "where": options.where, "join": options.join or None}
+    choice = {"view": options.view, "where": options.where, "version": options.version, "join": options.join or None}
     facts = collected(open_subject(dataset, options.seed, options.shuffle, storage_options, fs, **choice), options)
     made = Report(facts, _page(facts))
     if output is not None:

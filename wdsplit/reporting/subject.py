@@ -176,7 +176,7 @@ def open_subject(
         shuffle: As for `Dataset`; an open dataset has its own.
         storage_options: As for `Dataset`.
         fs: As for `Dataset`.
-        **choice: `view`, `where` and `join`, as for `Dataset`, or None; an open dataset has its own.
+        **choice: `view`, `where`, `version` and `join`, as for `Dataset`, or None; an open dataset has its own.
 
     Raises:
         InputError: A choice was given with an open dataset, or a path is given twice.
@@ -189,7 +189,7 @@ def open_subject(
             raise InputError(
                 "the view and the fields of an open dataset cannot be changed",
                 place=source.url,
-                expected="no view, where or join",
+                expected="no view, where, version or join",
                 remedy="call dataset.set_view first, or pass the path instead",
             )
         return Subject(source)
@@ -204,6 +204,8 @@ def open_subject(
                 from wdsplit.loading.mix import mix
             except ModuleNotFoundError as error:
                 raise MissingDependencyError.for_extra("torch") from error
+            if "version" in how:
+                how["version"] = dict.fromkeys(names, how["version"])
             return Subject(mix(repeat=dict.fromkeys(names, 1), **how).source)
         dataset = dataset[0] if len(names) == 1 else dataset
     return Subject(open_source(dataset, **how))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import orjson
 import pyarrow as pa
@@ -25,17 +26,27 @@ from wdsplit.shards.manifest import (
     dump_header,
     dump_manifest,
     parse_manifest,
+    table_path_in,
     with_samples,
 )
 from wdsplit.shards.places import places_path
 from wdsplit.shards.sample_tables import dump_samples, samples_path
 from wdsplit.shards.table import MAX_TABLE_BYTES
+from wdsplit.shards.versions import checked_version, version_path
 from wdsplit.storage.interface import ReadableStorage, Storage
 from wdsplit.storage.locks import end_before_forks
 from wdsplit.tar.members import Body, trailer_bytes
 from wdsplit.tar.places import PlacesBuilder
 
-__all__ = ["read_manifest", "write_manifest", "write_samples_schema", "write_shard"]
+__all__ = [
+    "finish_version",
+    "read_manifest",
+    "read_pending",
+    "write_manifest",
+    "write_samples_schema",
+    "write_shard",
+    "write_version",
+]
 
 _TARS_REMEDY = (
     "make a dataset of the tars with `wdsplit index FOLDER`, and give that folder; "
@@ -86,16 +97,20 @@ def write_shard(
     return Shard(path, built.num_samples, num_pads, num_bytes, checksum_of(digest))
 
 
-def read_manifest(storage: ReadableStorage) -> Manifest:
+def read_manifest(storage: ReadableStorage, version: int | None = None) -> Manifest:
     """Read the manifest of a dataset.
+
+    Args:
+        storage: The dataset.
+        version: The number of a version; None for the latest.
 
     Raises:
         DatasetNotFoundError: There is no manifest, so there is no dataset.
         CorruptDataError: It is damaged.
-        InputError: It has another format version.
+        InputError: It has another format version, or there is no such version of the dataset.
     """
     try:
-        manifest = parse_manifest(*_read_files(storage))
+        manifest = parse_manifest(*_read_files(storage, None if version is None else checked_version(version)))
         _check_claims(storage, manifest)
         pa.default_memory_pool().release_unused()  # parsing takes several times the memory of its result
         return manifest
@@ -120,14 +135,36 @@ def _check_claims(storage: ReadableStorage, manifest: Manifest) -> None:
         )
 
 
-def _read_files(storage: ReadableStorage) -> tuple[bytes, bytes]:
-    """Return header and table of a dataset; read both at the same time if it is remote."""
+def _read_files(storage: ReadableStorage, version: int | None) -> tuple[bytes, bytes]:
+    """Return header and table of a dataset; of the latest version, read both at the same time if it is remote."""
+    if version is not None:
+        header = _read_version(storage, version)
+        return header, storage.read(table_path_in(header), MAX_TABLE_BYTES)
     if not storage.is_remote:
-        return _read_header(storage), storage.read(SHARDS_NAME, MAX_TABLE_BYTES)
+        header = _read_header(storage)
+        return header, storage.read(table_path_in(header), MAX_TABLE_BYTES)
     with ThreadPoolExecutor(1, initializer=end_before_forks) as pool:
         table = pool.submit(storage.read, SHARDS_NAME, MAX_TABLE_BYTES)
         header = _read_header(storage)
-        return header, table.result()
+        path = table_path_in(header)
+        return header, table.result() if path == SHARDS_NAME else storage.read(path, MAX_TABLE_BYTES)
+
+
+def _read_version(storage: ReadableStorage, version: int) -> bytes:
+    """Return the header of a version."""
+    with suppress(DatasetNotFoundError):
+        return storage.read(version_path(version), MAX_HEADER_BYTES)
+    header = _read_header(storage)
+    latest = orjson.loads(header).get("version")
+    if version == latest:
+        return header
+    raise InputError(
+        f"the dataset has no version {version}",
+        place=storage.url,
+        expected=f"1 to {latest}" if latest != 1 else "1: nothing was appended to it",
+        found=str(version),
+        remedy="`wdsplit log DATASET` lists the versions",
+    )
 
 
 def _read_header(storage: ReadableStorage) -> bytes:
@@ -179,6 +216,14 @@ def write_samples_schema(storage: Storage, schema: pa.Schema | None) -> None:
     """Replace the columns of the sample tables in the header; with None, remove them."""
     header = orjson.loads(storage.read(HEADER_NAME, MAX_HEADER_BYTES))
     changed = with_samples(header, schema)
+    if changed != header and header["version"] > 1:
+        raise InputError(
+            "the columns of sample tables cannot be changed: the dataset has several versions",
+            place=storage.url,
+            expected="a dataset of one version",
+            found=f"version {header['version']}",
+            remedy="join columns with `wdsplit annotate`, or convert the dataset again",
+        )
     if changed != header:
         with storage.publish(HEADER_NAME, durable=True) as file:
             file.write([dump_header(changed)])
@@ -190,3 +235,40 @@ def write_manifest(storage: Storage, manifest: Manifest) -> None:
     for path, data in ((SHARDS_NAME, table), (HEADER_NAME, header)):
         with storage.publish(path, durable=True) as file:
             file.write([data])
+
+
+# Versions
+
+
+def write_version(storage: Storage, manifest: Manifest) -> bool:
+    """Write a new version of a dataset, and make it the latest; return False if there is another one of its number.
+
+    The version exists once its header does, which only one of several writers can create.
+    """
+    header, table = dump_manifest(manifest)
+    if manifest.version == 2:
+        storage.create(version_path(1), storage.read(HEADER_NAME, MAX_HEADER_BYTES))
+    with storage.publish(table_path_in(header), durable=True) as file:
+        file.write([table])
+    if not storage.create(version_path(manifest.version), header):
+        return False
+    finish_version(storage, manifest)
+    return True
+
+
+def read_pending(storage: ReadableStorage, manifest: Manifest) -> Manifest:
+    """Return the newest version, given the one in `wdsplit.json`: its writer may have ended before it replaced that."""
+    while storage.size(version_path(manifest.version + 1)) is not None:
+        manifest = read_manifest(storage, manifest.version + 1)
+    return manifest
+
+
+def finish_version(storage: Storage, manifest: Manifest) -> Manifest:
+    """Make the newest version the latest, and return it; `manifest` is that of an existing one."""
+    newest = read_pending(storage, manifest)
+    if newest.version > 1:
+        header = storage.read(version_path(newest.version), MAX_HEADER_BYTES)
+        if header != storage.read(HEADER_NAME, MAX_HEADER_BYTES):
+            with storage.publish(HEADER_NAME, durable=True) as file:
+                file.write([header])
+    return newest

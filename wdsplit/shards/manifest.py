@@ -32,6 +32,7 @@ from wdsplit.shards.table import (
     dump_shards,
     parse_shards,
 )
+from wdsplit.shards.versions import Version, parse_history, table_path
 from wdsplit.texts import counted, human_bytes
 
 __all__ = [
@@ -55,13 +56,11 @@ __all__ = [
     "parse_manifest",
     "shard_path",
     "shards_checksum",
+    "table_path_in",
     "with_samples",
 ]
 
 FORMAT_VERSION = 2
-_DATASET_VERSION = 1
-"""A dataset that grows or shrinks will have versions 2, 3, ..., each with a list of shards of its own. So that its list
-is never read as that of version 1, other versions are refused until they exist."""
 HEADER_NAME = "wdsplit.json"
 MAX_HEADER_BYTES = 256 * 1024**2
 RUN_FOLDER = ".wdsplit-run"
@@ -111,6 +110,7 @@ class Manifest:
         pad: How the shards were made equal: repeat, drop or none.
         provenance: Inputs, options, versions and the plan's hash.
         samples: The columns of the sample tables beside its shards; None if it has no such tables.
+        history: The versions up to this one, if samples were appended to the dataset; else empty.
         shards_checksum: The checksum of `shards.parquet` in its header; empty if it was not read from one.
     """
 
@@ -121,6 +121,7 @@ class Manifest:
     pad: str
     provenance: dict[str, Any]
     samples: pa.Schema | None = None
+    history: tuple[Version, ...] = ()
     shards_checksum: str = dataclasses.field(default="", repr=False, compare=False)
 
     def __repr__(self) -> str:
@@ -142,6 +143,11 @@ class Manifest:
             "classes": classes or "no names",
             "order": f"{counted(self.lanes, 'lane')}, windows of up to {counted(self.window, 'sample')}",
         }
+
+    @property
+    def version(self) -> int:
+        """The number of the dataset's version; 1 until samples are appended."""
+        return self.history[-1].number if self.history else 1
 
     @property
     def sample_bytes(self) -> int:
@@ -234,7 +240,7 @@ def dump_manifest(manifest: Manifest) -> tuple[bytes, bytes]:
     table = dump_shards(manifest.shards)
     header = {
         "wdsplit": FORMAT_VERSION,
-        "version": _DATASET_VERSION,
+        "version": manifest.version,
         "num_shards": len(manifest.shards),
         "num_samples": manifest.num_samples,
         "num_pads": manifest.num_pads,
@@ -244,6 +250,7 @@ def dump_manifest(manifest: Manifest) -> tuple[bytes, bytes]:
         "window": manifest.window,
         "pad": manifest.pad,
         "shards_checksum": checksum_of(xxhash.xxh3_128(table)),
+        **({"history": list(map(dataclasses.asdict, manifest.history))} if manifest.history else {}),
         "provenance": manifest.provenance,
     }
     return dump_header(with_samples(header, manifest.samples)), table
@@ -286,6 +293,7 @@ def parse_manifest(header: bytes, table: bytes) -> Manifest:
         fields["pad"],
         fields["provenance"],
         fields.get("samples"),
+        fields["history"],
         checksum,
     )
     for name, found in (
@@ -301,6 +309,14 @@ def parse_manifest(header: bytes, table: bytes) -> Manifest:
 def shards_checksum(header: bytes) -> str:
     """Return the checksum of the shard table in a header; raises as `parse_manifest` does."""
     return str(_parse_header(header)["shards_checksum"])
+
+
+def table_path_in(header: bytes) -> str:
+    """Return the path of the shard table of a header; raises as `parse_manifest` does."""
+    if b'"history"' not in header:  # most datasets have one version, and need not be parsed for it
+        return SHARDS_NAME
+    fields = _parse_header(header)
+    return table_path(fields["version"], fields["shards_checksum"])
 
 
 _HEADER_TYPES = {
@@ -330,13 +346,6 @@ def _parse_header(header: bytes) -> dict[str, Any]:
     for name, kind in _HEADER_TYPES.items():
         if type(fields.get(name)) is not kind:
             raise _bad_header(f"{name} = {reprlib.repr(fields.get(name))}", f"{name} of type {kind.__name__}")
-    if fields["version"] != _DATASET_VERSION:
-        raise InputError(
-            "the dataset has another version",
-            expected=f"version {_DATASET_VERSION}: a dataset as it was made",
-            found=str(fields["version"]),
-            remedy="update wdsplit, and open the dataset again",
-        )
     for name, maximum in (("lanes", MAX_LANES), ("window", MAX_WINDOW)):
         if not 1 <= fields[name] <= maximum:
             raise _bad_header(f"{name} = {fields[name]}", f"1 to {maximum}")
@@ -345,6 +354,10 @@ def _parse_header(header: bytes) -> dict[str, Any]:
     except ValueError as error:
         texts = ", ".join(_FIELD_TEXTS)
         raise _bad_header(str(error), f"each field once, an object with the texts {texts}, maybe names") from error
+    try:
+        fields["history"] = () if fields["version"] == 1 else parse_history(fields.get("history"), fields["version"])
+    except ValueError as error:
+        raise _bad_header(str(error), "the versions of the dataset, from its first to this one") from error
     try:
         if "samples" in fields:
             fields["samples"] = parse_schema(fields["samples"])

@@ -34,6 +34,7 @@ class Kind:
         pattern: Matches valid names.
         allowed: The valid names, for errors.
         make: The command that makes one, with {name} and {how} for its name and its recipe.
+        update: The command that makes one again for the latest version, with {name}; empty if there is none.
     """
 
     what: str
@@ -42,6 +43,7 @@ class Kind:
     pattern: re.Pattern[str]
     allowed: str
     make: str
+    update: str = ""
 
     def checked(self, name: Any) -> str:
         """Return a name if it is valid: it becomes the name of a file.
@@ -99,11 +101,21 @@ class Kind:
         )
 
     def refuse_stale(self, name: str, fingerprint: str, manifest: Manifest, how: str = "...") -> None:
-        """Refuse an object with the fingerprint of another dataset.
+        """Refuse an object with the fingerprint of another dataset, or of another version of it.
 
         Raises:
             InputError: The fingerprints differ.
         """
+        versions = {each.fingerprint: each.number for each in manifest.history}
+        if fingerprint != manifest.fingerprint and fingerprint in versions:
+            number, again = versions[fingerprint], self.update.format(name=name)
+            raise InputError(
+                f"{self.what} {name!r} was made for version {number} of the dataset, and does not cover later samples",
+                expected=f"version {manifest.version}",
+                found=f"version {number}",
+                remedy=f"open the dataset with version={number}, or "
+                + (f"extend the {self.what} with `{again}`" if again else self.remedy(name, how)),
+            )
         if fingerprint != manifest.fingerprint:
             raise InputError(
                 f"{self.what} {name!r} was made for other shards than the dataset has now",

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from wdsplit.errors import DatasetNotFoundError, OutputExistsError, WdsplitError
+from wdsplit.errors import DatasetNotFoundError, InputError, OutputExistsError, WdsplitError
 from wdsplit.order.limits import MAX_LANES
 from wdsplit.order.packing import MAX_CAPACITY, MAX_SIZE
 from wdsplit.order.selection import Selection, bitmap_bytes
@@ -50,6 +50,7 @@ __all__ = [
     "VIEWS",
     "StoredView",
     "described_units",
+    "keep_older",
     "lock_view",
     "parse_view",
     "read_head",
@@ -66,6 +67,7 @@ VIEWS = Kind(
     re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}"),
     "up to 100 letters, digits, '_', '-' and '.', not beginning with '-' or '.'",
     "wdsplit view DATASET {name} {how} --overwrite",
+    "wdsplit view DATASET {name} --update",
 )
 COMPARED_RANKS = 8
 """Ranks of which the costs of a step are compared."""
@@ -74,6 +76,8 @@ UNIT_OPTIONS = ("pack", "capacity", "group", "size", "budget", "allow_pads", "lo
 """The options of units that have several samples each."""
 
 _VERSION = 3
+_OLDER = "(@[0-9a-f]{16})"
+"""In the name of the file of a view for an older version: the beginning of that version's fingerprint."""
 _COUNT = np.dtype("<i8")
 _MAX_HEAD_BYTES = 4 * 1024**2
 """Limit for the line of JSON, with a condition of up to 100,000 characters."""
@@ -177,7 +181,8 @@ def described_units(units: Units, figures: Mapping[str, Any]) -> list[str]:
 def lock_view(storage: Storage, name: str) -> Iterator[None]:
     """Keep other processes from making the same view; raises StorageError if one does."""
     path = f"{VIEWS.folder}/.{VIEWS.checked(name)}.lock"
-    own = re.compile(re.escape(f".{name}{VIEWS.suffix}.") + r"[^.]*\.tmp")  # others belong to longer names
+    # The temporary files of other names belong to other views.
+    own = re.compile(rf"\.{re.escape(name)}{_OLDER}?{re.escape(VIEWS.suffix)}\.[^.]*\.tmp")
     with storage.lock(path):
         try:
             # what killed processes have left of this view; the files of others may be in use
@@ -204,6 +209,22 @@ def refuse_existing(storage: ReadableStorage, name: str) -> None:
             remedy="use --overwrite (overwrite=True) to replace it, or choose another name",
             url=f"{storage.url}/{VIEWS.path(name)}",
         )
+
+
+def _older_path(name: str, fingerprint: str) -> str:
+    """Return the path of a view for the version with a fingerprint, once the view was made again for a later one."""
+    return f"{VIEWS.folder}/{VIEWS.checked(name)}@{fingerprint[:16]}{VIEWS.suffix}"
+
+
+def keep_older(storage: Storage, manifest: Manifest, name: str) -> None:
+    """Keep a view that will be replaced, if it is of an older version: trainings may still read that."""
+    if storage.size(VIEWS.path(name)) is None:
+        return
+    with suppress(WdsplitError):  # a damaged view is of no version
+        made_for = read_head(storage, name).dataset
+        if made_for in {each.fingerprint for each in manifest.history[:-1]}:
+            with storage.publish(_older_path(name, made_for), durable=True) as file:
+                file.write([storage.read(VIEWS.path(name))])
 
 
 def write_view(storage: Storage, manifest: Manifest, name: str, units: Units, recipe: Mapping[str, Any]) -> StoredView:
@@ -253,7 +274,9 @@ def remove_view(storage: Storage, name: str) -> None:
     """
     if storage.size(VIEWS.path(name)) is None:
         raise VIEWS.unknown(storage, name)
-    storage.remove(VIEWS.path(name))
+    older = re.compile(re.escape(name) + _OLDER + re.escape(VIEWS.suffix))
+    left = [f"{VIEWS.folder}/{each}" for each in storage.list(VIEWS.folder) if older.fullmatch(each)]
+    storage.remove(VIEWS.path(name), *left)
 
 
 # Reading
@@ -271,7 +294,17 @@ def read_view(storage: ReadableStorage, manifest: Manifest, name: str) -> tuple[
         InputError: There is no such view, or it was made for another dataset.
         CorruptDataError: Its file is damaged.
     """
-    path, totals = VIEWS.path(name), manifest.shards.num_real
+    try:
+        return _read_view(storage, manifest, name, VIEWS.path(name))
+    except InputError:
+        older = _older_path(name, manifest.fingerprint)
+        if storage.size(VIEWS.path(name)) is None or storage.size(older) is None:
+            raise
+        return _read_view(storage, manifest, name, older)
+
+
+def _read_view(storage: ReadableStorage, manifest: Manifest, name: str, path: str) -> tuple[StoredView, Units]:
+    totals = manifest.shards.num_real
     most = _MAX_HEAD_BYTES + _COUNT.itemsize * len(totals) + int((-(-totals // 8)).sum() + 8 * totals.sum())
     most = max(most, _MAX_SMALL_BYTES)  # samples that come very often have more packs than samples
     try:

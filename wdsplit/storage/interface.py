@@ -110,6 +110,12 @@ class Storage(ReadableStorage, Protocol):
         A durable file has reached the disk by then; another one survives only the end of the process.
         """
 
+    def create(self, path: str, data: bytes) -> bool:
+        """Write a small file that must not exist yet; return False if there is another one, which stays.
+
+        Of several writers at the same time, one gets True. Stores without conditional requests cannot promise that.
+        """
+
     def remove(self, *paths: str) -> None:
         """Remove objects, and folders with their contents; missing ones are ignored."""
 

@@ -29,6 +29,8 @@ __all__ = ["LocalStorage", "is_temporary", "local_path", "temporary_name", "writ
 
 _IOV_MAX = 1024
 _CREATING = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+_WITHOUT_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
+"""Errors of file systems that have no hard links."""
 _MAX_REMOVALS = 20
 _MAX_NAMES_SHOWN = 5
 _TEMPORARY = re.compile(r"^\..+\.\d+-\d+(-[0-9a-f]{16})?\.tmp$")
@@ -151,6 +153,25 @@ class LocalStorage:
                 temporary.unlink(missing_ok=True)
                 raise
             os.close(fd)
+
+    def create(self, path: str, data: bytes) -> bool:
+        """Write a file unless there is another one: by a link, which the system makes only for a new name."""
+        final = self.root / path
+        temporary = os.path.join(os.path.dirname(path), temporary_name(final.name))
+        with self.publish(temporary, durable=True) as file:
+            file.write([data])
+        with translate_errors(final, writing=True):
+            try:
+                os.link(self.root / temporary, final)
+            except FileExistsError:
+                pass
+            except OSError as error:
+                if error.errno not in _WITHOUT_LINKS:
+                    raise
+                if not final.exists():  # the lock of the dataset has to keep others out
+                    os.replace(self.root / temporary, final)
+            (self.root / temporary).unlink(missing_ok=True)
+        return self.read(path) == data  # NFS may report that a successful link failed
 
     def remove(self, *paths: str) -> None:
         """Remove files, and folders with their contents."""

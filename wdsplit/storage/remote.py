@@ -169,6 +169,17 @@ class RemoteStorage(Storage, ABC):
         """Return the first names in the folder, or say that none are listed."""
         return ", ".join(self.list()[:_MAX_NAMES_SHOWN]) or self._empty
 
+    def create(self, path: str, data: bytes) -> bool:
+        """Write a small file, unless the store has another one."""
+        if self.size(path) is None:
+            self._put_new(path, data)
+        return self.read(path) == data
+
+    def _put_new(self, path: str, data: bytes) -> None:
+        """Write a file that the store did not have just now; a store that can shall refuse to replace another one."""
+        with self.publish(path, durable=True) as file:
+            file.write([data])
+
     def with_short_deadline(self) -> Self:
         """Return the same folder with a short deadline for requests."""
         storage = copy.copy(self)

@@ -180,6 +180,16 @@ class S3Storage(RemoteStorage):
             upload.abort()
             raise
 
+    def _put_new(self, path: str, data: bytes) -> None:
+        """Write an object on the condition that there is none; stores that do not know conditions write it anyway."""
+        try:
+            self.ask("put_object", self.url_of(path), Key=self.key(path), Body=data, IfNoneMatch="*")
+        except StorageError as error:
+            if error.found == "NotImplemented":
+                super()._put_new(path, data)
+            elif error.found not in _OTHER_OBJECT:
+                raise
+
     def remove(self, *paths: str) -> None:
         """Remove objects, and folders with their contents; abort unfinished uploads to them."""
         roots = {self.key(path) for path in paths}

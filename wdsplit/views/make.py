@@ -23,6 +23,7 @@ from wdsplit.shards.views import (
     VIEWS,
     StoredView,
     described_units,
+    keep_older,
     lock_view,
     read_head,
     read_view,
@@ -102,6 +103,7 @@ def make_view(
     view: str | None = None,
     allow_missing: bool = False,
     overwrite: bool = False,
+    update: bool = False,
     jobs: int = 1,
     progress: Callable[[int, int, int], None] | None = None,
     storage_options: Mapping[str, Any] | None = None,
@@ -142,6 +144,8 @@ def make_view(
         view: Select only from the samples of this view.
         allow_missing: Warn about `keys` without a sample, instead of raising an error.
         overwrite: Replace the view of this name.
+        update: Make the view of this name again, by its own conditions, for the latest version of the dataset. It stays
+            as it was for the version that it was made for.
         jobs: Number of processes.
         progress: Called at the start and after some shards, with the number of finished shards, of all shards, and of
             samples checked.
@@ -157,18 +161,21 @@ def make_view(
     VIEWS.checked(name)
     asked = {"where": where, "keys": keys, "exclude": exclude, "repeat": repeat, "expand": expand}
     asked |= {"pack": pack, "capacity": capacity, "long": long, "group": group, "size": size, "budget": budget}
-    if view is None and all(each is None for each in asked.values()):
+    located, storage_options = located_one(url, storage_options, fs)
+    storage = open_storage(located, storage_options)
+    if update:
+        given = [option for option, value in {**asked, "view": view}.items() if value is not None]
+        asked, view = _recipe_of(read_head(storage, name), given, storage.url)
+    elif view is None and all(each is None for each in asked.values()):
         raise InputError(
             "no condition for the view",
             expected="where, keys, exclude, repeat, expand, pack, group or view",
             remedy="give a condition (--where), or a list of keys (--keys, --exclude)",
         )
     asked["allow_pads"] = allow_pads or None
-    located, storage_options = located_one(url, storage_options, fs)
-    storage = open_storage(located, storage_options)
     manifest = read_manifest(storage)
     with lock_view(storage, name):
-        if not overwrite:
+        if not (overwrite or update):
             refuse_existing(storage, name)
         columns = SampleColumns(storage, manifest)
         choice = read_choice(columns, asked, storage_options)
@@ -179,6 +186,7 @@ def make_view(
         chosen = choose(columns, manifest.shards.num_real, choice, selection, engine, counted, progress)
         refuse_missing(columns, choice, chosen, allow_missing)
         recipe = _recipe(choice, chosen, None if base is None else base[0])
+        keep_older(storage, manifest, name)
         stored = write_view(storage, manifest, name, chosen.selection, recipe)
     if stored.form and _is_in_order(manifest):
         logger.warning(
@@ -201,6 +209,26 @@ def _is_in_order(manifest: Manifest) -> bool:
     """Tell whether the rows are known not to have been shuffled when they were converted."""
     options = manifest.provenance.get("options")
     return isinstance(options, Mapping) and options.get("shuffle") is False
+
+
+def _recipe_of(stored: StoredView, given: list[str], url: str) -> tuple[dict[str, Any], str | None]:
+    """Return the options that make a stored view again, and the view that it selects from.
+
+    Raises:
+        InputError: Options were given, too, or the view was made of lists of keys, which are not stored.
+    """
+    recipe = stored.recipe
+    lists = [name for name in ("keys", "exclude") if name in recipe]
+    if given or lists:
+        raise InputError(
+            f"view {stored.name!r} cannot be updated" + (f" with {', '.join(given)}" if given else ""),
+            place=url,
+            expected="a view made by conditions, and no other options",
+            found="lists of keys, which the view does not store" if lists else "options that would change it",
+            remedy=f"make it again with `wdsplit view DATASET {stored.name} {stored.made_of} --overwrite`",
+        )
+    asked = {name: recipe.get(name) for name in ("where", "keys", "exclude", "repeat", "expand", *UNIT_OPTIONS)}
+    return asked, recipe["view"]["name"] if "view" in recipe else None
 
 
 def _counted(columns: SampleColumns) -> list[str]:

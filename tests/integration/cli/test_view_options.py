@@ -139,7 +139,7 @@ def test_a_report_of_an_open_dataset_has_its_view(path):
     counts = dict(zip(made.facts.labels.names, made.facts.labels.counts.tolist(), strict=True))
     assert counts == {str(each): 10 for each in range(4)}
     assert made.facts.name == f"{path}, view late"
-    with pytest.raises(InputError, match="view of an open dataset cannot be changed"):
+    with pytest.raises(InputError, match="an open dataset cannot be changed"):
         wdsplit.report(dataset, options=wdsplit.ReportOptions(view="cats"))
     preview = dataset.preview(200)
     assert len(preview.cards) == 40 and "view late" in repr(preview)

@@ -135,7 +135,7 @@ def test_a_text_of_many_or_long_values_is_the_label_only_if_an_option_says_so(tm
     for changes in ({"classes": "target"}, {"mapping": {"cls": "target"}}):
         with pytest.raises(InputError, match="column 'target' cannot be the label"):
             label_of(long, tmp_path, **changes)
-    monkeypatch.setattr("wdsplit.conversion.labels._classes.__defaults__", (2, 2))
+    monkeypatch.setattr("wdsplit.conversion.labels.classes_of_texts.__defaults__", (2, 2))
     with pytest.raises(InputError, match="column 'target' cannot be the label"):
         label_of(many, tmp_path, classes="target")
 

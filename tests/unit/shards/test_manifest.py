@@ -170,8 +170,7 @@ def test_what_is_no_header_is_refused(header, found):
 def test_another_format_version_is_an_input_error_that_names_both(version):
     error = refused(with_header({"wdsplit": version}), InputError)
     assert (error.expected, error.found) == ("2", repr(version))
-    # a later version of a dataset has a list of shards of its own
-    assert refused(with_header({"version": 2}), InputError).found == "2"
+    assert "version" in refused(with_header({"version": 2})).found  # of a dataset, without the versions before it
 
 
 @pytest.mark.parametrize("name", sorted(set(json.loads(dump_manifest(manifest())[0])) - {"wdsplit"}))

@@ -42,6 +42,11 @@ PassName = Literal["scatter", "merge", "write"]
 PASSES: tuple[PassName, ...] = ("scatter", "merge", "write")
 """The passes of a conversion, in order; rows that keep their order need only the last."""
 
+_OF_DATASET = (
+    *("world_size", "workers", "lanes", "window", "pad", "allow_pads", "keep", "no_keep"),
+    *("mapping", "columns", "classes", "class_names", "splits", "overwrite", "emit"),
+)
+"""What a dataset decides for the rows that are appended to it."""
 _MAX_COUNT = 2**53
 """JSON readers may round larger integers."""
 
@@ -195,6 +200,8 @@ class ConvertOptions(PlanOptions):
         jobs: Number of parallel tasks.
         overwrite: Replace the dataset or unfinished run in the output.
         resume: Continue the unfinished run in the output; a finished one is left as it is.
+        append: Add the rows to the dataset in the output, as a new version. The dataset decides fields, lanes and
+            window; keys must be new. A stopped append continues if it is run again.
         memory: Bytes of memory for shuffling and grouping, shared by all jobs of a machine. Default: a quarter of what
             this process may use; 1 GiB on Ray and in shares.
         emit: Index files to write for other readers: any of dali, energon and wids.
@@ -218,6 +225,7 @@ class ConvertOptions(PlanOptions):
     jobs: int = _integer(1, 1)
     overwrite: bool = False
     resume: bool = False
+    append: bool = False
     memory: int | None = _integer(None, 1)
     emit: tuple[str, ...] = ()
     classes: str | None = None
@@ -233,6 +241,12 @@ class ConvertOptions(PlanOptions):
         problems += _not_sequences(columns=self.columns, emit=self.emit)
         if self.overwrite and self.resume:
             problems.append("overwrite and resume contradict each other: give one")
+        if self.append:
+            changed = [one.name for one in dataclasses.fields(self) if getattr(self, one.name) != one.default]
+            defaults: dict[str, Any] = {"mapping": {}, "splits": {}}
+            given = [name for name in changed if name in _OF_DATASET and getattr(self, name) != defaults.get(name)]
+            if given:
+                problems.append(f"append and {', '.join(given)} contradict each other: the dataset decides these")
         if self.number_keys and self.key is not None:
             problems.append("key and number_keys contradict each other: give one")
         if self.classes is not None and self.mapping.get("cls", self.classes) != self.classes:

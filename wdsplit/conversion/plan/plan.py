@@ -29,7 +29,7 @@ from wdsplit.shards.manifest import FORMAT_VERSION, MAX_SHARD_SAMPLES, MAX_SHARD
 from wdsplit.tables.table import Table
 from wdsplit.texts import counted, human_bytes, listed
 
-__all__ = ["Plan", "make_plan", "task_shards"]
+__all__ = ["DEFAULT_SHARD_BYTES", "Plan", "data_bytes", "make_plan", "task_shards"]
 
 DEFAULT_SHARD_BYTES = 256_000_000
 _MAX_SHARDS_PER_ROW = 10
@@ -55,6 +55,7 @@ class Plan:
         groups: The places of groups of rows, if rows are grouped.
         bounds: The place of each shard's first row, and the place after the last row, if rows are grouped; else empty.
         label: The column of classes; None if there is none.
+        first_key: The number of the first row's key, if rows are numbered.
     """
 
     table: Table
@@ -66,6 +67,7 @@ class Plan:
     groups: GroupPlaces | None = field(default=None, compare=False)
     bounds: tuple[int, ...] = ()
     label: Label | None = field(default=None, compare=False)
+    first_key: int = 0
 
     def __repr__(self) -> str:
         fields = ", ".join(f"{field.name}: {field.type}" for field in self.fields)
@@ -139,7 +141,7 @@ class Plan:
     @property
     def shard_bytes(self) -> int:
         """Approximate bytes of all shards."""
-        return _data_bytes(self.table, len(self.fields))
+        return data_bytes(self.table, len(self.fields))
 
     @cached_property
     def window(self) -> int:
@@ -196,6 +198,19 @@ class Plan:
         """A hash of the modification times of the inputs: a run is not resumed if they were written again."""
         return xxhash.xxh3_128_hexdigest(orjson.dumps([file.modified_ns for file in self.table.files]))
 
+    @property
+    def _rows(self) -> dict[str, Any]:
+        files = [
+            (file.path.rpartition("/")[2], file.num_bytes, file.num_rows, file.counts, file.footer)
+            for file in self.table.files
+        ]
+        return {"inputs": files, "selection": self.table.selection.identity}
+
+    @cached_property
+    def source(self) -> str:
+        """A hash of the selected rows of the inputs, whatever becomes of them."""
+        return xxhash.xxh3_64_hexdigest(orjson.dumps([self._rows, self.key]))
+
     @cached_property
     def hash(self) -> str:
         """The name of the run: a hash of everything that determines the dataset.
@@ -207,11 +222,7 @@ class Plan:
         values = [[(name, value) for name, value in file.constants if value is not None] for file in self.table.files]
         content = {
             "format": FORMAT_VERSION,
-            "inputs": [
-                (file.path.rpartition("/")[2], file.num_bytes, file.num_rows, file.counts, file.footer)
-                for file in self.table.files
-            ],
-            "selection": self.table.selection.identity,
+            **self._rows,
             "group_by": self.options.group_by,
             "fields": [dataclasses.asdict(one) for one in self.fields],
             "key": self.key,
@@ -223,6 +234,7 @@ class Plan:
             "shuffle": self.options.seed if self.options.shuffle else None,
             **({"partitions": values} if any(values) else {}),
             **({"keep": options.keep, "no_keep": options.no_keep} if options.keep or options.no_keep else {}),
+            **({"first_key": self.first_key} if self.first_key else {}),
         }
         return xxhash.xxh3_128_hexdigest(orjson.dumps(content))
 
@@ -255,7 +267,7 @@ def make_plan(
     columns = {*(one.column for one in fields), *([key] if key is not None else []), *options.keep}
     table = replace(table, files=tuple(file.narrowed(columns) for file in table.files))
     num_rows, readers = table.num_rows, options.readers
-    lanes = options.lanes or default_lanes(num_rows, _data_bytes(table, len(fields)), readers)
+    lanes = options.lanes or default_lanes(num_rows, data_bytes(table, len(fields)), readers)
     if options.shards is not None:
         num_shards = _given_shards(options.shards, readers)
     else:
@@ -342,14 +354,15 @@ def _given_shards(shards: int, readers: int) -> int:
     return shards
 
 
-def _data_bytes(table: Table, num_fields: int) -> int:
+def data_bytes(table: Table, num_fields: int) -> int:
+    """Return about how many bytes the shards of a table have."""
     return table.payload_bytes + table.num_rows * num_fields * _MEMBER_OVERHEAD_BYTES
 
 
 def _derived_shards(table: Table, num_fields: int, options: PlanOptions, lanes: int) -> int:
     if options.samples_per_shard is not None:
         return round_up(-(-table.num_rows // options.samples_per_shard), options.readers)
-    shards = -(-_data_bytes(table, num_fields) // (options.shard_size or DEFAULT_SHARD_BYTES))
+    shards = -(-data_bytes(table, num_fields) // (options.shard_size or DEFAULT_SHARD_BYTES))
     each = math.lcm(lanes, options.readers)
     most = round_up(table.num_rows, each)
     if options.shard_size is not None:

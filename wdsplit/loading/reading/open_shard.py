@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -15,6 +15,7 @@ from wdsplit.loading.reading.segments import Range, Segments, ranges_of
 from wdsplit.shards.annotations import MISSING, find_annotation
 from wdsplit.shards.manifest import HEADER_NAME, MAX_HEADER_BYTES, Manifest, Shard, shards_checksum
 from wdsplit.shards.places import read_places
+from wdsplit.shards.versions import version_path
 from wdsplit.storage.interface import ReadableFile, ReadableStorage
 from wdsplit.tar.headers import BLOCK_BYTES
 from wdsplit.tar.places import Places, rows_of
@@ -105,6 +106,9 @@ def refuse_overwritten(storage: ReadableStorage, manifest: Manifest) -> None:
     """
     try:
         found = shards_checksum(storage.read(HEADER_NAME, MAX_HEADER_BYTES)) if manifest.shards_checksum else ""
+        if found != manifest.shards_checksum:  # a version that is not the latest any more
+            with suppress(DatasetNotFoundError):
+                found = shards_checksum(storage.read(version_path(manifest.version), MAX_HEADER_BYTES))
     except (DatasetNotFoundError, CorruptDataError, InputError) as error:
         found = f"{HEADER_NAME}: {error.cause}"
     if found != manifest.shards_checksum:

@@ -341,6 +341,10 @@ class Source:
         source.views = views
         return source
 
+    def with_manifest(self, manifest: Manifest) -> Self:
+        """Return the same source of another version of the dataset, without views and joined fields."""
+        return type(self)(self._url, manifest, self.options, self.fields, self.access, name=self.url)
+
     @property
     def num_samples(self) -> int:
         """Samples that an epoch takes, pads left out; the first, if epochs have different views."""

@@ -1,0 +1,235 @@
+"""Appends rows to a dataset: a conversion into a folder of its own, then a version that has its shards too.
+
+Until the version's header exists, the dataset is as before; what was converted is found by the next attempt.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+import orjson
+import pyarrow as pa
+
+from wdsplit.conversion.base import Base
+from wdsplit.conversion.plan.options import ConvertOptions
+from wdsplit.conversion.plan.plan import Plan
+from wdsplit.conversion.planning import plan_files, shown_notes
+from wdsplit.conversion.prepare import (
+    Endpoints,
+    Target,
+    refuse_duplicate_keys,
+    refuse_inside_input,
+    refuse_little_space,
+)
+from wdsplit.conversion.run import Run
+from wdsplit.conversion.shuffle.needs import needs_of
+from wdsplit.engines.local import in_order
+from wdsplit.errors import ConvertError, InputError
+from wdsplit.fields.duplicate_keys import Place
+from wdsplit.shards.files import finish_version, read_manifest, read_pending, write_version
+from wdsplit.shards.manifest import HEADER_NAME, Manifest, Shards
+from wdsplit.shards.sample_tables import KEY, read_samples
+from wdsplit.shards.sidecars import write_sidecars
+from wdsplit.shards.versions import ADDED_FOLDER, NO_NEXT_KEY, VERSIONS_FOLDER, Version, version_path
+from wdsplit.storage.given import located_one
+from wdsplit.storage.interface import ReadableStorage
+from wdsplit.storage.opening import open_readable_storage, open_storage
+from wdsplit.tables.find import find_inputs
+from wdsplit.texts import listed
+from wdsplit.urls import shown_url
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
+
+__all__ = ["append", "list_versions"]
+
+logger = logging.getLogger(__name__)
+
+_HASH_CHARACTERS = 16
+_MAX_INPUTS = 3
+_THREADS = 8
+
+
+def append(
+    endpoints: Endpoints,
+    options: ConvertOptions,
+    jobs: int,
+    is_local: bool,
+    carry_out: Callable[[Target, ConvertOptions], Manifest],
+) -> Manifest:
+    """Append rows to the dataset in the output; return the manifest of its new version.
+
+    Args:
+        endpoints: Inputs and output.
+        options: The user's options.
+        jobs: As for `needs_of`.
+        is_local: As for `needs_of`.
+        carry_out: Converts what a target plans, or what is left of it, and returns the manifest.
+
+    Raises:
+        DatasetNotFoundError: There is no dataset.
+        InputError: The rows do not fit the dataset, or one of their keys is not new.
+        ConvertError: Another writer has made a version meanwhile.
+        StorageError: Another process of this machine writes to the dataset.
+    """
+    storage = open_storage(endpoints.output, endpoints.output_options)
+    read_manifest(storage)  # before the lock makes a folder
+    refuse_inside_input(storage, endpoints)
+    with Run(storage).locked():
+        storage.remove_temporary(VERSIONS_FOLDER)
+        manifest = finish_version(storage, read_manifest(storage))
+        base = Base(manifest, storage.url)
+        options = base.options(options)
+        paths = find_inputs(endpoints.inputs, endpoints.input_options)
+        plan = plan_files(paths, options, endpoints.input_options, base)[""]
+        for note in shown_notes(plan):
+            logger.warning("%s", note)
+        known = next((each.number for each in manifest.history if each.source == plan.source), None)
+        if known is not None:
+            logger.warning("%s: version %d has these rows already: nothing is appended", storage.url, known)
+        else:
+            if plan.key is None:
+                _refuse_known_inputs(storage, manifest, plan)
+            else:
+                refuse_duplicate_keys(plan, plan.key, lambda: _keys(storage, manifest), manifest.num_samples)
+            folder = f"{ADDED_FOLDER}/{plan.hash[:_HASH_CHARACTERS]}"
+            target = _target(endpoints, folder, plan, options, jobs, is_local)
+            refuse_little_space([] if target.is_resumed else [target])
+            options = dataclasses.replace(options, resume=target.is_resumed, overwrite=not target.is_resumed)
+            part = carry_out(target, options)
+            inputs = "rows from Python" if endpoints.are_spooled else listed(map(shown_url, paths), _MAX_INPUTS)
+            manifest = _grown(manifest, base.next_key, plan, part, folder, inputs)
+            if not write_version(storage, manifest):
+                raise ConvertError(
+                    f"another writer has made version {manifest.version} meanwhile",
+                    place=storage.url,
+                    expected=f"version {manifest.version - 1} to be the latest still",
+                    found=version_path(manifest.version),
+                    remedy="run the same command again: it appends to the new version",
+                    url=storage.url,
+                )
+        write_sidecars(storage, manifest, options.emit)
+    return manifest
+
+
+def list_versions(
+    url: str | os.PathLike[str],
+    storage_options: Mapping[str, Any] | None = None,
+    fs: AbstractFileSystem | None = None,
+) -> tuple[Version, ...]:
+    """Return the versions of a dataset, the latest last: their samples, shards and bytes, and what each added.
+
+        for version in wdsplit.list_versions("data/train"):
+            print(version.number, version.num_samples)  # 1 64
+
+    Args:
+        url: The dataset's folder.
+        storage_options: Options for a remote store, as for `Dataset`.
+        fs: fsspec file system of the folder; None to choose it by the path.
+
+    Raises:
+        DatasetNotFoundError: There is no dataset.
+    """
+    storage = open_readable_storage(*located_one(url, storage_options, fs))
+    manifest = read_pending(storage, read_manifest(storage))
+    return _history(manifest, Base(manifest, storage.url).next_key)
+
+
+def _target(
+    endpoints: Endpoints, folder: str, plan: Plan, options: ConvertOptions, jobs: int, is_local: bool
+) -> Target:
+    """Return the conversion of the rows, which continues what an attempt of the same plan has left."""
+    path = os.path.join(endpoints.output, folder)
+    run = Run(open_storage(path, endpoints.output_options), options.emit)
+    is_finished = run.storage.size(HEADER_NAME) is not None
+    is_resumed = is_finished or (run.is_unfinished and run.plan.get("modified") == plan.modified)
+    needs = needs_of(plan, options.memory, jobs, is_local, not run.storage.is_remote)
+    return Target("", path, run, plan, needs, is_resumed)
+
+
+def _keys(storage: ReadableStorage, manifest: Manifest) -> Iterator[tuple[pa.LargeStringArray, Place]]:
+    """Yield the keys of a dataset, shard by shard."""
+
+    def read(number: int) -> tuple[pa.LargeStringArray, Place]:
+        shard = manifest.shards[number]
+        keys = read_samples(storage, shard, [KEY], manifest.samples).column(0).combine_chunks()
+        return keys.cast(pa.large_string()), f"the dataset, {shard.path}"
+
+    return in_order(read, range(len(manifest.shards)), _THREADS)
+
+
+def _refuse_known_inputs(storage: ReadableStorage, manifest: Manifest, plan: Plan) -> None:
+    """Refuse inputs that the dataset was made of already: their rows have no keys that would tell."""
+    selection = plan.table.selection.to_json()
+    files = {(file.path, file.num_bytes, file.num_rows) for file in plan.table.files}
+    for number, folder in [(1, ""), *((each.number, each.folder) for each in manifest.history[1:])]:
+        provenance = manifest.provenance
+        if folder:
+            provenance = orjson.loads(storage.read(f"{folder}/{HEADER_NAME}"))["provenance"]
+        if provenance.get("selection") != selection:
+            continue
+        for file in provenance.get("inputs", ()):
+            if (file.get("path"), file.get("num_bytes"), file.get("num_rows")) in files:
+                raise InputError(
+                    f"version {number} of the dataset was made of an input already",
+                    place=file["path"],
+                    expected="new files: their rows are numbered, and would come twice",
+                    found=f"the path, size and number of rows ({file['num_rows']:,}) of then",
+                    remedy="leave it out; or rename it, if its rows are other ones",
+                    url=file["path"],
+                )
+
+
+def _grown(manifest: Manifest, next_key: int, plan: Plan, part: Manifest, folder: str, inputs: str) -> Manifest:
+    """Return the manifest of the next version.
+
+    Args:
+        manifest: That of the version before it.
+        next_key: The next key of that version.
+        plan: The plan of the added rows.
+        part: The manifest of their shards.
+        folder: The folder of these.
+        inputs: Their inputs, for users.
+    """
+    history = _history(manifest, next_key)
+    table = part.shards.table
+    paths = pa.array([f"{folder}/{path}" for path in table.column("path").to_pylist()])
+    table = table.set_column(0, table.schema.field(0), paths)
+    label = {} if plan.label is None else {"label": dataclasses.asdict(plan.label)}
+    grown = dataclasses.replace(
+        manifest,
+        shards=Shards(pa.concat_tables([manifest.shards.table, table]).combine_chunks()),
+        fields=plan.fields,
+        samples=part.samples,
+        provenance={**manifest.provenance, **label},
+        shards_checksum="",
+    )
+    made = _version(
+        grown,
+        history[-1].number + 1,
+        NO_NEXT_KEY if plan.key is not None else plan.first_key + plan.table.total_rows,
+        source=plan.source,
+        inputs=inputs,
+        folder=folder,
+        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    )
+    return dataclasses.replace(grown, history=(*history, made))
+
+
+def _history(manifest: Manifest, next_key: int) -> tuple[Version, ...]:
+    """Return the versions of a dataset up to this one, also if it has only one."""
+    if manifest.history:
+        return manifest.history
+    files = manifest.provenance.get("inputs", ())
+    names = [str(file.get("path", "")) if isinstance(file, dict) else str(file) for file in files]
+    return (_version(manifest, 1, next_key, inputs=listed(list(map(shown_url, names)), _MAX_INPUTS)),)
+
+
+def _version(manifest: Manifest, number: int, next_key: int, **how: Any) -> Version:
+    counts = manifest.num_samples, len(manifest.shards), manifest.num_bytes
+    return Version(number, manifest.fingerprint, *counts, next_key, **how)

@@ -1,0 +1,98 @@
+"""The versions of a dataset that samples were appended to: their names on disk, and what a header says of each.
+
+Pure (no I/O). A version is never changed. `versions/N.json` is its header; `wdsplit.json` is a copy of the latest. The
+table of a version's shards is named by its checksum, so that two writers never write one name differently.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+from wdsplit.errors import InputError
+from wdsplit.shards.table import SHARDS_NAME
+
+__all__ = [
+    "ADDED_FOLDER",
+    "NO_NEXT_KEY",
+    "VERSIONS_FOLDER",
+    "Version",
+    "checked_version",
+    "parse_history",
+    "table_path",
+    "version_path",
+]
+
+VERSIONS_FOLDER, ADDED_FOLDER = "versions", "added"
+"""The folders of headers and tables, and of the shards of each append: a dataset of its own in a folder of its own."""
+NO_NEXT_KEY = -1
+"""The next key of a dataset whose keys are not all numbers."""
+
+
+@dataclass(frozen=True)
+class Version:
+    """A version of a dataset.
+
+    Attributes:
+        number: Its number, from 1.
+        fingerprint: The fingerprint of its manifest.
+        num_samples: Number of its samples, without pads.
+        num_shards: Number of its shards.
+        num_bytes: Bytes of its shards.
+        next_key: The number from which keys of later rows count on; NO_NEXT_KEY if keys come from columns.
+        source: Identifies the rows that it added; empty if unknown.
+        inputs: The inputs that it added, for users.
+        folder: The folder of the shards that it added; empty for the first version.
+        created: When it was made, as UTC in ISO 8601; empty if unknown.
+    """
+
+    number: int
+    fingerprint: str
+    num_samples: int
+    num_shards: int
+    num_bytes: int
+    next_key: int
+    source: str = ""
+    inputs: str = ""
+    folder: str = ""
+    created: str = ""
+
+
+def version_path(version: int) -> str:
+    """Return the path of a version's header."""
+    return f"{VERSIONS_FOLDER}/{version}.json"
+
+
+def table_path(version: int, checksum: str) -> str:
+    """Return the path of the table of a version's shards, given the checksum of the table."""
+    return SHARDS_NAME if version == 1 else f"{VERSIONS_FOLDER}/{version}-{checksum.rpartition(':')[2][:16]}.parquet"
+
+
+def checked_version(version: Any) -> int:
+    """Return the number of a version.
+
+    Raises:
+        InputError: It is no integer of at least 1.
+    """
+    if isinstance(version, bool) or not hasattr(version, "__index__") or version.__index__() < 1:
+        raise InputError("invalid version", expected="an integer of at least 1", found=repr(version)[:100])
+    return int(version.__index__())
+
+
+def parse_history(values: Any, version: int) -> tuple[Version, ...]:
+    """Return the versions up to one, from the JSON values of its header.
+
+    Raises:
+        ValueError: They are invalid.
+    """
+    kinds = {one.name: int if one.type == "int" else str for one in dataclasses.fields(Version)}
+    for value in values if isinstance(values, list) else [None]:
+        if not isinstance(value, dict) or {name: type(each) for name, each in value.items()} != kinds:
+            raise ValueError(f"the version {repr(value)[:200]}")
+    history = tuple(Version(**value) for value in values)
+    numbers = [0, *(each.number for each in history)]
+    if numbers[-1] != version or version < 2 or not all(map(operator.lt, numbers, numbers[1:])):
+        raise ValueError(f"the versions {numbers[1:][-5:]} as those up to {version}")
+    return history
