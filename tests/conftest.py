@@ -73,6 +73,14 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def nothing_is_collected_twice():
+    """Let collections, and copies of memory in forks, pass over what the tests of a module have left in it for good."""
+    yield
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def no_process_goes_on():
     """End what a test has started and left."""

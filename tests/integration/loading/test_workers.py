@@ -93,17 +93,15 @@ def long_waits(monkeypatch):
 
 
 @every_kind
-@pytest.mark.parametrize(("steps", "prefetch_bytes"), [(1, 1), (2, 10**9), (None, 1)])
-def test_nothing_is_left_after_a_break_and_it_takes_no_time(
-    payloads, nothing_left, long_waits, options, prefetch_bytes, steps
-):
-    loader = Loader(Dataset(payloads), 8, prefetch_bytes=prefetch_bytes, **options)
+def test_nothing_is_left_after_a_break_and_it_takes_no_time(payloads, nothing_left, long_waits, options):
     begun = time.monotonic()
-    for _ in range(2):
-        for _ in itertools.islice(loader, steps):
-            pass
-    del loader
-    gc.collect()
+    for steps, prefetch_bytes in ((1, 1), (2, 10**9), (None, 1)):
+        loader = Loader(Dataset(payloads), 8, prefetch_bytes=prefetch_bytes, **options)
+        for _ in range(2):
+            for _ in itertools.islice(loader, steps):
+                pass
+        del loader
+        gc.collect()
     assert time.monotonic() - begun < SOON_S
 
 
@@ -121,8 +119,14 @@ def test_after_a_break_the_next_epoch_is_whole_however_little_is_prefetched(numb
 # Memory that is used again
 
 
-@workers_only
-@pytest.mark.parametrize(("staged", "prefetch_factor"), [("columns", 1), ("samples", 2)])
+@pytest.mark.parametrize(
+    ("options", "staged", "prefetch_factor"),
+    [
+        (KINDS["processes"], "samples", 2),
+        (KINDS["persistent processes"], "columns", 1),
+        (KINDS["threads"], "samples", 2),
+    ],
+)
 def test_what_was_delivered_never_changes(payloads, options, prefetch_factor, staged):
     """Sizes that change from sub-batch to sub-batch make segments grow; all batches are kept."""
     dataset = Dataset(payloads, window=3)
@@ -157,10 +161,9 @@ def same(first, second):
     return first == second
 
 
-@pytest.mark.parametrize("prefetch_factor", [1, 6])
-def test_a_worker_whose_fellow_has_failed_does_not_overwrite_what_was_not_taken(numbers, prefetch_factor):
+def test_a_worker_whose_fellow_has_failed_does_not_overwrite_what_was_not_taken(numbers):
     """Torch gives the tasks of a worker that has ended to the others, which then get further ahead."""
-    loader = Loader(delivering(Dataset(numbers).map(fail_at_30)), 2, num_workers=2, prefetch_factor=prefetch_factor)
+    loader = Loader(delivering(Dataset(numbers).map(fail_at_30)), 2, num_workers=2, prefetch_factor=6)
     seen = []
     with pytest.raises(KeyError):
         for batch in loader:
@@ -178,8 +181,9 @@ def fail_at_30(sample):
 # Bounds
 
 
-@workers_only
-@pytest.mark.parametrize("max_ahead", [1, 4])
+@pytest.mark.parametrize(
+    ("options", "max_ahead"), [(KINDS["processes"], 1), (KINDS["persistent processes"], 4), (KINDS["threads"], 4)]
+)
 def test_what_is_made_ahead_is_bounded_in_bytes(payloads, options, max_ahead):
     """Each of 2 workers may have so many sub-batches waiting, and one in its hands."""
     sub_batch_bytes = 5 * (PAYLOAD_BYTES + 200)
@@ -194,8 +198,9 @@ def test_what_is_made_ahead_is_bounded_in_bytes(payloads, options, max_ahead):
     assert len(list(batches)) == 24 - 5
 
 
-@workers_only
-@pytest.mark.parametrize("max_together", [1, 2])
+@pytest.mark.parametrize(
+    ("options", "max_together"), [(KINDS["processes"], 2), (KINDS["persistent processes"], 1), (KINDS["threads"], 2)]
+)
 def test_what_is_made_ahead_is_bounded_in_steps(payloads, options, max_together, monkeypatch):
     """The first parcel of each worker has one step, the others as many as travel together."""
     monkeypatch.setattr("wdsplit.loading.worker._PARCEL_STEPS", max_together)
@@ -250,7 +255,8 @@ FAILURES = {
     ("kind_of_workers", "failure"),
     [
         *(("processes", name) for name in FAILURES),
-        *((kind, name) for kind in ("none", "threads") for name in ("KeyError", "StopIteration", "one of ours")),
+        *(("threads", name) for name in ("KeyError", "StopIteration", "one of ours")),
+        ("none", "StopIteration"),
     ],
 )
 def test_an_error_of_a_stage_names_the_sample_and_its_shard(
@@ -306,10 +312,9 @@ def die_in_torchs_event(sample):
     frame.f_locals["done_event"].is_set()
 
 
-@processes_only
-def test_a_worker_that_is_killed_in_torchs_event_is_an_error_too(payloads, nothing_left, options):
+def test_a_worker_that_is_killed_in_torchs_event_is_an_error_too(payloads, nothing_left):
     with pytest.raises(RuntimeError, match=r"killed|exited"):
-        list(Loader(Dataset(payloads).map(die_in_torchs_event), 8, **options))
+        list(Loader(Dataset(payloads).map(die_in_torchs_event), 8, num_workers=2, persistent_workers=True))
 
 
 @pytest.fixture
@@ -322,13 +327,10 @@ def stuck_forks():
     waiting.clear()
 
 
-@processes_only
-def test_a_worker_that_waits_forever_inside_fork_is_forked_again(
-    numbers, stuck_forks, nothing_left, monkeypatch, options
-):
+def test_a_worker_that_waits_forever_inside_fork_is_forked_again(numbers, stuck_forks, nothing_left, monkeypatch):
     monkeypatch.setattr(process_workers, "_PATIENCE_S", 0.05)
     stuck_forks += [True, True, False, True]
-    batches = list(Loader(delivering(Dataset(numbers)), 12, **options))
+    batches = list(Loader(delivering(Dataset(numbers)), 12, num_workers=2))
     assert not stuck_forks
     assert real_rows([each for batch in batches for each in deliveries(batch)]) == list(range(101))
 
