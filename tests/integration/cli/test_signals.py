@@ -240,7 +240,7 @@ main()
 """
 
 
-@pytest.mark.parametrize("name", ["click", "wdsplit.cli.convert", "numpy", "pyarrow"])
+@pytest.mark.parametrize("name", ["click", "wdsplit.cli.convert", "numpy"])
 def test_ctrl_c_while_python_imports_gives_no_traceback(table, tmp_path, name):
     """A library of C that was interrupted cannot be imported again."""
     command = [sys.executable, "-c", INTERRUPTED_IMPORT, name, "convert", table, tmp_path / "out"]
@@ -269,17 +269,16 @@ def silent_store(bucket, fault_proxy, numbers, monkeypatch):
     return bucket.url, fault_proxy
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize(
-    ("arguments", "silent", "num_requests"),
+    ("arguments", "silent", "num_requests", "number"),
     [
-        ("inspect {}/numbers", "/", 2),
-        ("verify {}/numbers --jobs 2", ".tar", 2),
-        ("convert {}/in.parquet {}/out", ".parquet", 1),
-        ("view {}/numbers some --where cls==1", ".tar.parquet", 1),
+        ("inspect {}/numbers", "/", 2, signal.SIGINT),
+        ("verify {}/numbers --jobs 2", ".tar", 2, signal.SIGTERM),
+        ("convert {}/in.parquet {}/out", ".parquet", 1, signal.SIGINT),
+        ("view {}/numbers some --where cls==1", ".tar.parquet", 1, signal.SIGTERM),
     ],
 )
-def test_a_command_ends_while_its_store_is_silent(silent_store, number, arguments, silent, num_requests):
+def test_a_command_ends_while_its_store_is_silent(silent_store, arguments, silent, num_requests, number):
     """Threads that wait for an answer cannot be interrupted, and Python would wait for them."""
     url, proxy = silent_store
     silence = Hold(threading.Event())
