@@ -44,14 +44,8 @@ def in_program(*arguments):
     return all_modules_loaded_by(PROGRAM.format(arguments=list(map(str, arguments))))
 
 
-def test_a_help_text_loads_no_library_of_arrays():
-    loaded = in_program("verify", "--help")
-    assert "click" in loaded
-    assert not loaded & {"numpy", "pyarrow", "torch"}
-
-
-@pytest.mark.parametrize("stages", ["", ".rename(label='cls').to_tuple('label')"])
-def test_the_first_batch_of_a_local_dataset_loads_only_what_it_needs(numbers, stages):
+def test_the_first_batch_of_a_local_dataset_loads_only_what_it_needs(numbers):
+    stages = ".rename(label='cls').to_tuple('label')"
     loaded = all_modules_loaded_by(FIRST_BATCH.format(path=str(numbers), stages=stages))
     assert "pyarrow.parquet" in loaded
     assert not loaded & UNUSED_IN_A_BATCH
@@ -63,10 +57,9 @@ def test_the_first_decoded_batch_loads_no_pandas(numbers):
     assert not loaded & {"pandas", "pyarrow.compute"}
 
 
-@pytest.mark.parametrize("shuffle", ["--shuffle", "--no-shuffle"])
-def test_the_program_converts_without_libraries_that_it_does_not_need(tmp_path, shuffle):
+def test_the_program_converts_without_libraries_that_it_does_not_need(tmp_path):
     path = write_table(tmp_path / "rows.parquet", {"text": ["a", None, "c"], "label": [1, 2, 3]})
-    loaded = in_program("convert", path, tmp_path / "out", shuffle, "--jobs", 2, "--null", "empty")
+    loaded = in_program("convert", path, tmp_path / "out", "--jobs", 2, "--null", "empty")
     assert (tmp_path / "out" / "wdsplit.json").exists()
     assert "pyarrow.compute" in loaded
     assert not loaded & (UNUSED | {"torch", "webdataset", "yaml", "concurrent.futures.process"})

@@ -19,22 +19,22 @@ from loaded import modules_loaded_by
 from made_datasets import converted, numbers_table
 from tables import DEADLINE_S, write_table
 from wdsplit.cli import progress
-from wdsplit.cli.main import cli
 from wdsplit.engines.watching import watching
 
-HELP = """
+HELPS = """
 import contextlib, io
 from wdsplit.cli import progress
 from wdsplit.cli.main import cli
-with contextlib.redirect_stdout(io.StringIO()):
-    cli.main({arguments}, standalone_mode=False)
+for name in (None, *cli.commands):
+    with contextlib.redirect_stdout(io.StringIO()) as shown:
+        cli.main([*filter(None, [name]), "--help"], standalone_mode=False)
+    assert "Usage:" in shown.getvalue()
 """
 LARGE = {"numpy", "pyarrow", "torch", "webdataset", "pandas", "rich", "fsspec", "botocore", "multiprocessing"}
 
 
-@pytest.mark.parametrize("command", ["", *cli.commands])
-def test_help_is_shown_without_loading_what_a_run_needs(command):
-    assert not modules_loaded_by(HELP.format(arguments=[*command.split(), "--help"])) & LARGE
+def test_help_is_shown_without_loading_what_a_run_needs():
+    assert not modules_loaded_by(HELPS) & LARGE
 
 
 @pytest.mark.parametrize("given", ["", "7"])
@@ -99,7 +99,6 @@ def without_colours(shown):
 
 def test_verdicts_and_errors_stand_out_in_a_terminal(numbers, tmp_path):
     assert f"{GREEN}ok:" in in_terminal("verify", numbers)
-    assert f"{GREEN}ok" in in_terminal("audit", numbers, "--world-size", 2)
     shown = in_terminal("inspect", tmp_path / "nowhere", code=2)
     assert f"{RED}\x1b[1merror:" in shown and f"{GREEN}  remedy:" in shown
     assert "error: there is no dataset" in without_colours(shown)
@@ -112,7 +111,6 @@ def test_verdicts_and_errors_stand_out_in_a_terminal(numbers, tmp_path):
 
 def test_pipes_get_colours_only_if_they_are_forced(numbers):
     assert not COLOUR.search(in_pipes("audit", numbers).stdout)
-    assert f"{GREEN}ok" in in_pipes("audit", numbers, FORCE_COLOR="1").stdout
     forced = in_pipes("verify", numbers, FORCE_COLOR="1")
     assert (forced.stderr, GREEN in forced.stdout) == ("", True), "no progress bar"
     assert not COLOUR.search(in_pipes("audit", numbers, "--json", FORCE_COLOR="1").stdout)
@@ -176,7 +174,7 @@ def test_what_precedes_the_passes_is_watched(tmp_path):
 @pytest.mark.parametrize(
     ("width", "command"),
     [
-        *((width, ("assign", "--world-size", 3, "--workers", 2, "--draw")) for width in (80, 200)),
+        (200, ("assign", "--world-size", 3, "--workers", 2, "--draw")),
         (80, ("inspect",)),
         (80, ("bench", "--batch-size", 4)),
     ],
@@ -197,14 +195,13 @@ def test_a_picture_has_colours_only_where_the_terminal_has_and_blocks_only_where
     assert without_colours(in_terminal(*command, PYTHONIOENCODING="ascii")) == without_blocks
 
 
-@pytest.mark.parametrize("options", [[], ["--world-size", "2", "--batch-size", "2"]])
-def test_the_samples_of_a_batch_fit_80_columns(tmp_path, options):
+def test_the_samples_of_a_batch_fit_80_columns(tmp_path):
     names = [f"{row:03d}-{'very-long-key-' * 9}" for row in range(30)]
     table = pa.table({"id": names, "label": [f"class of things {row % 3} with a long name" for row in range(30)]})
     path = converted(tmp_path, table, key="id", mapping={"cls": "label"})
-    shown = COLOUR.sub("", in_terminal("batch", path, "--step", 0, *(options or ["--batch-size", 4])))
+    shown = COLOUR.sub("", in_terminal("batch", path, "--step", 0, "--world-size", 2, "--batch-size", 2))
     rows = shown.splitlines()[-4:]
-    assert all(re.match(r"([01] +)?\d+ +0000\d\d\.tar +class of things", row) for row in rows)
+    assert all(re.match(r"[01] +\d+ +0000\d\d\.tar +class of things", row) for row in rows)
     assert max(map(len, rows)) <= 80
 
 
