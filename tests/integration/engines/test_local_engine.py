@@ -69,14 +69,15 @@ def fail_while_others_work(number):
     [
         (1, 20, {}, False),
         (3, 1, {}, False),
-        (3, 20, {}, True),
+        (2, 20, {}, True),
         (2, 20, {"threads": True}, False),
-        (5, 20, {"threads": True}, True),
+        (3, 20, {"threads": True}, True),
         (64, 20, {"threads": True, "num_bytes": 17 * MB}, False),
     ],
 )
 def test_tasks_run_in_processes_unless_few_threads_will_do(monkeypatch, jobs, num_tasks, options, in_processes):
     monkeypatch.setattr(local, "_PROCESS_BYTES", FULL_PROCESS_BYTES if "num_bytes" in options else 1)
+    monkeypatch.setattr(local, "_MAX_THREADS", 2)
     results = list(LocalEngine(jobs).map(square, range(num_tasks), **options))
     assert sorted(result for result, _ in results) == [number * number for number in range(num_tasks)]
     assert {pid == os.getpid() for _, pid in results} == {not in_processes}
@@ -270,14 +271,15 @@ def test_results_that_are_left_are_no_trap_for_the_collector():
 
 LATE = """
 import multiprocessing, os, signal, time
-from wdsplit.engines.local import end_with_parent
+from wdsplit.engines import local
 
 parent = os.getpid()
 
 def watches_late():
     while os.getppid() == parent:
         time.sleep(0.01)
-    end_with_parent()
+    local._LOOK_S = 0.05
+    local.end_with_parent()
     time.sleep(1e6)
 
 context = multiprocessing.get_context("fork")

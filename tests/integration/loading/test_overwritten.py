@@ -26,6 +26,12 @@ def versions(tmp_path_factory):
     return [converted(tmp_path_factory.mktemp("version"), table, seed=seed, **plan) for seed in (0, 1)]
 
 
+@pytest.fixture(scope="session")
+def expected(versions):
+    """Return the batches of the first version."""
+    return list(loader_of(versions[0]))
+
+
 class Place:
     """Where a dataset is, as its readers name it, and how it is overwritten, in the order of a conversion."""
 
@@ -78,12 +84,19 @@ def read_to_the_end(batches, url):
     return read
 
 
-@pytest.mark.parametrize("on_bad_sample", ["raise", "substitute"])
-@pytest.mark.parametrize("workers", ["none", "thread", "process"])
-def test_an_epoch_has_no_sample_of_a_dataset_that_replaces_it(place, versions, workers, on_bad_sample):
-    if workers == "process" and place.url.startswith("memory"):
-        pytest.skip("each process has its own memory")
-    expected = list(loader_of(versions[0]))
+@pytest.mark.parametrize(
+    ("place", "workers", "on_bad_sample"),
+    [
+        ("disk", "none", "raise"),
+        ("disk", "process", "substitute"),
+        ("s3", "none", "substitute"),
+        ("s3", "thread", "raise"),
+        ("s3", "process", "raise"),
+        ("memory", "thread", "substitute"),
+    ],
+    indirect=["place"],
+)
+def test_an_epoch_has_no_sample_of_a_dataset_that_replaces_it(place, expected, workers, on_bad_sample):
     kinds = {} if workers == "none" else {"num_workers": 2, "workers": workers}
     batches = iter(loader_of(place.url, on_bad_sample=on_bad_sample, **kinds))
     read = [next(batches) for _ in range(5)]
@@ -121,21 +134,20 @@ def test_a_shard_that_is_replaced_between_its_index_and_its_first_bytes_is_refus
     assert replacing
 
 
-def test_the_same_shards_may_be_written_again_and_their_header_changed(versions, tmp_path):
+def test_the_same_shards_may_be_written_again_and_their_header_changed(versions, expected, tmp_path):
     place = Place(str(tmp_path / "train"), versions)
     batches = iter(loader_of(place.url))
     read = [next(batches)]
     place.write(0)
     read += [next(batches) for _ in range(50)]
     write_samples_schema(open_storage(place.url), None)
-    assert read + list(batches) == list(loader_of(versions[0]))
+    assert read + list(batches) == expected
 
 
 @on_s3
-def test_a_cached_shard_is_of_the_dataset_that_was_opened(place, versions, tmp_path):
+def test_a_cached_shard_is_of_the_dataset_that_was_opened(place, expected, tmp_path):
     batches = iter(loader_of(place.url, cache_dir=tmp_path / "cache", on_bad_sample="substitute"))
     read = [next(batches)]
     place.write(1)
     read += read_to_the_end(batches, place.url)
-    expected = list(loader_of(versions[0]))
     assert read == expected[: len(read)] and len(read) < len(expected)

@@ -20,6 +20,7 @@ from tables import mixed_table, options, shard_files, write_files
 from wdsplit.checks.audit import AuditOptions, audit
 from wdsplit.checks.verify import verify
 from wdsplit.conversion.shares import needed_passes
+from wdsplit.engines import local
 from wdsplit.errors import DatasetNotFoundError, InputError, OutputExistsError, StorageError
 from wdsplit.storage.given import located
 
@@ -99,8 +100,9 @@ def test_spawned_workers_read(on_s3, expected, tmp_path):
     assert done.stdout.split() == sorted(sample["__key__"] for sample in wdsplit.Dataset(expected)), done.stderr
 
 
-def test_processes_convert_and_check(s3, bucket, source, expected):
-    wdsplit.convert(source, f"{bucket.url}/out", options(shards=4, jobs=5), fs=s3)
+def test_processes_convert_and_check(s3, bucket, source, expected, monkeypatch):
+    monkeypatch.setattr(local, "_MAX_THREADS", 1)
+    wdsplit.convert(source, f"{bucket.url}/out", options(shards=4, jobs=2), fs=s3)
     assert shard_files(bucket.folder / "out") == shard_files(expected)
     assert verify(f"{bucket.url}/out", jobs=2, fs=s3).problems == ()
 
