@@ -10,9 +10,11 @@ import pytest
 
 import wdsplit
 from faults import EveryOther, internal_error
-from loader_kinds import every_kind
+from loader_kinds import KINDS, every_kind
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+
+alone_and_with_processes = pytest.mark.parametrize("options", [KINDS["none"], KINDS["processes"]], ids=str)
 
 SOON = {"first_delay_s": 0.01}
 """Storage options with which requests are repeated soon."""
@@ -46,7 +48,7 @@ def test_batches_samples_bytes_and_windows_are_exact_over_epochs(whole_lanes, op
         assert made.windows_read == 24 * options.get("num_workers", 1) * epoch
 
 
-@every_kind
+@alone_and_with_processes
 def test_waiting_for_a_slow_stage_and_computing_between_batches_are_told_apart(numbers, options):
     loader = wdsplit.Loader(wdsplit.Dataset(numbers).map(lambda sample: time.sleep(0.003) or sample), 12, **options)
     list(loader)
@@ -76,7 +78,7 @@ def test_an_error_counts_as_waiting_and_not_as_a_batch(numbers):
 # Remote storage
 
 
-@every_kind
+@pytest.mark.parametrize("options", [KINDS["persistent processes"], KINDS["threads"]], ids=str)
 def test_bytes_and_retries_of_all_workers_are_counted(remote, fault_proxy, options):
     dataset = wdsplit.Dataset(remote, storage_options=SOON)
     loader = wdsplit.Loader(dataset, 12, **options)
@@ -129,7 +131,7 @@ def lines_of(caplog):
     return [record.getMessage() for record in caplog.records if "samples/s" in record.getMessage()]
 
 
-@every_kind
+@alone_and_with_processes
 def test_a_line_is_logged_when_it_is_due(numbers, options, caplog):
     """With no seconds between them, there is one for each batch."""
     caplog.set_level(logging.INFO, "wdsplit")

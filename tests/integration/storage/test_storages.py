@@ -19,7 +19,7 @@ from wdsplit.storage.fsspec_storage import FsspecStorage
 from wdsplit.storage.given import located_one
 from wdsplit.storage.opening import open_readable_storage, open_storage
 
-WRITABLE = ["disk", "s3", "s3fs", "folder of s3fs", "memory", "pyarrow"]
+WRITABLE = ["disk", "s3", "folder of s3fs", "memory", "pyarrow"]
 FOLDER = "train set/größe 100%"
 DATA = bytes(range(256)) * 40
 
@@ -59,8 +59,6 @@ def place(request, tmp_path):
     if kind == "s3":
         return on_disk(bucket.folder, f"{bucket.url}/{FOLDER}")
     fs = s3fs.S3FileSystem(skip_instance_cache=True)
-    if kind == "s3fs":
-        return on_disk(bucket.folder, f"{bucket.name}/{FOLDER}", fs)
     return on_disk(bucket.folder, FOLDER, DirFileSystem(bucket.name, fs))
 
 
@@ -190,7 +188,7 @@ def test_threads_read_a_file_at_once(files):
 # Datasets
 
 
-stores = pytest.mark.parametrize("place", ["s3", "s3fs", "memory", "http"], indirect=True)
+stores = pytest.mark.parametrize("place", ["s3", "folder of s3fs", "memory", "http"], indirect=True)
 
 
 @stores
