@@ -7,7 +7,9 @@ from typing import NamedTuple
 
 import pytest
 
+from tables import FULL_PROCESS_BYTES
 from wdsplit.cli.main import main
+from wdsplit.engines import local
 
 
 class Ended(NamedTuple):
@@ -23,9 +25,12 @@ class Ended(NamedTuple):
 
 
 def run(*arguments) -> Ended:
+    """Run a command, which starts no processes for the small tables of tests, as for those of users."""
     said = [io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2)]
-    with contextlib.redirect_stdout(said[0]), contextlib.redirect_stderr(said[1]), pytest.raises(SystemExit) as end:
-        main([*map(str, arguments)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local, "_PROCESS_BYTES", FULL_PROCESS_BYTES)
+        with contextlib.redirect_stdout(said[0]), contextlib.redirect_stderr(said[1]), pytest.raises(SystemExit) as end:
+            main([*map(str, arguments)])
     return Ended(end.value.code or 0, *(stream.buffer.getvalue().decode() for stream in said))
 
 

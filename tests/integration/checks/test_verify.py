@@ -38,8 +38,6 @@ PADS = "the pads of a shard do not match the manifest"
 UNKNOWN = "a sample has a field that is not in the manifest"
 TWICE = "duplicate key"
 
-every_engine = pytest.mark.parametrize("jobs", [1, 2])
-
 
 @pytest.fixture
 def dataset(numbers, tmp_path):
@@ -201,9 +199,8 @@ WRONG_SHARDS = {
 """Shards whose checksum is right, and the cause that is told; None where any will do."""
 
 
-@every_engine
-def test_a_healthy_dataset_has_no_problems(numbers, jobs):
-    report = verify(numbers, jobs)
+def test_a_healthy_dataset_has_no_problems(numbers):
+    report = verify(numbers)
     assert report.problems == ()
     assert report.manifest == read_manifest(open_storage(numbers))
 
@@ -257,7 +254,7 @@ def test_a_bit_that_was_flipped_in_a_header_is_reported_whatever_it_says(dataset
     assert CHANGED in causes_in(dataset)
 
 
-@every_engine
+@pytest.mark.parametrize("jobs", [1, 2])
 def test_the_damage_of_several_shards_is_reported_in_their_order(dataset, jobs):
     (dataset / "000005.tar").unlink()
     flip(dataset / "000006.tar", 512)

@@ -16,12 +16,12 @@ import webdataset
 import xxhash
 
 import wdsplit
+from commands import run
 from made_datasets import numbers_dataset
 from tables import files_below, files_of, sample_offsets, session_processes, start_script, wait_until
 from tars import by_tarfile, gnu_tar
 from wdsplit.checks.audit import AuditOptions, audit
 from wdsplit.checks.verify import verify
-from wdsplit.cli.main import main
 from wdsplit.conversion import adopt_tars
 from wdsplit.conversion.adopt_tars import index_tars
 from wdsplit.conversion.plan.options import IndexOptions
@@ -247,12 +247,11 @@ TWO_KEYS = by_tarfile([("a.jpg", b""), ("b.jpg", b""), ("a.cls", b"")])
         ("z.tar", by_tarfile([("new.jpg", b""), ("d.x/key 0005-ü.jpg", b"")]), InputError, "duplicate key"),
     ],
 )
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_a_tar_that_cannot_be_adopted_is_named(folder, name, data, kind, cause, jobs):
+def test_a_tar_that_cannot_be_adopted_is_named(folder, name, data, kind, cause):
     path = folder / name
     path.write_bytes(data)
     with pytest.raises(kind, match=cause or None) as caught:
-        index_tars(folder, IndexOptions(jobs=jobs))
+        index_tars(folder)
     assert caught.value.place.startswith(str(path)) and caught.value.remedy
     if cause == "duplicate key":
         assert caught.value.key == "d.x/key 0005-ü"
@@ -397,12 +396,7 @@ def test_killed_at_any_moment_it_leaves_a_whole_dataset_or_none(tmp_path):
 # The command
 
 
-def test_the_command_says_what_it_made_or_what_cannot_be_without_a_traceback(folder, capsys):
-    def run(*arguments):
-        with pytest.raises(SystemExit) as end:
-            main([str(argument) for argument in arguments])
-        return (end.value.code or 0, *capsys.readouterr())
-
+def test_the_command_says_what_it_made_or_what_cannot_be_without_a_traceback(folder):
     code, out, err = run("index", folder, "--jobs", 1)
     assert (code, err) == (0, "")
     for text in (f"{folder}: 3 shards, 18 samples, 0 pads", "fields: cls, txt", "lanes 16, window 1024"):

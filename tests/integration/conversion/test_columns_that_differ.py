@@ -57,9 +57,7 @@ def converted(inputs, output, **changes):
 # Promoted columns
 
 
-@pytest.mark.parametrize(
-    "changes", [{}, {"shuffle": True, "jobs": 2}, {"where": "label >= 3 and text != 'b'"}], ids=str
-)
+@pytest.mark.parametrize("changes", [{}, {"shuffle": True}, {"where": "label >= 3 and text != 'b'"}], ids=str)
 def test_promoted_files_give_the_shards_of_one_table(parts, whole, tmp_path, changes):
     shards = []
     for name, inputs in (("parts", parts), ("whole", whole)):
@@ -229,7 +227,7 @@ def as_columns(tmp_path, where=lambda row: True):
     "changes",
     [
         {},
-        {"shuffle": True, "jobs": 2},
+        {"shuffle": True},
         {"where": "year == 2023 and lang != 'en'"},
         {"columns": ("label", "lang")},
         {"mapping": {"cls": "year", "txt": "lang"}},

@@ -159,8 +159,8 @@ def test_selected_rows_are_written_as_a_table_of_them_is_but_for_the_keys(
     assert manifest.provenance["num_selected"] == 80
     assert manifest.provenance["selection"] == {"where": WHERE, "limit": 80, "part": None}
     little_memory(monkeypatch)
-    made(inputs, tmp_path / "jobs", jobs=2, **chosen)
-    assert shard_files(tmp_path / "jobs") == shard_files(tmp_path / "out")
+    made(inputs, tmp_path / "spilled", **chosen)
+    assert shard_files(tmp_path / "spilled") == shard_files(tmp_path / "out")
 
 
 def test_keys_are_the_numbers_of_the_rows_in_the_digits_of_the_table_or_those_of_a_column(inputs, tmp_path):

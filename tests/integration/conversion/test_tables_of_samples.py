@@ -13,12 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from commands import done
 from media_files import write_images
 from stops import stopped_at
 from tables import converted, files_of, options, real_samples, shard_files, tar_samples, write_table
 from tars import by_tarfile
 from wdsplit.checks.verify import verify
-from wdsplit.cli.main import main
 from wdsplit.conversion.adopt_tars import index_tars
 from wdsplit.conversion.convert import convert
 from wdsplit.conversion.plan.options import IndexOptions
@@ -266,9 +266,9 @@ def without_tables(dataset, folder):
     return folder
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_tables_are_made_again_to_the_byte_in_a_bucket_too(dataset, tmp_path, bucket, jobs):
-    for folder, url in ((tmp_path / "out", str(tmp_path / "out")), (bucket.folder / "out", f"{bucket.url}/out")):
+def test_tables_are_made_again_to_the_byte_in_a_bucket_too(dataset, tmp_path, bucket):
+    places = (1, tmp_path / "out", str(tmp_path / "out")), (2, bucket.folder / "out", f"{bucket.url}/out")
+    for jobs, folder, url in places:
         without_tables(dataset, folder)
         assert read_manifest(open_storage(url)).samples is None
         seen = []
@@ -496,12 +496,9 @@ def test_verify_names_a_table_that_is_wrong(dataset, tmp_path, change, cause):
     assert f"`wdsplit index {folder} --sample-tables`" in problem.remedy
 
 
-def test_the_commands(table_path, tmp_path, capsys):
+def test_the_commands(table_path, tmp_path):
     def run(*arguments):
-        with pytest.raises(SystemExit) as end:
-            main(list(arguments))
-        assert end.value.code == 0
-        return capsys.readouterr().out
+        return done(*arguments).out
 
     out = str(tmp_path / "out")
     given = [part for name, column in MAPPING.items() for part in ("--map", f"{name}={column}")]

@@ -297,7 +297,7 @@ def test_the_command_says_what_the_view_keeps(dataset, tmp_path):
 
 
 def test_the_result_as_json(dataset):
-    found = json.loads(view(dataset, "good", "--where", WHERE, "--json").output)
+    found = json.loads(view(dataset, "good", "--where", WHERE, "--jobs", 1, "--json").output)
     assert found["num_selected"] == len(EXPECTED)
     assert found["classes"]["label"]["cat"] == [0, 18]
     assert (found["num_shards"], found["num_empty_shards"]) == (6, 3)
