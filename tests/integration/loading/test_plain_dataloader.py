@@ -84,6 +84,7 @@ def at_another_rank(dataset):
     assert (loader.epoch, loader.step) == (5, 0)
 
 
+@pytest.mark.slow
 def test_ranks_that_were_started_with_one_dataset_do_not_hear_of_each_others_epochs(numbers):
     dataset = Dataset(numbers)
     loader = Loader(dataset, 12)

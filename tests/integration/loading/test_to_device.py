@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pack_sequence
 
-from loader_kinds import every_kind
+from loader_kinds import KINDS, every_kind
 from made_datasets import deliveries, delivering, expected_batches
 from wdsplit import Dataset, InputError, Loader, to_device
 from wdsplit.debug import AUDITED, audit
@@ -79,10 +79,15 @@ def followed(path, device, options, bad, skipped):
     return [*seen, position(loader)]
 
 
-@every_kind
 @pytest.mark.parametrize(
-    ("failing_step", "skipped"),
-    [(None, None), *((step, None) for step in (0, 1, 2, 8)), (None, (3, 3)), (None, (5, 8)), (7, (4, 6))],
+    ("options", "failing_step", "skipped"),
+    [
+        *((KINDS["none"], step, None) for step in (None, 0, 1, 2, 8)),
+        *((KINDS["none"], *case) for case in ((None, (3, 3)), (None, (5, 8)), (7, (4, 6)))),
+        *((KINDS["threads"], *case) for case in ((None, (3, 3)), (2, None), (7, (4, 6)))),
+        *((KINDS["processes"], *case) for case in ((None, (5, 8)), (8, None))),
+        *((KINDS["persistent processes"], *case) for case in ((None, None), (1, None), (7, (4, 6)))),
+    ],
 )
 def test_states_errors_and_skips_are_those_of_the_batch_that_was_delivered(numbers, options, failing_step, skipped):
     """Not of the one that is ahead; also where that one is skipped."""

@@ -111,9 +111,15 @@ def test_a_view_of_any_storage_gives_the_samples_that_a_local_one_gives(remote, 
     assert samples_of(made, chosen, verify=True) == expected
 
 
-@kinds
-@sizes
-@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "made", "shuffle"),
+    [
+        (kind, size, (number + place) % 2 == 0)
+        for number, kind in enumerate(VIEWS)
+        for place, size in enumerate((SMALL, LARGE))
+    ],
+    indirect=["made"],
+)
 def test_little_is_fetched_beside_the_samples_of_a_view(remote, made, both_sizes, fault_proxy, kind, shuffle):
     chosen = view(kind)
     num_samples = len(samples_of(remote, chosen, shuffle=shuffle))
