@@ -138,8 +138,15 @@ def s3_process(tmp_path_factory):
         yield server
 
 
+@pytest.fixture(scope="module")
+def s3_process_rests(s3_process):
+    """Stop the S3 server after each file of tests: after some uploads in parts it is never idle again."""
+    yield
+    s3_process.stop()
+
+
 @pytest.fixture
-def s3_server(s3_process, monkeypatch):
+def s3_server(s3_process, s3_process_rests, monkeypatch):
     """Return an S3 server that runs, and that the environment names instead of the user's own."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)

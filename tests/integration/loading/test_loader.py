@@ -247,8 +247,9 @@ UNEQUAL_STAGES = {
 }
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize("stage", UNEQUAL_STAGES)
+@pytest.mark.parametrize(
+    ("stage", "num_workers"), [*((name, 0) for name in UNEQUAL_STAGES), ("a map", 1), ("stops", 1)]
+)
 def test_the_sample_for_which_a_stage_gives_nothing_or_more_than_one_is_named(tmp_path, stage, num_workers):
     """In the middle of a step, at its beginning and at its end."""
     dataset = Dataset(numbers_dataset(tmp_path, 60, shards=1, lanes=1), shuffle=False, rank=0, world_size=1)

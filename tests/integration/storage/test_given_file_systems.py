@@ -100,11 +100,11 @@ def test_spawned_workers_read(on_s3, expected, tmp_path):
     assert done.stdout.split() == sorted(sample["__key__"] for sample in wdsplit.Dataset(expected)), done.stderr
 
 
-def test_processes_convert_and_check(s3, bucket, source, expected, monkeypatch):
+def test_processes_convert(s3, bucket, source, expected, monkeypatch):
     monkeypatch.setattr(local, "_MAX_THREADS", 1)
     wdsplit.convert(source, f"{bucket.url}/out", options(shards=4, jobs=2), fs=s3)
     assert shard_files(bucket.folder / "out") == shard_files(expected)
-    assert verify(f"{bucket.url}/out", jobs=2, fs=s3).problems == ()
+    assert verify(f"{bucket.url}/out", fs=s3).problems == ()
 
 
 def test_inputs_have_a_file_system_of_their_own(s3, bucket, source, expected, tmp_path, memory):

@@ -165,7 +165,9 @@ for batch in loader:
 """
 
 
-@pytest.mark.parametrize("loader", ["fork", "torch", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "loader", ["fork", *(pytest.param(name, marks=pytest.mark.slow) for name in ("torch", "spawn"))]
+)
 def test_workers_end_with_their_parent_while_the_store_is_silent(remote, fault_proxy, loader):
     fault_proxy.plan = lambda request: Hold(threading.Event()) if request.path.endswith(".tar") else None
     with start_script(ORPHANS, remote, loader) as process:
