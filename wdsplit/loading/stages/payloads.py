@@ -183,7 +183,8 @@ def _read_npy(data: bytes, allow_pickle: bool = False) -> Array:
         return np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
     order: Any = "F" if layout.is_fortran else "C"
     array = np.frombuffer(data, layout.dtype, offset=len(header)).copy()
-    return np.reshape(array, layout.shape, order=order)
+    shaped: Array = array.reshape(layout.shape, order=order)  # np.reshape takes twice as long
+    return shaped
 
 
 def _stacked_npy(values: Sequence[bytes]) -> Array | None:
