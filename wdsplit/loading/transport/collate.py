@@ -297,7 +297,7 @@ def num_bytes(sub_batch: Any, lists: bool = True) -> int:
 
 
 def weave(
-    sub_batches: Sequence[tuple[Int64, Any]],
+    sub_batches: Sequence[tuple[Places, Any]],
     size: int,
     pin: bool,
     borrowed: bool = False,
@@ -307,7 +307,7 @@ def weave(
     """Put the columns of sub-batches together.
 
     Args:
-        sub_batches: At least one: the places of its samples in the batch (int64), and the result of `collate`.
+        sub_batches: At least one: the places of its samples in the batch, and the result of `collate`.
         size: Samples of the batch.
         pin: Whether to put tensors into pinned memory.
         borrowed: Whether the memory of the sub-batches will be reused, so that all must be copied.
@@ -325,7 +325,7 @@ def weave(
         if not _alike(sub_batch, first):
             raise _differ(_layout(first), _layout(sub_batch))
 
-    spaced = [_spaced(places) for places, _ in sub_batches]
+    spaced = [places if isinstance(places, slice) else _spaced(places) for places, _ in sub_batches]
     values = [sub_batch for _, sub_batch in sub_batches]
 
     def woven(columns: list[Column], name: str) -> Any:
@@ -371,8 +371,12 @@ def weave_packs(
     joined: dict[str, Any] = {}
     of_items, of_elements = _offsets_of(sub_batches, sizes), _offsets_of(sub_batches, elements)
     for offsets, is_joined in ((of_items, False), (of_elements, True)):
+        is_alone = len(sub_batches) == 1  # then its rows are in order: to place them would take as long as all the rest
         parts = [
-            (spread(offsets, packs)[1], {name: each for name, each in own.items() if _is_joined(each) == is_joined})
+            (
+                slice(0, int(offsets[-1])) if is_alone else spread(offsets, packs)[1],
+                {name: each for name, each in own.items() if _is_joined(each) == is_joined},
+            )
             for packs, own in sub_batches
         ]
         for _, part in parts:
@@ -387,12 +391,13 @@ def weave_packs(
             found=f"{int(ends[-1]):,}",
             remedy="use a smaller batch_size, or a smaller budget",
         )
-    segments = np.repeat(np.arange(len(own)), own)
+    position_ids = np.arange(own.sum())
+    position_ids -= np.repeat(ends - own, own)
     made = {
         LENGTHS: own,
         "__cu_seqlens__": np.append(0, ends).astype(np.int32),
-        "__position_ids__": np.arange(len(segments)) - (ends - own)[segments],
-        "__segment_ids__": segments,
+        "__position_ids__": position_ids,
+        "__segment_ids__": np.repeat(np.arange(len(own)), own),
     }
     ordered = {name: joined[name] for name in sub_batches[0][1] if name in joined}
     ordered |= {name: _delivered(values, output, name) for name, values in made.items()}
