@@ -122,6 +122,8 @@ def test_a_training_that_resumes_stays_on_its_version(tmp_path, num_workers, lim
     resumed[1].load_state_dict(state)
     assert [len(each) for each in resumed] == [9, 9]
     assert global_batches(resumed) == whole[4:]
+    resumed[0].set_epoch(5)
+    assert len(resumed[0]) == 9  # later epochs are of that version, too
     assert len(resumed[0].dataset.manifest.history) == 0
     (seen,) = wdsplit.batches(url, last=1, state=state, **({} if limit is None else {"limit": limit}))
     assert [int(key) for key in seen.keys.tolist()] == [row for _, row, _ in whole[3]]
