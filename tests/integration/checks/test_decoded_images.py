@@ -5,13 +5,12 @@ import logging
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 import wdsplit
 from bad_samples import damage_header, truncate_shard
+from commands import done, refused, run
 from media_files import encoded, odd_images, picture, turned, write_images
 from tables import converted, write_table
-from wdsplit.cli.main import cli
 from wdsplit.errors import CorruptDataError, InputError
 from wdsplit.loading.stages.decoders import decode_sample_stage
 from wdsplit.loading.stages.images import resized
@@ -89,20 +88,18 @@ def test_a_card_does_not_decode_a_jpeg_of_hundreds_of_scans(photos):
 
 def test_the_command_lists_bad_samples_and_fails(photos, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    run = CliRunner().invoke
-    said = run(cli, ["verify", photos, "--jobs", "1", "--decode", "--bad-samples-file", "bad.jsonl"])
-    assert said.exit_code == 1
-    assert "images: 35 decoded, 10 bad samples\n  jpg: 9 JPEG, 8 PNG, " in said.stdout
-    assert "EXIF rotation: 2 (turned upright with exif=True)" in said.stdout
-    assert f"wdsplit view {photos} clean --exclude bad.jsonl" in said.stdout
+    said = run("verify", photos, "--jobs", 1, "--decode", "--bad-samples-file", "bad.jsonl")
+    assert said.code == 1
+    assert "images: 35 decoded, 10 bad samples\n  jpg: 9 JPEG, 8 PNG, " in said.out
+    assert "EXIF rotation: 2 (turned upright with exif=True)" in said.out
+    assert f"wdsplit view {photos} clean --exclude bad.jsonl" in said.out
     assert len((tmp_path / "bad.jsonl").read_text().splitlines()) == len(BAD)
-    machine = json.loads(run(cli, ["verify", photos, "--jobs", "1", "--decode", "--json"]).stdout)
+    machine = run("verify", photos, "--jobs", 1, "--decode", "--json").json
     assert {Path(bad["file_name"]).name for bad in machine["images"]["bad"]} == BAD
-    unread = run(cli, ["verify", photos, "--jobs", "1"])
-    assert unread.exit_code == 0 and "images: not decoded (jpg); --decode finds those that fail" in unread.stdout
-    assert json.loads(run(cli, ["verify", photos, "--jobs", "1", "--json"]).stdout)["images"] is None
+    assert "images: not decoded (jpg); --decode finds those that fail" in done("verify", photos, "--jobs", 1).out
+    assert done("verify", photos, "--jobs", 1, "--json").json["images"] is None
     for arguments in (["--decode", "--bad-samples-file", "bad.txt"], ["--bad-samples-file", "bad.jsonl"]):
-        assert "invalid bad_samples_file" in str(run(cli, ["verify", photos, "--jobs", "1", *arguments]).exception)
+        assert "invalid bad_samples_file" in refused(2, "verify", photos, "--jobs", 1, *arguments)
 
 
 def test_damaged_samples_and_shards_are_bad_too_and_the_others_are_decoded(tmp_path):

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 
 import tables
+from commands import run
 from stops import by_shares
 from tables import options, planned, real_samples, shard_files, write_table
-from wdsplit.cli.main import main
 from wdsplit.conversion.convert import convert_splits
 from wdsplit.errors import InputError, OutputExistsError
 from wdsplit.shards.files import read_manifest
@@ -42,13 +42,6 @@ def whole(tmp_path):
     return write_table(tmp_path / "whole.parquet", WHOLE, 7)
 
 
-def run(capfd, *arguments):
-    """Run a command; return its exit code, its output and its errors."""
-    with pytest.raises(SystemExit) as ended:
-        main([str(argument) for argument in arguments])
-    return ended.value.code, *capfd.readouterr()
-
-
 def converted(inputs, output, **changes):
     """Convert in the order of the table, unless told otherwise."""
     return tables.converted(inputs, output, **{"shuffle": False, **changes})
@@ -66,26 +59,26 @@ def test_promoted_files_give_the_shards_of_one_table(parts, whole, tmp_path, cha
     assert shards[0] == shards[1]
 
 
-def test_pandas_files_of_which_one_has_an_empty_column_are_converted(tmp_path, capfd, caplog):
+def test_pandas_files_of_which_one_has_an_empty_column_are_converted(tmp_path, caplog):
     pandas = pytest.importorskip("pandas")
     for number, captions in enumerate((["a cat", "a dog"], [None, None])):
         frame = pandas.DataFrame({"label": [2 * number + 1, 2 * number + 2], "caption": captions})
         frame.to_parquet(tmp_path / f"{number}.parquet")
     inputs = f"{tmp_path}/*.parquet"
-    code, _, err = run(capfd, "convert", inputs, tmp_path / "out")
+    code, _, err = run("convert", inputs, tmp_path / "out")
     assert code == 2
     for text in ("column 'caption' is missing or null in 1 of 2 files", f"{tmp_path}/1.parquet", "--null omit"):
         assert text in err
     assert not (tmp_path / "out").exists()
-    code, _, _ = run(capfd, "convert", inputs, tmp_path / "out", "--null", "omit", "--no-shuffle")
+    code, _, _ = run("convert", inputs, tmp_path / "out", "--null", "omit", "--no-shuffle")
     assert code == 0
     assert caplog.messages == ["caption: large_string in 1 of 2 files, null in 1: read as large_string"]
     samples = [fields for _, fields in real_samples(tmp_path / "out")]
     assert samples == [{"cls": b"1", "txt": b"a cat"}, {"cls": b"2", "txt": b"a dog"}, {"cls": b"3"}, {"cls": b"4"}]
 
 
-def test_the_plan_names_each_promotion_once_and_of_many_columns_in_few_lines(parts, tmp_path, capfd):
-    code, out, err = run(capfd, "plan", *parts, "--null", "omit")
+def test_the_plan_names_each_promotion_once_and_of_many_columns_in_few_lines(parts, tmp_path):
+    code, out, err = run("plan", *parts, "--null", "omit")
     kinds = {"text": "dictionary<values=string, indices=int32, ordered=0>", "box": "list<element: int64>"}
     notes = [
         "label: int32 in 1 of 3 files, int64 in 1, uint8 in 1: read as int64",
@@ -95,13 +88,13 @@ def test_the_plan_names_each_promotion_once_and_of_many_columns_in_few_lines(par
     ]
     assert (code, err) == (0, "")
     assert [line for line in out.splitlines() if " files, " in line and ": " in line] == notes
-    code, out, _ = run(capfd, "plan", *parts, "--null", "omit", "--json")
+    code, out, _ = run("plan", *parts, "--null", "omit", "--json")
     assert orjson.loads(out)["notes"] == notes
     paths = [
         write_table(tmp_path / f"{kind}.parquet", {f"c{n}": pa.array([n], kind) for n in range(50)})
         for kind in (pa.int8(), pa.int16())
     ]
-    code, out, _ = run(capfd, "plan", *paths)
+    code, out, _ = run("plan", *paths)
     assert code == 0
     assert out.count("read as int16") == 20
     assert "and 30 more: see `wdsplit plan --json`" in out
@@ -183,18 +176,18 @@ def test_rows_of_nothing_but_nulls_are_skipped_when_asked(empty_rows, tmp_path, 
     assert ", row 2, " in caught.value.place
 
 
-def test_rows_that_are_skipped_are_counted(empty_rows, tmp_path, capfd):
+def test_rows_that_are_skipped_are_counted(empty_rows, tmp_path):
     chosen = ["--columns", "text,score", "--null", "omit", "--shards", "4"]
-    code, _, err = run(capfd, "convert", empty_rows, tmp_path / "out", "--jobs", "1", *chosen)
+    code, _, err = run("convert", empty_rows, tmp_path / "out", "--jobs", "1", *chosen)
     assert code == 2
     assert "--skip-empty" in err
-    code, out, _ = run(capfd, "plan", empty_rows, *chosen, "--skip-empty", "--where", "label != 1")
+    code, out, _ = run("plan", empty_rows, *chosen, "--skip-empty", "--where", "label != 1")
     assert code == 0
     assert "80 rows of 120" in out
     assert "skipped: 39 rows in which every value is null" in out
-    code, out, _ = run(capfd, "plan", empty_rows, *chosen, "--skip-empty", "--json")
+    code, out, _ = run("plan", empty_rows, *chosen, "--skip-empty", "--json")
     assert orjson.loads(out)["empty_rows"] == 40
-    code, out, _ = run(capfd, "convert", empty_rows, tmp_path / "out", "--jobs", "1", *chosen, "--skip-empty")
+    code, out, _ = run("convert", empty_rows, tmp_path / "out", "--jobs", "1", *chosen, "--skip-empty")
     assert code == 0
     assert "skipped: 40 rows in which every value is null" in out
     provenance = read_manifest(LocalStorage(str(tmp_path / "out"))).provenance
@@ -243,13 +236,13 @@ def test_partitions_are_columns_as_any_other(hive, tmp_path, changes):
     assert shard_files(tmp_path / "out") == shard_files(tmp_path / "expected")
 
 
-def test_partitions_are_left_out_when_asked(hive, tmp_path, capfd):
+def test_partitions_are_left_out_when_asked(hive, tmp_path):
     manifest = converted(hive, tmp_path / "out", hive=False)
     assert [field.column for field in manifest.fields] == ["label", "text"]
     with pytest.raises(InputError, match="no column 'year'"):
         converted(hive, tmp_path / "other", hive=False, where="year == 2023")
     for more, is_there in ((), True), (("--no-hive",), False):
-        code, out, _ = run(capfd, "plan", hive, *more)
+        code, out, _ = run("plan", hive, *more)
         assert code == 0
         assert ("year: int64, from the names of folders" in out) == ("year" in out) == is_there
 

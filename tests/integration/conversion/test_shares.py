@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 import wdsplit
+from commands import done
 from stops import by_shares, run_shares
 from tables import (
     DEADLINE_S,
@@ -30,7 +31,6 @@ from tables import (
     write_table,
 )
 from tables import options as chosen
-from wdsplit.cli.main import main
 from wdsplit.conversion.convert import convert, convert_splits
 from wdsplit.conversion.job import ConvertJob
 from wdsplit.conversion.plan.saved_plan import parse_plan
@@ -326,7 +326,7 @@ def test_a_plan_that_keeps_the_order_has_nothing_to_scatter_or_merge(begun):
 
 
 @pytest.mark.parametrize("most", [256, 3])
-def test_a_plan_that_scatters_takes_its_passes_one_after_the_other(raw, tmp_path, monkeypatch, capsys, most):
+def test_a_plan_that_scatters_takes_its_passes_one_after_the_other(raw, tmp_path, monkeypatch, most):
     monkeypatch.setattr("wdsplit.conversion.shuffle.needs._LEAST_BYTES", 4096)
     monkeypatch.setattr("wdsplit.conversion.shuffle.steps._MAX_GATHERED", most)
     plan, output = tmp_path / "plan", tmp_path / "out"
@@ -334,10 +334,8 @@ def test_a_plan_that_scatters_takes_its_passes_one_after_the_other(raw, tmp_path
     with pytest.raises(InputError, match="needs several passes") as found:
         convert_share(plan, 0, 2)
     passes = ("scatter", "write") if most == 256 else ("scatter", "merge", "write")
-    arguments = ["plan", str(raw), "--into", str(output), "-o", str(plan), "--shuffle", "--overwrite", "--memory", "1"]
-    with pytest.raises(SystemExit):
-        main([*arguments, "--shards", "12", "--json"])
-    assert orjson.loads(capsys.readouterr().out)["passes"] == list(passes)
+    options = ("--shuffle", "--overwrite", "--memory", 1, "--shards", 12, "--json")
+    assert done("plan", raw, "--into", output, "-o", plan, *options).json["passes"] == list(passes)
     assert needed_passes(plan) == passes
     assert ", ".join(f"--pass {name}" for name in passes) in found.value.remedy
     for before, name in pairwise(passes):
