@@ -89,3 +89,16 @@ def test_the_release_check_names_what_archives_lack_and_what_they_have_too_much(
     with pytest.raises(check_release.ReleaseError) as caught:
         check_release.check_contents(archives(tmp_path, wheel, sdist), package)
     assert str(caught.value) == named
+
+
+def test_the_benchmark_of_packing_reads_all_texts_and_says_how_full_packs_are(tmp_path):
+    options = ["--rows", "1500", "--rounds", "1", "--readers", "webdataset,Energon"]
+    found = output_of("tools.bench.packing", *options, "--output", tmp_path)
+    assert "left out" not in found
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in found.splitlines() if line[:3] != "| -"]
+    fills = {(name, fill) for name, *_, fill, _, _ in (row for row in rows if len(row) == 7 and row[0])}
+    assert {name for name, fill in fills if not fill} == {"wdsplit, unpacked"}
+    full = {name: float(fill) for name, fill in fills if fill}
+    assert full.keys() == {"wdsplit, packs", "webdataset, a stage that packs", "Energon, packing buffer"}
+    assert all(0.5 < fill <= 1 for fill in full.values())
+    assert list(tmp_path.iterdir()) == []
