@@ -232,9 +232,11 @@ def reading_ahead() -> set[threading.Thread]:
 
 
 def wait_for_threads(before) -> None:
-    """Wait until no thread reads ahead but those that did before."""
-    gc.collect()
-    wait_until(lambda: reading_ahead() <= before, "the end of reading ahead")
+    """Wait until no thread reads ahead but those that did before.
+
+    What they read for may be in a cycle that a fetch under way still refers to at the first collection.
+    """
+    wait_until(lambda: gc.collect() >= 0 and reading_ahead() <= before, "the end of reading ahead")
 
 
 def noted_shards(output):
