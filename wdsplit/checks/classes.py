@@ -124,7 +124,7 @@ def _mixed(
 
 def _remedy(manifest: Manifest) -> str:
     """Return how to mix the classes of a dataset, which depends on how it was made."""
-    options = manifest.provenance.get("options") or {}
+    options = manifest.conversion_options
     if manifest.provenance.get("adopted"):
         return "write the tars anew in a random order: wdsplit convert --shuffle"
     if options.get("group_by"):

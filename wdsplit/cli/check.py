@@ -91,7 +91,7 @@ def verify_command(dataset: str, running: Running, **arguments: Any) -> Result:
     return Result(
         "\n".join(lines),
         {"dataset": dataset, "shards": report.num_shards, **_problems_and_images(report)},
-        next=[] if problems else [audit_line(url, manifest.provenance.get("options") or {})],
+        next=[] if problems else [audit_line(url, manifest.conversion_options)],
         problems=shown,
         code=FAILED if problems else 0,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -88,7 +88,7 @@ def collected(subject: Subject, options: ReportOptions) -> Facts:
         numbers={row: int(scanned.numbers[row]) for row in named},
         batch_size=options.batch_size,
         global_batch=global_batch,
-        is_shuffled=all(_conversion(part).get("shuffle") for part in subject.parts),
+        is_shuffled=all(part.manifest.conversion_options.get("shuffle") for part in subject.parts),
         mixed_names=names,
         mixing_basis="exact: epoch 0"
         if is_all
@@ -105,12 +105,6 @@ def collected(subject: Subject, options: ReportOptions) -> Facts:
     )
 
 
-def _conversion(part: Any) -> Mapping[str, Any]:
-    """Return the options of the conversion that made a part; empty if the manifest does not say."""
-    options = part.manifest.provenance.get("options")
-    return options if isinstance(options, Mapping) else {}
-
-
 def _classes(subject: Subject, scanned: Scan, labels: Labels | None) -> tuple[CodesOf, tuple[str, ...], int]:
     """Return a function that tells the classes of samples, the class names, and the limit of samples to look up."""
     if labels is None:
@@ -122,7 +116,7 @@ def _classes(subject: Subject, scanned: Scan, labels: Labels | None) -> tuple[Co
 def _topologies(subject: Subject, options: ReportOptions) -> tuple[Sequence[Topology], Topology]:
     """Return the topologies to compare, and that of the summary: if listed, the one that the conversion was for."""
     topologies, wanted = options.topologies, [_JUDGED]
-    made = _conversion(subject.parts[0])
+    made = subject.parts[0].manifest.conversion_options
     named: tuple[Any, ...] = made.get("world_size"), made.get("workers")
     if all(type(each) is int for each in named) and named != _UNNAMED:
         wanted.insert(0, Topology(*named))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -148,6 +148,12 @@ class Manifest:
     def version(self) -> int:
         """The number of the dataset's version; 1 until samples are appended."""
         return self.history[-1].number if self.history else 1
+
+    @property
+    def conversion_options(self) -> Mapping[str, Any]:
+        """The options of the conversion that made the dataset; empty if the manifest does not say."""
+        options = self.provenance.get("options")
+        return options if isinstance(options, Mapping) else {}
 
     @property
     def sample_bytes(self) -> int:

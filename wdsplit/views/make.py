@@ -17,7 +17,6 @@ from wdsplit.errors import InputError
 from wdsplit.notebook import html_table
 from wdsplit.order.views import View
 from wdsplit.shards.files import read_manifest
-from wdsplit.shards.manifest import Manifest
 from wdsplit.shards.views import (
     UNIT_OPTIONS,
     VIEWS,
@@ -172,7 +171,7 @@ def make_view(
             expected="where, keys, exclude, repeat, expand, pack, group or view",
             remedy="give a condition (--where), or a list of keys (--keys, --exclude)",
         )
-    asked["allow_pads"] = allow_pads or None
+    asked["allow_pads"] = allow_pads or asked.get("allow_pads")  # as the view that is updated was made
     manifest = read_manifest(storage)
     with lock_view(storage, name):
         if not (overwrite or update):
@@ -188,7 +187,7 @@ def make_view(
         recipe = _recipe(choice, chosen, None if base is None else base[0])
         keep_older(storage, manifest, name)
         stored = write_view(storage, manifest, name, chosen.selection, recipe)
-    if stored.form and _is_in_order(manifest):
+    if stored.form and manifest.conversion_options.get("shuffle") is False:
         logger.warning(
             "%s: the rows were not shuffled when they were converted, so the samples of a pack or group are neighbours "
             "of the table",
@@ -203,12 +202,6 @@ def make_view(
         _classes(columns, chosen),
         tuple(described_units(chosen.selection, chosen.figures)),
     )
-
-
-def _is_in_order(manifest: Manifest) -> bool:
-    """Tell whether the rows are known not to have been shuffled when they were converted."""
-    options = manifest.provenance.get("options")
-    return isinstance(options, Mapping) and options.get("shuffle") is False
 
 
 def _recipe_of(stored: StoredView, given: list[str], url: str) -> tuple[dict[str, Any], str | None]:

@@ -326,6 +326,15 @@ def test_a_view_is_extended_and_stays_for_its_version(tmp_path):
         wdsplit.Dataset(url, view="odd", version=1)
 
 
+def test_a_view_that_may_repeat_samples_may_so_when_it_is_updated(tmp_path):
+    url = str(tmp_path / "train")
+    make(tmp_path, url, 1)
+    made = wdsplit.make_view(url, "grouped", where="cls < 2", group="num_bytes", size=3, allow_pads=True)
+    wdsplit.convert(part(tmp_path, 103, 160), url, append=True, shuffle=False)
+    updated = wdsplit.make_view(url, "grouped", update=True)
+    assert made.stored.recipe == updated.stored.recipe and made.stored.recipe["pads"] > 0
+
+
 def test_a_view_of_keys_cannot_be_updated_and_an_annotation_says_which_version_it_covers(tmp_path):
     url = str(tmp_path / "train")
     make(tmp_path, url, 1)
