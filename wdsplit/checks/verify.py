@@ -165,7 +165,8 @@ def verify(
     checked_bytes = 0
     if progress is not None:
         progress(0, num_shards, 0)
-    versions = {each.fingerprint for each in read_manifest(storage).history} - {manifest.fingerprint}
+    latest = manifest if version is None else read_manifest(storage)
+    versions = {each.fingerprint for each in latest.history} - {manifest.fingerprint}
     annotations, unread = _annotations(storage, manifest, versions)
     check = partial(_check, storage, manifest, annotations, decode, selection)
     describe = partial(_describe, manifest)

@@ -122,7 +122,7 @@ class Batches(Iterator[Any]):
             places = np.flatnonzero(owner == worker)
             if len(places):
                 taken.append((places, sub_batch))
-        count = sum(num_samples(sub_batch, self._is_formed) for _, sub_batch in taken)
+        count = sum(num_samples(sub_batch) for _, sub_batch in taken) if self._is_formed else len(step.positions)
         batch = self._assemble(taken, len(step.positions))
         self.running.delivered()
         return step, batch, count

@@ -61,11 +61,8 @@ def _content(facts: Facts) -> Verdict:
         return Verdict(question, "bad", "nothing", f"The {what} has no samples.", "", "identity")
     problems = [problem for field in facts.fields for problem in _problems(field)]
     labels = facts.labels
-    units = [part.selection_at(0) for part in facts.parts]
-    chosen = [None if each is None else each.chosen.num_samples for each in units]
-    in_view = sum(
-        part.manifest.num_samples if count is None else count for part, count in zip(facts.parts, chosen, strict=True)
-    )
+    units = ((part, part.selection_at(0)) for part in facts.parts)
+    in_view = sum(part.manifest.num_samples if each is None else each.chosen.num_samples for part, each in units)
     is_exact = facts.num_scanned == in_view
     if labels is not None and is_exact and int(labels.counts.min()) * _IMBALANCE < int(labels.counts.max()):
         problems.append(

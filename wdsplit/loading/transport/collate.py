@@ -419,12 +419,12 @@ def _pinned(batch: dict[str, Any]) -> dict[str, Any]:
     return {name: value.pin_memory() if _is_tensor(value) else value for name, value in batch.items()}
 
 
-def num_samples(sub_batch: Any, is_formed: bool) -> int:
-    """Return how many samples a sub-batch has: a result of a collation, or a list, which is of units if `is_formed`."""
+def num_samples(sub_batch: Any) -> int:
+    """Return how many samples a sub-batch of packs or groups has: a result of a collation, or a list of these."""
     if _is_packed(sub_batch):
         return len(sub_batch[LENGTHS].data)
     if isinstance(sub_batch, list):
-        return sum(map(len, sub_batch)) if is_formed else len(sub_batch)
+        return sum(map(len, sub_batch))
     columns = [sub_batch] if isinstance(sub_batch, Column) else sub_batch
     columns = columns.values() if isinstance(columns, dict) else columns
     return max((len(column.data) for column in columns), default=0)
@@ -438,7 +438,7 @@ def weave_group(
         lengths = sub_batch[LENGTHS].data
         parts = [(np.arange(len(lengths)), sub_batch)]
         return weave_packs(parts, pin, borrowed, output, strings, int(lengths.max()))
-    size = num_samples(sub_batch, True)
+    size = num_samples(sub_batch)
     return weave([(np.arange(size), sub_batch)], size, pin, borrowed, output, strings)
 
 
