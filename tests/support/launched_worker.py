@@ -22,10 +22,11 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
+import wdsplit
 from logs import logged
 from made_datasets import all_deliveries, deliveries, delivering
 from torchruns import do_tasks
-from wdsplit.errors import TopologyError
+from wdsplit.errors import InputError, TopologyError
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
 from wdsplit.loading.world import detect_rank
@@ -203,6 +204,30 @@ def curriculum_resumed(path, out):
     return batches + [deliveries(batch) for batch in reduced(loader)]
 
 
+def appended_meanwhile(path, out):
+    """Open a dataset on rank 0, append to it, open it on rank 1; return how many samples each rank gets, or the error.
+
+    First of the latest version, then of one that is named, then of the latest, that all open now.
+    """
+    distributed.init_process_group("gloo")
+    rank, results = distributed.get_rank(), []
+    opened = [] if rank else [Dataset(path)]
+    distributed.barrier()
+    if rank:
+        wdsplit.convert(out / "more.parquet", path, append=True)
+        opened = [Dataset(path)]
+    distributed.barrier()
+    for dataset in (*opened, Dataset(path, version=1), Dataset(path)):
+        for turn in range(2):
+            if turn == rank:
+                try:
+                    results.append(sum(1 for _ in dataset))
+                except InputError as error:
+                    results.append(str(error))
+            distributed.barrier()
+    return results
+
+
 def reduced(batches):
     """Give batches, with an all_reduce for each: a rank that had another number of them would hang, or fail."""
     for batch in batches:
@@ -213,6 +238,7 @@ def reduced(batches):
 
 
 TASKS = {
+    "appended_meanwhile": appended_meanwhile,
     "curriculum": curriculum,
     "curriculum_resumed": curriculum_resumed,
     "deepspeed": with_deepspeed,

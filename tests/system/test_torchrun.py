@@ -4,10 +4,13 @@ What the ranks of a whole job are given is in test_acceptance.py, and those of m
 """
 
 import itertools
+import re
 import shutil
 
-from made_datasets import expected_batches
+import wdsplit
+from made_datasets import expected_batches, numbers_table
 from made_views import expected_view, store_view
+from tables import write_table
 from torchruns import delivered, results_of, run_tasks, woven
 
 
@@ -23,6 +26,17 @@ def test_each_group_sees_the_whole_dataset_and_spawned_workers_know_their_rank(n
     assert ranks[3]["spawned, DataLoader"] == delivered[3:104:4]
     assert ranks[3]["forkserver, Loader"] == delivered[3::4]
     assert ranks[3]["spawned, Loader, group"] == ranks[3]["spawned, Loader, mesh"] == delivered[1::2]
+
+
+def test_ranks_that_have_opened_different_versions_as_the_latest_are_told_before_the_first_batch(tmp_path):
+    (tmp_path / "out").mkdir()
+    wdsplit.convert(write_table(tmp_path / "first.parquet", numbers_table(24)), tmp_path / "dataset", shards=2)
+    write_table(tmp_path / "out" / "more.parquet", numbers_table(48).slice(24))
+    run_tasks(2, "launched_worker.py", "appended_meanwhile", tmp_path / "dataset", tmp_path / "out")
+    (first, second), _ = results_of(tmp_path / "out", "appended_meanwhile")
+    assert first == [12, 12, 24]
+    assert second[1:] == [12, 24]
+    assert re.search("different versions.*expected: version 1 .*found: version 2 .*version=", second[0], re.S)
 
 
 def test_a_curriculum_on_two_ranks_that_stops_in_the_middle_goes_on_on_three(numbers, tmp_path):

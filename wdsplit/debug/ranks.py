@@ -20,7 +20,7 @@ import numpy as np
 import xxhash
 
 from wdsplit.errors import InputError, WdsplitError
-from wdsplit.loading.world import detect_rank, is_group_initialised
+from wdsplit.loading.world import detect_rank, is_group_initialised, job_store
 from wdsplit.order.hashing import hash_stream
 from wdsplit.order.limits import MAX_SEED
 from wdsplit.order.split import whole
@@ -100,7 +100,7 @@ class Rendezvous:
         """
         if len(self.members) == 1:
             return
-        store, keys = _store(), self._keys()
+        store, keys = job_store(), self._keys()
         own = keys[self.place]
         store.set(own, _HERE)
         self._num_meetings += 1
@@ -198,19 +198,12 @@ class Rendezvous:
     def leave(self, why: str) -> None:
         """Leave a note for the other ranks that this one has ended, and why."""
         if len(self.members) > 1 and is_group_initialised():
-            _store().set(self._keys()[self.place], _LEFT + b": " + why.encode()[:1000])
+            job_store().set(self._keys()[self.place], _LEFT + b": " + why.encode()[:1000])
 
     def _keys(self) -> list[str]:
         members = xxhash.xxh3_64_hexdigest(repr(self.members).encode())
         folder = f"wdsplit/{self._name}/{members}/{self._number}/{self._num_meetings}"
         return [f"{folder}/{rank}" for rank in self.members]
-
-
-def _store() -> Any:
-    """Return the store over which the ranks of the job have found each other."""
-    from torch.distributed import distributed_c10d
-
-    return distributed_c10d._get_default_store()
 
 
 def barrier(timeout_s: float = 60.0, group: Any = None, name: str = "barrier") -> None:

@@ -53,7 +53,7 @@ _INTERNALS = {
     *("append", "close", "invoke", "iterator", "iterator1", "repeat", "stage", "with_epoch"),
     *("length", "nsamples", "pipeline", "repetitions", "size"),
     *("check_one_to_one", "column_stages", "epoch_set", "epochs_set", "is_view_set", "process_group"),
-    *("reopen", "replaces_bad_samples", "staged"),
+    *("refuse_other_version", "reopen", "replaces_bad_samples", "staged"),
 }
 """Methods that webdataset's pipelines and wdsplit's loaders call, and users do not."""
 
@@ -323,6 +323,11 @@ class Dataset(FluidPipeline):
         """Whether `set_view` was called."""
         return self._source.times_set > 0
 
+    def refuse_other_version(self) -> None:
+        """Refuse to iterate if another rank has opened another version of the dataset as the latest."""
+        if self._rank is None and self.process_group is None:  # else ranks may have datasets of their own
+            self._source.refuse_other_version()
+
     def reopen(self, fingerprint: str) -> Manifest | None:
         """Go to the older version of the dataset that has a fingerprint; return its manifest, or None if none has."""
         return self._source.reopen(fingerprint)
@@ -411,6 +416,7 @@ class Dataset(FluidPipeline):
         outdated: Any = self._source.outdated()
         if outdated is not None:
             return outdated  # type: ignore[no-any-return]
+        self.refuse_other_version()
         world = with_worker(self.world())
         self._refuse_repetitions()
         announce(source, epoch, world)

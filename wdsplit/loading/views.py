@@ -8,16 +8,18 @@ from __future__ import annotations
 import copy
 import operator
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
+import xxhash
 
 from wdsplit.errors import InputError, did_you_mean
 from wdsplit.loading.reading.source import AnySource, Source
 from wdsplit.loading.transport.shared_integers import SharedIntegers
-from wdsplit.loading.world import is_worker
+from wdsplit.loading.world import is_group_initialised, is_worker, job_store
 from wdsplit.order.selection import Selection
 from wdsplit.order.views import EpochViews, View
 from wdsplit.shards.files import read_manifest
@@ -30,6 +32,9 @@ __all__ = ["CHOICES", "Opened", "SharedSource", "choice_of", "chosen_views"]
 _GROUPS = ("group", "size", "budget", "allow_pads")
 CHOICES = ("view", "where", "keys", "exclude", "repeat", "expand", "pack", "capacity", *_GROUPS, "long")
 """The options that choose samples, and how often they come."""
+
+_compared: Counter[str] = Counter()
+"""How often datasets of a name were compared with those of the other ranks: all ranks have the same count."""
 
 _EXAMPLE = '{0: "easy", 10: None}'
 
@@ -67,6 +72,7 @@ class SharedSource:
         self._process = os.getpid()
         self._times_set = 0
         self._iterated_by = 0
+        self._is_compared = False
         self._open(source, choice)
 
     def _open(self, source: AnySource, choice: Mapping[str, Any]) -> None:
@@ -117,6 +123,34 @@ class SharedSource:
                 self._open(source, self._choice)
                 return manifest
         return None
+
+    def refuse_other_version(self) -> None:
+        """Refuse to iterate for the first time if another rank did so with another version of the dataset.
+
+        The first rank leaves a note in the job's store, and the others compare, so that none waits for another.
+
+        Raises:
+            InputError: The latest version, as this rank has opened it, is not that of another rank.
+        """
+        if self._is_compared or not is_group_initialised():
+            return
+        self._is_compared = True
+        for opened in self._opened:
+            if opened.is_pinned:
+                continue
+            name = xxhash.xxh3_64_hexdigest(opened.name.encode())
+            own = f"version {opened.manifest.version} ({opened.manifest.fingerprint})"
+            other = job_store().compare_set(f"wdsplit/version/{name}/{_compared[name]}", "", own).decode()
+            _compared[name] += 1
+            if other != own:
+                raise InputError(
+                    "ranks have opened different versions of the dataset",
+                    place=opened.name,
+                    expected=f"{other}, as another rank has it",
+                    found=own,
+                    remedy="samples were added while the job started: start it again, or open one version on all ranks "
+                    "with version=",
+                )
 
     def outdated(self) -> Iterator[NoReturn] | None:
         """Return an iterator that refuses to iterate again in a worker process that was started before `set_view`.

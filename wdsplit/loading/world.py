@@ -19,7 +19,7 @@ from wdsplit.engines.local import end_with_parent
 from wdsplit.errors import TopologyError
 from wdsplit.order.split import World, whole
 
-__all__ = ["detect_rank", "is_group_initialised", "knows_rank", "with_worker"]
+__all__ = ["detect_rank", "is_group_initialised", "job_store", "knows_rank", "with_worker"]
 
 logger = logging.getLogger(__name__)
 
@@ -99,6 +99,13 @@ def is_group_initialised() -> bool:
     """Tell whether this process belongs to an initialised torch process group."""
     distributed = getattr(sys.modules.get("torch"), "distributed", None)
     return distributed is not None and distributed.is_available() and distributed.is_initialized()
+
+
+def job_store() -> Any:
+    """Return the store over which the ranks of an initialised torch process group have found each other."""
+    from torch.distributed import distributed_c10d
+
+    return distributed_c10d._get_default_store()  # there is no public name for it
 
 
 def knows_rank() -> bool:
