@@ -2,10 +2,12 @@
 
 import itertools
 import logging
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pyarrow as pa
 import pytest
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
@@ -163,6 +165,30 @@ def check_text_stays_on_the_host(path):
     assert texts.data is None
     uneven = list(JaxLoader(wdsplit.Dataset(path, tail="uneven").decode().to_tuple("txt", "cls"), 4))
     assert uneven[-1].host[0][5:] == [None] * 27
+
+
+def check_packs_are_rows_of_one_shape_and_what_texts_have_alone_stays_on_the_host(path):
+    folder = Path(path).parent / "texts"
+    lengths = np.random.default_rng(0).integers(1, 12, 50)
+    table = pa.table({"npy": [list(range(length)) for length in lengths], "tokens": lengths})
+    wdsplit.convert(table, folder, shards=2, overwrite=True)
+    packed = {"pack": "tokens", "capacity": 16, "tail": "uneven"}
+    dataset = wdsplit.Dataset(folder, **packed).decode()
+    with pytest.raises(wdsplit.InputError, match="does not take packs"):
+        JaxLoader(dataset, 1)
+    found = []
+    for batch in JaxLoader(dataset, 1, pad_to="capacity"):
+        shapes = {name: leaf.shape for name, leaf in batch.data.items()}
+        assert shapes == dict.fromkeys(("npy", "__position_ids__", "__segment_ids__", "__mask__"), (8, 16))
+        texts, masks, valid = (np.asarray(each) for each in (batch.data["npy"], batch.data["__mask__"], batch.valid))
+        found.append([text[mask].tolist() for text, mask in zip(texts[valid], masks[valid], strict=True)])
+        assert batch.host["__lengths__"].sum() == sum(map(len, found[-1]))
+        assert len(batch.host["__key__"]) == len(batch.host["__lengths__"])
+    plain = wdsplit.Loader(dataset, 8, pad_to="capacity", output="numpy")
+    plain.set_epoch(0)
+    expected = [[text[mask].tolist() for text, mask in zip(each["npy"], each["__mask__"], strict=True)] for each in plain]
+    assert found == expected
+    assert sum(len(text) for texts in found for text in texts) == lengths.sum()
 
 
 def check_a_state_resumes_on_fewer_devices_and_in_a_plain_loader(path):

@@ -43,7 +43,7 @@ class Batch(NamedTuple):
             shape (global batch, ...), split over the data axis. None if there are none.
         valid: bool of shape (global batch,), split alike: False where a row only fills up the batch.
         host: All other values (text, bytes, ...): a dict, a tuple or one list, of this process's rows only, in their
-            order. None if there are none.
+            order; of packs also the numbers of each sample, as numpy arrays. None if there are none.
     """
 
     data: Any
@@ -78,7 +78,7 @@ class JaxLoader(OpaqueLoader):
         workers: Kind of workers: `thread`, or `process` (needs torch; JAX must not be forked, so pass
             multiprocessing_context="forkserver" or "spawn").
         options: Other options of `wdsplit.Loader`: `prefetch_factor`, `prefetch_bytes`, `persistent_workers`,
-            `multiprocessing_context`.
+            `multiprocessing_context`, and `pad_to`, without which packs are refused.
 
     Raises:
         InputError: An argument is invalid.
@@ -119,7 +119,8 @@ class JaxLoader(OpaqueLoader):
                 expected="the same number of batches on each, because all take part in every batch",
                 remedy="use tail='pad': `valid` flags the pads, so that an evaluation is exact",
             )
-        refuse_packs(dataset, "a JaxLoader")
+        if options.get("pad_to") is None:
+            refuse_packs(dataset, "a JaxLoader without pad_to='capacity'")
         loader = Loader(
             dataset.at_rank(self._world.rank, self._world.world_size),
             self.global_batch // self._world.world_size,
@@ -149,13 +150,18 @@ class JaxLoader(OpaqueLoader):
         missing = self.loader.batch_size - len(is_real)
         valid = np.concatenate([is_real, np.zeros(missing, np.bool_)])
         columns = batch if isinstance(batch, dict) else dict(enumerate(batch if isinstance(batch, tuple) else [batch]))
-        host = {name: values for name, values in columns.items() if isinstance(values, list)}
+        is_packed = self.loader.pad_to is not None  # then only what is joined to rows has more than one dimension
+        host = {
+            name: values
+            for name, values in columns.items()
+            if isinstance(values, list) or (is_packed and values.ndim == 1)
+        }
         data = {name: values for name, values in columns.items() if name not in host}
         unknown = self._shardings.keys() - data.keys()
         if unknown:
             raise InputError("invalid specs of a JaxLoader", found=f"no such array: {sorted(map(repr, unknown))}")
         arrays = {name: self._array(name, _padded(values, missing)) for name, values in data.items()}
-        texts = {name: values + [None] * missing for name, values in host.items()}
+        texts = host if is_packed else {name: values + [None] * missing for name, values in host.items()}
         return Batch(_like_batch(batch, arrays), self._global(valid), _like_batch(batch, texts))
 
     def _array(self, name: Any, values: npt.NDArray[Any]) -> jax.Array:
@@ -233,7 +239,7 @@ def _check(
     unknown = [axis for axis in axes if axis not in mesh.shape]
     if unknown or not axes:
         problems.append(f"data_axis = {axes}: expected axes of the mesh, {tuple(mesh.shape)}")
-    known = {"multiprocessing_context", "persistent_workers", "prefetch_bytes", "prefetch_factor"}
+    known = {"multiprocessing_context", "pad_to", "persistent_workers", "prefetch_bytes", "prefetch_factor"}
     problems += [f"{name}: no option of a JaxLoader" for name in options if name not in known]
     if problems:
         raise InputError("invalid JaxLoader arguments", found="; ".join(problems))

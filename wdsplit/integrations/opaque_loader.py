@@ -28,7 +28,7 @@ def refuse_packs(dataset: Dataset, what: str) -> None:
             place=dataset.source.url,
             expected="a view in which each position is one sample",
             found=dataset.source.view_text,
-            remedy="iterate a wdsplit.Loader itself (its pad_to='capacity' gives one shape), or leave them out",
+            remedy="iterate a wdsplit.Loader itself, or leave them out",
         )
 
 
