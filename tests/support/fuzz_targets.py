@@ -18,9 +18,10 @@ import xxhash
 
 from tars import by_tarfile
 from wdsplit.errors import CorruptDataError, InputError
+from wdsplit.order.bundles import Grouping, Groups, Packing, Packs
 from wdsplit.order.limits import MAX_LANES, MAX_WINDOW
 from wdsplit.order.selection import Selection
-from wdsplit.order.units import Grouping, Groups, Packing, Packs, Repeats
+from wdsplit.order.units import Repeats
 from wdsplit.shards.manifest import Field, Manifest, Shard, Shards, checksum_of, dump_manifest, parse_manifest
 from wdsplit.shards.views import parse_view, write_view
 from wdsplit.storage.local import LocalStorage

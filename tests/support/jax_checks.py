@@ -186,7 +186,9 @@ def check_packs_are_rows_of_one_shape_and_what_texts_have_alone_stays_on_the_hos
         assert len(batch.host["__key__"]) == len(batch.host["__lengths__"])
     plain = wdsplit.Loader(dataset, 8, pad_to="capacity", output="numpy")
     plain.set_epoch(0)
-    expected = [[text[mask].tolist() for text, mask in zip(each["npy"], each["__mask__"], strict=True)] for each in plain]
+    expected = [
+        [text[mask].tolist() for text, mask in zip(each["npy"], each["__mask__"], strict=True)] for each in plain
+    ]
     assert found == expected
     assert sum(len(text) for texts in found for text in texts) == lengths.sum()
 

@@ -8,9 +8,10 @@ from collections import Counter
 import numpy as np
 
 from orders import GROUPINGS, slow_epoch, slow_groups, slow_lanes, windows_of
+from wdsplit.order.bundles import Groups, Packing, Packs
 from wdsplit.order.epoch import OrderOptions
 from wdsplit.order.selection import Selection
-from wdsplit.order.units import Groups, Packing, Packs, Repeats
+from wdsplit.order.units import Repeats
 from wdsplit.order.views import View
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.views import write_view

@@ -8,9 +8,10 @@ from itertools import chain, pairwise
 import numpy as np
 from hypothesis import strategies as st
 
+from wdsplit.order.bundles import Grouping, Groups, Packing, Packs, items_of
 from wdsplit.order.epoch import EpochOrder, OrderOptions
 from wdsplit.order.selection import Selection
-from wdsplit.order.units import KINDS, Grouping, Groups, Packing, Packs, Repeats, items_of
+from wdsplit.order.units import KINDS, Repeats
 
 GOLDEN_RATIO = 0x9E3779B97F4A7C15
 SHARDS, WINDOWS, SAMPLES = 1, 2, 3

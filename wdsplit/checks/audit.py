@@ -20,9 +20,9 @@ from wdsplit.errors import InputError, MissingDependencyError
 from wdsplit.loading.opening import open_source
 from wdsplit.loading.reading.source import Source
 from wdsplit.notebook import html_table
+from wdsplit.order.bundles import Grouping, Groups
 from wdsplit.order.epoch import EpochOrder
 from wdsplit.order.split import Step, Steps, World, worker_of
-from wdsplit.order.units import Grouping, Groups
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -277,7 +277,7 @@ def _audit_once(order: EpochOrder, given: Iterable[Int64], options: AuditOptions
     expected_pads = max(0, num_given - order.num_samples)
     if order.options.tail == "uneven":
         allowed = expected_pads = 0
-    elif order.is_packed:  # of whole packs, the samples in them
+    elif order.is_bundled:  # of whole packs, the samples in them
         covered = order.locate(np.arange(min(num_given, order.num_positions)))
         allowed = int(due.sum() - (~covered.pad).sum())
     held = repeated == num_others == 0 and missing == allowed and pads == expected_pads

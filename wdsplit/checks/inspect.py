@@ -18,11 +18,11 @@ from wdsplit.loading.opening import open_source
 from wdsplit.loading.reading.numbered import NumberedSamples
 from wdsplit.loading.reading.open_shard import open_shard
 from wdsplit.notebook import html_table
+from wdsplit.order.bundles import Units
 from wdsplit.order.epoch import EpochOrder, OrderOptions
 from wdsplit.order.numbers import SampleNumbers
 from wdsplit.order.split import readers_per_lane
 from wdsplit.order.trace import Trace, reading_advice
-from wdsplit.order.units import Units
 from wdsplit.shards.annotations import ANNOTATIONS, Annotation, find_annotation
 from wdsplit.shards.manifest import Field, Manifest, fields_table
 from wdsplit.shards.versions import Version

@@ -88,7 +88,7 @@ def bench_command(
     each batch: the share of time spent waiting then shows whether the loader keeps up.
     """
     from wdsplit.loading.reading.source import name_with_view  # here, because --help needs neither
-    from wdsplit.order.units import Grouping
+    from wdsplit.order.bundles import Grouping
 
     read = wdsplit.Dataset(dataset, fields=fields or None, **order)
     handlers: list[Any] = [*decode, *([] if resize is None else [wdsplit.resized(resize)])]

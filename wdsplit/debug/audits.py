@@ -293,13 +293,13 @@ class _Record:
         positions = np.asarray(positions.cpu() if hasattr(positions, "cpu") else positions).astype(np.int64)
         is_real = np.asarray(self.order.is_real(positions))
         source = self._dataset.source
-        is_packed = source.form_at(self.order.epoch) is not None
-        own = np.unique(positions) if is_packed else positions  # all samples of a pack have its position
+        is_bundled = source.form_at(self.order.epoch) is not None
+        own = np.unique(positions) if is_bundled else positions  # all samples of a pack have its position
         own_real = np.asarray(self.order.is_real(own))
         self._positions.append(own[own_real])
         self._num_pads += int((~own_real).sum())
         repeats = self._dataset.replaces_bad_samples or bool(getattr(self.order, "part_name", ""))
-        has_unique_keys = isinstance(source, Source) and not repeats and not is_packed
+        has_unique_keys = isinstance(source, Source) and not repeats and not is_bundled
         if columns.get(key) is not None and has_unique_keys:
             hashes = [xxhash.xxh3_64_intdigest(str(key).encode()) for key in columns[key]]
             self._hashes.append(np.array(hashes, np.uint64)[is_real])

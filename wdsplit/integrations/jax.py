@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsplit.errors import InputError, MissingDependencyError, TopologyError
-from wdsplit.integrations.opaque_loader import OpaqueLoader, refuse_packs
+from wdsplit.integrations.opaque_loader import OpaqueLoader, refuse_bundles
 from wdsplit.loading.ahead import Ahead
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
@@ -120,7 +120,7 @@ class JaxLoader(OpaqueLoader):
                 remedy="use tail='pad': `valid` flags the pads, so that an evaluation is exact",
             )
         if options.get("pad_to") is None:
-            refuse_packs(dataset, "a JaxLoader without pad_to='capacity'")
+            refuse_bundles(dataset, "a JaxLoader without pad_to='capacity'")
         loader = Loader(
             dataset.at_rank(self._world.rank, self._world.world_size),
             self.global_batch // self._world.world_size,

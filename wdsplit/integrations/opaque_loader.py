@@ -11,12 +11,12 @@ from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
 from wdsplit.loading.world import detect_rank
 
-__all__ = ["OpaqueLoader", "check_ranks", "other_length", "refuse_packs"]
+__all__ = ["OpaqueLoader", "check_ranks", "other_length", "refuse_bundles"]
 
 logger = logging.getLogger(__name__)
 
 
-def refuse_packs(dataset: Dataset, what: str) -> None:
+def refuse_bundles(dataset: Dataset, what: str) -> None:
     """Refuse a view of packs or groups, whose batches have another shape each.
 
     Raises:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from wdsplit.errors import InputError, MissingDependencyError
-from wdsplit.integrations.opaque_loader import OpaqueLoader, refuse_packs
+from wdsplit.integrations.opaque_loader import OpaqueLoader, refuse_bundles
 from wdsplit.loading.loader import Loader
 from wdsplit.loading.transport.collate import as_array
 from wdsplit.order.split import whole
@@ -49,7 +49,7 @@ class TensorFlowLoader(OpaqueLoader):
             raise InputError("invalid prefetch", expected="an integer of at least 0", found=repr(prefetch))
         super().__init__(loader)
         if loader.collate_fn is None:
-            refuse_packs(loader.dataset, "a TensorFlowLoader without a collate_fn")
+            refuse_bundles(loader.dataset, "a TensorFlowLoader without a collate_fn")
         try:
             self._tf = importlib.import_module("tensorflow")
         except ModuleNotFoundError as error:

@@ -16,7 +16,7 @@ from torch.utils.data import IterableDataset
 
 from wdsplit.errors import InputError, MissingDependencyError
 from wdsplit.integrations.accelerate import PreparedLoader
-from wdsplit.integrations.opaque_loader import OpaqueLoader, other_length, refuse_packs
+from wdsplit.integrations.opaque_loader import OpaqueLoader, other_length, refuse_bundles
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
 from wdsplit.loading.monitor import Monitor
@@ -148,7 +148,7 @@ class TrainerMixin:
                 found=f"tail {tail!r}, dataloader_drop_last {args.dataloader_drop_last}",
                 remedy="open the dataset with that tail, or change dataloader_drop_last",
             )
-        refuse_packs(dataset, "a Trainer")
+        refuse_bundles(dataset, "a Trainer")
         loader = Loader(
             dataset,
             batch_size,

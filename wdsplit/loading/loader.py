@@ -36,8 +36,8 @@ from wdsplit.loading.transport.counters import Clock, Totals
 from wdsplit.loading.transport.thread_workers import Threads
 from wdsplit.loading.worker import SubBatches
 from wdsplit.notebook import html_table
+from wdsplit.order.bundles import Form, Grouping, Packing
 from wdsplit.order.split import Steps, World, whole
-from wdsplit.order.units import Form, Grouping, Packing
 
 if TYPE_CHECKING:
     from wdsplit.loading.process_workers import Processes

@@ -26,12 +26,12 @@ from wdsplit.loading.reading.read_ahead import Ahead
 from wdsplit.loading.reading.reader import BlockReader, SampleReader
 from wdsplit.loading.reading.source import Place, Source
 from wdsplit.loading.views import Opened
+from wdsplit.order.bundles import Form
 from wdsplit.order.epoch import EpochOrder, OrderOptions
 from wdsplit.order.mixture import EpochShares, MixedOrder, Quota, source_seed
 from wdsplit.order.schedule import Schedule
 from wdsplit.order.split import World, assigned_lanes
 from wdsplit.order.state import ViewMark
-from wdsplit.order.units import Form
 from wdsplit.order.views import EpochViews
 from wdsplit.storage.given import located
 from wdsplit.texts import counted
@@ -264,7 +264,7 @@ class _MixedReader:
     def carry_out(self, plan: _MixedPlan) -> Block:
         """Return the samples of a plan; the field `__source__` names the dataset of each."""
         positions, quotas = plan
-        blocks, rows, is_packed = [], [np.zeros(0, np.int64)], False
+        blocks, rows, is_bundled = [], [np.zeros(0, np.int64)], False
         for quota, reader, own in quotas:
             read, reused = reader.num_read, reader.num_reused
             block = reader.carry_out(own)
@@ -273,7 +273,7 @@ class _MixedReader:
             names = np.full(len(block), self._sources[quota.source].url, object)
             blocks.append(block.with_field("__source__", names))
             rows.append(quota.rows if block.units is None else quota.rows[block.units])
-            is_packed = block.units is not None
+            is_bundled = block.units is not None
         row = np.concatenate(rows)
         by_row = np.argsort(row, kind="stable")
         place = np.empty_like(by_row)
@@ -286,7 +286,7 @@ class _MixedReader:
         units = row[by_row]
         fills = np.concatenate([np.zeros(0, np.bool_), *(block.pads for block in blocks)])[by_row]  # of groups
         found = gathered(parts, positions[units], self._order.pads(positions[units]) | fills)
-        return replace(found, units=units) if is_packed else found
+        return replace(found, units=units) if is_bundled else found
 
     def _reader(self, number: int, epoch: int) -> SampleReader:
         key = number, epoch

@@ -27,10 +27,10 @@ from wdsplit.loading.stages.randomness import at_epoch
 from wdsplit.loading.views import chosen_views
 from wdsplit.loading.world import with_worker
 from wdsplit.notebook import html_table
+from wdsplit.order.bundles import items_of
 from wdsplit.order.epoch import OrderOptions
 from wdsplit.order.numbers import SampleNumbers
 from wdsplit.order.split import World, whole
-from wdsplit.order.units import items_of
 from wdsplit.shards.manifest import Field, Manifest, first_samples
 from wdsplit.storage.locks import ProcessLock
 

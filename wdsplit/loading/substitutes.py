@@ -25,9 +25,9 @@ from wdsplit.loading.reading.source import AnySource, Place, Source
 from wdsplit.loading.reading.windows import DAMAGE, read_window
 from wdsplit.loading.stages.randomness import Shift
 from wdsplit.loading.transport.collate import LeftOut
+from wdsplit.order.bundles import Grouping
 from wdsplit.order.epoch import EpochOrder
 from wdsplit.order.split import AnyOrder
-from wdsplit.order.units import Grouping
 from wdsplit.shards.sample_tables import read_names
 from wdsplit.storage.interface import ReadableStorage
 

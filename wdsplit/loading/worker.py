@@ -34,7 +34,7 @@ from wdsplit.loading.transport.collate import (
     collate_columns,
     collate_group,
     collate_packs,
-    in_packs,
+    in_bundles,
     without_left_out,
 )
 from wdsplit.loading.transport.counters import Counters
@@ -42,10 +42,10 @@ from wdsplit.loading.transport.shared_integers import SharedIntegers
 from wdsplit.loading.transport.shared_segments import Bound, Ring, travelling
 from wdsplit.loading.transport.thread_workers import Raised
 from wdsplit.loading.world import with_worker
+from wdsplit.order.bundles import Form, Grouping, Packing
 from wdsplit.order.hashing import hash_stream
 from wdsplit.order.skips import NO_SKIPS, Skips
 from wdsplit.order.split import Step, Steps, World, worker_of
-from wdsplit.order.units import Form, Grouping, Packing
 
 __all__ = ["SubBatches"]
 
@@ -285,7 +285,7 @@ class SubBatches:
             else:
                 good, sizes = without_left_out(sub_batch, block.units - block.units[0])
                 if not self.collated:
-                    yield in_packs(good, sizes)
+                    yield in_bundles(good, sizes)
                 elif isinstance(form, Packing):
                     yield collate_packs(good, sizes, form)
                 else:

@@ -16,11 +16,12 @@ import numpy.typing as npt
 
 from wdsplit.arrays import Int64
 from wdsplit.errors import InputError
+from wdsplit.order.bundles import Groups, Packs, Units, shard_units
 from wdsplit.order.evened import Stretches, evened
 from wdsplit.order.hashing import GOLDEN, MASK, hash_stream, mix_numbers, permutation
 from wdsplit.order.limits import MAX_LANES, MAX_SEED, MAX_WINDOW, TAILS, Tail
 from wdsplit.order.selection import Selection
-from wdsplit.order.units import Groups, Items, Packs, ShardUnits, Units, shard_units
+from wdsplit.order.units import Items, ShardUnits
 
 __all__ = [
     "EpochOrder",
@@ -122,7 +123,7 @@ class EpochOrder:
         totals: int64 of shape (shards,): samples of each shard, also those that are not selected.
         selection: The units of the view; None if each sample is one.
         is_even: Whether the windows of a shard have `window` units each, but for the last one.
-        is_packed: Whether a unit may be several samples.
+        is_bundled: Whether a unit may be several samples.
         part_name: The field that numbers the units of a sample, where samples have several; else empty.
         sequence: int64 of shape (shards,): the shards in lane-major order, lane 0's first.
         ends: int64 of shape (shards,): samples up to and with each shard of the sequence.
@@ -156,7 +157,7 @@ class EpochOrder:
         self.counts = counts
         self.totals = counts if selection is None else selection.totals
         self.is_even = selection is None or isinstance(selection, Selection)
-        self.is_packed = isinstance(selection, (Packs, Groups))
+        self.is_bundled = isinstance(selection, (Packs, Groups))
         self.part_name = "" if selection is None or isinstance(selection, Selection) else selection.part_name
         self.selection = None if self.is_even and np.array_equal(counts, self.totals) else selection
         order = permutation(num_shards, options.seed, epoch, _SHARDS) if options.shuffle else np.arange(num_shards)

@@ -8,8 +8,9 @@ from __future__ import annotations
 import numpy as np
 
 from wdsplit.arrays import Int64
+from wdsplit.order.bundles import Units, items_of, shard_units
 from wdsplit.order.epoch import groups
-from wdsplit.order.units import ShardUnits, Units, items_of, shard_units
+from wdsplit.order.units import ShardUnits
 
 __all__ = ["SampleNumbers"]
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsplit.arrays import Int64
-from wdsplit.order.units import Grouping
+from wdsplit.order.bundles import Grouping
 
 __all__ = [
     "MAX_CAPACITY",

@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from wdsplit.order.bundles import Units, form_of
 from wdsplit.order.state import ViewMark
-from wdsplit.order.units import Repeats, Units, form_of
+from wdsplit.order.units import Repeats
 from wdsplit.texts import counted
 
 __all__ = ["EpochViews", "View"]

@@ -10,8 +10,8 @@ import numpy as np
 
 from wdsplit.checks.audit import AuditOptions, AuditReport, audit_order
 from wdsplit.loading.reading.source import name_with_view
+from wdsplit.order.bundles import Grouping
 from wdsplit.order.epoch import EpochOrder
-from wdsplit.order.units import Grouping
 from wdsplit.reporting.cluster import DEFAULT_TOPOLOGIES, Cluster, Topology
 from wdsplit.reporting.facts import Facts, ShardFacts
 from wdsplit.reporting.fields import FieldFacts, duplicates, field_facts

@@ -19,10 +19,10 @@ from wdsplit.errors import CorruptDataError, InputError, MissingDependencyError
 from wdsplit.loading.opening import open_source
 from wdsplit.loading.reading.open_shard import OpenShard
 from wdsplit.loading.reading.source import AnySource
+from wdsplit.order.bundles import window_items
 from wdsplit.order.epoch import Located, groups
 from wdsplit.order.numbers import SampleNumbers
 from wdsplit.order.split import AnyOrder
-from wdsplit.order.units import window_items
 from wdsplit.shards.manifest import Manifest
 from wdsplit.shards.sample_tables import FILE_NAME, read_names
 from wdsplit.storage.interface import ReadableStorage

@@ -10,10 +10,10 @@ import numpy as np
 
 from wdsplit.loading.reading.read_ahead import num_requests
 from wdsplit.loading.reading.source import Source
+from wdsplit.order.bundles import Groups, window_items
 from wdsplit.order.epoch import EpochOrder
 from wdsplit.order.split import Steps, World, assigned_lanes, readers_per_lane
 from wdsplit.order.trace import Trace
-from wdsplit.order.units import Groups, window_items
 from wdsplit.reporting.cluster import Cluster, Load, Topology
 from wdsplit.reporting.subject import Subject
 

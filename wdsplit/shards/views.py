@@ -22,22 +22,11 @@ import numpy.typing as npt
 import orjson
 
 from wdsplit.errors import DatasetNotFoundError, InputError, OutputExistsError, WdsplitError
+from wdsplit.order.bundles import Grouping, Groups, Packing, Packs, Units, fewer_lanes, form_of, items_of
 from wdsplit.order.limits import MAX_LANES
 from wdsplit.order.packing import MAX_CAPACITY, MAX_SIZE
 from wdsplit.order.selection import Selection, bitmap_bytes
-from wdsplit.order.units import (
-    KINDS,
-    MAX_TIMES,
-    Grouping,
-    Groups,
-    Packing,
-    Packs,
-    Repeats,
-    Units,
-    fewer_lanes,
-    form_of,
-    items_of,
-)
+from wdsplit.order.units import KINDS, MAX_TIMES, Repeats
 from wdsplit.shards.manifest import Manifest
 from wdsplit.shards.stored import Kind
 from wdsplit.storage.interface import ReadableStorage, Storage

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from wdsplit.errors import InputError
+from wdsplit.order.bundles import fewer_lanes
 from wdsplit.order.selection import Selection
-from wdsplit.order.units import fewer_lanes
 from wdsplit.order.views import View
 from wdsplit.shards.manifest import Manifest, first_samples
 from wdsplit.storage.interface import ReadableStorage

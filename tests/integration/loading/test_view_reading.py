@@ -15,8 +15,8 @@ from made_datasets import converted
 from orders import VIEWS, masks_of
 from wdsplit.errors import CorruptDataError
 from wdsplit.loading import announcing
+from wdsplit.order.bundles import Grouping, Groups, Packing, Packs
 from wdsplit.order.selection import Selection
-from wdsplit.order.units import Grouping, Groups, Packing, Packs
 from wdsplit.order.views import View
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.places import read_places

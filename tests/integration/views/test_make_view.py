@@ -19,9 +19,9 @@ from sampled import columns_of, keys_of, rows_of, sampled_dataset, without_sampl
 from tables import start_script, write_table
 from wdsplit.cli.main import cli, main
 from wdsplit.errors import CorruptDataError, InputError, OutputExistsError, PipelineError
-from wdsplit.order import units
+from wdsplit.order import bundles
+from wdsplit.order.bundles import shard_units
 from wdsplit.order.selection import Selection
-from wdsplit.order.units import shard_units
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import Manifest
 from wdsplit.shards.views import read_view, write_view
@@ -765,8 +765,8 @@ def with_array(sample):
 def test_views_of_large_windows_have_fewer_lanes_unless_others_are_asked_for(weighted, monkeypatch, chosen):
     own, world = wdsplit.Dataset(weighted).options.lanes, {"rank": 0, "world_size": 1}
     wdsplit.make_view(weighted, "small", **chosen, overwrite=True)
-    monkeypatch.setattr(units, "_MIN_LANES", 1)
-    monkeypatch.setattr(units, "_LANES_BYTES", own * 1024**2)
+    monkeypatch.setattr(bundles, "_MIN_LANES", 1)
+    monkeypatch.setattr(bundles, "_LANES_BYTES", own * 1024**2)
     monkeypatch.setattr(Manifest, "sample_bytes", 2 * 1024**2)
     wdsplit.make_view(weighted, "large", **chosen, overwrite=True)
     opened = {"small": {"view": "small"}, "large": {"view": "large"}, "given": {"view": "large", "lanes": own}}

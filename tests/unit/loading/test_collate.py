@@ -9,7 +9,7 @@ from PIL import Image
 
 from wdsplit.errors import PipelineError
 from wdsplit.loading.transport.collate import collate, collate_packs, weave, weave_packs
-from wdsplit.order.units import Packing
+from wdsplit.order.bundles import Packing
 
 
 def woven(samples, owners, pin=False):

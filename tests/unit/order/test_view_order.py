@@ -59,7 +59,7 @@ def words_of(order):
 
 def in_units(rows, samples, order):
     """Return the units that some samples are of, by the numbers of their units."""
-    if not order.is_packed:
+    if not order.is_bundled:
         return samples.tolist()
     return [tuple(each.tolist()) for each in np.split(samples, np.flatnonzero(np.diff(rows)) + 1)] if len(rows) else []
 

@@ -6,8 +6,9 @@ import orjson
 import pytest
 
 from wdsplit.errors import CorruptDataError, InputError, OutputExistsError, StorageError
+from wdsplit.order.bundles import Grouping, Groups, Packing, Packs, items_of
 from wdsplit.order.selection import Selection
-from wdsplit.order.units import MAX_TIMES, Grouping, Groups, Packing, Packs, Repeats, items_of
+from wdsplit.order.units import MAX_TIMES, Repeats
 from wdsplit.shards.manifest import Field, Manifest, Shard, Shards
 from wdsplit.shards.views import (
     VIEWS,

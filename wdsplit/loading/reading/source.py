@@ -22,10 +22,11 @@ from wdsplit.errors import CorruptDataError, InputError, StorageError, did_you_m
 from wdsplit.loading.reading.open_shard import OpenShard, explaining, open_shard, refuse_overwritten
 from wdsplit.loading.reading.read_ahead import Ahead
 from wdsplit.loading.reading.reader import BlockReader, SampleReader
+from wdsplit.order.bundles import Form, Groups, Units, form_of, items_of, window_items
 from wdsplit.order.epoch import EpochOrder, OrderOptions
 from wdsplit.order.split import AnyOrder, World, assigned_lanes
 from wdsplit.order.state import ViewMark
-from wdsplit.order.units import GROUP, PLACE, Form, Groups, Units, form_of, items_of, window_items
+from wdsplit.order.units import GROUP, PLACE
 from wdsplit.order.views import EpochViews, View
 from wdsplit.shards.annotations import MISSING
 from wdsplit.shards.manifest import Manifest, Shard
@@ -490,7 +491,7 @@ class Source:
         """Return where the sample of a position is; of a pack or group, its sample number `item`."""
         located = order.locate(np.array([position]))
         fields = {order.part_name: int(located.part[item])} if order.part_name else {}
-        fields |= {PLACE: item} if order.is_packed else {}
+        fields |= {PLACE: item} if order.is_bundled else {}
         if isinstance(order.selection, Groups):
             shard, unit, _ = order.units(np.array([position]))
             groups = order.shard_units(int(shard[0])).items(unit).groups

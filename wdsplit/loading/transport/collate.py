@@ -20,7 +20,8 @@ import pyarrow as pa
 from wdsplit.arrays import Int64
 from wdsplit.errors import PipelineError
 from wdsplit.loading.reading.block import Columns, Pending, as_list, flat
-from wdsplit.order.units import Packing, spread
+from wdsplit.order.bundles import Packing
+from wdsplit.order.units import spread
 from wdsplit.texts import counted
 
 __all__ = [
@@ -34,7 +35,7 @@ __all__ = [
     "collate_columns",
     "collate_group",
     "collate_packs",
-    "in_packs",
+    "in_bundles",
     "is_plain",
     "num_bytes",
     "num_samples",
@@ -174,7 +175,7 @@ def without_left_out(samples: Sequence[Any], units: Int64) -> tuple[list[Any], I
     return list(compress(samples, kept)), np.bincount(units[kept])
 
 
-def in_packs(samples: Sequence[Any], sizes: Int64) -> list[list[Any]]:
+def in_bundles(samples: Sequence[Any], sizes: Int64) -> list[list[Any]]:
     """Return the samples of each pack, by the number of samples that it has."""
     stops = np.cumsum(sizes).tolist()
     return [list(samples[stop - size : stop]) for stop, size in zip(stops, sizes.tolist(), strict=True)]
