@@ -49,9 +49,18 @@ def to_tensor(image):
     return torch.tensor(list(image.convert("L").tobytes())).float() / 4
 
 
+RESIZED = "wdsplit.resized(8, mean=(0, 0, 0), std=(4 / 255, 4 / 255, 4 / 255))"
+"""Makes the same pixels as `to_tensor`, three times."""
+
+
+class Model(torch.nn.Linear):
+    def forward(self, images):
+        return super().forward(images[:, 0].flatten(1) if images.dim() == 4 else images)
+
+
 def new_model():
     """Return a model that knows the first classes, and learns next to nothing."""
-    model = torch.nn.Linear(64, NUM_CLASSES)
+    model = Model(64, NUM_CLASSES)
     known = torch.arange(NUM_KNOWN)
     with torch.no_grad():
         model.weight.zero_()[:NUM_KNOWN] = 2 * known[:, None] / 64
@@ -89,13 +98,15 @@ def loops():
     """Train with checkpoints in mid-epoch; go on from the last one; evaluate."""
     first = new_program()
     changes = {", 90)": ", 2)", "step % 1000 == 999": "step == 3"}
+    changes['wdsplit.resized(224, crop="random", flip=True, mean=MEAN, std=STD)'] = RESIZED
     changes["            ...  # your step, with your model and optimizer\n"] = f"            {STEP}"
     paste("step % 1000 == 999", {**SMALL, **changes}, first)
     again = new_program(loader=wdsplit.Loader(open_train(), batch_size=8))
     loop = f"    for images, labels in loader:\n        {STEP}"
     paste("# on every rank; their number may differ", {"    ...\n": loop, ", 90)": ", 2)"}, again)
     evaluated = new_program(wdsplit=wdsplit, hits=0)
-    paste("hits += ((model(images)", {"batch_size=256": "batch_size=8"}, evaluated)
+    changes = {'wdsplit.resized(224, crop="center", mean=MEAN, std=STD)': RESIZED, "batch_size=256": "batch_size=8"}
+    paste("hits += ((model(images)", changes, evaluated)
     return {"seen": first["seen"], "resumed": again["seen"], "hits": int(evaluated["hits"])}
 
 

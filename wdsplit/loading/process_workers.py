@@ -21,6 +21,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from wdsplit.errors import PipelineError
+from wdsplit.loading.transport.batch_memory import Slots, mapped
 from wdsplit.loading.transport.shared_integers import SharedIntegers
 from wdsplit.loading.transport.shared_segments import Bound, Placed, Segments
 from wdsplit.loading.worker import SubBatches
@@ -48,6 +49,10 @@ class Processes:
         context = worker_context(start_method)
         self._bound = Bound(context, num_workers, prefetch_factor + 1, prefetch_bytes // num_workers)
         sub_batches.bound = self._bound
+        self._slots: Slots | None = None
+        if sub_batches.slot_bytes:
+            ahead = max(1, min(prefetch_factor + 1, prefetch_bytes // sub_batches.slot_bytes))
+            self._slots = sub_batches.slots = Slots(context, num_workers, sub_batches.slot_bytes, ahead)
         self._has_ended = False
         self._loader: DataLoader[Any] = DataLoader(
             _Stream(sub_batches),
@@ -71,8 +76,12 @@ class Processes:
         Raises:
             PipelineError: The dataset cannot be sent to processes.
         """
+        begin = None if self._slots is None else self._slots.restart()
         try:
-            return ProcessParcels(iter(self._loader), self._bound, self._end)
+            parcels = ProcessParcels(iter(self._loader), self._bound, self._slots, self._end)
+            if begin is not None:  # torch has let persistent workers end the iteration before
+                begin()
+            return parcels
         except BaseException as error:
             self._has_ended = True
             if not isinstance(error, (AttributeError, TypeError, pickle.PicklingError)):
@@ -88,6 +97,8 @@ class Processes:
     def _end(self) -> None:
         self._has_ended = True
         self._bound.close()
+        if self._slots is not None:
+            self._slots.close()
 
 
 class ProcessParcels:
@@ -95,8 +106,8 @@ class ProcessParcels:
 
     lends = True
 
-    def __init__(self, parcels: Any, bound: Bound, on_end: Callable[[], None]) -> None:
-        self._parcels, self._bound, self._on_end = parcels, bound, on_end
+    def __init__(self, parcels: Any, bound: Bound, slots: Slots | None, on_end: Callable[[], None]) -> None:
+        self._parcels, self._bound, self._slots, self._on_end = parcels, bound, slots, on_end
         self._segments = Segments(bound.memories)
         self._placed = [0] * len(bound.memories)
         self._turn = 0
@@ -110,7 +121,8 @@ class ProcessParcels:
         if isinstance(parcel, Placed):
             self._placed[worker] += 1
             parcel = self._segments.parcel(parcel)
-        opened: list[Any] = parcel
+        slots = self._slots
+        opened: list[Any] = parcel if slots is None else [mapped(slots.column, sub_batch) for sub_batch in parcel]
         return opened
 
     def delivered(self, worker: int) -> None:
@@ -118,6 +130,11 @@ class ProcessParcels:
         for _ in range(self._placed[worker]):
             self._bound.deliver(worker)
         self._placed[worker] = 0
+
+    def step_delivered(self) -> None:
+        """Let workers fill the memory of one more step."""
+        if self._slots is not None:
+            self._slots.delivered()
 
     def close(self, at_once: bool = False) -> None:
         """End the processes."""

@@ -26,6 +26,9 @@ class Parcels(Iterator[list[Any]], Protocol):
     def delivered(self, worker: int) -> None:
         """Record that all parcels of a worker that were taken so far have been copied."""
 
+    def step_delivered(self) -> None:
+        """Record that the batch of one more step was made."""
+
     def close(self, at_once: bool = False) -> None:
         """End the workers; `at_once`, without waiting for what they do."""
 
@@ -47,6 +50,9 @@ class NoWorkers:
         return next(self._parcels)
 
     def delivered(self, worker: int) -> None:
+        """Do nothing."""
+
+    def step_delivered(self) -> None:
         """Do nothing."""
 
     def close(self, at_once: bool = False) -> None:
@@ -92,6 +98,8 @@ class Running:
         for worker, opened in enumerate(self._opened):
             if self._parcels is not None and not opened:
                 self._parcels.delivered(worker)
+        if self._parcels is not None:
+            self._parcels.step_delivered()
 
     def supersede(self) -> None:
         """Give no more sub-batches: the workers serve another iteration."""

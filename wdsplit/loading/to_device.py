@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import nullcontext
 from operator import is_
 from typing import Any
@@ -19,12 +19,15 @@ from torch.nn.utils.rnn import PackedSequence
 from wdsplit.errors import InputError
 from wdsplit.loading.ahead import Ahead
 from wdsplit.loading.loader import Loader
+from wdsplit.loading.stages.images import numbers_problem
 from wdsplit.order.split import Step, Steps
 
 __all__ = ["to_device"]
 
 
-def to_device(loader: Loader, device: str | torch.device) -> Loader:
+def to_device(
+    loader: Loader, device: str | torch.device, normalize: tuple[Sequence[float], Sequence[float]] | None = None
+) -> Loader:
     """Deliver a loader's batches on a device, from the next iteration on; return the loader.
 
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -40,15 +43,19 @@ def to_device(loader: Loader, device: str | torch.device) -> Loader:
         loader: The loader. It is changed in place, as `torch.nn.Module.to` changes a module.
         device: The device for the batches. "cuda" is the CUDA device that is current when an iteration begins; "cpu"
             copies nothing ahead.
+        normalize: Mean and standard deviation of red, green and blue, in [0, 1]: batches of images, uint8 of shape
+            (..., 3, height, width), are divided by 255 and normalised on the device, to float32. So a quarter of the
+            bytes is copied.
 
     Raises:
-        InputError: It is not a `wdsplit.Loader`, its batches are numpy arrays, or torch does not have this device.
+        InputError: It is not a `wdsplit.Loader`, its batches are numpy arrays, torch does not have this device, or the
+            numbers are invalid.
     """
     if not isinstance(loader, Loader):
         raise InputError("cannot copy batches", expected="a wdsplit.Loader", found=type(loader).__name__)
-    target = _checked(device)
+    target, change = _checked(device), _Normalise(normalize)
     if target.type == "cpu":
-        loader.ahead = None
+        loader.ahead = None if normalize is None else functools.partial(_ahead_here, change)
         return loader
     if loader.collate_fn is None and loader.output == "numpy":
         raise InputError(
@@ -58,14 +65,45 @@ def to_device(loader: Loader, device: str | torch.device) -> Loader:
             remedy="wdsplit.Loader(..., output='torch')",
         )
     loader.pin_memory |= target.type == "cuda"
-    loader.ahead = functools.partial(_ahead_on, target)
+    loader.ahead = functools.partial(_ahead_on, target, change)
     return loader
 
 
-def _ahead_on(device: torch.device, steps: Steps) -> Ahead:
+def _ahead_on(device: torch.device, change: _Normalise, steps: Steps) -> Ahead:
     """Return what copies one batch ahead to a device."""
-    stream = _Stream(device)
+    stream = _Stream(device, change)
     return Ahead(1, stream.copied, stream.wait_for)
+
+
+def _ahead_here(change: _Normalise, steps: Steps) -> Ahead:
+    """Return what normalises each batch when it is requested."""
+    return Ahead(0, lambda step, batch: _mapped(change, batch))
+
+
+class _Normalise:
+    """Normalises tensors of images where they are, and leaves others alone, or all if there are no numbers."""
+
+    def __init__(self, numbers: tuple[Sequence[float], Sequence[float]] | None) -> None:
+        self._scale: tuple[torch.Tensor, torch.Tensor] | None = None
+        if numbers is None:
+            return
+        pair = numbers if isinstance(numbers, (tuple, list)) and len(numbers) == 2 else (numbers, None)
+        problems = [
+            problem for name, each in zip(("mean", "std"), pair, strict=True) for problem in numbers_problem(name, each)
+        ]
+        if problems or pair[1] is None:
+            found = "; ".join(problems) or repr(numbers)
+            raise InputError("invalid normalize", expected="(mean, std) of red, green and blue", found=found)
+        mean, std = (torch.tensor(each, dtype=torch.float64).reshape(3, 1, 1) for each in pair)
+        self._scale = (1 / (255 * std)).float(), (-mean / std).float()
+
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self._scale is None or tensor.dtype != torch.uint8 or tensor.dim() < 3 or tensor.shape[-3] != 3:
+            return tensor
+        if self._scale[0].device != tensor.device:
+            self._scale = self._scale[0].to(tensor.device), self._scale[1].to(tensor.device)
+        factor, shift = self._scale
+        return tensor.to(torch.float32).mul_(factor).add_(shift)
 
 
 def _checked(device: str | torch.device) -> torch.device:
@@ -89,8 +127,8 @@ def _checked(device: str | torch.device) -> torch.device:
 class _Stream:
     """Copies batches to a device; to a CUDA device on a stream of their own."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, change: _Normalise) -> None:
+        self._device, self._change = device, change
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
             self._stream = _stream_to(torch.cuda.current_device() if device.index is None else device.index)
@@ -98,7 +136,7 @@ class _Stream:
     def copied(self, step: Step, batch: Any) -> Any:
         """Begin to copy a batch, and return the copy."""
         with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
-            return _mapped(self._copied, batch)
+            return _mapped(lambda tensor: self._change(self._copied(tensor)), batch)
 
     def _copied(self, tensor: torch.Tensor) -> torch.Tensor:
         if self._stream is None:

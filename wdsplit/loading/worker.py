@@ -29,12 +29,14 @@ from wdsplit.loading.reading.windows import DAMAGE
 from wdsplit.loading.stages.columns import only_names, requested_fields
 from wdsplit.loading.stages.randomness import at_epoch
 from wdsplit.loading.substitutes import ApplyStages
+from wdsplit.loading.transport.batch_memory import Room, Rooms, Slots
 from wdsplit.loading.transport.collate import (
     collate,
     collate_columns,
     collate_group,
     collate_packs,
     in_bundles,
+    spaced,
     without_left_out,
 )
 from wdsplit.loading.transport.counters import Counters
@@ -99,13 +101,18 @@ class SubBatches:
         self.skips = skips
         self._as_arrow = as_arrow
         self._steps_together = 1
-        if num_workers and collated and dataset.column_stages() is not None:
+        stages = dataset.column_stages() if collated else None
+        slot_bytes = batch_size * max((getattr(stage, "row_bytes", 0) for stage in stages or ()), default=0)
+        self.slot_bytes = slot_bytes if slot_bytes >= _PARCEL_BYTES else 0
+        if num_workers and stages is not None and not self.slot_bytes:
             samples = max(map(source.samples_a_position, source.view_epochs))
             step_bytes = int(self.source.sample_bytes * samples * -(-batch_size // num_workers))
             parcel_bytes = min(_PARCEL_BYTES, prefetch_bytes // num_workers // _PARCELS_AHEAD)
             self._steps_together = max(1, min(_PARCEL_STEPS, parcel_bytes // max(1, step_bytes)))
         self.counters = Counters(max(1, num_workers))
         self.bound: Bound | None = None
+        self.slots: Slots | None = None
+        self._rooms: Rooms | None = None
         self._shared = SharedIntegers(5)
         self._iterations = 0
         self._ring: Ring | None = None
@@ -118,6 +125,8 @@ class SubBatches:
             import torch  # here, because only worker processes need it
 
             seed = torch.initial_seed() & 0x7FFFFFFFFFFFFFFF
+        else:
+            self._rooms = Rooms()
         cells[[_EPOCH, _START, _SEED]] = epoch, start, seed
         cells[_BEGUN] += 1
 
@@ -127,6 +136,10 @@ class SubBatches:
         cells[_ENDED] = cells[_BEGUN]
         if self.bound is not None:
             self.bound.wake()
+        if self.slots is not None:
+            self.slots.wake()
+        if self._rooms is not None:
+            self._rooms.close()
 
     def __iter__(self) -> Iterator[Any]:
         """Give the parcels of the iteration that `begin` named: which one is settled now, not with the first.
@@ -174,7 +187,11 @@ class SubBatches:
                 sub_batches = self._streamed(blocks, apply, is_needed, form)
             else:
                 stages = [at_epoch(stage, epoch) for stage in stages]
-                sub_batches = (self._columnar(block, stages, apply) if len(block) else None for block in blocks)
+                rooms = self._rooms_of(steps, world, is_needed) if form is None else repeat(None)
+                sub_batches = (
+                    self._columnar(block, stages, apply, room) if len(block) else None
+                    for block, room in zip(blocks, rooms, strict=False)
+                )
             yield from self._parcels(sub_batches, is_needed)
         except WdsplitError as error:
             yield [Raised(with_file(error, self.source))]
@@ -236,20 +253,34 @@ class SubBatches:
                 self.counters.made(world.worker, len(sub_batch), sub_batch.num_bytes)
                 yield sub_batch
 
-    def _columnar(self, block: Block, stages: list[Any], apply: ApplyStages) -> Any:
+    def _rooms_of(self, steps: Steps, world: World, is_needed: Callable[[], bool]) -> Iterator[Room | None]:
+        """Give the memory for this worker's rows of each step's batch; None where it makes memory of its own."""
+        for number, step in enumerate(steps):
+            rows = spaced(
+                np.flatnonzero(worker_of(step.positions, world.world_size, world.num_workers) == world.worker)
+            )
+            if not self.slot_bytes or not isinstance(rows, slice):
+                yield None
+            elif self.slots is not None:
+                opened = partial(self.slots.opened, world.worker, is_needed, number)
+                yield Room(rows, len(step.positions), opened)
+            elif self._rooms is not None:
+                yield Room(rows, len(step.positions), partial(self._rooms.opened, number))
+
+    def _columnar(self, block: Block, stages: list[Any], apply: ApplyStages, room: Room | None) -> Any:
         """Return a step's sub-batch by way of its columns, or sample by sample where they cannot be had."""
         # A worker process reads payloads that no stage needs directly into the memory that it shares with the loader.
         pending = self.bound is not None and not self.dataset.replaces_bad_samples and only_names(stages)
         columns: Any = None if DAMAGE in block.fields else block.columns(requested_fields(stages), pending)
         try:
             for stage in stages:
-                columns = None if columns is None else stage.columns(columns)
+                columns = None if columns is None else stage.columns(columns, room)
         except Exception:
             if not self.dataset.replaces_bad_samples:
                 raise
             columns = None
         if columns is not None:
-            return collate_columns(columns)
+            return collate_columns(columns) if room is None else room.marked(collate_columns(columns))
         counter = _Counter()
         try:
             return collate(list(apply(counter.count([block]))))

@@ -218,3 +218,28 @@ def test_an_audit_holds_on_a_gpu(numbers):
         for _ in audited:
             pass
     assert audited.epochs[0].is_complete
+
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda)])
+def test_bytes_of_images_are_normalised_on_the_device_and_other_tensors_are_not(numbers, device):
+    def with_images(sample):
+        image = torch.full((3, 4, 5), sample["cls"] % 256, dtype=torch.uint8)
+        return sample["cls"], image, image[:1], image.half()
+
+    loader = Loader(Dataset(numbers).decode().map(with_images), BATCH)
+    given = list(to_device(loader, device, normalize=(MEAN, np.array(STD))))
+    for classes, images, masks, halves in given:
+        pixels = (classes % 256).reshape(-1, 1, 1, 1).double() / 255
+        expected = (pixels - torch.tensor(MEAN).reshape(3, 1, 1)) / torch.tensor(STD).reshape(3, 1, 1)
+        assert (images.dtype, masks.dtype, halves.dtype) == (torch.float32, torch.uint8, torch.half)
+        assert torch.allclose(images.double(), expected.expand(-1, 3, 4, 5), atol=1e-6)
+    assert [len(classes) for classes, *_ in given] == [len(classes) for classes, *_ in loader]
+
+
+@pytest.mark.parametrize("normalize", [MEAN, (MEAN, None), (MEAN, (1, 2)), (0.5, 0.5), (MEAN, (1, 1, 0)), "imagenet"])
+def test_numbers_that_do_not_normalise_are_refused(numbers, normalize):
+    with pytest.raises(InputError, match="invalid normalize"):
+        to_device(loader_of(numbers), "cpu", normalize)

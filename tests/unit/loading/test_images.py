@@ -1,5 +1,6 @@
 import dataclasses
 import io
+import math
 import random
 import struct
 import sys
@@ -139,6 +140,13 @@ IMAGES_OF = {
         ({"size": 3, "crop": "random", "ratio": (0, 1)}, r"ratio = \(0, 1\)"),
         ({"size": 3, "crop": "random", "ratio": 1}, "ratio = 1"),
         ({"size": 3, "crop": "center", "scale": (0.5, 1.0)}, "only with crop='random'"),
+        ({"size": 3, "mean": 0.5}, "mean = 0.5: expected three numbers,"),
+        ({"size": 3, "mean": (0.5, 0.5, math.nan)}, "mean = "),
+        ({"size": 3, "std": (0.5, 0, 0.5)}, r"std = \(0.5, 0, 0.5\): expected three numbers above 0"),
+        ({"size": 3, "dtype": "float64"}, "dtype = 'float64'"),
+        ({"size": 3, "dtype": "uint8", "std": (1, 1, 1)}, "of floating point with mean or std"),
+        ({"size": 3, "dtype": "float32", "output": "pil"}, "output='pil' can have"),
+        ({"size": 3, "dtype": "bfloat16", "output": "numpy"}, "output='numpy' can have"),
     ],
 )
 def test_arguments_that_cannot_be_are_refused(arguments, named):
@@ -199,6 +207,25 @@ def test_a_column_is_decoded_into_one_piece_of_memory_and_holds_what_its_rows_an
         assert np.array_equal(image.permute(1, 2, 0) if output == "torch" else np.asarray(image), array)
         if output != "pil":
             image[:] = row[:] = 0
+
+
+@pytest.mark.parametrize("output", ["torch", "numpy"])
+@pytest.mark.parametrize(
+    ("dtype", "error"), [(None, 1e-6), ("float32", 1e-6), ("float16", 2**-10), ("bfloat16", 2**-7)]
+)
+@pytest.mark.parametrize("size", [(50, 70), (300, 311), (2, 40_000)])  # in one block, in several, a row longer than one
+def test_pixels_are_normalised_as_torchvision_does(size, dtype, error, output):
+    mean, std = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
+    if (dtype, output) == ("bfloat16", "numpy"):
+        return
+    payloads = [encoded(picture(50, 70), kind) for kind in ("JPEG", "PNG")]
+    found = resized(size, mean=mean, std=tuple(std), dtype=dtype, output=output).column(payloads, [None] * 2)
+    whole = resized(size, output="numpy").column(payloads, [None] * 2)
+    assert str(found.dtype).removeprefix("torch.") == (dtype or "float32")
+    images = np.asarray(found.double().permute(0, 2, 3, 1)) if output == "torch" else found.astype(np.float64)
+    assert np.allclose(images, (whole / 255 - mean) / std, rtol=error, atol=error)
+    unscaled = resized(size, dtype="float32", output="numpy").column(payloads, [None] * 2)
+    assert np.allclose(unscaled, whole / 255, atol=1e-6)
 
 
 PNGS = {

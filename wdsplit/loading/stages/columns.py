@@ -10,9 +10,19 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
+import numpy.typing as npt
+
 from wdsplit.loading.reading.block import Columns
 
-__all__ = ["ColumnStage", "Rename", "ToTuple", "only_names", "requested_fields"]
+__all__ = ["ColumnStage", "Memory", "Rename", "ToTuple", "only_names", "requested_fields"]
+
+
+class Memory(Protocol):
+    """The memory of the batch that samples will be in."""
+
+    def memory(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
+        """Return the samples' rows for one more column, given shape and dtype of a row; None if there is none."""
 
 
 @runtime_checkable
@@ -26,8 +36,8 @@ class ColumnStage(Protocol):
     def __call__(self, samples: Iterable[Any]) -> Iterator[Any]:
         """Give the result for each sample."""
 
-    def columns(self, columns: Columns) -> Columns | None:
-        """Return the results for all samples; None to process them one by one."""
+    def columns(self, columns: Columns, room: Memory | None = None) -> Columns | None:
+        """Return the results for all samples, made in the memory of their batch; None to process them one by one."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +58,7 @@ class ToTuple:
         stream: Iterator[Any] = filters.to_tuple(*self.names)(samples)
         return stream
 
-    def columns(self, columns: Columns) -> Columns | None:
+    def columns(self, columns: Columns, room: Memory | None = None) -> Columns | None:
         """Return the columns of the names, in their order; None where a value is missing."""
         if not isinstance(columns, dict) or any(name not in columns for name in self.names):
             return None
@@ -76,7 +86,7 @@ class Rename:
         stream: Iterator[Any] = filters.rename(**self.names)(samples)
         return stream
 
-    def columns(self, columns: Columns) -> Columns | None:
+    def columns(self, columns: Columns, room: Memory | None = None) -> Columns | None:
         """Return the columns under their new names; None where one is missing."""
         if not isinstance(columns, dict) or any(old not in columns for old in self.names.values()):
             return None

@@ -16,6 +16,7 @@ from webdataset.autodecode import Continue
 
 from wdsplit.errors import CorruptDataError, InputError, MissingDependencyError, PipelineError, WdsplitError, noted
 from wdsplit.loading.reading.block import Columns, as_list
+from wdsplit.loading.stages.columns import Memory
 from wdsplit.loading.stages.images import ImageField, Resized
 from wdsplit.loading.stages.payloads import KINDS, Inflate, Payloads
 from wdsplit.loading.stages.randomness import Drawing
@@ -53,6 +54,11 @@ class Decode(Drawing):
         """Whether random parts of images are taken."""
         return any(isinstance(handler, Resized) and handler.draws for handler in self.handlers)
 
+    @property
+    def row_bytes(self) -> int:
+        """The largest size of an image that is decoded into the memory of its batch; 0 if none is."""
+        return max((handler.row_bytes for handler in self.handlers if isinstance(handler, Resized)), default=0)
+
     def __call__(self, samples: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """Give the samples, in their order, with their fields decoded."""
         return map(self.sample, samples)
@@ -64,13 +70,14 @@ class Decode(Drawing):
             for name, value in sample.items()
         }
 
-    def columns(self, columns: Columns) -> Columns | None:
+    def columns(self, columns: Columns, room: Memory | None = None) -> Columns | None:
         """Decode whole columns; None if the samples are not dicts.
 
         The values are those that `sample` gives row by row, and so are the errors. Use it only if `is_columnar`.
 
         Args:
             columns: For each field n values, a list or an Arrow array: bytes, except in fields that are not decoded.
+            room: The memory for images.
 
         Returns:
             For each field n values: int64 of shape (n,) for integers, an array of shape (n, ...) for npy of one shape
@@ -81,7 +88,7 @@ class Decode(Drawing):
             return None
         try:
             return {
-                name: self._column(name, values, columns) if self._is_decoded(name) else values
+                name: self._column(name, values, columns, room) if self._is_decoded(name) else values
                 for name, values in columns.items()
             }
         except Exception:
@@ -92,7 +99,7 @@ class Decode(Drawing):
     def _is_decoded(self, name: str) -> bool:
         return name[:2] != "__" and (self.only is None or name in self.only)
 
-    def _column(self, name: str, values: Sequence[Any], columns: dict[str, Any]) -> Any:
+    def _column(self, name: str, values: Sequence[Any], columns: dict[str, Any], room: Memory | None) -> Any:
         by_name = any(isinstance(handler, Payloads) for handler in self.handlers)
         kind = KINDS.get(name.rpartition(".")[2]) if by_name else None
         if isinstance(values, pa.Array):
@@ -114,7 +121,8 @@ class Decode(Drawing):
             if kind is not None:
                 column = kind.column(values)
             elif isinstance(image, Resized):
-                column = image.column(values, map(self._seed_of, rows))
+                memory = room.memory(*image.row) if room is not None and image.row_bytes else None
+                column = image.column(values, map(self._seed_of, rows), memory)
             if column is not None:
                 return column
         return [self._value(name, value, row) for value, row in zip(values, rows, strict=False)]

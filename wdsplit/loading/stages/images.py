@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import random
+import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Real
@@ -34,11 +35,12 @@ from wdsplit.loading.stages.image_files import (
     upright,
 )
 
-__all__ = ["ImageField", "Resized", "jpeg_header", "jpeg_pixels", "resized"]
+__all__ = ["ImageField", "Resized", "jpeg_header", "jpeg_pixels", "numbers_problem", "resized"]
 
 Crop = Literal["center", "random"]
 Library = Literal["simplejpeg", "pillow"]
 Output = Literal["torch", "numpy", "pil"]
+Dtype = Literal["uint8", "float32", "float16", "bfloat16"]
 
 _IMAGE_EXTENSIONS = frozenset(IMAGE_EXTENSIONS)
 
@@ -51,7 +53,32 @@ _FIRST_SWAPPED = 5
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 """The defaults of torchvision's `RandomResizedCrop`."""
 
+_BLOCK_PIXELS = 2**15 - 1
+"""Pixels to normalise at a time: few enough for the processor's cache, and for torch to use no other threads."""
+_LARGEST_KEPT_BYTES = 2**24
+"""Larger images are decoded into memory of their own."""
+
 Pixels = npt.NDArray[np.uint8]
+Numbers = tuple[float, float, float]
+
+
+class _Scratch(threading.local):
+    """Memory of a thread that each image is decoded into: new memory takes as long as half of the decoding."""
+
+    def __init__(self) -> None:
+        self._pixels = np.empty(0, np.uint8)
+        self.block = np.empty(_BLOCK_PIXELS, np.float32)
+
+    def pixels(self, num_bytes: int) -> Pixels:
+        """Return memory for an image; it is used again for the next one."""
+        if num_bytes > _LARGEST_KEPT_BYTES:
+            return np.empty(num_bytes, np.uint8)
+        if len(self._pixels) < num_bytes:
+            self._pixels = np.empty(num_bytes, np.uint8)
+        return self._pixels
+
+
+_scratch = _Scratch()
 
 
 @dataclass(frozen=True)
@@ -111,6 +138,21 @@ class Resized:
     library: Library
     output: Output
     exif: bool = False
+    dtype: Dtype = "uint8"
+    mean: Numbers = (0, 0, 0)
+    std: Numbers = (1, 1, 1)
+
+    @property
+    def row(self) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        """Shape and dtype of an image; bfloat16, which numpy does not have, lies in uint16."""
+        shape = (3, self.height, self.width) if self.output == "torch" else (self.height, self.width, 3)
+        return shape, np.dtype("uint16" if self.dtype == "bfloat16" else self.dtype)
+
+    @property
+    def row_bytes(self) -> int:
+        """The bytes of an image in a batch; 0 if a batch has Pillow's images."""
+        shape, dtype = self.row
+        return 0 if self.output == "pil" else math.prod(shape) * dtype.itemsize
 
     @property
     def draws(self) -> bool:
@@ -125,22 +167,51 @@ class Resized:
         """Return the image, or None if the field is none of a common format; `seed` is needed if `draws`."""
         return self.column([data], [seed])[0] if self.takes(key) else None
 
-    def column(self, values: Sequence[bytes], seeds: Iterable[int | None]) -> Any:
+    def column(
+        self, values: Sequence[bytes], seeds: Iterable[int | None], memory: npt.NDArray[Any] | None = None
+    ) -> Any:
         """Return n images in one tensor or array, into which each is decoded, or a list of Pillow's images.
 
         Args:
             values: The bytes of the images.
             seeds: A seed for each, None if nothing is drawn.
+            memory: An array of n of `row` for the result, of any strides; None for new memory.
         """
-        shape = (3, self.height, self.width) if self.output == "torch" else (self.height, self.width, 3)
-        images = np.empty((len(values), *shape), np.uint8)
+        shape, dtype = self.row
+        images = np.empty((len(values), *shape), dtype) if memory is None else memory
         planes = images if self.output == "torch" else images.transpose(0, 3, 1, 2)
         for out, data, seed in zip(planes, values, seeds, strict=False):
-            out[:] = self._decoded(data, seed).transpose(2, 0, 1)
+            pixels = self._decoded(data, seed).transpose(2, 0, 1)
+            if self.dtype == "uint8":
+                out[:] = pixels
+            else:
+                self._normalise(pixels, out)
         if self.output == "pil":
             # Copies: an image that is kept must not keep the others' memory.
             return [imported("PIL.Image").fromarray(pixels.copy()) for pixels in images]
-        return imported("torch").from_numpy(images) if self.output == "torch" else images
+        if self.output == "numpy":
+            return images
+        torch = imported("torch")
+        return torch.from_numpy(images).view(getattr(torch, self.dtype))
+
+    def _normalise(self, planes: Pixels, out: npt.NDArray[Any]) -> None:
+        """Write (planes / 255 - mean) / std: block by block, which stay in the cache; `out` is of shape (3, ...)."""
+        rows = max(1, _BLOCK_PIXELS // self.width)
+        torch = None if self.dtype == "float32" else imported("torch")
+        scratch = _scratch.block if self.width <= _BLOCK_PIXELS else np.empty(self.width, np.float32)
+        for plane, target, mean, std in zip(planes, out, self.mean, self.std, strict=True):
+            factor, shift = np.float32(1 / (255 * std)), np.float32(-mean / std)
+            for top in range(0, self.height, rows):
+                part = plane[top : top + rows]
+                block = scratch[: part.size].reshape(part.shape)
+                block[...] = part
+                block *= factor
+                if torch is None:
+                    np.add(block, shift, out=target[top : top + rows])
+                    continue
+                block += shift  # numpy is ten times slower to round to 16 bits
+                half = torch.from_numpy(target[top : top + rows]).view(getattr(torch, self.dtype))
+                half.copy_(torch.from_numpy(block))
 
     def _decoded(self, data: bytes, seed: int | None) -> Pixels:
         """Return the pixels of an image in the target size: uint8 of shape (height, width, 3)."""
@@ -170,7 +241,10 @@ class Resized:
                 image = imported("PIL.Image").fromarray(upright(np.asarray(image), orientation))
             pixels = self._by_pillow(image, self._part(box, size, (image.height, image.width)))
         else:
-            pixels = np.asarray(image) if stored is None else jpeg_pixels(data, min_height, min_width)
+            if stored is None:
+                pixels = np.asarray(image)
+            else:
+                pixels = jpeg_pixels(data, min_height, min_width, _scratch.pixels(3 * stored[0] * stored[1]))
             pixels = upright(pixels, orientation)
             pixels = self._by_torch(pixels, self._part(box, size, (pixels.shape[0], pixels.shape[1])))
         return pixels[:, ::-1] if is_flipped else pixels
@@ -213,11 +287,16 @@ def resized(
     library: Library = "simplejpeg",
     output: Output = "torch",
     exif: bool = False,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    dtype: Dtype | None = None,
 ) -> Resized:
     """Return a decoder of images to one size, for `Dataset.decode`: JPEG, PNG, WebP, GIF, BMP, TIFF, PPM and PGM.
 
-        train = wdsplit.Dataset("data/train").decode(wdsplit.resized(224, crop="random", flip=True))
-        test = wdsplit.Dataset("data/test").decode(wdsplit.resized(224, crop="center"))
+        mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+        crops = wdsplit.resized(224, crop="random", flip=True, mean=mean, std=std)
+        train = wdsplit.Dataset("data/train").decode(crops)
+        test = wdsplit.Dataset("data/test").decode(wdsplit.resized(224, crop="center", mean=mean, std=std))
 
     A JPEG is decoded at a reduced scale if the cropped part is then still at least as large as `size`: 1/8, 1/4, 3/8
     or 1/2 (`pillow` has no 3/8). Then it is resized (bilinear, antialiased). Smaller images are enlarged. The result is
@@ -228,8 +307,8 @@ def resized(
     Random crops and flips are drawn as in `Dataset.map_random`: the same on any number of ranks and after a resume,
     different in each epoch. All images of a sample get the same crop and flip.
 
-    A `Loader` decodes each image directly into the tensor of its batch, if no stages but `rename` and `to_tuple` come
-    after it.
+    A `Loader` decodes and normalises each image directly in the memory of its batch, if no stages but `rename` and
+    `to_tuple` come after it. It uses this memory again as soon as nothing refers to the batch any more.
 
     Args:
         size: Height and width in pixels, or one number for both.
@@ -240,9 +319,13 @@ def resized(
         ratio: For `random`: smallest and largest width / height of the part, before it is resized.
         library: `simplejpeg` decodes JPEG (fastest; refuses any file that libjpeg warns about) and torch resizes; or
             `pillow` does both. Their results differ by rounding, so there is no automatic fallback.
-        output: `torch`: a uint8 tensor of shape (3, height, width); `numpy`: uint8 of shape (height, width, 3);
-            `pil`: a PIL image.
+        output: `torch`: a tensor of shape (3, height, width); `numpy`: an array of shape (height, width, 3); `pil`: a
+            PIL image.
         exif: Turn images upright as their EXIF orientation says, as viewers do; by default they are as stored.
+        mean: Mean of red, green and blue, in [0, 1], which is subtracted; by default 0.
+        std: Their standard deviation, by which the difference is divided; by default 1.
+        dtype: `uint8`, whole numbers up to 255; or `float32`, `float16` or `bfloat16` (`torch` only): divided by 255,
+            then normalised. By default `float32` with a mean or std, else `uint8`.
 
     Raises:
         InputError: An argument is invalid.
@@ -257,6 +340,7 @@ def resized(
         ("exif", exif, (False, True)),
         ("library", library, get_args(Library)),
         ("output", output, get_args(Output)),
+        ("dtype", dtype, (None, *get_args(Dtype))),
     ):
         if value not in known:
             problems.append(f"{name} = {value!r}: expected one of {', '.join(map(repr, known))}")
@@ -270,9 +354,43 @@ def resized(
             problems.append(f"{range_name} = {bounds!r}: expected two rising numbers above 0{up_to}")
         elif crop != "random" and tuple(bounds) != default:
             problems.append(f"{range_name} = {bounds!r}: works only with crop='random'")
+    for name, numbers in (("mean", mean), ("std", std)):
+        problems += numbers_problem(name, numbers)
+    is_normalised = mean is not None or std is not None
+    chosen: Dtype = dtype or ("float32" if is_normalised else "uint8")
+    if chosen == "uint8" and is_normalised:
+        problems.append("dtype = 'uint8': expected a dtype of floating point with mean or std")
+    if chosen in {"pil": ("float32", "float16", "bfloat16"), "numpy": ("bfloat16",)}.get(output, ()):
+        problems.append(f"dtype = {chosen!r}: expected another one, which output={output!r} can have")
     if problems:
         raise InputError("invalid arguments of resized", found="; ".join(problems))
-    return Resized(height, width, crop, flip, (scale[0], scale[1]), (ratio[0], ratio[1]), library, output, exif)
+    return Resized(
+        height=height,
+        width=width,
+        crop=crop,
+        flip=flip,
+        scale=(scale[0], scale[1]),
+        ratio=(ratio[0], ratio[1]),
+        library=library,
+        output=output,
+        exif=exif,
+        dtype=chosen,
+        mean=(0, 0, 0) if mean is None else (float(mean[0]), float(mean[1]), float(mean[2])),
+        std=(1, 1, 1) if std is None else (float(std[0]), float(std[1]), float(std[2])),
+    )
+
+
+def numbers_problem(name: str, numbers: Any) -> list[str]:
+    """Return what is wrong with the mean or the standard deviation of three channels."""
+    try:
+        found = [float(number) for number in numbers] if numbers is not None else [1.0] * 3
+    except (TypeError, ValueError):
+        found = []
+    low = 0 if name == "std" else -math.inf
+    if len(found) == 3 and all(low < number < math.inf for number in found):
+        return []
+    above = " above 0" if name == "std" else ""
+    return [f"{name} = {numbers!r}: expected three numbers{above}, of red, green and blue, such as 0.456"]
 
 
 def jpeg_header(data: bytes) -> tuple[int, int] | None:
@@ -287,10 +405,10 @@ def jpeg_header(data: bytes) -> tuple[int, int] | None:
     return None if colorspace in ("CMYK", "YCCK") else (height, width)
 
 
-def jpeg_pixels(data: bytes, min_height: int, min_width: int) -> Pixels:
-    """Decode a JPEG at the smallest scale that has at least this height and width; (height, width, 3)."""
+def jpeg_pixels(data: bytes, min_height: int, min_width: int, memory: Pixels | None = None) -> Pixels:
+    """Decode a JPEG at the smallest scale that has at least this height and width; (height, width, 3), in `memory`."""
     pixels: Pixels = imported("simplejpeg").decode_jpeg(
-        data, "RGB", min_height=min_height, min_width=min_width, min_factor=_LEAST_SCALE
+        data, "RGB", min_height=min_height, min_width=min_width, min_factor=_LEAST_SCALE, buffer=memory
     )
     return pixels
 

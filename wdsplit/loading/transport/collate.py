@@ -7,6 +7,7 @@ of its sub-batches.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ __all__ = [
     "LeftOut",
     "Output",
     "Strings",
+    "address_of",
     "arrow_of",
     "as_array",
     "collate",
@@ -36,9 +38,11 @@ __all__ = [
     "collate_group",
     "collate_packs",
     "in_bundles",
+    "in_place",
     "is_plain",
     "num_bytes",
     "num_samples",
+    "spaced",
     "weave",
     "weave_group",
     "weave_packs",
@@ -69,14 +73,18 @@ class Column:
             or, for text or bytes, an Arrow array (large_string, large_binary) without nulls. Before a column travels,
             the list may be of `Pending` payloads.
         is_plain: Whether all values are known to be bytes (or pending), or all to be text.
+        batch: The memory of the batch if the data are its rows; of a column that travels, where it is. Else None.
     """
 
     kind: str
     data: Any
     is_plain: bool = False
+    batch: Any = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as bytes, if numpy or Arrow has the type: to pickle a tensor or an array itself is slow."""
+        if self.batch is not None:
+            return Column, (self.kind, None, False, self.batch)
         if isinstance(self.data, pa.Array):
             cuts, data = flat(self.data)
             return _arrow_column_of, (pa.types.is_large_string(self.data.type), cuts.tobytes(), data.tobytes())
@@ -113,6 +121,20 @@ def as_array(data: Any) -> npt.NDArray[Any] | None:
         return array
     except (TypeError, RuntimeError):
         return None
+
+
+def address_of(data: Any) -> int | None:
+    """Return the address of an array's or a tensor's first value; None for other values."""
+    if isinstance(data, np.ndarray):
+        return int(data.__array_interface__["data"][0])
+    return data.data_ptr() if _is_tensor(data) else None
+
+
+def in_place(memory: npt.NDArray[np.uint8], shape: tuple[int, ...], dtype: Any) -> Any:
+    """Return the first bytes of a memory as an array, or as a tensor if the dtype is torch's."""
+    begun = memory[: dtype.itemsize * math.prod(shape)]
+    array: Any = begun if isinstance(dtype, np.dtype) else _as_tensor(begun)
+    return array.view(dtype).reshape(shape)
 
 
 def _as_tensor(array: npt.NDArray[Any]) -> Any:
@@ -326,11 +348,11 @@ def weave(
         if not _alike(sub_batch, first):
             raise _differ(_layout(first), _layout(sub_batch))
 
-    spaced = [places if isinstance(places, slice) else _spaced(places) for places, _ in sub_batches]
+    rows = [places if isinstance(places, slice) else spaced(places) for places, _ in sub_batches]
     values = [sub_batch for _, sub_batch in sub_batches]
 
     def woven(columns: list[Column], name: str) -> Any:
-        pairs = list(zip(spaced, columns, strict=True))
+        pairs = list(zip(rows, columns, strict=True))
         if strings == "arrow" and all(column.is_plain for column in columns):
             strings_column = _weave_strings(pairs, size)
             if strings_column is not None:
@@ -597,6 +619,9 @@ def _weave_column(sub_batches: Sequence[tuple[Places, Column]], size: int, pin: 
                 values[place] = value
         return values
     first = sub_batches[0][1].data
+    batch = sub_batches[0][1].batch
+    if batch is not None and not pin and all(column.batch is batch for _, column in sub_batches):
+        return in_place(batch, (size, *first.shape[1:]), first.dtype)
     if len(sub_batches) == 1 and not pin and not borrowed:
         return first
     if kinds != {"number"}:
@@ -661,7 +686,7 @@ def _delivered(column: Any, output: Output, name: str) -> Any:
         raise _unlike(name, "arrays of a dtype that torch has", str(column.dtype)) from error
 
 
-def _spaced(places: Int64) -> Places:
+def spaced(places: Int64) -> Places:
     """Return places as a slice if they are evenly spaced: those of one worker are, unless ranks advance unevenly."""
     if not len(places):  # packs of nothing but empty arrays
         return slice(0, 0)

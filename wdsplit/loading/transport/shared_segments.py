@@ -197,6 +197,8 @@ class _Pieces:
 
     def add_column(self, column: Column) -> Any:
         """Lay out a column; return its layout."""
+        if column.batch is not None:
+            return self.add_bytes(_pickled(column))
         if column.kind != "other":
             data = _flat_bytes(column.data)
             return _Array(column.kind, column.data.dtype, tuple(column.data.shape), self._add([data], len(data)))

@@ -66,6 +66,9 @@ class Threads:
     def delivered(self, worker: int) -> None:
         """Do nothing."""
 
+    def step_delivered(self) -> None:
+        """Do nothing."""
+
     def close(self, at_once: bool = False) -> None:
         """End all workers, and wait for them for a short time."""
         self._end()
