@@ -31,7 +31,8 @@ from wdsplit.errors import (
 
 if TYPE_CHECKING:
     from wdsplit.annotating.annotate import annotate, drop_annotation, list_annotations
-    from wdsplit.annotating.options import AnnotateOptions
+    from wdsplit.annotating.mapping import map_samples
+    from wdsplit.annotating.options import AnnotateOptions, MapOptions
     from wdsplit.checks.audit import AuditOptions, audit
     from wdsplit.checks.batch import batch, batches
     from wdsplit.checks.bench import bench
@@ -78,6 +79,7 @@ __all__ = [
     "IndexOptions",
     "InputError",
     "Loader",
+    "MapOptions",
     "MissingDependencyError",
     "Monitor",
     "OutputExistsError",
@@ -116,6 +118,7 @@ __all__ = [
     "list_versions",
     "list_views",
     "make_view",
+    "map_samples",
     "mix",
     "plan",
     "plan_shares",
@@ -128,7 +131,8 @@ __all__ = [
 
 _NAMES = {
     "annotating.annotate": "annotate drop_annotation list_annotations",
-    "annotating.options": "AnnotateOptions",
+    "annotating.mapping": "map_samples",
+    "annotating.options": "AnnotateOptions MapOptions",
     "checks.audit": "AuditOptions audit",
     "checks.batch": "batch batches",
     "checks.bench": "bench",

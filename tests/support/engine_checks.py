@@ -150,6 +150,19 @@ def check_annotations_are_the_same_bytes(engine, folder):
     assert verify(str(folder / "annotated"), engine=engine).problems == ()
 
 
+def ray_check_a_function_is_mapped_to_the_same_bytes(engine, folder):
+    data = folder / "mapped"
+    wdsplit.convert(folder / "in.parquet", data, ConvertOptions(shards=8, key="label", columns=("bin",)))
+    expected = wdsplit.map_samples(data, "mapped_functions:shown_bin", "made")
+    files = files_of(data / "fields")
+    wdsplit.drop_annotation(data, "made")
+    assert wdsplit.map_samples(data, "mapped_functions:shown_bin", "made", engine=engine) == expected
+    assert files_of(data / "fields") == files
+    with pytest.raises(ConvertError, match="8 tasks failed") as caught:
+        wdsplit.map_samples(data, "mapped_functions:values", "other", engine=engine)
+    assert "the function raised an error" in caught.value.found and "KeyError: 'cls'" in caught.value.found
+
+
 def ray_check_what_may_pass_is_tried_again_and_what_cannot_is_not(engine, folder):
     tries = folder / "tries"
     tries.mkdir()

@@ -1,5 +1,6 @@
-"""Annotating: join columns of a table to the samples of a finished dataset, by their keys.
+"""Annotating: add columns and fields to the samples of a finished dataset.
 
-Tasks spill rows and keys by a hash of the key, join each partition in memory (`match`), and write the result as a table
-for each shard (`passes`). Start with `annotate`.
+They come from a table that is joined by key (`annotate`: its tasks spill rows and keys by a hash of the key, and join
+each partition in memory, in `passes` and `match`), or from a function (`mapping`). `annotate.Making` is the run of
+both, `writing` its tables and side shards.
 """

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import orjson
 import pyarrow as pa
@@ -18,13 +19,13 @@ from wdsplit.annotating.match import Counted, refuse_unmatched
 from wdsplit.annotating.options import AnnotateOptions
 from wdsplit.annotating.passes import (
     AnnotateJob,
-    AnnotateProgress,
     join_partitions,
+    read_group,
     table_bytes,
     task_bytes_of,
-    write_shards,
 )
 from wdsplit.annotating.run import AnnotationRun
+from wdsplit.annotating.writing import AnnotateProgress, Report, WriteJob, write_shards
 from wdsplit.conversion.convert import Source
 from wdsplit.conversion.plan.options import chosen
 from wdsplit.conversion.prepare import Endpoints
@@ -51,7 +52,9 @@ from wdsplit.urls import shown_url
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-__all__ = ["AnnotateProgress", "annotate", "drop_annotation", "list_annotations"]
+__all__ = ["AnnotateProgress", "Making", "Rows", "annotate", "drop_annotation", "list_annotations"]
+
+AnyJob = TypeVar("AnyJob", bound=WriteJob)
 
 
 def annotate(
@@ -106,7 +109,17 @@ def annotate(
     name = ANNOTATIONS.checked(name or _default_name(paths))
     storage = open_storage(endpoints.output, endpoints.output_options)
     engine, report = engine or LocalEngine(options.jobs), progress or (lambda _: None)
-    work = _Annotating(endpoints, storage, read_manifest(storage), name, key, options, engine, report)
+    work = _Annotating(
+        output=endpoints.output,
+        storage_options=endpoints.output_options,
+        storage=storage,
+        manifest=read_manifest(storage),
+        name=name,
+        options=options,
+        engine=engine,
+        report=report,
+        key=key,
+    )
     work.refuse_early()
     if not isinstance(rows, PythonSource):
         return work.carry_out(_open_table(paths, endpoints.input_options, options.hive))
@@ -123,25 +136,42 @@ def annotate(
         work.run.tidy()
 
 
-@dataclass(frozen=True)
-class _Annotating:
-    """The arguments of a call of `annotate`."""
+class Rows(NamedTuple):
+    """The rows of an annotation, ready to be written.
 
-    endpoints: Endpoints
+    Attributes:
+        job: The job that writes them.
+        read: As for `write_shards`.
+        counts: The numbers of missing, extra and duplicate keys.
+        provenance: Where they come from, for users.
+    """
+
+    job: WriteJob
+    read: Callable[[Storage, int], pa.Table]
+    counts: tuple[int, int, int]
+    provenance: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Making(ABC):
+    """The arguments of a call that makes an annotation."""
+
+    output: str
+    storage_options: Mapping[str, Any] | None
     storage: Storage
     manifest: Manifest
     name: str
-    key: str
-    options: AnnotateOptions
+    options: Any
     engine: Engine
-    report: Callable[[AnnotateProgress], None]
+    report: Report
 
     @property
     def run(self) -> AnnotationRun:
+        """The run of this name in the dataset."""
         return AnnotationRun(self.storage, self.name)
 
     def refuse_early(self) -> None:
-        """Check everything that can be checked before the table is read."""
+        """Check everything that can be checked before any row is read."""
         if self.manifest.samples is None:
             raise InputError(
                 "the dataset has no sample tables",
@@ -152,43 +182,61 @@ class _Annotating:
             )
         self.run.refuse(self.options.overwrite, self.options.resume)
 
-    def columns(self, schema: pa.Schema, first_bytes: Mapping[str, bytes | None] | None = None) -> Chosen:
-        """Return what to join; refuse invalid columns."""
-        joined = joined_columns(schema, self.key, self.options, first_bytes)
+    def without_clashes(self, chosen: Chosen) -> Chosen:
+        """Return columns and fields; refuse names that the dataset has already."""
         assert self.manifest.samples is not None
         found = stored.list_annotations(self.storage, self.manifest)
         others = [each for name, each in found.items() if name != self.name]
-        refuse_clashes(joined, self.manifest.samples, self.manifest.field_names, others)
-        return joined
+        refuse_clashes(chosen, self.manifest.samples, self.manifest.field_names, others)
+        return chosen
 
-    def carry_out(self, table: Table, what: str = "") -> Annotation:
-        """Join the table; if it was spooled, `what` is the origin of the rows."""
-        joined = self.columns(table.schema)
-        joined = self.columns(table.schema, first_payloads(table, joined.sources))
-        table = replace(table, files=tuple(file.narrowed({self.key, *joined.sources}) for file in table.files))
+    def job_arguments(self, content: Any, chosen: Chosen) -> dict[str, Any]:
+        """Return the arguments of any job, for a plan with this content."""
+        return {
+            "output": self.output,
+            "storage_options": self.storage_options,
+            "shared": not self.engine.is_local,
+            "schema": chosen.schema,
+            "columns": chosen.columns,
+            "fields": chosen.fields,
+            "shards": self.manifest.shards,
+            "names": self.manifest.field_names,
+            "folder": annotation_folder(self.name, xxhash.xxh3_64_hexdigest(orjson.dumps(content))),
+        }
+
+    def make(self, job: AnyJob, modified: str, rows: Callable[[AnyJob], Rows]) -> Annotation:
+        """Make the annotation, or continue it.
+
+        Args:
+            job: The job.
+            modified: A hash of what changes with the inputs, besides the plan.
+            rows: Makes the rows of a job.
+        """
         with self.run.locked():
             self.refuse_early()
-            live = self._live()
+            live = self.live()
             kept = None if live is None else live.folder
-            job = self._job(table, joined)
-            modified = xxhash.xxh3_64_hexdigest(orjson.dumps([file.modified_ns for file in table.files]))
             if self.options.resume and self.run.is_unfinished:
-                job = replace(job, task_bytes=self.run.resumed_bytes(job, modified))
+                job = dataclasses.replace(job, task_bytes=self.run.resumed_bytes(job, modified))
             elif self.options.resume and live is not None:
                 self.run.refuse_other_plan(live.folder.rpartition("-")[2], job)
                 return live
             else:
                 self.run.start(job, modified, kept)
             try:
-                annotation = self._join(job, what)
-            except InputError:
-                if not self.options.resume:
-                    self.run.finish(job, kept)  # the input must be corrected, so nothing can be continued
+                annotation = self._written(rows(job))
+            except WdsplitError as error:
+                if self.is_useless(error, job):
+                    self.run.finish(job, kept)
                 raise
             self.run.finish(job, annotation.folder)
             return annotation
 
-    def _live(self) -> Annotation | None:
+    @abstractmethod
+    def is_useless(self, error: WdsplitError, job: WriteJob) -> bool:
+        """Tell whether nothing of a run that ended with an error can be used again."""
+
+    def live(self) -> Annotation | None:
         """Return the existing annotation; None if there is none, or if it is damaged and will be replaced."""
         if self.name not in ANNOTATIONS.names(self.storage):
             return None
@@ -198,6 +246,60 @@ class _Annotating:
             if self.options.overwrite:
                 return None
             raise
+
+    def _written(self, rows: Rows) -> Annotation:
+        """Write tables and side shards, and the file that completes the annotation."""
+        job, (missing, extra, duplicates) = rows.job, rows.counts
+        num_bytes, side_shards = write_shards(job, self.engine, self.report, rows.read)
+        checksum = stored.write_side_shards(self.storage, job.folder, side_shards) if job.fields else ""
+        annotation = Annotation(
+            self.name,
+            job.folder,
+            job.schema,
+            self.manifest.fingerprint,
+            self.manifest.num_samples,
+            missing,
+            extra,
+            duplicates,
+            num_bytes,
+            rows.provenance,
+            job.fields,
+            checksum,
+        )
+        self.run.refuse_taken_over(job.run, shared=True)
+        # another annotation may have got the same columns meanwhile
+        self.without_clashes(Chosen(job.schema, job.columns, job.fields))
+        fingerprint = read_manifest(self.storage).fingerprint
+        if fingerprint != self.manifest.fingerprint:
+            raise InputError(
+                "the dataset was replaced while it was annotated",
+                place=self.storage.url,
+                expected=f"fingerprint {self.manifest.fingerprint}",
+                found=fingerprint,
+                remedy="annotate it again",
+            )
+        stored.write_annotation(self.storage, annotation)
+        return annotation
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Annotating(Making):
+    """The arguments of a call of `annotate`."""
+
+    key: str
+    options: AnnotateOptions
+
+    def columns(self, schema: pa.Schema, first_bytes: Mapping[str, bytes | None] | None = None) -> Chosen:
+        """Return what to join; refuse invalid columns."""
+        return self.without_clashes(joined_columns(schema, self.key, self.options, first_bytes))
+
+    def carry_out(self, table: Table, what: str = "") -> Annotation:
+        """Join the table; if it was spooled, `what` is the origin of the rows."""
+        joined = self.columns(table.schema)
+        joined = self.columns(table.schema, first_payloads(table, joined.sources))
+        table = replace(table, files=tuple(file.narrowed({self.key, *joined.sources}) for file in table.files))
+        modified = xxhash.xxh3_64_hexdigest(orjson.dumps([file.modified_ns for file in table.files]))
+        return self.make(self._job(table, joined), modified, partial(self._join, what))
 
     def _job(self, table: Table, joined: Chosen) -> AnnotateJob:
         shards, width = self.manifest.shards, numbered_width(self.manifest.provenance)
@@ -217,62 +319,32 @@ class _Annotating:
         memory = memory_budget(self.options.memory, engine.is_local)
         buffer_bytes = task_bytes(memory, engine.jobs_of_a_node, None if self.storage.is_remote else num_bytes)
         return AnnotateJob(
-            output=self.endpoints.output,
-            storage_options=self.endpoints.output_options,
-            shared=not engine.is_local,
+            **self.job_arguments(content, joined),
             table=table,
             key=self.key,
             number_width=width,
-            schema=joined.schema,
-            columns=joined.columns,
-            fields=joined.fields,
-            shards=shards,
-            names=self.manifest.field_names,
             duplicates=duplicates,
-            folder=annotation_folder(self.name, xxhash.xxh3_64_hexdigest(orjson.dumps(content))),
             task_bytes=task_bytes_of(num_bytes, engine.jobs, buffer_bytes),
             buffer_bytes=buffer_bytes,
         )
 
-    def _join(self, job: AnnotateJob, what: str) -> Annotation:
-        """Join the table, write tables and side shards, and the file that completes the annotation."""
+    def _join(self, what: str, job: AnnotateJob) -> Rows:
         found = join_partitions(job, self.engine, self.report)
         missing, extra, duplicates = (Counted.sum(each.kinds[kind] for each in found) for kind in range(3))
         refuse_unmatched((missing, extra, duplicates), self.options, job.table, job.shards, job.key)
-        num_bytes, side_shards = write_shards(job, self.engine, self.report, found)
-        checksum = stored.write_side_shards(self.storage, job.folder, side_shards) if job.fields else ""
         inputs = [
             {"path": what or file.path, "num_bytes": file.num_bytes, "num_rows": file.num_rows}
             for file in job.table.files
         ]
         columns = dict(zip(job.schema.names, job.columns, strict=True))
-        annotation = Annotation(
-            self.name,
-            job.folder,
-            job.schema,
-            self.manifest.fingerprint,
-            self.manifest.num_samples,
-            missing.total,
-            extra.total,
-            duplicates.total,
-            num_bytes,
-            {"inputs": inputs, "key": job.key, "columns": columns},
-            job.fields,
-            checksum,
-        )
-        self.run.refuse_taken_over(job.run, shared=True)
-        self.columns(job.table.schema)  # another annotation may have got the same columns meanwhile
-        fingerprint = read_manifest(self.storage).fingerprint
-        if fingerprint != self.manifest.fingerprint:
-            raise InputError(
-                "the dataset was replaced while it was annotated",
-                place=self.storage.url,
-                expected=f"fingerprint {self.manifest.fingerprint}",
-                found=fingerprint,
-                remedy="annotate it again",
-            )
-        stored.write_annotation(self.storage, annotation)
-        return annotation
+        provenance = {"inputs": inputs, "key": job.key, "columns": columns}
+        counts = missing.total, extra.total, duplicates.total
+        runs = [run for joined in found for run in joined.runs]
+        return Rows(job, partial(read_group, job, runs), counts, provenance)
+
+    def is_useless(self, error: WdsplitError, job: WriteJob) -> bool:
+        """The input must be corrected, so nothing can be continued."""
+        return isinstance(error, InputError) and not self.options.resume
 
 
 def _open_table(paths: Sequence[str], options: Mapping[str, Any] | None, hive: bool) -> Table:

@@ -1,17 +1,19 @@
-"""The options of `wdsplit annotate`: their names, defaults and checks. Pure (no I/O)."""
+"""The options of `wdsplit annotate` and `wdsplit map`: their names, defaults and checks. Pure (no I/O)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from wdsplit.conversion.plan.options import ConvertOptions, invalid_values, raise_if_any, same_as
 
-__all__ = ["DUPLICATES", "AnnotateOptions", "Duplicates"]
+__all__ = ["DUPLICATES", "ON_ERROR", "AnnotateOptions", "Duplicates", "MapOptions", "OnError"]
 
 Duplicates = Literal["first", "last"]
 DUPLICATES: tuple[Duplicates, ...] = ("first", "last")
+OnError = Literal["raise", "skip"]
+ON_ERROR: tuple[OnError, ...] = ("raise", "skip")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +51,45 @@ class AnnotateOptions:
             problems.append(f"columns = {self.columns!r}: expected a sequence of names, not a string")
         if self.allow_duplicates not in (None, *DUPLICATES):
             problems.append(f"allow_duplicates = {self.allow_duplicates!r}: expected one of {', '.join(DUPLICATES)}")
+        if self.overwrite and self.resume:
+            problems.append("overwrite and resume contradict each other: give one")
+        raise_if_any(problems)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapOptions:
+    """How to call a function with the samples of a dataset.
+
+    Attributes:
+        fields: Read only these fields. Default: all.
+        join: Read the fields of these annotations too. Default: none.
+        decode: How to decode fields, besides labels, numbers, texts, JSON and arrays: names of image decoders such as
+            rgb8 or pil, or functions, as for `Dataset.decode`. Default: images stay bytes.
+        batch_size: Call the function with a list of up to this many samples of a shard. Default: with one sample.
+        on_error: What to do with a sample that cannot be decoded, or for which the function raises an error: raise it,
+            or skip the sample, which is counted and listed.
+        jobs: Number of parallel tasks.
+        overwrite: Replace the annotation or unfinished run of this name.
+        resume: Continue an unfinished run, whose finished shards are kept; a finished one is left as it is.
+    """
+
+    fields: tuple[str, ...] = ()
+    join: tuple[str, ...] = ()
+    decode: tuple[Any, ...] = ()
+    batch_size: int | None = field(default=None, metadata={"low": 1, "high": 2**31})
+    on_error: OnError = field(default="raise", metadata={"choices": ON_ERROR})
+    jobs: int = same_as(ConvertOptions, "jobs")
+    overwrite: bool = False
+    resume: bool = False
+
+    def __post_init__(self) -> None:
+        problems = invalid_values(self)
+        for name in ("fields", "join", "decode"):
+            value = getattr(self, name)
+            if isinstance(value, str):
+                problems.append(f"{name} = {value!r}: expected a sequence of names, not a string")
+            else:
+                object.__setattr__(self, name, tuple(value))
         if self.overwrite and self.resume:
             problems.append("overwrite and resume contradict each other: give one")
         raise_if_any(problems)

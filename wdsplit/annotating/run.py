@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import NoReturn
 
-from wdsplit.annotating.passes import AnnotateJob
+from wdsplit.annotating.writing import WriteJob
 from wdsplit.errors import OutputExistsError
 from wdsplit.jobs.record import Record
 from wdsplit.shards.annotations import (
@@ -59,7 +59,7 @@ class AnnotationRun(Record):
             remedy = "use --overwrite to replace it, or choose another --name"
             self._refuse(f"the dataset already has an annotation {self._name!r}", "", remedy, "")
 
-    def refuse_other_plan(self, found: str, job: AnnotateJob) -> None:
+    def refuse_other_plan(self, found: str, job: WriteJob) -> None:
         """Refuse to continue a run, or to keep an annotation, of another table, key or columns.
 
         Raises:
@@ -92,7 +92,7 @@ class AnnotationRun(Record):
             with suppress(OSError):  # another run may have started
                 os.rmdir(os.path.join(self.storage.url, ANNOTATIONS.folder))
 
-    def start(self, job: AnnotateJob, modified: str, live: str | None) -> None:
+    def start(self, job: WriteJob, modified: str, live: str | None) -> None:
         """Start a run: remove what earlier ones left, but not the tables of the existing annotation.
 
         Args:
@@ -105,7 +105,7 @@ class AnnotationRun(Record):
         self._remove_tables(live)
         self.begin({"plan": job.run, "modified": modified, "task_bytes": job.task_bytes})
 
-    def resumed_bytes(self, job: AnnotateJob, modified: str) -> int:
+    def resumed_bytes(self, job: WriteJob, modified: str) -> int:
         """Return the bytes of a task of the unfinished run, which its cuts follow from.
 
         Raises:
@@ -118,7 +118,7 @@ class AnnotationRun(Record):
             self._refuse("an input has changed since the run began", "another modification time", remedy, "the same")
         return int(plan["task_bytes"])
 
-    def finish(self, job: AnnotateJob, live: str | None) -> None:
+    def finish(self, job: WriteJob, live: str | None) -> None:
         """Remove the files of an unfinished run, those of killed tasks, and the tables of all but the live annotation.
 
         Args:

@@ -6,7 +6,9 @@ import json
 import keyword
 import shlex
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
@@ -30,16 +32,17 @@ from wdsplit.texts import counted, human_bytes
 from wdsplit.urls import shown_url
 
 if TYPE_CHECKING:
-    from wdsplit.annotating.passes import AnnotateProgress
+    from wdsplit.annotating.writing import AnnotateProgress
     from wdsplit.shards.annotations import Annotation
 
-__all__ = ["annotate_command"]
+__all__ = ["annotate_command", "as_json", "described", "following", "shown_progress"]
 
 _DOING = {
     "read": ("reading", "rows"),
     "rows": ("reading rows", "rows"),
     "keys": ("reading keys", "samples"),
     "join": ("joining", ""),
+    "map": ("mapping", "samples"),
     "write": ("writing", ""),
 }
 
@@ -111,16 +114,34 @@ def annotate_command(
     """
     url = shown_url(dataset)
     if lists:
-        return list_stored(dataset, "annotation", ("samples", "missing", "columns and fields"), _row, _as_json)
+        return list_stored(dataset, "annotation", ("samples", "missing", "columns and fields"), _row, as_json)
     if drop is not None:
         return drop_stored(dataset, "annotation", drop, wdsplit.drop_annotation)
     if not tables or key is None:
         raise click.UsageError("expected TABLE and --key COLUMN, or --list, or --drop NAME")
     arguments["mapping"] = parse_mapping("--map", mapping, "NAME=COLUMN, such as score=aesthetic_score")
     options, engine = AnnotateOptions(**arguments), running.open()
+    with shown_progress(running.log) as (show, took):
+        made = wdsplit.annotate(dataset, tables, key, name or "", options, show, engine=engine)
+    lines = described(url, made)
+    if made.num_missing:
+        lines.append(f"missing: {counted(made.num_missing, 'sample')} without a row, null (--allow-missing)")
+    if made.num_extra:
+        lines.append(f"extra: {counted(made.num_extra, 'row')} without a sample, left out (--allow-extra)")
+    if made.num_duplicates:
+        lines.append(f"duplicate keys: {counted(made.num_duplicates, 'row')} left out (--allow-duplicates)")
+    return Result("\n".join([*lines, took()]), {"dataset": url, **as_json(made)}, following(url, made))
+
+
+@contextmanager
+def shown_progress(log: TextIO | None) -> Iterator[tuple[Callable[[AnnotateProgress], None], Callable[[], str]]]:
+    """Show the progress of an annotation while the block runs; say how to continue it when it is interrupted.
+
+    Yields what is called with the progress, and what returns how long it took.
+    """
     has_started, started = False, time.monotonic()
     try:
-        with progress_bar("opening files", running.log) as bar:
+        with progress_bar("opening files", log) as bar:
 
             def show(progress: AnnotateProgress) -> None:
                 nonlocal has_started
@@ -129,11 +150,15 @@ def annotate_command(
                 amounts = {unit: progress.done} if unit else {}
                 bar.update(progress.done, progress.total or None, doing, unit, **amounts)
 
-            made = wdsplit.annotate(dataset, tables, key, name or "", options, show, engine=engine)
+            yield show, lambda: f"took {time.monotonic() - started:.1f} s"
     except KeyboardInterrupt:
         if has_started:
             stderr("finished work is kept; continue with the same command and --resume")
         raise
+
+
+def described(url: str, made: Annotation) -> list[str]:
+    """Return lines about a new annotation."""
     lines = [
         f"{url}: annotation {made.name!r}: {joined_text(made)}",
         f"rows for {made.num_samples - made.num_missing:,} of {counted(made.num_samples, 'sample')}, "
@@ -141,15 +166,12 @@ def annotate_command(
     ]
     if made.fields:
         lines.append(f"to read the fields: wdsplit.Dataset({url!r}, join=[{made.name!r}])")
-    if made.num_missing:
-        lines.append(f"missing: {counted(made.num_missing, 'sample')} without a row, null (--allow-missing)")
-    if made.num_extra:
-        lines.append(f"extra: {counted(made.num_extra, 'row')} without a sample, left out (--allow-extra)")
-    if made.num_duplicates:
-        lines.append(f"duplicate keys: {counted(made.num_duplicates, 'row')} left out (--allow-duplicates)")
-    lines.append(f"took {time.monotonic() - started:.1f} s")
-    following = [f"wdsplit view {url} good --where {_example(made)}"] if made.schema.names else []
-    return Result("\n".join(lines), {"dataset": url, **_as_json(made)}, following)
+    return lines
+
+
+def following(url: str, made: Annotation) -> list[str]:
+    """Return commands that use a new annotation."""
+    return [f"wdsplit view {url} good --where {_example(made)}"] if made.schema.names else []
 
 
 def _example(made: Annotation) -> str:
@@ -163,7 +185,8 @@ def _example(made: Annotation) -> str:
     return shlex.quote(f"{column} > 0.5" if numbers else f"{column} is not None")
 
 
-def _as_json(annotation: Annotation) -> dict[str, Any]:
+def as_json(annotation: Annotation) -> dict[str, Any]:
+    """Return an annotation as JSON values."""
     from wdsplit.shards.sample_tables import dump_schema
 
     return {

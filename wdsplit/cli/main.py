@@ -23,6 +23,7 @@ from wdsplit.cli.check import audit_command, verify_command
 from wdsplit.cli.convert import commit_command, convert_command
 from wdsplit.cli.inspect import assign_command, inspect_command
 from wdsplit.cli.log import log_command
+from wdsplit.cli.map import map_command
 from wdsplit.cli.plan import plan_command
 from wdsplit.cli.report import report_command
 from wdsplit.cli.signals import sigterm_as_ctrl_c
@@ -87,6 +88,7 @@ for _command in (
     commit_command,
     index_command,
     annotate_command,
+    map_command,
     view_command,
     inspect_command,
     log_command,

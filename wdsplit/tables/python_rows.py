@@ -20,6 +20,7 @@ import pyarrow as pa
 from wdsplit.errors import InputError, noted
 from wdsplit.fields.encode import npy_header
 from wdsplit.fields.infer import sniff, with_features
+from wdsplit.fields.keys import Locate
 from wdsplit.tables.formats.common import BATCH_BYTES
 
 __all__ = ["numbered", "row_batches"]
@@ -28,16 +29,17 @@ _BATCH_ROWS = 1024
 _JSON, _BYTES, _VALUE = "nested dicts", "bytes, arrays or images", "plain values"
 
 
-def row_batches(rows: Iterable[Any]) -> Iterator[pa.RecordBatch]:
+def row_batches(rows: Iterable[Any], where: Locate = "row {}".format) -> Iterator[pa.RecordBatch]:
     """Yield rows in batches of at most 1,024 rows and about 16 MiB, each with the types of its values.
 
     Args:
         rows: Dicts of column to value; a column that a row lacks is null there.
+        where: Returns the place of a row, counted from 0, for an error.
 
     Raises:
         InputError: A row is not a dict, or a column has values of two kinds, or of an unsupported kind.
     """
-    columns = _Columns()
+    columns = _Columns(where)
     for number, row in enumerate(rows):
         columns.add(number, row)
         if columns.is_full:
@@ -61,8 +63,9 @@ def numbered(rows: Iterable[Any]) -> Iterator[Any]:
 class _Columns:
     """Collects rows; the kinds of the columns stay the same from batch to batch."""
 
-    def __init__(self) -> None:
+    def __init__(self, where: Locate) -> None:
         self.num_rows = 0
+        self._where = where
         self._first = 0
         self._num_bytes = 0
         self._kinds: dict[str, str] = {}
@@ -74,16 +77,16 @@ class _Columns:
 
     def add(self, number: int, row: Any) -> None:
         if not isinstance(row, Mapping) or not all(isinstance(name, str) for name in row):
-            raise _not_a_dict(number, row)
+            raise _not_a_dict(self._where(number), row)
         for name, value in row.items():
             if value is None:
                 continue
             values = self._values.setdefault(name, [])
-            kind, converted = _converted(value, _place(number, name))
+            kind, converted = _converted(value, self._place(number, name))
             if kind != self._kinds.setdefault(name, kind):
                 raise InputError(
                     "a column has values of two kinds",
-                    place=_place(number, name),
+                    place=self._place(number, name),
                     expected=f"{self._kinds[name]}, as in the rows before",
                     found=f"{kind} ({_type_name(value)})",
                     remedy="use values of one kind, or a column for each kind",
@@ -94,6 +97,9 @@ class _Columns:
         for name in row:
             self._values.setdefault(name, [])
         self.num_rows += 1
+
+    def _place(self, number: int, name: str) -> str:
+        return f"{self._where(number)}, column {name!r}"
 
     def batch(self) -> pa.RecordBatch:
         """Return the rows that were added since the last batch."""
@@ -114,7 +120,7 @@ class _Columns:
             row = bisect_left(range(1, len(values) + 1), True, key=lambda count: _why_not(values[:count]) is not None)
             raise InputError(
                 "a value has an unsupported type, or another type than the values before it",
-                place=_place(self._first + row, name),
+                place=self._place(self._first + row, name),
                 expected="one type per column: bool, 64-bit int, float, str, bytes, date or time, Decimal, list, "
                 "dict, numpy array or PIL image",
                 found=f"{_type_name(values[row])}: {_why_not(values[: row + 1])}",
@@ -208,21 +214,17 @@ def _json_text(value: Any, place: str) -> str:
         raise _unusable(place, value, f"what JSON can hold ({error})") from error
 
 
-def _place(number: int, name: str) -> str:
-    return f"row {number}, column {name!r}"
-
-
 def _type_name(value: Any) -> str:
     kind = type(value)
     return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _not_a_dict(number: int, row: Any) -> InputError:
+def _not_a_dict(place: str, row: Any) -> InputError:
     names = [f"field{place}" for place in range(len(row))] if isinstance(row, (tuple, list)) else ["field"]
     made = ", ".join(f"{name!r}: {name}" for name in names)
     return InputError(
         "a row is not a dict of column names and values",
-        place=f"row {number}",
+        place=place,
         expected="a dict with string keys, such as {'jpg': image, 'cls': label}",
         found=f"a dict with other keys: {list(row)[:3]!r}" if isinstance(row, Mapping) else _type_name(row),
         remedy=f"name the values: wdsplit.convert(({{{made}}} for {', '.join(names)} in rows), output)",

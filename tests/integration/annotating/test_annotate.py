@@ -584,7 +584,7 @@ def test_the_command_says_how_to_continue_when_it_is_interrupted(data, tmp_path,
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("wdsplit.annotating.passes.write_groups", interrupt)
+    monkeypatch.setattr("wdsplit.annotating.writing.write_groups", interrupt)
     source = write_table(tmp_path / "quality.parquet", scores())
     done = CliRunner().invoke(cli, ["annotate", str(data), source, "--key", "key", "--jobs", "1"])
     assert "continue with the same command and --resume" in done.output

@@ -86,6 +86,29 @@ def test_a_run_in_a_bucket_is_continued_or_refused_and_cleared_up(bucket, source
     assert wdsplit.list_annotations(url) == {}
 
 
+def mapped(sample):
+    number = int(sample["cls"])
+    return {"score": number / 3, "latent": [number] * (number % 7)} if number % 9 else None
+
+
+def test_a_function_is_mapped_over_a_dataset_in_a_bucket_as_over_one_on_a_disk(bucket, source, url, tmp_path):
+    before = set(files_below(bucket.folder))
+    local = tmp_path / "data"
+    wdsplit.convert(source / "in.parquet", local, CHOSEN)
+    expected = wdsplit.map_samples(local, mapped, "scores")
+    with stopped_at("map", 30) as stop:
+        wdsplit.map_samples(url, mapped, "scores", progress=stop)
+    seen = []
+    made = wdsplit.map_samples(url, mapped, "scores", progress=seen.append, resume=True)
+    assert seen[0].skipped >= 30
+    assert (made, files_of(bucket.folder / "data/fields")) == (expected, files_of(local / "fields"))
+    assert wdsplit.verify(url).problems == ()
+    with pytest.raises(OutputExistsError):
+        wdsplit.map_samples(url, mapped, "scores")
+    wdsplit.drop_annotation(url, "scores")
+    assert set(files_below(bucket.folder)) == before
+
+
 @pytest.mark.slow
 def test_answers_that_are_lost_are_asked_for_again(bucket, source, url, fault_proxy):
     fault_proxy.plan = lambda request: internal_error() if request.number % 3 == 0 else None

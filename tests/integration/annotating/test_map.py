@@ -1,0 +1,258 @@
+"""Functions that are mapped over samples: results as if they had been annotated, whatever carries them out."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+
+import mapped_functions
+import wdsplit
+from made_datasets import converted
+from mapped_functions import COUNTED, values, values_of_batch
+from paths import SUPPORT
+from stops import stopped_at
+from tables import files_of, start_script
+from wdsplit.cli.main import cli
+from wdsplit.errors import InputError, OutputExistsError, PipelineError
+
+NUM_ROWS, SHARDS = 101, 7
+KEYS = [f"a/é.{row}" if row % 3 else f"b{row}" for row in range(NUM_ROWS)]
+COLUMNS, FIELDS = ["is_odd", "more", "score", "word"], ["boxes.npy", "latent.npy", "mask.png", "more.json", "word.txt"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Return a dataset whose shards end in pads."""
+    drawn = np.random.default_rng(7)
+    table = pa.table({"id": KEYS, "bin": [drawn.bytes(50 + row) for row in range(NUM_ROWS)], "row": range(NUM_ROWS)})
+    plan = {"key": "id", "shards": SHARDS, "lanes": 4, "keep": ("row",)}
+    return converted(tmp_path_factory.mktemp("made"), table, mapping={"bin": "bin", "cls": "row"}, **plan)
+
+
+@pytest.fixture
+def data(made, tmp_path):
+    return Path(shutil.copytree(made, tmp_path / "data"))
+
+
+@pytest.fixture
+def counting(monkeypatch, tmp_path):
+    """Return a function that gives the samples which were counted since its last call."""
+    path = tmp_path / "counted"
+    monkeypatch.setenv(COUNTED, str(path))
+
+    def seen():
+        found = sorted(map(int, path.read_text().split())) if path.exists() else []
+        path.unlink(missing_ok=True)
+        return found
+
+    return seen
+
+
+def files_in(data, annotation):
+    """Return the tables and side shards of an annotation; their list has their folder in it."""
+    return {name: each for name, each in files_of(data / annotation.folder).items() if name != "shards.parquet"}
+
+
+@pytest.fixture(scope="module")
+def annotated(made, tmp_path_factory):
+    """Return the files of an annotation whose table has what the function returns."""
+    data = shutil.copytree(made, tmp_path_factory.mktemp("annotated") / "data")
+    rows = [{"id": KEYS[row], **(values({"cls": row}) or {})} for row in range(NUM_ROWS) if row % 10]
+    mapping = {field: field if field == "latent.npy" else field.partition(".")[0] for field in FIELDS}
+    options = {"mapping": mapping, "columns": tuple(COLUMNS), "allow_missing": True}
+    return files_in(data, wdsplit.annotate(data, rows, "id", "made", **options))
+
+
+@pytest.mark.parametrize(("jobs", "batch_size"), [(1, None), (1, 1000), (2, 4)])
+def test_results_are_the_bytes_of_an_annotation_with_them(data, annotated, jobs, batch_size, monkeypatch):
+    if batch_size == 1000:  # the results of a shard are spilled in several parts
+        monkeypatch.setattr("wdsplit.tables.python_rows._BATCH_ROWS", 4)
+    function = values if batch_size is None else values_of_batch
+    found = wdsplit.map_samples(data, function, "made", batch_size=batch_size, jobs=jobs)
+    assert (found.schema.names, [field.name for field in found.fields]) == (COLUMNS, FIELDS)
+    assert (found.num_samples, found.num_missing) == (NUM_ROWS, 11)
+    assert files_in(data, found) == annotated
+
+
+def test_a_run_that_is_stopped_or_killed_goes_on_with_the_shards_that_are_left(data, annotated, counting):
+    given = data, "mapped_functions:counted", "made"
+    with stopped_at("map", 40) as stop:
+        wdsplit.map_samples(*given, progress=stop)
+    before = counting()
+    with pytest.raises(OutputExistsError, match="unfinished"):
+        wdsplit.map_samples(*given)
+    found = wdsplit.map_samples(*given, resume=True)
+    assert sorted([*before, *counting()]) == list(range(NUM_ROWS))
+    assert files_in(data, found) == annotated
+    assert wdsplit.map_samples(*given, resume=True) == found
+    assert counting() == []
+
+
+SCRIPT = f"""
+import sys
+sys.path.insert(0, {str(SUPPORT)!r})
+import wdsplit
+if __name__ == "__main__":
+    wdsplit.map_samples(sys.argv[1], "mapped_functions:killed_once", "made", jobs=int(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_process_that_is_killed_leaves_the_dataset_as_it_was(data, annotated, counting, jobs):
+    process = start_script(SCRIPT, str(data), str(jobs))
+    assert process.communicate()[0] == "" and process.returncode != 0
+    assert wdsplit.list_annotations(data) == {}
+    before = counting()
+    found = wdsplit.map_samples(data, "mapped_functions:killed_once", "made", resume=True)
+    after = counting()
+    assert len(before) + len(after) < 2 * NUM_ROWS - 10 and {*before, *after} == set(range(NUM_ROWS))
+    assert files_in(data, found) == annotated
+    assert sorted(os.listdir(data / "fields")) == [found.folder.split("/")[1], "made.json"]
+
+
+def place(row):
+    """Return what names a sample in an error, but for the row in its shard."""
+    return f"sample {wdsplit.tar.names.escape_key(KEYS[row])!r} ("
+
+
+def given_types(first, second):
+    """Return a function that returns other values from some shard on."""
+    return lambda sample: {"x": first if sample["cls"] < 59 else second}
+
+
+BAD = {
+    "an error": (
+        mapped_functions.raising,
+        {},
+        PipelineError,
+        [place(50), "row 5)", "no value for 50", "line"],
+    ),
+    "in a batch": (mapped_functions.raising_in_batch, {"batch_size": 8}, PipelineError, [place(50), "no value for 50"]),
+    "no dict": (lambda sample: 5, {}, InputError, ["a dict for each sample", "found: int", place(0)]),
+    "too few": (lambda samples: [None], {"batch_size": 4}, InputError, ["found: 1 for 4 samples (list)", place(0)]),
+    "no list": (
+        lambda samples: 3,
+        {"batch_size": 4},
+        InputError,
+        ["a list of dicts", "0 for 4 samples (int)"],
+    ),
+    "no key": (lambda sample: {5: 5}, {}, InputError, ["string keys", place(0)]),
+    "a set": (lambda sample: {"x": {1, 2}}, {}, InputError, ["a set has no order", place(0), "column 'x'"]),
+    "two types": (lambda sample: {"x": "a" if sample["cls"] % 2 else 1}, {}, InputError, [place(1), "column 'x'"]),
+    "other types": (
+        given_types(5, "text"),
+        {},
+        InputError,
+        ["as 'x'", "int64 for sample", "string, x.txt (string)"],
+    ),
+    "other files": (given_types(b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"), {}, InputError, ["x.png", "x.jpg", "as 'x'"]),
+    "one name": (lambda sample: {"x": "a", "x.txt": "b"}, {}, InputError, ["x.txt"]),
+    "a column": (lambda sample: {"row": 5}, {}, InputError, ["has a column 'row' already", "return other names"]),
+    "a field": (lambda sample: {"cls": 3}, {}, InputError, ["have a field 'cls' already", "return other names"]),
+    "nothing": (lambda sample: None, {}, InputError, ["returns no values", "found: None for each sample"]),
+    "only None": (lambda sample: {"x": None}, {}, InputError, ["returns no values"]),
+    "unknown": ("mapped_functions:none", {}, InputError, ["'mapped_functions:none' not found", "no attribute 'none'"]),
+    "no module": ("nowhere", {}, InputError, ["function 'nowhere' not found", "module:function"]),
+    "no field": (values, {"fields": ["jpg"]}, InputError, ["jpg"]),
+    "no annotation": (values, {"join": ["other"]}, InputError, ["no annotation 'other'"]),
+    "options": (
+        values,
+        {"batch_size": 0, "on_error": "x", "fields": "a"},
+        InputError,
+        ["batch_size", "on_error", "names"],
+    ),
+    "both": (values, {"overwrite": True, "resume": True}, InputError, ["contradict"]),
+    "no run": (values, {"resume": True}, OutputExistsError, ["no unfinished run"]),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_cannot_be_is_refused_and_names_the_sample(data, case):
+    function, options, kind, said = BAD[case]
+    with pytest.raises(kind) as caught:
+        wdsplit.map_samples(data, function, "made", **options)
+    text = str(caught.value)
+    assert [part for part in said if part not in text] == [], text
+    assert wdsplit.list_annotations(data) == {}
+
+
+def test_samples_that_fail_can_be_skipped_and_are_listed(data):
+    for function, batch_size in ((mapped_functions.raising, None), (mapped_functions.raising_in_batch, 8)):
+        found = wdsplit.map_samples(data, function, "made", batch_size=batch_size, on_error="skip", overwrite=True)
+        assert found.num_missing == 13 - 1  # row 50 has no values anyway
+        assert found.provenance["num_failed"] == 2
+        failed = {one["key"]: one["error"] for one in found.provenance["failed"]}
+        keys = [wdsplit.tar.names.escape_key(KEYS[row]) for row in (50, 57)]
+        assert failed == dict(zip(keys, ["ValueError: no value for 50", "ValueError: no value for 57"], strict=True))
+    with pytest.raises(InputError, match=r"RuntimeError: always \(sample"):
+        wdsplit.map_samples(data, _always, "made", on_error="skip", overwrite=True)
+
+
+def _always(sample):
+    raise RuntimeError("always")
+
+
+def test_samples_that_cannot_be_decoded_fail_too(data):
+    def refuse_some(name, payload):
+        if name == ".bin" and len(payload) in (60, 61, 90):
+            raise ValueError("no such payload")
+        return
+
+    with pytest.raises(PipelineError, match="a sample cannot be decoded") as caught:
+        wdsplit.map_samples(data, values, "made", decode=[refuse_some])
+    assert place(10) in str(caught.value)
+    found = wdsplit.map_samples(data, values, "made", decode=[refuse_some], on_error="skip")
+    rows = sorted(KEYS.index(wdsplit.unescape_key(one["key"])) for one in found.provenance["failed"])
+    assert (rows, found.num_missing) == ([10, 11, 40], 12)
+
+
+def test_only_requested_fields_are_read_and_joined_ones_can_be_input(data):
+    wdsplit.map_samples(data, values, "made")
+    found = wdsplit.map_samples(data, mapped_functions.texts, "next", join=["made"], fields=["latent.npy", "cls"])
+    assert found.schema.names == ["read", "twice"]
+    assert len(wdsplit.Samples(data, where="read == 'cls,latent.npy'")) == NUM_ROWS - 11
+    chosen = wdsplit.Samples(data, where="twice >= 150", join=["made", "next"], fields=["cls", "latent.npy"]).decode()
+    found = {int(one["cls"]): one.get("latent.npy") for one in chosen}
+    for row in range(75, NUM_ROWS):
+        expected = values({"cls": row})
+        assert found[row] is None if expected is None else np.array_equal(found[row], expected["latent.npy"])
+    wdsplit.map_samples(data, mapped_functions.shown_bin, "hex", decode=["mapped_functions:upper"])
+    some = wdsplit.Samples(data, join=["hex"])
+    assert [one["shown.txt"].decode() for one in some] == [one["bin"].hex().upper() for one in some]
+
+
+def test_another_run_replaces_an_annotation_only_once_it_is_complete(data):
+    before = wdsplit.map_samples(data, values, "made")
+    files = files_of(data / "fields")
+    with pytest.raises(OutputExistsError, match="already has an annotation 'made'"):
+        wdsplit.map_samples(data, values, "made")
+    assert files_of(data / "fields") == files
+    with stopped_at("write", 3) as stop:
+        wdsplit.map_samples(data, values, "made", overwrite=True, progress=stop)
+    assert wdsplit.list_annotations(data) == {"made": before}
+    assert wdsplit.verify(data).problems == ()
+    found = wdsplit.map_samples(data, values, "made", resume=True)
+    assert found.folder != before.folder
+    assert sorted(os.listdir(data / "fields")) == [found.folder.split("/")[1], "made.json"]
+    assert wdsplit.verify(data).problems == ()
+
+
+def test_the_command_prints_what_was_made_and_what_was_skipped(data):
+    arguments = ["map", str(data), "mapped_functions:raising", "--name", "made", "--jobs", "1"]
+    done = CliRunner().invoke(cli, arguments)
+    assert (done.exit_code, done.exception and type(done.exception)) == (1, PipelineError), done.output
+    done = CliRunner().invoke(cli, [*arguments, "--on-error", "skip", "--resume", "--fields", "cls"])
+    assert isinstance(done.exception, OutputExistsError)
+    done = CliRunner().invoke(cli, [*arguments, "--on-error", "skip", "--resume"])
+    assert done.exit_code == 0, done.output
+    assert "missing: 10 samples for which it returned None" in done.output
+    assert "skipped: 2 samples that failed" in done.output and "ValueError: no value for 57" in done.output
+    done = CliRunner().invoke(cli, [*arguments, "--on-error", "skip", "--overwrite", "--json"])
+    assert [one["error"] for one in json.loads(done.stdout)["failed"]] == [
+        f"ValueError: no value for {n}" for n in (50, 57)
+    ]
