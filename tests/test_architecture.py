@@ -42,6 +42,7 @@ LAYERS = [
     ["conversion.shuffle"],
     ["conversion"],
     ["checks", "annotating"],
+    ["erasing"],
     ["reporting"],
     [""],
     ["cli"],

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from wdsplit.conversion.planning import plan
     from wdsplit.conversion.shares import commit_shares, convert_share, plan_shares
     from wdsplit.engines.ray import RayEngine
+    from wdsplit.erasing.erase import erase
+    from wdsplit.erasing.gc import gc
     from wdsplit.fields.decode import decode_field
     from wdsplit.loading.dataset import Dataset
     from wdsplit.loading.epoch_shard_list import EpochShardList
@@ -112,6 +114,8 @@ __all__ = [
     "detect_rank",
     "drop_annotation",
     "drop_view",
+    "erase",
+    "gc",
     "index_tars",
     "inspect",
     "list_annotations",
@@ -145,6 +149,8 @@ _NAMES = {
     "conversion.planning": "plan",
     "conversion.shares": "commit_shares convert_share plan_shares",
     "engines.ray": "RayEngine",
+    "erasing.erase": "erase",
+    "erasing.gc": "gc",
     "fields.decode": "decode_field",
     "loading.dataset": "Dataset",
     "loading.epoch_shard_list": "EpochShardList",

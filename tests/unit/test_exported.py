@@ -56,6 +56,8 @@ PUBLIC = [
     "detect_rank",
     "drop_annotation",
     "drop_view",
+    "erase",
+    "gc",
     "index_tars",
     "inspect",
     "list_annotations",

@@ -222,7 +222,7 @@ class Making(ABC):
                 self.run.refuse_other_plan(live.folder.rpartition("-")[2], job)
                 return live
             else:
-                self.run.start(job, modified, kept)
+                self.run.start(job, modified, kept, self.manifest.fingerprint)
             try:
                 annotation = self._written(rows(job))
             except WdsplitError as error:
@@ -421,5 +421,5 @@ def list_annotations(
     """
     url, storage_options = located_one(dataset, storage_options, fs)
     storage = open_readable_storage(url, storage_options)
-    read_manifest(storage)
-    return ANNOTATIONS.listed(storage, partial(stored.find_annotation, storage))
+    manifest = read_manifest(storage)
+    return ANNOTATIONS.listed(storage, partial(stored.find_annotation, storage, manifest=manifest, may_be_stale=True))

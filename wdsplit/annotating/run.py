@@ -92,18 +92,20 @@ class AnnotationRun(Record):
             with suppress(OSError):  # another run may have started
                 os.rmdir(os.path.join(self.storage.url, ANNOTATIONS.folder))
 
-    def start(self, job: WriteJob, modified: str, live: str | None) -> None:
+    def start(self, job: WriteJob, modified: str, live: str | None, fingerprint: str) -> None:
         """Start a run: remove what earlier ones left, but not the tables of the existing annotation.
 
         Args:
             job: The input of all tasks.
             modified: A hash of the modification times of the inputs.
             live: The folder of the existing annotation; None if there is none.
+            fingerprint: The fingerprint of the dataset.
         """
         left = [name for name in self.storage.list(self.folder) if name not in (_LOCK, RUN_FOLDER)]
         self.storage.remove(*(f"{self.folder}/{name}" for name in left))
         self._remove_tables(live)
-        self.begin({"plan": job.run, "modified": modified, "task_bytes": job.task_bytes})
+        plan = {"plan": job.run, "modified": modified, "task_bytes": job.task_bytes, "fingerprint": fingerprint}
+        self.begin(plan)
 
     def resumed_bytes(self, job: WriteJob, modified: str) -> int:
         """Return the bytes of a task of the unfinished run, which its cuts follow from.
@@ -131,6 +133,10 @@ class AnnotationRun(Record):
             self.storage.remove_temporary(folder)
         self.end()
         self._remove_tables(live)
+        if live == job.folder:  # those of single versions, whose tables are gone
+            found = [each for each in self.storage.list(ANNOTATIONS.folder) if ANNOTATIONS.name_in(each) == self._name]
+            own = {f"{self._name}{ANNOTATIONS.suffix}"}
+            self.storage.remove(*(f"{ANNOTATIONS.folder}/{each}" for each in {*found} - own))
 
     def _remove_tables(self, live: str | None) -> None:
         for entry in self.storage.list(ANNOTATIONS.folder):

@@ -24,6 +24,7 @@ from wdsplit.order.numbers import SampleNumbers
 from wdsplit.order.split import readers_per_lane
 from wdsplit.order.trace import Trace, reading_advice
 from wdsplit.shards.annotations import ANNOTATIONS, Annotation, find_annotation
+from wdsplit.shards.files import versions_with_erased
 from wdsplit.shards.manifest import Field, Manifest, fields_table
 from wdsplit.shards.versions import Version
 from wdsplit.shards.views import VIEWS, StoredView, read_head
@@ -63,6 +64,7 @@ class Inspection:
         view: Name of the view; empty for the whole dataset. Shards and bytes are always those of the dataset.
         num_stored: Number of samples of the whole dataset, without pads.
         history: The versions up to this one, if samples were appended to the dataset; else empty.
+        with_erased: The versions that still have samples which a later one erased.
     """
 
     num_samples: int
@@ -83,6 +85,7 @@ class Inspection:
     view: str
     num_stored: int
     history: tuple[Version, ...]
+    with_erased: tuple[int, ...]
 
     def _repr_html_(self) -> str:
         names = ("num_samples", "num_pads", "num_shards", "num_bytes", "lanes", "window", "fingerprint", "view")
@@ -127,8 +130,9 @@ def inspect(
     units = source.selection_at(0)
     numbers = SampleNumbers(manifest.shards.num_real, None if units is None else units.chosen)
     first = _first_samples(storage, manifest, numbers, samples)
-    views, bad_views = VIEWS.scan(storage, partial(read_head, storage))
-    annotations, bad_annotations = ANNOTATIONS.scan(storage, partial(find_annotation, storage))
+    views, bad_views = VIEWS.scan(storage, partial(read_head, storage, manifest=manifest))
+    read = partial(find_annotation, storage, manifest=manifest, may_be_stale=True)
+    annotations, bad_annotations = ANNOTATIONS.scan(storage, read)
     return Inspection(
         num_samples=len(numbers),
         num_pads=manifest.num_pads,
@@ -152,6 +156,7 @@ def inspect(
         view=source.view_text,
         num_stored=manifest.num_samples,
         history=manifest.history,
+        with_erased=versions_with_erased(storage, manifest),
     )
 
 

@@ -30,10 +30,11 @@ from wdsplit.loading.views import chosen_views
 from wdsplit.notebook import html_table
 from wdsplit.order.selection import Selection
 from wdsplit.shards.annotations import ANNOTATIONS, Annotation, find_annotation, read_annotation, read_side_shards
-from wdsplit.shards.files import read_manifest
+from wdsplit.shards.files import existing_versions, read_manifest, versions_with_erased
 from wdsplit.shards.manifest import Manifest, Shard, checksum_of
 from wdsplit.shards.places import places_path
 from wdsplit.shards.sample_tables import KEY, NUM_BYTES, read_samples, samples_path
+from wdsplit.shards.versions import REWRITTEN
 from wdsplit.shards.views import VIEWS, read_head, read_view
 from wdsplit.storage.given import located_one
 from wdsplit.storage.interface import ReadableStorage
@@ -67,6 +68,7 @@ class Report:
         num_shards: Number of checked shards: all, or those with samples of a view.
         num_samples: Number of their samples, without pads.
         images: What was found in their images; None if they were not decoded.
+        with_erased: The versions of the dataset that still have samples which a later one erased.
     """
 
     manifest: Manifest
@@ -74,6 +76,7 @@ class Report:
     num_shards: int
     num_samples: int
     images: Images | None = None
+    with_erased: tuple[int, ...] = ()
 
     def __repr__(self) -> str:
         return f"<Report: {self._verdict}>"
@@ -181,7 +184,7 @@ def verify(
     problems = [problem for shard in sorted(findings) for problem in findings[shard].problems]
     problems += [*_duplicate_keys(storage, manifest, findings), *unread]
     with _noted(problems):
-        problems += _tars_not_listed(storage, manifest)
+        problems += _tars_not_listed(storage, manifest, latest)
         problems += _bad_views(storage, manifest, versions)
     images = None
     if decode:
@@ -191,7 +194,8 @@ def verify(
             folder, name = divided_url(bad_file)
             with open_storage(folder, storage_options).publish(name) as file:
                 file.write([b"".join(map(line_of, images.bad))])
-    return Report(manifest, tuple(problems), num_shards, int(manifest.shards.num_real[checked].sum()), images)
+    num_samples, with_erased = int(manifest.shards.num_real[checked].sum()), versions_with_erased(storage, latest)
+    return Report(manifest, tuple(problems), num_shards, num_samples, images, with_erased)
 
 
 def _describe(manifest: Manifest, number: int) -> str:
@@ -223,7 +227,7 @@ def _annotations(
     problems: list[WdsplitError] = []
     for name in ANNOTATIONS.names(storage):
         with _noted(problems):
-            if find_annotation(storage, name).fingerprint in versions:
+            if find_annotation(storage, name, manifest, may_be_stale=True).fingerprint in versions:
                 continue
             each = find_annotation(storage, name, manifest)
             found.append((each, read_side_shards(storage, each, manifest) if each.fields else None))
@@ -475,7 +479,7 @@ def _bad_views(storage: ReadableStorage, manifest: Manifest, versions: Collectio
     problems: list[WdsplitError] = []
     for name in VIEWS.names(storage):
         with _noted(problems):
-            if read_head(storage, name).dataset in versions:
+            if read_head(storage, name, manifest).dataset in versions:
                 continue
             if not read_view(storage, manifest, name)[1].chosen.is_intact:
                 raise CorruptDataError(
@@ -486,9 +490,15 @@ def _bad_views(storage: ReadableStorage, manifest: Manifest, versions: Collectio
     return problems
 
 
-def _tars_not_listed(storage: ReadableStorage, manifest: Manifest) -> list[WdsplitError]:
-    """Return a problem for each tar beside the shards that the manifest does not list: a glob would read it."""
+def _tars_not_listed(storage: ReadableStorage, manifest: Manifest, latest: Manifest) -> list[WdsplitError]:
+    """Return a problem for each tar beside the shards that no manifest lists: a glob would read it.
+
+    Those that erasing has written so far are left out: `wdsplit gc` removes them if it does not go on.
+    """
     listed = set(manifest.shards.table.column("path").to_pylist())
+    others = {name for name in storage.list() if name.endswith(".tar") and not REWRITTEN.search(name)} - listed
+    for version in existing_versions(storage, latest) if others else ():
+        others.difference_update(read_manifest(storage, version.number).shards.table.column("path").to_pylist())
     return [
         CorruptDataError(
             "a tar beside the shards is not in the manifest",
@@ -498,6 +508,5 @@ def _tars_not_listed(storage: ReadableStorage, manifest: Manifest) -> list[Wdspl
             remedy="remove it, or move it out of the dataset",
             url=f"{storage.url}/{name}",
         )
-        for name in storage.list()
-        if name.endswith(".tar") and name not in listed
+        for name in sorted(others)
     ]

@@ -20,6 +20,7 @@ from wdsplit.cli.options import (
     view_options,
 )
 from wdsplit.cli.progress import progress_bar
+from wdsplit.cli.stored import erased_lines
 from wdsplit.cli.terminal import (
     FAILED,
     Result,
@@ -88,6 +89,7 @@ def verify_command(dataset: str, running: Running, **arguments: Any) -> Result:
     part = f"{counted(report.num_shards, 'shard')} of the view, of " if is_part else ""
     lines = [f"{url}: {verdict} {part}{totals_text(manifest)}"]
     lines += _image_lines(report, url, arguments["bad_samples_file"])
+    lines += erased_lines(dataset, report.with_erased)
     return Result(
         "\n".join(lines),
         {"dataset": dataset, "shards": report.num_shards, **_problems_and_images(report)},

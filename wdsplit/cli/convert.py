@@ -51,7 +51,7 @@ __all__ = ["commit_command", "convert_command"]
     plan_options,
     engine_options,
     run_options,
-    options_of(ConvertOptions, "Output", "resume append"),
+    options_of(ConvertOptions, "Output", "resume append allow_erased"),
     option(
         "Running", "--plan", "plan_path", metavar="PLAN", help="Write a share of this plan, from `wdsplit plan -o`."
     ),

@@ -25,7 +25,7 @@ from wdsplit.cli.options import (
     refuse_given,
     view_options,
 )
-from wdsplit.cli.stored import joined_text, stale
+from wdsplit.cli.stored import erased_lines, joined_text, stale
 from wdsplit.cli.terminal import MAX_NAME, Result, columns_text, largest, names_text, span, table, width
 from wdsplit.tar.names import RESERVED_FIELDS
 from wdsplit.texts import class_name, counted, escaped, human_bytes, percent, safe_text
@@ -149,6 +149,7 @@ def _summary(dataset: str, found: Inspection) -> str:
         share = percent(view.num_selected, view.num_samples)
         lines.append(f"view {view.name}: {share} of the samples{stale(view, found)}")
     lines += [f"annotation {each.name}: {joined_text(each)}{stale(each, found)}" for each in found.annotations]
+    lines += erased_lines(dataset, found.with_erased)
     return "\n".join([*lines, *(f"{name}: damaged: {cause}" for name, cause in found.damaged.items())])
 
 

@@ -7,6 +7,7 @@ import dataclasses
 import wdsplit
 from wdsplit.cli.help import command
 from wdsplit.cli.options import dataset_argument, json_option
+from wdsplit.cli.stored import erased_lines
 from wdsplit.cli.terminal import Result, table
 from wdsplit.texts import human_bytes, safe_text
 
@@ -19,14 +20,16 @@ _MAX_INPUTS = 60
 def log_command(dataset: str) -> Result:
     """List the versions of DATASET: samples and shards, what each version added, and when.
 
-    `wdsplit convert --append` makes a version. wdsplit.Dataset(DATASET, version=N) and the option --version of other
-    commands open an older one.
+    `wdsplit convert --append` and `wdsplit erase` make a version. wdsplit.Dataset(DATASET, version=N) and the option
+    --version of other commands open an older one, until `wdsplit gc` removes it.
     """
     versions, rows, before = wdsplit.list_versions(dataset), [], 0
     for each in versions:
-        counts = f"{each.num_samples:,}", f"+{each.num_samples - before:,}", f"{each.num_shards:,}"
+        counts = f"{each.num_samples:,}", f"{each.num_samples - before:+,}", f"{each.num_shards:,}"
         what = safe_text(each.inputs, _MAX_INPUTS)
         rows.append((each.number, *counts, human_bytes(each.num_bytes), each.created, what, each.folder))
         before = each.num_samples
     text = table(("version", "samples", "added", "shards", "size", "when (UTC)", "inputs", "folder"), rows)
+    last = max((each.number for each in versions if each.erased), default=0)
+    text = "\n".join([text, *erased_lines(dataset, [each.number for each in versions if each.number < last])])
     return Result(text, list(map(dataclasses.asdict, versions)))

@@ -21,6 +21,7 @@ from wdsplit.cli.bench import bench_command
 from wdsplit.cli.cache import cache_command
 from wdsplit.cli.check import audit_command, verify_command
 from wdsplit.cli.convert import commit_command, convert_command
+from wdsplit.cli.erase import erase_command, gc_command
 from wdsplit.cli.inspect import assign_command, inspect_command
 from wdsplit.cli.log import log_command
 from wdsplit.cli.map import map_command
@@ -92,6 +93,8 @@ for _command in (
     view_command,
     inspect_command,
     log_command,
+    erase_command,
+    gc_command,
     verify_command,
     assign_command,
     audit_command,

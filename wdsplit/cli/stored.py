@@ -9,7 +9,7 @@ import wdsplit
 from wdsplit.cli.help import Decorator, option, with_options
 from wdsplit.cli.options import refuse_given
 from wdsplit.cli.terminal import MAX_NAME, Result, columns_text, table
-from wdsplit.texts import safe_text
+from wdsplit.texts import listed, quoted, safe_text
 from wdsplit.urls import shown_url
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from wdsplit.shards.annotations import Annotation
     from wdsplit.shards.views import StoredView
 
-__all__ = ["drop_stored", "joined_text", "list_stored", "stale", "stale_names", "stored_options"]
+__all__ = ["drop_stored", "erased_lines", "joined_text", "list_stored", "stale", "stale_names", "stored_options"]
 
 
 def stored_options(kind: str) -> Decorator:
@@ -44,6 +44,15 @@ def stale_names(dataset: str) -> list[str]:
     found = wdsplit.inspect(dataset, 0)
     views = [f"view {each.name}" for each in found.views if stale(each, found)]
     return [*views, *(f"annotation {each.name}" for each in found.annotations if stale(each, found))]
+
+
+def erased_lines(dataset: str, versions: Sequence[int]) -> list[str]:
+    """Return a line that says which versions of a dataset still have samples that a later one erased; none if none."""
+    if not versions:
+        return []
+    have = f"version {versions[0]} still has" if len(versions) == 1 else f"versions {listed(versions, 10)} still have"
+    where = f"remove them with `wdsplit gc {quoted(shown_url(dataset))} --keep 1`; caches of nodes may have them too"
+    return [f"{have} erased samples: {where}"]
 
 
 def joined_text(annotation: Annotation) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import orjson
 import pyarrow as pa
 
@@ -28,25 +29,28 @@ from wdsplit.conversion.prepare import (
 )
 from wdsplit.conversion.run import Run
 from wdsplit.conversion.shuffle.needs import needs_of
+from wdsplit.conversion.task import keys_of
 from wdsplit.engines.local import in_order
 from wdsplit.errors import ConvertError, InputError
 from wdsplit.fields.duplicate_keys import Place
-from wdsplit.shards.files import finish_version, read_manifest, read_pending, write_version
+from wdsplit.shards.erased import read_erased
+from wdsplit.shards.files import existing_versions, finish_version, read_manifest, read_pending, write_version
 from wdsplit.shards.manifest import HEADER_NAME, Manifest, Shards
 from wdsplit.shards.sample_tables import KEY, read_samples
 from wdsplit.shards.sidecars import write_sidecars
 from wdsplit.shards.versions import ADDED_FOLDER, NO_NEXT_KEY, VERSIONS_FOLDER, Version, version_path
 from wdsplit.storage.given import located_one
-from wdsplit.storage.interface import ReadableStorage
+from wdsplit.storage.interface import ReadableStorage, Storage
 from wdsplit.storage.opening import open_readable_storage, open_storage
 from wdsplit.tables.find import find_inputs
+from wdsplit.tables.read import read_rows
 from wdsplit.texts import listed
 from wdsplit.urls import shown_url
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-__all__ = ["append", "list_versions"]
+__all__ = ["append", "create_version", "history_of", "list_versions", "new_version"]
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +87,7 @@ def append(
     with Run(storage).locked():
         storage.remove_temporary(VERSIONS_FOLDER)
         manifest = finish_version(storage, read_manifest(storage))
-        base = Base(manifest, storage.url)
+        base, allow_erased = Base(manifest, storage.url), options.allow_erased
         options = base.options(options)
         paths = find_inputs(endpoints.inputs, endpoints.input_options)
         plan = plan_files(paths, options, endpoints.input_options, base)[""]
@@ -97,6 +101,8 @@ def append(
                 _refuse_known_inputs(storage, manifest, plan)
             else:
                 refuse_duplicate_keys(plan, plan.key, lambda: _keys(storage, manifest), manifest.num_samples)
+                if not allow_erased:
+                    _refuse_erased(storage, manifest, plan, plan.key)
             folder = f"{ADDED_FOLDER}/{plan.hash[:_HASH_CHARACTERS]}"
             target = _target(endpoints, folder, plan, options, jobs, is_local)
             refuse_little_space([] if target.is_resumed else [target])
@@ -104,17 +110,26 @@ def append(
             part = carry_out(target, options)
             inputs = "rows from Python" if endpoints.are_spooled else listed(map(shown_url, paths), _MAX_INPUTS)
             manifest = _grown(manifest, base.next_key, plan, part, folder, inputs)
-            if not write_version(storage, manifest):
-                raise ConvertError(
-                    f"another writer has made version {manifest.version} meanwhile",
-                    place=storage.url,
-                    expected=f"version {manifest.version - 1} to be the latest still",
-                    found=version_path(manifest.version),
-                    remedy="run the same command again: it appends to the new version",
-                    url=storage.url,
-                )
+            create_version(storage, manifest)
         write_sidecars(storage, manifest, options.emit)
     return manifest
+
+
+def create_version(storage: Storage, manifest: Manifest) -> None:
+    """Write a new version of a dataset, and make it the latest.
+
+    Raises:
+        ConvertError: Another writer has made a version of its number.
+    """
+    if not write_version(storage, manifest):
+        raise ConvertError(
+            f"another writer has made version {manifest.version} meanwhile",
+            place=storage.url,
+            expected=f"version {manifest.version - 1} to be the latest still",
+            found=version_path(manifest.version),
+            remedy="run the same command again: it starts from the new version",
+            url=storage.url,
+        )
 
 
 def list_versions(
@@ -123,6 +138,8 @@ def list_versions(
     fs: AbstractFileSystem | None = None,
 ) -> tuple[Version, ...]:
     """Return the versions of a dataset, the latest last: their samples, shards and bytes, and what each added.
+
+    Versions that `gc` removed are left out.
 
         for version in wdsplit.list_versions("data/train"):
             print(version.number, version.num_samples)  # 1 64
@@ -137,7 +154,7 @@ def list_versions(
     """
     storage = open_readable_storage(*located_one(url, storage_options, fs))
     manifest = read_pending(storage, read_manifest(storage))
-    return _history(manifest, Base(manifest, storage.url).next_key)
+    return existing_versions(storage, manifest) or history_of(manifest, Base(manifest, storage.url).next_key)
 
 
 def _target(
@@ -161,6 +178,24 @@ def _keys(storage: ReadableStorage, manifest: Manifest) -> Iterator[tuple[pa.Lar
         return keys.cast(pa.large_string()), f"the dataset, {shard.path}"
 
     return in_order(read, range(len(manifest.shards)), _THREADS)
+
+
+def _refuse_erased(storage: ReadableStorage, manifest: Manifest, plan: Plan, key: str) -> None:
+    """Refuse rows with keys that were erased from the dataset; reads the column of keys."""
+    erased = read_erased(storage, manifest)
+    for rows in read_rows(plan.table, 0, plan.num_rows, [key]) if erased else ():
+        keys = keys_of(plan, rows)
+        found = np.flatnonzero(erased.contains(keys.to_pylist()))
+        if len(found):
+            row = int(found[0])
+            raise InputError(
+                "a row has a key that was erased from the dataset",
+                place=rows.where(row),
+                expected="keys that `wdsplit erase` did not remove",
+                found=repr(keys[row].as_py()),
+                remedy="leave such rows out (--where); or bring them back with --allow-erased (allow_erased=True)",
+                key=keys[row].as_py(),
+            )
 
 
 def _refuse_known_inputs(storage: ReadableStorage, manifest: Manifest, plan: Plan) -> None:
@@ -196,7 +231,7 @@ def _grown(manifest: Manifest, next_key: int, plan: Plan, part: Manifest, folder
         folder: The folder of these.
         inputs: Their inputs, for users.
     """
-    history = _history(manifest, next_key)
+    history = history_of(manifest, next_key)
     table = part.shards.table
     paths = pa.array([f"{folder}/{path}" for path in table.column("path").to_pylist()])
     table = table.set_column(0, table.schema.field(0), paths)
@@ -209,7 +244,7 @@ def _grown(manifest: Manifest, next_key: int, plan: Plan, part: Manifest, folder
         provenance={**manifest.provenance, **label},
         shards_checksum="",
     )
-    made = _version(
+    made = new_version(
         grown,
         history[-1].number + 1,
         NO_NEXT_KEY if plan.key is not None else plan.first_key + plan.table.total_rows,
@@ -221,15 +256,16 @@ def _grown(manifest: Manifest, next_key: int, plan: Plan, part: Manifest, folder
     return dataclasses.replace(grown, history=(*history, made))
 
 
-def _history(manifest: Manifest, next_key: int) -> tuple[Version, ...]:
+def history_of(manifest: Manifest, next_key: int) -> tuple[Version, ...]:
     """Return the versions of a dataset up to this one, also if it has only one."""
     if manifest.history:
         return manifest.history
     files = manifest.provenance.get("inputs", ())
     names = [str(file.get("path", "")) if isinstance(file, dict) else str(file) for file in files]
-    return (_version(manifest, 1, next_key, inputs=listed(list(map(shown_url, names)), _MAX_INPUTS)),)
+    return (new_version(manifest, 1, next_key, inputs=listed(list(map(shown_url, names)), _MAX_INPUTS)),)
 
 
-def _version(manifest: Manifest, number: int, next_key: int, **how: Any) -> Version:
+def new_version(manifest: Manifest, number: int, next_key: int, **how: Any) -> Version:
+    """Return the entry of a version, given its manifest; how it was made are the other attributes."""
     counts = manifest.num_samples, len(manifest.shards), manifest.num_bytes
     return Version(number, manifest.fingerprint, *counts, next_key, **how)

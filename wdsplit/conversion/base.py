@@ -65,10 +65,11 @@ class Base:
             lanes=manifest.lanes,
             window=manifest.window,
             pad="none",
-            emit=tuple(given.get("emit", ())),
+            emit=manifest.emit,
             keep=tuple(before.get("keep", ())),
             no_keep=tuple(before.get("no_keep", ())),
             append=False,
+            allow_erased=False,
             resume=False,
         )
 

@@ -22,11 +22,20 @@ from wdsplit.errors import DatasetNotFoundError, InputError, OutputExistsError, 
 from wdsplit.jobs.record import Record
 from wdsplit.shards.annotations import ANNOTATIONS
 from wdsplit.shards.files import read_manifest
-from wdsplit.shards.manifest import HEADER_NAME, RUN_FOLDER, SHARDS_NAME, Manifest, Shard, Shards, shard_path
+from wdsplit.shards.manifest import (
+    ERASE_FOLDER,
+    HEADER_NAME,
+    RUN_FOLDER,
+    SHARDS_NAME,
+    Manifest,
+    Shard,
+    Shards,
+    shard_path,
+)
 from wdsplit.shards.places import places_path
 from wdsplit.shards.sample_tables import samples_path
 from wdsplit.shards.sidecars import ENERGON_FOLDER, ENERGON_NAMES, WIDS_NAME, shard_sidecars
-from wdsplit.shards.versions import ADDED_FOLDER, VERSIONS_FOLDER
+from wdsplit.shards.versions import ADDED_FOLDER, REWRITTEN, VERSIONS_FOLDER
 from wdsplit.shards.views import VIEWS
 from wdsplit.storage.interface import Storage
 from wdsplit.storage.local import is_temporary
@@ -135,13 +144,13 @@ class Run(Record):
 
     def _is_ours(self, name: str) -> bool:
         """Return whether wdsplit may have written a file of this name."""
-        stem = re.sub(r"\.(tar(\.(idx|places|parquet))?|idx)\Z", "", name)
-        if name in _KEPT:
+        stem = re.sub(r"\.(tar(\.(idx|places|parquet))?|idx)\Z", "", re.sub(REWRITTEN, "", name))
+        if name in (*_KEPT, ERASE_FOLDER):
             return True
         if name == ENERGON_FOLDER:
             return all(inner in ENERGON_NAMES or is_temporary(inner) for inner in self.storage.list(name))
         if name in (ADDED_FOLDER, VERSIONS_FOLDER):
-            pattern = r"[0-9a-f]{16}" if name == ADDED_FOLDER else r"\d+(-[0-9a-f]{16})?\.(json|parquet)"
+            pattern = r"[0-9a-f]{16}" if name == ADDED_FOLDER else r"\d+(-[0-9a-f]{16})?\.(json|parquet|erased)"
             return all(re.fullmatch(pattern, inner) or is_temporary(inner) for inner in self.storage.list(name))
         alone = name in (HEADER_NAME, SHARDS_NAME, WIDS_NAME)
         known = alone or is_temporary(name) or (stem != name and stem.isdigit())

@@ -82,6 +82,7 @@ class Annotation:
         num_bytes: Size of its tables and side shards in bytes.
         shards_checksum: The checksum of the table of its side shards; empty if it has no fields.
         provenance: The inputs and options, for users.
+        table: The name of that table in the folder: another version has another one there.
     """
 
     name: str
@@ -96,6 +97,7 @@ class Annotation:
     provenance: Mapping[str, Any] = field(default_factory=dict)
     fields: tuple[Field, ...] = ()
     shards_checksum: str = ""
+    table: str = SHARDS_NAME
 
     @property
     def class_names(self) -> dict[str, tuple[str, ...]]:
@@ -118,13 +120,16 @@ def side_shard_path(folder: str, shard: str) -> str:
     return f"{folder}/{shard}"
 
 
-def find_annotation(storage: ReadableStorage, name: str, manifest: Manifest | None = None) -> Annotation:
+def find_annotation(
+    storage: ReadableStorage, name: str, manifest: Manifest | None = None, may_be_stale: bool = False
+) -> Annotation:
     """Read an annotation.
 
     Args:
         storage: The dataset.
         name: Its name.
-        manifest: The dataset's manifest; None to accept an annotation for other shards too.
+        manifest: The manifest of the version that it is for; None for any.
+        may_be_stale: Whether to accept an annotation for other shards too.
 
     Raises:
         CorruptDataError: It is damaged.
@@ -133,7 +138,12 @@ def find_annotation(storage: ReadableStorage, name: str, manifest: Manifest | No
     path = ANNOTATIONS.path(name)
     try:
         annotation = _parse(name, storage.read(path, _MAX_BYTES))
-        if manifest is not None:
+        if manifest is not None and manifest.history and annotation.fingerprint != manifest.fingerprint:
+            of_version = ANNOTATIONS.path_of_version(name, manifest.fingerprint)
+            if storage.size(of_version) is not None:
+                path = of_version
+                annotation = _parse(name, storage.read(path, _MAX_BYTES))
+        if manifest is not None and not may_be_stale:
             ANNOTATIONS.refuse_stale(name, annotation.fingerprint, manifest)
     except (CorruptDataError, InputError) as error:
         raise error.in_dataset(storage.url, path) from error
@@ -151,11 +161,21 @@ def _parse(name: str, data: bytes) -> Annotation:
         schema, fields = parse_columns(content["columns"]), parse_fields(content["fields"])
         counts = {count: int(content[count]) for count in _COUNTS}
         fingerprint, provenance = str(content["fingerprint"]), dict(content["provenance"])
-        checksum = str(content["shards_checksum"])
+        checksum, table = str(content["shards_checksum"]), str(content.get("table", SHARDS_NAME))
+        if not re.fullmatch(r"shards(-[0-9a-f]{16})?\.parquet", table):
+            raise ValueError(f"the table {table!r}")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ANNOTATIONS.unreadable(name, str(error)) from error
     return Annotation(
-        name, folder, schema, fingerprint, **counts, provenance=provenance, fields=fields, shards_checksum=checksum
+        name,
+        folder,
+        schema,
+        fingerprint,
+        **counts,
+        provenance=provenance,
+        fields=fields,
+        shards_checksum=checksum,
+        table=table,
     )
 
 
@@ -168,7 +188,8 @@ def list_annotations(storage: ReadableStorage, manifest: Manifest) -> dict[str, 
         storage: The dataset.
         manifest: Its manifest, of all its samples.
     """
-    found, _ = ANNOTATIONS.scan(storage, partial(find_annotation, storage))
+    read = partial(find_annotation, storage, manifest=manifest, may_be_stale=True)
+    found, _ = ANNOTATIONS.scan(storage, read)
     return {name: each for name, each in found.items() if each.fingerprint == manifest.fingerprint}
 
 
@@ -205,7 +226,7 @@ def read_side_shards(storage: ReadableStorage, annotation: Annotation, manifest:
         CorruptDataError: Their table is damaged or missing.
         InputError: They are not those of the dataset's shards.
     """
-    path, shards = f"{annotation.folder}/{SHARDS_NAME}", manifest.shards
+    path, shards = f"{annotation.folder}/{annotation.table}", manifest.shards
     try:
         data = storage.read(path, MAX_TABLE_BYTES)
         checksum = checksum_of(xxhash.xxh3_128(data))
@@ -258,7 +279,11 @@ def drop_annotation(storage: Storage, name: str) -> None:
 
 def is_part_of(entry: str, name: str) -> bool:
     """Return whether a file or folder in the annotations' folder belongs to an annotation."""
-    return entry in (f"{name}.json", f"{name}{RUN_SUFFIX}") or re.fullmatch(f"{name}-{_HASH}", entry) is not None
+    return (
+        entry == f"{name}{RUN_SUFFIX}"
+        or ANNOTATIONS.name_in(entry) == name
+        or re.fullmatch(f"{name}-{_HASH}", entry) is not None
+    )
 
 
 def is_annotation_folder(entry: str, entries: Container[str]) -> bool:
@@ -267,16 +292,19 @@ def is_annotation_folder(entry: str, entries: Container[str]) -> bool:
     return found is not None and (f"{found[1]}.json" in entries or f"{found[1]}{RUN_SUFFIX}" in entries)
 
 
-def write_side_shards(storage: Storage, folder: str, shards: Shards) -> str:
+def write_side_shards(storage: Storage, folder: str, shards: Shards, table: str = SHARDS_NAME) -> str:
     """Write the table of an annotation's side shards; return its checksum."""
     data = dump_shards(shards)
-    with storage.publish(f"{folder}/{SHARDS_NAME}", durable=True) as file:
+    with storage.publish(f"{folder}/{table}", durable=True) as file:
         file.write([data])
     return checksum_of(xxhash.xxh3_128(data))
 
 
-def write_annotation(storage: Storage, annotation: Annotation) -> None:
-    """Write the file that completes an annotation, after its tables and side shards: from then on it exists."""
+def write_annotation(storage: Storage, annotation: Annotation, path: str = "") -> None:
+    """Write the file that completes an annotation, after its tables and side shards: from then on it exists.
+
+    Its path is given if it is for one version.
+    """
     content = {
         "wdsplit_annotation": _FORMAT_VERSION,
         "folder": annotation.folder,
@@ -286,8 +314,9 @@ def write_annotation(storage: Storage, annotation: Annotation) -> None:
         "fingerprint": annotation.fingerprint,
         **{name: getattr(annotation, name) for name in _COUNTS},
         "provenance": annotation.provenance,
+        **({"table": annotation.table} if annotation.table != SHARDS_NAME else {}),
     }
-    with storage.publish(ANNOTATIONS.path(annotation.name), durable=True) as file:
+    with storage.publish(path or ANNOTATIONS.path(annotation.name), durable=True) as file:
         file.write([orjson.dumps(content, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)])
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from typing import NamedTuple
 
 import orjson
 import pyarrow as pa
@@ -32,16 +33,19 @@ from wdsplit.shards.manifest import (
 from wdsplit.shards.places import places_path
 from wdsplit.shards.sample_tables import dump_samples, samples_path
 from wdsplit.shards.table import MAX_TABLE_BYTES
-from wdsplit.shards.versions import checked_version, version_path
+from wdsplit.shards.versions import Version, checked_version, version_path
 from wdsplit.storage.interface import ReadableStorage, Storage
 from wdsplit.storage.locks import end_before_forks
 from wdsplit.tar.members import Body, trailer_bytes
-from wdsplit.tar.places import PlacesBuilder
+from wdsplit.tar.places import PlacesBuilder, Rows
 
 __all__ = [
+    "Copied",
+    "existing_versions",
     "finish_version",
     "read_manifest",
     "read_pending",
+    "versions_with_erased",
     "write_manifest",
     "write_samples_schema",
     "write_shard",
@@ -56,10 +60,17 @@ _USUAL_SHARD_SAMPLES, _USUAL_SAMPLES = 2**20, 2**32
 """If a manifest claims more samples than this, the size of a shard is checked."""
 
 
+class Copied(NamedTuple):
+    """Samples that are copied from another shard: their places in it, and their bytes, which the places match."""
+
+    rows: Rows
+    data: bytes
+
+
 def write_shard(
     storage: Storage,
     path: str,
-    bodies: Iterable[Body],
+    bodies: Iterable[Body | Copied],
     fields: Sequence[str],
     num_pads: int,
     samples: Callable[[], pa.Table] | None = None,
@@ -80,11 +91,16 @@ def write_shard(
     digest, built = xxhash.xxh3_128(), PlacesBuilder(fields)
     with storage.publish(path) as file:
         for body in bodies:
-            pieces, hashes = body.parts()
+            pieces: Sequence[memoryview | bytes]
+            if isinstance(body, Copied):
+                pieces = [body.data]
+                built.copy(body.rows)
+            else:
+                pieces, hashes = body.parts()
+                built.append(body, hashes)
             for piece in pieces:
                 digest.update(piece)
             file.write(pieces)
-            built.append(body, hashes)
         trailer = bytes(trailer_bytes(built.end))
         digest.update(trailer)
         file.write([trailer])
@@ -159,9 +175,9 @@ def _read_version(storage: ReadableStorage, version: int) -> bytes:
     if version == latest:
         return header
     raise InputError(
-        f"the dataset has no version {version}",
+        f"the dataset has no version {version}" + (" any more: `wdsplit gc` removed it" if version < latest else ""),
         place=storage.url,
-        expected=f"1 to {latest}" if latest != 1 else "1: nothing was appended to it",
+        expected=f"one of those from 1 to {latest} that were kept" if latest != 1 else "1: nothing was appended to it",
         found=str(version),
         remedy="`wdsplit log DATASET` lists the versions",
     )
@@ -254,6 +270,18 @@ def write_version(storage: Storage, manifest: Manifest) -> bool:
         return False
     finish_version(storage, manifest)
     return True
+
+
+def existing_versions(storage: ReadableStorage, manifest: Manifest) -> tuple[Version, ...]:
+    """Return the versions of a dataset up to one that can be opened; none if it has no others."""
+    earlier = [each for each in manifest.history[:-1] if storage.size(version_path(each.number)) is not None]
+    return (*earlier, *manifest.history[-1:])
+
+
+def versions_with_erased(storage: ReadableStorage, manifest: Manifest) -> tuple[int, ...]:
+    """Return the versions of a dataset up to one that have samples which a later version of these erased."""
+    last = max((each.number for each in manifest.history if each.erased), default=0)
+    return tuple(each.number for each in existing_versions(storage, manifest) if each.number < last) if last else ()
 
 
 def read_pending(storage: ReadableStorage, manifest: Manifest) -> Manifest:

@@ -36,6 +36,7 @@ from wdsplit.shards.versions import Version, parse_history, table_path
 from wdsplit.texts import counted, human_bytes
 
 __all__ = [
+    "ERASE_FOLDER",
     "FORMAT_VERSION",
     "HEADER_NAME",
     "MAX_HEADER_BYTES",
@@ -65,6 +66,8 @@ HEADER_NAME = "wdsplit.json"
 MAX_HEADER_BYTES = 256 * 1024**2
 RUN_FOLDER = ".wdsplit-run"
 """The folder in the output with the files of an unfinished conversion."""
+ERASE_FOLDER = ".wdsplit-erase"
+"""The same of unfinished erasing."""
 
 _HASHED_TOGETHER = 2**16
 """Number of checksums that a fingerprint hashes at a time, to save memory."""
@@ -148,6 +151,11 @@ class Manifest:
     def version(self) -> int:
         """The number of the dataset's version; 1 until samples are appended."""
         return self.history[-1].number if self.history else 1
+
+    @property
+    def emit(self) -> tuple[str, ...]:
+        """The other readers for which there are index files."""
+        return tuple(self.provenance.get("emit", ()))
 
     @property
     def conversion_options(self) -> Mapping[str, Any]:

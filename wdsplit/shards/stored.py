@@ -14,12 +14,14 @@ from wdsplit.shards.manifest import Manifest
 from wdsplit.storage.interface import ReadableStorage
 from wdsplit.texts import listed
 
-__all__ = ["Kind"]
+__all__ = ["VERSION_CHARACTERS", "Kind"]
 
 logger = logging.getLogger(__name__)
 
 Stored = TypeVar("Stored")
 
+VERSION_CHARACTERS = 16
+"""The part of a version's fingerprint that is in the names of files for that version."""
 _MAX_NAMES = 20
 
 
@@ -60,6 +62,17 @@ class Kind:
     def path(self, name: str) -> str:
         """Return the path of the file of this name."""
         return f"{self.folder}/{self.checked(name)}{self.suffix}"
+
+    def path_of_version(self, name: str, fingerprint: str) -> str:
+        """Return the path of the file of this name for one version, if the file without a version is for another."""
+        return f"{self.folder}/{self.checked(name)}@{fingerprint[:VERSION_CHARACTERS]}{self.suffix}"
+
+    def name_in(self, entry: str) -> str:
+        """Return the name of the object that a file in the folder belongs to; empty if it belongs to none."""
+        found = re.fullmatch(
+            rf"({self.pattern.pattern})(@[0-9a-f]{{{VERSION_CHARACTERS}}})?", entry.removesuffix(self.suffix)
+        )
+        return found[1] if found is not None and entry.endswith(self.suffix) else ""
 
     def names(self, storage: ReadableStorage) -> list[str]:
         """Return the names of all objects of a dataset, sorted, including those for other shards."""

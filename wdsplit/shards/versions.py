@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +18,13 @@ from wdsplit.shards.table import SHARDS_NAME
 __all__ = [
     "ADDED_FOLDER",
     "NO_NEXT_KEY",
+    "REWRITTEN",
     "VERSIONS_FOLDER",
     "Version",
     "checked_version",
+    "erased_path",
     "parse_history",
+    "rewritten_path",
     "table_path",
     "version_path",
 ]
@@ -29,6 +33,8 @@ VERSIONS_FOLDER, ADDED_FOLDER = "versions", "added"
 """The folders of headers and tables, and of the shards of each append: a dataset of its own in a folder of its own."""
 NO_NEXT_KEY = -1
 """The next key of a dataset whose keys are not all numbers."""
+REWRITTEN = re.compile(r"\.\d+-[0-9a-f]{16}(?=\.(?:tar|idx))")
+"""What the name of a shard that was written again has before its suffix: the version, and the hash of the run."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +50,7 @@ class Version:
         next_key: The number from which keys of later rows count on; NO_NEXT_KEY if keys come from columns.
         source: Identifies the rows that it added; empty if unknown.
         inputs: The inputs that it added, for users.
-        folder: The folder of the shards that it added; empty for the first version.
+        folder: The folder of the shards that it added; empty for the first version, and where samples were erased.
         created: When it was made, as UTC in ISO 8601; empty if unknown.
     """
 
@@ -59,6 +65,11 @@ class Version:
     folder: str = ""
     created: str = ""
 
+    @property
+    def erased(self) -> bool:
+        """Whether it was made by erasing samples."""
+        return self.number > 1 and not self.folder
+
 
 def version_path(version: int) -> str:
     """Return the path of a version's header."""
@@ -68,6 +79,16 @@ def version_path(version: int) -> str:
 def table_path(version: int, checksum: str) -> str:
     """Return the path of the table of a version's shards, given the checksum of the table."""
     return SHARDS_NAME if version == 1 else f"{VERSIONS_FOLDER}/{version}-{checksum.rpartition(':')[2][:16]}.parquet"
+
+
+def rewritten_path(path: str, version: int, run: str) -> str:
+    """Return the path of a shard that is written again for a version by a run, given its path before."""
+    return f"{REWRITTEN.sub('', path).removesuffix('.tar')}.{version}-{run}.tar"
+
+
+def erased_path(version: int, run: str) -> str:
+    """Return the path of the hashes of the keys that a version erased, given the hash of its run."""
+    return f"{VERSIONS_FOLDER}/{version}-{run}.erased"
 
 
 def checked_version(version: Any) -> int:

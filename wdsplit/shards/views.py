@@ -28,7 +28,7 @@ from wdsplit.order.packing import MAX_CAPACITY, MAX_SIZE
 from wdsplit.order.selection import Selection, bitmap_bytes
 from wdsplit.order.units import KINDS, MAX_TIMES, Repeats
 from wdsplit.shards.manifest import Manifest
-from wdsplit.shards.stored import Kind
+from wdsplit.shards.stored import VERSION_CHARACTERS, Kind
 from wdsplit.storage.interface import ReadableStorage, Storage
 from wdsplit.storage.local import LocalStorage
 from wdsplit.texts import counted, percent, quoted
@@ -65,8 +65,8 @@ UNIT_OPTIONS = ("pack", "capacity", "group", "size", "budget", "allow_pads", "lo
 """The options of units that have several samples each."""
 
 _VERSION = 3
-_OLDER = "(@[0-9a-f]{16})"
-"""In the name of the file of a view for an older version: the beginning of that version's fingerprint."""
+_OLDER = f"(@[0-9a-f]{{{VERSION_CHARACTERS}}})"
+"""In the name of the file of a view for another version: the beginning of that version's fingerprint."""
 _COUNT = np.dtype("<i8")
 _MAX_HEAD_BYTES = 4 * 1024**2
 """Limit for the line of JSON, with a condition of up to 100,000 characters."""
@@ -200,11 +200,6 @@ def refuse_existing(storage: ReadableStorage, name: str) -> None:
         )
 
 
-def _older_path(name: str, fingerprint: str) -> str:
-    """Return the path of a view for the version with a fingerprint, once the view was made again for a later one."""
-    return f"{VIEWS.folder}/{VIEWS.checked(name)}@{fingerprint[:16]}{VIEWS.suffix}"
-
-
 def keep_older(storage: Storage, manifest: Manifest, name: str) -> None:
     """Keep a view that will be replaced, if it is of an older version: trainings may still read that."""
     if storage.size(VIEWS.path(name)) is None:
@@ -212,11 +207,13 @@ def keep_older(storage: Storage, manifest: Manifest, name: str) -> None:
     with suppress(WdsplitError):  # a damaged view is of no version
         made_for = read_head(storage, name).dataset
         if made_for in {each.fingerprint for each in manifest.history[:-1]}:
-            with storage.publish(_older_path(name, made_for), durable=True) as file:
+            with storage.publish(VIEWS.path_of_version(name, made_for), durable=True) as file:
                 file.write([storage.read(VIEWS.path(name))])
 
 
-def write_view(storage: Storage, manifest: Manifest, name: str, units: Units, recipe: Mapping[str, Any]) -> StoredView:
+def write_view(
+    storage: Storage, manifest: Manifest, name: str, units: Units, recipe: Mapping[str, Any], path: str = ""
+) -> StoredView:
     """Write a view; an existing view of this name is replaced when the new one is complete.
 
     Args:
@@ -225,8 +222,9 @@ def write_view(storage: Storage, manifest: Manifest, name: str, units: Units, re
         name: The view's name.
         units: The units of each shard.
         recipe: How it was made, as JSON values.
+        path: The path of its file, if that is for one version.
     """
-    path, chosen, items = VIEWS.path(name), units.chosen, items_of(units)
+    path, chosen, items = path or VIEWS.path(name), units.chosen, items_of(units)
     arrays = [items.times] if isinstance(items, Repeats) else []
     form: dict[str, Any] = {}
     if isinstance(units, (Packs, Groups)):
@@ -286,7 +284,7 @@ def read_view(storage: ReadableStorage, manifest: Manifest, name: str) -> tuple[
     try:
         return _read_view(storage, manifest, name, VIEWS.path(name))
     except InputError:
-        older = _older_path(name, manifest.fingerprint)
+        older = VIEWS.path_of_version(name, manifest.fingerprint)
         if storage.size(VIEWS.path(name)) is None or storage.size(older) is None:
             raise
         return _read_view(storage, manifest, name, older)
@@ -312,9 +310,22 @@ def _read_view(storage: ReadableStorage, manifest: Manifest, name: str, path: st
     return found
 
 
-def read_head(storage: ReadableStorage, name: str) -> StoredView:
-    """Return the header of a view; reads little more of its file."""
-    path = VIEWS.path(name)
+def read_head(storage: ReadableStorage, name: str, manifest: Manifest | None = None) -> StoredView:
+    """Return the header of a view; reads little more of its file.
+
+    Args:
+        storage: The dataset's folder.
+        name: The view's name.
+        manifest: The manifest of the version of which to return the view, if it has one; None for any.
+    """
+    found = _read_head(storage, name, VIEWS.path(name))
+    if manifest is not None and manifest.history and found.dataset != manifest.fingerprint:
+        path = VIEWS.path_of_version(name, manifest.fingerprint)
+        return found if storage.size(path) is None else _read_head(storage, name, path)
+    return found
+
+
+def _read_head(storage: ReadableStorage, name: str, path: str) -> StoredView:
     try:
         file = storage.open(path)
         data = file.read(0, min(file.size, _FIRST_BYTES))

@@ -99,6 +99,19 @@ class Rows:
     sizes: Int64
     keys: npt.NDArray[np.object_] | None
 
+    def slice(self, first: int, stop: int) -> Rows:
+        """Return the places of some of the samples."""
+        some, keys = slice(first, stop), self.keys
+        rows = self.begins[some], self.ends[some], self.hashes[some], self.starts[some], self.sizes[some]
+        return Rows(*rows, None if keys is None else keys[some])
+
+    def at(self, offset: int) -> Rows:
+        """Return the places that the samples have when they lie one after another, from an offset on."""
+        num_bytes = self.ends - self.begins
+        ends = offset + np.cumsum(num_bytes)
+        starts = self.starts + (ends - num_bytes - self.begins)[:, None]
+        return Rows(ends - num_bytes, ends, self.hashes, starts, self.sizes, self.keys)
+
 
 @dataclass(frozen=True)
 class Places:
@@ -213,33 +226,54 @@ class PlacesBuilder:
     def __init__(self, fields: Sequence[str]) -> None:
         self.end = self.num_samples = 0
         self._fields = fields
-        self._bodies: list[Body] = []
-        self._hashes: list[UInt64] = []
+        self._parts: list[tuple[Body, UInt64] | Rows] = []
 
     def append(self, body: Body, hashes: UInt64) -> None:
         """Add the next samples, with the hash of each."""
-        self._bodies.append(Body([], body.sample_bytes, body.keys, body.sizes, body.header_bytes))
-        self._hashes.append(hashes)
+        self._parts.append((Body([], body.sample_bytes, body.keys, body.sizes, body.header_bytes), hashes))
         self.end += int(body.sample_bytes.sum())
         self.num_samples += len(hashes)
 
+    def copy(self, rows: Rows) -> None:
+        """Add samples that are copied from another tar, by their places in it."""
+        self._parts.append(rows.at(self.end))
+        self.end += int((rows.ends - rows.begins).sum())
+        self.num_samples += len(rows.begins)
+
     def dump(self, num_bytes: int, digest: bytes) -> bytes:
         """Return the bytes of the file, for a tar of `num_bytes` bytes with this xxh3_128."""
-        sample_bytes = np.concatenate([np.zeros(0, np.int64), *(body.sample_bytes for body in self._bodies)])
-        begins = np.cumsum(sample_bytes) - sample_bytes
-        hashes = np.concatenate([np.zeros(0, np.uint64), *self._hashes])
-        if not self._bodies:
-            return _dump(num_bytes, 0, digest, begins, hashes, np.zeros((0, len(self._fields)), np.int64))
-        sizes = np.concatenate([body.sizes for body in self._bodies])
-        headers = np.concatenate([body.header_bytes for body in self._bodies])
-        if ((sizes < 0) | ((headers == BLOCK_BYTES) & (sizes < _ABSENT))).all():
+        is_plain = all(each.keys is None if isinstance(each, Rows) else _is_plain(each[0]) for each in self._parts)
+        parts, end = list[Rows](), 0
+        for each in self._parts:
+            parts.append(each if isinstance(each, Rows) else _laid_out(*each, end, is_plain))
+            end += int((parts[-1].ends - parts[-1].begins).sum())
+        if not parts:
+            none = np.zeros(0, np.int64)
+            return _dump(num_bytes, 0, digest, none, none.astype(np.uint64), np.zeros((0, len(self._fields)), np.int64))
+        begins, hashes, starts, sizes = (
+            np.concatenate([getattr(each, name) for each in parts]) for name in ("begins", "hashes", "starts", "sizes")
+        )
+        if is_plain:
             return _dump(num_bytes, self.end, digest, begins, hashes, sizes)
-        spans = np.where(sizes < 0, 0, headers + padded(sizes))
-        starts = begins[:, None] + np.cumsum(spans, axis=1) - spans + headers
         row, field = np.nonzero(sizes >= 0)
-        keys = [key for body in self._bodies for key in body.keys.cast(pa.large_string()).to_pylist()]
+        keys = [key for each in parts if each.keys is not None for key in each.keys.tolist()]
         members = row, field, starts[row, field], sizes[row, field]
         return _dump_listed(num_bytes, self.end, digest, begins, hashes, self._fields, members, keys)
+
+
+def _is_plain(body: Body) -> bool:
+    """Return whether the offsets of payloads follow from their sizes."""
+    return bool(((body.sizes < 0) | ((body.header_bytes == BLOCK_BYTES) & (body.sizes < _ABSENT))).all())
+
+
+def _laid_out(body: Body, hashes: UInt64, offset: int, is_plain: bool) -> Rows:
+    """Return the places of samples from an offset on, without keys if members need not be listed."""
+    ends = offset + np.cumsum(body.sample_bytes)
+    spans = np.where(body.sizes < 0, 0, body.header_bytes + padded(body.sizes))
+    begins = ends - body.sample_bytes
+    starts = begins[:, None] + np.cumsum(spans, axis=1) - spans + body.header_bytes
+    keys = None if is_plain else np.array(body.keys.cast(pa.large_string()).to_pylist(), np.object_)
+    return Rows(begins, ends, hashes, starts, body.sizes, keys)
 
 
 def scanned_places(data: memoryview, scan: Scan, found: SampleMembers, offsets: Int64, digest: bytes) -> bytes:

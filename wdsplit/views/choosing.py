@@ -272,11 +272,11 @@ def refuse_missing(
             logger.warning("%s: %s", columns.storage.url, text)
             continue
         raise InputError(
-            "some of the keys to keep have no sample",
+            "some of the keys have no sample",
             place=keys.origin,
             expected=f"keys of samples{_example(columns)}",
             found=f"{len(missing):,} of {len(keys.keys):,} keys without a sample: {text}",
-            remedy="remove them from the list, or store the view with --allow-missing (make_view: allow_missing=True)",
+            remedy="remove them from the list, or go on without them: --allow-missing (allow_missing=True)",
         )
 
 

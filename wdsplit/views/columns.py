@@ -33,7 +33,8 @@ class SampleColumns:
     @cached_property
     def _scanned(self) -> tuple[dict[str, Annotation], dict[str, WdsplitError]]:
         """All annotations of the dataset, including stale ones, and the errors of unreadable ones."""
-        return ANNOTATIONS.scan(self.storage, partial(find_annotation, self.storage))
+        read = partial(find_annotation, self.storage, manifest=self.manifest, may_be_stale=True)
+        return ANNOTATIONS.scan(self.storage, read)
 
     @cached_property
     def annotations(self) -> tuple[Annotation, ...]:

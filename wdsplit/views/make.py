@@ -290,8 +290,7 @@ def list_views(
         DatasetNotFoundError: There is no dataset.
     """
     storage = open_readable_storage(*located_one(url, storage_options, fs))
-    read_manifest(storage)
-    return VIEWS.listed(storage, partial(read_head, storage))
+    return VIEWS.listed(storage, partial(read_head, storage, manifest=read_manifest(storage)))
 
 
 def drop_view(

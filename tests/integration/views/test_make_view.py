@@ -145,7 +145,7 @@ def test_a_view_that_keeps_nothing_is_stored_with_a_warning(dataset, caplog):
 
 
 def test_missing_keys_are_refused_unless_allowed(dataset, caplog):
-    with pytest.raises(InputError, match="some of the keys to keep have no sample"):
+    with pytest.raises(InputError, match="some of the keys have no sample"):
         wdsplit.make_view(dataset, "v", keys=[*KEYS[:3], "nope"])
     assert wdsplit.list_views(dataset) == {}
     wdsplit.make_view(dataset, "v", keys=[*KEYS[:3], "nope"], allow_missing=True)

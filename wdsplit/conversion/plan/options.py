@@ -202,6 +202,7 @@ class ConvertOptions(PlanOptions):
         resume: Continue the unfinished run in the output; a finished one is left as it is.
         append: Add the rows to the dataset in the output, as a new version. The dataset decides fields, lanes and
             window; keys must be new. A stopped append continues if it is run again.
+        allow_erased: With `append`, allow rows with keys that were erased from the dataset.
         memory: Bytes of memory for shuffling and grouping, shared by all jobs of a machine. Default: a quarter of what
             this process may use; 1 GiB on Ray and in shares.
         emit: Index files to write for other readers: any of dali, energon and wids.
@@ -226,6 +227,7 @@ class ConvertOptions(PlanOptions):
     overwrite: bool = False
     resume: bool = False
     append: bool = False
+    allow_erased: bool = False
     memory: int | None = _integer(None, 1)
     emit: tuple[str, ...] = ()
     classes: str | None = None
@@ -247,6 +249,8 @@ class ConvertOptions(PlanOptions):
             given = [name for name in changed if name in _OF_DATASET and getattr(self, name) != defaults.get(name)]
             if given:
                 problems.append(f"append and {', '.join(given)} contradict each other: the dataset decides these")
+        if self.allow_erased and not self.append:
+            problems.append("allow_erased needs append")
         if self.number_keys and self.key is not None:
             problems.append("key and number_keys contradict each other: give one")
         if self.classes is not None and self.mapping.get("cls", self.classes) != self.classes:

@@ -1,0 +1,186 @@
+"""Removing old versions: nothing of erased samples is left, and nothing else is gone."""
+
+import shutil
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+import wdsplit
+from commands import done, refused
+from tables import files_of
+from wdsplit.errors import InputError, StorageError
+from wdsplit.shards.files import read_manifest
+from wdsplit.storage.opening import open_storage
+
+PLAN = {"shards": 4, "lanes": 2, "window": 8, "key": "id", "mapping": {"txt": "secret", "cls": "row"}}
+ERASED = (3, 17, 18, 39)
+
+
+def secret(row, what):
+    """Return a text that only one row has, long enough to be found nowhere by chance."""
+    return f"{what}-{row * 7919:06d}-of-{row:03d}"
+
+
+def rows_of(first, stop):
+    rows = range(first, stop)
+    return pa.table(
+        {"id": [secret(row, "key") for row in rows], "secret": [secret(row, "payload") for row in rows], "row": rows}
+    )
+
+
+def make(url, num_rows=40, **options):
+    """Make a dataset with pads, with columns of texts, and with fields that were joined later."""
+    wdsplit.convert(rows_of(0, num_rows), url, **PLAN, keep=("secret",), **options)
+    more = {"id": rows_of(0, num_rows)["id"], "later": [secret(row, "column") for row in range(num_rows)]}
+    more["bin"] = [secret(row, "joined").encode() for row in range(num_rows)]
+    wdsplit.annotate(url, pa.table(more), "id", "more")
+    wdsplit.make_view(url, "some", where="row > 1")
+    wdsplit.make_view(url, "listed", keys=[secret(row, "key") for row in (3, 4)])
+    return url
+
+
+def erase(url, rows=ERASED):
+    return wdsplit.erase(url, keys=[secret(row, "key") for row in rows])
+
+
+def found_in(files, rows=ERASED):
+    """Return the files with anything of some rows, uncompressed or in a table of parquet."""
+    texts = [secret(row, what) for row in rows for what in ("key", "payload", "column", "joined")]
+    names = [name for name, data in files.items() if any(text.encode() in data for text in texts)]
+    for name, data in files.items():
+        if name.endswith(".parquet"):
+            cells = [str(value) for column in pa.parquet.read_table(pa.BufferReader(data)).columns for value in column]
+            names += [name for cell in cells if cell in texts]
+    return sorted(set(names))
+
+
+def rows_in(url, **options):
+    return sorted(int(each["cls"]) for each in wdsplit.Samples(url, **options))
+
+
+@pytest.fixture(params=["disk", "s3"])
+def place(request, tmp_path):
+    """Return the URL of a dataset, and the folder of its files."""
+    if request.param == "s3":
+        bucket = request.getfixturevalue("bucket")
+        return f"{bucket.url}/train", bucket.folder / "train"
+    return str(tmp_path / "train"), tmp_path / "train"
+
+
+@pytest.mark.parametrize("pad", ["none", "repeat"])
+def test_nothing_of_erased_samples_is_left_in_any_file(place, pad):
+    url, folder = place
+    make(url, 42, pad=pad, emit=("wids", "energon", "dali"))
+    erase(url, (40, 3))
+    wdsplit.convert(rows_of(50, 60), url, append=True)
+    erase(url)
+    erased = (*ERASED, 40)
+    (folder / "notes.txt").write_bytes(b"mine")
+    (folder / "added" / "mine").mkdir()
+    (folder / "added" / "mine" / "9.tar").write_bytes(b"mine")
+    assert {name.partition("/")[0] for name in found_in(files_of(folder), erased)} >= {"fields", "000000.tar.parquet"}
+    left = sorted({*range(42), *range(50, 60)} - {*erased})
+    for view in ("some", "listed"):
+        wdsplit.drop_view(url, view)  # made for the version before the append
+    wdsplit.drop_annotation(url, "more")
+    made = wdsplit.gc(url)
+    assert (made.kept, made.removed) == ((4,), (1, 2, 3))
+    files = files_of(folder)
+    assert found_in(files, erased) == [] and files["notes.txt"] == files["added/mine/9.tar"] == b"mine"
+    assert rows_in(url) == left and wdsplit.verify(url).problems == ()
+    named = set(read_manifest(open_storage(url)).shards.table.column("path").to_pylist())
+    assert {name for name in files if name.endswith(".tar")} - {"added/mine/9.tar"} == named
+    assert [each.number for each in wdsplit.list_versions(url)] == [4]
+    with pytest.raises(InputError, match="gc"):
+        wdsplit.Dataset(url, version=1)
+    assert wdsplit.gc(url).num_files == 0 and files_of(folder) == files
+
+
+def test_views_and_annotations_of_the_kept_versions_stay(place):
+    url, folder = place
+    make(url)
+    erase(url)
+    erase(url, (5,))
+    rows = sorted({*range(40)} - {*ERASED, 5})
+    assert wdsplit.gc(url, keep=2).removed == (1,)
+    assert found_in(files_of(folder)) == []
+    for keep in (2, 1):
+        wdsplit.gc(url, keep=keep)
+        for version in (2, 3)[-keep:]:
+            left = rows if version == 3 else sorted({*rows, 5})
+            assert rows_in(url, view="some", version=version) == [row for row in left if row > 1]
+            assert rows_in(url, view="listed", version=version) == [4]
+            assert rows_in(url, where=f"later != {secret(9, 'column')!r}", version=version) == [
+                row for row in left if row != 9
+            ]
+            samples = wdsplit.Samples(url, join=["more"], version=version)
+            assert {each["bin.bin"] if "bin.bin" in each else each["bin"] for each in samples} == {
+                secret(row, "joined").encode() for row in left
+            }
+            assert wdsplit.verify(url, version=version).problems == ()
+    assert found_in(files_of(folder), (*ERASED, 5)) == []
+    assert not any("@" in name for name in files_of(folder)), "the newest have plain names"
+    erase(url, (6,))  # and what is there can be erased from again
+    wdsplit.gc(url)
+    assert found_in(files_of(folder), (*ERASED, 5, 6)) == []
+
+
+def test_what_only_old_versions_have_is_not_removed_by_the_way(tmp_path):
+    url = make(str(tmp_path / "train"))
+    wdsplit.convert(rows_of(50, 60), url, append=True)
+    before = files_of(url)
+    message = refused(2, "gc", url)
+    assert "annotation 'more'" in message or "view" in message
+    wdsplit.make_view(url, "some", update=True)
+    wdsplit.drop_view(url, "listed")
+    with pytest.raises(InputError, match="more") as raised:
+        wdsplit.gc(url)
+    assert "--drop more" in raised.value.remedy
+    assert before.keys() - files_of(url).keys() == {"views/listed.view"}
+    assert wdsplit.gc(url, keep=2).num_files == 0
+    with pytest.raises(InputError, match="keep"):
+        wdsplit.gc(url, keep=0)
+    wdsplit.drop_annotation(url, "more")
+    assert "version 2 kept" in done("gc", url).out
+    assert rows_in(url, view="some") == [*range(2, 40), *range(50, 60)]
+
+
+def test_what_stopped_writers_have_left_is_removed(tmp_path):
+    """Appends, erasing, and annotations that ended at some moment: rows of these are in their files."""
+    url = make(str(tmp_path / "train"))
+
+    class Stop(Exception):  # noqa: N818
+        pass
+
+    def stop(progress):
+        if progress.name == "write" and progress.done > 0:
+            raise Stop
+
+    stopped = [lambda: wdsplit.convert(rows_of(60, 99), url, append=True, progress=stop, samples_per_shard=8)]
+    more = pa.table({"id": rows_of(0, 40)["id"], "bin": [secret(row, "joined").encode() for row in range(40)]})
+    stopped.append(lambda: wdsplit.annotate(url, more, "id", "again", progress=stop))
+    again = [secret(row, "key") for row in (5, 25)]  # what is written first still has the rows 3 and 17
+    stopped.append(lambda: wdsplit.erase(url, keys=again, progress=stop))
+    for each in stopped:
+        with pytest.raises(Stop):
+            each()
+    wdsplit.gc(url)  # of one version: only the append and the erasing are ended
+    assert not any(name.startswith(("added/", ".wdsplit-erase/")) or ".2-" in name for name in files_of(url))
+    assert any(name.startswith("fields/again.run/") for name in files_of(url))
+    erase(url)
+    wdsplit.gc(url)
+    assert found_in(files_of(url)) == [] and not any("again" in name for name in files_of(url))
+    assert wdsplit.verify(url).problems == ()
+
+
+def test_a_writer_on_this_machine_keeps_its_files(tmp_path):
+    url = make(str(tmp_path / "train"))
+
+    def collect(progress):
+        with pytest.raises(StorageError, match="another process"):
+            wdsplit.gc(url)
+
+    erased = wdsplit.erase(url, where="row == 1", progress=collect)
+    shutil.copytree(url, tmp_path / "copy")
+    assert erased.version == 2 and wdsplit.verify(url).problems == ()

@@ -1,0 +1,105 @@
+"""`wdsplit erase` and `wdsplit gc`: remove samples from a dataset, and the files of old versions."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import wdsplit
+from wdsplit.cli.help import command, option
+from wdsplit.cli.options import Running, dataset_argument, engine_options, json_option
+from wdsplit.cli.progress import progress_bar
+from wdsplit.cli.stored import erased_lines, stale_names
+from wdsplit.cli.terminal import Result, stderr, totals_text
+from wdsplit.texts import counted, listed
+from wdsplit.urls import shown_url
+
+if TYPE_CHECKING:
+    from wdsplit.erasing.erase import EraseProgress
+
+__all__ = ["erase_command", "gc_command"]
+
+_DOING = {"choose": "finding samples", "write": "writing shards again"}
+
+
+@command(
+    "erase",
+    ["data/train --keys people.txt", "data/train --where \"license == 'revoked'\""],
+    dataset_argument,
+    option(
+        "Samples",
+        "--keys",
+        metavar="FILE",
+        help="Erase the samples with the keys in this file: text with one key per line, .jsonl with `key` in each "
+        "line, or .csv, .tsv or .parquet with a column `key` or `__key__`.",
+    ),
+    option(
+        "Samples",
+        "--where",
+        metavar="CONDITION",
+        help="Erase the samples that meet this condition; with --keys, those of the file that meet it.",
+    ),
+    option("Samples", "--allow-missing", is_flag=True, help="Warn about --keys without a sample, instead of failing."),
+    engine_options,
+    json_option,
+    summary="Erase samples of DATASET, as a new version.",
+)
+def erase_command(dataset: str, running: Running, **chosen: Any) -> Result:
+    """Erase samples of DATASET, as a new version.
+
+    Only the shards that have one of the samples are read and written again, with their tables and side shards. The
+    versions before still have the samples: `wdsplit gc` removes these. After an interrupt, run the same command again.
+
+    Conditions have the syntax of `wdsplit view --where`.
+    """
+    url, started, has_started = shown_url(dataset), time.monotonic(), False
+    try:
+        with progress_bar("finding samples", running.log) as bar:
+
+            def show(progress: EraseProgress) -> None:
+                nonlocal has_started
+                has_started = has_started or progress.name == "write"
+                amounts = {"bytes": progress.num_bytes} if progress.name == "write" else {}
+                bar.update(progress.done, progress.total, _DOING[progress.name], "shards", **amounts)
+
+            before = wdsplit.list_versions(dataset)[-1]
+            made = wdsplit.erase(dataset, **chosen, engine=running.open(), progress=show)
+    except KeyboardInterrupt:
+        if has_started:
+            stderr("finished work is kept; continue with the same command")
+        raise
+    lines = [f"{url}: {totals_text(made)}"]
+    if made.version > before.number:
+        gone = counted(before.num_samples - made.num_samples, "sample")
+        lines.append(f"version {made.version}: {gone} fewer than version {before.number}")
+    names = stale_names(dataset)
+    if names:
+        lines.append(f"made for other versions: {', '.join(names)}; update them, or drop them")
+    lines += erased_lines(dataset, wdsplit.inspect(dataset, 0).with_erased)
+    lines.append(f"took {time.monotonic() - started:.1f} s")
+    value = {"dataset": url, "version": made.version, "samples": made.num_samples, "shards": len(made.shards)}
+    return Result("\n".join(lines), value, [f"wdsplit gc {url} --keep 1"])
+
+
+@command(
+    "gc",
+    ["data/train --keep 1", "s3://bucket/train --keep 3"],
+    dataset_argument,
+    option("Versions", "--keep", type=click.IntRange(1), default=1, help="Number of versions to keep, the newest."),
+    json_option,
+    summary="Remove old versions of DATASET, and what stopped writers have left.",
+)
+def gc_command(dataset: str, keep: int) -> Result:
+    """Remove old versions of DATASET: the files that no later version needs, and what stopped writers have left.
+
+    Files that wdsplit does not know stay. Do not run it while a training reads an old version, or another machine
+    writes to DATASET. After an interrupt, run the same command again.
+    """
+    done = wdsplit.gc(dataset, keep=keep)
+    url, kept = shown_url(dataset), f"{'versions' if len(done.kept) > 1 else 'version'} {listed(done.kept, 10)}"
+    removed = f"removed {counted(len(done.removed), 'version')} and {counted(done.num_files, 'file')}"
+    lines = [f"{url}: {removed}; {kept} kept", *erased_lines(dataset, wdsplit.inspect(dataset, 0).with_erased)]
+    return Result("\n".join(lines), {"dataset": url, **dataclasses.asdict(done)})

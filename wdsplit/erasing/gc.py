@@ -1,0 +1,263 @@
+"""`gc` removes the files that only old versions of a dataset name, and what stopped writers have left.
+
+Files that wdsplit does not know stay. The tables that name files go last, so that a stopped run can be run again.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from wdsplit.annotating.run import AnnotationRun
+from wdsplit.conversion.run import Run
+from wdsplit.errors import InputError, WdsplitError
+from wdsplit.jobs.record import Record
+from wdsplit.shards.annotations import ANNOTATIONS, RUN_SUFFIX, find_annotation
+from wdsplit.shards.files import existing_versions, finish_version, read_manifest
+from wdsplit.shards.manifest import ERASE_FOLDER, HEADER_NAME, RUN_FOLDER, SHARDS_NAME, Manifest
+from wdsplit.shards.sidecars import write_sidecars
+from wdsplit.shards.stored import Kind
+from wdsplit.shards.table import MAX_TABLE_BYTES, parse_shards
+from wdsplit.shards.versions import ADDED_FOLDER, REWRITTEN, VERSIONS_FOLDER, table_path, version_path
+from wdsplit.shards.views import VIEWS, read_head
+from wdsplit.storage.given import PathLike, located_one
+from wdsplit.storage.interface import Storage
+from wdsplit.storage.opening import open_storage
+from wdsplit.texts import listed
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
+
+__all__ = ["Collected", "gc"]
+
+_OF_SHARD = re.compile(r"(.*)(?:\.tar(?:\.places|\.parquet|\.idx)?|\.idx)")
+_OF_VERSION = re.compile(r"\d+(-[0-9a-f]{16})?\.(json|parquet|erased)")
+_SIDE_TABLE = re.compile(r"shards(-[0-9a-f]{16})?\.parquet")
+_ADDED = re.compile("[0-9a-f]{16}")
+_ANNOTATED = re.compile(rf"({ANNOTATIONS.pattern.pattern})-[0-9a-f]{{16}}")
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What was removed from a dataset.
+
+    Attributes:
+        kept: The versions that were kept.
+        removed: The versions that were removed.
+        num_files: Number of removed files.
+    """
+
+    kept: tuple[int, ...]
+    removed: tuple[int, ...]
+    num_files: int
+
+
+def gc(
+    dataset: PathLike,
+    *,
+    keep: int = 1,
+    storage_options: Mapping[str, Any] | None = None,
+    fs: AbstractFileSystem | None = None,
+) -> Collected:
+    """Remove old versions of a dataset: the files that no later version needs, and what stopped writers have left.
+
+    Afterwards no file of the dataset has anything of samples that were erased up to the oldest version that is kept.
+    Files that wdsplit does not know stay. An interrupted run can be run again.
+
+        wdsplit.gc("data/train", keep=1)
+
+    Args:
+        dataset: Folder of the dataset.
+        keep: Number of versions to keep, the newest.
+        storage_options: Options for a remote store, as for `wdsplit.convert`.
+        fs: fsspec file system of the dataset; None to choose it by the path.
+
+    Raises:
+        InputError: `keep` is invalid; or a view or an annotation belongs only to versions that would be removed.
+        StorageError: Another process of this machine writes to the dataset.
+    """
+    if type(keep) is not int or keep < 1:
+        raise InputError("invalid keep", expected="an integer of at least 1: versions to keep", found=repr(keep)[:100])
+    storage = open_storage(*located_one(dataset, storage_options, fs))
+    read_manifest(storage)  # before the lock makes a folder
+    run = Run(storage)
+    with run.locked():
+        latest = finish_version(storage, read_manifest(storage))
+        numbers = [each.number for each in existing_versions(storage, latest)]
+        kept = [read_manifest(storage, number) for number in numbers[-keep:]] or [latest]
+        work = _Collecting(storage, latest, kept)
+        work.collect_stored(VIEWS, lambda name: read_head(storage, name).dataset, is_trial=True)
+        work.collect_stored(ANNOTATIONS, lambda name: find_annotation(storage, name).fingerprint, is_trial=True)
+        work.end_annotations()
+        write_sidecars(storage, latest, latest.emit)
+        Record(storage, ERASE_FOLDER).end()  # a writer on another machine notices
+        work.collect_stored(VIEWS, lambda name: read_head(storage, name).dataset)
+        work.collect_stored(ANNOTATIONS, lambda name: find_annotation(storage, name).fingerprint)
+        work.collect_annotations()
+        work.collect_shards()
+        work.collect_tables()
+        run.finish()
+    return Collected(tuple(each.version for each in kept), tuple(numbers[:-keep]), work.num_files)
+
+
+class _Collecting:
+    """A run: removes what no kept version names.
+
+    Args:
+        storage: The dataset.
+        latest: The manifest of its latest version.
+        kept: Those of the versions to keep, the latest last.
+    """
+
+    def __init__(self, storage: Storage, latest: Manifest, kept: list[Manifest]) -> None:
+        self._storage, self._kept, self.num_files = storage, kept, 0
+        self._fingerprints = [each.fingerprint for each in kept]
+        self._dropped = {each.fingerprint for each in latest.history} - {*self._fingerprints}
+        self._named = {path for each in kept for path in each.shards.table.column("path").to_pylist()}
+
+    def remove(self, paths: Iterable[str]) -> None:
+        """Remove files."""
+        found = list(paths)
+        self._storage.remove(*found)
+        self.num_files += len(found)
+
+    @cached_property
+    def _known(self) -> set[str]:
+        """The shards that any table in the dataset lists."""
+        tables = [path for path in self._of_versions() if path.endswith(".parquet")]
+        known = set(self._named)
+        for path in (SHARDS_NAME, *tables):
+            with suppress(WdsplitError):  # of a writer that was stopped, or removed already
+                known.update(parse_shards(self._storage.read(path, MAX_TABLE_BYTES)).table.column("path").to_pylist())
+        return known
+
+    def collect_stored(self, kind: Kind, fingerprint_of: Callable[[str], str], is_trial: bool = False) -> None:
+        """Remove the views or annotations of versions that are not kept; those of the newest get their plain names.
+
+        Args:
+            kind: Views or annotations.
+            fingerprint_of: Returns the fingerprint of the version that the file of a plain name is for.
+            is_trial: Whether to remove nothing, and only to refuse what would be lost.
+
+        Raises:
+            InputError: One belongs only to versions that are removed.
+        """
+        entries, lost = self._storage.list(kind.folder), list[str]()
+        for name in sorted({kind.name_in(entry) for entry in entries} - {""}):
+            plain, own = kind.path(name), [kind.path_of_version(name, each) for each in reversed(self._fingerprints)]
+            versions = [f"{kind.folder}/{each}" for each in entries if kind.name_in(each) == name and "@" in each]
+            newest = next((path for path in own if path in versions), None)
+            is_old = os.path.basename(plain) not in entries
+            if not is_old:
+                with suppress(WdsplitError):  # a damaged file is of no version
+                    is_old = fingerprint_of(name) in self._dropped
+            if is_old and newest is None and os.path.basename(plain) in entries:
+                lost.append(name)
+            if is_trial:
+                continue
+            if is_old and newest is not None:
+                with self._storage.publish(plain, durable=True) as file:
+                    file.write([self._storage.read(newest)])
+            self.remove(each for each in versions if each not in own or (is_old and each == newest))
+        if lost:
+            update = kind.update.format(name=lost[0]) or kind.make.format(name=lost[0], how="...")
+            raise InputError(
+                f"{kind.what} {lost[0]!r} belongs only to versions that would be removed",
+                place=self._storage.url,
+                expected=f"{kind.what}s of the versions that are kept",
+                found=listed(list(map(repr, lost)), 5),
+                remedy=f"make it for the latest version with `{update}`, or remove it with `wdsplit "
+                f"{kind.make.split()[1]} DATASET --drop {lost[0]}`; or --keep more versions",
+            )
+
+    def end_annotations(self) -> None:
+        """Remove the unfinished runs of annotations for other versions: their spill files have keys and payloads.
+
+        Raises:
+            StorageError: Another process is annotating the dataset.
+        """
+        for entry in self._storage.list(ANNOTATIONS.folder):
+            if entry.endswith(RUN_SUFFIX):
+                run = AnnotationRun(self._storage, entry.removesuffix(RUN_SUFFIX))
+                with run.locked():
+                    if run.plan.get("fingerprint") not in self._fingerprints:
+                        run.end()
+
+    def collect_annotations(self) -> None:
+        """Remove tables and side shards of shards that are not kept, and the folders of annotations that are gone."""
+        used: dict[str, tuple[set[str], set[str]]] = {}
+        unknown, storage = set[str](), self._storage
+        for name in ANNOTATIONS.names(storage):
+            try:
+                if find_annotation(storage, name).fingerprint not in (*self._fingerprints, *self._dropped):
+                    unknown.add(name)  # made for other shards than any version has
+            except WdsplitError:
+                unknown.add(name)
+            for manifest in self._kept:
+                with suppress(WdsplitError):
+                    found = find_annotation(storage, name, manifest)
+                    named, tables = used.setdefault(found.folder, (set(), set()))
+                    named.update(manifest.shards.table.column("path").to_pylist())
+                    tables.add(found.table)
+        entries = storage.list(ANNOTATIONS.folder)
+        for entry in entries:
+            match, folder = _ANNOTATED.fullmatch(entry), f"{ANNOTATIONS.folder}/{entry}"
+            if match is None or match[1] in unknown or f"{match[1]}{RUN_SUFFIX}" in entries:
+                continue
+            if folder not in used:
+                self._remove_folder(folder)
+                continue
+            named, tables = used[folder]
+            self._sweep(f"{folder}/", named)
+            found_tables = [each for each in storage.sizes(folder) if _SIDE_TABLE.fullmatch(each)]
+            self.remove(f"{folder}/{each}" for each in found_tables if each not in tables)
+
+    def collect_shards(self) -> None:
+        """Remove shards with their files, and what appends that were stopped have left."""
+        for entry in filter(_ADDED.fullmatch, self._storage.list(ADDED_FOLDER)):
+            folder = f"{ADDED_FOLDER}/{entry}"
+            if any(path.startswith(f"{folder}/") for path in self._named):
+                self._remove_folder(f"{folder}/{RUN_FOLDER}")
+            else:
+                self._storage.remove(f"{folder}/{RUN_FOLDER}", f"{folder}/{HEADER_NAME}")  # its writer notices
+                self._remove_folder(folder)
+        self._sweep("", self._named)
+
+    def collect_tables(self) -> None:
+        """Remove what named the files that are gone."""
+        kept = {each for manifest in self._kept for each in manifest.provenance.get("erased", ())}
+        for manifest in self._kept:
+            kept |= {version_path(manifest.version), table_path(manifest.version, manifest.shards_checksum)}
+        found = [*self._of_versions(), *([SHARDS_NAME] if self._storage.size(SHARDS_NAME) is not None else [])]
+        gone = [path for path in found if path not in kept]
+        self.remove(path for path in gone if path.endswith(".json"))
+        self.remove(path for path in gone if not path.endswith(".json"))
+        for folder in (VERSIONS_FOLDER, VIEWS.folder, ANNOTATIONS.folder):
+            self._storage.remove_temporary(folder)
+
+    def _of_versions(self) -> list[str]:
+        """Return the paths of headers, tables and hashes of versions."""
+        names = filter(_OF_VERSION.fullmatch, self._storage.list(VERSIONS_FOLDER))
+        return [f"{VERSIONS_FOLDER}/{name}" for name in names]
+
+    def _sweep(self, prefix: str, named: Collection[str]) -> None:
+        """Remove the files of shards that wdsplit has written or listed, and that have none of some names."""
+        for folder in sorted({"", *map(os.path.dirname, self._known)}):
+            self._storage.remove_temporary(f"{prefix}{folder}".rstrip("/"))
+            gone = []
+            for name in self._storage.sizes(f"{prefix}{folder}".rstrip("/")):
+                match = _OF_SHARD.fullmatch(os.path.join(folder, name))
+                shard = f"{match[1]}.tar" if match else ""
+                if shard and shard not in named and (shard in self._known or REWRITTEN.search(shard)):
+                    gone.append(f"{prefix}{os.path.join(folder, name)}")
+            self.remove(gone)
+
+    def _remove_folder(self, folder: str) -> None:
+        """Remove a folder, if there is one."""
+        self.num_files += len(self._storage.sizes(folder))
+        self._storage.remove(folder)
