@@ -35,10 +35,11 @@ from wdsplit.engines.local import Engine, LocalEngine
 from wdsplit.errors import InputError, WdsplitError
 from wdsplit.fields.keys import numbered_width
 from wdsplit.shards import annotations as stored
-from wdsplit.shards.annotations import ANNOTATIONS, Annotation, annotation_folder
+from wdsplit.shards.annotations import ANNOTATIONS, Annotation, Covered, annotation_folder
 from wdsplit.shards.files import read_manifest
-from wdsplit.shards.manifest import Manifest
+from wdsplit.shards.manifest import SHARDS_NAME, Manifest, Shards
 from wdsplit.shards.sample_tables import dump_schema
+from wdsplit.shards.stored import VERSION_CHARACTERS
 from wdsplit.storage.given import PathLike, located_one
 from wdsplit.storage.interface import Storage
 from wdsplit.storage.opening import open_readable_storage, open_storage
@@ -154,7 +155,11 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Making(ABC):
-    """The arguments of a call that makes an annotation."""
+    """The arguments of a call that makes an annotation.
+
+    Attributes:
+        covered: What the annotation that is updated covers; None to make one for all shards.
+    """
 
     output: str
     storage_options: Mapping[str, Any] | None
@@ -164,6 +169,7 @@ class Making(ABC):
     options: Any
     engine: Engine
     report: Report
+    covered: Covered | None = None
 
     @property
     def run(self) -> AnnotationRun:
@@ -180,7 +186,7 @@ class Making(ABC):
                 remedy=f"make them with `wdsplit index {self.storage.url} --sample-tables`",
                 url=self.storage.url,
             )
-        self.run.refuse(self.options.overwrite, self.options.resume)
+        self.run.refuse(self.options.overwrite, self.options.resume, self.covered is not None)
 
     def without_clashes(self, chosen: Chosen) -> Chosen:
         """Return columns and fields; refuse names that the dataset has already."""
@@ -192,6 +198,8 @@ class Making(ABC):
 
     def job_arguments(self, content: Any, chosen: Chosen) -> dict[str, Any]:
         """Return the arguments of any job, for a plan with this content."""
+        covered = self.covered
+        folder = annotation_folder(self.name, xxhash.xxh3_64_hexdigest(orjson.dumps(content)))
         return {
             "output": self.output,
             "storage_options": self.storage_options,
@@ -199,9 +207,9 @@ class Making(ABC):
             "schema": chosen.schema,
             "columns": chosen.columns,
             "fields": chosen.fields,
-            "shards": self.manifest.shards,
+            "shards": self.manifest.shards if covered is None else covered.missing_of(self.manifest.shards),
             "names": self.manifest.field_names,
-            "folder": annotation_folder(self.name, xxhash.xxh3_64_hexdigest(orjson.dumps(content))),
+            "folder": folder if covered is None else covered.annotation.folder,
         }
 
     def make(self, job: AnyJob, modified: str, rows: Callable[[AnyJob], Rows]) -> Annotation:
@@ -218,7 +226,7 @@ class Making(ABC):
             kept = None if live is None else live.folder
             if self.options.resume and self.run.is_unfinished:
                 job = dataclasses.replace(job, task_bytes=self.run.resumed_bytes(job, modified))
-            elif self.options.resume and live is not None:
+            elif self.options.resume and live is not None and self.covered is None:
                 self.run.refuse_other_plan(live.folder.rpartition("-")[2], job)
                 return live
             else:
@@ -227,9 +235,9 @@ class Making(ABC):
                 annotation = self._written(rows(job))
             except WdsplitError as error:
                 if self.is_useless(error, job):
-                    self.run.finish(job, kept)
+                    self.run.finish(job, kept, self.covered is not None)
                 raise
-            self.run.finish(job, annotation.folder)
+            self.run.finish(job, annotation.folder, self.covered is not None)
             return annotation
 
     @abstractmethod
@@ -251,7 +259,15 @@ class Making(ABC):
         """Write tables and side shards, and the file that completes the annotation."""
         job, (missing, extra, duplicates) = rows.job, rows.counts
         num_bytes, side_shards = write_shards(job, self.engine, self.report, rows.read)
-        checksum = stored.write_side_shards(self.storage, job.folder, side_shards) if job.fields else ""
+        table, path = SHARDS_NAME, ""
+        if self.covered is not None:
+            before, fingerprint = self.covered.annotation, self.manifest.fingerprint
+            missing, num_bytes = missing + before.num_missing, num_bytes + before.num_bytes
+            path = ANNOTATIONS.path_of_version(self.name, fingerprint)
+            if self.covered.sides is not None:
+                table = f"shards-{fingerprint[:VERSION_CHARACTERS]}.parquet"
+                side_shards = Shards(pa.concat_tables([self.covered.sides.table, side_shards.table]).combine_chunks())
+        checksum = stored.write_side_shards(self.storage, job.folder, side_shards, table) if job.fields else ""
         annotation = Annotation(
             self.name,
             job.folder,
@@ -265,6 +281,7 @@ class Making(ABC):
             rows.provenance,
             job.fields,
             checksum,
+            table,
         )
         self.run.refuse_taken_over(job.run, shared=True)
         # another annotation may have got the same columns meanwhile
@@ -278,7 +295,7 @@ class Making(ABC):
                 found=fingerprint,
                 remedy="annotate it again",
             )
-        stored.write_annotation(self.storage, annotation)
+        stored.write_annotation(self.storage, annotation, path)
         return annotation
 
 

@@ -41,7 +41,7 @@ from wdsplit.errors import (
 )
 from wdsplit.fields.infer import is_field_name, needs_sniff
 from wdsplit.loading.samples import Samples
-from wdsplit.shards.annotations import ANNOTATIONS, Annotation
+from wdsplit.shards.annotations import ANNOTATIONS, Annotation, find_covered
 from wdsplit.shards.manifest import parse_fields
 from wdsplit.shards.sample_tables import KEY, dump_schema, parse_columns, read_samples
 from wdsplit.storage.given import PathLike, located_one
@@ -55,8 +55,8 @@ if TYPE_CHECKING:
 __all__ = ["map_samples"]
 
 _SNIFF_BYTES = 64
-_AT_ONCE = 8
-"""Samples that a thread decodes at a time where the function takes one."""
+_AT_ONCE, _AT_ONCE_BYTES = 64, 4 * 1024**2
+"""Samples that a thread decodes at a time where the function takes one, and their bytes in the shard."""
 _LISTED = 1000
 """The failed samples that are listed."""
 
@@ -111,6 +111,9 @@ def map_samples(
     url, storage_options = located_one(dataset, storage_options, fs)
     storage = open_storage(url, storage_options)
     samples = Samples(url, fields=options.fields or None, join=options.join, storage_options=storage_options)
+    covered = find_covered(storage, ANNOTATIONS.checked(name), samples.manifest) if options.update else None
+    if covered is not None and covered.num_shards == len(samples.manifest.shards):
+        return covered.annotation
     work = _Mapping(
         output=url,
         storage_options=storage_options,
@@ -120,6 +123,7 @@ def map_samples(
         options=options,
         engine=engine or LocalEngine(options.jobs),
         report=progress or (lambda _: None),
+        covered=covered,
         samples=samples.decode(*(_named(each) if ":" in str(each) else each for each in options.decode)),
         function=_named(function),
     )
@@ -228,6 +232,16 @@ class _Mapping(Making):
             "join": list(self.options.join),
             "decode": [each if isinstance(each, str) else _name_of(each) for each in self.options.decode],
         }
+        if self.covered is not None:
+            before = {name: self.covered.annotation.provenance.get(name) for name in made_of}
+            if before != made_of:
+                raise InputError(
+                    f"annotation {self.name!r} was made in another way",
+                    place=self.storage.url,
+                    expected=str(before),
+                    found=str(made_of),
+                    remedy="update it with the function and options that made it, or make it again with --overwrite",
+                )
         plan, live = xxhash.xxh3_64_hexdigest(orjson.dumps([self.manifest.fingerprint, made_of])), self.live()
         # A function may be changed and keep its name, so an annotation is never written into the folder of another.
         job = _MapJob(
@@ -237,7 +251,8 @@ class _Mapping(Making):
         )
         if live is not None and live.provenance.get("plan") == plan and not self.run.is_unfinished:
             job = dataclasses.replace(job, folder=live.folder) if self.options.resume else job
-        return self.make(job, "", partial(self._map, {**made_of, "plan": plan}))
+        version = self.manifest.fingerprint if self.covered is not None else ""
+        return self.make(job, version, partial(self._map, {**made_of, "plan": plan}))
 
     def _map(self, provenance: Mapping[str, Any], job: _MapJob) -> Rows:
         """Call the function for all shards, and return its results as rows."""
@@ -247,9 +262,10 @@ class _Mapping(Making):
             before = len(seen)
             _merge(seen, mapped.seen)
             if len(seen) > before:
-                self.without_clashes(_chosen(seen))
+                self.without_clashes(self._chosen(seen))
 
-        work = partial(_map_shards, job, self.samples, self.function, self.options)
+        first = 0 if self.covered is None else self.covered.num_shards
+        work = partial(_map_shards, job, self.samples, self.function, self.options, first)
         amounts = job.shards.num_real
         mapped = run_pass(
             job, self.engine, self.report, "map", work, _parse_mapped, amounts, collect=check, threads=False
@@ -260,7 +276,7 @@ class _Mapping(Making):
         failed = [
             dict(zip(("key", "shard", "row", "error"), one, strict=True)) for each in mapped for one in each.failed
         ]
-        if not seen:
+        if not (seen or self.covered):
             raise InputError(
                 "the function returns no values",
                 place=self.storage.url,
@@ -270,13 +286,36 @@ class _Mapping(Making):
         num_bytes = [sum(run.num_bytes for run in each.runs) for each in mapped]
         job = dataclasses.replace(
             job,
-            **_chosen(seen)._asdict(),
-            buffer_bytes=max(num_bytes),
+            **self._chosen(seen)._asdict(),
+            buffer_bytes=max(num_bytes, default=0),
             near_bytes=None if self.storage.has_latency else sum(num_bytes),
         )
-        provenance = {**provenance, "num_failed": sum(each.num_failed for each in mapped), "failed": failed[:_LISTED]}
+        num_failed = sum(each.num_failed for each in mapped)
+        if self.covered is not None:
+            earlier = self.covered.annotation.provenance
+            num_failed, failed = num_failed + earlier["num_failed"], [*earlier["failed"], *failed]
+        provenance = {**provenance, "num_failed": num_failed, "failed": failed[:_LISTED]}
         read = partial(_read_results, job, [each.runs for each in mapped])
         return Rows(job, read, (sum(each.num_missing for each in mapped), 0, 0), provenance)
+
+    def _chosen(self, seen: Mapping[str, _Seen]) -> Chosen:
+        """Return the columns and fields of results; of an update, those of the annotation, which has them all."""
+        found = [seen[name] for name in sorted(seen)]
+        schema = parse_columns([each for one in found for each in one.columns])
+        fields = parse_fields([each for one in found for each in one.fields])
+        if self.covered is not None:
+            before = self.covered.annotation
+            new = [each for each in (*schema, *fields) if each not in (*before.schema, *before.fields)]
+            if new:
+                raise InputError(
+                    f"the function returns other values than annotation {self.name!r} has",
+                    place=self.storage.url,
+                    expected=f"{', '.join(before.schema.names)}; fields {', '.join(map(str, before.fields))}",
+                    found=str(new[0]),
+                    remedy="let it return the same as before, or make the annotation again with --overwrite",
+                )
+            schema, fields = before.schema, before.fields
+        return Chosen(schema, tuple(schema.names), fields)
 
     def without_clashes(self, chosen: Chosen) -> Chosen:
         """Refuse names that the dataset has already."""
@@ -305,13 +344,6 @@ def _merge(seen: dict[str, _Seen], others: Mapping[str, _Seen]) -> None:
             )
 
 
-def _chosen(seen: Mapping[str, _Seen]) -> Chosen:
-    """Return the columns and fields of results."""
-    found = [seen[name] for name in sorted(seen)]
-    schema = parse_columns([each for one in found for each in one.columns])
-    return Chosen(schema, tuple(schema.names), parse_fields([each for one in found for each in one.fields]))
-
-
 def _parse_mapped(note: Any) -> _Mapped:
     runs, seen, num_missing, num_failed, failed = note
     return _Mapped(
@@ -323,9 +355,9 @@ def _parse_mapped(note: Any) -> _Mapped:
 
 
 def _map_shards(
-    job: _MapJob, samples: Samples, function: Any, options: MapOptions, storage: Storage, shards: range
+    job: _MapJob, samples: Samples, function: Any, options: MapOptions, first: int, storage: Storage, shards: range
 ) -> Iterator[_Mapped]:
-    starts = np.append(0, np.cumsum(samples.manifest.shards.num_real)).tolist()
+    starts = np.append(0, np.cumsum(samples.manifest.shards.num_real))[first:].tolist()
     for number in shards:
         yield _OneShard(job, function, options, storage, number, samples[starts[number] : starts[number + 1]]).mapped()
 
@@ -346,8 +378,12 @@ class _OneShard:
     def keys(self) -> list[str]:
         return list(read_samples(self.storage, self.job.shards[self.number], [KEY]).column(0).to_pylist())
 
+    @cached_property
+    def url(self) -> str:
+        return f"{self.storage.url}/{self.job.shards[self.number].path}"
+
     def place(self, row: int) -> str:
-        return f"sample {self.keys[row]!r} ({self.storage.url}/{self.job.shards[self.number].path}, row {row})"
+        return f"sample {self.keys[row]!r} ({self.url}, row {row})"
 
     def mapped(self) -> _Mapped:
         """Call the function with the samples of the shard, and spill the results."""
@@ -409,10 +445,11 @@ class _OneShard:
 
     def _batches(self) -> Iterator[list[tuple[int, Any]]]:
         """Give batches of samples with their rows, without those that fail."""
+        size = self.options.batch_size or min(_AT_ONCE, 1 + _AT_ONCE_BYTES // (1 + self.samples.source.sample_bytes))
         batch: list[tuple[int, Any]] = []
         for row, sample in self._decoded():
             batch.append((row, sample))
-            if len(batch) == (self.options.batch_size or _AT_ONCE):
+            if len(batch) == size:
                 yield batch
                 batch = []
         if batch:
@@ -472,7 +509,7 @@ class _OneShard:
             place=self.place(rows[0]) + (f", or {len(rows) - 1} more of its batch" if len(rows) > 1 else ""),
             found=f"{found} ({last.filename}, line {last.lineno})",
             remedy="correct it and continue with --resume, or leave such samples out with --on-error skip",
-            url=f"{self.storage.url}/{shard}",
+            url=self.url,
             key=key,
         ) from error
 

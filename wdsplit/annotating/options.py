@@ -71,6 +71,8 @@ class MapOptions:
         jobs: Number of parallel tasks.
         overwrite: Replace the annotation or unfinished run of this name.
         resume: Continue an unfinished run, whose finished shards are kept; a finished one is left as it is.
+        update: Extend the annotation of this name to the shards that were added since it was made. Earlier versions of
+            the dataset keep theirs.
     """
 
     fields: tuple[str, ...] = ()
@@ -81,6 +83,7 @@ class MapOptions:
     jobs: int = same_as(ConvertOptions, "jobs")
     overwrite: bool = False
     resume: bool = False
+    update: bool = False
 
     def __post_init__(self) -> None:
         problems = invalid_values(self)

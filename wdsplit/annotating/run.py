@@ -40,8 +40,8 @@ class AnnotationRun(Record):
         super().__init__(storage, f"{ANNOTATIONS.folder}/{name}{RUN_SUFFIX}")
         self._name = name
 
-    def refuse(self, overwrite: bool, resume: bool) -> None:
-        """Refuse to replace an annotation or an unfinished run unless requested.
+    def refuse(self, overwrite: bool, resume: bool, update: bool = False) -> None:
+        """Refuse to replace an annotation or an unfinished run unless requested; an update keeps the annotation.
 
         Raises:
             OutputExistsError: One exists and may not be replaced, or there is no run to continue.
@@ -55,7 +55,7 @@ class AnnotationRun(Record):
         if unfinished and not (overwrite or resume):
             remedy = "use --resume to continue it, or --overwrite to start again"
             self._refuse("a run of this annotation is unfinished", "an unfinished run", remedy)
-        if self._name in names and not (overwrite or resume):
+        if self._name in names and not (overwrite or resume or update):
             remedy = "use --overwrite to replace it, or choose another --name"
             self._refuse(f"the dataset already has an annotation {self._name!r}", "", remedy, "")
 
@@ -120,12 +120,13 @@ class AnnotationRun(Record):
             self._refuse("an input has changed since the run began", "another modification time", remedy, "the same")
         return int(plan["task_bytes"])
 
-    def finish(self, job: WriteJob, live: str | None) -> None:
+    def finish(self, job: WriteJob, live: str | None, is_update: bool = False) -> None:
         """Remove the files of an unfinished run, those of killed tasks, and the tables of all but the live annotation.
 
         Args:
             job: The input of all tasks.
             live: The folder of the annotation that exists now; None if there is none.
+            is_update: Whether the run was to extend the annotation, which earlier versions still have.
         """
         paths = job.shards.table.column("path").to_pylist()
         tables = dict.fromkeys(posixpath.dirname(annotation_table_path(job.folder, path)) for path in paths)
@@ -133,7 +134,7 @@ class AnnotationRun(Record):
             self.storage.remove_temporary(folder)
         self.end()
         self._remove_tables(live)
-        if live == job.folder:  # those of single versions, whose tables are gone
+        if live == job.folder and not is_update:  # those of single versions, whose tables are gone
             found = [each for each in self.storage.list(ANNOTATIONS.folder) if ANNOTATIONS.name_in(each) == self._name]
             own = {f"{self._name}{ANNOTATIONS.suffix}"}
             self.storage.remove(*(f"{ANNOTATIONS.folder}/{each}" for each in {*found} - own))

@@ -23,6 +23,7 @@ _SHOWN = 10
     [
         "data/train embed:embed --name embedding --fields jpg --decode rgb8 --batch-size 64",
         "data/train captions:score --name quality --fields txt --jobs 8",
+        "data/train captions:score --name quality --fields txt --update",
         "s3://bucket/train latents:encode --name latents --engine ray --on-error skip",
     ],
     dataset_argument,
@@ -38,7 +39,7 @@ _SHOWN = 10
     options_of(MapOptions, "Running", "on_error"),
     engine_options,
     option("Output", "--name", metavar="NAME", required=True, help="Name of the annotation."),
-    options_of(MapOptions, "Output", "overwrite resume"),
+    options_of(MapOptions, "Output", "overwrite resume update"),
     json_option,
     summary="Call a function with the samples of DATASET, and store the results.",
 )

@@ -12,14 +12,14 @@ import re
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
 import pyarrow as pa
 import xxhash
 
-from wdsplit.errors import CorruptDataError, InputError
+from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError
 from wdsplit.shards.manifest import Field, Manifest, Shard, checksum_of, parse_fields
 from wdsplit.shards.sample_tables import dump_schema, names_of, parse_columns, read_samples, samples_path
 from wdsplit.shards.stored import Kind
@@ -31,10 +31,12 @@ __all__ = [
     "MISSING",
     "RUN_SUFFIX",
     "Annotation",
+    "Covered",
     "annotation_folder",
     "annotation_table_path",
     "drop_annotation",
     "find_annotation",
+    "find_covered",
     "find_parts",
     "is_annotation_folder",
     "is_part_of",
@@ -54,6 +56,8 @@ ANNOTATIONS = Kind(
     "letters, digits, '_' and '-', at most 100",
     "wdsplit annotate DATASET TABLE --name {name} {how} --overwrite",
 )
+_MAPPED = dataclasses.replace(ANNOTATIONS, update="wdsplit map DATASET MODULE:FUNCTION --name {name} --update")
+"""Those that a function made: it can be called for the shards that were added."""
 RUN_SUFFIX = ".run"
 """The suffix of the folder with the files of an unfinished run."""
 MISSING = "missing"
@@ -144,7 +148,8 @@ def find_annotation(
                 path = of_version
                 annotation = _parse(name, storage.read(path, _MAX_BYTES))
         if manifest is not None and not may_be_stale:
-            ANNOTATIONS.refuse_stale(name, annotation.fingerprint, manifest)
+            kind = _MAPPED if "function" in annotation.provenance else ANNOTATIONS
+            kind.refuse_stale(name, annotation.fingerprint, manifest)
     except (CorruptDataError, InputError) as error:
         raise error.in_dataset(storage.url, path) from error
     return annotation
@@ -251,6 +256,47 @@ def read_side_shards(storage: ReadableStorage, annotation: Annotation, manifest:
     fields = (*annotation.fields, Field(MISSING, "", "bytes", "null"))
     origin = {"annotation": annotation.name, "folder": annotation.folder}
     return dataclasses.replace(manifest, shards=side, fields=fields, samples=None, provenance=origin)
+
+
+class Covered(NamedTuple):
+    """What an annotation covers of the latest version of a dataset.
+
+    Attributes:
+        annotation: The annotation.
+        num_shards: How many shards it covers: the first ones.
+        sides: Their side shards; None if it has no fields.
+    """
+
+    annotation: Annotation
+    num_shards: int
+    sides: Shards | None
+
+    def missing_of(self, shards: Shards) -> Shards:
+        """Return the shards of the latest version that it does not cover."""
+        return Shards(shards.table.slice(self.num_shards).combine_chunks())
+
+
+def find_covered(storage: ReadableStorage, name: str, manifest: Manifest) -> Covered:
+    """Return what an annotation covers of the latest version of a dataset: all, or what an earlier version had.
+
+    Raises:
+        InputError: There is no such annotation, or later versions do not have the shards that it was made for.
+        CorruptDataError: It is damaged.
+    """
+    refused: InputError | None = None
+    for count in (len(manifest.shards), *(each.num_shards for each in reversed(manifest.history[:-1]))):
+        part = dataclasses.replace(manifest, shards=Shards(manifest.shards.table.slice(0, count)))
+        try:
+            found = find_annotation(storage, name, part)
+        except DatasetNotFoundError as error:
+            raise ANNOTATIONS.unknown(storage, name) from error
+        except InputError as error:
+            refused = refused or error
+        else:
+            return Covered(found, count, read_side_shards(storage, found, part).shards if found.fields else None)
+    assert refused is not None
+    refused.remedy = ANNOTATIONS.remedy(name)
+    raise refused
 
 
 def find_parts(storage: Storage, name: str) -> list[str]:

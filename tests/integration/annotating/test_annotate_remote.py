@@ -92,7 +92,6 @@ def mapped(sample):
 
 
 def test_a_function_is_mapped_over_a_dataset_in_a_bucket_as_over_one_on_a_disk(bucket, source, url, tmp_path):
-    before = set(files_below(bucket.folder))
     local = tmp_path / "data"
     wdsplit.convert(source / "in.parquet", local, CHOSEN)
     expected = wdsplit.map_samples(local, mapped, "scores")
@@ -105,8 +104,13 @@ def test_a_function_is_mapped_over_a_dataset_in_a_bucket_as_over_one_on_a_disk(b
     assert wdsplit.verify(url).problems == ()
     with pytest.raises(OutputExistsError):
         wdsplit.map_samples(url, mapped, "scores")
+    for data in (local, url):
+        wdsplit.convert(pa.table({"id": ["new"], "cls": [NUM_ROWS]}), data, append=True)
+        wdsplit.map_samples(data, mapped, "scores", update=True)
+    assert files_of(bucket.folder / "data/fields") == files_of(local / "fields")
+    assert len(wdsplit.Samples(url, join=["scores"], where="score >= 0")) == NUM_ROWS + 1 - 7
     wdsplit.drop_annotation(url, "scores")
-    assert set(files_below(bucket.folder)) == before
+    assert open_storage(url).list("fields") == []
 
 
 @pytest.mark.slow

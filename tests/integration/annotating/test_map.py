@@ -256,3 +256,94 @@ def test_the_command_prints_what_was_made_and_what_was_skipped(data):
     assert [one["error"] for one in json.loads(done.stdout)["failed"]] == [
         f"ValueError: no value for {n}" for n in (50, 57)
     ]
+
+
+def appended(data, first, stop):
+    """Append rows to a dataset."""
+    rows = range(first, stop)
+    table = {"id": [f"new{row}" for row in rows], "bin": [bytes([row]) * 20 for row in rows], "row": list(rows)}
+    wdsplit.convert(pa.table(table), data, append=True, samples_per_shard=10, shuffle=False)
+
+
+def found_in(data, version=None):
+    """Return what the samples of a version have, by row."""
+    samples = wdsplit.Samples(data, version=version, join=["made"], fields=["cls", *FIELDS]).decode()
+    return {int(one["cls"]): {name: one.get(name) for name in ("latent.npy", "word.txt")} for one in samples}
+
+
+def expected_for(rows):
+    results = {row: values({"cls": row}) or {} for row in rows}
+    return {row: {"latent.npy": each.get("latent.npy"), "word.txt": each.get("word")} for row, each in results.items()}
+
+
+def test_an_update_computes_what_was_added_and_earlier_versions_keep_theirs(data, counting, tmp_path):
+    given = data, "mapped_functions:counted", "made"
+    before = wdsplit.map_samples(*given)
+    counting()
+    appended(data, NUM_ROWS, 131)
+    whole = Path(shutil.copytree(data, tmp_path / "whole"))
+    with pytest.raises(InputError, match="--update"):
+        wdsplit.Samples(data, join=["made"])
+    with stopped_at("map", 10) as stop:
+        wdsplit.map_samples(*given, update=True, progress=stop)
+    np.testing.assert_equal(found_in(data, 1), expected_for(range(NUM_ROWS)))
+    with pytest.raises(OutputExistsError, match="unfinished"):
+        wdsplit.map_samples(*given, update=True)
+    made = wdsplit.map_samples(*given, update=True, resume=True)
+    assert counting() == list(range(NUM_ROWS, 131))
+    assert (made.folder, made.num_samples, made.num_missing) == (before.folder, 131, 14)
+    again = wdsplit.map_samples(whole, "mapped_functions:counted", "made", overwrite=True)
+    tables = {name: each for name, each in files_in(data, made).items() if not name.startswith("shards-")}
+    assert tables == files_in(whole, again)
+    counting()
+    assert wdsplit.map_samples(*given, update=True) == made
+    appended(data, 131, 145)
+    last = wdsplit.map_samples(*given, update=True, batch_size=None)
+    assert counting() == list(range(131, 145)) and last.num_samples == 145
+    for version, stop_row in ((1, NUM_ROWS), (2, 131), (3, 145)):
+        np.testing.assert_equal(found_in(data, version), expected_for(range(stop_row)))
+        chosen = wdsplit.Samples(data, version=version, where="score >= 0")
+        assert len(chosen) == sum(row % 10 > 0 for row in range(stop_row))
+        assert wdsplit.verify(data, version=version).problems == ()
+
+
+def test_an_update_goes_on_from_shards_that_are_there_still(data, counting, tmp_path):
+    """Erasing writes shards again: one of those that were added does not matter, one of those before does."""
+    given = "mapped_functions:counted", "made"
+    wdsplit.map_samples(data, *given)
+    appended(data, NUM_ROWS, 131)
+    other = Path(shutil.copytree(data, tmp_path / "other"))
+    wdsplit.erase(data, keys=["new110"])
+    counting()
+    wdsplit.map_samples(data, *given, update=True)
+    assert counting() == [row for row in range(NUM_ROWS, 131) if row != 110]
+    rows = [row for row in range(131) if row != 110]
+    np.testing.assert_equal(found_in(data), expected_for(rows))
+    wdsplit.erase(other, keys=[KEYS[3]])
+    with pytest.raises(InputError, match="does not cover later samples") as caught:
+        wdsplit.map_samples(other, *given, update=True)
+    assert "--overwrite" in caught.value.remedy
+
+
+WRONG_UPDATES = {
+    "no annotation": (values, "other", {}, "no annotation 'other'"),
+    "another function": (mapped_functions.texts, "made", {}, "was made in another way"),
+    "other options": (values, "made", {"fields": ["cls"]}, "was made in another way"),
+    "other types": (None, "made", {}, "returns other values than annotation 'made' has"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_UPDATES)
+def test_an_update_with_other_values_is_refused(data, case, monkeypatch):
+    function, name, options, said = WRONG_UPDATES[case]
+    before = wdsplit.map_samples(data, "mapped_functions:values" if function is None else values, "made")
+    appended(data, NUM_ROWS, 131)
+    if function is None:
+        function = "mapped_functions:values"
+        monkeypatch.setattr(mapped_functions, "values", lambda sample: {"score": "text"})
+        wdsplit.annotating.mapping._imported.cache_clear()
+    with pytest.raises(InputError, match=said):
+        wdsplit.map_samples(data, function, name, update=True, **options)
+    wdsplit.annotating.mapping._imported.cache_clear()
+    assert wdsplit.list_annotations(data) == {"made": before}
+    np.testing.assert_equal(found_in(data, 1), expected_for(range(NUM_ROWS)))
