@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: the help of all commands, and links that leave docs/."""
+"""Hooks of mkdocs: the help of all commands, links that leave docs/, and where code in tables may break."""
 
 from __future__ import annotations
 
@@ -13,6 +13,10 @@ from wdsplit.cli.main import cli
 
 COMMANDS = "<!-- the help of all commands -->"
 _LINK = re.compile(r"\]\((?P<path>(?:\.\./)+[^)#\s]*)(?P<anchor>#[^)\s]*)?\)")
+_CELL = re.compile(r"<td.*?</td>", re.S)
+_CODE = re.compile(r"<code>[^<]*</code>")
+_BREAK, _BREAK_LONG = (re.compile(rf"(?<=[\w)])(::|[{signs}])(?=\w)") for signs in ("/.=,(", "/.=,(_"))
+_LONG = 50
 _COLUMNS = "88"
 
 
@@ -26,6 +30,17 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
         return f"]({config.extra['repository']}/blob/main/{path}{found['anchor'] or ''})"
 
     return _LINK.sub(replaced, markdown).replace(COMMANDS, help_of_commands() if COMMANDS in markdown else "")
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Let the code in cells of tables break after a slash, a dot and the like; long names after an underscore too."""
+
+    def breakable(cell: re.Match[str]) -> str:
+        return _CODE.sub(
+            lambda code: (_BREAK if len(code[0]) < _LONG else _BREAK_LONG).sub(r"\1<wbr>", code[0]), cell[0]
+        )
+
+    return _CELL.sub(breakable, html)
 
 
 def help_of_commands() -> str:

@@ -56,6 +56,12 @@ def test_the_site_shows_the_help_of_commands_and_the_public_names(site):
     assert "Annotated" not in shown and "_integer" not in shown
 
 
+def test_code_in_tables_breaks_between_words_alone(site):
+    page = (site / "acceptance.html").read_text(encoding="utf-8")
+    assert "<code>tests/<wbr>integration/<wbr>test_<wbr>promises.<wbr>py::<wbr>test_" in page
+    assert "<code>set_epoch</code>" in (site / "loops.html").read_text(encoding="utf-8")
+
+
 @pytest.mark.skipif(chromium() is None, reason="needs Chromium")
 @pytest.mark.parametrize("width", [1280, 390])
 def test_pages_show_no_error_ask_nobody_else_and_fit_the_screen(address, tmp_path, width):

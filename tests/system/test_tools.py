@@ -102,3 +102,8 @@ def test_the_benchmark_of_packing_reads_all_texts_and_says_how_full_packs_are(tm
     assert full.keys() == {"wdsplit, packs", "webdataset, a stage that packs", "Energon, packing buffer"}
     assert all(0.5 < fill <= 1 for fill in full.values())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_comparison_of_libraries_finds_that_ranks_deliver_and_resume_what_is_promised():
+    found = output_of("tools.compare", "--only", "wdsplit")
+    assert " | 21, 21, 21 | exact | 8 | 21 of 21 | exact | exact | exact |" in found

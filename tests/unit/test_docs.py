@@ -172,6 +172,7 @@ PEERS = {
     "LitData": "LitData",
     "HF datasets": "Hugging Face datasets",
     "Energon": "Megatron-Energon",
+    "Grain": "Grain",
     "LanceDB": "LanceDB StreamingDataset",
 }
 """Libraries of the README's comparison, as the page of sources calls them."""
@@ -202,7 +203,8 @@ def test_each_mark_of_the_comparison_has_a_source():
     assert set(re.findall(r"\]\[([\w-]+)\]", page)) == set(re.findall(r"^\[([\w-]+)\]: https://", page, re.M))
 
 
-def test_the_site_has_every_page():
+def test_the_site_has_every_page_under_its_own_title():
+    assert re.findall(r"- ([^:\n]+): [\w/-]+\.md", text_of("mkdocs.yml")) == ["Home"]
     assert set(re.findall(r"[\w/-]+\.md", text_of("mkdocs.yml"))) == {
         page[5:] for page in PAGES if page.startswith("docs/")
     }
