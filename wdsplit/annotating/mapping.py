@@ -207,14 +207,14 @@ class _Mapped(NamedTuple):
         seen: What they are, by their names.
         num_missing: Number of samples without results.
         num_failed: How many of these could not be decoded, or made the function raise an error.
-        failed: The first of these: key, shard, row, error.
+        failed: The first of these: key, shard, row and error, as JSON values.
     """
 
     runs: list[SortedRun]
     seen: dict[str, _Seen]
     num_missing: int
     num_failed: int
-    failed: list[tuple[str, str, int, str]]
+    failed: list[dict[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,12 +270,7 @@ class _Mapping(Making):
         mapped = run_pass(
             job, self.engine, self.report, "map", work, _parse_mapped, amounts, collect=check, threads=False
         )
-        seen = {}
-        for each in mapped:  # in the order of the shards, not of completion
-            _merge(seen, each.seen)
-        failed = [
-            dict(zip(("key", "shard", "row", "error"), one, strict=True)) for each in mapped for one in each.failed
-        ]
+        failed = [one for each in mapped for one in each.failed]
         if not (seen or self.covered):
             raise InputError(
                 "the function returns no values",
@@ -372,7 +367,7 @@ class _OneShard:
     storage: Storage
     number: int
     samples: Samples
-    failed: list[tuple[str, str, int, str]] = field(default_factory=list)
+    failed: list[dict[str, Any]] = field(default_factory=list)
 
     @cached_property
     def keys(self) -> list[str]:
@@ -404,7 +399,7 @@ class _OneShard:
             spilled = RunWriter(self.storage, f"{self.job.spill_folder}/map-{self.number:06d}-{done}", 0)
             spilled.append(table, np.zeros(len(table), np.int64), table.nbytes)
             runs += spilled.end()
-        failed = sorted(self.failed, key=lambda one: one[2])
+        failed = sorted(self.failed, key=lambda one: one["row"])
         return _Mapped(runs, seen, len(self.keys) - len(rows), len(failed), failed[:_LISTED])
 
     def _encoded(self, batch: pa.RecordBatch, rows: list[int]) -> tuple[dict[str, _Seen], pa.Table]:
@@ -498,10 +493,11 @@ class _OneShard:
         """Note that a sample has failed, or raise an error that names it."""
         if isinstance(error, (StorageError, DatasetNotFoundError, MissingDependencyError)):
             raise error  # that is no fault of the sample
-        key, shard = self.keys[rows[0]], self.job.shards[self.number].path
+        key = self.keys[rows[0]]
         found = error.cause if isinstance(error, WdsplitError) else f"{type(error).__name__}: {error}"
         if self.options.on_error == "skip":
-            self.failed.append((key, shard, rows[0], found))
+            shard = self.job.shards[self.number].path
+            self.failed.append({"key": key, "shard": shard, "row": rows[0], "error": found})
             return
         last = traceback.extract_tb(error.__traceback__)[-1]
         raise PipelineError(

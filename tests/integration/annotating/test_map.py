@@ -319,6 +319,8 @@ def test_an_update_goes_on_from_shards_that_are_there_still(data, counting, tmp_
     assert counting() == [row for row in range(NUM_ROWS, 131) if row != 110]
     rows = [row for row in range(131) if row != 110]
     np.testing.assert_equal(found_in(data), expected_for(rows))
+    appended(data, 140, 141)  # one sample, without values
+    assert wdsplit.map_samples(data, *given, update=True).num_missing == 14
     wdsplit.erase(other, keys=[KEYS[3]])
     with pytest.raises(InputError, match="does not cover later samples") as caught:
         wdsplit.map_samples(other, *given, update=True)
