@@ -107,3 +107,10 @@ def test_the_benchmark_of_packing_reads_all_texts_and_says_how_full_packs_are(tm
 def test_the_comparison_of_libraries_finds_that_ranks_deliver_and_resume_what_is_promised():
     found = output_of("tools.compare", "--only", "wdsplit")
     assert " | 21, 21, 21 | exact | 8 | 21 of 21 | exact | exact | exact |" in found
+
+
+def test_the_benchmark_of_growing_says_what_erasing_reads_and_writes(tmp_path):
+    found = output_of("tools.bench.grow", "--rows", "2000", "--rounds", "1", "--output", tmp_path)
+    erased = [float(line.strip("| ").rpartition("|")[2]) for line in found.splitlines() if "| erasing: bytes" in line]
+    assert len(erased) == 2
+    assert all(0.9 < each < 1.2 for each in erased)

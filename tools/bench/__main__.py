@@ -21,6 +21,8 @@ RUNS = {
     "convert": (),
     "load": ("--part", "small,image,jpeg,webp,png"),
     "views": (),
+    "packing": ("--rounds", "3"),
+    "grow": ("--rounds", "3"),
     "s3": ("--parts", "get,stream,link,cost", "--names", "wdsplit,pyarrow,botocore,webdataset through,MosaicML"),
     "imagenet": ("--rounds", "3"),
 }

@@ -1,0 +1,152 @@
+"""Measure what it costs to let a dataset grow and shrink: append, join fields, read them, erase.
+
+Samples of 25 kB: all of them converted, against a tenth appended to a dataset of all. Samples of 1 kB: converted with 4
+kB of latents, against converted without them, and the latents joined; then read both ways, in batches of 256 by one
+process, of which the second epoch counts. Shards of 20 MB, of which half lose a sample: what erasing reads and writes,
+against the bytes of these shards. Each is done in a process of its own, in turn; printed are medians.
+
+Example: python -m tools.bench.grow --output /dev/shm
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tools.bench import core
+from tools.bench.core import Aim, Result
+
+ROWS, TIMES = 40_000, 5
+"""Samples of the large ones, and how many small ones there are for each."""
+LARGE_BYTES, SMALL_BYTES, LATENT_BYTES = 25_000, 1_000, 4_096
+BATCH_SIZE = 256
+CONVERT, APPEND = "wdsplit, all converted", "wdsplit, a tenth appended"
+INSIDE, PLAIN, JOIN = "wdsplit, converted with latents", "wdsplit, converted without", "wdsplit, latents joined"
+READ_INSIDE, READ_JOINED = "wdsplit, latents in the shards", "wdsplit, latents joined to them"
+TASKS = (CONVERT, APPEND, INSIDE, PLAIN, JOIN, READ_INSIDE, READ_JOINED)
+
+
+def make_table(path: Path, first: int, stop: int, **num_bytes: int) -> None:
+    """Write rows with a key, and payloads of incompressible bytes, by the name of their column."""
+    chance = np.random.default_rng(first)
+    schema = pa.schema([("id", pa.string()), *((name, pa.binary()) for name in num_bytes)])
+    with pq.ParquetWriter(path, schema, compression="none") as writer:
+        for begin in range(first, stop, 5_000):
+            ids = [f"{row:09d}" for row in range(begin, min(begin + 5_000, stop))]
+            payloads = [[chance.bytes(size) for _ in ids] for size in num_bytes.values()]
+            writer.write_table(pa.table([ids, *payloads], schema=schema))
+
+
+def write(task: str, folder: str) -> Result:
+    """Convert, append or join, and return seconds."""
+    place = Path(folder)
+    clock = core.begin("wdsplit.conversion.convert", "wdsplit.annotating.annotate")
+    import wdsplit
+
+    options: dict[str, Any] = {"key": "id", "overwrite": True, "shuffle": False}
+    if task == CONVERT:
+        wdsplit.convert(place / "large.parquet", place / "large", **options)
+    elif task == APPEND:
+        wdsplit.convert(place / "more.parquet", place / "grown", append=True, shuffle=False)
+    elif task == JOIN:
+        wdsplit.annotate(place / "plain", place / "latents.parquet", key="id", name="latents", overwrite=True)
+    else:
+        name = "inside" if task == INSIDE else "plain"
+        wdsplit.convert(place / f"{name}.parquet", place / name, **options)
+    return clock.read()
+
+
+def read(task: str, folder: str) -> Result:
+    """Read the payload and the latents of all samples once, and return seconds."""
+    core.begin("torch", "wdsplit.loading.loader")
+    import wdsplit
+
+    is_joined = task == READ_JOINED
+    dataset = wdsplit.Dataset(f"{folder}/plain", join=["latents"]) if is_joined else wdsplit.Dataset(f"{folder}/inside")
+    loader = wdsplit.Loader(dataset, BATCH_SIZE)
+    for _ in loader:
+        pass
+    clock = core.Clock()
+    for _ in loader:
+        pass
+    return clock.read()
+
+
+def erase(folder: str) -> Result:
+    """Erase a sample of every second shard; return seconds, and bytes read and written for each byte of the shards."""
+    clock = core.begin("wdsplit.erasing.erase")
+    import wdsplit
+
+    place = f"{folder}/grown"
+    shards, samples = wdsplit.Samples(place).manifest.shards, wdsplit.Samples(place)
+    ends = np.cumsum(shards.num_real)[::2]
+    keys = [samples[int(end) - 1]["__key__"] for end in ends]
+    num_bytes, before, clock = int(shards.column("num_bytes")[::2].sum()), _moved(), core.Clock()
+    wdsplit.erase(place, keys=keys)
+    moved = {name: count / num_bytes for name, count in zip(("read", "written"), _moved() - before, strict=True)}
+    return {**clock.read(), **moved}
+
+
+def _moved() -> Any:
+    """Return how many bytes this process and its ended children have read and written, cached or not."""
+    words = Path(f"/proc/{os.getpid()}/io").read_text().split()
+    return np.array([int(words[words.index(f"{name}:") + 1]) for name in ("rchar", "wchar")])
+
+
+def measure(task: str, folder: Path) -> Result:
+    """Do a task in a process of its own."""
+    if task == APPEND:
+        shutil.rmtree(folder / "grown", ignore_errors=True)
+        shutil.copytree(folder / "large", folder / "grown")
+    return core.in_own_process(read if task in (READ_INSIDE, READ_JOINED) else write, task, folder)
+
+
+def ratios(seconds: dict[str, float], erased: Result) -> Iterator[Aim]:
+    """Give what was aimed at and what was measured."""
+    yield Aim(APPEND, CONVERT, "time at most 0.15", f"{seconds[APPEND] / seconds[CONVERT]:.2f}")
+    yield Aim(JOIN, PLAIN, "rate at least 0.5", f"{seconds[PLAIN] / seconds[JOIN]:.2f}")
+    yield Aim(READ_JOINED, READ_INSIDE, "speed at least 0.85", f"{seconds[READ_INSIDE] / seconds[READ_JOINED]:.2f}")
+    for name in ("read", "written"):
+        yield Aim(f"erasing: bytes {name}", "bytes of the shards concerned", "about 1", f"{erased[name]:.2f}")
+
+
+def main() -> None:
+    parser = core.parser_of(__doc__)
+    parser.add_argument("--rows", type=int, default=ROWS, help=f"Large samples. Default: {ROWS:,}.")
+    arguments = parser.parse_args()
+    rows, small_rows = arguments.rows, TIMES * arguments.rows
+    core.print_machine()
+    print(f"load {os.getloadavg()[0]:.1f}")
+    with core.work_folder(arguments.output) as folder:
+        make_table(folder / "large.parquet", 0, rows, data=LARGE_BYTES)
+        make_table(folder / "more.parquet", rows, rows + rows // 10, data=LARGE_BYTES)
+        make_table(folder / "inside.parquet", 0, small_rows, data=SMALL_BYTES, latent=LATENT_BYTES)
+        inside = pq.read_table(folder / "inside.parquet")
+        for name, columns in (("plain", ["id", "data"]), ("latents", ["id", "latent"])):
+            pq.write_table(inside.select(columns), folder / f"{name}.parquet", row_group_size=5_000, compression="none")
+        results = core.run_rounds(TASKS, arguments.rounds, lambda task: measure(task, folder))
+        erased = core.in_own_process(erase, folder)
+    seconds = {task: core.median_of(runs, itemgetter("seconds")) for task, runs in results.items()}
+    busy = {task: core.median_of(runs, itemgetter("busy")) for task, runs in results.items()}
+    cells = [(task, f"{seconds[task]:.2f}", f"{busy[task]:.2f}") for task in TASKS]
+    cells.append(
+        ("wdsplit, a sample of every second shard erased", f"{erased['seconds']:.2f}", f"{erased['busy']:.2f}")
+    )
+    title = (
+        f"{rows:,} samples of {LARGE_BYTES:,} bytes, {small_rows:,} of {SMALL_BYTES:,}, medians of {arguments.rounds}"
+    )
+    core.print_table(title, ("", "s", "processor s"), cells)
+    print(f"load {os.getloadavg()[0]:.1f}")
+    core.print_aims(ratios(seconds, erased))
+
+
+if __name__ == "__main__":
+    main()
