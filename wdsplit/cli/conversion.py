@@ -150,11 +150,12 @@ def appended_text(manifest: Manifest, place: str) -> str:
     if not manifest.history:
         return dataset_text(manifest, place)
     before, made = manifest.history[-2:]
-    lines = [
-        f"{place}: {totals_text(manifest)}",
-        f"version {made.number}: {counted(made.num_samples - before.num_samples, 'sample')} more than version "
-        f"{before.number}, in {counted(made.num_shards - before.num_shards, 'shard')} of {made.folder}",
-    ]
+    lines = [f"{place}: {totals_text(manifest)}"]
+    if not made.erased:  # otherwise nothing was appended
+        lines.append(
+            f"version {made.number}: {counted(made.num_samples - before.num_samples, 'sample')} more than version "
+            f"{before.number}, in {counted(made.num_shards - before.num_shards, 'shard')} of {made.folder}"
+        )
     return "\n".join([*lines, *label_lines(manifest.provenance.get("label"), manifest.fields)])
 
 

@@ -73,7 +73,10 @@ def test_nothing_of_erased_samples_is_left_in_any_file(place, pad):
     url, folder = place
     make(url, 42, pad=pad, emit=("wids", "energon", "dali"))
     erase(url, (40, 3))
-    wdsplit.convert(rows_of(50, 60), url, append=True)
+    made = wdsplit.convert(rows_of(50, 60), url, append=True)
+    spilled = folder / made.history[-1].folder / ".wdsplit-run" / "spill" / "rows.arrow"
+    spilled.parent.mkdir(parents=True)  # of an append that ended after it had made the version
+    spilled.write_bytes(secret(3, "payload").encode())
     erase(url)
     erased = (*ERASED, 40)
     (folder / "notes.txt").write_bytes(b"mine")
@@ -123,21 +126,22 @@ def test_views_and_annotations_of_the_kept_versions_stay(place):
     assert not any("@" in name for name in files_of(folder)), "the newest have plain names"
     erase(url, (6,))  # and what is there can be erased from again
     wdsplit.gc(url)
+    wdsplit.convert(rows_of(70, 75), url, append=True)
+    assert rows_in(url) == [*(row for row in rows if row != 6), *range(70, 75)]
     assert found_in(files_of(folder), (*ERASED, 5, 6)) == []
 
 
 def test_what_only_old_versions_have_is_not_removed_by_the_way(tmp_path):
     url = make(str(tmp_path / "train"))
     wdsplit.convert(rows_of(50, 60), url, append=True)
-    before = files_of(url)
     message = refused(2, "gc", url)
     assert "annotation 'more'" in message or "view" in message
     wdsplit.make_view(url, "some", update=True)
     wdsplit.drop_view(url, "listed")
+    before = files_of(url)
     with pytest.raises(InputError, match="more") as raised:
         wdsplit.gc(url)
-    assert "--drop more" in raised.value.remedy
-    assert before.keys() - files_of(url).keys() == {"views/listed.view"}
+    assert "--drop more" in raised.value.remedy and files_of(url) == before
     assert wdsplit.gc(url, keep=2).num_files == 0
     with pytest.raises(InputError, match="keep"):
         wdsplit.gc(url, keep=0)
