@@ -11,6 +11,7 @@ import functools
 import importlib
 import operator
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
 
 __all__ = ["map_samples"]
 
-_SNIFF_BYTES = 64
+_SNIFF_BYTES, _DTYPE = 64, re.compile(rb"^\x93NUMPY.*'descr': '([^']+)'", re.S)
 _AT_ONCE, _AT_ONCE_BYTES = 64, 4 * 1024**2
 """Samples that a thread decodes at a time where the function takes one, and their bytes in the shard."""
 _LISTED = 1000
@@ -187,16 +188,18 @@ class _Seen(NamedTuple):
     Attributes:
         columns: The column that they become, as of `dump_schema`; or none.
         fields: The fields that they become, as JSON values.
+        dtype: The type of numbers in arrays; empty for other values.
         place: The first sample with such a value.
     """
 
     columns: Any
     fields: Any
+    dtype: str
     place: str
 
     def __str__(self) -> str:
         kinds = [each["type"] for each in self.columns] + [f"{each['name']} ({each['type']})" for each in self.fields]
-        return f"{', '.join(kinds)} for {self.place}"
+        return f"{', '.join([*kinds, *filter(None, [self.dtype])])} for {self.place}"
 
 
 class _Mapped(NamedTuple):
@@ -329,7 +332,7 @@ def _merge(seen: dict[str, _Seen], others: Mapping[str, _Seen]) -> None:
     """Add what other results are; refuse other types under one name."""
     for name, other in others.items():
         one = seen.setdefault(name, other)
-        if one[:2] != other[:2]:
+        if one[:-1] != other[:-1]:
             raise InputError(
                 f"the function returns values of different types as {name!r}",
                 place=other.place,
@@ -432,6 +435,7 @@ class _OneShard:
             name: _Seen(
                 dump_schema(pa.schema([each for each in found.schema if each.name == name])),
                 [{**dataclasses.asdict(each), "names": []} for each in found.fields if each.column == name],
+                b"".join(_DTYPE.findall(heads.get(name, b""))).decode(),
                 self.place(rows[first]),
             )
             for name, first in firsts.items()

@@ -170,7 +170,7 @@ def described(url: str, made: Annotation) -> list[str]:
 
 
 def following(url: str, made: Annotation) -> list[str]:
-    """Return commands that use a new annotation."""
+    """Return commands to try next with a new annotation."""
     return [f"wdsplit view {url} good --where {_example(made)}"] if made.schema.names else []
 
 

@@ -151,6 +151,7 @@ BAD = {
         ["as 'x'", "int64 for sample", "string, x.txt (string)"],
     ),
     "other files": (given_types(b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"), {}, InputError, ["x.png", "x.jpg", "as 'x'"]),
+    "other arrays": (given_types(np.zeros(2, "f4"), np.zeros(2)), {}, InputError, ["<f4 for", "<f8 for", "as 'x'"]),
     "one name": (lambda sample: {"x": "a", "x.txt": "b"}, {}, InputError, ["x.txt"]),
     "a column": (lambda sample: {"row": 5}, {}, InputError, ["has a column 'row' already", "return other names"]),
     "a field": (lambda sample: {"cls": 3}, {}, InputError, ["have a field 'cls' already", "return other names"]),
