@@ -52,8 +52,8 @@ __all__ = ["Dataset"]
 _INTERNALS = {
     *("append", "close", "invoke", "iterator", "iterator1", "repeat", "stage", "with_epoch"),
     *("length", "nsamples", "pipeline", "repetitions", "size"),
-    *("check_one_to_one", "column_stages", "epoch_set", "epochs_set", "is_view_set", "process_group"),
-    *("refuse_other_version", "reopen", "replaces_bad_samples", "staged"),
+    *("check_one_to_one", "column_stages", "epoch_set", "epochs_set", "is_view_set", "moved_to"),
+    *("process_group", "refuse_other_version", "reopen", "replaces_bad_samples", "staged"),
 }
 """Methods that webdataset's pipelines and wdsplit's loaders call, and users do not."""
 
@@ -358,8 +358,12 @@ class Dataset(FluidPipeline):
                 found=f"rank {self.world().rank} of {self.world().world_size}",
                 remedy="leave out rank=, world_size= and process_group=",
             )
+        return self.moved_to(given)
+
+    def moved_to(self, world: World) -> Dataset:
+        """Return the same dataset, with the same epoch, for a rank, whatever ranks it was opened for."""
         dataset: Dataset = self.compose()
-        dataset._rank, dataset.process_group = given, None
+        dataset._rank, dataset.process_group = world, None
         return dataset
 
     def order(self, epoch: int | None = None) -> AnyOrder:

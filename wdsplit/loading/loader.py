@@ -20,7 +20,7 @@ from multiprocessing.context import BaseContext
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from wdsplit.errors import InputError, MissingDependencyError
+from wdsplit.errors import InputError, MissingDependencyError, TopologyError
 from wdsplit.loading.ahead import Ahead
 from wdsplit.loading.announcing import announce
 from wdsplit.loading.batches import Batches, SubBatch
@@ -257,6 +257,55 @@ class Loader:
             StateError: The state belongs to another dataset, another view or other options.
         """
         self.progress.load(state_dict)
+
+    def reshape(self, rank: int, world_size: int, state_dict: Mapping[str, Any] | None = None) -> Loader:
+        """Return a loader like this one for other ranks, after some were lost or added, in the same process.
+
+            loader = loader.reshape(dist.get_rank(), dist.get_world_size(), state)
+            for step, batch in loader.enumerate(): ...
+
+        The global batch, batch_size x world_size, stays the same, so steps keep their numbers and samples. All ranks
+        must pass the same state, that of the step up to which the model is trained: one rank may have been given a
+        batch more than another. Ranks that are new make a `Loader` and load that state (docs/elastic.md).
+
+        Args:
+            rank: The new rank of this process.
+            world_size: The new number of ranks.
+            state_dict: Where all ranks continue; None for where this loader is.
+
+        Raises:
+            TopologyError: There is no such rank, or the number of ranks does not divide the global batch.
+            InputError: The dataset's tail is `uneven`, or a view has groups and the number of ranks changes.
+            StateError: The state belongs to another dataset, another view or other options.
+        """
+        world, source = World(whole(rank), whole(world_size)), self.dataset.source
+        if self.dataset.options.tail == "uneven":
+            raise InputError(
+                "a loader with tail='uneven' cannot be reshaped",
+                place=source.url,
+                expected="tail='pad' or 'drop', with which all ranks are at one position",
+                remedy="open the dataset with another tail, or start the epoch again",
+            )
+        # A process group that was made anew already says other ranks than those of the last iteration.
+        before = self.dataset.world() if self._sub_batches is None else self._sub_batches.world
+        global_batch = self.batch_size * before.world_size
+        if global_batch % world.world_size:
+            fewer = max(count for count in range(1, world.world_size) if not global_batch % count)
+            raise TopologyError(
+                "the ranks do not divide the global batch",
+                place=source.url,
+                expected=f"a world_size that divides {global_batch} ({self.batch_size} x {before.world_size} ranks)",
+                found=f"world_size {world.world_size}",
+                remedy=f"continue on {fewer} of them; or make a wdsplit.Loader with another batch_size, and load the "
+                "state",
+            )
+        batch_size = global_batch // world.world_size
+        _refuse_many_groups(source, batch_size)
+        reshaped = copy.copy(self)
+        reshaped.dataset, reshaped.batch_size = self.dataset.moved_to(world), batch_size
+        reshaped.progress = Progress(reshaped.dataset, batch_size)
+        reshaped.load_state_dict(self.state_dict() if state_dict is None else state_dict)
+        return reshaped
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave workers and statistics out of a copy, which has its own."""

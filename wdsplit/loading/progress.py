@@ -208,7 +208,8 @@ class Progress:
         state, source, world = self.state, self._dataset.source, self._dataset.world()
         if not (state.position or state.skips):
             state = replace(state, view=source.view_at(state.epoch))
-        state = state.in_steps_of(self._batch_size * world.world_size)
+        if self._is_chosen:  # else an iteration has its own global batch, and the process group may be another by now
+            state = state.in_steps_of(self._batch_size * world.world_size)
         return dump_state(state, source.fingerprint, self._dataset.options, world)
 
     def load(self, values: Mapping[str, Any]) -> None:
