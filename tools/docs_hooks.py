@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import posixpath
+import pydoc
 import re
 from typing import Any
 
 from click.testing import CliRunner
-from griffe import DocstringSectionParameters, ExprCall, ExprSubscript, Extension, Function
+from griffe import DocstringSectionParameters, ExprAttribute, ExprCall, ExprSubscript, Extension, Function
 
 from wdsplit.cli.main import cli
 
@@ -67,8 +70,26 @@ class PlainKeywords(Extension):
                     self._make_plain(each)
 
     def _make_plain(self, parameter: Any) -> None:
-        annotation, default = parameter.annotation, parameter.default
+        annotation = parameter.annotation
         if isinstance(annotation, ExprSubscript) and annotation.canonical_path == "typing.Annotated":
             parameter.annotation, parameter.default = annotation.slice.elements
-        elif isinstance(default, ExprCall) and str(default.function) == "_integer":
-            parameter.default = default.arguments[0]
+        parameter.default = _value_of(parameter.default)
+
+
+def _value_of(default: Any) -> Any:
+    """Return a default as a user would write it: the value of an attribute, and what a function gives."""
+    if isinstance(default, ExprAttribute):
+        value = pydoc.locate(default.canonical_path)
+        return repr(value) if isinstance(value, int | float | str) else default
+    if not isinstance(default, ExprCall):
+        return default
+    match str(default.function):
+        case "_integer":
+            return default.arguments[0]
+        case "same_as":
+            options, field = default.arguments
+            known = inspect.signature(pydoc.locate(options.canonical_path))  # type: ignore[arg-type]
+            return repr(known.parameters[ast.literal_eval(str(field))].default)
+        case "dict":
+            return "{}"
+    return default
