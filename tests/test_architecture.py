@@ -24,8 +24,14 @@ LAYERS = [
     ["views"],
     ["tables"],
     [
-        *("loading.ahead", "loading.bad_samples", "loading.epochs", "loading.fluid", "loading.loader_arguments"),
-        *("loading.mix_arguments", "loading.second_split", "loading.shard_streams", "loading.stage_kinds"),
+        *("loading.ahead", "loading.bad_samples", "loading.epochs", "loading.fluid", "loading.joined"),
+        *(
+            "loading.loader_arguments",
+            "loading.mix_arguments",
+            "loading.second_split",
+            "loading.shard_streams",
+            "loading.stage_kinds",
+        ),
         *("loading.statistics", "loading.tars", "loading.world"),
     ],
     ["loading.announcing", "loading.options", "loading.substitutes", "loading.views"],

@@ -18,8 +18,9 @@ import xxhash
 from wdsplit.arrays import Int64
 from wdsplit.errors import InputError, did_you_mean
 from wdsplit.loading.dataset import Dataset
+from wdsplit.loading.joined import read_joined
 from wdsplit.loading.mix_arguments import MixArguments, Path
-from wdsplit.loading.opening import open_dataset, read_joined
+from wdsplit.loading.opening import open_dataset
 from wdsplit.loading.options import DatasetOptions, access_of, checked_options, with_flat_signature
 from wdsplit.loading.reading.block import Block, gathered
 from wdsplit.loading.reading.read_ahead import Ahead

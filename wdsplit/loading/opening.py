@@ -7,13 +7,13 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from wdsplit.errors import DatasetNotFoundError, InputError
+from wdsplit.errors import InputError
+from wdsplit.loading.joined import read_joined
 from wdsplit.loading.options import DatasetOptions, access_of, checked_options
 from wdsplit.loading.reading.source import Access, AnySource, Source
 from wdsplit.loading.views import Opened, SharedSource, choice_of
 from wdsplit.order.epoch import OrderOptions
 from wdsplit.order.split import whole
-from wdsplit.shards.annotations import ANNOTATIONS, find_annotation, read_side_shards
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import Manifest, first_samples
 from wdsplit.storage.given import located
@@ -24,7 +24,7 @@ from wdsplit.urls import shown_url
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-__all__ = ["open_dataset", "open_source", "opened_source", "read_joined"]
+__all__ = ["open_dataset", "open_source", "opened_source"]
 
 
 def opened_source(
@@ -42,60 +42,8 @@ def opened_source(
     )
     joined = read_joined(url, all_samples, access, chosen["join"])
     return Source(url, manifest, order, chosen["fields"], access, joined=joined), Opened(
-        url, all_samples, chosen["lanes"] is None, version is not None
+        url, all_samples, chosen["lanes"] is None, version is not None, tuple(chosen["join"])
     )
-
-
-def read_joined(url: str, manifest: Manifest, access: Access, names: Sequence[str]) -> list[Manifest]:
-    """Return the side shards of annotations, for `Source`.
-
-    Args:
-        url: The dataset's folder.
-        manifest: Its manifest, of all samples.
-        access: How it is reached.
-        names: The annotations.
-
-    Raises:
-        InputError: There is no such annotation, it was made for other shards or has no fields, or two fields of the
-            samples would have one name.
-        CorruptDataError: An annotation is damaged.
-    """
-    sides, owners = list[Manifest](), dict.fromkeys(manifest.field_names, "the dataset")
-    storage = access.storage(url) if names else None
-    for name in dict.fromkeys(names):
-        if storage is None or access.tars is not None:
-            raise InputError(
-                "tars without a manifest have no fields to join",
-                place=shown_url(url),
-                expected="the folder of a dataset",
-                found=f"join = {name!r}",
-                remedy="make a dataset of the tars with `wdsplit index FOLDER`, annotate it, and open it",
-            )
-        try:
-            annotation = find_annotation(storage, name, manifest)
-        except DatasetNotFoundError as error:
-            raise ANNOTATIONS.unknown(storage, name) from error
-        owner = f"annotation {name!r}"
-        if not annotation.fields:
-            raise InputError(
-                f"{owner} has no fields to join",
-                place=storage.url,
-                expected="an annotation with bytes, texts, lists or tensors",
-                found=f"only the columns {', '.join(annotation.schema.names)}",
-                remedy="leave it out of join: conditions (where=) can name its columns",
-            )
-        for field in annotation.fields:
-            if field.name in owners:
-                raise InputError(
-                    f"two fields of the samples are called {field.name!r}",
-                    place=storage.url,
-                    expected="different names",
-                    found=f"in {owners[field.name]}, and in {owner}",
-                    remedy=f"join one of them, or annotate again with --map NEW.{field.name}={field.column}",
-                )
-            owners[field.name] = owner
-        sides.append(read_side_shards(storage, annotation, manifest))
-    return sides
 
 
 def open_source(

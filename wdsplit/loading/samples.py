@@ -18,7 +18,8 @@ from wdsplit.arrays import Int64
 from wdsplit.errors import InputError, PipelineError
 from wdsplit.loading.epochs import SharedEpoch, checked_epoch
 from wdsplit.loading.fluid import FluidStages
-from wdsplit.loading.opening import open_dataset, read_joined
+from wdsplit.loading.joined import read_joined
+from wdsplit.loading.opening import open_dataset
 from wdsplit.loading.options import access_of, checked_options
 from wdsplit.loading.reading.numbered import NumberedSamples, checked_number, missing_key
 from wdsplit.loading.reading.source import Access, Source

@@ -17,6 +17,7 @@ import numpy as np
 import xxhash
 
 from wdsplit.errors import InputError, did_you_mean
+from wdsplit.loading.joined import read_joined
 from wdsplit.loading.reading.source import AnySource, Source
 from wdsplit.loading.transport.shared_integers import SharedIntegers
 from wdsplit.loading.world import is_group_initialised, is_worker, job_store
@@ -52,12 +53,14 @@ class Opened(NamedTuple):
         manifest: Its manifest before any `limit`.
         is_free: Whether views may choose lanes.
         is_pinned: Whether a state may not choose an older version.
+        join: The annotations whose fields are joined.
     """
 
     name: str
     manifest: Manifest
     is_free: bool = False
     is_pinned: bool = False
+    join: tuple[str, ...] = ()
 
 
 class SharedSource:
@@ -104,11 +107,14 @@ class SharedSource:
         """Go to the older version of the dataset that has a fingerprint, with the same views.
 
         Returns:
-            Its manifest; None if there is no such version, a version was asked for, or fields are joined.
+            Its manifest; None if there is no such version, or a version was asked for.
+
+        Raises:
+            InputError: Fields are joined that this version does not have.
         """
         source, opened = self._source, self._opened[0]
-        if not isinstance(source, Source) or opened.is_pinned or source.all_fields != source.manifest.fields:
-            return None  # joined fields are those of one version
+        if not isinstance(source, Source) or opened.is_pinned:
+            return None
         limit = source.manifest.num_samples if source.manifest.num_samples < opened.manifest.num_samples else None
         for version in reversed(opened.manifest.history[:-1]):
             if limit is None and version.fingerprint != fingerprint:
@@ -116,9 +122,9 @@ class SharedSource:
             every = read_manifest(source.storage(), version.number)
             manifest = every if limit is None else first_samples(every, limit)
             if manifest.fingerprint == fingerprint:
-                self._opened = [opened._replace(manifest=every, is_pinned=True)]
                 lanes = opened.manifest.lanes if opened.is_free else source.options.lanes
-                source = source.with_manifest(manifest)
+                source = source.with_manifest(manifest, read_joined(opened.name, every, source.access, opened.join))
+                self._opened = [opened._replace(manifest=every, is_pinned=True)]
                 source.options = replace(source.options, lanes=lanes)
                 self._open(source, self._choice)
                 return manifest

@@ -308,6 +308,24 @@ def test_an_update_computes_what_was_added_and_earlier_versions_keep_theirs(data
         assert wdsplit.verify(data, version=version).problems == ()
 
 
+def test_a_training_with_joined_fields_that_resumes_stays_on_its_version(data):
+    wdsplit.map_samples(data, values, "made")
+
+    def loader(**options):
+        dataset = wdsplit.Dataset(data, join=["made"], fields=["latent.npy", "cls"], where="word == word", **options)
+        return wdsplit.Loader(dataset.decode(), 8, collate_fn=list)
+
+    whole, stopped = list(loader()), loader()
+    assert next(iter(stopped))[0]["__key__"] == whole[0][0]["__key__"]
+    state = stopped.state_dict()
+    appended(data, NUM_ROWS, 131)
+    wdsplit.map_samples(data, values, "made", update=True)
+    resumed = loader()
+    with pytest.warns(UserWarning, match="version 1"):
+        resumed.load_state_dict(state)
+    np.testing.assert_equal(list(resumed), whole[1:])
+
+
 def test_an_update_goes_on_from_shards_that_are_there_still(data, counting, tmp_path):
     """Erasing writes shards again: one of those that were added does not matter, one of those before does."""
     given = "mapped_functions:counted", "made"

@@ -342,9 +342,9 @@ class Source:
         source.views = views
         return source
 
-    def with_manifest(self, manifest: Manifest) -> Self:
-        """Return the same source of another version of the dataset, without views and joined fields."""
-        return type(self)(self._url, manifest, self.options, self.fields, self.access, name=self.url)
+    def with_manifest(self, manifest: Manifest, joined: Sequence[Manifest]) -> Self:
+        """Return the same source of another version of the dataset, with side shards of that version, without views."""
+        return type(self)(self._url, manifest, self.options, self.fields, self.access, name=self.url, joined=joined)
 
     @property
     def num_samples(self) -> int:
