@@ -31,6 +31,7 @@ from wdsplit.loading.progress import Progress
 from wdsplit.loading.reading.source import AnySource
 from wdsplit.loading.running import NoWorkers, Parcels, Running
 from wdsplit.loading.statistics import Statistics
+from wdsplit.loading.transport.batch_memory import Pool
 from wdsplit.loading.transport.collate import Output, Strings, weave, weave_group, weave_packs
 from wdsplit.loading.transport.counters import Clock, Totals
 from wdsplit.loading.transport.thread_workers import Threads
@@ -160,6 +161,7 @@ class Loader:
         self._sub_batches: SubBatches | None = None
         self._processes: Processes | None = None
         self._running: weakref.ref[Running] | None = None
+        self._pools: dict[int, Pool] = {}
         self.log_every_s = log_every_s
         self.clock = Clock()
         self._counted = Totals()
@@ -311,7 +313,7 @@ class Loader:
         """Leave workers and statistics out of a copy, which has its own."""
         workers = dict.fromkeys(("_sub_batches", "_processes", "_running"))
         counts = {"clock": Clock(), "_counted": Totals(), "_logged": None, "_log_at": None}
-        return {**self.__dict__, "progress": copy.copy(self.progress), **workers, **counts}
+        return {**self.__dict__, "progress": copy.copy(self.progress), "_pools": {}, **workers, **counts}
 
     if not TYPE_CHECKING:  # type checkers would take any name for an attribute
 
@@ -460,6 +462,7 @@ class Loader:
             prefetch_bytes=self.prefetch_bytes,
             skips=steps.skips,
             as_arrow=self.strings == "arrow",
+            pools=self._pools,
         )
         self._sub_batches, self._processes = made, None
         if self.num_workers and self.workers == "process":

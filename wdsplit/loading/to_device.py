@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import PackedSequence
 from wdsplit.errors import InputError
 from wdsplit.loading.ahead import Ahead
 from wdsplit.loading.loader import Loader
-from wdsplit.loading.stages.images import numbers_problem
+from wdsplit.loading.stages.images import Numbers, numbers_problems, scale_and_shift
 from wdsplit.order.split import Step, Steps
 
 __all__ = ["to_device"]
@@ -53,9 +53,14 @@ def to_device(
     """
     if not isinstance(loader, Loader):
         raise InputError("cannot copy batches", expected="a wdsplit.Loader", found=type(loader).__name__)
-    target, change = _checked(device), _Normalise(normalize)
+    target, change = _checked(device), _unchanged
+    if normalize is not None:
+        pair = normalize if isinstance(normalize, tuple) and len(normalize) == 2 else (normalize, ())
+        if problems := numbers_problems(*pair):
+            raise InputError("invalid normalize", expected="(mean, std)", found="; ".join(problems))
+        change = functools.partial(_normalised, tuple(map(float, pair[0])), tuple(map(float, pair[1])))
     if target.type == "cpu":
-        loader.ahead = None if normalize is None else functools.partial(_ahead_here, change)
+        loader.ahead = None if normalize is None else functools.partial(_ahead_on, target, change)
         return loader
     if loader.collate_fn is None and loader.output == "numpy":
         raise InputError(
@@ -69,41 +74,29 @@ def to_device(
     return loader
 
 
-def _ahead_on(device: torch.device, change: _Normalise, steps: Steps) -> Ahead:
-    """Return what copies one batch ahead to a device."""
+def _ahead_on(device: torch.device, change: Callable[[torch.Tensor], torch.Tensor], steps: Steps) -> Ahead:
+    """Return what copies one batch ahead to a device; or, on the CPU, changes a batch when it is requested."""
+    if device.type == "cpu":
+        return Ahead(0, lambda step, batch: _mapped(change, batch))
     stream = _Stream(device, change)
     return Ahead(1, stream.copied, stream.wait_for)
 
 
-def _ahead_here(change: _Normalise, steps: Steps) -> Ahead:
-    """Return what normalises each batch when it is requested."""
-    return Ahead(0, lambda step, batch: _mapped(change, batch))
+def _normalised(mean: Numbers, std: Numbers, tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of images normalised, where it is; any other as it is."""
+    if tensor.dtype != torch.uint8 or tensor.dim() < 3 or tensor.shape[-3] != 3:
+        return tensor
+    scale, shift = _scale_on(mean, std, tensor.device)
+    return tensor.to(torch.float32).mul_(scale).add_(shift)
 
 
-class _Normalise:
-    """Normalises tensors of images where they are, and leaves others alone, or all if there are no numbers."""
+@functools.cache
+def _scale_on(mean: Numbers, std: Numbers, device: torch.device) -> list[torch.Tensor]:
+    return [torch.from_numpy(numbers).to(device) for numbers in scale_and_shift(mean, std)]
 
-    def __init__(self, numbers: tuple[Sequence[float], Sequence[float]] | None) -> None:
-        self._scale: tuple[torch.Tensor, torch.Tensor] | None = None
-        if numbers is None:
-            return
-        pair = numbers if isinstance(numbers, (tuple, list)) and len(numbers) == 2 else (numbers, None)
-        problems = [
-            problem for name, each in zip(("mean", "std"), pair, strict=True) for problem in numbers_problem(name, each)
-        ]
-        if problems or pair[1] is None:
-            found = "; ".join(problems) or repr(numbers)
-            raise InputError("invalid normalize", expected="(mean, std) of red, green and blue", found=found)
-        mean, std = (torch.tensor(each, dtype=torch.float64).reshape(3, 1, 1) for each in pair)
-        self._scale = (1 / (255 * std)).float(), (-mean / std).float()
 
-    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
-        if self._scale is None or tensor.dtype != torch.uint8 or tensor.dim() < 3 or tensor.shape[-3] != 3:
-            return tensor
-        if self._scale[0].device != tensor.device:
-            self._scale = self._scale[0].to(tensor.device), self._scale[1].to(tensor.device)
-        factor, shift = self._scale
-        return tensor.to(torch.float32).mul_(factor).add_(shift)
+def _unchanged(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
 
 
 def _checked(device: str | torch.device) -> torch.device:
@@ -127,7 +120,7 @@ def _checked(device: str | torch.device) -> torch.device:
 class _Stream:
     """Copies batches to a device; to a CUDA device on a stream of their own."""
 
-    def __init__(self, device: torch.device, change: _Normalise) -> None:
+    def __init__(self, device: torch.device, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self._device, self._change = device, change
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":

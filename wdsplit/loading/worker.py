@@ -29,7 +29,7 @@ from wdsplit.loading.reading.windows import DAMAGE
 from wdsplit.loading.stages.columns import only_names, requested_fields
 from wdsplit.loading.stages.randomness import at_epoch
 from wdsplit.loading.substitutes import ApplyStages
-from wdsplit.loading.transport.batch_memory import Room, Rooms, Slots
+from wdsplit.loading.transport.batch_memory import Pool, Room, Rooms, Slots
 from wdsplit.loading.transport.collate import (
     collate,
     collate_columns,
@@ -79,6 +79,7 @@ class SubBatches:
         prefetch_bytes: Bytes that all workers may have made ahead.
         skips: Positions of the epoch that are left out; with others, other workers are needed.
         as_arrow: Whether text and bytes end in arrays of Arrow, so that small ones may be read as such.
+        pools: Memory for the batches of workers of this process, by size.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class SubBatches:
         prefetch_bytes: int,
         skips: Skips = NO_SKIPS,
         as_arrow: bool = False,
+        pools: dict[int, Pool] | None = None,
     ) -> None:
         self.dataset = dataset
         self.source = source
@@ -112,6 +114,7 @@ class SubBatches:
         self.counters = Counters(max(1, num_workers))
         self.bound: Bound | None = None
         self.slots: Slots | None = None
+        self._pools = {} if pools is None else pools
         self._rooms: Rooms | None = None
         self._shared = SharedIntegers(5)
         self._iterations = 0
@@ -126,7 +129,7 @@ class SubBatches:
 
             seed = torch.initial_seed() & 0x7FFFFFFFFFFFFFFF
         else:
-            self._rooms = Rooms()
+            self._rooms = Rooms(self._pools)
         cells[[_EPOCH, _START, _SEED]] = epoch, start, seed
         cells[_BEGUN] += 1
 
@@ -138,8 +141,6 @@ class SubBatches:
             self.bound.wake()
         if self.slots is not None:
             self.slots.wake()
-        if self._rooms is not None:
-            self._rooms.close()
 
     def __iter__(self) -> Iterator[Any]:
         """Give the parcels of the iteration that `begin` named: which one is settled now, not with the first.

@@ -81,7 +81,7 @@ def test_what_the_loop_holds_of_a_batch_stays_as_it_is(pictures, kind):
 def test_memory_that_nothing_refers_to_is_used_again(pictures, kind):
     loader = Loader(cropping(pictures), BATCH_SIZE, **KINDS[kind])
     found = set()
-    for _ in range(4 if "persistent" in kind else 1):
+    for _ in range(1 if "process" in kind or kind == "spawned" else 4):
         for batch in loader:
             found.add(batch["jpg"].data_ptr())
             batch["jpg"].zero_()

@@ -7,6 +7,7 @@ webdataset, Pillow and torchvision do not apply it either.
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 import threading
@@ -35,7 +36,16 @@ from wdsplit.loading.stages.image_files import (
     upright,
 )
 
-__all__ = ["ImageField", "Resized", "jpeg_header", "jpeg_pixels", "numbers_problem", "resized"]
+__all__ = [
+    "ImageField",
+    "Numbers",
+    "Resized",
+    "jpeg_header",
+    "jpeg_pixels",
+    "numbers_problems",
+    "resized",
+    "scale_and_shift",
+]
 
 Crop = Literal["center", "random"]
 Library = Literal["simplejpeg", "pillow"]
@@ -53,29 +63,33 @@ _FIRST_SWAPPED = 5
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 """The defaults of torchvision's `RandomResizedCrop`."""
 
-_BLOCK_PIXELS = 2**15 - 1
-"""Pixels to normalise at a time: few enough for the processor's cache, and for torch to use no other threads."""
+_ALONE = 2**15 - 1
+"""As many numbers torch copies in this thread: others would keep other ranks' processors busy waiting."""
 _LARGEST_KEPT_BYTES = 2**24
 """Larger images are decoded into memory of their own."""
 
 Pixels = npt.NDArray[np.uint8]
-Numbers = tuple[float, float, float]
+Numbers = tuple[float, ...]
 
 
 class _Scratch(threading.local):
     """Memory of a thread that each image is decoded into: new memory takes as long as half of the decoding."""
 
     def __init__(self) -> None:
-        self._pixels = np.empty(0, np.uint8)
-        self.block = np.empty(_BLOCK_PIXELS, np.float32)
+        self._memory = np.empty(0, np.uint8)
+        self._numbers = np.empty(0, np.float32)
 
     def pixels(self, num_bytes: int) -> Pixels:
-        """Return memory for an image; it is used again for the next one."""
-        if num_bytes > _LARGEST_KEPT_BYTES:
-            return np.empty(num_bytes, np.uint8)
-        if len(self._pixels) < num_bytes:
-            self._pixels = np.empty(num_bytes, np.uint8)
-        return self._pixels
+        """Return memory for an image."""
+        if len(self._memory) < num_bytes:
+            self._memory = np.empty(num_bytes, np.uint8)
+        return self._memory
+
+    def numbers(self, count: int) -> npt.NDArray[np.float32]:
+        """Return memory for an image's numbers."""
+        if len(self._numbers) < count:
+            self._numbers = np.empty(count, np.float32)
+        return self._numbers[:count]
 
 
 _scratch = _Scratch()
@@ -194,24 +208,19 @@ class Resized:
         torch = imported("torch")
         return torch.from_numpy(images).view(getattr(torch, self.dtype))
 
-    def _normalise(self, planes: Pixels, out: npt.NDArray[Any]) -> None:
-        """Write (planes / 255 - mean) / std: block by block, which stay in the cache; `out` is of shape (3, ...)."""
-        rows = max(1, _BLOCK_PIXELS // self.width)
-        torch = None if self.dtype == "float32" else imported("torch")
-        scratch = _scratch.block if self.width <= _BLOCK_PIXELS else np.empty(self.width, np.float32)
-        for plane, target, mean, std in zip(planes, out, self.mean, self.std, strict=True):
-            factor, shift = np.float32(1 / (255 * std)), np.float32(-mean / std)
-            for top in range(0, self.height, rows):
-                part = plane[top : top + rows]
-                block = scratch[: part.size].reshape(part.shape)
-                block[...] = part
-                block *= factor
-                if torch is None:
-                    np.add(block, shift, out=target[top : top + rows])
-                    continue
-                block += shift  # numpy is ten times slower to round to 16 bits
-                half = torch.from_numpy(target[top : top + rows]).view(getattr(torch, self.dtype))
-                half.copy_(torch.from_numpy(block))
+    def _normalise(self, pixels: Pixels, out: npt.NDArray[Any]) -> None:
+        """Write (pixels / 255 - mean) / std to `out`; both of shape (3, height, width)."""
+        scale, shift = scale_and_shift(self.mean, self.std)
+        numbers = out if self.dtype == "float32" else _scratch.numbers(out.size).reshape(out.shape)
+        numbers[...] = pixels
+        numbers *= scale
+        numbers += shift
+        if self.dtype != "float32":  # by torch, because numpy is ten times slower to round to 16 bits
+            torch = imported("torch")
+            halves, rows = torch.from_numpy(out).view(getattr(torch, self.dtype)), max(1, _ALONE // self.width)
+            for plane, target in zip(torch.from_numpy(numbers), halves, strict=True):
+                for top in range(0, self.height, rows):
+                    target[top : top + rows].copy_(plane[top : top + rows])
 
     def _decoded(self, data: bytes, seed: int | None) -> Pixels:
         """Return the pixels of an image in the target size: uint8 of shape (height, width, 3)."""
@@ -244,7 +253,9 @@ class Resized:
             if stored is None:
                 pixels = np.asarray(image)
             else:
-                pixels = jpeg_pixels(data, min_height, min_width, _scratch.pixels(3 * stored[0] * stored[1]))
+                num_bytes = 3 * stored[0] * stored[1]
+                memory = _scratch.pixels(num_bytes) if num_bytes <= _LARGEST_KEPT_BYTES else None
+                pixels = jpeg_pixels(data, min_height, min_width, memory)
             pixels = upright(pixels, orientation)
             pixels = self._by_torch(pixels, self._part(box, size, (pixels.shape[0], pixels.shape[1])))
         return pixels[:, ::-1] if is_flipped else pixels
@@ -275,6 +286,13 @@ class Resized:
         resampled = interpolate(batch, (self.height, self.width), mode="bilinear", antialias=True)[0]
         found: Pixels = resampled.permute(1, 2, 0).numpy()
         return found
+
+
+@functools.cache
+def scale_and_shift(mean: Numbers, std: Numbers) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """Return by what pixels are multiplied, and what is added then: float32 of shape (3, 1, 1)."""
+    means, stds = (np.array(numbers).reshape(3, 1, 1) for numbers in (mean, std))
+    return (1 / (255 * stds)).astype(np.float32), (-means / stds).astype(np.float32)
 
 
 def resized(
@@ -354,9 +372,9 @@ def resized(
             problems.append(f"{range_name} = {bounds!r}: expected two rising numbers above 0{up_to}")
         elif crop != "random" and tuple(bounds) != default:
             problems.append(f"{range_name} = {bounds!r}: works only with crop='random'")
-    for name, numbers in (("mean", mean), ("std", std)):
-        problems += numbers_problem(name, numbers)
     is_normalised = mean is not None or std is not None
+    means, stds = (0.0, 0.0, 0.0) if mean is None else mean, (1.0, 1.0, 1.0) if std is None else std
+    problems += numbers_problems(means, stds)
     chosen: Dtype = dtype or ("float32" if is_normalised else "uint8")
     if chosen == "uint8" and is_normalised:
         problems.append("dtype = 'uint8': expected a dtype of floating point with mean or std")
@@ -364,33 +382,23 @@ def resized(
         problems.append(f"dtype = {chosen!r}: expected another one, which output={output!r} can have")
     if problems:
         raise InputError("invalid arguments of resized", found="; ".join(problems))
-    return Resized(
-        height=height,
-        width=width,
-        crop=crop,
-        flip=flip,
-        scale=(scale[0], scale[1]),
-        ratio=(ratio[0], ratio[1]),
-        library=library,
-        output=output,
-        exif=exif,
-        dtype=chosen,
-        mean=(0, 0, 0) if mean is None else (float(mean[0]), float(mean[1]), float(mean[2])),
-        std=(1, 1, 1) if std is None else (float(std[0]), float(std[1]), float(std[2])),
-    )
+    numbers: Any = [tuple(map(float, each)) for each in (means, stds)]
+    ranges = (scale[0], scale[1]), (ratio[0], ratio[1])
+    return Resized(height, width, crop, flip, *ranges, library, output, exif, chosen, *numbers)
 
 
-def numbers_problem(name: str, numbers: Any) -> list[str]:
-    """Return what is wrong with the mean or the standard deviation of three channels."""
-    try:
-        found = [float(number) for number in numbers] if numbers is not None else [1.0] * 3
-    except (TypeError, ValueError):
-        found = []
-    low = 0 if name == "std" else -math.inf
-    if len(found) == 3 and all(low < number < math.inf for number in found):
-        return []
-    above = " above 0" if name == "std" else ""
-    return [f"{name} = {numbers!r}: expected three numbers{above}, of red, green and blue, such as 0.456"]
+def numbers_problems(mean: Any, std: Any) -> list[str]:
+    """Return what is wrong with the mean and the standard deviation of three channels."""
+    problems = []
+    for name, numbers, low in (("mean", mean, -math.inf), ("std", std, 0)):
+        try:
+            are_valid = len(numbers) == 3 and all(low < float(number) < math.inf for number in numbers)
+        except (TypeError, ValueError):
+            are_valid = False
+        if not are_valid:
+            expected = f"three numbers{' above 0' * (low == 0)}, of red, green and blue"
+            problems.append(f"{name} = {numbers!r}: expected {expected}")
+    return problems
 
 
 def jpeg_header(data: bytes) -> tuple[int, int] | None:

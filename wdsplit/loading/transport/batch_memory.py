@@ -22,7 +22,7 @@ from wdsplit.engines.shared_memory import SharedMemory
 from wdsplit.loading.transport.collate import Column, address_of, in_place
 from wdsplit.loading.transport.shared_integers import SharedIntegers
 
-__all__ = ["InSlot", "Room", "Rooms", "Slots", "mapped"]
+__all__ = ["InSlot", "Pool", "Room", "Rooms", "Slots", "mapped"]
 
 Memory = npt.NDArray[np.uint8]
 
@@ -118,29 +118,21 @@ def mapped(change: Callable[[Column], Any], sub_batch: Any) -> Any:
 
 
 class Rooms:
-    """The batches of an iteration that threads of this process fill."""
+    """The batches of an iteration that threads of this process fill; `pools` by the size of blocks outlive it."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._pools: dict[int, Pool] = {}
+    def __init__(self, pools: dict[int, Pool]) -> None:
+        self._pools, self._lock = pools, threading.Lock()
         # By step and column. Each lives as long as a sub-batch of it, or the batch.
         self._batches: weakref.WeakValueDictionary[tuple[int, int], Memory] = weakref.WeakValueDictionary()
 
     def opened(self, step: int, column: int, num_bytes: int) -> tuple[Memory, Memory]:
-        """Return the memory of a step's column, which marks the column too: the first thread allocates it."""
+        """Return the memory of a step's column, which marks the column too: the first thread takes it from a pool."""
+        new_pool = Pool(lambda: np.empty(num_bytes, np.uint8), lambda block: None)
         with self._lock:
             batch = self._batches.get((step, column))
             if batch is None:
-                if num_bytes not in self._pools:
-                    self._pools[num_bytes] = Pool(lambda: np.empty(num_bytes, np.uint8), lambda block: None)
-                batch = self._batches[step, column] = self._pools[num_bytes].take()
+                batch = self._batches[step, column] = self._pools.setdefault(num_bytes, new_pool).take()
             return batch, batch
-
-    def close(self) -> None:
-        """Keep no memory for more batches."""
-        with self._lock:
-            for pool in self._pools.values():
-                pool.close()
 
 
 @dataclass(frozen=True)
