@@ -68,10 +68,12 @@ def make_pictures(path: Path, num_rows: int, format: str) -> None:
     pq.write_table(pa.table({"image": images, "label": chance.integers(0, 1000, num_rows)}), path, row_group_size=500)
 
 
-def make_photos(path: Path, num_rows: int, folder: Path | None = None) -> None:
-    """Write JPEGs of PHOTO_PIXELS x PHOTO_PIXELS, quality 90, and their number as label.
+def make_photos(
+    path: Path, num_rows: int, folder: Path | None = None, size: tuple[int, int] = (PHOTO_PIXELS, PHOTO_PIXELS)
+) -> None:
+    """Write JPEGs of a width and height, quality 90, and their number as label.
 
-    Row i is a random square of photo i: of a folder's files in turn, else of scikit-learn's two sample photos. All
+    Row i is a random part of photo i: of a folder's files in turn, else of scikit-learn's two sample photos. All
     processors take part; the bytes depend on the number of rows and the photos alone.
     """
     files = (
@@ -86,7 +88,7 @@ def make_photos(path: Path, num_rows: int, folder: Path | None = None) -> None:
         pq.ParquetWriter(path, schema, compression="none") as writer,
         multiprocessing.Pool(len(os.sched_getaffinity(0)), _open_photos, (files,)) as pool,
     ):
-        for first, images in zip(firsts, pool.imap(_photos, map(range, firsts, stops)), strict=True):
+        for first, images in zip(firsts, pool.imap(partial(_photos, size), map(range, firsts, stops)), strict=True):
             writer.write_table(pa.table([images, np.arange(first, first + len(images))], schema=schema))
 
 
@@ -101,20 +103,20 @@ def _open_photos(files: Sequence[str]) -> None:
         _sources = load_sample_images().images
 
 
-def _photos(numbers: range) -> list[bytes]:
+def _photos(size: tuple[int, int], numbers: range) -> list[bytes]:
     """Return the JPEGs of some rows."""
     from PIL import Image
 
-    size = (PHOTO_PIXELS, PHOTO_PIXELS)
     jpegs = []
     for number in numbers:
         chance = np.random.default_rng(number)
         source = _sources[number % len(_sources)]
         photo = (Image.open(source) if isinstance(source, str) else Image.fromarray(source)).convert("RGB")
-        side = chance.uniform(0.6, 1) * min(photo.size)
-        left, top = (chance.uniform(0, length - side) for length in photo.size)
+        scale = chance.uniform(0.6, 1) * min(photo.width / size[0], photo.height / size[1])
+        width, height = scale * size[0], scale * size[1]
+        left, top = (chance.uniform(0, length - side) for length, side in zip(photo.size, (width, height), strict=True))
         file = io.BytesIO()
-        photo.resize(size, Image.Resampling.BICUBIC, (left, top, left + side, top + side)).save(
+        photo.resize(size, Image.Resampling.BICUBIC, (left, top, left + width, top + height)).save(
             file, "JPEG", quality=90
         )
         jpegs.append(file.getvalue())

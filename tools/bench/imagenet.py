@@ -19,6 +19,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from importlib import import_module
 from operator import itemgetter
 from pathlib import Path
@@ -33,6 +34,7 @@ from tools.bench.meter import Meter
 from tools.bench.peers import BATCH_SIZE, BUCKETS, FIELD, URL, Kind, Reader, reader_of
 
 IMAGES, EPOCHS, ROUNDS = 6_144, 2, 3
+PHOTOS, PHOTO_SIZE, CROP_PIXELS = "photos", (500, 375), 224
 MEAN, STD = (255 * np.array(values, np.float32) for values in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
 SCALE, SHIFT = (values.reshape(3, 1, 1) for values in (1 / STD, -MEAN / STD))
 IMPORTED = ("torch", "simplejpeg", "wdsplit.loading.loader", "botocore.session")
@@ -90,20 +92,20 @@ def wdsplit_epochs(place: Callable[[Path], dict[str, Any]], kind: Kind) -> Calla
     return read
 
 
-def wdsplit_resized(folder: Path, workers: int) -> Epochs:
-    """Yield epochs by wdsplit's own stage: bytes in the batches, which the training process normalises at once."""
-    import torch
+def wdsplit_stage(
+    place: Callable[[Path], dict[str, Any]], kind: Kind, size: int = PHOTO_PIXELS, **crop: Any
+) -> Callable[[Path, int], Epochs]:
+    """Return a reader by wdsplit's own stage, which decodes and normalises in the memory of the batches."""
 
-    import wdsplit
+    def read(folder: Path, workers: int) -> Epochs:
+        import wdsplit
 
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
-    scale, shift = map(torch.from_numpy, (SCALE, SHIFT))
-    dataset = wdsplit.Dataset(**bucket(folder), seed=0).decode(wdsplit.resized(PHOTO_PIXELS))
-    loader = wdsplit.Loader(
-        dataset.to_tuple(FIELD, "cls", "__pad__"), BATCH_SIZE, num_workers=workers, workers="thread"
-    )
-    for epoch in loader_epochs(loader):
-        yield ((images.to(torch.float32).mul_(scale).add_(shift), *rest) for images, *rest in epoch)
+        stage = wdsplit.resized(size, **crop, mean=tuple(MEAN / 255), std=tuple(STD / 255))
+        dataset = wdsplit.Dataset(**place(folder), seed=0).decode(stage).to_tuple(FIELD, "cls", "__pad__")
+        options: dict[str, Any] = {"num_workers": workers, "workers": kind, "persistent_workers": kind == "process"}
+        return loader_epochs(wdsplit.Loader(dataset, BATCH_SIZE, **options))
+
+    return read
 
 
 def loader_epochs(loader: Any) -> Epochs:
@@ -122,6 +124,10 @@ def uncached_bucket(folder: Path) -> dict[str, Any]:
 
 def local(folder: Path) -> dict[str, Any]:
     return {"path": folder / SHARDS}
+
+
+def local_photos(folder: Path) -> dict[str, Any]:
+    return {"path": folder / PHOTOS}
 
 
 def webdataset_epochs(cached: bool) -> Callable[[Path, int], Epochs]:
@@ -157,13 +163,13 @@ def litdata_epochs(folder: Path, workers: int) -> Epochs:
     yield from [loader] * EPOCHS
 
 
-def dali_epochs(folder: Path, workers: int) -> Epochs:
-    """Yield DALI's epochs, decoded by its own threads on the processor."""
+def dali_epochs(folder: Path, workers: int, shards_name: str = SHARDS, size: int | None = None) -> Epochs:
+    """Yield DALI's epochs, decoded by its own threads on the processor: random crops if a size is given."""
     import torch
     from nvidia.dali import fn, pipeline_def, types
     from nvidia.dali.plugin.pytorch import DALIGenericIterator, LastBatchPolicy
 
-    shards = peers.tars(folder / SHARDS)
+    shards = peers.tars(folder / shards_name)
     indexes = [path.removesuffix(".tar") + ".idx" for path in shards]
 
     @pipeline_def(batch_size=BATCH_SIZE, num_threads=workers, device_id=None)  # type: ignore[untyped-decorator]
@@ -171,10 +177,13 @@ def dali_epochs(folder: Path, workers: int) -> Epochs:
         jpegs, numbers = fn.readers.webdataset(
             paths=shards, index_paths=indexes, ext=[FIELD, "cls"], random_shuffle=True, initial_fill=1000, name="images"
         )
-        images = fn.decoders.image(jpegs, output_type=types.RGB)
-        planes = fn.crop_mirror_normalize(
-            images, dtype=types.FLOAT, output_layout="CHW", mean=MEAN.tolist(), std=STD.tolist()
-        )
+        if size is None:
+            images, mirror = fn.decoders.image(jpegs, output_type=types.RGB), 0
+        else:  # with the areas and proportions of RandomResizedCrop by default; resized with antialiasing, as wdsplit's
+            images = fn.resize(fn.decoders.image_random_crop(jpegs, output_type=types.RGB), size=(size, size))
+            mirror = fn.random.coin_flip()
+        numbers_of = {"mean": MEAN.tolist(), "std": STD.tolist(), "mirror": mirror}
+        planes = fn.crop_mirror_normalize(images, dtype=types.FLOAT, output_layout="CHW", **numbers_of)
         return planes, fn.pad(numbers, fill_value=ord(" "))
 
     made = pipeline()
@@ -188,7 +197,7 @@ def dali_epochs(folder: Path, workers: int) -> Epochs:
 FROM_S3 = (
     Reader("wdsplit, threads", "simplejpeg", wdsplit_epochs(bucket, "thread")),
     Reader("wdsplit, processes", "simplejpeg", wdsplit_epochs(bucket, "process")),
-    Reader("wdsplit, threads, its own stage", "simplejpeg", wdsplit_resized),
+    Reader("wdsplit, threads, its own stage", "simplejpeg", wdsplit_stage(bucket, "thread")),
     Reader("wdsplit, processes, no cache", "simplejpeg", wdsplit_epochs(uncached_bucket, "process")),
     Reader("LitData", "litdata", litdata_epochs, peers.write_litdata, "litdata"),
     Reader("MosaicML streaming", "streaming", mds_epochs, peers.write_mds, "mds"),
@@ -198,12 +207,21 @@ FROM_S3 = (
 FROM_DISK = (
     Reader("wdsplit, threads", "simplejpeg", wdsplit_epochs(local, "thread")),
     Reader("wdsplit, processes", "simplejpeg", wdsplit_epochs(local, "process")),
+    Reader("wdsplit, threads, its own stage", "simplejpeg", wdsplit_stage(local, "thread")),
+    Reader("wdsplit, processes, its own stage", "simplejpeg", wdsplit_stage(local, "process")),
     Reader("DALI, its own decoder", "nvidia.dali", dali_epochs),
 )
-RACES = {"s3": FROM_S3, "disk": FROM_DISK}
+CROP: dict[str, Any] = {"size": CROP_PIXELS, "crop": "random", "flip": True}
+OF_PHOTOS = (
+    Reader("wdsplit, threads, its own stage", "simplejpeg", wdsplit_stage(local_photos, "thread", **CROP)),
+    Reader("wdsplit, processes, its own stage", "simplejpeg", wdsplit_stage(local_photos, "process", **CROP)),
+    Reader("DALI, its own decoder", "nvidia.dali", partial(dali_epochs, shards_name=PHOTOS, size=CROP_PIXELS)),
+)
+RACES = {"s3": FROM_S3, "disk": FROM_DISK, "crop": OF_PHOTOS}
 TITLES = {
     "s3": ("From an S3 server of this machine", "LitData"),
     "disk": ("From the local disk", "DALI, its own decoder"),
+    "crop": (f"Random crops to {CROP_PIXELS} of 500 x 375, from the local disk", "DALI, its own decoder"),
 }
 
 
@@ -221,7 +239,8 @@ def read_epochs(folder: str, race: str, name: str, workers: int, server: int, lo
     for epoch in reader.read(Path(folder), workers):
         numbers = []
         for images, labels, *pads in epoch:
-            if images.dtype != torch.float32 or images.shape[1:] != (3, PHOTO_PIXELS, PHOTO_PIXELS):
+            pixels_of = CROP_PIXELS if race == "crop" else PHOTO_PIXELS
+            if images.dtype != torch.float32 or images.shape[1:] != (3, pixels_of, pixels_of):
                 raise core.ProcessError(f"{name} gives {images.dtype} of shape {tuple(images.shape)}")
             numbers.append(labels[~pads[0]] if pads else labels)
         used, seen = meter.lap(), torch.cat(numbers)
@@ -294,7 +313,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=IMAGES, help=f"Images. ImageNet has 1281167. Default: {IMAGES}.")
     parser.add_argument("--photos", type=Path, help="Make the images of the photos in this folder, such as ImageNet's.")
     parser.add_argument("--workers", type=int, default=cores, help=f"Workers. Default: the processors, {cores}.")
-    parser.add_argument("--races", default=",".join(RACES), help="s3, disk, or both (default).")
+    parser.add_argument("--races", default=",".join(RACES), help="Some of s3, disk, crop. Default: all.")
     parser.add_argument("--names", default="", help="Only readers whose names begin so, such as wdsplit,LitData.")
     arguments = parser.parse_args()
     core.print_machine()
@@ -306,6 +325,10 @@ def main() -> None:
         folder.mkdir()
         data.make_photos(folder / SOURCE, arguments.images, arguments.photos)
         data.make_shards(folder, emit=("dali",))
+        if "crop" in arguments.races:
+            with core.work_folder(output) as made:
+                data.make_photos(made / SOURCE, arguments.images, arguments.photos, PHOTO_SIZE)
+                data.make_shards(made, str(folder / PHOTOS), emit=("dali",))
         print(f"an image has {np.mean(data.payload_sizes(folder / SOURCE)):,.0f} bytes")
         with s3server.S3Server(folder, *s3server.FAST, "-vv") as server:
             environ = {**server.environ, "TMPDIR": str(output)}
