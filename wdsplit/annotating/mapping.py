@@ -298,7 +298,16 @@ class _Mapping(Making):
 
     def _chosen(self, seen: Mapping[str, _Seen]) -> Chosen:
         """Return the columns and fields of results; of an update, those of the annotation, which has them all."""
-        found = [seen[name] for name in sorted(seen)]
+        found, owners = [seen[name] for name in sorted(seen)], dict[str, str]()
+        for name, made in ((key, each["name"]) for key in sorted(seen) for each in seen[key].fields):
+            if owners.setdefault(made, name) != name:
+                raise InputError(
+                    f"two values of the function become the field {made!r}",
+                    place=seen[name].place,
+                    expected="different names",
+                    found=f"{owners[made]!r} and {name!r}",
+                    remedy="let it return one of them, and start again with --overwrite",
+                )
         schema = parse_columns([each for one in found for each in one.columns])
         fields = parse_fields([each for one in found for each in one.fields])
         if self.covered is not None:

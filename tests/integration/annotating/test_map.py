@@ -153,6 +153,12 @@ BAD = {
     "other files": (given_types(b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"), {}, InputError, ["x.png", "x.jpg", "as 'x'"]),
     "other arrays": (given_types(np.zeros(2, "f4"), np.zeros(2)), {}, InputError, ["<f4 for", "<f8 for", "as 'x'"]),
     "one name": (lambda sample: {"x": "a", "x.txt": "b"}, {}, InputError, ["x.txt"]),
+    "one name later": (
+        lambda sample: {"x": "a"} if sample["cls"] < 59 else {"x.txt": "b"},
+        {},
+        InputError,
+        ["become the field 'x.txt'", "'x' and 'x.txt'"],
+    ),
     "a column": (lambda sample: {"row": 5}, {}, InputError, ["has a column 'row' already", "return other names"]),
     "a field": (lambda sample: {"cls": 3}, {}, InputError, ["have a field 'cls' already", "return other names"]),
     "nothing": (lambda sample: None, {}, InputError, ["returns no values", "found: None for each sample"]),
