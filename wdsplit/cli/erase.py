@@ -90,7 +90,7 @@ def erase_command(dataset: str, running: Running, **chosen: Any) -> Result:
     dataset_argument,
     option("Versions", "--keep", type=click.IntRange(1), default=1, help="Number of versions to keep, the newest."),
     json_option,
-    summary="Remove old versions of DATASET, and what stopped writers have left.",
+    summary="Remove old versions of DATASET, and unfinished files.",
 )
 def gc_command(dataset: str, keep: int) -> Result:
     """Remove old versions of DATASET: the files that no later version needs, and what stopped writers have left.

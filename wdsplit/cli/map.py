@@ -41,7 +41,7 @@ _SHOWN = 10
     option("Output", "--name", metavar="NAME", required=True, help="Name of the annotation."),
     options_of(MapOptions, "Output", "overwrite resume update"),
     json_option,
-    summary="Call a function with the samples of DATASET, and store the results.",
+    summary="Store what a function returns for the samples of DATASET.",
 )
 def map_command(dataset: str, function: str, name: str, running: Running, **arguments: Any) -> Result:
     """Call a Python function with each sample of DATASET, shard by shard, and store what it returns.

@@ -263,8 +263,8 @@ class Loader:
     def reshape(self, rank: int, world_size: int, state_dict: Mapping[str, Any] | None = None) -> Loader:
         """Return a loader like this one for other ranks, after some were lost or added, in the same process.
 
-            loader = loader.reshape(dist.get_rank(), dist.get_world_size(), state)
-            for step, batch in loader.enumerate(): ...
+            state = loader.state_dict()  # after an optimizer step
+            loader = loader.reshape(rank=0, world_size=1, state_dict=state)
 
         The global batch, batch_size x world_size, stays the same, so steps keep their numbers and samples. All ranks
         must pass the same state, that of the step up to which the model is trained: one rank may have been given a

@@ -80,13 +80,13 @@ def test_what_the_loop_holds_of_a_batch_stays_as_it_is(pictures, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_memory_that_nothing_refers_to_is_used_again(pictures, kind):
     loader = Loader(cropping(pictures), BATCH_SIZE, **KINDS[kind])
-    found = set()
+    found = set()  # of 20 batches
     for _ in range(1 if "process" in kind or kind == "spawned" else 4):
         for batch in loader:
             found.add(batch["jpg"].data_ptr())
             batch["jpg"].zero_()
             del batch
-    assert len(found) <= (2 if kind == "none" else 5)
+    assert len(found) <= {"none": 2, "threads": 8}.get(kind, 5)  # threads have several steps under way
 
 
 @pytest.mark.parametrize("tail", ["pad", "uneven"])  # where ranks advance unevenly, rows of workers may not be slices
