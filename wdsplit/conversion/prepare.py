@@ -53,6 +53,7 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
+_HASHED_TOGETHER = 2**14
 _HASHES_AT_ONCE = 32_000_000
 
 
@@ -196,7 +197,7 @@ def refuse_duplicate_keys(
 
     num_passes = -(-(plan.num_rows + num_known) // _HASHES_AT_ONCE)  # each hash belongs to one pass
     for number in watched("checking keys", range(num_passes), num_passes):
-        found = (hash_keys(keys) for keys, _ in key_batches())
+        found = map(hash_keys, _joined(keys for keys, _ in key_batches()))
         hashes = [each[each % np.uint64(num_passes) == number] if num_passes > 1 else each for each in found]
         for duplicate in find_duplicate_keys(hashes, lambda _: key_batches()):
             remedy = "choose another key column, remove the duplicate, or number the rows: leave out --key"
@@ -205,6 +206,18 @@ def refuse_duplicate_keys(
             raise duplicate.error(
                 InputError, remedy if known is not None else f"{remedy}, or give --number-keys for tars"
             )
+
+
+def _joined(parts: Iterable[pa.LargeStringArray]) -> Iterator[pa.LargeStringArray]:
+    """Give keys in larger parts: to hash those of a small shard takes as long as to hash some thousands."""
+    some: list[pa.LargeStringArray] = []
+    for keys in parts:
+        some.append(keys)
+        if sum(map(len, some)) >= _HASHED_TOGETHER:
+            yield pa.concat_arrays(some)
+            some = []
+    if some:
+        yield pa.concat_arrays(some)
 
 
 def refuse_little_space(targets: Sequence[Target]) -> None:
