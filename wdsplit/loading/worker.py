@@ -188,7 +188,8 @@ class SubBatches:
                 sub_batches = self._streamed(blocks, apply, is_needed, form)
             else:
                 stages = [at_epoch(stage, epoch) for stage in stages]
-                rooms = self._rooms_of(steps, world, is_needed) if form is None else repeat(None)
+                has_rooms = self.slot_bytes and form is None
+                rooms = self._rooms_of(steps, world, is_needed) if has_rooms else repeat(None)
                 sub_batches = (
                     self._columnar(block, stages, apply, room) if len(block) else None
                     for block, room in zip(blocks, rooms, strict=False)
@@ -260,7 +261,7 @@ class SubBatches:
             rows = spaced(
                 np.flatnonzero(worker_of(step.positions, world.world_size, world.num_workers) == world.worker)
             )
-            if not self.slot_bytes or not isinstance(rows, slice):
+            if not isinstance(rows, slice):
                 yield None
             elif self.slots is not None:
                 opened = partial(self.slots.opened, world.worker, is_needed, number)
