@@ -164,6 +164,15 @@ def bucket(s3_server):
     s3_server.remove_bucket(made)
 
 
+@pytest.fixture(params=["disk", "s3"])
+def place(request, tmp_path):
+    """Return the URL of a dataset, and the folder where its files are."""
+    if request.param == "s3":
+        bucket = request.getfixturevalue("bucket")
+        return f"{bucket.url}/train", bucket.folder / "train"
+    return str(tmp_path / "train"), tmp_path / "train"
+
+
 @pytest.fixture
 def fault_proxy(s3_server, monkeypatch):
     """Return a proxy before the S3 server, which the environment names from here on; its plan is to do nothing."""

@@ -6,8 +6,6 @@ import signal
 import subprocess
 import time
 
-import pytest
-
 import wdsplit
 from made_datasets import numbers_table
 from paths import SUPPORT
@@ -30,15 +28,6 @@ if __name__ == "__main__":
     print("ready", flush=True)
     wdsplit.convert(source, output, append=True, samples_per_shard=50, jobs=2, memory=2**20)
 """
-
-
-@pytest.fixture(params=["disk", "s3"])
-def place(request, tmp_path):
-    """Return the URL of a dataset, and the folder where its files are."""
-    if request.param == "s3":
-        bucket = request.getfixturevalue("bucket")
-        return f"{bucket.url}/train", bucket.folder / "train"
-    return str(tmp_path / "train"), tmp_path / "train"
 
 
 def shards_of(files):

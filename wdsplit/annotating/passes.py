@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -44,12 +44,10 @@ __all__ = [
     "task_bytes_of",
 ]
 
-Result = TypeVar("Result")
-
 _KEY, _RAW, _NUMBER = "key", "raw", "number"
 """Columns of spill files, besides PLACES: the key as in the tar, the key as in the table if that differs, the row
 number in the table."""
-_TEXT, _BINARY = pa.large_string(), pa.large_binary()
+_TEXT = pa.large_string()
 _ROWS = pa.schema([(_NUMBER, pa.int64()), (_KEY, _TEXT), (_RAW, _TEXT)])
 _KEYS = PLACES.append(pa.field(_KEY, _TEXT))
 _KEY_BYTES = 96
@@ -57,11 +55,7 @@ _KEY_BYTES = 96
 _FILE_BYTES = 64 * 1024
 """Bytes that a file counts as, in addition to its content, because opening or publishing it takes time."""
 _TASKS_PER_JOB = 4
-_LIBRARY_BYTES, _COPIES = 128 * 1024**2, 6
-"""Bytes that a task needs besides its rows, and the number of copies of its rows in memory."""
-_READ_AT_ONCE, _WRITTEN_AT_ONCE = 16, 8
-_SAMPLES_AT_ONCE = 1024
-_ITEMS = {"rows": "rows", "keys": "the keys of shards", "join": "partitions", "write": "the tables of shards"}
+_READ_AT_ONCE = 16
 _ESCAPE = re.compile(rb"_x([0-9A-F]{2})")
 
 

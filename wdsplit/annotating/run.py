@@ -135,9 +135,7 @@ class AnnotationRun(Record):
         self.end()
         self._remove_tables(live)
         if live == job.folder and not is_update:  # those of single versions, whose tables are gone
-            found = [each for each in self.storage.list(ANNOTATIONS.folder) if ANNOTATIONS.name_in(each) == self._name]
-            own = {f"{self._name}{ANNOTATIONS.suffix}"}
-            self.storage.remove(*(f"{ANNOTATIONS.folder}/{each}" for each in {*found} - own))
+            self.storage.remove(*ANNOTATIONS.of_versions(self.storage.list(ANNOTATIONS.folder), self._name))
 
     def _remove_tables(self, live: str | None) -> None:
         for entry in self.storage.list(ANNOTATIONS.folder):

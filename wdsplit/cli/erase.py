@@ -55,6 +55,8 @@ def erase_command(dataset: str, running: Running, **chosen: Any) -> Result:
 
     Conditions have the syntax of `wdsplit view --where`.
     """
+    from wdsplit.shards.versions import before_erasing
+
     url, started, has_started = shown_url(dataset), time.monotonic(), False
     try:
         with progress_bar("finding samples", running.log) as bar:
@@ -78,7 +80,7 @@ def erase_command(dataset: str, running: Running, **chosen: Any) -> Result:
     names = stale_names(dataset)
     if names:
         lines.append(f"made for other versions: {', '.join(names)}; update them, or drop them")
-    lines += erased_lines(dataset, wdsplit.inspect(dataset, 0).with_erased)
+    lines += erased_lines(dataset, before_erasing(wdsplit.list_versions(dataset)))
     lines.append(f"took {time.monotonic() - started:.1f} s")
     value = {"dataset": url, "version": made.version, "samples": made.num_samples, "shards": len(made.shards)}
     return Result("\n".join(lines), value, [f"wdsplit gc {url} --keep 1"])
@@ -98,8 +100,10 @@ def gc_command(dataset: str, keep: int) -> Result:
     Files that wdsplit does not know stay. Do not run it while a training reads an old version, or another machine
     writes to DATASET. After an interrupt, run the same command again.
     """
+    from wdsplit.shards.versions import before_erasing
+
     done = wdsplit.gc(dataset, keep=keep)
     url, kept = shown_url(dataset), f"{'versions' if len(done.kept) > 1 else 'version'} {listed(done.kept, 10)}"
     removed = f"removed {counted(len(done.removed), 'version')} and {counted(done.num_files, 'file')}"
-    lines = [f"{url}: {removed}; {kept} kept", *erased_lines(dataset, wdsplit.inspect(dataset, 0).with_erased)]
+    lines = [f"{url}: {removed}; {kept} kept", *erased_lines(dataset, before_erasing(wdsplit.list_versions(dataset)))]
     return Result("\n".join(lines), {"dataset": url, **dataclasses.asdict(done)})

@@ -23,6 +23,8 @@ def log_command(dataset: str) -> Result:
     `wdsplit convert --append` and `wdsplit erase` make a version. wdsplit.Dataset(DATASET, version=N) and the option
     --version of other commands open an older one, until `wdsplit gc` removes it.
     """
+    from wdsplit.shards.versions import before_erasing
+
     versions, rows, before = wdsplit.list_versions(dataset), [], 0
     for each in versions:
         counts = f"{each.num_samples:,}", f"{each.num_samples - before:+,}", f"{each.num_shards:,}"
@@ -30,6 +32,5 @@ def log_command(dataset: str) -> Result:
         rows.append((each.number, *counts, human_bytes(each.num_bytes), each.created, what, each.folder))
         before = each.num_samples
     text = table(("version", "samples", "added", "shards", "size", "when (UTC)", "inputs", "folder"), rows)
-    last = max((each.number for each in versions if each.erased), default=0)
-    text = "\n".join([text, *erased_lines(dataset, [each.number for each in versions if each.number < last])])
+    text = "\n".join([text, *erased_lines(dataset, before_erasing(versions))])
     return Result(text, list(map(dataclasses.asdict, versions)))

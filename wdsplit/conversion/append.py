@@ -9,6 +9,7 @@ import dataclasses
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +51,7 @@ from wdsplit.urls import shown_url
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-__all__ = ["append", "create_version", "history_of", "list_versions", "new_version"]
+__all__ = ["append", "create_version", "history_of", "latest_locked", "list_versions", "new_version"]
 
 logger = logging.getLogger(__name__)
 
@@ -82,11 +83,8 @@ def append(
         StorageError: Another process of this machine writes to the dataset.
     """
     storage = open_storage(endpoints.output, endpoints.output_options)
-    read_manifest(storage)  # before the lock makes a folder
-    refuse_inside_input(storage, endpoints)
-    with Run(storage).locked():
-        storage.remove_temporary(VERSIONS_FOLDER)
-        manifest = finish_version(storage, read_manifest(storage))
+    with latest_locked(storage) as manifest:
+        refuse_inside_input(storage, endpoints)
         base, allow_erased = Base(manifest, storage.url), options.allow_erased
         options = base.options(options)
         paths = find_inputs(endpoints.inputs, endpoints.input_options)
@@ -113,6 +111,20 @@ def append(
             create_version(storage, manifest)
         write_sidecars(storage, manifest, options.emit)
     return manifest
+
+
+@contextmanager
+def latest_locked(storage: Storage) -> Iterator[Manifest]:
+    """Lock other writers out of a dataset, and give its latest version, which is finished if its writer was stopped.
+
+    Raises:
+        DatasetNotFoundError: There is no dataset.
+        StorageError: Another process of this machine writes to the dataset.
+    """
+    read_manifest(storage)  # before the lock makes a folder
+    with Run(storage).locked():
+        storage.remove_temporary(VERSIONS_FOLDER)
+        yield finish_version(storage, read_manifest(storage))
 
 
 def create_version(storage: Storage, manifest: Manifest) -> None:

@@ -7,7 +7,6 @@ is created before anything in the output changes, and removed after the manifest
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -35,7 +34,7 @@ from wdsplit.shards.manifest import (
 from wdsplit.shards.places import places_path
 from wdsplit.shards.sample_tables import samples_path
 from wdsplit.shards.sidecars import ENERGON_FOLDER, ENERGON_NAMES, WIDS_NAME, shard_sidecars
-from wdsplit.shards.versions import ADDED_FOLDER, REWRITTEN, VERSIONS_FOLDER
+from wdsplit.shards.versions import ADDED_FOLDER, OF_APPEND, OF_SHARD, OF_VERSION, REWRITTEN, VERSIONS_FOLDER
 from wdsplit.shards.views import VIEWS
 from wdsplit.storage.interface import Storage
 from wdsplit.storage.local import is_temporary
@@ -144,16 +143,16 @@ class Run(Record):
 
     def _is_ours(self, name: str) -> bool:
         """Return whether wdsplit may have written a file of this name."""
-        stem = re.sub(r"\.(tar(\.(idx|places|parquet))?|idx)\Z", "", re.sub(REWRITTEN, "", name))
+        of_shard = OF_SHARD.fullmatch(REWRITTEN.sub("", name))
         if name in (*_KEPT, ERASE_FOLDER):
             return True
         if name == ENERGON_FOLDER:
             return all(inner in ENERGON_NAMES or is_temporary(inner) for inner in self.storage.list(name))
         if name in (ADDED_FOLDER, VERSIONS_FOLDER):
-            pattern = r"[0-9a-f]{16}" if name == ADDED_FOLDER else r"\d+(-[0-9a-f]{16})?\.(json|parquet|erased)"
-            return all(re.fullmatch(pattern, inner) or is_temporary(inner) for inner in self.storage.list(name))
+            pattern = OF_APPEND if name == ADDED_FOLDER else OF_VERSION
+            return all(pattern.fullmatch(inner) or is_temporary(inner) for inner in self.storage.list(name))
         alone = name in (HEADER_NAME, SHARDS_NAME, WIDS_NAME)
-        known = alone or is_temporary(name) or (stem != name and stem.isdigit())
+        known = alone or is_temporary(name) or (of_shard is not None and of_shard[1].isdigit())
         return known and self.storage.size(name) is not None
 
     def start(self, plan: Plan) -> None:

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from wdsplit.conversion.append import create_version, history_of, new_version
+from wdsplit.conversion.append import create_version, history_of, latest_locked, new_version
 from wdsplit.conversion.base import Base
-from wdsplit.conversion.run import Run
 from wdsplit.engines.local import Engine, LocalEngine
 from wdsplit.erasing.rewrite import EraseJob, Rewritten, parse_rewritten, rewrite_shards
 from wdsplit.errors import InputError, StorageError, WdsplitError
@@ -35,10 +34,9 @@ from wdsplit.shards.annotations import (
     write_side_shards,
 )
 from wdsplit.shards.erased import dump_erased, read_erased
-from wdsplit.shards.files import finish_version, read_manifest
 from wdsplit.shards.manifest import ERASE_FOLDER, Manifest, Shards
 from wdsplit.shards.sidecars import write_sidecars
-from wdsplit.shards.versions import VERSIONS_FOLDER, erased_path
+from wdsplit.shards.versions import erased_path
 from wdsplit.shards.views import VIEWS, read_view, write_view
 from wdsplit.storage.given import PathLike, located_one
 from wdsplit.storage.interface import Storage
@@ -120,10 +118,7 @@ def erase(
     url, storage_options = located_one(dataset, storage_options, fs)
     storage, engine = open_storage(url, storage_options), engine or LocalEngine(jobs)
     report = progress or (lambda _: None)
-    read_manifest(storage)  # before the lock makes a folder
-    with Run(storage).locked():
-        storage.remove_temporary(VERSIONS_FOLDER)
-        manifest = finish_version(storage, read_manifest(storage))
+    with latest_locked(storage) as manifest:
         columns = SampleColumns(storage, manifest)
         choice = read_choice(columns, {"keys": keys, "where": where}, storage_options)
         chosen = choose(

@@ -6,7 +6,6 @@ Files that wdsplit does not know stay. The tables that name files go last, so th
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,13 +16,22 @@ from wdsplit.annotating.run import AnnotationRun
 from wdsplit.conversion.run import Run
 from wdsplit.errors import InputError, WdsplitError
 from wdsplit.jobs.record import Record
-from wdsplit.shards.annotations import ANNOTATIONS, RUN_SUFFIX, find_annotation
+from wdsplit.shards.annotations import ANNOTATIONS, RUN_SUFFIX, SIDE_TABLE, annotation_of_folder, find_annotation
 from wdsplit.shards.files import existing_versions, finish_version, read_manifest
 from wdsplit.shards.manifest import ERASE_FOLDER, HEADER_NAME, RUN_FOLDER, SHARDS_NAME, Manifest
 from wdsplit.shards.sidecars import write_sidecars
 from wdsplit.shards.stored import Kind
 from wdsplit.shards.table import MAX_TABLE_BYTES, parse_shards
-from wdsplit.shards.versions import ADDED_FOLDER, REWRITTEN, VERSIONS_FOLDER, table_path, version_path
+from wdsplit.shards.versions import (
+    ADDED_FOLDER,
+    OF_APPEND,
+    OF_SHARD,
+    OF_VERSION,
+    REWRITTEN,
+    VERSIONS_FOLDER,
+    table_path,
+    version_path,
+)
 from wdsplit.shards.views import VIEWS, read_head
 from wdsplit.storage.given import PathLike, located_one
 from wdsplit.storage.interface import Storage
@@ -34,12 +42,6 @@ if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
 __all__ = ["Collected", "gc"]
-
-_OF_SHARD = re.compile(r"(.*)(?:\.tar(?:\.places|\.parquet|\.idx)?|\.idx)")
-_OF_VERSION = re.compile(r"\d+(-[0-9a-f]{16})?\.(json|parquet|erased)")
-_SIDE_TABLE = re.compile(r"shards(-[0-9a-f]{16})?\.parquet")
-_ADDED = re.compile("[0-9a-f]{16}")
-_ANNOTATED = re.compile(rf"({ANNOTATIONS.pattern.pattern})-[0-9a-f]{{16}}")
 
 
 @dataclass(frozen=True)
@@ -91,13 +93,11 @@ def gc(
         numbers = [each.number for each in existing_versions(storage, latest)]
         kept = [read_manifest(storage, number) for number in numbers[-keep:]] or [latest]
         work = _Collecting(storage, latest, kept)
-        work.collect_stored(VIEWS, lambda name: read_head(storage, name).dataset, is_trial=True)
-        work.collect_stored(ANNOTATIONS, lambda name: find_annotation(storage, name).fingerprint, is_trial=True)
+        work.collect_stored(is_trial=True)
         work.end_annotations()
         write_sidecars(storage, latest, latest.emit)
         Record(storage, ERASE_FOLDER).end()  # a writer on another machine notices
-        work.collect_stored(VIEWS, lambda name: read_head(storage, name).dataset)
-        work.collect_stored(ANNOTATIONS, lambda name: find_annotation(storage, name).fingerprint)
+        work.collect_stored()
         work.collect_annotations()
         work.collect_shards()
         work.collect_tables()
@@ -136,27 +136,30 @@ class _Collecting:
                 known.update(parse_shards(self._storage.read(path, MAX_TABLE_BYTES)).table.column("path").to_pylist())
         return known
 
-    def collect_stored(self, kind: Kind, fingerprint_of: Callable[[str], str], is_trial: bool = False) -> None:
-        """Remove the views or annotations of versions that are not kept; those of the newest get their plain names.
+    def collect_stored(self, is_trial: bool = False) -> None:
+        """Remove the views and annotations of versions that are not kept; those of the newest get their plain names.
 
         Args:
-            kind: Views or annotations.
-            fingerprint_of: Returns the fingerprint of the version that the file of a plain name is for.
             is_trial: Whether to remove nothing, and only to refuse what would be lost.
 
         Raises:
             InputError: One belongs only to versions that are removed.
         """
+        self._collect_kind(VIEWS, lambda name: read_head(self._storage, name).dataset, is_trial)
+        self._collect_kind(ANNOTATIONS, lambda name: find_annotation(self._storage, name).fingerprint, is_trial)
+
+    def _collect_kind(self, kind: Kind, fingerprint_of: Callable[[str], str], is_trial: bool) -> None:
         entries, lost = self._storage.list(kind.folder), list[str]()
         for name in sorted({kind.name_in(entry) for entry in entries} - {""}):
             plain, own = kind.path(name), [kind.path_of_version(name, each) for each in reversed(self._fingerprints)]
-            versions = [f"{kind.folder}/{each}" for each in entries if kind.name_in(each) == name and "@" in each]
+            versions = kind.of_versions(entries, name)
             newest = next((path for path in own if path in versions), None)
-            is_old = os.path.basename(plain) not in entries
-            if not is_old:
+            is_there = os.path.basename(plain) in entries
+            is_old = not is_there
+            if is_there:
                 with suppress(WdsplitError):  # a damaged file is of no version
                     is_old = fingerprint_of(name) in self._dropped
-            if is_old and newest is None and os.path.basename(plain) in entries:
+            if is_there and is_old and newest is None:
                 lost.append(name)
             if is_trial:
                 continue
@@ -206,20 +209,20 @@ class _Collecting:
                     tables.add(found.table)
         entries = storage.list(ANNOTATIONS.folder)
         for entry in entries:
-            match, folder = _ANNOTATED.fullmatch(entry), f"{ANNOTATIONS.folder}/{entry}"
-            if match is None or match[1] in unknown or f"{match[1]}{RUN_SUFFIX}" in entries:
+            name, folder = annotation_of_folder(entry), f"{ANNOTATIONS.folder}/{entry}"
+            if not name or name in unknown or f"{name}{RUN_SUFFIX}" in entries:
                 continue
             if folder not in used:
                 self._remove_folder(folder)
                 continue
             named, tables = used[folder]
             self._sweep(f"{folder}/", named)
-            found_tables = [each for each in storage.sizes(folder) if _SIDE_TABLE.fullmatch(each)]
+            found_tables = [each for each in storage.sizes(folder) if SIDE_TABLE.fullmatch(each)]
             self.remove(f"{folder}/{each}" for each in found_tables if each not in tables)
 
     def collect_shards(self) -> None:
         """Remove shards with their files, and what appends that were stopped have left."""
-        for entry in filter(_ADDED.fullmatch, self._storage.list(ADDED_FOLDER)):
+        for entry in filter(OF_APPEND.fullmatch, self._storage.list(ADDED_FOLDER)):
             folder = f"{ADDED_FOLDER}/{entry}"
             if any(path.startswith(f"{folder}/") for path in self._named):
                 self._remove_folder(f"{folder}/{RUN_FOLDER}")
@@ -242,7 +245,7 @@ class _Collecting:
 
     def _of_versions(self) -> list[str]:
         """Return the paths of headers, tables and hashes of versions."""
-        names = filter(_OF_VERSION.fullmatch, self._storage.list(VERSIONS_FOLDER))
+        names = filter(OF_VERSION.fullmatch, self._storage.list(VERSIONS_FOLDER))
         return [f"{VERSIONS_FOLDER}/{name}" for name in names]
 
     def _sweep(self, prefix: str, named: Collection[str]) -> None:
@@ -251,7 +254,7 @@ class _Collecting:
             self._storage.remove_temporary(f"{prefix}{folder}".rstrip("/"))
             gone = []
             for name in self._storage.sizes(f"{prefix}{folder}".rstrip("/")):
-                match = _OF_SHARD.fullmatch(os.path.join(folder, name))
+                match = OF_SHARD.fullmatch(os.path.join(folder, name))
                 shard = f"{match[1]}.tar" if match else ""
                 if shard and shard not in named and (shard in self._known or REWRITTEN.search(shard)):
                     gone.append(f"{prefix}{os.path.join(folder, name)}")

@@ -30,9 +30,11 @@ __all__ = [
     "ANNOTATIONS",
     "MISSING",
     "RUN_SUFFIX",
+    "SIDE_TABLE",
     "Annotation",
     "Covered",
     "annotation_folder",
+    "annotation_of_folder",
     "annotation_table_path",
     "drop_annotation",
     "find_annotation",
@@ -65,6 +67,8 @@ MISSING = "missing"
 
 _FORMAT_VERSION = 1
 _HASH = "[0-9a-f]{16}"
+SIDE_TABLE = re.compile(rf"shards(-{_HASH})?\.parquet")
+"""The names of the tables of side shards: of the annotation, and of single versions."""
 _MAX_BYTES = 64 * 1024**2
 
 
@@ -142,11 +146,9 @@ def find_annotation(
     path = ANNOTATIONS.path(name)
     try:
         annotation = _parse(name, storage.read(path, _MAX_BYTES))
-        if manifest is not None and manifest.history and annotation.fingerprint != manifest.fingerprint:
-            of_version = ANNOTATIONS.path_of_version(name, manifest.fingerprint)
-            if storage.size(of_version) is not None:
-                path = of_version
-                annotation = _parse(name, storage.read(path, _MAX_BYTES))
+        own = ANNOTATIONS.path_for(storage, name, annotation.fingerprint, manifest)
+        if own != path:
+            path, annotation = own, _parse(name, storage.read(own, _MAX_BYTES))
         if manifest is not None and not may_be_stale:
             kind = _MAPPED if "function" in annotation.provenance else ANNOTATIONS
             kind.refuse_stale(name, annotation.fingerprint, manifest)
@@ -167,7 +169,7 @@ def _parse(name: str, data: bytes) -> Annotation:
         counts = {count: int(content[count]) for count in _COUNTS}
         fingerprint, provenance = str(content["fingerprint"]), dict(content["provenance"])
         checksum, table = str(content["shards_checksum"]), str(content.get("table", SHARDS_NAME))
-        if not re.fullmatch(r"shards(-[0-9a-f]{16})?\.parquet", table):
+        if not SIDE_TABLE.fullmatch(table):
             raise ValueError(f"the table {table!r}")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ANNOTATIONS.unreadable(name, str(error)) from error
@@ -325,17 +327,19 @@ def drop_annotation(storage: Storage, name: str) -> None:
 
 def is_part_of(entry: str, name: str) -> bool:
     """Return whether a file or folder in the annotations' folder belongs to an annotation."""
-    return (
-        entry == f"{name}{RUN_SUFFIX}"
-        or ANNOTATIONS.name_in(entry) == name
-        or re.fullmatch(f"{name}-{_HASH}", entry) is not None
-    )
+    return entry == f"{name}{RUN_SUFFIX}" or name in (ANNOTATIONS.name_in(entry), annotation_of_folder(entry))
+
+
+def annotation_of_folder(entry: str) -> str:
+    """Return the annotation that a folder of tables in the annotations' folder belongs to; empty if it is none."""
+    found = re.fullmatch(f"({ANNOTATIONS.pattern.pattern})-{_HASH}", entry)
+    return "" if found is None else found[1]
 
 
 def is_annotation_folder(entry: str, entries: Container[str]) -> bool:
     """Return whether one of the entries of the annotations' folder is the folder of an annotation, or of a run."""
-    found = re.fullmatch(f"({ANNOTATIONS.pattern.pattern})-{_HASH}", entry)
-    return found is not None and (f"{found[1]}.json" in entries or f"{found[1]}{RUN_SUFFIX}" in entries)
+    name = annotation_of_folder(entry)
+    return bool(name) and (f"{name}.json" in entries or f"{name}{RUN_SUFFIX}" in entries)
 
 
 def write_side_shards(storage: Storage, folder: str, shards: Shards, table: str = SHARDS_NAME) -> str:

@@ -33,7 +33,7 @@ from wdsplit.shards.manifest import (
 from wdsplit.shards.places import places_path
 from wdsplit.shards.sample_tables import dump_samples, samples_path
 from wdsplit.shards.table import MAX_TABLE_BYTES
-from wdsplit.shards.versions import Version, checked_version, version_path
+from wdsplit.shards.versions import Version, before_erasing, checked_version, version_path
 from wdsplit.storage.interface import ReadableStorage, Storage
 from wdsplit.storage.locks import end_before_forks
 from wdsplit.tar.members import Body, trailer_bytes
@@ -280,8 +280,7 @@ def existing_versions(storage: ReadableStorage, manifest: Manifest) -> tuple[Ver
 
 def versions_with_erased(storage: ReadableStorage, manifest: Manifest) -> tuple[int, ...]:
     """Return the versions of a dataset up to one that have samples which a later version of these erased."""
-    last = max((each.number for each in manifest.history if each.erased), default=0)
-    return tuple(each.number for each in existing_versions(storage, manifest) if each.number < last) if last else ()
+    return before_erasing(existing_versions(storage, manifest)) if before_erasing(manifest.history) else ()
 
 
 def read_pending(storage: ReadableStorage, manifest: Manifest) -> Manifest:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -14,7 +14,7 @@ from wdsplit.shards.manifest import Manifest
 from wdsplit.storage.interface import ReadableStorage
 from wdsplit.texts import listed
 
-__all__ = ["VERSION_CHARACTERS", "Kind"]
+__all__ = ["AT_VERSION", "VERSION_CHARACTERS", "Kind"]
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +22,8 @@ Stored = TypeVar("Stored")
 
 VERSION_CHARACTERS = 16
 """The part of a version's fingerprint that is in the names of files for that version."""
+AT_VERSION = f"@[0-9a-f]{{{VERSION_CHARACTERS}}}"
+"""How that part is in the names of views and annotations."""
 _MAX_NAMES = 20
 
 
@@ -69,10 +71,27 @@ class Kind:
 
     def name_in(self, entry: str) -> str:
         """Return the name of the object that a file in the folder belongs to; empty if it belongs to none."""
-        found = re.fullmatch(
-            rf"({self.pattern.pattern})(@[0-9a-f]{{{VERSION_CHARACTERS}}})?", entry.removesuffix(self.suffix)
-        )
-        return found[1] if found is not None and entry.endswith(self.suffix) else ""
+        found = re.fullmatch(rf"({self.pattern.pattern})({AT_VERSION})?{re.escape(self.suffix)}", entry)
+        return "" if found is None else found[1]
+
+    def of_versions(self, entries: Iterable[str], name: str) -> list[str]:
+        """Return the paths of the files of this name that are each for one version, given the files in the folder."""
+        own = (entry for entry in entries if self.name_in(entry) == name)
+        return [f"{self.folder}/{entry}" for entry in own if entry != f"{name}{self.suffix}"]
+
+    def path_for(self, storage: ReadableStorage, name: str, found: str, manifest: Manifest | None) -> str:
+        """Return the path of the file that is for a version, if it has one of its own, else of the one of this name.
+
+        Args:
+            storage: The dataset.
+            name: The name.
+            found: The fingerprint of the version that the file of this name is for.
+            manifest: The manifest of the version; None for any.
+        """
+        if manifest is not None and manifest.history and found != manifest.fingerprint:
+            own = self.path_of_version(name, manifest.fingerprint)
+            return self.path(name) if storage.size(own) is None else own
+        return self.path(name)
 
     def names(self, storage: ReadableStorage) -> list[str]:
         """Return the names of all objects of a dataset, sorted, including those for other shards."""

@@ -137,7 +137,7 @@ def parse_shards(data: bytes, num_shards: int | None = None) -> Shards:
     try:
         file = open_table(data, _TEXTS)
         num_rows = file.metadata.num_rows
-        if num_rows != (num_rows if num_shards is None else num_shards) or num_rows > MAX_SHARDS:
+        if num_shards not in (None, num_rows) or num_rows > MAX_SHARDS:
             found, expected = f"num_shards = {num_shards} in the header", f"{num_rows} rows, at most {MAX_SHARDS}"
             raise UnreadableError(found, expected)
         table = read_table(file, _SCHEMA, memory_limit(data))

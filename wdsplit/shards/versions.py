@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +19,13 @@ from wdsplit.shards.table import SHARDS_NAME
 __all__ = [
     "ADDED_FOLDER",
     "NO_NEXT_KEY",
+    "OF_APPEND",
+    "OF_SHARD",
+    "OF_VERSION",
     "REWRITTEN",
     "VERSIONS_FOLDER",
     "Version",
+    "before_erasing",
     "checked_version",
     "erased_path",
     "parse_history",
@@ -31,8 +36,12 @@ __all__ = [
 
 VERSIONS_FOLDER, ADDED_FOLDER = "versions", "added"
 """The folders of headers and tables, and of the shards of each append: a dataset of its own in a folder of its own."""
+OF_VERSION, OF_APPEND = re.compile(r"\d+(-[0-9a-f]{16})?\.(json|parquet|erased)"), re.compile("[0-9a-f]{16}")
+"""The names of the files in the first of these folders, and of the folders in the second."""
 NO_NEXT_KEY = -1
 """The next key of a dataset whose keys are not all numbers."""
+OF_SHARD = re.compile(r"(.*?)(?:\.tar(?:\.places|\.parquet|\.idx)?|\.idx)")
+"""The names of the files of a shard: what comes before is the same in all."""
 REWRITTEN = re.compile(r"\.\d+-[0-9a-f]{16}(?=\.(?:tar|idx))")
 """What the name of a shard that was written again has before its suffix: the version, and the hash of the run."""
 
@@ -69,6 +78,12 @@ class Version:
     def erased(self) -> bool:
         """Whether it was made by erasing samples."""
         return self.number > 1 and not self.folder
+
+
+def before_erasing(versions: Sequence[Version]) -> tuple[int, ...]:
+    """Return those of some versions, rising, that have samples which a later one of these erased."""
+    last = max((each.number for each in versions if each.erased), default=0)
+    return tuple(each.number for each in versions if each.number < last)
 
 
 def version_path(version: int) -> str:

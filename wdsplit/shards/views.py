@@ -28,7 +28,7 @@ from wdsplit.order.packing import MAX_CAPACITY, MAX_SIZE
 from wdsplit.order.selection import Selection, bitmap_bytes
 from wdsplit.order.units import KINDS, MAX_TIMES, Repeats
 from wdsplit.shards.manifest import Manifest
-from wdsplit.shards.stored import VERSION_CHARACTERS, Kind
+from wdsplit.shards.stored import AT_VERSION, Kind
 from wdsplit.storage.interface import ReadableStorage, Storage
 from wdsplit.storage.local import LocalStorage
 from wdsplit.texts import counted, percent, quoted
@@ -65,8 +65,6 @@ UNIT_OPTIONS = ("pack", "capacity", "group", "size", "budget", "allow_pads", "lo
 """The options of units that have several samples each."""
 
 _VERSION = 3
-_OLDER = f"(@[0-9a-f]{{{VERSION_CHARACTERS}}})"
-"""In the name of the file of a view for another version: the beginning of that version's fingerprint."""
 _COUNT = np.dtype("<i8")
 _MAX_HEAD_BYTES = 4 * 1024**2
 """Limit for the line of JSON, with a condition of up to 100,000 characters."""
@@ -171,7 +169,7 @@ def lock_view(storage: Storage, name: str) -> Iterator[None]:
     """Keep other processes from making the same view; raises StorageError if one does."""
     path = f"{VIEWS.folder}/.{VIEWS.checked(name)}.lock"
     # The temporary files of other names belong to other views.
-    own = re.compile(rf"\.{re.escape(name)}{_OLDER}?{re.escape(VIEWS.suffix)}\.[^.]*\.tmp")
+    own = re.compile(rf"\.{re.escape(name)}({AT_VERSION})?{re.escape(VIEWS.suffix)}\.[^.]*\.tmp")
     with storage.lock(path):
         try:
             # what killed processes have left of this view; the files of others may be in use
@@ -261,9 +259,7 @@ def remove_view(storage: Storage, name: str) -> None:
     """
     if storage.size(VIEWS.path(name)) is None:
         raise VIEWS.unknown(storage, name)
-    older = re.compile(re.escape(name) + _OLDER + re.escape(VIEWS.suffix))
-    left = [f"{VIEWS.folder}/{each}" for each in storage.list(VIEWS.folder) if older.fullmatch(each)]
-    storage.remove(VIEWS.path(name), *left)
+    storage.remove(VIEWS.path(name), *VIEWS.of_versions(storage.list(VIEWS.folder), name))
 
 
 # Reading
@@ -319,10 +315,8 @@ def read_head(storage: ReadableStorage, name: str, manifest: Manifest | None = N
         manifest: The manifest of the version of which to return the view, if it has one; None for any.
     """
     found = _read_head(storage, name, VIEWS.path(name))
-    if manifest is not None and manifest.history and found.dataset != manifest.fingerprint:
-        path = VIEWS.path_of_version(name, manifest.fingerprint)
-        return found if storage.size(path) is None else _read_head(storage, name, path)
-    return found
+    path = VIEWS.path_for(storage, name, found.dataset, manifest)
+    return found if path == VIEWS.path(name) else _read_head(storage, name, path)
 
 
 def _read_head(storage: ReadableStorage, name: str, path: str) -> StoredView:

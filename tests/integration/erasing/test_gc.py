@@ -59,15 +59,6 @@ def rows_in(url, **options):
     return sorted(int(each["cls"]) for each in wdsplit.Samples(url, **options))
 
 
-@pytest.fixture(params=["disk", "s3"])
-def place(request, tmp_path):
-    """Return the URL of a dataset, and the folder of its files."""
-    if request.param == "s3":
-        bucket = request.getfixturevalue("bucket")
-        return f"{bucket.url}/train", bucket.folder / "train"
-    return str(tmp_path / "train"), tmp_path / "train"
-
-
 @pytest.mark.parametrize("pad", ["none", "repeat"])
 def test_nothing_of_erased_samples_is_left_in_any_file(place, pad):
     url, folder = place
@@ -94,6 +85,9 @@ def test_nothing_of_erased_samples_is_left_in_any_file(place, pad):
     assert rows_in(url) == left and wdsplit.verify(url).problems == ()
     named = set(read_manifest(open_storage(url)).shards.table.column("path").to_pylist())
     assert {name for name in files if name.endswith(".tar")} - {"added/mine/9.tar"} == named
+    for suffix in (".places", ".parquet", ".idx"):
+        of_shards = {name.removesuffix(suffix) for name in files if name.endswith(f".tar{suffix}")}
+        assert {name for name in of_shards if not name.startswith("fields/")} == named
     assert [each.number for each in wdsplit.list_versions(url)] == [4]
     with pytest.raises(InputError, match="gc"):
         wdsplit.Dataset(url, version=1)
