@@ -10,7 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import PIL.Image
+import pyarrow as pa
+import pyarrow.parquet as pq
 
+import wdsplit
 from wdsplit.tables.find import find_inputs
 from wdsplit.tables.media import open_media
 
@@ -131,3 +134,16 @@ def write_images(folder, images):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
     return str(folder)
+
+
+def jpeg_dataset(folder, count, height, width):
+    """Convert JPEGs of noise, of sizes near a height and width; return the dataset, which lies beside table.parquet."""
+    chance, files = np.random.default_rng(0), []
+    for number in range(count):
+        file = io.BytesIO()
+        shape = (height + number % 7, width - number % 5, 3)
+        PIL.Image.fromarray(chance.integers(0, 256, shape, np.uint8)).save(file, "JPEG")
+        files.append(file.getvalue())
+    pq.write_table(pa.table({"image": files}), folder / "table.parquet")
+    wdsplit.convert(folder / "table.parquet", folder / "dataset")
+    return folder / "dataset"

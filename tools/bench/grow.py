@@ -82,11 +82,12 @@ def read(task: str, folder: str) -> Result:
 
 def erase(folder: str) -> Result:
     """Erase a sample of every second shard; return seconds, and bytes read and written for each byte of the shards."""
-    clock = core.begin("wdsplit.erasing.erase")
+    core.begin("wdsplit.erasing.erase")
     import wdsplit
 
     place = f"{folder}/grown"
-    shards, samples = wdsplit.Samples(place).manifest.shards, wdsplit.Samples(place)
+    samples = wdsplit.Samples(place)
+    shards = samples.manifest.shards
     ends = np.cumsum(shards.num_real)[::2]
     keys = [samples[int(end) - 1]["__key__"] for end in ends]
     num_bytes, before, clock = int(shards.column("num_bytes")[::2].sum()), _moved(), core.Clock()

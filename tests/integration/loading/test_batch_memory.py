@@ -1,15 +1,13 @@
 """Batches of decoded images: their memory is used again, but never while the loop holds a batch, or a part of one."""
 
-import io
-
 import numpy as np
-import PIL.Image
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 
 import wdsplit
+from media_files import jpeg_dataset
 from wdsplit.loading.loader import Loader
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
@@ -28,16 +26,7 @@ KINDS = {
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory):
     """A dataset of JPEGs of several sizes."""
-    folder, chance = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
-    files = []
-    for number in range(NUM_IMAGES):
-        file = io.BytesIO()
-        shape = (140 + number % 7, 150 - number % 5, 3)
-        PIL.Image.fromarray(chance.integers(0, 256, shape, np.uint8)).save(file, "JPEG")
-        files.append(file.getvalue())
-    pq.write_table(pa.table({"image": files}), folder / "table.parquet")
-    wdsplit.convert(folder / "table.parquet", folder / "dataset")
-    return folder / "dataset"
+    return jpeg_dataset(tmp_path_factory.mktemp("pictures"), NUM_IMAGES, 140, 150)
 
 
 def cropping(path, output="torch", **options):

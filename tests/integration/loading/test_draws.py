@@ -1,16 +1,14 @@
 """What stages draw does not depend on ranks, workers and resumes."""
 
-import io
 from functools import partial
 
-import numpy as np
-import PIL.Image
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 import wdsplit
 from draws import KINDS, drawing, draws
+from media_files import jpeg_dataset
 from wdsplit.loading.loader import Loader
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
@@ -19,16 +17,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:User
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory):
     """A dataset of 60 JPEGs of several sizes."""
-    folder, chance = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
-    files = []
-    for number in range(60):
-        file = io.BytesIO()
-        shape = (40 + number % 7, 50 - number % 5, 3)
-        PIL.Image.fromarray(chance.integers(0, 256, shape, np.uint8)).save(file, "JPEG")
-        files.append(file.getvalue())
-    pq.write_table(pa.table({"image": files}), folder / "table.parquet")
-    wdsplit.convert(folder / "table.parquet", folder / "dataset")
-    return folder / "dataset"
+    return jpeg_dataset(tmp_path_factory.mktemp("pictures"), 60, 40, 50)
 
 
 def cropping(path, world=(0, 1), **options):

@@ -148,21 +148,21 @@ class InSlot:
 class Slots:
     """The batches that worker processes fill: slots of a shared memory, one a step.
 
-    The loader's process tells the slots of the next steps ahead, as far as workers may get. It always finds one: if the
-    loop keeps batches, it allocates more.
+    The loader's process announces the slots of the next steps, as far as workers may get ahead. It always finds one: if
+    the loop keeps batches, it allocates more.
 
     Args:
         context: How the workers are started.
         num_workers: Their number.
         slot_bytes: The size of a slot.
-        ahead: Steps to tell ahead.
+        ahead: Steps to announce ahead.
     """
 
     def __init__(self, context: BaseContext, num_workers: int, slot_bytes: int, ahead: int) -> None:
         self._memory = SharedMemory()
         self._slot_bytes, self._ahead = slot_bytes, ahead
-        self._shared = SharedIntegers(2 + ahead)  # how many steps have been told, then where the last ones' slots begin
-        self._told = [context.Semaphore(0) for _ in range(num_workers)]
+        self._shared = SharedIntegers(2 + ahead)  # how many steps are announced, then where the last ones' slots begin
+        self._announced = [context.Semaphore(0) for _ in range(num_workers)]
         self._views: dict[int, Memory] = {}
         self._begins: dict[int | None, int] = {}
         self._begun: dict[int, Memory] = {}
@@ -175,18 +175,18 @@ class Slots:
     # The loader's side
 
     def restart(self) -> Callable[[], None]:
-        """Tell no slot; return what tells the first ones of the next iteration, once no worker fills one any more."""
+        """Take all slots back; return what announces the first ones of the next iteration, once no worker fills any."""
         self._shared.array[0] = 0
         unused, self._begun = [self._begun], {}
 
         def begin() -> None:
             unused.clear()
             for _ in range(self._ahead):
-                self._tell()
+                self._announce()
 
         return begin
 
-    def _tell(self) -> None:
+    def _announce(self) -> None:
         if self._pool is None:
             self._pool = Pool(self._made, self._released)
         step = int(self._shared.array[0])
@@ -211,14 +211,14 @@ class Slots:
         return replace(column, data=in_place(batch, where.shape, where.dtype)[where.rows], batch=batch)
 
     def delivered(self) -> None:
-        """Let go of the oldest step's slot, which the batch may have, and tell one more."""
+        """Let go of the oldest step's slot, which the batch may have, and announce one more."""
         del self._begun[min(self._begun)]
-        self._tell()
+        self._announce()
 
     def wake(self) -> None:
         """Let all workers that wait look whether they are needed."""
-        for told in self._told:
-            told.release()
+        for announced in self._announced:
+            announced.release()
 
     def close(self) -> None:
         """Keep no memory for more batches."""
@@ -230,11 +230,11 @@ class Slots:
     def opened(
         self, worker: int, is_needed: Callable[[], bool], step: int, column: int, num_bytes: int
     ) -> tuple[Memory, int] | None:
-        """Return a step's memory and the step, once it is told; None if the column has no slot, or at the end."""
+        """Return a step's memory and the step, once it is announced; None if the column has no slot, or at the end."""
         if column or num_bytes > self._slot_bytes:
             return None
         while is_needed() and self._shared.array[0] <= step:
-            if not self._told[worker].acquire(timeout=_PATIENCE_S):
+            if not self._announced[worker].acquire(timeout=_PATIENCE_S):
                 parent = multiprocessing.parent_process()
                 if parent is not None and not parent.is_alive():
                     return None
