@@ -530,6 +530,11 @@ class FaultProxy(Endpoint):
         server = await asyncio.start_server(self._connected, sock=self._listening, limit=PIECE_BYTES)
         self._ready.set()
         await self._stopping.wait()
+        self._loop.remove_reader(self._listening.fileno())
+        # A connection that was just accepted gets its task, which closes it; with a closed server it would get none, and
+        # a task that is cancelled before it began closes nothing.
+        for _ in range(4):
+            await asyncio.sleep(0)
         server.close()
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
