@@ -7,17 +7,15 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from math import ceil
 from typing import Any
 
 from wdsplit.errors import InputError
 from wdsplit.loading.loader import Loader
 from wdsplit.order.trace import Trace
 
-__all__ = ["BenchResult", "Waiting", "bench"]
+__all__ = ["BenchResult", "bench"]
 
 _MAXRSS_BYTES = 1 if sys.platform == "darwin" else 1024
-_MAX_INTERVALS, _FIRST_INTERVAL_S = 256, 0.01
 
 
 @dataclass(frozen=True)
@@ -35,8 +33,6 @@ class BenchResult:
         read_amplification: Mean number of times that each window was read, by all ranks together; at least 1. None if
             the last epoch was not read to its end.
         wait_share: Share of the time spent waiting for batches, from 0 to 1.
-        wait_shares: The same for up to 256 intervals of equal length; the last may be shorter.
-        wait_interval_s: Length of an interval in seconds.
         peak_bytes: Peak memory of this process since its start.
         worker_peak_bytes: Peak memory of a worker process that has ended; 0 without any.
     """
@@ -50,8 +46,6 @@ class BenchResult:
     windows_reused: int
     read_amplification: float | None
     wait_share: float
-    wait_shares: tuple[float, ...]
-    wait_interval_s: float
     peak_bytes: int
     worker_peak_bytes: int
 
@@ -97,14 +91,12 @@ def bench(
             found=f"epochs = {epochs}, seconds = {seconds}, step_s = {step_s}",
         )
     before, is_whole, first = loader.statistics(), loader.step == 0, loader.epoch
-    batches, first_batch_s, waiting, is_over = 0, None, Waiting(), False
-    started = last = asked = time.perf_counter()
-    num_epochs = 0
+    batches, num_epochs, first_batch_s, is_over = 0, 0, None, False
+    started = last = time.perf_counter()
     while num_epochs < epochs and not is_over:
         num_epochs += 1
         for _ in loader:
             last = time.perf_counter()
-            waiting.add(asked - started, last - started)
             batches += 1
             first_batch_s = last - started if first_batch_s is None else first_batch_s
             if progress is not None:
@@ -113,7 +105,6 @@ def bench(
             if is_over:
                 break
             time.sleep(step_s)
-            asked = time.perf_counter()
     done, elapsed_s = loader.statistics(), last - started
     wait_s, compute_s = done.wait_s - before.wait_s, done.compute_s - before.compute_s
     windows_read = done.windows_read - before.windows_read
@@ -129,40 +120,9 @@ def bench(
         windows_reused=done.windows_reused - before.windows_reused,
         read_amplification=windows_read / needed if needed else None,
         wait_share=wait_s / (wait_s + compute_s) if wait_s else 0.0,
-        wait_shares=waiting.shares(elapsed_s),
-        wait_interval_s=waiting.interval_s,
         peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_BYTES,
         worker_peak_bytes=resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * _MAXRSS_BYTES,
     )
-
-
-class Waiting:
-    """Seconds spent waiting, in intervals of equal length, which doubles when there are too many of them.
-
-    Attributes:
-        interval_s: Their length in seconds.
-    """
-
-    def __init__(self) -> None:
-        self.interval_s = _FIRST_INTERVAL_S
-        self._waited_s = [0.0] * _MAX_INTERVALS
-
-    def add(self, begin_s: float, end_s: float) -> None:
-        """Add a time of waiting, in seconds since the start; times are added in order."""
-        while end_s > _MAX_INTERVALS * self.interval_s:
-            pairs = zip(self._waited_s[::2], self._waited_s[1::2], strict=True)
-            self._waited_s = [sum(pair) for pair in pairs] + [0.0] * (_MAX_INTERVALS // 2)
-            self.interval_s *= 2
-        last = min(int(end_s / self.interval_s), _MAX_INTERVALS - 1)
-        for number in range(int(begin_s / self.interval_s), last + 1):
-            interval_begin_s, interval_end_s = number * self.interval_s, (number + 1) * self.interval_s
-            self._waited_s[number] += max(0.0, min(end_s, interval_end_s) - max(begin_s, interval_begin_s))
-
-    def shares(self, seconds: float) -> tuple[float, ...]:
-        """Return the share of each interval before a time that was spent waiting, from 0 to 1."""
-        begins = (number * self.interval_s for number in range(min(_MAX_INTERVALS, ceil(seconds / self.interval_s))))
-        lengths = (max(1e-9, min(self.interval_s, seconds - begin)) for begin in begins)
-        return tuple(min(1.0, waited / length) for waited, length in zip(self._waited_s, lengths, strict=False))
 
 
 def _windows_needed(loader: Loader, epochs: range) -> float:

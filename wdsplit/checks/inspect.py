@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wdsplit.arrays import Int64
 from wdsplit.checks.contents import Contents, read_contents
-from wdsplit.checks.sample_files import payloads, write_files
 from wdsplit.errors import InputError
 from wdsplit.loading.opening import open_source
 from wdsplit.loading.reading.numbered import NumberedSamples
 from wdsplit.loading.reading.open_shard import open_shard
 from wdsplit.notebook import html_table
-from wdsplit.order.bundles import Units
-from wdsplit.order.epoch import EpochOrder, OrderOptions
 from wdsplit.order.numbers import SampleNumbers
 from wdsplit.order.split import readers_per_lane
 from wdsplit.order.trace import Trace, reading_advice
@@ -32,11 +26,8 @@ from wdsplit.storage.interface import ReadableStorage
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from fsspec import AbstractFileSystem
 
-    from wdsplit.order.views import View
-
-__all__ = ["Assignment", "Inspection", "ReaderShare", "assign", "assigned", "inspect", "save_sample"]
+__all__ = ["Assignment", "Inspection", "ReaderShare", "assign", "inspect"]
 
 _MAX_READERS = 2**20
 
@@ -95,16 +86,7 @@ class Inspection:
         return html_table("Dataset", facts) + fields_table(self.fields)
 
 
-def inspect(
-    url: str,
-    samples: int = 3,
-    storage_options: Mapping[str, Any] | None = None,
-    fs: AbstractFileSystem | None = None,
-    *,
-    view: str | View | None = None,
-    where: str | None = None,
-    version: int | None = None,
-) -> Inspection:
+def inspect(url: str, samples: int = 3, **options: Any) -> Inspection:
     """Return the contents of a dataset: totals, fields, classes, image sizes and the first samples.
 
     Counts are exact for local datasets of up to 65,536 samples and 512 MiB. Otherwise they are estimated from 1,024
@@ -115,17 +97,14 @@ def inspect(
     Args:
         url: The dataset's folder, or tars, as for `Dataset`.
         samples: Number of first samples to read; with 0, only the manifest is read.
-        storage_options: Options for a remote store, as for `Dataset`.
-        fs: fsspec file system of the folder; None to choose it by the path.
-        view: As for `Dataset`, but only one view: inspect only its samples.
-        where: As for `Dataset`: inspect only the samples that meet this condition.
-        version: As for `Dataset`.
+        options: Arguments of `Dataset`: `view` (only one) or `where` to inspect only these samples, `version`,
+            `storage_options`, ...
 
     Raises:
         InputError: The view does not exist.
         WdsplitError: The manifest or a shard cannot be read.
     """
-    source: Any = open_source(url, view=view, where=where, version=version, storage_options=storage_options, fs=fs)
+    source: Any = open_source(url, **options)
     storage, manifest = source.storage(), source.manifest
     units = source.selection_at(0)
     numbers = SampleNumbers(manifest.shards.num_real, None if units is None else units.chosen)
@@ -170,37 +149,6 @@ def _first_samples(
     return tuple(reader.read(reader.numbers.of(*places)))
 
 
-def save_sample(sample: Mapping[str, Any], output: str) -> list[str]:
-    """Write the members of a sample as files, and return their paths.
-
-    Args:
-        sample: The fields as bytes, as `find_sample` returns them.
-        output: A folder for files named KEY.FIELD by the last part of the key, created if missing; or a file whose name
-            ends with a field, such as `cat.jpg`, for only this field.
-
-    Raises:
-        OutputExistsError: A file exists already.
-        InputError: The file name does not end with a field of the sample.
-        StorageError: A file cannot be written.
-    """
-    fields = payloads(sample)
-    path, key = Path(output), sample["__key__"].rpartition("/")[2]
-    if path.is_dir() or output.endswith("/") or not path.suffix:
-        files = {path / f"{key}.{name}": value for name, value in fields.items()}
-    else:
-        ends = [name for name in fields if path.name.endswith(f".{name}")]
-        if not ends:
-            raise InputError(
-                "the file name does not end with a field of the sample",
-                place=output,
-                expected=f"a folder, or a file that ends in .{', .'.join(fields)}",
-                remedy="end the name of a folder with a slash",
-            )
-        files = {path: fields[max(ends, key=len)]}
-    write_files(files)
-    return list(map(str, files))
-
-
 @dataclass(frozen=True)
 class ReaderShare:
     """What one worker of one rank reads in an epoch.
@@ -230,7 +178,6 @@ class Assignment:
         pads: Number of repeated samples that fill up lanes and the last step.
         advice: If ranks and workers do not divide the lanes: a sentence with numbers that do.
         readers: The share of each worker, by rank and worker.
-        shard_samples: Number of samples of each shard, without pads; of a view, only its samples.
     """
 
     lanes: int
@@ -240,25 +187,10 @@ class Assignment:
     pads: int
     advice: str | None
     readers: list[ReaderShare]
-    shard_samples: list[int]
 
 
 def assign(
-    url: str,
-    world_size: int = 1,
-    num_workers: int = 0,
-    *,
-    batch_size: int = 1,
-    epoch: int = 0,
-    seed: int = 0,
-    shuffle: bool = True,
-    tail: Literal["pad", "drop", "uneven"] = "pad",
-    lanes: int | None = None,
-    storage_options: Mapping[str, Any] | None = None,
-    fs: AbstractFileSystem | None = None,
-    view: Any = None,
-    where: str | None = None,
-    version: int | None = None,
+    url: str, world_size: int = 1, num_workers: int = 0, *, batch_size: int = 1, epoch: int = 0, **options: Any
 ) -> Assignment:
     """Return the shards that each rank and worker reads in an epoch. Reads only the manifest and the view.
 
@@ -270,51 +202,13 @@ def assign(
         num_workers: Workers per rank; 0 reads in the rank's own process.
         batch_size: Samples per batch on each rank.
         epoch: The epoch.
-        seed: As for `Dataset`.
-        shuffle: As for `Dataset`.
-        tail: As for `Dataset`.
-        lanes: As for `Dataset`; None for the dataset's own.
-        storage_options: Options for a remote store, as for `Dataset`.
-        fs: fsspec file system of the folder; None to choose it by the path.
-        view: As for `Dataset`.
-        where: As for `Dataset`.
-        version: As for `Dataset`.
+        options: Arguments of `Dataset`: `seed`, `shuffle`, `tail`, `lanes`, `view`, `version`, `storage_options`, ...
 
     Raises:
         InputError: A number is too small, there are too many readers, or the view does not exist.
         WdsplitError: The manifest cannot be read.
     """
-    how: dict[str, Any] = {"seed": seed, "shuffle": shuffle, "tail": tail, "lanes": lanes}
-    how |= {"view": view, "where": where, "version": version}
-    source: Any = open_source(url, storage_options=storage_options, fs=fs, **how)
-    selection = source.selection_at(epoch)
-    counts = source.manifest.shards.num_real if selection is None else selection.counts
-    return assigned(counts, source.options, world_size, num_workers, batch_size, epoch, selection)
-
-
-def assigned(
-    counts: Int64,
-    options: OrderOptions,
-    world_size: int,
-    num_workers: int,
-    batch_size: int = 1,
-    epoch: int = 0,
-    selection: Units | None = None,
-) -> Assignment:
-    """Return the shards that each rank and worker reads in an epoch, for shards that need not exist.
-
-    Args:
-        counts: int64 of shape (shards,): the number of samples of each shard, without pads.
-        options: The options of the order.
-        world_size: As for `assign`.
-        num_workers: As for `assign`.
-        batch_size: As for `assign`.
-        epoch: As for `assign`.
-        selection: The units of a view, which `counts` counts; None for each sample once.
-
-    Raises:
-        InputError: As for `assign`.
-    """
+    source: Any = open_source(url, **options)
     lows = {"world_size": (world_size, 1), "num_workers": (num_workers, 0), "batch_size": (batch_size, 1)}
     problems = [f"{name} = {value}: expected at least {low}" for name, (value, low) in lows.items() if value < low]
     if problems:
@@ -327,19 +221,18 @@ def assigned(
             found=f"{world_size:,} ranks x {workers:,} workers",
             remedy="use a smaller world size, or fewer workers",
         )
-    order = EpochOrder(counts, options, epoch, selection=selection)
+    order, lanes = source.order(epoch), source.options.lanes
     readers = Trace(order, world_size, workers, batch_size)
     return Assignment(
-        lanes=options.lanes,
-        readers_per_lane=readers_per_lane(options.lanes, world_size, workers),
+        lanes=lanes,
+        readers_per_lane=readers_per_lane(lanes, world_size, workers),
         recut=order.is_recut,
         read_amplification=readers.read_amplification,
         pads=readers.num_pads,
-        advice=reading_advice(options.lanes, world_size, workers),
+        advice=reading_advice(lanes, world_size, workers),
         readers=[
             ReaderShare(rank, worker, readers.num_given(rank, worker), readers.shards(rank, worker))
             for rank in range(world_size)
             for worker in range(workers)
         ],
-        shard_samples=counts.tolist(),
     )

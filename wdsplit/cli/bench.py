@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
 import wdsplit
-from wdsplit.cli.drawing import sparkline
 from wdsplit.cli.help import command, option
 from wdsplit.cli.options import (
     NAMES,
@@ -21,7 +19,7 @@ from wdsplit.cli.options import (
     view_options,
 )
 from wdsplit.cli.progress import progress_bar
-from wdsplit.cli.terminal import Result, width
+from wdsplit.cli.terminal import Result
 from wdsplit.texts import human_bytes
 
 if TYPE_CHECKING:
@@ -116,9 +114,6 @@ def bench_command(
 def _summary(url: str, found: BenchResult) -> str:
     if not found.batches:
         return f"{url}: no batches: fewer samples than a global batch"
-    end = f"{found.seconds:.1f} s"
-    drawn = sparkline(found.wait_shares, width() - len(end) - 8)
-    waits = [f"  0 s {drawn} {end}"] if sys.stdout.isatty() else []
     readings = (
         "stopped within an epoch, so some were only partly used"
         if found.read_amplification is None
@@ -131,7 +126,6 @@ def _summary(url: str, found: BenchResult) -> str:
         f"{found.first_batch_s:.2f} s",
         f"windows: {found.windows_read:,} read, {found.windows_reused:,} requests served from memory; {readings}",
         f"waited for batches {found.wait_share:.0%} of the time",
-        *waits,
         f"peak memory: {human_bytes(found.peak_bytes)}"
         + (f", and {human_bytes(found.worker_peak_bytes)} per worker" if found.worker_peak_bytes else ""),
     ]

@@ -15,8 +15,9 @@ __all__ = ["Decorator", "argument", "command", "option", "with_options"]
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 _SECTIONS = (
-    *("Input", "Matching", "Rows", "Samples", "Training", "One sample", "Shards", "Loading", "Sample tables"),
-    *("Cluster model", "Output", "Stored annotations", "Stored views", "Running", "Options"),
+    *("Input", "Matching", "Rows", "Samples", "Packs and groups", "Training", "One sample", "Shards", "Loading"),
+    *("Sample tables", "Versions", "Cluster model", "Output", "Stored annotations", "Stored views", "Running"),
+    "Options",
 )
 """The sections of all commands, in the order in which a help shows those that have options."""
 
@@ -94,8 +95,6 @@ class _Command(click.Command):
         if ctx.obj is not None:
             ctx.obj()
         as_json = ctx.params.pop("json", False)
-        if as_json and ctx.params.get("draw"):
-            raise click.UsageError("--draw and --json cannot be combined")
         ctx.meta["json"] = as_json
         result = super().invoke(ctx)
         if isinstance(result, Result):
@@ -111,10 +110,12 @@ class _Command(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options, section by section."""
-        options = [each for each in self.get_params(ctx) if isinstance(each, click.Option)]
-        for section in _SECTIONS:
-            records = [each.get_help_record(ctx) for each in options if getattr(each, "section", "Options") == section]
-            rows = [(record[0], _RANGE.sub("N", record[1])) for record in records if record is not None]
-            if rows:
-                with formatter.section(section):
-                    formatter.write_dl(rows)
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for each in self.get_params(ctx):
+            record = each.get_help_record(ctx)
+            if record is not None:
+                rows = sections.setdefault(getattr(each, "section", "Options"), [])
+                rows.append((record[0], _RANGE.sub("N", record[1])))
+        for section in sorted(sections, key=_SECTIONS.index):
+            with formatter.section(section):
+                formatter.write_dl(sections[section])

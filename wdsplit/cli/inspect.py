@@ -7,18 +7,17 @@ import json
 import re
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 import wdsplit
 from wdsplit.cli.conversion import label_lines
-from wdsplit.cli.drawing import bar, draw_readers
 from wdsplit.cli.help import command, option
 from wdsplit.cli.options import (
     batch_size_option,
     dataset_argument,
-    draw_option,
     join_option,
     json_option,
     order_options,
@@ -26,7 +25,7 @@ from wdsplit.cli.options import (
     view_options,
 )
 from wdsplit.cli.stored import erased_lines, joined_text, stale
-from wdsplit.cli.terminal import MAX_NAME, Result, columns_text, largest, names_text, span, table, width
+from wdsplit.cli.terminal import MAX_NAME, Result, columns_text, largest, names_text, span, table
 from wdsplit.tar.names import RESERVED_FIELDS
 from wdsplit.texts import class_name, counted, escaped, human_bytes, percent, safe_text
 from wdsplit.urls import shown_url
@@ -66,9 +65,8 @@ _NUMBER = re.compile("-?(0|[1-9][0-9]*)")
         "Output",
         "-o",
         "--output",
-        metavar="FOLDER|FILE",
-        help="With one sample: save its fields in this folder as KEY.FIELD, or save only the field that the name of a "
-        "file ends with, such as cat.jpg.",
+        metavar="FOLDER",
+        help="With one sample: save its fields in this folder as KEY.FIELD.",
     ),
     option(
         "Output",
@@ -158,10 +156,10 @@ def _class_lines(counts: Mapping[str, int]) -> list[str]:
     shown = largest(counts, int)
     names, most = [safe_text(name, MAX_NAME) for name in shown], max(1, *shown.values())
     longest, digits = max(map(len, names)), len(f"{most:,}")
-    lines = [
-        f"  {name:{longest}}  {count:>{digits},}  {bar(count / most, _BAR_WIDTH)}".rstrip()
-        for name, count in zip(names, shown.values(), strict=True)
-    ]
+    lines = []
+    for name, count in zip(names, shown.values(), strict=True):
+        bar = "#" * (max(1, round(count / most * _BAR_WIDTH)) if count else 0)  # empty only for 0
+        lines.append(f"  {name:{longest}}  {count:>{digits},}  {bar}".rstrip())
     left = [count for name, count in counts.items() if name not in shown]
     if left:
         lines.append(f"  ... and {len(left):,} more, with {span(left)} samples each")
@@ -206,7 +204,7 @@ def _one_sample(
     dataset: str, key_or_index: str | int, output: str | None, join: tuple[str, ...], version: int | None
 ) -> Result:
     """Show one sample, or save its fields as files."""
-    from wdsplit.checks.inspect import save_sample
+    from wdsplit.checks.sample_files import save_samples
     from wdsplit.loading.opening import open_source
     from wdsplit.loading.reading.numbered import NumberedSamples
 
@@ -214,7 +212,7 @@ def _one_sample(
     storage = source.storage()
     opener = partial(source.open_shard, storage, directly=True)
     sample = NumberedSamples(storage, source.manifest, opener).sample(key_or_index)
-    files = [] if output is None else save_sample(sample, output)
+    files = [] if output is None else save_samples([sample], Path(output))
     names = {field.name: field.names for field in source.all_fields}
     text = _sample_text(sample, names) if output is None else "\n".join(files)
     return Result(text, _previews(sample) | ({"__files__": files} if files else {}))
@@ -293,11 +291,10 @@ def _preview(value: Any) -> str:
         help="Override the number of lanes.  [default: the dataset's]",
     ),
     view_options,
-    draw_option,
     json_option,
     summary="Show which shards of DATASET each rank and worker reads.",
 )
-def assign_command(dataset: str, world_size: int, workers: int, draw: bool, **arguments: Any) -> Result:
+def assign_command(dataset: str, world_size: int, workers: int, **arguments: Any) -> Result:
     """Show which shards of DATASET each rank and worker reads, in reading order."""
     found = wdsplit.assign(dataset, world_size, workers, **arguments)
     rows = []
@@ -306,7 +303,7 @@ def assign_command(dataset: str, world_size: int, workers: int, draw: bool, **ar
         shards = ", ".join(map(str, one.shards[:_SHARDS_SHOWN])) + more
         rows.append((one.rank, one.worker, f"{one.samples:,}", shards))
     readings = f"each window is read {found.read_amplification:.2f} times on average"
-    readers = draw_readers(found, width()) if draw else table(("rank", "worker", "samples", "shards"), rows)
+    readers = table(("rank", "worker", "samples", "shards"), rows)
     lines = [readers, "", f"{found.lanes} lanes, {found.pads:,} pads; {readings}"]
     if found.recut:
         lines.append("shards differ in size, so lanes were cut at equal counts: some lanes share a shard")

@@ -28,7 +28,6 @@ __all__ = [
     "batch_size_option",
     "class_field_option",
     "dataset_argument",
-    "draw_option",
     "engine_options",
     "given",
     "join_option",
@@ -157,7 +156,6 @@ def options_of(options: type, section: str, names: str, **changes: Mapping[str, 
 
 dataset_argument = argument("dataset")
 json_option = option("Output", "--json", is_flag=True, help="Print the result as JSON.")
-draw_option = option("Output", "--draw", is_flag=True, help="Draw which rank and worker reads which shard.")
 
 
 def batch_size_option(default: int) -> Decorator:

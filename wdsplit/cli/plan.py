@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wdsplit.cli.conversion import conversion_options, label_lines, plan_options, run_options
-from wdsplit.cli.drawing import draw_readers
 from wdsplit.cli.help import argument, command, option
-from wdsplit.cli.options import draw_option, given, json_option
+from wdsplit.cli.options import given, json_option
 from wdsplit.cli.progress import progress_bar
-from wdsplit.cli.terminal import Result, names_text, span, table, width
+from wdsplit.cli.terminal import Result, names_text, span, table
 from wdsplit.texts import counted, human_bytes
 from wdsplit.urls import shown_url
 
@@ -42,17 +41,10 @@ _FEW = 3
         help="Start a conversion in shares into OUTPUT, and save its plan to this file.",
     ),
     run_options,
-    draw_option,
     json_option,
     summary="Preview what convert would do; start a conversion in shares.",
 )
-def plan_command(
-    inputs: tuple[str, ...],
-    output: str | None,
-    plan_path: str | None,
-    draw: bool,
-    **arguments: Any,
-) -> Result:
+def plan_command(inputs: tuple[str, ...], output: str | None, plan_path: str | None, **arguments: Any) -> Result:
     """Preview what convert would do with the same options. Without -o, nothing is written.
 
     INPUT is a file, a folder of tables or images, a glob or a brace expression, local or a URL (s3://, gs://, hf://,
@@ -88,8 +80,6 @@ def plan_command(
     for (name, plan), space in zip(plans.items(), spaces, strict=True):
         values[name] = {**plan.summary(), "classes": class_counts(plan.table), "temporary_bytes": space}
         texts.append((f"{name}: " if name else "") + _plan_text(plan, _space_text(plan, space, output)))
-    for name, plan in plans.items() if draw else ():
-        texts.append(f"{f'{name}: ' if name else ''}{_readers_text(plan)}")
     for name, file in files.items():
         passes = needed_passes(file)
         values[name] |= {"saved": file, "passes": passes}
@@ -97,19 +87,6 @@ def plan_command(
     few = [shlex.quote(shown_url(path)) for path in inputs] if len(inputs) <= _FEW else ["INPUT..."]
     hint = [] if files else [f"wdsplit convert {' '.join(few)} OUTPUT with the same options"]
     return Result("\n\n".join(texts), values.get("", values), hint)
-
-
-def _readers_text(plan: Plan) -> str:
-    """Return a drawing of which rank and worker reads which shard in the first epoch."""
-    import numpy as np
-
-    from wdsplit.checks.inspect import assigned
-    from wdsplit.order.epoch import OrderOptions
-
-    counts = np.diff([plan.rows(shard) for shard in range(plan.num_shards)])[:, 0]
-    order = OrderOptions(0, True, plan.lanes, plan.window, "pad")
-    found = assigned(counts, order, plan.options.world_size, plan.options.workers)
-    return f"shards read by each rank and worker in epoch 0, seed 0:\n{draw_readers(found, width())}"
 
 
 def _next_steps(plan_path: str, passes: Sequence[str]) -> str:

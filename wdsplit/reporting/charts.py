@@ -119,19 +119,17 @@ def histogram(edges: Sequence[float], counts: Sequence[float], titles: tuple[str
     return _chart({"type": "bar", "binSpacing": 1}, _HEIGHT, encoding, begin=edges[:-1], end=edges[1:], count=counts)
 
 
-def lines(
-    x: Sequence[float], found: Sequence[float], ideal: Sequence[float], titles: tuple[str, str], ordinal: bool = False
-) -> Spec:
+def lines(x: Sequence[float], found: Sequence[float], ideal: Sequence[float], titles: tuple[str, str]) -> Spec:
     """Return two lines with points: what a dataset has, and, dashed, what samples drawn at random would have.
 
-    With `ordinal`, x has few values at equal distances, and the scale of y may be logarithmic.
+    The values of x are shown at equal distances; the scale of y may be logarithmic.
     """
     series = ["this dataset", "drawn at random"]
     y = [*found, *ideal]
     encoding = {
         "x": {
             "field": "x",
-            "type": "ordinal" if ordinal else "quantitative",
+            "type": "ordinal",
             "title": titles[0],
             "axis": {"labelAngle": 0, "grid": False},
         },
@@ -140,7 +138,7 @@ def lines(
             "type": "quantitative",
             "title": titles[1],
             "axis": {"tickCount": 5},
-            **({"scale": {"type": "log"}} if ordinal and 0 < min(y) * _LOG_FROM < max(y) else {}),
+            **({"scale": {"type": "log"}} if 0 < min(y) * _LOG_FROM < max(y) else {}),
         },
         "color": {"field": "series", "type": "nominal", "sort": series, "legend": {"orient": "top", "title": None}},
         "strokeDash": {

@@ -16,7 +16,7 @@ from wdsplit.reporting.cluster import DEFAULT_TOPOLOGIES, Cluster, Topology
 from wdsplit.reporting.facts import Facts, ShardFacts
 from wdsplit.reporting.fields import FieldFacts, duplicates, field_facts
 from wdsplit.reporting.labels import TENTHS, Labels, codes_by_number, labels_of, tenth_of
-from wdsplit.reporting.mixing import CodesOf, batch_mix, meetings, neighbours, rank_view
+from wdsplit.reporting.mixing import CodesOf, batch_mix, meetings, rank_view
 from wdsplit.reporting.options import ReportOptions
 from wdsplit.reporting.samples import cards, drawn_numbers
 from wdsplit.reporting.scan import Scan, scan
@@ -81,7 +81,7 @@ def collected(subject: Subject, options: ReportOptions) -> Facts:
         labels=labels,
         fields=tuple(fields),
         duplicates=repeated,
-        shards=_shards(subject, scanned, labels),
+        shards=_shards(subject),
         cards=tuple(cards(subject, drawn, label_field)),
         odd_cards=tuple(cards(subject, list(odd), label_field, odd)),
         keys={row: str(scanned.keys[row]) for row in named},
@@ -95,7 +95,6 @@ def collected(subject: Subject, options: ReportOptions) -> Facts:
         else f"sampled: {min(mix.num_batches for mix in mixes):,} batches of epoch 0 or more",
         batches=tuple(mixes),
         rank_view=rank_view(subject, codes_of, len(names), options.batch_size, ranks, viewed),
-        neighbours=neighbours(subject, options.seed) if subject.num_stored else None,
         meetings=tuple(meetings(subject, global_batch)) if subject.num_stored else (),
         topologies=tuple(read),
         judged=read[topologies.index(judged)],
@@ -152,7 +151,7 @@ def _why(fields: Sequence[FieldFacts], scanned: Scan) -> dict[int, str]:
     return {row: "; ".join(texts) for row, texts in list(reasons.items())[:_MAX_ODD_CARDS]}
 
 
-def _shards(subject: Subject, scanned: Scan, labels: Labels | None) -> ShardFacts:
+def _shards(subject: Subject) -> ShardFacts:
     columns = {
         name: np.concatenate([manifest.shards.column(name) for manifest in subject.manifests])
         for name in ("num_samples", "num_pads", "num_bytes")
@@ -164,14 +163,7 @@ def _shards(subject: Subject, scanned: Scan, labels: Labels | None) -> ShardFact
         np.add.reduceat(column, begins) if count else np.zeros(0, np.int64) for column in columns.values()
     )
     low, middle, high = np.percentile(sizes, (0, 50, 100)).astype(int).tolist() if count else (0, 0, 0)
-    classes = None
-    if labels is not None and count:
-        known = labels.codes >= 0
-        row = subject.flat_shards(scanned.numbers[known]) // a_row
-        table = np.bincount(labels.codes[known] * len(begins) + row, minlength=len(labels.names) * len(begins))
-        table = table.reshape(len(labels.names), len(begins))
-        classes = table / np.maximum(table.sum(axis=0), 1)
-    return ShardFacts(a_row, samples - pads, pads, num_bytes, (low, middle, high), classes)
+    return ShardFacts(a_row, samples - pads, pads, num_bytes, (low, middle, high))
 
 
 def _audited(subject: Subject, topology: Topology, batch_size: int) -> tuple[AuditReport | None, str]:

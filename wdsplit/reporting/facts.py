@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
 from wdsplit.arrays import Int64
 from wdsplit.checks.audit import AuditReport
 from wdsplit.loading.reading.source import Source
 from wdsplit.reporting.cluster import Cluster, Load
 from wdsplit.reporting.fields import Duplicates, FieldFacts
 from wdsplit.reporting.labels import Labels
-from wdsplit.reporting.mixing import BatchMix, Meeting, Neighbours, RankView
+from wdsplit.reporting.mixing import BatchMix, Meeting, RankView
 from wdsplit.reporting.samples import Card
 
 __all__ = ["Facts", "ShardFacts"]
@@ -30,7 +27,6 @@ class ShardFacts:
         pads: int64 of shape (rows,).
         num_bytes: int64 of shape (rows,).
         limits: Bytes of the smallest, the median and the largest shard.
-        classes: float64 of shape (classes, rows): the share of each class; None without classes.
     """
 
     shards_a_row: int
@@ -38,7 +34,6 @@ class ShardFacts:
     pads: Int64
     num_bytes: Int64
     limits: tuple[int, int, int]
-    classes: npt.NDArray[np.float64] | None
 
 
 @dataclass(frozen=True)
@@ -69,7 +64,6 @@ class Facts:
         mixing_basis: Whether the figures of batches are exact, or how much was sampled.
         batches: How well batches are mixed, by the number of ranks.
         rank_view: What rank 0 gets; None if an epoch has no whole step.
-        neighbours: How far neighbours are apart; None for mixtures.
         meetings: How often samples meet again, for lanes and windows; none for mixtures.
         topologies: What the ranks of each requested topology read, with the estimates for the cluster.
         judged: The topology of the summary.
@@ -101,7 +95,6 @@ class Facts:
     mixing_basis: str
     batches: tuple[BatchMix, ...]
     rank_view: RankView | None
-    neighbours: Neighbours | None
     meetings: tuple[Meeting, ...]
     topologies: tuple[Load, ...]
     judged: Load

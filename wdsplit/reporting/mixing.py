@@ -1,4 +1,4 @@
-"""How well an epoch is mixed: the classes in a rank's batches, and how far neighbours in the files are apart.
+"""How well an epoch is mixed: the classes in a rank's batches, and how often samples meet again.
 
 Positions come from the order itself, so this is what a training will see, not a simulation.
 """
@@ -9,35 +9,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from wdsplit.arrays import Int64
 from wdsplit.checks.mixing import MAX_COUNTED, ClassMixing, Mixing, class_mixing, draw_batches, mixing
-from wdsplit.order.epoch import EpochOrder
-from wdsplit.order.hashing import hash_numbers, hash_stream
 from wdsplit.reporting.subject import Subject
 
-__all__ = [
-    "BatchMix",
-    "Meeting",
-    "Neighbours",
-    "RankView",
-    "batch_mix",
-    "meetings",
-    "neighbours",
-    "rank_view",
-]
+__all__ = ["BatchMix", "Meeting", "RankView", "batch_mix", "meetings", "rank_view"]
 
 _MIN_BATCHES = 16
 _FEW_ALTERNATIVES = 2
 """Lanes and windows that are compared for large datasets, where each takes seconds."""
 _COLUMNS = 60
-_SHARD_ROWS = 24
-_POSITIONS_A_COLUMN = 256
-_PAIRS, _PAIRS_OF_MANY = 2**14, 2**11
-_MANY_SHARDS = 2**12
-_BINS = 20
-_DOMAIN = 22
 
 CodesOf = Callable[[Int64], Int64]
 """Returns the class of samples by their numbers; -1 where they have none."""
@@ -68,34 +50,11 @@ class RankView:
         world_size: Ranks.
         steps: int64 of shape (columns,): the steps that are shown.
         classes: int64 of shape (classes, columns): samples of each class in its batch.
-        shards: int64 of shape (rows, columns): positions that lead to each range of shards, around each step.
-        shards_a_row: Shards of such a range.
     """
 
     world_size: int
     steps: Int64
     classes: Int64
-    shards: Int64
-    shards_a_row: int
-
-
-@dataclass(frozen=True)
-class Neighbours:
-    """How far neighbouring samples of a file are apart in an epoch.
-
-    Attributes:
-        share: float64 of shape (bins,): the share of pairs whose distance is in each twentieth of the epoch.
-        ideal: float64 of shape (bins,): the same for places drawn at random.
-        median: The median distance, as a part of the epoch; 0.29 is ideal.
-        pairs: How many pairs were followed.
-        is_exact: Whether those are all.
-    """
-
-    share: npt.NDArray[np.float64]
-    ideal: npt.NDArray[np.float64]
-    median: float
-    pairs: int
-    is_exact: bool
 
 
 @dataclass(frozen=True)
@@ -144,15 +103,6 @@ def batch_mix(
     return found
 
 
-def _counted(codes: Int64, num_classes: int) -> Int64:
-    """Count the classes in each row: int64 of shape (rows, classes); -1 counts nowhere."""
-    rows = np.repeat(np.arange(len(codes)), codes.shape[1])
-    flat = codes.reshape(-1)
-    known = flat >= 0
-    table = np.bincount(rows[known] * num_classes + flat[known], minlength=len(codes) * num_classes)
-    return table.reshape(len(codes), num_classes)
-
-
 def rank_view(
     subject: Subject, codes_of: CodesOf, num_classes: int, batch_size: int, world_size: int, max_labels: int
 ) -> RankView | None:
@@ -165,42 +115,11 @@ def rank_view(
     columns = max(1, min(_COLUMNS, num_steps, max_labels // batch_size))
     steps = np.arange(columns) * num_steps // columns
     positions = steps[:, None] * global_batch + np.arange(batch_size) * world_size
-    codes = codes_of(subject.numbers(order, positions.reshape(-1))).reshape(columns, batch_size)
-    rows = min(_SHARD_ROWS, subject.num_shards)
-    shards_a_row = -(-subject.num_shards // rows)
-    # Around each step that is shown: the rank's positions from there up to the next one, evenly spread.
-    reach = np.minimum(order.num_samples // world_size - steps * batch_size, num_steps * batch_size // columns)
-    each = min(_POSITIONS_A_COLUMN, max(1, int(reach.max())))
-    inside = np.arange(each) * np.maximum(reach, 1)[:, None] // each
-    around = np.minimum((steps[:, None] * batch_size + inside) * world_size, order.num_samples - 1)
-    shards = subject.shards_visited(order, around.reshape(-1)).reshape(columns, each) // shards_a_row
-    return RankView(world_size, steps, _counted(codes, num_classes).T, _counted(shards, rows).T, shards_a_row)
-
-
-def neighbours(subject: Subject, seed: int) -> Neighbours | None:
-    """Find how far neighbouring samples are apart in epoch 0; None for a mixture, or if there are no neighbours."""
-    order = subject.order(0)
-    if not isinstance(order, EpochOrder):
-        return None
-    pairs = order.counts - 1
-    ends = np.cumsum(np.maximum(pairs, 0))
-    total = int(ends[-1]) if len(ends) else 0
-    if not total:
-        return None
-    most = _PAIRS if len(order.counts) <= _MANY_SHARDS else _PAIRS_OF_MANY
-    drawn = np.arange(total)
-    if total > most:
-        hashes = hash_numbers(hash_stream(seed, _DOMAIN), np.arange(most))
-        drawn = (hashes % np.uint64(total)).astype(np.int64)
-    shard = np.searchsorted(ends, drawn, side="right")
-    unit = drawn - (ends[shard] - np.maximum(pairs[shard], 0))
-    first, second = (order.positions_of(shard, each) for each in (unit, unit + 1))
-    apart = np.abs(first - second) / order.num_positions
-    bins = np.minimum((apart * _BINS).astype(np.int64), _BINS - 1)
-    edges = np.arange(_BINS + 1) / _BINS
-    ideal = np.diff(2 * edges - edges**2)
-    share = np.bincount(bins, minlength=_BINS) / len(drawn)
-    return Neighbours(share, ideal, float(np.median(apart)), len(drawn), total <= most)
+    codes = codes_of(subject.numbers(order, positions.reshape(-1)))
+    known = codes >= 0
+    cells = np.repeat(np.arange(columns), batch_size)[known] + codes[known] * columns
+    classes = np.bincount(cells, minlength=num_classes * columns).reshape(num_classes, columns)
+    return RankView(world_size, steps, classes)
 
 
 def meetings(subject: Subject, global_batch: int) -> list[Meeting]:

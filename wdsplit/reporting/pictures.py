@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -20,7 +21,7 @@ _MAX_HISTOGRAMS = 12
 
 def pictures(facts: Facts) -> list[Picture]:
     """Return all pictures for which there are facts."""
-    makers = (_classes, _class_by_step, _skew, _shard_by_step, _neighbours, _meetings, _shards, _waiting, _fields)
+    makers = (_classes, _class_by_step, _skew, _meetings, _shards, _fields)
     return [picture for maker in makers for picture in maker(facts)]
 
 
@@ -35,21 +36,8 @@ def unique_names(names: Sequence[str], limit: int = _NAME) -> list[str]:
     return shown
 
 
-def _ranges(facts: Facts, count: int, a_row: int) -> list[str]:
-    """Return the names of ranges of shards."""
-    if a_row == 1:
-        return [f"{number:,}" for number in range(count)]
-    last = facts.num_shards - 1
-    return [f"{begin:,} to {min(last, begin + a_row - 1):,}" for begin in range(0, count * a_row, a_row)]
-
-
-def _percent(shares: Sequence[float], digits: int = 1) -> list[str]:
-    return [f"{share:.{digits}%}" for share in shares]
-
-
 def _classes(facts: Facts) -> Iterator[Picture]:
-    """Yield how many samples each class has, and the classes of the shards."""
-    labels, shards = facts.labels, facts.shards
+    labels = facts.labels
     if labels is None:
         return
     counts, names = labels.counts.tolist(), unique_names(labels.names[:_TABLE_ROWS])
@@ -68,25 +56,6 @@ def _classes(facts: Facts) -> Iterator[Picture]:
         bars([*names[:_BARS], *others[0]], [*counts[:_BARS], *others[1]], ("class", "samples")),
         ("class", "samples", "share"),
         [(name, f"{count:,}", f"{count / total:.2%}") for name, count in zip(names, counts, strict=False)],
-    )
-    table = shards.classes
-    if table is None or table.shape[1] < 2:
-        return
-    names, shown = names[:_ROWS], table[:_ROWS]
-    overall = labels.counts / max(1, labels.counts.sum())
-    away = float(np.abs(table - overall[:, None]).sum(axis=0).mean() / 2)
-    # Three times an even share, or more if the shares are uneven.
-    top = float(min(1.0, max(3 / len(table), np.median(np.max(table, axis=0))) if table.size else 1.0))
-    begins = [number * shards.shards_a_row for number in range(table.shape[1])]
-    ranges = _ranges(facts, len(begins), shards.shards_a_row)
-    yield Picture(
-        "shard-classes",
-        "Classes in the shards",
-        f"On average {away:.0%} of a shard's samples would have to change class for the shard to be like the whole.",
-        facts.scan_basis,
-        heatmap(begins, names, shown, ("shard", "class", "share of the shard"), top),
-        ("shards", *names),
-        [(name, *_percent(column)) for name, column in zip(ranges, shown.T.tolist(), strict=True)],
     )
 
 
@@ -131,7 +100,7 @@ def _skew(facts: Facts) -> Iterator[Picture]:
         f"Chi-squared of a rank's batch of {facts.batch_size} is {human_number(first.chi_squared)} with "
         f"{counted(first.world_size, 'GPU')}{more}; drawn at random it would be {human_number(last.ideal)}.",
         facts.mixing_basis,
-        lines([mix.world_size for mix in mixes], found, ideal, ("GPUs (ranks)", "chi-squared"), ordinal=True),
+        lines([mix.world_size for mix in mixes], found, ideal, ("GPUs (ranks)", "chi-squared")),
         ("GPUs", "chi-squared", "standard error", "drawn at random", f"{what} in a batch", "batches"),
         [
             (
@@ -143,52 +112,6 @@ def _skew(facts: Facts) -> Iterator[Picture]:
                 f"{mix.num_batches:,}",
             )
             for mix in mixes
-        ],
-    )
-
-
-def _shard_by_step(facts: Facts) -> Iterator[Picture]:
-    view = facts.rank_view
-    if view is None or len(view.shards) < 2:
-        return
-    names, steps = _ranges(facts, len(view.shards), view.shards_a_row), view.steps.tolist()
-    share = view.shards / np.maximum(1, view.shards.sum(axis=0))
-    at_once = float((view.shards > 0).sum(axis=0).mean())
-    what = "shards" if view.shards_a_row == 1 else f"ranges of {view.shards_a_row:,} shards"
-    top = max(0.02, float(np.percentile(share, 99)))
-    yield Picture(
-        "shard-steps",
-        f"Where GPU 0 of {view.world_size} reads, through epoch 0",
-        f"Around a step it reads from {at_once:.1f} of {len(view.shards)} {what} on average.",
-        "exact: the order of epoch 0",
-        heatmap(steps, names, share, ("step", "shard", "share of what it reads"), top),
-        ("step", *names),
-        [(f"{step:,}", *_percent(column)) for step, column in zip(steps, share.T.tolist(), strict=True)],
-    )
-
-
-def _neighbours(facts: Facts) -> Iterator[Picture]:
-    found = facts.neighbours
-    if found is None:
-        return
-    places = [(number + 0.5) / len(found.share) for number in range(len(found.share))]
-    shares, ideals = found.share.tolist(), found.ideal.tolist()
-    yield Picture(
-        "neighbours",
-        "How far neighbours in a file are apart in an epoch",
-        f"Half of the samples that lie side by side in a file are more than {found.median:.0%} of the epoch apart; "
-        "drawn at random it would be 29%.",
-        "exact" if found.is_exact else f"sampled: {found.pairs:,} pairs",
-        lines(
-            [round(place, 3) for place in places],
-            [round(share, 4) for share in shares],
-            [round(ideal, 4) for ideal in ideals],
-            ("distance, as a part of the epoch", "share of pairs"),
-        ),
-        ("distance", "share of pairs", "drawn at random"),
-        [
-            (f"{place - 0.025:.0%} to {place + 0.025:.0%}", *_percent((share, ideal)))
-            for place, share, ideal in zip(places, shares, ideals, strict=True)
         ],
     )
 
@@ -235,7 +158,7 @@ def _shards(facts: Facts) -> Iterator[Picture]:
     edges = [*range(0, num_shards, a_row), num_shards]
     sizes = (shards.num_bytes / np.diff(edges) / 1e6).round(4).tolist()
     smallest, median, largest = map(human_bytes, shards.limits)
-    names = _ranges(facts, len(sizes), a_row)
+    names = [f"{begin:,}" if a_row == 1 else f"{begin:,} to {end - 1:,}" for begin, end in pairwise(edges)]
     rows = zip(names, shards.samples.tolist(), shards.pads.tolist(), shards.num_bytes.tolist(), strict=True)
     yield Picture(
         "shards",
@@ -246,23 +169,6 @@ def _shards(facts: Facts) -> Iterator[Picture]:
         histogram(edges, sizes, ("shard", "MB" if a_row == 1 else f"MB per shard, mean of {a_row:,}")),
         ("shards", "samples", "pads", "bytes"),
         [(name, f"{samples:,}", f"{pads:,}", human_bytes(size)) for name, samples, pads, size in rows],
-    )
-
-
-def _waiting(facts: Facts) -> Iterator[Picture]:
-    if not facts.num_samples:
-        return
-    names = [str(each.topology) for each in facts.topologies]
-    waits = [round(each.estimate.waiting * 100, 2) for each in facts.topologies]
-    judged = facts.judged
-    yield Picture(
-        "waiting",
-        "How long GPUs would wait for data",
-        f"With {judged.topology} GPUs would wait {judged.estimate.waiting:.0%} of the time, after the first batch.",
-        "model: see its assumptions",
-        bars(names, waits, ("topology", "% of the time")),
-        ("topology", "% of the time"),
-        list(zip(names, waits, strict=True)),
     )
 
 

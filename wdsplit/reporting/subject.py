@@ -98,16 +98,11 @@ class Subject:
         """Return the order of an epoch."""
         return self.source.order(epoch)
 
-    def shards_visited(self, order: AnyOrder, positions: Int64) -> Int64:
-        """Return the shard of each position, counted through all parts."""
-        found = order.locate(positions)
-        shards: Int64 = self._first_shards[found.source] + found.shard
-        return shards[_first_of_each(found, positions)]
-
     def numbers(self, order: AnyOrder, positions: Int64) -> Int64:
         """Return the number of the sample at each position; of a pack, of its first sample."""
         found = order.locate(positions)
-        return self.numbers_of(found.source, found.shard, found.sample)[_first_of_each(found, positions)]
+        first_of_each = np.searchsorted(found.row, np.arange(len(positions)))
+        return self.numbers_of(found.source, found.shard, found.sample)[first_of_each]
 
     def numbers_of(self, part: Int64, shard: Int64, sample: Int64) -> Int64:
         """Return the numbers of samples by their places."""
@@ -115,11 +110,6 @@ class Subject:
         for each, rows in groups(part):
             numbers[rows] = self._first_numbers[each] + self.numberings[each].of(shard[rows], sample[rows])
         return numbers
-
-    def flat_shards(self, numbers: Int64) -> Int64:
-        """Return the shards of samples by their numbers, counted through all parts."""
-        flat: Int64 = np.searchsorted(self._ends, numbers, side="right")
-        return flat
 
     def places(self, numbers: Int64) -> Located:
         """Return where the samples with some numbers are."""
@@ -153,10 +143,6 @@ class Subject:
         """Yield samples with all payloads, by their numbers; each shard is opened once."""
         rising = np.array(sorted(set(numbers)), np.int64)
         yield from zip(rising.tolist(), samples_at(self.parts, self.places(rising)), strict=True)
-
-
-def _first_of_each(found: Located, positions: Int64) -> Int64:
-    return np.searchsorted(found.row, np.arange(len(positions)))
 
 
 def open_subject(

@@ -168,33 +168,6 @@ def test_what_precedes_the_passes_is_watched(tmp_path):
     assert ("counting classes", 1, 1) in seen
 
 
-# Pictures
-
-
-@pytest.mark.parametrize(
-    ("width", "command"),
-    [
-        (200, ("assign", "--world-size", 3, "--workers", 2, "--draw")),
-        (80, ("inspect",)),
-        (80, ("bench", "--batch-size", 4)),
-    ],
-)
-def test_pictures_fit_into_the_terminal(whole_lanes, width, command):
-    shown = without_colours(in_terminal(command[0], whole_lanes, *command[1:], width=width))
-    lines = shown.replace("\r\n", "\n").splitlines()
-    assert [line for line in lines if len(line) > width and whole_lanes not in line] == []
-
-
-def test_a_picture_has_colours_only_where_the_terminal_has_and_blocks_only_where_they_can_be_written(whole_lanes):
-    command = ("assign", whole_lanes, "--world-size", 2, "--no-shuffle", "--draw")
-    coloured, plain = in_terminal(*command), in_terminal(*command, NO_COLOR="1", FORCE_COLOR="1")
-    assert COLOUR.search(coloured) and not COLOUR.search(plain)
-    assert without_colours(coloured) == plain and "█" in plain
-    without_blocks = plain.replace("█", "#").replace("#" * 48, "@" * 48)
-    assert in_terminal(*command, TERM="dumb") == without_blocks
-    assert without_colours(in_terminal(*command, PYTHONIOENCODING="ascii")) == without_blocks
-
-
 def test_the_samples_of_a_batch_fit_80_columns(tmp_path):
     names = [f"{row:03d}-{'very-long-key-' * 9}" for row in range(30)]
     table = pa.table({"id": names, "label": [f"class of things {row % 3} with a long name" for row in range(30)]})

@@ -13,7 +13,6 @@ from wdsplit.loading.reading.source import Source
 from wdsplit.order.epoch import OrderOptions
 from wdsplit.reporting.fields import duplicates, field_facts
 from wdsplit.reporting.labels import labels_of
-from wdsplit.reporting.mixing import neighbours
 from wdsplit.reporting.payloads import kind_of, measure
 from wdsplit.reporting.samples import drawn_numbers
 from wdsplit.reporting.scan import Column, Scan, planned_runs, scan
@@ -196,12 +195,6 @@ def test_what_is_read_is_what_was_written(tmp_path):
     part = scan(subject, 20 * subject.parts[0].sample_bytes, 0)
     assert part.basis == f"sampled: {len(part)} of 65 samples"
     assert part.columns["cls"].measures["value"].tolist() == part.numbers.tolist()
-
-
-def test_neighbours_in_a_file_stay_neighbours_where_nothing_is_shuffled(tmp_path):
-    folder = sized_dataset(tmp_path, [50, 50], lanes=1, window=10)
-    assert neighbours(open_subject(folder, shuffle=False), 0).median == pytest.approx(1 / 100)
-    assert neighbours(open_subject(folder), 0).median > 2 / 100
 
 
 def test_of_a_hundred_thousand_shards_few_are_opened(tmp_path):
