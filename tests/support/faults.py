@@ -531,8 +531,8 @@ class FaultProxy(Endpoint):
         self._ready.set()
         await self._stopping.wait()
         self._loop.remove_reader(self._listening.fileno())
-        # A connection that was just accepted gets its task, which closes it; with a closed server it would get none, and
-        # a task that is cancelled before it began closes nothing.
+        # A connection that was just accepted gets its task, which closes it; with a closed server it would get none,
+        # and a task that is cancelled before it began closes nothing.
         for _ in range(4):
             await asyncio.sleep(0)
         server.close()
