@@ -24,9 +24,8 @@ LAYERS = [
     ["views"],
     ["tables"],
     [
-        *("loading.ahead", "loading.bad_samples", "loading.epochs", "loading.fluid", "loading.joined"),
+        *("loading.ahead", "loading.bad_samples", "loading.fluid", "loading.joined"),
         *(
-            "loading.loader_arguments",
             "loading.mix_arguments",
             "loading.second_split",
             "loading.shard_streams",
@@ -34,7 +33,8 @@ LAYERS = [
         ),
         *("loading.statistics", "loading.tars", "loading.world"),
     ],
-    ["loading.announcing", "loading.options", "loading.substitutes", "loading.views"],
+    ["loading.announcing", "loading.options", "loading.substitutes"],
+    ["loading.views"],
     ["loading.epoch_shard_list", "loading.iteration", "loading.opening"],
     ["loading.dataset", "loading.samples"],
     ["loading.mix", "loading.worker"],

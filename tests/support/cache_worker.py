@@ -7,7 +7,6 @@ import fcntl
 import itertools
 import json
 import os
-import random
 import signal
 import sys
 import time
@@ -66,25 +65,16 @@ def is_sound(path):
 
 
 def read(cache, storage, shards, job):
-    """Open the shards in the order of the job, in threads; return how many were right, and how many not cached.
-
-    If it is to be measured, return too how many bytes were in the cache at most.
-    """
-    most = []
+    """Open the shards in the order of the job, in threads; return how many were right, and how many not cached."""
 
     def one(number):
         opened = cache.open(storage, shards[number], NAMES)
-        if "measured" in job:
-            most.append(bytes_in(cache.folder))
         return None if opened is None else is_right(opened, shards[number])
 
-    order = job["order"] * job.get("rounds", 1)
-    if "seed" in job:
-        random.Random(job["seed"]).shuffle(order)
     with ThreadPoolExecutor(job.get("threads", 1)) as threads:
-        found = list(threads.map(one, order))
+        found = list(threads.map(one, job["order"]))
     assert False not in found
-    return [found.count(True), found.count(None), *([max(most)] if most else [])]
+    return [found.count(True), found.count(None)]
 
 
 def together(cache, storage, shards, job):

@@ -22,9 +22,9 @@ from wdsplit.checks.sample_files import save_samples
 from wdsplit.checks.states import read_state
 from wdsplit.errors import InputError, StateError, WdsplitError
 from wdsplit.loading.opening import open_source
+from wdsplit.loading.options import CHOICES
 from wdsplit.loading.reading.block import Objects, as_objects
 from wdsplit.loading.reading.source import AnySource
-from wdsplit.loading.views import CHOICES
 from wdsplit.notebook import html_table
 from wdsplit.order.epoch import Located, groups
 from wdsplit.order.seen import SeenStep, SeenSteps

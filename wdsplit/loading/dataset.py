@@ -1,8 +1,8 @@
 """The dataset: an epoch's samples, for this rank and worker, through webdataset's stages.
 
 Composition of the manifest, the order, the split and the reader into a `torch.utils.data.IterableDataset`. The fluid
-interface copies a dataset with every stage, and workers hold copies of their own: the epoch that is set therefore lives
-in shared memory. Passes are counted by each copy of this process alone: a worker cannot know whether the loop has taken
+interface copies a dataset with every stage, and workers hold copies of their own: `views.Shared` has what they share.
+Passes are counted by each copy of this process alone: a worker cannot know whether the loop has taken
 all that it has made, so ranks whose workers counted them could disagree.
 """
 
@@ -17,14 +17,23 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from wdsplit import notebook
-from wdsplit.errors import InputError, TopologyError, UnsizedError
+from wdsplit.errors import InputError, TopologyError, UnsizedError, refuse_unknown
 from wdsplit.loading.announcing import announce, warn_of_dropped_samples
 from wdsplit.loading.bad_samples import Found
-from wdsplit.loading.epochs import SharedEpoch, checked_epoch
 from wdsplit.loading.fluid import FluidPipeline
 from wdsplit.loading.iteration import Iteration
 from wdsplit.loading.opening import opened_source
-from wdsplit.loading.options import DatasetOptions, bad_samples_of, checked_options, with_flat_signature
+from wdsplit.loading.options import (
+    CHOICES,
+    AllOptions,
+    DatasetOptions,
+    UnitOptions,
+    bad_samples_of,
+    checked_epoch,
+    checked_options,
+    choice_of,
+    with_flat_signature,
+)
 from wdsplit.loading.reading.numbered import NumberedSamples
 from wdsplit.loading.reading.source import AnySource, Source
 from wdsplit.loading.second_split import refuse_counting_trainer, refuse_second_split, refuse_splitters
@@ -34,7 +43,7 @@ from wdsplit.loading.stages.randomness import Shift, at_epoch
 from wdsplit.loading.substitutes import ApplyStages, Substitutes
 from wdsplit.loading.transport.collate import LeftOut
 from wdsplit.loading.transport.shared_integers import SharedIntegers
-from wdsplit.loading.views import Opened, SharedSource, choice_of
+from wdsplit.loading.views import Opened, Shared
 from wdsplit.loading.world import detect_rank, is_worker, knows_rank, with_worker
 from wdsplit.notebook import Preview, html_table
 from wdsplit.order.epoch import OrderOptions
@@ -149,7 +158,7 @@ class Dataset(FluidPipeline):
         StorageError: The indexes of tars cannot be written.
     """
 
-    @with_flat_signature
+    @with_flat_signature(AllOptions)
     def __init__(
         self,
         path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
@@ -157,33 +166,19 @@ class Dataset(FluidPipeline):
         window: int | None = None,
         limit: int | None = None,
         version: int | None = None,
-        repeat: str | None = None,
-        expand: str | None = None,
-        pack: str | None = None,
-        capacity: int | None = None,
-        group: str | None = None,
-        size: int | None = None,
-        budget: int | None = None,
-        long: str | None = None,
-        allow_pads: bool = False,
-        **options: Unpack[DatasetOptions],
+        **options: Unpack[AllOptions],
     ) -> None:
         window = whole(window)
-        chosen = checked_options(options, window)
+        chosen = checked_options(options, window, AllOptions)
         source, opened = opened_source(path, window, limit, chosen, version)
-        units = {"repeat": repeat, "expand": expand, "pack": pack, "capacity": capacity, "long": long}
-        units |= {"group": group, "size": size, "budget": budget, "allow_pads": allow_pads or None}
-        self._begin_with(source, [opened], chosen, units)
+        self._begin_with(source, [opened], chosen)
 
-    def _begin_with(
-        self, source: AnySource, opened: Sequence[Opened], options: DatasetOptions, units: dict[str, Any] | None = None
-    ) -> None:
+    def _begin_with(self, source: AnySource, opened: Sequence[Opened], options: DatasetOptions) -> None:
         super().__init__(source)
-        self._source = SharedSource(source, opened, {**choice_of(options), **(units or {})})
+        self._shared = Shared(source, opened, choice_of(options))
         rank, world_size = options["rank"], options["world_size"]
         self._rank = None if rank is None and world_size is None else detect_rank(rank, world_size)
         self.process_group = options["process_group"]
-        self._epoch = SharedEpoch()
         self._following = 0, 0
         self._finished = SharedIntegers(3)
         self._bad_samples = bad_samples_of(options)
@@ -191,7 +186,7 @@ class Dataset(FluidPipeline):
     @property
     def source(self) -> AnySource:
         """The first stage, with the views that were set last."""
-        return self._source.get()
+        return self._shared.source
 
     @property
     def manifest(self) -> Manifest:
@@ -232,17 +227,17 @@ class Dataset(FluidPipeline):
     def epoch(self) -> int:
         """The epoch of the next iteration."""
         times_set, following = self._following
-        return following if times_set == self._epoch.times_set else self._epoch.number
+        return following if times_set == self._shared.epochs_set else self._shared.epoch
 
     @property
     def epoch_set(self) -> int:
         """The epoch that was set last, whatever passes were made since."""
-        return self._epoch.number
+        return self._shared.epoch
 
     @property
     def epochs_set(self) -> int:
         """How often `set_epoch` was called."""
-        return self._epoch.times_set
+        return self._shared.epochs_set
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration, here and in all workers, persistent or not.
@@ -259,30 +254,15 @@ class Dataset(FluidPipeline):
             InputError: The epoch is not an integer of at least 0, or the caller would split the samples a second time.
         """
         refuse_second_split(self.source.url, self.world)
-        self._epoch.set(checked_epoch(epoch))
+        self._shared.set_epoch(checked_epoch(epoch))
 
     @property
     def replaces_bad_samples(self) -> bool:
         """Whether bad samples are replaced."""
         return self._bad_samples is not None
 
-    def set_view(
-        self,
-        view: Any = None,
-        *,
-        where: Any = None,
-        keys: Any = None,
-        exclude: Any = None,
-        repeat: str | None = None,
-        expand: str | None = None,
-        pack: str | None = None,
-        capacity: int | None = None,
-        group: str | None = None,
-        size: int | None = None,
-        budget: int | None = None,
-        long: str | None = None,
-        allow_pads: bool = False,
-    ) -> None:
+    @with_flat_signature(UnitOptions)
+    def set_view(self, view: Any = None, **options: Unpack[UnitOptions]) -> None:
         """Choose the samples of the next iterations, for this dataset and all copies made by stages.
 
             for epoch in range(10):
@@ -297,40 +277,29 @@ class Dataset(FluidPipeline):
 
         Args:
             view: As of `Dataset`: the name of a view, a `wdsplit.View`, a dict of these by epoch; None for all samples.
-            where: As of `Dataset`.
-            keys: As of `Dataset`.
-            exclude: As of `Dataset`.
-            repeat: As of `Dataset`.
-            expand: As of `Dataset`.
-            pack: As of `Dataset`.
-            capacity: As of `Dataset`.
-            group: As of `Dataset`.
-            size: As of `Dataset`.
-            budget: As of `Dataset`.
-            long: As of `Dataset`.
-            allow_pads: As of `Dataset`.
+            options: As of `Dataset`: `where`, `keys`, `exclude`, `repeat`, `expand`, `pack`, `capacity`, `group`,
+                `size`, `budget`, `long` and `allow_pads`.
 
         Raises:
             InputError: There is no such view, or an argument is invalid. Then the views stay as they were.
             WdsplitError: A view or a table of samples cannot be read.
         """
-        choice = {"view": view, "where": where, "keys": keys, "exclude": exclude, "repeat": repeat, "expand": expand}
-        choice |= {"pack": pack, "capacity": capacity, "group": group, "size": size, "budget": budget}
-        self._source.set(choice | {"long": long, "allow_pads": allow_pads or None})
+        refuse_unknown(options, CHOICES)
+        self._shared.set_views(choice_of({"view": view, **options}))
 
     @property
     def is_view_set(self) -> bool:
         """Whether `set_view` was called."""
-        return self._source.times_set > 0
+        return self._shared.views_set > 0
 
     def refuse_other_version(self) -> None:
         """Refuse to iterate if another rank has opened another version of the dataset as the latest."""
         if self._rank is None and self.process_group is None:  # else ranks may have datasets of their own
-            self._source.refuse_other_version()
+            self._shared.refuse_other_version()
 
     def reopen(self, fingerprint: str) -> Manifest | None:
         """Go to the older version of the dataset that has a fingerprint; return its manifest, or None if none has."""
-        return self._source.reopen(fingerprint)
+        return self._shared.reopen(fingerprint)
 
     def world(self) -> World:
         """Return rank and world size of this process.
@@ -413,11 +382,9 @@ class Dataset(FluidPipeline):
         Raises:
             InputError: The caller would split the samples a second time.
         """
-        if is_worker():
-            self._epoch.follow()
-        source, epoch, times_set = self.source, self.epoch, self._epoch.times_set
+        outdated: Any = self._shared.follow()
+        source, epoch, times_set = self.source, self.epoch, self.epochs_set
         refuse_second_split(source.url, self.world)
-        outdated: Any = self._source.outdated()
         if outdated is not None:
             return outdated  # type: ignore[no-any-return]
         self.refuse_other_version()
@@ -434,13 +401,13 @@ class Dataset(FluidPipeline):
 
     def _move_on(self, times_set: int, epoch: int) -> None:
         """Go on to the next epoch after a complete pass, unless an epoch was set since it began."""
-        if times_set == self._epoch.times_set:
+        if times_set == self.epochs_set:
             self._following = times_set, epoch + 1
 
     @property
     def _times_chosen(self) -> int:
         """How often an epoch or a view was chosen, counted from 1."""
-        return 1 + self._epoch.times_set + self._source.times_set
+        return 1 + self.epochs_set + self._shared.views_set
 
     def _note_end(self, times_chosen: int, epoch: int) -> None:
         self._finished.array[:2] = times_chosen, epoch

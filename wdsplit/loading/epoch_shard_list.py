@@ -16,10 +16,9 @@ from webdataset.shardlists import expand_urls
 from webdataset.utils import pytorch_worker_info
 
 from wdsplit.errors import InputError
-from wdsplit.loading.epochs import checked_epoch
+from wdsplit.loading.options import CHOICES, checked_epoch
 from wdsplit.loading.shard_streams import ShardUrl, is_ours
 from wdsplit.loading.transport.shared_integers import SharedIntegers
-from wdsplit.loading.views import CHOICES
 from wdsplit.order.epoch import OrderOptions
 from wdsplit.order.hashing import permutation
 from wdsplit.order.limits import Tail
@@ -100,8 +99,16 @@ class EpochShardList(IterableDataset[dict[str, str]]):
         fs: AbstractFileSystem | None = None,
         **others: NoReturn,
     ) -> None:
-        if others:
-            raise _not_taken(next(iter(others)))
+        for name in others:
+            if name not in CHOICES:
+                raise TypeError(f"an EpochShardList has no argument {name!r}")
+            raise InputError(
+                f"an EpochShardList has no {name}: it lists whole shards and reads no samples",
+                expected="all samples of the shards",
+                found=f"{name}=",
+                remedy=f"use wdsplit.Dataset(..., {name}=...), which splits the samples of a view among ranks and "
+                "workers",
+            )
         options = OrderOptions(whole(seed), bool(shuffle), lanes=1, window=1, tail=tail)
         if fs is not None:
             given = [urls] if isinstance(urls, (str, os.PathLike)) else urls
@@ -174,8 +181,15 @@ class EpochShardList(IterableDataset[dict[str, str]]):
             self._warn_once(_WARNED_AGAIN, again)
         urls = self.order(epoch)
         readers = world.world_size * world.num_workers
-        if leads and self.tail == "uneven" and (len(urls) - first) % readers:
-            self._warn_once(_WARNED_TAIL, _uneven(len(urls) - first, world))
+        each, over = divmod(len(urls) - first, readers)
+        if leads and self.tail == "uneven" and over:
+            self._warn_once(
+                _WARNED_TAIL,
+                f"{counted(len(urls) - first, 'shard')} cannot be divided by {counted(world.world_size, 'rank')} x "
+                f"{counted(world.num_workers, 'worker')}: {over} of these {readers} readers get {each + 1}, "
+                f"{readers - over} get {each}. Ranks that end early make DDP hang: write another number of shards, "
+                'choose tail="pad" or "drop", or use wdsplit.Loader',
+            )
         for url in _evened(urls, first, readers, self.tail):
             yield {"url": ShardUrl.of(url, self._sizes[url], self._storage_options) if is_ours(url) else url}
         if leads and epoch == self.epoch:
@@ -186,30 +200,6 @@ class EpochShardList(IterableDataset[dict[str, str]]):
         if not self._shared.array[cell]:
             self._shared.array[cell] = 1
             warnings.warn(text, stacklevel=3)
-
-
-def _not_taken(name: str) -> Exception:
-    """Return the error for an option that the list does not have."""
-    if name not in CHOICES:
-        return TypeError(f"an EpochShardList has no argument {name!r}")
-    return InputError(
-        f"an EpochShardList has no {name}: it lists whole shards and reads no samples",
-        expected="all samples of the shards",
-        found=f"{name}=",
-        remedy=f"use wdsplit.Dataset(..., {name}=...), which splits the samples of a view among ranks and workers",
-    )
-
-
-def _uneven(num_shards: int, world: World) -> str:
-    """Say how many readers get more shards than others, and what to do."""
-    readers = world.world_size * world.num_workers
-    each, over = divmod(num_shards, readers)
-    return (
-        f"{counted(num_shards, 'shard')} cannot be divided by {counted(world.world_size, 'rank')} x "
-        f"{counted(world.num_workers, 'worker')}: {over} of these "
-        f"{readers} readers get {each + 1}, {readers - over} get {each}. Ranks that end early make DDP hang: write "
-        'another number of shards, choose tail="pad" or "drop", or use wdsplit.Loader'
-    )
 
 
 def _evened(urls: list[str], first: int, readers: int, tail: Tail) -> list[str]:

@@ -20,21 +20,20 @@ from multiprocessing.context import BaseContext
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from wdsplit.errors import InputError, MissingDependencyError, TopologyError
+from wdsplit.errors import InputError, MissingDependencyError, TopologyError, did_you_mean
 from wdsplit.loading.ahead import Ahead
 from wdsplit.loading.announcing import announce
 from wdsplit.loading.batches import Batches, SubBatch
 from wdsplit.loading.dataset import Dataset
-from wdsplit.loading.epochs import checked_epoch
-from wdsplit.loading.loader_arguments import unknown_argument
+from wdsplit.loading.options import checked_epoch
 from wdsplit.loading.progress import Progress
 from wdsplit.loading.reading.source import AnySource
-from wdsplit.loading.running import NoWorkers, Parcels, Running
+from wdsplit.loading.running import Running
 from wdsplit.loading.statistics import Statistics
 from wdsplit.loading.transport.batch_memory import Pool
 from wdsplit.loading.transport.collate import Output, Strings, weave, weave_group, weave_packs
 from wdsplit.loading.transport.counters import Clock, Totals
-from wdsplit.loading.transport.thread_workers import Threads
+from wdsplit.loading.transport.thread_workers import NoWorkers, Parcels, Threads
 from wdsplit.loading.worker import SubBatches
 from wdsplit.notebook import html_table
 from wdsplit.order.bundles import Form, Grouping, Packing
@@ -46,6 +45,19 @@ if TYPE_CHECKING:
 __all__ = ["Loader"]
 
 logger = logging.getLogger(__name__)
+
+ARGUMENTS_OF_TORCH = {
+    "batch_sampler": "leave it out: batch_size and the order of the dataset decide",
+    "drop_last": 'open the dataset with wdsplit.Dataset(..., tail="drop"), or tail="pad" to fill up the last step',
+    "generator": "open the dataset with wdsplit.Dataset(..., seed=...), and draw random numbers in dataset.map_random",
+    "in_order": "leave it out: batches always come in order",
+    "pin_memory_device": "use pin_memory=True",
+    "sampler": "leave it out: each rank reads its share of the dataset's own order",
+    "shuffle": "open the dataset with wdsplit.Dataset(..., shuffle=True), its default, or shuffle=False",
+    "timeout": "leave it out: a dead worker is an error, and the loader waits for a slow one",
+    "worker_init_fn": "leave it out: workers are seeded; draw random numbers in dataset.map_random",
+}
+"""Arguments of torch's DataLoader that a Loader does not have, and what to write instead."""
 
 
 class Loader:
@@ -117,7 +129,10 @@ class Loader:
         **unknown: NoReturn,
     ) -> None:
         if unknown:
-            raise unknown_argument(next(iter(unknown)), inspect.signature(Loader).parameters)
+            name, known = next(iter(unknown)), list(inspect.signature(Loader).parameters)[:-1]
+            remedy = ARGUMENTS_OF_TORCH.get(name) or did_you_mean([name], [*known, *ARGUMENTS_OF_TORCH])
+            expected = f"some of {', '.join(known)}"
+            raise InputError(f"a Loader has no argument {name!r}", expected=expected, remedy=remedy or "leave it out")
         counts = {
             "batch_size": whole(batch_size),
             "num_workers": whole(num_workers),

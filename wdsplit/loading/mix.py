@@ -18,14 +18,13 @@ import xxhash
 from wdsplit.arrays import Int64
 from wdsplit.errors import InputError, did_you_mean
 from wdsplit.loading.dataset import Dataset
-from wdsplit.loading.joined import read_joined
 from wdsplit.loading.mix_arguments import MixArguments, Path
-from wdsplit.loading.opening import open_dataset
-from wdsplit.loading.options import DatasetOptions, access_of, checked_options, with_flat_signature
+from wdsplit.loading.opening import opened_source
+from wdsplit.loading.options import DatasetOptions, checked_options, with_flat_signature
 from wdsplit.loading.reading.block import Block, gathered
 from wdsplit.loading.reading.read_ahead import Ahead
 from wdsplit.loading.reading.reader import BlockReader, SampleReader
-from wdsplit.loading.reading.source import Place, Source
+from wdsplit.loading.reading.source import AnySource, Place, Source
 from wdsplit.loading.views import Opened
 from wdsplit.order.bundles import Form
 from wdsplit.order.epoch import EpochOrder, OrderOptions
@@ -48,7 +47,7 @@ _EPOCHS_OPEN = 2
 SharesOf = Callable[[Sequence[int]], Sequence[int] | Schedule]
 
 
-class MixedSource:
+class MixedSource(AnySource):
     """The source of a mixture."""
 
     def __init__(self, sources: Sequence[Source], shares_of: SharesOf, options: OrderOptions) -> None:
@@ -101,11 +100,6 @@ class MixedSource:
             return f"schedule of {shares.fingerprint} of {sources}"
         quotas = zip(self.sources, shares, strict=True)
         return " + ".join(f"{count} of {source.fingerprint}/{source.options.window}" for source, count in quotas)
-
-    @property
-    def num_samples(self) -> int:
-        """Samples of an epoch, pads left out; of the first, if epochs have different views."""
-        return self.num_samples_at(0)
 
     def num_samples_at(self, epoch: int) -> int:
         """Return the samples of an epoch, pads left out."""
@@ -221,10 +215,6 @@ class MixedSource:
         """Return how many positions a reader should read at a time."""
         return max(source.positions_at_once(world, epoch) for source in self.sources)
 
-    def __call__(self) -> Any:
-        """Webdataset calls a pipeline's first stage; ours is bound to an epoch by `Dataset.__iter__` instead."""
-        return self.sources[0]()
-
 
 _MixedPlan = tuple[Int64, list[tuple[Quota, SampleReader, Any]]]
 """Positions, and the plan of each source for its part of them."""
@@ -310,7 +300,7 @@ class Mixture(Dataset):
         self._begin_with(source, opened, options)
 
 
-@with_flat_signature
+@with_flat_signature(DatasetOptions)
 def mix(
     weights: Mapping[Path, float] | None = None,
     *,
@@ -370,27 +360,17 @@ def mix(
             )
     folders = [str(names.get(url, url)) for url in asked.urls]
     places, chosen["storage_options"] = located(folders, chosen["storage_options"], chosen["fs"])
-    access = access_of(chosen)
-    opened = [
-        open_dataset(place, access, chosen["cache_dir"], version=versions.get(url))
-        for url, place in zip(asked.urls, places, strict=True)
-    ]
-    lanes = chosen["lanes"] or max(manifest.lanes for _, manifest, _ in opened)
-    order = OrderOptions(chosen["seed"], chosen["shuffle"], lanes, 1, chosen["tail"])
-    sources = [
-        Source(
-            place,
-            manifest,
-            replace(order, window=manifest.window),
-            chosen["fields"],
-            own,
-            name=url if url in names else "",
-            joined=read_joined(place, manifest, own, chosen["join"]),
-        )
-        for url, (place, manifest, own) in zip(asked.urls, opened, strict=True)
-    ]
+    chosen["fs"] = None
+    known, sources = list[Opened](), list[Source]()
+    for url, place in zip(asked.urls, places, strict=True):
+        source, opened = opened_source(place, None, None, chosen, versions.get(url), url if url in names else "")
+        sources.append(source)
+        known.append(opened._replace(name=url))
+    lanes = chosen["lanes"] or max(source.options.lanes for source in sources)
+    for source in sources:
+        source.options = replace(source.options, lanes=lanes)
     shares_of = partial(asked.shares, names=[source.url for source in sources], lanes=lanes)
-    known = [Opened(url, manifest) for url, (_, manifest, _) in zip(asked.urls, opened, strict=True)]
+    order = OrderOptions(chosen["seed"], chosen["shuffle"], lanes, 1, chosen["tail"])
     return Mixture(MixedSource(sources, shares_of, order), known, chosen)
 
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from wdsplit.errors import InputError
 from wdsplit.loading.joined import read_joined
-from wdsplit.loading.options import DatasetOptions, access_of, checked_options
+from wdsplit.loading.options import DatasetOptions, access_of, checked_options, choice_of
 from wdsplit.loading.reading.source import Access, AnySource, Source
-from wdsplit.loading.views import Opened, SharedSource, choice_of
+from wdsplit.loading.views import Opened, Shared
 from wdsplit.order.epoch import OrderOptions
 from wdsplit.order.split import whole
 from wdsplit.shards.files import read_manifest
@@ -28,7 +28,12 @@ __all__ = ["open_dataset", "open_source", "opened_source"]
 
 
 def opened_source(
-    path: Any, window: int | None, limit: int | None, chosen: DatasetOptions, version: int | None = None
+    path: Any,
+    window: int | None,
+    limit: int | None,
+    chosen: DatasetOptions,
+    version: int | None = None,
+    name: str = "",
 ) -> tuple[Source, Opened]:
     """Return the source of a dataset, with all its samples or the first ones, and how it was opened."""
     url, all_samples, access = open_dataset(path, access_of(chosen), chosen["cache_dir"], chosen["fs"], version)
@@ -41,7 +46,7 @@ def opened_source(
         chosen["tail"],
     )
     joined = read_joined(url, all_samples, access, chosen["join"])
-    return Source(url, manifest, order, chosen["fields"], access, joined=joined), Opened(
+    return Source(url, manifest, order, chosen["fields"], access, name=name, joined=joined), Opened(
         url, all_samples, chosen["lanes"] is None, version is not None, tuple(chosen["join"])
     )
 
@@ -63,10 +68,10 @@ def open_source(
     """
     chosen = checked_options(options, whole(window))  # type: ignore[arg-type]
     source, opened = opened_source(path, whole(window), limit, chosen, version)
-    shared = SharedSource(source, [opened], choice_of(chosen))
+    shared = Shared(source, [opened], choice_of(chosen))
     if state is not None and state.get("fingerprint") != source.fingerprint:
         shared.reopen(str(state.get("fingerprint")))
-    return shared.get()
+    return shared.source
 
 
 def open_dataset(

@@ -1,8 +1,10 @@
-"""The keyword arguments that `Dataset` and `mix` have in common: their types, defaults and checks, in one place."""
+"""The keyword arguments of `Dataset`, `mix` and `set_view`: their types, defaults and checks, in one place."""
 
 from __future__ import annotations
 
+import functools
 import inspect
+import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypedDict, TypeVar, get_type_hints
@@ -15,14 +17,48 @@ from wdsplit.order.limits import Tail
 from wdsplit.order.split import whole
 from wdsplit.sizes import parse_size
 
-__all__ = ["DatasetOptions", "access_of", "bad_samples_of", "checked_options", "with_flat_signature"]
+__all__ = [
+    "CHOICES",
+    "AllOptions",
+    "DatasetOptions",
+    "UnitOptions",
+    "access_of",
+    "bad_samples_of",
+    "checked_epoch",
+    "checked_options",
+    "choice_of",
+    "with_flat_signature",
+]
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 
 
-class DatasetOptions(TypedDict, total=False):
-    """Types and defaults; `help(wdsplit.Dataset)` says what each option does."""
+class ViewOptions(TypedDict, total=False):
+    """Which samples are used: types and defaults; `help(wdsplit.Dataset)` says what each option does."""
 
+    where: Annotated[Any, None]
+    keys: Annotated[Any, None]
+    exclude: Annotated[Any, None]
+
+
+class UnitOptions(ViewOptions, total=False):
+    """Also how often samples come, and which come together."""
+
+    repeat: Annotated[str | None, None]
+    expand: Annotated[str | None, None]
+    pack: Annotated[str | None, None]
+    capacity: Annotated[int | None, None]
+    group: Annotated[str | None, None]
+    size: Annotated[int | None, None]
+    budget: Annotated[int | None, None]
+    long: Annotated[str | None, None]
+    allow_pads: Annotated[bool, False]
+
+
+class DatasetOptions(ViewOptions, total=False):
+    """The options of `mix`."""
+
+    view: Annotated[Any, None]
     seed: Annotated[int, 0]
     shuffle: Annotated[bool, True]
     tail: Annotated[Tail, "pad"]
@@ -42,41 +78,60 @@ class DatasetOptions(TypedDict, total=False):
     on_bad_sample: Annotated[Literal["raise", "substitute"], "raise"]
     max_bad_samples: Annotated[int | float, 0.01]
     bad_samples_file: Annotated[str | os.PathLike[str] | None, None]
-    view: Annotated[Any, None]
-    where: Annotated[Any, None]
-    keys: Annotated[Any, None]
-    exclude: Annotated[Any, None]
 
 
-_HINTS = get_type_hints(DatasetOptions, include_extras=True)
-_DEFAULTS = {name: hint.__metadata__[0] for name, hint in _HINTS.items()}
+class AllOptions(DatasetOptions, UnitOptions, total=False):
+    """The options of `Dataset`."""
 
 
-def with_flat_signature(function: AnyFunction) -> AnyFunction:
+CHOICES = ("view", *get_type_hints(UnitOptions))
+"""The options that choose samples, and how often they come."""
+
+
+@functools.cache
+def _hints(options: Any) -> dict[str, Any]:
+    """Return the types of options, which have their defaults as metadata."""
+    return get_type_hints(options, include_extras=True)
+
+
+def with_flat_signature(options: Any) -> Callable[[AnyFunction], AnyFunction]:
     """Let `help` and notebooks show the options of a function's `**options`: each by its name, type and default."""
-    signature = inspect.signature(function)
-    own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
-    shared = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_DEFAULTS[name], annotation=hint.__origin__)
-        for name, hint in _HINTS.items()
-    ]
-    function.__signature__ = signature.replace(parameters=[*own, *shared])  # type: ignore[attr-defined]
-    return function
+
+    def flat(function: AnyFunction) -> AnyFunction:
+        signature = inspect.signature(function)
+        own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+        keywords = [
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=hint.__metadata__[0], annotation=hint.__origin__
+            )
+            for name, hint in _hints(options).items()
+        ]
+        function.__signature__ = signature.replace(parameters=[*own, *keywords])  # type: ignore[attr-defined]
+        return function
+
+    return flat
 
 
-def checked_options(options: DatasetOptions, window: int | None = None) -> DatasetOptions:
+def choice_of(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of a dataset's options that choose samples; None for those that do not."""
+    return {**{name: options.get(name) for name in CHOICES}, "allow_pads": options.get("allow_pads") or None}
+
+
+def checked_options(options: DatasetOptions, window: int | None = None, kind: Any = DatasetOptions) -> AllOptions:
     """Return all options, with numpy integers as plain ones, and defaults for options that were not given.
 
     Args:
         options: The caller's options.
         window: The caller's window, which is checked with the rest; None for the dataset's own.
+        kind: Which options there are.
 
     Raises:
         InputError: Values are invalid; the error names all of them.
         TypeError: There is no such option.
     """
-    refuse_unknown(options, _DEFAULTS)
-    given: dict[str, Any] = {**_DEFAULTS, **options}
+    defaults = {name: hint.__metadata__[0] for name, hint in _hints(kind).items()}
+    refuse_unknown(options, defaults)
+    given: dict[str, Any] = {**defaults, **options}
     for name in ("seed", "lanes", "read_ahead_bytes", "connections"):
         given[name] = whole(given[name])
     given["shuffle"], given["verify"] = bool(given["shuffle"]), bool(given["verify"])
@@ -85,7 +140,7 @@ def checked_options(options: DatasetOptions, window: int | None = None) -> Datas
     problems += [
         f"{name} = {given[name]!r}: expected an integer of at least 1"
         for name in ("read_ahead_bytes", "connections")
-        if given[name] is not _DEFAULTS[name] and (type(given[name]) is not int or given[name] < 1)
+        if given[name] is not defaults[name] and (type(given[name]) is not int or given[name] < 1)
     ]
     for name in ("fields", "join"):
         if isinstance(given[name], str):
@@ -98,7 +153,7 @@ def checked_options(options: DatasetOptions, window: int | None = None) -> Datas
         problems += _cache_problems(given["cache_dir"], given["cache_size"])
     if problems:
         raise InputError("invalid Dataset options", found="; ".join(problems))
-    checked: DatasetOptions = given  # type: ignore[assignment]
+    checked: AllOptions = given  # type: ignore[assignment]
     return checked
 
 
@@ -109,6 +164,13 @@ def _cache_problems(cache_dir: Any, cache_size: Any) -> list[str]:
     except InputError as error:
         problems.append(f"cache_size = {cache_size!r}: expected {error.expected}")
     return problems
+
+
+def checked_epoch(epoch: int) -> int:
+    """Return an epoch as a plain integer; raise InputError if it is negative, too large or no integer."""
+    if isinstance(epoch, bool) or not hasattr(epoch, "__index__") or not 0 <= operator.index(epoch) < 2**62:
+        raise InputError("invalid epoch", expected="an integer of at least 0", found=repr(epoch))
+    return operator.index(epoch)
 
 
 def access_of(options: DatasetOptions) -> Access:

@@ -24,6 +24,7 @@ from wdsplit.errors import PipelineError
 from wdsplit.loading.transport.batch_memory import Slots, mapped
 from wdsplit.loading.transport.shared_integers import SharedIntegers
 from wdsplit.loading.transport.shared_segments import Bound, Placed, Segments
+from wdsplit.loading.transport.thread_workers import Parcels
 from wdsplit.loading.worker import SubBatches
 
 __all__ = ["ProcessParcels", "Processes", "worker_context"]
@@ -101,7 +102,7 @@ class Processes:
             self._slots.close()
 
 
-class ProcessParcels:
+class ProcessParcels(Parcels):
     """The parcels of worker processes in an iteration; they lie in memory that is shared until they are delivered."""
 
     lends = True
@@ -111,9 +112,6 @@ class ProcessParcels:
         self._segments = Segments(bound.memories)
         self._placed = [0] * len(bound.memories)
         self._turn = 0
-
-    def __iter__(self) -> Iterator[list[Any]]:
-        return self
 
     def __next__(self) -> list[Any]:
         parcel = next(self._parcels)

@@ -2,62 +2,14 @@
 
 from __future__ import annotations
 
-import weakref
 from collections import deque
-from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 from wdsplit.errors import PipelineError, WdsplitError
-from wdsplit.loading.transport.thread_workers import Raised
+from wdsplit.loading.transport.thread_workers import Parcels, Raised
 from wdsplit.loading.worker import SubBatches
 
-__all__ = ["NoWorkers", "Parcels", "Running"]
-
-
-class Parcels(Iterator[list[Any]], Protocol):
-    """The parcels of all workers in turn, of equally many steps; the last before an error may be shorter.
-
-    Attributes:
-        lends: Whether the memory of sub-batches will be reused once `delivered` was called.
-    """
-
-    lends: bool
-
-    def delivered(self, worker: int) -> None:
-        """Record that all parcels of a worker that were taken so far have been copied."""
-
-    def step_delivered(self) -> None:
-        """Record that the batch of one more step was made."""
-
-    def close(self, at_once: bool = False) -> None:
-        """End the workers; `at_once`, without waiting for what they do."""
-
-
-class NoWorkers:
-    """The parcels that a generator makes in the loader's own thread."""
-
-    lends = False
-
-    def __init__(self, parcels: Any) -> None:
-        self._parcels = parcels
-        # Ends at exit, before the modules that it needs are gone; and once, though it may hold the last reference.
-        self._end = weakref.finalize(self, parcels.close)
-
-    def __iter__(self) -> Iterator[list[Any]]:
-        return self
-
-    def __next__(self) -> list[Any]:
-        return next(self._parcels)
-
-    def delivered(self, worker: int) -> None:
-        """Do nothing."""
-
-    def step_delivered(self) -> None:
-        """Do nothing."""
-
-    def close(self, at_once: bool = False) -> None:
-        """Close what the parcels have open."""
-        self._end()
+__all__ = ["Running"]
 
 
 class Running:

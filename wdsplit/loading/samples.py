@@ -16,15 +16,15 @@ import numpy as np
 
 from wdsplit.arrays import Int64
 from wdsplit.errors import InputError, PipelineError
-from wdsplit.loading.epochs import SharedEpoch, checked_epoch
 from wdsplit.loading.fluid import FluidStages
 from wdsplit.loading.joined import read_joined
 from wdsplit.loading.opening import open_dataset
-from wdsplit.loading.options import access_of, checked_options
+from wdsplit.loading.options import access_of, checked_epoch, checked_options
 from wdsplit.loading.reading.numbered import NumberedSamples, checked_number, missing_key
 from wdsplit.loading.reading.source import Access, Source
 from wdsplit.loading.stage_kinds import why_not_one_to_one
 from wdsplit.loading.stages.randomness import at_epoch
+from wdsplit.loading.transport.shared_integers import SharedIntegers
 from wdsplit.loading.views import chosen_views
 from wdsplit.loading.world import with_worker
 from wdsplit.notebook import html_table
@@ -96,13 +96,10 @@ class _Reader:
             number = samples.find(key)
             if self._chosen is None:
                 return number
-            *place, _ = samples.numbers.places(np.array([number]))
-            return int(self._chosen.of(*place)[0]) if self._has(*place) else None
-
-    def _has(self, shard: Int64, sample: Int64) -> bool:
-        """Tell whether the view has a sample."""
-        selection = self._source.selection_at(0)
-        return selection is None or bool(selection.mask(int(shard[0]))[sample[0]])
+            shard, sample, _ = samples.numbers.places(np.array([number]))
+            selection = self._source.selection_at(0)
+            has_it = selection is None or selection.mask(int(shard[0]))[sample[0]]
+            return int(self._chosen.of(shard, sample)[0]) if has_it else None
 
     def _opened(self) -> NumberedSamples:
         if self._pid != os.getpid():
@@ -223,7 +220,7 @@ class Samples(FluidStages, MapDataset):
         self.pipeline: list[Any] = [source]
         units = items_of(source.selection_at(0))
         self._range = range(source.num_samples if units is None else units.num_samples)
-        self._epoch = SharedEpoch()
+        self._epoch = SharedIntegers(1)
         self._reader = _Reader(source)
 
     @property
@@ -259,7 +256,7 @@ class Samples(FluidStages, MapDataset):
     @property
     def epoch(self) -> int:
         """The epoch that `map_random` is seeded with."""
-        return self._epoch.latest()
+        return int(self._epoch.array[0])
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that seeds `map_random`, here and in all workers, persistent or not; at first it is 0.
@@ -271,7 +268,7 @@ class Samples(FluidStages, MapDataset):
         Raises:
             InputError: The epoch is negative or no integer.
         """
-        self._epoch.set(checked_epoch(epoch))
+        self._epoch.array[0] = checked_epoch(epoch)
 
     def compose(self, *stages: Any) -> Self:
         """Return the same samples with more stages: functions from an iterator to an iterator.

@@ -10,10 +10,9 @@ bad sample reads and tries its candidates itself.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import partial
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,6 @@ from wdsplit.order.bundles import Grouping
 from wdsplit.order.epoch import EpochOrder
 from wdsplit.order.split import AnyOrder
 from wdsplit.shards.sample_tables import read_names
-from wdsplit.storage.interface import ReadableStorage
 
 __all__ = ["ApplyStages", "Substitutes"]
 
@@ -62,11 +60,7 @@ class Substitutes:
             WdsplitError: Storage fails, which is no fault of a sample.
         """
         run = self._chain.run
-        last, number, num_good = (
-            -1,
-            0,
-            0,
-        )  # of a pack or group: how many of its samples came before, and how many were good
+        last, number, num_good = -1, 0, 0  # of a pack or group: its samples so far, and how many of them were good
         for sample in samples:
             key, url, position, is_pad = (sample[name] for name in ("__key__", "__url__", "__position__", "__pad__"))
             if position != last:
@@ -289,10 +283,19 @@ class _Samples:
         self._source = source
         self._order = order
         self._orders: dict[Any, EpochOrder] = {}
-        self._storages: dict[int, ReadableStorage] = {}
-        self._shards: OrderedDict[tuple[int, int], LazyShard] = OrderedDict()
-        self._shard_of_names = (0, -1)
-        self._names: list[tuple[str, str]] = []
+        storage_of = cache(Source.storage)
+
+        def shard(source: Source, number: int) -> LazyShard:
+            return LazyShard(source.shards[number], partial(source.open_shard, storage_of(source), number))
+
+        def names(source: Source, number: int) -> list[tuple[str, str]]:
+            """Return key and file of each sample of a shard; none without sample tables."""
+            with suppress(CorruptDataError):
+                if source.manifest.samples is not None:
+                    return read_names(storage_of(source), source.manifest.shards[number], source.manifest.samples)
+            return []
+
+        self._shard, self._names = lru_cache(_SHARDS_OPEN)(shard), lru_cache(1)(names)
 
     def place(self, position: int, item: int = 0) -> Place:
         """Return where the sample of a position is; of a pack or group, its sample number `item`."""
@@ -304,16 +307,8 @@ class _Samples:
 
     def names_of(self, place: Place) -> tuple[str | None, str]:
         """Return the key and the file of a sample, if the dataset has sample tables: damaged samples have no key."""
-        source, shard = place.source, (id(place.source), place.shard)
-        if source.manifest.samples is None:
-            return None, ""
-        if shard != self._shard_of_names:
-            self._shard_of_names, self._names = shard, []
-            with suppress(CorruptDataError):
-                self._names = read_names(
-                    self._storage(source), source.manifest.shards[place.shard], source.manifest.samples
-                )
-        return self._names[place.sample] if self._names else (None, "")
+        names = self._names(place.source, place.shard)
+        return names[place.sample] if names else (None, "")
 
     def read(self, position: int, item: int = 0) -> dict[str, Any]:
         """Return the sample of a position, as a reader gives it; of a pack or group, its sample number `item`.
@@ -322,26 +317,8 @@ class _Samples:
             CorruptDataError: It is damaged.
         """
         place = self.place(position, item)
+        shard = self._shard(place.source, place.shard).get()
+        sample = next(read_window(shard, np.array([place.sample])).samples())
         is_pad = not self._order.is_real(np.array([position]))[0]
-        sample = next(read_window(self._shard(place).get(), np.array([place.sample])).samples())
-        sample["__position__"], sample["__pad__"] = position, bool(is_pad)
-        if not place.fields:
-            return sample
         own = {name: sample.pop(name) for name in ("__key__", "__url__", "__position__", "__pad__")}
-        return {**own, **place.fields, **sample}
-
-    def _storage(self, source: Source) -> ReadableStorage:
-        if id(source) not in self._storages:
-            self._storages[id(source)] = source.storage()
-        return self._storages[id(source)]
-
-    def _shard(self, place: Place) -> LazyShard:
-        source = place.source
-        key = id(source), place.shard
-        if key not in self._shards:
-            opener = partial(source.open_shard, self._storage(source), place.shard)
-            self._shards[key] = LazyShard(source.shards[place.shard], opener)
-            if len(self._shards) > _SHARDS_OPEN:
-                self._shards.popitem(last=False)
-        self._shards.move_to_end(key)
-        return self._shards[key]
+        return {**own, "__position__": position, "__pad__": bool(is_pad), **place.fields, **sample}

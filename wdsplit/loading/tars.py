@@ -63,25 +63,23 @@ def open_tars(
         WdsplitError: As for `open_dataset`.
     """
     options = access.storage_options
-    urls = _find_tars(texts, options)
-    files = GatheredFiles(tuple(urls), "")
-    check_paths(files.root, list(files.places))
-    folder = _index_folder(cache_dir) / _identity(files, options)
-    files = dataclasses.replace(files, companions=str(folder))
-    manifest = _indexed(files, options)
-    name = f"{files.root} ({len(urls)} tars)" if name is None else name
-    return name, manifest, dataclasses.replace(access, tars=files)
-
-
-def _find_tars(texts: Sequence[str], options: Mapping[str, Any] | None) -> list[str]:
-    """Return the tars that are named, in their order; those that a glob matches sorted."""
     urls = [url for text in texts for url in _matched(text, options)]
     seen: set[str] = set()
     for url in map(shown_url, urls):
         if url in seen:
             raise InputError("duplicate tar", place=url, remedy="name each tar once", url=url)
         seen.add(url)
-    return urls
+    files = GatheredFiles(tuple(urls), "")
+    check_paths(files.root, list(files.places))
+    folder = _index_folder(cache_dir) / _identity(files, options)
+    files = dataclasses.replace(files, companions=str(folder))
+    storage = GatheredStorage(files, options)
+    manifest = _read(storage)
+    if manifest is None:
+        with _locked(folder):  # one process of the machine makes it, and others wait
+            manifest = _read(storage) or _index(storage, files)
+    name = f"{files.root} ({len(urls)} tars)" if name is None else name
+    return name, manifest, dataclasses.replace(access, tars=files)
 
 
 def _matched(text: str, options: Mapping[str, Any] | None) -> Iterator[str]:
@@ -135,16 +133,6 @@ def _identity(files: GatheredFiles, options: Mapping[str, Any] | None) -> str:
 
     found = list(in_order(identity, list(files.places), _STATS_AT_ONCE))
     return xxhash.xxh3_128_hexdigest(orjson.dumps([_FORMAT, files.root, found]))
-
-
-def _indexed(files: GatheredFiles, options: Mapping[str, Any] | None) -> Manifest:
-    """Return the manifest of tars. If there is none, one process of the machine makes it, and others wait."""
-    storage = GatheredStorage(files, options)
-    manifest = _read(storage)
-    if manifest is None:
-        with _locked(Path(files.companions)):
-            manifest = _read(storage) or _index(storage, files)
-    return manifest
 
 
 def _read(storage: GatheredStorage) -> Manifest | None:

@@ -5,7 +5,6 @@ A view is chosen by `view`, `where`, `keys` and `exclude`, which are combined; b
 
 from __future__ import annotations
 
-import copy
 import operator
 import os
 from collections import Counter
@@ -18,6 +17,7 @@ import xxhash
 
 from wdsplit.errors import InputError, did_you_mean
 from wdsplit.loading.joined import read_joined
+from wdsplit.loading.options import CHOICES
 from wdsplit.loading.reading.source import AnySource, Source
 from wdsplit.loading.transport.shared_integers import SharedIntegers
 from wdsplit.loading.world import is_group_initialised, is_worker, job_store
@@ -28,21 +28,12 @@ from wdsplit.shards.manifest import Manifest, first_samples
 from wdsplit.storage.interface import ReadableStorage
 from wdsplit.views.view import plain, resolve_view
 
-__all__ = ["CHOICES", "Opened", "SharedSource", "choice_of", "chosen_views"]
-
-_GROUPS = ("group", "size", "budget", "allow_pads")
-CHOICES = ("view", "where", "keys", "exclude", "repeat", "expand", "pack", "capacity", *_GROUPS, "long")
-"""The options that choose samples, and how often they come."""
+__all__ = ["Opened", "Shared", "chosen_views"]
 
 _compared: Counter[str] = Counter()
 """How often datasets of a name were compared with those of the other ranks: all ranks have the same count."""
 
 _EXAMPLE = '{0: "easy", 10: None}'
-
-
-def choice_of(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of a dataset's options that choose samples."""
-    return {name: options.get(name) for name in CHOICES}
 
 
 class Opened(NamedTuple):
@@ -63,45 +54,50 @@ class Opened(NamedTuple):
     join: tuple[str, ...] = ()
 
 
-class SharedSource:
-    """The source of a dataset and of all its copies in a process: `set_view` replaces it.
+class Shared:
+    """What a dataset shares with all its copies in a process: its source, which `set_view` replaces, and its epoch.
 
-    Worker processes have a copy of it. A number in shared memory tells them that it is out of date.
+    Worker processes have a copy of it. Integers in shared memory tell them what was set since. Ranks that were started
+    with one dataset must not see what others set, so each process has all in its own memory too.
+
+    Attributes:
+        source: The source, with the views that were set last.
+        epoch: The epoch that was set last; a worker starts with that of its process, whatever is set while it starts.
+        epochs_set: How often an epoch was set.
+        views_set: How often views were set.
     """
 
     def __init__(self, source: AnySource, opened: Sequence[Opened], choice: Mapping[str, Any]) -> None:
+        self.epoch = self.epochs_set = self.views_set = 0
         self._opened = opened
-        self._cells = SharedIntegers(1)
+        self._cells = SharedIntegers(3)  # epoch, epochs_set, views_set
         self._process = os.getpid()
-        self._times_set = 0
         self._iterated_by = 0
         self._is_compared = False
         self._open(source, choice)
 
     def _open(self, source: AnySource, choice: Mapping[str, Any]) -> None:
         self._choice = choice
-        self._source = source if all(each is None for each in choice.values()) else self._chosen(source, choice)
+        self.source = source if all(each is None for each in choice.values()) else self._chosen(source, choice)
         # Only on opening: `set_view` keeps the lanes, as it keeps all that a state is compared with.
-        if isinstance(self._source, Source) and self._opened[0].is_free and self._source.views.lanes:
-            self._source.options = replace(self._source.options, lanes=self._source.views.lanes)
+        if isinstance(self.source, Source) and self._opened[0].is_free and self.source.views.lanes:
+            self.source.options = replace(self.source.options, lanes=self.source.views.lanes)
 
-    @property
-    def times_set(self) -> int:
-        """How often `set_view` was called."""
-        return self._times_set
-
-    def get(self) -> AnySource:
-        """Return the source."""
-        return self._source
-
-    def set(self, choice: Mapping[str, Any]) -> None:
+    def set_views(self, choice: Mapping[str, Any]) -> None:
         """Choose other samples, instead of those that were chosen before."""
-        self._source = self._chosen(self._source, choice)
-        self._choice = choice
-        if self._process != os.getpid():  # ranks that were started with one dataset do not see each other's views
-            self._cells, self._process = copy.deepcopy(self._cells), os.getpid()
-        self._cells.array[0] += 1
-        self._times_set = int(self._cells.array[0])
+        self.source, self._choice = self._chosen(self.source, choice), choice
+        self.views_set += 1
+        self._tell()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch, and count this call."""
+        self.epoch, self.epochs_set = epoch, self.epochs_set + 1
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._process != os.getpid():
+            self._cells, self._process = SharedIntegers(3), os.getpid()
+        self._cells.array[:] = self.epoch, self.epochs_set, self.views_set
 
     def reopen(self, fingerprint: str) -> Manifest | None:
         """Go to the older version of the dataset that has a fingerprint, with the same views.
@@ -112,7 +108,7 @@ class SharedSource:
         Raises:
             InputError: Fields are joined that this version does not have.
         """
-        source, opened = self._source, self._opened[0]
+        source, opened = self.source, self._opened[0]
         if not isinstance(source, Source) or opened.is_pinned:
             return None
         limit = source.manifest.num_samples if source.manifest.num_samples < opened.manifest.num_samples else None
@@ -158,24 +154,30 @@ class SharedSource:
                     "with version=",
                 )
 
-    def outdated(self) -> Iterator[NoReturn] | None:
-        """Return an iterator that refuses to iterate again in a worker process that was started before `set_view`.
+    def follow(self) -> Iterator[NoReturn] | None:
+        """In a worker process, take over the epoch that was set since it began its last iteration.
 
-        It raises with the first sample, because a DataLoader does not pass on earlier errors. The first iteration of a
-        worker is the one that it was started for, whatever was called since. None if the worker may iterate.
+        Its first iteration is the one that it was started for, whatever was set since.
+
+        Returns:
+            An iterator that refuses to iterate again after `set_view`; None if the worker may. It raises with the first
+            sample, because a DataLoader does not pass on earlier errors.
         """
         iterated_by, self._iterated_by = self._iterated_by, os.getpid()
-        if not is_worker() or iterated_by != os.getpid() or int(self._cells.array[0]) == self._times_set:
+        if not is_worker() or iterated_by != os.getpid():
+            return None
+        self.epoch, self.epochs_set, views_set = self._cells.array.tolist()
+        if views_set == self.views_set:
             return None
         return _refusing(
             InputError(
                 "set_view does not reach the persistent workers of a torch DataLoader",
-                place=self._source.url,
+                place=self.source.url,
                 expected="worker processes that were started after set_view",
                 found="processes that were started before",
                 remedy="use wdsplit.Loader, which restarts them; or make a new DataLoader after set_view, or leave out "
                 "persistent_workers=True",
-                url=self._source.url,
+                url=self.source.url,
             )
         )
 

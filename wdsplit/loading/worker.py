@@ -47,7 +47,7 @@ from wdsplit.loading.world import with_worker
 from wdsplit.order.bundles import Form, Grouping, Packing
 from wdsplit.order.hashing import hash_stream
 from wdsplit.order.skips import NO_SKIPS, Skips
-from wdsplit.order.split import Step, Steps, World, worker_of
+from wdsplit.order.split import Steps, World, worker_of
 
 __all__ = ["SubBatches"]
 
@@ -358,19 +358,13 @@ class _Counter:
         return noted(error, place + f", which has {fields}" * isinstance(error, KeyError))
 
 
-def _own(step: Step, world: World) -> Int64:
-    """Return the positions of a step that are this worker's."""
-    mine = worker_of(step.positions, world.world_size, world.num_workers) == world.worker
-    own: Int64 = step.positions[mine]
-    return own
-
-
 def _together(steps: Steps, world: World, max_samples: int) -> Iterator[list[Int64]]:
     """Give a worker's positions of some steps at a time: of one first, so that it comes soon, then of more and more."""
     pending: list[Int64] = []
     count, enough = 0, 1
     for step in steps:
-        pending.append(_own(step, world))
+        mine = worker_of(step.positions, world.world_size, world.num_workers) == world.worker
+        pending.append(step.positions[mine])
         count += len(pending[-1])
         if count >= enough:
             yield pending

@@ -118,7 +118,8 @@ def knows_rank() -> bool:
 
 
 def _of_group(distributed: Any, group: Any) -> World:
-    if _is_mesh(group):
+    meshes = sys.modules.get("torch.distributed.device_mesh")  # loaded if the program has one
+    if meshes is not None and isinstance(group, meshes.DeviceMesh):
         place = group.get_coordinate()
         rank = -1 if place is None else int(np.ravel_multi_index(tuple(place), tuple(group.shape)))
         world_size = group.size()
@@ -130,12 +131,6 @@ def _of_group(distributed: Any, group: Any) -> World:
             remedy="iterate the loader on the members of its group only",
         )
     return World(rank, world_size)
-
-
-def _is_mesh(group: Any) -> bool:
-    """Tell whether a group is a torch DeviceMesh: if the program has one, it has loaded the module."""
-    module = sys.modules.get("torch.distributed.device_mesh")
-    return module is not None and isinstance(group, module.DeviceMesh)
 
 
 def _of_jax() -> tuple[World, str] | None:

@@ -6,7 +6,6 @@ import shutil
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
@@ -248,26 +247,6 @@ def test_a_plain_dataloader_gives_the_substitutes_of_the_same_lanes(numbers):
 
 
 # Damage
-
-
-def test_flipped_bytes_anywhere_never_change_a_sample(numbers, tmp_path):
-    """A sample is what it was, or its place is taken by another that is."""
-    chance = np.random.default_rng(0)
-    right = {sample["__key__"]: (sample["cls"], sample["txt"]) for sample in wdsplit.Dataset(numbers)}
-    for trial in range(20):
-        damaged = shutil.copytree(numbers, tmp_path / str(trial))
-        rows = set(chance.choice(101, size=4, replace=False).tolist())
-        for row in rows:
-            tar, begin, end = place_of(damaged, row)
-            data = bytearray(tar.read_bytes())
-            data[chance.integers(begin, end)] ^= 1 << chance.integers(8)
-            tar.write_bytes(data)
-        found = list(opened(damaged, verify=True))
-        assert {(sample["__key__"], sample["cls"], sample["txt"]) for sample in found} <= {
-            (key, *fields) for key, fields in right.items()
-        }
-        replaced = [sample["__position__"] for sample in found if sample["__pad__"]]
-        assert len(replaced) == len(rows)
 
 
 @pytest.mark.parametrize("cached", [False, True])

@@ -10,8 +10,6 @@ import wdsplit
 from media_files import jpeg_dataset
 from wdsplit.loading.loader import Loader
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
-
 NUM_IMAGES, BATCH_SIZE, PIXELS = 60, 12, 130
 KINDS = {
     "none": {},

@@ -337,18 +337,6 @@ def boot(monkeypatch):
     return boot
 
 
-def test_a_disk_that_has_lost_data_is_noticed_after_a_boot_though_no_time_tells(origin, folder, monkeypatch, boot):
-    cache = ShardCache(folder)
-    origin.open(cache, 0)
-    monkeypatch.setattr(CachedFile, "proof", lambda self: cache_module._boot_id().encode().ljust(16))
-    boot()
-    origin.open(cache, 0)
-    flip(origin.path(cache, 0))
-    assert not is_right(origin.open(cache, 0), origin.shards[0])
-    boot()
-    assert is_right(origin.open(cache, 0), origin.shards[0])
-
-
 def test_a_shard_is_checked_once_a_boot_by_whoever_opens_it_first_or_verifies_it(origin, folder, checks, boot):
     origin.open(ShardCache(folder), 0)
     assert len(checks) == 1  # as it came
@@ -377,14 +365,14 @@ def test_a_note_that_may_not_be_written_is_checked_once_a_process(origin, folder
 def test_discarding_removes_what_is_open_and_nothing_that_came_after(origin, folder):
     cache = ShardCache(folder)
     damaged = origin.open(cache, 0)
-    cache.discard(damaged)
+    cache.discard(damaged.file)
     assert files_in(folder) == []
     assert is_right(damaged, origin.shards[0])
     fresh = origin.open(cache, 0)
-    cache.discard(damaged)
+    cache.discard(damaged.file)
     assert len(files_in(folder)) == 2
     assert fresh.file.is_current
-    cache.discard(open_shard(origin.storage, origin.shards[0], ("cls",)))
+    cache.discard(open_shard(origin.storage, origin.shards[0], ("cls",)).file)
     assert origin.storage.size(origin.shards[0].path) == origin.shards[0].num_bytes
 
 
@@ -450,25 +438,6 @@ def test_a_smaller_size_counts_when_a_cache_is_opened(origin, folder):
     assert origin.kept(cache) == [2, 3]
     assert origin.open(ShardCache(folder, 1), 0) is None
     assert files_in(folder) == []
-
-
-def test_two_jobs_of_different_sizes_share_a_cache_and_never_exceed_the_larger(origin, folder):
-    small, large = 2 * origin.entry_bytes, 4 * origin.entry_bytes
-    order = list(range(NUM_SHARDS))
-    workers = [
-        start("read", origin, folder, size, order=order, rounds=12, threads=2, seed=seed, measured=True)
-        for seed, size in enumerate([small, large])
-    ]
-    begin(*workers)
-    found = [result(worker) for worker in workers]
-    assert [sum(each[:2]) for each in found] == [12 * NUM_SHARDS] * 2
-    assert min(cached for cached, _, _ in found) > 0
-    assert 2 * origin.entry_bytes < max(most for _, _, most in found) <= large
-    cache = ShardCache(folder, small)
-    missing = next(number for number in order if not origin.path(cache, number).exists())
-    assert origin.open(cache, missing) is not None
-    assert bytes_in(folder) <= small
-    assert not [name for name in files_in(folder) if name.endswith(".part")]
 
 
 def test_threads_that_reserve_at_once_do_not_exceed_the_size(origin, folder):

@@ -11,8 +11,6 @@ from draws import KINDS, drawing, draws
 from media_files import jpeg_dataset
 from wdsplit.loading.loader import Loader
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
-
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory):

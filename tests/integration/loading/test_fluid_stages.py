@@ -14,8 +14,6 @@ from made_datasets import converted, images_table
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
-
 NUM_IMAGES = 23
 
 

@@ -31,10 +31,7 @@ from made_datasets import (
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, PipelineError, StateError, WdsplitError
 from wdsplit.loading import announcing
 from wdsplit.loading.dataset import Dataset
-from wdsplit.loading.loader import Loader
-from wdsplit.loading.loader_arguments import ARGUMENTS_OF_TORCH
-
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+from wdsplit.loading.loader import ARGUMENTS_OF_TORCH, Loader
 
 in_process_and_workers = pytest.mark.parametrize("num_workers", [0, 2])
 
@@ -172,15 +169,6 @@ def test_a_loader_that_runs_can_go_back_to_a_state(numbers, num_workers):
     list(loader)
     loader.load_state_dict(state)
     assert [deliveries(batch) for batch in loader] == expected_batches(numbers, 9)[3:]
-
-
-@pytest.mark.parametrize(
-    "other", [{"seed": 1}, {"shuffle": False}, {"lanes": 5}, {"window": 5}, {"tail": "drop"}], ids=str
-)
-def test_a_state_of_other_options_is_refused_by_name(numbers, other):
-    state = loader_of(numbers).state_dict()
-    with pytest.raises(StateError, match=next(iter(other))):
-        loader_of(numbers, **other).load_state_dict(state)
 
 
 def test_a_state_of_another_dataset_is_refused_and_that_of_a_copy_is_not(numbers, whole_lanes, tmp_path):
@@ -468,25 +456,6 @@ def test_numpys_integers_are_as_good_as_pythons(numbers):
 
 
 # Epochs and positions, whoever names them
-
-
-@pytest.mark.parametrize("tail", ["pad", "drop", "uneven"])
-def test_counting_goes_on_after_a_resume_so_that_it_ends_at_the_length(numbers, tail):
-    """With any batch size, also where the position lies between two of its steps; if `uneven`, for that epoch."""
-    dataset = Dataset(numbers, rank=0, world_size=2, tail=tail).to_tuple("__position__")
-    loader = Loader(dataset, 5)
-    for epoch in (0, 1):
-        states = [loader.state_dict()]
-        for step, _ in enumerate(loader, 1):
-            if step < len(loader):
-                assert loader.step == step
-                states.append(loader.state_dict())
-        for state, batch_size in itertools.product(states, (1, 3, 5, 7, 50)):
-            resumed = Loader(dataset, batch_size)
-            resumed.load_state_dict(state)
-            resumed.set_epoch(epoch)
-            first, num_steps = resumed.step, len(resumed)
-            assert first + len(list(resumed)) == num_steps
 
 
 def test_a_state_that_was_loaded_is_not_overwritten_by_an_iterator_that_goes_on(numbers):

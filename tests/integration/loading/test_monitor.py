@@ -12,8 +12,6 @@ import wdsplit
 from faults import EveryOther, internal_error
 from loader_kinds import KINDS, every_kind
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
-
 alone_and_with_processes = pytest.mark.parametrize("options", [KINDS["none"], KINDS["processes"]], ids=str)
 
 SOON = {"first_delay_s": 0.01}

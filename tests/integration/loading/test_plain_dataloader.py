@@ -14,8 +14,6 @@ from made_datasets import all_deliveries, delivering, expected_epoch, real_rows
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
-
 
 def first_positions(path, count, **options):
     return list(itertools.islice(expected_epoch(path, **options), count))

@@ -15,8 +15,6 @@ from tables import DEADLINE_S
 
 NUM_ROWS, PAYLOAD_BYTES = 240, 20_000
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
-
 
 @pytest.fixture(scope="module")
 def payloads(tmp_path_factory):

@@ -14,8 +14,6 @@ from tars import by_tarfile
 from wdsplit.loading import shard_streams
 from wdsplit.loading.epoch_shard_list import EpochShardList
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
-
 NUM_SHARDS, SHARD_SAMPLES = 4, 3
 KEYS = sorted(f"{shard}-{sample}" for shard in range(NUM_SHARDS) for sample in range(SHARD_SAMPLES))
 

@@ -2,7 +2,6 @@
 
 import gc
 import random
-import traceback
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from tars import by_tarfile
 from wdsplit.loading.epoch_shard_list import EpochShardList
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
     pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
 ]
 
@@ -71,17 +69,6 @@ def test_ranks_and_workers_read_each_shard_once_in_the_order_of_the_epoch_that_w
             shards.set_epoch(epoch)
             assert_read(loader, shards.order(epoch), rank, 2, workers.get("num_workers", 1))
     assert len({tuple(shards.order(epoch)) for epoch in (0, 7, 8)}) == 3
-
-
-def test_workers_of_a_loader_warn_once_in_all_their_epochs(tars):
-    """A warning is an error here, in forked workers too."""
-    shards = EpochShardList(wds.shardlists.expand_urls(tars)[:3])
-    loader = loader_of(shards, num_workers=2)
-    with pytest.raises(UserWarning, match="3 shards cannot be divided by 1 rank x 2 workers") as caught:
-        list(loader)
-    traceback.clear_frames(caught.tb)
-    shards.set_epoch(1)
-    assert_read(loader, shards.order(1), 0, 1, 2)
 
 
 @pytest.mark.filterwarnings("ignore:.set_vital. is deprecated:UserWarning")

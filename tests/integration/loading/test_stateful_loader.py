@@ -14,7 +14,6 @@ from wdsplit.errors import StateError
 from wdsplit.loading.dataset import Dataset
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),  # torchdata 0.11 calls it
 ]
 

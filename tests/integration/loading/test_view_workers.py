@@ -6,17 +6,15 @@ import shutil
 
 import pytest
 import torch.utils.data
-from torchdata.stateful_dataloader import StatefulDataLoader
 
 from made_datasets import all_deliveries, deliveries, delivering, real_rows
 from made_views import store_view
 from tables import wait_until
-from wdsplit.errors import InputError, StateError
+from wdsplit.errors import InputError
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),  # torchdata 0.11 calls it
 ]
 
@@ -82,23 +80,3 @@ def test_persistent_workers_of_a_plain_dataloader_refuse_a_view_that_they_do_not
         list(loader)
     del loader
     assert real_rows(all_deliveries(plain_loader(dataset, 2, persistent_workers=True))) == list(EASY)
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_stateful_dataloader_resumes_in_its_view_and_in_no_other(path, num_workers):
-    def loader(**options):
-        return StatefulDataLoader(opened(path, **options), batch_size=5, num_workers=num_workers)
-
-    whole = [deliveries(batch) for batch in loader(view="hard")]
-    before = loader(view="hard")
-    iteration = iter(before)
-    begun = [deliveries(next(iteration)) for _ in range(3)]
-    state = before.state_dict()
-    resumed = loader(view="hard")
-    resumed.load_state_dict(state)
-    assert begun + [deliveries(batch) for batch in resumed] == whole
-    if not num_workers:  # torchdata waits 10 s for workers that have failed
-        other = loader(view="easy")
-        other.load_state_dict(state)
-        with pytest.raises(StateError, match="another view"):
-            list(other)

@@ -27,7 +27,6 @@ from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
     pytest.mark.filterwarnings("ignore:.*epoch 0 begins again:UserWarning"),
 ]
 

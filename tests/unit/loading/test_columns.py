@@ -11,8 +11,6 @@ from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
 from wdsplit.loading.stages.columns import Rename, ToTuple, requested_fields
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
-
 FIELDS = ["txt", "dat", "cls"]
 NAMES = [*FIELDS, "__key__", "__url__", "__position__", "__pad__", "none", "a", "b"]
 

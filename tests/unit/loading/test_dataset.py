@@ -18,9 +18,6 @@ from wdsplit.loading.loader import Loader
 from wdsplit.loading.mix import mix
 from wdsplit.tar.names import RESERVED_FIELDS
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
-
-
 # The order
 
 

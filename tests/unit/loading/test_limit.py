@@ -10,8 +10,6 @@ from wdsplit.errors import SampleNotFoundError, StateError
 from wdsplit.loading.dataset import Dataset
 from wdsplit.order.epoch import OrderOptions
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
-
 LIMITS = [1, 3, 14, 15, 16, 30, 47, 100]
 """Of 101 samples in shards of 15, 15, 15, 14, 14, 14, 14: within a shard, at its end, one beyond it."""
 

@@ -11,8 +11,6 @@ from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
 from wdsplit.loading.stages.randomness import MAPS, Draws, RandomMap, at_epoch
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
-
 
 @pytest.mark.parametrize(
     ("kind", "expected"),

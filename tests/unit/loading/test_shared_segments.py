@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wdsplit.engines.shared_memory import SharedMemory
-from wdsplit.errors import PipelineError
 from wdsplit.loading.reading.block import Pending, as_list
 from wdsplit.loading.transport.collate import Column, collate
 from wdsplit.loading.transport.shared_segments import Ring, Segments, travelling
@@ -122,10 +121,3 @@ def test_the_bytes_under_way_are_bounded_but_one_part_always_has_room():
     ring.place([b"x"], 40)
     ring.release()
     assert ring.has_room(60, 100)
-
-
-def test_a_value_that_cannot_be_pickled_is_an_error_with_a_remedy():
-    with pytest.raises(PipelineError, match="cannot be sent") as caught:
-        parcel_sent([lambda: None])
-    assert "lambda" in caught.value.found
-    assert "thread" in caught.value.remedy

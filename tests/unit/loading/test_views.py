@@ -21,8 +21,6 @@ from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
 from wdsplit.loading.mix import mix
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
-
 EASY, HARD = range(0, 101, 3), range(40, 90)
 ALL = range(101)
 

@@ -201,38 +201,25 @@ class ShardCache:
                     sizes = f"a shard takes {num_bytes:,} bytes, and the limit is {self.max_bytes:,} bytes"
                     self._warn("size", f"{sizes}: such shards are streamed; give a larger cache_size")
                     return None
-                return self._open(path, num_bytes, storage, shard, names, is_needed)
+                delay_s = _FIRST_DELAY_S
+                while is_needed():
+                    opened = self._cached(path, f"{storage.url}/{shard.path}", shard, names, is_needed)
+                    if opened is not None:
+                        return opened
+                    if _is_free(path + _PART):
+                        self._check_apart(storage)
+                        with self._reserved(path, num_bytes) as fd:
+                            if fd is not None:
+                                origin = open_shard(storage, shard, names)
+                                needed = shard.num_bytes + len(origin.places.data) + _NOTE_BYTES
+                                if needed <= num_bytes:
+                                    return self._downloaded(path, fd, origin, storage, shard, is_needed)
+                                num_bytes = needed  # members are listed: reserve more
+                        continue
+                    time.sleep(delay_s)
+                    delay_s = min(2 * delay_s, _MAX_DELAY_S)
         except _NoRoomError as error:
             self._warn(error.cause, f"{error.cause}: shards are streamed until there is room for them")
-            return None
-
-    def _open(
-        self,
-        path: str,
-        num_bytes: int,
-        storage: ReadableStorage,
-        shard: Shard,
-        names: tuple[str, ...],
-        is_needed: Callable[[], bool],
-    ) -> OpenShard | None:
-        """Open a cached shard, wait while another process or thread downloads it, or download it."""
-        delay_s = _FIRST_DELAY_S
-        while is_needed():
-            opened = self._cached(path, f"{storage.url}/{shard.path}", shard, names, is_needed)
-            if opened is not None:
-                return opened
-            if _is_free(path + _PART):
-                self._check_apart(storage)
-                with self._reserved(path, num_bytes) as fd:
-                    if fd is not None:
-                        origin = open_shard(storage, shard, names)
-                        needed = shard.num_bytes + len(origin.places.data) + _NOTE_BYTES
-                        if needed <= num_bytes:
-                            return self._downloaded(path, fd, origin, storage, shard, is_needed)
-                        num_bytes = needed  # members are listed: reserve more
-                        continue
-            time.sleep(delay_s)
-            delay_s = min(2 * delay_s, _MAX_DELAY_S)
         return None
 
     def _cached(
@@ -252,7 +239,7 @@ class ShardCache:
         except (CorruptDataError, FileNotFoundError) as error:
             cause = error.cause if isinstance(error, CorruptDataError) else "its note is missing"
             logger.warning("%s: a cached shard is damaged, and is downloaded again: %s", path, cause)
-            self._discard(file)
+            self.discard(file)
             return None
         file.touch()
         return opened
@@ -295,15 +282,13 @@ class ShardCache:
             file.touch()  # the time of its last write is the system's, which is some milliseconds behind
         return replace(origin, file=file)
 
-    def discard(self, shard: OpenShard) -> None:
-        """Remove a shard of this cache that turned out to be damaged: it is downloaded when it is opened again."""
-        if isinstance(shard.file, CachedFile):
-            self._discard(shard.file)
+    def discard(self, file: ReadableFile) -> None:
+        """Remove a shard of this cache that turned out to be damaged, to download it again.
 
-    def _discard(self, file: CachedFile) -> None:
-        """Remove a damaged shard; processes that have it open keep it."""
+        Processes that have it open keep it.
+        """
         with self._translated(), self._locked():
-            if file.is_current:
+            if isinstance(file, CachedFile) and file.is_current:
                 _remove(file.path)
 
     def entries(self) -> list[CacheEntry]:
@@ -354,10 +339,15 @@ class ShardCache:
                 except DatasetNotFoundError:  # it was evicted meanwhile
                     continue
                 try:
-                    _check_all(file)
+                    _check(file)
+                    places = file.places()
+                    names = tuple(map(str, range(places.num_fields)))
+                    shard = OpenShard(file.path, file, places, names, verifies=True)
+                    for first in range(0, places.num_samples, _SAMPLES_AT_ONCE):
+                        read_window(shard, np.arange(first, min(places.num_samples, first + _SAMPLES_AT_ONCE)))
                 except WdsplitError as error:
                     damage = error.cause
-                    self._discard(file)
+                    self.discard(file)
                 yield entry, damage
 
     @contextmanager
@@ -376,7 +366,12 @@ class ShardCache:
                     fd = os.open(path + _PART, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
                     fcntl.flock(fd, fcntl.LOCK_EX)
                     os.ftruncate(fd, num_bytes)
-                    _reserve(fd, num_bytes)
+                    if num_bytes and hasattr(os, "posix_fallocate"):  # so that the disk cannot fill up meanwhile
+                        try:
+                            os.posix_fallocate(fd, 0, num_bytes)
+                        except OSError as error:
+                            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # of the file system
+                                raise
             yield fd
         finally:
             if fd is not None:
@@ -525,29 +520,6 @@ def _check(file: CachedFile, is_needed: Callable[[], bool] = lambda: True) -> bo
         raise CorruptDataError("its bytes have changed", expected=expected, found=found)
     file.note_checked(proof)
     return True
-
-
-def _reserve(fd: int, num_bytes: int) -> None:
-    """Let the disk keep the space of a file, so that it cannot fill up meanwhile, where the file system can."""
-    if num_bytes and hasattr(os, "posix_fallocate"):
-        try:
-            os.posix_fallocate(fd, 0, num_bytes)
-        except OSError as error:
-            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
-                raise
-
-
-def _check_all(file: CachedFile) -> None:
-    """Check a cached shard: its bytes, and that its places lead to each of its samples.
-
-    Raises:
-        WdsplitError: It is damaged.
-    """
-    _check(file)
-    places = file.places()
-    shard = OpenShard(file.path, file, places, tuple(map(str, range(places.num_fields))), verifies=True)
-    for first in range(0, places.num_samples, _SAMPLES_AT_ONCE):
-        read_window(shard, np.arange(first, min(places.num_samples, first + _SAMPLES_AT_ONCE)))
 
 
 def _checksum(file: ReadableFile, is_needed: Callable[[], bool], copy_fd: int | None = None) -> str | None:

@@ -165,25 +165,22 @@ class LazyShard:
         """Return the shard; raise what opening it raised, each time."""
         try:
             with self._lock:
-                return self._get()
+                if self._error is not None:
+                    raise self._error
+                if self._opened is None:
+                    self._is_opening = True
+                    try:
+                        self._opened = self._opener()
+                    except Exception as error:
+                        self._error = error
+                        raise
+                    finally:
+                        self._is_opening = False
+                return self._opened
         finally:
             while self._later:
                 with suppress(IndexError):  # another thread was faster
                     self._later.popleft()()
-
-    def _get(self) -> OpenShard:
-        if self._error is not None:
-            raise self._error
-        if self._opened is None:
-            self._is_opening = True
-            try:
-                self._opened = self._opener()
-            except Exception as error:
-                self._error = error
-                raise
-            finally:
-                self._is_opening = False
-        return self._opened
 
     def is_being_opened(self, later: Callable[[], object]) -> bool:
         """Tell whether another thread is opening the shard; if so, `later` is called when that has ended."""

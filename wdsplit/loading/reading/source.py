@@ -108,8 +108,9 @@ class Access:
         shard: Shard,
         requested: Collection[str] | None = None,
         is_needed: Callable[[], bool] = lambda: True,
+        directly: bool = False,
     ) -> OpenShard:
-        """Open a shard, from the cache if there is one with room for it.
+        """Open a shard, from the cache if there is one with room for it, else where it is.
 
         Args:
             storage: The dataset.
@@ -117,61 +118,37 @@ class Access:
             shard: A shard of it.
             requested: The fields to read; None for all.
             is_needed: Called repeatedly; when it returns False, downloading and waiting end.
+            directly: Open it where it is, whether there is a cache or not.
         """
-        cache, opened = self.cache, None
-        if cache is not None:
-            with explaining(partial(refuse_overwritten, storage, manifest)):
-                opened = self._cached(cache, storage, shard, manifest.field_names, is_needed)
-        if opened is None and not is_needed():
-            raise StorageError("a shard is not needed any more", place=f"{storage.url}/{shard.path}")
-        if cache is None or opened is None:
-            return self.open_directly(storage, manifest, shard, requested)
-        again = functools.cache(partial(self._open_again, cache, opened, storage, manifest, shard, requested))
-        return replace(opened, requested=requested, verifies=self.verify, again=again)
+        cache, names = None if directly else self.cache, manifest.field_names
+        check_dataset = partial(refuse_overwritten, storage, manifest)
+        with explaining(check_dataset):
+            if cache is not None:
+                try:
+                    cached = cache.open(storage, shard, names, is_needed)
+                except CorruptDataError as error:
+                    if not self.salvages:
+                        raise
+                    logger.warning("%s/%s: not cached, because it is damaged: %s", storage.url, shard.path, error.cause)
+                    cached = None
+                if cached is not None:
+                    file = cached.file
 
-    def _open_again(
-        self,
-        cache: ShardCache,
-        opened: OpenShard,
-        storage: ReadableStorage,
-        manifest: Manifest,
-        shard: Shard,
-        requested: Collection[str] | None,
-    ) -> OpenShard:
-        cache.discard(opened)
-        return self.open_shard(storage, manifest, shard, requested)
+                    def again() -> OpenShard:
+                        cache.discard(file)
+                        return self.open_shard(storage, manifest, shard, requested)
 
-    def _cached(
-        self,
-        cache: ShardCache,
-        storage: ReadableStorage,
-        shard: Shard,
-        names: tuple[str, ...],
-        is_needed: Callable[[], bool],
-    ) -> OpenShard | None:
-        """Open a shard from the cache; None if there is no room for it, or if it is damaged and damage is salvaged."""
-        try:
-            return cache.open(storage, shard, names, is_needed)
-        except CorruptDataError as error:
-            if not self.salvages:
-                raise
-            logger.warning("%s/%s: not cached, because it is damaged: %s", storage.url, shard.path, error.cause)
-            return None
-
-    def open_directly(
-        self, storage: ReadableStorage, manifest: Manifest, shard: Shard, requested: Collection[str] | None = None
-    ) -> OpenShard:
-        """Open a shard where it is, whether there is a cache or not."""
-        current = partial(refuse_overwritten, storage, manifest)
-        with explaining(current):
+                    return replace(cached, requested=requested, verifies=self.verify, again=functools.cache(again))
+                if not is_needed():
+                    raise StorageError("a shard is not needed any more", place=f"{storage.url}/{shard.path}")
             try:
-                opened = open_shard(storage, shard, manifest.field_names, requested)
+                opened = open_shard(storage, shard, names, requested)
             except CorruptDataError:
                 if not storage.is_remote:
                     raise
-                opened = open_shard(storage, shard, manifest.field_names, requested)  # damaged on their way, perhaps
+                opened = open_shard(storage, shard, names, requested)  # damaged on their way, perhaps
         companions = "" if self.tars is None else self.tars.companions
-        return replace(opened, verifies=self.verify, check_dataset=current, companions=companions)
+        return replace(opened, verifies=self.verify, check_dataset=check_dataset, companions=companions)
 
 
 class Place(NamedTuple):
@@ -191,7 +168,7 @@ class Place(NamedTuple):
 
 
 class AnySource(Protocol):
-    """The first stage of a dataset.
+    """The first stage of a dataset: that of one, or a mixture.
 
     Attributes:
         url: Its name in messages.
@@ -208,6 +185,7 @@ class AnySource(Protocol):
     @property
     def num_samples(self) -> int:
         """Samples of an epoch, pads left out; of the first, if epochs have different views."""
+        return self.num_samples_at(0)
 
     def num_samples_at(self, epoch: int) -> int:
         """Return the samples of an epoch, pads left out."""
@@ -253,7 +231,17 @@ class AnySource(Protocol):
         """Return what packs or groups the positions of an epoch are; None if they have a sample each."""
 
     def place(self, order: Any, position: int, orders: dict[Any, EpochOrder], item: int = 0) -> Place:
-        """Return where the sample of an order's position is; `orders` caches orders for further calls."""
+        """Return where the sample of an order's position is, of a pack or group its sample number `item`.
+
+        `orders` caches orders for further calls.
+        """
+
+    def __call__(self) -> Iterator[dict[str, Any]]:
+        """Webdataset calls a pipeline's first stage; ours is bound to an epoch by `Dataset.__iter__` instead."""
+        raise InputError(
+            "the pipeline of a Dataset cannot be run by another pipeline",
+            remedy="iterate the Dataset itself, or append its stages to it",
+        )
 
 
 def name_with_view(source: AnySource) -> str:
@@ -261,7 +249,7 @@ def name_with_view(source: AnySource) -> str:
     return f"{source.url}, view {source.view_text}" if source.view_text else source.url
 
 
-class Source:
+class Source(AnySource):
     """Reads one dataset.
 
     Args:
@@ -345,11 +333,6 @@ class Source:
     def with_manifest(self, manifest: Manifest, joined: Sequence[Manifest]) -> Self:
         """Return the same source of another version of the dataset, with side shards of that version, without views."""
         return type(self)(self._url, manifest, self.options, self.fields, self.access, name=self.url, joined=joined)
-
-    @property
-    def num_samples(self) -> int:
-        """Samples that an epoch takes, pads left out; the first, if epochs have different views."""
-        return self.num_samples_at(0)
 
     def num_samples_at(self, epoch: int) -> int:
         """Return the samples that an epoch takes, pads left out."""
@@ -464,7 +447,9 @@ class Source:
         if not self.is_ahead:
             ahead = None
         if ahead is not None:
-            opener = partial(opener, is_needed=_while_kept(ahead))
+            is_left = threading.Event()  # `ahead` is not in use any more; its own threads do not count
+            weakref.finalize(ahead, is_left.set).atexit = False
+            opener = partial(opener, is_needed=lambda: not is_left.is_set())
         salvages_in = storage.url if self.access.salvages else None
         return SampleReader(opener, self.shards, order, num_lanes, len(self._read), ahead, salvages_in)
 
@@ -483,8 +468,10 @@ class Source:
             is_needed: As for `Access.open_shard`.
             directly: Open them where they are, whether there is a cache or not.
         """
-        opener = self.access.open_directly if directly else partial(self.access.open_shard, is_needed=is_needed)
-        first, *joined = (opener(storage, part, part.shards[number], names) for part, names in self._read)
+        first, *joined = (
+            self.access.open_shard(storage, part, part.shards[number], names, is_needed, directly)
+            for part, names in self._read
+        )
         return replace(first, joined=tuple(joined), origin=f"{storage.url}/{self.shards[number].path}")
 
     def place(self, order: EpochOrder, position: int, orders: dict[Any, EpochOrder], item: int = 0) -> Place:
@@ -519,17 +506,3 @@ class Source:
         min_samples, num_bytes = (_MIN_FETCHED, _BYTES_FETCHED) if is_streamed else (_MIN_AT_ONCE, _BYTES_AT_ONCE)
         at_once = max(min_samples, min(_MAX_AT_ONCE, num_samples, num_bytes // max(1, self.sample_bytes)))
         return max(1, int(at_once / self.samples_a_position(epoch)))
-
-    def __call__(self) -> Iterator[dict[str, Any]]:
-        """Webdataset calls a pipeline's first stage; ours is bound to an epoch by `Dataset.__iter__` instead."""
-        raise InputError(
-            "the pipeline of a Dataset cannot be run by another pipeline",
-            remedy="iterate the Dataset itself, or append its stages to it",
-        )
-
-
-def _while_kept(ahead: Ahead) -> Callable[[], bool]:
-    """Return a function that tells whether `ahead` is still in use; its own threads do not count."""
-    is_left = threading.Event()
-    weakref.finalize(ahead, is_left.set).atexit = False
-    return lambda: not is_left.is_set()

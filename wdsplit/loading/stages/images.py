@@ -76,20 +76,13 @@ class _Scratch(threading.local):
     """Memory of a thread that each image is decoded into: new memory takes as long as half of the decoding."""
 
     def __init__(self) -> None:
-        self._memory = np.empty(0, np.uint8)
-        self._numbers = np.empty(0, np.float32)
+        self._memory: dict[Any, npt.NDArray[Any]] = {}
 
-    def pixels(self, num_bytes: int) -> Pixels:
-        """Return memory for an image."""
-        if len(self._memory) < num_bytes:
-            self._memory = np.empty(num_bytes, np.uint8)
-        return self._memory
-
-    def numbers(self, count: int) -> npt.NDArray[np.float32]:
-        """Return memory for an image's numbers."""
-        if len(self._numbers) < count:
-            self._numbers = np.empty(count, np.float32)
-        return self._numbers[:count]
+    def at_least(self, count: int, dtype: Any) -> npt.NDArray[Any]:
+        """Return memory for so many numbers, or more."""
+        if len(self._memory.get(dtype, ())) < count:
+            self._memory[dtype] = np.empty(count, dtype)
+        return self._memory[dtype]
 
 
 _scratch = _Scratch()
@@ -211,7 +204,9 @@ class Resized:
     def _normalise(self, pixels: Pixels, out: npt.NDArray[Any]) -> None:
         """Write (pixels / 255 - mean) / std to `out`; both of shape (3, height, width)."""
         scale, shift = scale_and_shift(self.mean, self.std)
-        numbers = out if self.dtype == "float32" else _scratch.numbers(out.size).reshape(out.shape)
+        numbers = (
+            out if self.dtype == "float32" else _scratch.at_least(out.size, np.float32)[: out.size].reshape(out.shape)
+        )
         numbers[...] = pixels
         numbers *= scale
         numbers += shift
@@ -254,7 +249,7 @@ class Resized:
                 pixels = np.asarray(image)
             else:
                 num_bytes = 3 * stored[0] * stored[1]
-                memory = _scratch.pixels(num_bytes) if num_bytes <= _LARGEST_KEPT_BYTES else None
+                memory = _scratch.at_least(num_bytes, np.uint8) if num_bytes <= _LARGEST_KEPT_BYTES else None
                 pixels = jpeg_pixels(data, min_height, min_width, memory)
             pixels = upright(pixels, orientation)
             pixels = self._by_torch(pixels, self._part(box, size, (pixels.shape[0], pixels.shape[1])))

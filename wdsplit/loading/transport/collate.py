@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import compress
+from pickle import PickleBuffer
 from typing import Any, Literal
 
 import numpy as np
@@ -31,7 +32,6 @@ __all__ = [
     "Output",
     "Strings",
     "address_of",
-    "arrow_of",
     "as_array",
     "collate",
     "collate_columns",
@@ -43,6 +43,7 @@ __all__ = [
     "num_bytes",
     "num_samples",
     "spaced",
+    "strings_column",
     "weave",
     "weave_group",
     "weave_packs",
@@ -81,33 +82,41 @@ class Column:
     is_plain: bool = False
     batch: Any = None
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as bytes, if numpy or Arrow has the type: to pickle a tensor or an array itself is slow."""
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """Pickle the data as buffers of protocol 5: to pickle a tensor or an array itself is slow."""
         if self.batch is not None:
             return Column, (self.kind, None, False, self.batch)
         if isinstance(self.data, pa.Array):
             cuts, data = flat(self.data)
-            return _arrow_column_of, (pa.types.is_large_string(self.data.type), cuts.tobytes(), data.tobytes())
+            return strings_column, (
+                pa.types.is_large_string(self.data.type),
+                PickleBuffer(cuts.data),
+                PickleBuffer(data.data),
+            )
         array = as_array(self.data)
+        dtype: Any = self.data.dtype if array is None and self.kind != "other" else None
+        if array is not None:
+            array, dtype = np.ascontiguousarray(array).reshape(-1).view(np.uint8), array.dtype.str
+        elif dtype is not None and self.data.is_cpu and not self.data.is_conj():  # a dtype that numpy does not have
+            array = self.data.contiguous().reshape(-1).view(sys.modules["torch"].uint8).numpy()
         if array is None:
             return Column, (self.kind, self.data, self.is_plain)
-        return _column_of, (self.kind, array.dtype.str, array.shape, bytearray(array.tobytes()))
+        return _column_of, (self.kind, dtype, tuple(self.data.shape), PickleBuffer(array.data))
 
 
-def _column_of(kind: str, dtype: str, shape: tuple[int, ...], data: bytearray) -> Column:
-    array = np.frombuffer(data, dtype).reshape(shape)
+def _column_of(kind: str, dtype: Any, shape: tuple[int, ...], data: Any) -> Column:
+    memory = np.frombuffer(data, np.uint8)
+    if not isinstance(dtype, str):
+        return Column(kind, in_place(memory, shape, dtype))
+    array = memory.view(dtype).reshape(shape)
     return Column(kind, _as_tensor(array) if kind == "tensor" else array)
 
 
-def _arrow_column_of(is_text: bool, cuts: bytes, data: bytes) -> Column:
-    return Column("other", arrow_of(is_text, cuts, data), is_plain=True)
-
-
-def arrow_of(is_text: bool, cuts: Any, data: Any) -> pa.Array:
-    """Return the Arrow array with the cuts and bytes that `flat` has returned, in their memory."""
-    buffers = [None, pa.py_buffer(cuts), pa.py_buffer(data)]
-    kind = pa.large_string() if is_text else pa.large_binary()
-    return pa.Array.from_buffers(kind, len(memoryview(cuts).cast("B")) // 8 - 1, buffers)
+def strings_column(is_text: bool, cuts: Any, data: Any) -> Column:
+    """Return the column of the Arrow array with the cuts and bytes that `flat` has returned, in their memory."""
+    kind, count = pa.large_string() if is_text else pa.large_binary(), len(memoryview(cuts).cast("B")) // 8 - 1
+    array = pa.Array.from_buffers(kind, count, [None, pa.py_buffer(cuts), pa.py_buffer(data)])
+    return Column("other", array, is_plain=True)
 
 
 def as_array(data: Any) -> npt.NDArray[Any] | None:
@@ -169,10 +178,7 @@ def collate(samples: Sequence[Any]) -> Any:
     Raises:
         PipelineError: The samples differ in kind, keys or length, or a column's values cannot be stacked.
     """
-    first = samples[0]
-    for sample in samples:
-        if not _alike(sample, first):
-            raise _differ(_layout(first), _layout(sample))
+    first = _checked_alike(samples)
     if isinstance(first, dict):
         return {name: _column([sample[name] for sample in samples], repr(name)) for name in first}
     if isinstance(first, (tuple, list)):
@@ -216,12 +222,9 @@ def collate_packs(samples: Sequence[Any], sizes: Int64, packing: Packing) -> dic
     Raises:
         PipelineError: The samples differ, their arrays cannot be joined, or a pack is too long.
     """
-    first = samples[0]
+    first = _checked_alike(samples)
     if not isinstance(first, dict):
         raise _no_packs(_layout(first))
-    for sample in samples:
-        if not _alike(sample, first):
-            raise _differ(_layout(first), _layout(sample))
     columns, lengths, name_of_lengths = {}, None, ""
     for name in first:
         values = [sample[name] for sample in samples]
@@ -343,13 +346,9 @@ def weave(
     Raises:
         PipelineError: The sub-batches do not fit together, as for the samples of `collate`.
     """
-    first = sub_batches[0][1]
-    for _, sub_batch in sub_batches:
-        if not _alike(sub_batch, first):
-            raise _differ(_layout(first), _layout(sub_batch))
-
     rows = [places if isinstance(places, slice) else spaced(places) for places, _ in sub_batches]
     values = [sub_batch for _, sub_batch in sub_batches]
+    first = _checked_alike(values)
 
     def woven(columns: list[Column], name: str) -> Any:
         pairs = list(zip(rows, columns, strict=True))
@@ -498,13 +497,24 @@ def _offsets_of(sub_batches: Sequence[tuple[Int64, Any]], sizes: Sequence[Int64]
     return np.append(0, np.cumsum(whole))
 
 
-def _alike(sample: Any, first: Any) -> bool:
-    """Tell whether two samples fit into one batch, by their keys or length."""
-    if isinstance(first, dict):
-        return isinstance(sample, dict) and sample.keys() == first.keys()
-    if isinstance(first, (tuple, list)):
-        return isinstance(sample, (tuple, list)) and len(sample) == len(first)
-    return not isinstance(sample, (dict, tuple, list))
+def _checked_alike(samples: Sequence[Any]) -> Any:
+    """Return the first of some samples that fit into one batch by their keys or length; raise PipelineError if not."""
+    first = samples[0]
+    for sample in samples:
+        if isinstance(first, dict):
+            is_alike = isinstance(sample, dict) and sample.keys() == first.keys()
+        elif isinstance(first, (tuple, list)):
+            is_alike = isinstance(sample, (tuple, list)) and len(sample) == len(first)
+        else:
+            is_alike = not isinstance(sample, (dict, tuple, list))
+        if not is_alike:
+            raise PipelineError(
+                "the samples of a batch differ in their fields",
+                expected=_layout(first),
+                found=_layout(sample),
+                remedy="make them alike with to_tuple or map, or pass a collate_fn to the Loader",
+            )
+    return first
 
 
 def _layout(sample: Any) -> str:
@@ -516,22 +526,11 @@ def _layout(sample: Any) -> str:
     return "bare values"
 
 
-def _differ(expected: str, found: str) -> PipelineError:
-    return PipelineError(
-        "the samples of a batch differ in their fields",
-        expected=expected,
-        found=found,
-        remedy="make them alike with to_tuple or map, or pass a collate_fn to the Loader",
-    )
-
-
 def _column(values: list[Any], name: str) -> Column:
     plain = "tensor" if _is_tensor(values[0]) else _PLAIN_KINDS.get(type(values[0]), "")
     is_pure = bool(plain) and len(set(map(type, values))) == 1
     kinds = {plain} if is_pure else {_kind(value) for value in values}
-    if len(kinds) > 1:
-        raise _unlike(name, "all tensors, all arrays, all numbers, or none of them", ", ".join(sorted(kinds)))
-    kind = kinds.pop()
+    kind = _only_kind(kinds, name)
     if kind == "other":
         return Column(kind, values, is_pure)
     if kind == "number":
@@ -543,21 +542,19 @@ def _column(values: list[Any], name: str) -> Column:
 
 
 def _stacked_tensors(values: list[Any]) -> Any:
-    """Stack tensors; contiguous ones by numpy, in one thread and a fraction of the time torch takes."""
+    """Stack tensors; those that are plain CPU memory by numpy, in one thread and a fraction of the time torch takes."""
     torch = sys.modules["torch"]
-    arrays = [array for value in values if _is_bare(value, torch) and (array := as_array(value)) is not None]
-    return torch.from_numpy(np.stack(arrays)) if len(arrays) == len(values) else torch.stack(values)
-
-
-def _is_bare(value: Any, torch: Any) -> bool:
-    """Tell whether a tensor is plain CPU memory, in the order of its dimensions."""
-    return (
-        type(value) is torch.Tensor
+    arrays = [
+        array
+        for value in values
+        if type(value) is torch.Tensor
         and not value.requires_grad
         and value.device.type == "cpu"
         and value.layout is torch.strided
         and value.is_contiguous()
-    )
+        and (array := as_array(value)) is not None
+    ]
+    return torch.from_numpy(np.stack(arrays)) if len(arrays) == len(values) else torch.stack(values)
 
 
 def _kind(value: Any) -> str:
@@ -595,6 +592,12 @@ def _check_same(values: Sequence[tuple[str, tuple[int, ...]]], name: str) -> Non
             raise _unlike(name, expected, f"{dtype} of shape {shape}")
 
 
+def _only_kind(kinds: set[str], name: str) -> str:
+    if len(kinds) > 1:
+        raise _unlike(name, "all tensors, all arrays, all numbers, or none of them", ", ".join(sorted(kinds)))
+    return kinds.pop()
+
+
 def _unlike(name: str, expected: str, found: str) -> PipelineError:
     return PipelineError(
         f"{name} cannot be stacked",
@@ -605,10 +608,8 @@ def _unlike(name: str, expected: str, found: str) -> PipelineError:
 
 
 def _weave_column(sub_batches: Sequence[tuple[Places, Column]], size: int, pin: bool, borrowed: bool, name: str) -> Any:
-    kinds = {column.kind for _, column in sub_batches}
-    if len(kinds) > 1:
-        raise _unlike(name, "all tensors, all arrays, all numbers, or none of them", ", ".join(sorted(kinds)))
-    if kinds == {"other"}:
+    kind = _only_kind({column.kind for _, column in sub_batches}, name)
+    if kind == "other":
         values: list[Any] = [None] * size
         for places, column in sub_batches:
             data = as_list(column.data)
@@ -624,7 +625,7 @@ def _weave_column(sub_batches: Sequence[tuple[Places, Column]], size: int, pin: 
         return in_place(batch, (size, *first.shape[1:]), first.dtype)
     if len(sub_batches) == 1 and not pin and not borrowed:
         return first
-    if kinds != {"number"}:
+    if kind != "number":
         _check_same([(str(column.data.dtype), tuple(column.data.shape[1:])) for _, column in sub_batches], name)
     placed = [(places, as_array(column.data)) for places, column in sub_batches]
     arrays = [array for _, array in placed if array is not None]

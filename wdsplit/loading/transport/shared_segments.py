@@ -13,20 +13,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.context import BaseContext
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
-from wdsplit.arrays import Int64
 from wdsplit.engines.shared_memory import SharedMemory
 from wdsplit.errors import PipelineError, WdsplitError
-from wdsplit.loading.reading.block import Pending, flat
+from wdsplit.loading.reading.block import Pending
 from wdsplit.loading.reading.process_limits import keep_freed_memory
-from wdsplit.loading.transport.collate import Column, arrow_of, as_array, is_plain, num_bytes
-
-if TYPE_CHECKING:
-    import torch
+from wdsplit.loading.transport.collate import Column, is_plain, num_bytes, strings_column
 
 __all__ = ["Bound", "Placed", "Ring", "Segments", "travelling"]
 
@@ -41,28 +36,6 @@ _PATIENCE_S = 1.0
 
 
 @dataclass(frozen=True)
-class _Array:
-    kind: str
-    dtype: np.dtype[Any] | torch.dtype
-    shape: tuple[int, ...]
-    offset: int
-
-
-@dataclass(frozen=True)
-class _Strings:
-    is_text: bool
-    offset: int
-    num_bytes: int
-    cuts: _Array
-
-
-@dataclass(frozen=True)
-class _Pickled:
-    offset: int
-    num_bytes: int
-
-
-@dataclass(frozen=True)
 class Placed:
     """A parcel in a segment.
 
@@ -70,13 +43,13 @@ class Placed:
         worker: The worker of the segment.
         begin: Where the segment begins in the worker's memory.
         num_bytes: Its size.
-        layout: Where in it the whole parcel is, or for each of its sub-batches where the columns are.
+        spans: Where in it what was pickled begins and ends, then each of its buffers.
     """
 
     worker: int
     begin: int
     num_bytes: int
-    layout: Any
+    spans: list[tuple[int, int]]
 
 
 class _Segment(NamedTuple):
@@ -110,18 +83,28 @@ class Ring:
 
     def place(self, parcel: list[Any] | bytes, num_bytes: int) -> Placed:
         """Copy a parcel of about `num_bytes`, or one that was pickled, into a free segment."""
-        pieces = _Pieces()
-        layout: Any = pieces.add_bytes(parcel) if isinstance(parcel, bytes) else list(map(pieces.add_sub_batch, parcel))
+        pieces = [[parcel]] if isinstance(parcel, bytes) else _pickled(parcel, apart=True)
+        spans, total = [], 0
+        for piece in pieces:
+            spans.append((total, total + sum(map(len, piece))))
+            total = -(-spans[-1][1] // _ALIGNMENT) * _ALIGNMENT
         slot = self._free.pop()
         self._in_flight.append((slot, num_bytes))
         segment = self._slots[slot]
-        if segment.num_bytes < pieces.num_bytes or not segment.num_bytes:
+        if segment.num_bytes < total or not segment.num_bytes:
             if segment.num_bytes:
                 self._memory.free(*segment)
-            size = int(_GROWTH * pieces.num_bytes) + _ALIGNMENT
+            size = int(_GROWTH * total) + _ALIGNMENT
             segment = self._slots[slot] = _Segment(self._memory.allocate(size), size)
-        pieces.copy_to(self._memory.view(*segment))
-        return Placed(self._worker, *segment, layout)
+        view = self._memory.view(*segment)
+        for (place, _), piece in zip(spans, pieces, strict=True):
+            for value in piece:
+                target, place = view[place : place + len(value)], place + len(value)
+                if type(value) is Pending:
+                    value.read_into(target)
+                else:
+                    target[:] = value
+        return Placed(self._worker, *segment, spans)
 
 
 class Bound:
@@ -171,74 +154,6 @@ class Bound:
         return False
 
 
-class _Pieces:
-    """Data to place in a segment, one piece after another."""
-
-    def __init__(self) -> None:
-        self.num_bytes = 0
-        self._pieces: list[tuple[int, Any]] = []
-
-    def _add(self, pieces: Sequence[Any], num_bytes: int) -> int:
-        offset = self.num_bytes
-        place = offset
-        for piece in pieces:
-            self._pieces.append((place, piece))
-            place += len(piece)
-        self.num_bytes = offset + -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
-        return offset
-
-    def add_sub_batch(self, sub_batch: Any) -> Any:
-        """Lay out a sub-batch; return its layout."""
-        if isinstance(sub_batch, dict) and all(isinstance(column, Column) for column in sub_batch.values()):
-            return {name: self.add_column(column) for name, column in sub_batch.items()}
-        if isinstance(sub_batch, tuple) and all(isinstance(column, Column) for column in sub_batch):
-            return tuple(map(self.add_column, sub_batch))
-        return self.add_column(sub_batch) if isinstance(sub_batch, Column) else self.add_bytes(_pickled(sub_batch))
-
-    def add_column(self, column: Column) -> Any:
-        """Lay out a column; return its layout."""
-        if column.batch is not None:
-            return self.add_bytes(_pickled(column))
-        if column.kind != "other":
-            data = _flat_bytes(column.data)
-            return _Array(column.kind, column.data.dtype, tuple(column.data.shape), self._add([data], len(data)))
-        if isinstance(column.data, pa.Array):
-            cuts, data = flat(column.data)
-            return self._add_strings(pa.types.is_large_string(column.data.type), cuts, [data])
-        if not column.is_plain or type(column.data[0]) not in (bytes, Pending):
-            return self.add_bytes(_pickled(column))
-        lengths = np.fromiter(map(len, column.data), np.int64, len(column.data))
-        cuts = np.concatenate([[0], np.cumsum(lengths)])
-        is_small = cuts[-1] < _SMALL_BYTES * len(lengths)
-        return self._add_strings(False, cuts, [b"".join(map(bytes, column.data))] if is_small else column.data)
-
-    def _add_strings(self, is_text: bool, cuts: Int64, pieces: Sequence[Any]) -> _Strings:
-        num_bytes = int(cuts[-1])
-        return _Strings(is_text, self._add(pieces, num_bytes), num_bytes, self.add_column(Column("number", cuts)))
-
-    def add_bytes(self, data: bytes) -> _Pickled:
-        """Lay out what was pickled."""
-        return _Pickled(self._add([data], len(data)), len(data))
-
-    def copy_to(self, segment: memoryview) -> None:
-        """Copy everything to its place."""
-        for place, piece in self._pieces:
-            if type(piece) is Pending:
-                piece.read_into(segment[place : place + len(piece)])
-            else:
-                segment[place : place + len(piece)] = memoryview(piece)
-
-
-def _flat_bytes(data: Any) -> Any:
-    """Return the bytes of an array, or of a tensor of a dtype that numpy does not have, one after another."""
-    array = as_array(data)
-    if array is None:
-        import torch
-
-        return data.contiguous().reshape(-1).view(torch.uint8).numpy()
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-
-
 def travelling(parcel: list[Any], may_be_large: bool) -> tuple[list[Any] | bytes, int]:
     """Return a parcel as it should be placed (pickled if it is small), and about how many bytes it has.
 
@@ -249,17 +164,57 @@ def travelling(parcel: list[Any], may_be_large: bool) -> tuple[list[Any] | bytes
     size = num_bytes(parcel, lists=may_be_large)
     if size > _PICKLED_BYTES:
         return parcel, size if may_be_large else num_bytes(parcel)
-    data = _pickled(parcel)
+    ((data,),) = _pickled(parcel)
     return data, len(data)
 
 
-def _pickled(value: Any) -> bytes:
-    """Return a value pickled; without a memo, which takes most of the time, where no object can refer to itself."""
+class _Pickler(pickle.Pickler):
+    """Pickles a parcel: as a whole, or apart from the buffers of its columns.
+
+    Attributes:
+        pieces: The buffers, in the order in which they are unpickled: each one, or payloads that make up one.
+    """
+
+    def __init__(self, file: io.BytesIO, apart: bool) -> None:
+        super().__init__(file, 5, buffer_callback=self._is_within if apart else None)
+        self.pieces: list[Sequence[Any]] = []
+        self._apart = apart
+        self._of_columns: dict[int, Sequence[Any]] = {}
+
+    def reducer_override(self, value: Any) -> Any:
+        """Reduce a column, and note its buffers: those of other values stay with what was pickled."""
+        if not self._apart or type(value) is not Column:
+            return NotImplemented
+        is_list = value.is_plain and type(value.data) is list
+        if not is_list or type(value.data[0]) not in (bytes, Pending):
+            made, values = value.__reduce_ex__(5)
+            self._of_columns |= {id(each): [each.raw()] for each in values if type(each) is pickle.PickleBuffer}
+            return made, values
+        lengths = np.fromiter(map(len, value.data), np.int64, len(value.data))
+        cuts = pickle.PickleBuffer(np.append(0, np.cumsum(lengths)).data)
+        payloads = pickle.PickleBuffer(b"")  # stands for them
+        is_small = lengths.sum() < _SMALL_BYTES * len(lengths)
+        self._of_columns[id(cuts)] = [cuts.raw()]
+        self._of_columns[id(payloads)] = [b"".join(map(bytes, value.data))] if is_small else value.data
+        return strings_column, (False, cuts, payloads)
+
+    def _is_within(self, buffer: pickle.PickleBuffer) -> bool:
+        piece = self._of_columns.pop(id(buffer), None)
+        if piece is not None:
+            self.pieces.append(piece)
+        return piece is None
+
+
+def _pickled(parcel: list[Any], apart: bool = False) -> list[Sequence[Any]]:
+    """Return a parcel pickled, and the pieces that are `apart` from that.
+
+    It is pickled without a memo, which takes most of the time, where no object can refer to itself.
+    """
     file = io.BytesIO()
-    pickler = pickle.Pickler(file, protocol=5)
-    pickler.fast = isinstance(value, list) and all(sub_batch is None or is_plain(sub_batch) for sub_batch in value)
+    pickler = _Pickler(file, apart)
+    pickler.fast = all(sub_batch is None or is_plain(sub_batch) for sub_batch in parcel)
     try:
-        pickler.dump(value)
+        pickler.dump(parcel)
     except WdsplitError:  # of a pending payload
         raise
     except Exception as error:
@@ -269,7 +224,7 @@ def _pickled(value: Any) -> bytes:
             found=f"{type(error).__name__}: {error}",
             remedy="drop the field with to_tuple, or use workers='thread'",
         ) from error
-    return file.getvalue()
+    return [[file.getvalue()], *pickler.pieces]
 
 
 class Segments:
@@ -280,39 +235,8 @@ class Segments:
         self._memories = memories
 
     def parcel(self, placed: Placed) -> list[Any]:
-        """Return a parcel; its tensors lie in the segment, so they must be copied before it is used again."""
+        """Return a parcel; its columns lie in the segment, so they must be copied before it is used again."""
         segment = self._memories[placed.worker].view(placed.begin, placed.num_bytes)
-        if isinstance(placed.layout, list):
-            return [_sub_batch(segment, layout) for layout in placed.layout]
-        parcel: list[Any] = _taken(segment, placed.layout)
+        pickled, *buffers = (segment[begin:end] for begin, end in placed.spans)
+        parcel: list[Any] = pickle.loads(pickled, buffers=buffers)
         return parcel
-
-
-def _sub_batch(segment: memoryview, layout: Any) -> Any:
-    if isinstance(layout, dict):
-        return {name: _taken(segment, column) for name, column in layout.items()}
-    if isinstance(layout, tuple):
-        return tuple(_taken(segment, column) for column in layout)
-    return _taken(segment, layout)
-
-
-def _taken(segment: memoryview, entry: Any) -> Any:
-    """Return the column, or any value, that an entry of a layout describes."""
-    if isinstance(entry, _Array):
-        return Column(entry.kind, _taken_array(segment, entry))
-    if isinstance(entry, _Pickled):
-        return pickle.loads(segment[entry.offset : entry.offset + entry.num_bytes])
-    cuts = _taken_array(segment, entry.cuts)
-    view = segment[entry.offset : entry.offset + entry.num_bytes]
-    return Column("other", arrow_of(entry.is_text, cuts, view), is_plain=True)
-
-
-def _taken_array(segment: memoryview, entry: _Array) -> Any:
-    """Return an array, or a tensor of a dtype that numpy does not have."""
-    if isinstance(entry.dtype, np.dtype):
-        return np.ndarray(entry.shape, entry.dtype, segment, entry.offset)
-    import torch
-
-    num_bytes = entry.dtype.itemsize * int(np.prod(entry.shape, dtype=np.int64))
-    data = torch.from_numpy(np.ndarray(num_bytes, np.uint8, segment, entry.offset))
-    return data.view(entry.dtype).reshape(entry.shape)

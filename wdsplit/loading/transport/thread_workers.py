@@ -1,4 +1,4 @@
-"""Workers that are threads: sub-batches made ahead in this process, with nothing sent through a pipe.
+"""Workers of this process: none, or threads, which make sub-batches ahead; nothing is sent through a pipe.
 
 How far a worker gets ahead is bounded, in sub-batches and in bytes.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import Any
 from wdsplit.loading.transport.collate import num_bytes
 from wdsplit.storage.locks import end_before_forks
 
-__all__ = ["Raised", "Threads"]
+__all__ = ["NoWorkers", "Parcels", "Raised", "Threads"]
 
 _PATIENCE_S = 2.0
 """How long to wait for the threads to end; one that blocks for longer does not block the program."""
@@ -29,7 +30,43 @@ class Raised:
     error: BaseException
 
 
-class Threads:
+class Parcels(Iterator[list[Any]]):
+    """The parcels of all workers in turn, of equally many steps; the last before an error may be shorter.
+
+    Attributes:
+        lends: Whether the memory of sub-batches will be reused once `delivered` was called.
+    """
+
+    lends = False
+
+    def delivered(self, worker: int) -> None:
+        """Record that all parcels of a worker that were taken so far have been copied."""
+
+    def step_delivered(self) -> None:
+        """Record that the batch of one more step was made."""
+
+    @abstractmethod
+    def close(self, at_once: bool = False) -> None:
+        """End the workers; `at_once`, without waiting for what they do."""
+
+
+class NoWorkers(Parcels):
+    """The parcels that a generator makes in the loader's own thread."""
+
+    def __init__(self, parcels: Any) -> None:
+        self._parcels = parcels
+        # Ends at exit, before the modules that it needs are gone; and once, though it may hold the last reference.
+        self._end = weakref.finalize(self, parcels.close)
+
+    def __next__(self) -> list[Any]:
+        return next(self._parcels)
+
+    def close(self, at_once: bool = False) -> None:
+        """Close what the parcels have open."""
+        self._end()
+
+
+class Threads(Parcels):
     """The parcels of some workers in turn: worker 0's, 1's, ..., then worker 0's again.
 
     The threads end when this is closed or garbage-collected, and at the end of the program. One that is busy then ends
@@ -40,8 +77,6 @@ class Threads:
         max_ahead: Sub-batches that a worker may have made before they are taken.
         max_bytes: Limit for their bytes; one sub-batch is always made.
     """
-
-    lends = False
 
     def __init__(self, sub_batches: Sequence[Iterator[Any]], max_ahead: int, max_bytes: int) -> None:
         self._queues = [_Queue(max_ahead, max_bytes) for _ in sub_batches]
@@ -54,20 +89,10 @@ class Threads:
         for thread in threads:
             thread.start()
 
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        """Return the next sub-batch."""
+    def __next__(self) -> list[Any]:
         queue = self._queues[self._turn]
         self._turn = (self._turn + 1) % len(self._queues)
         return queue.take()
-
-    def delivered(self, worker: int) -> None:
-        """Do nothing."""
-
-    def step_delivered(self) -> None:
-        """Do nothing."""
 
     def close(self, at_once: bool = False) -> None:
         """End all workers, and wait for them for a short time."""
@@ -104,7 +129,7 @@ class _Queue:
         self._max_sub_batches = max_sub_batches
         self._max_bytes = max_bytes
         self._changed = threading.Condition()
-        self._sub_batches: deque[tuple[Any, int]] = deque()
+        self._sub_batches: deque[tuple[list[Any], int]] = deque()
         self._num_bytes = 0
         self._ended = False
         self._closed = False
@@ -125,7 +150,7 @@ class _Queue:
             self._changed.notify_all()
             return True
 
-    def take(self) -> Any:
+    def take(self) -> list[Any]:
         """Return the oldest sub-batch, as soon as there is one."""
         with self._changed:
             self._changed.wait_for(lambda: self._sub_batches or self._ended or self._closed)
