@@ -15,21 +15,14 @@ import pyarrow as pa
 import xxhash
 
 from wdsplit.annotating.columns import Chosen, joined_columns, refuse_clashes
-from wdsplit.annotating.match import Counted, refuse_unmatched
+from wdsplit.annotating.match import refuse_unmatched
 from wdsplit.annotating.options import AnnotateOptions
-from wdsplit.annotating.passes import (
-    AnnotateJob,
-    join_partitions,
-    read_group,
-    table_bytes,
-    task_bytes_of,
-)
+from wdsplit.annotating.passes import AnnotateJob, join_table, sizes_of
 from wdsplit.annotating.run import AnnotationRun
-from wdsplit.annotating.writing import AnnotateProgress, Report, WriteJob, write_shards
+from wdsplit.annotating.writing import AnnotateProgress, Read, Report, WriteJob, write_shards
 from wdsplit.conversion.convert import Source
 from wdsplit.conversion.plan.options import chosen
 from wdsplit.conversion.prepare import Endpoints
-from wdsplit.conversion.shuffle.needs import memory_budget, task_bytes
 from wdsplit.conversion.spool import spooled
 from wdsplit.engines.local import Engine, LocalEngine
 from wdsplit.errors import InputError, WdsplitError
@@ -142,13 +135,13 @@ class Rows(NamedTuple):
 
     Attributes:
         job: The job that writes them.
-        read: As for `write_shards`.
+        read: Reads them.
         counts: The numbers of missing, extra and duplicate keys.
         provenance: Where they come from, for users.
     """
 
     job: WriteJob
-    read: Callable[[Storage, int], pa.Table]
+    read: Read
     counts: tuple[int, int, int]
     provenance: Mapping[str, Any]
 
@@ -249,7 +242,7 @@ class Making(ABC):
         if self.name not in ANNOTATIONS.names(self.storage):
             return None
         try:
-            return stored.find_annotation(self.storage, self.name)
+            return ANNOTATIONS.find(self.storage, self.name)
         except WdsplitError:
             if self.options.overwrite:
                 return None
@@ -259,11 +252,10 @@ class Making(ABC):
         """Write tables and side shards, and the file that completes the annotation."""
         job, (missing, extra, duplicates) = rows.job, rows.counts
         num_bytes, side_shards = write_shards(job, self.engine, self.report, rows.read)
-        table, path = SHARDS_NAME, ""
+        table = SHARDS_NAME
         if self.covered is not None:
             before, fingerprint = self.covered.annotation, self.manifest.fingerprint
             missing, num_bytes = missing + before.num_missing, num_bytes + before.num_bytes
-            path = ANNOTATIONS.path_of_version(self.name, fingerprint)
             if self.covered.sides is not None:
                 table = f"shards-{fingerprint[:VERSION_CHARACTERS]}.parquet"
                 side_shards = Shards(pa.concat_tables([self.covered.sides.table, side_shards.table]).combine_chunks())
@@ -295,7 +287,9 @@ class Making(ABC):
                 found=fingerprint,
                 remedy="annotate it again",
             )
-        stored.write_annotation(self.storage, annotation, path)
+        if self.covered is not None:
+            ANNOTATIONS.keep_older(self.storage, self.name, self.manifest)
+        stored.write_annotation(self.storage, annotation)
         return annotation
 
 
@@ -320,7 +314,7 @@ class _Annotating(Making):
 
     def _job(self, table: Table, joined: Chosen) -> AnnotateJob:
         shards, width = self.manifest.shards, numbered_width(self.manifest.provenance)
-        duplicates, engine = self.options.allow_duplicates or "first", self.engine
+        duplicates = self.options.allow_duplicates or "first"
         content = {
             "fingerprint": self.manifest.fingerprint,
             "inputs": [
@@ -332,32 +326,29 @@ class _Annotating(Making):
             "fields": [dataclasses.asdict(field) for field in joined.fields],
             "duplicates": duplicates,
         }
-        num_bytes = table_bytes(table, shards)
-        memory = memory_budget(self.options.memory, engine.is_local)
-        buffer_bytes = task_bytes(memory, engine.jobs_of_a_node, None if self.storage.is_remote else num_bytes)
+        is_near, memory = not self.storage.is_remote, self.options.memory
+        task_bytes, buffer_bytes = sizes_of(table, shards, memory, self.engine, is_near)
         return AnnotateJob(
             **self.job_arguments(content, joined),
             table=table,
             key=self.key,
             number_width=width,
             duplicates=duplicates,
-            task_bytes=task_bytes_of(num_bytes, engine.jobs, buffer_bytes),
+            task_bytes=task_bytes,
             buffer_bytes=buffer_bytes,
         )
 
     def _join(self, what: str, job: AnnotateJob) -> Rows:
-        found = join_partitions(job, self.engine, self.report)
-        missing, extra, duplicates = (Counted.sum(each.kinds[kind] for each in found) for kind in range(3))
-        refuse_unmatched((missing, extra, duplicates), self.options, job.table, job.shards, job.key)
+        read, unmatched = join_table(job, self.engine, self.report, self.options.memory)
+        refuse_unmatched(unmatched, self.options, job.table, job.shards, job.key)
         inputs = [
             {"path": what or file.path, "num_bytes": file.num_bytes, "num_rows": file.num_rows}
             for file in job.table.files
         ]
         columns = dict(zip(job.schema.names, job.columns, strict=True))
         provenance = {"inputs": inputs, "key": job.key, "columns": columns}
-        counts = missing.total, extra.total, duplicates.total
-        runs = [run for joined in found for run in joined.runs]
-        return Rows(job, partial(read_group, job, runs), counts, provenance)
+        missing, extra, duplicates = (each.total for each in unmatched)
+        return Rows(job, read, (missing, extra, duplicates), provenance)
 
     def is_useless(self, error: WdsplitError, job: WriteJob) -> bool:
         """The input must be corrected, so nothing can be continued."""
@@ -438,5 +429,4 @@ def list_annotations(
     """
     url, storage_options = located_one(dataset, storage_options, fs)
     storage = open_readable_storage(url, storage_options)
-    manifest = read_manifest(storage)
-    return ANNOTATIONS.listed(storage, partial(stored.find_annotation, storage, manifest=manifest, may_be_stale=True))
+    return ANNOTATIONS.listed(storage, read_manifest(storage))

@@ -27,7 +27,7 @@ import xxhash
 from wdsplit.annotating.annotate import Making, Rows
 from wdsplit.annotating.columns import Chosen, joined_columns
 from wdsplit.annotating.options import AnnotateOptions, MapOptions
-from wdsplit.annotating.writing import PLACES, ROW, AnnotateProgress, WriteJob, run_pass, values_of
+from wdsplit.annotating.writing import AnnotateProgress, Take, WriteJob, run_pass, taken, values_of
 from wdsplit.arrays import Int64
 from wdsplit.conversion.plan.options import chosen
 from wdsplit.conversion.shuffle.sorted_runs import OpenRun, RunWriter, SortedRun, damaged_spill, parse_runs
@@ -58,6 +58,8 @@ __all__ = ["map_samples"]
 _SNIFF_BYTES, _DTYPE = 64, re.compile(rb"^\x93NUMPY.*'descr': '([^']+)'", re.S)
 _AT_ONCE, _AT_ONCE_BYTES = 64, 4 * 1024**2
 """Samples that a thread decodes at a time where the function takes one, and their bytes in the shard."""
+_ROW = "row"
+"""The column of spilled results with the sample in its shard; the values are c0, c1, ..."""
 _LISTED = 1000
 """The failed samples that are listed."""
 
@@ -423,7 +425,7 @@ class _OneShard:
         }
         batch = batch.select(list(firsts))
         if not firsts:
-            return {}, pa.table({ROW: pa.array(rows, pa.int64())})
+            return {}, pa.table({_ROW: pa.array(rows, pa.int64())})
         heads = {
             name: batch.column(name)[first].as_py()[:_SNIFF_BYTES]
             for name, first in firsts.items()
@@ -449,7 +451,7 @@ class _OneShard:
             )
             for name, first in firsts.items()
         }
-        return seen, pa.table([pa.array(rows, pa.int64()), *values], [ROW, *job.value_names])
+        return seen, pa.table([pa.array(rows, pa.int64()), *values], [_ROW, *job.value_names])
 
     def _batches(self) -> Iterator[list[tuple[int, Any]]]:
         """Give batches of samples with their rows, without those that fail."""
@@ -523,18 +525,16 @@ class _OneShard:
         ) from error
 
 
-def _read_results(job: _MapJob, runs: Sequence[Sequence[SortedRun]], storage: Storage, number: int) -> pa.Table:
-    """Return the results of a shard: a row for each sample."""
+def _read_results(job: _MapJob, runs: Sequence[Sequence[SortedRun]], storage: Storage, number: int) -> Take:
+    """Open the results of a shard."""
     order, tables = np.full(int(job.shards.num_real[number]), -1), [job.values.empty_table()]
     for run in runs[number]:
         for batch in OpenRun(storage, run).read_buckets(0, 0):
-            order[batch.column(ROW)] = sum(map(len, tables)) + np.arange(len(batch))
+            order[batch.column(_ROW)] = sum(map(len, tables)) + np.arange(len(batch))
             columns = dict(zip(batch.schema.names, batch.columns, strict=True))
             values = zip(job.value_names, job.values.types, strict=True)
             arrays = [columns[name] if name in columns else pa.nulls(len(batch), kind) for name, kind in values]
             tables.append(pa.table(arrays, schema=job.values))
     if np.count_nonzero(order >= 0) != sum(run.num_rows for run in runs[number]):
         raise damaged_spill(f"{storage.url}/{job.spill_folder}", "results of fewer samples")
-    values = pa.concat_tables(tables).take(pa.array(order, mask=order < 0))
-    places = pa.array(np.full(len(order), number)), pa.array(np.arange(len(order)))
-    return pa.table([*places, *values.columns], schema=pa.schema([*PLACES, *job.values]))
+    return partial(taken, pa.concat_tables(tables).combine_chunks(), order)

@@ -1,27 +1,30 @@
-"""The passes of an annotation: a join by key of a table and a dataset of any size, with bounded memory.
+"""The join of a table and the samples of a dataset by key.
 
-The passes `rows` and `keys` spill the rows of the table and the keys of the samples by partition, a hash of the
-unescaped key. So a sample and its row are in the same partition whether the table has escaped keys or not. `join` finds
-the row of each sample in a partition, and spills its values by group of shards. `write` sorts a group by sample.
+A table in the order of the samples is read by the tasks that write. Of another one, the passes `rows` and `keys` spill
+its rows and the keys of the samples by partition, a hash of the unescaped key. So a sample and its row are in the same
+partition whether the table has escaped keys or not. `join` finds the row of each sample in a partition, and spills its
+values by group of shards. `write` sorts a group by sample.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from wdsplit.annotating.match import Counted, examples_of, match
+from wdsplit.annotating.match import Counted, Matches, examples_of, match
 from wdsplit.annotating.options import Duplicates
-from wdsplit.annotating.writing import PLACES, SHARD, Report, WriteJob, run_pass, values_of
+from wdsplit.annotating.writing import AnnotateProgress, Read, Report, Take, WriteJob, run_pass, taken, values_of
 from wdsplit.arrays import Int64
-from wdsplit.conversion.shuffle.sorted_runs import OpenRun, RunWriter, SortedRun, parse_runs, read_runs
+from wdsplit.conversion.shuffle.needs import loadable_bytes, memory_budget, task_bytes
+from wdsplit.conversion.shuffle.sorted_runs import OpenRun, RunWriter, SortedRun, damaged_spill, parse_runs, read_runs
 from wdsplit.conversion.shuffle.steps import BATCH_BYTES, ROW_BYTES, cut_table
 from wdsplit.engines.local import Engine, in_order, raise_if_cancelled
 from wdsplit.errors import InputError
@@ -35,27 +38,26 @@ from wdsplit.storage.interface import Storage
 from wdsplit.tables.read import Rows, check_files, read_rows
 from wdsplit.tables.table import Table
 
-__all__ = [
-    "AnnotateJob",
-    "Joined",
-    "join_partitions",
-    "read_group",
-    "table_bytes",
-    "task_bytes_of",
-]
+__all__ = ["AnnotateJob", "join_table", "sizes_of"]
 
+_SHARD, _ROW = "shard", "row"
 _KEY, _RAW, _NUMBER = "key", "raw", "number"
-"""Columns of spill files, besides PLACES: the key as in the tar, the key as in the table if that differs, the row
-number in the table."""
+"""Columns of rows and samples: the shard, the sample in it, the key as in the tar, the key as in the table if that
+differs, and the row number in the table. The values are c0, c1, ..."""
 _TEXT = pa.large_string()
 _ROWS = pa.schema([(_NUMBER, pa.int64()), (_KEY, _TEXT), (_RAW, _TEXT)])
-_KEYS = PLACES.append(pa.field(_KEY, _TEXT))
+_PLACES = pa.schema([(_SHARD, pa.int64()), (_ROW, pa.int64())])
+_KEYS = _PLACES.append(pa.field(_KEY, _TEXT))
 _KEY_BYTES = 96
 """Approximate bytes of a key of the dataset, with its shard and sample."""
+_KEY_COPIES = 2
+"""Copies of keys in memory while all of them are joined: as they were read, and as numbers in a dictionary."""
 _FILE_BYTES = 64 * 1024
 """Bytes that a file counts as, in addition to its content, because opening or publishing it takes time."""
 _TASKS_PER_JOB = 4
 _READ_AT_ONCE = 16
+_MOST_READ = 2
+"""How often the rows of a table in the order of the samples may be read, as tasks read whole row groups."""
 _ESCAPE = re.compile(rb"_x([0-9A-F]{2})")
 
 
@@ -80,16 +82,16 @@ class AnnotateJob(WriteJob):
     def near_bytes(self) -> int | None:
         """Bytes of rows and keys; None if tasks wait for a store."""
         is_far = self.open_storage().has_latency or any(file.remote for file in self.table.files[:1])
-        return None if is_far else table_bytes(self.table, self.shards)
+        return None if is_far else _num_bytes(self.table, self.shards)
 
     @cached_property
     def row_cuts(self) -> Int64:
-        """Boundaries between the tasks that spill rows: row numbers, from 0 to the number of rows."""
+        """Boundaries between the tasks that read rows: row numbers, from 0 to the number of rows."""
         return np.asarray(cut_table(self.table, self.task_bytes))
 
     @cached_property
     def key_cuts(self) -> Int64:
-        """Boundaries between the tasks that spill keys: shard numbers, from 0 to the number of shards."""
+        """Boundaries between the tasks that read keys: shard numbers, from 0 to the number of shards."""
         return self._cut_shards(_KEY_BYTES)
 
     @cached_property
@@ -107,12 +109,17 @@ class AnnotateJob(WriteJob):
         return np.unique([0, *cuts.tolist(), len(num_real)])  # a larger shard is a group of its own
 
     @property
+    def amounts(self) -> tuple[Int64, Int64]:
+        """Number of rows of each task that reads rows, and of samples of each task that reads keys."""
+        return np.diff(self.row_cuts), np.diff(np.append(0, np.cumsum(self.shards.num_real))[self.key_cuts])
+
+    @property
     def num_partitions(self) -> int:
         """Number of partitions; one task joins each."""
-        return -(-table_bytes(self.table, self.shards) // self.task_bytes)
+        return -(-_num_bytes(self.table, self.shards) // self.task_bytes)
 
 
-class Joined(NamedTuple):
+class _Joined(NamedTuple):
     """The result of joining a partition.
 
     Attributes:
@@ -124,65 +131,168 @@ class Joined(NamedTuple):
     kinds: list[Counted]
 
 
-def table_bytes(table: Table, shards: Shards) -> int:
+def _num_bytes(table: Table, shards: Shards) -> int:
     """Return the approximate bytes of the rows and keys during a join."""
     return table.data_bytes + table.num_rows * ROW_BYTES + int(shards.num_real.sum()) * _KEY_BYTES
 
 
-def task_bytes_of(num_bytes: int, jobs: int, buffer_bytes: int) -> int:
-    """Return the bytes of a task: it fits its buffer, and each job has at least one if possible."""
-    return min(buffer_bytes, max(BATCH_BYTES, num_bytes // (_TASKS_PER_JOB * jobs)))
+def sizes_of(table: Table, shards: Shards, memory: int | None, engine: Engine, is_near: bool) -> tuple[int, int]:
+    """Return `task_bytes` and `buffer_bytes`: each job of the engine has a task if possible, in its share of memory.
+
+    Args:
+        table: The table.
+        shards: The shards.
+        memory: Bytes of memory, as for `AnnotateOptions`.
+        engine: The engine.
+        is_near: Whether the dataset is on a disk of this machine.
+    """
+    num_bytes, budget = _num_bytes(table, shards), memory_budget(memory, engine.is_local)
+    buffer_bytes = task_bytes(budget, engine.jobs_of_a_node, num_bytes if is_near else None)
+    least = max(BATCH_BYTES, num_bytes // (_TASKS_PER_JOB * engine.jobs))
+    return min(buffer_bytes, least), buffer_bytes
 
 
 # The driver
 
 
-def join_partitions(job: AnnotateJob, engine: Engine, report: Report) -> list[Joined]:
-    """Spill rows and keys, and join them; return the results of the partitions that exist or are made now."""
+def join_table(job: AnnotateJob, engine: Engine, report: Report, memory: int | None) -> tuple[Read, list[Counted]]:
+    """Find the row of each sample; return how tasks read the rows, and what does not match, as `_Joined.kinds`.
+
+    Args:
+        job: The job.
+        engine: The engine.
+        report: Called with the progress.
+        memory: Bytes of memory, as for `AnnotateOptions`.
+    """
+    key_bytes = _KEY_COPIES * _KEY_BYTES * (int(job.shards.num_real.sum()) + job.table.num_rows)
+    if engine.is_local and key_bytes <= loadable_bytes(memory_budget(memory, is_local=True), engine.jobs):
+        joined_in_order = _join_in_order(job, engine.jobs, report)
+        if joined_in_order is not None:
+            return joined_in_order
     storage, partitions = job.open_storage(), range(job.num_partitions)
     known = dict(Notes(storage, job.spill_folder).read("join", partitions, _parse_joined))
     rows: list[SortedRun] = []
     keys: list[SortedRun] = []
     if len(known) < len(partitions):
         check_files(job.table, 0, job.table.num_rows)
-        num_keys = np.diff(np.append(0, np.cumsum(job.shards.num_real))[job.key_cuts])
-        of_rows = run_pass(job, engine, report, "rows", partial(_spill_rows, job), parse_runs, np.diff(job.row_cuts))
+        num_rows, num_keys = job.amounts
+        of_rows = run_pass(job, engine, report, "rows", partial(_spill_rows, job), parse_runs, num_rows)
         of_keys = run_pass(job, engine, report, "keys", partial(_spill_keys, job), parse_runs, num_keys)
         rows, keys = ([run for runs in found for run in runs] for found in (of_rows, of_keys))
     ones = np.ones(len(partitions), np.int64)
-    found = run_pass(job, engine, report, "join", partial(_join, job, rows, keys), _parse_joined, ones, known)
+    joined = run_pass(job, engine, report, "join", partial(_join, job, rows, keys), _parse_joined, ones, known)
     storage.remove(*(run.path for run in (*rows, *keys)))
+    kinds = [Counted.sum(each.kinds[kind] for each in joined) for kind in range(3)]
+    return partial(_read_group, job, [run for each in joined for run in each.runs]), kinds
+
+
+def _join_in_order(job: AnnotateJob, jobs: int, report: Report) -> tuple[Read, list[Counted]] | None:
+    """Do the same, with only the keys in memory; None if the samples of a group of shards have rows far apart."""
+    check_files(job.table, 0, job.table.num_rows)
+    read_keys = partial(_samples, job, job.open_storage())
+    rows = _collected("rows", partial(_rows, job, has_values=False), job.row_cuts, job.amounts[0], jobs, report)
+    samples = _collected("keys", read_keys, job.key_cuts, job.amounts[1], jobs, report)
+    found, kinds = _matched(job, pa.concat_tables([_ROWS.empty_table(), *rows]), pa.concat_tables(samples))
+    row_groups, num_read = np.asarray(cut_table(job.table, 1)), 0
+    for group in range(len(job.shard_cuts) - 1):
+        first, stop = _span_of(_rows_of(job, found.rows, group))
+        low, high = np.searchsorted(row_groups, first, "right") - 1, np.searchsorted(row_groups, stop)
+        num_read += int(row_groups[high] - row_groups[low]) if first < stop else 0
+    if num_read > _MOST_READ * job.table.num_rows:
+        return None
+    return partial(_open_in_order, job, found.rows), kinds
+
+
+def _collected(
+    name: Literal["rows", "keys"],
+    read: Callable[[int, int], Iterable[pa.Table]],
+    cuts: Int64,
+    amounts: Int64,
+    jobs: int,
+    report: Report,
+) -> list[pa.Table]:
+    """Return what `read` gives for all spans between cuts; threads read them."""
+    found, total = list[pa.Table](), int(amounts.sum())
+    report(AnnotateProgress(name, 0, total))
+    for number, tables in enumerate(in_order(lambda span: list(read(*span)), pairwise(cuts.tolist()), jobs), 1):
+        found += tables
+        report(AnnotateProgress(name, int(amounts[:number].sum()), total))
     return found
 
 
-def _parse_joined(note: Any) -> Joined:
+def _rows_of(job: AnnotateJob, rows: Int64, group: int) -> Int64:
+    """Return the rows of the samples of a group of shards."""
+    first, stop = np.append(0, np.cumsum(job.shards.num_real))[job.shard_cuts[group : group + 2]].tolist()
+    return rows[first:stop]
+
+
+def _span_of(rows: Int64) -> tuple[int, int]:
+    """Return the span of a table with some rows, of which -1 is none."""
+    there = rows[rows >= 0]
+    return (int(there.min()), int(there.max()) + 1) if len(there) else (0, 0)
+
+
+def _open_in_order(job: AnnotateJob, rows: Int64, storage: Storage, group: int) -> Take:
+    """Read the rows of a group of shards from the table."""
+    own = _rows_of(job, rows, group)
+    first, stop = _span_of(own)
+    tables = [job.values.empty_table(), *(each.select(job.values.names) for each in _rows(job, first, stop))]
+    return partial(taken, pa.concat_tables(tables).combine_chunks(), np.where(own < 0, -1, own - first))
+
+
+def _parse_joined(note: Any) -> _Joined:
     runs, kinds = note
-    return Joined(parse_runs(runs), [Counted(int(total), list(examples)) for total, examples in kinds])
+    return _Joined(parse_runs(runs), [Counted(int(total), list(examples)) for total, examples in kinds])
 
 
 # The tasks: they run in workers, and may run twice
 
 
+def _rows(job: AnnotateJob, first: int, stop: int, has_values: bool = True) -> Iterator[pa.Table]:
+    """Give the rows first, ..., stop - 1: `_ROWS`, then `WriteJob.values`."""
+    sources = [*job.columns, *(field.column for field in job.fields)] if has_values else []
+    for rows in read_rows(job.table, first, stop, list(dict.fromkeys([job.key, *sources]))):
+        raise_if_cancelled()
+        own = [pa.array(rows.numbers), *_keys_of(job, rows)]
+        values = values_of(job, rows.columns, rows.where) if has_values else []
+        yield pa.Table.from_arrays([*own, *values], schema=_with(_ROWS, job.values) if has_values else _ROWS)
+
+
+def _samples(job: AnnotateJob, storage: Storage, first: int, stop: int) -> Iterator[pa.Table]:
+    """Give the samples of the shards first, ..., stop - 1: their places and keys."""
+
+    def read(shard: int) -> pa.Table:
+        raise_if_cancelled()
+        keys = read_samples(storage, job.shards[shard], [SAMPLE_KEY]).column(0).cast(_TEXT)
+        return pa.table([np.full(len(keys), shard), np.arange(len(keys)), keys], schema=_KEYS)
+
+    shards = range(first, stop)
+    yield from in_order(read, shards, _READ_AT_ONCE) if storage.has_latency else map(read, shards)
+
+
 def _spill_rows(job: AnnotateJob, storage: Storage, tasks: range) -> Iterator[list[SortedRun]]:
-    names = list(dict.fromkeys([job.key, *job.columns, *(field.column for field in job.fields)]))
     for task in tasks:
-        runs = RunWriter(storage, f"{job.spill_folder}/rows-{task:06d}", job.buffer_bytes)
-        first, stop = job.row_cuts[task : task + 2].tolist()
-        for rows in read_rows(job.table, first, stop, names):
-            raise_if_cancelled()
-            keys, raw = _keys_of(job, rows)
-            values = values_of(job, rows.columns, rows.where)
-            table = pa.Table.from_arrays([pa.array(rows.numbers), keys, raw, *values], schema=_with(_ROWS, job.values))
-            _append(runs, table, partitions_of(keys, job.num_partitions))
-        yield runs.end()
+        tables = _rows(job, *job.row_cuts[task : task + 2].tolist())
+        yield _spilled(job, storage, f"rows-{task:06d}", tables)
+
+
+def _spill_keys(job: AnnotateJob, storage: Storage, tasks: range) -> Iterator[list[SortedRun]]:
+    for task in tasks:
+        tables = _samples(job, storage, *job.key_cuts[task : task + 2].tolist())
+        yield _spilled(job, storage, f"keys-{task:06d}", tables)
+
+
+def _spilled(job: AnnotateJob, storage: Storage, name: str, tables: Iterable[pa.Table]) -> list[SortedRun]:
+    """Spill tables by the partition of their keys."""
+    runs = RunWriter(storage, f"{job.spill_folder}/{name}", job.buffer_bytes)
+    for table in tables:
+        partitions = partitions_of(table.column(_KEY).combine_chunks(), job.num_partitions)
+        runs.append(table, partitions, table.nbytes + partitions.nbytes)
+    return runs.end()
 
 
 def _with(own: pa.Schema, values: pa.Schema) -> pa.Schema:
     return pa.schema([*own, *values])
-
-
-def _append(runs: RunWriter, table: pa.Table, places: Int64) -> None:
-    runs.append(table, places, table.nbytes + places.nbytes)
 
 
 def _keys_of(job: AnnotateJob, rows: Rows) -> tuple[pa.LargeStringArray, pa.LargeStringArray]:
@@ -206,23 +316,6 @@ def _keys_of(job: AnnotateJob, rows: Rows) -> tuple[pa.LargeStringArray, pa.Larg
         raise
     texts = column.cast(_TEXT)
     return keys, nothing if keys.equals(texts) else pc.if_else(pc.equal(keys, texts), nothing, texts)
-
-
-def _spill_keys(job: AnnotateJob, storage: Storage, tasks: range) -> Iterator[list[SortedRun]]:
-    def read(shard: int) -> pa.LargeStringArray:
-        raise_if_cancelled()
-        table = read_samples(storage, job.shards[shard], [SAMPLE_KEY])
-        return pa.concat_arrays([pa.array([], pa.string()), *table.column(0).chunks]).cast(_TEXT)
-
-    for task in tasks:
-        runs = RunWriter(storage, f"{job.spill_folder}/keys-{task:06d}", job.buffer_bytes)
-        shards = range(*job.key_cuts[task : task + 2].tolist())
-        read_keys = in_order(read, shards, _READ_AT_ONCE) if storage.has_latency else map(read, shards)
-        for shard, keys in zip(shards, read_keys, strict=True):
-            numbers = pa.array(np.full(len(keys), shard)), pa.array(np.arange(len(keys)))
-            table = pa.Table.from_arrays([*numbers, keys], schema=_KEYS)
-            _append(runs, table, partitions_of(keys, job.num_partitions))
-        yield runs.end()
 
 
 def partitions_of(keys: pa.LargeStringArray, num_partitions: int) -> Int64:
@@ -249,21 +342,27 @@ def _original(key: str) -> str:
 
 def _join(
     job: AnnotateJob, rows: list[SortedRun], keys: list[SortedRun], storage: Storage, partitions: range
-) -> Iterator[Joined]:
+) -> Iterator[_Joined]:
     for partition in partitions:
         table = _read(storage, rows, partition, _with(_ROWS, job.values))
         samples = _read(storage, keys, partition, _KEYS)
-        found = match(table.column(_KEY), table.column(_RAW), samples.column(_KEY), job.duplicates)
+        found, kinds = _matched(job, table, samples)
         values = table.select(job.values.names).take(pa.array(found.rows, mask=found.rows < 0))
-        joined = pa.Table.from_arrays([*samples.columns[:2], *values.columns], schema=_with(PLACES, job.values))
-        groups = np.searchsorted(job.shard_cuts, samples.column(SHARD).to_numpy(), side="right") - 1
+        joined = pa.Table.from_arrays([*samples.columns[:2], *values.columns], schema=_with(_PLACES, job.values))
+        groups = np.searchsorted(job.shard_cuts, samples.column(_SHARD).to_numpy(), side="right") - 1
         runs = RunWriter(storage, f"{job.spill_folder}/found-{partition:06d}", job.buffer_bytes)
-        _append(runs, joined, groups)
-        listed = table.select([_NUMBER, _KEY, _RAW])
-        lost = listed.take(pa.array(found.duplicates))
-        lost = lost.add_column(1, "used", listed.column(_NUMBER).take(pa.array(found.used)))
-        kinds = (samples, np.flatnonzero(found.rows < 0)), (listed, found.extra), (lost, np.arange(len(lost)))
-        yield Joined(runs.end(), [examples_of(table, places) for table, places in kinds])
+        runs.append(joined, groups, joined.nbytes + groups.nbytes)
+        yield _Joined(runs.end(), kinds)
+
+
+def _matched(job: AnnotateJob, table: pa.Table, samples: pa.Table) -> tuple[Matches, list[Counted]]:
+    """Find the row of each sample; return the matches and `_Joined.kinds`."""
+    found = match(table.column(_KEY), table.column(_RAW), samples.column(_KEY), job.duplicates)
+    listed = table.select([_NUMBER, _KEY, _RAW])
+    lost = listed.take(pa.array(found.duplicates))
+    lost = lost.add_column(1, "used", listed.column(_NUMBER).take(pa.array(found.used)))
+    kinds = (samples, np.flatnonzero(found.rows < 0)), (listed, found.extra), (lost, np.arange(len(lost)))
+    return found, [examples_of(each, places) for each, places in kinds]
 
 
 def _read(storage: Storage, runs: list[SortedRun], bucket: int, schema: pa.Schema) -> pa.Table:
@@ -276,6 +375,14 @@ def _read(storage: Storage, runs: list[SortedRun], bucket: int, schema: pa.Schem
     return pa.Table.from_batches(list(read_runs(storage, runs, read)), schema)
 
 
-def read_group(job: AnnotateJob, found: list[SortedRun], storage: Storage, group: int) -> pa.Table:
-    """Read the joined rows of a group of shards. Runs in a worker; may run twice."""
-    return _read(storage, found, group, _with(PLACES, job.values))
+def _read_group(job: AnnotateJob, found: list[SortedRun], storage: Storage, group: int) -> Take:
+    """Read the joined rows of a group of shards."""
+    table = _read(storage, found, group, _with(_PLACES, job.values))
+    first, stop = job.shard_cuts[group : group + 2].tolist()
+    counts = job.shards.num_real[first:stop]
+    rows = np.full(int(counts.sum()), -1)
+    places = (np.cumsum(counts) - counts)[table.column(_SHARD).to_numpy() - first] + table.column(_ROW).to_numpy()
+    rows[places] = np.arange(len(table))
+    if len(table) != len(rows) or (rows < 0).any():
+        raise damaged_spill(f"{storage.url}/{job.spill_folder}", f"{len(table):,} samples for {len(rows):,}")
+    return partial(taken, table.combine_chunks(), rows)

@@ -6,7 +6,7 @@ Rows come by groups of shards: from the join of a table (`passes`), or from a fu
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -15,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 
 from wdsplit.arrays import Int64
-from wdsplit.conversion.shuffle.sorted_runs import damaged_spill
 from wdsplit.conversion.shuffle.steps import BATCH_BYTES
 from wdsplit.engines.local import Engine, in_order, raise_if_cancelled
 from wdsplit.fields.encode import encode_batch
@@ -33,13 +32,13 @@ from wdsplit.storage.interface import Storage
 from wdsplit.tar.members import Body, build_body
 
 __all__ = [
-    "PLACES",
-    "ROW",
-    "SHARD",
     "AnnotateProgress",
+    "Read",
     "Report",
+    "Take",
     "WriteJob",
     "run_pass",
+    "taken",
     "values_of",
     "write_groups",
     "write_shards",
@@ -47,12 +46,11 @@ __all__ = [
 
 Result = TypeVar("Result")
 
-SHARD, ROW = "shard", "row"
-"""Columns of spilled rows: the shard, and the sample in the shard. The values are c0, c1, ..."""
-PLACES = pa.schema([(SHARD, pa.int64()), (ROW, pa.int64())])
 _LIBRARY_BYTES, _COPIES = 128 * 1024**2, 6
 """Bytes that a task needs besides its rows, and the number of copies of its rows in memory."""
-_WRITTEN_AT_ONCE, _SAMPLES_AT_ONCE = 8, 1024
+_WRITTEN_AT_ONCE, _SAMPLES_AT_ONCE, _GROWTH = 8, 1024, 32
+"""Shards that are written at a time in a store, samples that are encoded at a time at most, and in terms of those
+before: the bytes of samples are known once some were read."""
 _TEXT, _BINARY = pa.large_string(), pa.large_binary()
 _ITEMS = {
     "rows": "rows",
@@ -83,6 +81,10 @@ class AnnotateProgress:
 
 
 Report = Callable[[AnnotateProgress], None]
+Take = Callable[[Sequence[str], Int64], list[pa.Array]]
+"""Returns columns of `WriteJob.values` for samples of a group of shards; null for the sample -1, or without a row."""
+Read = Callable[[Storage, int], Take]
+"""Opens the rows of a group of shards."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,17 +167,14 @@ def values_of(job: WriteJob, columns: Mapping[str, pa.Array], where: Locate) -> 
     return [*values, *encode_batch(columns, job.fields, "omit", where, may_be_empty=True).values()]
 
 
-def write_shards(
-    job: WriteJob, engine: Engine, report: Report, read: Callable[[Storage, int], pa.Table]
-) -> tuple[int, Shards]:
-    """Write rows as tables and side shards; return the number of bytes, and the side shards.
+def taken(table: pa.Table, rows: Int64, names: Sequence[str], samples: Int64) -> list[pa.Array]:
+    """Take samples of a table, as `Take`, given the row of each sample; -1 for none."""
+    found = np.append(rows, -1)[samples]
+    return [column.combine_chunks() for column in table.select(names).take(pa.array(found, mask=found < 0)).columns]
 
-    Args:
-        job: The annotation.
-        engine: Engine that runs the tasks.
-        report: Called with the progress.
-        read: Returns the rows of a group of shards, in any order: `PLACES`, then `WriteJob.values`. It is picklable.
-    """
+
+def write_shards(job: WriteJob, engine: Engine, report: Report, read: Read) -> tuple[int, Shards]:
+    """Write rows as tables and side shards; return the number of bytes, and the side shards."""
     work = partial(write_groups, job, read)
     groups = run_pass(job, engine, report, "write", work, _parse_written, np.diff(job.shard_cuts))
     sides = [side for group in groups for side in group.side_shards]
@@ -246,56 +245,37 @@ def _parse_written(note: Any) -> Written:
 # The tasks: they run in workers, and may run twice
 
 
-def write_groups(
-    job: WriteJob, read: Callable[[Storage, int], pa.Table], storage: Storage, groups: range
-) -> Iterator[Written]:
+def write_groups(job: WriteJob, read: Read, storage: Storage, groups: range) -> Iterator[Written]:
     """Write the tables and side shards of groups of shards. Runs in a worker; may run twice."""
     for group in groups:
         first, stop = job.shard_cuts[group : group + 2].tolist()
-        table = read(storage, group)
-        counts = job.shards.num_real[first:stop]
-        starts = np.cumsum(counts) - counts
-        order = np.full(int(counts.sum()), -1)
-        order[starts[table.column(SHARD).to_numpy() - first] + table.column(ROW).to_numpy()] = np.arange(len(table))
-        if len(table) != len(order) or (order < 0).any():
-            raise damaged_spill(f"{storage.url}/{job.spill_folder}", f"{len(table):,} samples for {len(order):,}")
-        values, num_columns = table.select(job.values.names), len(job.schema.names)
-        columns = values.select(range(num_columns)).take(pa.array(order)).rename_columns(job.schema.names)
-        payloads = [column.combine_chunks() for column in values.columns[num_columns:]]
-
-        write = partial(_write_shard, job, storage, columns, payloads, order)
-        pairs = list(zip(range(first, stop), starts.tolist(), strict=True))
+        write, counts = partial(_write_shard, job, storage, read(storage, group)), job.shards.num_real[first:stop]
+        pairs = list(zip(range(first, stop), (np.cumsum(counts) - counts).tolist(), strict=True))
         written = list(in_order(write, pairs, _WRITTEN_AT_ONCE) if storage.has_latency else map(write, pairs))
         yield Written(sum(each.num_bytes for each in written), [side for each in written for side in each.side_shards])
 
 
-def _write_shard(
-    job: WriteJob,
-    storage: Storage,
-    columns: pa.Table,
-    payloads: list[pa.LargeBinaryArray],
-    order: Int64,
-    shard_and_start: tuple[int, int],
-) -> Written:
+def _write_shard(job: WriteJob, storage: Storage, take: Take, number_and_start: tuple[int, int]) -> Written:
     """Write the table and the side shard of a shard, given its number and where its samples begin in the group."""
     raise_if_cancelled()
-    number, start = shard_and_start
+    number, start = number_and_start
     shard, num_bytes, sides = job.shards[number], 0, list[tuple[int, str]]()
-    own = slice(start, start + shard.num_samples - shard.num_pads)
-    if columns.num_columns:
-        data = dump_samples(columns[own].cast(job.schema), shard.checksum)
+    own, names = start + np.arange(shard.num_samples - shard.num_pads), job.schema.names
+    if names:
+        columns = pa.table(take(job.values.names[: len(names)], own), names)
+        data = dump_samples(columns.cast(job.schema), shard.checksum)
         with storage.publish(annotation_table_path(job.folder, shard.path)) as file:
             file.write([data])
         num_bytes += len(data)
-    if payloads:
-        side = _write_side_shard(job, storage, shard, payloads, order[own])
+    if job.fields:
+        side = _write_side_shard(job, storage, shard, partial(take, job.values.names[len(names) :]), own)
         num_bytes += side.num_bytes
         sides.append((side.num_bytes, side.checksum))
     return Written(num_bytes, sides)
 
 
 def _write_side_shard(
-    job: WriteJob, storage: Storage, shard: Shard, payloads: list[pa.LargeBinaryArray], rows: Int64
+    job: WriteJob, storage: Storage, shard: Shard, take: Callable[[Int64], list[pa.Array]], samples: Int64
 ) -> Shard:
     """Write the side shard of a shard, and its places.
 
@@ -303,28 +283,29 @@ def _write_side_shard(
         job: The annotation.
         storage: The dataset.
         shard: The shard.
-        payloads: The encoded fields, of any samples.
-        rows: int64 of shape (n,): the row of each of the shard's samples without pads.
+        take: Returns the encoded fields of samples.
+        samples: int64 of shape (n,): the shard's samples in the group, without pads.
     """
     keys = read_samples(storage, shard, [SAMPLE_KEY]).column(0)
     if shard.num_pads:
         # A pad repeats the samples of its shard, from the first on. In a shard without any it has none of the fields.
-        pads = np.arange(len(rows), shard.num_samples)
+        pads = np.arange(len(samples), shard.num_samples)
         names = read_window(open_shard(storage, shard, job.names).narrowed(()), pads).keys
         keys = pa.chunked_array([*keys.chunks, pa.array(names, keys.type)])
-        rows = np.resize(rows, shard.num_samples) if len(rows) else np.full(shard.num_samples, -1)
+        samples = np.resize(samples, shard.num_samples) if len(samples) else np.full(shard.num_samples, -1)
 
     def bodies() -> Iterator[Body]:
-        mean = max(1, sum(each.nbytes for each in payloads) // max(1, len(payloads[0])))
-        at_once = max(1, min(_SAMPLES_AT_ONCE, BATCH_BYTES // mean))
-        for begin in range(0, shard.num_samples, at_once):
+        begin, at_once = 0, 1
+        while begin < shard.num_samples:
             raise_if_cancelled()
-            some = rows[begin : begin + at_once]
-            chosen = pa.array(some, mask=some < 0)
-            fields = {field.name: each.take(chosen) for field, each in zip(job.fields, payloads, strict=True)}
-            is_there = np.any([each.is_valid().to_numpy(zero_copy_only=False) for each in fields.values()], axis=0)
-            fields[MISSING] = pa.array([b""] * len(some), _BINARY, mask=is_there)
-            yield build_body(keys.slice(begin, len(some)).combine_chunks(), fields)
+            payloads = take(samples[begin : begin + at_once])
+            count = len(payloads[0])
+            fields = {field.name: each for field, each in zip(job.fields, payloads, strict=True)}
+            is_there = np.any([each.is_valid().to_numpy(zero_copy_only=False) for each in payloads], axis=0)
+            fields[MISSING] = pa.array([b""] * count, _BINARY, mask=is_there)
+            yield build_body(keys.slice(begin, count).combine_chunks(), fields)
+            mean = 1 + sum(each.nbytes for each in payloads) // count
+            begin, at_once = begin + count, min(_SAMPLES_AT_ONCE, _GROWTH * at_once, 1 + BATCH_BYTES // mean)
 
     fields = [*(field.name for field in job.fields), MISSING]
     return write_shard(storage, side_shard_path(job.folder, shard.path), bodies(), fields, shard.num_pads)

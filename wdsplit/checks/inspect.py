@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,11 +16,11 @@ from wdsplit.notebook import html_table
 from wdsplit.order.numbers import SampleNumbers
 from wdsplit.order.split import readers_per_lane
 from wdsplit.order.trace import Trace, reading_advice
-from wdsplit.shards.annotations import ANNOTATIONS, Annotation, find_annotation
+from wdsplit.shards.annotations import ANNOTATIONS, Annotation
 from wdsplit.shards.files import versions_with_erased
 from wdsplit.shards.manifest import Field, Manifest, fields_table
 from wdsplit.shards.versions import Version
-from wdsplit.shards.views import VIEWS, StoredView, read_head
+from wdsplit.shards.views import VIEWS, StoredView
 from wdsplit.storage.interface import ReadableStorage
 
 if TYPE_CHECKING:
@@ -109,9 +108,8 @@ def inspect(url: str, samples: int = 3, **options: Any) -> Inspection:
     units = source.selection_at(0)
     numbers = SampleNumbers(manifest.shards.num_real, None if units is None else units.chosen)
     first = _first_samples(storage, manifest, numbers, samples)
-    views, bad_views = VIEWS.scan(storage, partial(read_head, storage, manifest=manifest))
-    read = partial(find_annotation, storage, manifest=manifest, may_be_stale=True)
-    annotations, bad_annotations = ANNOTATIONS.scan(storage, read)
+    views, bad_views = VIEWS.scan(storage, manifest)
+    annotations, bad_annotations = ANNOTATIONS.scan(storage, manifest)
     return Inspection(
         num_samples=len(numbers),
         num_pads=manifest.num_pads,

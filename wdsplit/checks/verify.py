@@ -35,7 +35,7 @@ from wdsplit.shards.manifest import Manifest, Shard, checksum_of
 from wdsplit.shards.places import places_path
 from wdsplit.shards.sample_tables import KEY, NUM_BYTES, read_samples, samples_path
 from wdsplit.shards.versions import REWRITTEN
-from wdsplit.shards.views import VIEWS, read_head, read_view
+from wdsplit.shards.views import VIEWS, read_view
 from wdsplit.storage.given import located_one
 from wdsplit.storage.interface import ReadableStorage
 from wdsplit.storage.opening import open_readable_storage, open_storage
@@ -227,7 +227,7 @@ def _annotations(
     problems: list[WdsplitError] = []
     for name in ANNOTATIONS.names(storage):
         with _noted(problems):
-            if find_annotation(storage, name, manifest, may_be_stale=True).fingerprint in versions:
+            if ANNOTATIONS.find(storage, name, manifest).fingerprint in versions:
                 continue
             each = find_annotation(storage, name, manifest)
             found.append((each, read_side_shards(storage, each, manifest) if each.fields else None))
@@ -479,7 +479,7 @@ def _bad_views(storage: ReadableStorage, manifest: Manifest, versions: Collectio
     problems: list[WdsplitError] = []
     for name in VIEWS.names(storage):
         with _noted(problems):
-            if read_head(storage, name, manifest).dataset in versions:
+            if VIEWS.find(storage, name, manifest).dataset in versions:
                 continue
             if not read_view(storage, manifest, name)[1].chosen.is_intact:
                 raise CorruptDataError(

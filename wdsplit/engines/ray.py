@@ -15,10 +15,17 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from importlib.metadata import version
 from typing import Any, TypeVar
 
-from wdsplit.engines.ray_connection import connect, disconnect
-from wdsplit.engines.ray_errors import LostError, failure, lost, on_node, unfit, unreadable
+from wdsplit.engines.ray_connection import connect, disconnect, first_line
 from wdsplit.engines.ray_worker import Outcome, remote_work
-from wdsplit.errors import InputError, UnansweredError, WdsplitError, noted
+from wdsplit.errors import (
+    ConvertError,
+    DatasetNotFoundError,
+    InputError,
+    StorageError,
+    UnansweredError,
+    WdsplitError,
+    noted,
+)
 
 __all__ = ["RayEngine"]
 
@@ -40,6 +47,14 @@ _REFRESH_S = 10.0
 """Seconds between requests for the cluster's size."""
 _MAX_LEAVE_S = 30.0
 """How long to wait for running tasks when a run ends early."""
+_MAX_SHOWN = 10
+"""Failed tasks whose errors are shown one by one."""
+_NODE_ERRORS = (ConvertError, DatasetNotFoundError, StorageError)
+"""Errors that the file system of one node may have caused."""
+
+
+class _LostError(ConvertError):
+    """A task was lost with its worker or node; a retry may succeed."""
 
 
 class RayEngine:
@@ -123,13 +138,11 @@ class RayEngine:
         """Map a function over tasks, as `wdsplit.engines.local.Engine` says; `threads` and `num_bytes` are ignored."""
         if tasks:
             self._join()
-            run = _Run(self, function, self._memory(memory_bytes), describe)
+            self._refresh_nodes()
+            sizes = (node.get("memory", 0.0) for node in self._nodes if node.get("CPU", 0) >= 1)
+            # At most what a node has, else Ray would wait for a larger node.
+            run = _Run(self, function, int(min(memory_bytes, max(sizes, default=memory_bytes))), describe)
             yield from run.results(tasks)
-
-    @property
-    def queued(self) -> int:
-        """Number of tasks to submit at a time."""
-        return self._max_queued or max(_MIN_QUEUED, _QUEUED_PER_CPU * self.jobs)
 
     def _refresh_nodes(self) -> None:
         """Request the cluster's nodes, unless that was done recently."""
@@ -138,12 +151,6 @@ class RayEngine:
             self._join()
             self._nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
             self._refreshed = now
-
-    def _memory(self, memory_bytes: int) -> int:
-        """Return the memory to request for a task: at most what a node has, else Ray would wait for a larger node."""
-        self._refresh_nodes()
-        sizes = (node.get("memory", 0.0) for node in self._nodes if node.get("CPU", 0) >= 1)
-        return int(min(memory_bytes, max(sizes, default=memory_bytes)))
 
     def warn_if_stalled(self, memory_bytes: int) -> None:
         """Warn that no task has ended for a while: perhaps no node can run one."""
@@ -184,6 +191,7 @@ class _Run:
         """Number of consecutive tasks whose store did not answer."""
 
     def results(self, tasks: Sequence[Any]) -> Iterator[Any]:
+        """Yield the results of tasks as they come; raise an error at the end if some have failed."""
         todo = iter(tasks)
         try:
             while self._submit(todo):
@@ -199,9 +207,22 @@ class _Run:
             self._engine.close()
             raise
         finally:
-            self._leave()
+            # Running tasks are not cancelled: Ray (2.60) often aborts the driver if a task ends while it is being
+            # cancelled. Those that continue do no harm: they publish nothing after the end of their run.
+            if self._running and self._ray.is_initialized():  # else the engine has left the cluster
+                self._ray.wait(list(self._running), num_returns=len(self._running), timeout=_MAX_LEAVE_S)
+            self._running.clear()
+        if len({str(error) for _, error in self._failed}) == 1:
+            raise self._failed[0][1]
         if self._failed:
-            raise failure(self._failed)
+            lines = [f"- {what}: {error}" for what, error in self._failed[:_MAX_SHOWN]]
+            more = [f"- and {len(self._failed) - _MAX_SHOWN} more"] if len(self._failed) > _MAX_SHOWN else []
+            kind = InputError if {type(error) for _, error in self._failed} == {InputError} else ConvertError
+            raise kind(
+                f"{len(self._failed)} tasks failed",
+                found="\n".join(["", *lines, *more]),
+                remedy="fix the errors, and continue with --resume: finished tasks are kept",
+            )
 
     def _ready(self) -> list[Any]:
         """Wait until tasks have ended, and return their references."""
@@ -218,54 +239,86 @@ class _Run:
     def _retry_or_fail(self, error: Exception, task: Any, tries: int) -> None:
         """Retry a task after a temporary failure, unless storage is down for all tasks; else record the failure."""
         self._unanswered += isinstance(error, UnansweredError)
-        is_temporary = isinstance(error, (UnansweredError, LostError)) and self._unanswered < _MAX_FAILED
+        is_temporary = isinstance(error, (UnansweredError, _LostError)) and self._unanswered < _MAX_FAILED
         if is_temporary and tries < self._engine._retries:
             logger.warning("%s: retrying: %s", self._describe(task), getattr(error, "cause", error))
             self._to_retry.append((task, tries + 1))
         else:
             self._failed.append((self._describe(task), error))
 
-    @property
-    def _is_over(self) -> bool:
-        return len(self._failed) >= _MAX_FAILED or (self._unanswered >= _MAX_FAILED and bool(self._failed))
-
     def _submit(self, todo: Iterator[Any]) -> bool:
         """Submit tasks up to the limit; return whether any are running."""
-        while len(self._running) < self._engine.queued and not self._is_over:
+        if len(self._failed) >= _MAX_FAILED or (self._unanswered >= _MAX_FAILED and self._failed):
+            return False
+        most = self._engine._max_queued or max(_MIN_QUEUED, _QUEUED_PER_CPU * self._engine.jobs)
+        while len(self._running) < most:
             task, tries = self._to_retry.popleft() if self._to_retry else (next(todo, None), 0)
             if task is None:
                 break
             ref = self._remote.remote([self._function], task, self._version)
             self._running[ref] = task, tries
-        return bool(self._running) and not self._is_over
+        return bool(self._running)
 
     def _outcome(self, ref: Any, task: Any) -> Outcome:
         """Return the outcome of a task; Ray's own errors become ours."""
         try:
             answer: Any = self._ray.get(ref)
-            outcome: Outcome = pickle.loads(answer) if isinstance(answer, bytes) else Outcome(error=unfit(answer))
+            outcome: Outcome = pickle.loads(answer) if isinstance(answer, bytes) else Outcome(error=_unfit(answer))
         except self._ray.exceptions.RayTaskError as error:
-            return Outcome(error=unreadable(error.cause, self._describe(task)))
+            return Outcome(error=_unreadable(error.cause, self._describe(task)))
         except self._ray.exceptions.RayError as error:
-            return Outcome(error=lost(error, self._describe(task)))
+            return Outcome(error=_lost(error, self._describe(task)))
         except Exception as error:
-            return Outcome(error=unreadable(error, self._describe(task)))
+            return Outcome(error=_unreadable(error, self._describe(task)))
         for name, level, text in outcome.warnings:
             if text not in self._warned:
                 self._warned.add(text)
                 logging.getLogger(name).log(level, "%s", text)
-        if isinstance(outcome.error, WdsplitError):
-            outcome.error = on_node(outcome.error, outcome.node)
-        elif outcome.error is not None:
-            outcome.error = noted(outcome.error, outcome.trace)
+        failed = outcome.error
+        if isinstance(failed, _NODE_ERRORS):  # it names its node, whose files may be the cause
+            failed.place = f"{failed.place} (on node {outcome.node})" if failed.place else f"node {outcome.node}"
+            if "://" not in failed.url:
+                failed.remedy += (
+                    "; inputs and output must be where all nodes reach them: a shared file system, or s3://"
+                )
+        elif failed is not None and not isinstance(failed, WdsplitError):
+            outcome.error = noted(failed, outcome.trace)
         return outcome
 
-    def _leave(self) -> None:
-        """Wait a while for running tasks, unless the engine has left the cluster.
 
-        They are not cancelled: Ray (2.60) often aborts the driver if a task ends while it is being cancelled. Tasks
-        that continue do no harm: they publish nothing after the end of their run.
-        """
-        if self._running and self._ray.is_initialized():
-            self._ray.wait(list(self._running), num_returns=len(self._running), timeout=_MAX_LEAVE_S)
-        self._running.clear()
+def _lost(error: Exception, what: str) -> ConvertError:
+    """Return the error for a task that Ray could not finish."""
+    kind = type(error).__name__
+    memory = kind == "OutOfMemoryError"
+    return _LostError(
+        "a task was lost: it ran out of memory" if memory else "a task was lost, with the worker or node that ran it",
+        place=what,
+        expected="workers that finish their tasks",
+        found=f"{kind}: {first_line(error)}",
+        remedy=("lower --memory, or give the nodes more memory" if memory else "see the logs of Ray on its nodes")
+        + ". Finished shards are kept: continue with --resume",
+    )
+
+
+def _unreadable(error: Exception, what: str) -> ConvertError:
+    """Return the error for a task whose result this process cannot unpickle."""
+    return ConvertError(
+        "the result of a task cannot be read",
+        place=what,
+        expected="the same versions of Python and of all libraries on all nodes",
+        found=f"{type(error).__name__}: {first_line(error)}",
+        remedy="install the same environment everywhere, or name it in Ray's runtime_env",
+    )
+
+
+def _unfit(answer: dict[str, str]) -> ConvertError:
+    """Return the error for a node without this version of wdsplit, given its answer."""
+    there = answer["found"] != "none"
+    return ConvertError(
+        "a node of the cluster has another version of wdsplit" if there else "a node of the cluster lacks wdsplit",
+        place=f"node {answer['node']}",
+        expected=f"wdsplit {answer['expected']}, as here",
+        found=f"wdsplit {answer['found']}" if there else "no wdsplit",
+        remedy="install the same version on all nodes, or name it in Ray's runtime_env: "
+        "{'pip': ['wdsplit[ray]==" + answer["expected"] + "']}",
+    )

@@ -7,14 +7,12 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-from wdsplit.engines.ray_errors import unreachable
-from wdsplit.errors import MissingDependencyError
+from wdsplit.errors import ConvertError, MissingDependencyError
+from wdsplit.urls import shown_url
 
-__all__ = ["connect", "disconnect"]
+__all__ = ["connect", "disconnect", "first_line"]
 
 logger = logging.getLogger(__name__)
 
@@ -51,12 +49,23 @@ def connect(address: str, runtime_env: dict[str, Any] | None) -> tuple[Any, bool
         options["include_dashboard"] = False
     try:
         _check_answers(address)
-        with _sigterm_handler_kept():
+        handler = signal.getsignal(signal.SIGTERM)
+        try:
             ray.init(
                 address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False, **options
             )
+        finally:  # `ray.init` replaces the program's handler by an exit with code 15
+            if handler not in (signal.SIG_DFL, None) and threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, handler)
     except Exception as error:
-        raise unreachable(address, error) from error
+        raise ConvertError(
+            "the Ray cluster cannot be reached",
+            place=shown_url(address),
+            expected="a running cluster of the same versions of Ray and Python",
+            found=first_line(error),
+            remedy="start one with `ray start --head`, give --address ray://HOST:10001, or --address local to start "
+            "one on this machine",
+        ) from error
     # Ray has no option to keep off standard output what it prints about lost workers and nodes. If it cannot recover,
     # the driver warns about the task.
     worker: Any = ray._private.worker
@@ -105,12 +114,6 @@ def _check_answers(address: str) -> None:
         raise ConnectionError(f"the server is not Ray: it answered {answer!r}")
 
 
-@contextmanager
-def _sigterm_handler_kept() -> Iterator[None]:
-    """Restore the program's handler of SIGTERM, which `ray.init` replaces by an exit with code 15."""
-    handler = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        if handler not in (signal.SIG_DFL, None) and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, handler)
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text, or its type."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

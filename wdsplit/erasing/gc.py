@@ -6,18 +6,19 @@ Files that wdsplit does not know stay. The tables that name files go last, so th
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from wdsplit.annotating.run import AnnotationRun
+from wdsplit.conversion.append import latest_locked
 from wdsplit.conversion.run import Run
 from wdsplit.errors import InputError, WdsplitError
 from wdsplit.jobs.record import Record
 from wdsplit.shards.annotations import ANNOTATIONS, RUN_SUFFIX, SIDE_TABLE, annotation_of_folder, find_annotation
-from wdsplit.shards.files import existing_versions, finish_version, read_manifest
+from wdsplit.shards.files import existing_versions, read_manifest
 from wdsplit.shards.manifest import ERASE_FOLDER, HEADER_NAME, RUN_FOLDER, SHARDS_NAME, Manifest
 from wdsplit.shards.sidecars import write_sidecars
 from wdsplit.shards.stored import Kind
@@ -32,7 +33,7 @@ from wdsplit.shards.versions import (
     table_path,
     version_path,
 )
-from wdsplit.shards.views import VIEWS, read_head
+from wdsplit.shards.views import VIEWS
 from wdsplit.storage.given import PathLike, located_one
 from wdsplit.storage.interface import Storage
 from wdsplit.storage.opening import open_storage
@@ -86,10 +87,7 @@ def gc(
     if type(keep) is not int or keep < 1:
         raise InputError("invalid keep", expected="an integer of at least 1: versions to keep", found=repr(keep)[:100])
     storage = open_storage(*located_one(dataset, storage_options, fs))
-    read_manifest(storage)  # before the lock makes a folder
-    run = Run(storage)
-    with run.locked():
-        latest = finish_version(storage, read_manifest(storage))
+    with latest_locked(storage) as latest:
         numbers = [each.number for each in existing_versions(storage, latest)]
         kept = [read_manifest(storage, number) for number in numbers[-keep:]] or [latest]
         work = _Collecting(storage, latest, kept)
@@ -101,7 +99,7 @@ def gc(
         work.collect_annotations()
         work.collect_shards()
         work.collect_tables()
-        run.finish()
+        Run(storage).finish()
     return Collected(tuple(each.version for each in kept), tuple(numbers[:-keep]), work.num_files)
 
 
@@ -145,10 +143,10 @@ class _Collecting:
         Raises:
             InputError: One belongs only to versions that are removed.
         """
-        self._collect_kind(VIEWS, lambda name: read_head(self._storage, name).dataset, is_trial)
-        self._collect_kind(ANNOTATIONS, lambda name: find_annotation(self._storage, name).fingerprint, is_trial)
+        self._collect_kind(VIEWS, is_trial)
+        self._collect_kind(ANNOTATIONS, is_trial)
 
-    def _collect_kind(self, kind: Kind, fingerprint_of: Callable[[str], str], is_trial: bool) -> None:
+    def _collect_kind(self, kind: Kind[Any], is_trial: bool) -> None:
         entries, lost = self._storage.list(kind.folder), list[str]()
         for name in sorted({kind.name_in(entry) for entry in entries} - {""}):
             plain, own = kind.path(name), [kind.path_of_version(name, each) for each in reversed(self._fingerprints)]
@@ -158,7 +156,7 @@ class _Collecting:
             is_old = not is_there
             if is_there:
                 with suppress(WdsplitError):  # a damaged file is of no version
-                    is_old = fingerprint_of(name) in self._dropped
+                    is_old = kind.fingerprint(kind.find(self._storage, name)) in self._dropped
             if is_there and is_old and newest is None:
                 lost.append(name)
             if is_trial:
@@ -197,7 +195,7 @@ class _Collecting:
         unknown, storage = set[str](), self._storage
         for name in ANNOTATIONS.names(storage):
             try:
-                if find_annotation(storage, name).fingerprint not in (*self._fingerprints, *self._dropped):
+                if ANNOTATIONS.find(storage, name).fingerprint not in (*self._fingerprints, *self._dropped):
                     unknown.add(name)  # made for other shards than any version has
             except WdsplitError:
                 unknown.add(name)

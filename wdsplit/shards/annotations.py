@@ -11,7 +11,6 @@ import dataclasses
 import re
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,16 +49,6 @@ __all__ = [
     "write_side_shards",
 ]
 
-ANNOTATIONS = Kind(
-    "annotation",
-    "fields",
-    ".json",
-    re.compile("[A-Za-z0-9_-]{1,100}"),
-    "letters, digits, '_' and '-', at most 100",
-    "wdsplit annotate DATASET TABLE --name {name} {how} --overwrite",
-)
-_MAPPED = dataclasses.replace(ANNOTATIONS, update="wdsplit map DATASET MODULE:FUNCTION --name {name} --update")
-"""Those that a function made: it can be called for the shards that were added."""
 RUN_SUFFIX = ".run"
 """The suffix of the folder with the files of an unfinished run."""
 MISSING = "missing"
@@ -128,33 +117,12 @@ def side_shard_path(folder: str, shard: str) -> str:
     return f"{folder}/{shard}"
 
 
-def find_annotation(
-    storage: ReadableStorage, name: str, manifest: Manifest | None = None, may_be_stale: bool = False
-) -> Annotation:
-    """Read an annotation.
-
-    Args:
-        storage: The dataset.
-        name: Its name.
-        manifest: The manifest of the version that it is for; None for any.
-        may_be_stale: Whether to accept an annotation for other shards too.
-
-    Raises:
-        CorruptDataError: It is damaged.
-        InputError: It was made for other shards than the dataset has now, or by another version of the format.
-    """
-    path = ANNOTATIONS.path(name)
+def _read(storage: ReadableStorage, name: str, path: str) -> Annotation:
+    """Read the file of an annotation."""
     try:
-        annotation = _parse(name, storage.read(path, _MAX_BYTES))
-        own = ANNOTATIONS.path_for(storage, name, annotation.fingerprint, manifest)
-        if own != path:
-            path, annotation = own, _parse(name, storage.read(own, _MAX_BYTES))
-        if manifest is not None and not may_be_stale:
-            kind = _MAPPED if "function" in annotation.provenance else ANNOTATIONS
-            kind.refuse_stale(name, annotation.fingerprint, manifest)
+        return _parse(name, storage.read(path, _MAX_BYTES))
     except (CorruptDataError, InputError) as error:
         raise error.in_dataset(storage.url, path) from error
-    return annotation
 
 
 def _parse(name: str, data: bytes) -> Annotation:
@@ -165,38 +133,57 @@ def _parse(name: str, data: bytes) -> Annotation:
         folder = content["folder"]
         if not re.fullmatch(rf"{ANNOTATIONS.folder}/{re.escape(name)}-{_HASH}", folder):
             raise ValueError(f"folder {folder!r}")
-        schema, fields = parse_columns(content["columns"]), parse_fields(content["fields"])
-        counts = {count: int(content[count]) for count in _COUNTS}
-        fingerprint, provenance = str(content["fingerprint"]), dict(content["provenance"])
-        checksum, table = str(content["shards_checksum"]), str(content.get("table", SHARDS_NAME))
+        table = str(content.get("table", SHARDS_NAME))
         if not SIDE_TABLE.fullmatch(table):
             raise ValueError(f"the table {table!r}")
+        return Annotation(
+            name,
+            folder,
+            parse_columns(content["columns"]),
+            str(content["fingerprint"]),
+            **{count: int(content[count]) for count in _COUNTS},
+            provenance=dict(content["provenance"]),
+            fields=parse_fields(content["fields"]),
+            shards_checksum=str(content["shards_checksum"]),
+            table=table,
+        )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ANNOTATIONS.unreadable(name, str(error)) from error
-    return Annotation(
-        name,
-        folder,
-        schema,
-        fingerprint,
-        **counts,
-        provenance=provenance,
-        fields=fields,
-        shards_checksum=checksum,
-        table=table,
-    )
+
+
+ANNOTATIONS = Kind(
+    "annotation",
+    "fields",
+    ".json",
+    re.compile("[A-Za-z0-9_-]{1,100}"),
+    "letters, digits, '_' and '-', at most 100",
+    "wdsplit annotate DATASET TABLE --name {name} {how} --overwrite",
+    _read,
+    lambda annotation: annotation.fingerprint,
+)
+_MAPPED = dataclasses.replace(ANNOTATIONS, update="wdsplit map DATASET MODULE:FUNCTION --name {name} --update")
+"""Those that a function made: it can be called for the shards that were added."""
+
+
+def find_annotation(storage: ReadableStorage, name: str, manifest: Manifest) -> Annotation:
+    """Read the annotation that was made for a version.
+
+    Raises:
+        CorruptDataError: It is damaged.
+        InputError: It was made for other shards than the version has, or by another version of the format.
+    """
+    annotation = ANNOTATIONS.find(storage, name, manifest)
+    kind = _MAPPED if "function" in annotation.provenance else ANNOTATIONS
+    try:
+        kind.refuse_stale(name, annotation.fingerprint, manifest)
+    except InputError as error:
+        raise error.in_dataset(storage.url, ANNOTATIONS.path(name)) from error
+    return annotation
 
 
 def list_annotations(storage: ReadableStorage, manifest: Manifest) -> dict[str, Annotation]:
-    """Return the usable annotations of a dataset by name.
-
-    Annotations that are damaged, or were made for other shards than the dataset has now, are left out.
-
-    Args:
-        storage: The dataset.
-        manifest: Its manifest, of all its samples.
-    """
-    read = partial(find_annotation, storage, manifest=manifest, may_be_stale=True)
-    found, _ = ANNOTATIONS.scan(storage, read)
+    """Return the annotations that were made for a version by name; damaged ones are left out."""
+    found, _ = ANNOTATIONS.scan(storage, manifest)
     return {name: each for name, each in found.items() if each.fingerprint == manifest.fingerprint}
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-__all__ = ["MAX_TABLE_BYTES", "UnreadableError", "memory_limit", "open_table", "read_table"]
+__all__ = ["MAX_TABLE_BYTES", "UnreadableError", "memory_limit", "open_table", "plain_type", "read_table"]
 
 MAX_TABLE_BYTES = 2 * 1024**3
 
@@ -133,9 +133,12 @@ def _value_bytes(kind: pa.DataType) -> int:
 
 def _is_right(schema: pa.Schema, field: pa.Field) -> bool:
     """Return whether a file has exactly one column of this name, with the right type."""
-    kinds = [schema.field(place).type for place in schema.get_all_field_indices(field.name)]
-    plain = [kind.value_type if pa.types.is_dictionary(kind) else kind for kind in kinds]
-    return plain == [field.type]
+    return [plain_type(schema.field(place).type) for place in schema.get_all_field_indices(field.name)] == [field.type]
+
+
+def plain_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type of a column's values, which may be read as a dictionary."""
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def _in_arrow_memory(data: bytes) -> pa.Buffer:

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import xxhash
 
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError
-from wdsplit.shards.parquet import MAX_TABLE_BYTES, UnreadableError, memory_limit, open_table, read_table
+from wdsplit.shards.parquet import MAX_TABLE_BYTES, UnreadableError, memory_limit, open_table, plain_type, read_table
 from wdsplit.shards.table import Shard
 from wdsplit.storage.interface import ReadableStorage
 
@@ -282,9 +282,13 @@ def parse_samples(
     num_real = shard.num_samples - shard.num_pads
     try:
         max_footer = _MAX_FOOTER if schema is None else sum(_COLUMN_BYTES + 4 * len(name) for name in schema.names)
-        file = open_table(data, (), max_footer)
-        found = pa.schema([field.remove_metadata() for field in file.schema_arrow])
-        known = found if schema is None else schema
+        texts = columns
+        if schema is not None or columns is None:
+            known = open_table(data, (), max_footer).schema_arrow if schema is None else schema
+            texts = [field.name for field in known if field.type == pa.string()]
+        file = open_table(data, texts or (), max_footer)
+        found = pa.schema([pa.field(field.name, plain_type(field.type)) for field in file.schema_arrow])
+        known = parse_schema(dump_schema(found)) if schema is None else schema
         if [(field.name, field.type) for field in known] != [(field.name, field.type) for field in found]:
             raise UnreadableError(_shown(found), _shown(known))
         checksum, num_rows = (file.schema_arrow.metadata or {}).get(_CHECKSUM, b"").decode(), file.metadata.num_rows
@@ -295,11 +299,9 @@ def parse_samples(
             raise UnreadableError("other values", "the values that were written with it")
         if not num_real <= num_rows <= shard.num_samples:
             raise UnreadableError(f"{num_rows} rows", f"{num_real} rows")
-        known = parse_schema(dump_schema(found)) if schema is None else schema
         selected = known if columns is None else pa.schema([known.field(name) for name in columns])
-        texts = [field.name for field in known if field.type == pa.string()]
         limit = max(memory_limit(data), min(shard.num_bytes, MAX_TABLE_BYTES))
-        return read_table(open_table(data, texts, max_footer) if texts else file, selected, limit).slice(0, num_real)
+        return read_table(file, selected, limit).slice(0, num_real)
     except UnreadableError as error:
         raise _damaged(error.found, error.expected or "a table as wdsplit writes it") from error
     except (ValueError, KeyError, UnicodeDecodeError) as error:

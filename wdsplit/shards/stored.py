@@ -7,11 +7,11 @@ import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from wdsplit.errors import CorruptDataError, InputError, WdsplitError, did_you_mean
 from wdsplit.shards.manifest import Manifest
-from wdsplit.storage.interface import ReadableStorage
+from wdsplit.storage.interface import ReadableStorage, Storage
 from wdsplit.texts import listed
 
 __all__ = ["AT_VERSION", "VERSION_CHARACTERS", "Kind"]
@@ -28,8 +28,8 @@ _MAX_NAMES = 20
 
 
 @dataclass(frozen=True)
-class Kind:
-    """A kind of stored objects, each with a file NAME and a suffix in one folder.
+class Kind(Generic[Stored]):
+    """A kind of stored objects, each with a file NAME and a suffix in one folder; NAME@VERSION is that of one version.
 
     Attributes:
         what: What it is called: view or annotation.
@@ -38,6 +38,8 @@ class Kind:
         pattern: Matches valid names.
         allowed: The valid names, for errors.
         make: The command that makes one, with {name} and {how} for its name and its recipe.
+        read: Reads one, or its header, given its name and path; raises CorruptDataError or InputError.
+        fingerprint: Returns the fingerprint of the version that one was made for.
         update: The command that makes one again for the latest version, with {name}; empty if there is none.
     """
 
@@ -47,6 +49,8 @@ class Kind:
     pattern: re.Pattern[str]
     allowed: str
     make: str
+    read: Callable[[ReadableStorage, str, str], Stored]
+    fingerprint: Callable[[Stored], str]
     update: str = ""
 
     def checked(self, name: Any) -> str:
@@ -79,41 +83,50 @@ class Kind:
         own = (entry for entry in entries if self.name_in(entry) == name)
         return [f"{self.folder}/{entry}" for entry in own if entry != f"{name}{self.suffix}"]
 
-    def path_for(self, storage: ReadableStorage, name: str, found: str, manifest: Manifest | None) -> str:
-        """Return the path of the file that is for a version, if it has one of its own, else of the one of this name.
+    def find(self, storage: ReadableStorage, name: str, manifest: Manifest | None = None) -> Stored:
+        """Read the object that is for a version, if it has one of its own, else the one of this name; see `read`.
 
         Args:
             storage: The dataset.
             name: The name.
-            found: The fingerprint of the version that the file of this name is for.
             manifest: The manifest of the version; None for any.
         """
-        if manifest is not None and manifest.history and found != manifest.fingerprint:
+        found = self.read(storage, name, self.path(name))
+        if manifest is not None and self.fingerprint(found) != manifest.fingerprint:
             own = self.path_of_version(name, manifest.fingerprint)
-            return self.path(name) if storage.size(own) is None else own
-        return self.path(name)
+            return found if storage.size(own) is None else self.read(storage, name, own)
+        return found
+
+    def keep_older(self, storage: Storage, name: str, manifest: Manifest) -> None:
+        """Keep an object that will be replaced, if it is of an older version: trainings may still read that."""
+        path, older = self.path(name), {each.fingerprint for each in manifest.history[:-1]}
+        if not older or storage.size(path) is None:
+            return
+        with suppress(WdsplitError):  # a damaged file is of no version
+            made_for = self.fingerprint(self.read(storage, name, path))
+            if made_for in older:
+                with storage.publish(self.path_of_version(name, made_for), durable=True) as file:
+                    file.write([storage.read(path)])
 
     def names(self, storage: ReadableStorage) -> list[str]:
         """Return the names of all objects of a dataset, sorted, including those for other shards."""
         files = [name for name in storage.list(self.folder) if name.endswith(self.suffix)]
         return sorted(filter(self.pattern.fullmatch, (name.removesuffix(self.suffix) for name in files)))
 
-    def scan(
-        self, storage: ReadableStorage, read: Callable[[str], Stored]
-    ) -> tuple[dict[str, Stored], dict[str, WdsplitError]]:
-        """Return all objects of a dataset by name, and the errors of those that `read` cannot read by name."""
+    def scan(self, storage: ReadableStorage, manifest: Manifest) -> tuple[dict[str, Stored], dict[str, WdsplitError]]:
+        """Return all objects of a version by name, including stale ones, and the errors of unreadable ones by name."""
         found: dict[str, Stored] = {}
         damaged: dict[str, WdsplitError] = {}
         for name in self.names(storage):
             try:
-                found[name] = read(name)
+                found[name] = self.find(storage, name, manifest)
             except (CorruptDataError, InputError) as error:
                 damaged[name] = error
         return found, damaged
 
-    def listed(self, storage: ReadableStorage, read: Callable[[str], Stored]) -> dict[str, Stored]:
-        """Return the objects of a dataset that `read` can read by name; warn of the others."""
-        found, damaged = self.scan(storage, read)
+    def listed(self, storage: ReadableStorage, manifest: Manifest) -> dict[str, Stored]:
+        """Return the readable objects of a version by name, including stale ones; warn of the others."""
+        found, damaged = self.scan(storage, manifest)
         for name, error in damaged.items():
             logger.warning("%s: %s %r left out: %s", storage.url, self.what, name, error.cause)
         return found

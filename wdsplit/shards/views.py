@@ -39,25 +39,14 @@ __all__ = [
     "VIEWS",
     "StoredView",
     "described_units",
-    "keep_older",
     "lock_view",
     "parse_view",
-    "read_head",
     "read_view",
     "refuse_existing",
     "remove_view",
     "write_view",
 ]
 
-VIEWS = Kind(
-    "view",
-    "views",
-    ".view",
-    re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}"),
-    "up to 100 letters, digits, '_', '-' and '.', not beginning with '-' or '.'",
-    "wdsplit view DATASET {name} {how} --overwrite",
-    "wdsplit view DATASET {name} --update",
-)
 COMPARED_RANKS = 8
 """Ranks of which the costs of a step are compared."""
 
@@ -198,17 +187,6 @@ def refuse_existing(storage: ReadableStorage, name: str) -> None:
         )
 
 
-def keep_older(storage: Storage, manifest: Manifest, name: str) -> None:
-    """Keep a view that will be replaced, if it is of an older version: trainings may still read that."""
-    if storage.size(VIEWS.path(name)) is None:
-        return
-    with suppress(WdsplitError):  # a damaged view is of no version
-        made_for = read_head(storage, name).dataset
-        if made_for in {each.fingerprint for each in manifest.history[:-1]}:
-            with storage.publish(VIEWS.path_of_version(name, made_for), durable=True) as file:
-                file.write([storage.read(VIEWS.path(name))])
-
-
 def write_view(
     storage: Storage, manifest: Manifest, name: str, units: Units, recipe: Mapping[str, Any], path: str = ""
 ) -> StoredView:
@@ -266,11 +244,11 @@ def remove_view(storage: Storage, name: str) -> None:
 
 
 def read_view(storage: ReadableStorage, manifest: Manifest, name: str) -> tuple[StoredView, Units]:
-    """Return a view and its units. The bitmaps of a local view are memory-mapped, not read.
+    """Return the view that was made for a version, and its units; a local view is memory-mapped, not read.
 
     Args:
         storage: The dataset's folder.
-        manifest: Its manifest.
+        manifest: The version's manifest.
         name: The view's name.
 
     Raises:
@@ -306,20 +284,8 @@ def _read_view(storage: ReadableStorage, manifest: Manifest, name: str, path: st
     return found
 
 
-def read_head(storage: ReadableStorage, name: str, manifest: Manifest | None = None) -> StoredView:
-    """Return the header of a view; reads little more of its file.
-
-    Args:
-        storage: The dataset's folder.
-        name: The view's name.
-        manifest: The manifest of the version of which to return the view, if it has one; None for any.
-    """
-    found = _read_head(storage, name, VIEWS.path(name))
-    path = VIEWS.path_for(storage, name, found.dataset, manifest)
-    return found if path == VIEWS.path(name) else _read_head(storage, name, path)
-
-
 def _read_head(storage: ReadableStorage, name: str, path: str) -> StoredView:
+    """Read the header of a view, and little more of its file."""
     try:
         file = storage.open(path)
         data = file.read(0, min(file.size, _FIRST_BYTES))
@@ -414,3 +380,16 @@ def _formed(stored: StoredView, items: Selection | Repeats, codes: npt.NDArray[A
     if units is None or (units.counts > items.counts).any():
         raise VIEWS.unreadable(stored.name, f"packs or groups as {reprlib.repr(dict(stored.form))}")
     return units
+
+
+VIEWS = Kind(
+    "view",
+    "views",
+    ".view",
+    re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}"),
+    "up to 100 letters, digits, '_', '-' and '.', not beginning with '-' or '.'",
+    "wdsplit view DATASET {name} {how} --overwrite",
+    _read_head,
+    lambda view: view.dataset,
+    "wdsplit view DATASET {name} --update",
+)

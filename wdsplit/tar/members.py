@@ -132,6 +132,8 @@ def build_body(keys: pa.Array, fields: dict[str, pa.LargeBinaryArray]) -> Body:
     sample_bytes, sizes, header_bytes = np.zeros(len(keys), np.int64), np.full(shape, -1), np.zeros(shape, np.int64)
     pieces: list[pa.LargeBinaryArray] = []
     for column, (field, payload) in enumerate(fields.items()):
+        if pieces and 0 < len(payload) == payload.null_count:
+            continue  # no sample has it
         present = payload.is_valid().to_numpy(zero_copy_only=False)
         lengths = np.asarray(pc.fill_null(pc.binary_length(payload), 0), np.int64)
         padding = padding_bytes(lengths)

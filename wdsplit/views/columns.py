@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 
 import pyarrow as pa
 
@@ -33,8 +33,7 @@ class SampleColumns:
     @cached_property
     def _scanned(self) -> tuple[dict[str, Annotation], dict[str, WdsplitError]]:
         """All annotations of the dataset, including stale ones, and the errors of unreadable ones."""
-        read = partial(find_annotation, self.storage, manifest=self.manifest, may_be_stale=True)
-        return ANNOTATIONS.scan(self.storage, read)
+        return ANNOTATIONS.scan(self.storage, self.manifest)
 
     @cached_property
     def annotations(self) -> tuple[Annotation, ...]:

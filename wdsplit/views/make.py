@@ -6,7 +6,6 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,9 +21,7 @@ from wdsplit.shards.views import (
     VIEWS,
     StoredView,
     described_units,
-    keep_older,
     lock_view,
-    read_head,
     read_view,
     refuse_existing,
     remove_view,
@@ -164,7 +161,7 @@ def make_view(
     storage = open_storage(located, storage_options)
     if update:
         given = [option for option, value in {**asked, "view": view}.items() if value is not None]
-        asked, view = _recipe_of(read_head(storage, name), given, storage.url)
+        asked, view = _recipe_of(VIEWS.find(storage, name), given, storage.url)
     elif view is None and all(each is None for each in asked.values()):
         raise InputError(
             "no condition for the view",
@@ -185,7 +182,7 @@ def make_view(
         chosen = choose(columns, manifest.shards.num_real, choice, selection, engine, counted, progress)
         refuse_missing(columns, choice, chosen, allow_missing)
         recipe = _recipe(choice, chosen, None if base is None else base[0])
-        keep_older(storage, manifest, name)
+        VIEWS.keep_older(storage, name, manifest)
         stored = write_view(storage, manifest, name, chosen.selection, recipe)
     if stored.form and manifest.conversion_options.get("shuffle") is False:
         logger.warning(
@@ -290,7 +287,7 @@ def list_views(
         DatasetNotFoundError: There is no dataset.
     """
     storage = open_readable_storage(*located_one(url, storage_options, fs))
-    return VIEWS.listed(storage, partial(read_head, storage, manifest=read_manifest(storage)))
+    return VIEWS.listed(storage, read_manifest(storage))
 
 
 def drop_view(

@@ -104,12 +104,21 @@ def sample_keys(data):
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-@pytest.mark.parametrize("order", ["sorted", "reversed", "random"])
-def test_each_sample_has_its_row_whatever_the_order_of_the_table(data, tmp_path, jobs, order, little_memory):
-    before, numbers = files_of(data), np.arange(NUM_ROWS)
+@pytest.mark.parametrize("order", ["sorted", "reversed", "random", "of the samples", "of the samples, spilled"])
+def test_each_sample_has_its_row_whatever_the_order_of_the_table(
+    data, tmp_path, monkeypatch, jobs, order, little_memory
+):
+    before, numbers, seen = files_of(data), np.arange(NUM_ROWS), set()
     numbers = {"sorted": numbers, "reversed": numbers[::-1], "random": np.random.default_rng(0).permutation(numbers)}
-    write_files(tmp_path / "scores", scores(numbers[order]), [100, 1, 57, 0], 20)
-    made = annotate(data, tmp_path / "scores", jobs=jobs)
+    of_samples = [KEYS.index(wdsplit.unescape_key(key)) for key in sample_keys(data)]
+    write_files(tmp_path / "scores", scores(np.array(numbers.get(order, of_samples))), [100, 1, 57, 0], 20)
+    if "spilled" not in order:
+        monkeypatch.setattr("wdsplit.annotating.passes.loadable_bytes", lambda *_: 2**40)
+    options = AnnotateOptions(memory=1, jobs=jobs)
+    made = wdsplit.annotate(
+        data, tmp_path / "scores", "key", "quality", options, lambda progress: seen.add(progress.name)
+    )
+    assert ("join" in seen) == (order != "of the samples"), "a table in their order is not spilled"
     assert joined(data) == expected()
     assert (made.num_samples, made.num_missing, made.num_extra, made.num_duplicates) == (NUM_ROWS, 0, 0, 0)
     after = files_of(data)
@@ -127,7 +136,10 @@ def test_jobs_and_memory_do_not_change_a_byte(data, tmp_path, monkeypatch):
         monkeypatch.setattr("wdsplit.conversion.shuffle.needs._LEAST_BYTES", least)
         annotate(data, source, jobs=jobs, overwrite=bool(found))
         found.append(files_of(data / "fields"))
-    assert found[1:] == found[:1] * 3
+    monkeypatch.setattr("wdsplit.annotating.passes.loadable_bytes", lambda *_: 2**40)
+    annotate(data, source, overwrite=True)
+    found.append(files_of(data / "fields"))
+    assert found[1:] == found[:1] * 4
 
 
 FORMATS = {

@@ -89,7 +89,7 @@ def test_a_damaged_one_is_refused(storage, change):
     content = orjson.loads(storage.read("fields/quality.json"))
     publish(storage, "fields/quality.json", orjson.dumps({**content, **change}))
     with pytest.raises(CorruptDataError, match=r"fields/quality\.json"):
-        find_annotation(storage, "quality")
+        ANNOTATIONS.find(storage, "quality")
 
 
 def flipped(data):

@@ -1,5 +1,4 @@
 import struct
-from functools import partial
 
 import numpy as np
 import orjson
@@ -14,7 +13,6 @@ from wdsplit.shards.views import (
     VIEWS,
     StoredView,
     lock_view,
-    read_head,
     read_view,
     refuse_existing,
     remove_view,
@@ -78,7 +76,7 @@ def test_a_view_is_read_as_it_was_written(storage, manifest, every, most, form):
         units = (Packs if isinstance(form[1], Packing) else Groups)(items, codes.astype(np.uint32), *form)
     stored = write_view(storage, manifest, "v", units, {"where": "x > 1"})
     again, found = read_view(storage, manifest, "v")
-    assert again == stored == read_head(storage, "v")
+    assert again == stored == VIEWS.find(storage, "v")
     assert (stored.num_samples, stored.num_selected) == (31, selection.num_samples)
     assert (stored.num_units, stored.kind) == (units.num_samples, "select" if most is None else "expand")
     assert (found.block, found.form) == form if form else stored.form == {}
@@ -282,7 +280,7 @@ def test_damaged_views_are_named_beside_the_others_when_views_are_listed(storage
     view_bytes(storage, manifest)
     (storage.root / "views" / "w.view").write_bytes(b"no view")
     (storage.root / "views" / "x.view").write_bytes(b"")
-    found, damaged = VIEWS.scan(storage, partial(read_head, storage))
+    found, damaged = VIEWS.scan(storage, manifest)
     assert isinstance(found["v"], StoredView)
     for name in "wx":
         assert isinstance(damaged[name], CorruptDataError)
@@ -294,13 +292,13 @@ def test_damaged_views_are_named_beside_the_others_when_views_are_listed(storage
 def test_a_long_condition_is_listed_whole(storage, manifest):
     where = " or ".join(["x > 1"] * 10_000)
     write_view(storage, manifest, "v", chosen(3), {"where": where})
-    assert read_head(storage, "v").recipe == {"where": where}
+    assert VIEWS.find(storage, "v").recipe == {"where": where}
 
 
 def test_any_recipe_can_be_shown(storage, manifest):
     recipe = {"where": "a == 'b'", "view": 3, "keys": {"from": ["x"]}, "exclude": {"x": 1}}
     write_view(storage, manifest, "v", chosen(3), recipe)
-    assert read_head(storage, "v").made_of == "--view 3 --where \"a == 'b'\" --keys \"['x']\""
+    assert VIEWS.find(storage, "v").made_of == "--view 3 --where \"a == 'b'\" --keys \"['x']\""
 
 
 # Names that are taken

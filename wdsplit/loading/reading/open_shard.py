@@ -12,7 +12,7 @@ import numpy as np
 from wdsplit.arrays import Int64
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, UnansweredError, WdsplitError
 from wdsplit.loading.reading.segments import Range, Segments, ranges_of
-from wdsplit.shards.annotations import MISSING, find_annotation
+from wdsplit.shards.annotations import ANNOTATIONS, MISSING
 from wdsplit.shards.manifest import HEADER_NAME, MAX_HEADER_BYTES, Manifest, Shard, shards_checksum
 from wdsplit.shards.places import read_places
 from wdsplit.shards.versions import version_path
@@ -123,7 +123,7 @@ def refuse_overwritten(storage: ReadableStorage, manifest: Manifest) -> None:
     match manifest.provenance:
         case {"annotation": str(name), "folder": str(folder)}:  # of side shards
             try:
-                found = find_annotation(storage, name).folder
+                found = ANNOTATIONS.find(storage, name).folder
             except (DatasetNotFoundError, CorruptDataError, InputError) as error:
                 found = error.cause
             if found != folder:
