@@ -120,13 +120,14 @@ def real_rows(delivered):
     return sorted(row for _, row, pad in delivered if not pad)
 
 
-def loaders_of(path, world_size, global_batch=12, num_workers=0, epoch=0, **options):
+def loaders_of(path, world_size, global_batch=12, num_workers=0, workers="process", epoch=0, **options):
     """Return the loader of each rank."""
     loaders = []
     for rank in range(world_size):
         dataset = Dataset(path, rank=rank, world_size=world_size, **options)
         dataset.set_epoch(epoch)
-        loaders.append(Loader(delivering(dataset), global_batch // world_size, num_workers=num_workers))
+        size = global_batch // world_size
+        loaders.append(Loader(delivering(dataset), size, num_workers=num_workers, workers=workers))
     return loaders
 
 

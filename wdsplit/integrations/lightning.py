@@ -233,7 +233,7 @@ def _refuse_other_length(trainer: Any, loader: Loader) -> None:
         InputError: The numbers differ.
     """
     counted, epoch = trainer.num_training_batches, _epoch(trainer)
-    has_views = loader.dataset.source.view_text or loader.dataset.is_view_set
+    has_views = loader.dataset.source.view_text or loader.dataset.shared.views_set
     if (
         not has_views
         or trainer.limit_train_batches != 1.0

@@ -61,8 +61,8 @@ __all__ = ["Dataset"]
 _INTERNALS = {
     *("append", "close", "invoke", "iterator", "iterator1", "repeat", "stage", "with_epoch"),
     *("length", "nsamples", "pipeline", "repetitions", "size"),
-    *("check_one_to_one", "column_stages", "epoch_set", "epochs_set", "is_view_set", "moved_to"),
-    *("process_group", "refuse_other_version", "reopen", "replaces_bad_samples", "staged"),
+    *("check_one_to_one", "column_stages", "moved_to", "process_group", "refuse_other_version"),
+    *("replaces_bad_samples", "shared", "staged"),
 }
 """Methods that webdataset's pipelines and wdsplit's loaders call, and users do not."""
 
@@ -175,7 +175,7 @@ class Dataset(FluidPipeline):
 
     def _begin_with(self, source: AnySource, opened: Sequence[Opened], options: DatasetOptions) -> None:
         super().__init__(source)
-        self._shared = Shared(source, opened, choice_of(options))
+        self.shared = Shared(source, opened, choice_of(options))
         rank, world_size = options["rank"], options["world_size"]
         self._rank = None if rank is None and world_size is None else detect_rank(rank, world_size)
         self.process_group = options["process_group"]
@@ -186,7 +186,7 @@ class Dataset(FluidPipeline):
     @property
     def source(self) -> AnySource:
         """The first stage, with the views that were set last."""
-        return self._shared.source
+        return self.shared.source
 
     @property
     def manifest(self) -> Manifest:
@@ -227,17 +227,7 @@ class Dataset(FluidPipeline):
     def epoch(self) -> int:
         """The epoch of the next iteration."""
         times_set, following = self._following
-        return following if times_set == self._shared.epochs_set else self._shared.epoch
-
-    @property
-    def epoch_set(self) -> int:
-        """The epoch that was set last, whatever passes were made since."""
-        return self._shared.epoch
-
-    @property
-    def epochs_set(self) -> int:
-        """How often `set_epoch` was called."""
-        return self._shared.epochs_set
+        return following if times_set == self.shared.epochs_set else self.shared.epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration, here and in all workers, persistent or not.
@@ -254,7 +244,7 @@ class Dataset(FluidPipeline):
             InputError: The epoch is not an integer of at least 0, or the caller would split the samples a second time.
         """
         refuse_second_split(self.source.url, self.world)
-        self._shared.set_epoch(checked_epoch(epoch))
+        self.shared.set_epoch(checked_epoch(epoch))
 
     @property
     def replaces_bad_samples(self) -> bool:
@@ -285,21 +275,12 @@ class Dataset(FluidPipeline):
             WdsplitError: A view or a table of samples cannot be read.
         """
         refuse_unknown(options, CHOICES)
-        self._shared.set_views(choice_of({"view": view, **options}))
-
-    @property
-    def is_view_set(self) -> bool:
-        """Whether `set_view` was called."""
-        return self._shared.views_set > 0
+        self.shared.set_views(choice_of({"view": view, **options}))
 
     def refuse_other_version(self) -> None:
         """Refuse to iterate if another rank has opened another version of the dataset as the latest."""
         if self._rank is None and self.process_group is None:  # else ranks may have datasets of their own
-            self._shared.refuse_other_version()
-
-    def reopen(self, fingerprint: str) -> Manifest | None:
-        """Go to the older version of the dataset that has a fingerprint; return its manifest, or None if none has."""
-        return self._shared.reopen(fingerprint)
+            self.shared.refuse_other_version()
 
     def world(self) -> World:
         """Return rank and world size of this process.
@@ -382,8 +363,8 @@ class Dataset(FluidPipeline):
         Raises:
             InputError: The caller would split the samples a second time.
         """
-        outdated: Any = self._shared.follow()
-        source, epoch, times_set = self.source, self.epoch, self.epochs_set
+        outdated: Any = self.shared.follow()
+        source, epoch, times_set = self.source, self.epoch, self.shared.epochs_set
         refuse_second_split(source.url, self.world)
         if outdated is not None:
             return outdated  # type: ignore[no-any-return]
@@ -401,13 +382,13 @@ class Dataset(FluidPipeline):
 
     def _move_on(self, times_set: int, epoch: int) -> None:
         """Go on to the next epoch after a complete pass, unless an epoch was set since it began."""
-        if times_set == self.epochs_set:
+        if times_set == self.shared.epochs_set:
             self._following = times_set, epoch + 1
 
     @property
     def _times_chosen(self) -> int:
         """How often an epoch or a view was chosen, counted from 1."""
-        return 1 + self.epochs_set + self._shared.views_set
+        return 1 + self.shared.epochs_set + self.shared.views_set
 
     def _note_end(self, times_chosen: int, epoch: int) -> None:
         self._finished.array[:2] = times_chosen, epoch

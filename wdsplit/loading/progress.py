@@ -36,8 +36,8 @@ class Progress:
         self._dataset = dataset
         self._batch_size = batch_size
         self._counts: dict[tuple[World, ViewMark | None, int, Skips], tuple[int, int]] = {}
-        self._epochs_set = dataset.epochs_set
-        self._start = self._state = State(dataset.epoch_set, 0)
+        self._epochs_set = dataset.shared.epochs_set
+        self._start = self._state = State(dataset.shared.epoch, 0)
         self._num_delivered = 0
         self._is_chosen = True
         self._has_warned = self._has_begun = False
@@ -240,7 +240,7 @@ class Progress:
         found, newest = values.get("fingerprint") if isinstance(values, Mapping) else None, self._dataset.source
         if self._has_begun or not isinstance(found, str) or found == newest.fingerprint:
             return
-        manifest = self._dataset.reopen(found)
+        manifest = self._dataset.shared.reopen(found)
         if manifest is not None:
             self._source = self._dataset.source
             self._counts.clear()
@@ -263,9 +263,9 @@ class Progress:
 
     def _follow_dataset(self) -> None:
         """Choose the dataset's epoch if it was set meanwhile."""
-        if self._dataset.epochs_set != self._epochs_set:
-            self._epochs_set = self._dataset.epochs_set
-            self._go_to(self._dataset.epoch_set)
+        if self._dataset.shared.epochs_set != self._epochs_set:
+            self._epochs_set = self._dataset.shared.epochs_set
+            self._go_to(self._dataset.shared.epoch)
 
     def _go_to(self, epoch: int) -> None:
         self._is_chosen = True

@@ -20,7 +20,7 @@ def reshaped(loaders, world_size, state=None):
     return [loaders[rank % len(loaders)].reshape(rank, world_size, state) for rank in range(world_size)]
 
 
-@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"tail": "drop"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2, "workers": "thread"}, {"tail": "drop"}], ids=str)
 def test_ranks_that_come_and_go_get_the_batches_of_ranks_that_stay(numbers, options):
     loaders, epochs = loaders_of(numbers, WORLDS[0], **options), (0, 1)
     tail = options.get("tail", "pad")

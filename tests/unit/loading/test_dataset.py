@@ -61,7 +61,7 @@ def test_epochs_are_shared_with_derived_datasets_and_not_with_deep_copies_and_pi
     for other in (copy.deepcopy(base), pickle.loads(pickle.dumps(base))):
         assert other.epoch == 3
         other.set_epoch(4)
-        assert base.epoch_set == 3
+        assert base.shared.epoch == 3
     derived.set_epoch(5)
     assert base.epoch == 5
     assert [sample["__key__"] for sample in other] != [sample["__key__"] for sample in base]

@@ -127,7 +127,7 @@ def test_an_invalid_view_is_refused_when_it_is_chosen(path, chosen, problem):
         dataset.set_view(**chosen)
     assert problem in str(caught.value)
     assert rows_of(loader_of(dataset)) == list(HARD)
-    assert not dataset.is_view_set
+    assert not dataset.shared.views_set
 
 
 def test_a_view_of_another_dataset_is_refused(path, tmp_path):
@@ -187,7 +187,7 @@ def test_copies_have_the_view(path, copied):
     other.set_view("hard")
     assert rows_of(loader_of(other)) == list(HARD)
     assert rows_of(loader_of(other.at_rank(0, 1))) == list(HARD)
-    assert dataset.is_view_set == (copied is copy.copy)
+    assert bool(dataset.shared.views_set) == (copied is copy.copy)
 
 
 # State

@@ -160,8 +160,8 @@ def read_windows(
 def _read(places: Sequence[WindowPlace], scratch: Scratch, as_arrow: bool = False, salvages: bool = False) -> Block:
     """Return the samples of windows, with the fields of joined shards."""
     first, *joined = (
-        _Reading(part, salvages).block(scratch, as_arrow)
-        for part in zip(*(place.parts for place in places), strict=True)
+        _Reading(part, salvages, is_joined=number > 0).block(scratch, as_arrow)
+        for number, part in enumerate(zip(*(place.parts for place in places), strict=True))
     )
     return functools.reduce(Block.joined, joined, first)
 
@@ -195,13 +195,16 @@ class _Reading:
         places: The windows.
         salvages: As for `read_windows`.
         is_second: Whether a sample is read again, that was damaged: then its error is raised at once.
+        is_joined: Whether the samples are joined to others, which have their keys already.
 
     It reads pieces: of samples in memory a segment each, of large samples on a disk the header of each requested
     member, with its payload if that is small. `_at` says where a piece is in memory.
     """
 
-    def __init__(self, places: Sequence[WindowPlace], salvages: bool = False, is_second: bool = False) -> None:
-        self._places, self._salvages, self._is_second = places, salvages, is_second
+    def __init__(
+        self, places: Sequence[WindowPlace], salvages: bool = False, is_second: bool = False, is_joined: bool = False
+    ) -> None:
+        self._places, self._salvages, self._is_second, self._is_joined = places, salvages, is_second, is_joined
         shard = places[0].shard
         self._names, self._columns = shard.names, shard.columns
         self._suffixes = [b"." + name.encode() for name in self._names]
@@ -227,7 +230,7 @@ class _Reading:
         self._read(scratch)
         repaired = {row: self._again(row) for row in self._wrong_rows().tolist()}
         copies = {row: block for row, block in repaired.items() if isinstance(block, Block)}
-        keys = self._keys(list(repaired))
+        keys = np.full(len(self._sizes), "", object) if self._is_joined else self._keys(list(repaired))
         for row, copy in copies.items():
             keys[row] = copy.keys[0]
         fields: dict[str, Payloads] = {}
