@@ -20,6 +20,8 @@ from multiprocessing.context import BaseContext
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
+import numpy as np
+
 from wdsplit.errors import InputError, MissingDependencyError, TopologyError, did_you_mean
 from wdsplit.loading.ahead import Ahead
 from wdsplit.loading.announcing import announce
@@ -32,7 +34,7 @@ from wdsplit.loading.running import Running
 from wdsplit.loading.statistics import Statistics
 from wdsplit.loading.transport.batch_memory import Pool
 from wdsplit.loading.transport.collate import Output, Strings, weave, weave_group, weave_packs
-from wdsplit.loading.transport.counters import Clock, Totals
+from wdsplit.loading.transport.counters import COUNTED, Clock
 from wdsplit.loading.transport.thread_workers import NoWorkers, Parcels, Threads
 from wdsplit.loading.worker import SubBatches
 from wdsplit.notebook import html_table
@@ -179,7 +181,7 @@ class Loader:
         self._pools: dict[int, Pool] = {}
         self.log_every_s = log_every_s
         self.clock = Clock()
-        self._counted = Totals()
+        self._counted = np.zeros(len(COUNTED), np.int64)
         self._logged: Statistics | None = None
         self._log_at: float | None = None
         self.ahead: Callable[[Steps], Ahead] | None = None  # set by `to_device` and `JaxLoader`
@@ -327,7 +329,7 @@ class Loader:
     def __getstate__(self) -> dict[str, Any]:
         """Leave workers and statistics out of a copy, which has its own."""
         workers = dict.fromkeys(("_sub_batches", "_processes", "_running"))
-        counts = {"clock": Clock(), "_counted": Totals(), "_logged": None, "_log_at": None}
+        counts = {"clock": Clock(), "_counted": np.zeros(len(COUNTED), np.int64), "_logged": None, "_log_at": None}
         return {**self.__dict__, "progress": copy.copy(self.progress), "_pools": {}, **workers, **counts}
 
     if not TYPE_CHECKING:  # type checkers would take any name for an attribute
@@ -408,9 +410,9 @@ class Loader:
             Counts, bytes and seconds since the loader was made; as text, a summary with advice.
         """
         running, clock, state = self._sub_batches, self.clock, self.progress.state
-        made = self._counted if running is None else self._counted.plus(running.counters.total())
+        made = self._counted if running is None else self._counted + running.counters.total()
         return Statistics(
-            **made._asdict(),
+            **dict(zip(COUNTED, made.tolist(), strict=True)),
             batches=clock.batches,
             samples=clock.samples,
             wait_s=clock.wait_s,
@@ -466,7 +468,7 @@ class Loader:
             is_alike = kept.source is source and (kept.world, kept.skips) == (steps.world, steps.skips)
             if is_alike and self.persistent_workers and processes is not None and processes.are_alive():
                 return kept
-            self._counted = self._counted.plus(kept.counters.total())
+            self._counted = self._counted + kept.counters.total()
         made = SubBatches(
             self.dataset,
             source,

@@ -1,4 +1,4 @@
-"""The keyword arguments of `Dataset`, `mix` and `set_view`: their types, defaults and checks, in one place."""
+"""Keyword arguments of `Dataset`, `mix`, `Samples` and `set_view`: their types, defaults and checks, in one place."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ __all__ = [
     "CHOICES",
     "AllOptions",
     "DatasetOptions",
+    "SamplesOptions",
     "UnitOptions",
     "access_of",
     "bad_samples_of",
@@ -41,6 +42,36 @@ class ViewOptions(TypedDict, total=False):
     exclude: Annotated[Any, None]
 
 
+class SamplesOptions(ViewOptions, total=False):
+    """The options of `Samples`."""
+
+    view: Annotated[Any, None]
+    seed: Annotated[int, 0]
+    fields: Annotated[Sequence[str] | None, None]
+    join: Annotated[Sequence[str], ()]
+    storage_options: Annotated[Mapping[str, Any] | None, None]
+    fs: Annotated[Any, None]
+    connections: Annotated[int, Access.connections]
+    cache_dir: Annotated[str | os.PathLike[str] | None, None]
+    cache_size: Annotated[int | str | None, None]
+    verify: Annotated[bool, False]
+
+
+class DatasetOptions(SamplesOptions, total=False):
+    """The options of `mix`; `rank`, `lanes` and others are of epochs, which `Samples` does not have."""
+
+    shuffle: Annotated[bool, True]
+    tail: Annotated[Tail, "pad"]
+    lanes: Annotated[int | None, None]
+    rank: Annotated[int | None, None]
+    world_size: Annotated[int | None, None]
+    process_group: Annotated[Any, None]
+    read_ahead_bytes: Annotated[int | None, None]
+    on_bad_sample: Annotated[Literal["raise", "substitute"], "raise"]
+    max_bad_samples: Annotated[int | float, 0.01]
+    bad_samples_file: Annotated[str | os.PathLike[str] | None, None]
+
+
 class UnitOptions(ViewOptions, total=False):
     """Also how often samples come, and which come together."""
 
@@ -53,31 +84,6 @@ class UnitOptions(ViewOptions, total=False):
     budget: Annotated[int | None, None]
     long: Annotated[str | None, None]
     allow_pads: Annotated[bool, False]
-
-
-class DatasetOptions(ViewOptions, total=False):
-    """The options of `mix`."""
-
-    view: Annotated[Any, None]
-    seed: Annotated[int, 0]
-    shuffle: Annotated[bool, True]
-    tail: Annotated[Tail, "pad"]
-    lanes: Annotated[int | None, None]
-    rank: Annotated[int | None, None]
-    world_size: Annotated[int | None, None]
-    process_group: Annotated[Any, None]
-    fields: Annotated[Sequence[str] | None, None]
-    join: Annotated[Sequence[str], ()]
-    storage_options: Annotated[Mapping[str, Any] | None, None]
-    fs: Annotated[Any, None]
-    read_ahead_bytes: Annotated[int | None, None]
-    connections: Annotated[int, Access.connections]
-    cache_dir: Annotated[str | os.PathLike[str] | None, None]
-    cache_size: Annotated[int | str | None, None]
-    verify: Annotated[bool, False]
-    on_bad_sample: Annotated[Literal["raise", "substitute"], "raise"]
-    max_bad_samples: Annotated[int | float, 0.01]
-    bad_samples_file: Annotated[str | os.PathLike[str] | None, None]
 
 
 class AllOptions(DatasetOptions, UnitOptions, total=False):
@@ -117,7 +123,7 @@ def choice_of(options: Mapping[str, Any]) -> dict[str, Any]:
     return {**{name: options.get(name) for name in CHOICES}, "allow_pads": options.get("allow_pads") or None}
 
 
-def checked_options(options: DatasetOptions, window: int | None = None, kind: Any = DatasetOptions) -> AllOptions:
+def checked_options(options: SamplesOptions, window: int | None = None, kind: Any = DatasetOptions) -> AllOptions:
     """Return all options, with numpy integers as plain ones, and defaults for options that were not given.
 
     Args:
@@ -129,8 +135,8 @@ def checked_options(options: DatasetOptions, window: int | None = None, kind: An
         InputError: Values are invalid; the error names all of them.
         TypeError: There is no such option.
     """
-    defaults = {name: hint.__metadata__[0] for name, hint in _hints(kind).items()}
-    refuse_unknown(options, defaults)
+    refuse_unknown(options, _hints(kind))
+    defaults = {name: hint.__metadata__[0] for name, hint in _hints(AllOptions).items()}
     given: dict[str, Any] = {**defaults, **options}
     for name in ("seed", "lanes", "read_ahead_bytes", "connections"):
         given[name] = whole(given[name])

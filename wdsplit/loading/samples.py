@@ -19,9 +19,16 @@ from wdsplit.errors import InputError, PipelineError
 from wdsplit.loading.fluid import FluidStages
 from wdsplit.loading.joined import read_joined
 from wdsplit.loading.opening import open_dataset
-from wdsplit.loading.options import access_of, checked_epoch, checked_options
+from wdsplit.loading.options import (
+    SamplesOptions,
+    access_of,
+    checked_epoch,
+    checked_options,
+    choice_of,
+    with_flat_signature,
+)
 from wdsplit.loading.reading.numbered import NumberedSamples, checked_number, missing_key
-from wdsplit.loading.reading.source import Access, Source
+from wdsplit.loading.reading.source import Source
 from wdsplit.loading.stage_kinds import why_not_one_to_one
 from wdsplit.loading.stages.randomness import at_epoch
 from wdsplit.loading.transport.shared_integers import SharedIntegers
@@ -37,7 +44,7 @@ from wdsplit.storage.locks import ProcessLock
 
 if TYPE_CHECKING:
     from torch.utils.data import Dataset as TorchDataset
-    from typing_extensions import Self
+    from typing_extensions import Self, Unpack
 
     MapDataset = TorchDataset[dict[str, Any]]
 else:
@@ -167,52 +174,29 @@ class Samples(FluidStages, MapDataset):
         InputError: An option is invalid.
     """
 
+    @with_flat_signature(SamplesOptions)
     def __init__(
         self,
         path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
         *,
-        seed: int = 0,
-        fields: Sequence[str] | None = None,
-        join: Sequence[str] = (),
         limit: int | None = None,
         version: int | None = None,
-        view: Any = None,
-        where: str | None = None,
-        keys: Any = None,
-        exclude: Any = None,
-        storage_options: Mapping[str, Any] | None = None,
-        fs: Any = None,
-        connections: int = Access.connections,
-        cache_dir: str | os.PathLike[str] | None = None,
-        cache_size: int | str | None = None,
-        verify: bool = False,
+        **options: Unpack[SamplesOptions],
     ) -> None:
-        chosen = checked_options(
-            {
-                "seed": seed,
-                "fields": fields,
-                "join": join,
-                "storage_options": storage_options,
-                "fs": fs,
-                "connections": connections,
-                "cache_dir": cache_dir,
-                "cache_size": cache_size,
-                "verify": verify,
-            }
-        )
-        url, all_samples, access = open_dataset(path, access_of(chosen), cache_dir, fs, version)
+        chosen = checked_options(options, kind=SamplesOptions)
+        url, all_samples, access = open_dataset(path, access_of(chosen), chosen["cache_dir"], chosen["fs"], version)
         manifest = all_samples if limit is None else first_samples(all_samples, whole(limit))
-        options = OrderOptions(chosen["seed"], False, manifest.lanes, manifest.window, "pad")
+        order = OrderOptions(chosen["seed"], False, manifest.lanes, manifest.window, "pad")
         joined = read_joined(url, all_samples, access, chosen["join"])
-        source = Source(url, manifest, options, chosen["fields"], access, joined=joined)
-        if isinstance(view, Mapping):
+        source = Source(url, manifest, order, chosen["fields"], access, joined=joined)
+        if isinstance(chosen["view"], Mapping):
             raise InputError(
                 "Samples takes one view, not a view for each epoch",
                 place=source.url,
                 expected="the name of a view, or a wdsplit.View",
-                found=reprlib.repr(view),
+                found=reprlib.repr(chosen["view"]),
             )
-        choice = {"view": view, "where": where, "keys": keys, "exclude": exclude}
+        choice = choice_of(chosen)
         if any(each is not None for each in choice.values()):
             limit = None if manifest is all_samples else manifest.num_samples
             views = chosen_views(source.storage(), all_samples, choice, limit, access.storage_options)

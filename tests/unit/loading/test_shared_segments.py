@@ -121,3 +121,13 @@ def test_the_bytes_under_way_are_bounded_but_one_part_always_has_room():
     ring.place([b"x"], 40)
     ring.release()
     assert ring.has_room(60, 100)
+
+
+def test_arrays_inside_of_values_have_memory_of_their_own():
+    """No batch copies them: they must not lie in a segment that is used again."""
+    memory = SharedMemory()
+    ring, segments = Ring(0, memory, 1), Segments([memory])
+    (kept,) = segments.parcel(ring.place([collate([[[np.arange(1000)]]])], 8000))
+    ring.release()
+    segments.parcel(ring.place([collate([[[np.zeros(1000, np.int64)]]])], 8000))
+    assert kept[0].data[0][0].tolist() == list(range(1000))

@@ -7,38 +7,25 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import NamedTuple
 
+from wdsplit.arrays import Int64
 from wdsplit.loading.transport.shared_integers import SharedIntegers
 from wdsplit.storage.traffic import Traffic
 
-__all__ = ["Clock", "Counters", "Totals"]
+__all__ = ["COUNTED", "Clock", "Counters"]
 
-_SAMPLES, _BYTES, _READ, _REUSED, _FETCHED, _RETRIES, _BAD = range(7)
+COUNTED = "samples_made", "num_bytes", "windows_read", "windows_reused", "fetched_bytes", "retries", "bad_samples"
+"""What workers count: fields of `Statistics`."""
+
+_SAMPLES, _BYTES, _READ, _REUSED, _FETCHED, _RETRIES, _BAD = range(len(COUNTED))
 _GAPS_KEPT = 10_000
 
 
-class Totals(NamedTuple):
-    """Counts of what workers made and read."""
-
-    samples_made: int = 0
-    num_bytes: int = 0
-    windows_read: int = 0
-    windows_reused: int = 0
-    fetched_bytes: int = 0
-    retries: int = 0
-    bad_samples: int = 0
-
-    def plus(self, other: Totals) -> Totals:
-        """Return the sums."""
-        return Totals(*(a + b for a, b in zip(self, other, strict=True)))
-
-
 class Counters:
-    """What the workers of a loader have made: `Totals` of each."""
+    """What the workers of a loader have made and read."""
 
     def __init__(self, num_workers: int) -> None:
-        self._rows = SharedIntegers(num_workers, len(Totals._fields))
+        self._rows = SharedIntegers(num_workers, len(COUNTED))
         self._bad = SharedIntegers(num_workers, 2)
 
     def made(self, worker: int, samples: int, num_bytes: int) -> None:
@@ -66,9 +53,10 @@ class Counters:
         found[worker, 1] += 1
         return int(found[found[:, 0] == iteration, 1].sum())
 
-    def total(self) -> Totals:
-        """Return what all workers have made together."""
-        return Totals(*self._rows.array.sum(axis=0).tolist())
+    def total(self) -> Int64:
+        """Return what all workers have counted together: int64, in the order of `COUNTED`."""
+        total: Int64 = self._rows.array.sum(axis=0)
+        return total
 
 
 class Clock:
