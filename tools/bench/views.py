@@ -1,9 +1,10 @@
 """Compare reading views of a dataset with reading all of it: how many samples a second.
 
-The views are half of the samples, drawn and every second one; a tenth; and one of a hundred. All are read in batches of
-256 by one process, in turn, each in a process of its own, of which the second epoch counts; samples have about 1 kB,
-10 kB and 100 kB, shards about 25 MB. Printed are medians and what share of the speed of the whole dataset they are; and
-the bytes that were read for each byte of a sample.
+The views are half of the samples, drawn and every second one; a tenth; one of a hundred; and all of them, in groups of
+similar sizes. They are read in batches of 256, a group in a batch of its own, by one process, in turn, each in a
+process of its own, of which the second epoch counts; samples have about 1 kB, 10 kB and 100 kB, shards about 25 MB.
+Printed are medians and what share of the speed of the whole dataset they are; and the bytes that were read for each
+byte of a sample.
 
 Example: python -m tools.bench.views --output /dev/shm
 """
@@ -24,22 +25,24 @@ ROWS = {1_000: 300_000, 10_000: 60_000, 100_000: 8_000}
 """Samples by the bytes of each."""
 SHARD_BYTES = 25_000_000
 WHOLE = "wdsplit, all samples"
+GROUPS = "groups of 32"
 VIEWS = {
     WHOLE: (1, 1),
     "half, drawn": (0, 2),
     "every second": (2, 1),
     "a tenth, drawn": (0, 10),
     "1 %, drawn": (0, 100),
+    GROUPS: (1, 1),
 }
 """Every n-th sample; or, if n is 0, one of so many is drawn."""
-AIMED = ("half, drawn", "every second")
+AIMED = ("half, drawn", "every second", GROUPS)
 AIM = 0.8
 COLUMNS = ("speed", "by_busy", "times")
 BATCH_SIZE = 256
 
 
 def make_table(path: Path, num_rows: int, num_bytes: int) -> None:
-    """Write rows of about so many incompressible bytes, and a label."""
+    """Write rows of about so many incompressible bytes, and one of three labels."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -49,7 +52,7 @@ def make_table(path: Path, num_rows: int, num_bytes: int) -> None:
         for first in range(0, num_rows, 2_000):
             sizes = chance.integers(num_bytes * 3 // 4, num_bytes * 5 // 4, min(2_000, num_rows - first))
             rows = [chance.bytes(int(size)) for size in sizes]
-            writer.write_table(pa.table([rows, chance.integers(0, 1000, len(rows))], schema=schema))
+            writer.write_table(pa.table([rows, chance.integers(0, 3, len(rows))], schema=schema))
 
 
 def read_once(folder: str, name: str, num_workers: int) -> Result:
@@ -62,11 +65,14 @@ def read_once(folder: str, name: str, num_workers: int) -> Result:
 
     dataset = Dataset(folder)
     chance, (every, one_of) = np.random.default_rng(0), VIEWS[name]
-    if name != WHOLE:
+    batch_size = BATCH_SIZE
+    if name == GROUPS:
+        dataset, batch_size = Dataset(folder, group="label", size=32, allow_pads=True), 1
+    elif name != WHOLE:
         counts = dataset.manifest.shards.num_real.tolist()
         masks = [np.arange(n) % every == 0 if every else chance.random(n) < 1 / one_of for n in counts]
         dataset = Dataset(folder, view=View(name, Selection.of_masks(masks)))
-    loader = Loader(dataset, BATCH_SIZE, num_workers=num_workers)
+    loader = Loader(dataset, batch_size, num_workers=num_workers)
     for _ in loader:
         pass
     gc.collect()  # of all that was imported, which takes as long as thousands of samples
