@@ -203,12 +203,12 @@ def a_comparison_that_fails(path, rank):
     def broken(*arguments, **options):
         raise OSError("the disk is gone")
 
-    given = _Record.given
+    given = _Record.deliveries
     if not rank:
-        _Record.given = broken
+        _Record.deliveries = broken
     loader = loader_of(path, rank=0, world_size=1)
     result = outcome_of(audited, loader, between=lambda batches, epoch, step: "stop" if step == 2 else None)
-    _Record.given = given
+    _Record.deliveries = given
     return result
 
 

@@ -216,7 +216,8 @@ def audit_order(order: EpochOrder, options: AuditOptions) -> Iterator[Finding]:
     if even:
         steps = [len(rank) for rank in ranks]
         few = "" if any(steps) else ", so there is nothing to train on"
-        yield Finding(epoch, "equal steps", len(set(steps)) == 1, f"batches of each rank: {_spread(steps)}{few}")
+        counts = " to ".join(f"{count:,}" for count in sorted({min(steps), max(steps)}))
+        yield Finding(epoch, "equal steps", len(set(steps)) == 1, f"batches of each rank: {counts}{few}")
         evidence = f"{count:,} positions: the same steps as 1 rank without workers, batch {options.global_batch}"
         yield Finding(epoch, "same batches", same and next(alone, None) is None, evidence)
     yield once
@@ -251,7 +252,7 @@ def _measure_mixing(order: EpochOrder, options: AuditOptions) -> Iterator[Findin
 def _measure_classes(source: Source, order: EpochOrder, options: AuditOptions) -> Iterator[Finding]:
     """Say how well classes are mixed in the batches of a rank, if the dataset has classes."""
     topology = options.world_size, options.batch_size
-    found = measure_classes(source.storage(), source.manifest, order, *topology, options.class_field)
+    found = measure_classes(source, order, *topology, options.class_field)
     if found is None:
         return
     mixing, error = found.mixing, 0.0 if found.is_exact else found.mixing.error
@@ -269,7 +270,7 @@ def _measure_classes(source: Source, order: EpochOrder, options: AuditOptions) -
 
 def _audit_once(order: EpochOrder, given: Iterable[Int64], options: AuditOptions) -> Finding:
     """Check that each sample is given once, that only what the tail allows is left out, and the rest are pads."""
-    seen, due, pads = _count_seen(order, given)
+    seen, due, pads = _count_seen(order, given, options.batch_size)
     num_others, repeated = int(seen[due == 0].sum()), int(((seen > due) & (due > 0)).sum())
     missing = int(np.maximum(due - seen, 0).sum())
     num_given = _positions_given(order, options.global_batch)
@@ -296,16 +297,15 @@ def _positions_given(order: EpochOrder, global_batch: int) -> int:
     return steps * global_batch
 
 
-def _spread(values: list[int]) -> str:
-    return f"{values[0]:,}" if len(set(values)) == 1 else f"{min(values):,} to {max(values):,}"
-
-
-def _count_seen(order: EpochOrder, given: Iterable[Int64]) -> tuple[Int64, Int64, int]:
+def _count_seen(order: EpochOrder, given: Iterable[Int64], batch_size: int) -> tuple[Int64, Int64, int]:
     """Count how often each sample of the dataset is given, without pads; how often it is due; and the pads."""
     base = np.concatenate([[0], np.cumsum(order.totals)])
     seen = np.zeros(int(base[-1]), np.int64)
     pads = 0
-    for positions in _in_large_chunks(given):
+    given = iter(given)
+    together = max(1, _POSITIONS_AT_ONCE // batch_size)  # locating many positions at once is faster
+    while some := list(islice(given, together)):
+        positions = np.concatenate(some)
         located = order.locate(positions)
         real = ~located.pad
         pads += int((~order.is_real(positions)).sum())
@@ -316,20 +316,6 @@ def _count_seen(order: EpochOrder, given: Iterable[Int64]) -> tuple[Int64, Int64
         samples = items.samples if items.pads is None else items.samples[~items.pads]
         due.append(np.bincount(samples, minlength=total))
     return seen, np.concatenate(due), pads
-
-
-def _in_large_chunks(arrays: Iterable[Int64]) -> Iterator[Int64]:
-    """Concatenate arrays to chunks of about a million entries: locating many positions at once is faster."""
-    chunk: list[Int64] = []
-    size = 0
-    for array in arrays:
-        chunk.append(array)
-        size += len(array)
-        if size >= _POSITIONS_AT_ONCE:
-            yield np.concatenate(chunk)
-            chunk, size = [], 0
-    if chunk:
-        yield np.concatenate(chunk)
 
 
 def _audit_resume(order: EpochOrder, options: AuditOptions) -> Finding:

@@ -16,9 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsplit.arrays import Int64
-from wdsplit.checks.keys import keys_and_labels
-from wdsplit.checks.places import parts_of, samples_at
-from wdsplit.checks.sample_files import save_samples
+from wdsplit.checks.samples import keys_and_labels, parts_of, samples_at, save_samples
 from wdsplit.checks.states import read_state
 from wdsplit.errors import InputError, StateError, WdsplitError
 from wdsplit.loading.opening import open_source

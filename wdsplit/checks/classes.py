@@ -11,16 +11,16 @@ import numpy as np
 import pyarrow as pa
 
 from wdsplit.checks.mixing import Batches, ClassMixing, class_mixing, draw_batches
-from wdsplit.checks.places import read_fields, small_bytes
+from wdsplit.checks.samples import MAX_LABEL_BYTES, read_texts
 from wdsplit.errors import InputError, did_you_mean
+from wdsplit.loading.reading.source import Source
 from wdsplit.order.epoch import EpochOrder
 from wdsplit.shards.manifest import Manifest
-from wdsplit.storage.interface import ReadableStorage
 
 __all__ = ["MixedClasses", "measure_classes"]
 
 _MAX_LABELS, _MAX_REMOTE_LABELS = 2**16, 2**11
-"""Approximate number of labels to read; each label of a remote dataset takes up to three small requests."""
+"""Approximate number of labels to read; each label of a remote dataset may take three small requests."""
 _MAX_REMOTE_BYTES = 64 * 1024**2
 """A remote dataset up to this size is read whole."""
 _MIN_BATCHES = 16
@@ -49,18 +49,12 @@ class MixedClasses:
 
 
 def measure_classes(
-    storage: ReadableStorage,
-    manifest: Manifest,
-    order: EpochOrder,
-    world_size: int,
-    batch_size: int,
-    field: str | None = None,
+    source: Source, order: EpochOrder, world_size: int, batch_size: int, field: str | None = None
 ) -> MixedClasses | None:
     """Read the labels of an epoch's batches, or of some of them, and compare their classes.
 
     Args:
-        storage: Where the dataset is.
-        manifest: Its manifest.
+        source: The dataset.
         order: The order of the epoch.
         world_size: Number of ranks.
         batch_size: Samples per batch on each rank.
@@ -74,16 +68,15 @@ def measure_classes(
         InputError: The dataset does not have `field`, or its values are not classes.
         WdsplitError: A shard is missing or damaged.
     """
+    manifest = source.manifest
     names = _fields(manifest, field)
     if not names or batch_size < 2 or not order.num_samples:
         return None
     is_small = manifest.num_bytes <= _MAX_REMOTE_BYTES
-    max_labels = _MAX_REMOTE_LABELS if storage.is_remote and not is_small else _MAX_LABELS
+    max_labels = _MAX_REMOTE_LABELS if source.storage().is_remote and not is_small else _MAX_LABELS
     batches = draw_batches(order, world_size, batch_size, max_labels, _MIN_BATCHES)
-    whole = batches.is_all and is_small
-    shard, sample = batches.samples.shard, batches.samples.sample
-    labels = read_fields(storage, manifest, shard, sample, names, whole, small_bytes)
-    found = [_mixed(name, labels[name], batches, manifest, field is not None) for name in names]
+    labels = read_texts(source, batches.samples.shard, batches.samples.sample, names, batches.is_all and is_small)
+    found = [_mixed(*each, batches, manifest, field is not None) for each in zip(names, labels, strict=True)]
     classes = (each for each in found if each is not None)
     return max(classes, key=lambda each: each.mixing.chi_squared / each.mixing.ideal, default=None)
 
@@ -102,16 +95,16 @@ def _fields(manifest: Manifest, field: str | None) -> list[str]:
 
 
 def _mixed(
-    name: str, labels: list[bytes | None], batches: Batches, manifest: Manifest, is_requested: bool
+    name: str, labels: list[str | None], batches: Batches, manifest: Manifest, is_requested: bool
 ) -> MixedClasses | None:
-    encoded = pa.array(labels, pa.binary()).dictionary_encode(null_encoding="encode")
+    encoded = pa.array(labels, pa.string()).dictionary_encode(null_encoding="encode")
     num_classes = len(encoded.dictionary)
-    if num_classes * _FEWEST_PER_CLASS > len(labels):
+    if num_classes * _FEWEST_PER_CLASS > len(labels) or encoded.dictionary.null_count == num_classes:
         if is_requested:
             raise InputError(
-                f"field {name!r} has no classes: almost all of its values are different",
-                expected="values that many samples share",
-                found=f"{num_classes:,} values in {len(labels):,} samples",
+                f"field {name!r} has no classes",
+                expected=f"values of at most {MAX_LABEL_BYTES} bytes that many samples share",
+                found=f"{num_classes - encoded.dictionary.null_count:,} such values in {len(labels):,} samples",
                 remedy="choose a field of classes with class_field (--class-field)",
             )
         return None

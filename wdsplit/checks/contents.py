@@ -15,13 +15,14 @@ import numpy as np
 import pyarrow as pa
 
 from wdsplit.arrays import Int64
-from wdsplit.checks.places import read_fields
+from wdsplit.checks.samples import read_fields
 from wdsplit.fields.image_sizes import image_sizes, is_image
 from wdsplit.loading.reading.block import head
 from wdsplit.order.hashing import hash_stream
 from wdsplit.order.numbers import SampleNumbers
 from wdsplit.shards.manifest import Field, Manifest
 from wdsplit.storage.interface import ReadableStorage
+from wdsplit.texts import class_name
 
 __all__ = ["Contents", "FieldContents", "ImageSizes", "read_contents"]
 
@@ -155,8 +156,7 @@ def _classes(labels: list[bytes | None], names: tuple[str, ...], max_distinct: f
     texts = {label.decode("utf-8", "backslashreplace"): count for label, count in counts.items() if label is not None}
     found = dict.fromkeys(names, 0)
     for text in sorted(texts, key=lambda text: (not text.isdecimal(), int(text) if text.isdecimal() else 0, text)):
-        is_named = text.isdecimal() and int(text) < len(names)
-        name = names[int(text)] if is_named else text
+        name = class_name(text, names)
         found[name] = found.get(name, 0) + texts[text]
     return found
 

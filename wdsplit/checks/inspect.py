@@ -11,17 +11,15 @@ from wdsplit.checks.contents import Contents, read_contents
 from wdsplit.errors import InputError
 from wdsplit.loading.opening import open_source
 from wdsplit.loading.reading.numbered import NumberedSamples
-from wdsplit.loading.reading.open_shard import open_shard
 from wdsplit.notebook import html_table
 from wdsplit.order.numbers import SampleNumbers
 from wdsplit.order.split import readers_per_lane
 from wdsplit.order.trace import Trace, reading_advice
 from wdsplit.shards.annotations import ANNOTATIONS, Annotation
 from wdsplit.shards.files import versions_with_erased
-from wdsplit.shards.manifest import Field, Manifest, fields_table
+from wdsplit.shards.manifest import Field, fields_table
 from wdsplit.shards.versions import Version
 from wdsplit.shards.views import VIEWS, StoredView
-from wdsplit.storage.interface import ReadableStorage
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -107,7 +105,8 @@ def inspect(url: str, samples: int = 3, **options: Any) -> Inspection:
     storage, manifest = source.storage(), source.manifest
     units = source.selection_at(0)
     numbers = SampleNumbers(manifest.shards.num_real, None if units is None else units.chosen)
-    first = _first_samples(storage, manifest, numbers, samples)
+    *places, _ = numbers.places(np.arange(min(samples, len(numbers))))
+    reader = NumberedSamples(storage, manifest, lambda number: source.open_shard(storage, number, directly=True))
     views, bad_views = VIEWS.scan(storage, manifest)
     annotations, bad_annotations = ANNOTATIONS.scan(storage, manifest)
     return Inspection(
@@ -128,23 +127,13 @@ def inspect(url: str, samples: int = 3, **options: Any) -> Inspection:
             for kind, bad in (("view", bad_views), ("annotation", bad_annotations))
             for name, error in bad.items()
         },
-        first_samples=first,
+        first_samples=tuple(reader.read(reader.numbers.of(*places))),
         provenance=manifest.provenance,
         view=source.view_text,
         num_stored=manifest.num_samples,
         history=manifest.history,
         with_erased=versions_with_erased(storage, manifest),
     )
-
-
-def _first_samples(
-    storage: ReadableStorage, manifest: Manifest, numbers: SampleNumbers, count: int
-) -> tuple[dict[str, Any], ...]:
-    """Return the first of some samples."""
-    *places, _ = numbers.places(np.arange(min(count, len(numbers))))
-    names = manifest.field_names
-    reader = NumberedSamples(storage, manifest, lambda number: open_shard(storage, manifest.shards[number], names))
-    return tuple(reader.read(reader.numbers.of(*places)))
 
 
 @dataclass(frozen=True)

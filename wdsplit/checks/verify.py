@@ -256,22 +256,14 @@ def _check(
             with _noted(problems):
                 read_annotation(storage, annotation, manifest.shards[number])
         if side is not None:
-            problems += _check_side_shard(storage, annotation, side, number, hashes)
+            found, side_hashes = _check_shard(storage, side, side.shards[number])
+            if not found and len(hashes) and not np.array_equal(side_hashes, hashes):
+                url = f"{storage.url}/{side.shards[number].path}"
+                found = [CorruptDataError("a side shard has other keys than its shard", place=url, url=url)]
+            for problem in found:
+                problem.remedy = ANNOTATIONS.remedy(annotation.name)
+            problems += found
     return _Finding(number, tuple(problems), hashes, images)
-
-
-def _check_side_shard(
-    storage: ReadableStorage, annotation: Annotation, side: Manifest, number: int, hashes: Hashes
-) -> list[WdsplitError]:
-    """Return the problems of a side shard, given the hashes of the keys of its shard, if these can be read."""
-    problems, found = _check_shard(storage, side, side.shards[number])
-    if not problems and len(hashes) and not np.array_equal(found, hashes):
-        url = f"{storage.url}/{side.shards[number].path}"
-        others = CorruptDataError("a side shard has other keys than its shard", place=url, url=url)
-        problems.append(others)
-    for problem in problems:
-        problem.remedy = ANNOTATIONS.remedy(annotation.name)
-    return problems
 
 
 def _check_shard(storage: ReadableStorage, manifest: Manifest, listed: Shard) -> tuple[list[WdsplitError], Hashes]:

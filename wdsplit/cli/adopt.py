@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 import wdsplit
 from wdsplit.cli.help import command
 from wdsplit.cli.options import NAMES, Running, dataset_argument, engine_options, json_option, options_of
 from wdsplit.cli.progress import progress_bar
-from wdsplit.cli.terminal import Result, audit_line, rates_text, totals_text
+from wdsplit.cli.terminal import Result, rates_text, totals_text
 from wdsplit.conversion.plan.options import IndexOptions
 from wdsplit.urls import shown_url
 
@@ -45,23 +44,23 @@ def index_command(dataset: str, running: Running, **arguments: Any) -> Result:
     the width and height of its image, numbers and classes. Views can then select samples by these columns.
     """
     options = IndexOptions(**arguments)
-    with progress_bar("indexing", running.log) as bar:
+    index_tars = wdsplit.index_tars  # imported before the clock starts
+    with progress_bar("indexing") as bar:
 
         def report(progress: IndexProgress) -> None:
             done, total = progress.tars, progress.num_tars
             bar.update(done, total, unit="tars", samples=progress.samples, bytes=progress.num_bytes)
 
-        index_tars, started = wdsplit.index_tars, time.monotonic()  # imported before the clock starts
         manifest = index_tars(dataset, options, report, engine=running.open())
-    elapsed_s, url = time.monotonic() - started, shown_url(dataset)
+    url = shown_url(dataset)
     fields = [field.name for field in manifest.fields]
     columns = manifest.samples.names if manifest.samples is not None else None
     lines = [f"{url}: {totals_text(manifest)}", f"fields: {', '.join(fields)}"]
     if columns is not None:
         lines.append(f"sample tables: {', '.join(columns)}")
     lines.append(f"lanes {manifest.lanes}, window {manifest.window}")
-    rates = rates_text(manifest.num_samples + manifest.num_pads, manifest.num_bytes, elapsed_s)
-    lines.append(f"took {elapsed_s:.1f} s ({rates})")
+    rates = rates_text(manifest.num_samples + manifest.num_pads, manifest.num_bytes, bar.elapsed_s)
+    lines.append(f"{bar.took} ({rates})")
     value = {
         "dataset": url,
         "samples": manifest.num_samples,
@@ -74,4 +73,4 @@ def index_command(dataset: str, running: Running, **arguments: Any) -> Result:
         "left_out": manifest.provenance.get("num_left_out", 0),
         "sample_columns": columns,
     }
-    return Result("\n".join(lines), value, [audit_line(url, vars(options))])
+    return Result("\n".join(lines), value)

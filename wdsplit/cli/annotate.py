@@ -1,19 +1,14 @@
-"""`wdsplit annotate`: join columns and fields of a table to the samples of a dataset."""
+"""`wdsplit annotate` and `map`: join to samples the columns and fields of a table, or what a function returns."""
 
 from __future__ import annotations
 
-import json
-import keyword
-import shlex
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TextIO
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import click
 
 import wdsplit
-from wdsplit.annotating.options import DUPLICATES, AnnotateOptions
+from wdsplit.annotating.options import DUPLICATES, AnnotateOptions, MapOptions
 from wdsplit.cli.help import argument, command, option
 from wdsplit.cli.options import (
     NAMES,
@@ -25,9 +20,9 @@ from wdsplit.cli.options import (
     options_of,
     parse_mapping,
 )
-from wdsplit.cli.progress import progress_bar
+from wdsplit.cli.progress import Bar, progress_bar
 from wdsplit.cli.stored import drop_stored, joined_text, list_stored, stored_options
-from wdsplit.cli.terminal import Result, stderr
+from wdsplit.cli.terminal import Result
 from wdsplit.texts import counted, human_bytes
 from wdsplit.urls import shown_url
 
@@ -35,8 +30,10 @@ if TYPE_CHECKING:
     from wdsplit.annotating.writing import AnnotateProgress
     from wdsplit.shards.annotations import Annotation
 
-__all__ = ["annotate_command", "as_json", "described", "following", "shown_progress"]
+__all__ = ["annotate_command", "map_command"]
 
+_SHOWN = 10
+_KEPT = "finished work is kept; continue with the same command and --resume"
 _DOING = {
     "read": ("reading", "rows"),
     "rows": ("reading rows", "rows"),
@@ -59,13 +56,8 @@ _DOING = {
     ],
     dataset_argument,
     argument("tables", nargs=-1, metavar="[TABLE...]"),
-    option("Input", "--key", metavar="COLUMN", help="Column with the sample keys."),
-    option(
-        "Output",
-        "--name",
-        metavar="NAME",
-        help="Name of the annotation.  [default: name of the first file, without extension]",
-    ),
+    option("Input", "--key COLUMN", "Column with the sample keys."),
+    option("Output", "--name NAME", "Name of the annotation.  [default: name of the first file, without extension]"),
     options_of(
         AnnotateOptions,
         "Input",
@@ -114,50 +106,32 @@ def annotate_command(
     """
     url = shown_url(dataset)
     if lists:
-        return list_stored(dataset, "annotation", ("samples", "missing", "columns and fields"), _row, as_json)
+        return list_stored(dataset, "annotation", ("samples", "missing", "columns and fields"), _row, _as_json)
     if drop is not None:
         return drop_stored(dataset, "annotation", drop, wdsplit.drop_annotation)
     if not tables or key is None:
         raise click.UsageError("expected TABLE and --key COLUMN, or --list, or --drop NAME")
     arguments["mapping"] = parse_mapping("--map", mapping, "NAME=COLUMN, such as score=aesthetic_score")
     options, engine = AnnotateOptions(**arguments), running.open()
-    with shown_progress(running.log) as (show, took):
-        made = wdsplit.annotate(dataset, tables, key, name or "", options, show, engine=engine)
-    lines = described(url, made)
+    with progress_bar("opening files", _KEPT) as bar:
+        made = wdsplit.annotate(dataset, tables, key, name or "", options, partial(_show, bar), engine=engine)
+    lines = _described(url, made)
     if made.num_missing:
         lines.append(f"missing: {counted(made.num_missing, 'sample')} without a row, null (--allow-missing)")
     if made.num_extra:
         lines.append(f"extra: {counted(made.num_extra, 'row')} without a sample, left out (--allow-extra)")
     if made.num_duplicates:
         lines.append(f"duplicate keys: {counted(made.num_duplicates, 'row')} left out (--allow-duplicates)")
-    return Result("\n".join([*lines, took()]), {"dataset": url, **as_json(made)}, following(url, made))
+    return Result("\n".join([*lines, bar.took]), {"dataset": url, **_as_json(made)})
 
 
-@contextmanager
-def shown_progress(log: TextIO | None) -> Iterator[tuple[Callable[[AnnotateProgress], None], Callable[[], str]]]:
-    """Show the progress of an annotation while the block runs; say how to continue it when it is interrupted.
-
-    Yields what is called with the progress, and what returns how long it took.
-    """
-    has_started, started = False, time.monotonic()
-    try:
-        with progress_bar("opening files", log) as bar:
-
-            def show(progress: AnnotateProgress) -> None:
-                nonlocal has_started
-                has_started = True
-                doing, unit = _DOING[progress.name]
-                amounts = {unit: progress.done} if unit else {}
-                bar.update(progress.done, progress.total or None, doing, unit, **amounts)
-
-            yield show, lambda: f"took {time.monotonic() - started:.1f} s"
-    except KeyboardInterrupt:
-        if has_started:
-            stderr("finished work is kept; continue with the same command and --resume")
-        raise
+def _show(bar: Bar, progress: AnnotateProgress) -> None:
+    """Show the progress of an annotation."""
+    doing, unit = _DOING[progress.name]
+    bar.update(progress.done, progress.total or None, doing, unit, **({unit: progress.done} if unit else {}))
 
 
-def described(url: str, made: Annotation) -> list[str]:
+def _described(url: str, made: Annotation) -> list[str]:
     """Return lines about a new annotation."""
     lines = [
         f"{url}: annotation {made.name!r}: {joined_text(made)}",
@@ -169,23 +143,7 @@ def described(url: str, made: Annotation) -> list[str]:
     return lines
 
 
-def following(url: str, made: Annotation) -> list[str]:
-    """Return commands to try next with a new annotation."""
-    return [f"wdsplit view {url} good --where {_example(made)}"] if made.schema.names else []
-
-
-def _example(made: Annotation) -> str:
-    """Return an example of a condition on the first column, quoted for a shell."""
-    import pyarrow as pa
-
-    numbers = [field for field in made.schema if pa.types.is_integer(field.type) or pa.types.is_floating(field.type)]
-    field = [*numbers, *made.schema][0]
-    is_plain = field.name.isidentifier() and not keyword.iskeyword(field.name)
-    column = field.name if is_plain else f"column({json.dumps(field.name, ensure_ascii=False)})"
-    return shlex.quote(f"{column} > 0.5" if numbers else f"{column} is not None")
-
-
-def as_json(annotation: Annotation) -> dict[str, Any]:
+def _as_json(annotation: Annotation) -> dict[str, Any]:
     """Return an annotation as JSON values."""
     from wdsplit.shards.sample_tables import dump_schema
 
@@ -203,3 +161,50 @@ def as_json(annotation: Annotation) -> dict[str, Any]:
 
 def _row(found: Annotation) -> tuple[str, ...]:
     return f"{found.num_samples - found.num_missing:,}", f"{found.num_missing:,}", joined_text(found)
+
+
+@command(
+    "map",
+    [
+        "data/train embed:embed --name embedding --fields jpg --decode rgb8 --batch-size 64",
+        "data/train captions:score --name quality --fields txt --jobs 8",
+        "data/train captions:score --name quality --fields txt --update",
+        "s3://bucket/train latents:encode --name latents --engine ray --on-error skip",
+    ],
+    dataset_argument,
+    argument("function", metavar="MODULE:FUNCTION"),
+    options_of(
+        MapOptions,
+        "Input",
+        "fields join decode batch_size",
+        fields=NAMES,
+        join=NAMES,
+        decode=NAMES,
+    ),
+    options_of(MapOptions, "Running", "on_error"),
+    engine_options,
+    option("Output", "--name NAME", "Name of the annotation.", required=True),
+    options_of(MapOptions, "Output", "overwrite resume update"),
+    json_option,
+    summary="Store what a function returns for the samples of DATASET.",
+)
+def map_command(dataset: str, function: str, name: str, running: Running, **arguments: Any) -> Result:
+    """Call a Python function with each sample of DATASET, shard by shard, and store what it returns.
+
+    FUNCTION gets a sample, a dict of its fields, and returns a dict, or None. Numbers, dates and texts become columns,
+    which conditions of `wdsplit view` can use. Bytes, arrays, lists, images and texts become fields, which
+    `wdsplit.Dataset(DATASET, join=["NAME"])` reads. MODULE is imported from this folder, or is installed. No shard is
+    changed. After an interrupt, continue with --resume. Annotations are listed and removed by `wdsplit annotate`.
+    """
+    url = shown_url(dataset)
+    engine = running.open()
+    with progress_bar("opening files", _KEPT) as bar:
+        made = wdsplit.map_samples(dataset, function, name, MapOptions(**arguments), partial(_show, bar), engine=engine)
+    lines, failed, num_failed = _described(url, made), made.provenance["failed"], made.provenance["num_failed"]
+    if made.num_missing > num_failed:
+        lines.append(f"missing: {counted(made.num_missing - num_failed, 'sample')} for which it returned None, null")
+    if num_failed:
+        lines.append(f"skipped: {counted(num_failed, 'sample')} that failed (--on-error skip); --json lists them")
+        lines += [f"  {one['key']} ({one['shard']}, row {one['row']}): {one['error']}" for one in failed[:_SHOWN]]
+    values = {"dataset": url, **_as_json(made), "num_failed": num_failed, "failed": failed}
+    return Result("\n".join([*lines, bar.took]), values)

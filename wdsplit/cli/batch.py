@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import wdsplit
-from wdsplit.cli.help import Decorator, command, option
+from wdsplit.cli.help import command, option
 from wdsplit.cli.options import dataset_argument, given, join_option, json_option, shuffle_options, view_options
 from wdsplit.cli.terminal import Result, stderr, table, width
 from wdsplit.errors import OutputExistsError
@@ -34,10 +34,6 @@ def _steps(text: str) -> range:
     return range(int(first), int(last or first) + 1)
 
 
-def _training(flag: str, low: int, text: str) -> Decorator:
-    return option("Training", flag, type=click.IntRange(low), help=text)
-
-
 @command(
     "batch",
     [
@@ -48,44 +44,48 @@ def _training(flag: str, low: int, text: str) -> Decorator:
     dataset_argument,
     option(
         "Samples",
-        "--step",
-        "steps",
+        "--step N|FIRST:LAST",
+        "Step, or first and last step, counted from 0 in each epoch.",
+        name="steps",
         type=_steps,
-        metavar="N|FIRST:LAST",
-        help="Step, or first and last step, counted from 0 in each epoch.",
     ),
-    option("Samples", "--epoch", type=click.IntRange(0), help="Epoch.  [default: from --state, else 0]"),
-    _training("--world-size", 1, "Number of ranks.  [default: from --state, else 1]"),
-    _training("--batch-size", 1, "Samples per batch on each rank.  [default: from --state]"),
-    _training("--rank", 0, "List only this rank's samples.  [default: all ranks]"),
+    option("Samples", "--epoch", "Epoch.  [default: from --state, else 0]", type=click.IntRange(0)),
+    option("Training", "--world-size", "Number of ranks.  [default: from --state, else 1]", type=click.IntRange(1)),
+    option(
+        "Training", "--batch-size", "Samples per batch on each rank.  [default: from --state]", type=click.IntRange(1)
+    ),
+    option("Training", "--rank", "List only this rank's samples.  [default: all ranks]", type=click.IntRange(0)),
     option(
         "Samples",
-        "--state",
-        metavar="FILE[:KEY]",
-        help="Take seed, shuffle, tail, lanes, window and view from a loader's state, in a JSON file or a torch "
+        "--state FILE[:KEY]",
+        "Take seed, shuffle, tail, lanes, window and view from a loader's state, in a JSON file or a torch "
         "checkpoint. Steps are counted as by a loader that resumed from it. KEY selects one of several states.",
     ),
     option(
         "Samples",
         "--last",
+        "List the last N steps before --state.  [default: 10, without --step]",
         type=click.IntRange(1),
-        help="List the last N steps before --state.  [default: 10, without --step]",
     ),
     shuffle_options,
-    _training("--lanes", 1, "Number of lanes, if the training overrode it.  [default: the dataset's]"),
-    _training("--window", 1, "Samples per window, if the training overrode it.  [default: the dataset's]"),
-    option("Samples", "--limit", type=click.IntRange(1), help="The limit= of the Dataset in training, if it had one."),
+    option(
+        "Training",
+        "--lanes",
+        "Number of lanes, if the training overrode it.  [default: the dataset's]",
+        type=click.IntRange(1),
+    ),
+    option(
+        "Training",
+        "--window",
+        "Samples per window, if the training overrode it.  [default: the dataset's]",
+        type=click.IntRange(1),
+    ),
+    option("Samples", "--limit", "The limit= of the Dataset in training, if it had one.", type=click.IntRange(1)),
     join_option("Output"),
     view_options,
-    option("Output", "-o", "--output", metavar="FOLDER", help="Save the payloads as FOLDER/stepNNNNNN/KEY.FIELD."),
-    option("Output", "--overwrite", is_flag=True, help="With -o: replace existing files."),
-    option(
-        "Output",
-        "--report",
-        "page",
-        metavar="PAGE",
-        help="Write an HTML page that shows the samples, such as seen.html.",
-    ),
+    option("Output", "-o, --output FOLDER", "Save the payloads as FOLDER/stepNNNNNN/KEY.FIELD."),
+    option("Output", "--overwrite", "With -o: replace existing files.", is_flag=True),
+    option("Output", "--report PAGE", "Write an HTML page that shows the samples, such as seen.html.", name="page"),
     json_option,
     summary="List the samples that a training step has seen.",
 )

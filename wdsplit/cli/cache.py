@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from wdsplit.cli.help import argument, command, option
+from wdsplit.cli.options import json_option
 from wdsplit.cli.progress import progress_bar
-from wdsplit.cli.terminal import FAILED, bad, echo, echo_json, good, stderr
+from wdsplit.cli.terminal import FAILED, Result, bad, good
 from wdsplit.texts import counted, human_bytes
 
 if TYPE_CHECKING:
@@ -23,20 +23,18 @@ __all__ = ["cache_command"]
     "cache",
     ["/local/cache", "/local/cache --verify", "/local/cache --clear"],
     argument("folder", metavar="DIR"),
+    option("Output", "--clear", "Remove all shards that no process has open, and unfinished downloads.", is_flag=True),
     option(
-        "Options", "--clear", is_flag=True, help="Remove all shards that no process has open, and unfinished downloads."
-    ),
-    option(
-        "Options",
+        "Output",
         "--verify",
-        is_flag=True,
-        help="Check all shards against the checksums of their datasets, and remove damaged ones. Exits with 1 if any "
+        "Check all shards against the checksums of their datasets, and remove damaged ones. Exits with 1 if any "
         "were damaged.",
+        is_flag=True,
     ),
-    option("Options", "--json", "as_json", is_flag=True, help="Print the result as JSON."),
+    json_option,
     summary="Show, verify or clear a cache of shards.",
 )
-def cache_command(folder: str, clear: bool, verify: bool, as_json: bool) -> None:
+def cache_command(folder: str, clear: bool, verify: bool) -> Result:
     """Show, verify or clear the cache of shards in DIR, the cache_dir= of datasets on this machine.
 
     Safe while jobs are running: they keep the shards that they have open, and download others again. Removes only
@@ -48,12 +46,10 @@ def cache_command(folder: str, clear: bool, verify: bool, as_json: bool) -> None
         raise click.UsageError("--clear and --verify cannot be combined")
     cache = ShardCache(folder)
     if verify:
-        _verify(cache, folder, as_json)
-        return
-    values: dict[str, Any]
+        return _verify(cache, folder)
     if clear:
         removed, kept = cache.clear()
-        values = {
+        values: dict[str, Any] = {
             "num_removed": len(removed),
             "removed_bytes": sum(entry.num_bytes for entry in removed),
             "num_kept": len(kept),
@@ -63,32 +59,32 @@ def cache_command(folder: str, clear: bool, verify: bool, as_json: bool) -> None
             f"removed {len(removed):,} shards, {human_bytes(values['removed_bytes'])}; "
             f"kept {len(kept):,} that are in use, {human_bytes(values['kept_bytes'])}"
         )
-    else:
-        entries = cache.entries()
-        whole = [entry for entry in entries if entry.is_whole]
-        num_in_use, num_downloads = (
-            sum(entry.is_in_use for entry in entries if entry.is_whole == is_whole) for is_whole in (True, False)
-        )
-        times = [datetime.fromtimestamp(entry.used_ns // 10**9, timezone.utc) for entry in whole]
-        first, last = ((f"{time:%Y-%m-%dT%H:%M:%SZ}") for time in (min(times), max(times))) if times else (None, None)
-        values = {
-            "shards": len(whole),
-            "bytes": sum(entry.num_bytes for entry in entries),
-            "in_use": num_in_use,
-            "downloads": num_downloads,
-            "leftovers": len(entries) - len(whole) - num_downloads,
-            "first_used": first,
-            "last_used": last,
-        }
-        text = (
-            f"{counted(len(whole), 'shard')}, {human_bytes(values['bytes'])}\nin use {num_in_use:,}, "
-            f"downloading {num_downloads:,}, unfinished downloads {values['leftovers']:,}"
-        )
-        text += f"\nlast used: between {first} and {last}" if times else ""
-    echo_json({"cache": folder, **values}) if as_json else echo(f"{folder}: {text}")
+        return Result(f"{folder}: {text}", {"cache": folder, **values})
+    entries = cache.entries()
+    whole = [entry for entry in entries if entry.is_whole]
+    num_in_use, num_downloads = (
+        sum(entry.is_in_use for entry in entries if entry.is_whole == is_whole) for is_whole in (True, False)
+    )
+    times = [datetime.fromtimestamp(entry.used_ns // 10**9, timezone.utc) for entry in whole]
+    first, last = ((f"{time:%Y-%m-%dT%H:%M:%SZ}") for time in (min(times), max(times))) if times else (None, None)
+    values = {
+        "shards": len(whole),
+        "bytes": sum(entry.num_bytes for entry in entries),
+        "in_use": num_in_use,
+        "downloads": num_downloads,
+        "leftovers": len(entries) - len(whole) - num_downloads,
+        "first_used": first,
+        "last_used": last,
+    }
+    text = (
+        f"{counted(len(whole), 'shard')}, {human_bytes(values['bytes'])}\nin use {num_in_use:,}, "
+        f"downloading {num_downloads:,}, unfinished downloads {values['leftovers']:,}"
+    )
+    text += f"\nlast used: between {first} and {last}" if times else ""
+    return Result(f"{folder}: {text}", {"cache": folder, **values})
 
 
-def _verify(cache: ShardCache, folder: str, as_json: bool) -> None:
+def _verify(cache: ShardCache, folder: str) -> Result:
     damaged, num_checked, num_bytes = [], 0, 0
     with progress_bar("verifying") as bar:
         num_shards = sum(entry.is_whole for entry in cache.entries())
@@ -97,14 +93,12 @@ def _verify(cache: ShardCache, folder: str, as_json: bool) -> None:
             bar.update(num_checked, num_shards, unit="shards", bytes=num_bytes)
             if damage:
                 damaged.append({"path": entry.path, "cause": damage})
-    if as_json:
-        echo_json({"cache": folder, "checked": num_checked, "bytes": num_bytes, "damaged": damaged})
-    else:
-        for each in damaged:
-            stderr(f"{bad('damaged:')} {each['path']}: {each['cause']}")
-        verdict = good("ok")
-        if damaged:
-            verdict = bad(f"removed {len(damaged):,} damaged shards: they will be downloaded again")
-        echo(f"{folder}: {num_checked:,} shards, {human_bytes(num_bytes)}: {verdict}")
+    verdict = good("ok")
     if damaged:
-        sys.exit(FAILED)
+        verdict = bad(f"removed {len(damaged):,} damaged shards: they will be downloaded again")
+    return Result(
+        f"{folder}: {num_checked:,} shards, {human_bytes(num_bytes)}: {verdict}",
+        {"cache": folder, "checked": num_checked, "bytes": num_bytes, "damaged": damaged},
+        problems=[f"{bad('damaged:')} {each['path']}: {each['cause']}" for each in damaged],
+        code=FAILED if damaged else 0,
+    )

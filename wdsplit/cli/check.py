@@ -12,7 +12,6 @@ from wdsplit.cli.help import command, option
 from wdsplit.cli.options import (
     Running,
     batch_size_option,
-    class_field_option,
     dataset_argument,
     engine_options,
     json_option,
@@ -24,13 +23,11 @@ from wdsplit.cli.stored import erased_lines
 from wdsplit.cli.terminal import (
     FAILED,
     Result,
-    audit_line,
     bad,
     echo,
     error_text,
     good,
     totals_text,
-    training_line,
     wrapped,
 )
 from wdsplit.texts import counted, quoted
@@ -54,12 +51,11 @@ _REMEDIES = {"EXIF rotation": " (turned upright with exif=True)"}
         "s3://bucket/train",
     ],
     dataset_argument,
-    option("Training", "--decode", is_flag=True, help="Also decode every image, and count what is unusual."),
+    option("Training", "--decode", "Also decode every image, and count what is unusual.", is_flag=True),
     option(
         "Output",
-        "--bad-samples-file",
-        metavar="FILE.jsonl",
-        help="With --decode, list the samples that fail in this file, for `wdsplit view --exclude`.",
+        "--bad-samples-file FILE.jsonl",
+        "With --decode, list the samples that fail in this file, for `wdsplit view --exclude`.",
     ),
     view_options,
     engine_options,
@@ -74,12 +70,13 @@ def verify_command(dataset: str, running: Running, **arguments: Any) -> Result:
     Payloads are decoded only with --decode: it finds the images, or those of the view, that decode or resized would
     fail on.
     """
-    with progress_bar("verifying", running.log) as bar:
-
-        def show(checked: int, num_shards: int, num_bytes: int) -> None:
-            bar.update(checked, num_shards, unit="shards", bytes=num_bytes)
-
-        report = wdsplit.verify(dataset, progress=show, engine=running.open(), **arguments)
+    with progress_bar("verifying") as bar:
+        report = wdsplit.verify(
+            dataset,
+            progress=lambda done, total, num_bytes: bar.update(done, total, unit="shards", bytes=num_bytes),
+            engine=running.open(),
+            **arguments,
+        )
     url, manifest, problems = shown_url(dataset), report.manifest, report.problems
     shown = [error_text("problem", str(problem)) for problem in problems[:_MAX_SHOWN]]
     if len(problems) > _MAX_SHOWN:
@@ -93,7 +90,6 @@ def verify_command(dataset: str, running: Running, **arguments: Any) -> Result:
     return Result(
         "\n".join(lines),
         {"dataset": dataset, "shards": report.num_shards, **_problems_and_images(report)},
-        next=[] if problems else [audit_line(url, manifest.conversion_options)],
         problems=shown,
         code=FAILED if problems else 0,
     )
@@ -140,9 +136,13 @@ def _image_lines(report: Report, url: str, bad_samples_file: str | None) -> list
     dataset_argument,
     order_options,
     batch_size_option(1),
-    option("Samples", "--epochs", type=click.IntRange(1), default=1, help="Check the first N epochs."),
-    class_field_option("Output", ", to measure how they are mixed.  [default: cls, or fields that end in .cls]"),
-    option("Output", "--read", is_flag=True, help="Also run real loaders, and check what they read."),
+    option("Samples", "--epochs", "Check the first N epochs.", type=click.IntRange(1), default=1),
+    option(
+        "Output",
+        "--class-field NAME",
+        "Field with the classes, to measure how they are mixed.  [default: cls, or fields that end in .cls]",
+    ),
+    option("Output", "--read", "Also run real loaders, and check what they read.", is_flag=True),
     view_options,
     json_option,
 )
@@ -163,7 +163,6 @@ def audit_command(dataset: str, workers: int, **arguments: Any) -> Result:
     return Result(
         "",  # the findings were printed as they came
         [vars(finding) for finding in report.findings],
-        next=[training_line(shown_url(dataset), workers, options.batch_size)] if report.held else [],
         code=0 if report.held else FAILED,
     )
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
-import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -24,9 +22,9 @@ from wdsplit.cli.help import argument, command, option
 from wdsplit.cli.options import Running, engine_options, options_of, refuse_given
 from wdsplit.cli.progress import progress_bar
 from wdsplit.cli.stored import stale_names
-from wdsplit.cli.terminal import Result, audit_line, rates_text, stderr, training_line
+from wdsplit.cli.terminal import Result, rates_text
 from wdsplit.conversion.plan.options import PASSES, ConvertOptions, PassName
-from wdsplit.texts import counted, human_bytes
+from wdsplit.texts import human_bytes
 from wdsplit.urls import shown_url
 
 if TYPE_CHECKING:
@@ -52,17 +50,14 @@ __all__ = ["commit_command", "convert_command"]
     engine_options,
     run_options,
     options_of(ConvertOptions, "Output", "resume append allow_erased"),
-    option(
-        "Running", "--plan", "plan_path", metavar="PLAN", help="Write a share of this plan, from `wdsplit plan -o`."
-    ),
-    option("Running", "--share", metavar="I/N", help="With --plan: which share, 0/N to N-1/N."),
+    option("Running", "--plan PLAN", "Write a share of this plan, from `wdsplit plan -o`.", name="plan_path"),
+    option("Running", "--share I/N", "With --plan: which share, 0/N to N-1/N."),
     option(
         "Running",
         "--pass",
-        "only",
+        "With --plan: run only this pass. Shuffled or grouped rows need several passes, which `wdsplit plan` lists.",
+        name="only",
         type=click.Choice(PASSES),
-        help="With --plan: run only this pass. Shuffled or grouped rows need several passes, which `wdsplit plan` "
-        "lists.",
     ),
 )
 def convert_command(
@@ -81,13 +76,13 @@ def convert_command(
     rank gets the same number of samples. The bytes of the shards do not depend on --jobs and --engine. After an
     interrupt, continue with --resume. With --append, add the rows to the dataset in OUTPUT, as a new version.
 
-    With --plan PLAN --share I/N, write one share of a conversion that `wdsplit plan -o PLAN` started. Only --jobs,
-    --log and --pass can be added. A share that failed can run again. `wdsplit commit PLAN` finishes the dataset.
+    With --plan PLAN --share I/N, write one share of a conversion that `wdsplit plan -o PLAN` started. Only --jobs
+    and --pass can be added. A share that failed can run again. `wdsplit commit PLAN` finishes the dataset.
     """
     if plan_path is not None or share is not None or only is not None:
         if plan_path is None or share is None:
             raise click.UsageError("--plan, --share and --pass belong together: give --plan PLAN --share I/N")
-        refuse_given("--plan, which determines the dataset", but={"plan_path", "share", "only", "jobs", "log"})
+        refuse_given("--plan, which determines the dataset", but={"plan_path", "share", "only", "jobs"})
         return _convert_share(plan_path, share, only, running)
     if output is None or not inputs:
         missing = "inputs" if output is None else "output"  # a single argument is the input, although click says output
@@ -97,34 +92,23 @@ def convert_command(
 
 
 def _convert(inputs: tuple[str, ...], output: str, options: ConvertOptions, running: Running) -> Result:
-    """Convert; after an interrupt, print how to continue."""
-    from wdsplit.storage.opening import is_remote
-
     last: dict[str, Progress] = {}
     shuffled: set[str] = set()
-    try:
-        with progress_bar("planning", running.log) as bar:
+    kept = f"published shards are kept; continue with the same command{'' if options.append else ' and --resume'}"
+    convert, convert_splits = wdsplit.convert, wdsplit.convert_splits  # imported before the clock starts
+    with progress_bar("planning", kept) as bar:
 
-            def report(progress: Progress) -> None:
-                last[progress.split] = progress
-                if progress.name != "write":
-                    shuffled.add(progress.split)
-                step = f"{1 + (progress.name == 'write')}/2" if progress.split in shuffled else ""
-                show_progress(bar, progress, progress.split, step)
+        def report(progress: Progress) -> None:
+            last[progress.split] = progress
+            if progress.name != "write":
+                shuffled.add(progress.split)
+            step = f"{1 + (progress.name == 'write')}/2" if progress.split in shuffled else ""
+            show_progress(bar, progress, progress.split, step)
 
-            # The functions are imported before the clock starts.
-            convert, convert_splits, started = wdsplit.convert, wdsplit.convert_splits, time.monotonic()
-            if options.splits:
-                manifests = convert_splits(inputs, output, options, report, engine=running.open())
-            else:
-                manifests = {"": convert(inputs, output, options, report, engine=running.open())}
-    except KeyboardInterrupt:
-        if last:  # otherwise nothing has been written yet
-            shards = sum(progress.done for progress in last.values() if progress.name == "write")
-            kept = f"at least {counted(shards, 'shard')} published" if shards else "published shards are kept"
-            stderr(f"{kept}; continue with the same command{'' if options.append else ' and --resume'}")
-        raise
-    elapsed_s = time.monotonic() - started
+        if options.splits:
+            manifests = convert_splits(inputs, output, options, report, engine=running.open())
+        else:
+            manifests = {"": convert(inputs, output, options, report, engine=running.open())}
     folders = {name: os.path.join(output, name) if name else output for name in manifests}
     lines = []
     for name, manifest in manifests.items():
@@ -135,18 +119,15 @@ def _convert(inputs: tuple[str, ...], output: str, options: ConvertOptions, runn
     num_samples = sum(each.samples if options.append else each.num_samples for each in made.values())
     num_bytes = sum(each.num_bytes for each in made.values())
     is_resumed = any(progress.skipped for progress in last.values())
-    rates = "" if is_resumed or not num_samples else f" ({rates_text(num_samples, num_bytes, elapsed_s)})"
-    lines.append(f"took {elapsed_s:.1f} s{rates}")
+    rates = "" if is_resumed or not num_samples else f" ({rates_text(num_samples, num_bytes, bar.elapsed_s)})"
+    lines.append(f"{bar.took}{rates}")
     old = {folder: stale_names(folder) for folder in folders.values()} if options.overwrite else {}
     notes = [
         f"note: {folder}: made for the shards that were replaced: {', '.join(names)}; make them again, or drop them"
         for folder, names in old.items()
         if names
     ]
-    dataset = shown_url(next(iter(folders.values())))
-    commands = [f"wdsplit verify {shlex.quote(dataset)}"] if is_remote(dataset) else []
-    commands += [audit_line(dataset, vars(options)), training_line(dataset, options.workers)]
-    return Result("\n".join(lines), next=commands, problems=notes)
+    return Result("\n".join(lines), problems=notes)
 
 
 def _convert_share(plan_path: str, share: str, only: PassName | None, running: Running) -> Result:
@@ -154,21 +135,17 @@ def _convert_share(plan_path: str, share: str, only: PassName | None, running: R
     match = re.fullmatch(r"(\d+)/(\d+)", share)
     if match is None:
         raise click.BadParameter(f"{share!r}: expected I/N, such as 3/16", param_hint="'--share'")
-    engine, started = running.open(), time.monotonic()
-    try:
-        with progress_bar(f"share {share}", running.log) as bar:
-            report = partial(show_progress, bar, name=share)
-            done = wdsplit.convert_share(plan_path, int(match[1]), int(match[2]), only, report, engine=engine)
-    except KeyboardInterrupt:
-        stderr("published shards are kept; run the same command again to continue")
-        raise
+    kept = "published shards are kept; run the same command again to continue"
+    with progress_bar(f"share {share}", kept) as bar:
+        report = partial(show_progress, bar, name=share)
+        done = wdsplit.convert_share(plan_path, int(match[1]), int(match[2]), only, report, engine=running.open())
     there = f" ({done.skipped:,} already existed)" if done.skipped else ""
     what = {
         "scatter": f"{done.done:,} rows scattered{there}",
         "merge": f"{done.done:,} regions of chunks merged{there}",
         "write": f"{done.done:,} shards{there}, {done.samples:,} samples and pads, {human_bytes(done.num_bytes)}",
     }
-    return Result(f"share {share}: {what[done.name]}, took {time.monotonic() - started:.1f} s")
+    return Result(f"share {share}: {what[done.name]}, {bar.took}")
 
 
 @command(

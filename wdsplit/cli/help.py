@@ -40,13 +40,20 @@ class _Option(click.Option):
             self.metavar = self.metavar or "N"
 
 
-def option(section: str, *flags: str, **settings: Any) -> Decorator:
+def option(section: str, flags: str, text: str, *, name: str | None = None, **settings: Any) -> Decorator:
     """Return a decorator that adds an option to a command, in a section of its help, with its default if it has one.
 
-    `settings` as of click.
+    Args:
+        section: The section.
+        flags: Its flags and its value, as the help shows them: `-o, --output FOLDER`.
+        text: Its help.
+        name: The name of the parameter; None for that of the flag.
+        settings: As of click.
     """
+    names, _, metavar = flags.replace(", ", ",").partition(" ")
     settings.setdefault("show_default", settings.get("default") is not None)
-    return click.option(*flags, cls=_Option, section=section, **settings)
+    settings.setdefault("metavar", metavar or None)
+    return click.option(*names.split(","), *filter(None, [name]), cls=_Option, section=section, help=text, **settings)
 
 
 def with_options(*options: Decorator) -> Decorator:

@@ -49,32 +49,19 @@ _NUMBER = re.compile("-?(0|[1-9][0-9]*)")
     option(
         "Output",
         "--samples",
+        "Show the first N samples; with 0, read no shard and count no classes.",
         type=click.IntRange(0),
         default=3,
-        help="Show the first N samples; with 0, read no shard and count no classes.",
     ),
     option(
         "One sample",
-        "--sample",
-        metavar="KEY|N",
-        help="Show only this sample, by its key or its number: counted from 0, or from the end (-1).",
+        "--sample KEY|N",
+        "Show only this sample, by its key or its number: counted from 0, or from the end (-1).",
     ),
-    option("One sample", "--key", metavar="KEY", help="Show only the sample with this key, even if it is a number."),
+    option("One sample", "--key KEY", "Show only the sample with this key, even if it is a number."),
     join_option("One sample"),
-    option(
-        "Output",
-        "-o",
-        "--output",
-        metavar="FOLDER",
-        help="With one sample: save its fields in this folder as KEY.FIELD.",
-    ),
-    option(
-        "Output",
-        "-v",
-        "--verbose",
-        is_flag=True,
-        help="Also show columns, encodings, lanes, fingerprint and origin.",
-    ),
+    option("Output", "-o, --output FOLDER", "With one sample: save its fields in this folder as KEY.FIELD."),
+    option("Output", "-v, --verbose", "Also show columns, encodings, lanes, fingerprint and origin.", is_flag=True),
     view_options,
     json_option,
     summary="Summarize DATASET, and show samples.",
@@ -204,7 +191,7 @@ def _one_sample(
     dataset: str, key_or_index: str | int, output: str | None, join: tuple[str, ...], version: int | None
 ) -> Result:
     """Show one sample, or save its fields as files."""
-    from wdsplit.checks.sample_files import save_samples
+    from wdsplit.checks.samples import save_samples
     from wdsplit.loading.opening import open_source
     from wdsplit.loading.reading.numbered import NumberedSamples
 
@@ -283,13 +270,8 @@ def _preview(value: Any) -> str:
     dataset_argument,
     order_options,
     batch_size_option(1),
-    option("Samples", "--epoch", type=click.IntRange(0), default=0, help="Epoch, counted from 0."),
-    option(
-        "Training",
-        "--lanes",
-        type=click.IntRange(1),
-        help="Override the number of lanes.  [default: the dataset's]",
-    ),
+    option("Samples", "--epoch", "Epoch, counted from 0.", type=click.IntRange(0), default=0),
+    option("Training", "--lanes", "Override the number of lanes.  [default: the dataset's]", type=click.IntRange(1)),
     view_options,
     json_option,
     summary="Show which shards of DATASET each rank and worker reads.",

@@ -15,16 +15,13 @@ from collections.abc import Callable, Sequence
 import click
 
 from wdsplit.cli.adopt import index_command
-from wdsplit.cli.annotate import annotate_command
+from wdsplit.cli.annotate import annotate_command, map_command
 from wdsplit.cli.batch import batch_command
 from wdsplit.cli.bench import bench_command
 from wdsplit.cli.cache import cache_command
 from wdsplit.cli.check import audit_command, verify_command
 from wdsplit.cli.convert import commit_command, convert_command
-from wdsplit.cli.erase import erase_command, gc_command
 from wdsplit.cli.inspect import assign_command, inspect_command
-from wdsplit.cli.log import log_command
-from wdsplit.cli.map import map_command
 from wdsplit.cli.plan import plan_command
 from wdsplit.cli.report import report_command
 from wdsplit.cli.signals import sigterm_as_ctrl_c
@@ -39,6 +36,7 @@ from wdsplit.cli.terminal import (
     error_text,
     stderr,
 )
+from wdsplit.cli.versions import erase_command, gc_command, log_command
 from wdsplit.cli.view import view_command
 from wdsplit.errors import DatasetNotFoundError, InputError, OutputExistsError, TopologyError, WdsplitError
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import wraps
-from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.core import ParameterSource
@@ -26,7 +26,6 @@ __all__ = [
     "SIZE",
     "Running",
     "batch_size_option",
-    "class_field_option",
     "dataset_argument",
     "engine_options",
     "given",
@@ -134,9 +133,8 @@ def options_of(options: type, section: str, names: str, **changes: Mapping[str, 
         one = fields[name]
         text = re.sub(r"`(\w+)`", lambda match: flags[match[1]].partition("/")[0], texts[name])
         text, separator, default = text.partition(" Default: ")
-        settings: dict[str, Any] = {
-            "help": f"{text}  [default: {default.removesuffix('.')}]" if separator else text,
-        }
+        settings: dict[str, Any] = {}
+        shown = f"{text}  [default: {default.removesuffix('.')}]" if separator else text
         if "choices" in one.metadata:
             settings["type"] = click.Choice(one.metadata["choices"])
         elif "low" in one.metadata:
@@ -147,31 +145,27 @@ def options_of(options: type, section: str, names: str, **changes: Mapping[str, 
             settings |= {"type": float, "metavar": "N"}
         if isinstance(one.default, (int, float, str)) and not isinstance(one.default, bool) and one.default != "":
             settings["default"] = one.default
-        settings |= {key: value for key, value in changes.get(name, {}).items() if key != "flag"}
-        made.append(option(section, flags[name], name, **settings))
+        settings |= {key: value for key, value in changes.get(name, {}).items() if key not in ("flag", "help")}
+        shown = changes.get(name, {}).get("help", shown)
+        made.append(option(section, flags[name], shown, name=name, **settings))
     return with_options(*made)
 
 
 # Shared options
 
 dataset_argument = argument("dataset")
-json_option = option("Output", "--json", is_flag=True, help="Print the result as JSON.")
+json_option = option("Output", "--json", "Print the result as JSON.", is_flag=True)
 
 
 def batch_size_option(default: int) -> Decorator:
     """Return a decorator that adds `--batch-size` to a command."""
     settings: dict[str, Any] = {"type": click.IntRange(1), "default": default}
-    return option("Training", "--batch-size", **settings, help="Samples per batch on each rank.")
-
-
-def class_field_option(section: str, purpose: str) -> Decorator:
-    """Return a decorator that adds `--class-field` to a command."""
-    return option(section, "--class-field", metavar="NAME", help=f"Field with the classes{purpose}")
+    return option("Training", "--batch-size", "Samples per batch on each rank.", **settings)
 
 
 def join_option(section: str) -> Decorator:
     """Return a decorator that adds `--join` to a command."""
-    return option(section, "--join", **NAMES, help="Read the fields of these annotations too.  [default: none]")
+    return option(section, "--join", "Read the fields of these annotations too.  [default: none]", **NAMES)
 
 
 @dataclass(frozen=True)
@@ -181,7 +175,6 @@ class Running:
     jobs: int | None
     engine: str
     address: str | None
-    log: TextIO | None
 
     def open(self) -> Engine:
         """Return the engine; it is closed when the command ends."""
@@ -203,70 +196,59 @@ _engine_options = with_options(
     option(
         "Running",
         "--jobs",
+        "Number of parallel tasks.  [default: usable processors; on Ray twice the cluster's, at least 64]",
         type=click.IntRange(1),
-        help="Number of parallel tasks.  [default: usable processors; on Ray twice the cluster's, at least 64]",
     ),
     option(
         "Running",
         "--engine",
+        "Run tasks on this machine, or on a Ray cluster whose nodes can all access input and output.",
         type=click.Choice(("local", "ray")),
         default="local",
-        help="Run tasks on this machine, or on a Ray cluster whose nodes can all access input and output.",
     ),
     option(
         "Running",
-        "--address",
-        metavar="ADDRESS",
-        help="Address of the Ray cluster: auto, ray://HOST:10001, or local to start one here.  [default: auto]",
-    ),
-    option(
-        "Running",
-        "--log",
-        type=click.File("a", encoding="utf-8"),
-        metavar="FILE",
-        help="Append progress to this file, as JSON lines.",
+        "--address ADDRESS",
+        "Address of the Ray cluster: auto, ray://HOST:10001, or local to start one here.  [default: auto]",
     ),
 )
 
 
 def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options for running tasks and logging progress; the command gets them as `running`."""
+    """Add the options for running tasks; the command gets them as `running`."""
 
     @wraps(command)
-    def gathered(*, jobs: Any, engine: Any, address: Any, log: Any, **others: Any) -> Any:
-        return command(running=Running(jobs, engine, address, log), **others)
+    def gathered(*, jobs: Any, engine: Any, address: Any, **others: Any) -> Any:
+        return command(running=Running(jobs, engine, address), **others)
 
     return _engine_options(gathered)
 
 
 seed_options = with_options(
-    option("Training", "--seed", type=click.IntRange(0), default=0, help="Seed of the order."),
-    option("Training", "--shuffle/--no-shuffle", default=True, help="Shuffle shards and samples."),
+    option("Training", "--seed", "Seed of the order.", type=click.IntRange(0), default=0),
+    option("Training", "--shuffle/--no-shuffle", "Shuffle shards and samples.", default=True),
 )
 """Adds the options of shuffling: seed, shuffle."""
 
 _TAIL = "What to do with an incomplete last step: pad (repeat samples, flagged), drop, or uneven."
 shuffle_options = with_options(
-    seed_options, option("Training", "--tail", type=click.Choice(TAILS), default="pad", help=_TAIL)
+    seed_options, option("Training", "--tail", _TAIL, type=click.Choice(TAILS), default="pad")
 )
 """Adds the options of the order: seed, shuffle, tail."""
 
 order_options = with_options(
-    option("Training", "--world-size", type=click.IntRange(1), default=1, help="Number of ranks."),
-    option("Training", "--workers", type=click.IntRange(0), default=0, help="Loader workers per rank."),
+    option("Training", "--world-size", "Number of ranks.", type=click.IntRange(1), default=1),
+    option("Training", "--workers", "Loader workers per rank.", type=click.IntRange(0), default=0),
     shuffle_options,
 )
 """Adds the options of the order and of its split: world_size, workers, seed, shuffle, tail."""
 
 _WHERE = 'Use only the samples that meet this condition, such as "score > 0.5".'
 view_options = with_options(
-    option("Samples", "--view", metavar="NAME", help="Use only the samples of this view (see `wdsplit view`)."),
-    option("Samples", "--where", metavar="CONDITION", help=_WHERE),
+    option("Samples", "--view NAME", "Use only the samples of this view (see `wdsplit view`)."),
+    option("Samples", "--where CONDITION", _WHERE),
     option(
-        "Samples",
-        "--version",
-        type=click.IntRange(1),
-        help="Use this version (see `wdsplit log`).  [default: the latest]",
+        "Samples", "--version", "Use this version (see `wdsplit log`).  [default: the latest]", type=click.IntRange(1)
     ),
 )
 """Adds the options that select samples: view, where, version."""

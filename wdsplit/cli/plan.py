@@ -16,14 +16,11 @@ from wdsplit.cli.options import given, json_option
 from wdsplit.cli.progress import progress_bar
 from wdsplit.cli.terminal import Result, names_text, span, table
 from wdsplit.texts import counted, human_bytes
-from wdsplit.urls import shown_url
 
 if TYPE_CHECKING:
     from wdsplit.conversion.plan.plan import Plan
 
 __all__ = ["plan_command"]
-
-_FEW = 3
 
 
 @command(
@@ -31,14 +28,12 @@ _FEW = 3
     ["'raw/train-*.parquet' --world-size 8 --workers 4", "raw/ --into /shared/train -o /shared/train.plan"],
     argument("inputs", nargs=-1, required=True, metavar="INPUT..."),
     plan_options,
-    option("Output", "--into", "output", metavar="OUTPUT", help="With -o: output folder, accessible to all shares."),
+    option("Output", "--into OUTPUT", "With -o: output folder, accessible to all shares.", name="output"),
     option(
         "Output",
-        "-o",
-        "--save",
-        "plan_path",
-        metavar="PLAN",
-        help="Start a conversion in shares into OUTPUT, and save its plan to this file.",
+        "-o, --save PLAN",
+        "Start a conversion in shares into OUTPUT, and save its plan to this file.",
+        name="plan_path",
     ),
     run_options,
     json_option,
@@ -84,9 +79,7 @@ def plan_command(inputs: tuple[str, ...], output: str | None, plan_path: str | N
         passes = needed_passes(file)
         values[name] |= {"saved": file, "passes": passes}
         texts.append(_next_steps(shlex.quote(file), passes if plans[name].scatters else ()))
-    few = [shlex.quote(shown_url(path)) for path in inputs] if len(inputs) <= _FEW else ["INPUT..."]
-    hint = [] if files else [f"wdsplit convert {' '.join(few)} OUTPUT with the same options"]
-    return Result("\n\n".join(texts), values.get("", values), hint)
+    return Result("\n\n".join(texts), values.get("", values))
 
 
 def _next_steps(plan_path: str, passes: Sequence[str]) -> str:

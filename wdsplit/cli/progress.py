@@ -1,15 +1,14 @@
-"""Progress of a command: a bar on standard error if that is a terminal, else some lines; JSON lines in a file."""
+"""Progress of a command: a bar on standard error if that is a terminal, else some lines."""
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from datetime import datetime, timedelta, timezone
-from typing import TYPE_CHECKING, Any, TextIO
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
 from wdsplit.cli.terminal import stderr
 from wdsplit.engines.watching import watching
@@ -20,32 +19,46 @@ if TYPE_CHECKING:
 
 __all__ = ["Bar", "progress_bar"]
 
-_LOG_EVERY_S = 1.0
 _LINE_EVERY_S = 10.0
 """Time between two lines in a pipe, as in the log of a cluster's job; commands that take less print none."""
 _TEXT_WIDTH, _MAX_BAR_WIDTH = 74, 40
 
 
 class Bar:
-    """The progress of a command: shown in a terminal or as a line now and then, and logged at most once a second.
+    """The progress of a command: shown in a terminal, or as a line now and then.
 
     Args:
         progress: The bar in the terminal, if there is one.
         what: What is being done.
-        log: A file for JSON lines, if there is one.
     """
 
-    def __init__(self, progress: Progress | None, what: str, log: TextIO | None = None) -> None:
-        self._progress, self._what, self._log = progress, what, log
+    def __init__(self, progress: Progress | None, what: str) -> None:
+        self._progress, self._what = progress, what
         fields: dict[str, Any] = dict.fromkeys(("count", "rates", "left"), "")
         self._task = None if progress is None else progress.add_task(what, total=None, **fields)
         self._opened = self._started = time.monotonic()
-        self._next_line_s, self._next_log_s = _LINE_EVERY_S, 0.0
+        self._next_line_s = _LINE_EVERY_S
         self._first: dict[str, float] = {}
         """The units and amounts done before the start, if a conversion is resumed."""
-        self._logged: dict[str, Any] = {}
+        self.has_started = False
+        """Whether the work has started, after its preparation."""
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the bar was opened; more than 0."""
+        return max(1e-3, time.monotonic() - self._opened)
+
+    @property
+    def took(self) -> str:
+        """A text of these seconds."""
+        return f"took {self.elapsed_s:.1f} s"
 
     def update(self, done: int, total: int | None, what: str | None = None, unit: str = "", **amounts: float) -> None:
+        """Show the progress of the work, as `prepare` does that of its preparation."""
+        self.has_started = True
+        self.prepare(done, total, what, unit, **amounts)
+
+    def prepare(self, done: int, total: int | None, what: str | None = None, unit: str = "", **amounts: float) -> None:
         """Show how many units are done, the time left, and the rates of amounts such as samples and bytes.
 
         Args:
@@ -62,12 +75,6 @@ class Bar:
                 self._progress.reset(self._task)
         elapsed_s, gained = max(1e-3, now - self._started), done - self._first[""]
         left_s = elapsed_s * (total - done) / gained if total and gained > 0 else None
-        if total is not None:
-            left = None if left_s is None else round(left_s, 1)
-            self._logged = {"what": self._what, "done": done, "total": total, **amounts, "left_s": left}
-            if now - self._opened >= self._next_log_s:
-                self._next_log_s = now - self._opened + _LOG_EVERY_S
-                self.log("progress")
         rates = {unit: (amount - self._first.get(unit, 0)) / elapsed_s for unit, amount in amounts.items()}
         shown: dict[str, Any] = {
             "count": f"{done:,}{'' if total is None else f'/{total:,}'} {unit}".rstrip(),
@@ -84,45 +91,31 @@ class Bar:
             self._next_line_s = now - self._opened + _LINE_EVERY_S
             stderr(f"{self._what}: {', '.join(filter(None, shown.values()))}")
 
-    def log(self, event: str, **more: str) -> None:
-        """Write a line of JSON to the log, if there is one: the event, its time and the progress."""
-        if self._log is None:
-            return
-        elapsed_s = round(time.monotonic() - self._opened, 3)
-        now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-        line = {"time": now, "event": event, "elapsed_s": elapsed_s, **self._logged, **more}
-        try:
-            self._log.write(json.dumps(line, ensure_ascii=False) + "\n")
-            self._log.flush()
-        except OSError as error:
-            self._log = None
-            stderr(f"stopped logging progress: {error.strerror}")
-
 
 @contextmanager
-def progress_bar(what: str, log: TextIO | None = None) -> Iterator[Bar]:
+def progress_bar(what: str, kept: str = "") -> Iterator[Bar]:
     """Show a bar with rate and time left while the block runs; outside of a terminal, print a line every 10 s.
 
     Preparation steps reported through `engines.watching` are shown too.
 
     Args:
         what: What is being done.
-        log: A file for the progress, and for how the block ended, as JSON lines.
+        kept: What to say if the work is interrupted: what is kept, and how to continue.
     """
     is_shown = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
     with _shown() if is_shown else nullcontext() as progress:
-        bar = Bar(progress, what, log)
+        bar = Bar(progress, what)
 
         def prepare(step: str, done: int, total: int | None) -> None:
-            bar.update(done, None if total == 1 else total, step)  # a total of one unit shows no count
+            bar.prepare(done, None if total == 1 else total, step)  # a total of one unit shows no count
 
         try:
             with watching(prepare):
                 yield bar
-        except BaseException as error:
-            bar.log("failed", error=str(error) or type(error).__name__)
+        except KeyboardInterrupt:
+            if bar.has_started and kept:
+                stderr(kept)
             raise
-        bar.log("done")
 
 
 def _shown() -> Progress:

@@ -9,21 +9,20 @@ import click
 
 import wdsplit
 from wdsplit.cli.help import argument, command, option
-from wdsplit.cli.options import (
-    batch_size_option,
-    class_field_option,
-    join_option,
-    options_of,
-    parsed_by,
-    seed_options,
-    view_options,
-)
+from wdsplit.cli.options import join_option, options_of, parsed_by, seed_options, view_options
 from wdsplit.cli.terminal import Result
 from wdsplit.reporting.cluster import DEFAULT_TOPOLOGIES, Cluster, Topology
+from wdsplit.reporting.options import ReportOptions
 from wdsplit.texts import human_bytes
 
 __all__ = ["report_command"]
 
+_REPORT: dict[str, dict[str, Any]] = {
+    "samples": {"type": click.IntRange(0, 200)},
+    "batch_size": {"type": click.IntRange(1)},
+    "class_field": {"metavar": "NAME"},
+    "max_read": {"metavar": "SIZE"},
+}
 _CLUSTER: dict[str, dict[str, Any]] = {
     "link_gbits": {"flag": "--link"},
     "latency_ms": {},
@@ -40,29 +39,21 @@ _CLUSTER: dict[str, dict[str, Any]] = {
     "report",
     ["data/train -o report.html", "s3://bucket/train -o report.html --topology 16x8 --link 25"],
     argument("dataset", nargs=-1, required=True),
-    option("Output", "-o", "--output", type=click.Path(dir_okay=False), required=True, help="File to write."),
-    option("Output", "--samples", type=click.IntRange(0, 200), default=24, help="Show N samples."),
-    class_field_option("Output", ".  [default: found by name and values]"),
+    option("Output", "-o, --output", "File to write.", type=click.Path(dir_okay=False), required=True),
+    options_of(ReportOptions, "Output", "samples class_field max_read", **_REPORT),
+    options_of(ReportOptions, "Training", "batch_size", **_REPORT),
     option(
         "Training",
-        "--topology",
-        "topologies",
-        type=parsed_by(Topology.parse),
-        metavar="RxW",
-        multiple=True,
-        help="Ranks x workers to compare. Repeatable. The summary is for that of the conversion if listed, else for "
+        "--topology RxW",
+        "Ranks x workers to compare. Repeatable. The summary is for that of the conversion if listed, else for "
         "8x4, else for the last.  [default: "
         f"{', '.join(f'{each.world_size}x{each.num_workers}' for each in DEFAULT_TOPOLOGIES)}, and that of the "
         "conversion]",
+        name="topologies",
+        type=parsed_by(Topology.parse),
+        multiple=True,
     ),
-    batch_size_option(64),
     seed_options,
-    option(
-        "Output",
-        "--max-read",
-        metavar="SIZE",
-        help="Read datasets up to this size completely, and sample larger ones.  [default: 256MiB, remote 64MiB]",
-    ),
     join_option("Output"),
     view_options,
     options_of(Cluster, "Cluster model", " ".join(_CLUSTER), **_CLUSTER),
@@ -76,7 +67,7 @@ def report_command(dataset: tuple[str, ...], output: str, topologies: tuple[Topo
     """
     names = [field.name for field in dataclasses.fields(Cluster) if field.name in arguments]
     cluster = Cluster(**{name: arguments.pop(name) for name in names})
-    options = wdsplit.ReportOptions(topologies=topologies or DEFAULT_TOPOLOGIES, cluster=cluster, **arguments)
+    options = ReportOptions(topologies=topologies or DEFAULT_TOPOLOGIES, cluster=cluster, **arguments)
     made = wdsplit.report(list(dataset), output, options)
     verdicts = [f"{each.question} {each.answer}. {each.text} {each.remedy}".rstrip() for each in made.verdicts]
     return Result("\n".join([*verdicts, f"{output}: {human_bytes(len(made.html.encode()))}"]))

@@ -24,8 +24,8 @@ def stored_options(kind: str) -> Decorator:
     """Return a decorator that adds the options for stored objects of a kind, view or annotation: lists, drop."""
     section = f"Stored {kind}s"
     return with_options(
-        option(section, "--list", "lists", is_flag=True, help=f"List the {kind}s of DATASET."),
-        option(section, "--drop", metavar="NAME", help=f"Remove this {kind}, but no sample."),
+        option(section, "--list", f"List the {kind}s of DATASET.", name="lists", is_flag=True),
+        option(section, "--drop NAME", f"Remove this {kind}, but no sample."),
     )
 
 

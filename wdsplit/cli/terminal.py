@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import re
-import shlex
 import shutil
 import sys
 import textwrap
@@ -36,12 +35,10 @@ __all__ = [
     "UNUSABLE",
     "LogHandler",
     "Result",
-    "audit_line",
     "bad",
     "colour",
     "columns_text",
     "echo",
-    "echo_json",
     "error_text",
     "good",
     "largest",
@@ -52,7 +49,6 @@ __all__ = [
     "style",
     "table",
     "totals_text",
-    "training_line",
     "width",
     "wrapped",
 ]
@@ -63,8 +59,6 @@ MAX_NAME = 36
 """Characters of a name that a dataset gives, such as that of a class, where others stand beside it."""
 
 _LISTED, _MANY_CLASSES = 10, 12
-_BATCH_SIZE = 64
-"""The batch size in suggested commands."""
 
 _T = TypeVar("_T")
 
@@ -76,29 +70,25 @@ class Result:
     Attributes:
         text: The result as text.
         value: The result for `--json`, as JSON values.
-        next: Suggested commands, printed only to a terminal.
         problems: Texts for standard error, which come before `text`; in JSON, `value` has them.
         code: The exit code.
     """
 
     text: str
     value: Any = None
-    next: Sequence[str] = ()
     problems: Sequence[str] = ()
     code: int = 0
 
     def show(self, as_json: bool) -> None:
         """Print the result."""
         if as_json:
-            echo_json(self.value)
+            text = json.dumps(self.value, indent=2, ensure_ascii=False)
+            echo("".join(each if each.isprintable() or each == "\n" else json.dumps(each)[1:-1] for each in text))
             return
         for problem in self.problems:
             stderr(problem)
         if self.text:
             echo(wrapped(self.text))
-        if sys.stderr.isatty():
-            for number, line in enumerate(self.next):
-                stderr(f"{style('     ' if number else 'next:', fg='cyan')} {line}")
 
 
 def colour() -> bool | None:
@@ -128,12 +118,6 @@ def echo(text: str = "", err: bool = False) -> None:
 def stderr(message: str) -> None:
     """Print a message to standard error."""
     echo(message, err=True)
-
-
-def echo_json(value: Any) -> None:
-    """Print a value as indented JSON."""
-    text = json.dumps(value, indent=2, ensure_ascii=False)
-    echo("".join(each if each.isprintable() or each == "\n" else json.dumps(each)[1:-1] for each in text))
 
 
 class LogHandler(logging.Handler):
@@ -233,14 +217,3 @@ def columns_text(schema: pa.Schema) -> str:
 def rates_text(num_samples: int, num_bytes: int, elapsed_s: float) -> str:
     """Return the speed of writing or reading."""
     return f"{num_samples / elapsed_s:,.0f} samples/s, {human_bytes(num_bytes / elapsed_s)}/s"
-
-
-def audit_line(dataset: str, options: Mapping[str, Any]) -> str:
-    """Return the command that audits a dataset for the ranks and workers in its options."""
-    ranks, workers = options.get("world_size", 1), options.get("workers", 1)
-    return f"wdsplit audit {shlex.quote(dataset)} --world-size {ranks} --workers {workers} --batch-size {_BATCH_SIZE}"
-
-
-def training_line(dataset: str, num_workers: int, batch_size: int = _BATCH_SIZE) -> str:
-    """Return the line of Python that reads a dataset."""
-    return f"wdsplit.Loader(wdsplit.Dataset({dataset!r}), batch_size={batch_size}, num_workers={num_workers})"

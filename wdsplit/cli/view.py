@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -39,88 +38,61 @@ _MAX_RECIPE = 100
     ],
     dataset_argument,
     argument("name", required=False),
+    option("Samples", "--where CONDITION", "Keep the samples that meet this condition. Quote class names."),
     option(
         "Samples",
-        "--where",
-        metavar="CONDITION",
-        help="Keep the samples that meet this condition. Quote class names.",
-    ),
-    option(
-        "Samples",
-        "--keys",
-        metavar="FILE",
-        help="Keep the samples with the keys in this file: text with one key per line, .jsonl with `key` in each line, "
+        "--keys FILE",
+        "Keep the samples with the keys in this file: text with one key per line, .jsonl with `key` in each line, "
         "or .csv, .tsv or .parquet with a column `key` or `__key__`.",
     ),
+    option("Samples", "--exclude FILE", "Leave out the samples with the keys in this file (as for --keys)."),
     option(
-        "Samples",
-        "--exclude",
-        metavar="FILE",
-        help="Leave out the samples with the keys in this file (as for --keys).",
+        "Samples", "--repeat COLUMN", "Let each sample come as often as this column of integers says; 0 leaves it out."
     ),
     option(
         "Samples",
-        "--repeat",
-        metavar="COLUMN",
-        help="Let each sample come as often as this column of integers says; 0 leaves it out.",
-    ),
-    option(
-        "Samples",
-        "--expand",
-        metavar="COLUMN",
-        help="Let each sample come once for each of its parts, such as clips; this column says how many it has.",
+        "--expand COLUMN",
+        "Let each sample come once for each of its parts, such as clips; this column says how many it has.",
     ),
     option(
         "Packs and groups",
-        "--pack",
-        metavar="COLUMN",
-        help="Pack several samples into one; this column of integers says how long each is, such as its tokens.",
+        "--pack COLUMN",
+        "Pack several samples into one; this column of integers says how long each is, such as its tokens.",
     ),
+    option("Packs and groups", "--capacity N", "How long the samples of a pack are together at most.", type=int),
     option(
         "Packs and groups",
-        "--capacity",
-        type=int,
-        metavar="N",
-        help="How long the samples of a pack are together at most.",
-    ),
-    option(
-        "Packs and groups",
-        "--group",
-        metavar="COLUMN",
-        help="Group samples of one value of this column into batches, other ones in each epoch. With --budget, this "
+        "--group COLUMN",
+        "Group samples of one value of this column into batches, other ones in each epoch. With --budget, this "
         "column of integers says how long each is, and samples of similar length are grouped.",
     ),
-    option(
-        "Packs and groups", "--size", type=int, metavar="N", help="How many samples a group has; with --budget at most."
-    ),
+    option("Packs and groups", "--size N", "How many samples a group has; with --budget at most.", type=int),
     option(
         "Packs and groups",
-        "--budget",
+        "--budget N",
+        "How long the samples of a group are together at most, each counted as long as the longest.",
         type=int,
-        metavar="N",
-        help="How long the samples of a group are together at most, each counted as long as the longest.",
     ),
     option(
         "Packs and groups",
         "--allow-pads",
+        "Allow groups of which more than 5 % are samples repeated to fill them.",
         is_flag=True,
-        help="Allow groups of which more than 5 % are samples repeated to fill them.",
     ),
     option(
         "Packs and groups",
         "--long",
+        "What to do with samples longer than a pack, or than the budget (truncate: of packs only).  [default: error]",
         type=click.Choice(["error", "drop", "truncate"]),
-        help="What to do with samples longer than a pack, or than the budget (truncate: of packs only).  "
-        "[default: error]",
     ),
-    option("Samples", "--view", metavar="BASE", help="Select only from the samples of this view."),
-    option("Samples", "--allow-missing", is_flag=True, help="Warn about --keys without a sample, instead of failing."),
-    option("Output", "--overwrite", is_flag=True, help="Replace the view of this name."),
+    option("Samples", "--view BASE", "Select only from the samples of this view."),
+    option("Samples", "--allow-missing", "Warn about --keys without a sample, instead of failing.", is_flag=True),
+    option("Output", "--overwrite", "Replace the view of this name.", is_flag=True),
     option(
         "Output",
         "--update",
+        "Make the view again by its own conditions, for the latest version of DATASET.",
         is_flag=True,
-        help="Make the view again by its own conditions, for the latest version of DATASET.",
     ),
     stored_options("view"),
     engine_options,
@@ -145,13 +117,14 @@ def view_command(
         return drop_stored(dataset, "view", drop, wdsplit.drop_view)
     if name is None:
         raise click.UsageError("expected the NAME of a view to make, or --list, or --drop NAME")
-    engine, started = running.open(), time.monotonic()
-    with progress_bar("choosing samples", running.log) as bar:
-
-        def show(done: int, num_shards: int, samples: int) -> None:
-            bar.update(done, num_shards, unit="shards", samples=samples)
-
-        made = wdsplit.make_view(dataset, name, **chosen, engine=engine, progress=show)
+    with progress_bar("choosing samples") as bar:
+        made = wdsplit.make_view(
+            dataset,
+            name,
+            **chosen,
+            engine=running.open(),
+            progress=lambda done, total, samples: bar.update(done, total, unit="shards", samples=samples),
+        )
     stored = made.stored
     lines = [
         f"{url}: view {name!r} keeps {stored.num_selected:,} of {counted(stored.num_samples, 'sample')} "
@@ -170,10 +143,10 @@ def view_command(
             lines.append(f"--{which} {one['from']}: {', '.join(counts)}, {one['missing']:,} without a sample")
     for column, classes in made.classes.items():
         lines += ["", *_class_table(column, classes)]
-    lines.append(f"took {time.monotonic() - started:.1f} s")
+    lines.append(bar.took)
     facts = {"num_shards": made.num_shards, "num_empty_shards": made.num_empty_shards, "classes": made.classes}
     value = {"dataset": url, **dataclasses.asdict(stored), **facts}
-    return Result("\n".join(lines), value, [f"wdsplit.Dataset({url!r}, view={name!r})"])
+    return Result("\n".join(lines), value)
 
 
 def _class_table(column: str, classes: Mapping[str, tuple[int, int]]) -> list[str]:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import islice
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -47,6 +48,17 @@ _WORDS = {
     "unexpected": "samples too many, from before the start or after the end",
     "missing": "samples missing",
 }
+
+_NOT_THOSE, _REPEATED = "the delivered samples are not those of epoch", "samples were delivered more than once in epoch"
+_ALL_BATCHES = (
+    "iterate the loader to its end on all ranks; nothing between it and the training may drop or replace samples or "
+    "batches"
+)
+_OWN_RANKS = (
+    "let the dataset detect its rank: leave out rank= and world_size=, and begin to iterate after init_process_group. "
+    "Ranks that should get the same samples (tensor parallelism) need process_group=, of the Dataset, or group=, of "
+    "the audit"
+)
 
 _DELIVERY = np.dtype([("value", np.uint64), ("place", np.int64), ("step", np.int64), ("position", np.int64)])
 """A sample that a rank received, or should have: by its position or the hash of its key; the rank by its place."""
@@ -217,12 +229,33 @@ class Audit:
                 "them the same state when they resume",
             )
         total, has_keys = sum(each.num_samples for each in facts), all(each.has_keys for each in facts)
-        given, due = record.given(rendezvous.place), record.due(rendezvous.place, own.is_complete)
+        given, due = (record.deliveries(rendezvous.place, is_due, own.is_complete) for is_due in (False, True))
         faults = _compared(rendezvous, total, given, due)
-        if has_keys and not faults["repeated"].number:
+        if has_keys and "repeated" not in faults:
             given["value"] = record.hashes()
-            faults["repeated"] = _compared(rendezvous, total, given)["repeated"]
-        _refuse_faults(url, record, facts, names, faults)
+            faults = _compared(rendezvous, total, given) | faults
+        texts = []
+        for kind, (number, examples) in faults.items():
+            texts.append(f"{number} {_WORDS[kind]}")
+            for rows in examples:
+                where = listed(f"{names[row['place']]} in step {row['step']}" for row in rows)
+                texts.append(f"{record.name_of(rows['position'][0])}{', due to' if kind == 'missing' else ':'} {where}")
+        size = len(facts)
+        if size > 1 and sorted(each.world for each in facts) != [(rank, size) for rank in range(size)]:
+            texts += [
+                f"{name} reads as rank {each.world[0]} of {each.world[1]}"
+                for place, (name, each) in enumerate(zip(names, facts, strict=True))
+                if each.world != (place, size)
+            ]
+        if record.order.options.tail != "uneven" and len({each.steps for each in facts}) > 1:
+            texts += [f"steps: {listed(f'{name} {each.steps}' for name, each in zip(names, facts, strict=True))}"]
+        if texts:
+            cause, remedy = _NOT_THOSE, _ALL_BATCHES
+            if "repeated" in faults:
+                cause, remedy = _REPEATED, _OWN_RANKS
+            expected = f"each sample from position {record.start} on, once, on one rank"
+            cause = f"{cause} {record.order.epoch}"
+            raise CheckError(cause, place=url, expected=expected, found="; ".join(texts), remedy=remedy)
         epoch = EpochAudit(
             epoch=record.order.epoch,
             start=record.start,
@@ -328,21 +361,16 @@ class _Record:
             has_keys=len(self._hashes) == num_steps,
         )
 
-    def given(self, place: int) -> Deliveries:
-        """Return what this rank received, identified by positions."""
-        return self._deliveries(place, self._positions)
-
     def hashes(self) -> UInt64:
         """Return the hashes of the keys of what this rank received."""
         return np.concatenate([np.zeros(0, np.uint64), *self._hashes])
 
-    def due(self, place: int, is_complete: bool) -> Deliveries:
-        """Return what this rank should have received: in the whole epoch, or in its number of steps."""
-        steps = islice(self._steps, None if is_complete else len(self._positions))
-        return self._deliveries(place, [step.positions[self.order.is_real(step.positions)] for step in steps])
-
-    def _deliveries(self, place: int, positions: list[Int64]) -> Deliveries:
-        steps = self._steps
+    def deliveries(self, place: int, is_due: bool, is_complete: bool) -> Deliveries:
+        """Return what this rank received, or what was due to it: in the whole epoch, or in its number of steps."""
+        steps, positions = self._steps, self._positions
+        if is_due:
+            some = islice(steps, None if is_complete else len(positions))
+            positions = [step.positions[self.order.is_real(step.positions)] for step in some]
         first = steps.skips.numbers(steps.start) + np.arange(len(positions)) * steps.global_batch
         rows = np.zeros(sum(map(len, positions)), _DELIVERY)
         rows["place"] = place
@@ -360,21 +388,9 @@ class _Record:
         return f"the sample at position {position}"
 
 
-@dataclass
-class _Faults:
-    """Faults of a kind: their number, and the deliveries of some samples."""
-
-    number: int = 0
-    examples: list[Deliveries] = field(default_factory=list)
-
-    def add(self, number: int, examples: Sequence[Deliveries]) -> None:
-        self.number += number
-        self.examples += examples[: _MAX_EXAMPLES - len(self.examples)]
-
-
 def _compared(
     rendezvous: Rendezvous, total: int, given: Deliveries, due: Deliveries | None = None
-) -> dict[str, _Faults]:
+) -> dict[str, tuple[int, list[Deliveries]]]:
     """Find deliveries that were repeated, unexpected or missing over all ranks, which all must call this.
 
     Ranks exchange them in buckets of about a million, so that no rank stores all of them.
@@ -384,54 +400,21 @@ def _compared(
         total: Number of samples that all ranks received together.
         given: What this rank received.
         due: What it should have received; without it, only repeated deliveries are found.
+
+    Returns:
+        For each kind of fault their number, and the deliveries of some samples.
     """
-    repeated, unexpected, missing = _Faults(), _Faults(), _Faults()
+    numbers, examples = Counter[str](), defaultdict[str, list[Deliveries]](list)
     num_buckets, tables = max(1, -(-total // _AT_ONCE)), [given] if due is None else [given, due]
     for bucket in range(num_buckets):
         parts = rendezvous.gathered([rows[rows["value"] % np.uint64(num_buckets) == bucket] for rows in tables])
         received, *expected = (np.concatenate(each) for each in zip(*parts, strict=True))
         values, counts = np.unique(received["value"], return_counts=True)
-        examples = [received[received["value"] == value] for value in values[counts > 1][:_MAX_EXAMPLES]]
-        repeated.add(len(received) - len(values), examples)
+        numbers["repeated"] += len(received) - len(values)
+        examples["repeated"] += [received[received["value"] == value] for value in values[counts > 1][:_MAX_EXAMPLES]]
         for each in expected:  # one table, or none
-            for faults, rows, others in ((unexpected, received, each), (missing, each, received)):
+            for kind, rows, others in (("unexpected", received, each), ("missing", each, received)):
                 alone = rows[~np.isin(rows["value"], others["value"])]
-                faults.add(len(alone), [alone[row : row + 1] for row in range(min(len(alone), _MAX_EXAMPLES))])
-    return {"repeated": repeated, "unexpected": unexpected, "missing": missing}
-
-
-def _refuse_faults(
-    url: str, record: _Record, facts: Sequence[_Facts], names: Sequence[str], faults: Mapping[str, _Faults]
-) -> None:
-    """Raise an error unless the delivered samples are the expected ones; all ranks have the same arguments."""
-    texts = []
-    for kind, found in faults.items():
-        texts += [f"{found.number} {_WORDS[kind]}"] if found.number else []
-        for rows in found.examples:
-            where = listed(f"{names[row['place']]} in step {row['step']}" for row in rows)
-            texts.append(f"{record.name_of(rows['position'][0])}{', due to' if kind == 'missing' else ':'} {where}")
-    worlds, size = [each.world for each in facts], len(facts)
-    if size > 1 and sorted(worlds) != [(rank, size) for rank in range(size)]:
-        texts += [
-            f"{names[place]} reads as rank {world[0]} of {world[1]}"
-            for place, world in enumerate(worlds)
-            if world != (place, size)
-        ]
-    if record.order.options.tail != "uneven" and len({each.steps for each in facts}) > 1:
-        texts += [f"steps: {listed(f'{name} {each.steps}' for name, each in zip(names, facts, strict=True))}"]
-    if not texts:
-        return
-    cause = f"the delivered samples are not those of epoch {record.order.epoch}"
-    remedy = (
-        "iterate the loader to its end on all ranks; nothing between it and the training may drop or replace samples "
-        "or batches"
-    )
-    if faults["repeated"].number:
-        cause = f"samples were delivered more than once in epoch {record.order.epoch}"
-        remedy = (
-            "let the dataset detect its rank: leave out rank= and world_size=, and begin to iterate after "
-            "init_process_group. Ranks that should get the same samples (tensor parallelism) need process_group=, of "
-            "the Dataset, or group=, of the audit"
-        )
-    expected = f"each sample from position {record.start} on, once, on one rank"
-    raise CheckError(cause, place=url, expected=expected, found="; ".join(texts), remedy=remedy)
+                numbers[kind] += len(alone)
+                examples[kind] += np.split(alone[:_MAX_EXAMPLES], range(1, min(len(alone), _MAX_EXAMPLES)))
+    return {kind: (number, examples[kind][:_MAX_EXAMPLES]) for kind, number in numbers.items() if number}

@@ -160,7 +160,9 @@ class JaxLoader(OpaqueLoader):
         unknown = self._shardings.keys() - data.keys()
         if unknown:
             raise InputError("invalid specs of a JaxLoader", found=f"no such array: {sorted(map(repr, unknown))}")
-        arrays = {name: self._array(name, _padded(values, missing)) for name, values in data.items()}
+        if missing:  # the last row is repeated
+            data = {name: np.concatenate([each, np.repeat(each[-1:], missing, axis=0)]) for name, each in data.items()}
+        arrays = {name: self._array(name, values) for name, values in data.items()}
         texts = host if is_packed else {name: values + [None] * missing for name, values in host.items()}
         return Batch(_like_batch(batch, arrays), self._global(valid), _like_batch(batch, texts))
 
@@ -252,8 +254,3 @@ def _like_batch(batch: Any, columns: dict[Any, Any]) -> Any:
     if isinstance(batch, dict):
         return columns
     return tuple(columns.values()) if isinstance(batch, tuple) else columns[0]
-
-
-def _padded(values: npt.NDArray[Any], missing: int) -> npt.NDArray[Any]:
-    """Return an array with `missing` more rows, which repeat the last one."""
-    return np.concatenate([values, np.repeat(values[-1:], missing, axis=0)]) if missing else values

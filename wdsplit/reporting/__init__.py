@@ -1,5 +1,5 @@
 """The report: a page on the contents of a dataset, how well it is mixed, and whether training will wait for data.
 
-Start with `report`. `subject` opens datasets, `scan` and the modules of each section collect facts, `verdicts` judges
-them, `charts` and `page` draw them. Facts are plain values without HTML.
+Start with `report`. `subject` opens datasets, `scan` and the modules of the sections find facts, `collect` has all of
+them and `verdicts` judges; `pictures` and `charts` draw. Facts are plain values without HTML.
 """

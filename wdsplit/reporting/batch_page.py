@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wdsplit.checks.batch import Batch
-from wdsplit.checks.keys import label_field
-from wdsplit.checks.places import parts_of
+from wdsplit.checks.samples import label_field, parts_of
 from wdsplit.reporting.samples import Card, cards_of
 from wdsplit.reporting.templates import TEMPLATES
 from wdsplit.storage.local import write_whole
 from wdsplit.texts import safe_text
 
-__all__ = ["batch_page", "save_batch_page"]
+__all__ = ["save_batch_page"]
 
 _MAX_CARDS, _MAX_BYTES, _NAME_CHARACTERS = 1000, 4_000_000, 200
 
@@ -30,15 +29,16 @@ class _Step:
     cards: tuple[Card, ...]
 
 
-def batch_page(batches: Sequence[Batch]) -> str:
-    """Return the HTML of a page that shows the samples of some steps, at most the first thousand in all.
+def save_batch_page(batches: Sequence[Batch], path: str | os.PathLike[str]) -> None:
+    """Write a page that shows the samples of some steps, at most the first thousand in all.
 
     Args:
         batches: The steps, of one dataset; at least one.
+        path: The file to write.
 
     Raises:
         MissingDependencyError: Jinja is not installed.
-        WdsplitError: A shard cannot be read.
+        WdsplitError: A shard cannot be read, or the file cannot be written.
     """
     manifests = [part.manifest for part in parts_of(batches[0].source)]
     field = label_field(manifests[0])
@@ -58,13 +58,5 @@ def batch_page(batches: Sequence[Batch]) -> str:
         title = f"Epoch {batch.epoch}, step {batch.step}" + (" (skipped)" if batch.is_skipped else "")
         steps.append(_Step(title, f"epoch-{batch.epoch}-step-{batch.step}", text, tuple(made)))
     name = safe_text(batches[0].source.url, _NAME_CHARACTERS)
-    return TEMPLATES.get_template("batch.html.jinja").render(name=name, steps=steps)
-
-
-def save_batch_page(batches: Sequence[Batch], path: str | os.PathLike[str]) -> None:
-    """Write the page to a file.
-
-    Raises:
-        StorageError: It cannot be written.
-    """
-    write_whole(Path(path), batch_page(batches).encode())
+    page = TEMPLATES.get_template("batch.html.jinja").render(name=name, steps=steps)
+    write_whole(Path(path), page.encode())

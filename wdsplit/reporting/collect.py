@@ -1,24 +1,21 @@
-"""Collects the facts of a report: it reads, counts and computes, in this order."""
+"""The facts of a report, as plain values without HTML and pictures; and their collection: reading, then counting."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from wdsplit.checks.audit import AuditOptions, AuditReport, audit_order
-from wdsplit.loading.reading.source import name_with_view
+from wdsplit.loading.reading.source import Source, name_with_view
 from wdsplit.order.bundles import Grouping
 from wdsplit.order.epoch import EpochOrder
-from wdsplit.reporting.cluster import DEFAULT_TOPOLOGIES, Cluster, Topology
-from wdsplit.reporting.facts import Facts, ShardFacts
-from wdsplit.reporting.fields import FieldFacts, duplicates, field_facts
+from wdsplit.reporting.cluster import DEFAULT_TOPOLOGIES, Cluster, Load, Topology
+from wdsplit.reporting.fields import Duplicates, FieldFacts, duplicates, field_facts
 from wdsplit.reporting.labels import TENTHS, Labels, codes_by_number, labels_of, tenth_of
-from wdsplit.reporting.mixing import CodesOf, batch_mix, meetings, rank_view
+from wdsplit.reporting.mixing import BatchMix, CodesOf, Meeting, RankView, batch_mix, meetings, rank_view
 from wdsplit.reporting.options import ReportOptions
-from wdsplit.reporting.samples import cards, drawn_numbers
+from wdsplit.reporting.samples import Card, cards, drawn_numbers
 from wdsplit.reporting.scan import Scan, scan
 from wdsplit.reporting.subject import Subject
 from wdsplit.reporting.topologies import loads
@@ -26,7 +23,7 @@ from wdsplit.shards.views import described_units
 from wdsplit.sizes import parse_size
 from wdsplit.texts import human_bytes, human_number, safe_text
 
-__all__ = ["collected"]
+__all__ = ["Facts", "collected"]
 
 _MAX_READ, _MAX_READ_REMOTE = 256 * 1024**2, 64 * 1024**2
 _MAX_LABELS, _ALL_LABELS = 2**10, 2**19
@@ -37,9 +34,82 @@ _JUDGED = Topology(8, 4)
 _UNNAMED = 1, 1
 """Ranks and workers of a conversion whose options name none."""
 _MAX_AUDITED = 2**21
-_SHARD_ROWS = 60
 _MAX_ODD_CARDS = 24
 _DECODE_MS, _DECODE_MS_A_MEGAPIXEL = 0.1, 10.0
+
+
+@dataclass(frozen=True)
+class Facts:
+    """All facts of a report.
+
+    Attributes:
+        name: The name of the dataset, with its view.
+        parts: The datasets: one, or those of a mixture.
+        num_samples: Samples of an epoch, or packs.
+        contents: The same as text, of packs or groups with the number of samples in them.
+        is_grouped: Whether an epoch has groups: batches of samples that are alike on purpose.
+        units: How well packs or groups are filled, in lines; empty if there are none.
+        num_scanned: Samples that were read.
+        scan_basis: `exact`, or how many samples were read.
+        labels: The classes; None if no field holds any.
+        fields: The contents of each field.
+        duplicates: Payloads that appear twice; None if there is nothing to compare.
+        cards: The contact sheet.
+        odd_cards: Samples that stand out.
+        keys: The keys of samples that are named, by their rows in what was read.
+        numbers: Their numbers in the dataset.
+        batch_size: Samples per batch on each rank.
+        global_batch: Samples of a step over all ranks, for `meetings`.
+        is_shuffled: Whether the conversion of each part shuffled its rows.
+        mixed_names: The classes of `rank_view` and `batches`, or tenths of the files in their place.
+        mixing_basis: Whether the figures of batches are exact, or how much was sampled.
+        batches: How well batches are mixed, by the number of ranks.
+        rank_view: What rank 0 gets; None if an epoch has no whole step.
+        meetings: How often samples meet again, for lanes and windows; none for mixtures.
+        topologies: What the ranks of each requested topology read, with the estimates for the cluster.
+        judged: The topology of the summary.
+        cluster: The cluster of the model.
+        audit: What the audit found; None if it was left out.
+        audit_note: Why it was left out, or the topology that it is for.
+    """
+
+    name: str
+    parts: tuple[Source, ...]
+    num_samples: int
+    contents: str
+    is_grouped: bool
+    units: tuple[str, ...]
+    num_scanned: int
+    scan_basis: str
+    labels: Labels | None
+    fields: tuple[FieldFacts, ...]
+    duplicates: Duplicates | None
+    cards: tuple[Card, ...]
+    odd_cards: tuple[Card, ...]
+    keys: Mapping[int, str]
+    numbers: Mapping[int, int]
+    batch_size: int
+    global_batch: int
+    is_shuffled: bool
+    mixed_names: tuple[str, ...]
+    mixing_basis: str
+    batches: tuple[BatchMix, ...]
+    rank_view: RankView | None
+    meetings: tuple[Meeting, ...]
+    topologies: tuple[Load, ...]
+    judged: Load
+    cluster: Cluster
+    audit: AuditReport | None
+    audit_note: str
+
+    def total(self, name: str) -> int:
+        """Return the sum of an attribute over the manifests of all parts, such as `num_bytes`."""
+        return sum(int(getattr(part.manifest, name)) for part in self.parts)
+
+    @property
+    def num_shards(self) -> int:
+        """Shards of all parts."""
+        return sum(len(part.manifest.shards) for part in self.parts)
 
 
 def collected(subject: Subject, options: ReportOptions) -> Facts:
@@ -81,7 +151,6 @@ def collected(subject: Subject, options: ReportOptions) -> Facts:
         labels=labels,
         fields=tuple(fields),
         duplicates=repeated,
-        shards=_shards(subject),
         cards=tuple(cards(subject, drawn, label_field)),
         odd_cards=tuple(cards(subject, list(odd), label_field, odd)),
         keys={row: str(scanned.keys[row]) for row in named},
@@ -149,21 +218,6 @@ def _why(fields: Sequence[FieldFacts], scanned: Scan) -> dict[int, str]:
                 shown = human_bytes(value) if measure.name == "bytes" else f"{human_number(value)} {measure.name}"
                 reasons.setdefault(row, []).append(f"{name}: {shown}")
     return {row: "; ".join(texts) for row, texts in list(reasons.items())[:_MAX_ODD_CARDS]}
-
-
-def _shards(subject: Subject) -> ShardFacts:
-    columns = {
-        name: np.concatenate([manifest.shards.column(name) for manifest in subject.manifests])
-        for name in ("num_samples", "num_pads", "num_bytes")
-    }
-    sizes, count = columns["num_bytes"], subject.num_shards
-    a_row = max(1, -(-count // _SHARD_ROWS))
-    begins = np.arange(0, count, a_row)
-    samples, pads, num_bytes = (
-        np.add.reduceat(column, begins) if count else np.zeros(0, np.int64) for column in columns.values()
-    )
-    low, middle, high = np.percentile(sizes, (0, 50, 100)).astype(int).tolist() if count else (0, 0, 0)
-    return ShardFacts(a_row, samples - pads, pads, num_bytes, (low, middle, high))
 
 
 def _audited(subject: Subject, topology: Topology, batch_size: int) -> tuple[AuditReport | None, str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from wdsplit.arrays import Int64
-from wdsplit.checks.places import read_fields, small_bytes
+from wdsplit.checks.samples import read_texts
 from wdsplit.errors import InputError
 from wdsplit.order.epoch import groups
 from wdsplit.reporting.scan import Column, Scan
@@ -126,16 +126,13 @@ def codes_by_number(subject: Subject, scan: Scan, labels: Labels) -> Callable[[I
     if scan.is_exact:
         known[scan.numbers] = labels.codes
         return lambda numbers: known[numbers]
-    places = {value: place for place, value in enumerate(labels.values)}
+    places = {value.strip(): place for place, value in enumerate(labels.values)}
 
     def read(numbers: Int64) -> Int64:
         codes = np.full(len(numbers), -1, np.int64)
         where = subject.places(numbers)
         for number, rows in groups(where.source):
-            part = subject.parts[number]
-            where_read = subject.storages[number], part.manifest, where.shard[rows], where.sample[rows]
-            found = read_fields(*where_read, [labels.field], False, small_bytes)
-            texts = (None if each is None else each.decode("utf-8", "replace") for each in found[labels.field])
+            (texts,) = read_texts(subject.parts[number], where.shard[rows], where.sample[rows], [labels.field])
             codes[rows] = [-1 if text is None else places.get(text, len(places)) for text in texts]
         return codes
 

@@ -22,15 +22,15 @@ class ReportOptions:
         seed: Seed of the order and of the samples that are drawn.
         shuffle: As for `Dataset`.
         samples: Number of samples on the contact sheet.
-        class_field: The field with the classes; None to find it by its name and values.
+        class_field: Field with the classes. Default: found by its name and values.
         batch_size: Samples per batch on each rank.
         topologies: Combinations of ranks and workers to compare; by default also that of the conversion. The summary is
             for that of the conversion if listed, else for 8 ranks x 4 workers, else for the last.
         view: As for `Dataset`, but only one view: report only its samples.
         where: As for `Dataset`: report only the samples that meet this condition.
         version: As for `Dataset`; of one dataset.
-        max_read: Bytes of shards to read, such as "1GB"; None for 256 MiB, or 64 MiB of a remote dataset. Larger
-            datasets are sampled.
+        max_read: Read datasets up to this size completely, such as "1GB", and sample larger ones. Default: 256 MiB, or
+            64 MiB of a remote dataset.
         cluster: Assumptions of the cluster model.
         join: As for `Dataset`: annotations whose fields are shown too.
     """

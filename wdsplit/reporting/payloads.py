@@ -1,4 +1,4 @@
-"""Facts of one payload without decoding it: its kind, the size of an image, the characters of a text.
+"""Facts of payloads without decoding them: their kind, the sizes of images, the characters of texts.
 
 A payload that is not of its field's kind is unreadable, never an error.
 """
@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
-from wdsplit.checks.image_headers import image_size
+from wdsplit.arrays import Float64
+from wdsplit.fields.image_sizes import image_sizes, is_image
 from wdsplit.shards.manifest import Field
 
-__all__ = ["AUDIO", "MEASURES", "MIME_TYPES", "array_header", "kind_of", "measure"]
+__all__ = ["MEASURES", "MIME_TYPES", "array_header", "kind_of", "measures_of"]
 
-_IMAGES = frozenset(("bmp", "gif", "jpeg", "jpg", "png", "pgm", "ppm", "tif", "tiff", "webp"))
 MIME_TYPES = {
     "flac": "audio/flac",
     "m4a": "audio/mp4",
@@ -26,8 +26,7 @@ MIME_TYPES = {
     "opus": "audio/ogg",
     "wav": "audio/wav",
 }
-AUDIO = frozenset(MIME_TYPES)
-_TEXTS = frozenset(("caption", "html", "md", "srt", "text", "transcript", "txt", "xml"))
+_TEXTS = frozenset(("caption", "html", "jsonl", "md", "srt", "text", "transcript", "txt", "xml"))
 _NUMBERS = frozenset(("class", "cls", "cls2", "id", "index", "inx", "label"))
 _BY_ENCODING = {"class": "text", "integer": "number", "json": "json", "npy": "array", "text": "text"}
 
@@ -49,27 +48,33 @@ def kind_of(name: str, field: Field | None) -> str:
     """
     last = name.rpartition(".")[2]
     known = _BY_ENCODING.get(field.encoding) if field is not None else None
-    if known:
-        return known
-    kinds = {"image": _IMAGES, "audio": AUDIO, "text": _TEXTS, "number": _NUMBERS}
-    found = next((kind for kind, names in kinds.items() if last in names), "bytes")
-    return {"json": "json", "jsonl": "text", "npy": "array"}.get(last, found)
+    if known or is_image(name):
+        return known or "image"
+    kinds = {"audio": MIME_TYPES, "text": _TEXTS, "number": _NUMBERS, "json": ("json",), "array": ("npy",)}
+    return next((kind for kind, names in kinds.items() if last in names), "bytes")
 
 
-def measure(kind: str, payload: bytes) -> Mapping[str, float]:
-    """Return the measures of a payload of some kind; none if it is unreadable."""
+def measures_of(kind: str, payloads: list[bytes]) -> dict[str, Float64]:
+    """Return the measures of n payloads of some kind: float64 of shape (n,), nan for those that are unreadable."""
+    if kind == "image":
+        sides = (
+            side.cast(pa.float64()).fill_null(math.nan) for side in image_sizes(pa.array(payloads, pa.large_binary()))
+        )
+        width, height = (side.to_numpy(zero_copy_only=False) for side in sides)
+        return {"width": width, "height": height, "aspect": width / height}
+    return {name: np.array([_measure(kind, payload) for payload in payloads], float) for name in MEASURES.get(kind, ())}
+
+
+def _measure(kind: str, payload: bytes) -> float:
+    """Return the characters of a text, the value of a number, or the elements of an array."""
     try:
-        if kind == "image":
-            width, height = image_size(payload)
-            return {"width": width, "height": height, "aspect": width / max(1, height)}
         if kind == "text":
-            return {"characters": len(payload.decode())}
-        if kind == "number":
-            value = float(payload)
-            return {"value": value} if math.isfinite(value) else {}
-        return {"elements": math.prod(array_header(payload)[0])} if kind == "array" else {}
+            return len(payload.decode())
+        if kind == "array":
+            return math.prod(array_header(payload)[0])
+        return float(payload) if math.isfinite(float(payload)) else math.nan
     except (OSError, ValueError, SyntaxError, EOFError, OverflowError, KeyError, TypeError, IndexError):
-        return {}
+        return math.nan
 
 
 def array_header(payload: bytes) -> tuple[tuple[int, ...], str]:

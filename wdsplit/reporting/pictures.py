@@ -8,14 +8,14 @@ from itertools import pairwise
 import numpy as np
 
 from wdsplit.reporting.charts import Picture, bars, heatmap, histogram, lines
-from wdsplit.reporting.facts import Facts
+from wdsplit.reporting.collect import Facts
 from wdsplit.texts import counted, human_bytes, human_number, safe_text
 
 __all__ = ["pictures"]
 
 _BARS, _ROWS = 30, 20
 _NAME = 28
-_TABLE_ROWS = 120
+_TABLE_ROWS, _SHARD_ROWS = 120, 60
 _MAX_HISTOGRAMS = 12
 
 
@@ -152,23 +152,31 @@ def _meetings(facts: Facts) -> Iterator[Picture]:
 
 
 def _shards(facts: Facts) -> Iterator[Picture]:
-    shards, num_shards, a_row = facts.shards, facts.num_shards, facts.shards.shards_a_row
-    if not num_shards:
+    """Yield the sizes of the shards, in their order: if there are many, of ranges of them."""
+    if not facts.num_shards:
         return
-    edges = [*range(0, num_shards, a_row), num_shards]
-    sizes = (shards.num_bytes / np.diff(edges) / 1e6).round(4).tolist()
-    smallest, median, largest = map(human_bytes, shards.limits)
+    samples, pads, num_bytes = (
+        np.concatenate([part.manifest.shards.column(name) for part in facts.parts])
+        for name in ("num_samples", "num_pads", "num_bytes")
+    )
+    a_row = max(1, -(-facts.num_shards // _SHARD_ROWS))
+    edges = [*range(0, facts.num_shards, a_row), facts.num_shards]
+    smallest, median, largest = (human_bytes(int(size)) for size in np.percentile(num_bytes, (0, 50, 100)))
     names = [f"{begin:,}" if a_row == 1 else f"{begin:,} to {end - 1:,}" for begin, end in pairwise(edges)]
-    rows = zip(names, shards.samples.tolist(), shards.pads.tolist(), shards.num_bytes.tolist(), strict=True)
+    sums = [np.add.reduceat(column, edges[:-1]) for column in (samples - pads, pads, num_bytes)]
+    sizes = (sums[-1] / np.diff(edges) / 1e6).round(4).tolist()
     yield Picture(
         "shards",
         "Bytes of the shards, in their order",
-        f"{counted(num_shards, 'shard')}: the median has {median}, the smallest {smallest}, the largest {largest}; "
-        f"{counted(int(shards.pads.sum()), 'pad')} fill up shards.",
+        f"{counted(facts.num_shards, 'shard')}: the median has {median}, the smallest {smallest}, the largest "
+        f"{largest}; {counted(int(pads.sum()), 'pad')} fill up shards.",
         "exact",
         histogram(edges, sizes, ("shard", "MB" if a_row == 1 else f"MB per shard, mean of {a_row:,}")),
         ("shards", "samples", "pads", "bytes"),
-        [(name, f"{samples:,}", f"{pads:,}", human_bytes(size)) for name, samples, pads, size in rows],
+        [
+            (name, f"{own:,}", f"{fill:,}", human_bytes(size))
+            for name, own, fill, size in zip(names, *(column.tolist() for column in sums), strict=True)
+        ],
     )
 
 

@@ -14,8 +14,7 @@ from wdsplit.conversion.plan.options import chosen
 from wdsplit.notebook import html_table
 from wdsplit.reporting.charts import draw
 from wdsplit.reporting.cluster import ASSUMPTIONS
-from wdsplit.reporting.collect import collected
-from wdsplit.reporting.facts import Facts
+from wdsplit.reporting.collect import Facts, collected
 from wdsplit.reporting.options import ReportOptions
 from wdsplit.reporting.pictures import pictures
 from wdsplit.reporting.subject import open_subject

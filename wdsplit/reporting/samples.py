@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from wdsplit.checks.image_headers import open_image
 from wdsplit.errors import MissingDependencyError
-from wdsplit.loading.stages.image_files import check_scans
+from wdsplit.loading.stages.image_files import IMAGE_FORMATS, open_image
 from wdsplit.order.hashing import permutation
-from wdsplit.reporting.payloads import AUDIO, MIME_TYPES, array_header, kind_of
+from wdsplit.reporting.payloads import MIME_TYPES, array_header, kind_of
 from wdsplit.reporting.subject import Subject
 from wdsplit.shards.manifest import Field, Manifest
 from wdsplit.tar.names import RESERVED_FIELDS, unescape_key
@@ -197,13 +196,12 @@ def _item(name: str, payload: bytes, kind: str, max_bytes: int) -> Item:
 def _image(shown: str, payload: bytes, max_bytes: int) -> Item:
     """Return a thumbnail. It is encoded anew, so no byte of a dataset's image reaches the page."""
     size = human_bytes(len(payload))
-    check_scans(payload)
     try:
-        image = open_image(payload)
+        image = open_image(payload, IMAGE_FORMATS)
     except MissingDependencyError:
         return Item(shown, "note", f"{size}; to see it: pip install 'wdsplit[report]'")
     width, height = image.size
-    note = f"{width:,} x {height:,} {image.format or ''}, {size}"
+    note = f"{width:,} x {height:,} {image.format or 'PNG'}, {size}"
     if width * height > _MAX_PIXELS:
         return Item(shown, "note", f"{note}: too large to draw here")
     has_alpha = image.mode in ("LA", "RGBA", "PA") or "transparency" in image.info
@@ -224,7 +222,7 @@ def _image(shown: str, payload: bytes, max_bytes: int) -> Item:
 def _audio(shown: str, name: str, payload: bytes, max_bytes: int) -> Item:
     note = human_bytes(len(payload))
     last = name.rpartition(".")[2]
-    if last not in AUDIO or len(payload) > min(_MAX_AUDIO_BYTES, max_bytes * 3 // 4 - 64):
+    if last not in MIME_TYPES or len(payload) > min(_MAX_AUDIO_BYTES, max_bytes * 3 // 4 - 64):
         return Item(shown, "note", f"{note}: too large to play here")
     return Item(shown, "audio", note, _data_uri(MIME_TYPES[last], payload))
 

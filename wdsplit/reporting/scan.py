@@ -5,22 +5,21 @@ Beyond the budget, it reads runs of neighbouring samples, in shards that a hash 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
 from wdsplit.arrays import Float64, Int64
 from wdsplit.engines.local import in_order
-from wdsplit.loading.reading.block import Block
+from wdsplit.loading.reading.block import Block, as_objects
 from wdsplit.loading.reading.windows import read_window
 from wdsplit.order.hashing import hash_stream, permutation
-from wdsplit.reporting.payloads import MEASURES, kind_of, measure
+from wdsplit.reporting.payloads import MEASURES, kind_of, measures_of
 from wdsplit.reporting.subject import Subject
+from wdsplit.tar.places import hash_samples
 
 __all__ = ["Column", "Run", "Scan", "planned_runs", "scan"]
 
@@ -166,62 +165,53 @@ def scan(subject: Subject, max_bytes: int, seed: int) -> Scan:
         return read_window(subject.open_shard(run.part, run.shard), np.arange(run.first, run.stop)), rows
 
     known = {each.name: each for manifest in subject.manifests for each in manifest.fields}
-    payloads: dict[str, list[tuple[Any, ...]]] = {}
+    parts: dict[str, list[dict[str, Any]]] = {}
     numbers, keys, done = [], [], 0
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Pillow's, of large or odd images: they are measured, not decoded
-        found = in_order(read, runs, _AT_ONCE if subject.is_remote else 1)
-        for run, (window, rows) in zip(runs, found, strict=True):
-            for name, column in window.fields.items():
-                kind = kind_of(name, known.get(name))
-                measured = payloads.setdefault(name, [])
-                for row, payload in enumerate(column[rows].tolist(), done):  # bytes, `Pending` or None
-                    if payload is not None:
-                        measured.append(_measured(kind, row, bytes(payload)))
-            done += len(rows)
-            keys.append(window.keys[rows])
-            places = run.first + rows
-            numbers.append(subject.numbers_of(np.full_like(places, run.part), np.full_like(places, run.shard), places))
-    names = [name for name in known if name in payloads] + sorted(set(payloads) - set(known))
+    found = in_order(read, runs, _AT_ONCE if subject.is_remote else 1)
+    for run, (window, rows) in zip(runs, found, strict=True):
+        for name, column in window.fields.items():
+            values = column[rows].tolist()  # bytes, `Pending` or None
+            present = np.array([row for row, each in enumerate(values) if each is not None], np.int64)
+            payloads = [bytes(values[row]) for row in present.tolist()]
+            parts.setdefault(name, []).append(_measured(kind_of(name, known.get(name)), done + present, payloads))
+        done += len(rows)
+        keys.append(window.keys[rows])
+        places = run.first + rows
+        numbers.append(subject.numbers_of(np.full_like(places, run.part), np.full_like(places, run.shard), places))
+    names = [name for name in known if name in parts] + sorted(set(parts) - set(known))
     return Scan(
         is_exact,
         subject.num_stored,
         np.concatenate([np.zeros(0, np.int64), *numbers]),
         np.concatenate([np.zeros(0, object), *keys]),
-        {name: _column(kind_of(name, known.get(name)), payloads[name], done) for name in names},
+        {name: _column(kind_of(name, known.get(name)), parts[name], done) for name in names},
     )
 
 
-def _measured(kind: str, row: int, data: bytes) -> tuple[Any, ...]:
-    """Return the row of a payload, and what there is to say of it."""
-    is_short = kind in ("number", "text") and len(data) <= _MAX_LABEL_BYTES
-    found = measure(kind, data)
-    return (
-        row,
-        len(data),
-        xxhash.xxh3_64_intdigest(data),
-        data.decode("utf-8", "replace") if is_short else None,
-        not data or (kind == "json" and data == b"null"),
-        *(found.get(name, np.nan) for name in MEASURES.get(kind, ())),
-    )
+def _measured(kind: str, rows: Int64, payloads: list[bytes]) -> dict[str, Any]:
+    """Return the rows of some payloads, and what there is to say of them, as arrays."""
+    longest = _MAX_LABEL_BYTES if kind in ("number", "text") else -1
+    return {
+        "rows": rows,
+        "sizes": np.fromiter(map(len, payloads), np.int64),
+        "digests": hash_samples(payloads),
+        "texts": as_objects([each.decode("utf-8", "replace") if len(each) <= longest else None for each in payloads]),
+        "is_null": np.array([not each or (kind == "json" and each == b"null") for each in payloads], bool),
+        **measures_of(kind, payloads),
+    }
 
 
-def _column(kind: str, payloads: list[tuple[Any, ...]], count: int) -> Column:
+def _column(kind: str, parts: list[dict[str, Any]], count: int) -> Column:
     """Return the column of `count` rows, some of which have payloads."""
-    names = MEASURES.get(kind, ())
-    columns = [list(each) for each in zip(*payloads, strict=True)] or [[] for _ in range(5 + len(names))]
-    rows, sizes, digests, texts, nulls, *measures = columns
 
-    def spread(values: list[Any], missing: Any, dtype: Any) -> Any:
-        full = np.full(count, missing, dtype)
-        full[rows] = values
+    def spread(name: str, missing: Any) -> Any:
+        found = np.concatenate([part[name] for part in parts])
+        full = np.full(count, missing, found.dtype)
+        full[rows] = found
         return full
 
+    rows = np.concatenate([part["rows"] for part in parts])
+    measures = {name: spread(name, np.nan) for name in MEASURES.get(kind, ())}
     return Column(
-        kind,
-        spread(sizes, -1, np.int64),
-        spread(digests, 0, np.uint64),
-        spread(texts, None, object),
-        {name: spread(each, np.nan, np.float64) for name, each in zip(names, measures, strict=True)},
-        spread(nulls, False, np.bool_),
+        kind, spread("sizes", -1), spread("digests", 0), spread("texts", None), measures, spread("is_null", False)
     )

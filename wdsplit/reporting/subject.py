@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from wdsplit.arrays import Int64
-from wdsplit.checks.places import parts_of, samples_at
+from wdsplit.checks.samples import parts_of, samples_at
 from wdsplit.errors import CorruptDataError, InputError, MissingDependencyError
 from wdsplit.loading.opening import open_source
 from wdsplit.loading.reading.open_shard import OpenShard

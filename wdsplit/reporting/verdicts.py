@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from wdsplit.reporting.facts import Facts
+from wdsplit.reporting.collect import Facts
 from wdsplit.reporting.fields import FieldFacts
 from wdsplit.texts import counted, human_bytes, human_number, human_seconds, safe_text
 

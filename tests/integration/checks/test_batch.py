@@ -14,8 +14,8 @@ import wdsplit
 from made_datasets import converted, images_table, numbers_dataset, sized_dataset
 from model_runs import ModelRun
 from report_datasets import with_class_names
-from wdsplit.checks import keys
-from wdsplit.checks.sample_files import save_samples
+from wdsplit.checks import samples
+from wdsplit.checks.samples import save_samples
 from wdsplit.checks.states import read_state
 from wdsplit.errors import InputError, OutputExistsError, StateError, TopologyError
 from wdsplit.loading.dataset import Dataset
@@ -77,7 +77,7 @@ topologies = st.tuples(st.sampled_from([1, 2, 3, 5]), st.sampled_from([1, 4, 7])
 """Ranks, and batch size."""
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(topologies, st.sampled_from(["pad", "drop", "uneven"]), st.booleans(), st.integers(0, 5), st.integers(1, 9))
 def test_each_step_is_what_the_loaders_of_all_ranks_deliver(sized, topology, tail, shuffle, epoch, lanes):
     options = {"tail": tail, "shuffle": shuffle, "lanes": lanes, "seed": 3, "window": 5}
@@ -121,7 +121,7 @@ class Run:
             loader.skip(first, last)
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(topologies, st.sampled_from(["pad", "drop"]), st.data())
 def test_skips_and_resumes_are_those_of_a_plain_model_for_the_loader_and_for_batch(sized, topology, tail, data):
     opened = of_path(sized, tail=tail)
@@ -171,7 +171,7 @@ def assert_listed_as_modelled(sized, run, model):
     assert last == known[-7:]
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(topologies, st.sampled_from(["pad", "drop", "uneven"]), st.integers(0, 60), st.integers(1, 12))
 def test_the_last_steps_before_a_state_are_those_that_were_delivered_last(sized, topology, tail, taken, last):
     opened = of_path(sized, tail=tail)
@@ -412,7 +412,7 @@ def test_the_state_may_know_the_topology(sized, state):
 @pytest.mark.parametrize("has_tables", [True, False])
 def test_keys_of_a_bucket_are_read_without_the_payloads(fault_proxy, bucket, tmp_path, monkeypatch, has_tables):
     if not has_tables:
-        monkeypatch.setattr(keys, "_ROWS_PER_SAMPLE", 0)
+        monkeypatch.setattr(samples, "_ROWS_PER_SAMPLE", 0)
     payloads = [bytes([row % 256]) * 100_000 for row in range(120)]
     table = pa.table(
         {"name": [f"a/b.{row}" for row in range(120)], "bin": payloads, "kind": [row % 7 for row in range(120)]}

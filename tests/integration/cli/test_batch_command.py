@@ -12,7 +12,6 @@ from made_datasets import numbers_dataset
 from report_datasets import images
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
-from wdsplit.reporting.batch_page import batch_page
 
 
 @pytest.fixture(scope="module")
@@ -185,8 +184,9 @@ def test_a_page_shows_the_samples_of_each_step(tmp_path):
     assert "http" not in html.replace("http-equiv", "")
 
 
-def test_a_page_shows_each_sample_of_a_step_once():
+def test_a_page_shows_each_sample_of_a_step_once(tmp_path):
     for number, size, cards in ((25, 4, 4), (0, 128, 101)):
-        page = batch_page(wdsplit.batches("data", [number], batch_size=size))
+        invoked("data", "--step", number, "--batch-size", size, "--report", tmp_path / "seen.html")
+        page = (tmp_path / "seen.html").read_text()
         assert page.count('<li class="card"') == cards
         assert ("27 of them are repeated" in page) == ("left out here" in page) == (cards < size)

@@ -34,7 +34,7 @@ from wdsplit.storage.local import is_temporary
 PROGRAM = [sys.executable, "-m", "wdsplit.cli"]
 WITH_PROCESSES = [sys.executable, "-c", PROGRAM_WITH_PROCESSES]
 SHARDS = 1500
-HINT = r"(at least (\d+) shards? published|what is published is kept); continue with the same command and --resume"
+HINT = "published shards are kept; continue with the same command and --resume"
 ENDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "ended by SIGTERM"}
 
 
@@ -91,13 +91,12 @@ def test_a_conversion_leaves_nothing_temporary_and_says_how_to_resume(request, t
     kill(process.pid, number)
     code, out, err = ended(process)
     assert (code, out) == (128 + number, "")
-    hint = re.fullmatch(rf"(?:warning: 1,500 shards .*\n)?{HINT}\n\n{ENDS[number]}\n", err)
-    assert hint, err
+    assert re.fullmatch(rf"(?:warning: 1,500 shards .*\n)?{HINT}\n\n{ENDS[number]}\n", err), err
     assert not (output / HEADER_NAME).exists()
     assert not [path for path in output.rglob("*") if is_temporary(path.name)]
     code, out, _ = ended(start_process([*PROGRAM, *conversion(table, output), "--resume"]))
     assert code == 0
-    assert int(hint[2] or 0) <= int(re.search(r"resumed: ([\d,]+) shards existed already", out)[1].replace(",", ""))
+    assert re.search(r"resumed: [1-9][\d,]* shards existed already", out)
     wdsplit.convert(table, tmp_path / "undisturbed", ConvertOptions(shards=SHARDS, shuffle=False))
     assert files_of(output) == files_of(tmp_path / "undisturbed")
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 import wdsplit
-from commands import done, run
+from commands import done
 from loaded import modules_loaded_by
 from made_datasets import converted, numbers_table
 from tables import DEADLINE_S, write_table
@@ -137,22 +137,9 @@ def test_outside_of_a_terminal_a_long_command_prints_lines_with_the_time_left(ca
     ]
 
 
-def test_a_terminal_says_what_to_type_next_and_pipes_are_left_alone(tmp_path):
-    table, output = write_table(tmp_path / "in.parquet", numbers_table(40)), tmp_path / "out"
-    options = ("--world-size", 2, "--workers", 3, "--shards", 6)
-    shown = without_colours(in_terminal("convert", table, output, *options, width=200))
-    (command,) = re.findall(r"next: wdsplit (.*)\r\n", shown)
-    assert command == f"audit {output} --world-size 2 --workers 3 --batch-size 64"
-    assert f"wdsplit.Loader(wdsplit.Dataset('{output}'), batch_size=64, num_workers=3)" in shown
-    assert run(*command.split()).code == 0
-    for again in (("plan", table), ("verify", output), ("index", output, "--overwrite")):
-        assert "next: wdsplit " in without_colours(in_terminal(*again, width=200))
-        assert "next" not in done(*again).out
-
-
 def test_lines_end_between_words_where_the_terminal_ends(numbers):
     shown = without_colours(in_terminal("audit", numbers, "--world-size", 2, "--batch-size", 5, width=80))
-    lines = shown.partition("next: ")[0].replace("\r\n", "\n").splitlines()
+    lines = shown.replace("\r\n", "\n").splitlines()
     assert max(map(len, lines)) <= 80 and len(lines) > 5
     words = " ".join(shown.split())
     assert " ".join(done("audit", numbers, "--world-size", 2, "--batch-size", 5).out.split()) in words

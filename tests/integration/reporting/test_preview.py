@@ -8,6 +8,7 @@ import wdsplit
 from made_datasets import numbers_dataset
 from report_datasets import images, without_libraries
 from wdsplit.errors import InputError
+from wdsplit.loading.stages.image_files import imported
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +41,7 @@ def test_tars_and_mixtures_have_previews(pictures, tmp_path, monkeypatch):
 def test_without_the_libraries_of_the_report_there_are_lines(pictures):
     dataset = wdsplit.Dataset(pictures)
     with without_libraries("PIL", "jinja2", "vl_convert"):
+        imported.cache_clear()
         found = dataset.preview(3)
         assert found._repr_html_() is None
     assert repr(found).count("to see it: pip install 'wdsplit[report]'") == 3

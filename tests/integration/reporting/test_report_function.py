@@ -141,7 +141,7 @@ def test_what_is_wrong_is_said_before_anything_is_read(lying_sorted, tmp_path):
         wdsplit.report(lying_sorted, tmp_path / "no" / "folder" / "report.html")
 
 
-@pytest.mark.parametrize("library", ["jinja2", "vl_convert", "PIL"])
+@pytest.mark.parametrize("library", ["jinja2", "vl_convert"])
 def test_a_missing_library_is_named_with_how_to_install_it(lying_sorted, library):
     with without_libraries(library):
         with pytest.raises(MissingDependencyError, match=r"wdsplit\[report\]"):

@@ -1,9 +1,8 @@
-"""`wdsplit erase` and `wdsplit gc`: remove samples from a dataset, and the files of old versions."""
+"""`wdsplit log`, `erase` and `gc`: the versions of a dataset; samples and old versions are removed."""
 
 from __future__ import annotations
 
 import dataclasses
-import time
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,16 +12,37 @@ from wdsplit.cli.help import command, option
 from wdsplit.cli.options import Running, dataset_argument, engine_options, json_option
 from wdsplit.cli.progress import progress_bar
 from wdsplit.cli.stored import erased_lines, stale_names
-from wdsplit.cli.terminal import Result, stderr, totals_text
-from wdsplit.texts import counted, listed
+from wdsplit.cli.terminal import Result, table, totals_text
+from wdsplit.texts import counted, human_bytes, listed, safe_text
 from wdsplit.urls import shown_url
 
 if TYPE_CHECKING:
     from wdsplit.erasing.erase import EraseProgress
 
-__all__ = ["erase_command", "gc_command"]
+__all__ = ["erase_command", "gc_command", "log_command"]
 
+_MAX_INPUTS = 60
 _DOING = {"choose": "finding samples", "write": "writing shards again"}
+
+
+@command("log", ["data/train"], dataset_argument, json_option, summary="List the versions of DATASET.")
+def log_command(dataset: str) -> Result:
+    """List the versions of DATASET: samples and shards, what each version added, and when.
+
+    `wdsplit convert --append` and `wdsplit erase` make a version. wdsplit.Dataset(DATASET, version=N) and the option
+    --version of other commands open an older one, until `wdsplit gc` removes it.
+    """
+    from wdsplit.shards.versions import before_erasing
+
+    versions, rows, before = wdsplit.list_versions(dataset), [], 0
+    for each in versions:
+        counts = f"{each.num_samples:,}", f"{each.num_samples - before:+,}", f"{each.num_shards:,}"
+        what = safe_text(each.inputs, _MAX_INPUTS)
+        rows.append((each.number, *counts, human_bytes(each.num_bytes), each.created, what, each.folder))
+        before = each.num_samples
+    text = table(("version", "samples", "added", "shards", "size", "when (UTC)", "inputs", "folder"), rows)
+    text = "\n".join([text, *erased_lines(dataset, before_erasing(versions))])
+    return Result(text, list(map(dataclasses.asdict, versions)))
 
 
 @command(
@@ -31,18 +51,16 @@ _DOING = {"choose": "finding samples", "write": "writing shards again"}
     dataset_argument,
     option(
         "Samples",
-        "--keys",
-        metavar="FILE",
-        help="Erase the samples with the keys in this file: text with one key per line, .jsonl with `key` in each "
+        "--keys FILE",
+        "Erase the samples with the keys in this file: text with one key per line, .jsonl with `key` in each "
         "line, or .csv, .tsv or .parquet with a column `key` or `__key__`.",
     ),
     option(
         "Samples",
-        "--where",
-        metavar="CONDITION",
-        help="Erase the samples that meet this condition; with --keys, those of the file that meet it.",
+        "--where CONDITION",
+        "Erase the samples that meet this condition; with --keys, those of the file that meet it.",
     ),
-    option("Samples", "--allow-missing", is_flag=True, help="Warn about --keys without a sample, instead of failing."),
+    option("Samples", "--allow-missing", "Warn about --keys without a sample, instead of failing.", is_flag=True),
     engine_options,
     json_option,
     summary="Erase samples of DATASET, as a new version.",
@@ -57,22 +75,16 @@ def erase_command(dataset: str, running: Running, **chosen: Any) -> Result:
     """
     from wdsplit.shards.versions import before_erasing
 
-    url, started, has_started = shown_url(dataset), time.monotonic(), False
-    try:
-        with progress_bar("finding samples", running.log) as bar:
+    kept = "finished work is kept; continue with the same command"
+    with progress_bar("finding samples", kept) as bar:
 
-            def show(progress: EraseProgress) -> None:
-                nonlocal has_started
-                has_started = has_started or progress.name == "write"
-                amounts = {"bytes": progress.num_bytes} if progress.name == "write" else {}
-                bar.update(progress.done, progress.total, _DOING[progress.name], "shards", **amounts)
+        def show(progress: EraseProgress) -> None:
+            amounts = {"bytes": progress.num_bytes} if progress.name == "write" else {}
+            bar.update(progress.done, progress.total, _DOING[progress.name], "shards", **amounts)
 
-            before = wdsplit.list_versions(dataset)[-1]
-            made = wdsplit.erase(dataset, **chosen, engine=running.open(), progress=show)
-    except KeyboardInterrupt:
-        if has_started:
-            stderr("finished work is kept; continue with the same command")
-        raise
+        before = wdsplit.list_versions(dataset)[-1]
+        made = wdsplit.erase(dataset, **chosen, engine=running.open(), progress=show)
+    url = shown_url(dataset)
     lines = [f"{url}: {totals_text(made)}"]
     if made.version > before.number:
         gone = counted(before.num_samples - made.num_samples, "sample")
@@ -81,16 +93,16 @@ def erase_command(dataset: str, running: Running, **chosen: Any) -> Result:
     if names:
         lines.append(f"made for other versions: {', '.join(names)}; update them, or drop them")
     lines += erased_lines(dataset, before_erasing(wdsplit.list_versions(dataset)))
-    lines.append(f"took {time.monotonic() - started:.1f} s")
+    lines.append(bar.took)
     value = {"dataset": url, "version": made.version, "samples": made.num_samples, "shards": len(made.shards)}
-    return Result("\n".join(lines), value, [f"wdsplit gc {url} --keep 1"])
+    return Result("\n".join(lines), value)
 
 
 @command(
     "gc",
     ["data/train --keep 1", "s3://bucket/train --keep 3"],
     dataset_argument,
-    option("Versions", "--keep", type=click.IntRange(1), default=1, help="Number of versions to keep, the newest."),
+    option("Versions", "--keep", "Number of versions to keep, the newest.", type=click.IntRange(1), default=1),
     json_option,
     summary="Remove old versions of DATASET, and unfinished files.",
 )
