@@ -37,7 +37,7 @@ class WdsplitError(Exception):
 
     Args:
         cause: What went wrong, one sentence without a full stop.
-        place: Where: a file, row, key or option.
+        place: Where: a file, row, key or option. Default: `url`.
         expected: What should have been there.
         found: What was found.
         remedy: How to fix it.
@@ -58,7 +58,7 @@ class WdsplitError(Exception):
         offset: int = -1,
     ) -> None:
         self.cause = cause
-        self.place = place
+        self.place = place or url
         self.expected = expected
         self.found = found
         self.remedy = remedy

@@ -13,7 +13,6 @@ import pyarrow as pa
 import xxhash
 
 from wdsplit.conversion import planning
-from wdsplit.conversion.commit import build_manifest
 from wdsplit.conversion.driver import Driver
 from wdsplit.conversion.job import ConvertJob, ShardRow
 from wdsplit.conversion.plan.options import ConvertOptions
@@ -84,7 +83,7 @@ def main(folder):
     job = ConvertJob(output="s3://bucket/train", plan=plan, buffer_bytes=1)
     published = Driver(job, engine, lambda progress: None).carry_out({})
     storage = LocalStorage(folder)
-    write_manifest(storage, build_manifest(plan, (), published))
+    write_manifest(storage, published.manifest(()))
     header, table = (Path(folder, name).read_bytes() for name in ("wdsplit.json", "shards.parquet"))
     manifest = parse_manifest(header, table)
     print(

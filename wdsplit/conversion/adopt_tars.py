@@ -109,7 +109,6 @@ def _refuse_layout(storage: Storage, options: IndexOptions) -> None:
     if given:
         raise OutputExistsError(
             "the folder is already a dataset",
-            place=storage.url,
             expected="only options of the sample tables",
             found=", ".join(f"{name} = {getattr(options, name)}" for name in given),
             remedy="remove these options, or use --overwrite to replace its indexes and manifest too",
@@ -176,9 +175,7 @@ def _refuse_output(storage: Storage, overwrite: bool) -> None:
         remedy = "use --overwrite to replace its indexes and manifest; tars are never changed"
     else:
         return
-    raise OutputExistsError(
-        cause, place=storage.url, expected=f"tars, and no {HEADER_NAME}", remedy=remedy, url=storage.url
-    )
+    raise OutputExistsError(cause, expected=f"tars, and no {HEADER_NAME}", remedy=remedy, url=storage.url)
 
 
 def _tars(storage: Storage) -> dict[str, int]:
@@ -187,7 +184,6 @@ def _tars(storage: Storage) -> dict[str, int]:
     if not sizes:
         raise DatasetNotFoundError(
             "there are no tars",
-            place=storage.url,
             expected="a folder that contains *.tar files",
             found=storage.describe_contents(),
             remedy="check the path, and give the folder, not its files; compressed tars must be decompressed first",
@@ -230,7 +226,6 @@ def _write_places(storage: Storage, path: str, data: bytes, overwrite: bool) -> 
         if not (overwrite or is_places(found)):  # places of a conversion are shorter, and depend on its fields
             raise OutputExistsError(
                 "a file beside a tar is not one of wdsplit's",
-                place=f"{storage.url}/{beside}",
                 expected="no such file, or the places of the tar's samples",
                 remedy="use --overwrite to replace it, if no other program needs it",
                 url=f"{storage.url}/{beside}",

@@ -136,7 +136,6 @@ def create_version(storage: Storage, manifest: Manifest) -> None:
     if not write_version(storage, manifest):
         raise ConvertError(
             f"another writer has made version {manifest.version} meanwhile",
-            place=storage.url,
             expected=f"version {manifest.version - 1} to be the latest still",
             found=version_path(manifest.version),
             remedy="run the same command again: it starts from the new version",
@@ -224,7 +223,6 @@ def _refuse_known_inputs(storage: ReadableStorage, manifest: Manifest, plan: Pla
             if (file.get("path"), file.get("num_bytes"), file.get("num_rows")) in files:
                 raise InputError(
                     f"version {number} of the dataset was made of an input already",
-                    place=file["path"],
                     expected="new files: their rows are numbered, and would come twice",
                     found=f"the path, size and number of rows ({file['num_rows']:,}) of then",
                     remedy="leave it out; or rename it, if its rows are other ones",

@@ -191,7 +191,7 @@ class Base:
                 )
 
     def _refused(self, cause: str, expected: str, found: str, remedy: str) -> InputError:
-        return InputError(cause, place=self.url, expected=expected, found=found, remedy=remedy, url=self.url)
+        return InputError(cause, expected=expected, found=found, remedy=remedy, url=self.url)
 
 
 def _plain(kind: str) -> str:

@@ -8,11 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from wdsplit.arrays import Int64
 from wdsplit.engines.local import in_order
@@ -71,7 +69,7 @@ def find_class_runs(table: Table, fields: Sequence[Field]) -> ClassRuns | None:
         return None
     places = spread_places(table, len(columns))
     parts = list(in_order(partial(_values, table, columns), places, _THREADS))
-    found = [_found(name, [part[name] for part in parts]) for name in columns]
+    found = [_found(name, values) for name, values in zip(columns, zip(*parts, strict=True), strict=True)]
     named, mapped = class_names(table.schema), {field.column for field in fields if field.name == "cls"}
     return max(
         (each for each in found if each is not None),
@@ -119,41 +117,22 @@ def spread_places(table: Table, num_columns: int) -> list[tuple[int, int]]:
     return list(zip(firsts[np.append(True, is_apart[:-1])].tolist(), stops[is_apart].tolist(), strict=True))
 
 
-def _values(table: Table, columns: Sequence[str], place: tuple[int, int]) -> dict[str, _Runs]:
-    """Return the runs of columns in a range of rows."""
-    parts: dict[str, list[pa.Array]] = {name: [] for name in columns}
-    for rows in read_rows(table, *place, columns):
-        for name in columns:
-            parts[name].append(stored(rows.columns[name]))
-    return {name: _Runs.of(pa.concat_arrays(part)) for name, part in parts.items()}
+def _values(table: Table, columns: Sequence[str], place: tuple[int, int]) -> list[pa.Array]:
+    """Return the values of columns in a range of rows."""
+    batches = [[stored(rows.columns[name]) for name in columns] for rows in read_rows(table, *place, columns)]
+    return [pa.concat_arrays(parts) for parts in zip(*batches, strict=True)]
 
 
-class _Runs(NamedTuple):
-    """The runs of a column in a range of rows: the value of each, and its number of rows."""
-
-    values: pa.Array
-    rows: Int64
-
-    @classmethod
-    def of(cls, column: pa.Array) -> _Runs:
-        """Return the runs of a column; without their values if they are too short to matter."""
-        later, earlier = column[1:], column[:-1]
-        are_equal = pc.or_(pc.equal(later, earlier).fill_null(False), pc.and_(later.is_null(), earlier.is_null()))
-        begins = np.flatnonzero(np.append(True, ~are_equal.to_numpy(zero_copy_only=False)))
-        rows = np.diff(begins, append=len(column))
-        return cls(column.take(pa.array(begins)) if 2 * len(begins) <= len(column) else column[:0], rows)
-
-
-def _found(column: str, runs: Sequence[_Runs]) -> ClassRuns | None:
-    """Return the finding for a column from its runs in each range; None if it does not look sorted."""
-    num_rows, num_pairs = (sum(int(part.rows.sum()) - less for part in runs) for less in (0, 1))
-    run_rows = (num_pairs + 1) / (1 + sum(len(part.rows) - 1 for part in runs))  # a range may start within a run
-    if run_rows < _MIN_RUN:
-        return None
-    runs = [part for part in runs if len(part.values)]
-    codes = pa.concat_arrays([part.values for part in runs]).dictionary_encode("encode").indices.to_numpy()
-    shares = np.bincount(codes, np.concatenate([part.rows for part in runs])) / num_rows
+def _found(column: str, parts: Sequence[pa.Array]) -> ClassRuns | None:
+    """Return the finding for a column from its values in each range; None if it does not look sorted."""
+    codes = pa.concat_arrays(parts).dictionary_encode("encode").indices.to_numpy()
+    firsts = np.cumsum([0, *map(len, parts)])[:-1]
+    num_pairs = len(codes) - len(parts)
+    changes = np.diff(codes, prepend=-1) != 0
+    changes[firsts] = False  # a range may start within a run
+    run_rows = (num_pairs + 1) / (1 + int(changes.sum()))
+    shares = np.bincount(codes) / len(codes)
     chance_rows = (num_pairs + 1) / (1 + num_pairs * (1 - float((shares**2).sum())))
-    if not 1 < len(shares) <= _MAX_CLASSES or run_rows < _TIMES_CHANCE * chance_rows:
+    if run_rows < max(_MIN_RUN, _TIMES_CHANCE * chance_rows) or not 1 < len(shares) <= _MAX_CLASSES:
         return None
     return ClassRuns(column, len(shares), run_rows, chance_rows)

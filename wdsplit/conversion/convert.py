@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from wdsplit.conversion.append import append
-from wdsplit.conversion.commit import commit
 from wdsplit.conversion.driver import Driver, Progress
 from wdsplit.conversion.job import ConvertJob, ShardRow, noted_rows
 from wdsplit.conversion.plan.options import ConvertOptions, chosen
@@ -198,8 +197,7 @@ def _carry_out(
                         emit=options.emit,
                     )
                     driver = Driver(job, engine, report, split=target.split, loadable_bytes=target.needs.loadable_bytes)
-                    published = driver.carry_out(begun[target.split])
-                    manifests[target.split] = commit(target.run, target.plan, options.emit, published)
+                    manifests[target.split] = target.run.commit(target.plan, driver.carry_out(begun[target.split]))
                 else:
                     done = manifests[target.split]
                     shards, samples = len(done.shards), done.num_samples + done.num_pads

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import platform
+from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +16,8 @@ from wdsplit.conversion.plan.plan import Plan
 from wdsplit.errors import WdsplitError
 from wdsplit.jobs.notes import Notes
 from wdsplit.jobs.run import Job
-from wdsplit.shards.manifest import RUN_FOLDER, Shards, shard_path
+from wdsplit.order.defaults import default_window
+from wdsplit.shards.manifest import RUN_FOLDER, Manifest, Shards, shard_path
 from wdsplit.storage.interface import Storage
 
 __all__ = ["SHARDS_FOLDER", "ConvertJob", "Published", "ShardRow", "noted_rows", "parse_row"]
@@ -109,8 +113,8 @@ class Published:
         self.num_bytes += row.num_bytes
         self._sizes[number], self._checksums[number] = row.num_bytes, row.checksum.encode()
 
-    def table(self) -> Shards:
-        """Return all shards of the plan as rows of the manifest; none may be missing."""
+    def manifest(self, emit: Sequence[str]) -> Manifest:
+        """Return the manifest of the dataset; no shard may be missing. `emit` are the sidecars that it has."""
         plan = self._plan
         firsts, stops = np.array([plan.rows(number) for number in range(plan.num_shards)], np.int64).T
         pads = plan.max_samples - (stops - firsts) if plan.options.pad == "repeat" else np.zeros_like(firsts)
@@ -121,4 +125,12 @@ class Published:
             "num_bytes": self._sizes,
             "checksum": pa.array(self._checksums.astype(str)),
         }
-        return Shards.of_columns(columns)
+        versions = {"wdsplit": version("wdsplit"), "pyarrow": pa.__version__, "numpy": np.__version__}
+        provenance = {
+            **plan.provenance,
+            "emit": list(emit),
+            "versions": {**versions, "python": platform.python_version()},
+        }
+        window = plan.options.window or default_window(self.num_bytes, self.num_samples, plan.lanes)
+        shards = Shards.of_columns(columns)
+        return Manifest(shards, plan.fields, plan.lanes, window, plan.options.pad, provenance, plan.samples)

@@ -58,7 +58,6 @@ class PlanFile:
         if not (overwrite and ours):
             raise OutputExistsError(
                 "the plan file exists already" if ours else "another file exists at the path of the plan file",
-                place=self.path,
                 expected="no such file" + (", or a plan to replace" if overwrite else ""),
                 found="the plan of another run, or of this one" if ours else "a file that is not a plan",
                 remedy="choose another file" + (", or use --overwrite to start again" if ours else ""),
@@ -95,7 +94,6 @@ class PlanFile:
         except DatasetNotFoundError as error:
             raise DatasetNotFoundError(
                 "plan file not found",
-                place=place,
                 expected="a file written by `wdsplit plan -o`",
                 remedy="check the path, which all machines must be able to access",
                 url=place,

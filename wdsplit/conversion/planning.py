@@ -299,7 +299,6 @@ def _check_absent(table: Table, fields: Sequence[Field], options: ConvertOptions
         remedy = "use --null omit to leave such members out, --null empty to write empty ones, or other --columns"
         raise InputError(
             "a column has no values in a file",
-            place=paths[0],
             expected="a value in each row",
             found="; ".join(
                 f"column {name!r} is missing or null in {len(paths):,} of {len(table.files):,} files"

@@ -237,7 +237,6 @@ def refuse_little_space(targets: Sequence[Target]) -> None:
         grouped = targets[0].plan.groups is not None
         raise StorageError(
             f"too little disk space to {'group' if grouped else 'shuffle'} the rows",
-            place=str(disk),
             expected=f"about {human_bytes(temporary + shards)}: {human_bytes(shards)} for shards, and "
             f"{human_bytes(temporary)} for rows in {SPILL_FOLDER} until the shards are written",
             found=f"{human_bytes(free)} free",
@@ -254,7 +253,6 @@ def refuse_inside_input(output: Storage, endpoints: Endpoints) -> None:
             if _would_find(pattern, output.url):
                 raise InputError(
                     "the output is inside an input folder",
-                    place=output.url,
                     expected=f"an output outside {shown_url(given)}",
                     remedy="choose another output folder, or name the inputs by a glob of files, such as '*.parquet'",
                     url=output.url,

@@ -13,14 +13,14 @@ from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
-from wdsplit.conversion.job import SHARDS_FOLDER, ShardRow
+from wdsplit.conversion.job import SHARDS_FOLDER, Published, ShardRow
 from wdsplit.conversion.plan.plan import Plan
 from wdsplit.conversion.shuffle.steps import SPILL_FOLDER
 from wdsplit.conversion.spool import SPOOL
 from wdsplit.errors import DatasetNotFoundError, InputError, OutputExistsError, StorageError, WdsplitError
 from wdsplit.jobs.record import Record
 from wdsplit.shards.annotations import ANNOTATIONS
-from wdsplit.shards.files import read_manifest
+from wdsplit.shards.files import read_manifest, write_manifest
 from wdsplit.shards.manifest import (
     ERASE_FOLDER,
     HEADER_NAME,
@@ -28,12 +28,11 @@ from wdsplit.shards.manifest import (
     SHARDS_NAME,
     Manifest,
     Shard,
-    Shards,
     shard_path,
 )
 from wdsplit.shards.places import places_path
 from wdsplit.shards.sample_tables import samples_path
-from wdsplit.shards.sidecars import ENERGON_FOLDER, ENERGON_NAMES, WIDS_NAME, shard_sidecars
+from wdsplit.shards.sidecars import ENERGON_FOLDER, ENERGON_NAMES, WIDS_NAME, shard_sidecars, write_sidecars
 from wdsplit.shards.versions import ADDED_FOLDER, OF_APPEND, OF_SHARD, OF_VERSION, REWRITTEN, VERSIONS_FOLDER
 from wdsplit.shards.views import VIEWS
 from wdsplit.storage.interface import Storage
@@ -85,7 +84,6 @@ class Run(Record):
         if is_below(path, self.storage.url):
             raise InputError(
                 f"{what} is inside the output",
-                place=path,
                 expected=f"a path outside {self.storage.url}",
                 remedy=f"choose another output, or another folder for {what}: the output is emptied when a run starts",
                 url=path,
@@ -102,7 +100,6 @@ class Run(Record):
         if storage.size("") is not None or above:
             raise InputError(
                 "a parent of the output is a file" if above else "the output is a file",
-                place=storage.url,
                 expected="a folder, which need not exist",
                 found=f"the file {above[0]}" if above else "",
                 remedy="choose another output, and give it last: INPUT... OUTPUT",
@@ -139,7 +136,7 @@ class Run(Record):
     def refuse(self, cause: str, expected: str, found: str, remedy: str) -> NoReturn:
         """Raise the error for an output whose content does not allow what is requested."""
         url = self.storage.url
-        raise OutputExistsError(cause, place=url, expected=expected, found=found, remedy=remedy, url=url)
+        raise OutputExistsError(cause, expected=expected, found=found, remedy=remedy, url=url)
 
     def _is_ours(self, name: str) -> bool:
         """Return whether wdsplit may have written a file of this name."""
@@ -179,7 +176,6 @@ class Run(Record):
         if not found and not self.is_unfinished:
             raise DatasetNotFoundError(
                 "the output has no run of this plan",
-                place=self.storage.url,
                 expected=f"the run of plan {plan.hash}",
                 found=self.storage.describe_contents(),
                 remedy="check that all machines have this output at the same path; if its run was removed, plan again",
@@ -204,24 +200,29 @@ class Run(Record):
         for folder in ("", RUN_FOLDER, SHARDS_FOLDER, SPILL_FOLDER):
             (storage or self.storage).remove_temporary(folder)
 
-    def refuse_incomplete(self, plan: Plan, shards: Shards) -> None:
-        """Refuse to finish a run whose remote output is incomplete, or that another run has taken over.
+    def commit(self, plan: Plan, published: Published) -> Manifest:
+        """Finish a run whose shards all exist: write sidecars and the manifest, the header last; remove its files.
 
         Raises:
-            WdsplitError: A file is missing or has the wrong size, or the output belongs to another run.
+            WdsplitError: A file is missing or has the wrong size, the output belongs to another run, or is not
+                writable.
         """
+        manifest = published.manifest(self.emit)
+        write_sidecars(self.storage, manifest, self.emit)
         self.refuse_taken_over(plan.hash)
         sizes = cache(self.storage.sizes)
-        for number in range(len(shards)) if self.storage.is_remote else ():
-            path = self._lost(shards[number], sizes)
+        for number in range(plan.num_shards) if self.storage.is_remote else ():
+            path = self._lost(manifest.shards[number], sizes)
             if path is not None:
                 raise StorageError(
                     "the store has lost a file that was written",
-                    place=f"{self.storage.url}/{path}",
                     expected="the size that was written",
                     remedy="continue with --resume",
                     url=f"{self.storage.url}/{path}",
                 )
+        write_manifest(self.storage, manifest)
+        self.finish()
+        return manifest
 
     def leave_resumable(self, plan: Plan) -> None:
         """Clean up after an error: remove temporary files, and everything if there is nothing to resume.

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from wdsplit.conversion.commit import commit
 from wdsplit.conversion.driver import Driver, Progress, spill_pass
 from wdsplit.conversion.job import SHARDS_FOLDER, ConvertJob, Published, noted_rows
 from wdsplit.conversion.plan.options import PASSES, ConvertOptions, PassName, chosen
@@ -206,7 +205,6 @@ def _require_complete(storage: Storage, each: Pass[Any], name: PassName) -> None
         tasks = listed(missing, show=lambda item: each.describe(range(item, item + 1)))
         raise ConvertError(
             f"the {name} pass is not complete",
-            place=storage.url,
             expected=f"the output of {each.num_items} tasks",
             found=f"{len(missing)} tasks are missing: {tasks}{_unfinished(notes, each.name)}",
             remedy=f"run the missing shares with --pass {name} again, then the next pass",
@@ -251,7 +249,6 @@ def _cuts_of(storage: Storage, plan: Plan) -> Cuts | None:
     if cuts is None and plan.scatters:
         raise ConvertError(
             "the run cannot start its scatter pass",
-            place=storage.url,
             expected="a run that `wdsplit plan -o` started",
             found="a run whose start was interrupted",
             remedy="plan again with --overwrite",
@@ -310,7 +307,6 @@ def commit_shares(
             unfinished = _unfinished(Notes(storage, SHARDS_FOLDER), plan.hash)
             raise ConvertError(
                 "cannot commit the dataset: shards are missing",
-                place=storage.url,
                 expected=f"{plan.num_shards} shards",
                 found=f"{len(missing)} missing: {listed(_shard_ranges(missing))}{unfinished}",
                 remedy=f"run the unfinished shares again{passes}, then commit",
@@ -318,7 +314,7 @@ def commit_shares(
             )
         for number, row in rows.items():
             published.add(number, row)
-        return commit(run, plan, saved.emit, published)
+        return run.commit(plan, published)
 
 
 def _shard_ranges(shards: Sequence[int]) -> list[str]:

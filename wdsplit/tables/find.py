@@ -53,7 +53,6 @@ def find_inputs(arguments: Sequence[str], storage_options: Mapping[str, Any] | N
         if real in seen:
             raise InputError(
                 "duplicate input",
-                place=shown_url(path),
                 remedy="name each file once: its rows would be written twice",
                 url=shown_url(path),
             )
@@ -78,7 +77,6 @@ def _matches(place: Disk | Store, pattern: str) -> list[str]:
             place.refuse_unreadable(pattern)
         raise InputError(
             "input not found",
-            place=shown_url(pattern),
             expected=expected,
             remedy="check the path",
             url=shown_url(pattern),
@@ -107,7 +105,6 @@ def _tables_below(folder: str, paths: Sequence[str]) -> list[str]:
         if is_compressed(shown_url(path)):
             raise InputError(
                 "a folder contains a compressed table",
-                place=shown_url(path),
                 expected="tables that are not compressed as a whole, because rows are read from the middle of a file",
                 remedy="decompress it, move it away, or select the files with a pattern",
                 url=shown_url(path),
@@ -123,7 +120,6 @@ def _tables_below(folder: str, paths: Sequence[str]) -> list[str]:
         kinds = sorted(found.items())
         raise InputError(
             "a folder contains tables of several formats",
-            place=shown_url(folder),
             expected="one format",
             found=", ".join(f"{len(paths)} of {name}, such as {shown_url(paths[0])}" for name, paths in kinds),
             remedy=f"select one format, as in '{os.path.join(shown_url(folder), '*.' + min(found))}'",

@@ -6,9 +6,14 @@ opens only metadata files such as `metadata.csv`.
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -17,22 +22,120 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from wdsplit.arrays import Int64
+from wdsplit.engines.local import in_order
+from wdsplit.engines.watching import watched
 from wdsplit.errors import InputError
-from wdsplit.fields.infer import class_names
-from wdsplit.storage.opening import is_remote
+from wdsplit.fields.infer import MEDIA_SUFFIXES, class_names
+from wdsplit.storage.opening import is_remote, open_readable_storage
 from wdsplit.storage.patterns import place_of
 from wdsplit.tables.find import SPLIT
 from wdsplit.tables.formats.media import GROUP_ROWS, LABEL, common_schema, field_of_media, media_schema
 from wdsplit.tables.formats.registry import is_media, is_table
-from wdsplit.tables.media_listing import Found, find_below, find_given
-from wdsplit.tables.media_metadata import read_metadata
+from wdsplit.tables.media_metadata import is_metadata, read_metadata
 from wdsplit.tables.read import read_rows
 from wdsplit.tables.table import FILE_NAME, InputFile, Remote, Table
 from wdsplit.texts import counted
 from wdsplit.urls import shown_url
 
 __all__ = ["class_counts", "is_media_input", "open_media"]
+
+_FILES_AT_ONCE = 1024
+_THREADS = 8
+_HIDDEN, _OTHER, _EMPTY, _BROKEN = "hidden", "of other kinds", "empty", "not files, or broken links"
+_TABLE, _METADATA = "table", "metadata"
+_KINDS = {field: kind for kind, field in MEDIA_SUFFIXES.values()}
+"""Field to the kind of media."""
+
+_Names = tuple[str, Mapping[str, int | None]]
+"""A folder below the root, and the names in it with their sizes, if these are known."""
+
+
+@dataclass(frozen=True)
+class _Listing:
+    """The names below a folder.
+
+    Attributes:
+        root: The folder: a path or a URL.
+        depth: How deep below it the folders of classes are; 0 for no classes.
+        pieces: Folders below it, sorted, each with a table of names in it: `file_name`, its path below the root; `what`
+            it is, a field of media, a table, metadata, or a reason to leave it out; `size` and `modified_ns`.
+    """
+
+    root: str
+    depth: int
+    pieces: list[tuple[str, pa.Table]]
+
+    @property
+    def place(self) -> str:
+        """The folder, for messages."""
+        return shown_url(self.root)
+
+    @cached_property
+    def names(self) -> pa.Table:
+        """The names of all folders, in order."""
+        return pa.concat_tables([names for _, names in self.pieces])
+
+    @cached_property
+    def media(self) -> pa.Table:
+        """The media files, without empty ones."""
+        return self.names.filter(_is_one_of(self.names, _KINDS)).combine_chunks()
+
+    def paths(self, *whats: str) -> pa.LargeStringArray:
+        """Return the paths of some names, by what they are."""
+        return self.names[FILE_NAME].filter(_is_one_of(self.names, whats)).combine_chunks()
+
+    @cached_property
+    def fields(self) -> Counter[str]:
+        """How many media files go to each field."""
+        return Counter({each["values"]: each["counts"] for each in self.media["what"].value_counts().to_pylist()})
+
+    @cached_property
+    def kinds(self) -> dict[str, pa.LargeStringArray]:
+        """The kinds of media, each with the paths of its files."""
+        kinds = dict.fromkeys(_KINDS.values())
+        found = {kind: self.paths(*(field for field in _KINDS if _KINDS[field] == kind)) for kind in kinds}
+        return {kind: paths for kind, paths in found.items() if len(paths)}
+
+    def count_of(self, kind: str) -> str:
+        """Return a text with the number of files of a kind, and the first of them."""
+        paths = self.kinds[kind]
+        return f"{counted(len(paths), f'{kind} file')}, such as {paths[0]}"
+
+    def pattern_of(self, path: str) -> str:
+        """Return a pattern for all files with the same suffix as a path."""
+        return f"'{self.place}/**/*{os.path.splitext(path)[1]}'"
+
+    @cached_property
+    def classes(self) -> dict[str, int]:
+        """The folders of classes, sorted, and how many media files are below each.
+
+        An empty folder is a class, but a folder of other files only is none.
+        """
+        media, others = Counter[str](), Counter[str]()
+        for folder, names in self.pieces:
+            num_media = pc.sum(_is_one_of(names, [*_KINDS, _EMPTY, _BROKEN])).as_py() or 0
+            media[self._class_of(folder)] += num_media
+            others[self._class_of(folder)] += len(names) - num_media
+        return {name: media[name] for name in sorted(media) if name and (media[name] or not others[name])}
+
+    def _class_of(self, folder: str) -> str:
+        """Return the class of the files in a folder, given its path below the root; empty if it is none."""
+        parts = folder.split("/") if folder else []
+        return parts[self.depth - 1] if 0 < self.depth <= len(parts) else ""
+
+    def labels(self, classes: Sequence[str]) -> pa.DictionaryArray:
+        """Return the class of each media file; null where it is in none."""
+        codes = [
+            np.full(pc.sum(_is_one_of(names, _KINDS)).as_py() or 0, classes.index(one) if one in classes else -1)
+            for folder, names in self.pieces
+            for one in [self._class_of(folder)]
+        ]
+        found = np.concatenate(codes).astype(np.int32)
+        return pa.DictionaryArray.from_arrays(pa.array(found, mask=found < 0), pa.array(classes, pa.large_string()))
+
+
+def _is_one_of(names: pa.Table, whats: Iterable[str]) -> pa.ChunkedArray:
+    return pc.is_in(names["what"], pa.array([*whats], pa.string()))
 
 
 def is_media_input(path: str, storage_options: Mapping[str, Any] | None = None) -> bool:
@@ -58,11 +161,11 @@ def open_media(
     _refuse_overlaps(paths)
     files = [path for path in paths if is_media(path)]
     notes: list[str] = []
-    found = [find_below(path, storage_options, depth) for path in paths if not is_media(path)]
+    found = [_list_below(path, storage_options, depth) for path in paths if not is_media(path)]
     for each in found:
         _refuse_ambiguous(each)
     if files:
-        found.append(find_given(files, storage_options, depth))
+        found.append(_list_given(files, storage_options, depth))
     opened = [_open(each, storage_options, notes) for each in found]
     if len(opened) > 1 and class_depth is None and not any(LABEL in schema.names for _, schema in opened):
         raise InputError(
@@ -74,7 +177,11 @@ def open_media(
             "if there are no classes, add --class-depth 0",
         )
     schema = common_schema({file.path: schema for file, schema in opened})
-    notes += _other_fields(found, field_of_media(schema)[1])
+    counts, name = sum((each.fields for each in found), Counter[str]()), field_of_media(schema)[1]
+    others = [f"{counts[field]:,} {field}" for field in sorted(counts, key=lambda each: (-counts[each], each))]
+    if len(others) > 1:
+        others.remove(f"{counts[name]:,} {name}")
+        notes.append(f"files of other kinds are written to the field {name!r}, too: {', '.join(others)}")
     return Table(tuple(file for file, _ in opened), schema, notes=tuple(notes))
 
 
@@ -111,7 +218,6 @@ def _refuse_overlaps(paths: Sequence[str]) -> None:
         if folder and real[path].startswith(f"{real[folder]}/"):
             raise InputError(
                 "an input is inside another one",
-                place=shown_url(path),
                 expected=f"an input outside {shown_url(folder)}",
                 remedy="name each file once: it would be written twice",
                 url=shown_url(path),
@@ -119,151 +225,192 @@ def _refuse_overlaps(paths: Sequence[str]) -> None:
         folder = folder if is_media(path) else path
 
 
-def _kind(found: Found) -> str:
-    """Return the kind of media of a folder; refuse several."""
-    if len(found.first) > 1:
-        raise InputError(
-            "a folder contains several kinds of media",
-            place=shown_url(found.root),
-            expected="images, or audio, or videos",
-            found="; ".join(map(found.count_of, found.first)),
-            remedy=f"select one kind: {' or '.join(map(found.pattern_of, found.first.values()))}",
-            url=shown_url(found.root),
-        )
-    return next(iter(found.first))
-
-
-def _refuse_ambiguous(found: Found) -> None:
+def _refuse_ambiguous(found: _Listing) -> None:
     """Refuse a folder that also contains tables, or has splits instead of classes."""
-    root = shown_url(found.root)
-    if found.tables:
-        paths = (found.tables[0], *found.first.values())
+    tables = found.paths(_TABLE).to_pylist()
+    if tables:
+        paths = (tables[0], *(str(paths[0]) for paths in found.kinds.values()))
         raise InputError(
             "a folder contains tables and media files",
-            place=root,
             expected="one or the other; or a table metadata.csv, metadata.jsonl or metadata.parquet about the files",
             found="; ".join(
-                [f"{counted(len(found.tables), 'table')}, such as {paths[0]}", *map(found.count_of, found.first)]
+                [f"{counted(len(tables), 'table')}, such as {paths[0]}", *map(found.count_of, found.kinds)]
             ),
             remedy=f"select one kind: {' or '.join(map(found.pattern_of, paths))}; or rename the table",
-            url=root,
+            url=found.place,
         )
     folders = [name for name, count in found.classes.items() if count]
     if folders and all(SPLIT.fullmatch(name) for name in folders):
+        command = f"wdsplit convert {found.place}/{folders[0]} OUTPUT"
         raise InputError(
             "a folder contains splits, not classes",
-            place=root,
             expected="folders that are named after classes",
-            found=", ".join(sorted(folders)),
-            remedy=f"convert each split to a dataset of its own, as in `wdsplit convert {root}/{folders[0]} OUTPUT`",
+            found=", ".join(folders),
+            remedy=f"convert each split to a dataset of its own, as in `{command}`",
+            url=found.place,
+        )
+
+
+def _open(found: _Listing, storage_options: Mapping[str, Any] | None, notes: list[str]) -> tuple[InputFile, pa.Schema]:
+    """Return a folder as one input file, and the columns of its rows; add notes for the user."""
+    root = found.place
+    if not found.kinds:
+        raise InputError("a folder contains no media files, or only empty ones", remedy="check the path", url=root)
+    if len(found.kinds) > 1:
+        patterns = (found.pattern_of(str(paths[0])) for paths in found.kinds.values())
+        raise InputError(
+            "a folder contains several kinds of media",
+            expected="images, or audio, or videos",
+            found="; ".join(map(found.count_of, found.kinds)),
+            remedy=f"select one kind: {' or '.join(patterns)}",
             url=root,
         )
-
-
-def _open(found: Found, storage_options: Mapping[str, Any] | None, notes: list[str]) -> tuple[InputFile, pa.Schema]:
-    """Return a folder as one input file, and the columns of its rows; add notes for the user."""
-    root = shown_url(found.root)
-    remote = Remote(found.root, storage_options) if is_remote(found.root) else None
-    if not sum(len(rows) for _, rows in found.rows):
-        raise InputError(
-            "a folder contains no media files, or only empty ones", place=root, remedy="check the path", url=root
-        )
-    kind = _kind(found)
-    name = min(found.fields, key=lambda key: (-found.fields[key], key))[1]
-    members, classes, footers = _members(found, kind, storage_options)
-    sizes, times = (members[kind].chunk(0).field(each).to_numpy() for each in ("size", "modified_ns"))
-    count = len(members)
+    ((kind, names),) = found.kinds.items()
+    sizes, times = (found.media[name].chunk(0) for name in ("size", "modified_ns"))
+    columns = {kind: pa.StructArray.from_arrays([sizes, times], ["size", "modified_ns"]), FILE_NAME: names}
+    metadata, footers = read_metadata(
+        names, found.paths(_EMPTY), found.root, found.paths(_METADATA).to_pylist(), storage_options, taken=kind
+    )
+    classes = [] if LABEL in metadata else _classes(found, bool(metadata))
+    if classes:
+        columns[LABEL] = found.labels(classes)
+    members, count = pa.table(columns | metadata), len(names)
+    digest = xxhash.xxh3_128(orjson.dumps([classes, footers, *([found.depth] if found.depth > 1 else [])]))
+    for values in (pc.binary_length(names), sizes):
+        digest.update(np.asarray(values).astype("<i8").tobytes())
+    digest.update(names.buffers()[2])
     file = InputFile(
         root,
-        int(sizes.sum()),
+        pc.sum(sizes).as_py(),
         count,
         tuple(min(GROUP_ROWS, count - first) for first in range(0, count, GROUP_ROWS)),
         members.nbytes + count * len(root),
-        _checksum(members[FILE_NAME].chunk(0), sizes, [classes, footers, *([found.depth] if found.depth > 1 else [])]),
-        xxhash.xxh3_64_intdigest(times.tobytes()),
+        digest.hexdigest(),
+        xxhash.xxh3_64_intdigest(times.to_numpy().tobytes()),
         "media",
-        remote=remote,
+        remote=Remote(found.root, storage_options) if is_remote(found.root) else None,
         members=members,
     )
     notes += _notes(found)
     num_folders = sum(bool(count) for count in found.classes.values())
     if LABEL in members.schema.names and not classes and num_folders > 1:
         notes.append(f"{root}: the column {LABEL!r} of the metadata replaces the classes of {num_folders:,} folders")
+    name = min(found.fields, key=lambda field: (-found.fields[field], field))
     return file, media_schema(kind, name, classes, members.schema)
 
 
-def _members(
-    found: Found, kind: str, storage_options: Mapping[str, Any] | None
-) -> tuple[pa.Table, list[str], list[str]]:
-    """Return the rows of a folder, the names of its classes, and the checksums of its metadata files."""
-    rows = pa.concat_tables([rows for _, rows in found.rows])
-    names, *numbers = (rows[name].combine_chunks() for name in (FILE_NAME, "size", "modified_ns"))
-    columns = {kind: pa.StructArray.from_arrays(numbers, ["size", "modified_ns"]), FILE_NAME: names}
-    metadata, footers = read_metadata(names, found.empty, found.root, found.metadata, storage_options, taken=kind)
-    classes = [] if LABEL in metadata else _classes(found, bool(metadata))
-    if classes:
-        columns[LABEL] = _labels(found, classes)
-    return pa.table(columns | metadata), classes, footers
-
-
-def _checksum(names: pa.LargeStringArray, sizes: Int64, more: Any) -> str:
-    """Return the checksum of the files' names and sizes, and of `more`."""
-    digest = xxhash.xxh3_128(orjson.dumps(more))
-    for values in (np.asarray(pc.binary_length(names)), sizes):
-        digest.update(values.astype("<i8").tobytes())
-    digest.update(names.buffers()[2])
-    return str(digest.hexdigest())
-
-
-def _other_fields(found: Sequence[Found], field: str) -> list[str]:
-    """Return a note on files that are written to a field of another kind, if there are any."""
-    counts = sum((Counter({name: count for (_, name), count in each.fields.items()}) for each in found), Counter())
-    others = sorted((-count, name) for name, count in counts.items() if name != field)
-    texts = [f"{-count:,} {name}" for count, name in others]
-    return [f"files of other kinds are written to the field {field!r}, too: {', '.join(texts)}"] if texts else []
-
-
-def _notes(found: Found) -> list[str]:
+def _notes(found: _Listing) -> list[str]:
     """Return notes on files that are left out, and on classes."""
-    root, notes = shown_url(found.root), []
-    if found.skipped:
-        texts = [f"{count:,} {reason}, such as {first}" for reason, (count, first) in sorted(found.skipped.items())]
+    root, notes = found.place, []
+    skipped = {reason: found.paths(reason) for reason in sorted((_HIDDEN, _OTHER, _EMPTY, _BROKEN))}
+    texts = [f"{len(paths):,} {reason}, such as {paths[0]}" for reason, paths in skipped.items() if len(paths)]
+    if texts:
         notes.append(f"{root}: left out: {'; '.join(texts)}")
-    classes = [name for name, count in found.classes.items() if count is not None]
-    filled = [name for name in classes if found.classes[name]]
-    if len(filled) == found.depth == 1 and all("/" in folder for folder, _ in found.rows):
+    filled = [name for name, count in found.classes.items() if count]
+    if len(filled) == found.depth == 1 and all("/" in path for path in found.media[FILE_NAME].to_pylist()):
         near = f"{root}/{filled[0]}, or --class-depth 2"
         notes.append(f"{root}: no classes, as all files are below one folder: did you mean {near}?")
-    if 1 < len(filled) < len(classes):
-        empty = ", ".join(sorted({*classes} - {*filled}))
+    if 1 < len(filled) < len(found.classes):
+        empty = ", ".join(name for name in found.classes if name not in filled)
         notes.append(f"{root}: classes without files, which keep their numbers: {empty}")
     return notes
 
 
-def _classes(found: Found, has_metadata: bool) -> list[str]:
+def _classes(found: _Listing, has_metadata: bool) -> list[str]:
     """Return the folders that are classes, sorted; empty for none."""
-    root = shown_url(found.root)
-    classes = sorted(name for name, count in found.classes.items() if count is not None)
-    filled = [name for name in classes if found.classes[name]]
-    outside = [(folder, rows) for folder, rows in found.rows if len(rows) and not found.class_of(folder)]
-    num_outside = sum(len(rows) for _, rows in outside)
-    if not found.depth or (found.depth == 1 and (len(filled) < 2 or (num_outside and has_metadata))):
+    filled = [name for name, count in found.classes.items() if count]
+    outside = found.media[FILE_NAME].filter(found.labels(list(found.classes)).is_null())
+    if not found.depth or (found.depth == 1 and (len(filled) < 2 or (len(outside) and has_metadata))):
         return []
-    if num_outside:
-        first = outside[0][1][FILE_NAME][0]
+    if len(outside):
         raise InputError(
             "some files are not in a class folder",
-            place=root,
             expected="all files in class folders, or none" if found.depth == 1 else f"folders {found.depth} deep",
-            found=f"{num_outside:,} files beside {len(filled):,} folders, such as {first}",
-            remedy=f"move them, or leave them out by a pattern such as '{root}{'/*' * found.depth}/*.jpg'",
-            url=root,
+            found=f"{len(outside):,} files beside {len(filled):,} folders, such as {outside[0]}",
+            remedy=f"move them, or leave them out by a pattern such as '{found.place}{'/*' * found.depth}/*.jpg'",
+            url=found.place,
         )
-    return classes
+    return list(found.classes)
 
 
-def _labels(found: Found, classes: Sequence[str]) -> pa.DictionaryArray:
-    """Return the class of each file."""
-    numbers = {name: number for number, name in enumerate(classes)}
-    codes = [np.full(len(rows), numbers[found.class_of(folder)], np.int32) for folder, rows in found.rows if len(rows)]
-    return pa.DictionaryArray.from_arrays(pa.array(np.concatenate(codes)), pa.array(classes, pa.large_string()))
+# Listing
+
+
+def _list_below(root: str, storage_options: Mapping[str, Any] | None, depth: int) -> _Listing:
+    """List a folder, and get the sizes of its media files."""
+    inside = root.rstrip("/") or root
+    pieces = _described(inside, place_of(root, storage_options).listed(root))
+    return _Listing(inside, depth, sorted(pieces, key=lambda piece: piece[0].split("/")))
+
+
+def _list_given(paths: Sequence[str], storage_options: Mapping[str, Any] | None, class_depth: int) -> _Listing:
+    """Get the sizes of single files; their root is their innermost common folder."""
+    split = sorted(path.rpartition("/")[::2] for path in paths)
+    parts = [folder.split("/") for folder, _ in (split[0], split[-1])]
+    depth = next((n for n, pair in enumerate(zip(*parts, strict=False)) if pair[0] != pair[1]), min(map(len, parts)))
+    root = "/".join(parts[0][:depth]) or (os.sep if paths[0].startswith(os.sep) else "")
+    folders: list[_Names] = []
+    for folder, files in groupby(split, key=lambda item: item[0]):
+        names: dict[str, int | None] = dict.fromkeys(name for _, name in files)
+        if is_remote(folder):
+            sizes = open_readable_storage(folder, storage_options).sizes()
+            names = {name: sizes.get(name, -1) for name in names}
+        folders.append(("/".join(folder.split("/")[depth:]), names))
+    return _Listing(root, class_depth, list(_described(root, folders)))
+
+
+def _described(root: str, folders: Iterable[_Names]) -> Iterator[tuple[str, pa.Table]]:
+    """Yield folders with a table of their names, in pieces; sizes that are not known are read, several at once."""
+
+    def described(piece: tuple[str, list[tuple[str, int | None]]]) -> tuple[str, pa.Table]:
+        folder, names = piece
+        paths = [f"{folder}/{name}" if folder else name for name, _ in names]
+        found = [_what(os.path.join(root, path), size) for path, (_, size) in zip(paths, names, strict=True)]
+        whats, sizes, times = zip(*found, strict=True) if found else ((), (), ())
+        try:
+            texts = [path if what in _KINDS else _shown(path) for path, what in zip(paths, whats, strict=True)]
+            columns = [pa.array(texts, pa.large_string()), pa.array(whats, pa.string())]
+        except UnicodeEncodeError as error:
+            raise InputError(
+                "a file name is not UTF-8",
+                place=f"{shown_url(root)}, folder {folder!r}",
+                found=repr(error.object),
+                remedy="rename the file",
+            ) from error
+        columns += [pa.array(sizes, pa.int64()), pa.array(times, pa.int64())]
+        return folder, pa.table(columns, [FILE_NAME, "what", "size", "modified_ns"])
+
+    pieces = (
+        (folder, items[first : first + _FILES_AT_ONCE])
+        for folder, items in ((folder, list(names.items())) for folder, names in folders)
+        for first in range(0, max(1, len(items)), _FILES_AT_ONCE)
+    )
+    yield from watched("listing files", in_order(described, pieces, _THREADS), count=lambda piece: len(piece[1]))
+
+
+def _shown(path: str) -> str:
+    return path.encode("utf-8", "backslashreplace").decode()
+
+
+def _what(path: str, size: int | None) -> tuple[str, int, int]:
+    """Return what a name is, and of media the size in bytes and the modification time in nanoseconds."""
+    name, modified_ns = os.path.basename(path), 0
+    _, field = MEDIA_SUFFIXES.get(os.path.splitext(name)[1].lower(), ("", ""))
+    if name.startswith("."):
+        return _HIDDEN, 0, 0
+    if not field:
+        return _METADATA if is_metadata(name) else _TABLE if is_table(name) else _OTHER, 0, 0
+    if size is None:
+        try:
+            found = os.stat(path)
+            size, modified_ns = (found.st_size, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else (-1, 0)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ELOOP):
+                raise InputError(
+                    "a media file cannot be read",
+                    found=error.strerror or type(error).__name__,
+                    remedy="check the permissions of its folder",
+                    url=path,
+                ) from error
+            size = -1
+    return field if size > 0 else _EMPTY if size == 0 else _BROKEN, size, modified_ns

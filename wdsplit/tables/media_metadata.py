@@ -28,7 +28,7 @@ def is_metadata(name: str) -> bool:
 
 def read_metadata(
     names: pa.LargeStringArray,
-    empty: Sequence[str],
+    empty: pa.LargeStringArray,
     root: str,
     paths: Sequence[str],
     storage_options: Mapping[str, Any] | None,
@@ -63,7 +63,7 @@ def read_metadata(
             found=str(error),
             remedy="give columns with the same name one type in all files",
         ) from error
-    rows = _matched(names, pa.array(empty, names.type), table[FILE_NAME].combine_chunks(), place)
+    rows = _matched(names, empty, table[FILE_NAME].combine_chunks(), place)
     columns = {name: table[name].take(rows).combine_chunks() for name in table.column_names if name != FILE_NAME}
     return columns, [footer for _, footer in found]
 
@@ -75,7 +75,6 @@ def _read(path: str, folder: str, storage_options: Mapping[str, Any] | None, kin
     if FILE_NAME not in names or not is_text(table.schema.field(FILE_NAME).type):
         raise InputError(
             f"a metadata file has no column {FILE_NAME!r} of texts",
-            place=place,
             expected=f"a column {FILE_NAME!r} with the paths of media files, relative to the metadata file",
             found=f"columns {', '.join(f'{field.name} ({field.type})' for field in table.schema)}",
             remedy=f"rename the column to {FILE_NAME}",
@@ -85,7 +84,6 @@ def _read(path: str, folder: str, storage_options: Mapping[str, Any] | None, kin
     if taken:
         raise InputError(
             f"a metadata file has a column with a reserved or duplicate name: {taken[0]!r}",
-            place=place,
             expected=f"columns named neither {kind!r} nor {STEM!r}, and no two with the same name",
             remedy="rename the column",
             url=place,

@@ -80,7 +80,6 @@ def _texts_of(folder: str) -> tuple[tuple[str, str | None], ...]:
 def _unusable(folder: str, expected: str) -> InputError:
     return InputError(
         "the folder names cannot be read as columns",
-        place=folder,
         expected=expected,
         remedy="rename the folders, or use --no-hive to leave such columns out",
         url=folder,

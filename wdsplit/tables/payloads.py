@@ -85,7 +85,6 @@ def _read_file(path: str, into: memoryview, modified_ns: int) -> None:
     except OSError as error:
         raise InputError(
             "a media file cannot be read",
-            place=path,
             found=error.strerror or type(error).__name__,
             remedy="check its permissions, then convert again; --resume keeps the shards that are published",
             url=path,
@@ -106,7 +105,6 @@ def _read_object(url: str, into: memoryview, options: Mapping[str, Any] | None) 
 def _changed(path: str, num_bytes: int, found: str) -> InputError:
     return InputError(
         "a media file has changed since the folder was listed",
-        place=path,
         expected=f"a file of {num_bytes} bytes",
         found=found,
         remedy="do not change inputs during a conversion; start again with --overwrite",

@@ -143,7 +143,6 @@ def _check_one_format(files: Sequence[InputFile]) -> None:
         if file.format != files[0].format:
             raise InputError(
                 "two inputs differ in their format",
-                place=file.path,
                 expected=f"{files[0].format}, as in {files[0].path}",
                 found=file.format,
                 remedy="name the files of one format, as in 'raw/*.parquet', or convert them as two datasets",
@@ -296,7 +295,6 @@ def _cast(file: InputFile, name: str, column: pa.Array, kind: pa.DataType) -> pa
     except pa.ArrowInvalid as error:
         raise InputError(
             f"a value of column {name!r} does not fit the common type of all files",
-            place=file.path,
             expected=f"values of type {kind}",
             found=f"{error} ({column.type})",
             remedy="cast the column to one type in all files, or convert them as two datasets",

@@ -82,7 +82,6 @@ def promoted(found: Schemas) -> pa.Schema:
         path = next((path for _, path in conflicts.values()), found.paths[-1])
         raise InputError(
             "two inputs differ in their columns",
-            place=path,
             expected="types that can be promoted to a common type without loss",
             found="; ".join(problems),
             remedy="cast the columns to one type, or convert the files as two datasets",
@@ -159,7 +158,6 @@ def with_partitions(schema: pa.Schema, partitions: Partitions, path: str) -> pa.
     if both:
         raise InputError(
             "a column is both in the files and in the folder names",
-            place=path,
             expected="each column either in the files or in the folder names, such as year=2024/",
             found=", ".join(map(repr, both)),
             remedy="use --no-hive to ignore the folder names",

@@ -193,6 +193,25 @@ class Plan:
             "fields": [dataclasses.asdict(one) for one in self.fields],
         }
 
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """What the manifest says of the dataset's origin, as plain JSON values."""
+        table, options = self.table, dataclasses.asdict(self.options)
+        return {
+            "plan": self.hash,
+            "inputs": [
+                {"path": file.path, "num_bytes": file.num_bytes, "num_rows": file.num_rows} for file in table.files
+            ],
+            "num_rows": table.total_rows,
+            "num_selected": self.num_rows,
+            **({"num_empty": table.num_empty} if table.num_empty else {}),
+            "selection": table.selection.to_json(),
+            "num_dropped": self.num_dropped,
+            "key": self.key,
+            **({"label": dataclasses.asdict(self.label)} if self.label else {}),
+            "options": {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()},
+        }
+
     @cached_property
     def modified(self) -> str:
         """A hash of the modification times of the inputs: a run is not resumed if they were written again."""

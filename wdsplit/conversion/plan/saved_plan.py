@@ -81,7 +81,6 @@ def _without_options(file: InputFile) -> InputFile:
     if file.remote.url != file.path:
         raise InputError(
             "the URL of an input contains credentials, which must not be in a plan file",
-            place=file.path,
             expected="a URL without user, password, query or signature",
             remedy="set credentials in the environment of each share, or convert in one process",
             url=file.path,

@@ -5,9 +5,8 @@ Gathers and sorts as many rows at a time as fit into the buffer.
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Iterator
+from functools import cache, lru_cache, partial
 
 import numpy as np
 import pyarrow as pa
@@ -40,9 +39,8 @@ class ShuffledRows:
     def __init__(self, storage: Storage, plan: Plan, cuts: Cuts, buffer_bytes: int) -> None:
         self._storage, self._plan, self._cuts, self._buffer_bytes = storage, plan, cuts, buffer_bytes
         self._starts = None if plan.groups is None else np.append(np.sort(plan.groups.starts), plan.num_rows)
-        self._regions: dict[int, list[SortedRun]] = {}
-        self._open: OrderedDict[str, OpenRun] = OrderedDict()
-        self._opening = threading.Lock()
+        self._runs_of = cache(partial(region_runs, storage, cuts))
+        self._opened = lru_cache(_MAX_OPEN)(partial(OpenRun, storage))
 
     def read(self, first: int, stop: int) -> Iterator[Rows]:
         """Read the rows at the places first, ..., stop - 1, batch by batch, in order."""
@@ -117,11 +115,6 @@ class ShuffledRows:
         regions = range(first // self._cuts.region_rows, (stop - 1) // self._cuts.region_rows + 1)
         return [run for region in regions for run in self._runs_of(region)]
 
-    def _runs_of(self, region: int) -> list[SortedRun]:
-        if region not in self._regions:
-            self._regions[region] = region_runs(self._storage, self._cuts, region)
-        return self._regions[region]
-
     def _read_range(self, run: SortedRun, first: int, stop: int) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a run whose places are first, ..., stop - 1."""
         bucket_rows = self._cuts.bucket_rows
@@ -131,15 +124,3 @@ class ShuffledRows:
             begin, end = np.searchsorted(places, [first, stop])
             if begin < end:
                 yield batch.slice(begin, end - begin)
-
-    def _opened(self, run: SortedRun) -> OpenRun:
-        """Return an opened run; the runs used last stay open."""
-        with self._opening:
-            file = self._open.get(run.path)
-        file = file or OpenRun(self._storage, run)
-        with self._opening:
-            self._open[run.path] = file
-            self._open.move_to_end(run.path)
-            if len(self._open) > _MAX_OPEN:
-                self._open.popitem(last=False)
-        return file

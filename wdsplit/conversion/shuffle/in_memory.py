@@ -15,7 +15,6 @@ from wdsplit.arrays import Int64
 from wdsplit.conversion.plan.plan import Plan
 from wdsplit.conversion.shuffle.needs import rows_bytes
 from wdsplit.conversion.shuffle.scatter import NUMBER, PLACE, placed_rows
-from wdsplit.conversion.shuffle.sorted_runs import ArrowSink
 from wdsplit.conversion.shuffle.steps import BATCH_BYTES, cut_table
 from wdsplit.engines.local import raise_if_cancelled
 from wdsplit.engines.private_memory import PrivateMemory
@@ -93,7 +92,7 @@ def load(plan: Plan, loading: Loading, storage: Storage, tasks: range) -> Iterat
         for number, table in enumerate(_joined(placed_rows(plan, *loading.places[task : task + 2]))):
             raise_if_cancelled()
             if number == 0:
-                writer = pa.ipc.new_stream(ArrowSink(region), table.schema)
+                writer = pa.ipc.new_stream(region, table.schema)
             writer.write_table(table)
         writer.close()
         yield region.num_bytes
@@ -114,17 +113,26 @@ def _joined(tables: Iterator[tuple[pa.Table, int]]) -> Iterator[pa.Table]:
 
 
 class _Region:
-    """The part of the memory for a task; bytes that do not fit are counted but not written."""
+    """The part of the memory for a task, as a file for Arrow; bytes that do not fit are counted but not written."""
+
+    closed = False
 
     def __init__(self, memory: Memory, begin: int, max_bytes: int) -> None:
         self.num_bytes = 0
         self._memory, self._begin, self._max_bytes = memory, begin, max_bytes
 
-    def write(self, pieces: Sequence[memoryview | bytes]) -> None:
-        for piece in pieces:
-            if self.num_bytes + len(piece) <= self._max_bytes:
-                self._memory.write(self._begin + self.num_bytes, piece)
-            self.num_bytes += len(piece)
+    def write(self, data: bytes) -> int:
+        view = memoryview(data).cast("B")
+        if self.num_bytes + len(view) <= self._max_bytes:
+            self._memory.write(self._begin + self.num_bytes, view)
+        self.num_bytes += len(view)
+        return len(view)
+
+    def flush(self) -> None:
+        """Do nothing: nothing is buffered."""
+
+    def close(self) -> None:
+        """Do nothing: the memory stays."""
 
 
 def loaded(plan: Plan, loading: Loading, sizes: Sequence[int]) -> LoadedRows:

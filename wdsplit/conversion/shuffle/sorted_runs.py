@@ -18,13 +18,13 @@ import pyarrow as pa
 from wdsplit.arrays import Int64
 from wdsplit.engines.local import in_order
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, WdsplitError
-from wdsplit.storage.interface import PendingFile, Storage
+from wdsplit.storage.interface import Storage
 
-__all__ = ["ArrowSink", "OpenRun", "RunWriter", "SortedRun", "damaged_spill", "parse_runs", "read_runs"]
+__all__ = ["OpenRun", "RunWriter", "SortedRun", "damaged_spill", "parse_runs", "read_runs"]
 
 _REQUESTS_AT_ONCE = 8
 _TAIL_BYTES = 64 * 1024
-"""Bytes to read when a file is opened: they usually contain Arrow's footer and our list."""
+"""Bytes to read when a file is opened: they usually contain the list of its buckets."""
 _LENGTH_BYTES = 8
 
 
@@ -111,50 +111,22 @@ class RunWriter:
 
 
 def _write_run(storage: Storage, path: str, table: pa.Table, buckets: Int64) -> int:
-    """Write sorted rows and the list of their batches; return the bytes of the file."""
+    """Write sorted rows, a message of Arrow for each bucket, then their schema and places; return the file's bytes."""
     numbers, starts = np.unique(buckets, return_index=True)
+    bounds = [0]
     with storage.publish(path) as file:
-        sink = ArrowSink(file)
-        bounds = []
-        with pa.ipc.new_file(sink, table.schema) as writer:
-            for start, stop in pairwise([*starts.tolist(), len(buckets)]):
-                bounds.append(sink.tell())
-                writer.write_batch(table.slice(start, stop - start).combine_chunks().to_batches()[0])
-            bounds.append(sink.tell())
-        listed = orjson.dumps([numbers.tolist(), bounds])
-        sink.write(listed + len(listed).to_bytes(_LENGTH_BYTES, "little"))
-    return sink.tell()
-
-
-class ArrowSink:
-    """A file object for Arrow that passes bytes on to a pending file."""
-
-    closed = False
-
-    def __init__(self, file: PendingFile) -> None:
-        self._file = file
-        self._position = 0
-
-    def write(self, data: bytes) -> int:
-        """Append bytes; return how many."""
-        view = memoryview(data).cast("B")
-        self._file.write([view])
-        self._position += view.nbytes
-        return view.nbytes
-
-    def tell(self) -> int:
-        """Return how many bytes were written."""
-        return self._position
-
-    def flush(self) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing: the owner closes the pending file."""
+        for start, stop in pairwise([*starts.tolist(), len(buckets)]):
+            message = table.slice(start, stop - start).combine_chunks().to_batches()[0].serialize()
+            file.write([memoryview(message)])
+            bounds.append(bounds[-1] + len(message))
+        schema, listed = table.schema.serialize().to_pybytes(), orjson.dumps([numbers.tolist(), bounds])
+        end = schema + listed + len(listed).to_bytes(_LENGTH_BYTES, "little")
+        file.write([end])
+    return bounds[-1] + len(end)
 
 
 class OpenRun:
-    """A run, open for reading; a damaged or missing one raises CorruptDataError.
+    """A run, open for reading; a damaged or missing one raises CorruptDataError. The file is open only during a read.
 
     Args:
         storage: The output.
@@ -162,78 +134,37 @@ class OpenRun:
     """
 
     def __init__(self, storage: Storage, run: SortedRun) -> None:
-        self._place = f"{storage.url}/{run.path}"
+        self._storage, self._run, self._place = storage, run, f"{storage.url}/{run.path}"
         with _name_damage(self._place):
-            ranges = _Ranges(storage, run.path, run.size)
-            ranges.fetch(max(0, run.size - _TAIL_BYTES), run.size)
-            end = run.size - _LENGTH_BYTES
-            begin = end - int.from_bytes(ranges.at(end, run.size), "little")
-            buckets, bounds = orjson.loads(ranges.at(begin, end))
-            self._buckets, self._bounds = np.asarray(buckets, np.int64), bounds
-            ranges.size = begin  # Arrow looks for its footer at the end
-            self._reader = pa.ipc.open_file(pa.PythonFile(ranges, mode="r"))
-            ranges.fetch(0, 0)
-        self._ranges = ranges
+            tail = self._read(max(0, run.size - _TAIL_BYTES), run.size)
+            list_bytes = _LENGTH_BYTES + int.from_bytes(tail[-_LENGTH_BYTES:], "little")
+            if list_bytes > len(tail):
+                tail = self._read(max(0, run.size - list_bytes), run.size)
+            buckets, self._bounds = orjson.loads(tail[-list_bytes:-_LENGTH_BYTES])
+            self._buckets = np.asarray(buckets, np.int64)
+            self._schema = pa.ipc.read_schema(pa.py_buffer(self._read(self._bounds[-1], run.size - list_bytes)))
 
     def read_buckets(self, first: int, last: int) -> list[pa.RecordBatch]:
-        """Read the batches of the buckets first, ..., last."""
+        """Read the batches of the buckets first, ..., last, with one request."""
         low, high = map(int, np.searchsorted(self._buckets, [first, last + 1]))
         if low == high:
             return []
         with _name_damage(self._place):
-            self._ranges.fetch(self._bounds[low], self._bounds[high])
-            batches = [self._reader.get_batch(number) for number in range(low, high)]
-            self._ranges.fetch(0, 0)
-        return batches
+            bounds = self._bounds[low : high + 1]
+            data = pa.py_buffer(self._read(bounds[0], bounds[-1]))
+            messages = [data.slice(begin - bounds[0], end - begin) for begin, end in pairwise(bounds)]
+            return [pa.ipc.read_record_batch(message, self._schema) for message in messages]
 
-
-class _Ranges:
-    """A file object for Arrow that serves a fetched range from memory. The file is open only during a read."""
-
-    closed = False
-
-    def __init__(self, storage: Storage, path: str, size: int) -> None:
-        self.size = size
-        self._storage, self._path, self._file_size = storage, path, size
-        self._position = self._start = 0
-        self._fetched = memoryview(b"")
-
-    def fetch(self, start: int, stop: int) -> None:
-        """Fetch a range with one read, and drop the one before; batches that use that keep its memory."""
+    def _read(self, start: int, stop: int) -> memoryview:
         data = memoryview(pa.allocate_buffer(stop - start)).cast("B")  # Arrow's pool keeps its pages
-        if start < stop:
-            self._storage.open(self._path, self._file_size).read_into(data, start)
-        self._start, self._fetched = start, data.toreadonly()
-
-    def at(self, start: int, stop: int) -> memoryview:
-        """Return the bytes start, ..., stop - 1 of the file."""
-        if start < self._start or stop - self._start > len(self._fetched):
-            return memoryview(self._storage.open(self._path, self._file_size).read(start, stop - start))
-        return self._fetched[start - self._start : stop - self._start]
-
-    def read(self, num_bytes: int) -> memoryview:
-        start, self._position = self._position, min(self._position + num_bytes, self.size)
-        return self.at(start, self._position)
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        self._position = offset + (0, self._position, self.size)[whence]
-        return self._position
-
-    def tell(self) -> int:
-        return self._position
-
-    def readable(self) -> bool:
-        return True
-
-    def close(self) -> None:
-        """Do nothing: no file is open."""
+        self._storage.open(self._run.path, self._run.size).read_into(data, start)
+        return data
 
 
 def damaged_spill(place: str, found: str) -> CorruptDataError:
     """Return the error for spilled rows that are missing or changed."""
     return CorruptDataError(
         "a spill file is damaged",
-        place=place,
         expected="the rows that were spilled",
         found=found,
         remedy="start again with --overwrite; a power failure may have damaged the file",

@@ -69,4 +69,4 @@ def unreadable(path: str, what: str, error: Exception) -> InputError:
     ):
         cause = f"an input is {what} of a kind that pyarrow {pa.__version__} cannot read"
         remedy = "write it again by the program that wrote it, with other compression or encodings; or update pyarrow"
-    return InputError(cause, place=path, found=found, remedy=remedy, url=path)
+    return InputError(cause, found=found, remedy=remedy, url=path)

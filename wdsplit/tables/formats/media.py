@@ -93,7 +93,6 @@ def _different(first: str, schema: pa.Schema, path: str, other: pa.Schema) -> In
     ]
     return InputError(
         "two folders differ in their contents",
-        place=path,
         expected=f"{texts[0]}, as in {first}",
         found=texts[1],
         remedy="convert them as two datasets, or put them into one folder",

@@ -210,7 +210,6 @@ def changed(file: InputFile, found: str) -> InputError:
     """Return the error for a file that has changed since it was first opened."""
     return InputError(
         "an input has changed since it was planned",
-        place=file.path,
         expected=f"the file of {file.num_bytes} bytes and {file.num_rows} rows",
         found=found,
         remedy="do not change inputs during a conversion; start again with --overwrite",

@@ -131,7 +131,6 @@ def name_of_format(path: str, remote: Remote | None = None) -> str:
     compressed = lower.endswith(_COMPRESSED)
     raise InputError(
         "unknown input format",
-        place=path,
         expected=f"a file that ends in one of {', '.join(_SUFFIXES)}",
         found="a compressed file" if compressed else "another extension, and unknown first bytes",
         remedy="decompress it first" if compressed else "rename the file",
