@@ -18,12 +18,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from wdsplit.arrays import Int64
+from wdsplit.arrays import Int64, UInt64
 from wdsplit.engines.local import Engine, LocalEngine
 from wdsplit.errors import CorruptDataError, InputError, WdsplitError
-from wdsplit.fields.duplicate_keys import Hashes, Place, find_duplicate_keys
 from wdsplit.fields.image_sizes import is_image
-from wdsplit.fields.keys import hash_keys
+from wdsplit.fields.keys import Place, find_duplicate_keys, hash_keys
 from wdsplit.loading.bad_samples import line_of
 from wdsplit.loading.reading.open_shard import OpenShard, check_tail, open_shard
 from wdsplit.loading.views import chosen_views
@@ -104,7 +103,7 @@ class _Finding:
 
     shard: int
     problems: tuple[WdsplitError, ...]
-    hashes: Hashes
+    hashes: UInt64
     images: Images | None = None
 
 
@@ -266,10 +265,10 @@ def _check(
     return _Finding(number, tuple(problems), hashes, images)
 
 
-def _check_shard(storage: ReadableStorage, manifest: Manifest, listed: Shard) -> tuple[list[WdsplitError], Hashes]:
+def _check_shard(storage: ReadableStorage, manifest: Manifest, listed: Shard) -> tuple[list[WdsplitError], UInt64]:
     """Check a shard; return its problems, and the hashes of its keys, none if a sample cannot be read."""
     problems: list[WdsplitError] = []
-    hashes: Hashes = np.zeros(0, np.uint64)
+    hashes: UInt64 = np.zeros(0, np.uint64)
     with _noted(problems):
         shard = open_shard(storage, listed, manifest.field_names)
         checksum, found, hashes = _read_shard(storage, manifest, listed, shard)
@@ -291,7 +290,7 @@ def _check_shard(storage: ReadableStorage, manifest: Manifest, listed: Shard) ->
 
 def _read_shard(
     storage: ReadableStorage, manifest: Manifest, listed: Shard, shard: OpenShard
-) -> tuple[str, list[WdsplitError], Hashes]:
+) -> tuple[str, list[WdsplitError], UInt64]:
     """Read all of a shard once, some samples at a time; they are scanned as a tar of another program would be.
 
     Returns:
@@ -301,7 +300,7 @@ def _read_shard(
     problems: list[WdsplitError] = []
     misplaced: WdsplitError | None = None
     scanned: list[tuple[pa.LargeStringArray, Int64]] = []
-    hashes: list[Hashes] = [np.zeros(0, np.uint64)]
+    hashes: list[UInt64] = [np.zeros(0, np.uint64)]
     end = memoryview(b"")
     for first, stop, data in _parts(shard):
         digest.update(data)
@@ -449,7 +448,7 @@ def _duplicate_keys(storage: ReadableStorage, manifest: Manifest, findings: dict
     """Return a problem for each duplicate key, and for each shard that cannot be read a second time."""
     problems: list[WdsplitError] = []
 
-    def read_keys(suspects: Hashes) -> Iterator[tuple[pa.LargeStringArray, Place]]:
+    def read_keys(suspects: UInt64) -> Iterator[tuple[pa.LargeStringArray, Place]]:
         for number, finding in sorted(findings.items()):
             if not np.isin(finding.hashes, suspects).any():
                 continue

@@ -33,7 +33,7 @@ from wdsplit.conversion.shuffle.needs import needs_of
 from wdsplit.conversion.task import keys_of
 from wdsplit.engines.local import in_order
 from wdsplit.errors import ConvertError, InputError
-from wdsplit.fields.duplicate_keys import Place
+from wdsplit.fields.keys import Place
 from wdsplit.shards.erased import read_erased
 from wdsplit.shards.files import existing_versions, finish_version, read_manifest, read_pending, write_version
 from wdsplit.shards.manifest import HEADER_NAME, Manifest, Shards

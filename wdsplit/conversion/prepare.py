@@ -24,8 +24,7 @@ from wdsplit.conversion.shuffle.steps import SPILL_FOLDER
 from wdsplit.conversion.task import keys_of
 from wdsplit.engines.watching import watched
 from wdsplit.errors import InputError, StorageError
-from wdsplit.fields.duplicate_keys import Place, find_duplicate_keys
-from wdsplit.fields.keys import hash_keys
+from wdsplit.fields.keys import Place, find_duplicate_keys, hash_keys
 from wdsplit.shards.manifest import HEADER_NAME, SHARDS_NAME, shard_path
 from wdsplit.shards.sample_tables import samples_path
 from wdsplit.storage.given import PathLike, divided_options, located, located_one

@@ -1,29 +1,41 @@
-"""Numbers, escapes and hashes keys, as whole Arrow arrays.
+"""Numbers, escapes and hashes keys, as whole Arrow arrays, and finds duplicate ones.
 
 Pure (no I/O). Applies the rule of `tar.names` to a batch at once; only keys that need escaping are handled one by one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from wdsplit.arrays import Int64
-from wdsplit.errors import InputError
+from wdsplit.arrays import Int64, UInt64
+from wdsplit.errors import CorruptDataError, InputError, WdsplitError
 from wdsplit.fields.rules import is_text
 from wdsplit.order.hashing import hash_stream
 from wdsplit.tar.headers import large_binary
 from wdsplit.tar.names import KEY_PATTERN, MAX_COMPONENT_BYTES, MAX_NAME_BYTES, ODD_KEY_PATTERN, escape_key
 
-__all__ = ["escape_keys", "hash_keys", "is_key_type", "number_keys", "number_width", "numbered_width", "odd_keys"]
+__all__ = [
+    "DuplicateKey",
+    "Place",
+    "escape_keys",
+    "find_duplicate_keys",
+    "hash_keys",
+    "is_key_type",
+    "number_keys",
+    "number_width",
+    "numbered_width",
+    "odd_keys",
+]
 
 Locate = Callable[[int], str]
 """Returns the place of a row of the batch for an error message, such as `part-3.parquet, row 17`."""
+Place = str | Callable[[int], str]
+"""The place of all keys of a batch, or a function from a key's number to its place."""
 
 _MIN_NUMBER_WIDTH = 8
 _KEY_DOMAIN = 4
@@ -46,7 +58,7 @@ def numbered_width(provenance: Mapping[str, Any]) -> int:
     return number_width(provenance["num_rows"]) if is_numbered else 0
 
 
-def number_keys(numbers: npt.NDArray[np.int64], width: int) -> pa.LargeStringArray:
+def number_keys(numbers: Int64, width: int) -> pa.LargeStringArray:
     """Return row numbers as keys, padded with zeros so that they sort."""
     return pc.utf8_lpad(pa.array(numbers).cast(pa.large_string()), width, "0")
 
@@ -116,7 +128,7 @@ def _check_lengths(keys: pa.LargeStringArray, where: Locate) -> None:
         )
 
 
-def hash_keys(keys: pa.LargeStringArray) -> npt.NDArray[np.uint64]:
+def hash_keys(keys: pa.LargeStringArray) -> UInt64:
     """Return a 64-bit hash of each key, the same on every machine: uint64 of shape (n,)."""
     num_words = np.maximum(_HASH_WORDS, -(-np.asarray(pc.binary_length(keys), np.int64) // 8))
     state = np.full(len(keys), hash_stream(_KEY_DOMAIN), np.uint64)
@@ -133,7 +145,7 @@ def hash_keys(keys: pa.LargeStringArray) -> npt.NDArray[np.uint64]:
     return state
 
 
-def _words(keys: pa.LargeStringArray, num_words: int) -> npt.NDArray[np.uint64]:
+def _words(keys: pa.LargeStringArray, num_words: int) -> UInt64:
     """Return keys padded with NULs, as uint64 of shape (n, num_words)."""
     width = 8 * num_words
     fill = width - np.asarray(pc.binary_length(keys), np.int64)
@@ -141,3 +153,47 @@ def _words(keys: pa.LargeStringArray, num_words: int) -> npt.NDArray[np.uint64]:
     joined = pc.binary_join_element_wise(keys.cast(pa.large_binary()), zeros, pa.scalar(b"", pa.large_binary()))
     flat = np.frombuffer(joined.buffers()[2] or b"", np.uint8)[: len(keys) * width]
     return flat.reshape(-1, width).view("<u8")
+
+
+class DuplicateKey(NamedTuple):
+    """A duplicate key: its first place, and the place where it appears again."""
+
+    key: str
+    first: str
+    again: str
+
+    def error(self, kind: type[InputError] | type[CorruptDataError], remedy: str, url: str = "") -> WdsplitError:
+        """Return the error for this key."""
+        return kind(
+            "duplicate key",
+            place=self.again,
+            expected="each key once in the whole dataset",
+            found=f"{self.key!r}, which is also in {self.first}",
+            remedy=remedy,
+            url=url,
+            key=self.key,
+        )
+
+
+def find_duplicate_keys(
+    hashes: Sequence[UInt64], read_keys: Callable[[UInt64], Iterable[tuple[pa.LargeStringArray, Place]]]
+) -> Iterator[DuplicateKey]:
+    """Yield the keys that appear more than once, in the order in which they are read.
+
+    Args:
+        hashes: The hashes of all keys, from `hash_keys`; uint64.
+        read_keys: Yields batches of escaped keys, with their place: one for all, or a function of a key's number in
+            the batch. It is called only if hashes repeat, gets these hashes, and may skip batches without them.
+    """
+    ordered = np.sort(np.concatenate([np.zeros(0, np.uint64), *hashes]))
+    suspects = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
+    if not len(suspects):
+        return
+    first: dict[str, str] = {}
+    for keys, place in read_keys(suspects):
+        for number in np.flatnonzero(np.isin(hash_keys(keys), suspects)).tolist():
+            key, found_at = keys[number].as_py(), place if isinstance(place, str) else place(number)
+            if key in first:
+                yield DuplicateKey(key, first[key], found_at)
+            else:
+                first[key] = found_at

@@ -17,10 +17,10 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
+from wdsplit.arrays import UInt64
 from wdsplit.errors import InputError, WdsplitError
 from wdsplit.fields.arrow_types import field_of
-from wdsplit.fields.duplicate_keys import Hashes, Place, find_duplicate_keys
-from wdsplit.fields.keys import hash_keys
+from wdsplit.fields.keys import Place, find_duplicate_keys, hash_keys
 from wdsplit.order.defaults import default_lanes, default_window, lanes_of_adopted
 from wdsplit.shards.manifest import Manifest, Shard, Shards, checksum_of
 from wdsplit.storage.interface import ReadableStorage
@@ -54,7 +54,7 @@ class TarContent:
     field_counts: dict[str, int]
     num_left_out: int
     left_out: tuple[str, ...]
-    hashes: Hashes
+    hashes: UInt64
 
 
 def check_paths(folder: str, paths: Iterable[str]) -> None:
@@ -131,7 +131,7 @@ def refuse_duplicate_keys(storage: ReadableStorage, contents: Sequence[TarConten
         InputError: A key is in two tars.
     """
 
-    def read_keys(suspects: Hashes) -> Iterator[tuple[pa.LargeStringArray, Place]]:
+    def read_keys(suspects: UInt64) -> Iterator[tuple[pa.LargeStringArray, Place]]:
         for each in contents:
             if np.isin(each.hashes, suspects).any():
                 path = each.shard.path

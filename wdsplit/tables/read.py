@@ -31,8 +31,7 @@ from wdsplit.storage.opening import is_remote
 from wdsplit.tables.formats.common import BATCH_BYTES, MAX_BATCH_ROWS, unreadable
 from wdsplit.tables.formats.opening import changed, open_unchanged
 from wdsplit.tables.formats.registry import format_by_content, format_named, name_of_format
-from wdsplit.tables.partitions import Partitions
-from wdsplit.tables.schemas import Schemas, absent_columns, promoted, promotion_notes, with_partitions
+from wdsplit.tables.schemas import Partitions, Schemas, absent_columns, promoted, promotion_notes, with_partitions
 from wdsplit.tables.select import Picker
 from wdsplit.tables.table import FileRange, InputFile, Remote, Table, Value
 from wdsplit.urls import is_web, shown_url

@@ -1,24 +1,31 @@
 """The common columns of many files: promotes types, fills missing columns, adds Hive partitions.
 
-Pure (no I/O). Keeps each distinct schema once, however many files have it.
+Pure (no I/O). Keeps each distinct schema once, however many files have it. Hive partitions are columns in folder names,
+as in `year=2024/lang=en/part-0.parquet`: all consecutive `name=value` folders directly above a file count, so a file
+has the same columns whether it is given by folder, pattern or path.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from urllib.parse import unquote
 
 import pyarrow as pa
 
 from wdsplit.errors import InputError
 from wdsplit.fields.infer import class_names, refuse_repeated
 from wdsplit.fields.promote import common_type
-from wdsplit.tables.partitions import Partitions
+from wdsplit.tables.table import Value
 
-__all__ = ["Schemas", "absent_columns", "promoted", "promotion_notes", "with_partitions"]
+__all__ = ["Partitions", "Schemas", "absent_columns", "promoted", "promotion_notes", "with_partitions"]
 
 _FEATURES = b"huggingface"
 _MISSING = "missing"
+_NULL = "__HIVE_DEFAULT_PARTITION__"
+_INTEGER = re.compile(r"-?[0-9]{1,18}", re.ASCII)
+"""A 64-bit integer; `01` is one, as in Arrow."""
 
 
 @dataclass
@@ -141,6 +148,72 @@ def _note(one: pa.Field, kinds: Sequence[Mapping[str, pa.DataType]], num_files: 
     texts = [f"{first} of {total:,} files", *others, *([f"{_MISSING} in {num_missing:,}"] if num_missing else [])]
     nulls = ", null where it is missing" if num_missing else ""
     return f"{one.name}: {', '.join(texts)}: read as {one.type}{nulls}"
+
+
+class Partitions:
+    """The partitions that folders name.
+
+    Args:
+        folders: Absolute paths or URLs; empty for none.
+
+    Attributes:
+        are_integers: Column name to whether all of its values are integers, in the order of the folders.
+
+    Raises:
+        InputError: Two folders of a path name the same column, or a name is not UTF-8.
+    """
+
+    def __init__(self, folders: Iterable[str]) -> None:
+        self._texts = {folder: _texts_of(folder) for folder in dict.fromkeys(folders)}
+        self.are_integers: dict[str, bool] = {}
+        found: dict[str, set[str | None]] = {}
+        for texts in self._texts.values():
+            for name, text in texts:
+                found.setdefault(name, set()).add(text)
+        for name, values in found.items():
+            values.discard(None)
+            self.are_integers[name] = bool(values) and all(_INTEGER.fullmatch(str(value)) for value in values)
+
+    def values(self, folder: str) -> dict[str, Value]:
+        """Return the value of each column in the files of a folder; None where the folder does not name the column."""
+        texts = dict.fromkeys(self.are_integers) | dict(self._texts[folder])
+        return {
+            name: int(text) if text is not None and self.are_integers[name] else text for name, text in texts.items()
+        }
+
+    def notes(self) -> list[str]:
+        """Return a note on each column, with its type and origin."""
+        return [
+            f"{name}: {'int64' if is_integer else 'string'}, from the names of folders"
+            for name, is_integer in self.are_integers.items()
+        ]
+
+
+def _texts_of(folder: str) -> tuple[tuple[str, str | None], ...]:
+    """Return the columns that the last folders of a path name, and their values as text."""
+    names, texts = list[str](), list[str | None]()
+    for part in reversed(folder.split("/")):
+        name, equals, value = part.partition("=")
+        if not (name and equals):
+            break
+        names.insert(0, unquote(name, errors="surrogateescape"))
+        texts.insert(0, None if value == _NULL else unquote(value, errors="surrogateescape"))
+    try:
+        "".join([*names, *(text or "" for text in texts)]).encode()
+    except UnicodeEncodeError as error:
+        raise _unusable(folder, "folders whose percent-encoded names are UTF-8") from error
+    if len({*names}) < len(names):
+        raise _unusable(folder, "folders that name each column once")
+    return tuple(zip(names, texts, strict=True))
+
+
+def _unusable(folder: str, expected: str) -> InputError:
+    return InputError(
+        "the folder names cannot be read as columns",
+        expected=expected,
+        remedy="rename the folders, or use --no-hive to leave such columns out",
+        url=folder,
+    )
 
 
 def with_partitions(schema: pa.Schema, partitions: Partitions, path: str) -> pa.Schema:

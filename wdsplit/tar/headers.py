@@ -52,13 +52,6 @@ _POSIX_MAGIC = np.frombuffer(b"ustar\0", np.uint8)
 _SHIFTS_11 = 3 * np.arange(10, -1, -1)
 _SHIFTS_6 = 3 * np.arange(5, -1, -1)
 _OCTAL_6 = 1 << _SHIFTS_6
-_EVEN_BYTES, _PAIRS = np.uint64(0x00FF00FF00FF00FF), np.uint64(0x0000FFFF0000FFFF)
-
-_SUMMED_AT_ONCE = 128
-"""Headers whose sums are computed together: few enough that intermediate results stay in the processor's cache."""
-_HALF = np.uint64(32)
-_JOIN_HALVES = np.uint64(1 << 32 | 1)
-"""Multiplying by it adds both halves of a word, in the upper one."""
 _BLANKS = 8 * ord(" ")
 _PAX_NAME = b"././@PaxHeader"
 _RECORD = re.compile(rb"([1-9][0-9]{0,9}) ([^=\n]+)=")
@@ -189,32 +182,8 @@ def size_digits(sizes: Int64) -> npt.NDArray[np.uint8]:
 
 
 def _sums(headers: npt.NDArray[np.uint8]) -> Int64:
-    """Return the sums of all bytes of n headers: eight bytes at a time, in lanes of 16 bits that cannot overflow."""
-    words = headers.view("<u8")
-    lanes = np.empty(len(words), np.uint64)
-    for first in range(0, len(words), _SUMMED_AT_ONCE):
-        _paired(words[first : first + _SUMMED_AT_ONCE]).sum(axis=1, out=lanes[first : first + _SUMMED_AT_ONCE])
-    return _folded(lanes)
-
-
-def _paired(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Return the sums of the two bytes in each 16 bits."""
-    wide: npt.NDArray[np.uint64] = words & _EVEN_BYTES
-    wide += words >> np.uint64(8) & _EVEN_BYTES
-    return wide
-
-
-def _folded(lanes: npt.NDArray[np.uint64]) -> Int64:
-    """Return the sum of the four lanes of each word."""
-    pairs = (lanes & _PAIRS) + (lanes >> np.uint64(16) & _PAIRS)
-    sums: Int64 = (pairs * _JOIN_HALVES >> _HALF).view(np.int64)
-    return sums
-
-
-def _checksums(headers: npt.NDArray[np.uint8]) -> Int64:
-    """Return the checksums that n headers should have: the checksum's own bytes count as blanks."""
-    field = np.ascontiguousarray(headers[:, _CHECKSUM_FIELD])
-    return np.asarray(_sums(headers) - _sums(field) + _BLANKS)
+    """Return the sums of the bytes of n rows: int64 of shape (n,)."""
+    return np.asarray(headers.sum(axis=1, dtype=np.uint32), np.int64)  # twice as fast as to add up 64 bits
 
 
 def are_sound(headers: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
@@ -227,7 +196,8 @@ def are_sound(headers: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
     usual = (digits < 8).all(axis=1) & (headers[:, _CHECKSUM.stop] <= ord(" "))
     for row in np.flatnonzero(~usual).tolist():
         stored[row] = parse_number(headers[row, _CHECKSUM_FIELD].tobytes())
-    sums = _checksums(headers)
+    # The checksum's own bytes count as blanks.
+    sums = _sums(headers) - _sums(headers[:, _CHECKSUM_FIELD]) + _BLANKS
     sound = stored == sums
     for row in np.flatnonzero(~sound).tolist():
         header = np.delete(headers[row], _CHECKSUM_FIELD)

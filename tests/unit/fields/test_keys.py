@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from odd_keys import ESCAPED, PARTS
 from wdsplit.errors import InputError
-from wdsplit.fields.keys import escape_keys, hash_keys, is_key_type, number_keys, number_width
+from wdsplit.fields.keys import escape_keys, find_duplicate_keys, hash_keys, is_key_type, number_keys, number_width
 from wdsplit.tar.names import MAX_COMPONENT_BYTES, MAX_NAME_BYTES, escape_key
 
 raw_keys = st.text(min_size=1, max_size=6) | st.lists(st.sampled_from(PARTS), min_size=1, max_size=5).map("".join)
@@ -137,3 +137,39 @@ def test_the_width_is_8_digits_and_grows_when_the_last_row_needs_more(num_rows, 
 def test_strings_and_integers_and_nothing_else_can_be_keys():
     assert all(map(is_key_type, (pa.string(), pa.large_string(), pa.uint64(), pa.dictionary(pa.int32(), pa.string()))))
     assert not any(map(is_key_type, (pa.float64(), pa.bool_(), pa.binary(), pa.list_(pa.string()), pa.date32())))
+
+
+# Duplicate keys
+
+
+def words(text):
+    return pa.array(text.split(), pa.large_string())
+
+
+def duplicates(*batches, hashes=None):
+    """Return the duplicate keys of batches that are given as words, and how often the keys were read."""
+    reads = []
+
+    def read_keys(suspects):
+        reads.append(suspects)
+        for number, batch in enumerate(batches):
+            yield words(batch), f"batch {number}"
+
+    found = list(find_duplicate_keys(hashes or [hash_keys(words(batch)) for batch in batches], read_keys))
+    return [tuple(one) for one in found], len(reads)
+
+
+def test_each_further_place_of_a_key_is_found_with_its_first():
+    found, reads = duplicates("a b c", "d b", "b e a")
+    assert found == [("b", "batch 0", "batch 1"), ("b", "batch 0", "batch 2"), ("a", "batch 0", "batch 2")]
+    assert reads == 1
+
+
+def test_keys_are_not_read_where_all_hashes_differ():
+    assert duplicates("a b c", "d e", "") == ([], 0)
+    assert duplicates() == ([], 0)
+
+
+def test_equal_hashes_of_different_keys_are_no_duplicates():
+    hashes = [hash_keys(words("a b c a"))]
+    assert duplicates("a b c", hashes=hashes) == ([], 1)

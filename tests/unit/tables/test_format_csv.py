@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from format_inputs import read_data, read_files
 from wdsplit.errors import InputError
 from wdsplit.tables.formats import text
-from wdsplit.tables.formats.text_types import is_exact
+from wdsplit.tables.formats.text import is_exact
 
 PIECES = ['"', ",", "\n", "\r\n", "\t", "a", "é", " ", "b", "'", "\\", "\0"]
 TEXT = st.lists(st.sampled_from(PIECES), max_size=6).map("".join)

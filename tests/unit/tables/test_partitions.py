@@ -8,8 +8,8 @@ from tars import by_tarfile
 from wdsplit.conversion.counting import select_rows
 from wdsplit.errors import InputError
 from wdsplit.tables.find import find_inputs
-from wdsplit.tables.partitions import Partitions
 from wdsplit.tables.read import open_inputs, read_rows
+from wdsplit.tables.schemas import Partitions
 from written_formats import WRITERS, numbered_table, write_as
 
 NULL = "__HIVE_DEFAULT_PARTITION__"

@@ -17,8 +17,17 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from wdsplit.tables.formats.opening import open_input
-from wdsplit.tables.formats.text import BOM, Block, open_text, read_blocks
-from wdsplit.tables.formats.text_types import LARGE, all_true, inexact, integer_type, joined_types
+from wdsplit.tables.formats.text import (
+    BOM,
+    LARGE,
+    Block,
+    all_true,
+    inexact,
+    integer_type,
+    joined_types,
+    open_text,
+    read_blocks,
+)
 from wdsplit.tables.table import InputFile, Remote
 
 __all__ = ["WHAT", "common_schema", "open_file", "read_batches"]

@@ -20,8 +20,16 @@ import pyarrow.json
 
 from wdsplit.errors import InputError
 from wdsplit.fields.arrow_types import map_children
-from wdsplit.tables.formats.text import Block, open_text, read_blocks
-from wdsplit.tables.formats.text_types import LARGE, inexact, integer_type, is_exact, joined_types
+from wdsplit.tables.formats.text import (
+    LARGE,
+    Block,
+    inexact,
+    integer_type,
+    is_exact,
+    joined_types,
+    open_text,
+    read_blocks,
+)
 from wdsplit.tables.table import InputFile, Remote
 
 __all__ = ["WHAT", "common_schema", "open_file", "read_batches"]
