@@ -33,7 +33,7 @@ from wdsplit.tables.formats.opening import changed, open_unchanged
 from wdsplit.tables.formats.registry import format_by_content, format_named, name_of_format
 from wdsplit.tables.schemas import Partitions, Schemas, absent_columns, promoted, promotion_notes, with_partitions
 from wdsplit.tables.select import Picker
-from wdsplit.tables.table import FileRange, InputFile, Remote, Table, Value
+from wdsplit.tables.table import InputFile, Remote, Table, Value
 from wdsplit.urls import is_web, shown_url
 
 __all__ = ["Rows", "check_files", "file_batches", "first_payloads", "matching_groups", "open_inputs", "read_rows"]
@@ -181,14 +181,25 @@ def _read_rows(table: Table, first: int, stop: int, columns: Sequence[str]) -> I
     picker = Picker(table)
     to_read = list(dict.fromkeys([*columns, *picker.columns]))
     for part in table.ranges(first, stop):
-        left = part.count
-        for arrays, numbers in _read_range(table, part, to_read, picker):
-            for cut in decoded_parts([arrays[name] for name in columns], BATCH_BYTES):
-                taken = len(cut[0])
-                yield Rows(dict(zip(columns, cut, strict=True)), numbers[:taken], table)
-                numbers, left = numbers[taken:], left - taken
-        if left:
-            raise changed(part.file, f"{part.count - left} of {part.count} selected rows")
+        read, picked, end = 0, 0, part.skip + part.count
+        for batch in file_batches(table, part.file, part.groups, to_read):
+            arrays = dict(zip(to_read, batch.columns, strict=True))
+            numbers = part.row_numbers(read, read + len(batch))
+            read += len(batch)
+            if not picker.picks_all:
+                rows = picker.picked(arrays, numbers)
+                arrays = {name: array.take(pa.array(rows)) for name, array in arrays.items()}
+                numbers = numbers[rows]
+            low, high = max(part.skip - picked, 0), min(end - picked, len(numbers))
+            picked += len(numbers)
+            for cut in decoded_parts([arrays[name][low:high] for name in columns], BATCH_BYTES) if low < high else ():
+                yield Rows(dict(zip(columns, cut, strict=True)), numbers[low : low + len(cut[0])], table)
+                low += len(cut[0])
+            if picked >= end:
+                break
+        if picked < end:
+            found = max(0, picked - part.skip)
+            raise changed(part.file, f"{found} of {part.count} selected rows")
 
 
 def _joined(batches: Iterator[Rows]) -> Iterator[Rows]:
@@ -217,27 +228,6 @@ def _concatenated(batches: Sequence[Rows]) -> Rows:
         return first
     columns = {name: pa.concat_arrays([rows.columns[name] for rows in batches]) for name in first.columns}
     return Rows(columns, np.concatenate([rows.numbers for rows in batches]), first.table)
-
-
-def _read_range(
-    table: Table, part: FileRange, columns: Sequence[str], picker: Picker
-) -> Iterator[tuple[dict[str, pa.Array], Int64]]:
-    """Yield the selected rows of a file: column name to array, and the rows' numbers."""
-    read, picked = 0, 0
-    for batch in file_batches(table, part.file, part.groups, columns):
-        arrays = dict(zip(columns, batch.columns, strict=True))
-        numbers = part.row_numbers(read, read + len(batch))
-        read += len(batch)
-        if not picker.picks_all:
-            rows = picker.picked(arrays, numbers)
-            arrays = {name: array.take(pa.array(rows)) for name, array in arrays.items()}
-            numbers = numbers[rows]
-        low, high = max(part.skip - picked, 0), min(part.skip + part.count - picked, len(numbers))
-        picked += len(numbers)
-        if low < high:
-            yield {name: array.slice(low, high - low) for name, array in arrays.items()}, numbers[low:high]
-        if picked >= part.skip + part.count:
-            break
 
 
 def file_batches(

@@ -180,7 +180,7 @@ def _name_damage(place: str) -> Iterator[None]:
         raise damaged_spill(place, error.cause) from error
     except WdsplitError:
         raise
-    except (pa.ArrowException, OSError, OverflowError, ValueError, KeyError, TypeError) as error:
+    except (pa.ArrowException, EOFError, OSError, OverflowError, ValueError, KeyError, TypeError) as error:
         raise damaged_spill(place, str(error)) from error
 
 
