@@ -11,14 +11,12 @@ import dataclasses
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
 from functools import partial
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from wdsplit.conversion.plan.options import IndexOptions, chosen
 from wdsplit.conversion.run import Run
-from wdsplit.conversion.sample_tables import IndexProgress, make_sample_tables
+from wdsplit.conversion.sample_tables import IndexProgress, make_sample_tables, map_tars
 from wdsplit.engines.local import Engine, LocalEngine
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, OutputExistsError
 from wdsplit.indexing.tars import (
@@ -133,8 +131,10 @@ def _adopt(
         before = _existing_manifest(storage)
         for folder in sorted({path.rpartition("/")[0] for path in paths}):
             storage.remove_temporary(folder)
-        read = partial(_read_tar, storage.url, storage_options, options.overwrite)
-        found = _read_all(read, paths, num_bytes, engine, report)
+        read = partial(_read_tar, storage.url, storage_options, options.overwrite, paths)
+        found = map_tars(
+            engine, read, paths, num_bytes, lambda _, each: (each.shard.num_samples, each.shard.num_bytes), report
+        )
         refuse_duplicate_keys(storage, found)
         readers = options.world_size * max(1, options.workers)
         chosen = {name: getattr(options, name) for name in ("world_size", "workers", "lanes", "window")}
@@ -207,13 +207,12 @@ def _below(storage: Storage, folder: str) -> Iterator[tuple[str, int]]:
 
 
 def _read_tar(
-    url: str, options: Mapping[str, Any] | None, overwrite: bool, task: tuple[int, str]
+    url: str, options: Mapping[str, Any] | None, overwrite: bool, paths: Sequence[str], number: int
 ) -> tuple[int, TarContent]:
     """Read a tar, write its places, and return its contents. Runs in a worker process; may run twice."""
-    number, path = task
     storage = open_storage(url, options)
-    content, places = read_tar(storage, path)
-    _write_places(storage, path, places, overwrite)
+    content, places = read_tar(storage, paths[number])
+    _write_places(storage, paths[number], places, overwrite)
     return number, content
 
 
@@ -234,24 +233,3 @@ def _write_places(storage: Storage, path: str, data: bytes, overwrite: bool) -> 
             storage.remove(HEADER_NAME)
     with storage.publish(beside) as file:
         file.write([data])
-
-
-def _read_all(
-    read: Callable[[tuple[int, str]], tuple[int, TarContent]],
-    paths: Sequence[str],
-    num_bytes: int | None,
-    engine: Engine,
-    report: Callable[[IndexProgress], None],
-) -> list[TarContent]:
-    """Read all tars; return the contents of each, sorted by path."""
-    found: dict[int, TarContent] = {}
-    samples = read_bytes = 0
-    report(IndexProgress(0, len(paths), 0, 0))
-    tasks = list(enumerate(paths))
-    with closing(engine.map(read, tasks, num_bytes=num_bytes, describe=itemgetter(1))) as results:
-        for number, each in results:
-            found[number] = each
-            samples += each.shard.num_samples
-            read_bytes += each.shard.num_bytes
-            report(IndexProgress(len(found), len(paths), samples, read_bytes))
-    return [found[number] for number in range(len(paths))]

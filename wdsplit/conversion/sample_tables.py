@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 import pyarrow as pa
@@ -41,9 +41,11 @@ from wdsplit.storage.interface import Storage
 from wdsplit.storage.opening import open_storage
 from wdsplit.texts import counted, listed
 
-__all__ = ["IndexProgress", "make_sample_tables"]
+__all__ = ["IndexProgress", "make_sample_tables", "map_tars"]
 
 logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 _MAX_SHOWN = 20
 _TAKEN = (KEY, NUM_BYTES)
@@ -81,7 +83,6 @@ class _Job:
 class _Made:
     """A new table of a shard: its columns, and the values that were left out."""
 
-    shard: int
     columns: pa.Schema
     lost: Counter[str]
 
@@ -115,11 +116,19 @@ def make_sample_tables(
     recipe = job.recipe
     _refuse_unknown(job, storage, options.keep)
     _refuse_lost(job, storage)
-    made = _make_all(job, storage, engine, report)
+    counts, sizes = manifest.shards.column("num_samples"), manifest.shards.column("num_bytes")
+    made = map_tars(
+        engine,
+        partial(_make, job),
+        manifest.shards.table.column("path").to_pylist(),
+        None if storage.has_latency else manifest.num_bytes,
+        lambda number, _: (int(counts[number]), int(sizes[number])),
+        report,
+    )
     columns = joined_columns(each.columns for each in made)
     typed = {column.name: column for column in [*recipe.typed_columns(), *(job.kept or ())]}
     columns = pa.schema([column.with_metadata(typed.get(column.name, column).metadata) for column in columns])
-    others = [each.shard for each in made if not each.columns.equals(columns)]
+    others = [number for number, each in enumerate(made) if not each.columns.equals(columns)]
     for _ in engine.map(partial(_rewrite, job, columns), others, num_bytes=None):
         pass
     _refuse_annotated(storage, manifest, columns)
@@ -186,7 +195,7 @@ def _refuse_lost(job: _Job, storage: Storage) -> None:
     gone = [name for name in dict.fromkeys(names) if name not in available]
     bad = [n for n, each in enumerate(found) if each is None or not set(gone) <= set(each.column_names)]
     if gone and bad:
-        paths = listed(bad, _MAX_SHOWN, lambda number: samples_path(_path_of(job, number)))
+        paths = listed(bad, _MAX_SHOWN, lambda number: samples_path(job.manifest.shards[number].path))
         without = " ".join(f"--no-keep {name}" for name in gone)
         raise InputError(
             "sample tables are missing or damaged, and the tars do not have all of their columns",
@@ -209,40 +218,50 @@ def _refuse_annotated(storage: Storage, manifest: Manifest, columns: pa.Schema) 
             )
 
 
-def _make_all(job: _Job, storage: Storage, engine: Engine, report: Callable[[IndexProgress], None]) -> list[_Made]:
-    """Make missing and invalid tables; return all tables in the order of the shards."""
-    shards = job.manifest.shards
-    counts, sizes = shards.column("num_samples"), shards.column("num_bytes")
-    found: dict[int, _Made] = {}
-    samples = num_bytes = 0
-    report(IndexProgress(0, len(shards), 0, 0))
-    total = None if storage.has_latency else job.manifest.num_bytes
-    tasks = engine.map(partial(_make, job), range(len(shards)), num_bytes=total, describe=partial(_path_of, job))
+def map_tars(
+    engine: Engine,
+    work: Callable[[int], tuple[int, Result]],
+    paths: Sequence[str],
+    num_bytes: int | None,
+    size_of: Callable[[int, Result], tuple[int, int]],
+    report: Callable[[IndexProgress], None],
+) -> list[Result]:
+    """Map a function over tars, and report the progress; return the results in the order of the tars.
+
+    Args:
+        engine: Engine that runs the tasks.
+        work: Given the number of a tar, returns this and a result.
+        paths: The tars.
+        num_bytes: As for `Engine.map`.
+        size_of: Returns the samples and bytes of a tar, given its number and result.
+        report: Called at the start and after each tar.
+    """
+    found: dict[int, Result] = {}
+    samples = read_bytes = 0
+    report(IndexProgress(0, len(paths), 0, 0))
+    tasks = engine.map(work, range(len(paths)), num_bytes=num_bytes, describe=paths.__getitem__)
     with closing(tasks) as results:
-        for made in results:
-            found[made.shard] = made
-            samples, num_bytes = samples + int(counts[made.shard]), num_bytes + int(sizes[made.shard])
-            report(IndexProgress(len(found), len(shards), samples, num_bytes))
-    return [found[number] for number in range(len(shards))]
+        for number, each in results:
+            found[number] = each
+            more_samples, more_bytes = size_of(number, each)
+            samples, read_bytes = samples + more_samples, read_bytes + more_bytes
+            report(IndexProgress(len(found), len(paths), samples, read_bytes))
+    return [found[number] for number in range(len(paths))]
 
 
-def _path_of(job: _Job, number: int) -> str:
-    return job.manifest.shards[number].path
-
-
-def _make(job: _Job, number: int) -> _Made:
+def _make(job: _Job, number: int) -> tuple[int, _Made]:
     """Make the table of a shard, unless it exists. Runs in a worker process; may run twice."""
     storage, listed = open_storage(job.url, job.options), job.manifest.shards[number]
     found = _existing_table(storage, listed)
     if found is not None and _is_right(job, storage, listed, found):
-        return _Made(number, found.schema, Counter())
+        return number, _Made(found.schema, Counter())
     lost: Counter[str] = Counter()
     if found is not None and job.kept is not None and not job.new and set(job.kept.names) <= set(found.column_names):
         table = found.select(job.kept.names)
     else:
         table = _merged(job, found, read_rows(storage, listed, job.recipe, lost))
     _publish(job, storage, listed, table)
-    return _Made(number, table.schema, lost)
+    return number, _Made(table.schema, lost)
 
 
 def _merged(job: _Job, existing: pa.Table | None, rows: pa.Table) -> pa.Table:
