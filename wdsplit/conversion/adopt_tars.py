@@ -11,6 +11,7 @@ import dataclasses
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -128,7 +129,9 @@ def _adopt(
     num_bytes = None if storage.has_latency else sum(sizes.values())
     with Run(storage).locked():
         _refuse_output(storage, options.overwrite)
-        before = _existing_manifest(storage)
+        before = None
+        with suppress(CorruptDataError, InputError, DatasetNotFoundError):
+            before = read_manifest(storage)
         for folder in sorted({path.rpartition("/")[0] for path in paths}):
             storage.remove_temporary(folder)
         read = partial(_read_tar, storage.url, storage_options, options.overwrite, paths)
@@ -143,14 +146,6 @@ def _adopt(
         write_manifest(storage, manifest)
     warn_of_oddities(storage, found)
     return manifest
-
-
-def _existing_manifest(storage: Storage) -> Manifest | None:
-    """Return the manifest that will be replaced; None if it is missing or damaged."""
-    try:
-        return read_manifest(storage) if storage.size(HEADER_NAME) is not None else None
-    except (CorruptDataError, InputError, DatasetNotFoundError):
-        return None
 
 
 def _with_kept(storage: Storage, before: Manifest | None, found: Manifest) -> Manifest:
@@ -211,17 +206,11 @@ def _read_tar(
 ) -> tuple[int, TarContent]:
     """Read a tar, write its places, and return its contents. Runs in a worker process; may run twice."""
     storage = open_storage(url, options)
-    content, places = read_tar(storage, paths[number])
-    _write_places(storage, paths[number], places, overwrite)
-    return number, content
-
-
-def _write_places(storage: Storage, path: str, data: bytes, overwrite: bool) -> None:
-    beside = places_path(path)
+    (content, data), beside = read_tar(storage, paths[number]), places_path(paths[number])
     if storage.size(beside) is not None:
         found = storage.read(beside)
         if found == data:
-            return
+            return number, content
         if not (overwrite or is_places(found)):  # places of a conversion are shorter, and depend on its fields
             raise OutputExistsError(
                 "a file beside a tar is not one of wdsplit's",
@@ -233,3 +222,4 @@ def _write_places(storage: Storage, path: str, data: bytes, overwrite: bool) -> 
             storage.remove(HEADER_NAME)
     with storage.publish(beside) as file:
         file.write([data])
+    return number, content

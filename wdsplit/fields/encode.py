@@ -103,10 +103,6 @@ def _refuse_empty_samples(encoded: Mapping[str, pa.LargeBinaryArray], where: Loc
         )
 
 
-def _encode_bytes(column: pa.Array, where: Locate) -> pa.LargeBinaryArray:
-    return stored(column).cast(_LARGE_BINARY)
-
-
 def _encode_media(column: pa.Array, where: Locate) -> pa.LargeBinaryArray:
     column = stored(column)
     payload = media_bytes(column).cast(_LARGE_BINARY)
@@ -120,11 +116,6 @@ def _encode_media(column: pa.Array, where: Locate) -> pa.LargeBinaryArray:
             remedy="embed the files in the table: with Hugging Face datasets, save_to_disk(FOLDER), and convert FOLDER",
         )
     return payload
-
-
-def _encode_text(column: pa.Array, where: Locate) -> pa.LargeBinaryArray:
-    """Encode text unchanged; dates, times and decimals as in JSON, but without quotes."""
-    return utf8_text(column, where).cast(_LARGE_BINARY)
 
 
 def utf8_text(column: pa.Array, where: Locate) -> pa.LargeStringArray:
@@ -291,10 +282,10 @@ def npy_header(dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> bytes:
 
 
 _ENCODERS: dict[str, Callable[[pa.Array, Locate], pa.LargeBinaryArray]] = {
-    "bytes": _encode_bytes,
+    "bytes": lambda column, where: stored(column).cast(_LARGE_BINARY),
     "integer": _encode_integer,
     "json": _encode_json,
     "media": _encode_media,
     "npy": _encode_npy,
-    "text": _encode_text,
+    "text": lambda column, where: utf8_text(column, where).cast(_LARGE_BINARY),
 }

@@ -161,9 +161,21 @@ def _iso_text(column: pa.Array, where: Locate) -> pa.Array:
 
 
 def scalar_text(column: pa.Array, where: Locate) -> pa.Array:
-    """Return scalars as large strings: numbers as in JSON, dates and times in ISO 8601."""
+    """Return scalars as large strings: numbers as in JSON, dates and times in ISO 8601.
+
+    Floats are the shortest text that reads back as the same double, with a point, to differ from integers.
+    """
     column = plain(column, where)
-    return _float_text(column) if pa.types.is_floating(column.type) else column.cast(_LARGE_STRING)
+    if not pa.types.is_floating(column.type):
+        return column.cast(_LARGE_STRING)
+    doubles = column.cast(pa.float64())
+    text = doubles.cast(_LARGE_STRING)
+    whole = pc.match_substring_regex(text, r"^-?[0-9]+$")
+    text = pc.if_else(whole, _join(text, ".0"), text)
+    if first_true(pc.invert(pc.is_finite(doubles))) is None:
+        return text
+    text = pc.if_else(pc.is_nan(doubles), pa.scalar("NaN", _LARGE_STRING), text)
+    return pc.replace_substring(text, "inf", "Infinity")
 
 
 def json_text(column: pa.Array, where: Locate) -> pa.Array:
@@ -178,18 +190,6 @@ def _join(*parts: pa.Array | str) -> pa.Array:
     """Concatenate arrays of large strings, element by element, and constant texts."""
     strings = (pa.scalar(part, _LARGE_STRING) if isinstance(part, str) else part for part in (*parts, ""))
     return pc.binary_join_element_wise(*strings)
-
-
-def _float_text(column: pa.Array) -> pa.Array:
-    """Return floats as the shortest text that reads back as the same double; with a point, to differ from integers."""
-    doubles = column.cast(pa.float64())
-    text = doubles.cast(_LARGE_STRING)
-    whole = pc.match_substring_regex(text, r"^-?[0-9]+$")
-    text = pc.if_else(whole, _join(text, ".0"), text)
-    if first_true(pc.invert(pc.is_finite(doubles))) is None:
-        return text
-    text = pc.if_else(pc.is_nan(doubles), pa.scalar("NaN", _LARGE_STRING), text)
-    return pc.replace_substring(text, "inf", "Infinity")
 
 
 def json_values(column: pa.Array, where: Locate) -> list[Any]:

@@ -98,19 +98,7 @@ def escape_keys(column: pa.Array, where: Locate) -> pa.LargeStringArray:
             except InputError as error:
                 raise error.at(where(row)) from error
         keys = pa.array(values, pa.large_string())
-    _check_lengths(keys, where)
-    return keys
-
-
-def odd_keys(keys: pa.LargeStringArray) -> Int64:
-    """Return the rows of the keys that must be escaped, and of empty ones."""
-    plain = pc.match_substring_regex(keys, f"^(?:{KEY_PATTERN})$")
-    plain = pc.and_not(plain, pc.match_substring_regex(keys, ODD_KEY_PATTERN))
-    return np.flatnonzero(~plain.to_numpy(zero_copy_only=False))
-
-
-def _check_lengths(keys: pa.LargeStringArray, where: Locate) -> None:
-    """Refuse keys that leave no room for a dot and a field of one letter."""
+    # A dot and a field of one letter must fit too.
     inner, last = MAX_COMPONENT_BYTES + 1, MAX_COMPONENT_BYTES - 1
     too_long = pc.greater(pc.binary_length(keys), MAX_NAME_BYTES - 2)
     too_long = pc.or_(too_long, pc.match_substring_regex(keys, f"[^/]{{{inner}}}|[^/]{{{last}}}$"))
@@ -126,6 +114,14 @@ def _check_lengths(keys: pa.LargeStringArray, where: Locate) -> None:
             remedy="choose a shorter key column, or leave out --key to number the rows",
             key=key,
         )
+    return keys
+
+
+def odd_keys(keys: pa.LargeStringArray) -> Int64:
+    """Return the rows of the keys that must be escaped, and of empty ones."""
+    plain = pc.match_substring_regex(keys, f"^(?:{KEY_PATTERN})$")
+    plain = pc.and_not(plain, pc.match_substring_regex(keys, ODD_KEY_PATTERN))
+    return np.flatnonzero(~plain.to_numpy(zero_copy_only=False))
 
 
 def hash_keys(keys: pa.LargeStringArray) -> UInt64:

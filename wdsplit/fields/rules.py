@@ -6,7 +6,7 @@ type without a rule is an error, and so is a type that contains it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -99,10 +99,6 @@ def is_media(kind: pa.DataType) -> bool:
     return "bytes" in children and is_binary(children["bytes"]) and children.keys() <= {"bytes", "path"}
 
 
-def _is_zoned(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_timestamp(kind)) and kind.tz is not None
-
-
 RULES: tuple[Rule, ...] = (
     Rule("null", pa.types.is_null, "", "", "left out with `--null omit`, else refused", "`null`"),
     Rule("boolean", pa.types.is_boolean, "integer", ".json", "`false` or `true`", "the same"),
@@ -152,7 +148,7 @@ RULES: tuple[Rule, ...] = (
     Rule("time", pa.types.is_time, "json", ".json", '`"23:59:59.123"`, all digits of its unit', "the same"),
     Rule(
         "timestamp with a zone",
-        _is_zoned,
+        lambda kind: pa.types.is_timestamp(kind) and kind.tz is not None,
         "json",
         ".json",
         '`"2024-02-29T23:59:59.123456Z"`: the instant in UTC, all digits of its unit (to ns)',
@@ -226,18 +222,12 @@ def why_refused(kind: pa.DataType) -> str | None:
     rule = rule_of(kind)
     if rule is not None and not rule.encoding:
         return "a column of nulls has nothing to write"
-    if is_tensor(kind) and not _is_own_inverse(kind.permutation or []):
+    # By the specification, dimension i of the array is dimension permutation[i] of the storage. But pyarrow's
+    # `from_numpy_ndarray` writes the inverse, and its `to_numpy_ndarray` returns neither: all readings must agree.
+    axes = list(kind.permutation or []) if is_tensor(kind) else []
+    if any(axes[axis] != number for number, axis in enumerate(axes)):
         return f"pyarrow and the format's specification differ on the meaning of the permutation {kind.permutation}"
     return _why_refused_inside(kind)
-
-
-def _is_own_inverse(permutation: Sequence[int]) -> bool:
-    """Return whether a permutation is its own inverse, so that all readings of it agree.
-
-    By the specification, dimension i of the array is dimension permutation[i] of the storage. But pyarrow's
-    `from_numpy_ndarray` writes the inverse, and its `to_numpy_ndarray` returns neither.
-    """
-    return all(permutation[axis] == number for number, axis in enumerate(permutation))
 
 
 def _why_refused_inside(kind: pa.DataType) -> str | None:

@@ -76,7 +76,7 @@ def sample_columns(schema: pa.Schema, fields: Sequence[Field], kept: Sequence[st
     for name in kept:
         stored_as, classes = schema.field(name).type, names.get(name, ())
         # Class names become their numbers, as in the field cls.
-        kind = pa.int64() if classes and is_text(unwrap(stored_as)) else _kept_type(stored_as)
+        kind = pa.int64() if classes and is_text(unwrap(stored_as)) else sample_type(unwrap(stored_as))
         columns.append(with_names(pa.field(name, kind), classes if pa.types.is_integer(kind) else ()))
     own = own_columns(first_image_field(fields) is not None)
     return pa.schema([column for column in own if column.name not in kept] + columns)
@@ -100,7 +100,7 @@ def check_kept(schema: pa.Schema, keep: Sequence[str], no_keep: Sequence[str]) -
     for name in keep:
         if name in (KEY, NUM_BYTES):
             problems.append(f"column {name!r} has the name of a column that every sample table has")
-        elif name not in unknown and _kept_type(schema.field(name).type) is None:
+        elif name not in unknown and sample_type(unwrap(schema.field(name).type)) is None:
             kind = schema.field(name).type
             problems.append(f"column {name!r} has the type {kind} (expected numbers, booleans, texts, dates or times)")
     if problems:
@@ -121,10 +121,6 @@ def _written(schema: pa.Schema, fields: Sequence[Field]) -> list[str]:
         if is_number or name in categories:
             found.append(name)
     return found
-
-
-def _kept_type(kind: pa.DataType) -> pa.DataType | None:
-    return sample_type(unwrap(kind))
 
 
 def sample_rows(

@@ -368,8 +368,8 @@ def _described(root: str, folders: Iterable[_Names]) -> Iterator[tuple[str, pa.T
         found = [_what(os.path.join(root, path), size) for path, (_, size) in zip(paths, names, strict=True)]
         whats, sizes, times = zip(*found, strict=True) if found else ((), (), ())
         try:
-            texts = [path if what in _KINDS else _shown(path) for path, what in zip(paths, whats, strict=True)]
-            columns = [pa.array(texts, pa.large_string()), pa.array(whats, pa.string())]
+            errors = ["strict" if what in _KINDS else "backslashreplace" for what in whats]
+            texts = [path.encode("utf-8", on_error) for path, on_error in zip(paths, errors, strict=True)]
         except UnicodeEncodeError as error:
             raise InputError(
                 "a file name is not UTF-8",
@@ -377,8 +377,9 @@ def _described(root: str, folders: Iterable[_Names]) -> Iterator[tuple[str, pa.T
                 found=repr(error.object),
                 remedy="rename the file",
             ) from error
-        columns += [pa.array(sizes, pa.int64()), pa.array(times, pa.int64())]
-        return folder, pa.table(columns, [FILE_NAME, "what", "size", "modified_ns"])
+        columns = (texts, pa.large_string()), (whats, pa.string()), (sizes, pa.int64()), (times, pa.int64())
+        names_of_columns = [FILE_NAME, "what", "size", "modified_ns"]
+        return folder, pa.table([pa.array(*column) for column in columns], names_of_columns)
 
     pieces = (
         (folder, items[first : first + _FILES_AT_ONCE])
@@ -386,10 +387,6 @@ def _described(root: str, folders: Iterable[_Names]) -> Iterator[tuple[str, pa.T
         for first in range(0, max(1, len(items)), _FILES_AT_ONCE)
     )
     yield from watched("listing files", in_order(described, pieces, _THREADS), count=lambda piece: len(piece[1]))
-
-
-def _shown(path: str) -> str:
-    return path.encode("utf-8", "backslashreplace").decode()
 
 
 def _what(path: str, size: int | None) -> tuple[str, int, int]:

@@ -60,10 +60,13 @@ def _read(references: pa.StructArray, options: Mapping[str, Any] | None) -> pa.L
         for row in range(first, len(paths), _THREADS):
             raise_if_cancelled()
             into = view[bounds[row] : bounds[row + 1]]
-            if is_remote(paths[row]):
-                _read_object(paths[row], into, options)
-            else:
+            if not is_remote(paths[row]):
                 _read_file(paths[row], into, times[row])
+                continue
+            try:
+                open_object(paths[row], options, len(into)).read_into(into, 0)
+            except DatasetNotFoundError as error:
+                raise _changed(shown_url(paths[row]), len(into), "no such object") from error
 
     for _ in in_order(read_some, range(_THREADS), _THREADS):
         pass
@@ -93,13 +96,6 @@ def _read_file(path: str, into: memoryview, modified_ns: int) -> None:
         raise _changed(path, len(into), f"{found.st_size} bytes")
     if found.st_mtime_ns != modified_ns:
         raise _changed(path, len(into), "the same size, but another modification time")
-
-
-def _read_object(url: str, into: memoryview, options: Mapping[str, Any] | None) -> None:
-    try:
-        open_object(url, options, len(into)).read_into(into, 0)
-    except DatasetNotFoundError as error:
-        raise _changed(shown_url(url), len(into), "no such object") from error
 
 
 def _changed(path: str, num_bytes: int, found: str) -> InputError:

@@ -93,7 +93,15 @@ def open_inputs(paths: Sequence[str], storage_options: Mapping[str, Any] | None 
     for file, schema in watched("opening files", opened, len(paths)):
         files.append(file)
         numbers.append(found.add(file.path, schema, file.num_rows))
-    _check_one_format(files)
+    for file in files:
+        if file.format != files[0].format:
+            raise InputError(
+                "two inputs differ in their format",
+                expected=f"{files[0].format}, as in {files[0].path}",
+                found=file.format,
+                remedy="name the files of one format, as in 'raw/*.parquet', or convert them as two datasets",
+                url=file.path,
+            )
     reader = format_named(files[0].format)
     common_schema = getattr(reader, "common_schema", None)
     schema = promoted(found) if common_schema is None else common_schema(found.by_path())
@@ -135,18 +143,6 @@ def _open_file(path: str, storage_options: Mapping[str, Any] | None) -> tuple[In
             if content not in (None, name):
                 error.remedy = f"by its content it is {content}: rename it to end in .{content}"
         raise
-
-
-def _check_one_format(files: Sequence[InputFile]) -> None:
-    for file in files:
-        if file.format != files[0].format:
-            raise InputError(
-                "two inputs differ in their format",
-                expected=f"{files[0].format}, as in {files[0].path}",
-                found=file.format,
-                remedy="name the files of one format, as in 'raw/*.parquet', or convert them as two datasets",
-                url=file.path,
-            )
 
 
 def first_payloads(table: Table, columns: Sequence[str]) -> dict[str, bytes | None]:
@@ -250,7 +246,8 @@ def file_batches(
             raise_if_cancelled()
             for arrays in _promoted(file, dict(zip(own, batch.columns, strict=True)), kinds):
                 rows = len(arrays[own[0]]) if own else len(batch)
-                arrays |= {name: _repeated(constants[name], kinds[name], rows) for name in kinds if name in constants}
+                for name in constants.keys() & kinds.keys():
+                    arrays[name] = pa.repeat(pa.scalar(constants[name], kinds[name]), rows)
                 yield pa.RecordBatch.from_arrays([arrays[name] for name in columns], names=list(columns))
 
 
@@ -260,10 +257,6 @@ def _without_columns(file: InputFile, groups: Sequence[int]) -> Iterator[pa.Reco
     for first in range(0, num_rows, MAX_BATCH_ROWS):
         rows = pa.StructArray.from_buffers(pa.struct([]), min(MAX_BATCH_ROWS, num_rows - first), [None])
         yield pa.RecordBatch.from_struct_array(rows)
-
-
-def _repeated(value: Value, kind: pa.DataType, rows: int) -> pa.Array:
-    return pa.nulls(rows, kind) if value is None else pa.repeat(pa.scalar(value, kind), rows)
 
 
 def _promoted(

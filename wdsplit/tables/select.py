@@ -131,7 +131,10 @@ class Picker:
         selection = table.selection
         self._table = table
         self._split = selection.split
-        self._types = _tar_types(table)
+        # The types of tars' fields follow from their names.
+        names = table.schema.names if all(file.format == "tar" for file in table.files) else []
+        kinds = {name: _TAR_TYPES.get(name.rpartition(".")[2]) for name in names}
+        self._types = {name: kind for name, kind in kinds.items() if kind is not None}
         self._where = _parsed(selection.where, table.schema, self._types) if selection.where else None
         where_columns = self._where.columns if self._where is not None else ()
         split_columns = (self._split.column,) if self._split is not None and self._split.column is not None else ()
@@ -209,14 +212,6 @@ class Picker:
             return rows
         kept = {name: columns[name].take(pa.array(rows)) for name in self.deciding}
         return rows[in_split(self.hashes(kept, numbers[rows]), self._split)]
-
-
-def _tar_types(table: Table) -> dict[str, pa.DataType]:
-    """Return the types of tars' fields that follow from their names; empty for other tables."""
-    if any(file.format != "tar" for file in table.files):
-        return {}
-    kinds = {name: _TAR_TYPES.get(name.rpartition(".")[2]) for name in table.schema.names}
-    return {name: kind for name, kind in kinds.items() if kind is not None}
 
 
 def _parsed(condition: str, schema: pa.Schema, types: Mapping[str, pa.DataType]) -> Where:

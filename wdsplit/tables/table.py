@@ -259,17 +259,15 @@ class Table:
             begin, end = int(self._places[number]), int(self._places[number + 1])
             if begin >= stop:
                 break
-            if begin < end:
-                skip = max(0, first - begin)
-                yield self._range_of(number, skip, min(stop, end) - begin - skip)
-
-    def _range_of(self, number: int, skip: int, count: int) -> FileRange:
-        """Return the part of a file to read: only row groups with some of these rows."""
-        file = self.files[number]
-        ends = np.cumsum(file.counts)
-        begins = ends - file.counts
-        groups = np.flatnonzero((ends > skip) & (begins < skip + count) & (ends > begins)).tolist()
-        return FileRange(file, tuple(groups), self.first_numbers(number, groups), skip - int(begins[groups[0]]), count)
+            if begin == end:
+                continue
+            file, skip = self.files[number], max(0, first - begin)
+            count = min(stop, end) - begin - skip
+            ends = np.cumsum(file.counts)
+            begins = ends - file.counts  # of row groups, of which only those with some of these rows are read
+            groups = np.flatnonzero((ends > skip) & (begins < skip + count) & (ends > begins)).tolist()
+            numbers = self.first_numbers(number, groups)
+            yield FileRange(file, tuple(groups), numbers, skip - int(begins[groups[0]]), count)
 
 
 def joined(tables: Sequence[Table]) -> Table:

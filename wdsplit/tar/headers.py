@@ -26,7 +26,6 @@ __all__ = [
     "are_sound",
     "extended_headers",
     "large_binary",
-    "may_matter",
     "pack_headers",
     "padding_bytes",
     "parse_number",
@@ -53,7 +52,6 @@ _SHIFTS_11 = 3 * np.arange(10, -1, -1)
 _SHIFTS_6 = 3 * np.arange(5, -1, -1)
 _OCTAL_6 = 1 << _SHIFTS_6
 _BLANKS = 8 * ord(" ")
-_PAX_NAME = b"././@PaxHeader"
 _RECORD = re.compile(rb"([1-9][0-9]{0,9}) ([^=\n]+)=")
 _OCTAL = re.compile(rb" *([0-7]*)[ \0]*")
 _BASE_256 = 0x80
@@ -75,30 +73,23 @@ def large_binary(lengths: Int64, data: npt.NDArray[np.uint8]) -> pa.LargeBinaryA
 # Packing
 
 
-def _template() -> npt.NDArray[np.uint8]:
-    """Return the header of a member without name, size and checksum."""
+def _template(name: bytes, mode: bytes, kind: bytes) -> npt.NDArray[np.uint8]:
+    """Return a header without name, size and checksum, whose bytes count as blanks."""
     header = bytearray(BLOCK_BYTES)
-    header[100:108] = b"0000644\0"
+    header[: len(name)] = name
+    header[100:108] = mode
     header[108:116] = header[116:124] = b"0000000\0"
     header[124:136] = header[136:148] = b"00000000000\0"
     header[148:156] = b" " * 8
-    header[156:157] = b"0"
+    header[156:157] = kind
     header[257:265] = b"ustar\x0000"
     header[329:337] = header[337:345] = b"0000000\0"
     return np.frombuffer(bytes(header), np.uint8)
 
 
-def _pax_template() -> npt.NDArray[np.uint8]:
-    """Return the header of an extended header, which names no file and has no permissions."""
-    header: npt.NDArray[np.uint8] = _template().copy()
-    header[: len(_PAX_NAME)] = np.frombuffer(_PAX_NAME, np.uint8)
-    header[100:108] = header[108:116]
-    header[156] = ord("x")
-    return header
-
-
-_TEMPLATE = _template()
-_PAX_TEMPLATE = _pax_template()
+_TEMPLATE = _template(b"", b"0000644\0", b"0")
+_PAX_TEMPLATE = _template(b"././@PaxHeader", b"0000000\0", b"x")
+"""The header of an extended header, which names no file and has no permissions."""
 
 
 def pack_headers(names: npt.NDArray[np.uint8], sizes: Int64) -> npt.NDArray[np.uint8]:
@@ -203,11 +194,6 @@ def are_sound(headers: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
         header = np.delete(headers[row], _CHECKSUM_FIELD)
         sound[row] = stored[row] == sums[row] - 256 * int((header >= 128).sum())
     return np.asarray(sound)
-
-
-def may_matter(records: bytes) -> bool:
-    """Return whether records may change a member's name or bytes, so that they must be parsed."""
-    return b"path=" in records or b"size=" in records or b"GNU.sparse" in records
 
 
 def whole_names(headers: npt.NDArray[np.uint8]) -> list[bytes]:

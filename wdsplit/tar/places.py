@@ -242,7 +242,10 @@ class PlacesBuilder:
 
     def dump(self, num_bytes: int, digest: bytes) -> bytes:
         """Return the bytes of the file, for a tar of `num_bytes` bytes with this xxh3_128."""
-        is_plain = all(each.keys is None if isinstance(each, Rows) else _is_plain(each[0]) for each in self._parts)
+        is_plain = all(each.keys is None for each in self._parts if isinstance(each, Rows))
+        for body in (each[0] for each in self._parts if not isinstance(each, Rows)):
+            one_header = (body.header_bytes == BLOCK_BYTES) & (body.sizes < _ABSENT)
+            is_plain = is_plain and bool(((body.sizes < 0) | one_header).all())
         parts, end = list[Rows](), 0
         for each in self._parts:
             parts.append(each if isinstance(each, Rows) else _laid_out(*each, end, is_plain))
@@ -259,11 +262,6 @@ class PlacesBuilder:
         keys = [key for each in parts if each.keys is not None for key in each.keys.tolist()]
         members = row, field, starts[row, field], sizes[row, field]
         return _dump_listed(num_bytes, self.end, digest, begins, hashes, self._fields, members, keys)
-
-
-def _is_plain(body: Body) -> bool:
-    """Return whether the offsets of payloads follow from their sizes."""
-    return bool(((body.sizes < 0) | ((body.header_bytes == BLOCK_BYTES) & (body.sizes < _ABSENT))).all())
 
 
 def _laid_out(body: Body, hashes: UInt64, offset: int, is_plain: bool) -> Rows:
@@ -362,7 +360,10 @@ def parse_places(
     Raises:
         CorruptDataError: The file is damaged, or belongs to another tar.
     """
-    if len(data) < HEAD_BYTES or not is_places(data) or not _is_sound(data):
+    digest = xxhash.xxh3_64(data[: HEAD_BYTES - 8])
+    digest.update(data[HEAD_BYTES:])
+    is_sound = digest.intdigest().to_bytes(8, "little") == bytes(data[HEAD_BYTES - 8 : HEAD_BYTES])
+    if not (is_places(data) and is_sound):
         raise _damaged(f"{len(data)} bytes without a valid head", "a head of 64 bytes")
     head = np.frombuffer(data, _HEAD, 1)[0]
     found_bytes, found_checksum = int(head["num_bytes"]), head["checksum"].tobytes().hex()
@@ -396,12 +397,6 @@ def parse_places(
 def is_places(data: bytes | memoryview) -> bool:
     """Tell whether a file begins as places do."""
     return bytes(data[:6]) == b"wdpl\x01\0"
-
-
-def _is_sound(data: bytes | memoryview) -> bool:
-    digest = xxhash.xxh3_64(data[: HEAD_BYTES - 8])
-    digest.update(data[HEAD_BYTES:])
-    return digest.intdigest().to_bytes(8, "little") == bytes(data[HEAD_BYTES - 8 : HEAD_BYTES])
 
 
 def _parse_listed(

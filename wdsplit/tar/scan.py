@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from wdsplit.arrays import Int64
 from wdsplit.errors import CorruptDataError, InputError, WdsplitError
-from wdsplit.tar.headers import BLOCK_BYTES, are_sound, may_matter, parse_number, parse_records, whole_names
+from wdsplit.tar.headers import BLOCK_BYTES, are_sound, parse_number, parse_records, whole_names
 
 __all__ = ["Scan", "damaged", "scan_tar", "scan_window"]
 
@@ -200,22 +200,19 @@ def _walk(data: memoryview) -> _Walk:
 
 
 def _parse_extended(
-    kind: int, blocks: memoryview, size: int, overrides: _Overrides, position: int
+    kind: int, blocks: memoryview, num_bytes: int, overrides: _Overrides, position: int
 ) -> WdsplitError | None:
-    """Parse an extended header of `size` bytes; return its problem, if there is one.
+    """Parse an extended header of `num_bytes` bytes; return its problem, if there is one.
 
     The rest of its last block must be zeros: other readers take it as part of the name, or as more records.
     """
-    if size > _MAX_EXTENDED_BYTES or any(blocks[size:]):
+    if num_bytes > _MAX_EXTENDED_BYTES or any(blocks[num_bytes:]):
         return damaged(position)
-    return _parse_overrides(kind, bytes(blocks[:size]), overrides, position)
-
-
-def _parse_overrides(kind: int, body: bytes, overrides: _Overrides, position: int) -> WdsplitError | None:
+    body, size = bytes(blocks[:num_bytes]), None
     name: bytes | None
     if kind == _LONG_NAME:
-        name, size = body.partition(b"\0")[0], None
-    elif kind == _LONG_LINK or not may_matter(body):
+        name = body.partition(b"\0")[0]
+    elif kind == _LONG_LINK or not any(part in body for part in (b"path=", b"size=", b"GNU.sparse")):
         return None
     else:
         records = parse_records(body)

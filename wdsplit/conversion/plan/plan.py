@@ -280,17 +280,21 @@ def make_plan(
         InputError: There are no rows, or the options cannot be met.
     """
     if not table.num_rows:
-        raise _no_rows(table)
+        is_empty = not table.total_rows
+        raise InputError(
+            "the input has no rows" if is_empty else "no rows are selected",
+            place=listed([file.path for file in table.files], 3),
+            expected="at least one row",
+            found="" if is_empty else f"none of {table.total_rows} rows matches",
+            remedy="check the input" if is_empty else "check --where, --limit, --skip-empty and --split",
+        )
     if options.shuffle is None:  # tables are usually sorted; tars were shuffled when they were written
         options = replace(options, shuffle=table.files[0].format != "tar")
     columns = {*(one.column for one in fields), *([key] if key is not None else []), *options.keep}
     table = replace(table, files=tuple(file.narrowed(columns) for file in table.files))
     num_rows, readers = table.num_rows, options.readers
     lanes = options.lanes or default_lanes(num_rows, data_bytes(table, len(fields)), readers)
-    if options.shards is not None:
-        num_shards = _given_shards(options.shards, readers)
-    else:
-        num_shards = _derived_shards(table, len(fields), options, lanes)
+    num_shards = _num_shards(table, len(fields), options, lanes)
     _check_shards(num_shards, num_rows, options)
     max_shards = len(groups) if groups is not None else num_rows
     if (options.pad != "repeat" or groups is not None) and num_shards > max_shards:
@@ -330,24 +334,6 @@ def _check_shards(num_shards: int, num_rows: int, options: PlanOptions) -> None:
         )
 
 
-def _no_rows(table: Table) -> InputError:
-    place = listed([file.path for file in table.files], 3)
-    if table.total_rows:
-        return InputError(
-            "no rows are selected",
-            place=place,
-            expected="at least one row",
-            found=f"none of {table.total_rows} rows matches",
-            remedy="check --where, --limit, --skip-empty and --split",
-        )
-    return InputError(
-        "the input has no rows",
-        place=place,
-        expected="at least one row",
-        remedy="check the input",
-    )
-
-
 def _too_few(max_shards: int, num_shards: int, options: PlanOptions) -> InputError:
     what = "groups" if options.group_by is not None else "rows"
     why = "groups are not split" if options.group_by is not None else f"--pad {options.pad} cannot fill them"
@@ -361,40 +347,35 @@ def _too_few(max_shards: int, num_shards: int, options: PlanOptions) -> InputErr
     )
 
 
-def _given_shards(shards: int, readers: int) -> int:
-    if shards % readers:
-        near = [n for n in (shards // readers * readers, (shards // readers + 1) * readers) if n]
-        raise InputError(
-            "the number of shards is not a multiple of world_size x workers",
-            expected=f"a multiple of {readers}, such as {' or '.join(map(str, near))}",
-            found=str(shards),
-            remedy="change --shards, or --world-size and --workers",
-        )
-    return shards
-
-
 def data_bytes(table: Table, num_fields: int) -> int:
     """Return about how many bytes the shards of a table have."""
     return table.payload_bytes + table.num_rows * num_fields * _MEMBER_OVERHEAD_BYTES
 
 
-def _derived_shards(table: Table, num_fields: int, options: PlanOptions, lanes: int) -> int:
+def _num_shards(table: Table, num_fields: int, options: PlanOptions, lanes: int) -> int:
+    """Return the number of shards: as given, or by their size or samples."""
+    readers, given = options.readers, options.shards
+    if given is not None and given % readers:
+        near = [n for n in (given // readers * readers, (given // readers + 1) * readers) if n]
+        raise InputError(
+            "the number of shards is not a multiple of world_size x workers",
+            expected=f"a multiple of {readers}, such as {' or '.join(map(str, near))}",
+            found=str(given),
+            remedy="change --shards, or --world-size and --workers",
+        )
+    if given is not None:
+        return given
     if options.samples_per_shard is not None:
-        return round_up(-(-table.num_rows // options.samples_per_shard), options.readers)
+        return round_up(-(-table.num_rows // options.samples_per_shard), readers)
     shards = -(-data_bytes(table, num_fields) // (options.shard_size or DEFAULT_SHARD_BYTES))
-    each = math.lcm(lanes, options.readers)
+    each = math.lcm(lanes, readers)
     most = round_up(table.num_rows, each)
     if options.shard_size is not None:
-        return min(round_up(shards, options.readers), most)
-    return _few_pads(table.num_rows, min(round_up(shards, each), most), each)
-
-
-def _few_pads(num_rows: int, num_shards: int, each: int) -> int:
-    """Return a number of shards, up to twice the given one, with at most 1 % pads, or else with the fewest pads."""
-    choices = range(num_shards, 2 * num_shards + 1, each)
-    return next(
-        (num for num in choices if -num_rows % num * 100 <= num_rows), min(choices, key=lambda n: -num_rows % n)
-    )
+        return min(round_up(shards, readers), most)
+    # At most 1 % pads with up to twice as many shards, or else the fewest pads.
+    num_shards = min(round_up(shards, each), most)
+    pads = {num: -table.num_rows % num for num in range(num_shards, 2 * num_shards + 1, each)}
+    return next((num for num in pads if pads[num] * 100 <= table.num_rows), min(pads, key=pads.__getitem__))
 
 
 def task_shards(plan: Plan, jobs: int, num_left: int, rows: int = 0) -> int:

@@ -5,7 +5,7 @@ Nothing is sorted or spilled: rows stay as they were read, and the writer of a s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -183,23 +183,24 @@ class MemoryRows:
         """Return rows by their numbers in the order of the table: int64."""
         numbers = np.searchsorted(self._starts, rows, side="right") - 1
         inside = rows - self._starts[numbers]
-        copier = self._one_by_one if self._row_bytes >= _LARGE_ROW_BYTES else self._batch_by_batch
-        take = copier(numbers, inside)
+        if self._row_bytes >= _LARGE_ROW_BYTES:
+            found = list(zip([self._batches[number] for number in numbers], inside.tolist(), strict=True))
+
+            def take(name: str) -> pa.Array:
+                return pa.concat_arrays([batch.column(name).slice(row, 1) for batch, row in found])
+        else:  # batch by batch, and then all rows into their order
+            order = np.argsort(numbers, kind="stable")
+            which, starts = np.unique(numbers[order], return_index=True)
+            parts = [
+                (self._batches[n], pa.array(rows))
+                for n, rows in zip(which, np.split(inside[order], starts[1:]), strict=True)
+            ]
+            back = np.empty_like(order)
+            back[order] = np.arange(len(order))
+            places = pa.array(back)
+
+            def take(name: str) -> pa.Array:
+                return pa.concat_arrays([batch.column(name).take(rows) for batch, rows in parts]).take(places)
+
         columns = {name: take(f"c{i}") for i, name in enumerate(self._plan.columns)}
         return Rows(columns, take(NUMBER).to_numpy(), self._plan.table)
-
-    def _one_by_one(self, numbers: Int64, inside: Int64) -> Callable[[str], pa.Array]:
-        """Return a function that copies a column of rows, given by the numbers of their batches and the rows inside."""
-        found = list(zip([self._batches[number] for number in numbers], inside.tolist(), strict=True))
-        return lambda name: pa.concat_arrays([batch.column(name).slice(row, 1) for batch, row in found])
-
-    def _batch_by_batch(self, numbers: Int64, inside: Int64) -> Callable[[str], pa.Array]:
-        """Return the same function, which copies batch by batch, and then all rows into their order."""
-        order = np.argsort(numbers, kind="stable")
-        which, starts = np.unique(numbers[order], return_index=True)
-        parts = np.split(inside[order], starts[1:])
-        found = [(self._batches[number], pa.array(part)) for number, part in zip(which, parts, strict=True)]
-        back = np.empty_like(order)
-        back[order] = np.arange(len(order))
-        places = pa.array(back)
-        return lambda name: pa.concat_arrays([batch.column(name).take(part) for batch, part in found]).take(places)

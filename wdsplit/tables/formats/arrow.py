@@ -58,7 +58,13 @@ def open_file(path: str, remote: Remote | None = None) -> tuple[InputFile, pa.Sc
         if footer is not None and footer.schema != schema:
             raise ValueError("the columns in the footer differ from those at the start")
         found, end, checksum = _walk(source, None if footer is None else footer.num_record_batches)
-        ratio = _decoded_ratio(source, schema, found, end)
+        # Decoded bytes per stored byte are measured on the first batch with rows.
+        ratio, number = 1.0, next((number for number, (_, rows, _) in enumerate(found) if rows), None)
+        if number is not None:
+            begins = [*(begin for begin, _, _ in found), end]
+            batch = next(_batches(source, schema, begins, [number], range(len(schema))))
+            batch.validate()
+            ratio = batch.nbytes / max(1, found[number][2])
         row_groups, offsets = [], []
         for begin, rows, size in found:
             parts = min(rows, max(1, round(size * ratio / _GROUP_BYTES))) or 1
@@ -158,16 +164,6 @@ def _walk(source: Input, num_batches: int | None) -> tuple[list[tuple[int, int, 
         if message.kind in (_SCHEMA, _RECORD_BATCH):
             begin = end = at
     return found, end, digest.hexdigest()
-
-
-def _decoded_ratio(source: Input, schema: pa.Schema, found: list[tuple[int, int, int]], end: int) -> float:
-    """Return decoded bytes per stored byte, measured on the first batch with rows; 1 if there is none."""
-    number = next((number for number, (_, rows, _) in enumerate(found) if rows), None)
-    if number is None:
-        return 1.0
-    batch = next(_batches(source, schema, [*(begin for begin, _, _ in found), end], [number], range(len(schema))))
-    batch.validate()
-    return float(batch.nbytes / max(1, found[number][2]))
 
 
 def read_batches(

@@ -72,7 +72,17 @@ def common_schema(schemas: Mapping[str, pa.Schema]) -> pa.Schema:
     for path, other in others:
         more = class_names(other)
         if field_of_media(other)[0] != field_of_media(schema)[0] or bool(more) != bool(classes):
-            raise _different(first, schema, path, other)
+            texts = [
+                f"{field_of_media(each)[0]} files {'with' if class_names(each) else 'without'} classes"
+                for each in (schema, other)
+            ]
+            raise InputError(
+                "two folders differ in their contents",
+                expected=f"{texts[0]}, as in {first}",
+                found=texts[1],
+                remedy="convert them as two datasets, or put them into one folder",
+                url=path,
+            )
         classes = {name: tuple(sorted({*names, *more[name]})) for name, names in classes.items()}
     try:
         joined = joined_schema(list(schemas.values()))
@@ -84,20 +94,6 @@ def common_schema(schemas: Mapping[str, pa.Schema]) -> pa.Schema:
             remedy="give columns with the same name one type, or convert the folders as two datasets",
         ) from error
     return with_class_names(joined, classes)
-
-
-def _different(first: str, schema: pa.Schema, path: str, other: pa.Schema) -> InputError:
-    texts = [
-        f"{field_of_media(each)[0]} files {'with' if class_names(each) else 'without'} classes"
-        for each in (schema, other)
-    ]
-    return InputError(
-        "two folders differ in their contents",
-        expected=f"{texts[0]}, as in {first}",
-        found=texts[1],
-        remedy="convert them as two datasets, or put them into one folder",
-        url=path,
-    )
 
 
 def read_batches(

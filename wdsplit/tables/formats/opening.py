@@ -9,7 +9,7 @@ import io
 import os
 import tempfile
 from collections.abc import Sequence
-from typing import IO
+from typing import IO, Any
 
 import pyarrow as pa
 import xxhash
@@ -56,8 +56,10 @@ class LocalInput(io.BufferedReader):
         self.seek(offset)
         return self.read(num_bytes)
 
-    def buffer(self, ranges: Sequence[tuple[int, int]]) -> None:
+    def buffer(self, ranges: Sequence[Any]) -> None:
         """Do nothing: reading from a disk needs no requests."""
+
+    use_buffers = buffer
 
     def as_arrow(self) -> pa.NativeFile:
         """Return a file for Arrow's readers."""

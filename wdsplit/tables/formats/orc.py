@@ -28,7 +28,10 @@ def open_file(path: str, remote: Remote | None = None) -> tuple[InputFile, pa.Sc
         rows = _stripe_rows(table)
         tail = table.file_footer_length + table.file_postscript_length + table.stripe_statistics_length + 1
         footer = checksum(source.read_at(max(0, source.size - tail), tail))
-        return described(source, "orc", rows, _data_bytes(table, rows), footer), table.schema
+        data_bytes = int(table.content_length)
+        if table.compression != _UNCOMPRESSED and table.nrows:  # estimated from the first stripe
+            data_bytes = int(table.read_stripe(0).nbytes * table.nrows // max(1, rows[0]))
+        return described(source, "orc", rows, data_bytes, footer), table.schema
 
 
 def _stripe_rows(table: orc.ORCFile) -> tuple[int, ...]:
@@ -48,14 +51,6 @@ def _cost(field: pa.Field) -> int:
         return int(field.type.bit_width)
     except ValueError:
         return 10_000 if pa.types.is_nested(field.type) else 1000
-
-
-def _data_bytes(table: orc.ORCFile, rows: Sequence[int]) -> int:
-    """Estimate the decoded bytes of all columns, from the first stripe if they are compressed."""
-    if table.compression == _UNCOMPRESSED or not table.nrows:
-        return int(table.content_length)
-    first = table.read_stripe(0)
-    return int(first.nbytes * table.nrows // max(1, rows[0]))
 
 
 def read_batches(

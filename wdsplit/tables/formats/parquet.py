@@ -88,23 +88,15 @@ def read_batches(
         ) as table:
             if (source.size, footer) != (file.num_bytes, file.footer):
                 raise changed(file, f"another file, with {table.metadata.num_rows} rows")
-            runs: Iterable[list[int]] = [list(groups)]
-            if isinstance(source, RemoteInput):
-                runs = _buffered_runs(source, table, groups, columns)
+            runs: Iterable[tuple[list[int], list[tuple[int, memoryview]]]] = [(list(groups), [])]
+            if isinstance(source, RemoteInput):  # runs of row groups in memory; the next one is fetched meanwhile
+                runs = ahead((run, source.fetch(ranges)) for run, ranges in _runs(table, groups, columns))
             rows = 0
-            for run in runs:
+            for run, buffers in runs:
+                source.use_buffers(buffers)
                 rows = rows or _batch_rows(file, table, groups, columns)
                 for batch in table.iter_batches(rows, row_groups=run, columns=list(columns), use_threads=False):
                     yield batch.select(list(columns))
-
-
-def _buffered_runs(
-    source: RemoteInput, table: pq.ParquetFile, groups: Sequence[int], columns: Sequence[str]
-) -> Iterator[list[int]]:
-    """Yield runs of row groups with their bytes in memory; the next run is fetched meanwhile."""
-    for run, buffers in ahead((run, source.fetch(ranges)) for run, ranges in _runs(table, groups, columns)):
-        source.use_buffers(buffers)
-        yield run
 
 
 def _runs(

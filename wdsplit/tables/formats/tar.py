@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import mmap
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 import numpy as np
 import pyarrow as pa
@@ -145,14 +146,8 @@ def _original_keys(keys: pa.LargeStringArray) -> pa.LargeStringArray:
         return keys
     values = keys.to_pylist()
     for row in rows.tolist():
-        values[row] = _original_key(values[row])
+        original = unescape_key(values[row])
+        with suppress(UnicodeEncodeError):
+            original.encode()
+            values[row] = original if escape_key(original) == values[row] else values[row]
     return pa.array(values, pa.large_string())
-
-
-def _original_key(key: str) -> str:
-    original = unescape_key(key)
-    try:
-        original.encode()
-    except UnicodeEncodeError:
-        return key
-    return original if escape_key(original) == key else key
