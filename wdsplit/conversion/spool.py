@@ -6,11 +6,13 @@ again for a resumed run give the same plan if and only if they are the same.
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.ipc
@@ -233,29 +235,16 @@ class _Part:
         Path(self.path).unlink(missing_ok=True)
 
 
-class _HashedFile:
-    """A file that Arrow writes to, and the checksum of what it wrote."""
+class _HashedFile(io.FileIO):
+    """A new file that Arrow writes to, and the checksum of what it wrote."""
 
     def __init__(self, path: str) -> None:
+        super().__init__(path, "xb")
         self.digest = xxhash.xxh3_128()
-        self._file = open(path, "xb", buffering=0)  # noqa: SIM115
 
-    @property
-    def closed(self) -> bool:
-        return self._file.closed
-
-    def write(self, data: memoryview) -> int:
+    def write(self, data: Any) -> int:
         self.digest.update(data)
         left = memoryview(data)
         while left:
-            left = left[self._file.write(left) :]
+            left = left[super().write(left) :]
         return len(data)
-
-    def tell(self) -> int:
-        return self._file.tell()
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()

@@ -21,15 +21,10 @@ from wdsplit.fields.nulls import Null
 from wdsplit.fields.rules import is_list, is_tensor, is_text
 from wdsplit.shards.manifest import Field
 
-__all__ = ["encode_batch", "media_bytes", "npy_header", "utf8_text"]
+__all__ = ["encode_batch", "npy_header", "utf8_text"]
 
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _LARGE_BINARY = pa.large_binary()
-
-
-def media_bytes(column: pa.StructArray) -> pa.Array:
-    """Return the bytes of a column of structs of bytes and path; null where the struct or the bytes are null."""
-    return pc.struct_field(column, "bytes")
 
 
 def encode_batch(
@@ -105,7 +100,7 @@ def _refuse_empty_samples(encoded: Mapping[str, pa.LargeBinaryArray], where: Loc
 
 def _encode_media(column: pa.Array, where: Locate) -> pa.LargeBinaryArray:
     column = stored(column)
-    payload = media_bytes(column).cast(_LARGE_BINARY)
+    payload = pc.struct_field(column, "bytes").cast(_LARGE_BINARY)
     row = first_true(pc.and_(payload.is_null(), column.is_valid()))
     if row is not None:
         raise InputError(

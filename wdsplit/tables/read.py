@@ -16,6 +16,7 @@ from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from pyarrow.fs import LocalFileSystem
 
@@ -24,7 +25,6 @@ from wdsplit.conditions.compare import join
 from wdsplit.engines.local import in_order, raise_if_cancelled
 from wdsplit.engines.watching import watched
 from wdsplit.errors import InputError, WdsplitError
-from wdsplit.fields.encode import media_bytes
 from wdsplit.fields.infer import needs_sniff
 from wdsplit.fields.json_values import decoded_parts, stored, type_without_views, without_views
 from wdsplit.storage.opening import is_remote
@@ -156,7 +156,7 @@ def first_payloads(table: Table, columns: Sequence[str]) -> dict[str, bytes | No
         for rows in read_rows(table, 0, table.num_rows, [name]):
             column = stored(rows.columns[name])
             if pa.types.is_struct(column.type):
-                column = media_bytes(column)
+                column = pc.struct_field(column, "bytes")
             valid = column.drop_null()
             if len(valid):
                 found[name] = bytes(memoryview(valid[0].as_buffer())[:_SNIFF_BYTES])

@@ -199,18 +199,13 @@ def _parts(file: InputFile, batch: pa.RecordBatch, groups: Sequence[int]) -> Ite
         first = sum(file.row_groups[siblings.start : group])
         for part in sliced(batch.slice(first, file.row_groups[group])):
             for column in part.columns:
-                _validate(column)
+                if not pa.types.is_dictionary(column.type):
+                    column.validate(full=True)
+                    continue
+                values = column.indices.drop_null().to_numpy(zero_copy_only=False)
+                if len(values) and not 0 <= int(values.min()) <= int(values.max()) < len(column.dictionary):
+                    raise ValueError("an index lies outside its dictionary")
             yield part
-
-
-def _validate(column: pa.Array) -> None:
-    """Validate a column fully, except the values of its dictionary, which the caller has validated."""
-    if not pa.types.is_dictionary(column.type):
-        column.validate(full=True)
-        return
-    values = column.indices.drop_null().to_numpy(zero_copy_only=False)
-    if len(values) and not 0 <= int(values.min()) <= int(values.max()) < len(column.dictionary):
-        raise ValueError("an index lies outside its dictionary")
 
 
 def _batches(

@@ -1,4 +1,4 @@
-"""What the formats share: the size of batches, checksums, and what cannot be read."""
+"""What the formats share: the size of batches, and what cannot be read."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
-import xxhash
 
 from wdsplit.errors import InputError
 
@@ -14,18 +13,12 @@ __all__ = [
     "BATCH_BYTES",
     "MAX_BATCH_ROWS",
     "check_names",
-    "checksum",
     "sliced",
     "unreadable",
 ]
 
 BATCH_BYTES = 16 * 1024**2
 MAX_BATCH_ROWS = 8192
-
-
-def checksum(data: bytes | memoryview) -> str:
-    """Return a checksum of some content."""
-    return xxhash.xxh3_128_hexdigest(data)
 
 
 def check_names(fields: Iterable[pa.Field]) -> None:

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 import pyarrow.orc as orc
+import xxhash
 
-from wdsplit.tables.formats.common import check_names, checksum, sliced
+from wdsplit.tables.formats.common import check_names, sliced
 from wdsplit.tables.formats.opening import changed, described, open_input, open_unchanged
 from wdsplit.tables.table import InputFile, Remote
 
@@ -27,7 +28,7 @@ def open_file(path: str, remote: Remote | None = None) -> tuple[InputFile, pa.Sc
         check_names(table.schema)
         rows = _stripe_rows(table)
         tail = table.file_footer_length + table.file_postscript_length + table.stripe_statistics_length + 1
-        footer = checksum(source.read_at(max(0, source.size - tail), tail))
+        footer = xxhash.xxh3_128_hexdigest(source.read_at(max(0, source.size - tail), tail))
         data_bytes = int(table.content_length)
         if table.compression != _UNCOMPRESSED and table.nrows:  # estimated from the first stripe
             data_bytes = int(table.read_stripe(0).nbytes * table.nrows // max(1, rows[0]))

@@ -8,9 +8,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
+import xxhash
 
 from wdsplit.engines.local import ahead
-from wdsplit.tables.formats.common import BATCH_BYTES, MAX_BATCH_ROWS, checksum
+from wdsplit.tables.formats.common import BATCH_BYTES, MAX_BATCH_ROWS
 from wdsplit.tables.formats.opening import (
     AHEAD_BYTES,
     MAX_BUFFER_BYTES,
@@ -70,7 +71,7 @@ def _footer_of(source: Input) -> str:
     length = int.from_bytes(source.read_at(max(0, source.size - 8), 4), "little")
     if _TAIL_BYTES < length + 8 <= source.size:
         source.buffer([(source.size - 8 - length, source.size)])
-    return checksum(source.read_at(max(0, source.size - 8 - length), length))
+    return xxhash.xxh3_128_hexdigest(source.read_at(max(0, source.size - 8 - length), length))
 
 
 def read_batches(
