@@ -110,7 +110,7 @@ def test_another_version_is_refused_with_both():
 
 
 LARGE = """
-import resource, sys, time
+import resource
 import pyarrow as pa
 from wdsplit.conversion.plan.options import PlanOptions
 from wdsplit.conversion.plan.plan import make_plan
@@ -128,21 +128,17 @@ files = tuple(
 )
 plan = make_plan(Table(files, pa.schema([])), [], None, PlanOptions(shards=1_000_000))
 plan.hash
-started = time.process_time()
 data = dump_plan(SavedPlan(plan, "s3://bucket/out", "", 2**30, (), "1"))
-dumped = time.process_time()
 found = parse_plan(data, "1")
-parsed = time.process_time()
 assert found.plan.hash == plan.hash and found.plan.table == plan.table
-print(len(data), dumped - started, parsed - dumped, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+print(len(data), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 """
 
 
 @pytest.mark.slow
-def test_a_plan_of_100_000_files_with_80_row_groups_each_takes_seconds_and_less_than_2_gib():
+def test_a_plan_of_100_000_files_with_80_row_groups_each_takes_less_than_2_gib():
     ended = subprocess.run([sys.executable, "-c", LARGE], capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
-    num_bytes, dump_s, parse_s, max_bytes = map(float, ended.stdout.split())
-    assert dump_s + parse_s < 40, "20 s, and as much again for a machine that is busy"
+    num_bytes, max_bytes = map(float, ended.stdout.split())
     assert max_bytes < 2 * 2**30
     assert num_bytes < 50e6
