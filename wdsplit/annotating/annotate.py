@@ -28,7 +28,7 @@ from wdsplit.engines.local import Engine, LocalEngine
 from wdsplit.errors import InputError, WdsplitError
 from wdsplit.fields.keys import numbered_width
 from wdsplit.shards import annotations as stored
-from wdsplit.shards.annotations import ANNOTATIONS, Annotation, Covered, annotation_folder
+from wdsplit.shards.annotations import ANNOTATIONS, Annotation, Covered
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import SHARDS_NAME, Manifest, Shards
 from wdsplit.shards.sample_tables import dump_schema
@@ -192,7 +192,7 @@ class Making(ABC):
     def job_arguments(self, content: Any, chosen: Chosen) -> dict[str, Any]:
         """Return the arguments of any job, for a plan with this content."""
         covered = self.covered
-        folder = annotation_folder(self.name, xxhash.xxh3_64_hexdigest(orjson.dumps(content)))
+        folder = f"{ANNOTATIONS.folder}/{self.name}-{xxhash.xxh3_64_hexdigest(orjson.dumps(content))}"
         return {
             "output": self.output,
             "storage_options": self.storage_options,

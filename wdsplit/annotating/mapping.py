@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -397,9 +398,11 @@ class _OneShard:
     def mapped(self) -> _Mapped:
         """Call the function with the samples of the shard, and spill the results."""
         rows: list[int] = []
+        size = self.options.batch_size or min(_AT_ONCE, 1 + _AT_ONCE_BYTES // (1 + self.samples.source.sample_bytes))
+        decoded = self._decoded()
 
         def given() -> Iterator[Any]:
-            for batch in ahead(self._batches()):
+            for batch in ahead(iter(lambda: list(islice(decoded, size)), [])):
                 for (row, _), result in zip(batch, self._results(batch), strict=True):
                     if result:
                         rows.append(row)
@@ -453,19 +456,8 @@ class _OneShard:
         }
         return seen, pa.table([pa.array(rows, pa.int64()), *values], [_ROW, *job.value_names])
 
-    def _batches(self) -> Iterator[list[tuple[int, Any]]]:
-        """Give batches of samples with their rows, without those that fail."""
-        size = self.options.batch_size or min(_AT_ONCE, 1 + _AT_ONCE_BYTES // (1 + self.samples.source.sample_bytes))
-        batch: list[tuple[int, Any]] = []
-        for row, sample in self._decoded():
-            batch.append((row, sample))
-            if len(batch) == size:
-                yield batch
-                batch = []
-        if batch:
-            yield batch
-
     def _decoded(self) -> Iterator[tuple[int, Any]]:
+        """Give samples with their rows, without those that fail."""
         row = 0
         while row < len(self.keys):
             try:

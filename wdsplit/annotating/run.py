@@ -93,13 +93,9 @@ class AnnotationRun(Record):
                 os.rmdir(os.path.join(self.storage.url, ANNOTATIONS.folder))
 
     def start(self, job: WriteJob, modified: str, live: str | None, fingerprint: str) -> None:
-        """Start a run: remove what earlier ones left, but not the tables of the existing annotation.
+        """Start a run: remove what earlier ones left, but not the tables of the annotation in `live`, if there is one.
 
-        Args:
-            job: The input of all tasks.
-            modified: A hash of the modification times of the inputs.
-            live: The folder of the existing annotation; None if there is none.
-            fingerprint: The fingerprint of the dataset.
+        `modified` is a hash of the modification times of the inputs, `fingerprint` that of the dataset.
         """
         left = [name for name in self.storage.list(self.folder) if name not in (_LOCK, RUN_FOLDER)]
         self.storage.remove(*(f"{self.folder}/{name}" for name in left))
@@ -121,12 +117,9 @@ class AnnotationRun(Record):
         return int(plan["task_bytes"])
 
     def finish(self, job: WriteJob, live: str | None, is_update: bool = False) -> None:
-        """Remove the files of an unfinished run, those of killed tasks, and the tables of all but the live annotation.
+        """Remove the files of an unfinished run and of killed tasks, and all tables but those in `live`.
 
-        Args:
-            job: The input of all tasks.
-            live: The folder of the annotation that exists now; None if there is none.
-            is_update: Whether the run was to extend the annotation, which earlier versions still have.
+        An update leaves those that earlier versions still have.
         """
         paths = job.shards.table.column("path").to_pylist()
         tables = dict.fromkeys(posixpath.dirname(annotation_table_path(job.folder, path)) for path in paths)

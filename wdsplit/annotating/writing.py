@@ -23,7 +23,7 @@ from wdsplit.fields.keys import Locate
 from wdsplit.jobs.run import Job, Pass, run
 from wdsplit.loading.reading.open_shard import open_shard
 from wdsplit.loading.reading.windows import read_window
-from wdsplit.shards.annotations import MISSING, RUN_SUFFIX, annotation_table_path, side_shard_path
+from wdsplit.shards.annotations import MISSING, RUN_SUFFIX, annotation_table_path
 from wdsplit.shards.files import write_shard
 from wdsplit.shards.manifest import Field, Shard, Shards
 from wdsplit.shards.sample_tables import KEY as SAMPLE_KEY
@@ -180,7 +180,7 @@ def write_shards(job: WriteJob, engine: Engine, report: Report, read: Read) -> t
     sides = [side for group in groups for side in group.side_shards]
     shards = job.shards.table.slice(0, len(sides))
     columns = {
-        "path": [side_shard_path(job.folder, path) for path in shards.column("path").to_pylist()],
+        "path": [f"{job.folder}/{path}" for path in shards.column("path").to_pylist()],
         "num_samples": shards.column("num_samples"),
         "num_pads": shards.column("num_pads"),
         "num_bytes": [num_bytes for num_bytes, _ in sides],
@@ -203,17 +203,7 @@ def run_pass(
 ) -> list[Result]:
     """Run what is left of a pass; return the results of all its tasks, in their order.
 
-    Args:
-        job: The annotation.
-        engine: Engine that runs the tasks.
-        report: Called with the progress.
-        name: The pass.
-        work: As for `Pass`.
-        parse: As for `Pass`.
-        amounts: As for `Pass`.
-        known: As for `jobs.run.run`.
-        collect: Called with each result as it comes; it may raise.
-        threads: As for `Engine.map`.
+    The arguments are those of `Pass` and of `run`; `collect` is called with each result as it comes, and may raise.
     """
     results: dict[int, Result] = {}
 
@@ -277,15 +267,7 @@ def _write_shard(job: WriteJob, storage: Storage, take: Take, number_and_start: 
 def _write_side_shard(
     job: WriteJob, storage: Storage, shard: Shard, take: Callable[[Int64], list[pa.Array]], samples: Int64
 ) -> Shard:
-    """Write the side shard of a shard, and its places.
-
-    Args:
-        job: The annotation.
-        storage: The dataset.
-        shard: The shard.
-        take: Returns the encoded fields of samples.
-        samples: int64 of shape (n,): the shard's samples in the group, without pads.
-    """
+    """Write the side shard of a shard, given its samples in the group, without pads; `take` returns encoded fields."""
     keys = read_samples(storage, shard, [SAMPLE_KEY]).column(0)
     if shard.num_pads:
         # A pad repeats the samples of its shard, from the first on. In a shard without any it has none of the fields.
@@ -308,4 +290,4 @@ def _write_side_shard(
             begin, at_once = begin + count, min(_SAMPLES_AT_ONCE, _GROWTH * at_once, 1 + BATCH_BYTES // mean)
 
     fields = [*(field.name for field in job.fields), MISSING]
-    return write_shard(storage, side_shard_path(job.folder, shard.path), bodies(), fields, shard.num_pads)
+    return write_shard(storage, f"{job.folder}/{shard.path}", bodies(), fields, shard.num_pads)

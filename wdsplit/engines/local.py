@@ -16,13 +16,10 @@ from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExec
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from wdsplit.errors import ConvertError
 from wdsplit.without_pandas import do_without_pandas
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["Engine", "LocalEngine", "ahead", "end_with_parent", "in_order", "raise_if_cancelled"]
 

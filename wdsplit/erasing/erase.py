@@ -34,7 +34,7 @@ from wdsplit.shards.annotations import (
     write_side_shards,
 )
 from wdsplit.shards.erased import dump_erased, read_erased
-from wdsplit.shards.manifest import ERASE_FOLDER, Manifest, Shards
+from wdsplit.shards.manifest import ERASE_FOLDER, Manifest, Shard, Shards
 from wdsplit.shards.sidecars import write_sidecars
 from wdsplit.shards.versions import erased_path
 from wdsplit.shards.views import VIEWS, read_view, write_view
@@ -219,16 +219,14 @@ def _carry_out(job: EraseJob, storage: Storage, engine: Engine, report: Callable
     return grown
 
 
-def _replaced(job: EraseJob, shards: Shards, made: Sequence[tuple[int, int, int, str] | None]) -> Shards:
+def _replaced(job: EraseJob, shards: Shards, made: Sequence[Shard | None]) -> Shards:
     """Return shards of the dataset, or side shards, with those that changed as they are now."""
     columns = shards.table.to_pydict()
     is_left = np.ones(len(shards), np.bool_)
-    for number, row in zip(job.numbers.tolist(), made, strict=True):
-        is_left[number] = row is not None
-        if row is not None:
-            changed = (job.path_of(columns["path"][number]), *row)
-            for name, value in zip(columns, changed, strict=True):
-                columns[name][number] = value
+    for number, shard in zip(job.numbers.tolist(), made, strict=True):
+        is_left[number] = shard is not None
+        for name, value in dataclasses.asdict(shard).items() if shard is not None else ():
+            columns[name][number] = value
     return Shards(Shards.of_columns(columns).table.filter(pa.array(is_left)).combine_chunks())
 
 

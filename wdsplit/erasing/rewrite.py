@@ -80,15 +80,15 @@ class Rewritten(NamedTuple):
     """What became of a shard.
 
     Attributes:
-        shard: Its samples with pads, pads, bytes and checksum; None if no sample is left.
+        shard: What is left of it; None if no sample is.
         sides: The same of its side shard in each annotation; None if the annotation has no fields, too.
         grown: By how many bytes the files of each annotation have grown.
         missing: How many of the erased samples had no row in each annotation.
         erased: The hashes of the keys of the erased samples.
     """
 
-    shard: tuple[int, int, int, str] | None
-    sides: list[tuple[int, int, int, str] | None]
+    shard: Shard | None
+    sides: list[Shard | None]
     grown: list[int]
     missing: list[int]
     erased: list[str]
@@ -96,16 +96,9 @@ class Rewritten(NamedTuple):
 
 def parse_rewritten(note: Any) -> Rewritten:
     """Return what is noted of a shard."""
-
-    def row(value: Any) -> tuple[int, int, int, str] | None:
-        if value is None:
-            return None
-        num_samples, num_pads, num_bytes, checksum = value
-        return int(num_samples), int(num_pads), int(num_bytes), str(checksum)
-
     shard, sides, grown, missing, erased = note
-    counts = list(map(int, grown)), list(map(int, missing))
-    return Rewritten(row(shard), list(map(row, sides)), *counts, list(map(str, erased)))
+    made = [None if each is None else Shard(**each) for each in (shard, *sides)]
+    return Rewritten(made[0], made[1:], list(map(int, grown)), list(map(int, missing)), list(map(str, erased)))
 
 
 def rewrite_shards(job: EraseJob, storage: Storage, items: range) -> Iterator[Rewritten]:
@@ -120,14 +113,10 @@ def rewrite_shards(job: EraseJob, storage: Storage, items: range) -> Iterator[Re
             made = _copy(job, storage, opened, shard.path, places, num_pads, number, table)
             write_shard_sidecars(storage, made, manifest.field_names, manifest.emit)
         keys = rows.column(KEY).take(pa.array(job.selection.places(number))).to_pylist()
-        result = Rewritten(_row(made), [], [], [], hash_erased(keys, manifest.fingerprint))
+        result = Rewritten(made, [], [], [], hash_erased(keys, manifest.fingerprint))
         for annotation, side in job.annotations:
             _rewrite_annotation(job, storage, number, places, made, annotation, side, result)
         yield result
-
-
-def _row(shard: Shard | None) -> tuple[int, int, int, str] | None:
-    return None if shard is None else (shard.num_samples, shard.num_pads, shard.num_bytes, shard.checksum)
 
 
 def _rewrite_annotation(
@@ -142,15 +131,7 @@ def _rewrite_annotation(
 ) -> None:
     """Write the table and the side shard of a shard for an annotation, and add what became of them to a result.
 
-    Args:
-        job: The input of all tasks.
-        storage: The dataset.
-        number: The shard's number.
-        places: int64 of shape (n,): its samples that stay.
-        made: The shard as it is now; None if no sample is left.
-        annotation: The annotation.
-        side: Its side shards, if it has fields.
-        result: What became of the shard.
+    `places` are the samples that stay, `made` is the shard as it is now, and `side` has the annotation's side shards.
     """
     shard, erased, grown = job.manifest.shards[number], job.selection.places(number), 0
     is_missing, new = np.ones(len(erased), np.bool_), None
@@ -172,7 +153,7 @@ def _rewrite_annotation(
         if made is not None:
             new = _copy(job, storage, opened, listed.path, places, made.num_pads, number)
             grown += new.num_bytes
-    result.sides.append(_row(new))
+    result.sides.append(new)
     result.grown.append(grown)
     result.missing.append(int(is_missing.sum()))
 

@@ -32,7 +32,6 @@ __all__ = [
     "SIDE_TABLE",
     "Annotation",
     "Covered",
-    "annotation_folder",
     "annotation_of_folder",
     "annotation_table_path",
     "drop_annotation",
@@ -44,7 +43,6 @@ __all__ = [
     "list_annotations",
     "read_annotation",
     "read_side_shards",
-    "side_shard_path",
     "write_annotation",
     "write_side_shards",
 ]
@@ -102,19 +100,9 @@ class Annotation:
         return names_of(self.schema)
 
 
-def annotation_folder(name: str, run: str) -> str:
-    """Return the folder with the tables of an annotation; `run` is the hash of its run, 16 hexadecimal digits."""
-    return f"{ANNOTATIONS.folder}/{name}-{run}"
-
-
 def annotation_table_path(folder: str, shard: str) -> str:
     """Return the path of the table of a shard, given the annotation's folder and the shard's path."""
     return f"{folder}/{samples_path(shard)}"
-
-
-def side_shard_path(folder: str, shard: str) -> str:
-    """Return the path of the side shard of a shard, given the annotation's folder and the shard's path."""
-    return f"{folder}/{shard}"
 
 
 def _read(storage: ReadableStorage, name: str, path: str) -> Annotation:

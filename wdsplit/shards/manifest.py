@@ -199,18 +199,14 @@ class Manifest:
         digest = xxhash.xxh3_128()
         digest.update(self.shards.column("num_samples").astype("<i8").tobytes())
         digest.update(self.shards.column("num_pads").astype("<i8").tobytes())
+        import pyarrow.compute as pc  # here, because the first batch of a dataset comes without it
+
         checksums = self.shards.table.column("checksum")
         for first in range(0, len(checksums), _HASHED_TOGETHER):
             digest.update(b"\n" if first else b"")
-            digest.update(_lines(checksums.slice(first, _HASHED_TOGETHER).combine_chunks()))
+            texts = checksums.slice(first, _HASHED_TOGETHER).combine_chunks()
+            digest.update(pc.binary_join(pa.ListArray.from_arrays([0, len(texts)], texts), "\n")[0].as_buffer())
         return digest.hexdigest()
-
-
-def _lines(texts: pa.StringArray) -> pa.Buffer:
-    """Return the bytes of texts, joined by newlines."""
-    import pyarrow.compute as pc  # here, because the first batch of a dataset comes without it
-
-    return pc.binary_join(pa.ListArray.from_arrays([0, len(texts)], texts), "\n")[0].as_buffer()
 
 
 def first_samples(manifest: Manifest, limit: int) -> Manifest:

@@ -105,11 +105,13 @@ def read_table(file: pq.ParquetFile, schema: pa.Schema, limit: int) -> pa.Table:
 
 def _check_metadata(file: pq.ParquetFile, schema: pa.Schema, limit: int) -> None:
     """Refuse a file that has other columns, or would take more memory than `limit` bytes."""
-    if not all(_is_right(file.schema_arrow, field) for field in schema):
-        raise UnreadableError(", ".join(f"{field.name}: {field.type}" for field in file.schema_arrow)[:1000])
-    metadata = file.metadata
+    found, metadata = file.schema_arrow, file.metadata
+    for name, kind in zip(schema.names, schema.types, strict=True):  # exactly one column of each name
+        if [plain_type(found.field(place).type) for place in found.get_all_field_indices(name)] != [kind]:
+            raise UnreadableError(", ".join(f"{field.name}: {field.type}" for field in found)[:1000])
     num_rows, columns = metadata.num_rows, range(metadata.num_columns)
-    num_bytes = num_rows * sum(_value_bytes(field.type) for field in schema)
+    least = (_OFFSET_BYTES if kind == pa.string() else -(-int(kind.bit_width) // 8) for kind in schema.types)
+    num_bytes = num_rows * sum(least)
     for number in range(metadata.num_row_groups):
         # Reading a batch of no rows decompresses nothing, but detects errors of a forged footer. Without this, `column`
         # would hit them where pyarrow does not catch them, and the process would abort.
@@ -124,16 +126,6 @@ def _check_metadata(file: pq.ParquetFile, schema: pa.Schema, limit: int) -> None
             num_bytes += column.total_uncompressed_size
     if num_rows or num_bytes > limit:
         raise UnreadableError("columns no larger in memory than a table of this size allows")
-
-
-def _value_bytes(kind: pa.DataType) -> int:
-    """Return the minimum bytes of a value."""
-    return _OFFSET_BYTES if kind == pa.string() else -(-int(kind.bit_width) // 8)
-
-
-def _is_right(schema: pa.Schema, field: pa.Field) -> bool:
-    """Return whether a file has exactly one column of this name, with the right type."""
-    return [plain_type(schema.field(place).type) for place in schema.get_all_field_indices(field.name)] == [field.type]
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:

@@ -168,7 +168,8 @@ def dump_samples(table: pa.Table, checksum: str, recipe: str = "") -> bytes:
         recipe: An identifier of how the columns were found; empty if the manifest's types decide.
     """
     metadata = {_CHECKSUM: checksum, **({_RECIPE: recipe} if recipe else {})}
-    columns = [_whole(column) for column in table.columns]
+    # as one array each, so that the same rows give the same bytes
+    columns = [each.chunk(0) if each.num_chunks == 1 else each.combine_chunks() for each in table.columns]
     schema = pa.schema([field.remove_metadata() for field in table.schema])
     compression: dict[str, str] = {}
     encodings: dict[str, str] = {}
@@ -203,11 +204,6 @@ def _pages_checksum(data: bytes) -> str:
     """Return a checksum of all values of a table: of its bytes before the footer."""
     footer_bytes = int.from_bytes(data[-8:-4], "little")
     return xxhash.xxh3_128_hexdigest(memoryview(data)[: max(0, len(data) - 8 - footer_bytes)])
-
-
-def _whole(column: pa.ChunkedArray) -> pa.Array:
-    """Return a column as one array, so that the same rows give the same bytes."""
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
 def _repeats(column: pa.Array) -> bool:

@@ -151,11 +151,14 @@ def write_sidecars(storage: Storage, manifest: Manifest, emit: Sequence[str]) ->
         _publish_index(storage, manifest)
         # All shards are in the split `train`. Samples are crude: dicts of fields, for a cooker of the task encoder.
         info = {"energon_version": _ENERGON_VERSION, "shard_counts": {path: count for path, count, _ in shards}}
+        digest = manifest.fingerprint
+        variant = "89ab"[int(digest[16], 16) % 4]
+        uuid = f"{digest[:8]}-{digest[8:12]}-8{digest[13:16]}-{variant}{digest[17:20]}-{digest[20:]}"  # RFC 9562
         train = "".join(f"  - {orjson.dumps(path).decode()}\n" for path, _, _ in shards)
         for name, data in (
             (".info.json", orjson.dumps(info, option=orjson.OPT_INDENT_2)),
             ("dataset.yaml", b"__module__: megatron.energon\n__class__: CrudeWebdataset\n"),
-            ("index.uuid", _uuid(manifest.fingerprint).encode()),
+            ("index.uuid", uuid.encode()),
             ("split.yaml", f"split_parts:\n  train:\n{train}  val: []\n  test: []\nexclude: []\n".encode()),
         ):
             _publish(storage, f"{ENERGON_FOLDER}/{name}", data)
@@ -164,12 +167,6 @@ def write_sidecars(storage: Storage, manifest: Manifest, emit: Sequence[str]) ->
 def _publish(storage: Storage, path: str, data: bytes) -> None:
     with storage.publish(path, durable=True) as file:
         file.write([data])
-
-
-def _uuid(digest: str) -> str:
-    """Return 32 hexadecimal digits as a UUID of version 8, which is for custom formats (RFC 9562)."""
-    variant = "89ab"[int(digest[16], 16) % 4]
-    return f"{digest[:8]}-{digest[8:12]}-8{digest[13:16]}-{variant}{digest[17:20]}-{digest[20:]}"
 
 
 def _publish_index(storage: Storage, manifest: Manifest) -> None:

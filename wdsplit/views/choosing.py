@@ -207,9 +207,8 @@ def read_choice(
         if what in given:
             columns.refuse_unknown([given[what]])
             kind = columns.schema.field(given[what]).type
-            is_value = what == "group" and "budget" not in given and _is_value(kind)
-            if not (pa.types.is_integer(kind) or is_value):
-                is_any = what == "group" and "budget" not in given
+            is_any = what == "group" and "budget" not in given
+            if not (pa.types.is_integer(kind) or (is_any and kind in (pa.string(), pa.bool_()))):
                 raise InputError(
                     f"column {given[what]!r} cannot be used to {what}",
                     place=columns.storage.url,
@@ -242,12 +241,6 @@ def read_choice(
     for name in filter(given.__contains__, ("keys", "exclude")):
         given[name] = read_keys(given[name], name, columns, storage_options)
     return Choice(**given)
-
-
-def _is_value(kind: pa.DataType) -> bool:
-    """Tell whether a type's values, other than integers, can be those of groups."""
-    inner = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return bool(pa.types.is_string(inner) or pa.types.is_large_string(inner) or pa.types.is_boolean(inner))
 
 
 def refuse_missing(
@@ -386,15 +379,10 @@ def _figures(choice: Choice, units: Units, parts: Sequence[_Part]) -> dict[str, 
         if isinstance(units, Groups):
             most, costs = int(units.codes.sum()), units.costs
         figures["fill"] = round(sum(part.length for part in parts) / max(1, most), 4)
-        costs = np.sort(costs)
-        figures["imbalance"] = round(_mean_of_largest(costs) / max(1.0, float(costs.mean())), 3) if len(costs) else 1.0
+        below = (np.arange(len(costs) + 1) / max(1, len(costs))) ** COMPARED_RANKS
+        largest = float(np.diff(below) @ np.sort(costs))  # the mean of the largest, of costs that each rank draws
+        figures["imbalance"] = round(largest / max(1.0, float(costs.mean())), 3) if len(costs) else 1.0
     return figures
-
-
-def _mean_of_largest(costs: npt.NDArray[np.float64]) -> float:
-    """Return the mean of the largest of some costs that are drawn at random from sorted ones, one for each rank."""
-    below = (np.arange(len(costs) + 1) / len(costs)) ** COMPARED_RANKS
-    return float(np.diff(below) @ costs)
 
 
 def _grouped(columns: SampleColumns, choice: Choice, items: Selection | Repeats, parts: Sequence[_Part]) -> Groups:
@@ -577,8 +565,7 @@ def _values_of(
     table: pa.Table, choice: Choice, mask: npt.NDArray[np.bool_], number_of: dict[Any, int]
 ) -> npt.NDArray[np.uint32]:
     """Return the number of each sample's value of a column; values without one get the next. 0 outside of the mask."""
-    column = table.column(choice.group).combine_chunks()
-    values = (column if pa.types.is_dictionary(column.type) else column.dictionary_encode()).filter(pa.array(mask))
+    values = table.column(choice.group).combine_chunks().dictionary_encode().filter(pa.array(mask))
     if values.null_count:
         row = table.filter(pa.array(mask)).slice(int(np.argmax(values.is_null().to_numpy(False))), 1)
         key = row.column(KEY)[0].as_py()

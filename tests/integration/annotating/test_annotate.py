@@ -359,8 +359,9 @@ def convert_anew(data, folder, first=0, **changes):
     wdsplit.convert(source, data, ConvertOptions(shards=SHARDS, key="id", overwrite=True, **changes))
 
 
-@pytest.mark.parametrize("full", ["", "full"])
-@pytest.mark.parametrize("name", ["rows", "keys", "join", "write"])
+@pytest.mark.parametrize(
+    ("name", "full"), [("rows", ""), ("keys", ""), ("keys", "full"), ("join", ""), ("write", ""), ("write", "full")]
+)
 def test_a_run_that_is_killed_leaves_the_dataset_as_it_was_and_is_continued(data, tmp_path, name, full, little_memory):
     source = write_table(tmp_path / "s.parquet", with_payloads(scores()), 20)
     renamed = {f"{name}2": name for name in ("score", "word", "flag")}

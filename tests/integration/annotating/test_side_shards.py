@@ -68,7 +68,11 @@ class Made:
         self.annotation = annotate(self.data, rows.take(order))
 
 
-@pytest.fixture(scope="module", params=[(60, 50), (30_000, 50), (60, 30_000)], ids=["small", "images", "masks"])
+SIZES = [(60, 50), (30_000, 50), (60, 30_000)]
+"""Bytes of images and of masks."""
+
+
+@pytest.fixture(scope="module", params=SIZES, ids=["small", "images", "masks"])
 def made(request, tmp_path_factory):
     return Made(tmp_path_factory.mktemp("made"), table(*request.param))
 
@@ -164,7 +168,12 @@ WAYS = {
 # What is read
 
 
-@pytest.mark.parametrize("way", WAYS)
+OF_LARGE = ("loader", "threads", "numbered", "verified", "some fields", "one field")
+"""What reads large fields in another way than small ones."""
+LARGE = [(sizes, way) for sizes in SIZES[1:] for way in OF_LARGE]
+
+
+@pytest.mark.parametrize(("made", "way"), [*((SIZES[0], way) for way in WAYS), *LARGE], indirect=["made"])
 def test_samples_have_joined_fields_as_if_they_had_been_converted_with_them(made, way):
     assert WAYS[way](made.data, join=["later"]) == WAYS[way](made.whole)
 

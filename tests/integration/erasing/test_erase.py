@@ -70,7 +70,7 @@ def paths_of(url, version=None):
     return read_manifest(open_storage(url), version).shards.table.column("path").to_pylist()
 
 
-@pytest.fixture(params=["disk", "s3", "memory"])
+@pytest.fixture
 def place(request, tmp_path):
     """Return the URL of a dataset, and the function that reads its files."""
     if request.param == "memory":
@@ -84,7 +84,11 @@ def place(request, tmp_path):
     return str(tmp_path / "train"), lambda: files_of(tmp_path / "train")
 
 
-@pytest.mark.parametrize("kind", [{"pad": "none"}, {"pad": "repeat"}, {"pad": "repeat", "long_keys": True}], ids=str)
+KINDS = [{"pad": "none"}, {"pad": "repeat", "long_keys": True}]
+PLACES = [("disk", {"pad": "repeat"}), ("memory", KINDS[0]), *(("disk", kind) for kind in KINDS), ("s3", KINDS[1])]
+
+
+@pytest.mark.parametrize(("place", "kind"), PLACES, indirect=["place"], ids=str)
 def test_the_new_version_has_all_but_the_erased_samples_and_the_old_one_stays_as_it_was(place, kind):
     url, read = place
     make(url, **kind)

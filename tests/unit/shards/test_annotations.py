@@ -8,7 +8,6 @@ from wdsplit.errors import CorruptDataError, InputError
 from wdsplit.shards.annotations import (
     ANNOTATIONS,
     Annotation,
-    annotation_folder,
     annotation_table_path,
     drop_annotation,
     find_annotation,
@@ -27,7 +26,7 @@ TABLE = pa.table({"score": pa.array([0.5, None, 2.5]), "größe": pa.array(["a",
 
 
 def annotation_of(name, **changes):
-    folder = annotation_folder(name, "0" * 16)
+    folder = f"fields/{name}-{'0' * 16}"
     made = Annotation(name, folder, TABLE.schema, MANIFEST.fingerprint, 5, 1, 2, 3, 400, provenance={"key": "id"})
     return dataclasses.replace(made, **changes)
 
