@@ -31,31 +31,30 @@ def read_state(path: str | os.PathLike[str]) -> dict[str, Any]:
         DatasetNotFoundError: The file does not exist.
         StorageError: It cannot be read.
     """
-    file, keys = _split(os.fspath(path))
+    file, keys = os.fspath(path), ""
+    named, _, after = file.rpartition(":")
+    if named and not Path(file).exists() and Path(named).exists():
+        file, keys = named, after
     content = _content(file)
     found = {".".join(map(str, where)): state for where, state in _states(content, ())}
     if keys:
         found = {where: state for where, state in found.items() if where == keys or where.startswith(f"{keys}.")}
     distinct = list({json.dumps(state, sort_keys=True, default=repr): state for state in found.values()}.values())
     if len(distinct) != 1:
+        is_dict = isinstance(content, Mapping)
+        names = listed(content, _SHOWN, lambda name: str(name)[:40]) if is_dict else ""
+        held = f"a dict of {names or 'nothing'}" if is_dict else f"a {type(content).__name__}"
         raise StateError(
             "several states of a loader in the file" if found else "no state of a loader in the file",
             place=f"{file}:{keys}" if keys else file,
             expected="one dict that loader.state_dict() returned, by itself or in a checkpoint",
-            found=listed(found, _SHOWN) or _described(content),
+            found=listed(found, _SHOWN) or held,
             remedy=f"name one: {file}:{next(iter(found))}" if found else "save loader.state_dict() with the checkpoint",
         )
     return dict(distinct[0])
 
 
-def _split(path: str) -> tuple[str, str]:
-    """Return the file, and the keys that lead to the state in it."""
-    file, separator, keys = path.rpartition(":")
-    return (file, keys) if separator and not Path(path).exists() and Path(file).exists() else (path, "")
-
-
 def _content(path: str) -> Any:
-    """Return the content of a file."""
     try:
         with open(path, "rb") as file:
             is_json = file.read(1024).lstrip()[:1] in (b"{", b"[")
@@ -99,10 +98,3 @@ def _states(value: Any, where: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...
         return
     for key, child in children if len(where) < _MAX_DEPTH else ():
         yield from _states(child, (*where, key))
-
-
-def _described(content: Any) -> str:
-    """Describe the content of a file without a state."""
-    if not isinstance(content, Mapping):
-        return f"a {type(content).__name__}"
-    return f"a dict of {listed(content, _SHOWN, lambda name: str(name)[:40])}" if content else "an empty dict"

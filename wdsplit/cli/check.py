@@ -70,6 +70,8 @@ def verify_command(dataset: str, running: Running, **arguments: Any) -> Result:
     Payloads are decoded only with --decode: it finds the images, or those of the view, that decode or resized would
     fail on.
     """
+    from wdsplit.loading.bad_samples import line_of  # here, because --help does not need it
+
     with progress_bar("verifying") as bar:
         report = wdsplit.verify(
             dataset,
@@ -77,7 +79,8 @@ def verify_command(dataset: str, running: Running, **arguments: Any) -> Result:
             engine=running.open(),
             **arguments,
         )
-    url, manifest, problems = shown_url(dataset), report.manifest, report.problems
+    url, manifest, problems, images = shown_url(dataset), report.manifest, report.problems, report.images
+    names = ("cause", "place", "expected", "found", "remedy")
     shown = [error_text("problem", str(problem)) for problem in problems[:_MAX_SHOWN]]
     if len(problems) > _MAX_SHOWN:
         shown.append(f"... and {counted(len(problems) - _MAX_SHOWN, 'more problem')} (--json shows all)")
@@ -89,23 +92,15 @@ def verify_command(dataset: str, running: Running, **arguments: Any) -> Result:
     lines += erased_lines(dataset, report.with_erased)
     return Result(
         "\n".join(lines),
-        {"dataset": dataset, "shards": report.num_shards, **_problems_and_images(report)},
+        {
+            "dataset": dataset,
+            "shards": report.num_shards,
+            "problems": [{name: getattr(problem, name) for name in names} for problem in problems],
+            "images": images and {**vars(images), "bad": [orjson.loads(line_of(sample)) for sample in images.bad]},
+        },
         problems=shown,
         code=FAILED if problems else 0,
     )
-
-
-def _problems_and_images(report: Report) -> dict[str, Any]:
-    """Return what was found as JSON values."""
-    from wdsplit.loading.bad_samples import line_of
-
-    names, images = ("cause", "place", "expected", "found", "remedy"), report.images
-    return {
-        "problems": [{name: getattr(problem, name) for name in names} for problem in report.problems],
-        "images": None
-        if images is None
-        else {**vars(images), "bad": [orjson.loads(line_of(sample)) for sample in images.bad]},
-    }
 
 
 def _image_lines(report: Report, url: str, bad_samples_file: str | None) -> list[str]:

@@ -12,7 +12,7 @@ from wdsplit.order.bundles import Grouping
 from wdsplit.order.epoch import EpochOrder
 from wdsplit.reporting.cluster import DEFAULT_TOPOLOGIES, Cluster, Load, Topology
 from wdsplit.reporting.fields import Duplicates, FieldFacts, duplicates, field_facts
-from wdsplit.reporting.labels import TENTHS, Labels, codes_by_number, labels_of, tenth_of
+from wdsplit.reporting.labels import TENTHS, Labels, codes_by_number, labels_of
 from wdsplit.reporting.mixing import BatchMix, CodesOf, Meeting, RankView, batch_mix, meetings, rank_view
 from wdsplit.reporting.options import ReportOptions
 from wdsplit.reporting.samples import Card, cards, drawn_numbers
@@ -176,7 +176,7 @@ def collected(subject: Subject, options: ReportOptions) -> Facts:
 def _classes(subject: Subject, scanned: Scan, labels: Labels | None) -> tuple[CodesOf, tuple[str, ...], int]:
     """Return a function that tells the classes of samples, the class names, and the limit of samples to look up."""
     if labels is None:
-        return lambda numbers: tenth_of(numbers, subject.num_stored), TENTHS, _ALL_LABELS
+        return lambda numbers: numbers * 10 // max(1, subject.num_stored), TENTHS, _ALL_LABELS
     codes_of = codes_by_number(subject, scanned, labels)
     return codes_of, (*labels.names, "(another)"), _ALL_LABELS if scanned.is_exact else _MAX_LABELS
 

@@ -20,7 +20,7 @@ from wdsplit.reporting.subject import Subject
 from wdsplit.shards.manifest import Manifest
 from wdsplit.texts import class_name
 
-__all__ = ["TENTHS", "Labels", "codes_by_number", "labels_of", "tenth_of"]
+__all__ = ["TENTHS", "Labels", "codes_by_number", "labels_of"]
 
 _USUAL = ("cls", "label", "class", "cls.txt", "target", "y")
 _MAX_CLASSES = 10_000
@@ -110,11 +110,6 @@ def _labels(field: str, column: Column, names: tuple[str, ...]) -> Labels:
 
 
 TENTHS = tuple(f"{10 * tenth} to {10 * tenth + 10} %" for tenth in range(10))
-
-
-def tenth_of(numbers: Int64, num_stored: int) -> Int64:
-    """Return the tenth of the files that each sample is in: 0 to 9."""
-    return numbers * 10 // max(1, num_stored)
 
 
 def codes_by_number(subject: Subject, scan: Scan, labels: Labels) -> Callable[[Int64], Int64]:

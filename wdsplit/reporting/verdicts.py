@@ -59,7 +59,12 @@ def _content(facts: Facts) -> Verdict:
     if not facts.num_samples:
         what = "view" if facts.total("num_samples") else "dataset"
         return Verdict(question, "bad", "nothing", f"The {what} has no samples.", "", "identity")
-    problems = [problem for field in facts.fields for problem in _problems(field)]
+    problems = [
+        f"{counted(count, 'sample')} with {which} {safe_text(field.name, 30)}"
+        for field in facts.fields
+        for which, count in (("no", field.absent), ("an empty", field.nulls), ("an unreadable", field.unreadable))
+        if count
+    ]
     labels = facts.labels
     units = ((part, part.selection_at(0)) for part in facts.parts)
     in_view = sum(part.manifest.num_samples if each is None else each.chosen.num_samples for part, each in units)
@@ -101,12 +106,6 @@ def describe_field(field: FieldFacts) -> str:
     elif characters is not None:
         detail = f", usually {characters.median:,.0f} characters"
     return f"{safe_text(field.name, 30)} ({field.kind}{detail})"
-
-
-def _problems(field: FieldFacts) -> list[str]:
-    name = safe_text(field.name, 30)
-    counts = (("no", field.absent), ("an empty", field.nulls), ("an unreadable", field.unreadable))
-    return [f"{counted(count, 'sample')} with {which} {name}" for which, count in counts if count]
 
 
 def _mixed(facts: Facts) -> Verdict:
