@@ -25,12 +25,11 @@ import numpy as np
 from wdsplit.errors import InputError, MissingDependencyError, TopologyError, did_you_mean
 from wdsplit.loading.ahead import Ahead
 from wdsplit.loading.announcing import announce
-from wdsplit.loading.batches import Batches, SubBatch
+from wdsplit.loading.batches import Batches, Running, SubBatch
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.options import checked_epoch
 from wdsplit.loading.progress import Progress
 from wdsplit.loading.reading.source import AnySource
-from wdsplit.loading.running import Running
 from wdsplit.loading.statistics import Statistics
 from wdsplit.loading.transport.batch_memory import Pool
 from wdsplit.loading.transport.collate import Output, Strings, weave, weave_group, weave_packs

@@ -9,10 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from wdsplit.errors import InputError, StateError
-from wdsplit.loading.batches import Batches
+from wdsplit.loading.batches import Batches, Running
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.reading.source import AnySource
-from wdsplit.loading.running import Running
 from wdsplit.order.seen import SeenSteps
 from wdsplit.order.skips import Skips
 from wdsplit.order.split import AnyOrder, Steps, World, whole

@@ -15,10 +15,7 @@ import wdsplit
 from made_datasets import converted, images_table, numbers_table
 from made_views import view_of
 from wdsplit.errors import InputError, PipelineError, SampleNotFoundError
-from wdsplit.loading.reading import numbered
-from wdsplit.loading.reading.numbered import NumberedSamples
 from wdsplit.loading.reading.source import Access
-from wdsplit.loading.reading.windows import read_window
 
 
 @pytest.fixture(scope="module")
@@ -102,22 +99,6 @@ def test_a_slice_reads_nothing(numbers, monkeypatch):
     samples = wdsplit.Samples(numbers)
     monkeypatch.setattr(os, "open", None)
     assert len(samples[10:20].decode()) == 10
-
-
-def test_keys_that_do_not_rise_come_from_the_sample_tables_and_are_kept(shuffled, monkeypatch):
-    samples, parsed = wdsplit.Samples(shuffled), []
-    keys = [sample["__key__"] for sample in samples]
-    assert keys != sorted(keys)
-
-    def read_headers(shard, samples):
-        parsed.append(len(samples))
-        return read_window(shard, samples)
-
-    monkeypatch.setattr(numbered, "read_window", read_headers)
-    assert [samples[key]["__position__"] for key in keys] == list(range(101))
-    assert set(parsed) == {1}  # the headers of the bisection, one by one
-    monkeypatch.setattr(NumberedSamples, "_read_keys", None)
-    assert samples[keys[50]]["__position__"] == 50
 
 
 # Stages

@@ -197,19 +197,16 @@ class NumberedSamples:
             if not count:
                 continue
             keys = self._keys.get(shard)
-            if keys is None:
-                keys = self._read_keys(shard, count)
-                if sum(each.nbytes for each in self._keys.values()) < _KEYS_BYTES:
-                    self._keys[shard] = keys
+            if keys is None and self._manifest.samples is not None:
+                listed = self._manifest.shards[shard]
+                keys = read_samples(self._storage, listed, [KEY]).column(0).combine_chunks()
+            elif keys is None:
+                opened = self._shard(shard).get().narrowed(())
+                parts = np.split(np.arange(count), range(_SAMPLES_TOGETHER, count, _SAMPLES_TOGETHER))
+                keys = pa.array([key for part in parts for key in read_window(opened, part).keys.tolist()], pa.string())
+            if sum(each.nbytes for each in self._keys.values()) < _KEYS_BYTES:
+                self._keys[shard] = keys
             yield int(self.numbers.ends[shard]) - count, keys
-
-    def _read_keys(self, shard: int, count: int) -> pa.StringArray:
-        """Return the keys of a shard, from its sample table if it has one."""
-        if self._manifest.samples is not None:
-            return read_samples(self._storage, self._manifest.shards[shard], [KEY]).column(0).combine_chunks()
-        opened = self._shard(shard).get().narrowed(())
-        parts = np.split(np.arange(count), range(_SAMPLES_TOGETHER, count, _SAMPLES_TOGETHER))
-        return pa.array([key for part in parts for key in read_window(opened, part).keys.tolist()], pa.string())
 
 
 def checked_number(value: Any, count: int, url: str) -> int:
