@@ -156,20 +156,16 @@ def checked_options(options: SamplesOptions, window: int | None = None, kind: An
     given["max_bad_samples"] = whole(given["max_bad_samples"])
     problems += bad_samples_problems(given["on_bad_sample"], given["max_bad_samples"], given["bad_samples_file"])
     if given["cache_size"] is not None:
-        problems += _cache_problems(given["cache_dir"], given["cache_size"])
+        if given["cache_dir"] is None:
+            problems.append(f"cache_size = {given['cache_size']!r}: expected cache_dir too")
+        try:
+            parse_size(given["cache_size"])
+        except InputError as error:
+            problems.append(f"cache_size = {given['cache_size']!r}: expected {error.expected}")
     if problems:
         raise InputError("invalid Dataset options", found="; ".join(problems))
     checked: AllOptions = given  # type: ignore[assignment]
     return checked
-
-
-def _cache_problems(cache_dir: Any, cache_size: Any) -> list[str]:
-    problems = [] if cache_dir is not None else [f"cache_size = {cache_size!r}: expected cache_dir too"]
-    try:
-        parse_size(cache_size)
-    except InputError as error:
-        problems.append(f"cache_size = {cache_size!r}: expected {error.expected}")
-    return problems
 
 
 def checked_epoch(epoch: int) -> int:

@@ -199,7 +199,10 @@ class _Chain:
             raise _BadSampleError(_dropped(key, url)) from None
         except Exception as error:
             self._items = None
-            if not _is_of_sample(error):
+            is_placed = isinstance(error, PipelineError) and bool(error.key)
+            is_ours, is_damage = isinstance(error, WdsplitError), isinstance(error, (CorruptDataError, InputError))
+            # Neither a failure of storage nor a mistake of the program is a bad sample.
+            if isinstance(error, ImportError) or (is_ours and not (is_placed or is_damage)):
                 raise
             raise _BadSampleError(error) from error
         if self._next:
@@ -223,14 +226,6 @@ class _Chain:
         while self._next:
             yield self._next.pop()
         self._has_ended = True
-
-
-def _is_of_sample(error: Exception) -> bool:
-    """Tell whether an error means a bad sample, and not a storage failure or a programming error."""
-    if isinstance(error, WdsplitError):
-        is_placed = isinstance(error, PipelineError) and bool(error.key)
-        return is_placed or isinstance(error, (CorruptDataError, InputError))
-    return not isinstance(error, ImportError)
 
 
 def _dropped(key: str, url: str) -> PipelineError:

@@ -71,7 +71,15 @@ def open_tars(
         seen.add(url)
     files = GatheredFiles(tuple(urls), "")
     check_paths(files.root, list(files.places))
-    folder = _index_folder(cache_dir) / _identity(files, options)
+
+    def identity(path: str) -> tuple[str, int, str]:
+        file = storage.open(path)
+        return path, file.size, file.version
+
+    storage = GatheredStorage(files, options)
+    found = list(in_order(identity, list(files.places), _STATS_AT_ONCE))
+    name_of_index = xxhash.xxh3_128_hexdigest(orjson.dumps([_FORMAT, files.root, found]))
+    folder = _index_folder(cache_dir) / name_of_index
     files = dataclasses.replace(files, companions=str(folder))
     storage = GatheredStorage(files, options)
     manifest = _read(storage)
@@ -121,18 +129,6 @@ def _unwritable(place: str, found: str) -> StorageError:
         remedy="choose one with cache_dir=, or with the environment's XDG_CACHE_HOME",
         url=place,
     )
-
-
-def _identity(files: GatheredFiles, options: Mapping[str, Any] | None) -> str:
-    """Return a hash of the tars' paths, sizes and versions."""
-    storage = GatheredStorage(files, options)
-
-    def identity(path: str) -> tuple[str, int, str]:
-        file = storage.open(path)
-        return path, file.size, file.version
-
-    found = list(in_order(identity, list(files.places), _STATS_AT_ONCE))
-    return xxhash.xxh3_128_hexdigest(orjson.dumps([_FORMAT, files.root, found]))
 
 
 def _read(storage: GatheredStorage) -> Manifest | None:

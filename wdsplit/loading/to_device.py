@@ -53,7 +53,16 @@ def to_device(
     """
     if not isinstance(loader, Loader):
         raise InputError("cannot copy batches", expected="a wdsplit.Loader", found=type(loader).__name__)
-    target, change = _checked(device), _unchanged
+    try:
+        target = torch.device(device)
+        torch.empty(0, device=target)
+    except (AssertionError, NotImplementedError, RuntimeError, TypeError) as error:
+        raise InputError(
+            f"invalid device {str(device)!r}",
+            expected="a device that torch can use here, such as 'cpu', 'cuda' or 'cuda:1'",
+            found=str(error).partition("\n")[0],
+        ) from error
+    change = _unchanged
     if normalize is not None:
         pair = normalize if isinstance(normalize, tuple) and len(normalize) == 2 else (normalize, ())
         if problems := numbers_problems(*pair):
@@ -97,24 +106,6 @@ def _scale_on(mean: Numbers, std: Numbers, device: torch.device) -> list[torch.T
 
 def _unchanged(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
-
-
-def _checked(device: str | torch.device) -> torch.device:
-    """Return a device that torch has here.
-
-    Raises:
-        InputError: torch cannot use it here.
-    """
-    try:
-        target = torch.device(device)
-        torch.empty(0, device=target)
-    except (AssertionError, NotImplementedError, RuntimeError, TypeError) as error:
-        raise InputError(
-            f"invalid device {str(device)!r}",
-            expected="a device that torch can use here, such as 'cpu', 'cuda' or 'cuda:1'",
-            found=str(error).partition("\n")[0],
-        ) from error
-    return target
 
 
 class _Stream:

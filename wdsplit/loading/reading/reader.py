@@ -146,10 +146,18 @@ class SampleReader:
         self.num_reused += len(plan.known)
         parts = self._kept | self._read(new)
         self._kept = {window: part for window, part in parts.items() if window in plan.kept}
-        block = gathered(_by_block(plan, [parts[window] for window in plan.windows]), plan.positions, plan.pads)
+        read = [parts[window] for window in plan.windows]
+        places = plan.places + np.array([part.first for part in read], np.int64)[plan.window_of]
+        # Windows that were read together count as one, so that small windows share numpy calls.
+        blocks = {id(part.block): part.block for part in read}
+        numbers = {key: number for number, key in enumerate(blocks)}
+        block_of = np.array([numbers[id(part.block)] for part in read], np.int64)[plan.window_of]
+        listed = list(blocks.values())
+        filled = [(rows, listed[number], places[rows]) for number, rows in groups(block_of)]
+        block = gathered(filled, plan.positions, plan.pads)
         if plan.units is not None:
-            places = np.arange(len(block)) - np.searchsorted(plan.units, plan.units)
-            block = replace(block, units=plan.units).with_field(PLACE, places.astype(object))
+            nth = np.arange(len(block)) - np.searchsorted(plan.units, plan.units)
+            block = replace(block, units=plan.units).with_field(PLACE, nth.astype(object))
         if plan.groups is not None:
             block = block.with_field(GROUP, plan.groups)
         return block if plan.parts is None else block.with_field(self._part_name, plan.parts.astype(object))
@@ -202,16 +210,3 @@ def _damaged(url: str, samples: Int64, error: CorruptDataError) -> Block:
     # No collector sees into arrays of objects: by a traceback, they would keep this reader forever.
     keys, urls, errors = (as_objects([each] * count) for each in ("", url, error.with_traceback(None)))
     return Block(keys, urls, samples, np.zeros(count, np.bool_), np.zeros(count, np.int64), {DAMAGE: errors})
-
-
-def _by_block(plan: Plan, parts: list[Part]) -> list[tuple[Int64, Block, Int64]]:
-    """Return each block, with the rows of a plan that it fills and the places of their samples in the block.
-
-    Windows that were read together count as one, so that small windows share numpy calls.
-    """
-    blocks = {id(part.block): part.block for part in parts}
-    numbers = {key: number for number, key in enumerate(blocks)}
-    block_of = np.array([numbers[id(part.block)] for part in parts], np.int64)
-    places = plan.places + np.array([part.first for part in parts], np.int64)[plan.window_of]
-    listed = list(blocks.values())
-    return [(rows, listed[number], places[rows]) for number, rows in groups(block_of[plan.window_of])]

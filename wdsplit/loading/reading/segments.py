@@ -66,11 +66,6 @@ class Segments:
             heads[part] = np.asarray(columns)[wanted.argmax(axis=1)]
         return cls(rows, begins, ends, heads)
 
-    @property
-    def mean_bytes(self) -> float:
-        """The mean size of a segment."""
-        return float((self.ends - self.begins).mean())
-
 
 def starts_of_ranges(begins: Int64, ends: Int64, windows: Int64) -> npt.NDArray[np.bool_]:
     """Tell at which of n pieces of some windows a range begins, if small gaps are read along, for fewer reads.

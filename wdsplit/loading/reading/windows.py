@@ -211,12 +211,12 @@ class _Reading:
         self._rows = rows = rows_of([(place.shard.places, place.samples) for place in places])
         self._window_of = np.repeat(np.arange(len(places)), [len(place.samples) for place in places])
         self._segments = segments = Segments.of(rows, shard.read_columns)
-        self._is_small = segments.mean_bytes <= SMALL_SAMPLE_BYTES
+        is_small = bool((segments.ends - segments.begins).mean() <= SMALL_SAMPLE_BYTES)
         is_read = (
             is_second or shard.verifies or any(place.data is not None or place.shard.file.is_remote for place in places)
         )
-        self._has_heads = not is_read and not self._is_small
-        self._is_kept = not self._is_small and places[0].data is not None and len(places) == 1
+        self._has_heads = not is_read and not is_small
+        self._is_kept = not is_small and places[0].data is not None and len(places) == 1
         self._is_whole = (segments.begins == rows.begins) & (segments.ends == rows.ends) & (not self._has_heads)
         self._sizes = rows.sizes[:, self._columns]
 
