@@ -74,6 +74,18 @@ def test_set_epoch_during_a_pass_is_for_the_next_one_in_all_workers(numbers, opt
     assert epoch_of(numbers, loader) == 5
 
 
+@pytest.mark.filterwarnings("ignore:.*is read again:UserWarning")
+def test_the_epoch_of_a_forked_rank_does_not_reach_the_workers_of_this_one(numbers):
+    loader = torch.utils.data.DataLoader(
+        delivering(Dataset(numbers)), batch_size=5, num_workers=1, persistent_workers=True
+    )
+    list(loader)
+    other = multiprocessing.get_context("fork").Process(target=loader.dataset.set_epoch, args=(5,))
+    other.start()
+    other.join()
+    assert (other.exitcode, epoch_of(numbers, loader)) == (0, 0)
+
+
 def at_another_rank(dataset):
     """Be a rank that was started with the dataset of another: one ahead in its epochs."""
     loader = Loader(dataset, 6)
