@@ -59,6 +59,11 @@ class MixedSource(AnySource):
         for epoch in self.view_epochs:
             self.order(epoch)  # refuses what no order can be made of
 
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Samples of each source in an epoch; in the first one, if epochs differ."""
+        return self.counts_at(0)
+
     def counts_at(self, epoch: int) -> tuple[int, ...]:
         """Return the samples of each source in an epoch."""
         shares = self._epoch_shares(epoch)
@@ -151,7 +156,7 @@ class MixedSource(AnySource):
 
     def described(self) -> Mapping[str, Any]:
         """Return the main facts for a table: for each dataset its samples in an epoch."""
-        rows = zip(self.sources, self.counts_at(0), self._sizes_at(0), strict=True)
+        rows = zip(self.sources, self.counts, self._sizes_at(0), strict=True)
         schedule = self._shares_at(0)
         when = "in epoch 0" if isinstance(schedule, Schedule) else "an epoch"
         taken: dict[str, Any] = {source.url: f"{count:,} {when}, of {size:,}" for source, count, size in rows}
