@@ -13,6 +13,7 @@ from report_datasets import CLASSES, images, without_libraries
 from wdsplit.cli.main import cli
 from wdsplit.errors import DatasetNotFoundError, InputError, MissingDependencyError, StorageError
 from wdsplit.reporting.cluster import Topology
+from wdsplit.reporting.pictures import pictures
 
 pytestmark = pytest.mark.xdist_group("report")
 
@@ -188,6 +189,11 @@ def test_a_page_stays_below_5_mb_whatever_is_in_it(tmp_path):
     made = wdsplit.report(folder, options=wdsplit.ReportOptions(samples=200, max_read="64MB"))
     assert len(made.facts.cards) == 200
     assert len(made.html.encode()) < 5_000_000
+
+
+def test_the_table_of_shards_tells_samples_from_pads(numbers):
+    (shards,) = (each for each in pictures(wdsplit.report(numbers).facts) if each.name == "shards")
+    assert [sum(int(row[column]) for row in shards.rows) for column in (1, 2)] == [101, 4]
 
 
 @pytest.mark.parametrize(("shuffle", "grade"), [(True, "good"), (False, "unknown")])
