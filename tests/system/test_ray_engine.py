@@ -29,7 +29,6 @@ from wdsplit.errors import InputError
 pytestmark = pytest.mark.xdist_group("ray")
 
 WDSPLIT = str(Path(sys.executable).with_name("wdsplit"))
-NUM_ROWS, GROUP_ROWS = 2000, 50
 TIMEOUT_S = 300
 
 
@@ -67,18 +66,6 @@ def cluster(environ):
     made = RayCluster(3, environ=environ, head_cpus=0, client_port=free_port())
     yield made
     made.close()
-
-
-@pytest.fixture(scope="session")
-def table(tmp_path_factory):
-    """Return a table whose groups of rows, and whose shards, do not end where row groups end."""
-    chance = np.random.default_rng(0)
-    columns = {
-        "bin": pa.array([chance.bytes(300) for _ in range(NUM_ROWS)]),
-        "label": np.arange(NUM_ROWS),
-        "group": chance.integers(0, 300, NUM_ROWS),
-    }
-    return write_table(tmp_path_factory.mktemp("table") / "in.parquet", columns, rows_per_group=GROUP_ROWS)
 
 
 PROGRESS = re.compile(r"[a-z ]+: [\d,]+[ /\d,]*( \w+)?(, |$)")
@@ -162,8 +149,8 @@ def test_paths_may_be_relative(cluster, table, tmp_path):
 
 @pytest.mark.parametrize("bad", [[777], [777, 1500]])
 def test_bad_input_is_named_as_without_a_cluster_and_all_other_shards_are_written(cluster, tmp_path, bad):
-    values = [None if row in bad else row for row in range(NUM_ROWS)]
-    path = write_table(tmp_path / "in.parquet", {"label": pa.array(values)}, rows_per_group=GROUP_ROWS)
+    values = [None if row in bad else row for row in range(2000)]
+    path = write_table(tmp_path / "in.parquet", {"label": pa.array(values)}, rows_per_group=50)
     arguments = ("convert", path, tmp_path / "out", "--no-shuffle", "--shards", 8)
     ended = wdsplit_on(cluster, *arguments, "--engine=ray")
     assert ended.returncode == 2
