@@ -245,7 +245,7 @@ def test_inspecting_reads_a_small_dataset_once_and_without_samples_its_manifest_
     assert [exchange for exchange in fault_proxy.exchanges if ".tar" in exchange.request.path] == []
     subprocess.run(command, capture_output=True, check=True)
     tars = [exchange for exchange in fault_proxy.exchanges if exchange.request.path.endswith(".tar")]
-    first, *counted = [(exchange.request.path, *exchange.request.range) for exchange in tars]
+    *counted, first = [(exchange.request.path, *exchange.request.range) for exchange in tars]
     assert first[1:] == (0, 3 * 2048 - 1)
     assert len({path for path, *_ in counted}) == len(counted) == len(wdsplit.Dataset(remote).manifest.shards)
     assert all(begin == 0 for _, begin, _ in counted)
