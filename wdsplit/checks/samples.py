@@ -158,9 +158,8 @@ def read_texts(
         [] if manifest.samples is None else [one.name for one in manifest.samples if pa.types.is_integer(one.type)]
     )
     columns = {each.name: each.column for each in manifest.fields if each.column in integers} | {KEY: KEY}
-    if not (
-        storage.has_latency and manifest.samples is not None and columns.keys() >= set(fields)
-    ) or num_rows > _ROWS_PER_SAMPLE * len(shard):
+    has_columns = manifest.samples is not None and columns.keys() >= set(fields)
+    if not (storage.has_latency and has_columns) or num_rows > _ROWS_PER_SAMPLE * len(shard):
         read = read_fields(storage, manifest, shard, sample, fields, whole, _text)
         return [read[name] for name in fields]
     names = [columns[name] for name in fields]

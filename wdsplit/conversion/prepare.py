@@ -209,12 +209,13 @@ def refuse_duplicate_keys(
 
 def _joined(parts: Iterable[pa.LargeStringArray]) -> Iterator[pa.LargeStringArray]:
     """Give keys in larger parts: to hash those of a small shard takes as long as to hash some thousands."""
-    some: list[pa.LargeStringArray] = []
+    some, count = list[pa.LargeStringArray](), 0
     for keys in parts:
         some.append(keys)
-        if sum(map(len, some)) >= _HASHED_TOGETHER:
+        count += len(keys)
+        if count >= _HASHED_TOGETHER:
             yield pa.concat_arrays(some)
-            some = []
+            some, count = [], 0
     if some:
         yield pa.concat_arrays(some)
 

@@ -61,7 +61,7 @@ def measures_of(kind: str, payloads: list[bytes]) -> dict[str, Float64]:
             side.cast(pa.float64()).fill_null(math.nan) for side in image_sizes(pa.array(payloads, pa.large_binary()))
         )
         width, height = (side.to_numpy(zero_copy_only=False) for side in sides)
-        return {"width": width, "height": height, "aspect": width / height}
+        return {"width": width, "height": height, "aspect": width / np.maximum(1, height)}
     return {name: np.array([_measure(kind, payload) for payload in payloads], float) for name in MEASURES.get(kind, ())}
 
 

@@ -125,10 +125,10 @@ class _Listing:
 
     def labels(self, classes: Sequence[str]) -> pa.DictionaryArray:
         """Return the class of each media file; null where it is in none."""
+        code_of = {name: code for code, name in enumerate(classes)}
         codes = [
-            np.full(pc.sum(_is_one_of(names, _KINDS)).as_py() or 0, classes.index(one) if one in classes else -1)
+            np.full(pc.sum(_is_one_of(names, _KINDS)).as_py() or 0, code_of.get(self._class_of(folder), -1))
             for folder, names in self.pieces
-            for one in [self._class_of(folder)]
         ]
         found = np.concatenate(codes).astype(np.int32)
         return pa.DictionaryArray.from_arrays(pa.array(found, mask=found < 0), pa.array(classes, pa.large_string()))
@@ -307,7 +307,8 @@ def _notes(found: _Listing) -> list[str]:
     if texts:
         notes.append(f"{root}: left out: {'; '.join(texts)}")
     filled = [name for name, count in found.classes.items() if count]
-    if len(filled) == found.depth == 1 and all("/" in path for path in found.media[FILE_NAME].to_pylist()):
+    folders = map(os.path.dirname, found.media[FILE_NAME].to_pylist())
+    if len(filled) == found.depth == 1 and all("/" in folder for folder in folders):
         near = f"{root}/{filled[0]}, or --class-depth 2"
         notes.append(f"{root}: no classes, as all files are below one folder: did you mean {near}?")
     if 1 < len(filled) < len(found.classes):

@@ -103,6 +103,7 @@ def test_classes_may_be_at_any_depth_and_are_hinted_at(tmp_path):
     (tmp_path / "vehicles").rename(tmp_path / "animals" / "vehicles")
     (tmp_path / "a.parquet").unlink()
     assert f"did you mean {root}/animals, or --class-depth 2?" in listed(root).notes[0]
+    assert listed(write_files(tmp_path / "one", "cat/1.jpg", "cat/2.jpg")).notes == ()
 
 
 @pytest.mark.parametrize("pattern", ["*/*", "*/", "*/{cat,car}"])

@@ -196,17 +196,20 @@ class NumberedSamples:
         for shard, count in enumerate(self.numbers.counts.tolist()):
             if not count:
                 continue
-            keys = self._keys.get(shard)
-            if keys is None and self._manifest.samples is not None:
+            first = int(self.numbers.ends[shard]) - count
+            if shard in self._keys:
+                yield first, self._keys[shard]
+                continue
+            if self._manifest.samples is not None:
                 listed = self._manifest.shards[shard]
                 keys = read_samples(self._storage, listed, [KEY]).column(0).combine_chunks()
-            elif keys is None:
+            else:
                 opened = self._shard(shard).get().narrowed(())
                 parts = np.split(np.arange(count), range(_SAMPLES_TOGETHER, count, _SAMPLES_TOGETHER))
                 keys = pa.array([key for part in parts for key in read_window(opened, part).keys.tolist()], pa.string())
             if sum(each.nbytes for each in self._keys.values()) < _KEYS_BYTES:
                 self._keys[shard] = keys
-            yield int(self.numbers.ends[shard]) - count, keys
+            yield first, keys
 
 
 def checked_number(value: Any, count: int, url: str) -> int:
