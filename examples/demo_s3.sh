@@ -30,4 +30,4 @@ for node in 0 1; do
 	wait "${nodes[node]}"
 done
 
-wdsplit cache "$dir/node-0"
+du -sh "$dir/node-0"

@@ -180,7 +180,7 @@ def batches(
     Steps have the numbers of `Loader.step`: from 0 in each epoch, including skipped steps (`Loader.skip`). If a run
     was resumed with another global batch size, pass a state that was saved since then, or the one it resumed from.
 
-        for seen in wdsplit.batches("data/train", last=3, state="checkpoint.pt:loader"):
+        for seen in wdsplit.batches("data/train", last=3, state="checkpoint.pt"):
             print(seen.step, seen.keys)
 
     Args:
@@ -192,8 +192,8 @@ def batches(
         epoch: The epoch; by default that of the state, else 0.
         batch_size: Samples per batch on each rank; by default from the global batch of the state.
         world_size: Number of ranks; by default from the global batch of the state, else 1.
-        state: A result of `Loader.state_dict`, or a file with one: JSON, or a torch checkpoint; `FILE:KEY` if the file
-            has several. It determines seed, shuffle, tail, lanes, window and a stored view. Steps are those of the
+        state: A result of `Loader.state_dict`, or a file with one: JSON, or a torch checkpoint. It
+            determines seed, shuffle, tail, lanes, window and a stored view. Steps are those of the
             loader that saved it or, with another global batch, of one that resumes from it.
         options: Arguments of `Dataset`, if the dataset is a folder: `seed`, `limit`, `view`, `storage_options`, ...
 

@@ -23,7 +23,7 @@ def read_state(path: str | os.PathLike[str]) -> dict[str, Any]:
 
     Args:
         path: A JSON file, or a torch checkpoint, which is loaded with `weights_only=True`. It is the state or contains
-            it. If it contains several, `FILE:KEY` or `FILE:KEY.KEY` selects one.
+            one.
 
     Raises:
         StateError: The file has no state, or several.
@@ -31,14 +31,9 @@ def read_state(path: str | os.PathLike[str]) -> dict[str, Any]:
         DatasetNotFoundError: The file does not exist.
         StorageError: It cannot be read.
     """
-    file, keys = os.fspath(path), ""
-    named, _, after = file.rpartition(":")
-    if named and not Path(file).exists() and Path(named).exists():
-        file, keys = named, after
+    file = os.fspath(path)
     content = _content(file)
     found = {".".join(map(str, where)): state for where, state in _states(content, ())}
-    if keys:
-        found = {where: state for where, state in found.items() if where == keys or where.startswith(f"{keys}.")}
     distinct = list({json.dumps(state, sort_keys=True, default=repr): state for state in found.values()}.values())
     if len(distinct) != 1:
         is_dict = isinstance(content, Mapping)
@@ -46,10 +41,12 @@ def read_state(path: str | os.PathLike[str]) -> dict[str, Any]:
         held = f"a dict of {names or 'nothing'}" if is_dict else f"a {type(content).__name__}"
         raise StateError(
             "several states of a loader in the file" if found else "no state of a loader in the file",
-            place=f"{file}:{keys}" if keys else file,
+            place=file,
             expected="one dict that loader.state_dict() returned, by itself or in a checkpoint",
             found=listed(found, _SHOWN) or held,
-            remedy=f"name one: {file}:{next(iter(found))}" if found else "save loader.state_dict() with the checkpoint",
+            remedy="load the file, and give one of them as state="
+            if found
+            else "save loader.state_dict() with the checkpoint",
         )
     return dict(distinct[0])
 

@@ -39,7 +39,7 @@ def _steps(text: str) -> range:
     [
         "data/train --step 1200 --world-size 8 --batch-size 32",
         "data/train --state checkpoint.json --last 10 -o seen/",
-        "data/train --state last.pt:loader --step 95:99 --report a.html",
+        "data/train --state last.pt --step 95:99",
     ],
     dataset_argument,
     option(
@@ -57,9 +57,9 @@ def _steps(text: str) -> range:
     option("Training", "--rank", "List only this rank's samples.  [default: all ranks]", type=click.IntRange(0)),
     option(
         "Samples",
-        "--state FILE[:KEY]",
+        "--state FILE",
         "Take seed, shuffle, tail, lanes, window and view from a loader's state, in a JSON file or a torch "
-        "checkpoint. Steps are counted as by a loader that resumed from it. KEY selects one of several states.",
+        "checkpoint. Steps are counted as by a loader that resumed from it.",
     ),
     option(
         "Samples",
@@ -85,7 +85,6 @@ def _steps(text: str) -> range:
     view_options,
     option("Output", "-o, --output FOLDER", "Save the payloads as FOLDER/stepNNNNNN/KEY.FIELD."),
     option("Output", "--overwrite", "With -o: replace existing files.", is_flag=True),
-    option("Output", "--report PAGE", "Write an HTML page that shows the samples, such as seen.html.", name="page"),
     json_option,
     summary="List the samples that a training step has seen.",
 )
@@ -97,7 +96,6 @@ def batch_command(
     rank: int | None,
     output: str | None,
     overwrite: bool,
-    page: str | None,
     **arguments: Any,
 ) -> Result:
     """List the samples that a training step has seen: keys, shards, positions, ranks, pads and classes.
@@ -105,7 +103,7 @@ def batch_command(
     Steps have the numbers of Loader.step: from 0 in each epoch, including skipped steps (Loader.skip). If the run was
     resumed with another global batch size, pass the state that it resumed from, or a later one, as --state.
 
-    Reads only headers and classes of the samples, unless -o or --report is given.
+    Reads only headers and classes of the samples, unless -o is given.
     """
     if steps is not None and last is not None:
         raise click.UsageError("--step and --last cannot be combined")
@@ -119,11 +117,6 @@ def batch_command(
     if rank is not None:
         found = [each.of_rank(rank) for each in found]
     files = _saved(found, output, overwrite) if output is not None else []
-    if page is not None and found:
-        from wdsplit.reporting.batch_page import save_batch_page
-
-        save_batch_page(found, page)
-        files.append(page)
     heads = [_head(each, shown_url(dataset)) for each in found]
     texts = [f"{head}\n{_rows(each)}" for head, each in zip(heads, found, strict=True)]
     text = "\n".join([*heads, *files]) if files else "\n\n".join(texts)

@@ -18,7 +18,6 @@ from wdsplit.cli.adopt import index_command
 from wdsplit.cli.annotate import annotate_command, map_command
 from wdsplit.cli.batch import batch_command
 from wdsplit.cli.bench import bench_command
-from wdsplit.cli.cache import cache_command
 from wdsplit.cli.check import audit_command, verify_command
 from wdsplit.cli.convert import commit_command, convert_command
 from wdsplit.cli.inspect import assign_command, inspect_command
@@ -99,7 +98,6 @@ for _command in (
     batch_command,
     report_command,
     bench_command,
-    cache_command,
 ):
     cli.add_command(_command)
 

@@ -9,7 +9,6 @@ import pytest
 import wdsplit
 from commands import done, refused, run
 from made_datasets import numbers_dataset
-from report_datasets import images
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
 
@@ -107,7 +106,7 @@ def test_steps_of_the_epoch_before_are_said_to_be_such():
 
 
 def test_a_skipped_step_is_said_to_be_one():
-    assert invoked("data", "--state", "checkpoint.json:loader", "--step", 2) == text("""
+    assert invoked("data", "--state", "checkpoint.json", "--step", 2) == text("""
     data, epoch 1, step 2 of 26: 4 samples of 4 shards
     skipped: the loader skipped this step (Loader.skip)
     position  shard       class  key
@@ -164,29 +163,3 @@ def test_fewer_steps_than_were_asked_for_are_said_to_be_so():
 )
 def test_what_cannot_be_listed_is_refused(arguments, message):
     assert message in " ".join(run("batch", *arguments).err.split())
-
-
-def test_a_page_shows_the_samples_of_each_step(tmp_path):
-    path = images(tmp_path / "images", 60, shuffle=True)
-    page = tmp_path / "seen.html"
-    shown = invoked(path, "--step", "0:1", "--batch-size", 6, "--world-size", 2, "--report", page)
-    assert shown.splitlines()[-1] == str(page)
-    html = page.read_text()
-    found = wdsplit.batches(path, [0, 1], batch_size=6, world_size=2)
-    assert html.count("data:image/jpeg;base64,") == 24
-    for each in found:
-        assert f'<h2 id="epoch-0-step-{each.step}-title">Epoch 0, step {each.step}</h2>' in html
-        for key, rank, position, label in zip(each.keys, each.ranks, each.positions, each.labels, strict=True):
-            assert f"rank {rank}, position {position}<" in html
-            assert f"{key} <span" in html
-            assert label in html
-    assert "<script" not in html
-    assert "http" not in html.replace("http-equiv", "")
-
-
-def test_a_page_shows_each_sample_of_a_step_once(tmp_path):
-    for number, size, cards in ((25, 4, 4), (0, 128, 101)):
-        invoked("data", "--step", number, "--batch-size", size, "--report", tmp_path / "seen.html")
-        page = (tmp_path / "seen.html").read_text()
-        assert page.count('<li class="card"') == cards
-        assert ("27 of them are repeated" in page) == ("left out here" in page) == (cards < size)

@@ -20,8 +20,7 @@ import numpy as np
 import pytest
 import xxhash
 
-from cache_worker import bytes_in, usage
-from commands import run
+from cache_worker import bytes_in, clear, usage
 from faults import Delay, Flip, Shorten
 from made_datasets import sized_dataset
 from paths import SUPPORT
@@ -337,7 +336,7 @@ def boot(monkeypatch):
     return boot
 
 
-def test_a_shard_is_checked_once_a_boot_by_whoever_opens_it_first_or_verifies_it(origin, folder, checks, boot):
+def test_a_shard_is_checked_once_a_boot_by_whoever_opens_it_first(origin, folder, checks, boot):
     origin.open(ShardCache(folder), 0)
     assert len(checks) == 1  # as it came
     for _ in range(2):
@@ -347,10 +346,6 @@ def test_a_shard_is_checked_once_a_boot_by_whoever_opens_it_first_or_verifies_it
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(lambda _: origin.open(ShardCache(folder), 0), range(4)))
     assert len(checks) == 2
-    boot()
-    assert run("cache", folder, "--verify")[0] == 0
-    origin.open(ShardCache(folder), 0)
-    assert len(checks) == 3
 
 
 def test_a_note_that_may_not_be_written_is_checked_once_a_process(origin, folder, checks, boot, monkeypatch):
@@ -495,7 +490,7 @@ def test_a_disk_that_fills_up_keeps_the_room_of_a_download_and_then_there_is_one
 
     assert is_right(origin.open(cache, 0, fill_the_disk), origin.shards[0])
     assert len(answers) > 3
-    cache.clear()
+    clear(cache)
     (small_disk / "more").write_bytes(bytes(os.statvfs(small_disk).f_bavail * 4096))
     assert [origin.open(cache, 1), origin.open(cache, 2)] == [None, None]
     assert files_in(cache.folder) == []
@@ -578,86 +573,5 @@ def test_only_files_of_its_own_names_are_ever_removed(origin, folder):
     assert usage(cache)[3] == len(leftovers)
     origin.open(cache, 1)
     assert [name for name in leftovers if (folder / name).exists()] == []
-    cache.clear()
     assert [name for name in [*strangers, "README"] if not (folder / name).exists()] == []
-    assert len(files_in(folder)) == len(strangers)
-
-
-# The command
-
-
-def test_the_command_shows_what_is_in_a_cache(origin, folder):
-    cache = ShardCache(folder)
-    held = [origin.open(cache, number) for number in (0, 1, 2)][1:]
-    os.utime(origin.note(cache, 0), (0, 0))
-    os.utime(origin.note(cache, 2), (2**31, 2**31))
-    part = origin.path(cache, 3).with_suffix(".shard.part")
-    part.parent.mkdir(exist_ok=True)
-    part.write_bytes(bytes(100))
-    code, out, err = run("cache", folder, "--json")
-    assert (code, err) == (0, "")
-    assert json.loads(out) == {
-        "cache": str(folder),
-        "shards": 3,
-        "bytes": 3 * origin.entry_bytes + 100,
-        "in_use": len(held),
-        "downloads": 0,
-        "leftovers": 1,
-        "first_used": "1970-01-01T00:00:00Z",
-        "last_used": "2038-01-19T03:14:08Z",
-    }
-    out = run("cache", folder).out
-    assert all(part in out for part in ("3 shards", "in use 2", "unfinished downloads 1", "1970-01-01", "2038-01-19"))
-
-
-def test_the_command_clears_a_cache_of_what_is_not_in_use(origin, folder):
-    cache = ShardCache(folder)
-    for number in (0, 1, 2):
-        origin.open(cache, number)
-    holder = held(origin, folder, 1)
-    code, out, err = run("cache", folder, "--clear")
-    assert (code, err) == (0, "")
-    assert "removed 2 shards" in out and "kept 1 " in out
-    assert origin.kept(cache) == [1]
-    holder.stdin.write("\n")
-    assert result(holder) == [True]
-    code, out, _ = run("cache", folder, "--clear", "--json")
-    expected = {"num_removed": 1, "removed_bytes": origin.entry_bytes, "num_kept": 0, "kept_bytes": 0}
-    assert (code, json.loads(out)) == (0, {"cache": str(folder), **expected})
-    assert files_in(folder) == []
-    assert "0 shards" in run("cache", folder).out
-
-
-def test_the_command_verifies_a_cache_and_removes_what_is_damaged(origin, folder):
-    cache = ShardCache(folder)
-    opened = [origin.open(cache, number) for number in range(4)]
-    code, out, err = run("cache", folder, "--verify")
-    assert (code, err) == (0, "")
-    assert "4 shards" in out and ": ok" in out
-    flip(origin.path(cache, 1))
-    flip(origin.path(cache, 2), origin.shards[2].num_bytes + 70)  # its places
-    code, out, err = run("cache", folder, "--verify", "--json")
-    assert (code, json.loads(out)["checked"]) == (1, 4)
-    damaged = json.loads(out)["damaged"]
-    assert {each["path"] for each in damaged} == {str(origin.path(cache, number)) for number in (1, 2)}
-    assert {path.name for path in folder.glob("*/*.shard")} == {origin.path(cache, number).name for number in (0, 3)}
-    for number in (1, 2):
-        assert is_right(origin.open(cache, number), origin.shards[number])
-    flip(origin.path(cache, 0))
-    code, out, err = run("cache", folder, "--verify")
-    assert code == 1
-    assert "1 damaged" in out and f"damaged: {origin.path(cache, 0)}" in err
-    assert run("cache", folder, "--verify", "--clear").code == 2
-    assert len(opened) == 4
-
-
-@pytest.mark.parametrize("arguments", [[], ["--clear"], ["--verify"]])
-def test_the_command_refuses_a_folder_that_is_no_cache(origin, tmp_path, arguments):
-    copy = tmp_path / "train"
-    shutil.copytree(origin.url, copy)
-    for place in (copy, tmp_path / "nowhere"):
-        code, out, err = run("cache", place, *arguments)
-        assert (code, out) == (2, "")
-        assert "not a wdsplit cache folder" in err and str(place) in err
-    assert sorted(os.listdir(copy)) == sorted(os.listdir(origin.url))
-    assert not (tmp_path / "nowhere").exists()
+    assert len(files_in(folder)) == len(strangers) + 2

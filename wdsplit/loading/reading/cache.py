@@ -19,12 +19,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 import xxhash
 
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, StorageError, WdsplitError
 from wdsplit.loading.reading.open_shard import OpenShard, open_shard
-from wdsplit.loading.reading.windows import read_window
 from wdsplit.shards.manifest import Shard, checksum_of
 from wdsplit.storage.interface import ReadableFile, ReadableStorage
 from wdsplit.storage.local import LocalStorage, local_path
@@ -37,7 +35,7 @@ __all__ = ["CacheEntry", "ShardCache"]
 logger = logging.getLogger(__name__)
 
 _MARKER, _LOCK = "wdsplit-cache", "lock"
-_MARKER_TEXT = b"This folder is a cache of wdsplit: `wdsplit cache` shows what is in it, and clears it.\n"
+_MARKER_TEXT = b"This folder is a cache of wdsplit, which may be removed when no job uses it.\n"
 _SUBFOLDER = re.compile(r"[0-9a-f]{2}")
 _NAME = re.compile(r"([0-9a-f]{32}-[0-9]+\.shard)(|\.part|\.note)")
 _CHECKSUM = re.compile(r"xxh3_128:([0-9a-f]{32})")
@@ -48,7 +46,6 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _READ_BYTES, _CHECKED_BYTES = 8 * 1024**2, 1024**2
 """Bytes of a request; bytes to read and hash at a time, few enough for the processor's cache."""
 _FIRST_DELAY_S, _MAX_DELAY_S = 0.02, 0.2
-_SAMPLES_AT_ONCE = 4096
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 _warned: dict[tuple[str, str], object] = {}
@@ -130,11 +127,6 @@ class CacheEntry:
     def file(self) -> str:
         """The file that is locked while the entry is in use."""
         return self.path if self.is_whole else self.path + _PART
-
-    @property
-    def is_in_use(self) -> bool:
-        """Whether some process has it open, or downloads it."""
-        return not _is_free(self.file)
 
 
 class ShardCache:
@@ -290,65 +282,6 @@ class ShardCache:
         with self._translated(), self._locked():
             if isinstance(file, CachedFile) and file.is_current:
                 _remove(file.path)
-
-    def entries(self) -> list[CacheEntry]:
-        """Return all entries, sorted by path; other processes may change them meanwhile.
-
-        Raises:
-            InputError: The folder is not a wdsplit cache.
-            StorageError: The file system failed.
-        """
-        if not (self.folder / _MARKER).is_file():
-            raise InputError(
-                "not a wdsplit cache folder",
-                place=str(self.folder),
-                expected=f"the cache_dir of a dataset: a folder with a file {_MARKER}",
-                found=LocalStorage(str(self.folder)).describe_contents(),
-                remedy="check the path",
-            )
-        with self._translated():
-            return self._entries()
-
-    def clear(self) -> tuple[list[CacheEntry], list[CacheEntry]]:
-        """Remove all entries that are not in use; return them, and those that are kept. Raises as `entries` does."""
-        self.entries()
-        removed: list[CacheEntry] = []
-        kept: list[CacheEntry] = []
-        with self._translated(), self._locked():
-            for entry in self._entries():
-                (removed if _evict(entry) else kept).append(entry)
-            for folder in self._subfolders():
-                with suppress(OSError):  # it is not empty
-                    folder.rmdir()
-        return removed, kept
-
-    def verify(self) -> Iterator[tuple[CacheEntry, str]]:
-        """Check all bytes of all cached shards, and remove damaged ones, which are then downloaded again.
-
-        Yields:
-            Each checked shard, sorted by path, and what was wrong with it; an empty text if it is right.
-
-        Raises:
-            InputError: The folder is not a wdsplit cache.
-            StorageError: The file system failed.
-        """
-        for entry in self.entries():
-            if entry.is_whole:
-                try:
-                    file, damage = CachedFile(entry.path), ""
-                except DatasetNotFoundError:  # it was evicted meanwhile
-                    continue
-                try:
-                    _check(file)
-                    places = file.places()
-                    names = tuple(map(str, range(places.num_fields)))
-                    shard = OpenShard(file.path, file, places, names, verifies=True)
-                    for first in range(0, places.num_samples, _SAMPLES_AT_ONCE):
-                        read_window(shard, np.arange(first, min(places.num_samples, first + _SAMPLES_AT_ONCE)))
-                except WdsplitError as error:
-                    damage = error.cause
-                    self.discard(file)
-                yield entry, damage
 
     @contextmanager
     def _reserved(self, path: str, num_bytes: int) -> Iterator[int | None]:
