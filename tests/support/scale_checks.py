@@ -20,6 +20,7 @@ from wdsplit.shards.files import write_manifest
 from wdsplit.shards.manifest import checksum_of, parse_manifest
 from wdsplit.storage.local import LocalStorage
 from wdsplit.tables import read
+from wdsplit.tables.snapshots import Inputs
 from wdsplit.tables.table import InputFile, Remote
 
 NUM_FILES, ROW_GROUPS, GROUP_ROWS, ROW_BYTES = 100_000, 80, 1250, 100_000
@@ -75,7 +76,7 @@ def main(folder):
     paths = [f"s3://bucket/raw/part-{number:06d}.parquet" for number in range(NUM_FILES)]
     options = ConvertOptions(shards=NUM_SHARDS, world_size=1000, shuffle=False, mapping={"jpg": "jpg", "cls": "label"})
     started = time.monotonic()
-    plan = planning.plan_files(paths, options)[""]
+    plan = planning.plan_files(Inputs(paths), options)[""]
     name = plan.hash
     plan_s = time.monotonic() - started
 

@@ -36,10 +36,10 @@ from wdsplit.shards.stored import VERSION_CHARACTERS
 from wdsplit.storage.given import PathLike, located_one
 from wdsplit.storage.interface import Storage
 from wdsplit.storage.opening import open_readable_storage, open_storage
-from wdsplit.tables.find import find_inputs
 from wdsplit.tables.media import is_media_input
 from wdsplit.tables.python_source import PythonSource, python_source
 from wdsplit.tables.read import first_payloads, open_inputs
+from wdsplit.tables.snapshots import open_inputs_of
 from wdsplit.tables.table import Table
 from wdsplit.urls import shown_url
 
@@ -356,15 +356,15 @@ class _Annotating(Making):
 
 
 def _open_table(paths: Sequence[str], options: Mapping[str, Any] | None, hive: bool) -> Table:
-    files = find_inputs(paths, options)
-    if any(is_media_input(path, options) for path in files):
+    found = open_inputs_of(paths, options)
+    if any(is_media_input(path, options) for path in found.paths):
         raise InputError(
             "images and audio cannot be joined",
-            place=shown_url(files[0]),
+            place=shown_url(found.paths[0]),
             expected="a table with a column of keys",
             remedy="name the table, such as scores.parquet",
         )
-    return open_inputs(files, options, hive)
+    return open_inputs(found.paths, options, hive and found.hive)
 
 
 def _default_name(paths: Sequence[str]) -> str:

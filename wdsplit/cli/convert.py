@@ -71,10 +71,11 @@ def convert_command(
 ) -> Result:
     """Convert tables into a dataset of balanced WebDataset shards.
 
-    INPUT is a file, a folder of tables or images, a glob or a brace expression. OUTPUT is a folder or
-    s3://bucket/folder. All shards are equal, and their number is a multiple of world size x workers, so that every
-    rank gets the same number of samples. The bytes of the shards do not depend on --jobs and --engine. After an
-    interrupt, continue with --resume. With --append, add the rows to the dataset in OUTPUT, as a new version.
+    INPUT is a file, a folder of tables or images, a glob or a brace expression; or a Delta or Iceberg table:
+    delta+PATH or iceberg+CATALOG/NAMESPACE.TABLE. OUTPUT is a folder or s3://bucket/folder. All shards are equal, and
+    their number is a multiple of world size x workers, so that every rank gets the same number of samples. The bytes
+    of the shards do not depend on --jobs and --engine. After an interrupt, continue with --resume. With --append, add
+    the rows to the dataset in OUTPUT, as a new version.
 
     With --plan PLAN --share I/N, write one share of a conversion that `wdsplit plan -o PLAN` started. Only --jobs
     and --pass can be added. A share that failed can run again. `wdsplit commit PLAN` finishes the dataset.

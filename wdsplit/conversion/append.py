@@ -43,8 +43,8 @@ from wdsplit.shards.versions import ADDED_FOLDER, NO_NEXT_KEY, VERSIONS_FOLDER, 
 from wdsplit.storage.given import located_one
 from wdsplit.storage.interface import ReadableStorage, Storage
 from wdsplit.storage.opening import open_readable_storage, open_storage
-from wdsplit.tables.find import find_inputs
 from wdsplit.tables.read import read_rows
+from wdsplit.tables.snapshots import open_inputs_of
 from wdsplit.texts import listed
 from wdsplit.urls import shown_url
 
@@ -87,8 +87,8 @@ def append(
         refuse_inside_input(storage, endpoints)
         base, allow_erased = Base(manifest, storage.url), options.allow_erased
         options = base.options(options)
-        paths = find_inputs(endpoints.inputs, endpoints.input_options)
-        plan = plan_files(paths, options, endpoints.input_options, base)[""]
+        found = open_inputs_of(endpoints.inputs, endpoints.input_options)
+        plan = plan_files(found, options, endpoints.input_options, base)[""]
         for note in shown_notes(plan):
             logger.warning("%s", note)
         known = next((each.number for each in manifest.history if each.source == plan.source), None)
@@ -106,7 +106,11 @@ def append(
             refuse_little_space([] if target.is_resumed else [target])
             options = dataclasses.replace(options, resume=target.is_resumed, overwrite=not target.is_resumed)
             part = carry_out(target, options)
-            inputs = "rows from Python" if endpoints.are_spooled else listed(map(shown_url, paths), _MAX_INPUTS)
+            inputs = (
+                "rows from Python"
+                if endpoints.are_spooled
+                else found.snapshot or listed(map(shown_url, found.paths), _MAX_INPUTS)
+            )
             manifest = _grown(manifest, base.next_key, plan, part, folder, inputs)
             create_version(storage, manifest)
         write_sidecars(storage, manifest, options.emit)

@@ -59,10 +59,11 @@ def convert(
     file is removed at the end. `resume` reads the rows again: they must be the same, in the same order.
 
     Args:
-        inputs: Paths: one or more files, folders of tables or images, globs, brace expressions. Or rows: an iterable of
-            dicts; a Hugging Face `Dataset` or `IterableDataset`; a Polars DataFrame or LazyFrame; a pandas DataFrame;
-            an Arrow Table, RecordBatchReader or Dataset; any object with `__arrow_c_stream__`. In dicts, numpy arrays
-            become npy, PIL images the bytes of their files, and dicts JSON.
+        inputs: Paths: one or more files, folders of tables or images, globs, brace expressions; or a table:
+            `delta+PATH` or `iceberg+CATALOG/NAMESPACE.TABLE`. Or rows: an iterable of dicts; a Hugging Face `Dataset`
+            or `IterableDataset`; a Polars DataFrame or LazyFrame; a pandas DataFrame; an Arrow Table,
+            RecordBatchReader or Dataset; any object with `__arrow_c_stream__`. In dicts, numpy arrays become npy, PIL
+            images the bytes of their files, and dicts JSON.
         output: The dataset's folder: a path, or `s3://bucket/folder`.
         options: The options, without splits.
         progress: Called with the progress so far, at the start of each pass and after each task.

@@ -26,11 +26,11 @@ from wdsplit.fields.keys import is_key_type
 from wdsplit.fields.sample_columns import MAX_COLUMNS, check_kept, left_out
 from wdsplit.shards.manifest import Field
 from wdsplit.storage.given import PathLike, located
-from wdsplit.tables.find import find_inputs
 from wdsplit.tables.formats.media import STEM, field_of_media
 from wdsplit.tables.media import is_media_input, open_media
 from wdsplit.tables.read import first_payloads, open_inputs
 from wdsplit.tables.select import check_group_type, cut_splits
+from wdsplit.tables.snapshots import Inputs, open_inputs_of
 from wdsplit.tables.table import FILE_NAME, Table, joined
 from wdsplit.tar.samples import KEY_COLUMN
 from wdsplit.texts import human_bytes, listed
@@ -119,16 +119,17 @@ def plan_splits(
     Raises:
         InputError: The inputs cannot be read, or cannot be converted with these options.
     """
-    return plan_files(find_inputs(input_paths(inputs), storage_options), options, storage_options)
+    return plan_files(open_inputs_of(input_paths(inputs), storage_options), options, storage_options)
 
 
 def plan_files(
-    paths: Sequence[str],
+    inputs: Inputs,
     options: ConvertOptions,
     storage_options: Mapping[str, Any] | None = None,
     base: Base | None = None,
 ) -> dict[str, Plan]:
-    """Plan a conversion of the files that `find_inputs` has found, like `plan_splits`; or an append to a dataset."""
+    """Plan a conversion of the files that `open_inputs_of` has found, like `plan_splits`; or an append to a dataset."""
+    paths = inputs.paths
     if any(is_media_input(path, storage_options) for path in paths):
         table = open_media(paths, storage_options, options.class_depth)
     else:
@@ -139,7 +140,9 @@ def plan_files(
                 found=f"class_depth = {options.class_depth} for a table",
                 remedy="leave it out",
             )
-        table = open_inputs(paths, storage_options, options.hive)
+        table = open_inputs(paths, storage_options, options.hive and inputs.hive)
+    if inputs.snapshot:
+        table = dataclasses.replace(table, snapshot=inputs.snapshot, notes=(f"reading {inputs.snapshot}", *table.notes))
     if table.files[0].format == "tar":
         options = _as_tars(table, options)
     elif table.files[0].format == "media":

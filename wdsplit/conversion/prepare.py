@@ -31,8 +31,8 @@ from wdsplit.storage.given import PathLike, divided_options, located, located_on
 from wdsplit.storage.interface import Storage
 from wdsplit.storage.opening import is_remote, open_storage
 from wdsplit.storage.patterns import finds, has_magic, patterns, place_of
-from wdsplit.tables.find import find_inputs
 from wdsplit.tables.read import read_rows
+from wdsplit.tables.snapshots import folder_of_table, open_inputs_of
 from wdsplit.tables.table import joined
 from wdsplit.texts import human_bytes, listed
 from wdsplit.urls import shown_url
@@ -146,16 +146,17 @@ def prepare(
     """
     folders = endpoints.folders(options.splits)
     runs = {name: Run(open_storage(folder, endpoints.output_options), options.emit) for name, folder in folders.items()}
-    paths = find_inputs(endpoints.inputs, endpoints.input_options)
+    pinned = next((run.snapshot for run in runs.values() if options.resume and run.exists), "")
+    found = open_inputs_of(endpoints.inputs, endpoints.input_options, pinned)
     if options.splits:
         _check_parent(open_storage(endpoints.output, endpoints.output_options), options)
     resumed = ({name for name, run in runs.items() if run.exists} or set(runs)) if options.resume else set[str]()
     for name, run in runs.items():
         refuse_inside_input(run.storage, endpoints)
-        for path in [] if endpoints.are_spooled else paths:
+        for path in [] if endpoints.are_spooled else found.paths:
             run.refuse_file_inside(path, "an input")
         run.refuse_output(options.overwrite, name in resumed)
-    plans = plan_files(paths, options, endpoints.input_options)
+    plans = plan_files(found, options, endpoints.input_options)
     first = next(iter(plans.values()))
     for note in shown_notes(first):
         logger.warning("%s", note)
@@ -248,7 +249,7 @@ def refuse_little_space(targets: Sequence[Target]) -> None:
 
 def refuse_inside_input(output: Storage, endpoints: Endpoints) -> None:
     """Refuse an output inside a folder of inputs: its files would be inputs of later and resumed runs."""
-    for given in endpoints.inputs:
+    for given in map(folder_of_table, endpoints.inputs):
         for pattern in patterns(place_of(given, endpoints.input_options)):
             if _would_find(pattern, output.url):
                 raise InputError(

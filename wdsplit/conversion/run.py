@@ -65,6 +65,13 @@ class Run(Record):
         """Whether the output contains a dataset or an unfinished run."""
         return self.storage.size(HEADER_NAME) is not None or self.is_unfinished
 
+    @property
+    def snapshot(self) -> str:
+        """The version of the Delta or Iceberg table that the run reads; empty without one."""
+        finished = self.storage.size(HEADER_NAME) is not None and not self.is_unfinished
+        noted = read_manifest(self.storage).provenance if finished else self.plan
+        return str(noted.get("snapshot", ""))
+
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Lock other runs out of the output; the lock's folder is removed after the block unless it has a plan.

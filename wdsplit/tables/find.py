@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 SPLIT = re.compile(r"(train|test|validation|valid|val|dev|eval)(?![A-Za-z0-9])", re.IGNORECASE)
 """Matches the start of the names of files and folders with a split, as in Hugging Face datasets."""
 
+_OF_A_LOG = re.compile(r"/_delta_log/|/metadata/v?\d+[^/]*\.metadata\.json$")
+"""Matches the log of a Delta table, and the metadata of an Iceberg table."""
 _BESIDE_TARS = samples_path(".tar")
 
 
@@ -102,6 +104,13 @@ def _tables_below(folder: str, paths: Sequence[str]) -> list[str]:
     annotated = tuple(os.path.join(os.path.dirname(header), ANNOTATIONS.folder, "") for header in headers)
     for path in sorted(paths):
         name = FOLDER_SUFFIXES.get(os.path.splitext(shown_url(path))[1].lower())
+        if _OF_A_LOG.search(shown_url(path)):
+            raise InputError(
+                "a folder is that of a Delta or Iceberg table, whose files also have rows that were deleted",
+                expected=f"delta+{shown_url(folder)}, or iceberg+CATALOG/NAMESPACE.TABLE",
+                remedy="name the table so; to read its deleted rows too, name its parquet files",
+                url=shown_url(path),
+            )
         if is_compressed(shown_url(path)):
             raise InputError(
                 "a folder contains a compressed table",

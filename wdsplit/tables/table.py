@@ -195,6 +195,7 @@ class Table:
         selection: The selected rows.
         num_empty: Number of rows, in all splits, that are left out because none of `selection.some_of` has a value.
         notes: Notes for the user on promoted types and the origin of columns.
+        snapshot: The version of the Delta or Iceberg table that the files are, as an input that names it.
     """
 
     files: tuple[InputFile, ...]
@@ -202,6 +203,7 @@ class Table:
     selection: Selection = Selection()
     num_empty: int = 0
     notes: tuple[str, ...] = field(default=(), compare=False)
+    snapshot: str = field(default="", compare=False)
 
     @cached_property
     def _numbers(self) -> Int64:

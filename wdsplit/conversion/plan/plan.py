@@ -181,6 +181,7 @@ class Plan:
             "rows": self.num_rows,
             "input_rows": self.table.total_rows,
             "empty_rows": self.table.num_empty,
+            **({"snapshot": self.table.snapshot} if self.table.snapshot else {}),
             "notes": list(self.table.notes),
             "shards": self.num_shards,
             "samples_per_shard": self.max_samples,
@@ -202,6 +203,7 @@ class Plan:
             "inputs": [
                 {"path": file.path, "num_bytes": file.num_bytes, "num_rows": file.num_rows} for file in table.files
             ],
+            **({"snapshot": table.snapshot} if table.snapshot else {}),
             "num_rows": table.total_rows,
             "num_selected": self.num_rows,
             **({"num_empty": table.num_empty} if table.num_empty else {}),

@@ -146,6 +146,7 @@ def parse_plan(data: bytes, version: str) -> SavedPlan:
         Selection.from_json(table["selection"]),
         table["num_empty"],
         tuple(table["notes"]),
+        table["snapshot"],
     )
     plan["fields"] = tuple(Field(**{**field, "names": tuple(field["names"])}) for field in plan["fields"])
     plan["options"] = PlanOptions(**plan["options"])
