@@ -77,21 +77,6 @@ def parameters(rank):
     return result
 
 
-def optimizers(rank):
-    """An optimizer after a step: the same on both ranks, then with another option, then with another state."""
-    model = model_of(0)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
-    model(torch.ones(1, 3)).sum().backward()
-    optimizer.step()
-    result = {"same": outcome_of(debug.check_same_optimizer, optimizer)}
-    optimizer.param_groups[0]["lr"] = 0.1 + rank
-    result["option"] = outcome_of(debug.check_same_optimizer, optimizer)
-    optimizer.param_groups[0]["lr"] = 0.1
-    optimizer.state[model[2].bias]["exp_avg"][0] += rank
-    result["state"] = outcome_of(debug.check_same_optimizer, optimizer)
-    return result
-
-
 def sharded(rank):
     """FSDP2 on a mesh of one dimension, where each rank has its own; on two, where a replica can differ; and FSDP1."""
     whole = model_of(0)
@@ -310,7 +295,6 @@ def main(path, folder):
         "late": late(rank),
         "groups": groups(path),
         "parameters": parameters(rank),
-        "optimizers": optimizers(rank),
         "sharded": sharded(rank),
         "gradients": gradients(rank),
         "audits that hold": audits_that_hold(path, rank),

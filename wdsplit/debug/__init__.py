@@ -10,7 +10,7 @@ from __future__ import annotations
 from wdsplit.debug.audits import AUDITED, Audit, EpochAudit, audit
 from wdsplit.debug.diagnosis import Diagnosis, diagnose
 from wdsplit.debug.losses import Divergence, Losses, LossLog, read_losses
-from wdsplit.debug.model_checks import check_same_gradients, check_same_optimizer, check_same_parameters, param_hash
+from wdsplit.debug.model_checks import check_same_gradients, check_same_parameters, param_hash
 from wdsplit.debug.ranks import CheckError, barrier, set_seed
 
 __all__ = [
@@ -25,7 +25,6 @@ __all__ = [
     "audit",
     "barrier",
     "check_same_gradients",
-    "check_same_optimizer",
     "check_same_parameters",
     "diagnose",
     "param_hash",

@@ -1,4 +1,4 @@
-"""Checks that a model's parameters and gradients, and its optimizer's state, are the same on all ranks.
+"""Checks that a model's parameters and gradients are the same on all ranks.
 
 Each rank has a part of a sharded tensor (DTensor: FSDP2, tensor parallelism). Ranks with the same part are compared
 with each other, and ranks exchange only hashes.
@@ -20,7 +20,7 @@ from wdsplit.order.split import whole
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Entry", "check_same_gradients", "check_same_optimizer", "check_same_parameters", "difference", "param_hash"]
+__all__ = ["Entry", "check_same_gradients", "check_same_parameters", "difference", "param_hash"]
 
 Part = tuple[tuple[str, int, int], ...]
 """Which part of a tensor a rank has: for each mesh dimension that shards it the name, the size and the place there."""
@@ -35,7 +35,7 @@ class Entry(NamedTuple):
     digest: str = ""  # of the values
 
 
-def param_hash(model: torch.nn.Module | torch.optim.Optimizer | Mapping[str, Any]) -> str:
+def param_hash(model: torch.nn.Module | Mapping[str, Any]) -> str:
     """Return a hash of all parameters and buffers: names, dtypes, shapes and bytes.
 
     The order and the device of the parameters do not matter. Of a sharded parameter (DTensor) it hashes the part
@@ -43,7 +43,7 @@ def param_hash(model: torch.nn.Module | torch.optim.Optimizer | Mapping[str, Any
 
     Args:
         model: A torch module, without the running statistics of batch and instance normalisation, which differ between
-            ranks by design; a dict of tensors by their names, which all count; or an optimizer: its state and options.
+            ranks by design; or a dict of tensors by their names, which all count.
 
     Returns:
         32 hexadecimal digits (xxh3_128).
@@ -81,23 +81,6 @@ def check_same_parameters(
     )
     rendezvous = Rendezvous(group, "check_same_parameters", timeout_s)
     return _check_same(rendezvous, lambda: _entries(model), "parameter", remedy)
-
-
-def check_same_optimizer(optimizer: torch.optim.Optimizer, *, group: Any = None, timeout_s: float = 300.0) -> int:
-    """Check that state and options of an optimizer are the same on all ranks, as `check_same_parameters` does.
-
-    Values are named `state.<parameter>.<name>` or `group.<number>.<name>`. Optimizers that shard their state without
-    DTensors (ZeRO) differ by design.
-
-    Returns:
-        Number of values that at least one other rank has too.
-    """
-    remedy = (
-        "load the optimizer's checkpoint on all ranks, give all the same options and schedule, and let no rank skip a "
-        "step"
-    )
-    rendezvous = Rendezvous(group, "check_same_optimizer", timeout_s)
-    return _check_same(rendezvous, lambda: _entries(optimizer), "optimizer value", remedy)
 
 
 def check_same_gradients(
@@ -176,20 +159,10 @@ def _entries(model: Any) -> Iterator[Entry]:
         for prefix, module in model.named_modules():
             if not isinstance(module, normalisations):
                 yield from (_entry_of(name, buffer) for name, buffer in module.named_buffers(prefix, recurse=False))
-    elif isinstance(model, torch.optim.Optimizer):
-        state = model.state_dict()
-        places = {f"state.{number}": values for number, values in state["state"].items()}
-        places |= {f"group.{number}": options for number, options in enumerate(state["param_groups"])}
-        for place, values in places.items():
-            for name, value in values.items():
-                if isinstance(value, torch.Tensor):
-                    yield _entry_of(f"{place}.{name}", value)
-                elif isinstance(value, (bool, int, float, str, tuple, list, type(None))):
-                    yield Entry(f"{place}.{name}", type(value).__name__, digest=repr(value))
     elif isinstance(model, Mapping):
         yield from (_entry_of(str(name), tensor) for name, tensor in model.items())
     else:
-        expected = "a torch module, an optimizer, or a dict of tensors such as model.state_dict()"
+        expected = "a torch module, or a dict of tensors such as model.state_dict()"
         raise InputError("no parameters found", expected=expected, found=type(model).__name__)
 
 

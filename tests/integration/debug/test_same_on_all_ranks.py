@@ -1,4 +1,4 @@
-"""Parameters, optimizers, gradients and deliveries compared between the ranks of a torchrun job."""
+"""Parameters, gradients and deliveries compared between the ranks of a torchrun job."""
 
 import pytest
 
@@ -27,10 +27,6 @@ EXPECTED = {
         "meshes, one differs": ["parameter 'dense'", "1 of 2 parameters"],
         "not reduced": ["Partial"],
         "old": ["FSDP1"],
-    },
-    "optimizers": {
-        "option": ["optimizer value 'group.0.lr'", "values 0.1 on rank 0, values 1.1 on rank 1; in all, 1 of "],
-        "state": ["optimizer value 'state.3.exp_avg'"],
     },
     "gradients": {
         "reduced": 4,
@@ -71,9 +67,8 @@ def test_a_check_passes_on_all_ranks_or_names_on_all_what_differs(job, part, nam
             assert [each for each in expected if each not in outcome["text"]] == []
 
 
-def test_hashes_of_the_same_parameters_are_the_same_and_all_of_an_optimizer_is_compared(job):
+def test_hashes_of_the_same_parameters_are_the_same(job):
     assert job.ranks[0]["parameters"]["hash"] == job.ranks[1]["parameters"]["hash"]
-    assert all(rank["optimizers"]["same"]["returned"] > 3 * 4 for rank in job.ranks)
 
 
 def test_an_error_of_one_rank_is_raised_on_all_and_says_whose_it_is(job):
