@@ -1,6 +1,7 @@
 """Auditing the order: checks the loading promises for a dataset and a topology.
 
-Each check covers all positions of an epoch: the computed positions, or also the samples that real loaders read.
+Each check covers all positions of an epoch, or some of a very large one that a hash draws: the computed positions, or
+also the samples that real loaders read.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 
 from wdsplit.arrays import Int64
 from wdsplit.checks.classes import measure_classes
-from wdsplit.checks.mixing import mixing
+from wdsplit.checks.mixing import draw_numbers, mixing
 from wdsplit.conversion.plan.options import chosen
 from wdsplit.errors import InputError, MissingDependencyError
 from wdsplit.loading.opening import open_source
@@ -32,6 +33,9 @@ __all__ = ["AuditOptions", "AuditReport", "Finding", "audit", "audit_order"]
 _POSITIONS_AT_ONCE = 1 << 20
 _MAX_READERS, _MAX_GLOBAL_BATCH = 2**20, 2**26
 """More ranks x workers, or samples per step, would take hours or all memory: a number is probably mistyped."""
+_MAX_POSITIONS = 2**26
+"""Of an epoch with more positions some are drawn: all of them would take minutes, and more than a gigabyte."""
+_DRAWN_POSITIONS, _DRAWN_SAMPLES = 2**16, 2**13
 _NOTHING = Step(np.zeros(0, np.int64), 0)
 
 
@@ -196,6 +200,9 @@ def _ranks(order: EpochOrder, options: AuditOptions, start: int = 0) -> list[Ste
 
 def audit_order(order: EpochOrder, options: AuditOptions) -> Iterator[Finding]:
     """Check the promises on the positions alone; no shard is touched."""
+    if order.num_positions > _MAX_POSITIONS:
+        yield from _audit_drawn(order, options)
+        return
     epoch, ranks = order.epoch, _ranks(order, options)
     even = order.options.tail != "uneven"
     same, count = even, 0
@@ -336,9 +343,79 @@ def _audit_resume(order: EpochOrder, options: AuditOptions) -> Finding:
 def _is_whole(order: EpochOrder, parts: list[Int64], global_batch: int) -> bool:
     """Tell whether positions are those of a whole epoch, each once, if its last step has such a global batch."""
     positions = np.sort(np.concatenate(parts))
-    num_fills = len(positions) - order.num_positions
-    is_all = -global_batch < num_fills <= 0 if order.options.tail == "drop" else 0 <= num_fills < global_batch
-    return is_all and np.array_equal(positions, np.arange(len(positions)))
+    return _is_end(order, len(positions), global_batch) and np.array_equal(positions, np.arange(len(positions)))
+
+
+def _is_end(order: EpochOrder, end: int, global_batch: int) -> bool:
+    """Tell whether an epoch whose last step has such a global batch ends there."""
+    num_fills = end - order.num_positions
+    return -global_batch < num_fills <= 0 if order.options.tail == "drop" else 0 <= num_fills < global_batch
+
+
+def _audit_drawn(order: EpochOrder, options: AuditOptions) -> Iterator[Finding]:
+    """Check the promises on the first and the last step of an epoch, and on steps and samples that a hash draws."""
+    epoch, batch = order.epoch, options.global_batch
+    num_steps = _positions_given(order, batch) // batch
+    drawn = draw_numbers(num_steps, max(1, _DRAWN_POSITIONS // batch), order)
+    steps = np.unique([0, *drawn.tolist(), num_steps - 1])[:, None] * batch + np.arange(batch)
+    even = order.options.tail != "uneven"
+    if even:
+        lengths = {len(rank) for rank in _ranks(order, options)}
+        evidence = f"batches of each rank: {' to '.join(f'{each:,}' for each in sorted(lengths))}"
+        yield Finding(epoch, "equal steps", lengths == {num_steps}, evidence)
+        same = all(_is_woven(_step_at(order, options, int(step[0])), step, options) for step in steps)
+        evidence = f"{len(steps):,} of {num_steps:,} steps drawn: as of 1 rank without workers, batch {batch}"
+        yield Finding(epoch, "same batches", same, evidence)
+    yield _audit_once_drawn(order, steps.reshape(-1), num_steps * batch)
+    if even:
+        other, held = replace(options, world_size=options.world_size + 1), True
+        points = sorted({step for step in (1, num_steps // 2, num_steps - 1) if 0 < step < num_steps})
+        for end in [point * batch for point in points]:
+            lengths = {len(rank) for rank in _ranks(order, other, end)}
+            last = end + (max(lengths) - 1) * other.global_batch
+            held &= len(lengths) == 1 and _is_end(order, last + other.global_batch, other.global_batch)
+            for begin in (end, last) if max(lengths) else ():
+                step = begin + np.arange(other.global_batch)
+                held &= np.array_equal(np.sort(np.concatenate(_step_at(order, other, begin))), step)
+        where = ", ".join(f"{point:,}" for point in points) or "no"
+        evidence = (
+            f"stopped after {where} steps, resumed on {other.world_size} ranks: the first and the last step drawn"
+        )
+        yield Finding(epoch, "resume", held, evidence)
+
+
+def _step_at(order: EpochOrder, options: AuditOptions, begin: int) -> list[Int64]:
+    """Return the positions of all ranks in the step that begins at a position."""
+    return [next(iter(rank), _NOTHING).positions for rank in _ranks(order, options, begin)]
+
+
+def _audit_once_drawn(order: EpochOrder, positions: Int64, num_given: int) -> Finding:
+    """Check that the sample of each of some positions is at no other one, and that some samples have a position.
+
+    Each sample has one position by `positions_of`. So a sample that is given twice is at one position too many, which
+    is wrong.
+    """
+    is_real = order.is_real(positions)
+    given = positions[is_real]
+    located, (shard, unit, pad) = order.locate(positions), order.units(given)
+    wrong = int(((order.positions_of(shard, unit) != given) | pad).sum())
+    if order.selection is None:
+        wrong += int(((located.shard[is_real] != shard) | (located.sample[is_real] != unit)).sum())
+    flagged = located.pad | is_real[located.row] if order.is_bundled else located.pad != is_real[located.row]
+    numbers, ends = draw_numbers(order.num_samples, _DRAWN_SAMPLES, order), np.cumsum(order.counts)
+    shard = np.searchsorted(ends, numbers, side="right")
+    unit = numbers - (ends[shard] - order.counts[shard])
+    places = order.positions_of(shard, unit)
+    found_shard, found_unit, pad = order.units(places)
+    missing = (found_shard != shard) | (found_unit != unit) | pad
+    if order.options.tail != "drop":
+        missing |= places >= num_given
+    evidence = (
+        f"drawn of {order.num_samples:,}: {len(given):,} positions, {wrong:,} with a sample of another one, and "
+        f"{len(numbers):,} samples, {int(missing.sum()):,} missing"
+    )
+    held = wrong == 0 and bool(flagged.all()) and not missing.any()
+    return Finding(order.epoch, "exactly once", held, evidence)
 
 
 _Open = Callable[[int, int, int, int], Any]

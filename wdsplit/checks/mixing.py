@@ -17,7 +17,7 @@ from wdsplit.order.epoch import EpochOrder, Located
 from wdsplit.order.hashing import hash_numbers, hash_stream
 from wdsplit.order.split import AnyOrder
 
-__all__ = ["MAX_COUNTED", "Batches", "ClassMixing", "Mixing", "class_mixing", "draw_batches", "mixing"]
+__all__ = ["MAX_COUNTED", "Batches", "ClassMixing", "Mixing", "class_mixing", "draw_batches", "draw_numbers", "mixing"]
 
 MAX_COUNTED = 2**22
 """Up to this many samples, all pairs are counted."""
@@ -99,7 +99,7 @@ def _sampled(order: EpochOrder, following: EpochOrder, global_batch: int) -> Mix
     num_steps = order.num_samples // global_batch
     if not num_steps:
         return _counted(order, following, global_batch)
-    drawn = _drawn(num_steps, max(_MIN_BATCHES, _SAMPLED // global_batch), order)
+    drawn = draw_numbers(num_steps, max(_MIN_BATCHES, _SAMPLED // global_batch), order)
     positions = (drawn[:, None] * global_batch + np.arange(global_batch)).reshape(-1)
     shard, visit, pad = order.visits(positions)
     batch, shard, visit = np.repeat(np.arange(len(drawn)), global_batch)[~pad], shard[~pad], visit[~pad]
@@ -124,7 +124,7 @@ def _sampled(order: EpochOrder, following: EpochOrder, global_batch: int) -> Mix
     return _mixing_of(float(each.mean()) * by_chance, by_chance, global_batch, error)
 
 
-def _drawn(total: int, count: int, order: AnyOrder) -> Int64:
+def draw_numbers(total: int, count: int, order: AnyOrder) -> Int64:
     """Draw `count` numbers below `total`, all different, rising: not evenly spaced, as lanes end windows together."""
     if total <= count:
         return np.arange(total)
@@ -168,7 +168,7 @@ def draw_batches(order: AnyOrder, world_size: int, batch_size: int, max_samples:
         batch = positions // global_batch * world_size + positions % world_size
     else:
         num_batches = -(-order.num_positions // global_batch) * world_size
-        drawn = _drawn(num_batches, max(min_batches, max_samples // batch_size), order)
+        drawn = draw_numbers(num_batches, max(min_batches, max_samples // batch_size), order)
         firsts = drawn // world_size * global_batch + drawn % world_size
         positions = (firsts[:, None] + world_size * np.arange(batch_size)).reshape(-1)
         batch = np.repeat(np.arange(len(drawn)), batch_size)

@@ -143,6 +143,49 @@ def test_an_order_that_does_not_give_each_sample_once_is_found(numbers, monkeypa
         assert broken(numbers, replace(TWO_RANKS, tail="drop")) == ["exactly once"]
 
 
+# A very large epoch
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """Take an epoch of more than 50 positions for a very large one."""
+    monkeypatch.setattr(wdsplit.checks.audit, "_MAX_POSITIONS", 50)
+
+
+@pytest.mark.parametrize("tail", ["pad", "drop", "uneven"])
+@pytest.mark.parametrize(("world_size", "num_workers", "batch_size"), [(1, 0, 1), (3, 2, 4), (5, 3, 3)])
+@pytest.mark.parametrize("dataset", ["numbers", "whole_lanes"])
+def test_of_a_very_large_epoch_some_positions_are_drawn(
+    request, drawn, dataset, world_size, num_workers, batch_size, tail
+):
+    found = findings(request.getfixturevalue(dataset), AuditOptions(world_size, num_workers, batch_size, tail=tail))
+    assert promises(found) == (["exactly once"] if tail == "uneven" else PROMISES)
+    assert [finding for finding in found if not finding.held] == []
+    assert all("drawn" in finding.evidence for finding in found if finding.promise != "equal steps")
+
+
+@pytest.mark.parametrize("wrong", [repeating, hiding, unflagged], ids=lambda wrong: wrong.__name__)
+def test_a_wrong_order_of_a_very_large_epoch_is_found(numbers, drawn, monkeypatch, wrong):
+    locate = EpochOrder.locate
+    monkeypatch.setattr(EpochOrder, "original", locate, raising=False)
+    monkeypatch.setattr(EpochOrder, "locate", lambda order, at: wrong(order, locate(order, at), at))
+    assert broken(numbers) == ["exactly once"]
+
+
+def test_a_sample_of_a_very_large_epoch_that_comes_twice_or_never_is_found(numbers, drawn, monkeypatch):
+    """Positions 2 and 3 have the same sample, so that another one has no position."""
+    visits = EpochOrder.visits
+    monkeypatch.setattr(EpochOrder, "visits", lambda order, at: visits(order, np.where(at == 3, 2, at)))
+    (finding,) = (each for each in findings(numbers) if not each.held)
+    assert finding.promise == "exactly once"
+    assert numbers_in(finding.evidence) == [101, 101, 1, 101, 1]
+
+
+def test_wrong_steps_of_a_very_large_epoch_are_found(numbers, drawn, monkeypatch):
+    monkeypatch.setattr(wdsplit.checks.audit, "Steps", lying_steps("ranks that read the same"))
+    assert {"same batches", "resume"} <= set(broken(numbers))
+
+
 # The audit can fail: each kind of lie, of the positions and of what loaders read
 
 
