@@ -1,26 +1,58 @@
-"""Hooks of mkdocs: the help of all commands, links that leave docs/, and where code in tables may break."""
+"""Hooks of mkdocs: the gallery, the help of commands, links that leave docs/, and where code in tables may break."""
 
 from __future__ import annotations
 
 import ast
 import inspect
+import json
 import posixpath
 import pydoc
 import re
+from pathlib import Path
 from typing import Any
 
 from click.testing import CliRunner
 from griffe import DocstringSectionParameters, ExprAttribute, ExprCall, ExprSubscript, Extension, Function
+from mkdocs.structure.files import File, Files
 
 from wdsplit.cli.main import cli
 
 COMMANDS = "<!-- the help of all commands -->"
+GALLERY = Path(__file__).parent.parent / "examples" / "gallery"
 _LINK = re.compile(r"\]\((?P<path>(?:\.\./)+[^)#\s]*)(?P<anchor>#[^)\s]*)?\)")
 _CELL = re.compile(r"<td.*?</td>", re.S)
 _CODE = re.compile(r"<code>[^<]*</code>")
 _BREAK, _BREAK_LONG = (re.compile(rf"(?<=[\w)])(::|[{signs}])(?=\w)") for signs in ("/.=,(", "/.=,(_"))
 _LONG = 50
 _COLUMNS = "88"
+
+
+def on_files(files: Files, *, config: Any, **_: Any) -> Files:
+    """Add a page for each notebook of the gallery."""
+    for path in sorted(GALLERY.glob("*.ipynb")):
+        files.append(File.generated(config, f"gallery/{path.stem}.md", content=page_of(path)))
+    return files
+
+
+def page_of(path: Path) -> str:
+    """Return a notebook as Markdown: its texts, code, and what the code has printed and shown."""
+    parts = []
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(source.replace("](../../docs/", "](../"))
+            continue
+        parts.append(f"```python\n{source}\n```")
+        for output in cell["outputs"]:
+            shown = output.get("data", {"text/plain": output.get("text")})
+            if "text/html" in shown:
+                parts.append("".join(shown["text/html"]))
+            elif "image/png" in shown:
+                parts.append(f'<p><img alt="what the cell shows" src="data:image/png;base64,{shown["image/png"]}"></p>')
+            else:
+                parts.append(f"```text\n{''.join(shown['text/plain']).rstrip()}\n```")
+    parts.insert(1, f"[Download this notebook](../../examples/gallery/{path.name})")
+    return "\n\n".join(parts)
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
@@ -30,6 +62,8 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
         path = posixpath.normpath(posixpath.join("docs", posixpath.dirname(page.file.src_uri), found["path"]))
         if path.startswith("docs/"):
             return found[0]
+        if path.startswith("examples/gallery/") and not page.file.src_uri.startswith("gallery/"):
+            return f"]({posixpath.relpath(path[9:-6], posixpath.dirname(page.file.src_uri))}.md)"
         return f"]({config.extra['repository']}/blob/main/{path}{found['anchor'] or ''})"
 
     return _LINK.sub(replaced, markdown).replace(COMMANDS, help_of_commands() if COMMANDS in markdown else "")

@@ -205,7 +205,8 @@ def test_each_mark_of_the_comparison_has_a_source():
 
 def test_the_site_has_every_page_under_its_own_title():
     assert re.findall(r"- ([^:\n]+): [\w/-]+\.md", text_of("mkdocs.yml")) == ["Home"]
-    assert set(re.findall(r"[\w/-]+\.md", text_of("mkdocs.yml"))) == {
+    notebooks = {f"gallery/{path.stem}.md" for path in (ROOT / "examples" / "gallery").iterdir()}
+    assert set(re.findall(r"[\w/-]+\.md", text_of("mkdocs.yml"))) == notebooks | {
         page[5:] for page in PAGES if page.startswith("docs/")
     }
 

@@ -97,6 +97,15 @@ def test_reprs_are_a_line(numbers, tmp_path):
     assert found[3].startswith("<Report: ✓ ok: ")
 
 
+def test_an_annotation_shows_its_columns_and_neither_its_folder_nor_its_inputs(tmp_path):
+    dataset = numbers_dataset(tmp_path, 100)
+    made = wdsplit.annotate(dataset, pa.table({"key": range(100), "<b>": range(100)}), key="key", name="scores")
+    assert repr(made) == "<Annotation 'scores': <b>; rows for 100 of 100 samples>"
+    text = shown(made)
+    assert "<b> (int64)" in text and "for 100 of 100 samples" in text
+    assert made.folder not in text
+
+
 def test_a_loader_says_where_it_is(numbers):
     loader = wdsplit.Loader(wdsplit.Dataset(numbers, rank=1, world_size=2), 10)
     batches = iter(loader)

@@ -19,11 +19,13 @@ import pyarrow as pa
 import xxhash
 
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError
+from wdsplit.notebook import html_table
 from wdsplit.shards.manifest import Field, Manifest, Shard, checksum_of, parse_fields
 from wdsplit.shards.sample_tables import dump_schema, names_of, parse_columns, read_samples, samples_path
 from wdsplit.shards.stored import Kind
 from wdsplit.shards.table import MAX_TABLE_BYTES, SHARDS_NAME, Shards, dump_shards, parse_shards
 from wdsplit.storage.interface import ReadableStorage, Storage
+from wdsplit.texts import counted, human_bytes
 
 __all__ = [
     "ANNOTATIONS",
@@ -93,6 +95,20 @@ class Annotation:
     fields: tuple[Field, ...] = ()
     shards_checksum: str = ""
     table: str = SHARDS_NAME
+
+    def __repr__(self) -> str:
+        names = ", ".join([*self.schema.names, *(each.name for each in self.fields)])
+        rows = f"{self.num_samples - self.num_missing:,} of {self.num_samples:,}"
+        return f"<Annotation {self.name!r}: {names}; rows for {rows} samples>"
+
+    def _repr_html_(self) -> str:
+        facts = [
+            ("columns", ", ".join(f"{each.name} ({each.type})" for each in self.schema)),
+            ("fields", ", ".join(f"{each.name} ({each.type})" for each in self.fields)),
+            ("rows", f"for {self.num_samples - self.num_missing:,} of {counted(self.num_samples, 'sample')}"),
+            ("size", human_bytes(self.num_bytes)),
+        ]
+        return html_table(f"Annotation {self.name}", [fact for fact in facts if fact[1]])
 
     @property
     def class_names(self) -> dict[str, tuple[str, ...]]:
