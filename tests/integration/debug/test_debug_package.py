@@ -35,11 +35,11 @@ def test_a_slow_loader_is_distinguished_from_a_slow_model(numbers):
     assert 0.009 < found.waits["50"] < found.waits["100"] < taken_s
     loader = Loader(Dataset(numbers), 12)
     for _ in loader:
-        time.sleep(0.1)
+        time.sleep(0.25)  # long enough that a machine with other work does not make the loader the slower one
     found = debug.diagnose(loader)
     assert (found.bottleneck, found.advice) == ("model", ())
     assert str(found).startswith("compute-bound: the loader keeps up")
-    assert found.computes["50"] > 0.099
+    assert found.computes["50"] > 0.249
     values = json.loads(json.dumps(found.as_dict()))
     assert (values["batches"], values["samples"], values["bottleneck"]) == (9, 108, "model")
 
