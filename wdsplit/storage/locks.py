@@ -6,6 +6,7 @@ import fcntl
 import os
 import threading
 import time
+import weakref
 from pathlib import Path
 
 __all__ = ["ProcessLock", "end_before_forks", "leads_to", "open_locked", "unlock"]
@@ -13,19 +14,18 @@ __all__ = ["ProcessLock", "end_before_forks", "leads_to", "open_locked", "unlock
 _FORK_WAITS_S = 1.0
 _threads: set[threading.Thread] = set()
 """Those for which forks wait, once they have begun to end."""
+_locks: weakref.WeakSet[ProcessLock] = weakref.WeakSet()
 
 
 class ProcessLock:
     """A lock between the threads of a process. A forked process starts with it unlocked."""
 
     def __init__(self) -> None:
-        self._pid = os.getpid()
         self._lock = threading.Lock()
+        _locks.add(self)
 
     def acquire(self, is_waiting: bool = True) -> bool:
         """Lock it; without waiting for another thread, tell whether that was possible."""
-        if self._pid != os.getpid():
-            self._lock, self._pid = threading.Lock(), os.getpid()
         return self._lock.acquire(is_waiting)
 
     def release(self) -> None:
@@ -94,4 +94,10 @@ def _wait_for_ending_threads() -> None:
             time.sleep(0.0001)
 
 
-os.register_at_fork(before=_wait_for_ending_threads)
+def _unlock_all() -> None:
+    """Unlock all locks in a process that was just forked, while it has only one thread."""
+    for lock in list(_locks):
+        lock._lock = threading.Lock()
+
+
+os.register_at_fork(before=_wait_for_ending_threads, after_in_child=_unlock_all)

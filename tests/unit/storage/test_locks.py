@@ -1,12 +1,15 @@
-"""Forks while threads end."""
+"""Locks and threads in forked processes."""
 
 import ctypes
 import os
 import sys
 import threading
+import time
+from types import SimpleNamespace
 
 import pytest
 
+from wdsplit.storage import locks
 from wdsplit.storage.locks import end_before_forks
 
 END_US = 200_000
@@ -35,3 +38,37 @@ def test_a_fork_waits_until_a_thread_that_ends_has_ended_entirely(is_awaited):
     if child == 0:
         os._exit(os.path.exists(task))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == (not is_awaited)
+
+
+def make_lock_slowly():
+    time.sleep(0.001)
+    return threading.Lock()
+
+
+def use_in_threads(lock):
+    """Take a lock in several threads at once; return whether each could take it and give it back."""
+    done, begin = [], threading.Barrier(4)
+
+    def use():
+        begin.wait()
+        with lock:
+            time.sleep(0.01)
+        done.append(True)
+
+    threads = [threading.Thread(target=use, daemon=True) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    return len(done) == len(threads)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_lock_that_was_locked_before_a_fork_serves_the_threads_of_the_forked_process(monkeypatch):
+    lock = locks.ProcessLock()
+    lock.acquire()
+    monkeypatch.setattr(locks, "threading", SimpleNamespace(**{**vars(threading), "Lock": make_lock_slowly}))
+    child = os.fork()
+    if child == 0:
+        os._exit(use_in_threads(lock))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
