@@ -114,10 +114,10 @@ def _delta_files(path: str, version: int | None) -> tuple[int, list[str]]:
     if pa.table(table.deletion_vectors()).num_rows:
         unread.append("deletion vectors")
     if unread:
-        raise _unlisted(
+        raise InputError(
             "deleted rows or other names of columns are not in the files of a Delta table",
-            "a version without " + ", ".join(unread),
-            "rewrite its files, or pass its rows from Python: wdsplit.convert(DeltaTable(...).scan(), ...)",
+            expected="a version without " + ", ".join(unread),
+            remedy="rewrite its files, or pass its rows from Python: wdsplit.convert(DeltaTable(...).scan(), ...)",
         )
     actions = pa.table(table.get_add_actions(flatten=True))
     files = [unquote(each) for each in actions["path"].to_pylist()]
@@ -137,11 +137,11 @@ def _check_folders(files: Sequence[str], values: Mapping[str, Sequence[Any]]) ->
         row = {name: column[number] for name, column in values.items()}
         stated = {name: value.isoformat() if type(value) is datetime.date else value for name, value in row.items()}
         if found != stated or any(type(found[name]) is not type(value) for name, value in stated.items()):
-            raise _unlisted(
+            raise InputError(
                 "a partition of a Delta table is not stated by the folder of its files",
-                f"{found}, from {shown_url(folder)}",
-                "pass its rows from Python: wdsplit.convert(DeltaTable(...).scan(), ...)",
+                expected=f"{found}, from {shown_url(folder)}",
                 found=str(row),
+                remedy="pass its rows from Python: wdsplit.convert(DeltaTable(...).scan(), ...)",
             )
 
 
@@ -158,11 +158,12 @@ def _iceberg_files(name: str, version: int | None) -> tuple[int, list[str]]:
     tasks, schema = list(scan.plan_files()), scan.projection()
     problems = list(_iceberg_problems(table, schema, tasks))
     if problems:
-        raise _unlisted(
+        raise InputError(
             "the rows of an Iceberg table are not just those of its files",
-            "parquet files without deleted rows, and columns that were only added",
-            "rewrite its files, or pass rows from Python: wdsplit.convert(table.scan().to_arrow_batch_reader(), ...)",
+            expected="parquet files without deleted rows, and columns that were only added",
             found=", ".join(problems),
+            remedy="rewrite its files, or pass rows from Python: "
+            "wdsplit.convert(table.scan().to_arrow_batch_reader(), ...)",
         )
     urls = [re.sub("^s3[an]://", "s3://", task.file.file_path) for task in tasks]
     return snapshot.snapshot_id, [url if is_remote(url) else local_path(url) for url in urls]
@@ -195,7 +196,3 @@ def _iceberg_problems(table: Any, schema: Any, tasks: Sequence[Any]) -> Iterator
         if lacks:
             yield f"no counts of values of {known.get(lacks[0])!r} in {task.file.file_path}: it may lack the column"
             return
-
-
-def _unlisted(cause: str, expected: str, remedy: str, found: str = "") -> InputError:
-    return InputError(cause, expected=expected, found=found, remedy=remedy)
