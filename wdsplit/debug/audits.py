@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from types import TracebackType
@@ -37,8 +37,6 @@ logger = logging.getLogger(__name__)
 
 AUDITED = ("__key__", "__position__")
 """The fields that identify a sample: `dataset.to_tuple("jpg", "cls", *AUDITED)`."""
-
-Identify = Callable[[Any], Mapping[str, Any]]
 
 _AT_ONCE = 2**20
 _MAX_EXAMPLES = 5
@@ -97,13 +95,7 @@ class EpochAudit:
         )
 
 
-def audit(
-    loader: Loader,
-    *,
-    identify: Identify | None = None,
-    group: Any = None,
-    timeout_s: float = 300.0,
-) -> Audit:
+def audit(loader: Loader, *, group: Any = None, timeout_s: float = 300.0) -> Audit:
     """Audit the samples that a training receives: over all ranks, none twice in an epoch, and none missing.
 
     Iterate the audited loader instead of the loader itself; it has the same attributes. At the end of each epoch the
@@ -117,9 +109,8 @@ def audit(
                     ...
 
     Args:
-        loader: The loader; on several ranks, all of them must audit theirs.
-        identify: Function from a batch to a dict of `__position__` (int) and, if it has them, `__key__` (str). None if
-            batches are dicts with these fields, or tuples of a dataset whose last stage is a `to_tuple` with them.
+        loader: The loader; on several ranks, all of them must audit theirs. Its batches are dicts with `__position__`
+            and, if they have it, `__key__`; or tuples of a dataset whose last stage is a `to_tuple` with these.
         group: A process group or DeviceMesh whose ranks share an epoch; by default the dataset's, else all.
         timeout_s: Seconds that a rank waits for the others at the end of an epoch.
 
@@ -129,7 +120,7 @@ def audit(
         CheckError: During the iteration or at its end: a sample came twice or is missing, ranks had different numbers
             of steps, or some did not arrive.
     """
-    return Audit(loader, identify, group, timeout_s)
+    return Audit(loader, group, timeout_s)
 
 
 class Audit:
@@ -139,12 +130,11 @@ class Audit:
         epochs: The epochs that were audited so far.
     """
 
-    def __init__(self, loader: Loader, identify: Identify | None, group: Any, timeout_s: float) -> None:
+    def __init__(self, loader: Loader, group: Any, timeout_s: float) -> None:
         if not isinstance(loader, Loader):
             raise InputError("cannot audit this object", expected="a wdsplit.Loader", found=type(loader).__name__)
         self.epochs: list[EpochAudit] = []
         self._loader = loader
-        self._identify = identify
         self._group = loader.dataset.process_group if group is None else group
         self._timeout_s = timeout_s
         self._rendezvous: Rendezvous | None = None
@@ -193,7 +183,7 @@ class Audit:
             raise InputError("an audit is a context", remedy="with wdsplit.debug.audit(loader) as audited: ...")
         self._settle()
         # The record reads the loader's position, which the iteration moves.
-        self._record = record = _Record(self._loader, self._identify)
+        self._record = record = _Record(self._loader)
         record.batches = batches = iter(self._loader)
         for batch in batches:
             record.note(batch)
@@ -285,11 +275,10 @@ class _Facts(NamedTuple):
 class _Record:
     """The samples that this rank received in an iteration, which is about to begin, and those that were due to it."""
 
-    def __init__(self, loader: Loader, identify: Identify | None) -> None:
+    def __init__(self, loader: Loader) -> None:
         self._begin, self._dataset, self._batch_size = loader.progress.start, loader.dataset, loader.batch_size
         self.order, self.start = self._dataset.order(self._begin.epoch), self._begin.position
         self._view, self._world = self._dataset.source.view_at(self._begin.epoch), self._dataset.world()
-        self._identify = identify
         self.batches: Any = None
         self.ended = False
         self._positions: list[Int64] = []  # of each batch; pads are left out
@@ -308,8 +297,6 @@ class _Record:
         only positions count.
         """
         key, position = AUDITED
-        if self._identify is not None:
-            batch = self._identify(batch)
         last = self._dataset.pipeline[-1]
         if isinstance(batch, (tuple, list)) and isinstance(last, ToTuple) and len(batch) == len(last.names):
             batch = dict(zip(last.names, batch, strict=True))
@@ -320,7 +307,7 @@ class _Record:
                 expected=position,
                 found=", ".join(map(str, columns)) or "a batch without names",
                 remedy="let the dataset keep it: .to_tuple('jpg', 'cls', *wdsplit.debug.AUDITED), or in a map return "
-                "{**sample, ...}; or pass identify=, a function that finds it in a batch and returns a dict",
+                "{**sample, ...}; a collate_fn must return a dict with it",
             )
         positions = columns[position]
         positions = np.asarray(positions.cpu() if hasattr(positions, "cpu") else positions).astype(np.int64)
