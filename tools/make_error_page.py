@@ -90,7 +90,7 @@ CASES = (
     Case(
         wdsplit.TopologyError,
         'wdsplit.Dataset("data/train", rank=4, world_size=4)',
-        "[Launchers](../launchers.md) shows where rank and world size come from.",
+        "[Launchers](../multi-node.md#where-rank-and-world-size-come-from) shows where rank and world size come from.",
     ),
     Case(
         wdsplit.StateError,

@@ -113,6 +113,14 @@ def slug(heading):
     return re.sub(r"[^\w -]", "", heading.replace("`", "").lower()).replace(" ", "-")
 
 
+def leads_nowhere(path, anchor):
+    """Tell whether the file or the heading that a link names is missing."""
+    if not path.exists():
+        return True
+    headings = headings_of(FENCE.sub("", path.read_text(encoding="utf-8"))).splitlines() if anchor else []
+    return bool(anchor) and anchor not in map(slug, headings)
+
+
 @pytest.mark.lint
 @pytest.mark.parametrize("page", PAGES)
 def test_links_of_a_page_lead_to_files_and_headings(page):
@@ -120,13 +128,8 @@ def test_links_of_a_page_lead_to_files_and_headings(page):
     assert text.startswith("# ")
     for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)", FENCE.sub("", text)):
         path = (ROOT / page).parent / target if target else ROOT / page
-        if "://" in target:
-            continue
-        if not path.exists():
-            wrong.append(target)
-        elif anchor:
-            headings = headings_of(FENCE.sub("", path.read_text(encoding="utf-8"))).splitlines()
-            wrong += [] if anchor in map(slug, headings) else [f"{target}#{anchor}"]
+        if "://" not in target and leads_nowhere(path, anchor):
+            wrong.append(f"{target}#{anchor}")
     assert wrong == []
 
 
@@ -225,7 +228,8 @@ def test_links_of_the_readme_are_whole_so_that_a_package_index_can_show_them():
     own = [target for target in targets if target.startswith((f"{home}/blob/main/", f"{pictures}/main/"))]
     assert len(own) > 20
     assert [target for target in targets if not target.startswith("https://")] == []
-    assert [target for target in own if not (ROOT / target.partition("/main/")[2]).exists()] == []
+    parts = [target.partition("/main/")[2].partition("#") for target in own]
+    assert [path + anchor for path, _, anchor in parts if leads_nowhere(ROOT / path, anchor)] == []
     assert set(re.findall(r"\]\[([\w-]+)\]", text)) == set(re.findall(r"^\[([\w-]+)\]: ", text, re.M))
 
 
