@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from wdsplit.checks.audit import AuditOptions, AuditReport, audit_order
+from wdsplit.checks.mixing import Mixing
 from wdsplit.loading.reading.source import Source, name_with_view
 from wdsplit.order.bundles import Grouping
 from wdsplit.order.epoch import EpochOrder
 from wdsplit.reporting.cluster import DEFAULT_TOPOLOGIES, Cluster, Load, Topology
 from wdsplit.reporting.fields import Duplicates, FieldFacts, duplicates, field_facts
 from wdsplit.reporting.labels import TENTHS, Labels, codes_by_number, labels_of
-from wdsplit.reporting.mixing import BatchMix, CodesOf, Meeting, RankView, batch_mix, meetings, rank_view
+from wdsplit.reporting.mixing import BatchMix, CodesOf, RankView, batch_mix, meeting_again, rank_view
 from wdsplit.reporting.options import ReportOptions
 from wdsplit.reporting.samples import Card, cards, drawn_numbers
 from wdsplit.reporting.scan import Scan, scan
@@ -59,13 +60,13 @@ class Facts:
         keys: The keys of samples that are named, by their rows in what was read.
         numbers: Their numbers in the dataset.
         batch_size: Samples per batch on each rank.
-        global_batch: Samples of a step over all ranks, for `meetings`.
+        global_batch: Samples of a step over all ranks, for `meeting`.
         is_shuffled: Whether the conversion of each part shuffled its rows.
         mixed_names: The classes of `rank_view` and `batches`, or tenths of the files in their place.
         mixing_basis: Whether the figures of batches are exact, or how much was sampled.
         batches: How well batches are mixed, by the number of ranks.
         rank_view: What rank 0 gets; None if an epoch has no whole step.
-        meetings: How often samples meet again, for lanes and windows; none for mixtures.
+        meeting: How often samples of a step meet again in the next epoch; None for mixtures, or without a shuffle.
         topologies: What the ranks of each requested topology read, with the estimates for the cluster.
         judged: The topology of the summary.
         cluster: The cluster of the model.
@@ -95,7 +96,7 @@ class Facts:
     mixing_basis: str
     batches: tuple[BatchMix, ...]
     rank_view: RankView | None
-    meetings: tuple[Meeting, ...]
+    meeting: Mixing | None
     topologies: tuple[Load, ...]
     judged: Load
     cluster: Cluster
@@ -164,7 +165,7 @@ def collected(subject: Subject, options: ReportOptions) -> Facts:
         else f"sampled: {min(mix.num_batches for mix in mixes):,} batches of epoch 0 or more",
         batches=tuple(mixes),
         rank_view=rank_view(subject, codes_of, len(names), options.batch_size, ranks, viewed),
-        meetings=tuple(meetings(subject, global_batch)) if subject.num_stored else (),
+        meeting=meeting_again(subject, global_batch),
         topologies=tuple(read),
         judged=read[topologies.index(judged)],
         cluster=options.cluster,

@@ -11,14 +11,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from wdsplit.arrays import Int64
-from wdsplit.checks.mixing import MAX_COUNTED, ClassMixing, Mixing, class_mixing, draw_batches, mixing
+from wdsplit.checks.mixing import ClassMixing, Mixing, class_mixing, draw_batches, mixing
+from wdsplit.order.epoch import EpochOrder
 from wdsplit.reporting.subject import Subject
 
-__all__ = ["BatchMix", "Meeting", "RankView", "batch_mix", "meetings", "rank_view"]
+__all__ = ["BatchMix", "RankView", "batch_mix", "meeting_again", "rank_view"]
 
 _MIN_BATCHES = 16
-_FEW_ALTERNATIVES = 2
-"""Lanes and windows that are compared for large datasets, where each takes seconds."""
 _COLUMNS = 60
 
 CodesOf = Callable[[Int64], Int64]
@@ -55,25 +54,6 @@ class RankView:
     world_size: int
     steps: Int64
     classes: Int64
-
-
-@dataclass(frozen=True)
-class Meeting(Mixing):
-    """How much likelier than by chance two samples of a batch meet again in the next epoch.
-
-    Attributes:
-        lanes: Lanes (C).
-        window: Samples of a window (Q).
-        held_bytes: Bytes of one window of each lane together.
-        is_own: Whether these are the lanes and the window of the dataset.
-        beyond_chance: The share of the others in its batch that a sample meets again, beyond chance.
-    """
-
-    lanes: int
-    window: int
-    held_bytes: int
-    is_own: bool
-    beyond_chance: float
 
 
 def batch_mix(
@@ -122,32 +102,9 @@ def rank_view(
     return RankView(world_size, steps, classes)
 
 
-def meetings(subject: Subject, global_batch: int) -> list[Meeting]:
-    """Return the figure of meeting again for the dataset's lanes and window, and for others; none for a mixture."""
-    if subject.is_mixture:
-        return []
-    (part,) = subject.parts
-    own = part.options
-    if not own.shuffle:
-        return []
-    held = own.lanes * own.window
-    # The dataset's own, first, and others that take about as much memory, or less.
-    others = [(lanes, max(1, held // lanes)) for lanes in (16, 48, 96, 192)]
-    layouts = list(dict.fromkeys([(own.lanes, own.window), *others, (own.lanes, max(1, own.window // 4))]))
-    found = []
-    for lanes, window in layouts[: None if part.num_samples <= MAX_COUNTED else _FEW_ALTERNATIVES]:
-        options = replace(own, lanes=lanes, window=window)
-        order, following = (part.order_with(part.selection_at(0), options, epoch) for epoch in (0, 1))
-        result = mixing(order, following, global_batch)
-        if result is not None:
-            found.append(
-                Meeting(
-                    **vars(result),
-                    lanes=lanes,
-                    window=window,
-                    held_bytes=lanes * subject.window_bytes(0, window),
-                    is_own=(lanes, window) == (own.lanes, own.window),
-                    beyond_chance=(result.met_again - result.by_chance) / max(1, global_batch - 1),
-                )
-            )
-    return found
+def meeting_again(subject: Subject, global_batch: int) -> Mixing | None:
+    """Return how often samples of a batch meet again in the next epoch; None for a mixture, or without a shuffle."""
+    first, following = subject.order(0), subject.order(1)
+    if not isinstance(first, EpochOrder) or not isinstance(following, EpochOrder) or not first.options.shuffle:
+        return None
+    return mixing(first, following, global_batch)

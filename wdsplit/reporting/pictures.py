@@ -21,7 +21,7 @@ _MAX_HISTOGRAMS = 12
 
 def pictures(facts: Facts) -> list[Picture]:
     """Return all pictures for which there are facts."""
-    makers = (_classes, _class_by_step, _skew, _meetings, _shards, _fields)
+    makers = (_classes, _class_by_step, _skew, _shards, _fields)
     return [picture for maker in makers for picture in maker(facts)]
 
 
@@ -112,41 +112,6 @@ def _skew(facts: Facts) -> Iterator[Picture]:
                 f"{mix.num_batches:,}",
             )
             for mix in mixes
-        ],
-    )
-
-
-def _meetings(facts: Facts) -> Iterator[Picture]:
-    if not facts.meetings:
-        return
-    own, is_all = facts.meetings[0], all(each.error == 0 for each in facts.meetings)
-    names = [f"{each.lanes} lanes x {each.window:,}{' (this)' if each.is_own else ''}" for each in facts.meetings]
-    figures = [round(each.figure, 3) for each in facts.meetings]
-    yield Picture(
-        "meetings",
-        "How often samples of a batch meet again in the next epoch",
-        f"With this dataset's {own.lanes} lanes and windows of {counted(own.window, 'sample')}: {own.figure:.2f} times "
-        "as often as by chance. 1 is ideal; other lanes and windows are options of Dataset.",
-        "exact" if is_all else "sampled: batches of epoch 0 followed into epoch 1",
-        bars(names, figures, ("lanes x window", "times as often as by chance")),
-        (
-            "lanes",
-            "window",
-            "memory of one process",
-            "times as often as by chance",
-            "standard error",
-            "others met again",
-        ),
-        [
-            (
-                each.lanes,
-                f"{each.window:,}",
-                human_bytes(each.held_bytes),
-                f"{each.figure:.2f}",
-                f"{each.error:.2f}" if each.error else "exact",
-                f"{human_number(each.met_again)} of {facts.global_batch - 1:,}",
-            )
-            for each in facts.meetings
         ],
     )
 

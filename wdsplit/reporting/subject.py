@@ -77,12 +77,11 @@ class Subject:
         """Return the sum of an attribute over all manifests, such as `num_bytes`."""
         return sum(int(getattr(manifest, name)) for manifest in self.manifests)
 
-    def window_bytes(self, part: int, window: int | None = None) -> int:
-        """Return about how many bytes a window of a part has, by default one of its own size."""
+    def window_bytes(self, part: int) -> int:
+        """Return about how many bytes a window of a part has."""
         source = self.parts[part]
         largest = int(source.manifest.shards.num_real.max(initial=0))
-        own = window_items(source.selection_at(0), source.options.window)
-        return min(window or own, largest) * source.sample_bytes
+        return min(window_items(source.selection_at(0), source.options.window), largest) * source.sample_bytes
 
     @property
     def is_remote(self) -> bool:

@@ -120,12 +120,12 @@ def _mixed(facts: Facts) -> Verdict:
             else f"Batches of {batch_size} have no two classes to compare."
         )
         return Verdict(question, "unknown", "cannot say", why, "", "mixing")
-    own = next((each for each in facts.meetings if each.is_own), None)
-    grades: list[Grade] = ["good"]
+    own, grades = facts.meeting, list[Grade](["good"])
     meeting, is_skewed = "", False
     if own is not None:
-        grades.append(_grade(own.beyond_chance, (_FAIR_MEETING, _BAD_MEETING)))
-        if own.beyond_chance > _FAIR_MEETING:
+        beyond_chance = (own.met_again - own.by_chance) / max(1, facts.global_batch - 1)
+        grades.append(_grade(beyond_chance, (_FAIR_MEETING, _BAD_MEETING)))
+        if beyond_chance > _FAIR_MEETING:
             meeting = (
                 f"Of the {facts.global_batch - 1:,} other samples in its step, a sample meets "
                 f"{human_number(own.met_again)} again in a step of the next epoch, compared with "
@@ -162,7 +162,7 @@ def _mixed(facts: Facts) -> Verdict:
     if grade == "good":
         remedy = ""
     elif not is_skewed:
-        remedy = "More lanes with smaller windows mix better: see the table of lanes and windows."
+        remedy = "More lanes with smaller windows mix better: report a Dataset(path, lanes=..., window=...) of others."
     elif facts.is_shuffled:
         remedy = "Convert again with more lanes or smaller shards: see who reads what."
     else:

@@ -47,6 +47,10 @@ def test_facts_are_those_of_the_table(exact):
     assert [mix.world_size for mix in exact.batches] == [1, 2, 4, 8]
     assert exact.batches[-1].ratio > 2.5
     assert exact.audit.held
+    (found,) = (
+        each for each in wdsplit.audit(exact.name, world_size=8, batch_size=64).findings if "epochs" in each.promise
+    )
+    assert round(exact.meeting.figure, 4) == found.figure
     width = next(field for field in exact.fields if field.name == "jpg").measure("width")
     assert (width.minimum, width.maximum) == (24, 24)
 
@@ -194,6 +198,17 @@ def test_a_page_stays_below_5_mb_whatever_is_in_it(tmp_path):
 def test_the_table_of_shards_tells_samples_from_pads(numbers):
     (shards,) = (each for each in pictures(wdsplit.report(numbers).facts) if each.name == "shards")
     assert [sum(int(row[column]) for row in shards.rows) for column in (1, 2)] == [101, 4]
+
+
+def test_if_samples_meet_again_more_lanes_are_the_remedy(tmp_path):
+    table = pa.table({"txt": [f"text {row}" for row in range(600)]})
+    path = converted(tmp_path, table, shuffle=True)
+    made = wdsplit.report(wdsplit.Dataset(path, lanes=1, window=60), batch_size=8)
+    answer = made.verdicts[1]
+    assert made.facts.meeting.figure > 1.3
+    assert (answer.grade, answer.remedy.partition(" with")[0]) == ("bad", "More lanes")
+    assert "times as often as by chance; 1 is ideal. Of the 63 others in its step" in made.html
+    assert wdsplit.report(wdsplit.Dataset(path, shuffle=False)).facts.meeting is None
 
 
 @pytest.mark.parametrize(("shuffle", "grade"), [(True, "good"), (False, "unknown")])
