@@ -76,8 +76,8 @@ class Loader:
 
     Without `collate_fn`, numbers, arrays and tensors are stacked; strings, bytes and other values become lists. Of a
     view of packs, `batch_size` counts packs: arrays and tensors are joined along their first axis, with `__lengths__`,
-    `__cu_seqlens__`, `__position_ids__` and `__segment_ids__` (docs/sequences.md). Of a view of groups, each is a whole
-    batch, with batch_size=1; samples of a budget are rows as long as the longest, with `__mask__` (docs/buckets.md).
+    `__cu_seqlens__`, `__position_ids__` and `__segment_ids__`. Of a view of groups, each is a whole batch, with
+    batch_size=1; samples of a budget are rows as long as the longest, with `__mask__` (docs/packs-and-buckets.md).
 
     Process workers and tensors need torch; `output="numpy"` with threads or no workers does not.
 
