@@ -264,7 +264,7 @@ def _measure_classes(source: Source, order: EpochOrder, options: AuditOptions) -
         return
     mixing, error = found.mixing, 0.0 if found.is_exact else found.mixing.error
     drawn = "" if found.is_exact else f" (+- {error:.2g}, estimated from {mixing.num_batches:,} batches)"
-    verdict = "badly mixed: " if found.is_bad else ""
+    verdict = "badly mixed: " if found.remedy else ""
     evidence = (
         f"{verdict}mean chi-squared of the {mixing.ideal + 1:,} classes of {found.field} in a rank's batch of "
         f"{options.batch_size:,}{drawn}; random batches have {mixing.ideal:,}; "

@@ -37,14 +37,12 @@ class MixedClasses:
         field: The field.
         mixing: The figures.
         is_exact: Whether all batches of the epoch were counted, not only some.
-        is_bad: Whether they are so badly mixed that it harms training.
-        remedy: What helps; empty if they are mixed well.
+        remedy: What helps, if they are so badly mixed that it harms training; else empty.
     """
 
     field: str
     mixing: ClassMixing
     is_exact: bool
-    is_bad: bool
     remedy: str
 
 
@@ -112,7 +110,7 @@ def _mixed(
     if mixing is None:
         return None
     is_bad = mixing.chi_squared - _ERRORS * mixing.error > _BAD * mixing.ideal
-    return MixedClasses(name, mixing, batches.is_all, is_bad, _remedy(manifest) if is_bad else "")
+    return MixedClasses(name, mixing, batches.is_all, _remedy(manifest) if is_bad else "")
 
 
 def _remedy(manifest: Manifest) -> str:

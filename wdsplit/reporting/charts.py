@@ -21,14 +21,12 @@ try:
 except ModuleNotFoundError as error:
     raise MissingDependencyError.for_extra("report") from error
 
-__all__ = ["Picture", "bars", "draw", "heatmap", "histogram", "lines"]
+__all__ = ["Picture", "bars", "draw", "heatmap", "histogram"]
 
 Spec = dict[str, Any]
 
 _SVG = "http://www.w3.org/2000/svg"
 _XLINK = "http://www.w3.org/1999/xlink"
-_BLUE, _ORANGE = "#2f7ed8", "#e07b00"
-"""Distinguishable with colour blindness, on white and on black."""
 _FONT = "Arial, Helvetica, sans-serif"
 _CONFIG = {
     "font": _FONT,
@@ -46,13 +44,10 @@ _CONFIG = {
         "labelOverlap": True,
     },
     "legend": {"labelColor": "currentColor", "titleColor": "currentColor", "titleFontWeight": "normal"},
-    "bar": {"color": _BLUE},
-    "range": {"category": [_BLUE, _ORANGE]},
+    "bar": {"color": "#2f7ed8"},
 }
 _WIDTH, _HEIGHT = 350, 240
 _X_LABELS = 7
-_LOG_FROM = 10
-"""Lines have a logarithmic scale if the largest value is more than this many times the smallest."""
 
 
 @dataclass(frozen=True)
@@ -117,40 +112,6 @@ def histogram(edges: Sequence[float], counts: Sequence[float], titles: tuple[str
         "y": {"field": "count", "type": "quantitative", "title": titles[1], "axis": {"tickCount": 4}},
     }
     return _chart({"type": "bar", "binSpacing": 1}, _HEIGHT, encoding, begin=edges[:-1], end=edges[1:], count=counts)
-
-
-def lines(x: Sequence[float], found: Sequence[float], ideal: Sequence[float], titles: tuple[str, str]) -> Spec:
-    """Return two lines with points: what a dataset has, and, dashed, what samples drawn at random would have.
-
-    The values of x are shown at equal distances; the scale of y may be logarithmic.
-    """
-    series = ["this dataset", "drawn at random"]
-    y = [*found, *ideal]
-    encoding = {
-        "x": {
-            "field": "x",
-            "type": "ordinal",
-            "title": titles[0],
-            "axis": {"labelAngle": 0, "grid": False},
-        },
-        "y": {
-            "field": "y",
-            "type": "quantitative",
-            "title": titles[1],
-            "axis": {"tickCount": 5},
-            **({"scale": {"type": "log"}} if 0 < min(y) * _LOG_FROM < max(y) else {}),
-        },
-        "color": {"field": "series", "type": "nominal", "sort": series, "legend": {"orient": "top", "title": None}},
-        "strokeDash": {
-            "field": "series",
-            "type": "nominal",
-            "sort": series,
-            "legend": None,
-            "scale": {"domain": series, "range": [[1, 0], [4, 3]]},
-        },
-    }
-    mark = {"type": "line", "point": {"size": 45}}
-    return _chart(mark, _HEIGHT, encoding, x=[*x, *x], y=y, series=[each for each in series for _ in x])
 
 
 def heatmap(

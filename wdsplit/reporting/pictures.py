@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from wdsplit.reporting.charts import Picture, bars, heatmap, histogram, lines
+from wdsplit.reporting.charts import Picture, bars, heatmap, histogram
 from wdsplit.reporting.collect import Facts
 from wdsplit.texts import counted, human_bytes, human_number, safe_text
 
@@ -93,14 +93,15 @@ def _skew(facts: Facts) -> Iterator[Picture]:
     first, last = mixes[0], mixes[-1]
     more = f" and {human_number(last.chi_squared)} with {counted(last.world_size, 'GPU')}" if len(mixes) > 1 else ""
     what = "classes" if facts.labels is not None else "tenths of the files"
-    found, ideal = [round(mix.chi_squared, 3) for mix in mixes], [round(mix.ideal, 3) for mix in mixes]
+    names = [*(counted(mix.world_size, "GPU") for mix in mixes), "drawn at random"]
+    found = [round(each, 3) for each in (*(mix.chi_squared for mix in mixes), last.ideal)]
     yield Picture(
         "skew",
         f"How uneven the {what} of a batch are, by the number of GPUs",
         f"Chi-squared of a rank's batch of {facts.batch_size} is {human_number(first.chi_squared)} with "
         f"{counted(first.world_size, 'GPU')}{more}; drawn at random it would be {human_number(last.ideal)}.",
         facts.mixing_basis,
-        lines([mix.world_size for mix in mixes], found, ideal, ("GPUs (ranks)", "chi-squared")),
+        bars(names, found, ("GPUs (ranks)", "chi-squared")),
         ("GPUs", "chi-squared", "standard error", "drawn at random", f"{what} in a batch", "batches"),
         [
             (

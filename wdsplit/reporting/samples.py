@@ -9,7 +9,7 @@ import base64
 import io
 import json
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,11 +20,11 @@ from wdsplit.loading.stages.image_files import IMAGE_FORMATS, open_image
 from wdsplit.order.hashing import permutation
 from wdsplit.reporting.payloads import MIME_TYPES, array_header, kind_of
 from wdsplit.reporting.subject import Subject
-from wdsplit.shards.manifest import Field, Manifest
+from wdsplit.shards.manifest import Field
 from wdsplit.tar.names import RESERVED_FIELDS, unescape_key
 from wdsplit.texts import class_name, counted, human_bytes, human_number, safe_text
 
-__all__ = ["Card", "Item", "cards", "cards_of", "drawn_numbers"]
+__all__ = ["Card", "Item", "cards", "drawn_numbers"]
 
 _DOMAIN = 23
 _SIDE = 112
@@ -112,11 +112,7 @@ def drawn_numbers(num_stored: int, count: int, seed: int) -> list[int]:
 
 
 def cards(
-    subject: Subject,
-    numbers: Sequence[int],
-    label_field: str,
-    why: dict[int, str] | None = None,
-    max_bytes: int = _MAX_EMBEDDED_BYTES,
+    subject: Subject, numbers: Sequence[int], label_field: str, why: Mapping[int, str] | None = None
 ) -> list[Card]:
     """Read samples and make their cards, in the order of the numbers.
 
@@ -125,35 +121,20 @@ def cards(
         numbers: The numbers of samples.
         label_field: The field that holds the classes; empty if none does.
         why: For samples that stand out, what is odd.
-        max_bytes: Limit for the bytes of images, audio and texts; items beyond it are shortened, or described.
     """
-    made = cards_of(subject.samples(numbers), subject.manifests, label_field, why, max_bytes)
-    files = subject.file_names(numbers)
-    found = {card.number: replace(card, file=safe_text(files[card.number], _FILE_CHARACTERS)) for card in made}
-    return [found[number] for number in dict.fromkeys(numbers)]
-
-
-def cards_of(
-    samples: Iterable[tuple[int, dict[str, Any]]],
-    manifests: Sequence[Manifest],
-    label_field: str,
-    why: dict[int, str] | None = None,
-    max_bytes: int = _MAX_EMBEDDED_BYTES,
-) -> list[Card]:
-    """Return the cards of samples that were read, each with its number; other arguments as in `cards`."""
-    known = {each.name: each for manifest in manifests for each in manifest.fields}
-    made = []
+    known = {each.name: each for manifest in subject.manifests for each in manifest.fields}
+    files, made, max_bytes = subject.file_names(numbers), dict[int, Card](), _MAX_EMBEDDED_BYTES
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow's, of odd files
-        for number, sample in samples:
-            made.append(_card(number, sample, known, label_field, (why or {}).get(number, ""), max_bytes))
-            max_bytes -= sum(item.num_bytes for item in made[-1].items)
-    return made
+        for number, sample in subject.samples(numbers):
+            file = safe_text(files[number], _FILE_CHARACTERS)
+            card = _card(number, sample, known, label_field, max_bytes)
+            made[number] = replace(card, why=(why or {}).get(number, ""), file=file)
+            max_bytes -= sum(item.num_bytes for item in card.items)
+    return [made[number] for number in dict.fromkeys(numbers)]
 
 
-def _card(
-    number: int, sample: dict[str, Any], known: dict[str, Field], label_field: str, why: str, max_bytes: int
-) -> Card:
+def _card(number: int, sample: dict[str, Any], known: dict[str, Field], label_field: str, max_bytes: int) -> Card:
     fields = [name for name in sample if name not in RESERVED_FIELDS and name != "__source__"]
     label = ""
     if label_field in sample:
@@ -170,7 +151,7 @@ def _card(
         items.append(Item("", "note", counted(len(fields) - _MAX_FIELDS, "more field")))
     key = safe_text(unescape_key(sample["__key__"]), _KEY_CHARACTERS)
     shard = safe_text(str(sample["__url__"]).rpartition("/")[2], _KEY_CHARACTERS)
-    return Card(number, key, label, shard, tuple(items), why)
+    return Card(number, key, label, shard, tuple(items))
 
 
 def _item(name: str, payload: bytes, kind: str, max_bytes: int) -> Item:

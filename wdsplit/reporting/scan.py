@@ -108,7 +108,7 @@ class Scan:
 
 def planned_runs(subject: Subject, max_bytes: int, seed: int) -> tuple[list[Run], bool]:
     """Return what to read, and whether that is all. Pure arithmetic on the manifests."""
-    total = subject.total("num_bytes")
+    total = sum(manifest.num_bytes for manifest in subject.manifests)
     if total <= max_bytes and subject.num_stored <= _MAX_SCANNED:
         return [run for part in range(len(subject.parts)) for run in _all_runs(subject, part)], True
     runs: list[Run] = []

@@ -42,7 +42,6 @@ class Subject:
     Attributes:
         parts: The datasets.
         num_stored: Samples of all parts, without pads; in a view, the selected ones.
-        num_shards: Shards of all parts.
     """
 
     def __init__(self, source: AnySource) -> None:
@@ -56,12 +55,8 @@ class Subject:
         self.selections = [None if each is None else each.chosen for each in units]
         totals = [part.manifest.shards.num_real for part in self.parts]
         self.numberings = list(map(SampleNumbers, totals, self.selections))
-        counts = [numbering.counts for numbering in self.numberings]
-        self._ends = np.cumsum(np.concatenate(counts))
         self._first_numbers = np.cumsum([0, *map(len, self.numberings)])
-        self._first_shards = np.cumsum([0, *map(len, counts)])
-        self.num_stored = int(self._ends[-1]) if len(self._ends) else 0
-        self.num_shards = int(self._first_shards[-1])
+        self.num_stored = int(self._first_numbers[-1])
 
     @property
     def is_mixture(self) -> bool:
@@ -72,10 +67,6 @@ class Subject:
     def manifests(self) -> list[Manifest]:
         """The manifest of each part."""
         return [part.manifest for part in self.parts]
-
-    def total(self, name: str) -> int:
-        """Return the sum of an attribute over all manifests, such as `num_bytes`."""
-        return sum(int(getattr(manifest, name)) for manifest in self.manifests)
 
     def window_bytes(self, part: int) -> int:
         """Return about how many bytes a window of a part has."""

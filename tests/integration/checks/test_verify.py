@@ -13,7 +13,7 @@ from made_datasets import converted, numbers_dataset, numbers_table, sized_datas
 from tars import archive
 from wdsplit.checks import verify as verify_module
 from wdsplit.checks.verify import verify
-from wdsplit.errors import CorruptDataError, DatasetNotFoundError, WdsplitError
+from wdsplit.errors import CorruptDataError, WdsplitError
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import HEADER_NAME, SHARDS_NAME, Shards, checksum_of, dump_manifest
 from wdsplit.shards.places import places_path, read_places
@@ -287,11 +287,6 @@ def test_progress_counts_the_shards_that_were_checked(numbers):
     verify(numbers, progress=lambda *counts: seen.append(counts))
     assert [(done, total) for done, total, _ in seen] == [(done, 7) for done in range(8)]
     assert (seen[0][2], seen[-1][2]) == (0, sum(path.stat().st_size for path in Path(numbers).glob("*.tar")))
-
-
-def test_a_dataset_that_is_not_there_is_an_error_and_no_report(tmp_path):
-    with pytest.raises(DatasetNotFoundError):
-        verify(str(tmp_path / "nowhere"))
 
 
 @pytest.mark.parametrize("name", [HEADER_NAME, SHARDS_NAME])

@@ -176,7 +176,7 @@ def test_drawn_samples_are_from_all_parts_of_the_files(num_stored, count, seed):
 
 def test_a_small_dataset_is_read_whole_and_a_large_one_in_part(tmp_path):
     subject = open_subject(sized_dataset(tmp_path, [40, 0, 25, 60], lanes=3, window=8))
-    runs, is_exact = planned_runs(subject, subject.total("num_bytes"), 0)
+    runs, is_exact = planned_runs(subject, subject.manifests[0].num_bytes, 0)
     assert is_exact
     assert sum(run.stop - run.first for run in runs) == 125
     runs, is_exact = planned_runs(subject, 30 * subject.parts[0].sample_bytes, 0)
