@@ -23,6 +23,7 @@ RUNS = {
     "views": (),
     "packing": ("--rounds", "3"),
     "grow": ("--rounds", "3"),
+    "billion": ("--rounds", "3"),
     "s3": ("--parts", "get,stream,link,cost", "--names", "wdsplit,pyarrow,botocore,webdataset through,MosaicML"),
     "imagenet": ("--rounds", "3"),
 }

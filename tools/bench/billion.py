@@ -1,0 +1,162 @@
+"""Measure what a dataset of a billion samples takes of one of 64 ranks: time, memory and requests.
+
+It has 100,000 shards of 10,000 small samples. 16 of them are converted, the others are links to these, so that all
+take little of the disk; their keys repeat, which nothing here looks at. Each row is a process of its own, that imports
+torch and reads 20 batches of 256, from the folder and from an S3 server on this machine; and an audit, which draws
+positions. Time counts from before the imports. The server lists the folder once before, which takes it seconds.
+Printed are medians.
+
+Example: python -m tools.bench.billion --output /dev/shm --rounds 5
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tools.bench import core
+from tools.bench.core import Aim, Result
+
+SHARDS, SAMPLES, CONVERTED = 100_000, 10_000, 16
+RANKS, BATCH_SIZE, BATCHES = 64, 256, 20
+NAME = "billion"
+FOLDER, S3, LITTLE, TORCH = "wdsplit, folder", "wdsplit, S3", "wdsplit, S3, 16 MiB ahead", "import torch"
+AUDIT = "wdsplit audit"
+OPTIONS: dict[str, dict[str, Any]] = {FOLDER: {}, S3: {}, LITTLE: {"read_ahead_bytes": 2**24}}
+MOST_S, MOST_MB = 3, 400
+COLUMNS = ("imported", "opened", "first", "all")
+TESTS = core.ROOT / "tests" / "support"
+
+
+def make(folder: Path, shards: int, samples: int, converted: int = CONVERTED) -> None:
+    """Make the dataset: samples of a class and a number of tokens, in 192 lanes."""
+    import wdsplit
+    from wdsplit.shards.files import read_manifest, write_manifest
+    from wdsplit.shards.manifest import Shards, shard_path
+    from wdsplit.storage.opening import open_storage
+
+    numbers = np.arange(converted * samples)
+    tokens = 16 + np.random.default_rng(0).integers(0, 1000, len(numbers))
+    table = folder.with_name(f"{folder.name}.parquet")
+    pq.write_table(pa.table({"cls": numbers % 1000, "tokens": tokens}), table)
+    wdsplit.convert(table, folder, shards=converted, mapping={"cls": "cls"}, keep=("tokens",))
+    table.unlink()
+    storage = open_storage(str(folder))
+    manifest = read_manifest(storage)
+    for shard in range(converted, shards):
+        for suffix in ("", ".places", ".parquet"):
+            os.link(folder / f"{shard_path(shard % converted)}{suffix}", folder / f"{shard_path(shard)}{suffix}")
+    listed = manifest.shards.table.take(pa.array(np.arange(shards) % converted))
+    paths = pa.array([shard_path(shard) for shard in range(shards)])
+    listed = listed.set_column(0, listed.schema.field("path"), paths)
+    write_manifest(storage, dataclasses.replace(manifest, shards=Shards(listed), lanes=192))
+
+
+# Tasks, in processes of their own
+
+
+def read(url: str, options: dict[str, Any]) -> Result:
+    """Open the dataset and read batches; return seconds since the start, and the most memory."""
+    clock = core.Clock()
+    core.import_all("torch", "wdsplit.loading.loader")
+    import wdsplit
+
+    imported = clock.seconds()
+    dataset = wdsplit.Dataset(url, rank=0, world_size=RANKS, **options)
+    opened = clock.seconds()
+    batches = iter(wdsplit.Loader(dataset, BATCH_SIZE, output="numpy"))
+    next(batches)
+    first = clock.seconds()
+    for _ in range(BATCHES - 1):
+        next(batches)
+    return dict(zip(COLUMNS, (imported, opened, first, clock.seconds()), strict=True)) | {"mb": memory_mb()}
+
+
+def audit(url: str) -> Result:
+    """Audit the dataset; fail if a promise is broken."""
+    clock = core.Clock()
+    import wdsplit
+
+    report = wdsplit.audit(url, world_size=RANKS, batch_size=BATCH_SIZE)
+    if not report.held:
+        raise core.ProcessError(str(report))
+    return {"all": clock.seconds(), "mb": memory_mb()}
+
+
+def import_torch() -> Result:
+    """Import torch alone, which a training does in any case."""
+    clock = core.Clock()
+    core.import_all("torch")
+    return {"imported": clock.seconds(), "mb": memory_mb()}
+
+
+def memory_mb() -> float:
+    return core.peak_mib() * 2**20 / 1e6
+
+
+# Rounds
+
+
+def measure(name: str, folder: Path, server: Any, proxy: Any) -> Result:
+    """Do a task in a process of its own; of those that read S3, count the requests, too."""
+    if name == TORCH:
+        return core.in_own_process(import_torch)
+    if name == AUDIT:
+        return core.in_own_process(audit, str(folder / NAME))
+    if name == FOLDER:
+        return core.in_own_process(read, str(folder / NAME), OPTIONS[name])
+    before = len(proxy.exchanges)
+    environ = {**server.environ, "AWS_ENDPOINT_URL": proxy.endpoint}
+    result = core.in_own_process(read, f"s3://{folder.name}/{NAME}", OPTIONS[name], environ=environ)
+    return {**result, "requests": len(proxy.exchanges) - before}
+
+
+def main() -> None:
+    parser = core.parser_of(__doc__)
+    parser.add_argument("--shards", type=int, default=SHARDS, help=f"Default: {SHARDS:,}.")
+    parser.add_argument("--samples", type=int, default=SAMPLES, help=f"Samples of a shard. Default: {SAMPLES:,}.")
+    arguments = parser.parse_args()
+    sys.path.insert(0, str(TESTS))
+    s3server, faults = import_module("s3server"), import_module("faults")
+    core.print_machine()
+    print(f"load {os.getloadavg()[0]:.1f}")
+    with core.work_folder(arguments.output) as work:
+        folder = work / "buckets" / "bucket"
+        folder.mkdir(parents=True)
+        make(folder / NAME, arguments.shards, arguments.samples)
+        with (
+            s3server.S3Server(folder.parent, *s3server.FAST) as server,
+            faults.FaultProxy(server.port, as_s3=True) as proxy,
+        ):
+            measure(S3, folder, server, proxy)
+            names = (TORCH, FOLDER, S3, LITTLE, AUDIT)
+            results = core.run_rounds(names, arguments.rounds, lambda name: measure(name, folder, server, proxy))
+    medians = {
+        name: {column: core.median_of(runs, lambda run, of=column: run[of]) for column in runs[0]}  # type: ignore[misc]
+        for name, runs in results.items()
+    }
+    rows = []
+    for name, found in medians.items():
+        seconds = [f"{found[column]:.2f}" if column in found else "" for column in COLUMNS]
+        rows.append((name, *seconds, f"{found['mb']:,.0f}", f"{found['requests']:.0f}" if "requests" in found else ""))
+    title = f"{arguments.shards:,} shards of {arguments.samples:,} samples, medians of {arguments.rounds}"
+    header = ("", "imported, s", "opened, s", "first batch, s", "end, s", "MB at most", "requests")
+    core.print_table(title, header, rows)
+    print(f"load {os.getloadavg()[0]:.1f}")
+    aims = []
+    for name in OPTIONS:
+        aims.append(Aim(name, "first batch, s", f"at most {MOST_S}", f"{medians[name]['first']:.2f}"))
+        aims.append(Aim(name, "MB", f"at most {MOST_MB}", f"{medians[name]['mb']:,.0f}"))
+    core.print_aims(aims)
+
+
+if __name__ == "__main__":
+    main()
