@@ -131,6 +131,8 @@ def refuse_unmatched(
         return
     num_samples = int(shards.num_real.sum())
     remedy = f"correct the table, or use {' '.join(flag for _, flag in refused)}"
+    if duplicates.total and not options.allow_duplicates:
+        remedy = f"if a Dataset gave the rows, leave out samples with __pad__, which repeat others; else {remedy}"
     if missing.total == num_samples and extra.total:
         remedy = f"no key matches: check --key; the dataset's keys look like {missing.examples[0][2]!r}"
     raise InputError(

@@ -244,6 +244,14 @@ def test_duplicate_keys_are_counted_and_refused_or_the_first_or_last_is_used(dat
     assert joined(data) == {**expected(), **expected(changed)}
 
 
+def test_the_error_about_keys_of_pads_says_how_a_loop_leaves_them_out(data):
+    parts = [wdsplit.Dataset(str(data), rank=rank, world_size=7) for rank in range(7)]
+    rows = [{"key": sample["__key__"], "is_pad": sample["__pad__"]} for part in parts for sample in part]
+    with pytest.raises(InputError, match=r"if a Dataset gave the rows, leave out samples with __pad__"):
+        wdsplit.annotate(data, rows, key="key", name="pads")
+    wdsplit.annotate(data, [row for row in rows if not row["is_pad"]], key="key", name="pads")
+
+
 def test_what_cannot_be_joined_is_refused_before_anything_is_written(data, tmp_path):
     with pytest.raises(InputError, match=r"no key matches: check --key; the dataset's keys look like '"):
         annotate(data, scores(), key="word", columns=("score",), allow_duplicates="first")
