@@ -1,7 +1,7 @@
 """The columns of sample tables, and their values for each batch.
 
-Pure (no I/O). Numbers, booleans and classes that are written as fields are included by default, and the names of media
-files; others with `keep`.
+Pure (no I/O). Numbers, booleans, dates, times and classes that are written as fields are included by default, and the
+names of media files; others with `keep`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,17 @@ from wdsplit.fields.json_values import stored
 from wdsplit.fields.keys import Locate
 from wdsplit.fields.rules import is_text, unwrap
 from wdsplit.shards.manifest import Field
-from wdsplit.shards.sample_tables import FILE_NAME, HEIGHT, KEY, NUM_BYTES, WIDTH, names_of, sample_type, with_names
+from wdsplit.shards.sample_tables import (
+    FILE_NAME,
+    HEIGHT,
+    KEY,
+    NUM_BYTES,
+    WIDTH,
+    is_kept,
+    names_of,
+    sample_type,
+    with_names,
+)
 
 __all__ = [
     "MAX_COLUMNS",
@@ -112,13 +122,11 @@ def check_kept(schema: pa.Schema, keep: Sequence[str], no_keep: Sequence[str]) -
 
 
 def _written(schema: pa.Schema, fields: Sequence[Field]) -> list[str]:
-    """Return the columns of numbers, booleans and classes that are written, in the order of the fields."""
+    """Return the columns that are written and kept by default, in the order of the fields."""
     categories = {field.column for field in fields if field.encoding == "category"}
     found, columns = [], {*schema.names}
     for name in dict.fromkeys(field.column for field in fields if field.column in columns):
-        kind = unwrap(schema.field(name).type)
-        is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
-        if is_number or name in categories:
+        if is_kept(unwrap(schema.field(name).type)) or name in categories:
             found.append(name)
     return found
 

@@ -26,7 +26,7 @@ from wdsplit.loading.reading.block import head
 from wdsplit.loading.reading.open_shard import OpenShard, open_shard
 from wdsplit.loading.reading.windows import read_window
 from wdsplit.shards.manifest import Field
-from wdsplit.shards.sample_tables import HEIGHT, KEY, NUM_BYTES, WIDTH, sample_type, with_names
+from wdsplit.shards.sample_tables import HEIGHT, KEY, NUM_BYTES, WIDTH, is_kept, sample_type, with_names
 from wdsplit.shards.table import Shard
 from wdsplit.storage.interface import ReadableStorage
 from wdsplit.tar.places import rows_of
@@ -61,15 +61,14 @@ class Recipe:
 
     @property
     def typed(self) -> dict[str, Field]:
-        """The columns of fields with a type in the manifest: numbers, classes, and those in `keep`."""
+        """The columns of fields with a type in the manifest: numbers, dates, times, classes, and those in `keep`."""
         found: dict[str, Field] = {}
         for field in self.fields:
             name = field.column
             if name in found or name in _TAKEN or name in self.no_keep or field.encoding in ("bytes", "media", "npy"):
                 continue
             kind = read_type(field)
-            is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
-            if is_number or (name in self.keep and field.encoding != "class" and sample_type(kind) is not None):
+            if is_kept(kind) or (name in self.keep and field.encoding != "class" and sample_type(kind) is not None):
                 found[name] = field
         return found
 

@@ -28,6 +28,7 @@ __all__ = [
     "WIDTH",
     "dump_samples",
     "dump_schema",
+    "is_kept",
     "names_of",
     "parse_columns",
     "parse_samples",
@@ -90,6 +91,11 @@ def sample_type(kind: pa.DataType) -> pa.DataType | None:
     if pa.types.is_timestamp(wider) and wider.unit == "s":
         wider = pa.timestamp("ms", wider.tz)
     return wider if _parse_type(str(wider)) == wider else None
+
+
+def is_kept(kind: pa.DataType) -> bool:
+    """Return whether sample tables keep columns of a type by default: all that they store but texts."""
+    return sample_type(kind) not in (None, pa.string())
 
 
 def with_names(field: pa.Field, names: Sequence[str]) -> pa.Field:

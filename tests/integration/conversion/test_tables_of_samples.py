@@ -1,6 +1,7 @@
 """Sample tables: a row for each sample beside its shard, from `convert` or `wdsplit index --sample-tables`."""
 
 import datetime
+import decimal
 import io
 import json
 import shutil
@@ -13,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+import wdsplit
 from commands import done
 from media_files import write_images
 from stops import stopped_at
@@ -147,6 +149,34 @@ def test_a_run_that_is_resumed_keeps_those_of_its_plan_alone(table_path, tmp_pat
     assert files_of(tmp_path / "out").keys() == files_of(tmp_path / "whole").keys()
     assert shard_files(tmp_path / "out") == shard_files(tmp_path / "whole")
     assert_right(tmp_path / "out", kept=(*KEPT[4:], "caption"))
+
+
+def test_dates_times_and_decimals_are_kept_as_numbers_are(tmp_path):
+    moment = datetime.datetime(2024, 2, 29, 23, 59, 59, 123456)
+    columns = {
+        "day": pa.array([moment.date()] * 5),
+        "wide_day": pa.array([moment.date()] * 5, pa.date64()),
+        "at": pa.array([moment] * 5, pa.timestamp("us")),
+        "second": pa.array([moment.replace(microsecond=0)] * 5, pa.timestamp("s", "UTC")),
+        "clock": pa.array([moment.time()] * 5),
+        "price": pa.array([decimal.Decimal("12.30")] * 5),
+    }
+    path = write_table(
+        tmp_path / "a.parquet", {**columns, "took": pa.array([1] * 5, pa.duration("s")), "txt": ["a"] * 5}
+    )
+    converted(path, tmp_path / "out", shards=2)
+    found = tables_of(tmp_path / "out")
+    assert found.schema.names == ["__key__", "num_bytes", *columns]
+    assert [str(found.schema.field(name).type) for name in ("wide_day", "second")] == [
+        "date32[day]",
+        "timestamp[ms, tz=UTC]",
+    ]
+    for name, column in columns.items():
+        assert found[name].to_pylist() == column.to_pylist()
+    view = wdsplit.Dataset(str(tmp_path / "out"), where="day == '2024-02-29' and at > '2024-02-29T23:00'")
+    assert view.source.num_samples == 5
+    index_tars(str(without_tables(tmp_path / "out", tmp_path / "again")), SAMPLES)
+    assert files_of(tmp_path / "again") == files_of(tmp_path / "out")
 
 
 def test_columns_are_kept_and_left_out_as_they_are_named(table_path, tmp_path):

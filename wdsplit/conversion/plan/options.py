@@ -184,8 +184,8 @@ class ConvertOptions(PlanOptions):
         shuffle: Shuffle the rows of the whole table, or keep their order. Default: shuffle; tars keep their order.
         seed: Seed of the shuffle.
         group_by: Keep rows with the same value in this column in one split and one shard.
-        keep: Additional columns for the sample tables; they need not become fields. Numbers, booleans and classes that
-            become fields are included by default, and the file names of image folders.
+        keep: Additional columns for the sample tables; they need not become fields. Numbers, booleans, dates, times and
+            classes that become fields are included by default, and the file names of image folders.
         no_keep: Columns to leave out of the sample tables.
         mapping: Column name by field name.
         columns: Columns to write under inferred field names. If this and `mapping` are empty: all but the key.
@@ -292,7 +292,7 @@ class IndexOptions:
         sample_tables: Also make sample tables from the contents of the tars. In an existing dataset, make only these;
             valid tables stay as they are and keep their columns.
         keep: Additional columns for the sample tables: text values of the field json, by their keys, and text fields.
-            Numbers, booleans and classes are included by default.
+            Numbers, booleans, dates, times and classes are included by default.
         no_keep: Columns to leave out of the sample tables.
     """
 
