@@ -7,7 +7,7 @@
 SHARDS is a dataset's folder, a glob or braces, local or remote: nothing else changes. The order of the shards depends
 on the seed and the epoch alone, so webdataset's own splitters deal each shard to one worker of one rank. All stages
 after them are webdataset's. What such a pipeline cannot promise, and `wdsplit.Loader` does, is in
-docs/webdataset-pipelines.md: here `model.join()` lets ranks have different numbers of batches.
+docs/existing-tars.md: here `model.join()` lets ranks have different numbers of batches.
 """
 
 from __future__ import annotations
