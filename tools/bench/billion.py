@@ -3,8 +3,8 @@
 It has 100,000 shards of 10,000 small samples. 16 of them are converted, the others are links to these, so that all
 take little of the disk; their keys repeat, which nothing here looks at. Each row is a process of its own, that imports
 torch and reads 20 batches of 256, from the folder and from an S3 server on this machine; and an audit, which draws
-positions. Time counts from before the imports. The server lists the folder once before, which takes it seconds.
-Printed are medians.
+positions. Time counts from before the imports; processor seconds are those until the first batch, or of the audit. The
+server lists the folder once before, which takes it seconds. Printed are medians.
 
 Example: python -m tools.bench.billion --output /dev/shm --rounds 5
 """
@@ -74,10 +74,11 @@ def read(url: str, options: dict[str, Any]) -> Result:
     opened = clock.seconds()
     batches = iter(wdsplit.Loader(dataset, BATCH_SIZE, output="numpy"))
     next(batches)
-    first = clock.seconds()
+    first = clock.read()
     for _ in range(BATCHES - 1):
         next(batches)
-    return dict(zip(COLUMNS, (imported, opened, first, clock.seconds()), strict=True)) | {"mb": memory_mb()}
+    seconds = (imported, opened, first["seconds"], clock.seconds())
+    return dict(zip(COLUMNS, seconds, strict=True)) | {"busy": first["busy"], "mb": memory_mb()}
 
 
 def audit(url: str) -> Result:
@@ -88,14 +89,16 @@ def audit(url: str) -> Result:
     report = wdsplit.audit(url, world_size=RANKS, batch_size=BATCH_SIZE)
     if not report.held:
         raise core.ProcessError(str(report))
-    return {"all": clock.seconds(), "mb": memory_mb()}
+    read = clock.read()
+    return {"all": read["seconds"], "busy": read["busy"], "mb": memory_mb()}
 
 
 def import_torch() -> Result:
     """Import torch alone, which a training does in any case."""
     clock = core.Clock()
     core.import_all("torch")
-    return {"imported": clock.seconds(), "mb": memory_mb()}
+    read = clock.read()
+    return {"imported": read["seconds"], "busy": read["busy"], "mb": memory_mb()}
 
 
 def memory_mb() -> float:
@@ -146,9 +149,10 @@ def main() -> None:
     rows = []
     for name, found in medians.items():
         seconds = [f"{found[column]:.2f}" if column in found else "" for column in COLUMNS]
-        rows.append((name, *seconds, f"{found['mb']:,.0f}", f"{found['requests']:.0f}" if "requests" in found else ""))
+        requests = f"{found['requests']:.0f}" if "requests" in found else ""
+        rows.append((name, *seconds, f"{found['busy']:.2f}", f"{found['mb']:,.0f}", requests))
     title = f"{arguments.shards:,} shards of {arguments.samples:,} samples, medians of {arguments.rounds}"
-    header = ("", "imported, s", "opened, s", "first batch, s", "end, s", "MB at most", "requests")
+    header = ("", "imported, s", "opened, s", "first batch, s", "end, s", "processor s", "MB at most", "requests")
     core.print_table(title, header, rows)
     print(f"load {os.getloadavg()[0]:.1f}")
     aims = []

@@ -221,8 +221,13 @@ class Groups(_Bundles):
             yield first, codes[first : first + block].astype(np.int64)
 
     def _count(self, codes: npt.NDArray[np.unsignedinteger]) -> int:
-        counted = (np.unique(block, return_counts=True) for _, block in self._blocks(codes))
-        return sum(int((-(-counts // self.form.sizes(classes))).sum()) for classes, counts in counted)
+        if self.form.budget:
+            counted = (np.unique(block, return_counts=True) for _, block in self._blocks(codes))
+            return sum(int((-(-counts // self.form.sizes(classes))).sum()) for classes, counts in counted)
+        # All blocks at once, as every process that opens a view counts all of its items.
+        blocks = np.arange(len(codes)) // (self.block or max(1, len(codes)))
+        counts = np.bincount(blocks * (int(codes.max(initial=0)) + 1) + codes.astype(np.int64))
+        return int((-(-counts // self.form.size)).sum())
 
     def of_shard(self, shard: int, words: tuple[int, ...] | None) -> ShardUnits:
         """Return the groups of a shard; `words` are what the order of members depends on besides, None for none."""
