@@ -54,18 +54,17 @@ def plan_of(num_samples: int, sample_bytes: int, **options: Any) -> Plan:
     return make_plan(Table((file,), pa.schema([("image", pa.binary())])), fields, None, PlanOptions(**options))
 
 
-def order_of(plan: Plan, epoch: int) -> EpochOrder:
+def order_of(plan: Plan) -> EpochOrder:
     each, rest = divmod(plan.num_samples, plan.num_shards)
     counts = each + (np.arange(plan.num_shards) < rest).astype(np.int64)
-    return EpochOrder(counts, OrderOptions(0, True, plan.lanes, plan.window, "pad"), epoch)
+    return EpochOrder(counts, OrderOptions(0, True, plan.lanes, plan.window, "pad"), 0)
 
 
 def report_defaults() -> None:
     rows = []
     for num_samples, sample_bytes in DATA:
         plan = plan_of(num_samples, sample_bytes)
-        orders = order_of(plan, 0), order_of(plan, 1)
-        figures = [mixing(*orders, batch) for batch in BATCHES]
+        figures = [mixing(order_of(plan), batch) for batch in BATCHES]
         held = plan.lanes * min(plan.window, plan.max_samples) * sample_bytes if plan.window > 1 else 0
         shape = (
             f"{plan.lanes}",
@@ -94,7 +93,7 @@ def report_readers() -> None:
     for readers in READERS:
         cells = []
         for plan in plans:
-            read = Trace(order_of(plan, 0), readers, 1).read_amplification
+            read = Trace(order_of(plan), readers, 1).read_amplification
             held = -(-plan.lanes // readers) if read < 1.01 else plan.lanes * read / readers
             cells += [f"{read:.2f}", f"{held * plan.window * 0.1:,.1f}"]
         rows.append((str(readers), *cells))

@@ -7,7 +7,7 @@ also the samples that real loaders read.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice, zip_longest
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +16,8 @@ import numpy as np
 from wdsplit.arrays import Int64
 from wdsplit.checks.classes import measure_classes
 from wdsplit.checks.mixing import draw_numbers, mixing
-from wdsplit.conversion.plan.options import chosen
-from wdsplit.errors import InputError, MissingDependencyError
+from wdsplit.conversion.plan.options import chosen, invalid_values, raise_if_any
+from wdsplit.errors import MissingDependencyError
 from wdsplit.loading.opening import open_source
 from wdsplit.loading.reading.source import Source
 from wdsplit.notebook import html_table
@@ -59,10 +59,10 @@ class AuditOptions:
         version: As for `Dataset`.
     """
 
-    world_size: int = 1
-    num_workers: int = 0
-    batch_size: int = 1
-    epochs: int = 1
+    world_size: int = field(default=1, metadata={"low": 1, "high": _MAX_READERS})
+    num_workers: int = field(default=0, metadata={"low": 0, "high": _MAX_READERS})
+    batch_size: int = field(default=1, metadata={"low": 1, "high": _MAX_GLOBAL_BATCH})
+    epochs: int = field(default=1, metadata={"low": 1, "high": 2**53})
     seed: int = 0
     shuffle: bool = True
     tail: Any = "pad"
@@ -73,19 +73,18 @@ class AuditOptions:
     version: int | None = None
 
     def __post_init__(self) -> None:
-        lows = {"world_size": 1, "num_workers": 0, "batch_size": 1, "epochs": 1}
-        problems = [
-            f"{name} = {getattr(self, name)}: expected at least {low}"
-            for name, low in lows.items()
-            if getattr(self, name) < low
-        ]
-        readers = self.world_size * max(1, self.num_workers)
-        if readers > _MAX_READERS:
-            problems.append(f"world_size x num_workers = {readers:,}: expected at most {_MAX_READERS:,}")
-        if self.global_batch > _MAX_GLOBAL_BATCH:
-            problems.append(f"world_size x batch_size = {self.global_batch:,}: expected at most {_MAX_GLOBAL_BATCH:,}")
-        if problems:
-            raise InputError("invalid audit options", found="; ".join(problems))
+        raise_if_any(invalid_values(self))
+        products = {
+            "num_workers": (self.world_size * max(1, self.num_workers), _MAX_READERS),
+            "batch_size": (self.global_batch, _MAX_GLOBAL_BATCH),
+        }
+        raise_if_any(
+            [
+                f"world_size x {name} = {number:,}: expected at most {most:,}"
+                for name, (number, most) in products.items()
+                if number > most
+            ]
+        )
 
     @property
     def global_batch(self) -> int:
@@ -244,8 +243,7 @@ def _is_woven(batches: list[Int64], whole: Int64, options: AuditOptions) -> bool
 
 def _measure_mixing(order: EpochOrder, options: AuditOptions) -> Iterator[Finding]:
     """Say how often samples that share a batch share one again in the next epoch, if batches have two samples."""
-    following = EpochOrder(order.counts, order.options, order.epoch + 1, selection=order.selection)
-    found = mixing(order, following, options.global_batch)
+    found = mixing(order, options.global_batch)
     if found is None:
         return
     error = f" (+- {found.error:.2g}, estimated from some batches)" if found.error else ""

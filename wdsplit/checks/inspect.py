@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from wdsplit.checks.audit import AuditOptions
 from wdsplit.checks.contents import Contents, read_contents
-from wdsplit.errors import InputError
 from wdsplit.loading.opening import open_source
 from wdsplit.loading.reading.numbered import NumberedSamples
 from wdsplit.notebook import html_table
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = ["Assignment", "Inspection", "ReaderShare", "assign", "inspect"]
-
-_MAX_READERS = 2**20
 
 
 @dataclass(frozen=True)
@@ -195,19 +193,9 @@ def assign(
         InputError: A number is too small, there are too many readers, or the view does not exist.
         WdsplitError: The manifest cannot be read.
     """
+    AuditOptions(world_size, num_workers, batch_size)  # refuses the same numbers
     source: Any = open_source(url, **options)
-    lows = {"world_size": (world_size, 1), "num_workers": (num_workers, 0), "batch_size": (batch_size, 1)}
-    problems = [f"{name} = {value}: expected at least {low}" for name, (value, low) in lows.items() if value < low]
-    if problems:
-        raise InputError("invalid assign arguments", found="; ".join(problems))
     workers = max(1, num_workers)
-    if world_size * workers > _MAX_READERS:
-        raise InputError(
-            "too many ranks and workers",
-            expected=f"at most {_MAX_READERS:,} readers are listed",
-            found=f"{world_size:,} ranks x {workers:,} workers",
-            remedy="use a smaller world size, or fewer workers",
-        )
     order, lanes = source.order(epoch), source.options.lanes
     readers = Trace(order, world_size, workers, batch_size)
     return Assignment(

@@ -43,12 +43,11 @@ class Mixing:
     by_chance: float
 
 
-def mixing(order: EpochOrder, following: EpochOrder, global_batch: int) -> Mixing | None:
-    """Compare the batches of an epoch with those of the next one.
+def mixing(order: EpochOrder, global_batch: int) -> Mixing | None:
+    """Compare the batches of an epoch with those of the next one, of the same samples.
 
     Args:
-        order: The order of an epoch.
-        following: The order of the next epoch, of the same samples and options.
+        order: The order of the epoch.
         global_batch: Samples of a step over all ranks, at least 1.
 
     Returns:
@@ -56,6 +55,7 @@ def mixing(order: EpochOrder, following: EpochOrder, global_batch: int) -> Mixin
     """
     if global_batch < 2 or order.num_samples < 2:
         return None
+    following = EpochOrder(order.counts, order.options, order.epoch + 1, selection=order.selection)
     if order.num_samples <= MAX_COUNTED:
         return _counted(order, following, global_batch)
     return _sampled(order, following, global_batch)

@@ -18,8 +18,6 @@ from wdsplit.texts import human_bytes
 __all__ = ["report_command"]
 
 _REPORT: dict[str, dict[str, Any]] = {
-    "samples": {"type": click.IntRange(0, 200)},
-    "batch_size": {"type": click.IntRange(1)},
     "class_field": {"metavar": "NAME"},
     "max_read": {"metavar": "SIZE"},
 }
@@ -41,7 +39,7 @@ _CLUSTER: dict[str, dict[str, Any]] = {
     argument("dataset", nargs=-1, required=True),
     option("Output", "-o, --output", "File to write.", type=click.Path(dir_okay=False), required=True),
     options_of(ReportOptions, "Output", "samples class_field max_read", **_REPORT),
-    options_of(ReportOptions, "Training", "batch_size", **_REPORT),
+    options_of(ReportOptions, "Training", "batch_size"),
     option(
         "Training",
         "--topology RxW",

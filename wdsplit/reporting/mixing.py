@@ -104,7 +104,5 @@ def rank_view(
 
 def meeting_again(subject: Subject, global_batch: int) -> Mixing | None:
     """Return how often samples of a batch meet again in the next epoch; None for a mixture, or without a shuffle."""
-    first, following = subject.order(0), subject.order(1)
-    if not isinstance(first, EpochOrder) or not isinstance(following, EpochOrder) or not first.options.shuffle:
-        return None
-    return mixing(first, following, global_batch)
+    order = subject.order(0)
+    return mixing(order, global_batch) if isinstance(order, EpochOrder) and order.options.shuffle else None

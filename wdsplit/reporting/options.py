@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from wdsplit.errors import InputError
+from wdsplit.conversion.plan.options import invalid_values, raise_if_any
 from wdsplit.reporting.cluster import DEFAULT_TOPOLOGIES, Cluster, Topology
 
 __all__ = ["ReportOptions"]
@@ -37,9 +37,9 @@ class ReportOptions:
 
     seed: int = 0
     shuffle: bool = True
-    samples: int = 24
+    samples: int = field(default=24, metadata={"low": 0, "high": 200})
     class_field: str | None = None
-    batch_size: int = 64
+    batch_size: int = field(default=64, metadata={"low": 1, "high": 2**20})
     topologies: Sequence[Topology] = DEFAULT_TOPOLOGIES
     max_read: int | str | None = None
     cluster: Cluster = field(default_factory=Cluster)
@@ -49,12 +49,7 @@ class ReportOptions:
     version: int | None = None
 
     def __post_init__(self) -> None:
-        problems = [
-            f"{name} = {getattr(self, name)}: expected {low} to {high:,}"
-            for name, low, high in (("samples", 0, 200), ("batch_size", 1, 2**20))
-            if not low <= getattr(self, name) <= high
-        ]
+        problems = invalid_values(self)
         if not 1 <= len(self.topologies) <= _MAX_TOPOLOGIES:
             problems.append(f"{len(self.topologies)} topologies: expected 1 to {_MAX_TOPOLOGIES}")
-        if problems:
-            raise InputError("invalid report options", found="; ".join(problems))
+        raise_if_any(problems)

@@ -28,7 +28,7 @@ def test_assign_returns_what_the_command_prints(numbers, lanes):
 
 
 def test_assign_refuses_numbers_that_are_too_small(numbers):
-    with pytest.raises(InputError, match="invalid assign arguments") as caught:
+    with pytest.raises(InputError, match="invalid options") as caught:
         wdsplit.assign(numbers, 0, -1)
     assert caught.value.found == "world_size = 0: expected at least 1; num_workers = -1: expected at least 0"
 

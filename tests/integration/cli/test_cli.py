@@ -330,7 +330,7 @@ def test_inspect_refuses_a_sample_that_is_not_there(numbers):
 
 def test_assign_refuses_more_readers_than_it_can_list(numbers):
     for options in (("--world-size", 100_000_000), ("--world-size", 2**15, "--workers", 64)):
-        assert_says(refused(2, "assign", numbers, *options), "too many ranks", "at most 1,048,576 readers are listed")
+        assert "expected at most 1048576" in refused(2, "assign", numbers, *options).replace(",", "")
 
 
 def test_assign_can_be_read_by_people(whole_lanes, numbers):

@@ -136,7 +136,7 @@ def test_what_is_wrong_is_said_before_anything_is_read(lying_sorted, tmp_path):
     assert "such as 8x4" in result.output
     with pytest.raises(DatasetNotFoundError):
         wdsplit.report(tmp_path / "nowhere")
-    with pytest.raises(InputError, match="invalid report options"):
+    with pytest.raises(InputError, match="invalid options"):
         wdsplit.ReportOptions(samples=-1, batch_size=0)
     with pytest.raises(InputError, match="invalid size"):
         wdsplit.report(lying_sorted, options=wdsplit.ReportOptions(max_read="much"))
@@ -187,7 +187,7 @@ def test_a_page_stays_below_5_mb_whatever_is_in_it(tmp_path):
     noise = np.random.default_rng(0)
     columns = {f"{name}.txt": ["&\"<>'" * 2_000] * rows for name in "abcdefghij"}
     columns |= {"png": [png_bytes(noise.integers(0, 255, (112, 112, 3)).astype(np.uint8)) for _ in range(rows)]}
-    columns |= {"label": [f"<{row % 200:03d}>" + '"' * 40 for row in range(rows)]}
+    columns |= {"wav": [bytes(70_000)] * rows, "label": [f"<{row % 200:03d}>" + '"' * 40 for row in range(rows)]}
     names = {name: name for name in columns if name != "label"} | {"cls.txt": "label"}
     folder = converted(tmp_path, pa.table(columns), mapping=names)
     made = wdsplit.report(folder, options=wdsplit.ReportOptions(samples=200, max_read="64MB"))

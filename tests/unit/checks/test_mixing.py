@@ -14,11 +14,11 @@ from wdsplit.order.epoch import EpochOrder, OrderOptions
 from wdsplit.order.split import Steps, World
 
 
-def orders_of(num_samples, num_shards, lanes, window, shuffle=True):
+def order_of(num_samples, num_shards, lanes, window, shuffle=True):
     each, rest = divmod(num_samples, num_shards)
     counts = each + (np.arange(num_shards) < rest).astype(np.int64)
     chosen = OrderOptions(0, shuffle, lanes, window, "pad")
-    return EpochOrder(counts, chosen, 0), EpochOrder(counts, chosen, 1)
+    return EpochOrder(counts, chosen, 0)
 
 
 def slow_steps(counts, chosen, epoch, batch):
@@ -44,8 +44,7 @@ def slow_figure(counts, chosen, batch):
 @pytest.mark.parametrize("batch", [2, 5, 16])
 def test_the_figure_is_that_of_all_pairs_counted_one_by_one(counts, batch):
     chosen = options()
-    numbers = np.array(counts, np.int64)
-    found = mixing(EpochOrder(numbers, chosen, 0), EpochOrder(numbers, chosen, 1), batch)
+    found = mixing(EpochOrder(np.array(counts, np.int64), chosen, 0), batch)
     assert found.figure == pytest.approx(slow_figure(counts, chosen, batch))
     assert found.error == 0
 
@@ -53,10 +52,10 @@ def test_the_figure_is_that_of_all_pairs_counted_one_by_one(counts, batch):
 @pytest.mark.parametrize(("lanes", "window"), [(16, 80), (48, 27), (192, 13)])
 @pytest.mark.parametrize("batch", [256, 2048])
 def test_the_sampled_figure_is_near_the_counted_one(monkeypatch, lanes, window, batch):
-    orders = orders_of(60_000, lanes, lanes, window)
-    counted = mixing(*orders, batch)
+    order = order_of(60_000, lanes, lanes, window)
+    counted = mixing(order, batch)
     monkeypatch.setattr(module, "MAX_COUNTED", 0)
-    sampled = mixing(*orders, batch)
+    sampled = mixing(order, batch)
     assert sampled.figure == pytest.approx(counted.figure, rel=0.05)
     assert sampled.met_again == pytest.approx(counted.met_again, rel=0.05)
     assert sampled.by_chance == pytest.approx(counted.by_chance, rel=0.05)
@@ -64,17 +63,17 @@ def test_the_sampled_figure_is_near_the_counted_one(monkeypatch, lanes, window, 
 
 @pytest.mark.parametrize(("batch", "most"), [(64, 1.1), (256, 1.15), (2048, 1.3)])
 def test_the_default_lanes_and_windows_mix_320_000_samples_of_100_kb_nearly_as_chance_would(batch, most):
-    assert mixing(*orders_of(320_000, 192, 192, 13), batch).figure <= most
+    assert mixing(order_of(320_000, 192, 192, 13), batch).figure <= most
 
 
 def test_an_order_without_shuffle_meets_the_same_samples_again():
-    orders = orders_of(6_400, 16, 16, 10, shuffle=False)
-    assert mixing(*orders, 64).met_again == 63
+    order = order_of(6_400, 16, 16, 10, shuffle=False)
+    assert mixing(order, 64).met_again == 63
 
 
 @given(st.integers(0, 4), st.integers(0, 3))
 def test_where_no_two_samples_share_a_batch_there_is_no_figure(num_samples, batch):
-    found = mixing(*orders_of(num_samples, 1, 1, 2), batch)
+    found = mixing(order_of(num_samples, 1, 1, 2), batch)
     assert (found is None) == (num_samples < 2 or batch < 2)
 
 
@@ -142,7 +141,7 @@ def test_all_batches_are_those_of_the_steps_of_each_rank(counts, world_size, bat
 
 
 def test_batches_are_drawn_from_the_whole_epoch_and_always_the_same():
-    order = orders_of(100_000, 16, 1, 10, shuffle=False)[0]
+    order = order_of(100_000, 16, 1, 10, shuffle=False)
     drawn = [draw_batches(order, 8, 16, max_samples=1600, min_batches=2) for _ in range(2)]
     assert np.array_equal(drawn[0].samples.shard, drawn[1].samples.shard)
     assert np.array_equal(drawn[0].samples.sample, drawn[1].samples.sample)
