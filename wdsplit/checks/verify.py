@@ -171,9 +171,10 @@ def verify(
     versions = {each.fingerprint for each in latest.history} - {manifest.fingerprint}
     annotations, unread = _annotations(storage, manifest, versions)
     check = partial(_check, storage, manifest, annotations, decode, selection)
-    describe = partial(_describe, manifest)
     num_bytes = None if storage.has_latency else int(manifest.shards.column("num_bytes")[checked].sum())
-    results = (engine or LocalEngine(jobs)).map(check, checked, num_bytes=num_bytes, describe=describe)
+    results = (engine or LocalEngine(jobs)).map(
+        check, checked, num_bytes=num_bytes, describe=lambda number: manifest.shards[number].path
+    )
     with closing(results):
         for finding in results:
             findings[finding.shard] = finding
@@ -195,10 +196,6 @@ def verify(
                 file.write([b"".join(map(line_of, images.bad))])
     num_samples, with_erased = int(manifest.shards.num_real[checked].sum()), versions_with_erased(storage, latest)
     return Report(manifest, tuple(problems), num_shards, num_samples, images, with_erased)
-
-
-def _describe(manifest: Manifest, number: int) -> str:
-    return manifest.shards[number].path
 
 
 @contextmanager

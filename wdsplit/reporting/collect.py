@@ -13,8 +13,8 @@ from wdsplit.order.bundles import Grouping
 from wdsplit.order.epoch import EpochOrder
 from wdsplit.reporting.cluster import DEFAULT_TOPOLOGIES, Cluster, Load, Topology
 from wdsplit.reporting.fields import Duplicates, FieldFacts, duplicates, field_facts
-from wdsplit.reporting.labels import TENTHS, Labels, codes_by_number, labels_of
-from wdsplit.reporting.mixing import BatchMix, CodesOf, RankView, batch_mix, meeting_again, rank_view
+from wdsplit.reporting.labels import Labels, codes_by_number, labels_of
+from wdsplit.reporting.mixing import BatchMix, RankView, batch_mix, meeting_again, rank_view
 from wdsplit.reporting.options import ReportOptions
 from wdsplit.reporting.samples import Card, cards, drawn_numbers
 from wdsplit.reporting.scan import Scan, scan
@@ -62,10 +62,9 @@ class Facts:
         batch_size: Samples per batch on each rank.
         global_batch: Samples of a step over all ranks, for `meeting`.
         is_shuffled: Whether the conversion of each part shuffled its rows.
-        mixed_names: The classes of `rank_view` and `batches`, or tenths of the files in their place.
         mixing_basis: Whether the figures of batches are exact, or how much was sampled.
-        batches: How well batches are mixed, by the number of ranks.
-        rank_view: What rank 0 gets; None if an epoch has no whole step.
+        batches: How well classes are mixed in batches, by the number of ranks; empty without classes.
+        rank_view: What rank 0 gets; None without classes, or if an epoch has no whole step.
         meeting: How often samples of a step meet again in the next epoch; None for mixtures, or without a shuffle.
         topologies: What the ranks of each requested topology read, with the estimates for the cluster.
         judged: The topology of the summary.
@@ -92,7 +91,6 @@ class Facts:
     batch_size: int
     global_batch: int
     is_shuffled: bool
-    mixed_names: tuple[str, ...]
     mixing_basis: str
     batches: tuple[BatchMix, ...]
     rank_view: RankView | None
@@ -130,10 +128,18 @@ def collected(subject: Subject, options: ReportOptions) -> Facts:
     label_field = labels.field if labels is not None else ""
     drawn = drawn_numbers(subject.num_stored, options.samples, options.seed)
 
-    codes_of, names, max_labels = _classes(subject, scanned, labels)
-    mixes = [] if is_grouped else batch_mix(subject, codes_of, options.batch_size, _RANKS, max_labels)
-    ranks = max((mix.world_size for mix in mixes), default=1)
-    global_batch, viewed = options.batch_size * ranks, max(max_labels, _MAX_VIEWED)
+    num_samples = subject.order(0).num_samples
+    ranks = 1 if is_grouped else max((each for each in _RANKS if each * options.batch_size <= num_samples), default=1)
+    mixes, view = list[BatchMix](), None
+    if labels is not None:
+        codes_of, max_labels = (
+            codes_by_number(subject, scanned, labels),
+            _ALL_LABELS if scanned.is_exact else _MAX_LABELS,
+        )
+        if not is_grouped:
+            mixes = batch_mix(subject, codes_of, options.batch_size, _RANKS, max_labels)
+        viewed = max(max_labels, _MAX_VIEWED)
+        view = rank_view(subject, codes_of, len(labels.names) + 1, options.batch_size, ranks, viewed)
     is_all = all(mix.error == 0 for mix in mixes)
 
     topologies, judged = _topologies(subject, options)
@@ -143,7 +149,7 @@ def collected(subject: Subject, options: ReportOptions) -> Facts:
     return Facts(
         name=name_with_view(subject.source),
         parts=tuple(subject.parts),
-        num_samples=subject.order(0).num_samples,
+        num_samples=num_samples,
         contents=subject.source.units_text(0),
         is_grouped=is_grouped,
         units=tuple(line for view in views if view for line in described_units(view.selection, view.figures)),
@@ -157,29 +163,20 @@ def collected(subject: Subject, options: ReportOptions) -> Facts:
         keys={row: str(scanned.keys[row]) for row in named},
         numbers={row: int(scanned.numbers[row]) for row in named},
         batch_size=options.batch_size,
-        global_batch=global_batch,
+        global_batch=options.batch_size * ranks,
         is_shuffled=all(part.manifest.conversion_options.get("shuffle") for part in subject.parts),
-        mixed_names=names,
         mixing_basis="exact: epoch 0"
         if is_all
         else f"sampled: {min(mix.num_batches for mix in mixes):,} batches of epoch 0 or more",
         batches=tuple(mixes),
-        rank_view=rank_view(subject, codes_of, len(names), options.batch_size, ranks, viewed),
-        meeting=meeting_again(subject, global_batch),
+        rank_view=view,
+        meeting=meeting_again(subject, options.batch_size * ranks),
         topologies=tuple(read),
         judged=read[topologies.index(judged)],
         cluster=options.cluster,
         audit=audited,
         audit_note=note,
     )
-
-
-def _classes(subject: Subject, scanned: Scan, labels: Labels | None) -> tuple[CodesOf, tuple[str, ...], int]:
-    """Return a function that tells the classes of samples, the class names, and the limit of samples to look up."""
-    if labels is None:
-        return lambda numbers: numbers * 10 // max(1, subject.num_stored), TENTHS, _ALL_LABELS
-    codes_of = codes_by_number(subject, scanned, labels)
-    return codes_of, (*labels.names, "(another)"), _ALL_LABELS if scanned.is_exact else _MAX_LABELS
 
 
 def _topologies(subject: Subject, options: ReportOptions) -> tuple[Sequence[Topology], Topology]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -125,31 +124,22 @@ def field_facts(scan: Scan, labels: Labels | None) -> list[FieldFacts]:
 def _measure(name: str, values: npt.NDArray[np.float64], is_label: bool) -> Measure:
     rows = np.flatnonzero(~np.isnan(values))
     found = values[rows]
-    low, high = _shown_range(found)
-    counts, edges = np.histogram(np.clip(found, low, high), bins=_BINS, range=(low, high))
-    outliers = () if is_label else tuple(_outliers(rows, found))
-    limits = float(found.min()), float(np.median(found)), float(found.max())
-    return Measure(name, *limits, edges.astype(np.float64), counts.astype(np.int64), outliers)
-
-
-def _shown_range(values: npt.NDArray[np.float64]) -> tuple[float, float]:
-    """Return the range that a histogram shows: all, or most if a few values are far from the others."""
-    least, low, high, most = np.percentile(values, (0, 5, 95, 100)).tolist()
+    # The histogram shows all values, or most if a few are far from the others.
+    least, low, first, third, high, most = np.percentile(found, (0, 5, 25, 75, 95, 100)).tolist()
+    shown = least, most
     if high > low:
         beyond = _FENCE * (high - low)
-        least, most = max(least, low - beyond), min(most, high + beyond)
-    return (least, most) if most > least else (least - 0.5, least + 0.5)
-
-
-def _outliers(rows: Int64, values: npt.NDArray[np.float64]) -> Iterator[tuple[int, float]]:
-    """Yield the least and the most of what lies far beyond the quartiles."""
-    first, third = np.percentile(values, (25, 75))
-    fence = _FENCE * max(third - first, 1e-9 * max(1.0, abs(third)))
-    order = np.argsort(values, kind="stable")
-    low = [place for place in order[:_OUTLIERS].tolist() if values[place] < first - fence]
-    high = [place for place in order[-_OUTLIERS:].tolist() if values[place] > third + fence]
-    for place in [*low, *high]:
-        yield int(rows[place]), float(values[place])
+        shown = max(least, low - beyond), min(most, high + beyond)
+    if shown[0] == shown[1]:
+        shown = shown[0] - 0.5, shown[1] + 0.5
+    counts, edges = np.histogram(np.clip(found, *shown), bins=_BINS, range=shown)
+    # The least and the most of what lies far beyond the quartiles stand out.
+    fence, order = _FENCE * max(third - first, 1e-9 * max(1.0, abs(third))), np.argsort(found, kind="stable")
+    low_rows = [place for place in order[:_OUTLIERS].tolist() if found[place] < first - fence]
+    high_rows = [place for place in order[-_OUTLIERS:].tolist() if found[place] > third + fence]
+    outliers = () if is_label else tuple((int(rows[place]), float(found[place])) for place in [*low_rows, *high_rows])
+    limits = float(found.min()), float(np.median(found)), float(found.max())
+    return Measure(name, *limits, edges.astype(np.float64), counts.astype(np.int64), outliers)
 
 
 def duplicates(scan: Scan, labels: Labels | None) -> Duplicates | None:

@@ -1,8 +1,4 @@
-"""Classes: which field holds them, how many samples each has, and how they are spread over the shards.
-
-Where no field holds classes, tenths of the files stand in for them in pictures of mixing: if neighbours stay together,
-that shows as well.
-"""
+"""Classes: which field holds them, and how many samples each has."""
 
 from __future__ import annotations
 
@@ -20,7 +16,7 @@ from wdsplit.reporting.subject import Subject
 from wdsplit.shards.manifest import Manifest
 from wdsplit.texts import class_name
 
-__all__ = ["TENTHS", "Labels", "codes_by_number", "labels_of"]
+__all__ = ["Labels", "codes_by_number", "labels_of"]
 
 _USUAL = ("cls", "label", "class", "cls.txt", "target", "y")
 _MAX_CLASSES = 10_000
@@ -107,9 +103,6 @@ def _labels(field: str, column: Column, names: tuple[str, ...]) -> Labels:
     shown = tuple(class_name(value, names).strip() or "(empty)" for value in [*raw, *unseen])
     full = np.concatenate([counts[by_count], np.zeros(len(unseen))]).astype(np.int64)
     return Labels(field, shown, (*raw, *unseen), codes, full, bool(names))
-
-
-TENTHS = tuple(f"{10 * tenth} to {10 * tenth + 10} %" for tenth in range(10))
 
 
 def codes_by_number(subject: Subject, scan: Scan, labels: Labels) -> Callable[[Int64], Int64]:

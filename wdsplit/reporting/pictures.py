@@ -60,27 +60,22 @@ def _classes(facts: Facts) -> Iterator[Picture]:
 
 
 def _class_by_step(facts: Facts) -> Iterator[Picture]:
-    view = facts.rank_view
-    if view is None:
+    view, labels = facts.rank_view, facts.labels
+    if view is None or labels is None:
         return
-    num_classes = len(facts.mixed_names if facts.labels is None else facts.labels.names)
+    num_classes, all_names = len(labels.names), (*labels.names, "(another)")
     kept = [row for row in range(len(view.classes)) if row < num_classes or view.classes[row].any()][:_ROWS]
-    names, steps = unique_names([facts.mixed_names[row] for row in kept]), view.steps.tolist()
+    names, steps = unique_names([all_names[row] for row in kept]), view.steps.tolist()
     share = view.classes[kept] / np.maximum(1, view.classes.sum(axis=0))
     seen = float((view.classes > 0).sum(axis=0).mean())
-    what, one = ("classes", "class") if facts.labels is not None else ("tenths of the files", "part of the files")
-    meaning = (
-        "The rows were shuffled when they were converted, so stripes do no harm: all files are alike."
-        if facts.labels is None and facts.is_shuffled
-        else "Well mixed, this is even noise; stripes and blocks mean that similar samples come together."
-    )
     yield Picture(
         "class-steps",
-        f"What GPU 0 of {view.world_size} gets: {what} in its batches",
+        f"What GPU 0 of {view.world_size} gets: classes in its batches",
         f"At {counted(len(steps), 'step')} over epoch 0, a batch of {facts.batch_size} has {seen:.1f} of "
-        f"{num_classes} {what}. {meaning}",
+        f"{num_classes} classes. Well mixed, this is even noise; stripes and blocks mean that similar samples come "
+        "together.",
         "exact" if len(steps) > steps[-1] else f"exact, of {len(steps)} steps over the epoch",
-        heatmap(steps, names, share, ("step", one, "share of the batch"), min(1.0, max(0.1, 3 / num_classes))),
+        heatmap(steps, names, share, ("step", "class", "share of the batch"), min(1.0, max(0.1, 3 / num_classes))),
         ("step", *names),
         [(f"{step:,}", *column) for step, column in zip(steps, view.classes[kept].T.tolist(), strict=True)],
     )
@@ -92,17 +87,16 @@ def _skew(facts: Facts) -> Iterator[Picture]:
         return
     first, last = mixes[0], mixes[-1]
     more = f" and {human_number(last.chi_squared)} with {counted(last.world_size, 'GPU')}" if len(mixes) > 1 else ""
-    what = "classes" if facts.labels is not None else "tenths of the files"
     names = [*(counted(mix.world_size, "GPU") for mix in mixes), "drawn at random"]
     found = [round(each, 3) for each in (*(mix.chi_squared for mix in mixes), last.ideal)]
     yield Picture(
         "skew",
-        f"How uneven the {what} of a batch are, by the number of GPUs",
+        "How uneven the classes of a batch are, by the number of GPUs",
         f"Chi-squared of a rank's batch of {facts.batch_size} is {human_number(first.chi_squared)} with "
         f"{counted(first.world_size, 'GPU')}{more}; drawn at random it would be {human_number(last.ideal)}.",
         facts.mixing_basis,
         bars(names, found, ("GPUs (ranks)", "chi-squared")),
-        ("GPUs", "chi-squared", "standard error", "drawn at random", f"{what} in a batch", "batches"),
+        ("GPUs", "chi-squared", "standard error", "drawn at random", "classes in a batch", "batches"),
         [
             (
                 mix.world_size,

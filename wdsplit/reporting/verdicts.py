@@ -113,7 +113,7 @@ def _mixed(facts: Facts) -> Verdict:
     if facts.is_grouped:
         text = "The samples of a batch have one value, or similar lengths, on purpose: other ones in the next epoch."
         return Verdict(question, "good", "by group", text, "", "mixing")
-    if not mixes:
+    if not mixes and (facts.labels is not None or facts.num_samples <= batch_size):
         why = (
             f"The dataset is too small: it does not fill two batches of {batch_size}."
             if facts.num_samples <= batch_size
@@ -147,11 +147,7 @@ def _mixed(facts: Facts) -> Verdict:
     elif facts.is_shuffled:
         text = "The rows were shuffled when they were converted."
     else:
-        text = (
-            f"The rows were not shuffled, and without classes it is unknown whether they were sorted. On each of "
-            f"{counted(mixes[-1].world_size, 'GPU')} a batch comes from {mixes[-1].classes_in_batch:.1f} of the "
-            f"{len(facts.mixed_names)} tenths of the files."
-        )
+        text = "The rows were not shuffled, and without classes it is unknown whether they were sorted."
     text = f"{text} {meeting}".rstrip()
     if facts.labels is None and not facts.is_shuffled:
         remedy = "If the table was sorted, convert again with shuffled rows; "
