@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from faults import FaultProxy
+from forked_workers import fork_workers
 from made_datasets import numbers_dataset
 from paths import SUPPORT
 from s3server import S3Server
@@ -32,6 +33,8 @@ for profile, max_examples in (("quick", 30), ("thorough", 200)):  # chosen by --
         suppress_health_check=[HealthCheck.too_slow],
     )
 settings.load_profile("quick")
+
+fork_workers()
 
 
 @pytest.hookimpl(tryfirst=True)  # before hypothesis reads the option, and xdist sends it to its processes

@@ -12,13 +12,13 @@ from click.testing import CliRunner
 
 import mapped_functions
 import wdsplit
+from forked_workers import ForkedProcess
 from made_datasets import converted
 from mapped_functions import COUNTED, values, values_of_batch
-from paths import SUPPORT
 from stops import stopped_at
-from tables import files_of, start_script
+from tables import files_of
 from wdsplit.cli.main import cli
-from wdsplit.errors import InputError, OutputExistsError, PipelineError
+from wdsplit.errors import ConvertError, InputError, OutputExistsError, PipelineError
 
 NUM_ROWS, SHARDS = 101, 7
 KEYS = [f"a/é.{row}" if row % 3 else f"b{row}" for row in range(NUM_ROWS)]
@@ -93,19 +93,18 @@ def test_a_run_that_is_stopped_or_killed_goes_on_with_the_shards_that_are_left(d
     assert counting() == []
 
 
-SCRIPT = f"""
-import sys
-sys.path.insert(0, {str(SUPPORT)!r})
-import wdsplit
-if __name__ == "__main__":
-    wdsplit.map_samples(sys.argv[1], "mapped_functions:killed_once", "made", jobs=int(sys.argv[2]))
-"""
-
-
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_process_that_is_killed_leaves_the_dataset_as_it_was(data, annotated, counting, jobs):
-    process = start_script(SCRIPT, str(data), str(jobs))
-    assert process.communicate()[0] == "" and process.returncode != 0
+    """That of the run itself, or a worker of it."""
+    killed = data, "mapped_functions:killed_once", "made"
+    if jobs == 1:
+        run = ForkedProcess(target=wdsplit.map_samples, args=killed)
+        run.start()
+        run.join()
+        assert run.exitcode not in (0, None)
+    else:
+        with pytest.raises(ConvertError, match="a worker process died"):
+            wdsplit.map_samples(*killed, jobs=jobs)
     assert wdsplit.list_annotations(data) == {}
     before = counting()
     found = wdsplit.map_samples(data, "mapped_functions:killed_once", "made", resume=True)

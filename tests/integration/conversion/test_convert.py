@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import xxhash
 
+from forked_workers import living_workers
 from tables import (
     DEADLINE_S,
     all_samples,
@@ -640,33 +641,17 @@ def test_ctrl_c_at_the_very_beginning_leaves_nothing_that_blocks_a_second_try(lo
     assert shard_files(out) == shard_files(long_undisturbed)
 
 
-KILLS_ITS_WORKER = """
-import os, signal, sys
-from pathlib import Path
-from wdsplit.conversion.convert import convert
-from wdsplit.conversion.plan.options import ConvertOptions
-from wdsplit.engines import local
-local._PROCESS_BYTES = 1
-killed = []
-def kill_a_worker(progress):
-    if progress.done and not killed:
-        for task in Path(f"/proc/self/task").iterdir():
-            for child in (task / "children").read_text().split():
-                if "spawn_main" in Path(f"/proc/{child}/cmdline").read_text():
-                    os.kill(int(child), signal.SIGKILL)
-                    killed.append(child)
-if __name__ == "__main__":
-    convert([sys.argv[1]], sys.argv[2], ConvertOptions(shards=100, shuffle=False, jobs=2), kill_a_worker)
-"""
-
-
 def test_a_worker_that_is_killed_fails_the_run_which_can_be_resumed(long_path, long_undisturbed, tmp_path):
-    out = tmp_path / "out"
-    script = start_script(KILLS_ITS_WORKER, long_path, out)
-    _, errors = script.communicate()
-    assert script.returncode != 0
-    assert f"{ConvertError.__name__}: a worker process died" in errors
-    wait_until(lambda: not session_processes(script.pid), "no process is left")
+    out, killed = tmp_path / "out", []
+
+    def kill_a_worker(progress):
+        if progress.done and not killed:
+            killed.append(living_workers()[0])
+            os.kill(killed[0], signal.SIGKILL)
+
+    with pytest.raises(ConvertError, match="a worker process died"):
+        convert([long_path], out, options(shards=100, jobs=2), kill_a_worker)
+    assert killed and living_workers() == []
     assert_only_whole_shards(out, long_undisturbed)
     converted(long_path, out, shards=100, resume=True)
     assert shard_files(out) == shard_files(long_undisturbed)

@@ -47,7 +47,7 @@ def spills(seen, output):
     [
         ({"shards": 7, "pad": "drop", "seed": 3}, 2**20),
         ({"shards": 5, "group_by": "group", "shuffle": False}, 1),
-        ({"shards": 300, "where": "group != 4"}, 1),
+        ({"shards": 60, "where": "group != 4"}, 1),
         pytest.param({"shards": 7, "jobs": 2, "memory": 2**32}, 2**20, marks=pytest.mark.slow),
         pytest.param({"shards": 7, "jobs": 5, "memory": 2**32}, 1, marks=pytest.mark.slow),
     ],

@@ -35,15 +35,15 @@ def by_resuming(inputs, output, plan):
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory):
     """Return uneven files of small row groups, an empty file among them, with columns of all kinds."""
-    numbers = range(400)
-    table = mixed_table(400)
+    numbers = range(200)
+    table = mixed_table(200)
     for name, values in {
         "kind": pa.array([f"class {number % 3}" for number in numbers]).dictionary_encode(),
         "text": pa.array([None if number % 5 == 0 else f"{number}" for number in numbers]),
         "group": pa.array([number * number % 37 for number in numbers]),
     }.items():
         table = table.append_column(name, values)
-    return write_files(tmp_path_factory.mktemp("input"), table, [150, 0, 20, 7, 90], 30)
+    return write_files(tmp_path_factory.mktemp("input"), table, [75, 0, 10, 7, 45], 15)
 
 
 EMIT = ("dali", "energon", "wids")
@@ -55,12 +55,12 @@ PLAIN = ("image", "caption", "label", "kind", "text", "vector")
     ("num_shares", "plan"),
     [
         (3, {"shards": 7, "pad": "none", "key": "label", "columns": ("caption",)}),
-        (20, {"shards": 12, "pad": "drop", "emit": EMIT, "columns": PLAIN}),
-        (20, {"shards": 30, "where": "label >= 100 and group != 4", "limit": 200}),
+        (3, {"shards": 12, "pad": "drop", "emit": EMIT, "columns": PLAIN}),
+        (20, {"shards": 15, "where": "label >= 50 and group != 4", "limit": 100}),
         (3, {"shards": 12, "shuffle": True, "seed": 5, "emit": EMIT, "keep": ("group",)}),
         (20, {"shards": 7, "shuffle": True, "pad": "drop", "key": "caption", "columns": PLAIN}),
-        (3, {"shards": 100, "shuffle": True, "columns": ("label",)}),
-        (20, {"shards": 6, "group_by": "group", "columns": PLAIN}),
+        (3, {"shards": 50, "shuffle": True, "columns": ("label",)}),
+        (2, {"shards": 6, "group_by": "group", "columns": PLAIN}),
         (3, {"shards": 6, "group_by": "group", "shuffle": True, "pad": "none", "world_size": 2}),
     ],
     ids=str,

@@ -1,4 +1,4 @@
-import contextlib
+import concurrent.futures
 import os
 import signal
 import subprocess
@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import engine_checks
+from forked_workers import SpawningPool, living_workers
 from paths import SUPPORT
 from tables import DEADLINE_S, FULL_PROCESS_BYTES, session_processes, start_script, wait_until
 from wdsplit.engines import local
@@ -18,17 +19,6 @@ from wdsplit.engines.local import LocalEngine, ahead, raise_if_cancelled
 from wdsplit.errors import ConvertError, InputError
 
 MB, GB = 10**6, 10**9
-
-
-def children():
-    """Return the living children of this process that work on tasks."""
-    found = []
-    for pid in session_processes(os.getsid(0)):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-            if parent == os.getpid() and b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                found.append(pid)
-    return found
 
 
 CHECKS = (
@@ -43,15 +33,16 @@ CHECKS = (
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_what_holds_for_every_engine_and_no_process_is_left(check, jobs, tmp_path):
     check(LocalEngine(jobs), tmp_path)
-    assert children() == []
+    assert living_workers() == []
 
 
-def test_a_worker_that_is_killed_is_an_error_with_a_remedy_and_leaves_no_process(tmp_path):
+def test_a_worker_that_is_killed_is_an_error_with_a_remedy_and_leaves_no_process(monkeypatch):
+    monkeypatch.setattr(concurrent.futures, "ProcessPoolExecutor", SpawningPool)  # as users have it
     with pytest.raises(ConvertError, match="a worker process died") as caught:
         list(LocalEngine(2).map(engine_checks.die, range(100)))
     for text in ("memory", "--resume", "__main__"):
         assert text in caught.value.remedy
-    assert children() == []
+    assert living_workers() == []
 
 
 def square(number):
@@ -93,7 +84,7 @@ def test_one_job_gives_results_in_order_as_they_are_ready():
 def test_an_error_does_not_wait_for_tasks_that_are_still_at_work():
     with pytest.raises(InputError, match="the first error"):
         list(LocalEngine(2).map(fail_while_others_work, range(4)))
-    assert children() == []
+    assert living_workers() == []
 
 
 DRIVER = """

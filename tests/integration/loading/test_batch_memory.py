@@ -64,7 +64,9 @@ def test_what_the_loop_holds_of_a_batch_stays_as_it_is(pictures, kind):
         assert is_as(found, batch, images)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.slow) if kind == "spawned" else kind for kind in KINDS]
+)
 def test_memory_that_nothing_refers_to_is_used_again(pictures, kind):
     loader = Loader(cropping(pictures), BATCH_SIZE, **KINDS[kind])
     found = set()  # of 20 batches
