@@ -67,15 +67,17 @@ def advice_for(loader: Loader, restart_share: float, num_processors: int) -> lis
         num_processors: Processors that this process may use.
     """
     dataset, is_threaded = loader.dataset, loader.workers == "thread"
-    restarts = loader.num_workers > 0 and not is_threaded and not loader.persistent_workers
     decoders = [stage for stage in dataset.pipeline[1:] if isinstance(stage, Decode)]
     source: Any = dataset.source
     sources = getattr(source, "sources", (source,))
     access = sources[0].access
+    begins_anew = not loader.persistent_workers and (
+        (loader.num_workers > 0 and not is_threaded) or any(each.is_ahead for each in sources)
+    )
     ahead = "its default" if access.read_ahead_bytes is None else f"{access.read_ahead_bytes / 2**20:,.0f} MiB"
     advice = {
-        f"{restart_share:.0%} of the waiting is for the first batches of epochs: keep the workers "
-        "(persistent_workers=True), or use threads (workers='thread')": restarts and restart_share > 0.5,
+        f"{restart_share:.0%} of the waiting is for the first batches of epochs: keep the workers, and fetch the next "
+        "epoch ahead from a remote store (persistent_workers=True)": begins_anew and restart_share > 0.5,
         f"more workers (now num_workers={loader.num_workers}): this machine has {num_processors} processors, for all "
         "its ranks": loader.num_workers < num_processors,
         f"{loader.num_workers} workers keep all {num_processors} processors busy: more will not help; do less work "

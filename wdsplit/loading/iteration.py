@@ -14,7 +14,7 @@ from typing import Any
 
 from wdsplit.errors import StateError, WdsplitError
 from wdsplit.loading.bad_samples import with_file
-from wdsplit.loading.reading.reader import read_blocks
+from wdsplit.loading.reading.reader import Reading
 from wdsplit.loading.reading.source import AnySource
 from wdsplit.loading.stage_kinds import why_not_repeatable
 from wdsplit.loading.substitutes import ApplyStages
@@ -53,7 +53,7 @@ class Iteration(Iterator[Any]):
     def _begin(self, epoch: int) -> None:
         order = self._source.order(epoch)
         positions = reader_positions(order, self._world, self._source.positions_at_once(self._world, epoch))
-        blocks = read_blocks(self._source.reader(order, self._world), positions)
+        blocks = Reading(self._source.reader(order, self._world), positions)
         samples = chain.from_iterable(chain.from_iterable(block.lists() for block in blocks))
         readers, count = self._world.world_size * self._world.num_workers, partial(Counters(1).bad, 0, 1)
         self._epoch, self._num_given = epoch, 0

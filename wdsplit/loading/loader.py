@@ -35,7 +35,7 @@ from wdsplit.loading.transport.batch_memory import Pool
 from wdsplit.loading.transport.collate import Output, Strings, weave, weave_group, weave_packs
 from wdsplit.loading.transport.counters import COUNTED, Clock
 from wdsplit.loading.transport.thread_workers import NoWorkers, Parcels, Threads
-from wdsplit.loading.worker import SubBatches
+from wdsplit.loading.worker import Following, SubBatches
 from wdsplit.notebook import html_table
 from wdsplit.order.bundles import Form, Grouping, Packing
 from wdsplit.order.split import Steps, World, whole
@@ -93,7 +93,9 @@ class Loader:
         prefetch_factor: Steps that each worker prefetches; up to 8 times as many where samples are small and no stages
             of your own change them, because workers then send several small sub-batches together.
         prefetch_bytes: Limit for the bytes that all workers prefetch; each worker may always prefetch one sub-batch.
-        persistent_workers: Keep the worker processes from one epoch to the next.
+        persistent_workers: Keep worker processes from one epoch to the next; and, whatever the workers are, fetch the
+            first samples of the next epoch from a remote store while the last of this one are used, within
+            `read_ahead_bytes` of the dataset.
         multiprocessing_context: How to start worker processes: `fork`, `forkserver` or `spawn`, or a context; None for
             Python's default.
         log_every_s: Log statistics at this interval in seconds, with the next batch: one line on each rank, to the
@@ -171,13 +173,14 @@ class Loader:
         self.prefetch_factor: int = counts["prefetch_factor"]
         self.prefetch_bytes: int = counts["prefetch_bytes"]
         self.workers = workers
-        self.persistent_workers = persistent_workers and num_workers > 0 and workers == "process"
+        self.persistent_workers = persistent_workers
         self.multiprocessing_context = method
         self.progress = Progress(dataset, self.batch_size)
         self._sub_batches: SubBatches | None = None
         self._processes: Processes | None = None
         self._running: weakref.ref[Running] | None = None
         self._pools: dict[int, Pool] = {}
+        self._begun: Following = {}
         self.log_every_s = log_every_s
         self.clock = Clock()
         self._counted = np.zeros(len(COUNTED), np.int64)
@@ -329,7 +332,7 @@ class Loader:
         """Leave workers and statistics out of a copy, which has its own."""
         workers = dict.fromkeys(("_sub_batches", "_processes", "_running"))
         counts = {"clock": Clock(), "_counted": np.zeros(len(COUNTED), np.int64), "_logged": None, "_log_at": None}
-        return {**self.__dict__, "progress": copy.copy(self.progress), "_pools": {}, **workers, **counts}
+        return {**self.__dict__, "progress": copy.copy(self.progress), "_pools": {}, "_begun": {}, **workers, **counts}
 
     if not TYPE_CHECKING:  # type checkers would take any name for an attribute
 
@@ -440,7 +443,7 @@ class Loader:
     def _begin(self, source: AnySource, steps: Steps) -> Running:
         """Begin to make the workers' sub-batches: step by step, worker by worker."""
         running = self._running() if self._running is not None else None
-        if running is not None and self.persistent_workers:
+        if running is not None and self.persistent_workers and self._processes is not None:
             running.supersede()
         sub_batches = self._sub_batches_of(source, steps)
         sub_batches.begin(steps.order.epoch, steps.start)
@@ -456,7 +459,8 @@ class Loader:
             parcels = Threads(made, self.prefetch_factor, self.prefetch_bytes // self.num_workers)
         else:
             parcels = NoWorkers(sub_batches.of_worker(steps.world))
-        running = Running(parcels, sub_batches, self.persistent_workers, max(1, self.num_workers))
+        are_kept = self.persistent_workers and self._processes is not None
+        running = Running(parcels, sub_batches, are_kept, max(1, self.num_workers))
         self._running = weakref.ref(running)
         return running
 
@@ -479,6 +483,7 @@ class Loader:
             skips=steps.skips,
             as_arrow=self.strings == "arrow",
             pools=self._pools,
+            begun=self._begun if self.persistent_workers else None,
         )
         self._sub_batches, self._processes = made, None
         if self.num_workers and self.workers == "process":

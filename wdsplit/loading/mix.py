@@ -175,9 +175,9 @@ class MixedSource(AnySource):
         options = replace(self.options, seed=source_seed(self.options.seed, source), window=one.options.window)
         return one.order_with(one.selection_at(epoch), options, source_epoch, equal_lanes=True)
 
-    def reader(self, order: MixedOrder, world: World) -> BlockReader:
+    def reader(self, order: MixedOrder, world: World, ahead: Ahead | None = None) -> BlockReader:
         """Return a reader for the positions that one rank and worker has in an order."""
-        return _MixedReader(self, order, world)
+        return _MixedReader(self, order, world, ahead)
 
     def place(self, order: MixedOrder, position: int, orders: dict[Any, EpochOrder], item: int = 0) -> Place:
         """Return where the sample of a position is; of a pack or group, its sample number `item`."""
@@ -223,14 +223,14 @@ _MixedPlan = tuple[Int64, list[tuple[Quota, SampleReader, Any]]]
 class _MixedReader:
     """Reads the samples of a mixture's positions, each source by a reader of its own: a `BlockReader`."""
 
-    def __init__(self, mixture: MixedSource, order: MixedOrder, world: World) -> None:
+    def __init__(self, mixture: MixedSource, order: MixedOrder, world: World, ahead: Ahead | None) -> None:
         self._mixture = mixture
         self._sources = sources = mixture.sources
         self._order = order
         self._num_lanes = len(assigned_lanes(order.options.lanes, world))
         access = sources[0].access
-        self.ahead: Ahead | None = None
-        if any(source.is_ahead for source in sources):
+        self.ahead = ahead
+        if ahead is None and any(source.is_ahead for source in sources):
             shard_bytes = max(source.shard_bytes for source in sources)
             window_bytes = sum(source.options.window * source.sample_bytes for source in sources)
             self.ahead = access.ahead(world.num_workers, self._num_lanes * window_bytes, self._num_lanes * shard_bytes)
@@ -278,6 +278,11 @@ class _MixedReader:
         fills = np.concatenate([np.zeros(0, np.bool_), *(block.pads for block in blocks)])[by_row]  # of groups
         found = gathered(parts, positions[units], self._order.pads(positions[units]) | fills)
         return replace(found, units=units) if is_bundled else found
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether something that is needed next could not be fetched."""
+        return any(reader.has_failed for reader in self._readers.values())
 
     def _reader(self, number: int, epoch: int) -> SampleReader:
         key = number, epoch

@@ -23,7 +23,8 @@ from wdsplit.errors import PipelineError, WdsplitError, noted
 from wdsplit.loading.bad_samples import file_of, with_file
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.reading.block import Block
-from wdsplit.loading.reading.reader import read_blocks
+from wdsplit.loading.reading.read_ahead import Ahead
+from wdsplit.loading.reading.reader import BlockReader, Reading
 from wdsplit.loading.reading.source import AnySource
 from wdsplit.loading.reading.windows import DAMAGE
 from wdsplit.loading.stages.columns import only_names, requested_fields
@@ -48,8 +49,9 @@ from wdsplit.order.bundles import Form, Grouping, Packing
 from wdsplit.order.hashing import hash_stream
 from wdsplit.order.skips import NO_SKIPS, Skips
 from wdsplit.order.split import Steps, World, worker_of
+from wdsplit.storage.traffic import Traffic
 
-__all__ = ["SubBatches"]
+__all__ = ["Following", "SubBatches"]
 
 _PARCEL_BYTES, _PARCEL_STEPS = 2 * 1024**2, 8
 """Sub-batches travel together until they are of so many bytes of shards, or so many steps: handing one over costs the
@@ -59,6 +61,27 @@ _PARCELS_AHEAD = 4
 _EPOCH, _START, _SEED, _BEGUN, _ENDED = range(5)
 """The integers that the loader shares with its workers: where an iteration begins, what the loader's process was seeded
 with, the number of the iteration that was begun last, and of the last one that has ended."""
+
+
+class _Epoch(Reading):
+    """What a worker reads of an epoch.
+
+    Args:
+        reader: Reads it.
+        together: The positions of each step, in lists of steps whose samples are read together.
+        traffic: Counts what is fetched.
+    """
+
+    def __init__(self, reader: BlockReader, together: Iterator[list[Int64]], traffic: Traffic) -> None:
+        self.together, lists = tee(together)
+        self.traffic = traffic
+        super().__init__(reader, map(np.concatenate, lists))
+
+
+_Mark = tuple[AnySource, World, int, int, Skips]
+"""What is read of an epoch: the source, the worker, the epoch, where it begins, and what is left out."""
+Following = dict[int, tuple[_Mark, Reading | None]]
+"""What follows the epoch that each worker has read, which it may be fetching already."""
 
 
 class SubBatches:
@@ -80,6 +103,7 @@ class SubBatches:
         skips: Positions of the epoch that are left out; with others, other workers are needed.
         as_arrow: Whether text and bytes end in arrays of Arrow, so that small ones may be read as such.
         pools: Memory for the batches of workers of this process, by size.
+        begun: What workers fetch from one iteration to the next; None to fetch nothing of the next epoch.
     """
 
     def __init__(
@@ -94,6 +118,7 @@ class SubBatches:
         skips: Skips = NO_SKIPS,
         as_arrow: bool = False,
         pools: dict[int, Pool] | None = None,
+        begun: Following | None = None,
     ) -> None:
         self.dataset = dataset
         self.source = source
@@ -116,6 +141,7 @@ class SubBatches:
         self.slots: Slots | None = None
         self._pools = {} if pools is None else pools
         self._rooms: Rooms | None = None
+        self._begun = begun
         self._shared = SharedIntegers(5)
         self._iterations = 0
         self._ring: Ring | None = None
@@ -238,22 +264,46 @@ class SubBatches:
             raise _portable(error, type(error)) from error.__cause__
 
     def _blocks(self, steps: Steps, world: World) -> Iterator[Block]:
-        """Give this worker's samples of each step."""
-        reader = self.source.reader(steps.order, world)
-        reader.as_arrow = self._as_arrow and self.collated and self.dataset.column_stages() is not None
+        """Give this worker's samples of each step; those of the next epoch are fetched with the last of them."""
+        number, worker = steps.order.epoch, world.worker
+        mark: _Mark = (self.source, world, number, steps.start, steps.skips)
+        expected, begun = (mark, None) if self._begun is None else self._begun.pop(worker, (mark, None))
+        if isinstance(begun, _Epoch) and expected == mark and not begun.reader.has_failed:
+            epoch = begun
+        else:
+            epoch = self._epoch(steps, world)
+        del begun
+        self.counters.traffic(worker, epoch.traffic)
+        reader, left = epoch.reader, len(steps)
+        is_ahead = reader.ahead is not None and not reader.ahead.is_downloading  # not whole shards, perhaps in vain
+        is_alike = self.source.view_at(number) == self.source.view_at(number + 1)
+        # After another epoch than the expected one, the next one may be another one again.
+        if self._begun is not None and is_ahead and is_alike and expected == mark:
+            epoch.follow = partial(self._next_epoch, number + 1, world, reader.ahead, epoch.traffic)
         num_read = num_reused = 0
-        together, ahead = tee(_together(steps, world, self.source.positions_at_once(world, steps.order.epoch)))
-        blocks = self.counters.traffic(world.worker).counting(read_blocks(reader, map(np.concatenate, ahead)))
-        for owned, block in zip(together, blocks, strict=True):
-            self.counters.read(world.worker, reader.num_read - num_read, reader.num_reused - num_reused)
+        for owned, block in zip(epoch.together, epoch.traffic.counting(epoch), strict=True):
+            self.counters.read(worker, reader.num_read - num_read, reader.num_reused - num_reused)
             num_read, num_reused = reader.num_read, reader.num_reused
             stops = np.cumsum(list(map(len, owned)))
             if block.units is not None:
                 stops = np.searchsorted(block.units, stops)
             for first, stop in pairwise([0, *stops.tolist()]):
                 sub_batch = block.cut(first, stop)
-                self.counters.made(world.worker, len(sub_batch), sub_batch.num_bytes)
+                self.counters.made(worker, len(sub_batch), sub_batch.num_bytes)
+                left -= 1
+                if not left and self._begun is not None:
+                    self._begun[worker] = (self.source, world, number + 1, 0, NO_SKIPS), epoch.following
                 yield sub_batch
+
+    def _epoch(self, steps: Steps, world: World, ahead: Ahead | None = None, traffic: Traffic | None = None) -> _Epoch:
+        """Return what a worker reads in some steps, with what fetches and counts, if it is that of another epoch."""
+        reader = self.source.reader(steps.order, world, ahead)
+        reader.as_arrow = self._as_arrow and self.collated and self.dataset.column_stages() is not None
+        together = _together(steps, world, self.source.positions_at_once(world, steps.order.epoch))
+        return _Epoch(reader, together, traffic or self.counters.traffic(world.worker))
+
+    def _next_epoch(self, number: int, world: World, ahead: Ahead | None, traffic: Traffic) -> _Epoch:
+        return self._epoch(Steps(self.source.order(number), self.world, self.batch_size), world, ahead, traffic)
 
     def _rooms_of(self, steps: Steps, world: World, is_needed: Callable[[], bool]) -> Iterator[Room | None]:
         """Give the memory for this worker's rows of each step's batch; None where it makes memory of its own."""

@@ -28,6 +28,11 @@ class Traffic:
         self._cells = cells
         self._lock = ProcessLock()
 
+    def move(self, cells: Int64) -> None:
+        """Count in other cells from now on."""
+        with self._lock:
+            self._cells = cells
+
     def add(self, num_bytes: int, retries: int) -> None:
         """Add to the counts."""
         with self._lock:

@@ -3,19 +3,22 @@
 import gc
 import shutil
 import threading
+from collections import Counter
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 import wdsplit
-from faults import Delay, Hold
+from faults import ErrorAnswer, Hold
+from loader_kinds import KINDS
 from made_datasets import converted
-from tables import DEADLINE_S, wait_until
+from tables import DEADLINE_S, reading_ahead, wait_for_threads, wait_until
 from wdsplit.loading.reading import cache as cache_module
 from wdsplit.loading.reading import read_ahead, source
 
 NUM_ROWS, PAYLOAD_BYTES = 240, 3000
+EPOCH_BYTES = NUM_ROWS * (512 + 3072)
 
 
 @pytest.fixture(scope="session")
@@ -95,7 +98,8 @@ def num_asked(proxy, trip_of):
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_an_epoch_fetches_each_byte_once(remote, fault_proxy, payloads, num_workers):
-    loader = wdsplit.Loader(wdsplit.Dataset(remote).to_tuple("__key__"), 16, num_workers=num_workers)
+    dataset = wdsplit.Dataset(remote).to_tuple("__key__")
+    loader = wdsplit.Loader(dataset, 16, num_workers=num_workers)
     keys = [key for (batch,) in loader for key in batch]
     assert len(set(keys)) == NUM_ROWS
     num_requests, num_bytes = fetched(fault_proxy, ".tar")
@@ -157,6 +161,62 @@ def test_mixtures_are_streamed_too(remote, payloads, bucket):
         assert found == [sample["__key__"] for sample in expected]
 
 
+MISSING = ErrorAnswer("404 Not Found", "NoSuchKey", "The specified key does not exist.")
+KEPT = {name: {**KINDS[name], "persistent_workers": True} for name in KINDS if name != "processes"}
+
+
+@pytest.mark.parametrize("options", KEPT.values(), ids=KEPT.keys())
+def test_the_next_epoch_is_fetched_before_the_last_batch_of_this_one_is_taken(remote, fault_proxy, payloads, options):
+    """Both are read as they are from a disk, and each byte is fetched once an epoch."""
+    dataset = wdsplit.Dataset(remote).to_tuple("__key__", "bin")
+    loader, local = wdsplit.Loader(dataset, 16, **options), wdsplit.Loader(wdsplit.Dataset(payloads), 16)
+    for epoch in range(3):
+        batches, expected = iter(loader), list(local)
+        found = [next(batches) for _ in range(len(loader) - 1)]
+        wait_until(lambda: fetched(fault_proxy, ".tar")[1] > (epoch + 1) * EPOCH_BYTES, "the next epoch has come")  # noqa: B023
+        found += batches
+        assert found == [(batch["__key__"], batch["bin"]) for batch in expected]
+        assert fetched(fault_proxy, ".tar")[1] <= (epoch + 2) * EPOCH_BYTES
+
+
+@pytest.mark.parametrize("options", KEPT.values(), ids=KEPT.keys())
+def test_what_was_fetched_of_another_epoch_than_the_next_is_dropped_once(remote, fault_proxy, payloads, options):
+    """Then no more is fetched in vain, until an epoch follows the one before it again."""
+    loader = wdsplit.Loader(wdsplit.Dataset(remote).to_tuple("__key__"), 16, **options)
+    expected = list(wdsplit.Loader(wdsplit.Dataset(payloads).to_tuple("__key__"), 16))
+    for _ in range(4):
+        loader.set_epoch(0)
+        assert list(loader) == expected
+    wait_until(lambda: fetched(fault_proxy, ".tar")[1] >= 5 * EPOCH_BYTES, "one epoch more was fetched")
+    assert fetched(fault_proxy, ".tar")[1] == 5 * EPOCH_BYTES
+
+
+def test_what_could_not_be_fetched_of_the_next_epoch_is_fetched_again(remote, fault_proxy, monkeypatch):
+    monkeypatch.setattr(source, "_MIN_CONNECTIONS", 1)  # so that this epoch's requests come first
+    dataset = wdsplit.Dataset(remote, connections=1).to_tuple("__key__")
+    loader = wdsplit.Loader(dataset, 16, persistent_workers=True)
+    asked = Counter()
+
+    def plan(request):
+        asked[request.path] += 1
+        return MISSING if request.path.endswith(".places") and asked[request.path] > 1 else None
+
+    fault_proxy.plan = plan
+    assert len(list(loader)) == len(loader)
+    wait_until(lambda: all(epoch.reader.has_failed for _, epoch in loader._begun.values()), "the next epoch has failed")
+    fault_proxy.plan = lambda request: None
+    assert len({key for (keys,) in loader for key in keys}) == NUM_ROWS
+
+
+def test_a_loader_that_is_dropped_fetches_nothing_more(remote):
+    before = reading_ahead()
+    loader = wdsplit.Loader(wdsplit.Dataset(remote), 16, persistent_workers=True)
+    list(loader)
+    assert reading_ahead() - before
+    del loader
+    wait_for_threads(before)
+
+
 # With a cache
 
 
@@ -182,14 +242,17 @@ def test_a_download_ends_with_the_iteration_that_it_is_for(remote, fault_proxy, 
     def asked():
         return {exchange.request.path.rpartition("/")[2] for exchange in fault_proxy.exchanges} & later
 
-    fault_proxy.plan = lambda request: Delay(4) if request.path.rpartition("/")[2] in later else None
+    is_left = threading.Event()
+    fault_proxy.plan = lambda request: Hold(is_left) if request.path.rpartition("/")[2] in later else None
     samples = iter(wdsplit.Dataset(remote, shuffle=False, cache_dir=cache_dir))
     before = threading.enumerate()
     next(samples)
     wait_until(lambda: asked() == later, "the next shards are being downloaded")
     del samples
     gc.collect()
-    assert ended([thread for thread in threading.enumerate() if thread not in before])
+    downloading = [thread for thread in threading.enumerate() if thread not in before]
+    is_left.set()
+    assert ended(downloading)
     assert len(list(cache_dir.glob("*/*.shard"))) == 4
     assert list(cache_dir.glob("*/*.part")) == []
     assert all(fetched(fault_proxy, f"/{name}")[0] <= 4 for name in later)

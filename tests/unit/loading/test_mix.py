@@ -5,7 +5,7 @@ import pytest
 
 import wdsplit
 from wdsplit.errors import InputError
-from wdsplit.loading.reading.reader import read_blocks
+from wdsplit.loading.reading.reader import Reading
 from wdsplit.order.split import World
 
 SECRET = "hush"
@@ -22,7 +22,7 @@ def test_windows_that_were_read_are_counted_though_their_readers_are_gone(number
     assert reader.num_read == sum(each.num_read for each in readers) > 5 * 7
     assert reader.num_reused == sum(each.num_reused for each in readers)
     before = reader.num_read, reader.num_reused
-    next(read_blocks(reader, [np.arange(3)]))
+    next(Reading(reader, [np.arange(3)]))
     assert reader.num_read + reader.num_reused > sum(before)
 
 

@@ -14,7 +14,7 @@ from tables import DEADLINE_S, wait_until
 from wdsplit.errors import StorageError
 from wdsplit.loading.reading import segments
 from wdsplit.loading.reading.read_ahead import Ahead, FetchRange, LazyShard, num_requests
-from wdsplit.loading.reading.reader import read_blocks
+from wdsplit.loading.reading.reader import Reading
 from wdsplit.loading.reading.source import Access
 
 NUM_SAMPLES, SAMPLE_BYTES = 40, 100
@@ -299,7 +299,7 @@ class Plans:
 
 def test_no_more_is_planned_than_may_be_though_nothing_is_to_be_fetched():
     reader = Plans(Ahead(10_000, 10_000, 1))
-    assert list(read_blocks(reader, range(1000))) == list(range(1000))
+    assert list(Reading(reader, range(1000))) == list(range(1000))
     assert 100 < reader.most_ahead <= 256
 
 

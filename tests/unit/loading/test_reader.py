@@ -11,7 +11,7 @@ from webdataset.tariterators import base_plus_ext
 from made_datasets import converted, images_table, sized_dataset
 from orders import TAILS, VIEWS, masks_of
 from wdsplit.loading.reading.open_shard import open_shard
-from wdsplit.loading.reading.reader import SampleReader, read_blocks
+from wdsplit.loading.reading.reader import Reading, SampleReader
 from wdsplit.order.epoch import EpochOrder, OrderOptions
 from wdsplit.order.selection import Selection
 from wdsplit.shards.files import read_manifest
@@ -21,7 +21,7 @@ NUM_ROWS = 61
 
 
 def samples_at(reader, positions):
-    return list(next(read_blocks(reader, [positions])).samples())
+    return list(next(Reading(reader, [positions])).samples())
 
 
 class Opened:

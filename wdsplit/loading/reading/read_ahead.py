@@ -249,6 +249,11 @@ class Fetch:
             with explaining(shard.check_dataset):
                 self._data = self._memory.filled(num_bytes, lambda: self._is_urgent, partial(_fill, requests))
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether the samples could not be fetched; False as long as that is not known."""
+        return self._error is not None
+
     def is_requeued(self, fetches: queue.SimpleQueue[Fetch | None]) -> bool:
         """Tell whether another thread is opening the shard; if so, this goes back into the queue after that."""
         return self._shard.is_being_opened(lambda: fetches.put(self))
@@ -306,11 +311,12 @@ class Ahead:
 
     Attributes:
         num_planned: About how many bytes are planned; counted by the reader.
+        is_downloading: Whether opening a shard downloads it.
     """
 
     def __init__(self, num_bytes: int, planned_bytes: int, num_connections: int, is_downloading: bool = False) -> None:
         self.num_planned = 0
-        self._is_downloading = is_downloading
+        self.is_downloading = is_downloading
         self._planned_bytes = planned_bytes
         self._num_bytes = num_bytes
         self._num_connections = num_connections
@@ -348,7 +354,7 @@ class Ahead:
         for _, fetch in sorted(queued, key=lambda each: each[0]):
             self._queue.put(fetch)
             if len(self._threads) < self._num_connections:
-                work = _work, self._queue, self._memory, self._is_downloading
+                work = _work, self._queue, self._memory, self.is_downloading
                 context = contextvars.copy_context()  # what they fetch counts for the same reader
                 self._threads.append(threading.Thread(target=context.run, args=work, daemon=True))
                 self._threads[-1].start()

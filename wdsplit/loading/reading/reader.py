@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from wdsplit.arrays import Int64
-from wdsplit.errors import CorruptDataError
+from wdsplit.errors import CorruptDataError, WdsplitError
 from wdsplit.loading.reading.block import Block, as_objects, gathered
 from wdsplit.loading.reading.open_shard import OpenShard
 from wdsplit.loading.reading.plan import Plan, PlannedWindow, Planner
@@ -26,7 +26,7 @@ from wdsplit.order.epoch import EpochOrder, groups
 from wdsplit.order.units import GROUP, PLACE
 from wdsplit.shards.manifest import Shards
 
-__all__ = ["BlockReader", "SampleReader", "read_blocks"]
+__all__ = ["BlockReader", "Reading", "SampleReader"]
 
 _OTHER_SHARDS = 64
 """Shards of windows that are read together, open in addition to those of the lanes."""
@@ -60,26 +60,61 @@ class BlockReader(Protocol):
     def carry_out(self, plan: Any) -> Block:
         """Return the samples of a plan; plans are carried out in the order in which they were made."""
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether something that is needed next could not be fetched."""
 
-def read_blocks(reader: BlockReader, lists: Iterable[Int64]) -> Iterator[Block]:
-    """Give the samples of each list of positions, in its order; data of remote shards is fetched ahead.
+
+class Reading(Iterator[Block]):
+    """The samples of each list of positions, in its order; data of remote shards is fetched ahead.
 
     For rising positions, each window is read once, because the window of each lane's last position is kept.
+
+    Args:
+        reader: Reads them.
+        lists: The positions.
+
+    Attributes:
+        follow: Makes the reading after this one, whose reader has the same `ahead`; None if there is none.
+        following: That reading, once all of this one is planned: it is then planned, within the limits of `ahead`.
     """
-    plans: deque[Any] = deque()
-    ahead, lists = reader.ahead, iter(lists)
-    while True:
-        if not plans:
-            positions = next(lists, None)
-            if positions is None:
-                return
-            plans.append(reader.plan(positions))
-            reader.fetch()
-        if ahead is not None and ahead.has_room and len(plans) <= _MAX_PLANS * 3 // 4:
-            while len(plans) < _MAX_PLANS and not ahead.is_full and (following := next(lists, None)) is not None:
-                plans.append(reader.plan(following))
-            reader.fetch()
-        yield reader.carry_out(plans.popleft())
+
+    def __init__(self, reader: BlockReader, lists: Iterable[Int64]) -> None:
+        self.reader = reader
+        self.follow: Callable[[], Reading] | None = None
+        self.following: Reading | None = None
+        self._lists = iter(lists)
+        self._plans: deque[Any] = deque()
+
+    def __next__(self) -> Block:
+        if not self._plans:
+            if not self._plan():
+                raise StopIteration
+            self.reader.fetch()
+        self._plan_ahead()
+        return self.reader.carry_out(self._plans.popleft())
+
+    def _plan(self) -> bool:
+        """Plan the next list; return whether there was one."""
+        positions = next(self._lists, None)
+        if positions is not None:
+            self._plans.append(self.reader.plan(positions))
+        return positions is not None
+
+    def _plan_ahead(self) -> None:
+        ahead = self.reader.ahead
+        if ahead is None or not ahead.has_room or len(self._plans) > _MAX_PLANS * 3 // 4:
+            return
+        is_all = False
+        while len(self._plans) < _MAX_PLANS and not ahead.is_full and not is_all:
+            is_all = not self._plan()
+        self.reader.fetch()
+        if is_all and self.follow is not None:
+            try:
+                self.following = self.following or self.follow()
+                self.following._plan_ahead()
+            except WdsplitError:  # which is raised again when that is read itself
+                self.follow = self.following = None
 
 
 class SampleReader:
@@ -161,6 +196,11 @@ class SampleReader:
         if plan.groups is not None:
             block = block.with_field(GROUP, plan.groups)
         return block if plan.parts is None else block.with_field(self._part_name, plan.parts.astype(object))
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether something that is needed next could not be fetched."""
+        return any(fetch.has_failed for fetch in self._fetches.values())
 
     def _read(self, windows: list[PlannedWindow]) -> dict[PlannedWindow, Part]:
         """Read windows, and let the system begin to read those that come after them in their shards."""

@@ -215,8 +215,14 @@ class AnySource(Protocol):
     def order(self, epoch: int) -> AnyOrder:
         """Return the order of an epoch."""
 
-    def reader(self, order: Any, world: World) -> BlockReader:
-        """Return a reader for the positions that one rank and worker has in an order of this source."""
+    def reader(self, order: Any, world: World, ahead: Ahead | None = None) -> BlockReader:
+        """Return a reader for the positions that one rank and worker has in an order of this source.
+
+        Args:
+            order: The order.
+            world: The rank and worker.
+            ahead: What fetches ahead; None for a new one, if there is anything to fetch.
+        """
 
     def units_text(self, epoch: int) -> str:
         """Return what an epoch has, for people: so many samples, or packs or groups of them."""
@@ -431,11 +437,10 @@ class Source(AnySource):
             )
         return EpochOrder(selection.counts, options, epoch, equal_lanes, selection)
 
-    def reader(self, order: EpochOrder, world: World) -> SampleReader:
+    def reader(self, order: EpochOrder, world: World, ahead: Ahead | None = None) -> SampleReader:
         """Return a reader for the positions that one rank and worker has in an order."""
         num_lanes = len(assigned_lanes(self.options.lanes, world))
-        ahead = None
-        if self.is_ahead:
+        if ahead is None and self.is_ahead:
             window_bytes = num_lanes * window_items(order.selection, self.options.window) * self.sample_bytes
             ahead = self.access.ahead(world.num_workers, window_bytes, num_lanes * self.shard_bytes)
         return self.reader_of(order, num_lanes, ahead)
