@@ -1,4 +1,4 @@
-"""Write the tables of types into docs/types.md and docs/columns.md, from the rules that the code itself goes by.
+"""Write the tables of types into docs/types.md, from the rules that the code itself goes by.
 
 python tools/make_type_table.py            # write it
 python tools/make_type_table.py --check    # only say whether it is up to date
@@ -15,8 +15,7 @@ from wdsplit.fields.promote import common_type
 from wdsplit.fields.rules import RULES, WRAPPERS
 
 ROOT = Path(__file__).parent.parent
-BEGIN = "<!-- types: made by tools/make_type_table.py -->\n"
-END = "<!-- end of types -->\n"
+PAGE = ROOT / "docs" / "types.md"
 
 PAIRS = (
     (pa.null(), pa.string(), ""),
@@ -80,28 +79,28 @@ def _name(kind: pa.DataType) -> str:
     return str(kind).replace("item: ", "")
 
 
-TABLES = {"docs/types.md": type_table, "docs/columns.md": promotion_table}
-"""Each document and what makes its table."""
+TABLES = {"types": type_table, "promotions": promotion_table}
+"""What makes the table between the two marks of each name."""
 
 
-def with_table(name: str, document: str) -> str:
-    """Return the text of a document with the table between its two marks."""
-    before, begin, rest = document.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise SystemExit(f"{name} has no marks {BEGIN.strip()} and {END.strip()}")
-    return f"{before}{begin}\n{TABLES[name]()}\n{end}{after}"
+def with_tables(document: str) -> str:
+    """Return the text of the page with each table between its two marks."""
+    for name, made in TABLES.items():
+        before, begin, rest = document.partition(f"<!-- {name}: made by tools/make_type_table.py -->\n")
+        _, end, after = rest.partition(f"<!-- end of {name} -->\n")
+        if not (begin and end):
+            raise SystemExit(f"{PAGE} lacks the marks of the table {name}")
+        document = f"{before}{begin}\n{made()}\n{end}{after}"
+    return document
 
 
 def main() -> None:
-    for name in TABLES:
-        found = (ROOT / name).read_text(encoding="utf-8")
-        wanted = with_table(name, found)
-        if found == wanted:
-            continue
-        if "--check" in sys.argv[1:]:
-            raise SystemExit(f"{name} has another table of types: run python tools/make_type_table.py")
-        (ROOT / name).write_text(wanted, encoding="utf-8")
+    found = PAGE.read_text(encoding="utf-8")
+    wanted = with_tables(found)
+    if "--check" not in sys.argv[1:]:
+        PAGE.write_text(wanted, encoding="utf-8")
+    elif found != wanted:
+        raise SystemExit(f"{PAGE} has other tables: run python tools/make_type_table.py")
 
 
 if __name__ == "__main__":
