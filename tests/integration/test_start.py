@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from loaded import all_modules_loaded_by
+from loaded import all_modules_loaded_by, loaded_after
 from tables import outputs_of, start_process, write_table
 
 FIRST_BATCH = """
@@ -44,17 +44,13 @@ def in_program(*arguments):
     return all_modules_loaded_by(PROGRAM.format(arguments=list(map(str, arguments))))
 
 
-def test_the_first_batch_of_a_local_dataset_loads_only_what_it_needs(numbers):
-    stages = ".rename(label='cls').to_tuple('label')"
-    loaded = all_modules_loaded_by(FIRST_BATCH.format(path=str(numbers), stages=stages))
+def test_the_first_batch_of_a_local_dataset_loads_only_what_it_needs_and_decoding_no_pandas(numbers):
+    stages = ".rename(label='cls').to_tuple('label')", ".decode()"
+    loaded, decoded = loaded_after(*(FIRST_BATCH.format(path=str(numbers), stages=each) for each in stages))
     assert "pyarrow.parquet" in loaded
     assert not loaded & UNUSED_IN_A_BATCH
-
-
-def test_the_first_decoded_batch_loads_no_pandas(numbers):
-    loaded = all_modules_loaded_by(FIRST_BATCH.format(path=str(numbers), stages=".decode()"))
-    assert "webdataset" in loaded
-    assert not loaded & {"pandas", "pyarrow.compute"}
+    assert "webdataset" in decoded
+    assert not decoded & {"pandas", "pyarrow.compute"}
 
 
 def test_the_program_converts_without_libraries_that_it_does_not_need(tmp_path):

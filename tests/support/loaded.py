@@ -10,7 +10,12 @@ def modules_loaded_by(statement):
 
 def all_modules_loaded_by(statement):
     """Return the dotted names of all modules that a process has loaded after some statements."""
-    script = f"import sys\n{statement}\nprint(*sys.modules)"
+    return loaded_after(statement)[0]
+
+
+def loaded_after(*statements):
+    """Return the same after each of some statements, which one process executes one after the other."""
+    script = "\n".join(["import sys", *(f"{statement}\nprint('\\nloaded', *sys.modules)" for statement in statements)])
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return set(done.stdout.split("\n")[-2].split())
+    return [{*line.split()[1:]} for line in done.stdout.splitlines() if line.startswith("loaded ")]

@@ -78,7 +78,7 @@ def test_each_split_is_loaded_by_itself_and_its_memory_is_freed(inputs, tmp_path
 @pytest.mark.parametrize("counts", [[500], [0, 1, 1, 1, 1]], ids=["in all", "in one task"])
 def test_rows_that_are_larger_than_their_files_said_are_spilled_after_all(tmp_path, monkeypatch, counts):
     """A dictionary holds a long text once: parquet counts it so, but each row has all of it."""
-    texts = np.repeat([f"{number}" * 2000 for number in range(5)], 500 if len(counts) == 1 else [1, 2, 2, 2, 493])
+    texts = np.repeat([f"{number}" * 2000 for number in range(5)], 100 if len(counts) == 1 else [1, 2, 2, 2, 493])
     path = write_table(tmp_path / "in.parquet", {"txt": texts, "row": range(len(texts))}, rows_per_group=50)
     monkeypatch.setattr("wdsplit.conversion.shuffle.needs.loadable_bytes", lambda memory, jobs: 300_000)
     seen, chosen = [], {"shards": 3, "shuffle": True, "memory": 1}

@@ -6,14 +6,12 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
 import engine_checks
 from forked_workers import SpawningPool, living_workers
-from paths import SUPPORT
-from tables import DEADLINE_S, FULL_PROCESS_BYTES, session_processes, start_script, wait_until
+from tables import DEADLINE_S, FULL_PROCESS_BYTES, session_processes, start_process, start_script, wait_until
 from wdsplit.engines import local
 from wdsplit.engines.local import LocalEngine, ahead, raise_if_cancelled
 from wdsplit.errors import ConvertError, InputError
@@ -39,7 +37,7 @@ def test_what_holds_for_every_engine_and_no_process_is_left(check, jobs, tmp_pat
 def test_a_worker_that_is_killed_is_an_error_with_a_remedy_and_leaves_no_process(monkeypatch):
     monkeypatch.setattr(concurrent.futures, "ProcessPoolExecutor", SpawningPool)  # as users have it
     with pytest.raises(ConvertError, match="a worker process died") as caught:
-        list(LocalEngine(2).map(engine_checks.die, range(100)))
+        list(LocalEngine(2).map(signal.raise_signal, [signal.SIGKILL] * 100))
     for text in ("memory", "--resume", "__main__"):
         assert text in caught.value.remedy
     assert living_workers() == []
@@ -88,31 +86,35 @@ def test_an_error_does_not_wait_for_tasks_that_are_still_at_work():
 
 
 DRIVER = """
-import sys
-sys.path[:0] = sys.argv[1:3]
-from test_local_engine import announce
-from wdsplit.engines.local import LocalEngine, ahead, raise_if_cancelled
-if __name__ == "__main__":
-    for _ in LocalEngine(2).map(announce, [(sys.argv[3], True), (sys.argv[3], False)]):
-        print("one is idle", flush=True)
-"""
-
+import os, sys, time
+from pathlib import Path
+from wdsplit.engines import local
 
 def announce(task):
-    """Leave a note, wait for the other worker's, then return or work on."""
+    "Leave a note, wait for the other worker's, then return or work on."
     folder, returns = task
     Path(folder, str(os.getpid())).touch()
-    wait_until(lambda: len(list(Path(folder).iterdir())) == 2, "two workers at work")
+    while len(os.listdir(folder)) < 2:
+        time.sleep(0.005)
     if not returns:
         time.sleep(600)
+
+if __name__ == "__main__":
+    local._PROCESS_BYTES = 1
+    for _ in local.LocalEngine(2).map(announce, [(sys.argv[1], True), (sys.argv[1], False)]):
+        print("one is idle", flush=True)
+"""
 
 
 @pytest.fixture
 def driver(tmp_path):
     """Start a driver with a worker at work and an idle one, and see that all of its processes are gone at the end."""
-    script = start_script(DRIVER, Path(__file__).parent, SUPPORT, tmp_path)
+    program, notes = tmp_path / "driver.py", tmp_path / "notes"
+    program.write_text(DRIVER)
+    notes.mkdir()
+    script = start_process([sys.executable, program, notes])
     assert script.stdout.readline() == "one is idle\n", script.communicate()
-    assert {int(path.name) for path in tmp_path.iterdir()} < set(session_processes(script.pid))
+    assert {int(path.name) for path in notes.iterdir()} < set(session_processes(script.pid))
     yield script
     wait_until(lambda: not session_processes(script.pid), "no process of the driver is left")
 

@@ -1,7 +1,5 @@
 import os
 import shutil
-import subprocess
-import sys
 import threading
 import time
 import traceback
@@ -11,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import wdsplit
+from commands import done
 from faults import (
     Delay,
     ErrorAnswer,
@@ -239,11 +238,9 @@ def test_what_was_damaged_on_its_way_is_no_problem_of_the_dataset(remote, bucket
 
 
 def test_inspecting_reads_a_small_dataset_once_and_without_samples_its_manifest_alone(remote, fault_proxy):
-    command = [sys.executable, "-m", "wdsplit.cli", "inspect", remote]
-    shown = subprocess.run([*command, "--samples", "0"], capture_output=True, text=True, check=True).stdout
-    assert "101 samples" in shown
+    assert "101 samples" in done("inspect", remote, "--samples", "0").out
     assert [exchange for exchange in fault_proxy.exchanges if ".tar" in exchange.request.path] == []
-    subprocess.run(command, capture_output=True, check=True)
+    done("inspect", remote)
     tars = [exchange for exchange in fault_proxy.exchanges if exchange.request.path.endswith(".tar")]
     *counted, first = [(exchange.request.path, *exchange.request.range) for exchange in tars]
     assert first[1:] == (0, 3 * 2048 - 1)

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from columns import COLUMNS
@@ -606,7 +606,6 @@ def random_fragment(tmp_path_factory):
     return fragment_of(tmp_path_factory.mktemp("where") / "x.parquet", RANDOM, 3)
 
 
-@settings(max_examples=60)
 @given(st.recursive(leaves, combined, max_leaves=6))
 @example(("not (f < 1)", negation(strict(lambda it: it < 1, number_in("f")))))
 def test_a_random_condition_keeps_the_rows_that_python_keeps(random_fragment, drawn):
@@ -623,7 +622,6 @@ WORDS = (
 )
 
 
-@settings(max_examples=60)
 @given(st.text(max_size=30) | st.lists(st.sampled_from(WORDS), max_size=12).map(" ".join))
 def test_any_text_is_a_condition_or_an_input_error(text):
     try:

@@ -66,18 +66,17 @@ def test_nan_comes_back_as_nan():
     assert math.isnan(decode_field(payloads, field)[0].as_py()["x"])
 
 
-@pytest.mark.parametrize("extension", ["txt", "json", "npy", "x"])
 @every_column
-def test_what_a_mapping_asks_for_comes_back_or_is_refused_by_name(name, extension):
+def test_what_a_mapping_asks_for_comes_back_or_is_refused_by_name(name):
     column = COLUMNS[name]
-    try:
-        field, payloads = encode(column, mapping={extension: "c"})
-    except InputError as error:
-        assert "'c'" in str(error)
-        return
-    if extension == "json" and field.encoding in ("bytes", "text"):
-        return
-    assert same(decode_field(payloads, field), looked_through(column, field))
+    for extension in ("txt", "json", "npy", "x"):
+        try:
+            field, payloads = encode(column, mapping={extension: "c"})
+        except InputError as error:
+            assert "'c'" in str(error)
+        else:
+            is_text = extension == "json" and field.encoding in ("bytes", "text")
+            assert is_text or same(decode_field(payloads, field), looked_through(column, field)), extension
 
 
 @pytest.mark.parametrize(

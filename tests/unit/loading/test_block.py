@@ -1,5 +1,5 @@
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from wdsplit.loading.reading.block import Block, Pending, as_objects
@@ -41,7 +41,6 @@ def blocks(draw):
     return block, samples
 
 
-@settings(max_examples=60)
 @given(
     blocks(),
     st.integers(0, 6),

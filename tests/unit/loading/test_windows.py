@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import xxhash
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tars import FIELDS, archives, by_tarfile
@@ -90,7 +90,6 @@ def chosen_of(data, first, stop):
     return np.array([s for s, kept in enumerate(between, first) if kept or s in (first, stop - 1)])
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(archives(min_samples=1), min_size=1, max_size=4),
     st.sampled_from(["dir/key_00", "n" * 120, None]),

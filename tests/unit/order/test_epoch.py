@@ -3,7 +3,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import assume, example, given, settings
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from orders import (
@@ -149,7 +149,6 @@ def test_the_visits_of_a_shard_are_those_of_the_reference(count, window, shuffle
 # The epoch
 
 
-@settings(max_examples=40)
 @given(orders())
 def test_the_order_is_that_of_the_reference(order):
     lanes, is_recut = slow_lanes(order.counts.tolist(), order.options, order.epoch)
@@ -163,7 +162,6 @@ def test_the_order_is_that_of_the_reference(order):
         assert 0 <= found[1] < order.counts[found[0]]
 
 
-@settings(max_examples=40)
 @given(orders(), st.data())
 def test_a_position_leads_to_the_same_sample_alone_or_among_others(order, data):
     assume(order.num_samples)

@@ -3,7 +3,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from orders import GOLDEN_RATIO, mixed, options, slow_hash_stream
@@ -297,7 +297,6 @@ def test_a_shuffled_lane_that_ranks_share_does_not_beat_in_time_with_them():
 # Large
 
 
-@settings(max_examples=30)
 @given(st.lists(st.integers(1, 2**47), min_size=1, max_size=8), st.integers(1, 2000), st.integers(0, 2**62), st.data())
 def test_counts_of_fifty_bits_are_exact(counts, lanes, epoch, data):
     sizes = [data.draw(st.integers(1, MAX_MIXED_SAMPLES)) for _ in counts]

@@ -3,7 +3,7 @@ from operator import itemgetter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from orders import epoch_order, orders, views
@@ -59,7 +59,6 @@ def slow_amplification(order, given):
     return read / total if total else 0.0
 
 
-@settings(max_examples=80)
 @given(orders() | views().map(itemgetter(0)), world_sizes, workers, batch_sizes)
 def test_all_readers_read_what_going_through_all_their_positions_shows(order, world_size, num_workers, batch_size):
     given = positions_of(order, world_size, num_workers, batch_size)

@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from orders import (
@@ -83,7 +83,6 @@ def windows_read(order, shard):
     return units, parts if order.part_name else None
 
 
-@settings(max_examples=100)
 @given(views(kinds=["one", "one a shard", "random", "uneven"]))
 def test_lanes_are_those_that_plain_python_makes(view):
     order, units = view
@@ -125,7 +124,6 @@ def test_uneven_lanes_keep_their_own_shards_and_take_what_is_too_much_for_others
     assert lanes_of(order) == expected
 
 
-@settings(max_examples=100)
 @given(views(st.sampled_from(["pad", "drop"]), ["uneven", *VIEWS]), st.integers(1, 4), st.integers(1, 5), st.data())
 def test_all_promises_of_an_epoch_hold_for_a_view(view, world_size, batch_size, data):
     order, units = view
@@ -186,7 +184,6 @@ def test_a_bitmap_of_a_shard_that_is_not_visited_is_not_touched():
     assert [shard for shard, _, _ in located(order, np.arange(begin, begin + int(made.counts[1])))] == [1] * 7
 
 
-@settings(max_examples=30)
 @given(views(st.just("pad"), ["uneven", *VIEWS]))
 def test_units_of_a_view_lead_back_to_their_positions(view):
     order, _ = view

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from format_inputs import read_data, read_files
@@ -59,7 +59,6 @@ def lacks(row, kind):
     return {field.name: lacks(row.get(field.name), field.type) for field in kind}
 
 
-@settings(max_examples=50)
 @given(rows(), st.sampled_from([1, 20, 10_000]), st.booleans(), st.sampled_from(["\n", "\r\n", "\n\n", " \n \n"]))
 def test_what_python_writes_is_read_as_it_was(tmp_path_factory, rows, size, ascii_only, end):
     path = tmp_path_factory.mktemp("jsonl") / "a.jsonl"

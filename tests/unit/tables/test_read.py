@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pyarrow.parquet.encryption as pe
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from format_inputs import damage
@@ -51,7 +51,6 @@ def layouts(tmp_path_factory):
     return {name: open_inputs(write_files(folder / name, TABLE, *cut)) for name, cut in cuts.items()}
 
 
-@settings(max_examples=150)
 @given(
     st.sampled_from(["one", "groups", "files", "empty", "rows"]),
     st.integers(0, 60),

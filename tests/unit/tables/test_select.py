@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from format_inputs import damage
@@ -233,7 +233,6 @@ def slow_groups(numbers, column):
     return sorted((hashes_of([value])[0], *rest) for value, rest in found.items())
 
 
-@settings(max_examples=30)
 @given(
     st.sampled_from(sorted(CUTS)),
     st.sampled_from(sorted(CONDITIONS)),

@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import xxhash
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tars import by_tarfile
@@ -54,7 +54,6 @@ KEYS = st.lists(
 )
 
 
-@settings(max_examples=60)
 @given(KEYS, st.data())
 def test_the_places_of_what_was_written_lead_to_it(keys, data):
     """With plain headers and with extended ones; samples may lack fields."""
