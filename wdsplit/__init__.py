@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from wdsplit.loading.world import detect_rank
     from wdsplit.order.views import View
     from wdsplit.reporting.cluster import Cluster, Topology
+    from wdsplit.reporting.croissant import croissant
     from wdsplit.reporting.options import ReportOptions
     from wdsplit.reporting.report import Report, report
     from wdsplit.tar.names import unescape_key
@@ -109,6 +110,7 @@ __all__ = [
     "convert",
     "convert_share",
     "convert_splits",
+    "croissant",
     "decode_field",
     "decode_sample_stage",
     "detect_rank",
@@ -164,6 +166,7 @@ _NAMES = {
     "loading.world": "detect_rank",
     "order.views": "View",
     "reporting.cluster": "Cluster Topology",
+    "reporting.croissant": "croissant",
     "reporting.options": "ReportOptions",
     "reporting.report": "Report report",
     "tar.names": "unescape_key",

@@ -154,6 +154,7 @@ RUNNABLE = [guide for guide in GUIDES if has_runnable(guide)]
 
 
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # webdataset leaves its tars open
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:(rdflib|mlcroissant)")
 @pytest.mark.parametrize("guide", RUNNABLE)
 def test_a_guide_runs_and_prints_what_it_shows(guide, folder):
     assert run_guide(guide, folder)

@@ -51,6 +51,7 @@ PUBLIC = [
     "convert",
     "convert_share",
     "convert_splits",
+    "croissant",
     "decode_field",
     "decode_sample_stage",
     "detect_rank",

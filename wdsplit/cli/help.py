@@ -16,8 +16,8 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 _SECTIONS = (
     *("Input", "Matching", "Rows", "Samples", "Packs and groups", "Training", "One sample", "Shards", "Loading"),
-    *("Sample tables", "Versions", "Cluster model", "Output", "Stored annotations", "Stored views", "Running"),
-    "Options",
+    *("Sample tables", "Versions", "Cluster model", "Description", "Output", "Stored annotations", "Stored views"),
+    *("Running", "Options"),
 )
 """The sections of all commands, in the order in which a help shows those that have options."""
 

@@ -20,6 +20,7 @@ from wdsplit.cli.batch import batch_command
 from wdsplit.cli.bench import bench_command
 from wdsplit.cli.check import audit_command, verify_command
 from wdsplit.cli.convert import commit_command, convert_command
+from wdsplit.cli.croissant import croissant_command
 from wdsplit.cli.inspect import assign_command, inspect_command
 from wdsplit.cli.plan import plan_command
 from wdsplit.cli.report import report_command
@@ -97,6 +98,7 @@ for _command in (
     audit_command,
     batch_command,
     report_command,
+    croissant_command,
     bench_command,
 ):
     cli.add_command(_command)
