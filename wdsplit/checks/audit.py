@@ -198,19 +198,29 @@ def _ranks(order: EpochOrder, options: AuditOptions, start: int = 0) -> list[Ste
 
 
 def audit_order(order: EpochOrder, options: AuditOptions) -> Iterator[Finding]:
-    """Check the promises on the positions alone; no shard is touched."""
-    if order.num_positions > _MAX_POSITIONS:
-        yield from _audit_drawn(order, options)
-        return
-    epoch, ranks = order.epoch, _ranks(order, options)
-    even = order.options.tail != "uneven"
-    same, count = even, 0
+    """Check the promises on the positions alone, of a very large epoch on some; no shard is touched."""
+    is_drawn, even = order.num_positions > _MAX_POSITIONS, order.options.tail != "uneven"
+    num_steps = _positions_given(order, options.global_batch) // options.global_batch
+    same, once = _audit_drawn(order, options, num_steps) if is_drawn else _audit_all(order, options)
+    if even:
+        lengths = sorted({len(rank) for rank in _ranks(order, options)})
+        few = "" if any(lengths) else ", so there is nothing to train on"
+        evidence = f"batches of each rank: {' to '.join(f'{each:,}' for each in lengths)}{few}"
+        yield Finding(order.epoch, "equal steps", lengths == [num_steps], evidence)
+        yield same
+    yield once
+    if even:
+        yield _audit_resume(order, options, num_steps, is_drawn)
+
+
+def _audit_all(order: EpochOrder, options: AuditOptions) -> tuple[Finding, Finding]:
+    """Compare each step with that of a single reader, and count each sample."""
+    same, count = order.options.tail != "uneven", 0
     alone = iter(Steps(order, World(), options.global_batch))
 
     def given() -> Iterator[Int64]:
-        """Give the positions of all ranks, step by step; on the way compare each step with that of a single reader."""
         nonlocal same, count
-        for batches in zip_longest(*ranks, fillvalue=_NOTHING):
+        for batches in zip_longest(*_ranks(order, options), fillvalue=_NOTHING):
             positions = [batch.positions for batch in batches]
             if same:
                 whole = next(alone, _NOTHING).positions
@@ -219,16 +229,8 @@ def audit_order(order: EpochOrder, options: AuditOptions) -> Iterator[Finding]:
             yield from positions
 
     once = _audit_once(order, given(), options)
-    if even:
-        steps = [len(rank) for rank in ranks]
-        few = "" if any(steps) else ", so there is nothing to train on"
-        counts = " to ".join(f"{count:,}" for count in sorted({min(steps), max(steps)}))
-        yield Finding(epoch, "equal steps", len(set(steps)) == 1, f"batches of each rank: {counts}{few}")
-        evidence = f"{count:,} positions: the same steps as 1 rank without workers, batch {options.global_batch}"
-        yield Finding(epoch, "same batches", same and next(alone, None) is None, evidence)
-    yield once
-    if even:
-        yield _audit_resume(order, options)
+    evidence = f"{count:,} positions: the same steps as 1 rank without workers, batch {options.global_batch}"
+    return Finding(order.epoch, "same batches", same and next(alone, None) is None, evidence), once
 
 
 def _is_woven(batches: list[Int64], whole: Int64, options: AuditOptions) -> bool:
@@ -323,25 +325,32 @@ def _count_seen(order: EpochOrder, given: Iterable[Int64], batch_size: int) -> t
     return seen, np.concatenate(due), pads
 
 
-def _audit_resume(order: EpochOrder, options: AuditOptions) -> Finding:
-    """Stop after some steps, go on with one rank more, and compare with the epoch that was not stopped."""
-    other = replace(options, world_size=options.world_size + 1)
-    num_steps, held = len(_ranks(order, options)[0]), True
+def _audit_resume(order: EpochOrder, options: AuditOptions, num_steps: int, is_drawn: bool) -> Finding:
+    """Stop after some steps, go on with one rank more, and compare with the epoch that was not stopped.
+
+    Of a very large epoch only the first and the last step after each stop are compared.
+    """
+    other, held = replace(options, world_size=options.world_size + 1), True
     points = sorted({step for step in (1, num_steps // 2, num_steps - 1) if 0 < step < num_steps})
     for point in points:
+        if is_drawn:
+            end = point * options.global_batch
+            lengths = {len(rank) for rank in _ranks(order, other, end)}
+            last = end + (max(lengths) - 1) * other.global_batch
+            held &= len(lengths) == 1 and _is_end(order, last + other.global_batch, other.global_batch)
+            for begin in (end, last) if max(lengths) else ():
+                step = begin + np.arange(other.global_batch)
+                held &= np.array_equal(np.sort(np.concatenate(_step_at(order, other, begin))), step)
+            continue
         delivered = [step for rank in _ranks(order, options) for step in islice(rank, point)]
-        end = delivered[-1].end if delivered else 0
-        rest = [step for rank in _ranks(order, other, end) for step in rank]
-        held = held and _is_whole(order, [step.positions for step in [*delivered, *rest]], other.global_batch)
+        rest = [step for rank in _ranks(order, other, delivered[-1].end if delivered else 0) for step in rank]
+        positions = np.sort(np.concatenate([step.positions for step in [*delivered, *rest]]))
+        held &= _is_end(order, len(positions), other.global_batch)
+        held &= np.array_equal(positions, np.arange(len(positions)))
     where = ", ".join(f"{point:,}" for point in points) or "no"
-    evidence = f"stopped after {where} steps, resumed on {other.world_size} ranks: consumed + rest = whole epoch"
+    what = "the first and the last step drawn" if is_drawn else "consumed + rest = whole epoch"
+    evidence = f"stopped after {where} steps, resumed on {other.world_size} ranks: {what}"
     return Finding(order.epoch, "resume", held, evidence)
-
-
-def _is_whole(order: EpochOrder, parts: list[Int64], global_batch: int) -> bool:
-    """Tell whether positions are those of a whole epoch, each once, if its last step has such a global batch."""
-    positions = np.sort(np.concatenate(parts))
-    return _is_end(order, len(positions), global_batch) and np.array_equal(positions, np.arange(len(positions)))
 
 
 def _is_end(order: EpochOrder, end: int, global_batch: int) -> bool:
@@ -350,36 +359,17 @@ def _is_end(order: EpochOrder, end: int, global_batch: int) -> bool:
     return -global_batch < num_fills <= 0 if order.options.tail == "drop" else 0 <= num_fills < global_batch
 
 
-def _audit_drawn(order: EpochOrder, options: AuditOptions) -> Iterator[Finding]:
-    """Check the promises on the first and the last step of an epoch, and on steps and samples that a hash draws."""
-    epoch, batch = order.epoch, options.global_batch
-    num_steps = _positions_given(order, batch) // batch
+def _audit_drawn(order: EpochOrder, options: AuditOptions, num_steps: int) -> tuple[Finding, Finding]:
+    """Compare the first and the last step of an epoch, and steps and samples that a hash draws."""
+    batch = options.global_batch
     drawn = draw_numbers(num_steps, max(1, _DRAWN_POSITIONS // batch), order)
     steps = np.unique([0, *drawn.tolist(), num_steps - 1])[:, None] * batch + np.arange(batch)
-    even = order.options.tail != "uneven"
-    if even:
-        lengths = {len(rank) for rank in _ranks(order, options)}
-        evidence = f"batches of each rank: {' to '.join(f'{each:,}' for each in sorted(lengths))}"
-        yield Finding(epoch, "equal steps", lengths == {num_steps}, evidence)
-        same = all(_is_woven(_step_at(order, options, int(step[0])), step, options) for step in steps)
-        evidence = f"{len(steps):,} of {num_steps:,} steps drawn: as of 1 rank without workers, batch {batch}"
-        yield Finding(epoch, "same batches", same, evidence)
-    yield _audit_once_drawn(order, steps.reshape(-1), num_steps * batch)
-    if even:
-        other, held = replace(options, world_size=options.world_size + 1), True
-        points = sorted({step for step in (1, num_steps // 2, num_steps - 1) if 0 < step < num_steps})
-        for end in [point * batch for point in points]:
-            lengths = {len(rank) for rank in _ranks(order, other, end)}
-            last = end + (max(lengths) - 1) * other.global_batch
-            held &= len(lengths) == 1 and _is_end(order, last + other.global_batch, other.global_batch)
-            for begin in (end, last) if max(lengths) else ():
-                step = begin + np.arange(other.global_batch)
-                held &= np.array_equal(np.sort(np.concatenate(_step_at(order, other, begin))), step)
-        where = ", ".join(f"{point:,}" for point in points) or "no"
-        evidence = (
-            f"stopped after {where} steps, resumed on {other.world_size} ranks: the first and the last step drawn"
-        )
-        yield Finding(epoch, "resume", held, evidence)
+    same = order.options.tail != "uneven" and all(
+        _is_woven(_step_at(order, options, int(step[0])), step, options) for step in steps
+    )
+    evidence = f"{len(steps):,} of {num_steps:,} steps drawn: as of 1 rank without workers, batch {batch}"
+    once = _audit_once_drawn(order, steps.reshape(-1), num_steps * batch)
+    return Finding(order.epoch, "same batches", same, evidence), once
 
 
 def _step_at(order: EpochOrder, options: AuditOptions, begin: int) -> list[Int64]:
