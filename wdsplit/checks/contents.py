@@ -8,17 +8,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from wdsplit.arrays import Int64
-from wdsplit.checks.samples import read_fields
+from wdsplit.checks.samples import drawn_numbers, read_fields
 from wdsplit.fields.image_sizes import image_sizes, is_image
 from wdsplit.loading.reading.block import head
-from wdsplit.order.hashing import hash_stream
 from wdsplit.order.numbers import SampleNumbers
 from wdsplit.shards.manifest import Field, Manifest
 from wdsplit.storage.interface import ReadableStorage
@@ -39,7 +37,6 @@ _HEAD_BYTES = 2**16
 _MAX_DISTINCT, _MAX_DISTINCT_DRAWN = 0.5, 0.9
 """Values are not classes if a larger share of them is distinct: of all samples, and of some, where a class may occur
 only once."""
-_DOMAIN = 14
 
 
 @dataclass(frozen=True)
@@ -104,7 +101,7 @@ def read_contents(storage: ReadableStorage, manifest: Manifest, numbers: SampleN
     """
     is_small = len(numbers) <= _MAX_ALL and manifest.num_bytes <= _MAX_ALL_BYTES
     num_drawn = _MAX_REMOTE_DRAWN if storage.is_remote else len(numbers) if is_small else _MAX_DRAWN
-    samples = _drawn(len(numbers), num_drawn)
+    samples = np.sort(np.array(drawn_numbers(len(numbers), num_drawn, 0), np.int64))
     is_exact = len(samples) == len(numbers)
     whole = len(samples) == manifest.num_samples and manifest.num_bytes <= _MAX_REMOTE_BYTES
 
@@ -114,20 +111,11 @@ def read_contents(storage: ReadableStorage, manifest: Manifest, numbers: SampleN
 
     found = read(samples, [field.name for field in manifest.fields], _size_and_label)
     images = [name for name in found if is_image(name)]
-    some = samples[_drawn(len(samples), min(len(samples), _MAX_IMAGES))]
+    some = np.sort(samples[drawn_numbers(len(samples), _MAX_IMAGES, 0)])
     heads = read(some, images, lambda payload, _: head(payload, _HEAD_BYTES)) if images else {}
     distinct = _MAX_DISTINCT if is_exact else _MAX_DISTINCT_DRAWN
     fields = (_contents(field, found[field.name], heads.get(field.name, []), distinct) for field in manifest.fields)
     return Contents(len(samples), is_exact, tuple(fields))
-
-
-def _drawn(count: int, drawn: int) -> Int64:
-    """Return evenly spaced samples, in ascending order."""
-    if drawn >= count:
-        return np.arange(count)
-    begins = [count * number // max(1, drawn) for number in range(drawn + 1)]
-    places = [begin + hash_stream(0, _DOMAIN, begin) % (end - begin) for begin, end in pairwise(begins)]
-    return np.array(places, np.int64)
 
 
 def _size_and_label(payload: Any, url: str) -> tuple[int, bytes | None]:

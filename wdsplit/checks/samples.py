@@ -24,6 +24,7 @@ from wdsplit.loading.reading.open_shard import OpenShard, open_shard
 from wdsplit.loading.reading.source import AnySource, Source
 from wdsplit.loading.reading.windows import read_window
 from wdsplit.order.epoch import Located, groups
+from wdsplit.order.hashing import permutation
 from wdsplit.shards.manifest import Field, Manifest
 from wdsplit.shards.sample_tables import KEY, read_samples
 from wdsplit.storage.interface import ReadableStorage
@@ -33,6 +34,7 @@ from wdsplit.texts import class_name
 
 __all__ = [
     "MAX_LABEL_BYTES",
+    "drawn_numbers",
     "keys_and_labels",
     "label_field",
     "parts_of",
@@ -52,6 +54,7 @@ MAX_LABEL_BYTES = 256
 _ROWS_PER_SAMPLE = 8192
 """With up to this many rows per requested sample, sample tables are faster: a table takes one request, the headers of
 a sample take two."""
+_DOMAIN = 23
 _UNSAFE_PARTS = {"": "%2F", ".": "%2E", "..": "%2E%2E"}
 """Replacements for the parts of a key that would lead out of the folder, or be lost."""
 
@@ -60,6 +63,22 @@ def parts_of(source: AnySource) -> tuple[Source, ...]:
     """Return the datasets of a mixture, or the only one."""
     parts: Any = getattr(source, "sources", (source,))
     return tuple(parts)
+
+
+def drawn_numbers(num_stored: int, count: int, seed: int) -> list[int]:
+    """Return the numbers of samples that the seed draws, all different, in random order.
+
+    One is drawn from each of `count` equal parts of the files, so all parts are seen, and few shards are opened.
+    """
+    count = min(count, num_stored)
+    if not count:
+        return []
+    begins = np.arange(count) * num_stored // count
+    ends = np.append(begins[1:], num_stored)
+    inside = permutation(1 << 16, seed, _DOMAIN)[:count]
+    numbers = begins + inside * (ends - begins) // (1 << 16)
+    shuffled: list[int] = numbers[permutation(count, seed, _DOMAIN, 1)].tolist()
+    return shuffled
 
 
 def samples_at(parts: tuple[Source, ...], places: Located) -> Iterator[dict[str, Any]]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from wdsplit.checks.audit import AuditOptions, AuditReport, audit_order
 from wdsplit.checks.mixing import Mixing
+from wdsplit.checks.samples import drawn_numbers
 from wdsplit.loading.reading.source import Source, name_with_view
 from wdsplit.order.bundles import Grouping
 from wdsplit.order.epoch import EpochOrder
@@ -16,7 +17,7 @@ from wdsplit.reporting.fields import Duplicates, FieldFacts, duplicates, field_f
 from wdsplit.reporting.labels import Labels, codes_by_number, labels_of
 from wdsplit.reporting.mixing import BatchMix, RankView, batch_mix, meeting_again, rank_view
 from wdsplit.reporting.options import ReportOptions
-from wdsplit.reporting.samples import Card, cards, drawn_numbers
+from wdsplit.reporting.samples import Card, cards
 from wdsplit.reporting.scan import Scan, scan
 from wdsplit.reporting.subject import Subject
 from wdsplit.reporting.topologies import loads

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 
+from wdsplit.checks.samples import drawn_numbers
 from wdsplit.errors import InputError, MissingDependencyError
 from wdsplit.loading.reading.source import AnySource, name_with_view
 from wdsplit.notebook import STYLE, Preview
 from wdsplit.order.split import whole
-from wdsplit.reporting.samples import Card, cards, drawn_numbers
+from wdsplit.reporting.samples import Card, cards
 from wdsplit.reporting.subject import Subject
 from wdsplit.texts import counted, safe_text
 

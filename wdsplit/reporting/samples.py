@@ -17,16 +17,14 @@ import numpy as np
 
 from wdsplit.errors import MissingDependencyError
 from wdsplit.loading.stages.image_files import IMAGE_FORMATS, open_image
-from wdsplit.order.hashing import permutation
 from wdsplit.reporting.payloads import MIME_TYPES, array_header, kind_of
 from wdsplit.reporting.subject import Subject
 from wdsplit.shards.manifest import Field
 from wdsplit.tar.names import RESERVED_FIELDS, unescape_key
 from wdsplit.texts import class_name, counted, human_bytes, human_number, safe_text
 
-__all__ = ["Card", "Item", "cards", "drawn_numbers"]
+__all__ = ["Card", "Item", "cards"]
 
-_DOMAIN = 23
 _SIDE = 112
 """Pixels of a thumbnail's longer side, at most."""
 _MAX_PIXELS = 64_000_000
@@ -93,22 +91,6 @@ class Card:
     def anchor(self) -> str:
         """The fragment of links to it."""
         return f"sample-{self.number}"
-
-
-def drawn_numbers(num_stored: int, count: int, seed: int) -> list[int]:
-    """Return the numbers of samples that the seed draws, all different, in random order.
-
-    One is drawn from each of `count` equal parts of the files, so all parts are seen, and few shards are opened.
-    """
-    count = min(count, num_stored)
-    if not count:
-        return []
-    begins = np.arange(count) * num_stored // count
-    ends = np.append(begins[1:], num_stored)
-    inside = permutation(1 << 16, seed, _DOMAIN)[:count]
-    numbers = begins + inside * (ends - begins) // (1 << 16)
-    shuffled: list[int] = numbers[permutation(count, seed, _DOMAIN, 1)].tolist()
-    return shuffled
 
 
 def cards(

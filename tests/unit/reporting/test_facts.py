@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from made_datasets import png_bytes, sized_dataset
+from wdsplit.checks.samples import drawn_numbers
 from wdsplit.errors import InputError
 from wdsplit.loading.reading.source import Source
 from wdsplit.order.epoch import OrderOptions
 from wdsplit.reporting.fields import duplicates, field_facts
 from wdsplit.reporting.labels import labels_of
 from wdsplit.reporting.payloads import kind_of, measures_of
-from wdsplit.reporting.samples import drawn_numbers
 from wdsplit.reporting.scan import Column, Scan, planned_runs, scan
 from wdsplit.reporting.subject import Subject, open_subject
 from wdsplit.shards.manifest import Field, Manifest, Shards
