@@ -95,7 +95,9 @@ def rank_view(
     columns = max(1, min(_COLUMNS, num_steps, max_labels // batch_size))
     steps = np.arange(columns) * num_steps // columns
     positions = steps[:, None] * global_batch + np.arange(batch_size) * world_size
-    codes = codes_of(subject.numbers(order, positions.reshape(-1)))
+    found = order.locate(positions.reshape(-1))
+    firsts = np.searchsorted(found.row, np.arange(positions.size))  # of a pack, its first sample
+    codes = codes_of(subject.numbers_of(found.source, found.shard, found.sample)[firsts])
     known = codes >= 0
     cells = np.repeat(np.arange(columns), batch_size)[known] + codes[known] * columns
     classes = np.bincount(cells, minlength=num_classes * columns).reshape(num_classes, columns)

@@ -88,12 +88,6 @@ class Subject:
         """Return the order of an epoch."""
         return self.source.order(epoch)
 
-    def numbers(self, order: AnyOrder, positions: Int64) -> Int64:
-        """Return the number of the sample at each position; of a pack, of its first sample."""
-        found = order.locate(positions)
-        first_of_each = np.searchsorted(found.row, np.arange(len(positions)))
-        return self.numbers_of(found.source, found.shard, found.sample)[first_of_each]
-
     def numbers_of(self, part: Int64, shard: Int64, sample: Int64) -> Int64:
         """Return the numbers of samples by their places."""
         numbers = np.empty_like(sample)

@@ -269,12 +269,6 @@ def test_keys_shards_and_classes_are_those_of_the_samples(images):
     assert own.keys.tolist() == found.keys[1::2].tolist()
 
 
-def test_class_names_are_shown_where_there_are_any(tmp_path):
-    table = with_class_names(pa.table({"label": [0, 1, 1, 0]}), "label", ["cat", "dog"])
-    found = wdsplit.batch(converted(tmp_path, table, shards=1), 0, batch_size=4, shuffle=False, lanes=1)
-    assert found.labels.tolist() == ["cat", "dog", "dog", "cat"]
-
-
 # Payloads
 
 

@@ -200,20 +200,16 @@ def test_the_table_of_shards_tells_samples_from_pads(numbers):
     assert [sum(int(row[column]) for row in shards.rows) for column in (1, 2)] == [101, 4]
 
 
-def test_if_samples_meet_again_more_lanes_are_the_remedy(tmp_path):
-    table = pa.table({"txt": [f"text {row}" for row in range(600)]})
-    path = converted(tmp_path, table, shuffle=True)
-    made = wdsplit.report(wdsplit.Dataset(path, lanes=1, window=60), batch_size=8)
-    answer = made.verdicts[1]
-    assert made.facts.meeting.figure > 1.3
-    assert (answer.grade, answer.remedy.partition(" with")[0]) == ("bad", "More lanes")
-    assert "times as often as by chance; 1 is ideal. Of the 63 others in its step" in made.html
-    assert wdsplit.report(wdsplit.Dataset(path, shuffle=False)).facts.meeting is None
-
-
 @pytest.mark.parametrize(("shuffle", "grade"), [(True, "good"), (False, "unknown")])
-def test_without_classes_it_counts_whether_the_conversion_shuffled(tmp_path, shuffle, grade):
+def test_without_classes_it_counts_whether_rows_were_shuffled_and_samples_meet_again(tmp_path, shuffle, grade):
     table = pa.table({"txt": [f"text {row}" for row in range(600)]})
-    made = wdsplit.report(converted(tmp_path, table, shuffle=shuffle))
+    path = converted(tmp_path, table, shuffle=shuffle)
+    made = wdsplit.report(path)
     assert [each.grade for each in made.verdicts][1] == grade
     assert made.facts.labels is None
+    made = wdsplit.report(wdsplit.Dataset(path, lanes=1, window=60), batch_size=8)
+    assert made.facts.meeting.figure > 1.3
+    assert "times as often as by chance; 1 is ideal. Of the 63 others in its step" in made.html
+    answer = made.verdicts[1]
+    assert (answer.grade, "More lanes" in answer.remedy) == (("bad", True) if shuffle else ("unknown", False))
+    assert wdsplit.report(wdsplit.Dataset(path, shuffle=False)).facts.meeting is None
