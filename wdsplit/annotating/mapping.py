@@ -28,9 +28,10 @@ import xxhash
 from wdsplit.annotating.annotate import Making, Rows
 from wdsplit.annotating.columns import Chosen, joined_columns
 from wdsplit.annotating.options import AnnotateOptions, MapOptions
-from wdsplit.annotating.writing import AnnotateProgress, Take, WriteJob, run_pass, taken, values_of
+from wdsplit.annotating.writing import AnnotateProgress, Take, WriteJob, run_pass, values_of
 from wdsplit.arrays import Int64
 from wdsplit.conversion.plan.options import chosen
+from wdsplit.conversion.shuffle.in_memory import MemoryRows
 from wdsplit.conversion.shuffle.sorted_runs import OpenRun, RunWriter, SortedRun, damaged_spill, parse_runs
 from wdsplit.engines.local import Engine, LocalEngine, ahead, raise_if_cancelled
 from wdsplit.errors import (
@@ -264,7 +265,7 @@ class _Mapping(Making):
         """Call the function for all shards, and return its results as rows."""
         seen: dict[str, _Seen] = {}
 
-        def check(mapped: _Mapped) -> None:
+        def check(task: int, mapped: _Mapped) -> None:
             before = len(seen)
             _merge(seen, mapped.seen)
             if len(seen) > before:
@@ -519,14 +520,14 @@ class _OneShard:
 
 def _read_results(job: _MapJob, runs: Sequence[Sequence[SortedRun]], storage: Storage, number: int) -> Take:
     """Open the results of a shard."""
-    order, tables = np.full(int(job.shards.num_real[number]), -1), [job.values.empty_table()]
+    order, batches = np.full(int(job.shards.num_real[number]), -1), list[pa.RecordBatch]()
     for run in runs[number]:
         for batch in OpenRun(storage, run).read_buckets(0, 0):
-            order[batch.column(_ROW)] = sum(map(len, tables)) + np.arange(len(batch))
+            order[batch.column(_ROW)] = sum(map(len, batches)) + np.arange(len(batch))
             columns = dict(zip(batch.schema.names, batch.columns, strict=True))
             values = zip(job.value_names, job.values.types, strict=True)
             arrays = [columns[name] if name in columns else pa.nulls(len(batch), kind) for name, kind in values]
-            tables.append(pa.table(arrays, schema=job.values))
+            batches.append(pa.record_batch(arrays, schema=job.values))
     if np.count_nonzero(order >= 0) != sum(run.num_rows for run in runs[number]):
         raise damaged_spill(f"{storage.url}/{job.spill_folder}", "results of fewer samples")
-    return partial(taken, pa.concat_tables(tables).combine_chunks(), order)
+    return MemoryRows(job.values, batches, order).take

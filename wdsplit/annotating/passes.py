@@ -1,9 +1,10 @@
 """The join of a table and the samples of a dataset by key.
 
-A table in the order of the samples is read by the tasks that write. Of another one, the passes `rows` and `keys` spill
-its rows and the keys of the samples by partition, a hash of the unescaped key. So a sample and its row are in the same
-partition whether the table has escaped keys or not. `join` finds the row of each sample in a partition, and spills its
-values by group of shards. `write` sorts a group by sample.
+A table in the order of the samples is read by the tasks that write. Another one is loaded into memory (`load`) if it
+fits there. Of a larger one, the passes `rows` and `keys` spill its rows and the keys of the samples by partition, a
+hash of the unescaped key. So a sample and its row are in the same partition whether the table has escaped keys or not.
+`join` finds the row of each sample in a partition, and spills its values by group of shards. `write` sorts a group by
+sample.
 """
 
 from __future__ import annotations
@@ -21,16 +22,19 @@ import pyarrow.compute as pc
 
 from wdsplit.annotating.match import Counted, Matches, examples_of, match
 from wdsplit.annotating.options import Duplicates
-from wdsplit.annotating.writing import AnnotateProgress, Read, Report, Take, WriteJob, run_pass, taken, values_of
+from wdsplit.annotating.writing import AnnotateProgress, Read, Report, Take, WriteJob, run_pass, values_of
 from wdsplit.arrays import Int64
+from wdsplit.conversion.shuffle.in_memory import LoadedRows, MemoryRows, load_table
 from wdsplit.conversion.shuffle.needs import loadable_bytes, memory_budget, task_bytes
 from wdsplit.conversion.shuffle.sorted_runs import OpenRun, RunWriter, SortedRun, damaged_spill, parse_runs, read_runs
 from wdsplit.conversion.shuffle.steps import BATCH_BYTES, ROW_BYTES, cut_table
 from wdsplit.engines.local import Engine, in_order, raise_if_cancelled
+from wdsplit.engines.shared_memory import SharedMemory
 from wdsplit.errors import InputError
 from wdsplit.fields.json_values import stored
 from wdsplit.fields.keys import escape_keys, hash_keys, number_keys
 from wdsplit.jobs.notes import Notes
+from wdsplit.jobs.run import Work
 from wdsplit.shards.manifest import Shards
 from wdsplit.shards.sample_tables import KEY as SAMPLE_KEY
 from wdsplit.shards.sample_tables import read_samples
@@ -164,11 +168,10 @@ def join_table(job: AnnotateJob, engine: Engine, report: Report, memory: int | N
         report: Called with the progress.
         memory: Bytes of memory, as for `AnnotateOptions`.
     """
-    key_bytes = _KEY_COPIES * _KEY_BYTES * (int(job.shards.num_real.sum()) + job.table.num_rows)
-    if engine.is_local and key_bytes <= loadable_bytes(memory_budget(memory, is_local=True), engine.jobs):
-        joined_in_order = _join_in_order(job, engine.jobs, report)
-        if joined_in_order is not None:
-            return joined_in_order
+    if engine.is_local:
+        joined_in_memory = _join_in_memory(job, engine, report, memory_budget(memory, is_local=True))
+        if joined_in_memory is not None:
+            return joined_in_memory
     storage, partitions = job.open_storage(), range(job.num_partitions)
     known = dict(Notes(storage, job.spill_folder).read("join", partitions, _parse_joined))
     rows: list[SortedRun] = []
@@ -186,21 +189,34 @@ def join_table(job: AnnotateJob, engine: Engine, report: Report, memory: int | N
     return partial(_read_group, job, [run for each in joined for run in each.runs]), kinds
 
 
-def _join_in_order(job: AnnotateJob, jobs: int, report: Report) -> tuple[Read, list[Counted]] | None:
-    """Do the same, with only the keys in memory; None if the samples of a group of shards have rows far apart."""
+def _join_in_memory(job: AnnotateJob, engine: Engine, report: Report, memory: int) -> tuple[Read, list[Counted]] | None:
+    """Do the same in `memory` bytes, without a spill; None if the keys or the values do not fit.
+
+    Values are loaded unless the rows of each group of shards are near each other in the table: tasks read those.
+    """
+    max_bytes, num_samples = loadable_bytes(memory, engine.jobs), int(job.shards.num_real.sum())
+    if _KEY_COPIES * _KEY_BYTES * (num_samples + job.table.num_rows) > max_bytes:
+        return None
     check_files(job.table, 0, job.table.num_rows)
-    read_keys = partial(_samples, job, job.open_storage())
-    rows = _collected("rows", partial(_rows, job, has_values=False), job.row_cuts, job.amounts[0], jobs, report)
-    samples = _collected("keys", read_keys, job.key_cuts, job.amounts[1], jobs, report)
+    read_keys, open_samples = partial(_rows, job, has_values=False), partial(_samples, job, job.open_storage())
+    rows = _collected("rows", read_keys, job.row_cuts, job.amounts[0], engine.jobs, report)
+    samples = _collected("keys", open_samples, job.key_cuts, job.amounts[1], engine.jobs, report)
     found, kinds = _matched(job, pa.concat_tables([_ROWS.empty_table(), *rows]), pa.concat_tables(samples))
+    del rows, samples  # their memory is used for the values
     row_groups, num_read = np.asarray(cut_table(job.table, 1)), 0
     for group in range(len(job.shard_cuts) - 1):
-        first, stop = _span_of(_rows_of(job, found.rows, group))
+        first, stop = _span_of(found.rows[slice(*_samples_of(job, group))])
         low, high = np.searchsorted(row_groups, first, "right") - 1, np.searchsorted(row_groups, stop)
         num_read += int(row_groups[high] - row_groups[low]) if first < stop else 0
-    if num_read > _MOST_READ * job.table.num_rows:
-        return None
-    return partial(_open_in_order, job, found.rows), kinds
+    if num_read <= _MOST_READ * job.table.num_rows:
+        return partial(_open_in_order, job, found.rows), kinds
+
+    def load(work: Work[int], amounts: Int64, collect: Callable[[int, int], None]) -> None:
+        run_pass(job, engine, report, "load", work, int, amounts, collect=collect, is_noted=False)
+
+    read, pages = partial(_rows, job, has_keys=False), SharedMemory()  # as fast where memory is fragmented
+    loaded = load_table(job.table, read, lambda _: found.rows, pages, max_bytes, engine.jobs, load)
+    return None if loaded is None else (partial(_open_loaded, job, loaded), kinds)
 
 
 def _collected(
@@ -220,10 +236,10 @@ def _collected(
     return found
 
 
-def _rows_of(job: AnnotateJob, rows: Int64, group: int) -> Int64:
-    """Return the rows of the samples of a group of shards."""
+def _samples_of(job: AnnotateJob, group: int) -> tuple[int, int]:
+    """Return the samples of a group of shards: first, stop."""
     first, stop = np.append(0, np.cumsum(job.shards.num_real))[job.shard_cuts[group : group + 2]].tolist()
-    return rows[first:stop]
+    return first, stop
 
 
 def _span_of(rows: Int64) -> tuple[int, int]:
@@ -234,10 +250,15 @@ def _span_of(rows: Int64) -> tuple[int, int]:
 
 def _open_in_order(job: AnnotateJob, rows: Int64, storage: Storage, group: int) -> Take:
     """Read the rows of a group of shards from the table."""
-    own = _rows_of(job, rows, group)
+    own = rows[slice(*_samples_of(job, group))]
     first, stop = _span_of(own)
-    tables = [job.values.empty_table(), *(each.select(job.values.names) for each in _rows(job, first, stop))]
-    return partial(taken, pa.concat_tables(tables).combine_chunks(), np.where(own < 0, -1, own - first))
+    batches = [batch for table in _rows(job, first, stop, has_keys=False) for batch in table.to_batches()]
+    return MemoryRows(job.values, batches, np.where(own < 0, -1, own - first)).take
+
+
+def _open_loaded(job: AnnotateJob, loaded: LoadedRows, storage: Storage, group: int) -> Take:
+    """Open the rows of a group of shards in memory."""
+    return loaded.open(*_samples_of(job, group)).take
 
 
 def _parse_joined(note: Any) -> _Joined:
@@ -248,14 +269,18 @@ def _parse_joined(note: Any) -> _Joined:
 # The tasks: they run in workers, and may run twice
 
 
-def _rows(job: AnnotateJob, first: int, stop: int, has_values: bool = True) -> Iterator[pa.Table]:
+def _rows(
+    job: AnnotateJob, first: int, stop: int, has_keys: bool = True, has_values: bool = True
+) -> Iterator[pa.Table]:
     """Give the rows first, ..., stop - 1: `_ROWS`, then `WriteJob.values`."""
-    sources = [*job.columns, *(field.column for field in job.fields)] if has_values else []
-    for rows in read_rows(job.table, first, stop, list(dict.fromkeys([job.key, *sources]))):
+    sources = [job.key] if has_keys else []
+    sources += [*job.columns, *(field.column for field in job.fields)] if has_values else []
+    for rows in read_rows(job.table, first, stop, list(dict.fromkeys(sources))):
         raise_if_cancelled()
-        own = [pa.array(rows.numbers), *_keys_of(job, rows)]
+        own = [pa.array(rows.numbers), *_keys_of(job, rows)] if has_keys else []
         values = values_of(job, rows.columns, rows.where) if has_values else []
-        yield pa.Table.from_arrays([*own, *values], schema=_with(_ROWS, job.values) if has_values else _ROWS)
+        schema = _with(_ROWS if has_keys else pa.schema([]), job.values if has_values else pa.schema([]))
+        yield pa.Table.from_arrays([*own, *values], schema=schema)
 
 
 def _samples(job: AnnotateJob, storage: Storage, first: int, stop: int) -> Iterator[pa.Table]:
@@ -385,4 +410,4 @@ def _read_group(job: AnnotateJob, found: list[SortedRun], storage: Storage, grou
     rows[places] = np.arange(len(table))
     if len(table) != len(rows) or (rows < 0).any():
         raise damaged_spill(f"{storage.url}/{job.spill_folder}", f"{len(table):,} samples for {len(rows):,}")
-    return partial(taken, table.combine_chunks(), rows)
+    return MemoryRows(table.schema, table.to_batches(), rows).take

@@ -38,7 +38,6 @@ __all__ = [
     "Take",
     "WriteJob",
     "run_pass",
-    "taken",
     "values_of",
     "write_groups",
     "write_shards",
@@ -54,12 +53,13 @@ before: the bytes of samples are known once some were read."""
 _TEXT, _BINARY = pa.large_string(), pa.large_binary()
 _ITEMS = {
     "rows": "rows",
+    "load": "rows",
     "keys": "the keys of shards",
     "join": "partitions",
     "map": "the samples of shards",
     "write": "the tables of shards",
 }
-_PassName = Literal["rows", "keys", "join", "map", "write"]
+_PassName = Literal["rows", "keys", "load", "join", "map", "write"]
 
 
 @dataclass(frozen=True)
@@ -67,14 +67,15 @@ class AnnotateProgress:
     """Progress of a pass of a run.
 
     Attributes:
-        name: The pass: `rows` and `keys` are spilled, partitions joined (`join`), or samples given to a function
-            (`map`); then tables are written (`write`). Before them, `read` for rows from Python.
+        name: The pass: `rows` and `keys` are read, rows kept in memory (`load`) or spilled and partitions joined
+            (`join`), or samples given to a function (`map`); then tables are written (`write`). Before them, `read`
+            for rows from Python.
         done: Number of rows, samples, partitions or tables that are done.
         total: Their total number; 0 if unknown.
         skipped: How many of `done` existed at the start.
     """
 
-    name: Literal["read", "rows", "keys", "join", "map", "write"]
+    name: Literal["read", "rows", "keys", "load", "join", "map", "write"]
     done: int
     total: int
     skipped: int = 0
@@ -167,12 +168,6 @@ def values_of(job: WriteJob, columns: Mapping[str, pa.Array], where: Locate) -> 
     return [*values, *encode_batch(columns, job.fields, "omit", where, may_be_empty=True).values()]
 
 
-def taken(table: pa.Table, rows: Int64, names: Sequence[str], samples: Int64) -> list[pa.Array]:
-    """Take samples of a table, as `Take`, given the row of each sample; -1 for none."""
-    found = np.append(rows, -1)[samples]
-    return [column.combine_chunks() for column in table.select(names).take(pa.array(found, mask=found < 0)).columns]
-
-
 def write_shards(job: WriteJob, engine: Engine, report: Report, read: Read) -> tuple[int, Shards]:
     """Write rows as tables and side shards; return the number of bytes, and the side shards."""
     work = partial(write_groups, job, read)
@@ -198,25 +193,26 @@ def run_pass(
     parse: Callable[[Any], Result],
     amounts: Int64,
     known: dict[int, Result] | None = None,
-    collect: Callable[[Result], None] = lambda _: None,
+    collect: Callable[[int, Result], None] = lambda task, result: None,
     threads: bool = True,
+    is_noted: bool = True,
 ) -> list[Result]:
     """Run what is left of a pass; return the results of all its tasks, in their order.
 
-    The arguments are those of `Pass` and of `run`; `collect` is called with each result as it comes, and may raise.
+    The arguments are those of `Pass` and of `run`. A pass that is not noted is transient.
     """
-    results: dict[int, Result] = {}
+    results, folder = dict[int, Result](), job.spill_folder if is_noted else ""
 
     def add(task: int, result: Result) -> None:
         results[task] = result
-        collect(result)
+        collect(task, result)
 
     def describe(task: range) -> str:
         return f"{_ITEMS[name]}, task {task.start + 1} of {len(amounts)}"
 
     run(
         job,
-        Pass(name, len(amounts), work, parse, job.spill_folder, amounts, describe=describe, threads=threads),
+        Pass(name, len(amounts), work, parse, folder, amounts, describe=describe, threads=threads),
         engine,
         add,
         lambda done, total, skipped: report(AnnotateProgress(name, done, total, skipped)),

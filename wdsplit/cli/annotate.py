@@ -38,6 +38,7 @@ _DOING = {
     "read": ("reading", "rows"),
     "rows": ("reading rows", "rows"),
     "keys": ("reading keys", "samples"),
+    "load": ("loading", "rows"),
     "join": ("joining", ""),
     "map": ("mapping", "samples"),
     "write": ("writing", ""),

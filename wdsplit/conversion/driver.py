@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
 import numpy as np
+import pyarrow as pa
 
 from wdsplit.arrays import Int64
 from wdsplit.conversion.job import SHARDS_FOLDER, ConvertJob, Published, ShardRow, parse_row
 from wdsplit.conversion.plan.options import PassName
 from wdsplit.conversion.plan.plan import task_shards
-from wdsplit.conversion.shuffle.in_memory import LoadedRows, load, loaded, plan_loading
+from wdsplit.conversion.shuffle.in_memory import LoadedRows, load_table
 from wdsplit.conversion.shuffle.needs import task_memory
-from wdsplit.conversion.shuffle.scatter import merge, scatter
+from wdsplit.conversion.shuffle.scatter import PLACE, merge, placed_rows, scatter
 from wdsplit.conversion.shuffle.sorted_runs import SortedRun, parse_runs
 from wdsplit.conversion.shuffle.steps import SPILL_FOLDER, Cuts, read_cuts, write_cuts
 from wdsplit.conversion.task import describe_rows, describe_shards, write_shards
 from wdsplit.engines.local import Engine, LocalEngine
 from wdsplit.engines.private_memory import PrivateMemory
 from wdsplit.engines.shared_memory import SharedMemory
-from wdsplit.jobs.run import Pass, Share, run
+from wdsplit.jobs.run import Pass, Share, Work, run
 from wdsplit.tables.read import check_files
 
 __all__ = ["Driver", "Progress", "spill_pass"]
@@ -49,10 +50,6 @@ class Progress:
     num_bytes: int = 0
     skipped: int = 0
     split: str = ""
-
-
-class _TooLargeError(Exception):
-    """The rows do not fit in memory, contrary to the estimate from their files."""
 
 
 def spill_pass(job: ConvertJob, cuts: Cuts, name: PassName) -> Pass[list[SortedRun]]:
@@ -114,28 +111,28 @@ class Driver:
 
     def _load(self) -> LoadedRows | None:
         """Load all rows into memory, where no notes are needed; None if they do not fit."""
-        plan, sizes = self.job.plan, dict[int, int]()
+        plan = self.job.plan
+
+        def load(work: Work[int], amounts: Int64, collect: Callable[[int, int], None]) -> None:
+            places = np.append(0, np.cumsum(amounts)).tolist()
+
+            def describe(task: range) -> str:
+                return describe_rows(plan, places[task.start], places[task.stop])
+
+            self._run("scatter", Pass("", len(amounts), work, int, "", amounts, describe=describe), collect)
+
+        def order_of(batches: Sequence[pa.RecordBatch]) -> Int64:
+            places = np.concatenate([batch.column(PLACE).to_numpy() for batch in batches])
+            if plan.groups is not None:
+                return np.argsort(places, kind="stable")  # a group's rows share a place, and keep the table's order
+            order = np.empty_like(places)
+            order[places] = np.arange(len(places))
+            return order
+
+        read, jobs = partial(placed_rows, plan), self.engine.jobs
         is_private = isinstance(self.engine, LocalEngine) and self.engine.stays_in_process(self._may_use_threads)
         memory = PrivateMemory() if is_private else SharedMemory()
-        loading = plan_loading(plan, self.loadable_bytes, self.engine.jobs, memory)
-        if loading is None:
-            return None
-        check_files(plan.table, 0, plan.num_rows)
-
-        def collect(task: int, num_bytes: int) -> None:
-            sizes[task] = num_bytes
-            if num_bytes > loading.task_bytes or sum(sizes.values()) > loading.max_bytes:
-                raise _TooLargeError
-
-        def describe(task: range) -> str:
-            return describe_rows(plan, loading.places[task.start], loading.places[task.stop])
-
-        amounts, work = np.diff(loading.places), partial(load, plan, loading)
-        try:
-            self._run("scatter", Pass("", len(amounts), work, int, "", amounts, describe=describe), collect)
-        except _TooLargeError:
-            return None
-        return loaded(plan, loading, [sizes[task] for task in range(len(amounts))])
+        return load_table(plan.table, read, order_of, memory, self.loadable_bytes, jobs, load)
 
     def spill(self, cuts: Cuts, name: PassName) -> list[SortedRun]:
         """Run what is left of the pass that scatters rows, or that merges them; return the runs."""

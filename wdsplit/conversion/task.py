@@ -6,13 +6,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import pyarrow as pa
 
 from wdsplit.conversion.job import ConvertJob, ShardRow
 from wdsplit.conversion.plan.plan import Plan
 from wdsplit.conversion.shuffle.gather import ShuffledRows
 from wdsplit.conversion.shuffle.in_memory import LoadedRows, MemoryRows
-from wdsplit.conversion.shuffle.steps import Cuts
+from wdsplit.conversion.shuffle.scatter import NUMBER
+from wdsplit.conversion.shuffle.steps import BATCH_BYTES, Cuts
 from wdsplit.engines.local import ahead, raise_if_cancelled
 from wdsplit.fields.encode import encode_batch
 from wdsplit.fields.keys import escape_keys, number_keys, number_width
@@ -21,6 +23,7 @@ from wdsplit.shards.files import write_shard
 from wdsplit.shards.manifest import shard_path
 from wdsplit.shards.sidecars import write_shard_sidecars
 from wdsplit.storage.interface import Storage
+from wdsplit.tables.formats.common import MAX_BATCH_ROWS
 from wdsplit.tables.payloads import with_payloads
 from wdsplit.tables.read import Rows, read_rows
 from wdsplit.tar.members import Body, build_body
@@ -73,12 +76,23 @@ def _reader(
     plan = job.plan
     read: Callable[[int, int], Iterator[Rows]] = partial(read_rows, plan.table, columns=plan.columns)
     if isinstance(source, LoadedRows):
-        read = MemoryRows(plan, source).read
+        read = partial(_read_loaded, plan, source.open())
     elif source is not None:
         read = ShuffledRows(storage, plan, source, job.buffer_bytes).read
     if plan.table.names_files:
         return lambda first, stop: ahead(with_payloads(read(first, stop)))
     return read if source is not None else lambda first, stop: ahead(read(first, stop))
+
+
+def _read_loaded(plan: Plan, rows: MemoryRows, first: int, stop: int) -> Iterator[Rows]:
+    """Read the rows at the places first, ..., stop - 1, batch by batch, in order."""
+    batch_rows = max(1, BATCH_BYTES // rows.row_bytes)
+    for begin in range(first, stop, batch_rows):
+        places = np.arange(begin, min(stop, begin + batch_rows))
+        numbers, *columns = rows.take([NUMBER, *(f"c{i}" for i in range(len(plan.columns)))], places)
+        found = Rows(dict(zip(plan.columns, columns, strict=True)), numbers.to_numpy(), plan.table)
+        for low in range(0, len(found), MAX_BATCH_ROWS):
+            yield found.slice(low, min(len(found), low + MAX_BATCH_ROWS))
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,10 @@ from wdsplit.jobs.record import Record
 from wdsplit.storage.interface import Storage
 from wdsplit.storage.opening import open_storage
 
-__all__ = ["Job", "Pass", "Share", "run"]
+__all__ = ["Job", "Pass", "Share", "Work", "run"]
 
 Result = TypeVar("Result")
+Work = Callable[[Storage, range], Iterable[Result]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +111,7 @@ class Pass(Generic[Result]):
 
     name: str
     num_items: int
-    work: Callable[[Storage, range], Iterable[Result]]
+    work: Work[Result]
     parse: Callable[[Any], Result]
     folder: str
     amounts: Int64 | None = None
@@ -187,9 +188,7 @@ def _amount(each: Pass[Any], items: Int64) -> int:
     return len(items) if each.amounts is None else int(each.amounts[items].sum())
 
 
-def _carry_out(
-    job: Job, folder: str, name: str, work: Callable[[Storage, range], Iterable[Result]], items: range
-) -> tuple[range, list[Result]]:
+def _carry_out(job: Job, folder: str, name: str, work: Work[Result], items: range) -> tuple[range, list[Result]]:
     """Carry out a task. Runs in a worker; may run twice."""
     with job.opened() as storage:
         results = work(storage, items)

@@ -24,7 +24,7 @@ from wdsplit.shards.files import read_manifest
 from wdsplit.shards.sample_tables import read_samples
 from wdsplit.storage.opening import open_storage
 
-NUM_ROWS, SHARDS = 300, 7
+NUM_ROWS, SHARDS, ENOUGH = 300, 7, 2**24
 KEYS = [f"é.{number}/part {number % 7}" if number % 3 else f"plain{number}" for number in range(NUM_ROWS)]
 """Half of them are escaped in tars; one folder has 43 of them."""
 
@@ -51,6 +51,14 @@ def data(made, tmp_path):
 def little_memory(monkeypatch):
     """Let a task hold 4 kB, so that even a small table has many tasks and partitions."""
     monkeypatch.setattr("wdsplit.conversion.shuffle.needs._LEAST_BYTES", 4096)
+
+
+@pytest.fixture(params=["spilled", "loaded"])
+def way(request, monkeypatch, little_memory):
+    """Have rows in another order than the samples spilled, or loaded into memory."""
+    if request.param == "loaded":
+        monkeypatch.setattr("wdsplit.annotating.passes.loadable_bytes", lambda *_: ENOUGH)
+    return request.param
 
 
 def scores(order=None):
@@ -104,21 +112,18 @@ def sample_keys(data):
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-@pytest.mark.parametrize("order", ["sorted", "reversed", "random", "of the samples", "of the samples, spilled"])
-def test_each_sample_has_its_row_whatever_the_order_of_the_table(
-    data, tmp_path, monkeypatch, jobs, order, little_memory
-):
+@pytest.mark.parametrize("order", ["reversed", "random", "of the samples"])
+def test_each_sample_has_its_row_whatever_the_order_of_the_table(data, tmp_path, jobs, order, way):
     before, numbers, seen = files_of(data), np.arange(NUM_ROWS), set()
-    numbers = {"sorted": numbers, "reversed": numbers[::-1], "random": np.random.default_rng(0).permutation(numbers)}
+    numbers = {"reversed": numbers[::-1], "random": np.random.default_rng(0).permutation(numbers)}
     of_samples = [KEYS.index(wdsplit.unescape_key(key)) for key in sample_keys(data)]
     write_files(tmp_path / "scores", scores(np.array(numbers.get(order, of_samples))), [100, 1, 57, 0], 20)
-    if "spilled" not in order:
-        monkeypatch.setattr("wdsplit.annotating.passes.loadable_bytes", lambda *_: 2**40)
     options = AnnotateOptions(memory=1, jobs=jobs)
     made = wdsplit.annotate(
         data, tmp_path / "scores", "key", "quality", options, lambda progress: seen.add(progress.name)
     )
-    assert ("join" in seen) == (order != "of the samples"), "a table in their order is not spilled"
+    read = set() if order == "of the samples" else {"load"}
+    assert seen == {"rows", "keys", "write"} | ({"join"} if way == "spilled" else read)
     assert joined(data) == expected()
     assert (made.num_samples, made.num_missing, made.num_extra, made.num_duplicates) == (NUM_ROWS, 0, 0, 0)
     after = files_of(data)
@@ -130,16 +135,36 @@ def test_each_sample_has_its_row_whatever_the_order_of_the_table(
 
 def test_jobs_and_memory_do_not_change_a_byte(data, tmp_path, monkeypatch):
     source = write_table(tmp_path / "scores.parquet", with_payloads(scores()), 20)
-    found = []
-    for jobs, threads, least in ((1, 4, 4096), (2, 4, 4096), (2, 1, 20_000), (1, 4, 2**30)):
+    found, spilled, enough, large = [], 0, ENOUGH, 1
+    for jobs, threads, least, loadable, large_run in (
+        (1, 4, 4096, spilled, large),
+        (2, 4, 4096, spilled, large),
+        (2, 1, 20_000, spilled, large),
+        (1, 4, 2**30, spilled, large),
+        (1, 4, 2**30, enough, large),
+        (1, 4, 4096, enough, large),
+        (2, 4, 4096, enough, 2**20),
+        (2, 1, 4096, enough, 2**20),
+    ):
         monkeypatch.setattr("wdsplit.engines.local._MAX_THREADS", threads)  # else two jobs are threads
+        monkeypatch.setattr("wdsplit.engines.local._PROCESS_BYTES", 1)
         monkeypatch.setattr("wdsplit.conversion.shuffle.needs._LEAST_BYTES", least)
+        monkeypatch.setattr("wdsplit.annotating.passes.loadable_bytes", lambda *_, loadable=loadable: loadable)
+        monkeypatch.setattr("wdsplit.conversion.shuffle.in_memory._LARGE_RUN_BYTES", large_run)
         annotate(data, source, jobs=jobs, overwrite=bool(found))
         found.append(files_of(data / "fields"))
-    monkeypatch.setattr("wdsplit.annotating.passes.loadable_bytes", lambda *_: 2**40)
-    annotate(data, source, overwrite=True)
-    found.append(files_of(data / "fields"))
-    assert found[1:] == found[:1] * 4
+    assert found[1:] == found[:1] * 7
+
+
+def test_rows_that_are_larger_than_their_files_said_are_spilled(data, tmp_path, monkeypatch, little_memory):
+    """A dictionary holds a long text once: parquet counts it so, but each row has all of it."""
+    monkeypatch.setattr("wdsplit.annotating.passes.loadable_bytes", lambda *_: 300_000)
+    texts = [f"{number % 5}" * 2000 for number in range(NUM_ROWS)]
+    source, seen = write_table(tmp_path / "s.parquet", {"key": KEYS, "text": texts}, 20), []
+    options = AnnotateOptions(memory=1, mapping={"text": "text"})
+    wdsplit.annotate(data, source, "key", "quality", options, lambda progress: seen.append(progress.name))
+    assert list(dict.fromkeys(seen))[-3:] == ["load", "join", "write"]
+    assert joined(data) == {key: {"text": text} for key, text in zip(KEYS, texts, strict=True)}
 
 
 FORMATS = {
@@ -203,7 +228,7 @@ def test_integers_are_written_as_convert_writes_them_row_numbers_too(tmp_path, k
 # Keys that match nothing, or too much
 
 
-def test_samples_without_a_row_are_counted_and_refused_or_null(data, tmp_path, little_memory):
+def test_samples_without_a_row_are_counted_and_refused_or_null(data, tmp_path, way):
     table, before = scores().slice(4), files_of(data)
     with pytest.raises(InputError, match=r"4 samples without a row: .*\(00000\d.tar\).*, \.\.\.(.|\n)*--allow-missing"):
         annotate(data, table)
@@ -220,7 +245,7 @@ def test_samples_without_a_row_are_counted_and_refused_or_null(data, tmp_path, l
     assert {tuple(row.values()) for row in joined(data).values()} == {(None, None, None)}
 
 
-def test_rows_without_a_sample_are_counted_and_refused_or_left_out(data, tmp_path, little_memory):
+def test_rows_without_a_sample_are_counted_and_refused_or_left_out(data, tmp_path, way):
     extra = pa.concat_tables([scores(), scores().slice(0, 2).set_column(0, "key", pa.array(["x y", "z"]))])
     source = write_table(tmp_path / "s.parquet", extra)
     with pytest.raises(InputError, match=r"2 rows without a sample: 'x y' \(.*, row 300\), 'z' \(.*, row 301\)"):
@@ -229,7 +254,7 @@ def test_rows_without_a_sample_are_counted_and_refused_or_left_out(data, tmp_pat
     assert joined(data) == expected()
 
 
-def test_duplicate_keys_are_counted_and_refused_or_the_first_or_last_is_used(data, tmp_path, little_memory):
+def test_duplicate_keys_are_counted_and_refused_or_the_first_or_last_is_used(data, tmp_path, way):
     again = scores().slice(0, 5)
     changed = again.set_column(1, "score", pa.array([-1.0] * 5))
     source = write_files(tmp_path / "s", pa.concat_tables([scores(), changed]), [150])
@@ -335,8 +360,11 @@ def test_dropping_one_leaves_the_dataset_as_it_was(data):
 KILLED = """
 import os, signal, sys
 import wdsplit
+import wdsplit.annotating.passes
 import wdsplit.conversion.shuffle.needs
 
+loadable = int(sys.argv.pop())
+wdsplit.annotating.passes.loadable_bytes = lambda *_: loadable
 wdsplit.conversion.shuffle.needs._LEAST_BYTES = 4096
 
 def report(progress):
@@ -349,8 +377,8 @@ wdsplit.annotate(sys.argv[1], source, "key", "quality", wdsplit.AnnotateOptions(
 """
 
 
-def killed(data, source, name, full=""):
-    process = start_script(KILLED, str(data), source, name, "1", full)
+def killed(data, source, name, full="", loadable=0):
+    process = start_script(KILLED, str(data), source, name, "1", full, str(loadable))
     _, said = process.communicate()
     assert process.returncode == -signal.SIGKILL, said
 
@@ -368,21 +396,36 @@ def convert_anew(data, folder, first=0, **changes):
 
 
 @pytest.mark.parametrize(
-    ("name", "full"), [("rows", ""), ("keys", ""), ("keys", "full"), ("join", ""), ("write", ""), ("write", "full")]
+    ("name", "full", "loadable"),
+    [
+        ("rows", "", 0),
+        ("keys", "", 0),
+        ("keys", "full", 0),
+        ("join", "", 0),
+        ("write", "", 0),
+        ("write", "full", 0),
+        ("load", "", ENOUGH),
+        ("write", "", ENOUGH),
+    ],
 )
-def test_a_run_that_is_killed_leaves_the_dataset_as_it_was_and_is_continued(data, tmp_path, name, full, little_memory):
+def test_a_run_that_is_killed_leaves_the_dataset_as_it_was_and_is_continued(
+    data, tmp_path, monkeypatch, name, full, loadable, little_memory
+):
+    """One that had loaded all rows loads them again, or spills them where it has less memory."""
     source = write_table(tmp_path / "s.parquet", with_payloads(scores()), 20)
     renamed = {f"{name}2": name for name in ("score", "word", "flag")}
     whole = annotate(data, source, name="whole", mapping=renamed, columns=("latent",))
-    killed(data, source, name, full)
+    killed(data, source, name, full, loadable)
     assert list(wdsplit.list_annotations(data)) == ["whole"]
     assert wdsplit.verify(str(data)).problems == ()
     with pytest.raises(OutputExistsError, match=r"unfinished(.|\n)*--resume(.|\n)*--overwrite"):
         annotate(data, source)
     seen = []
+    if name == "load":
+        monkeypatch.setattr("wdsplit.annotating.passes.loadable_bytes", lambda *_: loadable)
     options = AnnotateOptions(memory=1, jobs=2, resume=True)
     wdsplit.annotate(data, source, "key", "quality", options, seen.append)
-    assert any(progress.skipped for progress in seen)
+    assert any(progress.skipped for progress in seen) == (name != "load")
     assert joined(data) == expected()
     made = wdsplit.list_annotations(data)["quality"]
     tars, others = (

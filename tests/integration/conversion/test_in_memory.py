@@ -57,7 +57,7 @@ def test_rows_that_fit_are_not_spilled_and_come_to_the_same_bytes(
     inputs, tmp_path, monkeypatch, changes, large_row_bytes
 ):
     """Two jobs load by threads and write JSON by processes; five are processes in both passes."""
-    monkeypatch.setattr(in_memory, "_LARGE_ROW_BYTES", large_row_bytes)
+    monkeypatch.setattr(in_memory, "_LARGE_RUN_BYTES", large_row_bytes)
     changes, seen = {"shuffle": True, "null": "omit", **changes}, []
     convert(inputs, tmp_path / "memory", options(**changes), spills(seen, tmp_path / "memory"))
     assert set(seen) == {("scatter", False), ("write", False)}

@@ -42,13 +42,14 @@ def test_memory_is_kept_by_its_views_and_goes_with_the_last():
 )
 def test_rows_go_into_shared_memory_only_if_processes_may_write_shards(tmp_path, monkeypatch, jobs, score, expected):
     """As they do where there is JSON to encode, or are more jobs than threads are worth."""
-    kinds, plan_loading = [], in_memory.plan_loading
+    kinds, load_table = [], in_memory.load_table
 
-    def planned(plan, max_bytes, jobs, memory):
-        kinds.append(type(memory))
-        return plan_loading(plan, max_bytes, jobs, memory)
+    def load(*arguments):
+        loaded = load_table(*arguments)
+        kinds.append(type(loaded.memory))
+        return loaded
 
-    monkeypatch.setattr("wdsplit.conversion.driver.plan_loading", planned)
+    monkeypatch.setattr("wdsplit.conversion.driver.load_table", load)
     path = write_table(tmp_path / "table.parquet", numbers_table(40).append_column("score", pa.array([score] * 40)))
     converted(path, tmp_path / "out", shards=4, shuffle=True, jobs=jobs)
     assert kinds == [expected]

@@ -5,54 +5,32 @@ Nothing is sorted or spilled: rows stay as they were read, and the writer of a s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 
 from wdsplit.arrays import Int64
-from wdsplit.conversion.plan.plan import Plan
 from wdsplit.conversion.shuffle.needs import rows_bytes
-from wdsplit.conversion.shuffle.scatter import NUMBER, PLACE, placed_rows
 from wdsplit.conversion.shuffle.steps import BATCH_BYTES, cut_table
 from wdsplit.engines.local import raise_if_cancelled
 from wdsplit.engines.private_memory import PrivateMemory
 from wdsplit.engines.shared_memory import SharedMemory
+from wdsplit.jobs.run import Work
 from wdsplit.storage.interface import Storage
-from wdsplit.tables.formats.common import MAX_BATCH_ROWS
-from wdsplit.tables.read import Rows
+from wdsplit.tables.read import check_files
+from wdsplit.tables.table import Table
 
-__all__ = ["LoadedRows", "Loading", "Memory", "MemoryRows", "load", "loaded", "plan_loading"]
-
-Memory = SharedMemory | PrivateMemory
-"""Shared where other processes write shards, or private to this one, which costs less."""
+__all__ = ["LoadedRows", "MemoryRows", "load_table"]
 
 _TASKS_PER_JOB, _MIN_TASKS = 4, 20
 """The minimum lets one job show its progress, too."""
 _SPARE = 2
 """A task may use this many times its equal share, as rows differ in size; the limit for all tasks still holds."""
-_LARGE_ROW_BYTES = 4096
-"""From this size on, copying rows one by one is faster than copying them twice."""
-
-
-@dataclass(frozen=True)
-class Loading:
-    """How a table is loaded.
-
-    Attributes:
-        places: The places at which the table is cut into tasks.
-        memory: The memory for the rows of all tasks.
-        begins: The offset in the memory at which each task writes its rows.
-        task_bytes: Maximum bytes of a task.
-        max_bytes: Maximum bytes of all tasks.
-    """
-
-    places: list[int]
-    memory: Memory
-    begins: list[int]
-    task_bytes: int
-    max_bytes: int
+_LARGE_RUN_BYTES = 4096
+"""From this mean size of runs of rows on, copying them one by one is faster than copying them twice."""
 
 
 @dataclass(frozen=True)
@@ -60,36 +38,88 @@ class LoadedRows:
     """A table in memory; it goes to worker processes that are started with it.
 
     Attributes:
-        memory: The memory.
+        memory: The memory: shared, or private to this process.
         regions: Offset and number of bytes of each task's rows.
-        order: Offset of the order in the memory: int64 of shape (rows,), the row at each place, counted in the table's
-            order.
+        order: Offset of the order in the memory, as for `MemoryRows`.
+        num_places: Number of places in the order.
     """
 
-    memory: Memory
+    memory: SharedMemory | PrivateMemory
     regions: list[tuple[int, int]]
     order: int
+    num_places: int
+
+    def open(self, first: int = 0, stop: int | None = None) -> MemoryRows:
+        """Open the rows at the places first, ..., stop - 1, which are counted from 0 then."""
+        order = np.frombuffer(self.memory.view(self.order, 8 * self.num_places), np.int64)
+        batches = _batches(self.memory, self.regions)
+        return MemoryRows(batches[0].schema, batches, order[first:stop])
 
 
-def plan_loading(plan: Plan, max_bytes: int, jobs: int, memory: Memory) -> Loading | None:
-    """Decide how to load a table into at most `max_bytes` of memory; None if it does not fit."""
-    num_bytes = rows_bytes(plan)
+class _TooLargeError(Exception):
+    """The rows do not fit in memory, contrary to the estimate from their files."""
+
+
+def load_table(
+    table: Table,
+    read: Callable[[int, int], Iterator[pa.Table]],
+    order_of: Callable[[Sequence[pa.RecordBatch]], Int64],
+    memory: SharedMemory | PrivateMemory,
+    max_bytes: int,
+    jobs: int,
+    run: Callable[[Work[int], Int64, Callable[[int, int], None]], object],
+) -> LoadedRows | None:
+    """Load a table into at most `max_bytes` of memory, where no notes are needed; None if it does not fit.
+
+    Args:
+        table: The table.
+        read: Reads the rows at the places first, ..., stop - 1 of the table; picklable.
+        order_of: Returns the order, as for `MemoryRows`, given all rows in the table's order.
+        memory: The memory.
+        max_bytes: The limit.
+        jobs: Number of tasks that run at a time.
+        run: Runs a transient pass, given its work, the rows of each task, and `collect` as for `jobs.run.run`.
+    """
+    num_bytes, sizes = rows_bytes(table), dict[int, int]()
     if num_bytes > max_bytes:
         return None
-    places = cut_table(plan.table, max(BATCH_BYTES, num_bytes // max(_MIN_TASKS, _TASKS_PER_JOB * jobs)))
+    places = cut_table(table, max(BATCH_BYTES, num_bytes // max(_MIN_TASKS, _TASKS_PER_JOB * jobs)))
     task_bytes = _SPARE * max_bytes // (len(places) - 1)
     try:
         begins = [memory.allocate(task_bytes) for _ in places[1:]]
     except OSError:  # shared memory is a file, and RLIMIT_FSIZE may limit its size
         return None
-    return Loading(places, memory, begins, task_bytes, max_bytes)
+    check_files(table, 0, table.num_rows)
+
+    def collect(task: int, num_bytes: int) -> None:
+        sizes[task] = num_bytes
+        if num_bytes > task_bytes or sum(sizes.values()) > max_bytes:
+            raise _TooLargeError
+
+    try:
+        run(partial(_load, read, places, memory, begins, task_bytes), np.diff(places), collect)
+    except _TooLargeError:
+        return None
+    regions = [(begin, sizes[task]) for task, begin in enumerate(begins)]
+    order = order_of(_batches(memory, regions))
+    begin = memory.allocate(order.nbytes)
+    memory.write(begin, order.tobytes())
+    return LoadedRows(memory, regions, begin, len(order))
 
 
-def load(plan: Plan, loading: Loading, storage: Storage, tasks: range) -> Iterator[int]:
+def _load(
+    read: Callable[[int, int], Iterator[pa.Table]],
+    places: list[int],
+    memory: SharedMemory | PrivateMemory,
+    begins: list[int],
+    task_bytes: int,
+    storage: Storage,
+    tasks: range,
+) -> Iterator[int]:
     """Write the rows of tasks into memory; yield the bytes of each task's rows, which may be more than fit."""
     for task in tasks:
-        region = _Region(loading.memory, loading.begins[task], loading.task_bytes)
-        for number, table in enumerate(_joined(placed_rows(plan, *loading.places[task : task + 2]))):
+        region = _Region(memory, begins[task], task_bytes)
+        for number, table in enumerate(_joined(read(*places[task : task + 2]))):
             raise_if_cancelled()
             if number == 0:
                 writer = pa.ipc.new_stream(region, table.schema)
@@ -98,14 +128,14 @@ def load(plan: Plan, loading: Loading, storage: Storage, tasks: range) -> Iterat
         yield region.num_bytes
 
 
-def _joined(tables: Iterator[tuple[pa.Table, int]]) -> Iterator[pa.Table]:
+def _joined(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
     """Join small tables into batches, because gathering rows costs time for each table."""
     pending: list[pa.Table] = []
     num_bytes = 0
-    for table, table_bytes in tables:
+    for table in tables:
         pending.append(table)
-        num_bytes += table_bytes
-        if num_bytes >= BATCH_BYTES:
+        num_bytes += table.nbytes
+        if num_bytes >= BATCH_BYTES // 2:  # batches of large rows are seldom joined, which copies them
             yield pa.concat_tables(pending).combine_chunks()
             pending, num_bytes = [], 0
     if pending:
@@ -117,7 +147,7 @@ class _Region:
 
     closed = False
 
-    def __init__(self, memory: Memory, begin: int, max_bytes: int) -> None:
+    def __init__(self, memory: SharedMemory | PrivateMemory, begin: int, max_bytes: int) -> None:
         self.num_bytes = 0
         self._memory, self._begin, self._max_bytes = memory, begin, max_bytes
 
@@ -135,59 +165,42 @@ class _Region:
         """Do nothing: the memory stays."""
 
 
-def loaded(plan: Plan, loading: Loading, sizes: Sequence[int]) -> LoadedRows:
-    """Compute the order of the rows that all tasks have loaded, given the bytes of each task."""
-    memory, regions = loading.memory, list(zip(loading.begins, sizes, strict=True))
-    places = np.concatenate([batch.column(PLACE).to_numpy() for batch in _batches(memory, regions)])
-    if plan.groups is None:
-        order = np.empty_like(places)
-        order[places] = np.arange(len(places))
-    else:
-        order = np.argsort(places, kind="stable")  # rows of a group share a place, and keep the table's order
-    begin = memory.allocate(order.nbytes)
-    memory.write(begin, order.tobytes())
-    return LoadedRows(memory, regions, begin)
-
-
-def _batches(memory: Memory, regions: Sequence[tuple[int, int]]) -> list[pa.RecordBatch]:
+def _batches(memory: SharedMemory | PrivateMemory, regions: Sequence[tuple[int, int]]) -> list[pa.RecordBatch]:
     """Return all rows as batches, in the order of the memory."""
     views = [pa.py_buffer(memory.view(begin, num_bytes)) for begin, num_bytes in regions]
     return [batch for view in views for batch in pa.ipc.open_stream(view)]
 
 
 class MemoryRows:
-    """The shuffled table, read by places.
+    """Rows of batches, read in any order.
 
     Args:
-        plan: The plan.
-        rows: The table.
+        schema: The columns.
+        batches: The rows.
+        order: int64: the row at each place, counted from 0 over all batches; -1 for none.
     """
 
-    def __init__(self, plan: Plan, rows: LoadedRows) -> None:
-        self._plan = plan
-        self._batches = _batches(rows.memory, rows.regions)
-        self._starts = np.cumsum([0, *map(len, self._batches)])
-        num_bytes = sum(num_bytes for _, num_bytes in rows.regions)
-        self._row_bytes = max(1, num_bytes // max(1, self._plan.num_rows))
-        self._order: Int64 = np.frombuffer(rows.memory.view(rows.order, 8 * self._plan.num_rows), np.int64)
+    def __init__(self, schema: pa.Schema, batches: Sequence[pa.RecordBatch], order: Int64) -> None:
+        self._order, self._starts = order, np.cumsum([0, *map(len, batches)])
+        self._batches = [*batches, pa.record_batch([pa.nulls(1, kind) for kind in schema.types], schema=schema)]
+        self.row_bytes = max(1, sum(batch.nbytes for batch in batches) // max(1, self._starts[-1]))
 
-    def read(self, first: int, stop: int) -> Iterator[Rows]:
-        """Read the rows at the places first, ..., stop - 1, batch by batch, in order."""
-        batch_rows = max(1, BATCH_BYTES // self._row_bytes)
-        for begin in range(first, stop, batch_rows):
-            rows = self._gather(self._order[begin : min(stop, begin + batch_rows)])
-            for low in range(0, len(rows), MAX_BATCH_ROWS):
-                yield rows.slice(low, min(len(rows), low + MAX_BATCH_ROWS))
-
-    def _gather(self, rows: Int64) -> Rows:
-        """Return rows by their numbers in the order of the table: int64."""
+    def take(self, names: Sequence[str], places: Int64) -> list[pa.Array]:
+        """Return columns of the rows at some places; null at -1, and where there is no row."""
+        rows, there = np.full(len(places), -1), places >= 0
+        rows[there] = self._order[places[there]]
+        rows[rows < 0] = self._starts[-1]  # the row of nulls
         numbers = np.searchsorted(self._starts, rows, side="right") - 1
         inside = rows - self._starts[numbers]
-        if self._row_bytes >= _LARGE_ROW_BYTES:
-            found = list(zip([self._batches[number] for number in numbers], inside.tolist(), strict=True))
+        firsts = np.flatnonzero((np.diff(rows, prepend=-2) != 1) | (np.diff(numbers, prepend=-1) != 0))
+        if self.row_bytes * len(rows) >= _LARGE_RUN_BYTES * len(firsts):
+            counts = np.diff(firsts, append=len(rows))
+            runs = zip(numbers[firsts].tolist(), inside[firsts].tolist(), counts.tolist(), strict=True)
+            found = list(runs) or [(-1, 0, 0)]
 
-            def take(name: str) -> pa.Array:
-                return pa.concat_arrays([batch.column(name).slice(row, 1) for batch, row in found])
+            def column(name: str) -> pa.Array:
+                columns = [batch.column(name) for batch in self._batches]
+                return pa.concat_arrays([columns[number].slice(row, count) for number, row, count in found])
         else:  # batch by batch, and then all rows into their order
             order = np.argsort(numbers, kind="stable")
             which, starts = np.unique(numbers[order], return_index=True)
@@ -197,10 +210,9 @@ class MemoryRows:
             ]
             back = np.empty_like(order)
             back[order] = np.arange(len(order))
-            places = pa.array(back)
+            indices = pa.array(back)
 
-            def take(name: str) -> pa.Array:
-                return pa.concat_arrays([batch.column(name).take(rows) for batch, rows in parts]).take(places)
+            def column(name: str) -> pa.Array:
+                return pa.concat_arrays([batch.column(name).take(rows) for batch, rows in parts]).take(indices)
 
-        columns = {name: take(f"c{i}") for i, name in enumerate(self._plan.columns)}
-        return Rows(columns, take(NUMBER).to_numpy(), self._plan.table)
+        return [column(name) for name in names]

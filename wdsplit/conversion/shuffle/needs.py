@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from wdsplit.conversion.plan.plan import Plan
 from wdsplit.conversion.shuffle.steps import BATCH_BYTES, ROW_BYTES, cut_into_regions, cut_table
 from wdsplit.engines.limits import usable_memory
+from wdsplit.tables.table import Table
 
 __all__ = ["Needs", "loadable_bytes", "memory_budget", "needs_of", "rows_bytes", "task_bytes", "task_memory"]
 
@@ -62,15 +63,15 @@ def needs_of(plan: Plan, memory: int | None, jobs: int, is_local: bool, on_disk:
     memory, temporary = memory_budget(memory, is_local), 0
     loadable = loadable_bytes(memory, jobs) if is_local else 0
     buffer_bytes = task_bytes(memory, jobs, plan.table.data_bytes if on_disk else None)
-    if plan.scatters and rows_bytes(plan) > loadable:
+    if plan.scatters and rows_bytes(plan.table) > loadable:
         num_regions, _ = cut_into_regions(plan.num_rows, len(cut_table(plan.table, buffer_bytes)) - 1)
         temporary = (2 if num_regions > 1 else 1) * (plan.table.data_bytes + plan.num_rows * _SPILLED_ROW_BYTES)
     return Needs(memory, loadable, buffer_bytes, temporary)
 
 
-def rows_bytes(plan: Plan) -> int:
+def rows_bytes(table: Table) -> int:
     """Return the bytes of all rows in memory, estimated from their files."""
-    return plan.table.data_bytes + plan.num_rows * ROW_BYTES
+    return table.data_bytes + table.num_rows * ROW_BYTES
 
 
 def loadable_bytes(memory_bytes: int, jobs: int) -> int:

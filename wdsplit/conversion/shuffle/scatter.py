@@ -40,9 +40,9 @@ def scatter(job: ConvertJob, cuts: Cuts, storage: Storage, tasks: range) -> Iter
     """Write the rows of scatter tasks as runs; yield the runs of each."""
     for task in tasks:
         runs = _writer(job, cuts, storage, f"{task:08d}", cuts.scattered_rows)
-        for table, num_bytes in placed_rows(job.plan, *cuts.places[task : task + 2]):
+        for table in placed_rows(job.plan, *cuts.places[task : task + 2]):
             raise_if_cancelled()
-            runs.append(table, table.column(PLACE).to_numpy(), num_bytes)
+            runs.append(table, table.column(PLACE).to_numpy(), table.nbytes + len(table) * ROW_BYTES)
         yield runs.end()
 
 
@@ -91,14 +91,13 @@ def _collected(storage: Storage, title: str, name: str, tasks: range) -> list[So
     return [run for runs in found for run in runs]
 
 
-def placed_rows(plan: Plan, first: int, stop: int) -> Iterator[tuple[pa.Table, int]]:
-    """Yield rows of the table, batch by batch, with their places and numbers; and the bytes of each batch."""
+def placed_rows(plan: Plan, first: int, stop: int) -> Iterator[pa.Table]:
+    """Yield rows of the table, batch by batch, with their places and numbers."""
     places_of = _places(plan, first)
     columns = [*plan.columns, *([plan.options.group_by] if plan.options.group_by is not None else [])]
     for rows in read_rows(plan.table, first, stop, list(dict.fromkeys(columns))):
         arrays = {f"c{i}": rows.columns[name] for i, name in enumerate(plan.columns)}
-        table = pa.table({PLACE: places_of(rows), NUMBER: rows.numbers, **arrays})
-        yield table, rows.nbytes + len(rows) * ROW_BYTES
+        yield pa.table({PLACE: places_of(rows), NUMBER: rows.numbers, **arrays})
 
 
 def _places(plan: Plan, first: int) -> Callable[[Rows], Int64]:
