@@ -28,16 +28,9 @@ class Refusing:
         return sample
 
 
-class Dropping(Refusing):
-    """A stage that gives nothing for some rows."""
-
-    def __call__(self, sample):
-        return None if sample["cls"] in self.rows else sample
-
-
-def refusing(dataset, rows, stage=Refusing):
+def refusing(dataset, rows):
     """Make each sample a delivery; some rows are bad."""
-    return dataset.decode().map(stage(rows)).to_tuple("__position__", "cls", "__pad__")
+    return dataset.decode().map(Refusing(rows)).to_tuple("__position__", "cls", "__pad__")
 
 
 def with_substitutes(positions, lanes, bad):
@@ -102,24 +95,11 @@ def damage_header(path, row):
     flip(tar, offset + 101)
 
 
-def damage_payload(path, row):
-    """Change a byte of a row's first payload: the hash of the sample differs."""
-    tar, offset, _ = place_of(path, row)
-    flip(tar, offset + 512)
-
-
 def truncate_shard(path, row):
     """Cut off the shard of a row in the row's sample; return the rows of the shard."""
     tar, offset, _ = place_of(path, row)
     with open(tar, "r+b") as file:
         file.truncate(offset + 600)
-    return rows_of(path, tar.name)
-
-
-def damage_places(path, row):
-    """Change the places of a row's shard; return the rows of the shard."""
-    tar, _, _ = place_of(path, row)
-    flip(Path(f"{tar}.places"), 9)
     return rows_of(path, tar.name)
 
 
