@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,8 @@ __all__ = [
 ]
 
 _SHOWN_FIELDS = 20
+_TYPED = ("text", "bytes", "media", "npy")
+"""Encodings of fields that are named by their type alone, unless several columns have it."""
 _DOING = {
     "read": ("reading", "rows"),
     "scatter": ("shuffling", "rows"),
@@ -161,10 +164,19 @@ def appended_text(manifest: Manifest, place: str) -> str:
 
 def dataset_text(manifest: Manifest, place: str) -> str:
     """Return a summary of a converted dataset."""
+    from wdsplit.fields.infer import prefix_of
+
     provenance = manifest.provenance
     names = [escaped(f"{field.name} (from {field.column})") for field in manifest.fields]
     said = label_lines(provenance.get("label"), manifest.fields)
-    lines = [f"{place}: {totals_text(manifest)}", f"fields: {listed(names, _SHOWN_FIELDS)}", *said]
+    lines = [f"{place}: {totals_text(manifest)}", f"fields: {listed(names, _SHOWN_FIELDS)}"]
+    typed = [field for field in manifest.fields if field.encoding in _TYPED]
+    renamed = [field.name for field in typed if field.name.startswith(prefix_of(field.column))]
+    for extension, count in Counter(name.rpartition(".")[2] for name in renamed).items():
+        if count > 1:
+            named = f"these fields begin with their columns' names; --map {extension}=COLUMN names one {extension}"
+            lines.append(f"{count} columns would be {extension}: {named}")
+    lines += said
     for field in manifest.fields:
         if field.names and not (said and field.column == provenance["label"]["column"]):
             lines.append(f"classes: {len(field.names):,} in {escaped(field.name)}: {names_text(field.names)}")

@@ -30,6 +30,7 @@ __all__ = [
     "is_field_name",
     "is_json_text",
     "needs_sniff",
+    "prefix_of",
     "refuse_repeated",
     "sniff",
     "with_class_names",
@@ -291,6 +292,11 @@ def _encoding_for(field: str, kind: pa.DataType, default: str) -> str | None:
     return default if allowed is None or default in allowed else None
 
 
+def prefix_of(column: str) -> str:
+    """Return what the names of fields begin with that are named after their column."""
+    return re.sub(r"[^a-z0-9_-]", "_", column.lower()) + "."
+
+
 def _inferred_names(
     schema: pa.Schema,
     columns: Sequence[str],
@@ -314,9 +320,8 @@ def _inferred_names(
         extensions.append(by_type or (sniff(payload) if payload else None) or "bin")
     names, counts = [], Counter(extensions)
     for column, extension in zip(columns, extensions, strict=True):
-        prefix = re.sub(r"[^a-z0-9_-]", "_", column.lower())
         alone = not prefixed and extension[0] != "." and counts[extension] == 1 and extension not in taken
-        names.append(extension if alone else f"{prefix}.{extension.lstrip('.')}")
+        names.append(extension if alone else f"{prefix_of(column)}{extension.lstrip('.')}")
     return names
 
 

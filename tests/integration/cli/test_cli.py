@@ -119,6 +119,19 @@ def test_convert_writes_a_dataset_and_says_what_is_in_it(table, output):
     assert sorted(labels(output)) == list(range(23))
 
 
+def test_convert_says_why_fields_are_named_after_their_columns(tmp_path):
+    columns = {"txt": ["a", "b"], "My caption": ["c", "d"], "score": [0.5, 1.5], "width": [1, 2]}
+    path = write_table(tmp_path / "in.parquet", columns)
+    fields, why, *_ = done("convert", path, tmp_path / "out").out.splitlines()[1:]
+    assert fields.startswith("fields: txt.txt (from txt), my_caption.txt (from My caption), score.json")
+    assert why == (
+        "2 columns would be txt: these fields begin with their columns' names; --map txt=COLUMN names one txt"
+    )
+    mapped = done("convert", path, tmp_path / "mapped", "--map", "txt=txt", "--columns", "My caption,score").out
+    assert "fields: txt (from txt), my_caption.txt (from My caption)" in mapped and "would be" not in mapped
+    assert "would be" not in done("convert", tmp_path / "out", tmp_path / "again").out
+
+
 def test_plan_convert_and_inspect_say_which_column_is_the_label(tmp_path):
     path = write_table(
         tmp_path / "in.parquet",
