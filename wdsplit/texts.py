@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import math
 import re
+import reprlib
 import shlex
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
 from typing import Any
 
 __all__ = [
+    "Brief",
     *("class_name", "counted", "escaped", "human_bytes", "human_number", "human_seconds", "listed", "percent"),
     *("quoted", "safe_text"),
 ]
@@ -21,6 +24,14 @@ _MAX_DIGITS = 10
 """Of the number of a class: `int` refuses texts of thousands of digits."""
 _SHELL_SPECIAL = re.compile(r'["$`\\\\]|!(?![= ])')
 """Characters that a shell interprets inside double quotes."""
+
+
+class Brief:
+    """What a dataclass with `repr=False` inherits to show its fields in a line: long texts and lists are shortened."""
+
+    def __repr__(self) -> str:
+        shown = {each.name: reprlib.repr(getattr(self, each.name)) for each in fields(self)}  # type: ignore[arg-type]
+        return f"{type(self).__name__}({', '.join(f'{name}={text}' for name, text in shown.items())})"
 
 
 def safe_text(text: str, limit: int, lines: bool = False) -> str:

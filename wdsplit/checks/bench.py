@@ -12,14 +12,15 @@ from typing import Any
 from wdsplit.errors import InputError
 from wdsplit.loading.loader import Loader
 from wdsplit.order.trace import Trace
+from wdsplit.texts import Brief
 
 __all__ = ["BenchResult", "bench"]
 
 _MAXRSS_BYTES = 1 if sys.platform == "darwin" else 1024
 
 
-@dataclass(frozen=True)
-class BenchResult:
+@dataclass(frozen=True, repr=False)
+class BenchResult(Brief):
     """The result of `bench`.
 
     Attributes:

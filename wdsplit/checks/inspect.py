@@ -20,6 +20,7 @@ from wdsplit.shards.files import versions_with_erased
 from wdsplit.shards.manifest import Field, fields_table
 from wdsplit.shards.versions import Version
 from wdsplit.shards.views import VIEWS, StoredView
+from wdsplit.texts import Brief
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -134,8 +135,8 @@ def inspect(url: str, samples: int = 3, **options: Any) -> Inspection:
     )
 
 
-@dataclass(frozen=True)
-class ReaderShare:
+@dataclass(frozen=True, repr=False)
+class ReaderShare(Brief):
     """What one worker of one rank reads in an epoch.
 
     Attributes:
@@ -151,8 +152,8 @@ class ReaderShare:
     shards: list[int]
 
 
-@dataclass(frozen=True)
-class Assignment:
+@dataclass(frozen=True, repr=False)
+class Assignment(Brief):
     """The shards that each rank and worker reads in an epoch.
 
     Attributes:

@@ -37,7 +37,7 @@ from wdsplit.shards.views import VIEWS
 from wdsplit.storage.given import PathLike, located_one
 from wdsplit.storage.interface import Storage
 from wdsplit.storage.opening import open_storage
-from wdsplit.texts import listed
+from wdsplit.texts import Brief, listed
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 __all__ = ["Collected", "gc"]
 
 
-@dataclass(frozen=True)
-class Collected:
+@dataclass(frozen=True, repr=False)
+class Collected(Brief):
     """What was removed from a dataset.
 
     Attributes:

@@ -17,7 +17,7 @@ import numpy as np
 from wdsplit.arrays import Int64
 from wdsplit.order.epoch import EpochOrder, groups
 from wdsplit.order.split import Steps, Turns, World, readers_per_lane
-from wdsplit.texts import counted
+from wdsplit.texts import Brief, counted
 
 __all__ = ["Runs", "ShardDistribution", "Trace", "reading_advice", "runs_of"]
 
@@ -58,8 +58,8 @@ def runs_of(order: EpochOrder, stop: int) -> Runs:
     return Runs(lane, shard, first, length, offset)
 
 
-@dataclass(frozen=True)
-class ShardDistribution:
+@dataclass(frozen=True, repr=False)
+class ShardDistribution(Brief):
     """The part of an epoch that one reader reads, and the totals of all readers. All values are plain.
 
     A shard counts for each reader that reads a sample of it; pads, which may come from any shard, do not count.

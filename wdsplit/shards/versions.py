@@ -15,6 +15,7 @@ from typing import Any
 
 from wdsplit.errors import InputError
 from wdsplit.shards.table import SHARDS_NAME
+from wdsplit.texts import Brief
 
 __all__ = [
     "ADDED_FOLDER",
@@ -46,8 +47,8 @@ REWRITTEN = re.compile(r"\.\d+-[0-9a-f]{16}(?=\.(?:tar|idx))")
 """What the name of a shard that was written again has before its suffix: the version, and the hash of the run."""
 
 
-@dataclass(frozen=True)
-class Version:
+@dataclass(frozen=True, repr=False)
+class Version(Brief):
     """A version of a dataset.
 
     Attributes:

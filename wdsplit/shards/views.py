@@ -31,7 +31,7 @@ from wdsplit.shards.manifest import Manifest
 from wdsplit.shards.stored import AT_VERSION, Kind
 from wdsplit.storage.interface import ReadableStorage, Storage
 from wdsplit.storage.local import LocalStorage
-from wdsplit.texts import counted, percent, quoted
+from wdsplit.texts import Brief, counted, percent, quoted
 
 __all__ = [
     "COMPARED_RANKS",
@@ -75,8 +75,8 @@ _TYPES = {
 _FORM_TYPES = {"block": int, "capacity": int, "truncates": bool, "size": int, "budget": int, "values": list}
 
 
-@dataclass(frozen=True)
-class StoredView:
+@dataclass(frozen=True, repr=False)
+class StoredView(Brief):
     """The header of a stored view.
 
     Attributes:
