@@ -139,7 +139,7 @@ class Save(TrainerCallback):
 
 
 def features(sample):
-    return {"labels": sample["cls"], "position": sample["__position__"]}
+    return {"labels": sample["cls"], "position": sample["__position__"], "__pad__": sample["__pad__"]}
 
 
 def dataset(path, **options):
@@ -187,7 +187,7 @@ def trainer(path, out):
 def refused(path, out):
     """Return the causes of what is refused: ranks that would come apart, and samples whose pads cannot be told."""
     causes = []
-    for made in (dataset(path, tail="uneven"), dataset(path, tail="drop"), Dataset(path).decode().compose(unflagged)):
+    for made in (dataset(path, tail="uneven"), dataset(path, tail="drop"), Dataset(path).decode().map(unflagged)):
         again = trainer_of(path, out / "refused")
         try:
             again.evaluate(made)
@@ -202,9 +202,8 @@ def refused(path, out):
     return causes
 
 
-def unflagged(samples):
-    for sample in samples:
-        yield {"labels": sample["cls"], "position": sample["__position__"]}
+def unflagged(sample):
+    return {"labels": sample["cls"], "position": sample["__position__"]}
 
 
 def trainer_without(path, out):

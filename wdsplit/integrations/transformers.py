@@ -279,7 +279,7 @@ class _WithPads:
                 f"samples have no {PAD}, so an evaluation would count pads",
                 place=self._url,
                 expected=f"dicts with {PAD}",
-                remedy=f"keep it in the stages of the dataset: yield {{**new, {PAD!r}: sample[{PAD!r}]}}",
+                remedy=f"keep it in the stages of the dataset: return {{**new, {PAD!r}: sample[{PAD!r}]}}",
             )
         batch = self._collate([{name: sample[name] for name in sample if name != PAD} for sample in samples])
         batch[PAD] = torch.tensor([bool(sample[PAD]) for sample in samples])

@@ -10,13 +10,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial as bound
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from wdsplit.errors import InputError
 from wdsplit.loading.stages.columns import Rename, ToTuple
-from wdsplit.loading.stages.randomness import IMAGES, MAPS, Draws, GeneratorKind, RandomMap, marking
+from wdsplit.loading.stages.randomness import IMAGES, MAPS, Draws, GeneratorKind, RandomMap
 
 if TYPE_CHECKING:
     from torch.utils.data import IterableDataset as TorchDataset
@@ -64,6 +63,7 @@ class FluidStages:
         def options(self) -> OrderOptions: ...
 
         def compose(self, *stages: Any) -> Self: ...
+        def map(self, f: Callable[[Any], Any], handler: Callable[..., Any] = ...) -> Self: ...
         def map_dict(self, handler: Callable[..., Any] = ..., **functions: Callable[[Any], Any]) -> Self: ...
         def map_tuple(self, *functions: Callable[[Any], Any], handler: Callable[..., Any] = ...) -> Self: ...
         def select(self, predicate: Callable[[Any], bool], **options: Any) -> Self: ...
@@ -117,25 +117,6 @@ class FluidStages:
             number = sum(isinstance(other, Decode) and other.draws_images for other in self.pipeline)
             stage = replace(stage, draws=Draws(IMAGES, self.options.seed, number))
         return self.compose(stage)
-
-    def map(self, f: Callable[[Any], Any], handler: Callable[..., Any] | None = None) -> Self:
-        """Map each sample by a function, as webdataset's `map` does.
-
-            def brightness(sample):
-                return {"mean": sample["jpg"].mean()}
-
-            means = dataset.decode("rgb").map(brightness)
-
-        A dict that the function returns gets what it lacks of `__key__`, `__position__`, `__pad__` and the sample's
-        other names of this form: a loop needs them to leave out pads, and later stages to draw at random.
-
-        Args:
-            f: Called with the sample.
-            handler: Called with an error of the function; None to raise it.
-        """
-        from webdataset import filters
-
-        return self.compose(filters.map(bound(marking, f), **({} if handler is None else {"handler": handler})))
 
     def map_random(
         self, function: Callable[..., Any], field: str | None = None, generator: GeneratorKind = "numpy"
@@ -235,7 +216,7 @@ class FluidPipeline(IterableDataset, FluidStages):
 
 
 for _name in (
-    *("batched", "extract_keys", "listed", "lmdb_cached", "log_keys", "map_dict", "map_tuple", "mcached"),
+    *("batched", "extract_keys", "listed", "lmdb_cached", "log_keys", "map", "map_dict", "map_tuple", "mcached"),
     *("rename_keys", "rsample", "select", "shuffle", "slice", "unbatched", "unlisted", "xdecode"),
 ):
     setattr(FluidStages, _name, _OfWebdataset("FluidInterface", _name))

@@ -45,10 +45,6 @@ def with_twice(sample):
     return {**sample, "twice": 2 * sample["cls"]}
 
 
-def only_twice(sample):
-    return {"twice": 2 * sample["cls"]}
-
-
 def decoded_numbers(pipeline):
     return pipeline.decode(only="cls npy").rename(npy="npy").to_tuple("cls", "npy")
 
@@ -59,7 +55,6 @@ ONE_TO_ONE = {
     "decode rgb8": lambda pipeline: pipeline.decode("rgb8", only="png"),
     "decode torchrgb": lambda pipeline: pipeline.decode("torchrgb", partial=True),
     "map": lambda pipeline: pipeline.decode().map(with_twice),
-    "map to a new dict": lambda pipeline: pipeline.decode().map(only_twice),
     "map_dict": lambda pipeline: pipeline.decode().map_dict(cls=doubled, txt=str.upper),
     "to_tuple": lambda pipeline: pipeline.to_tuple("__key__", "png", "cls"),
     "to_tuple of one text": lambda pipeline: pipeline.decode().to_tuple("npy jpg;png cls"),
@@ -144,17 +139,3 @@ def test_a_stage_that_is_one_to_one_gives_the_same_in_the_loader(images, raw_sam
     items = [comparable(item) for batch in loader for item in batch]
     assert len(items) == 25
     assert items[:NUM_IMAGES] == by_webdataset(raw_samples, ONE_TO_ONE[stages])
-
-
-def test_a_new_dict_of_a_function_keeps_what_is_known_of_its_sample(images):
-    dataset = Dataset(images, rank=1, world_size=2, repeat="cls").decode()
-    drawn = dataset.map(only_twice).map_random(lambda sample, generator: {"twice": sample["twice"]})
-    samples, mapped = list(dataset), list(drawn)
-    names = ("__key__", "__url__", "__position__", "__pad__", "__repeat__")
-    expected = [{**{name: sample[name] for name in names}, **only_twice(sample)} for sample in samples]
-    assert mapped == expected
-    assert any(sample["__pad__"] for sample in samples)
-    (batch,) = Loader(dataset.map(only_twice), len(samples))
-    assert {*batch} == {*names, "twice"}
-    own = next(iter(dataset.map(lambda sample: {"__pad__": None, "__position__": 7})))
-    assert (own["__pad__"], own["__position__"], own["__url__"][-4:]) == (None, 7, ".tar")

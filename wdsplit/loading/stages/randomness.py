@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
@@ -25,10 +24,7 @@ from wdsplit.order.units import PLACE
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    *("IMAGES", "MAPS", "Drawing", "Draws", "GeneratorKind", "RandomMap", "Shift", "at_epoch", "marking"),
-    "position_of",
-]
+__all__ = ["IMAGES", "MAPS", "Drawing", "Draws", "GeneratorKind", "RandomMap", "Shift", "at_epoch", "position_of"]
 
 GeneratorKind = Literal["numpy", "torch", "python", "global"]
 MAPS, IMAGES = 12, 15
@@ -96,14 +92,6 @@ def position_of(sample: Any, stage: str) -> int:
     return int(sample["__position__"])
 
 
-def marking(function: Callable[..., Any], sample: Any, *more: Any) -> Any:
-    """Return a function's result; a new dict with what it lacks of the sample's `__key__`, `__position__`, ..."""
-    result = function(sample, *more)
-    if result is sample or not (isinstance(sample, dict) and isinstance(result, dict)):
-        return result
-    return {**{name: sample[name] for name in sample if name.startswith("__")}, **result}
-
-
 @dataclass(frozen=True)
 class RandomMap(Drawing):
     """A stage that maps each sample by a random function.
@@ -147,13 +135,12 @@ class RandomMap(Drawing):
                 remedy="name a field that all samples have",
                 key=sample["__key__"],
             )
-        function = partial(marking, self.function) if self.field is None else self.function
         value = sample if self.field is None else sample[self.field]
         if self.generator == "global":
             with _seeded(seed):
-                result = function(value)
+                result = self.function(value)
         else:
-            result = function(value, _GENERATORS[self.generator](seed))
+            result = self.function(value, _GENERATORS[self.generator](seed))
         return result if self.field is None else {**sample, self.field: result}
 
 
