@@ -15,7 +15,7 @@ import pyarrow as pa
 import xxhash
 
 from wdsplit.annotating.columns import Chosen, joined_columns, refuse_clashes
-from wdsplit.annotating.match import refuse_unmatched
+from wdsplit.annotating.match import Counted, refuse_unmatched
 from wdsplit.annotating.options import AnnotateOptions
 from wdsplit.annotating.passes import AnnotateJob, join_table, sizes_of
 from wdsplit.annotating.run import AnnotationRun
@@ -339,8 +339,10 @@ class _Annotating(Making):
         )
 
     def _join(self, what: str, job: AnnotateJob) -> Rows:
-        read, unmatched = join_table(job, self.engine, self.report, self.options.memory)
-        refuse_unmatched(unmatched, self.options, job.table, job.shards, job.key)
+        def refuse(unmatched: list[Counted]) -> None:
+            refuse_unmatched(unmatched, self.options, job.table, job.shards, job.key)
+
+        read, unmatched = join_table(job, self.engine, self.report, self.options.memory, refuse)
         inputs = [
             {"path": what or file.path, "num_bytes": file.num_bytes, "num_rows": file.num_rows}
             for file in job.table.files

@@ -159,7 +159,9 @@ def sizes_of(table: Table, shards: Shards, memory: int | None, engine: Engine, i
 # The driver
 
 
-def join_table(job: AnnotateJob, engine: Engine, report: Report, memory: int | None) -> tuple[Read, list[Counted]]:
+def join_table(
+    job: AnnotateJob, engine: Engine, report: Report, memory: int | None, refuse: Callable[[list[Counted]], None]
+) -> tuple[Read, list[Counted]]:
     """Find the row of each sample; return how tasks read the rows, and what does not match, as `_Joined.kinds`.
 
     Args:
@@ -167,9 +169,10 @@ def join_table(job: AnnotateJob, engine: Engine, report: Report, memory: int | N
         engine: The engine.
         report: Called with the progress.
         memory: Bytes of memory, as for `AnnotateOptions`.
+        refuse: Given what does not match, raises the error if it must match.
     """
     if engine.is_local:
-        joined_in_memory = _join_in_memory(job, engine, report, memory_budget(memory, is_local=True))
+        joined_in_memory = _join_in_memory(job, engine, report, memory_budget(memory, is_local=True), refuse)
         if joined_in_memory is not None:
             return joined_in_memory
     storage, partitions = job.open_storage(), range(job.num_partitions)
@@ -186,10 +189,13 @@ def join_table(job: AnnotateJob, engine: Engine, report: Report, memory: int | N
     joined = run_pass(job, engine, report, "join", partial(_join, job, rows, keys), _parse_joined, ones, known)
     storage.remove(*(run.path for run in (*rows, *keys)))
     kinds = [Counted.sum(each.kinds[kind] for each in joined) for kind in range(3)]
+    refuse(kinds)
     return partial(_read_group, job, [run for each in joined for run in each.runs]), kinds
 
 
-def _join_in_memory(job: AnnotateJob, engine: Engine, report: Report, memory: int) -> tuple[Read, list[Counted]] | None:
+def _join_in_memory(
+    job: AnnotateJob, engine: Engine, report: Report, memory: int, refuse: Callable[[list[Counted]], None]
+) -> tuple[Read, list[Counted]] | None:
     """Do the same in `memory` bytes, without a spill; None if the keys or the values do not fit.
 
     Values are loaded unless the rows of each group of shards are near each other in the table: tasks read those.
@@ -202,6 +208,7 @@ def _join_in_memory(job: AnnotateJob, engine: Engine, report: Report, memory: in
     rows = _collected("rows", read_keys, job.row_cuts, job.amounts[0], engine.jobs, report)
     samples = _collected("keys", open_samples, job.key_cuts, job.amounts[1], engine.jobs, report)
     found, kinds = _matched(job, pa.concat_tables([_ROWS.empty_table(), *rows]), pa.concat_tables(samples))
+    refuse(kinds)
     del rows, samples  # their memory is used for the values
     row_groups, num_read = np.asarray(cut_table(job.table, 1)), 0
     for group in range(len(job.shard_cuts) - 1):
@@ -214,8 +221,9 @@ def _join_in_memory(job: AnnotateJob, engine: Engine, report: Report, memory: in
     def load(work: Work[int], amounts: Int64, collect: Callable[[int, int], None]) -> None:
         run_pass(job, engine, report, "load", work, int, amounts, collect=collect, is_noted=False)
 
-    read, pages = partial(_rows, job, has_keys=False), SharedMemory()  # as fast where memory is fragmented
-    loaded = load_table(job.table, read, lambda _: found.rows, pages, max_bytes, engine.jobs, load)
+    # Shared also for threads: the huge pages of `PrivateMemory` are slower to get where memory is fragmented.
+    read, shared = partial(_rows, job, has_keys=False), SharedMemory()
+    loaded = load_table(job.table, read, lambda _: found.rows, shared, max_bytes, engine.jobs, load)
     return None if loaded is None else (partial(_open_loaded, job, loaded), kinds)
 
 

@@ -270,10 +270,10 @@ class SubBatches:
         expected, begun = (mark, None) if self._begun is None else self._begun.pop(worker, (mark, None))
         if isinstance(begun, _Epoch) and expected == mark and not begun.reader.has_failed:
             epoch = begun
+            self.counters.take_over(worker, epoch.traffic)
         else:
             epoch = self._epoch(steps, world)
         del begun
-        self.counters.traffic(worker, epoch.traffic)
         reader, left = epoch.reader, len(steps)
         is_ahead = reader.ahead is not None and not reader.ahead.is_downloading  # not whole shards, perhaps in vain
         is_alike = self.source.view_at(number) == self.source.view_at(number + 1)

@@ -133,10 +133,8 @@ def collected(subject: Subject, options: ReportOptions) -> Facts:
     ranks = 1 if is_grouped else max((each for each in _RANKS if each * options.batch_size <= num_samples), default=1)
     mixes, view = list[BatchMix](), None
     if labels is not None:
-        codes_of, max_labels = (
-            codes_by_number(subject, scanned, labels),
-            _ALL_LABELS if scanned.is_exact else _MAX_LABELS,
-        )
+        codes_of = codes_by_number(subject, scanned, labels)
+        max_labels = _ALL_LABELS if scanned.is_exact else _MAX_LABELS
         if not is_grouped:
             mixes = batch_mix(subject, codes_of, options.batch_size, _RANKS, max_labels)
         viewed = max(max_labels, _MAX_VIEWED)

@@ -107,7 +107,8 @@ def croissant(
         WdsplitError: The manifest cannot be read.
     """
     try:
-        date.fromisoformat(published or "2026-11-26")
+        if published:
+            date.fromisoformat(published)
     except ValueError as error:
         expected = "a date such as 2026-11-26"
         raise InputError("invalid date of publication", expected=expected, found=repr(published)) from error

@@ -40,18 +40,13 @@ class Counters:
         row[_READ] += windows_read
         row[_REUSED] += windows_reused
 
-    def traffic(self, worker: int, before: Traffic | None = None) -> Traffic:
-        """Return a counter of a worker's bytes and retries of remote storage.
+    def traffic(self, worker: int) -> Traffic:
+        """Return a counter of a worker's bytes and retries of remote storage."""
+        return Traffic(self._rows.array[worker, _FETCHED : _RETRIES + 1])
 
-        Args:
-            worker: The worker.
-            before: A counter that its threads have from another iteration: it counts here from now on.
-        """
-        cells = self._rows.array[worker, _FETCHED : _RETRIES + 1]
-        if before is None:
-            return Traffic(cells)
-        before.move(cells)
-        return before
+    def take_over(self, worker: int, traffic: Traffic) -> None:
+        """Have the counter that a worker's threads have from another iteration count here from now on."""
+        traffic.move(self._rows.array[worker, _FETCHED : _RETRIES + 1])
 
     def bad(self, worker: int, iteration: int) -> int:
         """Count a bad sample of a worker; return how many all workers have found in the iteration of this number."""
