@@ -48,7 +48,7 @@ def parse_output(output):
         [float(loss) for loss in re.findall(r"^epoch \d+: loss ([\d.]+)", output, re.M)],
         [float(accuracy) for accuracy in re.findall(r"held-out accuracy ([\d.]+)", output)],
         counts,
-        (re.findall(r"^parameters (\w{32})$", output, re.M) or [""])[-1],
+        (re.findall(r"parameters ([0-9a-f]{32})", output) or [""])[-1],  # a line of another rank may join it
     )
 
 

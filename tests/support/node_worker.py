@@ -34,7 +34,7 @@ def main(folder):
     logging.basicConfig(level=job["log_level"], format="%(levelname)s %(name)s %(message)s")
     distributed.init_process_group("gloo")
     rank, world_size = distributed.get_rank(), distributed.get_world_size()
-    cache = {"cache_dir": os.environ["NODE_CACHE"]} if job["cached"] else {}
+    cache = {"cache_dir": os.environ["NODE_CACHE"], "cache_size": "100MB"} if job["cached"] else {}
     dataset = delivering(Dataset(job["url"], **job["options"], **cache))
     loader = Loader(dataset, job["global_batch"] // world_size, num_workers=job["num_workers"])
     if job["state"]:

@@ -68,7 +68,7 @@ def cluster(environ):
     made.close()
 
 
-PROGRESS = re.compile(r"[a-z ]+: [\d,]+[ /\d,]*( \w+)?(, |$)")
+PROGRESS = re.compile(r"([12]/2 )?[a-z ]+: [\d,]+[ /\d,]*( \w+)?(, |$)")
 
 
 def on(cluster, *command, **options):
