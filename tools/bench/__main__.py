@@ -1,16 +1,18 @@
 """Run the benchmarks one after another, and print at the end in one table what was aimed at and what was measured.
 
 Each is a process of its own: all tables are those that it prints by itself. Everything takes an hour and a half on
-two processors, which must have nothing else to do.
+two processors, which must have nothing else to do. With --page, docs/benchmarks.md has the table: the rows of the
+benchmarks that ran are written, others stay.
 
 Examples:
-    python -m tools.bench --output /dev/shm
+    python -m tools.bench --output /dev/shm --page
     python -m tools.bench --output /dev/shm --only start,load --rounds 9
 """
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 
@@ -19,8 +21,10 @@ from tools.bench import core
 RUNS = {
     "start": (),
     "convert": (),
+    "shuffled": ("--rounds", "3"),
     "load": ("--part", "small,image,jpeg,webp,png"),
     "views": (),
+    "random_access": ("--rounds", "3"),
     "packing": ("--rounds", "3"),
     "grow": ("--rounds", "3"),
     "billion": ("--rounds", "3"),
@@ -28,12 +32,16 @@ RUNS = {
     "imagenet": ("--rounds", "3"),
 }
 """Modules, and their arguments."""
+PAGE = core.ROOT / "docs" / "benchmarks.md"
+COLUMNS = ("", "", "", "aim", "measured", "load")
+NAMES = 3
+"""The columns on the left: the benchmark, what was measured, and what it was compared with."""
 
 
-def aims_of(name: str, arguments: list[str]) -> list[str]:
-    """Run a benchmark; return the rows of its table of aims, which it prints last; none if it has no aims."""
-    command = [sys.executable, "-m", f"tools.bench.{name}", *arguments]
-    print(f"\n## {' '.join(command[1:])} (load {os.getloadavg()[0]:.1f})\n", flush=True)
+def aims_of(name: str, arguments: list[str]) -> list[list[str]]:
+    """Run a benchmark; return its rows of the table: what it prints last as its aims, none if it has none."""
+    command, load = [sys.executable, "-m", f"tools.bench.{name}", *arguments], os.getloadavg()[0]
+    print(f"\n## {' '.join(command[1:])} (load {load:.1f})\n", flush=True)
     lines: list[str] = []
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=core.ROOT) as running:
         assert running.stdout is not None
@@ -43,16 +51,40 @@ def aims_of(name: str, arguments: list[str]) -> list[str]:
     if running.returncode:
         raise SystemExit(f"{name} failed")
     header = 4  # the title, an empty line, the columns, and the line below them
-    return lines[lines.index("Aims\n") + header :] if "Aims\n" in lines else []
+    aims = map(core.cells_of, lines[lines.index("Aims\n") + header :] if "Aims\n" in lines else [])
+    return [
+        [name, what, base, aim, f"**{measured}**" if is_missed(aim, measured) else measured, f"{load:.1f}"]
+        for what, base, aim, measured in aims
+    ]
+
+
+def is_missed(aim: str, measured: str) -> bool:
+    """Tell whether a figure misses an aim such as `0.7`, `rate at least 0.5`, `at most 1.2` or `below 3`."""
+    wanted, found = (float(re.findall(r"[\d.]+", text.replace(",", ""))[0]) for text in (aim, measured))
+    return found > wanted if re.search("at most|below", aim) else found < wanted and "about" not in aim
+
+
+def write_page(rows: list[list[str]]) -> None:
+    """Write rows into the table of the page; those of other benchmarks stay as they are."""
+    text = PAGE.read_text()
+    begin = text.index(core.table_line(COLUMNS))
+    end = text.index("\n\n", begin)
+    ran = {row[0] for row in rows}
+    kept = [row for row in map(core.cells_of, text[begin:end].splitlines()[2:]) if row[0] not in ran]
+    ordered = sorted([*kept, *rows], key=lambda row: [*RUNS].index(row[0]))
+    PAGE.write_text(text[:begin] + "\n".join(core.table_lines(COLUMNS, ordered, NAMES)) + text[end:])
 
 
 def main() -> None:
     parser = core.parser_of(__doc__)
     parser.add_argument("--only", default=",".join(RUNS), help=f"Some of {','.join(RUNS)}. Default: all.")
+    parser.add_argument("--page", action="store_true", help=f"Write the table into {PAGE.relative_to(core.ROOT)}.")
     options = parser.parse_args()
     shared = ["--rounds", str(options.rounds), *(["--output", str(options.output)] if options.output else [])]
     rows = [row for name in options.only.split(",") for row in aims_of(name, [*shared, *RUNS[name]])]
-    core.print_table("All aims", ("", "", "aim", "measured"), (row.strip("| \n").split(" | ") for row in rows), names=2)
+    core.print_table("All aims", COLUMNS, rows, NAMES)
+    if options.page:
+        write_page(rows)
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ CONTENDERS: dict[str, tuple[str, Callable[[str, str], None]]] = {
 AIMS = {
     ("small", "wdsplit, 2 jobs", BASE): 20,
     ("image", "wdsplit --no-shuffle, 2 jobs", BASE): 3,
-    ("image", "wdsplit --no-shuffle, 2 jobs", COPY): 0.7,
+    ("image", "wdsplit --no-shuffle, 2 jobs", COPY): 0.55,
 }
 """How many times as fast as another wdsplit shall be, by table, contender and the other."""
 

@@ -121,11 +121,26 @@ def median_of(results: Iterable[Result], value: Callable[[Result], float]) -> fl
 # Tables
 
 
+def table_line(cells: Sequence[str]) -> str:
+    """Return a line of a Markdown table."""
+    return re.sub(" +", " ", f"| {' | '.join(cells)} |")
+
+
+def table_lines(header: Sequence[str], rows: Iterable[Sequence[str]], names: int = 1) -> Iterator[str]:
+    """Give the lines of a Markdown table. The first `names` columns are aligned to the left, others to the right."""
+    return map(table_line, (header, ["---"] * names + ["---:"] * (len(header) - names), *rows))
+
+
+def cells_of(line: str) -> list[str]:
+    """Return the cells of a line of a Markdown table."""
+    return [cell.strip() for cell in line.strip().strip("|").split("|")]
+
+
 def print_table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]], names: int = 1) -> None:
-    """Print a Markdown table. The first `names` columns are aligned to the left, all others to the right."""
+    """Print a Markdown table; its first columns are names."""
     print(f"\n{title}\n")
-    for cells in (header, ["---"] * names + ["---:"] * (len(header) - names), *rows):
-        print(f"| {' | '.join(cells)} |", flush=True)
+    for line in table_lines(header, rows, names):
+        print(line, flush=True)
 
 
 class Aim(NamedTuple):

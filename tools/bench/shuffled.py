@@ -15,7 +15,7 @@ from pathlib import Path
 from tools.bench import core, data
 from tools.bench.core import Aim, Result
 
-TABLES = {"image": "0.6", "small": "0.8"}
+TABLES = {"image": "0.7", "small": "0.8"}
 """Tables, and what is aimed at in memory."""
 SPILLED_AIM = "0.4"
 BASE, IN_MEMORY, SPILLED = "wdsplit --no-shuffle", "wdsplit, in memory", "wdsplit, spilled"
