@@ -24,8 +24,8 @@ import pyarrow.parquet as pq
 from tools.bench import core
 from tools.bench.core import Aim, Result
 
-ROWS, TIMES = 100_000, 5
-"""Samples of the large ones, and how many small ones there are for each."""
+ROWS, TIMES = 100_000, 2
+"""Large samples, and how many small ones there are for each: all files take 14 GB."""
 LARGE_BYTES, SMALL_BYTES, LATENT_BYTES = 25_000, 1_000, 4_096
 BATCH_SIZE = 256
 CONVERT, APPEND = "wdsplit, all converted", "wdsplit, a tenth appended"
@@ -45,6 +45,20 @@ def make_table(path: Path, first: int, stop: int, **num_bytes: int) -> None:
             ids = [f"{row:09d}" for row in range(begin, min(begin + 5_000, stop))]
             payloads = [[chance.bytes(size) for _ in ids] for size in num_bytes.values()]
             writer.write_table(pa.table([ids, *payloads], schema=schema))
+
+
+def make_tables(folder: str, rows: int) -> Result:
+    """Write the tables of large samples, of small ones, and of their latents in their order and in another."""
+    place, small_rows = Path(folder), TIMES * rows
+    make_table(place / "large.parquet", 0, rows, data=LARGE_BYTES)
+    make_table(place / "more.parquet", rows, rows + rows // 10, data=LARGE_BYTES)
+    make_table(place / "inside.parquet", 0, small_rows, data=SMALL_BYTES, latent=LATENT_BYTES)
+    inside = pq.read_table(place / "inside.parquet")
+    latents = inside.select(["id", "latent"])
+    shuffled = latents.take(np.random.default_rng(0).permutation(small_rows))
+    for name, table in (("plain", inside.select(["id", "data"])), ("latents", latents), ("shuffled", shuffled)):
+        pq.write_table(table, place / f"{name}.parquet", row_group_size=5_000, compression="none")
+    return {}
 
 
 def write(task: str, folder: str) -> Result:
@@ -132,15 +146,7 @@ def main() -> None:
     core.print_machine()
     print(f"load {os.getloadavg()[0]:.1f}")
     with core.work_folder(arguments.output) as folder:
-        make_table(folder / "large.parquet", 0, rows, data=LARGE_BYTES)
-        make_table(folder / "more.parquet", rows, rows + rows // 10, data=LARGE_BYTES)
-        make_table(folder / "inside.parquet", 0, small_rows, data=SMALL_BYTES, latent=LATENT_BYTES)
-        inside = pq.read_table(folder / "inside.parquet")
-        latents = inside.select(["id", "latent"])
-        shuffled = latents.take(np.random.default_rng(0).permutation(small_rows))
-        for name, table in (("plain", inside.select(["id", "data"])), ("latents", latents), ("shuffled", shuffled)):
-            pq.write_table(table, folder / f"{name}.parquet", row_group_size=5_000, compression="none")
-        del inside, latents, shuffled, table
+        core.in_own_process(make_tables, str(folder), rows)  # which gives its memory back
         results = core.run_rounds(TASKS, arguments.rounds, lambda task: measure(task, folder))
         erased = core.in_own_process(erase, folder)
     seconds = {task: core.median_of(runs, itemgetter("seconds")) for task, runs in results.items()}
