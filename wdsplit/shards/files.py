@@ -225,7 +225,11 @@ def _where_else(storage: ReadableStorage) -> str:
         return _TARS_REMEDY
     if any(name.endswith(".tar") for name in names) and RUN_FOLDER not in names:
         return "make a dataset of its tars with `wdsplit index`, or open them with wdsplit.Dataset('FOLDER/*.tar')"
-    return "check the path, and give the folder, not its files; continue a stopped conversion with --resume"
+    if RUN_FOLDER in names:
+        return "continue the stopped conversion with --resume"
+    if names:
+        return "check the path; if it has tables or images, make a dataset of them with `wdsplit convert FOLDER OUTPUT`"
+    return "check the path"
 
 
 def write_samples_schema(storage: Storage, schema: pa.Schema | None) -> None:

@@ -181,7 +181,7 @@ def open_media(
     others = [f"{counts[field]:,} {field}" for field in sorted(counts, key=lambda each: (-counts[each], each))]
     if len(others) > 1:
         others.remove(f"{counts[name]:,} {name}")
-        notes.append(f"files of other kinds are written to the field {name!r}, too: {', '.join(others)}")
+        notes.append(f"files of other formats are written to the field {name!r}, too: {', '.join(others)}")
     return Table(tuple(file for file, _ in opened), schema, notes=tuple(notes))
 
 

@@ -78,6 +78,7 @@ def test_a_missing_field_names_a_sample_that_lacks_it(ragged):
     with pytest.raises(ValueError, match="dat") as caught:
         list(Loader(staged(ragged, [["dat"]]), 4))
     assert any(f"sample '{key}' of" in note for key in lacking for note in caught.value.__notes__)
+    assert any("wdsplit inspect" in note for note in caught.value.__notes__)
 
 
 def test_only_columns_that_are_wanted_are_read():

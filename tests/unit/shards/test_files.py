@@ -138,3 +138,19 @@ def test_what_is_no_dataset_is_refused_with_the_command_for_it(tmp_path, name, c
     with pytest.raises(DatasetNotFoundError, match=cause) as caught:
         read_manifest(LocalStorage(str(tmp_path / name)))
     assert remedy in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("folder", "remedy"),
+    [
+        (None, "check the path"),
+        ("cat", "wdsplit convert FOLDER OUTPUT"),
+        (".wdsplit-run", "continue the stopped conversion with --resume"),
+    ],
+)
+def test_a_folder_that_is_no_dataset_is_refused_with_the_remedy_for_its_contents(tmp_path, folder, remedy):
+    if folder:
+        (tmp_path / "data" / folder).mkdir(parents=True)
+    with pytest.raises(DatasetNotFoundError, match="no dataset") as caught:
+        read_manifest(LocalStorage(str(tmp_path / "data")))
+    assert remedy in caught.value.remedy

@@ -153,10 +153,10 @@ def test_most_files_decide_the_field_and_the_others_are_counted(tmp_path):
         (tmp_path / "1" / name).touch()
     plan = planned([root], options())
     assert [one.name for one in plan.fields] == ["jpg"]
-    assert plan.table.notes[-1] == "files of other kinds are written to the field 'jpg', too: 1 png"
+    assert plan.table.notes[-1] == "files of other formats are written to the field 'jpg', too: 1 png"
     more = planned([root, write_files(tmp_path / "2", "4.png", "5.gif")], options(class_depth=0))
     assert [one.name for one in more.fields] == ["jpg"]
-    assert more.table.notes[-1] == "files of other kinds are written to the field 'jpg', too: 2 png, 1 gif"
+    assert more.table.notes[-1] == "files of other formats are written to the field 'jpg', too: 2 png, 1 gif"
 
 
 @pytest.mark.parametrize("pattern", ["*/*.jpg", "**/*.jpg", "{a,b}/*.jpg", "a/1.jpg {root}/b/*.jpg"])

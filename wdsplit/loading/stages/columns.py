@@ -13,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from wdsplit.errors import noted
 from wdsplit.loading.reading.block import Columns
 
 __all__ = ["ColumnStage", "Memory", "Rename", "ToTuple", "only_names", "requested_fields"]
@@ -55,7 +56,7 @@ class ToTuple:
         """Give a tuple for each sample."""
         from webdataset import filters  # here, because only single samples need it
 
-        stream: Iterator[Any] = filters.to_tuple(*self.names)(samples)
+        stream: Iterator[Any] = filters.to_tuple(*self.names, handler=_with_remedy)(samples)
         return stream
 
     def columns(self, columns: Columns, room: Memory | None = None) -> Columns | None:
@@ -66,6 +67,11 @@ class ToTuple:
         if any(isinstance(column, list) and type(None) in set(map(type, column)) for column in chosen):
             return None
         return chosen
+
+
+def _with_remedy(error: Exception) -> bool:
+    """Raise an error of `to_tuple` with a note of what to do."""
+    raise noted(error, "to_tuple takes fields of a sample, which `wdsplit inspect DATASET` lists")
 
 
 @dataclass(frozen=True)

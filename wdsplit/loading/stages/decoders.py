@@ -233,8 +233,8 @@ def located(error: Exception, name: str, sample: Mapping[str, Any]) -> WdsplitEr
         remedy = "run `wdsplit verify`; if it finds no damage, the field was damaged before the conversion"
         if ImageField("pil").takes(name):
             remedy = (
-                "run `wdsplit verify --decode`: it checks all bytes, and lists the images that cannot be decoded. If "
-                "the bytes are as converted, the image was damaged before"
+                "`wdsplit verify --decode` lists all such samples, and a view leaves them out; "
+                "Dataset(on_bad_sample='substitute') replaces them"
             )
         found = f"{type(error).__name__}: {error}"
         located = CorruptDataError("a field cannot be decoded", place=place, found=found, remedy=remedy)

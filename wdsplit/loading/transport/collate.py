@@ -603,7 +603,8 @@ def _unlike(name: str, expected: str, found: str) -> PipelineError:
         f"{name} cannot be stacked",
         expected=expected,
         found=found,
-        remedy="make the values alike with map_dict or map, or pass a collate_fn to the Loader",
+        remedy="make the values alike with map_dict or map, images with decode(wdsplit.resized(...)); or pass a "
+        "collate_fn to the Loader",
     )
 
 
