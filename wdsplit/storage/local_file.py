@@ -7,7 +7,8 @@ import mmap
 import os
 import resource
 import stat
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -67,8 +68,8 @@ class LocalFile:
         # Without the inode number, which may change with the mount.
         self.version = f"{status.st_size} bytes, written {np.datetime64(status.st_mtime_ns, 'ns')} UTC"
 
-    def __del__(self) -> None:
-        if hasattr(self, "_fd"):
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if hasattr(self, "_fd") and not is_finalizing():  # then modules are gone, and the file closes with the program
             with suppress(OSError):  # of a file system that is gone
                 os.close(self._fd)
 

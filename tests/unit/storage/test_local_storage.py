@@ -8,6 +8,7 @@ import pytest
 
 from tables import files_below, files_of
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, StorageError
+from wdsplit.storage import local_file
 from wdsplit.storage.local import LocalStorage, local_path, write_whole
 from wdsplit.storage.opening import open_storage
 from wdsplit.storage.reopened_file import ReopenedFile
@@ -199,6 +200,21 @@ def test_what_is_there_tells_a_file_from_an_empty_folder_and_from_nothing(tmp_pa
         "file": "a file",
         "nothing": "no such folder",
     }
+
+
+# Files that are open
+
+
+def test_a_file_that_outlives_the_modules_of_a_program_is_no_error(path, monkeypatch):
+    file = local_file.LocalFile(path)
+    monkeypatch.setattr(local_file, "suppress", None)  # as modules are when Python exits
+    file.__del__(lambda: True)
+    assert file.read(2, 3) == b"234"
+    monkeypatch.undo()
+    file.__del__()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        file.read(0, 1)
+    del file._fd
 
 
 # Files that are opened again
