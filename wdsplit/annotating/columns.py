@@ -141,7 +141,7 @@ def refuse_clashes(joined: Chosen, samples: pa.Schema, fields: Iterable[str], ot
             f"the samples have a field {name!r} already" if name != MISSING else f"the field {name!r} is reserved",
             expected="names that no field of the dataset has",
             found=name,
-            remedy=f"join it under another name with --map NEW.{name}=COLUMN, or leave it out with --columns",
+            remedy=f"join it under another name with --map new.{name}=COLUMN, and name the others with --columns",
         )
     for name in joined.schema.names:
         owners = [f"annotation {other.name!r}" for other in others if name in other.schema.names]

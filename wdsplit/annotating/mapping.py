@@ -512,7 +512,8 @@ class _OneShard:
             cause,
             place=self.place(rows[0]) + (f", or {len(rows) - 1} more of its batch" if len(rows) > 1 else ""),
             found=f"{found} ({last.filename}, line {last.lineno})",
-            remedy="correct it and continue with --resume, or leave such samples out with --on-error skip",
+            remedy="correct it and run the same command, with --resume if shards are finished; "
+            "or leave such samples out with --on-error skip",
             url=self.url,
             key=key,
         ) from error

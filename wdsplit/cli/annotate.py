@@ -68,7 +68,8 @@ _DOING = {
             "flag": "--map",
             "multiple": True,
             "metavar": "NAME=COLUMN[,...]",
-            "help": "Join this column under another name: as a field if NAME ends like txt or npy, else as a column.",
+            "help": "Join this column under another name: as a field if NAME ends like txt or npy, else as a column. "
+            "Columns that neither this nor --columns names are left out.",
         },
         hive={"flag": "--hive/--no-hive", "default": True},
     ),

@@ -91,7 +91,7 @@ def erase_command(dataset: str, running: Running, **chosen: Any) -> Result:
         lines.append(f"version {made.version}: {gone} fewer than version {before.number}")
     names = stale_names(dataset)
     if names:
-        lines.append(f"made for other versions: {', '.join(names)}; update them, or drop them")
+        lines.append(f"made for other versions: {', '.join(names)}; update them or make them again, or drop them")
     lines += erased_lines(dataset, before_erasing(wdsplit.list_versions(dataset)))
     lines.append(bar.took)
     value = {"dataset": url, "version": made.version, "samples": made.num_samples, "shards": len(made.shards)}

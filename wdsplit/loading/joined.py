@@ -58,7 +58,7 @@ def read_joined(url: str, manifest: Manifest, access: Access, names: Sequence[st
                     place=storage.url,
                     expected="different names",
                     found=f"in {owners[field.name]}, and in {owner}",
-                    remedy=f"join one of them, or annotate again with --map NEW.{field.name}={field.column}",
+                    remedy=f"join one of them, or annotate again with --map new.{field.name}={field.column}",
                 )
             owners[field.name] = owner
         sides.append(read_side_shards(storage, annotation, manifest))

@@ -176,7 +176,6 @@ def _read_version(storage: ReadableStorage, version: int) -> bytes:
         return header
     raise InputError(
         f"the dataset has no version {version}" + (" any more: `wdsplit gc` removed it" if version < latest else ""),
-        place=storage.url,
         expected=f"one of those from 1 to {latest} that were kept" if latest != 1 else "1: nothing was appended to it",
         found=str(version),
         remedy="`wdsplit log DATASET` lists the versions",

@@ -357,7 +357,7 @@ def test_what_cannot_be_joined_is_refused_with_a_remedy(data, tmp_path):
         wdsplit.Dataset(data, join="later")
     with pytest.raises(InputError, match=r"no such field(.|\n)*did you mean 'latent.npy'"):
         wdsplit.Dataset(data, join=["later"], fields=["latent"])
-    with pytest.raises(InputError, match="no such field"):
+    with pytest.raises(InputError, match=r"no such field(.|\n)*if an annotation has it, join the annotation too"):
         wdsplit.Dataset(data, fields=["latent.npy"])
     wdsplit.annotate(str(data), rows.select(["id", "weight"]), "id", "number", mapping={"number": "weight"})
     with pytest.raises(InputError, match="'number' has no fields to join"):

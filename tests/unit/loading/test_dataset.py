@@ -228,6 +228,7 @@ SUBSTITUTE = {"on_bad_sample": "substitute"}
         ({"bad_samples_file": "bad.jsonl"}, "expected on_bad_sample='substitute' too"),
         ({"fields": "cls"}, "fields = 'cls': expected a list"),
         ({"fields": ["cls", "jpg"]}, "no such field"),
+        ({"version": 7}, r"no version 7\n  place: [^,\n]*\n"),
         ({"rank": 0}, "go together"),
         ({"world_size": 2}, "go together"),
         ({"rank": 2, "world_size": 2}, "contradict"),

@@ -314,7 +314,7 @@ class Source(AnySource):
                 place=self.url,
                 expected=", ".join(known),
                 found=", ".join(unknown),
-                remedy=did_you_mean(unknown, known),
+                remedy=did_you_mean(unknown, known) or "if an annotation has it, join the annotation too",
             )
 
     def __getstate__(self) -> dict[str, Any]:
