@@ -35,7 +35,7 @@ LAYERS = [
     ],
     ["loading.announcing", "loading.options", "loading.substitutes"],
     ["loading.views"],
-    ["loading.epoch_shard_list", "loading.iteration", "loading.opening"],
+    ["loading.epoch_shard_list", "loading.opening"],
     ["loading.dataset", "loading.samples"],
     ["loading.mix", "loading.worker"],
     ["loading.batches", "loading.process_workers"],

@@ -14,14 +14,14 @@ import reprlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from wdsplit import notebook
-from wdsplit.errors import InputError, TopologyError, UnsizedError, refuse_unknown
+from wdsplit.errors import InputError, TopologyError, UnsizedError, WdsplitError, refuse_unknown
 from wdsplit.loading.announcing import announce, warn_of_dropped_samples
-from wdsplit.loading.bad_samples import Found
+from wdsplit.loading.bad_samples import Found, with_file
 from wdsplit.loading.fluid import FluidPipeline
-from wdsplit.loading.iteration import Iteration
 from wdsplit.loading.opening import opened_source
 from wdsplit.loading.options import (
     CHOICES,
@@ -35,6 +35,7 @@ from wdsplit.loading.options import (
     with_flat_signature,
 )
 from wdsplit.loading.reading.numbered import NumberedSamples
+from wdsplit.loading.reading.reader import Reading
 from wdsplit.loading.reading.source import AnySource, Source
 from wdsplit.loading.second_split import refuse_counting_trainer, refuse_second_split, refuse_splitters
 from wdsplit.loading.stage_kinds import why_not_one_to_one
@@ -42,12 +43,13 @@ from wdsplit.loading.stages.columns import ColumnStage
 from wdsplit.loading.stages.randomness import Shift, at_epoch
 from wdsplit.loading.substitutes import ApplyStages, Substitutes
 from wdsplit.loading.transport.collate import LeftOut
+from wdsplit.loading.transport.counters import Counters
 from wdsplit.loading.transport.shared_integers import SharedIntegers
 from wdsplit.loading.views import Opened, Shared
 from wdsplit.loading.world import detect_rank, is_worker, knows_rank, with_worker
 from wdsplit.notebook import Preview, html_table
 from wdsplit.order.epoch import OrderOptions
-from wdsplit.order.split import AnyOrder, World, whole
+from wdsplit.order.split import AnyOrder, World, reader_positions, whole
 from wdsplit.order.trace import ShardDistribution, Trace
 from wdsplit.shards.manifest import Field, Manifest
 
@@ -357,17 +359,17 @@ class Dataset(FluidPipeline):
         names = set(super().__dir__()) - _INTERNALS
         return sorted(name for name in names if name.startswith("__") or not name.startswith("_"))
 
-    def __iter__(self) -> Iteration:
-        """Yield this rank's and worker's part of the epoch, through all stages; the iterator has a `state_dict`.
+    def __iter__(self) -> Iterator[Any]:
+        """Yield this rank's and worker's part of the epoch, through all stages.
 
         Raises:
             InputError: The caller would split the samples a second time.
         """
-        outdated: Any = self.shared.follow()
+        outdated = self.shared.follow()
         source, epoch, times_set = self.source, self.epoch, self.shared.epochs_set
         refuse_second_split(source.url, self.world)
         if outdated is not None:
-            return outdated  # type: ignore[no-any-return]
+            return outdated
         self.refuse_other_version()
         world = with_worker(self.world())
         self._refuse_repetitions()
@@ -378,7 +380,21 @@ class Dataset(FluidPipeline):
         if not moves_on and source.options.shuffle and not world.rank and not world.worker:
             self._warn_of_repetition(epoch)
         on_end = partial(self._move_on, times_set) if moves_on else partial(self._note_end, self._times_chosen)
-        return Iteration(source, epoch, world, self.staged, self.pipeline[1:], on_end, moves_on and not times_set)
+        return self._items(source, epoch, world, on_end)
+
+    def _items(self, source: AnySource, epoch: int, world: World, on_end: Callable[[int], None]) -> Iterator[Any]:
+        """Give what the stages make of one reader's samples; then call `on_end` with the epoch."""
+        order = source.order(epoch)
+        positions = reader_positions(order, world, source.positions_at_once(world, epoch))
+        blocks = Reading(source.reader(order, world), positions)
+        samples = chain.from_iterable(chain.from_iterable(block.lists() for block in blocks))
+        readers, count = world.world_size * world.num_workers, partial(Counters(1).bad, 0, 1)
+        try:
+            yield from self.staged(source, order, readers, count)(samples)
+        except WdsplitError as error:
+            with_file(error, source)
+            raise
+        on_end(epoch)
 
     def _move_on(self, times_set: int, epoch: int) -> None:
         """Go on to the next epoch after a complete pass, unless an epoch was set since it began."""

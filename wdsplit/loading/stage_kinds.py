@@ -1,4 +1,4 @@
-"""What is known of webdataset's stages by their names: which give one item for each sample, and the same ones again."""
+"""What is known of webdataset's stages by their names: which give one item for each sample."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Any
 
-__all__ = ["dropping", "why_not_one_to_one", "why_not_repeatable"]
+__all__ = ["dropping", "why_not_one_to_one"]
 
 _FILTERS = "webdataset.filters"
 
@@ -22,7 +22,6 @@ _NOT_ONE_TO_ONE = {
     "batched": "it returns one item for several samples",
 }
 _DROPPING = {"rsample", "select"}
-_RANDOM = {"rsample", "shuffle"}
 
 
 def _name_in_webdataset(stage: Any) -> str:
@@ -60,9 +59,3 @@ def why_not_one_to_one(stage: Any, strict: bool = False) -> str:
     if name in _NOT_ONE_TO_ONE:
         return f"{name}: {_NOT_ONE_TO_ONE[name]}"
     return f"{name}: it may drop samples" if strict and _may_drop(stage) else ""
-
-
-def why_not_repeatable(stages: Iterable[Any]) -> str:
-    """Return the name of a stage that gives other items when it is run again, and why; empty if there is none."""
-    names = [name for name in map(_name_in_webdataset, stages) if name in _RANDOM]
-    return f"{names[0]}: it draws at random" if names else ""

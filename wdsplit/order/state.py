@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,12 +21,10 @@ __all__ = [
     "STATE_VERSION",
     "State",
     "ViewMark",
-    "differences",
     "dump_state",
     "is_stored_name",
     "parse_state",
     "refuse_other_view",
-    "view_in",
 ]
 
 STATE_VERSION = 1
@@ -160,7 +158,7 @@ def is_stored_name(name: Any) -> bool:
     return isinstance(name, str) and _STORED_NAME.fullmatch(name) is not None
 
 
-def view_in(values: Mapping[str, Any]) -> ViewMark | None:
+def _view_in(values: Mapping[str, Any]) -> ViewMark | None:
     """Return the view that a state dict names.
 
     Raises:
@@ -174,30 +172,6 @@ def view_in(values: Mapping[str, Any]) -> ViewMark | None:
     return ViewMark(name, fingerprint)
 
 
-def differences(values: Mapping[str, Any], here: Mapping[str, Any], counts: Collection[str]) -> list[str]:
-    """Return where a state dict differs from one that would be made here, a text for each name.
-
-    Args:
-        values: The state dict.
-        here: The one that would be made here.
-        counts: Names of the progress values; they may be any integer from 0 to 2**62 - 1.
-
-    Raises:
-        StateError: `values` is not a dict.
-    """
-    if not isinstance(values, Mapping):
-        raise StateError("not a state dict", expected="a dict", found=type(values).__name__)
-    found = []
-    for name, expected in here.items():
-        there = values.get(name)
-        if name not in counts:
-            if there != expected:
-                found.append(f"{name}: {there!r} in the state, {expected!r} here")
-        elif isinstance(there, bool) or not isinstance(there, int) or not 0 <= there < _COUNT_LIMIT:
-            found.append(f"{name}: {there!r} in the state, expected an integer from 0 to 2**62 - 1")
-    return found
-
-
 def parse_state(values: Mapping[str, Any], fingerprint: str, options: OrderOptions, world: World) -> State:
     """Return the state of a dict, if it belongs to this dataset, these options and, with tail `uneven`, this rank.
 
@@ -206,7 +180,16 @@ def parse_state(values: Mapping[str, Any], fingerprint: str, options: OrderOptio
     Raises:
         StateError: It does not; the error names all differences.
     """
-    found = differences(values, dump_state(State(0, 0), fingerprint, options, world), counts=("epoch", "position"))
+    if not isinstance(values, Mapping):
+        raise StateError("not a state dict", expected="a dict", found=type(values).__name__)
+    found = []
+    for name, expected in dump_state(State(0, 0), fingerprint, options, world).items():
+        there = values.get(name)
+        if name not in ("epoch", "position"):
+            if there != expected:
+                found.append(f"{name}: {there!r} in the state, {expected!r} here")
+        elif isinstance(there, bool) or not isinstance(there, int) or not 0 <= there < _COUNT_LIMIT:
+            found.append(f"{name}: {there!r} in the state, expected an integer from 0 to 2**62 - 1")
     if found:
         raise StateError(
             "the state does not belong to this dataset and these options",
@@ -233,7 +216,7 @@ def _parse_steps(values: Mapping[str, Any], epoch: int, options: OrderOptions) -
     if type(global_batch) is not int or global_batch < 1:
         global_batch = None
     skips = _parse_skips(values.get("skipped", ()), options)
-    return State(epoch, position, view_in(values), skips, global_batch, since)
+    return State(epoch, position, _view_in(values), skips, global_batch, since)
 
 
 def _damaged(expected: str, found: Any) -> StateError:
