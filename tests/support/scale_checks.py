@@ -4,7 +4,6 @@ Footers and shards are made up; planning, cutting into tasks, taking results in 
 """
 
 import json
-import resource
 import sys
 import time
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import xxhash
 
+from view_scale_checks import memory
 from wdsplit.conversion import planning
 from wdsplit.conversion.driver import Driver
 from wdsplit.conversion.job import ConvertJob, ShardRow
@@ -39,11 +39,6 @@ def made_up_footer(path, storage_options):
     ), SCHEMA
 
 
-def resident_bytes():
-    """Return the memory that this process has now."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-
-
 class StubEngine:
     """Completes each task at once, and notes the driver's memory after each tenth of them."""
 
@@ -57,9 +52,9 @@ class StubEngine:
         self.num_tasks = len(tasks)
         for number, span in enumerate(tasks):
             if number % (len(tasks) // 10) == 0:
-                self.held.append(resident_bytes())
+                self.held.append(memory("VmRSS"))
             yield span, [self.shard(shard) for shard in span]
-        self.held.append(resident_bytes())
+        self.held.append(memory("VmRSS"))
 
     def shard(self, number):
         first, stop = self.plan.rows(number)
@@ -94,7 +89,7 @@ def main(folder):
                 "plan_s": plan_s,
                 "tasks": engine.num_tasks,
                 "held": engine.held,
-                "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+                "peak_bytes": memory("VmHWM"),
                 "shards": len(manifest.shards),
                 "samples": manifest.num_samples,
                 "bytes": manifest.num_bytes,

@@ -46,7 +46,7 @@ def make(folder):
 
 
 def memory(name):
-    """Return bytes of this process: VmRSS has it now, VmHWM had at most."""
+    """Return bytes of this process: VmRSS has it now, VmHWM had at most (getrusage would count the parent, too)."""
     return int(re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
 
 

@@ -110,7 +110,8 @@ def test_another_version_is_refused_with_both():
 
 
 LARGE = """
-import resource
+import re
+from pathlib import Path
 import pyarrow as pa
 from wdsplit.conversion.plan.options import PlanOptions
 from wdsplit.conversion.plan.plan import make_plan
@@ -131,14 +132,15 @@ plan.hash
 data = dump_plan(SavedPlan(plan, "s3://bucket/out", "", 2**30, (), "1"))
 found = parse_plan(data, "1")
 assert found.plan.hash == plan.hash and found.plan.table == plan.table
-print(len(data), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+peak_kib = re.search(r"VmHWM: *\\t* *(\\d+) kB", Path("/proc/self/status").read_text())[1]
+print(len(data), 1024 * int(peak_kib))  # getrusage would count the memory of the process that started this one
 """
 
 
 @pytest.mark.slow
-def test_a_plan_of_100_000_files_with_80_row_groups_each_takes_less_than_2_gib():
+def test_a_plan_of_100_000_files_with_80_row_groups_each_takes_less_than_1_3_gib():
     ended = subprocess.run([sys.executable, "-c", LARGE], capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     num_bytes, max_bytes = map(float, ended.stdout.split())
-    assert max_bytes < 2 * 2**30
+    assert max_bytes < 1.3 * 2**30
     assert num_bytes < 50e6
