@@ -1,6 +1,5 @@
 """A headless Chromium, spoken to through a pipe by its DevTools protocol: no driver and no library are needed."""
 
-import base64
 import contextlib
 import itertools
 import json
@@ -56,17 +55,6 @@ class Tab:
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
-
-    def screenshot(self, path, whole=False):
-        """Write a PNG of what is seen, or of the whole page."""
-        found = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole, **self._clip(whole))
-        path.write_bytes(base64.b64decode(found["data"]))
-
-    def _clip(self, whole):
-        if not whole:
-            return {}
-        size = self.call("Page.getLayoutMetrics")["cssContentSize"]
-        return {"clip": {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}}
 
 
 class Browser:

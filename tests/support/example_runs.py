@@ -40,15 +40,16 @@ class Printed:
 
 
 def parse_output(output):
+    # Lines are found wherever they begin: that of another rank may have no end yet.
     counts = [
         int(count.replace(",", "")) for count in re.findall(r"held-out accuracy \S+ \([\d,]+ of ([\d,]+)\)", output)
     ]
     return Printed(
         output,
-        [float(loss) for loss in re.findall(r"^epoch \d+: loss ([\d.]+)", output, re.M)],
+        [float(loss) for loss in re.findall(r"epoch \d+: loss ([\d.]+)", output)],
         [float(accuracy) for accuracy in re.findall(r"held-out accuracy ([\d.]+)", output)],
         counts,
-        (re.findall(r"parameters ([0-9a-f]{32})", output) or [""])[-1],  # a line of another rank may join it
+        (re.findall(r"parameters ([0-9a-f]{32})", output) or [""])[-1],
     )
 
 

@@ -1,4 +1,4 @@
-"""Jobs on several nodes for the tests: a torchrun agent a node, each with an environment of its own."""
+"""Jobs on several nodes for the tests: a torchrun agent a node."""
 
 from __future__ import annotations
 
@@ -47,21 +47,6 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Node:
-    """Where an agent runs.
-
-    Attributes:
-        num_ranks: Its ranks.
-        prefix: The command before the agent's, such as one that enters a network namespace.
-        environ: What is different in its environment.
-    """
-
-    num_ranks: int = 2
-    prefix: Sequence[str] = ()
-    environ: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Done:
     """What a job left.
 
@@ -69,13 +54,11 @@ class Done:
         folder: Where.
         returncodes: The exit status of each node's agent.
         outputs: What each node's agent and ranks have said.
-        duration_s: Seconds from the start to the end of all agents.
     """
 
     folder: Path
     returncodes: list[int]
     outputs: list[str]
-    duration_s: float
 
     @property
     def output(self) -> str:
@@ -107,16 +90,14 @@ class Done:
 class Running:
     """A job that runs; its processes are ended when the block is left, and before if it takes too long."""
 
-    def __init__(
-        self, folder: Path, job: Job, nodes: Sequence[Node], address: str = HOST, port: int | None = None
-    ) -> None:
-        """Start an agent a node; the first is found at the address."""
+    def __init__(self, folder: Path, job: Job, nodes: Sequence[int]) -> None:
+        """Start an agent a node, with so many ranks."""
         folder.mkdir(parents=True)
         (folder / "job.json").write_text(json.dumps(asdict(job)))
         self.folder = folder
-        port = port or free_port()
+        port = free_port()
         self._began = time.monotonic()
-        self._agents = [self._start(number, node, len(nodes), address, port) for number, node in enumerate(nodes)]
+        self._agents = [self._start(number, ranks, len(nodes), port) for number, ranks in enumerate(nodes)]
 
     def __enter__(self) -> Running:
         return self
@@ -126,14 +107,13 @@ class Running:
         for agent in self._agents:
             agent.wait()
 
-    def _start(self, number: int, node: Node, num_nodes: int, address: str, port: int) -> subprocess.Popen[bytes]:
+    def _start(self, number: int, num_ranks: int, num_nodes: int, port: int) -> subprocess.Popen[bytes]:
         own = self.folder / f"node{number}"
         own.mkdir()
         environ = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-        environ |= {"OMP_NUM_THREADS": "1", JOB_MARK: str(self.folder), "NODE_CACHE": str(own / "cache")} | node.environ
-        command = [*node.prefix, sys.executable, "-m", "torch.distributed.run", f"--nnodes={num_nodes}"]
-        command += [f"--node-rank={number}", f"--nproc-per-node={node.num_ranks}"]
-        command += [f"--master-addr={address}", f"--master-port={port}"]
+        environ |= {"OMP_NUM_THREADS": "1", JOB_MARK: str(self.folder), "NODE_CACHE": str(own / "cache")}
+        command = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={num_nodes}", f"--node-rank={number}"]
+        command += [f"--nproc-per-node={num_ranks}", f"--master-addr={HOST}", f"--master-port={port}"]
         command += [str(Path(__file__).parent / "node_worker.py"), str(self.folder)]
         with open(own / "output.txt", "wb") as output:
             return subprocess.Popen(command, env=environ, cwd=own, stdout=output, stderr=output)
@@ -143,16 +123,15 @@ class Running:
         path = self.folder / f"{rank}.jsonl"
         return path.read_bytes().count(b"\n") if path.exists() else 0
 
-    def wait(self, deadline_s: float = DEADLINE_S) -> Done:
+    def wait(self) -> Done:
         """Wait for the agents; raises subprocess.TimeoutExpired."""
-        deadline = self._began + deadline_s
+        deadline = self._began + DEADLINE_S
         codes = [agent.wait(max(0.0, deadline - time.monotonic())) for agent in self._agents]
-        duration_s = time.monotonic() - self._began
         outputs = [(self.folder / f"node{i}" / "output.txt").read_text() for i in range(len(self._agents))]
-        return Done(self.folder, codes, outputs, duration_s)
+        return Done(self.folder, codes, outputs)
 
 
-def run(folder: Path, job: Job, nodes: Sequence[Node], **where: object) -> Done:
+def run(folder: Path, job: Job, nodes: Sequence[int]) -> Done:
     """Run a job to its end."""
-    with Running(folder, job, nodes, **where) as running:
+    with Running(folder, job, nodes) as running:
         return running.wait()

@@ -222,9 +222,7 @@ def test_the_imagenet_recipe_learns_audits_itself_and_resumes_in_mid_epoch(jpegs
     """With threads, augmentation, batch normalisation and accumulated gradients: 7 batches are 4 steps."""
     options = ("--small", "--audit", "--accumulate=2", "--classes=4", "--epochs=3", "--lr=0.8")
     whole = run("imagenet_resnet50.py", *jpegs, *options, out=tmp_path)
-    assert (
-        len(re.findall(r"^epoch \d: 203 samples, each once.*; pads: 21; nothing is missing$", whole.output, re.M)) == 3
-    )
+    assert len(re.findall(r"epoch \d: 203 samples, each once.*; pads: 21; nothing is missing", whole.output)) == 3
     assert whole.losses[2] < whole.losses[0]
     assert whole.accuracies[2] > 0.6
     assert whole.counts == [53] * 3

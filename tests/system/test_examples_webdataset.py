@@ -13,7 +13,7 @@ NUM_TRAIN = 1442
 
 
 def counts_of(printed):
-    found = re.findall(r"^epoch (\d+): .* (\d+) samples, (\d+) distinct$", printed.output, re.M)
+    found = re.findall(r"epoch (\d+): .* (\d+) samples, (\d+) distinct", printed.output)
     return {int(epoch): (int(samples), int(distinct)) for epoch, samples, distinct in found}
 
 

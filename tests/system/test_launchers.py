@@ -17,6 +17,7 @@ import torch
 
 from made_datasets import expected_batches
 from paths import SUPPORT
+from raycluster import QUIET
 from s3server import free_port
 from tables import outputs_of, start_process
 from torchruns import results_of, run_tasks, woven
@@ -99,10 +100,9 @@ def test_a_deepspeed_engine_trains_on_each_sample_once(numbers, tmp_path):
 def test_workers_of_ray_train_read_each_sample_once_and_resume(numbers, tmp_path):
     """Each takes a batch, then all that is left from the state after it."""
     command = [sys.executable, str(WORKER), "ray", numbers, str(tmp_path)]
-    quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
     with tempfile.TemporaryDirectory(prefix="ray-") as folder:  # the paths of its sockets must be short
         path = os.pathsep.join([str(WORKER.parent), os.environ["PYTHONPATH"]])
-        environ = clean_environ(PYTHONPATH=path, RAY_TMPDIR=folder, **quiet)
+        environ = clean_environ(PYTHONPATH=path, RAY_TMPDIR=folder, **QUIET)
         ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert ended.returncode == 0, f"{ended.stderr}\nRay is installed by pip install 'wdsplit[tests-all]'"
     (workers,), _ = results_of(tmp_path, "ray", 1)

@@ -14,6 +14,7 @@ import pytest
 
 from made_datasets import real_rows
 from paths import ROOT, SUPPORT
+from raycluster import QUIET
 from torchruns import TIMEOUT_S, torchrun
 
 pytestmark = pytest.mark.xdist_group("loops")
@@ -89,10 +90,9 @@ LOOPS = {
 
 
 def run_in_ray(loops, path, out):
-    quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory(prefix="ray-") as folder:  # the paths of its sockets must be short
         python_path = os.pathsep.join([str(SUPPORT), os.environ["PYTHONPATH"]])
-        environ = {**os.environ, **quiet, "PYTHONPATH": python_path, "RAY_TMPDIR": folder}
+        environ = {**os.environ, **QUIET, "OMP_NUM_THREADS": "1", "PYTHONPATH": python_path, "RAY_TMPDIR": folder}
         command = [sys.executable, str(SUPPORT / "loops_worker.py"), loops, path, str(out)]
         ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert ended.returncode == 0, f"{ended.stderr}\nRay is installed by pip install 'wdsplit[tests-all]'"

@@ -258,7 +258,7 @@ def test_damage_in_a_bucket_has_the_same_substitutes_with_a_cache_and_without(
         damage_header(damaged, row)
     cut_off = truncate_shard(damaged, 60)
     shutil.copytree(damaged, bucket.folder / "train")
-    options, before = {"cache_dir": str(tmp_path / "cache")} if cached else {}, reading_ahead()
+    options, before = {"cache_dir": str(tmp_path / "cache"), "cache_size": "1GB"} if cached else {}, reading_ahead()
     found = batches(f"{bucket.url}/train", delivering, (1, num_workers, "thread"), **options)
     assert found == expected(damaged, PERCENT[5] | cut_off, 9)
     wait_for_threads(before)

@@ -37,6 +37,8 @@ from wdsplit.storage.opening import open_storage
 WORKER = SUPPORT / "cache_worker.py"
 NUM_SHARDS, SAMPLES = 6, 25
 READ_BYTES = 8192
+ROOM = 10**9
+"""A size limit that nothing reaches: without one a disk that is nearly full caches nothing."""
 
 
 class Origin:
@@ -113,7 +115,7 @@ def begin(*processes):
 
 def held(origin, folder, *order):
     """Return a process that holds some shards open, until it gets another line."""
-    holder = start("hold", origin, folder, None, order=order)
+    holder = start("hold", origin, folder, ROOM, order=order)
     begin(holder)
     assert holder.stdout.readline() == '"held"\n'
     return holder
@@ -151,7 +153,7 @@ def warnings_in(caplog):
 
 
 def test_a_cached_shard_is_the_one_of_the_dataset_with_a_file_on_the_disk(origin, folder):
-    cache = pickle.loads(pickle.dumps(ShardCache(folder)))
+    cache = pickle.loads(pickle.dumps(ShardCache(folder, ROOM)))
     assert not folder.exists()
     plain = open_shard(origin.storage, origin.shards[2], ("cls",))
     for _ in range(2):
@@ -167,7 +169,7 @@ def test_a_cached_shard_is_the_one_of_the_dataset_with_a_file_on_the_disk(origin
 
 
 def test_a_shard_that_is_here_needs_no_origin(origin, folder, tmp_path):
-    cache = ShardCache(folder)
+    cache = ShardCache(folder, ROOM)
     origin.open(cache, 0)
     elsewhere = open_storage(str(tmp_path / "gone"))
     assert is_right(cache.open(elsewhere, origin.shards[0], ("cls",)), origin.shards[0])
@@ -180,7 +182,7 @@ def test_each_range_is_asked_for_once_by_processes_that_all_want_it(remote, faul
     fault_proxy.plan = lambda request: Delay(0.02) if request.path.partition("?")[0].endswith(".tar") else None
     order = list(range(NUM_SHARDS))
     orders = [order[n:] + order[:n] for n in (0, 0, 1, 3)]
-    assert result_of("together", remote, folder, None, orders=orders, threads=2) == [[NUM_SHARDS, 0]] * 4
+    assert result_of("together", remote, folder, ROOM, orders=orders, threads=2) == [[NUM_SHARDS, 0]] * 4
     asked = Counter(
         (exchange.request.path.partition("?")[0], exchange.request.range)
         for exchange in fault_proxy.exchanges
@@ -193,7 +195,7 @@ def test_each_range_is_asked_for_once_by_processes_that_all_want_it(remote, faul
 
 def test_shards_are_told_apart_by_their_bytes_and_not_by_their_names(origin, folder, tmp_path):
     other = Origin(sized_dataset(tmp_path / "other" / "train", [SAMPLES + 1, SAMPLES], lanes=1, window=4))
-    copy, cache = Origin(shutil.copytree(origin.url, tmp_path / "copy")), ShardCache(folder)
+    copy, cache = Origin(shutil.copytree(origin.url, tmp_path / "copy")), ShardCache(folder, ROOM)
     assert origin.shards[0].path == other.shards[0].path
     for _ in range(2):
         assert is_right(origin.open(cache, 0), origin.shards[0])
@@ -205,7 +207,7 @@ def test_shards_are_told_apart_by_their_bytes_and_not_by_their_names(origin, fol
 
 
 def test_a_shard_without_a_known_checksum_is_not_cached(origin, folder, caplog):
-    cache, known = ShardCache(folder), origin.shards[0]
+    cache, known = ShardCache(folder, ROOM), origin.shards[0]
     for checksum in ("", "md5:00", f"xxh3_128:{'../' * 10}aa", known.checksum.upper(), f"{known.checksum}\n"):
         assert cache.open(origin.storage, Shard(known.path, 1, 0, known.num_bytes, checksum), ("cls",)) is None
     assert len(warnings_in(caplog)) == 1
@@ -213,7 +215,7 @@ def test_a_shard_without_a_known_checksum_is_not_cached(origin, folder, caplog):
 
 
 def test_who_does_not_want_it_any_more_neither_downloads_nor_waits_nor_checks(origin, folder, boot):
-    cache = ShardCache(folder)
+    cache = ShardCache(folder, ROOM)
     assert origin.open(cache, 0, lambda: False) is None
     answers = iter([True, True, False])
     assert origin.open(cache, 0, lambda: next(answers)) is None
@@ -247,7 +249,7 @@ def test_who_does_not_want_it_any_more_neither_downloads_nor_waits_nor_checks(or
 def test_a_shard_that_was_damaged_on_its_way_is_downloaded_again_once(
     remote, folder, fault_proxy, caplog, fault, times
 ):
-    cache, given = ShardCache(folder), []
+    cache, given = ShardCache(folder, ROOM), []
 
     def plan(request):
         if request.range and request.range[0] == READ_BYTES and len(given) < times:
@@ -269,7 +271,7 @@ def test_a_shard_that_was_damaged_on_its_way_is_downloaded_again_once(
 
 
 def test_a_dataset_that_was_truncated_or_lost_an_index_is_an_error_and_nothing_is_kept(origin, folder, tmp_path):
-    copy, cache = Origin(shutil.copytree(origin.url, tmp_path / "copy")), ShardCache(folder)
+    copy, cache = Origin(shutil.copytree(origin.url, tmp_path / "copy")), ShardCache(folder, ROOM)
     os.truncate(tmp_path / "copy" / "000000.tar", 1024)
     with pytest.raises(CorruptDataError, match="another size"):
         copy.open(cache, 0)
@@ -292,7 +294,7 @@ DAMAGES = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_an_entry_that_is_damaged_on_the_disk_is_downloaded_again(origin, folder, caplog, boot, damage):
-    cache = ShardCache(folder)
+    cache = ShardCache(folder, ROOM)
     origin.open(cache, 0)
     path = origin.path(cache, 0)
     DAMAGES[damage](path, origin.note(cache, 0))
@@ -337,28 +339,28 @@ def boot(monkeypatch):
 
 
 def test_a_shard_is_checked_once_a_boot_by_whoever_opens_it_first(origin, folder, checks, boot):
-    origin.open(ShardCache(folder), 0)
+    origin.open(ShardCache(folder, ROOM), 0)
     assert len(checks) == 1  # as it came
     for _ in range(2):
-        origin.open(ShardCache(folder), 0)
+        origin.open(ShardCache(folder, ROOM), 0)
     assert len(checks) == 1
     boot()
     with ThreadPoolExecutor(4) as threads:
-        list(threads.map(lambda _: origin.open(ShardCache(folder), 0), range(4)))
+        list(threads.map(lambda _: origin.open(ShardCache(folder, ROOM), 0), range(4)))
     assert len(checks) == 2
 
 
 def test_a_note_that_may_not_be_written_is_checked_once_a_process(origin, folder, checks, boot, monkeypatch):
-    origin.open(ShardCache(folder), 0)
+    origin.open(ShardCache(folder, ROOM), 0)
     boot()
     monkeypatch.setattr(cache_module, "open", lambda *_: (_ for _ in ()).throw(PermissionError), raising=False)
     for _ in range(3):
-        assert is_right(origin.open(ShardCache(folder), 0), origin.shards[0])
+        assert is_right(origin.open(ShardCache(folder, ROOM), 0), origin.shards[0])
     assert len(checks) == 2
 
 
 def test_discarding_removes_what_is_open_and_nothing_that_came_after(origin, folder):
-    cache = ShardCache(folder)
+    cache = ShardCache(folder, ROOM)
     damaged = origin.open(cache, 0)
     cache.discard(damaged.file)
     assert files_in(folder) == []
@@ -425,7 +427,7 @@ def test_a_cache_smaller_than_a_shard_is_left_alone_with_one_warning(origin, fol
 
 
 def test_a_smaller_size_counts_when_a_cache_is_opened(origin, folder):
-    cache = ShardCache(folder)
+    cache = ShardCache(folder, ROOM)
     for number in range(4):
         origin.open(cache, number)
     smaller = ShardCache(folder, 2 * origin.entry_bytes)
@@ -511,13 +513,13 @@ def test_killed_at_any_moment_it_leaves_nothing_that_is_not_right_or_not_cleared
 
 def test_a_download_that_was_killed_is_taken_over_by_those_who_wait(remote, fault_proxy, folder):
     fault_proxy.plan = lambda request: Delay(60) if request.range and request.range[0] == 2 * READ_BYTES else None
-    first, second, third = (start("read", remote, folder, None, order=[0]) for _ in range(3))
+    first, second, third = (start("read", remote, folder, ROOM, order=[0]) for _ in range(3))
     begin(first)
     wait_until(lambda: len([e for e in fault_proxy.exchanges if e.request.range]) > 2, "the download is under way")
     begin(second, third)
     time.sleep(0.3)
     assert [second.poll(), third.poll()] == [None, None]
-    assert usage(ShardCache(folder)) == [0, 0, 1, 0]
+    assert usage(ShardCache(folder, ROOM)) == [0, 0, 1, 0]
     fault_proxy.plan = lambda request: None
     first.kill()
     assert [result(second), result(third)] == [[1, 0], [1, 0]]
@@ -525,7 +527,7 @@ def test_a_download_that_was_killed_is_taken_over_by_those_who_wait(remote, faul
 
 
 def test_a_process_that_was_forked_meanwhile_keeps_no_lock(origin, folder):
-    assert result_of("forks", origin, folder, None) == [2, 0, 0, 1]
+    assert result_of("forks", origin, folder, ROOM) == [2, 0, 0, 1]
 
 
 # Whose files they are
@@ -536,7 +538,7 @@ def test_a_folder_with_other_files_or_in_a_bucket_or_below_a_file_is_no_cache(or
     file = tmp_path / "mine" / "thesis.tex"
     file.write_text("x")
     with pytest.raises(InputError, match=r"other files(.|\n)*thesis\.tex"):
-        origin.open(ShardCache(tmp_path / "mine"), 0)
+        origin.open(ShardCache(tmp_path / "mine", ROOM), 0)
     assert os.listdir(tmp_path / "mine") == ["thesis.tex"]
     with pytest.raises(StorageError, match="refused") as caught:
         origin.open(ShardCache(file / "cache"), 0)

@@ -146,7 +146,7 @@ def test_the_same_shards_may_be_written_again_and_their_header_changed(versions,
 
 @on_s3
 def test_a_cached_shard_is_of_the_dataset_that_was_opened(place, expected, tmp_path):
-    batches = iter(loader_of(place.url, cache_dir=tmp_path / "cache", on_bad_sample="substitute"))
+    batches = iter(loader_of(place.url, cache_dir=tmp_path / "cache", cache_size="1GB", on_bad_sample="substitute"))
     read = [next(batches)]
     place.write(1)
     read += read_to_the_end(batches, place.url)

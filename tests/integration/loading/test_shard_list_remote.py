@@ -90,7 +90,7 @@ def test_requests_that_fail_are_sent_again(tars, fault_proxy, fault):
 
 def test_a_short_answer_is_never_taken_for_a_whole_shard_even_at_the_end_of_a_member(tars, fault_proxy):
     """Webdataset takes a stream that ends between two members for a whole one."""
-    shards = EpochShardList(f"{tars}/*.tar", storage_options={"first_delay_s": 0.01, "deadline_s": 0.5})
+    shards = EpochShardList(f"{tars}/*.tar", storage_options={"first_delay_s": 0.01, "deadline_s": 2})
     fault_proxy.plan = lambda request: Shorten(5632) if request.range else None
     assert read(pipeline_of(shards))[0] == KEYS
     shards.set_epoch(1)

@@ -244,7 +244,7 @@ def test_a_download_ends_with_the_iteration_that_it_is_for(remote, fault_proxy, 
 
     is_left = threading.Event()
     fault_proxy.plan = lambda request: Hold(is_left) if request.path.rpartition("/")[2] in later else None
-    samples = iter(wdsplit.Dataset(remote, shuffle=False, cache_dir=cache_dir))
+    samples = iter(wdsplit.Dataset(remote, shuffle=False, cache_dir=cache_dir, cache_size="1GB"))
     before = threading.enumerate()
     next(samples)
     wait_until(lambda: asked() == later, "the next shards are being downloaded")
@@ -270,7 +270,8 @@ def test_what_has_no_room_in_the_cache_is_streamed(remote, payloads, cache_dir, 
 
 def test_a_local_dataset_may_have_a_cache_too(payloads, cache_dir):
     """As of a network file system."""
-    assert samples_of(wdsplit.Dataset(payloads, cache_dir=cache_dir)) == samples_of(wdsplit.Dataset(payloads))
+    cached = wdsplit.Dataset(payloads, cache_dir=cache_dir, cache_size="1GB")
+    assert samples_of(cached) == samples_of(wdsplit.Dataset(payloads))
     assert len(list(cache_dir.glob("*/*.shard"))) == 8
 
 
@@ -291,6 +292,7 @@ def test_the_next_shards_are_downloaded_while_one_is(bucket, fault_proxy, tmp_pa
 
     fault_proxy.plan = plan
     times = {"timeout_s": DEADLINE_S, "deadline_s": DEADLINE_S}
-    dataset = wdsplit.Dataset(f"{bucket.url}/long", cache_dir=cache_dir, connections=8, storage_options=times)
+    options = {"cache_dir": cache_dir, "cache_size": "1GB", "connections": 8, "storage_options": times}
+    dataset = wdsplit.Dataset(f"{bucket.url}/long", **options)
     assert sum(1 for _ in dataset) == NUM_ROWS
     assert len(asked) == 6

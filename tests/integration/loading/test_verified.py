@@ -107,7 +107,9 @@ def test_a_cached_shard_that_changes_while_it_is_open_is_downloaded_again(
     if not has_other_times:
         monkeypatch.setattr(CachedFile, "proof", lambda self: bytes(16))
     expected = samples_of(wdsplit.Dataset(str(dataset)))
-    verified = wdsplit.Dataset(remote, verify=True, cache_dir=tmp_path / "cache", shuffle=False, lanes=1)
+    verified = wdsplit.Dataset(
+        remote, verify=True, cache_dir=tmp_path / "cache", cache_size="1GB", shuffle=False, lanes=1
+    )
     samples = iter(verified)
     found = [next(samples) for _ in range(11)]  # the second shard is open
     for path in (tmp_path / "cache").glob("*/*.shard"):

@@ -106,7 +106,8 @@ def test_a_view_of_any_storage_gives_the_samples_that_a_local_one_gives(remote, 
     memory.put(made, f"/{tmp_path.name}", recursive=True)
     assert samples_of(f"/{tmp_path.name}", chosen, fs=memory) == expected
     assert samples_of(remote, chosen) == expected
-    for options in ({"verify": True}, {"cache_dir": tmp_path / "cache"}, {"cache_dir": tmp_path / "cache"}):
+    cached = {"cache_dir": tmp_path / "cache", "cache_size": "1GB"}
+    for options in ({"verify": True}, cached, cached):
         assert samples_of(remote, chosen, **options) == expected
     assert samples_of(made, chosen, verify=True) == expected
 

@@ -61,7 +61,7 @@ def test_certificates_are_checked_as_the_options_say(bucket, s3_server, tmp_path
     with S3Server(s3_server.folder, f"--cert={pem}", f"--key={pem}") as server:
         monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint.replace("http:", "https:"))
         with pytest.raises(UnansweredError) as caught:
-            open_storage(bucket.url, {"deadline_s": 0.5}).read("x")
+            open_storage(bucket.url, {"deadline_s": 1}).read("x")
         assert "SSLError" in caught.value.found
         for options in ({"verify": str(pem)}, {"verify": False}, {"client_kwargs": {"verify": False}}):
             file = open_storage(bucket.url, options).open("x")

@@ -146,7 +146,7 @@ def test_a_part_that_cannot_be_sent_ends_the_upload_at_the_deadline(bucket, faul
     fault_proxy.plan = lambda request: slow_down() if "partNumber=2" in request.path else None
     with (
         pytest.raises(StorageError, match="does not answer") as caught,
-        of(bucket.url, deadline_s=0.5).publish("a") as f,
+        of(bucket.url, deadline_s=2).publish("a") as f,
     ):
         f.write([bytes(10 * PART_BYTES)])
     assert caught.value.place == f"{bucket.url}/a, upload part 2"
@@ -370,7 +370,7 @@ def test_a_store_that_does_not_answer_any_more_is_not_waited_for_twice(
 
     fault_proxy.plan = plan
     with pytest.raises(StorageError, match="does not answer"):
-        convert(source, f"{bucket.url}/out", chosen(), storage_options=FAST | {"deadline_s": 1})
+        convert(source, f"{bucket.url}/out", chosen(), storage_options=FAST | {"deadline_s": 10})
     fault_proxy.plan = lambda request: None
     s3_server.start()
     convert(source, f"{bucket.url}/out", chosen(resume=True), storage_options=FAST)
