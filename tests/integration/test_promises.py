@@ -134,9 +134,10 @@ def run_legs(opened, legs, epoch, of_batch, has_views=False, **options):
     """
     seen, state = [], None
     for number, (readers, num_steps) in enumerate(legs):
-        unread = loaders_of(opened, readers, epoch, **options)
-        length = len(unread[0]) if has_views else one_length(unread)
-        loaders = loaders_of(opened, readers, epoch, [state] if state else (), **options)
+        loaders = loaders_of(opened, readers, epoch, **options)
+        length = len(loaders[0]) if has_views else one_length(loaders)
+        for loader in loaders if state else ():
+            loader.load_state_dict(json.loads(json.dumps(state)))
         is_last = number == len(legs) - 1
         steps = list(itertools.islice(zip(*loaders, strict=True), None if is_last else num_steps))
         batches = [interleaved([of_batch(part) for part in parts]) for parts in steps]
@@ -297,9 +298,8 @@ def test_uneven_ranks_deliver_each_sample_of_a_view_once(made, viewed, order, re
     counts, by_epoch = viewed
     path = made(counts)
     rows = rows_or_all(by_epoch[0], counts)
-    loaders = loaders_of(
-        lambda **world: delivering(Dataset(path, view=view_of(path, rows), **order, **world)), readers, 0
-    )
+    view = view_of(path, rows)
+    loaders = loaders_of(lambda **world: delivering(Dataset(path, view=view, **order, **world)), readers, 0)
     lengths = [len(loader) for loader in loaders]
     parts = [[deliveries(batch) for batch in loader] for loader in loaders]
     assert lengths == [len(batches) for batches in parts]
@@ -346,11 +346,11 @@ def test_readers_of_units_that_follow_one_another_deliver_the_order_and_each_sam
     counts = data.draw(sizes)
     path, rows = made(counts), data.draw(views(counts).filter(len))
     rows.form = form
+    view = view_of(path, rows)
     if form in GROUPINGS:  # each is a whole batch
         legs = [((world_size, num_workers, 1), num_steps) for (world_size, num_workers, _), num_steps in legs]
 
     def opened(**world):
-        view = view_of(path, rows)
         if not is_mixed:
             return delivering(Dataset(path, view=view, **order, **world))
         own = {name: value for name, value in order.items() if name != "window"}

@@ -6,7 +6,7 @@ from wdsplit import debug
 from wdsplit.errors import InputError
 from wdsplit.order.hashing import hash_stream
 
-pytestmark = pytest.mark.xdist_group("debug")
+pytestmark = [pytest.mark.xdist_group("debug"), pytest.mark.slow]
 
 
 def test_ranks_find_their_seeds_before_the_process_group_and_with_it(job):

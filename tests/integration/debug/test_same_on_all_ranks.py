@@ -2,7 +2,7 @@
 
 import pytest
 
-pytestmark = pytest.mark.xdist_group("debug")
+pytestmark = [pytest.mark.xdist_group("debug"), pytest.mark.slow]
 
 EXPECTED = {
     "parameters": {

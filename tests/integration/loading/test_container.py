@@ -19,7 +19,7 @@ def read(path, workers, batch, ahead, method):
         wdsplit.Dataset(path), batch, num_workers=workers, prefetch_factor=4, multiprocessing_context=method
     )
     batches = iter(loader)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 200
     while loader.statistics().samples_made < ahead:
         if time.monotonic() > deadline:
             raise SystemExit("the workers do not get ahead")
