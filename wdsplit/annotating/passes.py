@@ -29,7 +29,6 @@ from wdsplit.conversion.shuffle.needs import loadable_bytes, memory_budget, task
 from wdsplit.conversion.shuffle.sorted_runs import OpenRun, RunWriter, SortedRun, damaged_spill, parse_runs, read_runs
 from wdsplit.conversion.shuffle.steps import BATCH_BYTES, ROW_BYTES, cut_table
 from wdsplit.engines.local import Engine, in_order, raise_if_cancelled
-from wdsplit.engines.shared_memory import SharedMemory
 from wdsplit.errors import InputError
 from wdsplit.fields.json_values import stored
 from wdsplit.fields.keys import escape_keys, hash_keys, number_keys
@@ -221,9 +220,8 @@ def _join_in_memory(
     def load(work: Work[int], amounts: Int64, collect: Callable[[int, int], None]) -> None:
         run_pass(job, engine, report, "load", work, int, amounts, collect=collect, is_noted=False)
 
-    # Shared also for threads: the huge pages of `PrivateMemory` are slower to get where memory is fragmented.
-    read, shared = partial(_rows, job, has_keys=False), SharedMemory()
-    loaded = load_table(job.table, read, lambda _: found.rows, shared, max_bytes, engine.jobs, load)
+    read = partial(_rows, job, has_keys=False)
+    loaded = load_table(job.table, read, lambda _: found.rows, engine, True, max_bytes, load)
     return None if loaded is None else (partial(_open_loaded, job, loaded), kinds)
 
 

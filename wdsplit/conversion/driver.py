@@ -20,9 +20,7 @@ from wdsplit.conversion.shuffle.scatter import PLACE, merge, placed_rows, scatte
 from wdsplit.conversion.shuffle.sorted_runs import SortedRun, parse_runs
 from wdsplit.conversion.shuffle.steps import SPILL_FOLDER, Cuts, read_cuts, write_cuts
 from wdsplit.conversion.task import describe_rows, describe_shards, write_shards
-from wdsplit.engines.local import Engine, LocalEngine
-from wdsplit.engines.private_memory import PrivateMemory
-from wdsplit.engines.shared_memory import SharedMemory
+from wdsplit.engines.local import Engine
 from wdsplit.jobs.run import Pass, Share, Work, run
 from wdsplit.tables.read import check_files
 
@@ -129,10 +127,8 @@ class Driver:
             order[places] = np.arange(len(places))
             return order
 
-        read, jobs = partial(placed_rows, plan), self.engine.jobs
-        is_private = isinstance(self.engine, LocalEngine) and self.engine.stays_in_process(self._may_use_threads)
-        memory = PrivateMemory() if is_private else SharedMemory()
-        return load_table(plan.table, read, order_of, memory, self.loadable_bytes, jobs, load)
+        read, threads = partial(placed_rows, plan), self._may_use_threads
+        return load_table(plan.table, read, order_of, self.engine, threads, self.loadable_bytes, load)
 
     def spill(self, cuts: Cuts, name: PassName) -> list[SortedRun]:
         """Run what is left of the pass that scatters rows, or that merges them; return the runs."""

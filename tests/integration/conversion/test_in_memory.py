@@ -115,3 +115,17 @@ def test_what_an_interrupted_run_has_spilled_is_used_though_it_would_fit_now(inp
     assert seen[0].skipped == NUM_ROWS
     converted(inputs, tmp_path / "whole", **chosen)
     assert shard_files(tmp_path / "out") == shard_files(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("jobs", "score", "is_shared"), [(1, 0.5, False), (2, "x", False), (2, 0.5, True), (5, "x", True)]
+)
+def test_memory_is_shared_only_if_processes_may_write_shards(tmp_path, monkeypatch, jobs, score, is_shared):
+    """As they do where there is JSON to encode, or are more jobs than threads are worth."""
+    loaded, load_table = [], in_memory.load_table
+    monkeypatch.setattr(
+        "wdsplit.conversion.driver.load_table", lambda *all: loaded.append(load_table(*all)) or loaded[0]
+    )
+    path = write_table(tmp_path / "table.parquet", {"txt": map(str, range(40)), "score": [score] * 40})
+    converted(path, tmp_path / "out", shards=4, shuffle=True, jobs=jobs)
+    assert [each.shared is not None for each in loaded] == [is_shared]

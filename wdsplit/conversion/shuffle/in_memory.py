@@ -1,4 +1,4 @@
-"""Rows of a table that fits in memory: all jobs of this machine read them once into shared memory.
+"""Rows of a table that fits in memory: all jobs of this machine read them once, and keep them or share them.
 
 Nothing is sorted or spilled: rows stay as they were read, and the writer of a shard copies the rows of its places.
 """
@@ -6,8 +6,8 @@ Nothing is sorted or spilled: rows stay as they were read, and the writer of a s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -15,8 +15,7 @@ import pyarrow as pa
 from wdsplit.arrays import Int64
 from wdsplit.conversion.shuffle.needs import rows_bytes
 from wdsplit.conversion.shuffle.steps import BATCH_BYTES, cut_table
-from wdsplit.engines.local import raise_if_cancelled
-from wdsplit.engines.private_memory import PrivateMemory
+from wdsplit.engines.local import Engine, LocalEngine, raise_if_cancelled
 from wdsplit.engines.shared_memory import SharedMemory
 from wdsplit.jobs.run import Work
 from wdsplit.storage.interface import Storage
@@ -33,27 +32,39 @@ _LARGE_RUN_BYTES = 4096
 """From this mean size of runs of rows on, copying them one by one is faster than copying them twice."""
 
 
-@dataclass(frozen=True)
 class LoadedRows:
-    """A table in memory; it goes to worker processes that are started with it.
+    """A table in memory; if the memory is shared, it goes to worker processes that are started with it.
 
-    Attributes:
-        memory: The memory: shared, or private to this process.
-        regions: Offset and number of bytes of each task's rows.
-        order: Offset of the order in the memory, as for `MemoryRows`.
-        num_places: Number of places in the order.
+    Args:
+        batches: All rows.
+        order: int64: as for `MemoryRows`.
+        shared: For `_open_shared`, which opens them in another process; None if the memory is this process's own.
     """
 
-    memory: SharedMemory | PrivateMemory
-    regions: list[tuple[int, int]]
-    order: int
-    num_places: int
+    def __init__(self, batches: Sequence[pa.RecordBatch], order: Int64, shared: _Shared | None = None) -> None:
+        self._batches, self._order, self.shared = batches, order, shared
 
     def open(self, first: int = 0, stop: int | None = None) -> MemoryRows:
         """Open the rows at the places first, ..., stop - 1, which are counted from 0 then."""
-        order = np.frombuffer(self.memory.view(self.order, 8 * self.num_places), np.int64)
-        batches = _batches(self.memory, self.regions)
-        return MemoryRows(batches[0].schema, batches, order[first:stop])
+        return MemoryRows(self._batches[0].schema, self._batches, self._order[first:stop])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        assert self.shared is not None, "the rows are in the memory of this process"
+        return _open_shared, self.shared
+
+
+class _Shared(NamedTuple):
+    """Memory, and offset and number of bytes of each task's rows, and of the order."""
+
+    memory: SharedMemory
+    regions: list[tuple[int, int]]
+    order: tuple[int, int]
+
+
+def _open_shared(*shared: Any) -> LoadedRows:
+    """Open what all processes share."""
+    memory, regions, order = shared
+    return LoadedRows(_batches(memory, regions), np.frombuffer(memory.view(*order), np.int64), _Shared(*shared))
 
 
 class _TooLargeError(Exception):
@@ -64,31 +75,39 @@ def load_table(
     table: Table,
     read: Callable[[int, int], Iterator[pa.Table]],
     order_of: Callable[[Sequence[pa.RecordBatch]], Int64],
-    memory: SharedMemory | PrivateMemory,
+    engine: Engine,
+    threads: bool,
     max_bytes: int,
-    jobs: int,
     run: Callable[[Work[int], Int64, Callable[[int, int], None]], object],
 ) -> LoadedRows | None:
     """Load a table into at most `max_bytes` of memory, where no notes are needed; None if it does not fit.
+
+    The memory is shared unless all tasks run in this process. Then rows stay as they were read: memory of a file, which
+    the system provides page by page, would double the time.
 
     Args:
         table: The table.
         read: Reads the rows at the places first, ..., stop - 1 of the table; picklable.
         order_of: Returns the order, as for `MemoryRows`, given all rows in the table's order.
-        memory: The memory.
+        engine: The engine; one that is not local has no memory to share.
+        threads: Whether tasks may run as threads, as for `Engine.map`.
         max_bytes: The limit.
-        jobs: Number of tasks that run at a time.
         run: Runs a transient pass, given its work, the rows of each task, and `collect` as for `jobs.run.run`.
     """
     num_bytes, sizes = rows_bytes(table), dict[int, int]()
     if num_bytes > max_bytes:
         return None
-    places = cut_table(table, max(BATCH_BYTES, num_bytes // max(_MIN_TASKS, _TASKS_PER_JOB * jobs)))
-    task_bytes = _SPARE * max_bytes // (len(places) - 1)
-    try:
-        begins = [memory.allocate(task_bytes) for _ in places[1:]]
-    except OSError:  # shared memory is a file, and RLIMIT_FSIZE may limit its size
-        return None
+    places = cut_table(table, max(BATCH_BYTES, num_bytes // max(_MIN_TASKS, _TASKS_PER_JOB * engine.jobs)))
+    task_bytes, kept = _SPARE * max_bytes // (len(places) - 1), dict[int, list[pa.RecordBatch]]()
+    if isinstance(engine, LocalEngine) and engine.stays_in_process(threads):
+        memory, work = None, partial(_keep, read, places, kept, task_bytes)
+    else:
+        memory = SharedMemory()
+        try:
+            begins = [memory.allocate(task_bytes) for _ in places[1:]]
+        except OSError:  # it is a file, and RLIMIT_FSIZE may limit its size
+            return None
+        work = partial(_share, read, places, memory, begins, task_bytes)
     check_files(table, 0, table.num_rows)
 
     def collect(task: int, num_bytes: int) -> None:
@@ -97,20 +116,43 @@ def load_table(
             raise _TooLargeError
 
     try:
-        run(partial(_load, read, places, memory, begins, task_bytes), np.diff(places), collect)
+        run(work, np.diff(places), collect)
     except _TooLargeError:
         return None
+    if memory is None:
+        batches = [batch for task in sorted(kept) for batch in kept[task]]
+        return LoadedRows(batches, order_of(batches))
     regions = [(begin, sizes[task]) for task, begin in enumerate(begins)]
     order = order_of(_batches(memory, regions))
     begin = memory.allocate(order.nbytes)
     memory.write(begin, order.tobytes())
-    return LoadedRows(memory, regions, begin, len(order))
+    return _open_shared(memory, regions, (begin, order.nbytes))
 
 
-def _load(
+def _keep(
     read: Callable[[int, int], Iterator[pa.Table]],
     places: list[int],
-    memory: SharedMemory | PrivateMemory,
+    kept: dict[int, list[pa.RecordBatch]],
+    task_bytes: int,
+    storage: Storage,
+    tasks: range,
+) -> Iterator[int]:
+    """Keep the rows of tasks in this process; yield their bytes, of which those beyond `task_bytes` are not read."""
+    for task in tasks:
+        num_bytes, kept[task] = 0, []
+        for table in _joined(read(*places[task : task + 2])):
+            raise_if_cancelled()
+            kept[task] += table.to_batches()
+            num_bytes += table.nbytes
+            if num_bytes > task_bytes:
+                break
+        yield num_bytes
+
+
+def _share(
+    read: Callable[[int, int], Iterator[pa.Table]],
+    places: list[int],
+    memory: SharedMemory,
     begins: list[int],
     task_bytes: int,
     storage: Storage,
@@ -147,7 +189,7 @@ class _Region:
 
     closed = False
 
-    def __init__(self, memory: SharedMemory | PrivateMemory, begin: int, max_bytes: int) -> None:
+    def __init__(self, memory: SharedMemory, begin: int, max_bytes: int) -> None:
         self.num_bytes = 0
         self._memory, self._begin, self._max_bytes = memory, begin, max_bytes
 
@@ -165,7 +207,7 @@ class _Region:
         """Do nothing: the memory stays."""
 
 
-def _batches(memory: SharedMemory | PrivateMemory, regions: Sequence[tuple[int, int]]) -> list[pa.RecordBatch]:
+def _batches(memory: SharedMemory, regions: Sequence[tuple[int, int]]) -> list[pa.RecordBatch]:
     """Return all rows as batches, in the order of the memory."""
     views = [pa.py_buffer(memory.view(begin, num_bytes)) for begin, num_bytes in regions]
     return [batch for view in views for batch in pa.ipc.open_stream(view)]

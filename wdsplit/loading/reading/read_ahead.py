@@ -7,6 +7,7 @@ waits for room.
 from __future__ import annotations
 
 import contextvars
+import mmap
 import os
 import queue
 import threading
@@ -21,7 +22,6 @@ from typing import NamedTuple
 import numpy as np
 
 from wdsplit.arrays import Int64
-from wdsplit.engines.private_memory import map_memory
 from wdsplit.loading.reading.open_shard import OpenShard, explaining
 from wdsplit.loading.reading.segments import Range
 from wdsplit.loading.reading.windows import WindowPlace
@@ -69,7 +69,9 @@ class _Memory:
         self._num_bytes = num_bytes
         self._in_use = 0
         self._gaps = [(0, num_bytes)]
-        self._mapping = map_memory(num_bytes)
+        self._mapping = mmap.mmap(-1, max(1, num_bytes), mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0))
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            self._mapping.madvise(mmap.MADV_HUGEPAGE)
         self._returned: deque[tuple[int | None, int]] = deque()
         self._changed = threading.Condition()
         self.is_closed = False
