@@ -13,7 +13,6 @@ import logging
 import os
 import sys
 import warnings
-from pathlib import Path
 
 import torch
 import torch.distributed as distributed
@@ -152,32 +151,6 @@ def fsdp(path, out):
     return result
 
 
-def with_ray(path, out):
-    """Return what each of two workers of Ray Train was given."""
-    import ray
-    from ray.train import RunConfig, ScalingConfig
-    from ray.train.torch import TorchTrainer
-
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=80_000_000)
-    scaling = ScalingConfig(num_workers=2, resources_per_worker={"CPU": 1})
-    settings = {"path": str(path), "out": str(out)}
-    run = RunConfig(storage_path=str(out / "ray"))
-    TorchTrainer(ray_rank, train_loop_config=settings, scaling_config=scaling, run_config=run).fit()
-    ray.shutdown()
-    return [json.loads((out / f"worker-{rank}.json").read_text()) for rank in range(2)]
-
-
-def ray_rank(settings):
-    assert distributed.is_initialized()
-    loader = Loader(delivering(Dataset(settings["path"])), GLOBAL_BATCH // 2)
-    rank = loader.dataset.world().rank
-    first = next(iter(loader))
-    state = loader.state_dict()
-    loader.load_state_dict(state)
-    rest = all_deliveries(loader)
-    Path(settings["out"], f"worker-{rank}.json").write_text(json.dumps([deliveries(first), rest]))
-
-
 VIEWS = {0: "easy", 1: "hard", 2: None}
 
 
@@ -245,7 +218,6 @@ TASKS = {
     "fsdp": fsdp,
     "groups": groups,
     "plain": plain,
-    "ray": with_ray,
 }
 
 

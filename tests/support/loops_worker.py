@@ -118,29 +118,13 @@ def webdataset_split(path, workers, taken):
 
 
 def lightning_fit(data, taken, **options):
-    import lightning.pytorch as lightning
+    from lightning_worker import Model, trainer_of
 
-    class Model(lightning.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.layer = torch.nn.Linear(1, 1)
-
-        def training_step(self, batch, step):
-            taken.extend(deliveries(batch))
-            return self.layer(batch[1][:, None] / 100.0).square().mean()
-
-        def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), lr=0.001)
-
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    devices = os.environ.get("WORLD_SIZE", 1)
-    trainer = lightning.Trainer(
-        max_epochs=1, accelerator="cpu", devices=devices, enable_checkpointing=False, **quiet, **options
-    )
-    if isinstance(data, lightning.LightningDataModule):
-        trainer.fit(Model(), datamodule=data)
-    else:
-        trainer.fit(Model(), data)
+    model = Model()
+    try:
+        trainer_of(1, **options).fit(model, data)
+    finally:
+        taken.extend(each for _, _, batch in model.seen for each in batch)
 
 
 def lightning_dataloader(path, workers, taken, **options):
@@ -301,7 +285,11 @@ def ray_prepared_dataloader(path, workers, taken):
 
 
 def ray_loader(path, workers, taken):
-    take(own(path, workers), taken)
+    """Take a batch, then from another loader all that its state leaves."""
+    begun, rest = own(path, workers), own(path, workers)
+    taken.extend(deliveries(next(iter(begun))))
+    rest.load_state_dict(begun.state_dict())
+    take(rest, taken)
 
 
 def ray_prepared_loader(path, workers, taken):

@@ -1,6 +1,6 @@
-"""The loader in processes that SLURM, Horovod, FSDP2, DeepSpeed and Ray Train start.
+"""The loader in processes that SLURM, Horovod, FSDP2 and DeepSpeed start.
 
-DeepSpeed and Ray Train run here. SLURM and Horovod (which is not for newer versions of torch) do not: processes are
+DeepSpeed runs here. SLURM and Horovod (which is not for newer versions of torch) do not: processes are
 started with the documented variables, or a module stands in for Horovod.
 """
 
@@ -9,7 +9,6 @@ import multiprocessing.context
 import os
 import subprocess
 import sys
-import tempfile
 import types
 
 import pytest
@@ -17,7 +16,6 @@ import torch
 
 from made_datasets import expected_batches
 from paths import SUPPORT
-from raycluster import QUIET
 from s3server import free_port
 from tables import outputs_of, start_process
 from torchruns import results_of, run_tasks, woven
@@ -95,18 +93,3 @@ def test_a_deepspeed_engine_trains_on_each_sample_once(numbers, tmp_path):
     ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert ended.returncode == 0, f"{ended.stderr}\nDeepSpeed is installed by pip install 'wdsplit[tests-all]'"
     assert woven(results_of(tmp_path, "deepspeed")[0]) == expected_batches(numbers, 9)
-
-
-def test_workers_of_ray_train_read_each_sample_once_and_resume(numbers, tmp_path):
-    """Each takes a batch, then all that is left from the state after it."""
-    command = [sys.executable, str(WORKER), "ray", numbers, str(tmp_path)]
-    with tempfile.TemporaryDirectory(prefix="ray-") as folder:  # the paths of its sockets must be short
-        path = os.pathsep.join([str(WORKER.parent), os.environ["PYTHONPATH"]])
-        environ = clean_environ(PYTHONPATH=path, RAY_TMPDIR=folder, **QUIET)
-        ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=TIMEOUT_S)
-    assert ended.returncode == 0, f"{ended.stderr}\nRay is installed by pip install 'wdsplit[tests-all]'"
-    (workers,), _ = results_of(tmp_path, "ray", 1)
-    first, rest = zip(*workers, strict=True)
-    expected = expected_batches(numbers, 9)
-    assert woven([[part] for part in first]) == expected[:1]
-    assert woven([[part] for part in rest]) == [[delivery for batch in expected[1:] for delivery in batch]]

@@ -184,15 +184,13 @@ def test_a_cluster_that_cannot_be_reached_is_an_error_with_a_remedy(table, tmp_p
     assert not (tmp_path / "out").exists()
 
 
-@pytest.fixture(params=["silent", "closes", "http"])
-def other(request):
-    """Return the address of what is no Ray, and what it does."""
-
+@pytest.mark.parametrize(("scheme", "kind"), [("", "silent"), ("ray://", "closes"), ("", "http"), ("ray://", "http")])
+def test_what_answers_but_is_no_cluster_is_an_error_soon(table, tmp_path, scheme, kind):
     class Handler(socketserver.BaseRequestHandler):
         def handle(self):
-            if request.param == "http":
+            if kind == "http":
                 self.request.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-            elif request.param == "silent":
+            elif kind == "silent":
                 self.request.settimeout(TIMEOUT_S)
                 while self.request.recv(1024):
                     pass
@@ -200,17 +198,12 @@ def other(request):
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
         server.daemon_threads = True
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"127.0.0.1:{server.server_address[1]}", request.param
+        address = f"127.0.0.1:{server.server_address[1]}"
+        environ = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+        environ |= {"RAY_TMPDIR": str(tmp_path)}
+        arguments = ["convert", table, str(tmp_path / "out"), "--engine=ray", "--address", f"{scheme}{address}"]
+        ended = subprocess.run([WDSPLIT, *arguments], env=environ, capture_output=True, text=True, timeout=TIMEOUT_S)
         server.shutdown()
-
-
-@pytest.mark.parametrize("scheme", ["", "ray://"])
-def test_what_answers_but_is_no_cluster_is_an_error_soon(table, tmp_path, other, scheme):
-    address, kind = other
-    environ = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    environ |= {"RAY_TMPDIR": str(tmp_path)}
-    arguments = ["convert", table, str(tmp_path / "out"), "--engine=ray", "--address", f"{scheme}{address}"]
-    ended = subprocess.run([WDSPLIT, *arguments], env=environ, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert ended.returncode == 1
     assert ended.stderr.startswith("error: the Ray cluster cannot be reached\n")
     assert address in ended.stderr

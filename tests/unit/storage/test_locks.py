@@ -9,10 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from tables import DEADLINE_S
 from wdsplit.storage import locks
 from wdsplit.storage.locks import end_before_forks
 
-END_US = 200_000
+END_US = 600_000
 
 
 def end_slowly(is_awaited):
@@ -59,7 +60,7 @@ def use_in_threads(lock):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(DEADLINE_S)
     return len(done) == len(threads)
 
 
