@@ -38,7 +38,8 @@ sizes = wild | equal | alike
 seeds = st.sampled_from([0, 1, 2**63 - 1])
 epochs = st.integers(0, 30)
 readers = st.tuples(st.sampled_from([1, 2, 3, 4, 5, 8]), st.integers(0, 3), st.sampled_from([1, 4, 7, 15]))
-"""Ranks, threads of each, and batch size."""
+readers = readers.filter(lambda drawn: drawn[0] * max(1, drawn[1]) <= 12)
+"""Ranks, threads of each, and batch size; of more readers there are examples."""
 
 legs = st.lists(st.tuples(readers, st.integers(0, 6)), min_size=1, max_size=3)
 """Who reads, and for how many steps; the last ones read to the end."""
@@ -449,7 +450,7 @@ def test_readers_of_a_mixture_that_follow_one_another_deliver_what_one_reader_do
 
 
 @few_examples
-@given(mixtures() | schedules(), mixed_orders(), readers)
+@given(mixtures() | schedules(), mixed_orders(), st.sampled_from([(1, 0, 15), (3, 0, 4)]))
 def test_epochs_of_a_mixture_have_the_counts_asked_for_and_use_each_source_up_before_it_begins_anew(
     made, mixture, order, readers
 ):

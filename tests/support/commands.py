@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tables import FULL_PROCESS_BYTES
+from tables import FULL_PROCESS_BYTES, without_progress
 from wdsplit.cli.main import main
 from wdsplit.engines import local
 
@@ -31,7 +31,8 @@ def run(*arguments) -> Ended:
         patch.setattr(local, "_PROCESS_BYTES", FULL_PROCESS_BYTES)
         with contextlib.redirect_stdout(said[0]), contextlib.redirect_stderr(said[1]), pytest.raises(SystemExit) as end:
             main([*map(str, arguments)])
-    return Ended(end.value.code or 0, *(stream.buffer.getvalue().decode() for stream in said))
+    out, err = (stream.buffer.getvalue().decode() for stream in said)
+    return Ended(end.value.code or 0, out, without_progress(err))
 
 
 def done(*arguments) -> Ended:

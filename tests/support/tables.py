@@ -35,6 +35,8 @@ FULL_PROCESS_BYTES = local._PROCESS_BYTES
 
 local._PROCESS_BYTES = 1
 
+PROGRESS = re.compile(r"(?!warning|error|note)([12]/2 )?[a-z][a-z ]*: [\d,]+[ /\d,]*( \w+)?(, |$)")
+
 PROGRAM_WITH_PROCESSES = """
 import wdsplit.engines.local
 from wdsplit.cli.__main__ import main
@@ -224,6 +226,11 @@ def wait_until(condition, what) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"still not, after {DEADLINE_S} s: {what}"
         time.sleep(0.005)
+
+
+def without_progress(said) -> str:
+    """Leave out the lines that a command prints where it takes long, as on a busy machine."""
+    return "".join(line for line in said.splitlines(keepends=True) if not PROGRESS.match(line))
 
 
 def reading_ahead() -> set[threading.Thread]:

@@ -20,7 +20,7 @@ import wdsplit
 from faults import Delay, FaultProxy
 from raycluster import RayCluster
 from s3server import free_port
-from tables import files_of, wait_until, write_files, write_table
+from tables import files_of, wait_until, without_progress, write_files, write_table
 from torchruns import processes_with
 from wdsplit.conversion.plan.options import ConvertOptions
 from wdsplit.engines.local import LocalEngine
@@ -66,14 +66,6 @@ def cluster(environ):
     made = RayCluster(3, environ=environ, head_cpus=0, client_port=free_port())
     yield made
     made.close()
-
-
-PROGRESS = re.compile(r"([12]/2 )?[a-z ]+: [\d,]+[ /\d,]*( \w+)?(, |$)")
-
-
-def without_progress(said):
-    """Leave out the lines that a command prints where it takes long."""
-    return "".join(line for line in said.splitlines(keepends=True) if not PROGRESS.match(line))
 
 
 def on(cluster, *command, **options):

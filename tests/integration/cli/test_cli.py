@@ -22,6 +22,7 @@ from tables import (
     files_below,
     labels,
     mixed_table,
+    without_progress,
     write_table,
 )
 from wdsplit.checks import contents
@@ -41,7 +42,7 @@ def run_program(*arguments, stdout=subprocess.PIPE, program=PROGRAM):
     """Run the command line in a process of its own."""
     command = [*program, *map(str, arguments)]
     ended = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=DEADLINE_S)
-    return Ended(ended.returncode, ended.stdout, ended.stderr)
+    return Ended(ended.returncode, ended.stdout, without_progress(ended.stderr))
 
 
 def assert_says(message, *parts):

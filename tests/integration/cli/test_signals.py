@@ -24,6 +24,7 @@ from tables import (
     start_process,
     start_script,
     wait_until,
+    without_progress,
     write_table,
 )
 from wdsplit.cli.main import main
@@ -71,7 +72,7 @@ def ended(process):
     out, err = process.communicate(timeout=DEADLINE_S)
     wait_until(lambda: not session_processes(process.pid), "all processes have ended")
     assert "Traceback" not in err
-    return process.returncode, out, err
+    return process.returncode, out, without_progress(err)
 
 
 @pytest.mark.slow

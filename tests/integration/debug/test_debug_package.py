@@ -103,3 +103,9 @@ def test_the_blocks_of_the_page_run(tmp_path, monkeypatch):
     for block in documented_blocks():
         exec(compile(block, "debugging.md", "exec"), names)
     assert (tmp_path / "losses" / "rank-00000.jsonl").exists()
+
+
+def test_one_process_waits_for_nobody():
+    debug.barrier(0.001)
+    with pytest.raises(InputError, match="timeout_s"):
+        debug.barrier(0)
