@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
+import subprocess
 
 import pytest
 
-from tables import options
+from tables import options, session_processes, start_script, wait_until
 from wdsplit.conversion.shares import commit_shares, convert_share, needed_passes, plan_shares
 from wdsplit.engines.local import LocalEngine
 
@@ -23,6 +26,20 @@ def stopped_at(name="write", done=1, split=None, seen=None):
 
     with pytest.raises(KeyboardInterrupt):
         yield stop
+
+
+def is_killed_in(seconds, code, *arguments):
+    """Run a script that prints `ready`, and kill it and its workers if it lasts so long; return whether it did."""
+    script = start_script(code, *arguments)
+    assert script.stdout.readline() == "ready\n"
+    try:
+        script.wait(seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(script.pid, signal.SIGKILL)
+    said = script.communicate()[1]
+    wait_until(lambda: not session_processes(script.pid), "no process is left")
+    assert script.returncode in (0, -signal.SIGKILL), said
+    return script.returncode != 0
 
 
 def run_shares(plan, num_shares, storage_options=None, jobs=1) -> None:

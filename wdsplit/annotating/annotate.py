@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import orjson
 import pyarrow as pa
@@ -130,20 +130,9 @@ def annotate(
         work.run.tidy()
 
 
-class Rows(NamedTuple):
-    """The rows of an annotation, ready to be written.
-
-    Attributes:
-        job: The job that writes them.
-        read: Reads them.
-        counts: The numbers of missing, extra and duplicate keys.
-        provenance: Where they come from, for users.
-    """
-
-    job: WriteJob
-    read: Read
-    counts: tuple[int, int, int]
-    provenance: Mapping[str, Any]
+Rows = tuple[WriteJob, Read, tuple[int, int, int], Mapping[str, Any]]
+"""The rows of an annotation: the job that writes them, what reads them, the numbers of missing, extra and duplicate
+keys, and where they come from, for users."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,7 +180,9 @@ class Making(ABC):
 
     def job_arguments(self, content: Any, chosen: Chosen) -> dict[str, Any]:
         """Return the arguments of any job, for a plan with this content."""
-        covered = self.covered
+        covered, shards = self.covered, self.manifest.shards
+        if covered is not None:
+            shards = Shards(shards.table.slice(covered.num_shards).combine_chunks())
         folder = f"{ANNOTATIONS.folder}/{self.name}-{xxhash.xxh3_64_hexdigest(orjson.dumps(content))}"
         return {
             "output": self.output,
@@ -200,7 +191,7 @@ class Making(ABC):
             "schema": chosen.schema,
             "columns": chosen.columns,
             "fields": chosen.fields,
-            "shards": self.manifest.shards if covered is None else covered.missing_of(self.manifest.shards),
+            "shards": shards,
             "names": self.manifest.field_names,
             "folder": folder if covered is None else covered.annotation.folder,
         }
@@ -225,7 +216,7 @@ class Making(ABC):
             else:
                 self.run.start(job, modified, kept, self.manifest.fingerprint)
             try:
-                annotation = self._written(rows(job))
+                annotation = self._written(*rows(job))
             except WdsplitError as error:
                 if self.is_useless(error, job):
                     self.run.finish(job, kept, self.covered is not None)
@@ -248,10 +239,12 @@ class Making(ABC):
                 return None
             raise
 
-    def _written(self, rows: Rows) -> Annotation:
+    def _written(
+        self, job: WriteJob, read: Read, counts: tuple[int, int, int], provenance: Mapping[str, Any]
+    ) -> Annotation:
         """Write tables and side shards, and the file that completes the annotation."""
-        job, (missing, extra, duplicates) = rows.job, rows.counts
-        num_bytes, side_shards = write_shards(job, self.engine, self.report, rows.read)
+        missing, extra, duplicates = counts
+        num_bytes, side_shards = write_shards(job, self.engine, self.report, read)
         table = SHARDS_NAME
         if self.covered is not None:
             before, fingerprint = self.covered.annotation, self.manifest.fingerprint
@@ -270,7 +263,7 @@ class Making(ABC):
             extra,
             duplicates,
             num_bytes,
-            rows.provenance,
+            provenance,
             job.fields,
             checksum,
             table,
@@ -350,7 +343,7 @@ class _Annotating(Making):
         columns = dict(zip(job.schema.names, job.columns, strict=True))
         provenance = {"inputs": inputs, "key": job.key, "columns": columns}
         missing, extra, duplicates = (each.total for each in unmatched)
-        return Rows(job, read, (missing, extra, duplicates), provenance)
+        return job, read, (missing, extra, duplicates), provenance
 
     def is_useless(self, error: WdsplitError, job: WriteJob) -> bool:
         """The input must be corrected, so nothing can be continued."""
@@ -403,9 +396,12 @@ def drop_annotation(
     url, storage_options = located_one(dataset, storage_options, fs)
     storage = open_storage(url, storage_options)
     read_manifest(storage)
-    stored.find_parts(storage, name)
-    with AnnotationRun(storage, name).locked():
-        stored.drop_annotation(storage, name)
+    run = AnnotationRun(storage, ANNOTATIONS.checked(name))
+    run.parts()
+    with run.locked():
+        own, *others = run.parts()
+        storage.remove(own)  # first, so that no annotation exists without tables
+        storage.remove(*others)
 
 
 def list_annotations(

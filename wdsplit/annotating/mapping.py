@@ -298,7 +298,7 @@ class _Mapping(Making):
             num_failed, failed = num_failed + earlier["num_failed"], [*earlier["failed"], *failed]
         provenance = {**provenance, "num_failed": num_failed, "failed": failed[:_LISTED]}
         read = partial(_read_results, job, [each.runs for each in mapped])
-        return Rows(job, read, (sum(each.num_missing for each in mapped), 0, 0), provenance)
+        return job, read, (sum(each.num_missing for each in mapped), 0, 0), provenance
 
     def _chosen(self, seen: Mapping[str, _Seen]) -> Chosen:
         """Return the columns and fields of results; of an update, those of the annotation, which has them all."""

@@ -39,21 +39,14 @@ class AnnotateOptions:
     hive: bool = True
     allow_missing: bool = False
     allow_extra: bool = False
-    allow_duplicates: Duplicates | None = None
+    allow_duplicates: Duplicates | None = field(default=None, metadata={"choices": DUPLICATES})
     jobs: int = same_as(ConvertOptions, "jobs")
     memory: int | None = same_as(ConvertOptions, "memory")
     overwrite: bool = False
     resume: bool = False
 
     def __post_init__(self) -> None:
-        problems = invalid_values(self)
-        if isinstance(self.columns, str):
-            problems.append(f"columns = {self.columns!r}: expected a sequence of names, not a string")
-        if self.allow_duplicates not in (None, *DUPLICATES):
-            problems.append(f"allow_duplicates = {self.allow_duplicates!r}: expected one of {', '.join(DUPLICATES)}")
-        if self.overwrite and self.resume:
-            problems.append("overwrite and resume contradict each other: give one")
-        raise_if_any(problems)
+        raise_if_any(invalid_values(self))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,13 +79,6 @@ class MapOptions:
     update: bool = False
 
     def __post_init__(self) -> None:
-        problems = invalid_values(self)
+        raise_if_any(invalid_values(self))
         for name in ("fields", "join", "decode"):
-            value = getattr(self, name)
-            if isinstance(value, str):
-                problems.append(f"{name} = {value!r}: expected a sequence of names, not a string")
-            else:
-                object.__setattr__(self, name, tuple(value))
-        if self.overwrite and self.resume:
-            problems.append("overwrite and resume contradict each other: give one")
-        raise_if_any(problems)
+            object.__setattr__(self, name, tuple(getattr(self, name)))

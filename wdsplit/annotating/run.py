@@ -14,12 +14,7 @@ from typing import NoReturn
 from wdsplit.annotating.writing import WriteJob
 from wdsplit.errors import OutputExistsError
 from wdsplit.jobs.record import Record
-from wdsplit.shards.annotations import (
-    ANNOTATIONS,
-    RUN_SUFFIX,
-    annotation_table_path,
-    is_part_of,
-)
+from wdsplit.shards.annotations import ANNOTATIONS, RUN_SUFFIX, annotation_of_folder, annotation_table_path
 from wdsplit.shards.manifest import RUN_FOLDER
 from wdsplit.storage.interface import Storage
 
@@ -131,7 +126,18 @@ class AnnotationRun(Record):
             self.storage.remove(*ANNOTATIONS.of_versions(self.storage.list(ANNOTATIONS.folder), self._name))
 
     def _remove_tables(self, live: str | None) -> None:
-        for entry in self.storage.list(ANNOTATIONS.folder):
-            is_folder = is_part_of(entry, self._name) and not entry.endswith((".json", RUN_SUFFIX))
-            if is_folder and f"{ANNOTATIONS.folder}/{entry}" != live:
-                self.storage.remove(f"{ANNOTATIONS.folder}/{entry}")
+        entries = self.storage.list(ANNOTATIONS.folder)
+        paths = [f"{ANNOTATIONS.folder}/{entry}" for entry in entries if annotation_of_folder(entry) == self._name]
+        self.storage.remove(*(path for path in paths if path != live))
+
+    def parts(self) -> list[str]:
+        """Return the files and folders of the annotation, and of its unfinished runs; its own file is the first.
+
+        Raises:
+            InputError: There are none.
+        """
+        entries = self.storage.list(ANNOTATIONS.folder)
+        found = [entry for entry in entries if self._name in (ANNOTATIONS.name_in(entry), annotation_of_folder(entry))]
+        if not found and os.path.basename(self.folder) not in entries:
+            raise ANNOTATIONS.unknown(self.storage, self._name)
+        return [ANNOTATIONS.path(self._name), *(f"{ANNOTATIONS.folder}/{entry}" for entry in found), self.folder]

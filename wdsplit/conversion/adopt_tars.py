@@ -88,31 +88,18 @@ def index_tars(
     url, storage_options = located_one(url, storage_options, fs)
     engine, report = engine or LocalEngine(options.jobs), progress or (lambda _: None)
     storage = open_storage(url, storage_options)
-    if not (options.sample_tables and storage.size(HEADER_NAME) is not None and not options.overwrite):
+    layout, plain = ("world_size", "workers", "lanes", "window"), IndexOptions()
+    is_only_tables = options.sample_tables and all(getattr(options, name) == getattr(plain, name) for name in layout)
+    if not is_only_tables or options.overwrite or storage.size(HEADER_NAME) is None:
         manifest = _adopt(storage, storage_options, options, engine, report)
     elif Run(storage).is_unfinished:
         _refuse_output(storage, True)
     else:
         manifest = read_manifest(storage)
-        _refuse_layout(storage, options)
     if not options.sample_tables:
         return manifest
     with Run(storage).locked():
         return make_sample_tables(storage, storage_options, manifest, options, engine, report)
-
-
-def _refuse_layout(storage: Storage, options: IndexOptions) -> None:
-    """Refuse options for lanes if the dataset exists: only its sample tables are made."""
-    names = ("world_size", "workers", "lanes", "window")
-    given = [name for name in names if getattr(options, name) != getattr(IndexOptions(), name)]
-    if given:
-        raise OutputExistsError(
-            "the folder is already a dataset",
-            expected="only options of the sample tables",
-            found=", ".join(f"{name} = {getattr(options, name)}" for name in given),
-            remedy="remove these options, or use --overwrite to replace its indexes and manifest too",
-            url=storage.url,
-        )
 
 
 def _adopt(

@@ -1,7 +1,8 @@
 """Sample tables for existing tars: made from their contents, shard by shard.
 
-Valid tables are kept, so that a stopped run can continue. Columns in the manifest stay until they are left out by name.
-If columns change, they are removed from the header before the first table is replaced, and written to it at the end.
+Where the header lists columns, and no others are asked for, tables that are missing or damaged are made again. Else the
+options say which columns all tables have: the header loses its columns before the first table is replaced, and gets the
+new ones at the end. Tables that are right are kept, so that a stopped run can continue.
 """
 
 from __future__ import annotations
@@ -22,21 +23,12 @@ import xxhash
 from wdsplit.conversion.plan.options import IndexOptions
 from wdsplit.engines.local import Engine
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, did_you_mean
-from wdsplit.fields.image_sizes import first_image_field
-from wdsplit.fields.sample_columns import own_columns
 from wdsplit.indexing.sample_rows import Recipe, as_types, joined_columns, read_rows, typed_schema
 from wdsplit.shards.annotations import list_annotations
 from wdsplit.shards.files import write_samples_schema
 from wdsplit.shards.manifest import Manifest, Shard
 from wdsplit.shards.parquet import MAX_TABLE_BYTES
-from wdsplit.shards.sample_tables import (
-    KEY,
-    NUM_BYTES,
-    dump_samples,
-    parse_samples,
-    recipe_of,
-    samples_path,
-)
+from wdsplit.shards.sample_tables import dump_samples, parse_samples, recipe_of, samples_path
 from wdsplit.storage.interface import Storage
 from wdsplit.storage.opening import open_storage
 from wdsplit.texts import counted, listed
@@ -48,7 +40,6 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 _MAX_SHOWN = 20
-_TAKEN = (KEY, NUM_BYTES)
 
 
 @dataclass(frozen=True)
@@ -63,28 +54,19 @@ class IndexProgress:
 
 @dataclass(frozen=True)
 class _Job:
-    """The input of all tasks: the dataset, and how its tables are made."""
+    """The input of all tasks: the dataset, how its tables are made, and their columns if these stay."""
 
     url: str
     options: Mapping[str, Any] | None
     manifest: Manifest
     recipe: Recipe
-    kept: pa.Schema | None
-    new: frozenset[str]
+    columns: pa.Schema | None
 
     @property
     def text(self) -> str:
         """An identifier of how columns were found; empty if the manifest's types decide."""
         names = self.recipe.untyped
         return xxhash.xxh3_64_hexdigest(orjson.dumps([names, self.recipe.keep, self.recipe.no_keep])) if names else ""
-
-
-@dataclass(frozen=True)
-class _Made:
-    """A new table of a shard: its columns, and the values that were left out."""
-
-    columns: pa.Schema
-    lost: Counter[str]
 
 
 def make_sample_tables(
@@ -101,7 +83,7 @@ def make_sample_tables(
         storage: The dataset.
         storage_options: Options for a remote store, for the tasks.
         manifest: Its manifest.
-        options: Which columns to keep.
+        options: Which columns to keep. If none are named, those in the manifest stay.
         engine: Engine that runs the tasks.
         report: Called at the start and after each tar.
 
@@ -109,11 +91,13 @@ def make_sample_tables(
         The manifest, with the columns.
 
     Raises:
-        InputError: A column has the same name as a column of an annotation.
+        InputError: A column has the same name as a column of an annotation, or would be lost.
         WdsplitError: A shard is missing or damaged, or the storage fails.
     """
-    job = _job(storage, storage_options, manifest, options)
-    recipe = job.recipe
+    stay = None if options.keep or options.no_keep else manifest.samples
+    texts = tuple(column.name for column in stay or () if column.type == pa.string())
+    recipe = Recipe(manifest.fields, texts or options.keep, options.no_keep)
+    job = _Job(storage.url, storage_options, manifest, recipe, stay)
     _refuse_unknown(job, storage, options.keep)
     _refuse_lost(job, storage)
     counts, sizes = manifest.shards.column("num_samples"), manifest.shards.column("num_bytes")
@@ -125,39 +109,23 @@ def make_sample_tables(
         lambda number, _: (int(counts[number]), int(sizes[number])),
         report,
     )
-    columns = joined_columns(each.columns for each in made)
-    typed = {column.name: column for column in [*recipe.typed_columns(), *(job.kept or ())]}
-    columns = pa.schema([column.with_metadata(typed.get(column.name, column).metadata) for column in columns])
-    others = [number for number, each in enumerate(made) if not each.columns.equals(columns)]
+    _warn(storage, sum((lost for _, lost in made), Counter[str]()))
+    if stay is not None:
+        return manifest
+    columns = joined_columns(schema for schema, _ in made)
+    typed = {column.name: column.metadata for column in recipe.typed_columns()}
+    columns = pa.schema([column.with_metadata(typed.get(column.name)) for column in columns])
+    others = [number for number, (schema, _) in enumerate(made) if not schema.equals(columns)]
     for _ in engine.map(partial(_rewrite, job, columns), others, num_bytes=None):
         pass
     _refuse_annotated(storage, manifest, columns)
     write_samples_schema(storage, columns)
-    _warn(storage, sum((each.lost for each in made), Counter[str]()))
     return replace(manifest, samples=columns)
-
-
-def _job(storage: Storage, given: Mapping[str, Any] | None, manifest: Manifest, options: IndexOptions) -> _Job:
-    """Return the input of the tasks. Columns in the manifest stay, unless they are left out by name."""
-    before, keep = manifest.samples, options.keep
-    kept, new = None, frozenset[str]()
-    if before is not None:
-        kept = pa.schema([column for column in before if column.name not in options.no_keep or column.name in _TAKEN])
-        own = {column.name for column in own_columns(first_image_field(manifest.fields) is not None)}
-        texts = [column.name for column in kept if not _is_number(column.type)]
-        as_text = set(keep) & set(kept.names) - set(texts) if Recipe(manifest.fields).untyped else set()
-        new = frozenset({*keep, *(own & set(options.no_keep))} - set(kept.names) | as_text)
-        keep = tuple(dict.fromkeys([*keep, *(name for name in texts if name not in own)]))
-    return _Job(storage.url, given, manifest, Recipe(manifest.fields, keep, options.no_keep), kept, new)
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
 
 
 def _refuse_unknown(job: _Job, storage: Storage, keep: Sequence[str]) -> None:
     """Refuse columns to keep that no sample has; reads tars only until all are found."""
-    known = {*job.recipe.typed, *job.recipe.untyped, *(() if job.kept is None else job.kept.names)}
+    known = {*job.recipe.typed, *job.recipe.untyped}
     missing = [name for name in keep if name not in known]
     has_json = any(name.rpartition(".")[2] == "json" for name in job.recipe.untyped)
     for number in range(len(job.manifest.shards)) if has_json else ():
@@ -183,26 +151,26 @@ def _refuse_unknown(job: _Job, storage: Storage, keep: Sequence[str]) -> None:
 
 
 def _refuse_lost(job: _Job, storage: Storage) -> None:
-    """Refuse to remake a table with columns that are not in the tars, before anything is written."""
-    if job.manifest.provenance.get("adopted"):
-        return
-    found = [_existing_table(storage, job.manifest.shards[number]) for number in range(len(job.manifest.shards))]
-    names = [
-        *(() if job.kept is None else job.kept.names),
-        *(name for each in found if each for name in each.column_names),
-    ]
-    available = {*typed_schema(job.recipe).names, *job.recipe.untyped, *job.recipe.no_keep}
-    gone = [name for name in dict.fromkeys(names) if name not in available]
-    bad = [n for n, each in enumerate(found) if each is None or not set(gone) <= set(each.column_names)]
-    if gone and bad:
-        paths = listed(bad, _MAX_SHOWN, lambda number: samples_path(job.manifest.shards[number].path))
+    """Refuse to lose columns that the dataset has, before anything is written.
+
+    Only the samples tell which numbers a field of JSON has; a text stays only if it is named.
+    """
+    recipe, is_adopted = job.recipe, job.manifest.provenance.get("adopted")
+    found = {*typed_schema(recipe).names, *recipe.untyped, *recipe.no_keep}
+    found |= {*recipe.keep} if job.columns is None or is_adopted else set()
+    columns = [column for column in job.manifest.samples or () if not is_adopted or column.type == pa.string()]
+    gone = [column.name for column in columns if column.name not in found]
+    shards = job.manifest.shards
+    bad = [number for number in range(len(shards)) if gone and _existing_table(job, storage, shards[number]) is None]
+    if bad:
         without = " ".join(f"--no-keep {name}" for name in gone)
         raise InputError(
-            "sample tables are missing or damaged, and the tars do not have all of their columns",
+            "columns of the sample tables would be lost",
             place=storage.url,
-            expected=f"tables with the columns {', '.join(map(repr, gone))}, which cannot be made again from the tars",
-            found=f"{counted(len(bad), 'table')} to make again: {paths}",
-            remedy=f"use `wdsplit convert --overwrite`; or {without} to leave these columns out of all tables",
+            expected=f"the columns {', '.join(map(repr, gone))}, by --keep if the tars have them",
+            found=f"{counted(len(bad), 'table')} to make from tars: "
+            + listed(bad, _MAX_SHOWN, lambda number: samples_path(shards[number].path)),
+            remedy=f"use {without} to leave them out of all tables; or `wdsplit convert --overwrite`",
         )
 
 
@@ -249,61 +217,37 @@ def map_tars(
     return [found[number] for number in range(len(paths))]
 
 
-def _make(job: _Job, number: int) -> tuple[int, _Made]:
-    """Make the table of a shard, unless it exists. Runs in a worker process; may run twice."""
+def _make(job: _Job, number: int) -> tuple[int, tuple[pa.Schema, Counter[str]]]:
+    """Make the table of a shard, unless it exists; return its columns, and the values that were left out.
+
+    Runs in a worker process; may run twice.
+    """
     storage, listed = open_storage(job.url, job.options), job.manifest.shards[number]
-    found = _existing_table(storage, listed)
-    if found is not None and _is_right(job, storage, listed, found):
-        return number, _Made(found.schema, Counter())
-    lost: Counter[str] = Counter()
-    if found is not None and job.kept is not None and not job.new and set(job.kept.names) <= set(found.column_names):
-        table = found.select(job.kept.names)
-    else:
-        table = _merged(job, found, read_rows(storage, listed, job.recipe, lost))
-    _publish(job, storage, listed, table)
-    return number, _Made(table.schema, lost)
+    found, lost = _existing_table(job, storage, listed), Counter[str]()
+    if found is None:
+        found = read_rows(storage, listed, job.recipe, lost)
+        found = found if job.columns is None else as_types(found, job.columns)
+        _publish(job, storage, listed, found)
+    return number, (found.schema, lost)
 
 
-def _merged(job: _Job, existing: pa.Table | None, rows: pa.Table) -> pa.Table:
-    """Return the rows read from a tar, with the columns of the existing table."""
-    existing = rows.select([]) if existing is None else existing
-    old = [name for name in existing.column_names if name not in job.recipe.no_keep]
-    if job.kept is not None:
-        rows = rows.select([name for name in rows.column_names if name in job.kept.names or name in job.new])
-        old = [name for name in old if name in job.kept.names and not (name in job.new and name in rows.column_names)]
-    else:
-        old = [name for name in old if name not in rows.column_names]
-    for name in old:
-        place = rows.schema.get_field_index(name)
-        column = existing.schema.field(name), existing[name]
-        rows = rows.append_column(*column) if place < 0 else rows.set_column(place, *column)
-    return as_types(rows, joined_columns([rows.schema if job.kept is None else job.kept, rows.schema]))
-
-
-def _existing_table(storage: Storage, listed: Shard) -> pa.Table | None:
-    """Return the existing table of a shard; None if it is missing, damaged or of another shard."""
+def _existing_table(job: _Job, storage: Storage, listed: Shard) -> pa.Table | None:
+    """Return the existing table of a shard; None if it is missing or damaged, or not the one to be made."""
     try:
-        return parse_samples(storage.read(samples_path(listed.path), MAX_TABLE_BYTES), listed)
+        data = storage.read(samples_path(listed.path), MAX_TABLE_BYTES)
+        found = parse_samples(data, listed, None, job.columns)
     except (DatasetNotFoundError, CorruptDataError):
         return None
-
-
-def _is_right(job: _Job, storage: Storage, listed: Shard, existing: pa.Table) -> bool:
-    """Return whether a table has the right columns."""
-    if job.kept is not None:
-        return not job.new and _types(existing.schema) == _types(job.kept)
-    if recipe_of(storage.read(samples_path(listed.path), MAX_TABLE_BYTES)) != job.text:
-        return False
-    return bool(job.text) or bool(typed_schema(job.recipe).equals(existing.schema))
-
-
-def _types(schema: pa.Schema) -> list[tuple[str, pa.DataType]]:
-    return [(column.name, column.type) for column in schema]
+    if job.columns is not None:
+        return found
+    is_typed = not job.text and typed_schema(job.recipe).equals(found.schema)
+    return found if recipe_of(data) == job.text and (job.text or is_typed) else None
 
 
 def _publish(job: _Job, storage: Storage, listed: Shard, table: pa.Table) -> None:
     """Publish the table of a shard; if its columns are new, remove the columns from the header first."""
-    if job.manifest.samples is not None and _types(table.schema) != _types(job.manifest.samples):
+    before = job.manifest.samples
+    if before is not None and not table.schema.equals(before.remove_metadata()):
         write_samples_schema(storage, None)
     with storage.publish(samples_path(listed.path)) as file:
         file.write([dump_samples(table, listed.checksum, job.text)])

@@ -36,12 +36,9 @@ __all__ = [
     "Covered",
     "annotation_of_folder",
     "annotation_table_path",
-    "drop_annotation",
     "find_annotation",
     "find_covered",
-    "find_parts",
     "is_annotation_folder",
-    "is_part_of",
     "list_annotations",
     "read_annotation",
     "read_side_shards",
@@ -264,10 +261,6 @@ class Covered(NamedTuple):
     num_shards: int
     sides: Shards | None
 
-    def missing_of(self, shards: Shards) -> Shards:
-        """Return the shards of the latest version that it does not cover."""
-        return Shards(shards.table.slice(self.num_shards).combine_chunks())
-
 
 def find_covered(storage: ReadableStorage, name: str, manifest: Manifest) -> Covered:
     """Return what an annotation covers of the latest version of a dataset: all, or what an earlier version had.
@@ -290,35 +283,6 @@ def find_covered(storage: ReadableStorage, name: str, manifest: Manifest) -> Cov
     assert refused is not None
     refused.remedy = ANNOTATIONS.remedy(name)
     raise refused
-
-
-def find_parts(storage: Storage, name: str) -> list[str]:
-    """Return the files and folders of an annotation, and of unfinished runs of it, in the annotations' folder.
-
-    Raises:
-        InputError: There are none.
-    """
-    ANNOTATIONS.checked(name)
-    found = [entry for entry in storage.list(ANNOTATIONS.folder) if is_part_of(entry, name)]
-    if not found:
-        raise ANNOTATIONS.unknown(storage, name)
-    return found
-
-
-def drop_annotation(storage: Storage, name: str) -> None:
-    """Remove an annotation, and the files of its unfinished runs.
-
-    Raises:
-        InputError: There is no such annotation.
-    """
-    found = find_parts(storage, name)
-    storage.remove(ANNOTATIONS.path(name))  # first, so that no annotation exists without tables
-    storage.remove(*(f"{ANNOTATIONS.folder}/{entry}" for entry in found))
-
-
-def is_part_of(entry: str, name: str) -> bool:
-    """Return whether a file or folder in the annotations' folder belongs to an annotation."""
-    return entry == f"{name}{RUN_SUFFIX}" or name in (ANNOTATIONS.name_in(entry), annotation_of_folder(entry))
 
 
 def annotation_of_folder(entry: str) -> str:

@@ -8,8 +8,8 @@ shards, and read each sample exactly once.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -65,7 +65,6 @@ _ENERGON_SCHEMA = (
 _ENERGON_VERSION = "7.4.1"
 """The version of Megatron-Energon whose `energon prepare` these files follow."""
 _DALI_VERSION = "v1.2"
-_SCRATCH_NAME = f"{RUN_FOLDER}/index.sqlite"
 _COPY_BYTES = 8 * 1024**2
 _CACHE_KIB = 64 * 1024
 
@@ -173,8 +172,12 @@ def _publish_index(storage: Storage, manifest: Manifest) -> None:
     """Write Energon's `index.sqlite`, one shard in memory at a time."""
     import sqlite3  # here, because few conversions write such an index
 
-    with _scratch(storage) as local:
-        scratch = Path(local.url).absolute() / _SCRATCH_NAME
+    run = None
+    if isinstance(storage, LocalStorage):  # whose disk has room for it; what a kill leaves goes with the run
+        run = storage.root / RUN_FOLDER
+        run.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="wdsplit-", dir=run) as folder:
+        scratch = Path(folder).absolute() / "index.sqlite"
         try:
             _build_index(scratch, storage, manifest)
         except sqlite3.Error as error:
@@ -184,23 +187,10 @@ def _publish_index(storage: Storage, manifest: Manifest) -> None:
                 remedy="check permissions, free space and the mount",
                 url=str(scratch),
             ) from error
-        data = memoryview(local.map(_SCRATCH_NAME))
+        data = memoryview(LocalStorage(folder).map(scratch.name))
         with storage.publish(f"{ENERGON_FOLDER}/index.sqlite", durable=True) as file:
             for first in range(0, len(data), _COPY_BYTES):
                 file.write([data[first : first + _COPY_BYTES]])
-
-
-@contextmanager
-def _scratch(storage: Storage) -> Iterator[LocalStorage]:
-    """Yield a local folder for the index, which is small compared with the data: the output, if it is local."""
-    if isinstance(storage, LocalStorage):
-        storage.remove(_SCRATCH_NAME)
-        yield storage
-        storage.remove(_SCRATCH_NAME)
-        return
-    with tempfile.TemporaryDirectory(prefix="wdsplit-") as folder:
-        (Path(folder) / RUN_FOLDER).mkdir()
-        yield LocalStorage(folder)
 
 
 def _build_index(scratch: Path, storage: Storage, manifest: Manifest) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from wdsplit.errors import DatasetNotFoundError, InputError, OutputExistsError, WdsplitError
+from wdsplit.errors import DatasetNotFoundError, InputError, WdsplitError
 from wdsplit.order.bundles import Grouping, Groups, Packing, Packs, Units, fewer_lanes, form_of, items_of
 from wdsplit.order.limits import MAX_LANES
 from wdsplit.order.packing import MAX_CAPACITY, MAX_SIZE
@@ -42,8 +42,6 @@ __all__ = [
     "lock_view",
     "parse_view",
     "read_view",
-    "refuse_existing",
-    "remove_view",
     "write_view",
 ]
 
@@ -172,21 +170,6 @@ def lock_view(storage: Storage, name: str) -> Iterator[None]:
                     os.rmdir(os.path.join(storage.url, VIEWS.folder))
 
 
-def refuse_existing(storage: ReadableStorage, name: str) -> None:
-    """Refuse the name of a view that exists.
-
-    Raises:
-        OutputExistsError: The view exists.
-    """
-    if storage.size(VIEWS.path(name)) is not None:
-        raise OutputExistsError(
-            f"the dataset has a view {name!r} already",
-            place=storage.url,
-            remedy="use --overwrite (overwrite=True) to replace it, or choose another name",
-            url=f"{storage.url}/{VIEWS.path(name)}",
-        )
-
-
 def write_view(
     storage: Storage, manifest: Manifest, name: str, units: Units, recipe: Mapping[str, Any], path: str = ""
 ) -> StoredView:
@@ -227,17 +210,6 @@ def write_view(
         file.write([line, chosen.counts.astype(_COUNT).data.cast("B"), np.ascontiguousarray(chosen.bitmaps).data])
         file.write([array.data.cast("B") for array in arrays if len(array)])
     return stored
-
-
-def remove_view(storage: Storage, name: str) -> None:
-    """Remove a view.
-
-    Raises:
-        InputError: There is no such view.
-    """
-    if storage.size(VIEWS.path(name)) is None:
-        raise VIEWS.unknown(storage, name)
-    storage.remove(VIEWS.path(name), *VIEWS.of_versions(storage.list(VIEWS.folder), name))
 
 
 # Reading

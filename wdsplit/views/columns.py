@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -79,7 +80,8 @@ class SampleColumns:
         except InputError as error:
             found, damaged = self._scanned
             for name, each in found.items():
-                if _names_one(where, schema, each, error):
+                joined = [re.escape(column) for column in each.schema.names if column not in schema.names]
+                if any(re.search(rf"\b{column}\b", where) for column in joined):
                     find_annotation(self.storage, name, self.manifest)  # raises, as it was made for other shards
             if damaged and isinstance(error, UnknownColumnError):
                 raise next(iter(damaged.values())) from error
@@ -135,13 +137,3 @@ class SampleColumns:
                 parts.append(read_annotation(self.storage, each, listed, joined))
         columns = {name: part.column(name) for part in parts for name in part.column_names}
         return pa.table({name: columns[name] for name in names})
-
-
-def _names_one(where: str, schema: pa.Schema, annotation: Annotation, fault: InputError) -> bool:
-    """Return whether an invalid condition names columns of this annotation."""
-    joined = [field for field in annotation.schema if field.name not in schema.names]
-    try:
-        parse_where(where, pa.schema([*schema, *joined]), names_of(schema) | annotation.class_names)
-    except InputError as error:
-        return (error.cause, error.place) != (fault.cause, fault.place)
-    return True

@@ -12,21 +12,11 @@ import numpy as np
 import pyarrow as pa
 
 from wdsplit.engines.local import Engine, LocalEngine
-from wdsplit.errors import InputError
+from wdsplit.errors import InputError, OutputExistsError
 from wdsplit.notebook import html_table
 from wdsplit.order.views import View
 from wdsplit.shards.files import read_manifest
-from wdsplit.shards.views import (
-    UNIT_OPTIONS,
-    VIEWS,
-    StoredView,
-    described_units,
-    lock_view,
-    read_view,
-    refuse_existing,
-    remove_view,
-    write_view,
-)
+from wdsplit.shards.views import UNIT_OPTIONS, VIEWS, StoredView, described_units, lock_view, read_view, write_view
 from wdsplit.storage.given import located_one
 from wdsplit.storage.opening import open_readable_storage, open_storage
 from wdsplit.texts import counted
@@ -171,8 +161,13 @@ def make_view(
     asked["allow_pads"] = allow_pads or asked.get("allow_pads")  # as the view that is updated was made
     manifest = read_manifest(storage)
     with lock_view(storage, name):
-        if not (overwrite or update):
-            refuse_existing(storage, name)
+        if not (overwrite or update) and storage.size(VIEWS.path(name)) is not None:
+            raise OutputExistsError(
+                f"the dataset has a view {name!r} already",
+                place=storage.url,
+                remedy="use --overwrite (overwrite=True) to replace it, or choose another name",
+                url=f"{storage.url}/{VIEWS.path(name)}",
+            )
         columns = SampleColumns(storage, manifest)
         choice = read_choice(columns, asked, storage_options)
         base = None if view is None else read_view(storage, manifest, view)
@@ -311,4 +306,6 @@ def drop_view(
     """
     storage = open_storage(*located_one(url, storage_options, fs))
     read_manifest(storage)
-    remove_view(storage, name)
+    if storage.size(VIEWS.path(name)) is None:
+        raise VIEWS.unknown(storage, name)
+    storage.remove(VIEWS.path(name), *VIEWS.of_versions(storage.list(VIEWS.folder), name))

@@ -305,17 +305,6 @@ def test_a_key_that_no_sample_can_have_is_refused_with_its_place(data, tmp_path,
 # What is refused before anything is written
 
 
-def test_a_column_of_the_sample_tables_or_of_another_annotation_is_refused(data):
-    with pytest.raises(InputError, match="sample tables"):
-        annotate(data, scores().rename_columns(["key", "num_bytes", "word", "flag"]))
-    annotate(data, scores(), columns=("score",))
-    with pytest.raises(InputError, match=r"annotation 'quality'(.|\n)*--map NEW=score"):
-        annotate(data, scores(), name="other")
-    annotate(data, scores(), name="other", mapping={"score2": "score"})
-    assert sorted(wdsplit.list_annotations(data)) == ["other", "quality"]
-    assert not list(data.glob("fields/*.run"))
-
-
 def test_a_name_is_that_of_the_file_or_given(data, tmp_path):
     with pytest.raises(InputError, match="has no name"):
         wdsplit.annotate(data, scores(), "key")

@@ -4,8 +4,6 @@ import json
 import logging
 import os
 import shutil
-import signal
-import subprocess
 import tarfile
 import time
 from functools import partial
@@ -18,7 +16,8 @@ import xxhash
 import wdsplit
 from commands import run
 from made_datasets import numbers_dataset
-from tables import files_below, files_of, sample_offsets, session_processes, start_script, wait_until
+from stops import is_killed_in
+from tables import files_below, files_of, sample_offsets
 from tars import by_tarfile, gnu_tar
 from wdsplit.checks.audit import AuditOptions, audit
 from wdsplit.checks.verify import verify
@@ -377,16 +376,8 @@ def test_killed_at_any_moment_it_leaves_a_whole_dataset_or_none(tmp_path):
     while kills < 4:
         for path in folder.glob("*.places"):
             path.write_bytes(b"another index")
-        script = start_script(INDEX, folder)
-        assert script.stdout.readline() == "ready\n"
-        try:
-            script.wait(next(parts) * duration_s)
-            duration_s *= 0.9
-        except subprocess.TimeoutExpired:
-            os.killpg(script.pid, signal.SIGKILL)
-            kills += 1
-        script.communicate()
-        wait_until(lambda script=script: not session_processes(script.pid), "no process is left")
+        was_killed = is_killed_in(next(parts) * duration_s, INDEX, folder)
+        kills, duration_s = kills + was_killed, duration_s if was_killed else 0.9 * duration_s
         replaced = sum(path.read_bytes() != b"another index" for path in folder.glob("*.places"))
         assert not (folder / HEADER_NAME).exists() or replaced in (0, 40)
     index_tars(folder, IndexOptions(overwrite=True))

@@ -14,7 +14,6 @@ from click.testing import CliRunner
 import wdsplit
 import wdsplit.debug
 from made_datasets import all_deliveries, numbers_dataset
-from paths import SUPPORT
 from sampled import columns_of, keys_of, rows_of, sampled_dataset, without_samples
 from tables import start_script, write_table
 from wdsplit.cli.main import cli, main
@@ -185,31 +184,6 @@ def test_views_outlive_a_conversion_to_the_same_shards_and_no_other(tmp_path):
 
 
 # Processes
-
-
-MAKE = f"""
-import sys
-sys.path.insert(0, {str(SUPPORT)!r})
-import wdsplit
-from wdsplit.errors import OutputExistsError, StorageError
-
-try:
-    wdsplit.make_view(sys.argv[1], "v", where=sys.argv[2])
-except (OutputExistsError, StorageError) as error:
-    print(error.cause)
-else:
-    print("made")
-"""
-
-
-def test_of_several_processes_that_make_a_view_one_does(dataset):
-    processes = [start_script(MAKE, dataset, f"row < {number}") for number in range(1, 3)]
-    outputs = [process.communicate()[0].strip() for process in processes]
-    assert [process.returncode for process in processes] == [0] * 2
-    assert outputs.count("made") == 1
-    assert set(outputs) <= {"made", "the dataset has a view 'v' already", "another process is writing to this output"}
-    assert rows_in(dataset, "v") == list(range(1 + outputs.index("made")))
-    assert os.listdir(f"{dataset}/views") == ["v.view"]
 
 
 STALL = """
@@ -408,30 +382,6 @@ def test_substitutes_have_the_part_of_their_own_position(weighted):
     )
 
 
-@pytest.mark.parametrize(
-    ("chosen", "found"),
-    [
-        ({"repeat": "weight", "where": "row <= 10"}, "null"),
-        ({"expand": "weight", "where": "weight < 0"}, "-1"),
-        ({"repeat": "score"}, "double"),
-        ({"repeat": "wieght"}, ""),
-        ({"repeat": 3}, "int"),
-        ({"repeat": "weight", "expand": "weight"}, ""),
-        ({"view": "many", "where": "row > 3"}, ""),
-        ({"view": "many", "repeat": "weight"}, ""),
-    ],
-    ids=str,
-)
-def test_what_cannot_say_how_often_samples_come_is_refused(weighted, chosen, found):
-    wdsplit.make_view(weighted, "many", where=RIGHT, repeat="weight", overwrite=True)
-    for refused in (lambda: wdsplit.make_view(weighted, "v", **chosen), lambda: wdsplit.Dataset(weighted, **chosen)):
-        with pytest.raises(InputError) as caught:
-            refused()
-        assert caught.value.found == found
-        assert bool(caught.value.key) == (found in ("null", "-1"))
-    assert "v" not in wdsplit.list_views(weighted)
-
-
 def test_a_column_of_other_numbers_cannot_say_how_often_samples_come(weighted, monkeypatch):
     monkeypatch.setattr(choosing, "_MAX_UNITS", 200)
     with pytest.raises(InputError, match="come too often"):
@@ -513,6 +463,14 @@ def columns_of_units(units):
 @pytest.mark.parametrize(
     ("chosen", "found"),
     [
+        ({"repeat": "weight", "where": "row <= 10"}, "null"),
+        ({"expand": "weight", "where": "weight < 0"}, "-1"),
+        ({"repeat": "score"}, "double"),
+        ({"repeat": "wieght"}, ""),
+        ({"repeat": 3}, "int"),
+        ({"repeat": "weight", "expand": "weight"}, ""),
+        ({"view": "many", "where": "row > 3"}, ""),
+        ({"view": "many", "repeat": "weight"}, ""),
         ({"pack": "row", "capacity": 50}, "51"),
         ({"pack": "weight", "capacity": 50}, "null"),
         ({"pack": "score", "capacity": 50}, "double"),
@@ -540,12 +498,14 @@ def columns_of_units(units):
     ],
     ids=str,
 )
-def test_what_cannot_be_packed_or_grouped_is_refused(weighted, chosen, found):
+def test_what_cannot_be_repeated_packed_or_grouped_is_refused(weighted, chosen, found):
+    wdsplit.make_view(weighted, "many", where=RIGHT, repeat="weight", overwrite=True)
     wdsplit.make_view(weighted, "packed", pack="row", capacity=60, overwrite=True)
     for refused in (lambda: wdsplit.make_view(weighted, "v", **chosen), lambda: wdsplit.Dataset(weighted, **chosen)):
         with pytest.raises(InputError) as caught:
             refused()
         assert caught.value.found == found
+        assert bool(caught.value.key) == (found in ("null", "-1", "51"))
     assert "v" not in wdsplit.list_views(weighted)
 
 
@@ -586,8 +546,7 @@ def test_units_are_made_and_read_in_a_bucket_as_on_a_disk(weighted, tmp_path, bu
 def test_packs_are_padded_to_their_capacity_on_request_and_nothing_else_is(tmp_path):
     lengths = [1 + row * 7 % 10 for row in range(60)]
     columns = {"npy": [np.full(length, row) for row, length in enumerate(lengths)], "tokens": lengths}
-    write_table(tmp_path / "in.parquet", columns)
-    wdsplit.convert(tmp_path / "in.parquet", tmp_path / "d", shards=3, shuffle=False, keep=["tokens"])
+    wdsplit.convert(pa.table(columns), tmp_path / "d", shards=3, shuffle=False, keep=["tokens"])
     dataset = wdsplit.Dataset(tmp_path / "d", pack="tokens", capacity=16, rank=0, world_size=1).decode()
     found = Counter()
     for batch in wdsplit.Loader(dataset, 4, num_workers=2, pad_to="capacity"):
@@ -599,12 +558,13 @@ def test_packs_are_padded_to_their_capacity_on_request_and_nothing_else_is(tmp_p
         next(iter(wdsplit.Loader(wdsplit.Dataset(tmp_path / "d", rank=0, world_size=1), 4, pad_to="capacity")))
 
 
-def test_bad_samples_are_left_out_of_packs_and_packs_of_only_bad_ones_have_a_substitute(weighted):
-    def refuse_some(sample):
-        if int(sample["cls"]) % 5 != 1:
-            raise ValueError
-        return sample
+def refuse_some(sample):
+    if int(sample["cls"]) % 5 != 1:
+        raise ValueError
+    return sample
 
+
+def test_bad_samples_are_left_out_of_packs_and_packs_of_only_bad_ones_have_a_substitute(weighted):
     packs = {"pack": "row", "capacity": 60, "rank": 0, "world_size": 1, "shuffle": False}
     one_by_one = wdsplit.Dataset(weighted, **packs, on_bad_sample="substitute", max_bad_samples=1.0).map(refuse_some)
     assert {int(sample["cls"]) % 5 for sample in one_by_one} == {1}
@@ -690,8 +650,7 @@ def test_groups_of_many_repeated_samples_need_permission_and_those_of_many_value
 def test_groups_are_batches_and_those_of_a_budget_are_padded(tmp_path, num_workers, workers):
     lengths = [1 + row * 7 % 10 for row in range(60)]
     columns = {"npy": [np.full(length, row) for row, length in enumerate(lengths)], "tokens": lengths}
-    write_table(tmp_path / "in.parquet", columns)
-    wdsplit.convert(tmp_path / "in.parquet", tmp_path / "d", shards=3, shuffle=False, keep=["tokens"])
+    wdsplit.convert(pa.table(columns), tmp_path / "d", shards=3, shuffle=False, keep=["tokens"])
     how = {"num_workers": num_workers, "workers": workers}
     dataset = wdsplit.Dataset(tmp_path / "d", group="tokens", budget=32, rank=0, world_size=1).decode()
     found = Counter()
@@ -710,11 +669,6 @@ def test_groups_are_batches_and_those_of_a_budget_are_padded(tmp_path, num_worke
 
 
 def test_bad_samples_of_a_group_are_replaced_by_its_good_ones_or_left_out_of_a_budget(weighted):
-    def refuse_some(sample):
-        if int(sample["cls"]) % 5 != 1:
-            raise ValueError
-        return sample
-
     for chosen in ({"group": "is_odd", "size": 4, "allow_pads": True}, {"group": "row", "budget": 200}):
         how = chosen | {"rank": 0, "world_size": 1}
         whole = list(wdsplit.Loader(wdsplit.Dataset(weighted, **how).decode().to_tuple("cls"), 1, collate_fn=list))
@@ -733,8 +687,7 @@ def test_bad_samples_of_a_group_are_replaced_by_its_good_ones_or_left_out_of_a_b
 
 def test_groups_longer_than_their_budget_are_refused_when_they_are_read(tmp_path):
     columns = {"npy": [np.zeros(4)] * 40, "tokens": [3] * 40}
-    write_table(tmp_path / "in.parquet", columns)
-    wdsplit.convert(tmp_path / "in.parquet", tmp_path / "d", shards=2, keep=["tokens"])
+    wdsplit.convert(pa.table(columns), tmp_path / "d", shards=2, keep=["tokens"])
     dataset = wdsplit.Dataset(tmp_path / "d", group="tokens", budget=12, rank=0, world_size=1).decode()
     with pytest.raises(PipelineError, match="a group is longer than its budget") as caught:
         next(iter(wdsplit.Loader(dataset, 1)))

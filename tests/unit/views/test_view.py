@@ -2,12 +2,10 @@ import dataclasses
 import json
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import wdsplit
 from sampled import columns_of, keys_of, rows_of, sampled_dataset
 from wdsplit.errors import InputError
 from wdsplit.order.selection import Selection
@@ -213,19 +211,3 @@ def test_a_condition_on_a_large_dataset_is_refused_before_anything_is_read(tmp_p
     error = refused((LocalStorage(str(tmp_path / "large")), manifest), where="row > 1")
     assert f'`wdsplit view {tmp_path}/large NAME --where "row > 1"`' in error.remedy
     assert f"{num_shards:,} shards" in error.found
-
-
-def test_columns_of_annotations_are_columns_too(tmp_path):
-    storage = LocalStorage(sampled_dataset(tmp_path / "d", COUNTS))
-    quality = [None if row % 4 == 0 else 2 * row for row in range(NUM_SAMPLES)]
-    table = pa.table({"id": keys_of(NUM_SAMPLES), "quality": quality})
-    wdsplit.annotate(storage.url, table, "id", "scores")
-    opened = storage, read_manifest(storage)
-    assert rows_in(opened, where="quality > 20 and row < 20 and is_odd") == [11, 13, 15, 17, 19]
-    assert rows_in(opened, where="quality is None and row < 9") == [0, 4, 8]
-    read = SampleColumns(*opened).read(2, ["quality", "row"])
-    assert read.column_names == ["quality", "row"]
-    assert read["row"].to_pylist() == list(range(10, 23))
-    with pytest.raises(InputError, match="samples have no column 'qality'") as caught:
-        SampleColumns(*opened).read(2, ["qality"])
-    assert "quality" in caught.value.remedy

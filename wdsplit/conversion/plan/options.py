@@ -65,11 +65,17 @@ def same_as(options: type, name: str) -> Any:
 def invalid_values(options: Any) -> list[str]:
     """Return a message for each field whose value is invalid, with what was expected."""
     problems = []
+    if getattr(options, "overwrite", False) and getattr(options, "resume", False):
+        problems.append("overwrite and resume contradict each other: give one")
     for one in dataclasses.fields(options):
         value, choices = getattr(options, one.name), one.metadata.get("choices")
+        if value is None and one.default is None:
+            continue
         if choices is not None and value not in choices:
             problems.append(f"{one.name} = {value!r}: expected one of {', '.join(choices)}")
-        if "low" not in one.metadata or (value is None and one.default is None):
+        if one.default == () and isinstance(value, str):
+            problems.append(f"{one.name} = {value!r}: expected a sequence of names, not a string")
+        if "low" not in one.metadata:
             continue
         low, high = one.metadata["low"], one.metadata["high"]
         if not isinstance(value, int):
@@ -78,15 +84,6 @@ def invalid_values(options: Any) -> list[str]:
             bound = f"at least {low}" if value < low else f"at most {high}"
             problems.append(f"{one.name} = {value}: expected {bound}")
     return problems
-
-
-def _not_sequences(**options: Any) -> list[str]:
-    """Return a message for each option that is a string instead of a sequence of names."""
-    return [
-        f"{name} = {names!r}: expected a sequence of names, not a string"
-        for name, names in options.items()
-        if isinstance(names, str)
-    ]
 
 
 def raise_if_any(problems: list[str]) -> None:
@@ -146,7 +143,6 @@ class PlanOptions:
 
     def _problems(self) -> list[str]:
         problems = invalid_values(self)
-        problems += _not_sequences(keep=self.keep, no_keep=self.no_keep)
         sizings = [name for name in ("shards", "samples_per_shard", "shard_size") if getattr(self, name) is not None]
         if len(sizings) > 1:
             problems.append(f"{' and '.join(sizings)} contradict each other: give one")
@@ -240,9 +236,6 @@ class ConvertOptions(PlanOptions):
 
     def _problems(self) -> list[str]:
         problems = super()._problems()
-        problems += _not_sequences(columns=self.columns, emit=self.emit)
-        if self.overwrite and self.resume:
-            problems.append("overwrite and resume contradict each other: give one")
         if self.append:
             changed = [one.name for one in dataclasses.fields(self) if getattr(self, one.name) != one.default]
             defaults: dict[str, Any] = {"mapping": {}, "splits": {}}
@@ -289,8 +282,8 @@ class IndexOptions:
         jobs: Number of parallel tasks.
         overwrite: Replace existing indexes and the manifest; tars are never changed. If the tars are the same, fields,
             classes and sample tables are kept.
-        sample_tables: Also make sample tables from the contents of the tars. In an existing dataset, make only these;
-            valid tables stay as they are and keep their columns.
+        sample_tables: Also make sample tables from the contents of the tars. In an existing dataset, make only these,
+            with its columns; valid tables stay as they are. With keep or no_keep, make all tables anew.
         keep: Additional columns for the sample tables: text values of the field json, by their keys, and text fields.
             Numbers, booleans, dates, times and classes are included by default.
         no_keep: Columns to leave out of the sample tables.
@@ -307,7 +300,7 @@ class IndexOptions:
     no_keep: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        problems = invalid_values(self) + _not_sequences(keep=self.keep, no_keep=self.no_keep)
+        problems = invalid_values(self)
         if (self.keep or self.no_keep) and not self.sample_tables:
             problems.append("keep and no_keep need sample_tables")
         raise_if_any(problems)
