@@ -138,7 +138,7 @@ def _label(table: Table, column: str, classes: Classes) -> Label:
     names = classes.get(column) or class_names(table.schema).get(column)
     if names:
         return Label(column, len(names))
-    places = spread_places(table, 1)
+    places = spread_places(table)
     num_rows = sum(stop - first for first, stop in places)
     return Label(column, len(_values(table, [column], places)[column]), num_rows == table.num_rows)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from wdsplit.conversion.base import Base
-from wdsplit.conversion.class_runs import find_class_runs
+from wdsplit.conversion.class_runs import warn_of_runs
 from wdsplit.conversion.counting import select_rows
 from wdsplit.conversion.labels import find_label
 from wdsplit.conversion.plan.grouping import Groups
@@ -167,8 +167,10 @@ def plan_files(
             plans[name] = dataclasses.replace(plans[name], first_key=max(0, base.next_key) * (options.key is None))
             base.refuse_other_samples(plans[name])
         _warn_of_shards(plans[name])
-    if not next(iter(plans.values())).options.shuffle:
-        _warn_of_runs(chosen, fields)
+    of_tar = [field.column for field in fields if field.name == "cls"] if table.files[0].format == "tar" else []
+    columns = [label.column] if label is not None else of_tar
+    if columns and not next(iter(plans.values())).options.shuffle:
+        warn_of_runs(chosen, columns[0])
     return plans
 
 
@@ -331,21 +333,6 @@ def _warn_of_shards(plan: Plan) -> None:
             "fewer shards"
             if plan.options.shard_size is None
             else "a --shard-size such as 256MB (a number without a unit is bytes)",
-        )
-
-
-def _warn_of_runs(table: Table, fields: Sequence[Field]) -> None:
-    """Warn if a table looks sorted by class and keeps its order: the loader mixes windows, not the whole table."""
-    runs = find_class_runs(table, fields)
-    if runs is not None:
-        logger.warning(
-            "column %r has runs of about %s rows (%.1f if shuffled; %s values seen), and the order is kept: batches "
-            "will hold few of its classes, which harms training; %s",
-            runs.column,
-            f"{runs.run_rows:,.0f}",
-            runs.chance_rows,
-            f"{runs.num_classes:,}",
-            "use --shuffle" if table.files[0].format == "tar" else "leave out --no-shuffle",
         )
 
 
