@@ -6,19 +6,18 @@ microseconds as nanoseconds), the cast raises at the first value that would chan
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pyarrow as pa
 
+from wdsplit.fields.arrow_types import map_children
 from wdsplit.fields.json_values import type_without_views
 from wdsplit.fields.rules import is_binary, is_list, is_text
 
 __all__ = ["common_type", "joined_schema", "joined_type"]
 
-_MAX_DIGITS = 76
 _DIGITS = {8: 3, 16: 5, 32: 10, 64: 20}
 """Bits of an integer type to its decimal digits."""
-_UNITS = ("s", "ms", "us", "ns")
 
 
 def common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
@@ -60,115 +59,44 @@ def joined_schema(schemas: Sequence[pa.Schema]) -> pa.Schema:
 
 def joined_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     """Return the common type of two types, or None; unlike `common_type`, pyarrow may be unable to cast to it."""
-    one, other = _values_type(one), _values_type(other)
-    if one == other or pa.types.is_null(other):
-        return one
-    if pa.types.is_null(one):
-        return other
-    for matches, join in _JOINS:
-        if matches(one) and matches(other):
-            return join(one, other)
-    return None
-
-
-def _values_type(kind: pa.DataType) -> pa.DataType:
-    return kind.value_type if pa.types.is_dictionary(kind) else kind
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
-
-
-def _is_exact(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_decimal(kind))
-
-
-def _joined_integers(one: pa.DataType, other: pa.DataType) -> pa.DataType:
-    signed = [kind for kind in (one, other) if pa.types.is_signed_integer(kind)]
-    width = max(one.bit_width, other.bit_width)
-    if len(signed) == 1:
-        unsigned = other if signed[0] == one else one
-        width = min(64, max(signed[0].bit_width, 2 * unsigned.bit_width))
-    return getattr(pa, f"{'int' if signed else 'uint'}{width}")()
-
-
-def _joined_numbers(one: pa.DataType, other: pa.DataType) -> pa.DataType:
-    kinds = (one, other)
-    if all(map(pa.types.is_integer, kinds)):
-        return _joined_integers(one, other)
-    if all(map(pa.types.is_floating, kinds)):
-        return max(kinds, key=lambda kind: kind.bit_width)
-    whole, real = kinds if pa.types.is_integer(one) else (other, one)
-    return pa.float32() if whole.bit_width <= 16 and real.bit_width <= 32 else pa.float64()
-
-
-def _joined_decimals(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    digits = [
-        (kind.precision, kind.scale) if pa.types.is_decimal(kind) else (_DIGITS[kind.bit_width], 0)
-        for kind in (one, other)
-    ]
-    scale = max(after_point for _, after_point in digits)
-    precision = max(total - after_point for total, after_point in digits) + scale
-    if precision > _MAX_DIGITS:
+    if pa.types.is_null(one) or pa.types.is_null(other):
+        return other if pa.types.is_null(one) else one
+    kinds = [_plain(one), _plain(other)]
+    if _mixes(*kinds):
         return None
-    return pa.decimal128(precision, scale) if precision <= 38 else pa.decimal256(precision, scale)
-
-
-def _joined_units(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """Return the type with the finer unit of two timestamps, times or durations."""
-    unit = max(one.unit, other.unit, key=_UNITS.index)
-    if pa.types.is_time(one):
-        return pa.time32(unit) if unit in ("s", "ms") else pa.time64(unit)
-    if pa.types.is_duration(one):
-        return pa.duration(unit)
-    return pa.timestamp(unit, one.tz) if one.tz == other.tz else None
-
-
-def _joined_lists(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    field = _joined_field(one.value_field, other.value_field)
-    if field is None:
+    if any(map(pa.types.is_decimal, kinds)):
+        kinds = [pa.decimal128(_DIGITS[kind.bit_width]) if pa.types.is_integer(kind) else kind for kind in kinds]
+    try:
+        schemas = [pa.schema([pa.field("", kind)]) for kind in kinds]
+        return pa.unify_schemas(schemas, promote_options="permissive").types[0]
+    except pa.ArrowException:
         return None
-    sizes = [kind.list_size if pa.types.is_fixed_size_list(kind) else None for kind in (one, other)]
-    if None not in sizes and sizes[0] == sizes[1]:
-        return pa.list_(field, sizes[0])
-    return (pa.large_list if any(map(pa.types.is_large_list, (one, other))) else pa.list_)(field)
 
 
-def _joined_structs(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """Return the struct of all members, in the order of their first appearance."""
-    parts = [{kind.field(i).name: kind.field(i) for i in range(kind.num_fields)} for kind in (one, other)]
-    if any(len(part) < kind.num_fields for part, kind in zip(parts, (one, other), strict=True)):
-        return None
-    fields = []
-    for name in parts[0] | parts[1]:
-        fields.append(_joined_field(*(part.get(name, pa.field(name, pa.null())) for part in parts)))
-    return None if any(field is None for field in fields) else pa.struct(fields)
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """Return what a type is joined as: without dictionaries and views; half floats hold too few integers."""
+    if pa.types.is_dictionary(kind):
+        return _plain(kind.value_type)
+    if str(kind).startswith(("list_view<", "large_list_view<")):
+        kind = (pa.list_ if str(kind).startswith("list_view<") else pa.large_list)(kind.value_field)
+    return pa.float32() if pa.types.is_float16(kind) else map_children(type_without_views(kind), _plain)
 
 
-def _joined_maps(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    key, item = _joined_field(one.key_field, other.key_field), _joined_field(one.item_field, other.item_field)
-    return None if key is None or item is None else pa.map_(key.with_nullable(False), item)
+def _mixes(one: pa.DataType, other: pa.DataType) -> bool:
+    """Return whether Arrow would join strings with bytes, decimals with floats, or members of one name."""
+    if any(pa.types.is_struct(kind) and len(_children(kind)) < kind.num_fields for kind in (one, other)):
+        return True
+    for first, second in ((one, other), (other, one)):
+        if (is_text(first) and is_binary(second)) or (pa.types.is_decimal(first) and pa.types.is_floating(second)):
+            return True
+    inside = _children(other)
+    return any(name in inside and _mixes(kind, inside[name]) for name, kind in _children(one).items())
 
 
-def _joined_field(one: pa.Field, other: pa.Field) -> pa.Field | None:
-    kind = joined_type(one.type, other.type)
-    return None if kind is None else pa.field(one.name, kind)
-
-
-_JOINS: tuple[
-    tuple[Callable[[pa.DataType], bool], Callable[[pa.DataType, pa.DataType], pa.DataType | None]],
-    ...,
-] = (
-    (_is_number, _joined_numbers),
-    (_is_exact, _joined_decimals),
-    (is_text, lambda *_: pa.large_string()),
-    (is_binary, lambda *_: pa.large_binary()),
-    (pa.types.is_date, lambda *_: pa.date64()),
-    (pa.types.is_timestamp, _joined_units),
-    (pa.types.is_time, _joined_units),
-    (pa.types.is_duration, _joined_units),
-    (is_list, _joined_lists),
-    (pa.types.is_struct, _joined_structs),
-    (pa.types.is_map, _joined_maps),
-)
-"""Functions that test a type, and functions that return the common type of two such types; the first match decides."""
+def _children(kind: pa.DataType) -> dict[str, pa.DataType]:
+    """Return the types inside a list, struct or map, by their names."""
+    if pa.types.is_struct(kind):
+        return {kind.field(i).name: kind.field(i).type for i in range(kind.num_fields)}
+    if pa.types.is_map(kind):
+        return {"key": kind.key_type, "item": kind.item_type}
+    return {"": kind.value_type} if is_list(kind) else {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -49,10 +49,8 @@ class GatheredFiles:
 
     @cached_property
     def _common(self) -> list[str]:
-        """The parts that all URLs start with: those that the first and the last of the sorted URLs share."""
-        shown = [shown_url(url).split("/")[:-1] for url in self.urls]
-        pairs = zip(min(shown), max(shown), strict=False)
-        return [first for first, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
+        """The parts that the folders of all URLs start with."""
+        return list(os.path.commonprefix([shown_url(url).split("/")[:-1] for url in self.urls]))  # noqa: RUF071 (of parts)
 
     @cached_property
     def places(self) -> dict[str, str]:

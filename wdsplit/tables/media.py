@@ -347,16 +347,15 @@ def _list_below(root: str, storage_options: Mapping[str, Any] | None, depth: int
 def _list_given(paths: Sequence[str], storage_options: Mapping[str, Any] | None, class_depth: int) -> _Listing:
     """Get the sizes of single files; their root is their innermost common folder."""
     split = sorted(path.rpartition("/")[::2] for path in paths)
-    parts = [folder.split("/") for folder, _ in (split[0], split[-1])]
-    depth = next((n for n, pair in enumerate(zip(*parts, strict=False)) if pair[0] != pair[1]), min(map(len, parts)))
-    root = "/".join(parts[0][:depth]) or (os.sep if paths[0].startswith(os.sep) else "")
+    common = os.path.commonprefix([folder.split("/") for folder, _ in split])  # noqa: RUF071 (of parts)
+    root = "/".join(common) or (os.sep if paths[0].startswith(os.sep) else "")
     folders: list[_Names] = []
     for folder, files in groupby(split, key=lambda item: item[0]):
         names: dict[str, int | None] = dict.fromkeys(name for _, name in files)
         if is_remote(folder):
             sizes = open_readable_storage(folder, storage_options).sizes()
             names = {name: sizes.get(name, -1) for name in names}
-        folders.append(("/".join(folder.split("/")[depth:]), names))
+        folders.append(("/".join(folder.split("/")[len(common) :]), names))
     return _Listing(root, class_depth, list(_described(root, folders)))
 
 

@@ -1,4 +1,3 @@
-import itertools
 import math
 from fractions import Fraction
 
@@ -124,20 +123,6 @@ def test_a_promoted_value_is_the_same_value_or_refused(data):
         assert [exact(value) for value in found] == [exact(value) for value in array]
 
 
-@pytest.mark.parametrize("kinds", FAMILIES, ids=lambda kinds: str(kinds[0]))
-@pytest.mark.parametrize("nest", [lambda kind: kind, pa.list_, lambda kind: pa.struct([("a", kind)])])
-def test_the_common_type_is_that_of_arrow_but_where_it_would_lose_values(kinds, nest):
-    for one, other in itertools.product(map(nest, kinds), repeat=2):
-        try:
-            fields = [pa.schema([("x", kind)]) for kind in (one, other)]
-            arrows = pa.unify_schemas(fields, promote_options="permissive").field(0).type
-        except pa.ArrowTypeError:
-            continue  # dictionaries and their values, views
-        odd = ("dictionary", "halffloat", "decimal", "view", "fixed_size")
-        if not any(word in f"{arrows} {one} {other}" for word in odd):
-            assert common_type(one, other) == arrows
-
-
 @pytest.mark.parametrize(
     ("one", "other", "common"),
     [
@@ -148,7 +133,7 @@ def test_the_common_type_is_that_of_arrow_but_where_it_would_lose_values(kinds, 
         (pa.dictionary(pa.int8(), pa.string()), pa.string(), pa.string()),
         (pa.dictionary(pa.int8(), pa.string()), pa.dictionary(pa.int16(), pa.string()), pa.string()),
         (pa.dictionary(pa.int8(), pa.string()), pa.null(), pa.dictionary(pa.int8(), pa.string())),
-        (pa.binary(), pa.binary(4), pa.large_binary()),
+        (pa.binary(), pa.binary(4), pa.binary()),
         (pa.list_(pa.int8(), 2), pa.list_(pa.int16(), 2), pa.list_(pa.int16(), 2)),
         (pa.list_(pa.int8(), 2), pa.list_(pa.int8(), 3), pa.list_(pa.int8())),
         (
