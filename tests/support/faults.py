@@ -474,6 +474,7 @@ class FaultProxy(Endpoint):
         *,
         as_s3: bool = False,
         ignored: Container[str] = frozenset(),
+        host: str = HOST,
     ) -> None:
         """Make it.
 
@@ -483,6 +484,7 @@ class FaultProxy(Endpoint):
             as_s3: Give answers with a Content-Range the status 206, as S3 does and rclone does not.
             ignored: Buckets of tests that are over, whose readers may have threads that have not ended yet: requests
                 about them are answered by "no such bucket", and neither counted nor shown to the plan.
+            host: The address at which it listens.
         """
         self.plan = plan
         self._as_s3 = as_s3
@@ -494,7 +496,7 @@ class FaultProxy(Endpoint):
         self._descriptors: set[int] = set()
         self._errors: list[BaseException] = []
         self._ready = threading.Event()
-        self._listening = socket.create_server((HOST, 0), backlog=1024)
+        self._listening = socket.create_server((host, 0), backlog=1024)
         self.port: int = self._listening.getsockname()[1]
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="fault proxy", daemon=True)
 

@@ -203,9 +203,14 @@ def begin(*modules: str) -> Clock:
     pandas is imported too, if it is installed: pyarrow would do so when it first makes many Python objects.
     """
     import_all(*modules, *["pandas"] * (importlib.util.find_spec("pandas") is not None))
+    meet()
+    return Clock()
+
+
+def meet() -> None:
+    """Wait until all tasks that run together have come so far."""
     print(READY, end="", flush=True)
     sys.stdin.readline()
-    return Clock()
 
 
 def in_own_process(task: Callable[..., Result], *arguments: Any, environ: Mapping[str, str] | None = None) -> Result:
@@ -231,16 +236,8 @@ def run_together(
     Raises:
         ProcessError: One failed.
     """
-    own = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
-    own.pop("PYTHONDONTWRITEBYTECODE", None)  # else modules that are imported late are compiled each time, on the clock
-    own["PATH"] = f"{sysconfig.get_path('scripts')}{os.pathsep}{own['PATH']}"
-    with contextlib.ExitStack() as stack:
-        own["TMPDIR"] = stack.enter_context(tempfile.TemporaryDirectory(dir=(environ or {}).get("TMPDIR")))
-        processes = []
-        for rank in range(ranks):
-            world = {"RANK": str(rank), "WORLD_SIZE": str(ranks)} if ranks > 1 else {}
-            everything = {**own, **(environ or {}), **world, "TMPDIR": own["TMPDIR"]}
-            processes.append(stack.enter_context(_Process(task, arguments, everything)))
+    worlds = [{"RANK": str(rank), "WORLD_SIZE": str(ranks)} if ranks > 1 else {} for rank in range(ranks)]
+    with started(task, arguments, [((), {**(environ or {}), **world}) for world in worlds]) as processes:
         waiting = processes
         while waiting := [process for process in waiting if process.is_waiting()]:
             for process in waiting:
@@ -248,17 +245,45 @@ def run_together(
         return [process.result() for process in processes]
 
 
-class _Process:
-    """A task in a process of its own, which is killed when this is left, or when it takes too long."""
+@contextlib.contextmanager
+def started(
+    task: Callable[..., Result], arguments: Sequence[Any], places: Sequence[tuple[Sequence[str], Mapping[str, str]]]
+) -> Iterator[list[Process]]:
+    """Start a task in several processes, which are killed when this is left.
 
-    def __init__(self, task: Callable[..., Result], arguments: Sequence[Any], environ: Mapping[str, str]) -> None:
+    Args:
+        task: A function of a module of this package.
+        arguments: What JSON can hold.
+        places: For each process, the command that runs it where it belongs, if any, and more of its environment.
+    """
+    own = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    own.pop("PYTHONDONTWRITEBYTECODE", None)  # else modules that are imported late are compiled each time, on the clock
+    own["PATH"] = f"{sysconfig.get_path('scripts')}{os.pathsep}{own['PATH']}"
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(dir=places[0][1].get("TMPDIR")))
+        yield [
+            stack.enter_context(Process(task, arguments, prefix, {**own, **environ, "TMPDIR": folder}))
+            for prefix, environ in places
+        ]
+
+
+class Process:
+    """A task in a process of its own, which is killed when this is left, or when it takes too long.
+
+    Attributes:
+        last_line: What it printed last, besides that it waits.
+    """
+
+    def __init__(
+        self, task: Callable[..., Result], arguments: Sequence[Any], prefix: Sequence[str], environ: Mapping[str, str]
+    ) -> None:
         module = task.__module__
         if module == "__main__":
             module = sys.modules["__main__"].__spec__.name  # type: ignore[union-attr]
         self._words = [module, task.__qualname__, json.dumps([*arguments], default=str)]
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed when this is left)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __spec__.name, *self._words],
+            [*prefix, sys.executable, "-m", __spec__.name, *self._words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -269,22 +294,22 @@ class _Process:
         )
         assert self._process.stdin is not None and self._process.stdout is not None
         self._input, self._output = self._process.stdin, self._process.stdout
-        self._last_line = ""
-        self._deadline = threading.Timer(DEADLINE_S, self._end)
+        self.last_line = ""
+        self._deadline = threading.Timer(DEADLINE_S, self.kill)
         self._deadline.start()
 
-    def __enter__(self) -> _Process:
+    def __enter__(self) -> Process:
         return self
 
     def __exit__(self, *error: object) -> None:
         self._deadline.cancel()
-        self._end()
+        self.kill()
         self._process.wait()
         for file in (self._input, self._output, self._log):
             with contextlib.suppress(BrokenPipeError):
                 file.close()
 
-    def _end(self) -> None:
+    def kill(self) -> None:
         """Kill it, and the processes that it has started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -292,7 +317,7 @@ class _Process:
     def is_waiting(self) -> bool:
         """Read until it waits for the others, or has ended; return whether it waits."""
         while (line := self._output.readline()) not in (READY, ""):
-            self._last_line = line
+            self.last_line = line
         return line == READY
 
     def go_on(self) -> None:
@@ -304,7 +329,7 @@ class _Process:
         if self._process.wait():
             self._log.seek(0)
             raise ProcessError(f"{' '.join(self._words)} failed:\n{self._log.read()}")
-        result: Result = json.loads(self._last_line)
+        result: Result = json.loads(self.last_line)
         return result
 
 

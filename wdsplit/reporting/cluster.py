@@ -153,8 +153,9 @@ class Load:
         sample_ms: Milliseconds of a worker for each sample.
         steps: Steps of each rank.
         bytes_read: Bytes that all ranks read.
-        requests: About how many requests all ranks send, if the dataset is in a store: two a rank for the manifest, one
-            a shard for its places, and one for each run of neighbouring windows.
+        requests: About how many requests all ranks send in an epoch, if the dataset is in a store: one a shard for its
+            places, and one for each run of neighbouring windows.
+        start_requests: Requests that all ranks send once, before their first epoch: two a rank for the manifest.
         first_bytes: Bytes that a rank reads before its first batch.
         first_requests: Requests for these bytes.
         pads: Repeated samples that fill up lanes and the last step.
@@ -171,6 +172,7 @@ class Load:
     steps: int
     bytes_read: float
     requests: float
+    start_requests: int
     first_bytes: float
     first_requests: float
     pads: int = 0

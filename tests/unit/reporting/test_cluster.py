@@ -14,6 +14,7 @@ LOAD = Load(
     batch_size=64,
     bytes_read=8e9,
     requests=16_000,
+    start_requests=16,
     first_bytes=1e6,
     first_requests=96,
     sample_ms=1.0,
