@@ -9,8 +9,8 @@ import numpy as np
 
 from wdsplit.checks.audit import AuditOptions
 from wdsplit.checks.contents import Contents, read_contents
+from wdsplit.loading.numbered import NumberedSamples
 from wdsplit.loading.opening import open_source
-from wdsplit.loading.reading.numbered import NumberedSamples
 from wdsplit.notebook import html_table
 from wdsplit.order.numbers import SampleNumbers
 from wdsplit.order.split import readers_per_lane
@@ -105,7 +105,7 @@ def inspect(url: str, samples: int = 3, **options: Any) -> Inspection:
     units = source.selection_at(0)
     numbers = SampleNumbers(manifest.shards.num_real, None if units is None else units.chosen)
     *places, _ = numbers.places(np.arange(min(samples, len(numbers))))
-    reader = NumberedSamples(storage, manifest, lambda number: source.open_shard(storage, number, directly=True))
+    reader = NumberedSamples.of_all(source)
     views, bad_views = VIEWS.scan(storage, manifest)
     annotations, bad_annotations = ANNOTATIONS.scan(storage, manifest)
     return Inspection(

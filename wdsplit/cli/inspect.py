@@ -6,7 +6,6 @@ import dataclasses
 import json
 import re
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -192,13 +191,11 @@ def _one_sample(
 ) -> Result:
     """Show one sample, or save its fields as files."""
     from wdsplit.checks.samples import save_samples
+    from wdsplit.loading.numbered import NumberedSamples
     from wdsplit.loading.opening import open_source
-    from wdsplit.loading.reading.numbered import NumberedSamples
 
     source: Any = open_source(dataset, join=join, version=version)
-    storage = source.storage()
-    opener = partial(source.open_shard, storage, directly=True)
-    sample = NumberedSamples(storage, source.manifest, opener).sample(key_or_index)
+    sample = NumberedSamples.of_all(source).sample(key_or_index)
     files = [] if output is None else save_samples([sample], Path(output))
     names = {field.name: field.names for field in source.all_fields}
     text = _sample_text(sample, names) if output is None else "\n".join(files)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from wdsplit.errors import InputError, MissingDependencyError, TopologyError
 from wdsplit.integrations.opaque_loader import OpaqueLoader, refuse_bundles
-from wdsplit.loading.ahead import Ahead
+from wdsplit.loading.batches import Ahead
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
 from wdsplit.order.split import Step, Steps, World, whole

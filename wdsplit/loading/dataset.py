@@ -22,6 +22,7 @@ from wdsplit.errors import InputError, TopologyError, UnsizedError, WdsplitError
 from wdsplit.loading.announcing import announce, warn_of_dropped_samples
 from wdsplit.loading.bad_samples import Found, with_file
 from wdsplit.loading.fluid import FluidPipeline
+from wdsplit.loading.numbered import NumberedSamples
 from wdsplit.loading.opening import opened_source
 from wdsplit.loading.options import (
     CHOICES,
@@ -34,7 +35,6 @@ from wdsplit.loading.options import (
     choice_of,
     with_flat_signature,
 )
-from wdsplit.loading.reading.numbered import NumberedSamples
 from wdsplit.loading.reading.reader import Reading
 from wdsplit.loading.reading.source import AnySource, Source
 from wdsplit.loading.second_split import refuse_counting_trainer, refuse_second_split, refuse_splitters
@@ -532,10 +532,7 @@ class Dataset(FluidPipeline):
         Raises:
             SampleNotFoundError: There is no such sample.
         """
-        source = self._single("sample numbers")
-        storage = source.storage()
-        opener = partial(source.open_shard, storage, directly=True)
-        return NumberedSamples(storage, source.manifest, opener).sample(key_or_index)
+        return NumberedSamples.of_all(self._single("sample numbers")).sample(key_or_index)
 
     def preview(self, n: int = 12, seed: int | None = None) -> Preview:
         """Return some samples to look at, as they are stored: before any stage, and from all parts of the files.

@@ -23,9 +23,8 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 import numpy as np
 
 from wdsplit.errors import InputError, MissingDependencyError, TopologyError, did_you_mean
-from wdsplit.loading.ahead import Ahead
 from wdsplit.loading.announcing import announce
-from wdsplit.loading.batches import Batches, Running, SubBatch
+from wdsplit.loading.batches import Ahead, Batches, Running, SubBatch
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.options import checked_epoch
 from wdsplit.loading.progress import Progress

@@ -5,6 +5,7 @@ It combines the order of a mixture with a reader for each source.
 
 from __future__ import annotations
 
+import os
 import reprlib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,6 @@ import xxhash
 from wdsplit.arrays import Int64
 from wdsplit.errors import InputError, did_you_mean
 from wdsplit.loading.dataset import Dataset
-from wdsplit.loading.mix_arguments import MixArguments, Path
 from wdsplit.loading.opening import opened_source
 from wdsplit.loading.options import DatasetOptions, checked_options, with_flat_signature
 from wdsplit.loading.reading.block import Block, gathered
@@ -30,11 +30,13 @@ from wdsplit.order.bundles import Form
 from wdsplit.order.epoch import EpochOrder, OrderOptions
 from wdsplit.order.mixture import EpochShares, MixedOrder, Quota, source_seed
 from wdsplit.order.schedule import Schedule
+from wdsplit.order.shares import epoch_counts
 from wdsplit.order.split import World, assigned_lanes
 from wdsplit.order.state import ViewMark
 from wdsplit.order.views import EpochViews
 from wdsplit.storage.given import located
 from wdsplit.texts import counted
+from wdsplit.urls import shown_url
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -44,6 +46,7 @@ __all__ = ["MixedSource", "Mixture", "mix"]
 _EPOCHS_OPEN = 2
 """Epochs of a source that are read at the same time: lanes end an epoch at slightly different positions."""
 
+Path = str | os.PathLike[str]
 SharesOf = Callable[[Sequence[int]], Sequence[int] | Schedule]
 
 
@@ -305,6 +308,84 @@ class Mixture(Dataset):
         self._begin_with(source, opened, options)
 
 
+_CAUSE = "cannot tell which datasets to mix"
+_EXAMPLE = "such as {'data/a': 0.7, 'data/b': 0.3}"
+
+
+class _MixArguments:
+    """The arguments of `mix` that define the mixture; see there.
+
+    Attributes:
+        urls: The datasets, in the order in which they are first named.
+
+    Raises:
+        InputError: They contradict each other, or name no dataset.
+    """
+
+    def __init__(
+        self, weights: Any, repeat: Any, choose: Any, num_samples: Any, schedule: Any, interpolate: Any
+    ) -> None:
+        repeated = [each for each in (repeat, choose) if each is not None] or None
+        given = [each for each in (schedule, weights, repeated) if each is not None]
+        if len(given) != 1 or not given[0]:
+            raise InputError(
+                _CAUSE,
+                expected=f"weights, {_EXAMPLE}; or repeat= and choose=; or schedule=",
+                found="several of them" if any(given) else "none of them",
+            )
+        if interpolate is not None and schedule is None:
+            raise InputError(
+                "interpolate works only with schedule",
+                found=f"interpolate={interpolate!r}",
+                remedy="leave it out: these weights do not change",
+            )
+        points = [] if schedule is None else schedule
+        is_listed = isinstance(points, Sequence) and not isinstance(points, str)
+        if not is_listed or not all(isinstance(point, Sequence) and len(point) == 2 for point in points):
+            raise InputError(
+                "invalid schedule",
+                expected="a list of pairs of a position and its weights, such as "
+                "[(0, {'data/a': 0.9, 'data/b': 0.1}), (1_000_000, {'data/a': 0.5, 'data/b': 0.5})]",
+                found=f"a {type(points).__name__}",  # folders may be URLs with secrets
+            )
+        named = []
+        for shares in [each for _, each in points] or repeated or [weights]:
+            if not isinstance(shares, Mapping):
+                expected = f"a dict of folders and their shares, {_EXAMPLE}"
+                raise InputError(_CAUSE, expected=expected, found=type(shares).__name__)
+            own = [str(path) for path in shares]
+            _refuse_duplicates(own)
+            named += own
+        if schedule is None:
+            _refuse_duplicates(named)
+        self.urls = list(dict.fromkeys(named))
+        self._points, self._interpolate, self._num_samples = points, interpolate or "step", num_samples
+        self._shares = weights, repeat, choose
+
+    def shares(self, sizes: Sequence[int], names: Sequence[str], lanes: int) -> list[int] | Schedule:
+        """Return how many samples of each dataset an epoch takes, or the schedule.
+
+        Raises:
+            InputError: No mixture can have these shares.
+        """
+        if self._points:
+            points = [(position, self._in_order(weights, 0)) for position, weights in self._points]
+            return Schedule(points, sizes, self._num_samples, self._interpolate, lanes, names)
+        weights, repeats, chosen = (None if each is None else self._in_order(each, None) for each in self._shares)
+        return epoch_counts(sizes, weights, repeats, chosen, self._num_samples, names)
+
+    def _in_order(self, shares: Mapping[Path, Any], otherwise: Any) -> list[Any]:
+        """Return the shares of all datasets; `otherwise` for one that is not named."""
+        named = {str(path): share for path, share in shares.items()}
+        return [named.get(url, otherwise) for url in self.urls]
+
+
+def _refuse_duplicates(urls: Sequence[str]) -> None:
+    for number, url in enumerate(urls):
+        if url in urls[:number]:
+            raise InputError("duplicate dataset", place=shown_url(url), expected="one share per dataset")
+
+
 @with_flat_signature(DatasetOptions)
 def mix(
     weights: Mapping[Path, float] | None = None,
@@ -350,7 +431,7 @@ def mix(
         InputError: The shares, or an option, are invalid.
         DatasetNotFoundError: There is no finished dataset in a folder.
     """
-    asked = MixArguments(weights, repeat, choose, num_samples, schedule, interpolate)
+    asked = _MixArguments(weights, repeat, choose, num_samples, schedule, interpolate)
     chosen = checked_options(options)
     names = {str(name): path for name, path in (datasets or {}).items()}
     versions = {str(name): number for name, number in (version or {}).items()}

@@ -8,10 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from wdsplit.errors import InputError
-from wdsplit.loading.joined import read_joined
 from wdsplit.loading.options import DatasetOptions, access_of, checked_options, choice_of
 from wdsplit.loading.reading.source import Access, AnySource, Source
-from wdsplit.loading.views import Opened, Shared
+from wdsplit.loading.views import Opened, Shared, read_joined
 from wdsplit.order.epoch import OrderOptions
 from wdsplit.order.split import whole
 from wdsplit.shards.files import read_manifest

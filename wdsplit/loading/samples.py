@@ -9,7 +9,6 @@ import copy
 import os
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -17,30 +16,23 @@ import numpy as np
 from wdsplit.arrays import Int64
 from wdsplit.errors import InputError, PipelineError
 from wdsplit.loading.fluid import FluidStages
-from wdsplit.loading.joined import read_joined
-from wdsplit.loading.opening import open_dataset
+from wdsplit.loading.numbered import NumberedSamples, checked_number, missing_key
+from wdsplit.loading.opening import opened_source
 from wdsplit.loading.options import (
     SamplesOptions,
-    access_of,
     checked_epoch,
     checked_options,
     choice_of,
     with_flat_signature,
 )
-from wdsplit.loading.reading.numbered import NumberedSamples, checked_number, missing_key
 from wdsplit.loading.reading.source import Source
 from wdsplit.loading.stage_kinds import why_not_one_to_one
 from wdsplit.loading.stages.randomness import at_epoch
 from wdsplit.loading.transport.shared_integers import SharedIntegers
-from wdsplit.loading.views import chosen_views
-from wdsplit.loading.world import with_worker
+from wdsplit.loading.views import Shared
 from wdsplit.notebook import html_table
-from wdsplit.order.bundles import items_of
 from wdsplit.order.epoch import OrderOptions
-from wdsplit.order.numbers import SampleNumbers
-from wdsplit.order.split import World, whole
-from wdsplit.shards.manifest import Field, Manifest, first_samples
-from wdsplit.storage.locks import ProcessLock
+from wdsplit.shards.manifest import Field, Manifest
 
 if TYPE_CHECKING:
     from torch.utils.data import Dataset as TorchDataset
@@ -65,69 +57,6 @@ _INSTEAD = {
     "rsample": "let a sampler choose: torch.utils.data.RandomSampler(samples, num_samples=...)",
     "slice": "take a range: samples[10:20]",
 }
-
-
-class _Reader:
-    """Reads the samples for all copies of a `Samples` in a process, in one thread at a time.
-
-    Args:
-        source: The dataset.
-    """
-
-    def __init__(self, source: Source) -> None:
-        self._source = source
-        self._begin()
-
-    def _begin(self) -> None:
-        """Start without open shards, as a new or forked process does."""
-        self._pid = os.getpid()
-        self._lock = ProcessLock()
-        self._samples: NumberedSamples | None = None
-        self._chosen: SampleNumbers | None = None
-
-    def read(self, numbers: Int64) -> list[dict[str, Any]]:
-        """Return samples by their numbers, which count through the view."""
-        with self._lock:
-            samples = self._opened()
-            if self._chosen is None:
-                return samples.read(numbers)
-            *places, parts = self._chosen.places(numbers)
-            found = samples.read(samples.numbers.of(*places))
-            name = self._source.order(0).part_name
-            return [{**each, name: part} for part, each in zip(parts.tolist(), found, strict=True)] if name else found
-
-    def find(self, key: str) -> int | None:
-        """Return the number of the sample with a key; None if the view does not have it."""
-        with self._lock:
-            samples = self._opened()
-            number = samples.find(key)
-            if self._chosen is None:
-                return number
-            shard, sample, _ = samples.numbers.places(np.array([number]))
-            selection = self._source.selection_at(0)
-            has_it = selection is None or selection.mask(int(shard[0]))[sample[0]]
-            return int(self._chosen.of(shard, sample)[0]) if has_it else None
-
-    def _opened(self) -> NumberedSamples:
-        if self._pid != os.getpid():
-            self._pid, self._samples = os.getpid(), None
-        if self._samples is None:
-            source = self._source
-            selection, totals = source.selection_at(0), source.manifest.shards.num_real
-            self._chosen = None if selection is None else SampleNumbers(totals, selection)
-            ahead = source.access.ahead(with_worker(World()).num_workers, 0, 0) if source.is_ahead else None
-            storage = source.storage()
-            opener = partial(source.open_shard, storage)
-            self._samples = NumberedSamples(storage, source.manifest, opener, ahead)
-        return self._samples
-
-    def __getstate__(self) -> Source:
-        """Leave out open shards and keys: another process opens its own."""
-        return self._source
-
-    def __setstate__(self, source: Source) -> None:
-        self._source = source
-        self._begin()
 
 
 class Samples(FluidStages, MapDataset):
@@ -184,11 +113,7 @@ class Samples(FluidStages, MapDataset):
         **options: Unpack[SamplesOptions],
     ) -> None:
         chosen = checked_options(options, kind=SamplesOptions)
-        url, all_samples, access = open_dataset(path, access_of(chosen), chosen["cache_dir"], chosen["fs"], version)
-        manifest = all_samples if limit is None else first_samples(all_samples, whole(limit))
-        order = OrderOptions(chosen["seed"], False, manifest.lanes, manifest.window, "pad")
-        joined = read_joined(url, all_samples, access, chosen["join"])
-        source = Source(url, manifest, order, chosen["fields"], access, joined=joined)
+        source, opened = opened_source(path, None, limit, chosen, version)
         if isinstance(chosen["view"], Mapping):
             raise InputError(
                 "Samples takes one view, not a view for each epoch",
@@ -196,16 +121,11 @@ class Samples(FluidStages, MapDataset):
                 expected="the name of a view, or a wdsplit.View",
                 found=reprlib.repr(chosen["view"]),
             )
-        choice = choice_of(chosen)
-        if any(each is not None for each in choice.values()):
-            limit = None if manifest is all_samples else manifest.num_samples
-            views = chosen_views(source.storage(), all_samples, choice, limit, access.storage_options)
-            source = source.with_views(views)
-        self.pipeline: list[Any] = [source]
-        units = items_of(source.selection_at(0))
-        self._range = range(source.num_samples if units is None else units.num_samples)
+        viewed: Any = Shared(source, [opened], choice_of(chosen)).source
+        self.pipeline: list[Any] = [viewed]
+        self._reader = NumberedSamples(viewed)
+        self._range = range(len(self._reader))
         self._epoch = SharedIntegers(1)
-        self._reader = _Reader(source)
 
     @property
     def source(self) -> Source:
@@ -346,7 +266,7 @@ class Samples(FluidStages, MapDataset):
         if not isinstance(index, str):
             return checked_number(index, len(self), self.source.url)
         number = self._reader.find(index)
-        if number is None or number not in self._range:
+        if number not in self._range:
             raise missing_key(index, len(self), self.source.url)
         return self._range.index(number)
 

@@ -17,7 +17,7 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 
 from wdsplit.errors import InputError
-from wdsplit.loading.ahead import Ahead
+from wdsplit.loading.batches import Ahead
 from wdsplit.loading.loader import Loader
 from wdsplit.loading.stages.images import Numbers, numbers_problems, scale_and_shift
 from wdsplit.order.split import Step, Steps

@@ -1,6 +1,7 @@
 """The views of an open dataset: the user's choice becomes a view for each epoch, in all copies of the dataset.
 
-A view is chosen by `view`, `where`, `keys` and `exclude`, which are combined; by epoch, in a dict of epochs.
+A view is chosen by `view`, `where`, `keys` and `exclude`, which are combined; by epoch, in a dict of epochs. Beside
+them, the side shards of joined annotations: another version of the dataset has its own.
 """
 
 from __future__ import annotations
@@ -15,20 +16,21 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 import xxhash
 
-from wdsplit.errors import InputError, did_you_mean
-from wdsplit.loading.joined import read_joined
+from wdsplit.errors import DatasetNotFoundError, InputError, did_you_mean
 from wdsplit.loading.options import CHOICES
-from wdsplit.loading.reading.source import AnySource, Source
+from wdsplit.loading.reading.source import Access, AnySource, Source
 from wdsplit.loading.transport.shared_integers import SharedIntegers
 from wdsplit.loading.world import is_group_initialised, is_worker, job_store
 from wdsplit.order.selection import Selection
 from wdsplit.order.views import EpochViews, View
+from wdsplit.shards.annotations import ANNOTATIONS, find_annotation, read_side_shards
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import Manifest, first_samples
 from wdsplit.storage.interface import ReadableStorage
+from wdsplit.urls import shown_url
 from wdsplit.views.view import plain, resolve_view
 
-__all__ = ["Opened", "Shared", "chosen_views"]
+__all__ = ["Opened", "Shared", "chosen_views", "read_joined"]
 
 _compared: Counter[str] = Counter()
 """How often datasets of a name were compared with those of the other ranks: all ranks have the same count."""
@@ -320,3 +322,58 @@ def _is_by_path(value: Any) -> bool:
 
 def _of_dataset(value: Any, name: str) -> Any:
     return {str(path): own for path, own in value.items()}.get(name) if _is_by_path(value) else value
+
+
+# Joined fields
+
+
+def read_joined(url: str, manifest: Manifest, access: Access, names: Sequence[str]) -> list[Manifest]:
+    """Return the side shards of annotations, for `Source`.
+
+    Args:
+        url: The dataset's folder.
+        manifest: Its manifest, of all samples.
+        access: How it is reached.
+        names: The annotations.
+
+    Raises:
+        InputError: There is no such annotation, it was made for other shards or has no fields, or two fields of the
+            samples would have one name.
+        CorruptDataError: An annotation is damaged.
+    """
+    sides, owners = list[Manifest](), dict.fromkeys(manifest.field_names, "the dataset")
+    storage = access.storage(url) if names else None
+    for name in dict.fromkeys(names):
+        if storage is None or access.tars is not None:
+            raise InputError(
+                "tars without a manifest have no fields to join",
+                place=shown_url(url),
+                expected="the folder of a dataset",
+                found=f"join = {name!r}",
+                remedy="make a dataset of the tars with `wdsplit index FOLDER`, annotate it, and open it",
+            )
+        try:
+            annotation = find_annotation(storage, name, manifest)
+        except DatasetNotFoundError as error:
+            raise ANNOTATIONS.unknown(storage, name) from error
+        owner = f"annotation {name!r}"
+        if not annotation.fields:
+            raise InputError(
+                f"{owner} has no fields to join",
+                place=storage.url,
+                expected="an annotation with bytes, texts, lists or tensors",
+                found=f"only the columns {', '.join(annotation.schema.names)}",
+                remedy="leave it out of join: conditions (where=) can name its columns",
+            )
+        for field in annotation.fields:
+            if field.name in owners:
+                raise InputError(
+                    f"two fields of the samples are called {field.name!r}",
+                    place=storage.url,
+                    expected="different names",
+                    found=f"in {owners[field.name]}, and in {owner}",
+                    remedy=f"join one of them, or annotate again with --map new.{field.name}={field.column}",
+                )
+            owners[field.name] = owner
+        sides.append(read_side_shards(storage, annotation, manifest))
+    return sides

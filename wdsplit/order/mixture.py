@@ -17,7 +17,7 @@ import numpy.typing as npt
 from wdsplit.arrays import Int64
 from wdsplit.order.epoch import EpochOrder, Located, OrderOptions, groups, in_rows
 from wdsplit.order.hashing import hash_numbers, hash_stream
-from wdsplit.order.shares import impossible, numbered, refuse
+from wdsplit.order.shares import refuse
 
 __all__ = ["BLOCK_OFFSETS", "EpochShares", "MixedOrder", "Quota", "source_seed"]
 
@@ -119,7 +119,7 @@ class MixedOrder:
         lane_length: int64 of shape (lanes,): samples of each lane.
 
     Raises:
-        InputError: The counts, the epoch or the tail are invalid.
+        InputError: The tail is `uneven`.
     """
 
     def __init__(
@@ -138,12 +138,8 @@ class MixedOrder:
             segments = (tuple(int(count) for count in counts),)
             taken = tuple(epoch * count for count in segments[0])
         counts = [sum(column) for column in zip(*segments, strict=True)]
-        problems = impossible(sizes, counts, numbered(sizes))
-        if min([*sizes, *(min(segment, default=0) for segment in segments), epoch]) < 0:
-            problems.append("sizes, counts and epoch: expected at least 0")
         if options.tail == "uneven":
-            problems.append("tail = 'uneven': expected pad or drop, because a mixture cuts its lanes evenly")
-        refuse(problems)
+            refuse(["tail = 'uneven': expected pad or drop, because a mixture cuts its lanes evenly"])
         self.options = options
         self.epoch = epoch
         self.num_samples = self.num_positions = sum(counts)

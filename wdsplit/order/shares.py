@@ -14,7 +14,7 @@ from typing import Any
 from wdsplit.errors import InputError
 from wdsplit.order.split import whole
 
-__all__ = ["MAX_MIXED_SAMPLES", "epoch_counts", "exact", "impossible", "in_proportion", "numbered", "refuse", "rounded"]
+__all__ = ["MAX_MIXED_SAMPLES", "epoch_counts", "exact", "in_proportion", "numbered", "refuse", "rounded"]
 
 MAX_MIXED_SAMPLES = 2**50
 """Samples of a source, and of an epoch of a mixture: quotients of 64-bit floats are exact to within one up to here."""
@@ -74,7 +74,7 @@ def epoch_counts(
         for name, size, share, count in zip(names, sizes, exact_counts, counts, strict=True)
         if size and share and not count
     ]
-    refuse(vanished + impossible(sizes, counts, names))
+    refuse(vanished + _impossible(sizes, counts, names))
     return counts
 
 
@@ -133,7 +133,7 @@ def rounded(numbers: list[Fraction]) -> list[int]:
     return counts
 
 
-def impossible(sizes: Sequence[int], counts: Sequence[int], names: Sequence[str]) -> list[str]:
+def _impossible(sizes: Sequence[int], counts: Sequence[int], names: Sequence[str]) -> list[str]:
     """Return what is wrong with the counts of an epoch."""
     problems = [
         f"{name}: {count} samples an epoch, but the dataset has none"

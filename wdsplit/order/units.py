@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -97,20 +97,6 @@ def spread(offsets: Int64, units: Int64) -> tuple[Int64, Int64]:
     return rows, np.arange(len(rows)) + np.repeat(offsets[units] - (np.cumsum(sizes) - sizes), sizes)
 
 
-class ShardUnits(Protocol):
-    """The units of a shard, in windows."""
-
-    @property
-    def ends(self) -> Int64:
-        """The number of units up to the end of each window: int64 of shape (windows,), rising."""
-
-    def window(self, number: int) -> Window:
-        """Return what is read for the units of a window."""
-
-    def items(self, units: Int64) -> Items:
-        """Return the items of some units, by their numbers."""
-
-
 class _EvenUnits:
     """Units that are a sample each, in windows of one size.
 
@@ -126,7 +112,7 @@ class _EvenUnits:
 
     @property
     def ends(self) -> Int64:
-        """The number of units up to the end of each window."""
+        """The number of units up to the end of each window: int64 of shape (windows,), rising."""
         ends: Int64 = np.minimum(np.arange(self._window, self._count + self._window, self._window), self._count)
         return ends
 
@@ -147,7 +133,7 @@ class _EvenUnits:
         return Window(samples, np.arange(len(samples)))
 
     def items(self, units: Int64) -> Items:
-        """Return the items of some units."""
+        """Return the items of some units, by their numbers."""
         samples = units if self._mask is None else np.flatnonzero(self._mask(0, self._total))[units]
         return Items(None, samples, None)
 
@@ -157,7 +143,7 @@ class ListedUnits:
     """Units of which the samples are listed.
 
     Attributes:
-        ends: As for `ShardUnits`.
+        ends: int64 of shape (windows,), rising: the number of units up to the end of each window.
         samples: int64 of shape (items,): the sample of each item, unit after unit.
         parts: As for `Window`, of the whole shard.
         offsets: As for `Window`, of the whole shard.
@@ -196,6 +182,10 @@ class ListedUnits:
         if groups is not None:  # objects, but only for the items that are asked for
             groups = groups.astype(object) if self.values is None else self.values[groups]
         return [parts, pads, groups]
+
+
+ShardUnits: TypeAlias = _EvenUnits | ListedUnits
+"""The units of a shard, in windows."""
 
 
 class Repeats:

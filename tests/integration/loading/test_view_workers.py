@@ -14,10 +14,6 @@ from wdsplit.errors import InputError
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),  # torchdata 0.11 calls it
-]
-
 EASY, HARD = range(0, 101, 3), range(40, 90)
 ALL = range(101)
 

@@ -7,26 +7,36 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from made_datasets import converted, image_pixels, images_table, numbers_table, png_bytes, sized_dataset
+from orders import options
 from tables import all_samples, is_pad_key
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, SampleNotFoundError
-from wdsplit.loading.reading import numbered
-from wdsplit.loading.reading.numbered import NumberedSamples
-from wdsplit.loading.reading.open_shard import open_shard
+from wdsplit.loading import numbered
+from wdsplit.loading.numbered import NumberedSamples
+from wdsplit.loading.reading.source import Source
 from wdsplit.shards.files import read_manifest
 from wdsplit.storage.opening import open_storage
 from wdsplit.tar.names import escape_key
 
 
-def opened(path, opener=open_shard, options=None, **changes):
-    """Return the samples of a dataset; its shards are opened with options, and its manifest has changes."""
-    storage = open_storage(path)
-    manifest = dataclasses.replace(read_manifest(storage), **changes)
-    names, options = manifest.field_names, options or {}
-    return NumberedSamples(storage, manifest, lambda n: opener(storage, manifest.shards[n], names=names, **options))
+class Noting(Source):
+    """Calls `note` with the path of each shard that was opened."""
+
+    def open_shard(self, storage, number, **how):
+        opened = super().open_shard(storage, number, **how)
+        self.note(self.shards[number].path)
+        return opened
 
 
-def found(path, key_or_index, opener=open_shard, **changes):
-    return opened(path, opener, **changes).sample(key_or_index)
+def opened(path, note=lambda path: None, fields=None, **changes):
+    """Return the samples of a dataset; its manifest has changes."""
+    manifest = dataclasses.replace(read_manifest(open_storage(path)), **changes)
+    source = Noting(path, manifest, options(), fields)
+    source.note = note
+    return NumberedSamples.of_all(source)
+
+
+def found(path, key_or_index, note=lambda path: None, **changes):
+    return opened(path, note, **changes).sample(key_or_index)
 
 
 @pytest.fixture(scope="module")
@@ -46,18 +56,6 @@ def kinds(tmp_path_factory, numbers):
         "shuffled": converted(folder / "shuffled", numbers_table(101), shards=7, lanes=7, shuffle=True),
         "images": converted(folder / "images", images_table(30), key="name", shards=4, lanes=4),
     }
-
-
-@pytest.fixture
-def noted():
-    """Return what opens shards, and the list of those that it has opened."""
-    paths = []
-
-    def opener(storage, shard, names):
-        paths.append(shard.path)
-        return open_shard(storage, shard, names)
-
-    return opener, paths
 
 
 def real_samples_in_order(path):
@@ -102,7 +100,7 @@ def test_a_key_may_be_given_as_it_was_before_it_was_escaped(kinds):
 @given(st.sampled_from(["small", "large", "uneven"]), st.data())
 def test_any_numbers_in_any_order_are_read_as_one_by_one(kinds, name, data):
     samples = opened(kinds[name])
-    numbers = data.draw(st.lists(st.integers(0, len(samples.numbers) - 1), max_size=40))
+    numbers = data.draw(st.lists(st.integers(0, len(samples) - 1), max_size=40))
     found = samples.read(np.array(numbers, np.int64))
     assert [sample["cls"] for sample in found] == [str(number).encode() for number in numbers]
     assert [sample["__position__"] for sample in found] == numbers
@@ -122,7 +120,7 @@ def test_samples_that_differ_in_their_fields_are_read_together(kinds):
     samples = opened(kinds["images"])
     everything = samples.read(np.arange(30))
     assert samples.read(np.array([29, 3, 3, 11])) == [everything[number] for number in (29, 3, 3, 11)]
-    some = opened(kinds["images"], options={"requested": ("cls",)}).read(np.array([7]))
+    some = opened(kinds["images"], fields=["cls"]).read(np.array([7]))
     assert set(some[0]) == {"__key__", "__url__", "__position__", "__pad__", "cls"}
 
 
@@ -135,25 +133,25 @@ def test_a_sample_that_is_asked_for_twice_is_two_dicts(numbers):
 # What it costs
 
 
-def test_a_number_opens_one_shard_and_a_key_among_keys_that_rise_a_few(tmp_path, noted):
-    opener, paths = noted
+def test_a_number_opens_one_shard_and_a_key_among_keys_that_rise_a_few(tmp_path):
+    paths = []
     path = sized_dataset(tmp_path, [3] * 200, lanes=2, window=2)
-    assert found(path, -1, opener)["cls"] == b"599"
+    assert found(path, -1, paths.append)["cls"] == b"599"
     assert paths == ["000199.tar"]
-    assert found(path, "00000400", opener)["cls"] == b"400"
+    assert found(path, "00000400", paths.append)["cls"] == b"400"
     assert len(paths) <= 11
 
 
-def test_a_key_that_does_not_stand_in_its_place_is_looked_for_shard_by_shard_up_to_it(kinds, noted):
-    path, (opener, paths) = kinds["shuffled"], noted
+def test_a_key_that_does_not_stand_in_its_place_is_looked_for_shard_by_shard_up_to_it(kinds):
+    path, paths = kinds["shuffled"], []
     samples = real_samples_in_order(path)
-    assert found(path, samples[20][0], opener, samples=None)["__position__"] == 20
+    assert found(path, samples[20][0], paths.append, samples=None)["__position__"] == 20
     tried = len(paths)
     assert {*paths[:tried]} >= {"000000.tar", "000001.tar"}
-    assert found(path, samples[100][0], opener, samples=None)["__position__"] == 100
+    assert found(path, samples[100][0], paths.append, samples=None)["__position__"] == 100
     assert {*paths[tried:]} == {f"{shard:06d}.tar" for shard in range(7)}
     paths.clear()
-    assert found(path, samples[100][0], opener)["__position__"] == 100  # sample tables spare the headers
+    assert found(path, samples[100][0], paths.append)["__position__"] == 100  # sample tables spare the headers
     assert len(set(paths)) == len(paths) <= 4  # of the bisection, and its own
 
 
@@ -164,12 +162,10 @@ def test_few_shards_stay_open(tmp_path, monkeypatch):
     monkeypatch.setattr(numbered, "_SHARDS_TOGETHER", 4)
     most, paths = 0, []
 
-    def counted(storage, shard, names):
+    def counted(path):
         nonlocal most
-        paths.append(shard.path)
-        shard = open_shard(storage, shard, names)
+        paths.append(path)
         most = max(most, len(os.listdir("/proc/self/fd")))
-        return shard
 
     samples = opened(path, counted)
     before = len(os.listdir("/proc/self/fd"))

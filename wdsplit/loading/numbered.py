@@ -8,7 +8,8 @@ for by bisection first, then shard by shard.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from typing import Any
@@ -19,16 +20,17 @@ import pyarrow as pa
 from wdsplit.arrays import Int64
 from wdsplit.errors import InputError, SampleNotFoundError
 from wdsplit.loading.reading.block import Block, gathered
-from wdsplit.loading.reading.open_shard import OpenShard
 from wdsplit.loading.reading.process_limits import allow_open_files, keep_freed_memory
-from wdsplit.loading.reading.read_ahead import Ahead, FetchRange, LazyShard
+from wdsplit.loading.reading.read_ahead import FetchRange, LazyShard
+from wdsplit.loading.reading.source import Source
 from wdsplit.loading.reading.windows import Scratch, WindowPlace, expect, read_window, read_windows
+from wdsplit.loading.world import with_worker
 from wdsplit.order.epoch import groups
 from wdsplit.order.numbers import SampleNumbers
-from wdsplit.order.split import whole
-from wdsplit.shards.manifest import Manifest
+from wdsplit.order.split import World, whole
+from wdsplit.order.views import EpochViews
 from wdsplit.shards.sample_tables import KEY, read_samples
-from wdsplit.storage.interface import ReadableStorage
+from wdsplit.storage.locks import ProcessLock
 from wdsplit.tar.names import ambiguous_key, escape_key, unescape_key
 
 __all__ = ["NumberedSamples", "checked_number", "missing_key"]
@@ -44,37 +46,71 @@ _KEYS_BYTES = 256 * 1024**2
 
 
 class NumberedSamples:
-    """The samples of a dataset by their numbers and keys.
+    """The samples of a dataset, or of its view, by their numbers and keys.
+
+    Threads read one after another. What is open belongs to a process: copies and forks open their own.
 
     Args:
-        storage: Where the dataset is.
-        manifest: Its manifest.
-        opener: Opens a shard of it by its number.
-        ahead: Fetches from a remote store, many ranges at the same time; None to read one after another.
+        source: The dataset.
+        directly: Read the shards where they are, one range after another: from no cache, and with nothing ahead.
 
     Attributes:
-        numbers: Their numbers, and their places in the shards.
+        numbers: The numbers of all samples of the dataset, and their places in the shards.
     """
 
-    def __init__(
-        self,
-        storage: ReadableStorage,
-        manifest: Manifest,
-        opener: Callable[[int], OpenShard],
-        ahead: Ahead | None = None,
-    ) -> None:
-        self.numbers = SampleNumbers(manifest.shards.num_real)
-        self._storage = storage
-        self._manifest = manifest
-        self._ahead = ahead
-        self._scratch = Scratch()
-        self._shard = lru_cache(_OPEN_SHARDS)(
-            lambda number: LazyShard(manifest.shards[number], partial(opener, number))
-        )
+    def __init__(self, source: Source, directly: bool = False) -> None:
+        self._source, self._directly, self._manifest = source, directly, source.manifest
+        totals, selection = source.manifest.shards.num_real, source.selection_at(0)
+        self.numbers = SampleNumbers(totals)
+        self._chosen = None if selection is None else SampleNumbers(totals, selection)
+        self._begin()
+
+    @classmethod
+    def of_all(cls, source: Source) -> NumberedSamples:
+        """Return all samples of a dataset, whatever its views, to read few of them directly."""
+        return cls(source.with_views(EpochViews()), directly=True)
+
+    def __len__(self) -> int:
+        return len(self.numbers if self._chosen is None else self._chosen)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Leave out open shards and keys."""
+        return NumberedSamples, (self._source, self._directly)
+
+    def _begin(self) -> None:
+        """Start without open shards and keys, as a new or forked process does."""
+        self._pid = os.getpid()
+        self._lock = ProcessLock()
+        self._is_open = False
         self._keys_rise = True
         self._keys: dict[int, pa.StringArray] = {}
-        allow_open_files(min(_OPEN_SHARDS, len(manifest.shards)) + _SHARDS_TOGETHER)
+
+    @contextmanager
+    def _opened(self) -> Iterator[None]:
+        """Let one thread read. After an error all shards are closed: one that could not be opened is opened anew."""
+        if self._pid != os.getpid():
+            self._begin()
+        with self._lock:
+            if not self._is_open:
+                self._open()
+            try:
+                yield
+            except SampleNotFoundError:
+                raise
+            except BaseException:
+                self._shard.cache_clear()
+                raise
+
+    def _open(self) -> None:
+        source, shards = self._source, self._manifest.shards
+        self._storage, self._scratch = source.storage(), Scratch()
+        is_ahead = not self._directly and source.is_ahead
+        self._ahead = source.access.ahead(with_worker(World()).num_workers, 0, 0) if is_ahead else None
+        opener = partial(source.open_shard, self._storage, directly=self._directly)
+        self._shard = lru_cache(_OPEN_SHARDS)(lambda number: LazyShard(shards[number], partial(opener, number)))
+        allow_open_files(min(_OPEN_SHARDS, len(shards)) + _SHARDS_TOGETHER)
         keep_freed_memory()
+        self._is_open = True
 
     def read(self, numbers: Int64) -> list[dict[str, Any]]:
         """Return samples as dicts of `__key__`, `__url__`, `__position__` (the number), `__pad__` and fields (bytes).
@@ -87,26 +123,23 @@ class NumberedSamples:
         Raises:
             WdsplitError: A shard is missing or damaged.
         """
+        name, parts = self._source.order(0).part_name, None
+        if self._chosen is not None:
+            *places, parts = self._chosen.places(numbers)
+            numbers = self.numbers.of(*places)
         distinct, row = np.unique(numbers, return_inverse=True)
         samples: list[dict[str, Any]] = []
         shards, *_ = self.numbers.places(distinct)
         nth = np.cumsum(np.diff(shards, prepend=shards[:1]) != 0)
         part = nth // _SHARDS_TOGETHER * len(distinct) + np.arange(len(distinct)) // _SAMPLES_TOGETHER
-        with self._forgetting():
+        with self._opened():
             for _, rows in groups(part):
                 samples += self._block(distinct[rows]).samples()
+        if name and parts is not None:
+            return [{**samples[place], name: part} for place, part in zip(row.tolist(), parts.tolist(), strict=True)]
         if len(distinct) == len(numbers):
             return [samples[place] for place in row.tolist()]
         return [dict(samples[place]) for place in row.tolist()]  # stages may change one of them
-
-    @contextmanager
-    def _forgetting(self) -> Iterator[None]:
-        """Close all shards after an error: one that could not be opened is opened anew the next time."""
-        try:
-            yield
-        except BaseException:
-            self._shard.cache_clear()
-            raise
 
     def _block(self, numbers: Int64) -> Block:
         """Return the samples with some rising numbers."""
@@ -152,7 +185,7 @@ class NumberedSamples:
         if isinstance(key_or_number, str):
             number = self.find(key_or_number)
         else:
-            number = checked_number(key_or_number, len(self.numbers), self._storage.url)
+            number = checked_number(key_or_number, len(self), self._source.url)
         return self.read(np.array([number]))[0]
 
     def find(self, key: str) -> int:
@@ -164,14 +197,13 @@ class NumberedSamples:
         """
         keys, count = list(dict.fromkeys([key, escape_key(key)])), len(self.numbers)
         found: dict[str, int] = {}
-        with self._forgetting():
+        may_be_two = unescape_key(key) != key
+        with self._opened():
             for candidate in keys if self._keys_rise else ():
                 number = bisect.bisect_left(range(count), candidate, key=self._key)
                 if number < count and self._key(number) == candidate:
                     found[candidate] = number
-        may_be_two = unescape_key(key) != key
-        is_found = len(found) == len(keys) if may_be_two else bool(found)  # among keys that do not rise, one by chance
-        with self._forgetting():
+            is_found = len(found) == len(keys) if may_be_two else bool(found)  # keys that do not rise: one by chance
             for first, own in self._keys_of_shards() if not is_found else ():
                 for candidate in keys:
                     place = own.index(candidate).as_py()
@@ -180,11 +212,18 @@ class NumberedSamples:
                         found[candidate] = first + int(place)
                 if len(found) == len(keys) or (found and not may_be_two):
                     break
-        if not found:
-            raise missing_key(key, count, self._storage.url)
         if may_be_two and len(found) > 1:
-            raise ambiguous_key(key, self._storage.url)
-        return found.get(key, min(found.values()))
+            raise ambiguous_key(key, self._source.url)
+        number = found.get(key, min(found.values(), default=-1))
+        if self._chosen is not None and found:
+            shard, sample, _ = self.numbers.places(np.array([number]))
+            selection: Any = self._source.selection_at(0)
+            number = -1
+            if selection.mask(int(shard[0]))[sample[0]]:
+                number = int(self._chosen.of(shard, sample)[0])
+        if number < 0:
+            raise missing_key(key, len(self), self._source.url)
+        return number
 
     def _key(self, number: int) -> str:
         """Return the key of a sample; its payloads are not read."""
