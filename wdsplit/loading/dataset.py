@@ -54,7 +54,7 @@ from wdsplit.order.trace import ShardDistribution, Trace
 from wdsplit.shards.manifest import Field, Manifest
 
 if TYPE_CHECKING:
-    from typing_extensions import Self, Unpack
+    from typing_extensions import Unpack
 
 
 __all__ = ["Dataset"]
@@ -346,13 +346,6 @@ class Dataset(FluidPipeline):
     def __bool__(self) -> bool:
         """Return True, as objects without a length are."""
         return True
-
-    def __enter__(self) -> Self:
-        """Return the dataset itself: iterations close what they open."""
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Do nothing."""
 
     def __dir__(self) -> list[str]:
         """List what users call, without what only pipelines and loaders need."""

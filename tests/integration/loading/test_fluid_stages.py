@@ -6,10 +6,12 @@ import itertools
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 import webdataset
+from PIL import Image
 
-from iterations import plain
 from made_datasets import converted, images_table
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
@@ -31,6 +33,19 @@ def raw_samples(images):
         samples = list(webdataset.WebDataset(urls, shardshuffle=False))
         gc.collect()
     return [sample for sample in samples if not sample["__key__"].startswith("_pad_/")]
+
+
+def plain(value):
+    """Return a value that can be compared."""
+    if isinstance(value, dict):
+        return {name: plain(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value), [plain(each) for each in value]
+    if isinstance(value, (np.ndarray, torch.Tensor)):
+        return type(value), str(value.dtype), value.tolist()
+    if isinstance(value, Image.Image):
+        return Image.Image, value.mode, np.asarray(value).tolist()
+    return value
 
 
 class Fluid(webdataset.DataPipeline, webdataset.compat.FluidInterface):

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import json
 import multiprocessing
 import pickle
 import sys
@@ -9,8 +10,9 @@ import warnings
 
 import pytest
 import torch.utils.data
+from torchdata.stateful_dataloader import StatefulDataLoader
 
-from made_datasets import all_deliveries, delivering, expected_epoch, real_rows
+from made_datasets import all_deliveries, deliveries, delivering, expected_epoch, real_rows
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
 
@@ -125,3 +127,28 @@ def test_set_epoch_reaches_persistent_workers_which_know_their_rank_of_a_dataset
     for epoch in (0, 3):
         dataset.set_epoch(epoch)
         assert sorted(all_deliveries(loader)) == first_positions(numbers, 102, epoch=epoch)[1::2]
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata 0.11 calls it
+@pytest.mark.parametrize(("num_workers", "at"), [(0, (0, 1, 21)), (2, (7, 21))])
+def test_a_stateful_loader_resumes_and_its_epoch_and_the_next_one_are_those_of_a_run_that_was_not_interrupted(
+    numbers, num_workers, at
+):
+    def loader():
+        dataset = delivering(Dataset(numbers))
+        dataset.set_epoch(2)
+        return StatefulDataLoader(dataset, batch_size=5, num_workers=num_workers)
+
+    def next_epoch(resumed):
+        resumed.dataset.set_epoch(3)
+        return [deliveries(batch) for batch in resumed]
+
+    whole = [deliveries(batch) for batch in loader()]
+    assert real_rows(itertools.chain(*whole)) == [*range(101)]
+    after = next_epoch(loader())
+    for steps in at:
+        first, again = loader(), loader()
+        begun = [deliveries(batch) for batch in itertools.islice(first, steps)]
+        again.load_state_dict(json.loads(json.dumps(first.state_dict())))
+        assert begun + [deliveries(batch) for batch in again] == whole
+        assert next_epoch(again) == after
