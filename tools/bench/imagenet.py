@@ -115,7 +115,7 @@ def loader_epochs(loader: Any) -> Epochs:
 
 
 def bucket(folder: Path) -> dict[str, Any]:
-    return {"path": URL, "cache_dir": tempfile.mkdtemp()}
+    return {"path": URL, "cache_dir": tempfile.mkdtemp(), "cache_size": "1TB"}  # also where the disk is nearly full
 
 
 def uncached_bucket(folder: Path) -> dict[str, Any]:

@@ -105,7 +105,7 @@ def epochs(folder: str, place: str, workers: int, kind: peers.Kind = "process") 
         shutil.copytree(Path(folder) / SHARDS, own / "copy")
     clock = core.begin(*IMPORTED)
     path = own / "copy" if place == "local" else URL
-    dataset = wdsplit.Dataset(path, seed=0, cache_dir=own if place == "cache" else None)
+    dataset = wdsplit.Dataset(path, seed=0, cache_dir=own if place == "cache" else None, cache_size="1TB")
     first = counted(wdsplit_payloads(dataset, workers, kind))
     begun = clock.read()
     dataset.set_epoch(1)
