@@ -23,6 +23,7 @@ from s3server import free_port
 from tables import files_of, wait_until, without_progress, write_files, write_table
 from torchruns import processes_with
 from wdsplit.conversion.plan.options import ConvertOptions
+from wdsplit.conversion.shuffle.steps import SPILL_FOLDER
 from wdsplit.engines.local import LocalEngine
 from wdsplit.errors import InputError
 
@@ -375,16 +376,16 @@ def slow_table(tmp_path):
     chance = np.random.default_rng(1)
     columns = {"bin": pa.array([chance.bytes(3072) for _ in range(25_000)]), "label": np.arange(25_000)}
     files = write_files(tmp_path / "raw", pa.table(columns), [5000], 250)
-    wdsplit.convert(files, tmp_path / "one", ConvertOptions(shards=250, shuffle=False))
+    wdsplit.convert(files, tmp_path / "one", ConvertOptions(shards=250))
     return files
 
 
 def test_a_worker_a_node_and_the_driver_that_are_lost_change_nothing(bucket, slow_table, slow_store, tmp_path, environ):
-    """One after the other, in one conversion of 250 shards into a bucket, whose bytes are those that one job writes."""
-    cluster = RayCluster(3, environ=environ)
+    """One after the other, on four nodes that spill into the bucket; the bytes of 250 shards are those of one job."""
+    cluster = RayCluster(4, environ=environ)
     try:
         output = bucket.folder / "train"
-        command = ["convert", *slow_table, f"{bucket.url}/train", "--no-shuffle", "--shards", "250", "--engine=ray"]
+        command = ["convert", *slow_table, f"{bucket.url}/train", "--shards", "250", "--engine=ray"]
 
         def published():
             return len(list(output.glob("*.tar")))
@@ -394,11 +395,11 @@ def test_a_worker_a_node_and_the_driver_that_are_lost_change_nothing(bucket, slo
                 return subprocess.Popen([WDSPLIT, *command, *more], env=cluster.environ, stdout=output, stderr=output)
 
         driver = begin()
-        wait_until(lambda: published() > 20, "the first shards are there")
+        wait_until(lambda: any((output / SPILL_FOLDER).rglob("*")), "the first rows are spilled")
         wait_until(lambda: kill_a_worker(cluster), "a worker was killed at its task")
-        wait_until(lambda: published() > 50, "more shards are there")
+        wait_until(lambda: published() > 20, "the first shards are there")
         cluster.remove(1)
-        wait_until(lambda: published() > 80, "still more shards are there")
+        wait_until(lambda: published() > 80, "more shards are there")
         assert driver.poll() is None
         driver.kill()
         driver.wait()
