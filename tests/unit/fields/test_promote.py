@@ -128,6 +128,7 @@ def test_a_promoted_value_is_the_same_value_or_refused(data):
     [
         (pa.uint64(), pa.int8(), pa.int64()),
         (pa.int32(), pa.float32(), pa.float64()),
+        (pa.int8(), pa.float16(), pa.float32()),
         (pa.int32(), pa.decimal128(10, 2), pa.decimal128(12, 2)),
         (pa.decimal128(38, 0), pa.decimal128(38, 38), pa.decimal256(76, 38)),
         (pa.dictionary(pa.int8(), pa.string()), pa.string(), pa.string()),
