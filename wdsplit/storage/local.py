@@ -21,16 +21,21 @@ from wdsplit.errors import InputError, StorageError
 from wdsplit.storage.interface import PendingFile, refuse_too_large
 from wdsplit.storage.local_file import LocalFile, translate_errors
 from wdsplit.storage.locks import leads_to, open_locked
-from wdsplit.storage.mounts import is_network_mount
 from wdsplit.storage.reopened_file import ReopenedFile
 from wdsplit.urls import shown_url
 
-__all__ = ["LocalStorage", "is_temporary", "local_path", "temporary_name", "write_whole"]
+__all__ = ["LocalStorage", "is_network_mount", "is_temporary", "local_path", "temporary_name", "write_whole"]
 
 _IOV_MAX = 1024
 _CREATING = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _WITHOUT_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 """Errors of file systems that have no hard links."""
+_NETWORK_KINDS = frozenset(
+    {"9p", "afs", "beegfs", "ceph", "cifs", "coda", "fuse", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4"}
+    | {"ocfs2", "orangefs", "pvfs2", "smb3", "smbfs", "virtiofs", "wekafs"}
+)
+_LOCAL_FUSE = frozenset({"fuse.bindfs", "fuse.fuse-overlayfs", "fuse.gocryptfs", "fuse.mergerfs", "fuse.ntfs-3g"})
+_MOUNTS = Path("/proc/self/mountinfo")
 _MAX_REMOVALS = 20
 _MAX_NAMES_SHOWN = 5
 _TEMPORARY = re.compile(r"^\..+\.\d+-\d+(-[0-9a-f]{16})?\.tmp$")
@@ -66,6 +71,21 @@ def local_path(url: str) -> str:
             remedy="copy the data to a local or network file system first",
         )
     return url
+
+
+def is_network_mount(path: str | os.PathLike[str]) -> bool:
+    """Tell whether a path is on NFS or another file system whose reads are requests; False if that is unknown.
+
+    In the format of proc_pid_mountinfo(5), the third field is the device, and the one after the dash the kind.
+    """
+    try:
+        device = os.stat(path).st_dev
+        mounts = _MOUNTS.read_text(errors="replace")
+    except OSError:
+        return False
+    device_id = f"{os.major(device)}:{os.minor(device)}"
+    kinds = [line.partition(" - ")[2].split(" ", 1)[0] for line in mounts.splitlines() if line.split()[2] == device_id]
+    return any(kind in _NETWORK_KINDS or (kind.startswith("fuse.") and kind not in _LOCAL_FUSE) for kind in kinds)
 
 
 class LocalStorage:

@@ -2,8 +2,8 @@ import os
 
 import pytest
 
-from wdsplit.storage import mounts
-from wdsplit.storage.mounts import is_network_mount
+from wdsplit.storage import local
+from wdsplit.storage.local import is_network_mount
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ def test_a_file_system_is_known_by_the_kind_of_its_mount(tmp_path, monkeypatch, 
     table.write_text(
         f"22 27 0:9999 / /other rw - nfs4 server:/x rw\n23 27 {mine} / /my\\040data rw shared:1 - {kind} a rw\n"
     )
-    monkeypatch.setattr(mounts, "_MOUNTS", table)
+    monkeypatch.setattr(local, "_MOUNTS", table)
     assert is_network_mount(tmp_path) is is_network
 
 
@@ -34,5 +34,5 @@ def test_what_is_not_there_is_on_no_network(tmp_path):
 
 
 def test_where_the_system_tells_nothing_all_is_local(tmp_path, monkeypatch):
-    monkeypatch.setattr(mounts, "_MOUNTS", tmp_path / "nothing")
+    monkeypatch.setattr(local, "_MOUNTS", tmp_path / "nothing")
     assert not is_network_mount(tmp_path)
