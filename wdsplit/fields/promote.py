@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from wdsplit.fields.arrow_types import map_children
 from wdsplit.fields.json_values import type_without_views
 from wdsplit.fields.rules import is_binary, is_list, is_text
 
@@ -59,44 +58,63 @@ def joined_schema(schemas: Sequence[pa.Schema]) -> pa.Schema:
 
 def joined_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     """Return the common type of two types, or None; unlike `common_type`, pyarrow may be unable to cast to it."""
-    if pa.types.is_null(one) or pa.types.is_null(other):
-        return other if pa.types.is_null(one) else one
-    kinds = [_plain(one), _plain(other)]
-    if _mixes(*kinds):
-        return None
-    if any(map(pa.types.is_decimal, kinds)):
+    one, other = (kind.value_type if pa.types.is_dictionary(kind) else kind for kind in (one, other))
+    if one == other or pa.types.is_null(other):
+        return one
+    if pa.types.is_null(one):
+        return other
+    for matches, join in _NESTED:
+        if matches(one) or matches(other):
+            return join(one, other) if matches(one) and matches(other) else None
+    return _joined_scalars([one, other])
+
+
+def _joined_scalars(kinds: Sequence[pa.DataType]) -> pa.DataType | None:
+    """Return the common type of Arrow, where it holds all values of both."""
+    if any(map(pa.types.is_decimal, kinds)):  # Arrow reads decimals beside floats as floats
+        if any(map(pa.types.is_floating, kinds)):
+            return None
         kinds = [pa.decimal128(_DIGITS[kind.bit_width]) if pa.types.is_integer(kind) else kind for kind in kinds]
+    if any(map(is_text, kinds)) and any(map(is_binary, kinds)):  # and strings beside bytes as bytes
+        return None
+    # Half floats hold few integers, and Arrow joins no views.
+    kinds = [pa.float32() if pa.types.is_float16(kind) else type_without_views(kind) for kind in kinds]
     try:
-        schemas = [pa.schema([pa.field("", kind)]) for kind in kinds]
-        return pa.unify_schemas(schemas, promote_options="permissive").types[0]
+        return pa.unify_schemas([pa.schema([("", kind)]) for kind in kinds], promote_options="permissive").types[0]
     except pa.ArrowException:
         return None
 
 
-def _plain(kind: pa.DataType) -> pa.DataType:
-    """Return what a type is joined as: without dictionaries and views; half floats hold too few integers."""
-    if pa.types.is_dictionary(kind):
-        return _plain(kind.value_type)
-    if str(kind).startswith(("list_view<", "large_list_view<")):
-        kind = (pa.list_ if str(kind).startswith("list_view<") else pa.large_list)(kind.value_field)
-    return pa.float32() if pa.types.is_float16(kind) else map_children(type_without_views(kind), _plain)
+def _joined_lists(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    field = _joined_field(one.value_field, other.value_field)
+    if field is None:
+        return None
+    sizes = [kind.list_size if pa.types.is_fixed_size_list(kind) else None for kind in (one, other)]
+    if None not in sizes and sizes[0] == sizes[1]:
+        return pa.list_(field, sizes[0])
+    return (pa.large_list if any(map(pa.types.is_large_list, (one, other))) else pa.list_)(field)
 
 
-def _mixes(one: pa.DataType, other: pa.DataType) -> bool:
-    """Return whether Arrow would join strings with bytes, decimals with floats, or members of one name."""
-    if any(pa.types.is_struct(kind) and len(_children(kind)) < kind.num_fields for kind in (one, other)):
-        return True
-    for first, second in ((one, other), (other, one)):
-        if (is_text(first) and is_binary(second)) or (pa.types.is_decimal(first) and pa.types.is_floating(second)):
-            return True
-    inside = _children(other)
-    return any(name in inside and _mixes(kind, inside[name]) for name, kind in _children(one).items())
+def _joined_structs(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    """Return the struct of all members, in the order of their first appearance."""
+    parts = [{kind.field(i).name: kind.field(i) for i in range(kind.num_fields)} for kind in (one, other)]
+    if any(len(part) < kind.num_fields for part, kind in zip(parts, (one, other), strict=True)):
+        return None
+    fields = []
+    for name in parts[0] | parts[1]:
+        fields.append(_joined_field(*(part.get(name, pa.field(name, pa.null())) for part in parts)))
+    return None if any(field is None for field in fields) else pa.struct(fields)
 
 
-def _children(kind: pa.DataType) -> dict[str, pa.DataType]:
-    """Return the types inside a list, struct or map, by their names."""
-    if pa.types.is_struct(kind):
-        return {kind.field(i).name: kind.field(i).type for i in range(kind.num_fields)}
-    if pa.types.is_map(kind):
-        return {"key": kind.key_type, "item": kind.item_type}
-    return {"": kind.value_type} if is_list(kind) else {}
+def _joined_maps(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    key, item = _joined_field(one.key_field, other.key_field), _joined_field(one.item_field, other.item_field)
+    return None if key is None or item is None else pa.map_(key.with_nullable(False), item)
+
+
+def _joined_field(one: pa.Field, other: pa.Field) -> pa.Field | None:
+    kind = joined_type(one.type, other.type)
+    return None if kind is None else pa.field(one.name, kind)
+
+
+_NESTED = ((is_list, _joined_lists), (pa.types.is_struct, _joined_structs), (pa.types.is_map, _joined_maps))
+"""Functions that test a type, and functions that return the common type of two such types."""
