@@ -3,7 +3,6 @@
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -12,18 +11,8 @@ import pyarrow as pa
 import pytest
 
 from paths import SUPPORT
-from tables import (
-    converted,
-    files_of,
-    mixed_table,
-    options,
-    session_processes,
-    shard_files,
-    start_script,
-    wait_until,
-    without_progress,
-    write_files,
-)
+from stops import is_killed_in
+from tables import converted, files_of, mixed_table, options, shard_files, without_progress, write_files
 from wdsplit import convert, convert_splits
 from wdsplit.shards.manifest import HEADER_NAME, RUN_FOLDER
 from wdsplit.storage.local import is_temporary
@@ -76,11 +65,9 @@ def inputs(tmp_path_factory):
     return folder
 
 
-def start(source, output, kind):
-    """Start a conversion, or go on with the one that is in the output; return it when its libraries are loaded."""
-    script = start_script(CONVERT, source, output, "resume" if is_started(output) else "new", kind)
-    assert script.stdout.readline() == "ready\n"
-    return script
+def is_killed(seconds, source, output, kind):
+    """Run a conversion, or go on with the one that is in the output; return whether it was killed."""
+    return is_killed_in(seconds, CONVERT, source, output, "resume" if is_started(output) else "new", kind)
 
 
 def is_started(output):
@@ -107,7 +94,7 @@ def test_killed_at_any_moment_it_leaves_no_half_shard_and_ends_with_the_same_byt
     whole = whole_files(tmp_path / "undisturbed")
     out, chance = tmp_path / "out", random.Random(kind)
     began = time.monotonic()
-    start(source, out, kind).communicate()
+    assert not is_killed(600, source, out, kind)
     duration_s = time.monotonic() - began
     kills = finished = 0
     while kills < NUM_KILLS or not finished:
@@ -117,14 +104,7 @@ def test_killed_at_any_moment_it_leaves_no_half_shard_and_ends_with_the_same_byt
             assert whole_files(out) == whole
             shutil.rmtree(out)
             finished += 1
-        script = start(source, out, kind)
-        try:
-            script.wait(chance.uniform(0, duration_s))
-        except subprocess.TimeoutExpired:
-            os.killpg(script.pid, signal.SIGKILL)
-            kills += 1
-        script.communicate()
-        wait_until(lambda script=script: not session_processes(script.pid), "no process is left")
+        kills += is_killed(chance.uniform(0, duration_s), source, out, kind)
         found = whole_files(out)
         assert all(found[name] == whole[name] for name in found)
     make(source, out, options(**KINDS[kind], resume=is_started(out) or is_finished(out, kind)))

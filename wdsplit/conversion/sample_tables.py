@@ -137,16 +137,13 @@ def _refuse_unknown(job: _Job, storage: Storage, keep: Sequence[str]) -> None:
         missing = [name for name in missing if name not in known]
     if not missing:
         return
-    lists = [name for name in missing if "," in name]
-    repeat = " ".join(f"--keep {part.strip()}" for part in ",".join(lists).split(","))
     texts = [field.column for field in job.manifest.fields if field.encoding not in ("media", "npy")]
     raise InputError(
         "sample tables cannot have these columns",
         place=storage.url,
         expected=f"numbers, booleans or texts in the tars, such as {', '.join(sorted(known)[:_MAX_SHOWN])}",
         found=", ".join(map(repr, missing)),
-        remedy=(f"repeat the option: {repeat}" if lists else did_you_mean(missing, sorted({*known, *texts})))
-        or "change --keep",
+        remedy=did_you_mean(missing, sorted({*known, *texts})) or "change --keep",
     )
 
 

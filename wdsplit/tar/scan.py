@@ -58,7 +58,6 @@ class Scan:
         tops: int64 of shape (m,): the offset of each file's first header, including extended ones.
         starts: int64 of shape (m,): the offset of each payload.
         sizes: int64 of shape (m,): bytes of each payload.
-        begins: int64: as `tops`, but for all members, including folders.
         end: The offset at which the last member ends.
     """
 
@@ -66,7 +65,6 @@ class Scan:
     tops: Int64
     starts: Int64
     sizes: Int64
-    begins: Int64
     end: int
 
 
@@ -280,7 +278,7 @@ def _finish(data: memoryview, walk: _Walk, base: int) -> Scan:
     if folders:
         names = np.delete(np.array(names, object), folders).tolist()
         headers, tops, sizes = (np.delete(values, folders) for values in (headers, tops, sizes))
-    return Scan(names, tops + base, headers + (base + BLOCK_BYTES), sizes, begins + base, walk.end + base)
+    return Scan(names, tops + base, headers + (base + BLOCK_BYTES), sizes, walk.end + base)
 
 
 def _kinds_and_names(data: memoryview, headers: list[int], base: int) -> tuple[npt.NDArray[np.uint8], list[bytes]]:

@@ -4,12 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tables import input_file, table_of
 from wdsplit.annotating.match import Counted, match
-from wdsplit.annotating.passes import AnnotateJob, partitions_of
+from wdsplit.annotating.passes import partitions_of
 from wdsplit.errors import InputError
 from wdsplit.fields.keys import escape_keys
-from wdsplit.shards.manifest import Shard, Shards
 from wdsplit.tar.names import escape_key
 
 TEXTS = st.text("ab_x2E. é/", min_size=1, max_size=4)
@@ -74,33 +72,3 @@ def test_a_key_and_what_it_was_escaped_from_are_in_one_of_about_equal_partitions
 def test_counts_are_added_and_the_first_examples_kept():
     one, other = Counted(5, [[0, 1, "a"], [0, 4, "b"], [2, 0, "c"]]), Counted(2, [[0, 3, "d"], [1, 0, "e"]])
     assert Counted.sum([one, other]) == Counted(7, [[0, 1, "a"], [0, 3, "d"], [0, 4, "b"]])
-
-
-@pytest.mark.parametrize("task_bytes", [1, 10_000, 2**40])
-@pytest.mark.parametrize("shards", [[], [5], [5, 0, 7, 100_000, 3], [1] * 50])
-@pytest.mark.parametrize("num_rows", [0, 1000])
-def test_a_run_is_cut_without_a_gap(task_bytes, shards, num_rows):
-    table = table_of(input_file(num_rows, num_groups=10, data_bytes=100_000), input_file(0))
-    listed = Shards.of([Shard(f"{n}.tar", count, 0, 10_240, "") for n, count in enumerate(shards)])
-    job = AnnotateJob(
-        output="",
-        table=table,
-        key="k",
-        number_width=0,
-        schema=pa.schema([]),
-        columns=(),
-        fields=(),
-        shards=listed,
-        names=(),
-        duplicates="first",
-        folder="fields/a-0",
-        task_bytes=task_bytes,
-        buffer_bytes=task_bytes,
-    )
-    for bounds, total in ((job.row_cuts.tolist(), num_rows), (job.shard_cuts.tolist(), len(shards))):
-        assert (bounds[0], bounds[-1]) == (0, total)
-        assert bounds == sorted(set(bounds))
-    assert job.num_partitions >= 1 or not (num_rows or shards)
-    if task_bytes == 1:
-        assert len(job.row_cuts) == (11 if num_rows else 1)
-        assert len(job.shard_cuts) == len(shards) + 1
