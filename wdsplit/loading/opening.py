@@ -5,25 +5,22 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wdsplit.errors import InputError
 from wdsplit.loading.options import DatasetOptions, access_of, checked_options, choice_of
-from wdsplit.loading.reading.source import Access, AnySource, Source
+from wdsplit.loading.reading.source import AnySource, Source
 from wdsplit.loading.views import Opened, Shared, read_joined
 from wdsplit.order.epoch import OrderOptions
 from wdsplit.order.split import whole
 from wdsplit.shards.files import read_manifest
-from wdsplit.shards.manifest import Manifest, first_samples
+from wdsplit.shards.manifest import first_samples
 from wdsplit.storage.given import located
 from wdsplit.storage.local import local_path
 from wdsplit.storage.opening import is_remote
 from wdsplit.urls import shown_url
 
-if TYPE_CHECKING:
-    from fsspec import AbstractFileSystem
-
-__all__ = ["open_dataset", "open_source", "opened_source"]
+__all__ = ["open_source", "opened_source"]
 
 
 def opened_source(
@@ -34,8 +31,30 @@ def opened_source(
     version: int | None = None,
     name: str = "",
 ) -> tuple[Source, Opened]:
-    """Return the source of a dataset, with all its samples or the first ones, and how it was opened."""
-    url, all_samples, access = open_dataset(path, access_of(chosen), chosen["cache_dir"], chosen["fs"], version)
+    """Return the source of a dataset, or of tars without a manifest, and how it was opened; raises as for `Dataset`."""
+    access = access_of(chosen)
+    texts, options = located(_texts(path), access.storage_options, chosen["fs"])
+    access = dataclasses.replace(access, storage_options=options)
+    own = texts[0] if isinstance(path, (str, os.PathLike)) else None
+    if own is not None and not _names_tars(own):
+        url, all_samples = own, read_manifest(access.storage(own), version)
+    else:
+        if version is not None:
+            raise InputError(
+                "tars have no versions",
+                place=shown_url(texts[0]),
+                expected="the folder of a dataset that `wdsplit convert` made",
+                found=f"version={version!r}",
+                remedy="leave out the version",
+            )
+        from wdsplit.loading.tars import open_tars  # here, because a dataset with a manifest needs neither
+        from wdsplit.storage.patterns import place_of
+
+        places = [(text, place_of(text, options)) for text in texts if not _names_tars(text)]
+        folders = [text for text, place in places if not place.is_file(place.pattern)]
+        if folders:
+            raise _invalid(", ".join(map(shown_url, folders[:5])))
+        url, all_samples, access = open_tars(texts, own, access, chosen["cache_dir"])
     manifest = all_samples if limit is None else first_samples(all_samples, whole(limit))
     order = OrderOptions(
         chosen["seed"],
@@ -71,55 +90,6 @@ def open_source(
     if state is not None and state.get("fingerprint") != source.fingerprint:
         shared.reopen(str(state.get("fingerprint")))
     return shared.source
-
-
-def open_dataset(
-    path: Any,
-    access: Access,
-    cache_dir: str | os.PathLike[str] | None = None,
-    fs: AbstractFileSystem | None = None,
-    version: int | None = None,
-) -> tuple[str, Manifest, Access]:
-    """Open the user's path: a folder with a manifest, or tars without one.
-
-    Args:
-        path: The folder of a dataset; or a tar, a glob, a brace expression, or a list of these.
-        access: How it is reached.
-        cache_dir: Where indexes of tars are kept; None for the user's cache folder.
-        fs: The file system that it is on; None to choose it by the path.
-        version: The number of a version of a dataset; None for the latest.
-
-    Returns:
-        Its name in messages, its manifest, and how its shards are reached.
-
-    Raises:
-        DatasetNotFoundError: There is no dataset, or no such tar.
-        CorruptDataError: The manifest, or a tar, is damaged.
-        InputError: The path is invalid, or a tar has an invalid sample.
-        StorageError: Storage failed, or indexes cannot be written.
-    """
-    texts, options = located(_texts(path), access.storage_options, fs)
-    access = dataclasses.replace(access, storage_options=options)
-    name = texts[0] if isinstance(path, (str, os.PathLike)) else None
-    if name is not None and not _names_tars(name):
-        return name, read_manifest(access.storage(name), version), access
-    if version is not None:
-        raise InputError(
-            "tars have no versions",
-            place=shown_url(texts[0]),
-            expected="the folder of a dataset that `wdsplit convert` made",
-            found=f"version={version!r}",
-            remedy="leave out the version",
-        )
-    from wdsplit.storage.patterns import place_of
-
-    places = [(text, place_of(text, options)) for text in texts if not _names_tars(text)]
-    folders = [text for text, place in places if not place.is_file(place.pattern)]
-    if folders:
-        raise _invalid(", ".join(map(shown_url, folders[:5])))
-    from wdsplit.loading.tars import open_tars  # here, because a dataset with a manifest does not need it
-
-    return open_tars(texts, name, access, cache_dir)
 
 
 def _texts(path: Any) -> list[str]:

@@ -60,7 +60,7 @@ def open_tars(
         Their name in messages, their manifest, and how they are reached.
 
     Raises:
-        WdsplitError: As for `open_dataset`.
+        WdsplitError: As for `Dataset`.
     """
     options = access.storage_options
     urls = [url for text in texts for url in _matched(text, options)]

@@ -149,8 +149,6 @@ class EpochOrder:
     ) -> None:
         if epoch < 0:
             raise InputError("invalid epoch", expected="at least 0", found=str(epoch))
-        if selection is not None and not np.array_equal(counts, selection.counts):
-            raise InputError("counts do not match the selection", expected="its counts", found="other counts")
         num_shards, lanes = len(counts), options.lanes
         self.options = options
         self.epoch = epoch

@@ -27,7 +27,7 @@ from wdsplit.order.epoch import EpochOrder, OrderOptions
 from wdsplit.order.split import AnyOrder, World, assigned_lanes
 from wdsplit.order.state import ViewMark
 from wdsplit.order.units import GROUP, PLACE
-from wdsplit.order.views import EpochViews, View
+from wdsplit.order.views import EpochViews
 from wdsplit.shards.annotations import MISSING
 from wdsplit.shards.manifest import Manifest, Shard
 from wdsplit.storage.gathered import GatheredFiles, GatheredStorage
@@ -264,7 +264,6 @@ class Source(AnySource):
         options: The order's options.
         fields: The fields to read; None for all.
         access: How the dataset is reached.
-        selection: The units of epochs; None for each sample once.
         name: Its name in messages and samples; empty for its folder.
         joined: The side shards of joined fields, from `read_side_shards`.
 
@@ -283,7 +282,6 @@ class Source(AnySource):
         options: OrderOptions,
         fields: Collection[str] | None = None,
         access: Access | None = None,
-        selection: Units | None = None,
         name: str = "",
         joined: Sequence[Manifest] = (),
     ) -> None:
@@ -294,7 +292,7 @@ class Source(AnySource):
         self.manifest = manifest
         self.all_fields = tuple(chain(manifest.fields, *of_sides))
         self.options = options
-        self.views = EpochViews({} if selection is None else {0: View("a selection", selection)})
+        self.views = EpochViews()
         self.fields = None if fields is None else frozenset(fields)
         self._last_order: tuple[int, Units | None, EpochOrder] | None = None
         parts = []
@@ -424,18 +422,8 @@ class Source(AnySource):
         self, selection: Units | None, options: OrderOptions, epoch: int, equal_lanes: bool = False
     ) -> EpochOrder:
         """Return the order of an epoch with any selection and options: mixtures have options of their own."""
-        num_real = self.manifest.shards.num_real
-        if selection is None:
-            return EpochOrder(num_real, options, epoch, equal_lanes)
-        if not np.array_equal(selection.totals, num_real):
-            raise InputError(
-                "the selection does not belong to this dataset",
-                place=self.url,
-                expected=f"{self.manifest.num_samples:,} samples in {len(num_real):,} shards",
-                found=f"{int(selection.totals.sum()):,} samples in {len(selection):,} shards",
-                remedy="select again: the dataset was replaced, or has other shards",
-            )
-        return EpochOrder(selection.counts, options, epoch, equal_lanes, selection)
+        counts = self.manifest.shards.num_real if selection is None else selection.counts
+        return EpochOrder(counts, options, epoch, equal_lanes, selection)
 
     def reader(self, order: EpochOrder, world: World, ahead: Ahead | None = None) -> SampleReader:
         """Return a reader for the positions that one rank and worker has in an order."""
