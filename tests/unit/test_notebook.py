@@ -83,7 +83,7 @@ def test_a_hostile_plan_and_damage_are_shown_as_text(tmp_path, hostile_dataset):
     problem = CorruptDataError("wrong", place=MARKUP[0], expected="1", found="2")
     damaged = Report(manifest, (problem,), len(manifest.shards), manifest.num_samples)
     assert MARKUP[0] in shown(damaged)
-    assert repr(damaged) == "<Report: ✗ 1 problem: 16 shards, 80 samples, images not decoded>"
+    assert repr(damaged) == "<Report: ✗ 1 problem: 16 shards, 80 samples>"
 
 
 def test_reprs_are_a_line(numbers, tmp_path):

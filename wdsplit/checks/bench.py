@@ -36,6 +36,7 @@ class BenchResult(Brief):
         wait_share: Share of the time spent waiting for batches, from 0 to 1.
         peak_bytes: Peak memory of this process since its start.
         worker_peak_bytes: Peak memory of a worker process that has ended; 0 without any.
+        bad_samples: Number of bad samples that were replaced, with `Dataset(on_bad_sample="substitute")`.
     """
 
     batches: int
@@ -49,6 +50,7 @@ class BenchResult(Brief):
     wait_share: float
     peak_bytes: int
     worker_peak_bytes: int
+    bad_samples: int
 
     @property
     def samples_per_s(self) -> float:
@@ -123,6 +125,7 @@ def bench(
         wait_share=wait_s / (wait_s + compute_s) if wait_s else 0.0,
         peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_BYTES,
         worker_peak_bytes=resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * _MAXRSS_BYTES,
+        bad_samples=done.bad_samples - before.bad_samples,
     )
 
 

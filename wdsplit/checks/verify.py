@@ -6,7 +6,6 @@ keys of all shards.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -20,14 +19,11 @@ import xxhash
 
 from wdsplit.arrays import Int64, UInt64
 from wdsplit.engines.local import Engine, LocalEngine
-from wdsplit.errors import CorruptDataError, InputError, WdsplitError
-from wdsplit.fields.image_sizes import is_image
+from wdsplit.errors import CorruptDataError, WdsplitError
 from wdsplit.fields.keys import Place, find_duplicate_keys, hash_keys
-from wdsplit.loading.bad_samples import line_of
 from wdsplit.loading.reading.open_shard import OpenShard, check_tail, open_shard
 from wdsplit.loading.views import chosen_views
 from wdsplit.notebook import html_table
-from wdsplit.order.selection import Selection
 from wdsplit.shards.annotations import ANNOTATIONS, Annotation, find_annotation, read_annotation, read_side_shards
 from wdsplit.shards.files import existing_versions, read_manifest, versions_with_erased
 from wdsplit.shards.manifest import Manifest, Shard, checksum_of
@@ -37,18 +33,16 @@ from wdsplit.shards.versions import REWRITTEN
 from wdsplit.shards.views import VIEWS, read_view
 from wdsplit.storage.given import located_one
 from wdsplit.storage.interface import ReadableStorage
-from wdsplit.storage.opening import open_readable_storage, open_storage
+from wdsplit.storage.opening import open_readable_storage
 from wdsplit.tar.names import PAD_PREFIX
 from wdsplit.tar.places import hash_samples, rows_of
 from wdsplit.tar.samples import check_fields, sample_members
 from wdsplit.tar.scan import scan_window
 from wdsplit.texts import counted
-from wdsplit.urls import divided_url
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-    from wdsplit.checks.decoded import Images
     from wdsplit.order.views import View
 
 __all__ = ["Report", "verify"]
@@ -66,7 +60,6 @@ class Report:
         problems: The problems, in the order of the shards; empty if there are none.
         num_shards: Number of checked shards: all, or those with samples of a view.
         num_samples: Number of their samples, without pads.
-        images: What was found in their images; None if they were not decoded.
         with_erased: The versions of the dataset that still have samples which a later one erased.
     """
 
@@ -74,7 +67,6 @@ class Report:
     problems: tuple[WdsplitError, ...]
     num_shards: int
     num_samples: int
-    images: Images | None = None
     with_erased: tuple[int, ...] = ()
 
     def __repr__(self) -> str:
@@ -84,27 +76,19 @@ class Report:
         return html_table(self._verdict, enumerate(self.problems, 1))
 
     @property
-    def image_fields(self) -> list[str]:
-        """The names of the fields that hold images."""
-        return [field.name for field in self.manifest.fields if is_image(field.name)]
-
-    @property
     def _verdict(self) -> str:
         checked = f"{counted(self.num_shards, 'shard')}, {counted(self.num_samples, 'sample')}"
         found = f"✗ {counted(len(self.problems), 'problem')}" if self.problems else "✓ ok"
-        unread = "" if self.images is not None or not self.image_fields else ", images not decoded"
-        decoded = "" if self.images is None else f", {counted(self.images.num_images, 'image')} decoded"
-        return f"{found}: {checked}{decoded or unread}"
+        return f"{found}: {checked}"
 
 
 @dataclass(frozen=True)
 class _Finding:
-    """The problems of a shard, the hashes of its keys without those of pads, and what is in its images."""
+    """The problems of a shard, and the hashes of its keys without those of pads."""
 
     shard: int
     problems: tuple[WdsplitError, ...]
     hashes: UInt64
-    images: Images | None = None
 
 
 def verify(
@@ -117,8 +101,6 @@ def verify(
     view: str | View | None = None,
     where: str | None = None,
     version: int | None = None,
-    decode: bool = False,
-    bad_samples_file: str | os.PathLike[str] | None = None,
 ) -> Report:
     """Check a whole dataset, or the shards of a view. Uses 8 bytes of memory per sample to find duplicate keys.
 
@@ -136,32 +118,18 @@ def verify(
         view: As for `Dataset`, but only one view: check all of each shard with a sample of it.
         where: As for `Dataset`: check all of each shard with a sample that meets this condition.
         version: As for `Dataset`; the latest has all shards.
-        decode: Also decode every image, or those of the view, as `decode` and `resized` do; the report lists those that
-            fail, and counts what is unusual. Needs `pip install 'wdsplit[images]'`.
-        bad_samples_file: With `decode`: a .jsonl file to list the samples that fail in, also if there are none. It
-            replaces an existing file. Views exclude such a list.
 
     Raises:
-        InputError: `bad_samples_file` is invalid, or the view does not exist.
+        InputError: The view does not exist.
         WdsplitError: The manifest cannot be read. Problems with shards are returned, not raised.
     """
-    bad_file = None if bad_samples_file is None else os.fspath(bad_samples_file)
-    if bad_file is not None and not (decode and bad_file.endswith(".jsonl")):
-        raise InputError(
-            "invalid bad_samples_file",
-            expected="a file NAME.jsonl" if decode else "decode too: without it no samples are listed",
-            found=bad_file,
-        )
-    if decode:
-        from wdsplit.checks.decoded import Images, require_decoders  # here, because it loads much
-
-        require_decoders()
     url, storage_options = located_one(url, storage_options, fs)
     storage = open_readable_storage(url, storage_options)
     manifest = read_manifest(storage, version)
     selection = chosen_views(storage, manifest, {"view": view, "where": where}, None, storage_options).selection_at(0)
-    selection = None if selection is None else selection.chosen
-    checked = list(range(len(manifest.shards)) if selection is None else np.flatnonzero(selection.counts).tolist())
+    checked = list(
+        range(len(manifest.shards)) if selection is None else np.flatnonzero(selection.chosen.counts).tolist()
+    )
     num_shards = len(checked)
     findings: dict[int, _Finding] = {}
     checked_bytes = 0
@@ -170,7 +138,7 @@ def verify(
     latest = manifest if version is None else read_manifest(storage)
     versions = {each.fingerprint for each in latest.history} - {manifest.fingerprint}
     annotations, unread = _annotations(storage, manifest, versions)
-    check = partial(_check, storage, manifest, annotations, decode, selection)
+    check = partial(_check, storage, manifest, annotations)
     num_bytes = None if storage.has_latency else int(manifest.shards.column("num_bytes")[checked].sum())
     results = (engine or LocalEngine(jobs)).map(
         check, checked, num_bytes=num_bytes, describe=lambda number: manifest.shards[number].path
@@ -186,16 +154,8 @@ def verify(
     with _noted(problems):
         problems += _tars_not_listed(storage, manifest, latest)
         problems += _bad_views(storage, manifest, versions)
-    images = None
-    if decode:
-        parts = [findings[shard].images for shard in sorted(findings)]
-        images = Images.joined(part for part in parts if part is not None)
-        if bad_file is not None:
-            folder, name = divided_url(bad_file)
-            with open_storage(folder, storage_options).publish(name) as file:
-                file.write([b"".join(map(line_of, images.bad))])
     num_samples, with_erased = int(manifest.shards.num_real[checked].sum()), versions_with_erased(storage, latest)
-    return Report(manifest, tuple(problems), num_shards, num_samples, images, with_erased)
+    return Report(manifest, tuple(problems), num_shards, num_samples, with_erased)
 
 
 @contextmanager
@@ -230,23 +190,9 @@ def _annotations(
     return found, problems
 
 
-def _check(
-    storage: ReadableStorage,
-    manifest: Manifest,
-    annotations: _Annotated,
-    decode: bool,
-    selection: Selection | None,
-    number: int,
-) -> _Finding:
-    """Check a shard, with its tables and side shards of all annotations; decode its images if requested."""
+def _check(storage: ReadableStorage, manifest: Manifest, annotations: _Annotated, number: int) -> _Finding:
+    """Check a shard, with its tables and side shards of all annotations."""
     problems, hashes = _check_shard(storage, manifest, manifest.shards[number])
-    images = None
-    if decode:
-        from wdsplit.checks.decoded import decode_images
-
-        with _noted(problems):
-            images, errors = decode_images(storage, manifest, selection, number)
-            problems += errors
     for annotation, side in annotations:
         if annotation.schema.names:
             with _noted(problems):
@@ -259,7 +205,7 @@ def _check(
             for problem in found:
                 problem.remedy = ANNOTATIONS.remedy(annotation.name)
             problems += found
-    return _Finding(number, tuple(problems), hashes, images)
+    return _Finding(number, tuple(problems), hashes)
 
 
 def _check_shard(storage: ReadableStorage, manifest: Manifest, listed: Shard) -> tuple[list[WdsplitError], UInt64]:

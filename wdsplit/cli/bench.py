@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,9 @@ from wdsplit.cli.options import (
     view_options,
 )
 from wdsplit.cli.progress import progress_bar
-from wdsplit.cli.terminal import Result
-from wdsplit.texts import human_bytes
+from wdsplit.cli.terminal import FAILED, Result, bad, good
+from wdsplit.errors import OutputExistsError
+from wdsplit.texts import counted, human_bytes, quoted
 
 if TYPE_CHECKING:
     from wdsplit.checks.bench import BenchResult
@@ -33,6 +35,7 @@ __all__ = ["bench_command"]
     [
         "data/train --workers 4 --batch-size 256",
         "data/train --workers 4 --fields jpg,cls --resize 224",
+        "data/photos --workers 8 --decode rgb8 --bad-samples-file bad.jsonl",
         "data/train --world-size 8 --rank 3 --step-ms 150",
     ],
     dataset_argument,
@@ -64,6 +67,11 @@ __all__ = ["bench_command"]
         type=click.FloatRange(0),
         default=0.0,
     ),
+    option(
+        "Output",
+        "--bad-samples-file FILE.jsonl",
+        "Replace bad samples, and list them in this new file, for `wdsplit view --exclude`.",
+    ),
     view_options,
     json_option,
 )
@@ -78,16 +86,25 @@ def bench_command(
     epochs: int,
     seconds: float | None,
     step_ms: float,
+    bad_samples_file: str | None,
     **order: Any,
 ) -> Result:
     """Measure how fast the loader reads DATASET on this machine.
 
     Runs wdsplit.Loader as training would, and discards the batches. With --step-ms, simulates a training step after
     each batch: the share of time spent waiting then shows whether the loader keeps up.
+
+    With --bad-samples-file, a damaged sample or one that cannot be decoded does not end the command: it is listed in
+    the file, and the exit code is 1.
     """
     from wdsplit.loading.reading.source import name_with_view  # here, because --help needs neither
     from wdsplit.order.bundles import Grouping
 
+    if bad_samples_file is not None:
+        if os.path.exists(bad_samples_file):
+            remedy = "use another file, or remove it"
+            raise OutputExistsError("file already exists", place=bad_samples_file, remedy=remedy)
+        order |= {"on_bad_sample": "substitute", "max_bad_samples": 1.0, "bad_samples_file": bad_samples_file}
     read = wdsplit.Dataset(dataset, fields=fields or None, **order)
     handlers: list[Any] = [*decode, *([] if resize is None else [wdsplit.resized(resize)])]
     read = read.decode(*handlers) if handlers else read
@@ -95,7 +112,10 @@ def bench_command(
     read = read.to_tuple(*fields) if fields and form is None else read
     batch_size = 1 if isinstance(form, Grouping) else batch_size
     is_stacked = form is None or (isinstance(form, Grouping) and not form.budget)
-    together = None if is_stacked or handlers else len  # bytes cannot be joined
+    if bad_samples_file is not None or not (is_stacked or handlers):
+        together: Any = len  # bytes cannot be joined, nor images of several sizes
+    else:
+        together = None
     loader = wdsplit.Loader(read, batch_size, num_workers=workers, workers=worker_kind, collate_fn=together)
     with progress_bar("loading") as bar:
         found = wdsplit.bench(
@@ -108,7 +128,14 @@ def bench_command(
     source = loader.dataset.source
     rates = {"samples_per_s": found.samples_per_s, "bytes_per_s": found.bytes_per_s}
     view = {"view": source.view_text} if source.view_text else {}
-    return Result(_summary(name_with_view(source), found), {"dataset": source.url, **view, **asdict(found), **rates})
+    lines = [_summary(name_with_view(source), found)]
+    if found.bad_samples:
+        clean = f"wdsplit view {quoted(source.url)} clean --exclude {quoted(bad_samples_file or '')}"
+        lines.append(bad(f"{counted(found.bad_samples, 'bad sample')}: ") + f"leave them out with `{clean}`")
+    elif bad_samples_file is not None:
+        lines.append(f"{good('no bad samples')}: {bad_samples_file} was not written")
+    value = {"dataset": source.url, **view, **asdict(found), **rates}
+    return Result("\n".join(lines), value, code=FAILED if found.bad_samples else 0)
 
 
 def _summary(url: str, found: BenchResult) -> str:

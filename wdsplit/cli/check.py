@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import click
-import orjson
 
 import wdsplit
 from wdsplit.cli.help import command, option
@@ -30,33 +29,21 @@ from wdsplit.cli.terminal import (
     totals_text,
     wrapped,
 )
-from wdsplit.texts import counted, quoted
+from wdsplit.texts import counted
 from wdsplit.urls import shown_url
 
 if TYPE_CHECKING:
     from wdsplit.checks.audit import Finding
-    from wdsplit.checks.verify import Report
 
 __all__ = ["audit_command", "verify_command"]
 
 _MAX_SHOWN = 20
-_REMEDIES = {"EXIF rotation": " (turned upright with exif=True)"}
 
 
 @command(
     "verify",
-    [
-        "data/train --jobs 8",
-        "data/photos --decode --bad-samples-file bad.jsonl",
-        "s3://bucket/train",
-    ],
+    ["data/train --jobs 8", "s3://bucket/train"],
     dataset_argument,
-    option("Training", "--decode", "Also decode every image, and count what is unusual.", is_flag=True),
-    option(
-        "Output",
-        "--bad-samples-file FILE.jsonl",
-        "With --decode, list the samples that fail in this file, for `wdsplit view --exclude`.",
-    ),
     view_options,
     engine_options,
     json_option,
@@ -67,11 +54,8 @@ def verify_command(dataset: str, running: Running, **arguments: Any) -> Result:
     Checks sizes, checksums, places of samples, tar structure, end markers, fields and pads, and finds duplicate keys.
     With --view or --where, checks all of each shard that contains a selected sample, and no other shards.
 
-    Payloads are decoded only with --decode: it finds the images, or those of the view, that decode or resized would
-    fail on.
+    Payloads are not decoded: `wdsplit bench --decode rgb8 --bad-samples-file bad.jsonl` lists images that fail.
     """
-    from wdsplit.loading.bad_samples import line_of  # here, because --help does not need it
-
     with progress_bar("verifying") as bar:
         report = wdsplit.verify(
             dataset,
@@ -79,7 +63,7 @@ def verify_command(dataset: str, running: Running, **arguments: Any) -> Result:
             engine=running.open(),
             **arguments,
         )
-    url, manifest, problems, images = shown_url(dataset), report.manifest, report.problems, report.images
+    url, manifest, problems = shown_url(dataset), report.manifest, report.problems
     names = ("cause", "place", "expected", "found", "remedy")
     shown = [error_text("problem", str(problem)) for problem in problems[:_MAX_SHOWN]]
     if len(problems) > _MAX_SHOWN:
@@ -88,7 +72,6 @@ def verify_command(dataset: str, running: Running, **arguments: Any) -> Result:
     is_part = arguments["view"] is not None or arguments["where"] is not None
     part = f"{counted(report.num_shards, 'shard')} of the view, of " if is_part else ""
     lines = [f"{url}: {verdict} {part}{totals_text(manifest)}"]
-    lines += _image_lines(report, url, arguments["bad_samples_file"])
     lines += erased_lines(dataset, report.with_erased)
     return Result(
         "\n".join(lines),
@@ -96,30 +79,10 @@ def verify_command(dataset: str, running: Running, **arguments: Any) -> Result:
             "dataset": dataset,
             "shards": report.num_shards,
             "problems": [{name: getattr(problem, name) for name in names} for problem in problems],
-            "images": images and {**vars(images), "bad": [orjson.loads(line_of(sample)) for sample in images.bad]},
         },
         problems=shown,
         code=FAILED if problems else 0,
     )
-
-
-def _image_lines(report: Report, url: str, bad_samples_file: str | None) -> list[str]:
-    """Return which images were decoded, which of them are bad, and what is unusual."""
-    images = report.images
-    if images is None:
-        fields = ", ".join(report.image_fields)
-        return [f"images: not decoded ({fields}); --decode finds those that fail"] if fields else []
-    verdict = bad(counted(len(images.bad), "bad sample")) if images.bad else good("ok")
-    lines = [f"images: {images.num_images:,} decoded, {verdict}"]
-    for name, counts in images.formats.items():
-        lines.append(f"  {name}: {', '.join(f'{count:,} {kind}' for kind, count in counts.items())}")
-    lines += [f"  {what}: {count:,}{_REMEDIES.get(what, '')}" for what, count in images.unusual.items()]
-    if images.bad and bad_samples_file is not None:
-        clean = f"wdsplit view {quoted(url)} clean --exclude {quoted(bad_samples_file)}"
-        lines.append(f"{bad_samples_file} lists them; leave them out with `{clean}`")
-    elif images.bad:
-        lines.append("--bad-samples-file bad.jsonl lists them, for `wdsplit view --exclude`")
-    return lines
 
 
 @command(

@@ -25,7 +25,7 @@ from wdsplit.storage.local_file import translate_errors
 from wdsplit.storage.locks import open_locked, unlock
 from wdsplit.texts import counted
 
-__all__ = ["BadSample", "BadSamples", "Found", "bad_samples_problems", "file_of", "line_of", "with_file"]
+__all__ = ["BadSample", "BadSamples", "Found", "bad_samples_problems", "file_of", "with_file"]
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class BadSample(NamedTuple):
         key: Its key; None if it cannot be read.
         shard: The URL of its shard.
         sample: Its place in the shard's tar.
-        position: Its position in the epoch; None outside of an epoch.
+        position: Its position in the epoch.
         error: What is wrong with it.
         file_name: The file that it was made from; empty if the dataset does not say.
     """
@@ -92,7 +92,7 @@ class BadSample(NamedTuple):
     key: str | None
     shard: str
     sample: int
-    position: int | None
+    position: int
     error: Exception
     file_name: str = ""
 
@@ -225,7 +225,7 @@ class _List:
             try:
                 self._read(fd)
                 if (bad.shard, bad.sample) not in self._known:
-                    os.pwrite(fd, line_of(bad, epoch), self._num_read)
+                    os.pwrite(fd, _line(bad, epoch), self._num_read)
             finally:
                 unlock(fd)
 
@@ -242,14 +242,15 @@ class _List:
                 continue
 
 
-def line_of(bad: BadSample, epoch: int | None = None) -> bytes:
+def _line(bad: BadSample, epoch: int) -> bytes:
     """Return the line of a bad sample in a list, which `wdsplit view --exclude` reads."""
     values = {
         "key": bad.key,
         **({"file_name": bad.file_name} if bad.file_name else {}),
         "shard": bad.shard,
         "sample": bad.sample,
-        **({"epoch": epoch, "position": bad.position} if epoch is not None else {}),
+        "epoch": epoch,
+        "position": bad.position,
         "error": type(bad.error).__name__,
         "message": _printable(str(bad.error))[:_MAX_MESSAGE],
     }

@@ -12,8 +12,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from wdsplit.errors import MissingDependencyError
 
 try:
@@ -21,7 +19,7 @@ try:
 except ModuleNotFoundError as error:
     raise MissingDependencyError.for_extra("report") from error
 
-__all__ = ["Picture", "bars", "draw", "heatmap", "histogram"]
+__all__ = ["Picture", "bars", "draw", "histogram"]
 
 Spec = dict[str, Any]
 
@@ -43,11 +41,9 @@ _CONFIG = {
         "labelLimit": 110,
         "labelOverlap": True,
     },
-    "legend": {"labelColor": "currentColor", "titleColor": "currentColor", "titleFontWeight": "normal"},
     "bar": {"color": "#2f7ed8"},
 }
 _WIDTH, _HEIGHT = 350, 240
-_X_LABELS = 7
 
 
 @dataclass(frozen=True)
@@ -114,61 +110,14 @@ def histogram(edges: Sequence[float], counts: Sequence[float], titles: tuple[str
     return _chart({"type": "bar", "binSpacing": 1}, _HEIGHT, encoding, begin=edges[:-1], end=edges[1:], count=counts)
 
 
-def heatmap(
-    columns: Sequence[int], names: Sequence[str], shares: Any, titles: tuple[str, str, str], top: float
-) -> Spec:
-    """Return a heatmap: dark is none, bright is `top` or more.
-
-    Args:
-        columns: The numbers of the columns.
-        names: The names of the rows, all different.
-        shares: float64 of shape (rows, columns).
-        titles: The titles of columns, rows and shares.
-        top: The share of the brightest colour.
-    """
-    encoding = {
-        "x": {
-            "field": "x",
-            "type": "ordinal",
-            "title": titles[0],
-            "axis": {
-                "labelAngle": 0,
-                "values": columns[:: -(-len(columns) // _X_LABELS) or 1],
-                "ticks": False,
-                "domain": False,
-            },
-        },
-        "y": {
-            "field": "y",
-            "type": "nominal",
-            "sort": None,
-            "title": titles[1],
-            "axis": {"ticks": False, "domain": False},
-        },
-        "color": {
-            "field": "value",
-            "type": "quantitative",
-            "title": titles[2],
-            "scale": {"scheme": "viridis", "domain": [0, top], "clamp": True},
-            "legend": {"orient": "top", "gradientLength": 200, "tickCount": 3},
-        },
-    }
-    values = np.asarray(shares, float).round(4).reshape(-1).tolist()
-    y = [name for name in names for _ in columns]
-    height = max(150, min(440, 90 + 17 * len(names)))
-    return _chart({"type": "rect"}, height, encoding, x=[*columns] * len(names), y=y, value=values)
-
-
 def draw(pictures: Sequence[Picture]) -> dict[str, str]:
     """Draw pictures as SVG elements of one page; return them by their names."""
     return {each.name: _embedded(vl_convert.vegalite_to_svg(each.spec), each) for each in pictures}
 
 
 def _embedded(svg: str, picture: Picture) -> str:
-    """Return an SVG as an element of a page: with names of its own, and one description instead of one per mark."""
+    """Return an SVG as an element of a page: with one description instead of one per mark."""
     root = ET.fromstring(svg)
-    # Vega numbers its names through all pictures. Numbers by place are the same in each report.
-    names = {element.get("id"): number for number, element in enumerate(root.iter()) if element.get("id")}
     for element in root.iter():
         for name in ("role", "aria-roledescription", "aria-hidden"):
             element.attrib.pop(name, None)
@@ -177,12 +126,6 @@ def _embedded(svg: str, picture: Picture) -> str:
             title = ET.Element(f"{{{_SVG}}}title")
             title.text = label
             element.insert(0, title)
-        for name, value in element.attrib.items():
-            number = names.get(value.removeprefix("url(#").removesuffix(")"))
-            if number is not None and name == "id":
-                element.set(name, f"{picture.name}-{number}")
-            elif number is not None and value.startswith("url(#"):
-                element.set(name, f"url(#{picture.name}-{number})")
     for name in ("width", "height", "version"):
         root.attrib.pop(name, None)
     root.set("role", "img")

@@ -15,7 +15,7 @@ from wdsplit.order.epoch import EpochOrder
 from wdsplit.reporting.cluster import DEFAULT_TOPOLOGIES, Cluster, Load, Topology
 from wdsplit.reporting.fields import Duplicates, FieldFacts, duplicates, field_facts
 from wdsplit.reporting.labels import Labels, codes_by_number, labels_of
-from wdsplit.reporting.mixing import BatchMix, RankView, batch_mix, meeting_again, rank_view
+from wdsplit.reporting.mixing import BatchMix, batch_mix, meeting_again
 from wdsplit.reporting.options import ReportOptions
 from wdsplit.reporting.samples import Card, cards
 from wdsplit.reporting.scan import Scan, scan
@@ -30,7 +30,6 @@ __all__ = ["Facts", "collected"]
 _MAX_READ, _MAX_READ_REMOTE = 256 * 1024**2, 64 * 1024**2
 _MAX_LABELS, _ALL_LABELS = 2**10, 2**19
 """How many samples' classes to look up for a figure: if labels are read from shards, and if all are in memory."""
-_MAX_VIEWED = 2**11
 _RANKS = (1, 2, 4, 8)
 _JUDGED = Topology(8, 4)
 _UNNAMED = 1, 1
@@ -65,7 +64,6 @@ class Facts:
         is_shuffled: Whether the conversion of each part shuffled its rows.
         mixing_basis: Whether the figures of batches are exact, or how much was sampled.
         batches: How well classes are mixed in batches, by the number of ranks; empty without classes.
-        rank_view: What rank 0 gets; None without classes, or if an epoch has no whole step.
         meeting: How often samples of a step meet again in the next epoch; None for mixtures, or without a shuffle.
         topologies: What the ranks of each requested topology read, with the estimates for the cluster.
         judged: The topology of the summary.
@@ -94,7 +92,6 @@ class Facts:
     is_shuffled: bool
     mixing_basis: str
     batches: tuple[BatchMix, ...]
-    rank_view: RankView | None
     meeting: Mixing | None
     topologies: tuple[Load, ...]
     judged: Load
@@ -131,14 +128,11 @@ def collected(subject: Subject, options: ReportOptions) -> Facts:
 
     num_samples = subject.order(0).num_samples
     ranks = 1 if is_grouped else max((each for each in _RANKS if each * options.batch_size <= num_samples), default=1)
-    mixes, view = list[BatchMix](), None
-    if labels is not None:
+    mixes = list[BatchMix]()
+    if labels is not None and not is_grouped:
         codes_of = codes_by_number(subject, scanned, labels)
         max_labels = _ALL_LABELS if scanned.is_exact else _MAX_LABELS
-        if not is_grouped:
-            mixes = batch_mix(subject, codes_of, options.batch_size, _RANKS, max_labels)
-        viewed = max(max_labels, _MAX_VIEWED)
-        view = rank_view(subject, codes_of, len(labels.names) + 1, options.batch_size, ranks, viewed)
+        mixes = batch_mix(subject, codes_of, options.batch_size, _RANKS, max_labels)
     is_all = all(mix.error == 0 for mix in mixes)
 
     topologies, judged = _topologies(subject, options)
@@ -168,7 +162,6 @@ def collected(subject: Subject, options: ReportOptions) -> Facts:
         if is_all
         else f"sampled: {min(mix.num_batches for mix in mixes):,} batches of epoch 0 or more",
         batches=tuple(mixes),
-        rank_view=view,
         meeting=meeting_again(subject, options.batch_size * ranks),
         topologies=tuple(read),
         judged=read[topologies.index(judged)],

@@ -8,17 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from wdsplit.arrays import Int64
 from wdsplit.checks.mixing import ClassMixing, Mixing, class_mixing, draw_batches, mixing
 from wdsplit.order.epoch import EpochOrder
 from wdsplit.reporting.subject import Subject
 
-__all__ = ["BatchMix", "RankView", "batch_mix", "meeting_again", "rank_view"]
+__all__ = ["BatchMix", "batch_mix", "meeting_again"]
 
 _MIN_BATCHES = 16
-_COLUMNS = 60
 
 CodesOf = Callable[[Int64], Int64]
 """Returns the class of samples by their numbers; -1 where they have none."""
@@ -39,21 +36,6 @@ class BatchMix(ClassMixing):
     def ratio(self) -> float:
         """Chi-squared, less two standard errors, divided by the ideal."""
         return max(0.0, self.chi_squared - 2 * self.error) / self.ideal
-
-
-@dataclass(frozen=True)
-class RankView:
-    """What rank 0 gets, step by step.
-
-    Attributes:
-        world_size: Ranks.
-        steps: int64 of shape (columns,): the steps that are shown.
-        classes: int64 of shape (classes, columns): samples of each class in its batch.
-    """
-
-    world_size: int
-    steps: Int64
-    classes: Int64
 
 
 def batch_mix(
@@ -81,27 +63,6 @@ def batch_mix(
             mixed = replace(mixed, error=0.0) if drawn.is_all else mixed
             found.append(BatchMix(**vars(mixed), world_size=world_size))
     return found
-
-
-def rank_view(
-    subject: Subject, codes_of: CodesOf, num_classes: int, batch_size: int, world_size: int, max_labels: int
-) -> RankView | None:
-    """Return what rank 0 gets at some steps spread over an epoch; None if an epoch has no whole step."""
-    order = subject.order(0)
-    global_batch = batch_size * world_size
-    num_steps = order.num_samples // global_batch
-    if not num_steps:
-        return None
-    columns = max(1, min(_COLUMNS, num_steps, max_labels // batch_size))
-    steps = np.arange(columns) * num_steps // columns
-    positions = steps[:, None] * global_batch + np.arange(batch_size) * world_size
-    found = order.locate(positions.reshape(-1))
-    firsts = np.searchsorted(found.row, np.arange(positions.size))  # of a pack, its first sample
-    codes = codes_of(subject.numbers_of(found.source, found.shard, found.sample)[firsts])
-    known = codes >= 0
-    cells = np.repeat(np.arange(columns), batch_size)[known] + codes[known] * columns
-    classes = np.bincount(cells, minlength=num_classes * columns).reshape(num_classes, columns)
-    return RankView(world_size, steps, classes)
 
 
 def meeting_again(subject: Subject, global_batch: int) -> Mixing | None:

@@ -7,13 +7,13 @@ from itertools import pairwise
 
 import numpy as np
 
-from wdsplit.reporting.charts import Picture, bars, heatmap, histogram
+from wdsplit.reporting.charts import Picture, bars, histogram
 from wdsplit.reporting.collect import Facts
 from wdsplit.texts import counted, human_bytes, human_number, safe_text
 
 __all__ = ["pictures"]
 
-_BARS, _ROWS = 30, 20
+_BARS = 30
 _NAME = 28
 _TABLE_ROWS, _SHARD_ROWS = 120, 60
 _MAX_HISTOGRAMS = 12
@@ -21,7 +21,7 @@ _MAX_HISTOGRAMS = 12
 
 def pictures(facts: Facts) -> list[Picture]:
     """Return all pictures for which there are facts."""
-    makers = (_classes, _class_by_step, _skew, _shards, _fields)
+    makers = (_classes, _skew, _shards, _fields)
     return [picture for maker in makers for picture in maker(facts)]
 
 
@@ -56,28 +56,6 @@ def _classes(facts: Facts) -> Iterator[Picture]:
         bars([*names[:_BARS], *others[0]], [*counts[:_BARS], *others[1]], ("class", "samples")),
         ("class", "samples", "share"),
         [(name, f"{count:,}", f"{count / total:.2%}") for name, count in zip(names, counts, strict=False)],
-    )
-
-
-def _class_by_step(facts: Facts) -> Iterator[Picture]:
-    view, labels = facts.rank_view, facts.labels
-    if view is None or labels is None:
-        return
-    num_classes, all_names = len(labels.names), (*labels.names, "(another)")
-    kept = [row for row in range(len(view.classes)) if row < num_classes or view.classes[row].any()][:_ROWS]
-    names, steps = unique_names([all_names[row] for row in kept]), view.steps.tolist()
-    share = view.classes[kept] / np.maximum(1, view.classes.sum(axis=0))
-    seen = float((view.classes > 0).sum(axis=0).mean())
-    yield Picture(
-        "class-steps",
-        f"What GPU 0 of {view.world_size} gets: classes in its batches",
-        f"At {counted(len(steps), 'step')} over epoch 0, a batch of {facts.batch_size} has {seen:.1f} of "
-        f"{num_classes} classes. Well mixed, this is even noise; stripes and blocks mean that similar samples come "
-        "together.",
-        "exact" if len(steps) > steps[-1] else f"exact, of {len(steps)} steps over the epoch",
-        heatmap(steps, names, share, ("step", "class", "share of the batch"), min(1.0, max(0.1, 3 / num_classes))),
-        ("step", *names),
-        [(f"{step:,}", *column) for step, column in zip(steps, view.classes[kept].T.tolist(), strict=True)],
     )
 
 

@@ -1,4 +1,4 @@
-"""`verify(decode=True)` finds before a training what `decode` and `resized` fail on, and names its files."""
+"""`bench --bad-samples-file` lists before a training what `decode` and `resized` fail on; errors name the files."""
 
 import json
 import logging
@@ -17,11 +17,6 @@ from wdsplit.loading.stages.images import resized
 
 BAD = {"float.tiff", "scans.jpg", "warned.jpg", "cut.jpg", "cut.png", "cut.gif", "header.jpg", "text.jpg"}
 BAD |= {"program.jpg", "bomb.png"}
-STAGES = [
-    decode_sample_stage("pil"),
-    decode_sample_stage("rgb8", exif=True),
-    *(decode_sample_stage(resized(8, library=library), exif=True) for library in ("simplejpeg", "pillow")),
-]
 
 
 @pytest.fixture(scope="module")
@@ -35,71 +30,32 @@ def photos(tmp_path_factory):
     return str(folder / "out")
 
 
-def fails(stage, payload):
-    try:
-        stage.sample({"__key__": "k", "__url__": "u", "jpg": payload})
-        return False
-    except (CorruptDataError, InputError):
-        return True
-
-
 @pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow's, of odd files
-def test_bad_are_exactly_the_images_that_a_training_fails_on(photos, tmp_path):
-    failing = {name for name, data in odd_images().items() if any(fails(stage, data) for stage in STAGES)}
-    assert failing == BAD
-    report = wdsplit.verify(photos, 2, decode=True, bad_samples_file=tmp_path / "bad.jsonl")
-    assert {Path(bad.file_name).name for bad in report.images.bad} == failing
-    assert len(report.problems) == len(failing)
-    for bad, problem in zip(report.images.bad, report.problems, strict=True):
-        sample = wdsplit.Samples(photos)[bad.key]
-        with pytest.raises((CorruptDataError, InputError)) as caught:
-            for stage in STAGES:
-                stage.sample(sample)
-        assert problem.key == bad.key and bad.shard == problem.url == sample["__url__"]
-        assert problem.place == f"{caught.value.place}, file {bad.file_name!r}"
-    lines = [json.loads(line) for line in (tmp_path / "bad.jsonl").read_text().splitlines()]
-    assert [(line["key"], line["file_name"]) for line in lines] == [(b.key, b.file_name) for b in report.images.bad]
-    wdsplit.make_view(photos, "clean", exclude=str(tmp_path / "bad.jsonl"))
-    clean = wdsplit.verify(photos, decode=True, view="clean", bad_samples_file=tmp_path / "none.jsonl")
-    assert not clean.problems and not clean.images.bad and (tmp_path / "none.jsonl").read_text() == ""
-    assert clean.images.num_images == report.images.num_images - len(BAD)
-    dataset = wdsplit.Dataset(photos, view="clean").decode(resized(8)).to_tuple("jpg")
-    assert sum(len(batch[0]) for batch in wdsplit.Loader(dataset, 5, num_workers=0)) == clean.images.num_images
-    assert wdsplit.make_view(photos, "same", exclude=str(tmp_path / "none.jsonl"), view="clean")
-
-
-def test_what_is_unusual_is_counted(photos):
-    images = wdsplit.verify(photos, decode=True).images
-    assert images.formats == {"jpg": {"JPEG": 9, "PNG": 8, "GIF": 2, "TIFF": 2, "WEBP": 2, "BMP": 1, "PPM": 1}}
-    assert images.unusual == {
-        "CMYK": 1,
-        "16 bits a channel": 4,
-        "EXIF rotation": 2,
-        "animations, or several pages": 4,
-        "a side below 32 pixels": 3,
-        "a side over 10 times the other": 1,
-    }
+@pytest.mark.parametrize("stage", [("--decode", "rgb8"), ("--resize", 8)], ids=str)
+def test_bad_are_exactly_the_images_that_a_training_fails_on(photos, tmp_path, stage):
+    handler = resized(8) if stage[0] == "--resize" else "rgb8"
+    decode, failing = decode_sample_stage(handler).sample, {}
+    for sample in wdsplit.Dataset(photos, shuffle=False):
+        try:
+            decode(sample)
+        except (CorruptDataError, InputError) as error:
+            failing[sample["__key__"]] = str(error)
+    file = tmp_path / "bad.jsonl"
+    said = run("bench", photos, *stage, "--batch-size", 5, "--workers", 1, "--bad-samples-file", file)
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert {line["key"]: line["message"] for line in lines} == failing
+    accepted = {"warned.jpg"} if stage[0] == "--decode" else set()  # Pillow decodes what simplejpeg warns of
+    assert {Path(line["file_name"]).name for line in lines} == BAD - accepted
+    assert said.code == 1 and f"{len(lines)} bad samples: leave them out with `wdsplit view {photos} clean" in said.out
+    assert "file already exists" in refused(2, "bench", photos, "--bad-samples-file", file)
+    wdsplit.make_view(photos, stage[0][2:], exclude=str(file))
+    clean = ("--view", stage[0][2:], "--bad-samples-file", tmp_path / "none.jsonl")
+    assert "no bad samples" in done("bench", photos, *stage, "--batch-size", 5, *clean).out
 
 
 def test_a_card_does_not_decode_a_jpeg_of_hundreds_of_scans(photos):
     (card,) = (card for card in wdsplit.Dataset(photos).preview(35).cards if card.file.endswith("/scans.jpg"))
     assert [item.text.partition(",")[0] for item in card.items] == ["unreadable as image"]
-
-
-def test_the_command_lists_bad_samples_and_fails(photos, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    said = run("verify", photos, "--jobs", 1, "--decode", "--bad-samples-file", "bad.jsonl")
-    assert said.code == 1
-    assert "images: 35 decoded, 10 bad samples\n  jpg: 9 JPEG, 8 PNG, " in said.out
-    assert "EXIF rotation: 2 (turned upright with exif=True)" in said.out
-    assert f"wdsplit view {photos} clean --exclude bad.jsonl" in said.out
-    assert len((tmp_path / "bad.jsonl").read_text().splitlines()) == len(BAD)
-    machine = run("verify", photos, "--jobs", 1, "--decode", "--json").json
-    assert {Path(bad["file_name"]).name for bad in machine["images"]["bad"]} == BAD
-    assert "images: not decoded (jpg); --decode finds those that fail" in done("verify", photos, "--jobs", 1).out
-    assert done("verify", photos, "--jobs", 1, "--json").json["images"] is None
-    for arguments in (["--decode", "--bad-samples-file", "bad.txt"], ["--bad-samples-file", "bad.jsonl"]):
-        assert "invalid bad_samples_file" in refused(2, "verify", photos, "--jobs", 1, *arguments)
 
 
 def test_damaged_samples_and_shards_are_bad_too_and_the_others_are_decoded(tmp_path):
@@ -108,9 +64,10 @@ def test_damaged_samples_and_shards_are_bad_too_and_the_others_are_decoded(tmp_p
     converted(path, tmp_path / "out", shards=4, shuffle=False)
     damage_header(tmp_path / "out", 3)
     lost = truncate_shard(tmp_path / "out", 15)
-    report = wdsplit.verify(str(tmp_path / "out"), decode=True, bad_samples_file=tmp_path / "bad.jsonl")
-    assert [int(bad.key) for bad in report.images.bad] == sorted({3, *lost})
-    assert report.images.num_images == 40 - len(lost) - 1
+    made = run("bench", tmp_path / "out", "--decode", "pil", "--json", "--bad-samples-file", tmp_path / "bad.jsonl")
+    assert (made.code, made.json["bad_samples"]) == (1, len(lost) + 1)
+    lines = map(json.loads, (tmp_path / "bad.jsonl").read_text().splitlines())
+    assert {int(line["key"]) for line in lines} == {3, *lost}
     wdsplit.make_view(str(tmp_path / "out"), "clean", exclude=str(tmp_path / "bad.jsonl"))
     kept = wdsplit.Dataset(str(tmp_path / "out"), view="clean", shuffle=False).decode("pil")
     assert {sample["png"].size[0] - 1 for sample in kept} == {*range(40)} - {3, *lost}

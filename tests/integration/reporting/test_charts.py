@@ -1,6 +1,6 @@
 import xml.etree.ElementTree as ET
 
-from wdsplit.reporting.charts import Picture, bars, draw, heatmap
+from wdsplit.reporting.charts import Picture, bars, draw, histogram
 
 HOSTILE = "</title></svg><script>alert(1)</script><!-- &amp; ]]> \"'"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -18,7 +18,7 @@ def test_texts_of_a_dataset_stay_texts_in_a_picture():
 
 
 def test_a_picture_is_named_by_its_title_and_described_by_its_sentence():
-    spec = heatmap([0], ["a"], [[0.5]], ("step", "class", "share"), 1.0)
+    spec = histogram([0, 1], [2], ("MB", "shards"))
     root = ET.fromstring(draw([picture(spec)])["one"])
     assert root.get("role") == "img"
     assert (root.get("aria-labelledby"), root.get("aria-describedby")) == ("one-title", "one-sentence")
@@ -28,10 +28,6 @@ def test_a_picture_is_named_by_its_title_and_described_by_its_sentence():
 
 
 def test_two_pictures_share_no_names_of_elements():
-    spec = heatmap([0], ["a"], [[0.5]], ("step", "class", "share"), 1.0)
-    drawn = draw([picture(spec, "one"), picture(spec, "two")])
-    named = [{element.get("id") for element in ET.fromstring(text).iter()} - {None} for text in drawn.values()]
-    assert all(named)
-    assert not named[0] & named[1]
-    for name, text in drawn.items():
-        assert f"url(#{name}-" in text
+    specs = histogram([0, 1], [2], ("MB", "shards")), bars(["a"], [3], ("class", "samples"))
+    for text in draw([picture(spec, str(number)) for number, spec in enumerate(specs)]).values():
+        assert not [element for element in ET.fromstring(text).iter() if element.get("id")] and "url(" not in text

@@ -67,18 +67,17 @@ def test_steps_pads_and_reads_are_those_of_assign_and_the_loader(lying_sorted, e
 
 
 @pytest.mark.parametrize("is_mixture", [False, True])
-def test_classes_in_the_picture_are_those_that_a_loader_delivers(lying_sorted, exact, tmp_path, is_mixture):
-    facts, opened = exact, lambda ranks: wdsplit.Dataset(lying_sorted, rank=0, world_size=ranks)
+def test_chi_squared_is_that_of_the_batches_that_loaders_deliver(lying_sorted, exact, tmp_path, is_mixture):
+    facts, opened = exact, lambda rank: wdsplit.Dataset(lying_sorted, rank=rank, world_size=2)
     if is_mixture:
         shares = {lying_sorted: 0.8, images(tmp_path, 400, shuffle=True): 0.2}
         mixture = wdsplit.mix(shares, num_samples=1000, seed=3)
-        facts, opened = wdsplit.report(mixture).facts, lambda ranks: mixture.at_rank(0, ranks)
-    loader = wdsplit.Loader(opened(facts.rank_view.world_size).to_tuple("cls"), 64)
-    batches = [batch for (batch,) in loader]
-    for column, step in enumerate(facts.rank_view.steps.tolist()):
-        delivered = [CLASSES[int(label)] for label in batches[step]]
-        expected = [delivered.count(name) for name in facts.labels.names]
-        assert facts.rank_view.classes[: len(CLASSES), column].tolist() == expected
+        facts, opened = wdsplit.report(mixture).facts, lambda rank: mixture.at_rank(rank, 2)
+    loaders = [wdsplit.Loader(opened(rank).decode().to_tuple("cls", "__pad__"), 64) for rank in (0, 1)]
+    counts = np.array([np.bincount(cls[~pad], minlength=10) for loader in loaders for cls, pad in loader], float)
+    expected = counts.sum(1, keepdims=True) * counts.sum(0) / counts.sum()
+    found = ((counts - expected) ** 2 / expected).sum() / (len(counts) - 1)
+    assert next(mix for mix in facts.batches if mix.world_size == 2).chi_squared == pytest.approx(found)
 
 
 def test_the_report_of_a_bucket_is_that_of_the_folder_or_sampled_if_it_is_too_large_to_read(

@@ -233,7 +233,7 @@ def located(error: Exception, name: str, sample: Mapping[str, Any]) -> WdsplitEr
         remedy = "run `wdsplit verify`; if it finds no damage, the field was damaged before the conversion"
         if ImageField("pil").takes(name):
             remedy = (
-                "`wdsplit verify --decode` lists all such samples, and a view leaves them out; "
+                "`wdsplit bench --bad-samples-file` lists all such samples, and a view leaves them out; "
                 "Dataset(on_bad_sample='substitute') replaces them"
             )
         found = f"{type(error).__name__}: {error}"

@@ -92,8 +92,8 @@ def open_image(data: bytes, formats: tuple[str, ...] | None = None) -> Any:
             "an image is damaged, or has an unknown format",
             expected="an image in " + (", ".join(formats) if formats else "a format that Pillow decodes"),
             found=f"{len(data):,} bytes that begin with {data[:12].hex(' ') or 'nothing'}",
-            remedy="`wdsplit verify --decode` lists all such samples, and a view leaves them out; decode an image in "
-            "another format with a function of your own",
+            remedy="`wdsplit bench --bad-samples-file` lists all such samples, and a view leaves them out; decode an "
+            "image in another format with a function of your own",
         ) from error
     check_pixels(*image.size)
     if image.format in _PROGRAM_FORMATS:
@@ -170,7 +170,8 @@ def check_scans(data: bytes) -> None:
             "a JPEG has too many scans, so it was not decoded",
             expected=f"at most {_MAX_SCANS}",
             found=f"{count:,}",
-            remedy="save the image again; `wdsplit verify --decode` lists all such samples, and a view leaves them out",
+            remedy="save the image again; `wdsplit bench --bad-samples-file` lists all such samples, and a view leaves "
+            "them out",
         )
 
 
