@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -17,13 +17,9 @@ from wdsplit.order.split import readers_per_lane
 from wdsplit.order.trace import Trace, reading_advice
 from wdsplit.shards.annotations import ANNOTATIONS, Annotation
 from wdsplit.shards.files import versions_with_erased
-from wdsplit.shards.manifest import Field, fields_table
-from wdsplit.shards.versions import Version
+from wdsplit.shards.manifest import Manifest, fields_table
 from wdsplit.shards.views import VIEWS, StoredView
 from wdsplit.texts import Brief
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 __all__ = ["Assignment", "Inspection", "ReaderShare", "assign", "inspect"]
 
@@ -33,53 +29,35 @@ class Inspection:
     """The contents of a dataset.
 
     Attributes:
+        manifest: The dataset's manifest: its shards, fields, columns, versions and origin.
         num_samples: Number of samples, without pads; of a view, only its samples.
-        num_pads: Number of pads: repeated samples that fill up shards.
-        num_shards: Number of shards.
-        num_bytes: Bytes of all shards.
-        lanes: Number of parallel sequences of shards in an epoch.
-        window: Number of samples that are read and shuffled together.
-        fingerprint: Identifies the dataset, for example in a loader's state.
-        fields: The fields of each sample: name, column of the table, type and encoding.
         contents: Classes, sizes and presence of each field; None if no sample was requested.
-        samples: The columns of the sample tables; None if there are none.
         views: The stored views, including stale ones with another fingerprint.
         annotations: The stored annotations, including stale ones with another fingerprint.
         damaged: Causes of damaged views and annotations: `{"view good": "view 'good' cannot be read"}`.
         first_samples: The first samples: `__key__`, `__url__`, and the fields as bytes.
-        provenance: The inputs, options and versions of the conversion.
-        view: Name of the view; empty for the whole dataset. Shards and bytes are always those of the dataset.
-        num_stored: Number of samples of the whole dataset, without pads.
-        history: The versions up to this one, if samples were appended to the dataset; else empty.
+        view: Name of the view; empty for the whole dataset. The manifest is always that of the dataset.
         with_erased: The versions that still have samples which a later one erased.
     """
 
+    manifest: Manifest = field(repr=False)
     num_samples: int
-    num_pads: int
-    num_shards: int
-    num_bytes: int
-    lanes: int
-    window: int
-    fingerprint: str
-    fields: tuple[Field, ...]
     contents: Contents | None
-    samples: pa.Schema | None
     views: tuple[StoredView, ...]
     annotations: tuple[Annotation, ...]
     damaged: dict[str, str]
     first_samples: tuple[dict[str, Any], ...] = field(repr=False)
-    provenance: dict[str, Any] = field(repr=False)
     view: str
-    num_stored: int
-    history: tuple[Version, ...]
     with_erased: tuple[int, ...]
 
     def _repr_html_(self) -> str:
-        names = ("num_samples", "num_pads", "num_shards", "num_bytes", "lanes", "window", "fingerprint", "view")
-        facts = [(name, getattr(self, name)) for name in names if getattr(self, name) != ""]
+        names = ("num_pads", "num_bytes", "lanes", "window", "fingerprint")
+        facts = [("num_samples", self.num_samples), *((name, getattr(self.manifest, name)) for name in names)]
+        facts += [("num_shards", len(self.manifest.shards))]
+        facts += [("view", self.view)] if self.view else []
         facts += [("views", ", ".join(one.name for one in self.views))] if self.views else []
         facts += [("annotations", ", ".join(one.name for one in self.annotations))] if self.annotations else []
-        return html_table("Dataset", facts) + fields_table(self.fields)
+        return html_table("Dataset", facts) + fields_table(self.manifest.fields)
 
 
 def inspect(url: str, samples: int = 3, **options: Any) -> Inspection:
@@ -109,16 +87,9 @@ def inspect(url: str, samples: int = 3, **options: Any) -> Inspection:
     views, bad_views = VIEWS.scan(storage, manifest)
     annotations, bad_annotations = ANNOTATIONS.scan(storage, manifest)
     return Inspection(
+        manifest=manifest,
         num_samples=len(numbers),
-        num_pads=manifest.num_pads,
-        num_shards=len(manifest.shards),
-        num_bytes=manifest.num_bytes,
-        lanes=manifest.lanes,
-        window=manifest.window,
-        fingerprint=manifest.fingerprint,
-        fields=tuple(manifest.fields),
         contents=read_contents(storage, manifest, numbers) if samples else None,
-        samples=manifest.samples,
         views=tuple(views.values()),
         annotations=tuple(annotations.values()),
         damaged={
@@ -127,10 +98,7 @@ def inspect(url: str, samples: int = 3, **options: Any) -> Inspection:
             for name, error in bad.items()
         },
         first_samples=tuple(reader.read(reader.numbers.of(*places))),
-        provenance=manifest.provenance,
         view=source.view_text,
-        num_stored=manifest.num_samples,
-        history=manifest.history,
         with_erased=versions_with_erased(storage, manifest),
     )
 

@@ -32,6 +32,7 @@ from wdsplit.urls import shown_url
 if TYPE_CHECKING:
     from wdsplit.checks.contents import FieldContents, ImageSizes
     from wdsplit.checks.inspect import Inspection
+    from wdsplit.shards.manifest import Manifest
 
 __all__ = ["assign_command", "inspect_command"]
 
@@ -92,26 +93,28 @@ def inspect_command(
     if output is not None or join:
         raise click.UsageError(f"{'--join' if join else '--output'} needs --sample or --key")
     found = wdsplit.inspect(dataset, samples, view=view, where=where, version=version)
-    parts = [_summary(shown_url(dataset), found), *([_technical(found)] if verbose else [])]
-    parts += [_sample_text(each, {field.name: field.names for field in found.fields}) for each in found.first_samples]
+    parts = [_summary(shown_url(dataset), found), *([_technical(found.manifest)] if verbose else [])]
+    parts += [
+        _sample_text(each, {field.name: field.names for field in found.manifest.fields}) for each in found.first_samples
+    ]
     return Result("\n\n".join(parts), _value(dataset, found))
 
 
 def _summary(dataset: str, found: Inspection) -> str:
     """Return a summary of the dataset."""
-    shards = counted(found.num_shards, "shard")
-    size = f"{counted(found.num_samples, 'sample')} in {shards}, {human_bytes(found.num_bytes)}"
+    manifest, contents = found.manifest, found.contents
+    shards = counted(len(manifest.shards), "shard")
+    size = f"{counted(found.num_samples, 'sample')} in {shards}, {human_bytes(manifest.num_bytes)}"
     if found.view:
-        size = f"view {found.view}: {found.num_samples:,} of {counted(found.num_stored, 'sample')}"
-    if found.history:
-        size += f", version {found.history[-1].number}"
-    lines = [f"{dataset}: {size}", *label_lines(found.provenance.get("label"), found.fields), ""]
-    contents = found.contents
+        size = f"view {found.view}: {found.num_samples:,} of {counted(manifest.num_samples, 'sample')}"
+    if manifest.history:
+        size += f", version {manifest.version}"
+    lines = [f"{dataset}: {size}", *label_lines(manifest.provenance.get("label"), manifest.fields), ""]
     if contents is None or not contents.num_read:
-        lines.append(f"fields: {', '.join(field.name for field in found.fields)}")
+        lines.append(f"fields: {', '.join(field.name for field in manifest.fields)}")
     else:
         rows = []
-        for one, field in zip(contents.fields, found.fields, strict=True):
+        for one, field in zip(contents.fields, manifest.fields, strict=True):
             is_known = contents.is_exact or field.names
             many = "classes" if is_known else "or more classes"
             num_classes = counted(len(one.classes), "class" if is_known else many, many)
@@ -127,8 +130,8 @@ def _summary(dataset: str, found: Inspection) -> str:
         if images and max(images) < contents.num_read:
             exact += f"; image sizes from {max(images):,} of them"
         lines += [table(("field", "present", "median bytes (range)", "content"), rows), exact]
-    if found.samples is not None:
-        lines.append(f"sample tables: {columns_text(found.samples)}")
+    if manifest.samples is not None:
+        lines.append(f"sample tables: {columns_text(manifest.samples)}")
     for view in found.views:
         share = percent(view.num_selected, view.num_samples)
         lines.append(f"view {view.name}: {share} of the samples{stale(view, found)}")
@@ -167,7 +170,7 @@ def _sizes_text(found: FieldContents) -> str:
     return f"{median:,}" + (f" ({least:,}-{most:,})" if least < most else "")
 
 
-def _technical(found: Inspection) -> str:
+def _technical(found: Manifest) -> str:
     """Return the details for --verbose."""
     inputs = found.provenance.get("inputs") or []
     rows = [(field.name, field.column, field.type, field.encoding) for field in found.fields]
@@ -206,19 +209,20 @@ def _value(dataset: str, found: Inspection) -> dict[str, Any]:
     """Return the contents of a dataset as JSON values."""
     from wdsplit.shards.sample_tables import dump_schema
 
+    manifest = found.manifest
     return {
         "dataset": shown_url(dataset),
-        **({"view": found.view, "stored": found.num_stored} if found.view else {}),
+        **({"view": found.view, "stored": manifest.num_samples} if found.view else {}),
         "samples": found.num_samples,
-        "pads": found.num_pads,
-        "shards": found.num_shards,
-        "bytes": found.num_bytes,
-        "lanes": found.lanes,
-        "window": found.window,
-        "fingerprint": found.fingerprint,
-        "version": found.history[-1].number if found.history else 1,
+        "pads": manifest.num_pads,
+        "shards": len(manifest.shards),
+        "bytes": manifest.num_bytes,
+        "lanes": manifest.lanes,
+        "window": manifest.window,
+        "fingerprint": manifest.fingerprint,
+        "version": manifest.version,
         "contents": None if found.contents is None else dataclasses.asdict(found.contents),
-        "sample_columns": None if found.samples is None else dump_schema(found.samples),
+        "sample_columns": None if manifest.samples is None else dump_schema(manifest.samples),
         "views": [dataclasses.asdict(view) for view in found.views],
         "annotations": {
             each.name: {column.name: str(column.type) for column in each.schema}
@@ -226,9 +230,9 @@ def _value(dataset: str, found: Inspection) -> dict[str, Any]:
             for each in found.annotations
         },
         "damaged": found.damaged,
-        "fields": [dataclasses.asdict(field) for field in found.fields],
+        "fields": [dataclasses.asdict(field) for field in manifest.fields],
         "first_samples": list(map(_previews, found.first_samples)),
-        "provenance": found.provenance,
+        "provenance": manifest.provenance,
     }
 
 

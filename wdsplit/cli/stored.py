@@ -33,9 +33,9 @@ def stale(stored: StoredView | Annotation, found: Inspection) -> str:
     """Return the mark of a view or annotation that was made for other shards than the dataset has; else nothing."""
     # The fingerprint of a view is that of its selection.
     made_for = stored.dataset if hasattr(stored, "dataset") else stored.fingerprint
-    if made_for == found.fingerprint:
+    if made_for == found.manifest.fingerprint:
         return ""
-    versions = [each.number for each in found.history if each.fingerprint == made_for]
+    versions = [each.number for each in found.manifest.history if each.fingerprint == made_for]
     return f"; made for version {versions[0]}" if versions else "; made for an earlier version of the dataset"
 
 

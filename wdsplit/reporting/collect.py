@@ -6,12 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from wdsplit.checks.audit import AuditOptions, AuditReport, audit_order
 from wdsplit.checks.mixing import Mixing
 from wdsplit.checks.samples import drawn_numbers
 from wdsplit.loading.reading.source import Source, name_with_view
 from wdsplit.order.bundles import Grouping
-from wdsplit.order.epoch import EpochOrder
 from wdsplit.reporting.cluster import DEFAULT_TOPOLOGIES, Cluster, Load, Topology
 from wdsplit.reporting.fields import Duplicates, FieldFacts, duplicates, field_facts
 from wdsplit.reporting.labels import Labels, codes_by_number, labels_of
@@ -34,7 +32,6 @@ _RANKS = (1, 2, 4, 8)
 _JUDGED = Topology(8, 4)
 _UNNAMED = 1, 1
 """Ranks and workers of a conversion whose options name none."""
-_MAX_AUDITED = 2**21
 _MAX_ODD_CARDS = 24
 _DECODE_MS, _DECODE_MS_A_MEGAPIXEL = 0.1, 10.0
 
@@ -68,8 +65,6 @@ class Facts:
         topologies: What the ranks of each requested topology read, with the estimates for the cluster.
         judged: The topology of the summary.
         cluster: The cluster of the model.
-        audit: What the audit found; None if it was left out.
-        audit_note: Why it was left out, or the topology that it is for.
     """
 
     name: str
@@ -96,8 +91,6 @@ class Facts:
     topologies: tuple[Load, ...]
     judged: Load
     cluster: Cluster
-    audit: AuditReport | None
-    audit_note: str
 
     def total(self, name: str) -> int:
         """Return the sum of an attribute over the manifests of all parts, such as `num_bytes`."""
@@ -137,7 +130,6 @@ def collected(subject: Subject, options: ReportOptions) -> Facts:
 
     topologies, judged = _topologies(subject, options)
     read = loads(subject, topologies, options.batch_size, options.cluster, _sample_ms(options.cluster, fields))
-    audited, note = _audited(subject, judged, options.batch_size)
     views = [part.views.at(0) for part in subject.parts]
     return Facts(
         name=name_with_view(subject.source),
@@ -166,8 +158,6 @@ def collected(subject: Subject, options: ReportOptions) -> Facts:
         topologies=tuple(read),
         judged=read[topologies.index(judged)],
         cluster=options.cluster,
-        audit=audited,
-        audit_note=note,
     )
 
 
@@ -208,23 +198,3 @@ def _why(fields: Sequence[FieldFacts], scanned: Scan) -> dict[int, str]:
                 shown = human_bytes(value) if measure.name == "bytes" else f"{human_number(value)} {measure.name}"
                 reasons.setdefault(row, []).append(f"{name}: {shown}")
     return {row: "; ".join(texts) for row, texts in list(reasons.items())[:_MAX_ODD_CARDS]}
-
-
-def _audited(subject: Subject, topology: Topology, batch_size: int) -> tuple[AuditReport | None, str]:
-    """Audit the order, if that takes seconds."""
-    order = subject.order(0)
-    if not isinstance(order, EpochOrder):
-        return None, "A mixture is not audited here: run `wdsplit audit` on each of its datasets."
-    if not order.num_samples:
-        return None, "Not run: the epoch has no samples."
-    if order.num_positions > _MAX_AUDITED:
-        return None, "Not run: an epoch of this size takes minutes. Run `wdsplit audit`."
-    asked = AuditOptions(
-        topology.world_size,
-        topology.num_workers,
-        batch_size,
-        seed=order.options.seed,
-        shuffle=order.options.shuffle,
-        tail=order.options.tail,
-    )
-    return AuditReport(tuple(audit_order(order, asked))), f"For {topology}."

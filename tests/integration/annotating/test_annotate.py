@@ -492,7 +492,7 @@ def test_annotations_outlive_a_conversion_to_the_same_shards_and_are_refused_for
     convert_anew(data, tmp_path)
     assert joined(data) == expected()
     convert_anew(data, tmp_path, seed=1)
-    assert wdsplit.list_annotations(data)["quality"].fingerprint != wdsplit.inspect(str(data), 0).fingerprint
+    assert wdsplit.list_annotations(data)["quality"].fingerprint != wdsplit.inspect(str(data), 0).manifest.fingerprint
     with pytest.raises(InputError, match=r"made for other shards(.|\n)*data --drop quality"):
         wdsplit.Dataset(data, where="score > 3")
     annotate(data, scores(), overwrite=True)

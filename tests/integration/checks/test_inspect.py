@@ -9,12 +9,17 @@ from wdsplit.errors import InputError
 
 def test_inspect_returns_what_the_command_prints(numbers):
     found, shown = wdsplit.inspect(numbers, samples=2), done("inspect", numbers, "--samples", 2, "--json").json
-    assert (found.num_samples, found.num_pads, found.num_shards) == (101, 4, 7)
-    assert shown | {"samples": 101, "pads": 4, "shards": 7, "bytes": found.num_bytes} == shown
-    assert (found.lanes, found.window, found.fingerprint) == (shown["lanes"], shown["window"], shown["fingerprint"])
-    assert [field.name for field in found.fields] == ["cls", "txt"] == [field["name"] for field in shown["fields"]]
+    manifest = found.manifest
+    assert (found.num_samples, manifest.num_pads, len(manifest.shards)) == (101, 4, 7)
+    assert shown | {"samples": 101, "pads": 4, "shards": 7, "bytes": manifest.num_bytes} == shown
+    assert [shown[name] for name in ("lanes", "window", "fingerprint")] == [
+        manifest.lanes,
+        manifest.window,
+        manifest.fingerprint,
+    ]
+    assert [*manifest.field_names] == ["cls", "txt"] == [field["name"] for field in shown["fields"]]
     assert [sample["txt"] for sample in found.first_samples] == [b"row 0", b"row 1"]
-    assert found.provenance == shown["provenance"]
+    assert manifest.provenance == shown["provenance"]
 
 
 @pytest.mark.parametrize("lanes", [None, 2])

@@ -363,7 +363,7 @@ def test_assign_can_be_read_by_people(whole_lanes, numbers):
 def test_verify_says_that_all_is_well(numbers):
     assert f"{numbers}: ok: 7 shards, 101 samples, 4 pads, " in done("verify", numbers, "--jobs", 1).out
     found = done("verify", numbers, "--jobs", 1, "--json").json
-    assert found == {"dataset": numbers, "shards": 7, "problems": [], "images": None}
+    assert found == {"dataset": numbers, "shards": 7, "problems": []}
 
 
 def test_verify_fails_and_names_the_shard_that_is_damaged(dataset):

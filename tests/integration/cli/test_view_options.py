@@ -65,7 +65,7 @@ def test_inspect_counts_what_is_in_the_view(path):
     assert "exact: all 60 samples" in out
     assert "row 1\n" in out and "row 5\n" in out and "row 2\n" not in out
     found = wdsplit.inspect(path, view="cats", where="score >= 0.5")
-    assert (found.num_samples, found.num_stored, found.view) == (30, 240, "cats and score >= 0.5")
+    assert (found.num_samples, found.manifest.num_samples, found.view) == (30, 240, "cats and score >= 0.5")
     assert found.contents.num_read == 30
     (cls,) = [field for field in found.contents.fields if field.name == "cls"]
     assert cls.classes == {"1": 30}

@@ -46,7 +46,6 @@ def test_facts_are_those_of_the_table(exact):
     assert exact.labels.counts.tolist() == [150] * 10
     assert [mix.world_size for mix in exact.batches] == [1, 2, 4, 8]
     assert exact.batches[-1].ratio > 2.5
-    assert exact.audit.held
     (found,) = (
         each for each in wdsplit.audit(exact.name, world_size=8, batch_size=64).findings if "epochs" in each.promise
     )
@@ -159,7 +158,6 @@ def test_the_topology_that_is_judged_is_that_of_the_conversion_or_8x4_or_the_las
     def judged(path, *topologies):
         options = wdsplit.ReportOptions(topologies=topologies) if topologies else None
         facts = wdsplit.report(path, options=options).facts
-        assert str(facts.judged.topology) in facts.audit_note
         return facts.judged.topology
 
     eight, two, one = Topology(8, 4), Topology(2, 2), Topology(2, 1)

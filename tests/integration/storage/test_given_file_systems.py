@@ -69,7 +69,7 @@ def test_what_is_converted_to_it_is_what_the_disk_gets(place, source, expected):
     assert samples_of(wdsplit.Dataset(path, fs=fs)) == samples_of(wdsplit.Dataset(expected))
     assert verify(path, fs=fs).problems == ()
     assert audit(path, AuditOptions(read=True), fs=fs).held
-    assert wdsplit.inspect(path, fs=fs).fingerprint == wdsplit.inspect(str(expected)).fingerprint
+    assert wdsplit.inspect(path, fs=fs).manifest.fingerprint == wdsplit.inspect(str(expected)).manifest.fingerprint
     assert wdsplit.assign(path, 2, fs=fs) == wdsplit.assign(str(expected), 2)
     with pytest.raises(OutputExistsError):
         wdsplit.convert(source, path, options(shards=4), fs=fs)
