@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from wdsplit.fields.json_values import type_without_views
-from wdsplit.fields.rules import is_binary, is_list, is_text
+from wdsplit.fields.rules import is_binary, is_list
 
 __all__ = ["common_type", "joined_schema", "joined_type"]
 
@@ -75,8 +75,8 @@ def _joined_scalars(kinds: Sequence[pa.DataType]) -> pa.DataType | None:
         if any(map(pa.types.is_floating, kinds)):
             return None
         kinds = [pa.decimal128(_DIGITS[kind.bit_width]) if pa.types.is_integer(kind) else kind for kind in kinds]
-    if any(map(is_text, kinds)) and any(map(is_binary, kinds)):  # and strings beside bytes as bytes
-        return None
+    if any(map(is_binary, kinds)):  # and strings beside bytes as bytes
+        return pa.large_binary() if all(map(is_binary, kinds)) else None
     # Half floats hold few integers, and Arrow joins no views.
     kinds = [pa.float32() if pa.types.is_float16(kind) else type_without_views(kind) for kind in kinds]
     try:
