@@ -1,4 +1,4 @@
-"""64 ranks that read an epoch from one S3 server: what they ask for is what a report predicts."""
+"""Ranks that read an epoch from one S3 server: what they ask for is what a report predicts."""
 
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -49,3 +49,19 @@ def test_64_ranks_ask_for_what_a_report_predicts(made, bucket, fault_proxy, lane
     facts = loads(subject, [Topology(RANKS)], 4, Cluster(), 0.1)[0]
     assert facts.requests + facts.start_requests == len(exchanges)
     assert 0.95 < num_bytes / facts.bytes_read <= 1  # less what fills up shards behind their last samples
+
+
+@pytest.mark.parametrize("lanes", [16, 12], ids=["lanes of whole shards", "lanes that are cut"])
+@pytest.mark.parametrize("ahead", [300_000, 1_000_000, None], ids=["little", "a part", "all"])
+def test_requests_for_a_part_of_the_windows_at_a_time_are_those_that_a_report_predicts(
+    made, bucket, fault_proxy, lanes, ahead
+):
+    shutil.copytree(made, bucket.folder / "train")
+    options = {"lanes": lanes, "read_ahead_bytes": ahead}
+    for rank in range(4):
+        dataset = wdsplit.Dataset(f"{bucket.url}/train", **options, rank=rank, world_size=4)
+        for _ in wdsplit.Loader(dataset, 8):
+            pass
+    # The report's own dataset is on a disk, where the same number is predicted as for a store.
+    facts = loads(Subject(wdsplit.Dataset(made, **options).source), [Topology(4)], 8, Cluster(), 0.1)[0]
+    assert len(fault_proxy.exchanges) == pytest.approx(facts.requests + facts.start_requests, rel=0.1)

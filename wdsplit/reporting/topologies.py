@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache, partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
-from wdsplit.loading.reading.read_ahead import num_requests
 from wdsplit.loading.reading.source import Source
-from wdsplit.order.bundles import Groups, window_items
 from wdsplit.order.epoch import EpochOrder
 from wdsplit.order.split import Steps, World, assigned_lanes, readers_per_lane
 from wdsplit.order.trace import Trace
@@ -18,6 +17,12 @@ from wdsplit.reporting.cluster import Cluster, Load, Topology
 from wdsplit.reporting.subject import Subject
 
 __all__ = ["loads"]
+
+_MIN_RANKS, _MAX_RANKS, _MAX_COUNTED = 5, 12, 200_000
+"""Ranks whose requests are counted, as many as have so many positions together. A rank's positions after those that are
+counted are taken to be like their second half."""
+_APART = 0.618
+"""The ranks are so far apart, in worlds: in the golden section, they are at different places of any pattern."""
 
 
 def loads(
@@ -39,7 +44,7 @@ def loads(
         world_size, workers = topology.world_size, max(1, topology.num_workers)
         world, lanes = World(0, world_size, 0, workers), order.options.lanes
         num_lanes, steps = len(assigned_lanes(lanes, world)), len(Steps(order, world, batch_size))
-        read = sum(part.share * np.array(part.read(topology, num_lanes)) for part in parts)
+        read = sum(part.share * np.array(part.read(topology)) for part in parts)
         windows, all_windows, num_bytes, opened, fetched = np.asarray(read, np.float64).tolist()
         first_lanes = min(num_lanes * workers, batch_size)
         shards = parts[0].trace(world_size).shards_per_rank() if len(parts) == 1 else []
@@ -78,17 +83,26 @@ class _Part:
         self.trace = cache(partial(Trace, order))
         self._num_windows = self.trace(1).num_windows
 
-    def read(self, topology: Topology, num_lanes: int) -> tuple[float, ...]:
+    def read(self, topology: Topology) -> tuple[float, ...]:
         """Return what all readers read: windows, out of how many, bytes and shards; and the requests for windows."""
-        trace, workers = self.trace(topology.readers), max(1, topology.num_workers)
+        trace, world_size = self.trace(topology.readers), topology.world_size
         windows, opened = trace.windows_read, sum(trace.shards_per_rank())
         num_bytes = windows / max(1, self._num_windows) * self._num_bytes
-        units, sample_bytes = self._order.selection, self._source.sample_bytes
-        items = window_items(units, min(self._order.options.window, int(self._order.counts.max(initial=0))))
-        window_bytes = items * sample_bytes
-        ahead_bytes = self._source.access.ahead_bytes(workers, num_lanes * window_bytes) / num_lanes
-        if isinstance(units, Groups) and not units.block:  # a group's samples lie anywhere in their shard
-            requests = num_requests(windows * items, opened, sample_bytes, ahead_bytes)
-        else:
-            requests = num_requests(windows, opened, window_bytes, ahead_bytes)
+        num_each = self._order.num_positions // topology.readers + 1
+        num_ranks = min(world_size, max(_MIN_RANKS, min(_MAX_RANKS, _MAX_COUNTED // num_each)))
+        ranks = sorted({int(number * world_size * _APART) % world_size for number in range(num_ranks)})
+        each = [self._counted(topology, rank, _MAX_COUNTED // num_ranks) for rank in ranks]
+        requests = windows * sum(found for found, _ in each) / max(1.0, sum(of for _, of in each))
         return windows, self._num_windows, num_bytes, opened, requests
+
+    def _counted(self, topology: Topology, rank: int, most: int) -> tuple[float, float]:
+        """Return the requests of a rank's first reader, and the windows that they fetch; count `most` positions."""
+        world = World(rank, topology.world_size, 0, max(1, topology.num_workers))
+        lists = max(2, most // self._source.positions_at_once(world, self._order.epoch, True))
+        seen = [(0, 0), *islice(self._source.counted(self._order, world), lists)]
+        requests, windows = seen[-1]
+        if len(seen) <= lists:
+            return requests, windows
+        before = seen[lists // 2]
+        more = self.trace(topology.readers).windows_read / topology.readers - windows
+        return requests + (requests - before[0]) / max(1, windows - before[1]) * more, windows + more

@@ -13,7 +13,7 @@ import wdsplit.loading.reading.read_ahead as module
 from tables import DEADLINE_S, wait_until
 from wdsplit.errors import StorageError
 from wdsplit.loading.reading import segments
-from wdsplit.loading.reading.read_ahead import Ahead, FetchRange, LazyShard, num_requests
+from wdsplit.loading.reading.read_ahead import Ahead, FetchRange, LazyShard
 from wdsplit.loading.reading.reader import Reading
 from wdsplit.loading.reading.source import Access
 
@@ -313,17 +313,3 @@ def test_by_default_as_much_is_fetched_ahead_as_the_windows_of_a_worker_hold(giv
     assert not ahead.is_full
     ahead.num_planned = planned
     assert ahead.is_full
-
-
-# How many requests
-
-
-@pytest.mark.parametrize(
-    ("lane_bytes", "expected"),
-    [(0, 1000), (4 * 2**20, 1000), (40 * 2**20, 910), (400 * 2**20, 90), (2**40, 90)],
-    ids=["nothing ahead", "a window", "ten windows", "all of a shard", "more than a shard"],
-)
-def test_windows_beside_each_other_are_estimated_as_one_request_where_they_are_planned_together(lane_bytes, expected):
-    """10 shards of 100 windows of 1 MiB, of which 12 fit into a request; a quarter is planned anew at a time."""
-    assert num_requests(1000, 10, 2**20, lane_bytes) == pytest.approx(expected, rel=0.1)
-    assert num_requests(0, 0, 2**20, lane_bytes) == 0

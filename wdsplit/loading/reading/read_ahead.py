@@ -29,30 +29,12 @@ from wdsplit.shards.manifest import Shard
 from wdsplit.storage.interface import ReadableFile
 from wdsplit.storage.locks import ProcessLock, end_before_forks
 
-__all__ = ["Ahead", "Fetch", "FetchRange", "LazyShard", "num_requests"]
+__all__ = ["Ahead", "Fetch", "FetchRange", "LazyShard", "side_by_side"]
 
 _REQUEST_BYTES = 12 * 1024**2
 """One request fetches neighbouring ranges of up to this size together."""
 _REPLANNED = 1 / 4
 """More is planned once this part of the bytes planned ahead was used."""
-
-
-def num_requests(num_windows: float, num_shards: float, window_bytes: int, lane_bytes: float) -> float:
-    """Return about how many requests fetch windows in random order: one request may fetch neighbouring windows.
-
-    Args:
-        num_windows: Windows that readers fetch.
-        num_shards: Shards of these windows; a shard counts once for each of its readers.
-        window_bytes: Bytes of a window.
-        lane_bytes: Bytes of each lane that are planned ahead.
-    """
-    if not num_windows:
-        return 0.0
-    each = num_windows / num_shards
-    together = max(1.0, _REPLANNED * lane_bytes / max(1, window_bytes))
-    per_request = max(1, _REQUEST_BYTES // max(1, window_bytes))
-    # of n windows, k chosen at random lie in k (n - k + 1) / n runs; there are n / k such choices
-    return min(num_windows, num_shards * max(1.0, each - together + 1, each / per_request))
 
 
 class _Memory:
@@ -348,7 +330,7 @@ class Ahead:
             self._begin()
         fetches: list[Fetch] = [None] * len(ranges)  # type: ignore[list-item]
         queued: list[tuple[int, Fetch]] = []
-        for run in _side_by_side(ranges):
+        for run in side_by_side(ranges):
             fetch = Fetch([ranges[place] for place in run], self._memory)
             queued.append((min(run), fetch))
             for place in run:
@@ -363,7 +345,7 @@ class Ahead:
         return fetches
 
 
-def _side_by_side(ranges: Sequence[FetchRange]) -> list[list[int]]:
+def side_by_side(ranges: Sequence[FetchRange]) -> list[list[int]]:
     """Return, for each request, the indices of the ranges that it fetches, rising in their shard."""
     order = sorted(range(len(ranges)), key=lambda place: (id(ranges[place].shard), ranges[place].samples[0]))
     runs: list[list[int]] = []

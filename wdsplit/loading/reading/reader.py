@@ -20,13 +20,13 @@ from wdsplit.loading.reading.block import Block, as_objects, gathered
 from wdsplit.loading.reading.open_shard import OpenShard
 from wdsplit.loading.reading.plan import Plan, PlannedWindow, Planner
 from wdsplit.loading.reading.process_limits import allow_open_files, keep_freed_memory
-from wdsplit.loading.reading.read_ahead import Ahead, Fetch, FetchRange, LazyShard
+from wdsplit.loading.reading.read_ahead import Ahead, Fetch, FetchRange, LazyShard, side_by_side
 from wdsplit.loading.reading.windows import DAMAGE, Part, Scratch, WindowPlace, expect, read_windows
 from wdsplit.order.epoch import EpochOrder, groups
 from wdsplit.order.units import GROUP, PLACE
 from wdsplit.shards.manifest import Shards
 
-__all__ = ["BlockReader", "Reading", "SampleReader"]
+__all__ = ["BlockReader", "CountingReader", "Reading", "SampleReader"]
 
 _OTHER_SHARDS = 64
 """Shards of windows that are read together, open in addition to those of the lanes."""
@@ -236,6 +236,28 @@ class SampleReader:
             return WindowPlace(window.visit.shard.get(), window.samples)
         self.ahead.num_planned -= _planned_bytes(window)
         return fetch.window(window.samples)
+
+
+class CountingReader(SampleReader):
+    """Plans as a `SampleReader` does, but fetches and reads nothing: it counts.
+
+    Attributes:
+        num_windows: Windows that were planned.
+        num_requests: Requests that would fetch them.
+    """
+
+    num_windows = num_requests = 0
+
+    def fetch(self) -> None:
+        """Count what was planned."""
+        planned, self._unfetched = self._unfetched, []
+        self.num_windows += len(planned)
+        self.num_requests += len(side_by_side([FetchRange(each.visit.shard, each.samples) for each in planned]))
+
+    def carry_out(self, plan: Plan) -> Any:
+        """Make room for the next plans; there are no samples."""
+        if self.ahead is not None:
+            self.ahead.num_planned -= sum(_planned_bytes(plan.windows[number]) for number in plan.new)
 
 
 def _planned_bytes(window: PlannedWindow) -> int:

@@ -21,10 +21,10 @@ import numpy as np
 from wdsplit.errors import CorruptDataError, InputError, StorageError, did_you_mean
 from wdsplit.loading.reading.open_shard import OpenShard, explaining, open_shard, refuse_overwritten
 from wdsplit.loading.reading.read_ahead import Ahead
-from wdsplit.loading.reading.reader import BlockReader, SampleReader
+from wdsplit.loading.reading.reader import BlockReader, CountingReader, Reading, SampleReader
 from wdsplit.order.bundles import Form, Groups, Units, form_of, items_of, window_items
 from wdsplit.order.epoch import EpochOrder, OrderOptions
-from wdsplit.order.split import AnyOrder, World, assigned_lanes
+from wdsplit.order.split import AnyOrder, World, assigned_lanes, reader_positions
 from wdsplit.order.state import ViewMark
 from wdsplit.order.units import GROUP, PLACE
 from wdsplit.order.views import EpochViews
@@ -427,11 +427,14 @@ class Source(AnySource):
 
     def reader(self, order: EpochOrder, world: World, ahead: Ahead | None = None) -> SampleReader:
         """Return a reader for the positions that one rank and worker has in an order."""
-        num_lanes = len(assigned_lanes(self.options.lanes, world))
         if ahead is None and self.is_ahead:
-            window_bytes = num_lanes * window_items(order.selection, self.options.window) * self.sample_bytes
-            ahead = self.access.ahead(world.num_workers, window_bytes, num_lanes * self.shard_bytes)
-        return self.reader_of(order, num_lanes, ahead)
+            ahead = self._ahead(order, world)
+        return self.reader_of(order, len(assigned_lanes(self.options.lanes, world)), ahead)
+
+    def _ahead(self, order: EpochOrder, world: World) -> Ahead:
+        num_lanes = len(assigned_lanes(self.options.lanes, world))
+        window_bytes = num_lanes * window_items(order.selection, self.options.window) * self.sample_bytes
+        return self.access.ahead(world.num_workers, window_bytes, num_lanes * self.shard_bytes)
 
     def reader_of(self, order: EpochOrder, num_lanes: int, ahead: Ahead | None) -> SampleReader:
         """Return a reader for positions in `num_lanes` lanes of any order of this dataset's samples."""
@@ -492,10 +495,24 @@ class Source(AnySource):
         """Return what packs or groups the positions of an epoch are; None if they have a sample each."""
         return form_of(self.selection_at(epoch))
 
-    def positions_at_once(self, world: World, epoch: int) -> int:
-        """Return how many positions a reader should read at a time: about a window of each of its lanes."""
+    def counted(self, order: EpochOrder, world: World) -> Iterator[tuple[int, int]]:
+        """Give how many requests one reader sends for how many windows of an order, after each list of positions.
+
+        Nothing is read. The dataset is taken to be in a store, wherever it is.
+        """
+        num_lanes, opener = len(assigned_lanes(self.options.lanes, world)), partial(self.open_shard, self.storage())
+        reader = CountingReader(opener, self.shards, order, num_lanes, ahead=self._ahead(order, world))
+        for _ in Reading(reader, reader_positions(order, world, self.positions_at_once(world, order.epoch, True))):
+            yield reader.num_requests, reader.num_windows
+
+    def positions_at_once(self, world: World, epoch: int, is_streamed: bool | None = None) -> int:
+        """Return how many positions a reader should read at a time: about a window of each of its lanes.
+
+        Whether they are streamed is known from the dataset, unless it is given.
+        """
         num_samples = len(assigned_lanes(self.options.lanes, world)) * self.options.window
-        is_streamed = self.is_ahead and self.access.cache is None
+        if is_streamed is None:
+            is_streamed = self.is_ahead and self.access.cache is None
         min_samples, num_bytes = (_MIN_FETCHED, _BYTES_FETCHED) if is_streamed else (_MIN_AT_ONCE, _BYTES_AT_ONCE)
         at_once = max(min_samples, min(_MAX_AT_ONCE, num_samples, num_bytes // max(1, self.sample_bytes)))
         return max(1, int(at_once / self.samples_a_position(epoch)))
