@@ -21,7 +21,7 @@ from wdsplit.cli.options import (
     parse_mapping,
 )
 from wdsplit.cli.progress import Bar, progress_bar
-from wdsplit.cli.stored import drop_stored, joined_text, list_stored, stored_options
+from wdsplit.cli.stored import drop_option, drop_stored, joined_text
 from wdsplit.cli.terminal import Result
 from wdsplit.texts import counted, human_bytes
 from wdsplit.urls import shown_url
@@ -52,7 +52,6 @@ _DOING = {
         "data/train 'scores/*.csv' --key id --columns score,language",
         "data/train latents.parquet --key id --map latent.npy=latent",
         "s3://bucket/train s3://bucket/scores/ --key id --engine ray",
-        "data/train --list",
         "data/train --drop quality",
     ],
     dataset_argument,
@@ -82,7 +81,7 @@ _DOING = {
     engine_options,
     options_of(AnnotateOptions, "Running", "memory", memory=SIZE),
     options_of(AnnotateOptions, "Output", "overwrite resume"),
-    stored_options("annotation"),
+    drop_option("annotation"),
     json_option,
     summary="Join columns of a table to the samples of DATASET.",
 )
@@ -93,7 +92,6 @@ def annotate_command(
     name: str | None,
     mapping: tuple[str, ...],
     running: Running,
-    lists: bool,
     drop: str | None,
     **arguments: Any,
 ) -> Result:
@@ -107,12 +105,10 @@ def annotate_command(
     dataset was converted without --key, they are row numbers. After an interrupt, continue with --resume.
     """
     url = shown_url(dataset)
-    if lists:
-        return list_stored(dataset, "annotation", ("samples", "missing", "columns and fields"), _row, _as_json)
     if drop is not None:
         return drop_stored(dataset, "annotation", drop, wdsplit.drop_annotation)
     if not tables or key is None:
-        raise click.UsageError("expected TABLE and --key COLUMN, or --list, or --drop NAME")
+        raise click.UsageError("expected TABLE and --key COLUMN, or --drop NAME")
     arguments["mapping"] = parse_mapping("--map", mapping, "NAME=COLUMN, such as score=aesthetic_score")
     options, engine = AnnotateOptions(**arguments), running.open()
     with progress_bar("opening files", _KEPT) as bar:
@@ -161,10 +157,6 @@ def _as_json(annotation: Annotation) -> dict[str, Any]:
     }
 
 
-def _row(found: Annotation) -> tuple[str, ...]:
-    return f"{found.num_samples - found.num_missing:,}", f"{found.num_missing:,}", joined_text(found)
-
-
 @command(
     "map",
     [
@@ -196,7 +188,8 @@ def map_command(dataset: str, function: str, name: str, running: Running, **argu
     FUNCTION gets a sample, a dict of its fields, and returns a dict, or None. Numbers, dates and texts become columns,
     which conditions of `wdsplit view` can use. Bytes, arrays, lists, images and texts become fields, which
     `wdsplit.Dataset(DATASET, join=["NAME"])` reads. MODULE is imported from this folder, or is installed. No shard is
-    changed. After an interrupt, continue with --resume. Annotations are listed and removed by `wdsplit annotate`.
+    changed. After an interrupt, continue with --resume. `wdsplit inspect` lists annotations, and
+    `wdsplit annotate --drop` removes one.
     """
     url = shown_url(dataset)
     engine = running.open()

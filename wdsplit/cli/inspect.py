@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["assign_command", "inspect_command"]
 
-_PREVIEW_CHARACTERS = 50
+_PREVIEW_CHARACTERS, _MAX_RECIPE = 50, 100
 _BAR_WIDTH, _SHARDS_SHOWN = 24, 12
 _NUMBER = re.compile("-?(0|[1-9][0-9]*)")
 """A number of a sample; 007 is a key."""
@@ -134,8 +134,11 @@ def _summary(dataset: str, found: Inspection) -> str:
         lines.append(f"sample tables: {columns_text(manifest.samples)}")
     for view in found.views:
         share = percent(view.num_selected, view.num_samples)
-        lines.append(f"view {view.name}: {share} of the samples{stale(view, found)}")
-    lines += [f"annotation {each.name}: {joined_text(each)}{stale(each, found)}" for each in found.annotations]
+        selection = safe_text(view.made_of, _MAX_RECIPE)
+        lines.append(f"view {view.name}: {share} of the samples: {selection}{stale(view, found)}")
+    for each in found.annotations:
+        missing = f", {each.num_missing:,} missing" if each.num_missing else ""
+        lines.append(f"annotation {each.name}: {joined_text(each)}{missing}{stale(each, found)}")
     lines += erased_lines(dataset, found.with_erased)
     return "\n".join([*lines, *(f"{name}: damaged: {cause}" for name, cause in found.damaged.items())])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -12,17 +12,12 @@ import wdsplit
 from wdsplit.cli.help import argument, command, option
 from wdsplit.cli.options import Running, dataset_argument, engine_options, json_option
 from wdsplit.cli.progress import progress_bar
-from wdsplit.cli.stored import drop_stored, list_stored, stored_options
+from wdsplit.cli.stored import drop_option, drop_stored
 from wdsplit.cli.terminal import MAX_NAME, Result, largest, table
 from wdsplit.texts import counted, percent, safe_text
 from wdsplit.urls import shown_url
 
-if TYPE_CHECKING:
-    from wdsplit.shards.views import StoredView
-
 __all__ = ["view_command"]
-
-_MAX_RECIPE = 100
 
 
 @command(
@@ -34,7 +29,7 @@ _MAX_RECIPE = 100
         "data/train packed --pack tokens --capacity 8192",
         "data/train buckets --group aspect --size 32",
         "data/train good --update",
-        "data/train --list",
+        "data/train --drop good",
     ],
     dataset_argument,
     argument("name", required=False),
@@ -94,14 +89,12 @@ _MAX_RECIPE = 100
         "Make the view again by its own conditions, for the latest version of DATASET.",
         is_flag=True,
     ),
-    stored_options("view"),
+    drop_option("view"),
     engine_options,
     json_option,
     summary="Select samples of DATASET, and store the selection under a name.",
 )
-def view_command(
-    dataset: str, name: str | None, lists: bool, drop: str | None, running: Running, **chosen: Any
-) -> Result:
+def view_command(dataset: str, name: str | None, drop: str | None, running: Running, **chosen: Any) -> Result:
     """Select samples of DATASET, and store the selection as the view NAME.
 
     wdsplit.Dataset(DATASET, view=NAME) then reads only these samples. No shard is changed or copied: a view takes about
@@ -111,12 +104,10 @@ def view_command(
     width and height of images, and columns that `wdsplit convert` kept) and of annotations.
     """
     url = shown_url(dataset)
-    if lists:
-        return list_stored(dataset, "view", ("samples", "share", "selection"), _row, dataclasses.asdict)
     if drop is not None:
         return drop_stored(dataset, "view", drop, wdsplit.drop_view)
     if name is None:
-        raise click.UsageError("expected the NAME of a view to make, or --list, or --drop NAME")
+        raise click.UsageError("expected the NAME of a view to make, or --drop NAME")
     with progress_bar("choosing samples") as bar:
         made = wdsplit.make_view(
             dataset,
@@ -159,8 +150,3 @@ def _class_table(column: str, classes: Mapping[str, tuple[int, int]]) -> list[st
     ]
     text = table((column, "kept", "share of view", "all", "share kept"), cells)
     return [text, *([f"... and {len(classes) - len(shown):,} more classes"] if len(shown) < len(classes) else [])]
-
-
-def _row(found: StoredView) -> tuple[str, ...]:
-    share = percent(found.num_selected, found.num_samples)
-    return f"{found.num_selected:,}", share, safe_text(found.made_of, _MAX_RECIPE)

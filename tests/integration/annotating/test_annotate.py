@@ -548,31 +548,22 @@ def test_converting_anew_says_what_is_stale(stale, tmp_path):
     assert "note:" not in CliRunner().invoke(cli, [*map(str, arguments), "1"]).stderr
 
 
-def test_lists_show_what_is_stale_or_damaged(stale):
+def test_inspect_shows_what_is_stale_or_damaged(stale):
     annotate(stale, scores(), name="scores")
     wdsplit.make_view(str(stale), "good", where="cls < 30")
     (stale / "views/x.view").write_bytes(b"")
     (stale / "fields/broken.json").write_bytes(b"{")
     broken = "damaged: annotation 'broken' cannot be read"
-    for command, patterns in (
-        (
-            ["annotate", stale, "--list"],
-            [
-                r"^kinds +300 +0 +kind \(int64\); made for an earlier version of the dataset$",
-                rf"^broken +{broken}$",
-                r"flag \(bool\)$",
-            ],
-        ),
-        (["view", stale, "--list"], [r"^good .*\nx +damaged: view 'x' cannot be read"]),
-        (["inspect", stale], ["^view x: damaged: view 'x' cannot be read$", f"^annotation broken: {broken}$"]),
+    done = CliRunner().invoke(cli, ["inspect", str(stale), "--samples", "0"])
+    assert done.exit_code == 0, done.output
+    for pattern in (
+        r"^annotation kinds: kind \(int64\); made for an earlier version of the dataset$",
+        r"^annotation scores: .*flag \(bool\)$",
+        "^view good: .* of the samples: --where",
+        "^view x: damaged: view 'x' cannot be read$",
+        f"^annotation broken: {broken}$",
     ):
-        done = CliRunner().invoke(cli, list(map(str, command)))
-        assert done.exit_code == 0, done.output
-        for pattern in patterns:
-            assert re.search(pattern, done.output, re.M), pattern
-    shown = {each["name"]: each for each in json.loads(run(stale, "--list", "--json").output)}
-    assert (shown["kinds"]["stale"], shown["scores"]["stale"]) == (True, False)
-    assert f"damaged: {shown['broken']['damaged']}" == broken
+        assert re.search(pattern, done.output, re.M), pattern
     assert len(wdsplit.verify(str(stale)).problems) == 4
 
 
@@ -594,7 +585,7 @@ def test_verify_finds_tables_that_are_damaged_or_lost(data, damage):
     assert wdsplit.verify(str(data)).problems == ()
 
 
-def test_the_command_annotates_lists_and_drops(data, tmp_path):
+def test_the_command_annotates_and_drops(data, tmp_path):
     source = write_table(tmp_path / "quality.parquet", scores().slice(2))
     done = run(data, source, "--key", "key", "--allow-missing", "--map", "größe=score", "--columns", "word, flag")
     assert done.exit_code == 0, done.output
@@ -604,14 +595,15 @@ def test_the_command_annotates_lists_and_drops(data, tmp_path):
         "missing: 2 samples without a row",
     ):
         assert text in done.output
-    assert re.search(r"^quality +298 +2 +größe \(double\)", run(data, "--list").output, re.M)
-    (listed,) = json.loads(run(data, "--list", "--json").output)
-    assert (listed["name"], listed["missing"]) == ("quality", 2)
-    assert listed["columns"][0] == {"name": "größe", "type": "double"}
-    done = run(data, source, "--key", "key", "--allow-missing", "--overwrite", "--json")
-    assert json.loads(done.output)["missing"] == 2
+    inspected = CliRunner().invoke(cli, ["inspect", str(data), "--samples", "0"]).output
+    assert re.search(r"^annotation quality: größe \(double\).*, 2 missing$", inspected, re.M)
+    made = json.loads(
+        run(data, source, "--key", "key", "--allow-missing", "--map", "größe=score", "--overwrite", "--json").output
+    )
+    assert (made["name"], made["missing"]) == ("quality", 2)
+    assert made["columns"][0] == {"name": "größe", "type": "double"}
     assert "removed annotation 'quality'" in run(data, "--drop", "quality").output
-    assert "no annotations" in run(data, "--list").output
+    assert wdsplit.list_annotations(data) == {}
 
 
 @pytest.mark.parametrize(
@@ -620,7 +612,6 @@ def test_the_command_annotates_lists_and_drops(data, tmp_path):
         ([], "expected TABLE"),
         (["a.parquet"], "expected TABLE"),
         (["--key", "a"], "expected TABLE"),
-        (["--list", "--drop", "a"], "--drop: not allowed with --list"),
         (["--drop", "a", "a.parquet"], "[TABLE...]: not allowed with --drop"),
         (["--drop", "a", "--key", "a"], "--key: not allowed with --drop"),
         (["a.parquet", "--key", "a", "--map", "x"], "NAME=COLUMN"),

@@ -306,7 +306,7 @@ def test_a_view_is_extended_and_stays_for_its_version(tmp_path):
     with pytest.raises(InputError, match="version 1") as raised:
         wdsplit.Dataset(url, view="odd")
     assert "--update" in raised.value.remedy and "version=1" in raised.value.remedy
-    assert "made for version 1" in done("view", url, "--list").out
+    assert "made for version 1" in done("inspect", url, "--samples", 0).out
     with pytest.raises(InputError, match="odd"):
         wdsplit.make_view(url, "late", update=True)  # the view that it selects from comes first
     for name in ("odd", "late"):

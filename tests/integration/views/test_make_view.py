@@ -262,12 +262,10 @@ def test_the_command_says_what_the_view_keeps(dataset, tmp_path):
     assert lines[2] == f"--exclude {tmp_path}/bad.txt: 1 key, 1 duplicate, 0 without a sample"
     assert lines[4].split() == ["label", "kept", "share", "of", "view", "all", "share", "kept"]
     assert lines[5].split()[:2] == ["cat", "0"]
-    assert view(dataset, "--list").output.splitlines()[1].split()[:2] == ["good", str(kept)]
-    assert f'--where "{WHERE}" --exclude {tmp_path}/bad.txt'[:90] in view(dataset, "--list").output
-    (listed,) = json.loads(view(dataset, "--list", "--json").output)
-    assert (listed["name"], listed["num_selected"]) == ("good", kept)
+    inspected = CliRunner().invoke(cli, ["inspect", dataset, "--samples", "0"]).output
+    assert f'view good: {share} of the samples: --where "{WHERE}" --exclude {tmp_path}/bad.txt'[:110] in inspected
     assert "removed view 'good'" in view(dataset, "--drop", "good").output
-    assert "no views" in view(dataset, "--list").output
+    assert wdsplit.list_views(dataset) == {}
 
 
 def test_the_result_as_json(dataset):
@@ -280,11 +278,8 @@ def test_the_result_as_json(dataset):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ((), "expected the NAME of a view to make, or --list, or --drop NAME"),
-        (("v", "--list"), "[NAME]: not allowed with --list"),
+        ((), "expected the NAME of a view to make, or --drop NAME"),
         (("v", "--drop", "w"), "[NAME]: not allowed with --drop"),
-        (("--list", "--drop", "v"), "--drop: not allowed with --list"),
-        (("--list", "--where", "row > 1"), "--where: not allowed with --list"),
         (("--drop", "v", "--overwrite"), "--overwrite: not allowed with --drop"),
     ],
 )
@@ -397,7 +392,6 @@ def test_a_view_that_repeats_cannot_be_limited(weighted):
 def test_the_command_says_how_many_samples_an_epoch_has(weighted):
     output = view(weighted, "doubled", "--repeat", "weight", "--where", RIGHT, "--overwrite").output
     assert f"an epoch has {DUE.total()} samples: --repeat weight" in output
-    assert "--repeat weight" in view(weighted, "--list").output
 
 
 # Packs
@@ -765,7 +759,8 @@ def test_inspect_lists_views_and_annotations(dataset):
     assert [each.name for each in found.annotations] == ["scores"]
     output = CliRunner().invoke(cli, ["inspect", dataset, "--samples", "0"]).output
     share = f"{100 * len(EXPECTED) / NUM_SAMPLES:.1f} %"
-    assert output.splitlines()[-2:] == [f"view good: {share} of the samples", "annotation scores: quality (int64)"]
+    lines = [f'view good: {share} of the samples: --where "{WHERE}"', "annotation scores: quality (int64)"]
+    assert output.splitlines()[-2:] == lines
     shown = json.loads(CliRunner().invoke(cli, ["inspect", dataset, "--samples", "0", "--json"]).output)
     assert shown["views"][0]["num_selected"] == len(EXPECTED)
     assert shown["annotations"] == {"scores": {"quality": "int64"}}

@@ -314,8 +314,8 @@ def resized(
     A JPEG is decoded at a reduced scale if the cropped part is then still at least as large as `size`: 1/8, 1/4, 3/8
     or 1/2 (`pillow` has no 3/8). Then it is resized (bilinear, antialiased). Smaller images are enlarged. The result is
     always RGB: grey is repeated, transparency dropped, CMYK converted. Of 16 bits the upper eight are used, of an
-    animation the first image. Results are deterministic for one library. `wdsplit.verify(decode=True)` finds the images
-    that cannot be decoded.
+    animation the first image. Results are deterministic for one library. `wdsplit bench
+    --bad-samples-file` lists the images that cannot be decoded.
 
     Random crops and flips are drawn as in `Dataset.map_random`: the same on any number of ranks and after a resume,
     different in each epoch. All images of a sample get the same crop and flip.
