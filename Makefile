@@ -9,6 +9,7 @@ EPOCHS ?= 2
 ARGS ?=
 
 BIN := $(VENV)/bin
+BENCH_INSTALLED := $(VENV)/.installed-bench
 DOCS_INSTALLED := $(VENV)/.installed-docs
 DEMO_INSTALLED := $(VENV)/.installed-demo
 TESTS_INSTALLED := $(VENV)/.installed-tests
@@ -20,7 +21,7 @@ LOWEST_PYTHON := LOWEST_PYTHON="$(abspath $(VENV)-lowest/bin/python)"
 
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo demo-s3 test-unit test test-system test-lowest test-all coverage check check-workflows \
+.PHONY: help demo demo-s3 test-unit test test-system test-lowest test-all coverage bench check check-workflows \
 	lock release-check docs docs-build format size clean
 
 help: ## List the targets
@@ -66,6 +67,9 @@ coverage: $(TESTS_INSTALLED) ## Run the unit and integration tests, and write wh
 	$(BIN)/coverage html --quiet --directory build/coverage/html
 	tail -n 1 build/coverage/summary.md
 
+bench: $(BENCH_INSTALLED) ## Run the benchmarks on a RAM disk, and write what they measured into docs/benchmarks.md (90 minutes)
+	$(BIN)/python -m tools.bench --output /dev/shm --page $(ARGS)
+
 check: $(TESTS_INSTALLED) ## Lint, check format, types, layers, language, links and the safety of workflows
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -107,6 +111,11 @@ clean: ## Remove the demo's data and all caches; the virtual environment stays
 $(DEMO_INSTALLED): pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install '$(TORCH)'
 	$(BIN)/python -m pip install -e '.[demo]'
+	touch $@
+
+$(BENCH_INSTALLED): pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install '$(TORCH)'
+	$(BIN)/python -m pip install -e '.[bench,images]'
 	touch $@
 
 $(DOCS_INSTALLED): pyproject.toml | $(BIN)/python

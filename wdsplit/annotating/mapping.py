@@ -483,7 +483,12 @@ class _OneShard:
         except Exception as error:
             alone = [result for one in batch for result in self._results([one])] if len(batch) > 1 else [None]
             if len(batch) == 1 or self.options.on_error == "raise":  # else each sample has failed or not by itself
-                self._fail(error, [row for row, _ in batch], "the function raised an error")
+                expected = ""
+                if isinstance(error, (AttributeError, LookupError, TypeError)):  # it may be made for something else
+                    called = "a list of them" if self.options.batch_size else "one; with --batch-size N, a list of them"
+                    names = ", ".join(name for name in sorted(samples[0]) if not name.startswith("__"))
+                    expected = f"a function of samples, dicts with {names}: it gets {called}"
+                self._fail(error, [row for row, _ in batch], "the function raised an error", expected)
             return alone
         given = results if isinstance(results, Sequence) else []
         wrong = [type(each).__name__ for each in given if not isinstance(each, Mapping | None)]
@@ -497,7 +502,7 @@ class _OneShard:
             )
         return given
 
-    def _fail(self, error: Exception, rows: Sequence[int], cause: str) -> None:
+    def _fail(self, error: Exception, rows: Sequence[int], cause: str, expected: str = "") -> None:
         """Note that a sample has failed, or raise an error that names it."""
         if isinstance(error, (StorageError, DatasetNotFoundError, MissingDependencyError)):
             raise error  # that is no fault of the sample
@@ -511,6 +516,7 @@ class _OneShard:
         raise PipelineError(
             cause,
             place=self.place(rows[0]) + (f", or {len(rows) - 1} more of its batch" if len(rows) > 1 else ""),
+            expected=expected,
             found=f"{found} ({last.filename}, line {last.lineno})",
             remedy="correct it and run the same command, with --resume if shards are finished; "
             "or leave such samples out with --on-error skip",

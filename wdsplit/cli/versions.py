@@ -35,13 +35,16 @@ def log_command(dataset: str) -> Result:
     from wdsplit.shards.versions import before_erasing
 
     versions, rows, before = wdsplit.list_versions(dataset), [], 0
+    first = versions[0].number
     for each in versions:
-        counts = f"{each.num_samples:,}", f"{each.num_samples - before:+,}", f"{each.num_shards:,}"
+        added = "" if each.number == first > 1 else f"{each.num_samples - before:+,}"
+        counts = f"{each.num_samples:,}", added, f"{each.num_shards:,}"
         what = safe_text(each.inputs, _MAX_INPUTS)
         rows.append((each.number, *counts, human_bytes(each.num_bytes), each.created, what, each.folder))
         before = each.num_samples
     text = table(("version", "samples", "added", "shards", "size", "when (UTC)", "inputs", "folder"), rows)
-    text = "\n".join([text, *erased_lines(dataset, before_erasing(versions))])
+    removed = [f"versions before {first} were removed by `wdsplit gc`"] if first > 1 else []
+    text = "\n".join([text, *removed, *erased_lines(dataset, before_erasing(versions))])
     return Result(text, list(map(dataclasses.asdict, versions)))
 
 

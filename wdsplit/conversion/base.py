@@ -108,7 +108,7 @@ class Base:
             )
         for one in fields:
             kind = schema.field(one.column).type
-            found = field_of(one.name, one.column, one.encoding, kind).type
+            found = field_of(one.name, one.column, "", kind).type  # its encoding may not fit this type
             if _plain(found) != _plain(one.type):
                 raise self._refused(
                     f"column {one.column!r} has another type than in the dataset",
@@ -178,7 +178,9 @@ class Base:
                 "the sample tables of the rows would have other columns than those of the dataset",
                 ", ".join(gone or wanted),
                 ", ".join(new or columns),
-                "append tables with the same columns and types",
+                "append tables with the same columns and types"
+                if gone
+                else "convert the dataset again: sample tables have these columns by default now",
             )
         grown = names_of(plan.samples)
         for column, names in names_of(expected).items():

@@ -8,10 +8,11 @@ from typing import Any
 
 from wdsplit.loading.reading.source import AnySource
 from wdsplit.loading.stage_kinds import dropping
+from wdsplit.loading.world import detect_rank, is_group_initialised
 from wdsplit.order.split import World
 from wdsplit.order.trace import reading_advice
 
-__all__ = ["announce", "warn_of_dropped_samples"]
+__all__ = ["announce", "warn_of_dropped_samples", "warn_of_same_samples"]
 
 logger = logging.getLogger(__name__)
 
@@ -58,4 +59,21 @@ def warn_of_dropped_samples(source: AnySource, world: World, stages: Sequence[An
         "%s: %s may drop samples, so ranks may have different numbers of steps and wait for each other forever: "
         "filter the rows when you convert the table (--where), or end all ranks after the fewest steps",
         *key,
+    )
+
+
+def warn_of_same_samples(url: str) -> None:
+    """Log once per process and dataset that each rank of the process group was opened as the only one.
+
+    Rank 1 logs it, as rank 0 may read alone, such as to evaluate.
+    """
+    world = detect_rank() if is_group_initialised() else World()
+    if world.rank != 1 or (url, "") in _warned:
+        return
+    _warned.add((url, ""))
+    logger.warning(
+        "%s: opened with rank=0, world_size=1, but the process group has %d ranks: each that does so gets all samples. "
+        "To split them, leave out both",
+        url,
+        world.world_size,
     )

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from wdsplit import notebook
 from wdsplit.errors import InputError, TopologyError, UnsizedError, WdsplitError, refuse_unknown
-from wdsplit.loading.announcing import announce, warn_of_dropped_samples
+from wdsplit.loading.announcing import announce, warn_of_dropped_samples, warn_of_same_samples
 from wdsplit.loading.bad_samples import Found, with_file
 from wdsplit.loading.fluid import FluidPipeline
 from wdsplit.loading.numbered import NumberedSamples
@@ -63,7 +63,7 @@ __all__ = ["Dataset"]
 _INTERNALS = {
     *("append", "close", "invoke", "iterator", "iterator1", "repeat", "stage", "with_epoch"),
     *("length", "nsamples", "pipeline", "repetitions", "size"),
-    *("check_one_to_one", "column_stages", "moved_to", "process_group", "refuse_other_version"),
+    *("check_one_to_one", "column_stages", "compare_ranks", "moved_to", "process_group"),
     *("replaces_bad_samples", "shared", "staged"),
 }
 """Methods that webdataset's pipelines and wdsplit's loaders call, and users do not."""
@@ -279,10 +279,12 @@ class Dataset(FluidPipeline):
         refuse_unknown(options, CHOICES)
         self.shared.set_views(choice_of({"view": view, **options}))
 
-    def refuse_other_version(self) -> None:
-        """Refuse to iterate if another rank has opened another version of the dataset as the latest."""
+    def compare_ranks(self) -> None:
+        """Refuse to iterate if another rank has opened another version as the latest; warn if all get the same."""
         if self._rank is None and self.process_group is None:  # else ranks may have datasets of their own
             self.shared.refuse_other_version()
+        elif self._rank == World() and not is_worker():
+            warn_of_same_samples(self.source.url)
 
     def world(self) -> World:
         """Return rank and world size of this process.
@@ -363,7 +365,7 @@ class Dataset(FluidPipeline):
         refuse_second_split(source.url, self.world)
         if outdated is not None:
             return outdated
-        self.refuse_other_version()
+        self.compare_ranks()
         world = with_worker(self.world())
         self._refuse_repetitions()
         announce(source, epoch, world)

@@ -361,7 +361,7 @@ class Loader:
         """Yield the batches of the epoch, or what is left of it after `load_state_dict`."""
         start, world, source = self.progress.start, self.dataset.world(), self.dataset.source
         start = start.in_steps_of(self.batch_size * world.world_size)
-        self.dataset.refuse_other_version()
+        self.dataset.compare_ranks()
         self.progress.refuse_other_view(start)  # set_view may have been called since it was loaded
         steps = Steps(source.order(start.epoch), world, self.batch_size, start.position, start.skips)
         announce(source, start.epoch, world, self.num_workers, self.batch_size)

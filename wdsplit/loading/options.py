@@ -150,7 +150,7 @@ def checked_options(options: SamplesOptions, window: int | None = None, kind: An
     ]
     for name in ("fields", "join"):
         if isinstance(given[name], str):
-            problems.append(f"{name} = {given[name]!r}: expected a list of names")
+            problems.append(f"{name} = {given[name]!r}: expected a list of names, [{given[name]!r}]")
     if given["process_group"] is not None and (given["rank"] is not None or given["world_size"] is not None):
         problems.append("process_group cannot be combined with rank and world_size: leave out one of them")
     given["max_bad_samples"] = whole(given["max_bad_samples"])

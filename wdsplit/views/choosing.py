@@ -225,12 +225,18 @@ def read_choice(
             expected = f"with {of}, an integer from 1 to {most:,}: {text}"
             raise InputError(f"invalid {name}", expected=expected, found=repr(given[name]))
     if "pack" in given and "capacity" not in given:
-        raise InputError("pack needs capacity", expected="how long a pack may be", found="none")
+        raise InputError(
+            "pack needs capacity",
+            expected=f"an integer from 1 to {MAX_CAPACITY:,}: how long a pack may be",
+            found="none",
+            remedy="give capacity, such as the context length of the model",
+        )
     if "group" in given and not {"size", "budget"} & given.keys():
         raise InputError(
             "group needs size or budget",
             expected="size, for groups of one value each; or budget, if the column has lengths",
             found="neither",
+            remedy="give size, the samples of a group, or budget, how long a group may be, padded",
         )
     long = given.get("long", "error")
     if long not in LONG or (long == "truncate" and "budget" in given):

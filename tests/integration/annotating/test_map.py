@@ -132,6 +132,18 @@ BAD = {
         [place(50), "row 5)", "no value for 50", "line"],
     ),
     "in a batch": (mapped_functions.raising_in_batch, {"batch_size": 8}, PipelineError, [place(50), "no value for 50"]),
+    "of lists": (
+        mapped_functions.values_of_batch,
+        {},
+        PipelineError,
+        ["dicts with bin, cls: it gets", "with --batch-size N, a list"],
+    ),
+    "of samples": (
+        mapped_functions.values,
+        {"batch_size": 4},
+        PipelineError,
+        ["dicts with bin, cls: it gets", "gets a list of them"],
+    ),
     "no dict": (lambda sample: 5, {}, InputError, ["a dict for each sample", "found: int", place(0)]),
     "too few": (lambda samples: [None], {"batch_size": 4}, InputError, ["found: 1 for 4 samples (list)", place(0)]),
     "no list": (

@@ -353,12 +353,14 @@ def test_what_cannot_be_joined_is_refused_with_a_remedy(data, tmp_path):
     rows = table(60)
     with pytest.raises(InputError, match=r"there is no annotation 'latr'(.|\n)*did you mean 'later'"):
         wdsplit.Dataset(data, join=["latr"])
-    with pytest.raises(InputError, match="expected a list of names"):
+    with pytest.raises(InputError, match=r"join = 'later': expected a list of names, \['later'\]"):
         wdsplit.Dataset(data, join="later")
     with pytest.raises(InputError, match=r"no such field(.|\n)*did you mean 'latent.npy'"):
         wdsplit.Dataset(data, join=["later"], fields=["latent"])
     with pytest.raises(InputError, match=r"no such field(.|\n)*if an annotation has it, join the annotation too"):
         wdsplit.Dataset(data, fields=["latent.npy"])
+    with pytest.raises(ValueError, match=r"latent(.|\n)*those of an annotation need join="):
+        next(iter(wdsplit.Dataset(data).to_tuple("latent.npy")))
     wdsplit.annotate(str(data), rows.select(["id", "weight"]), "id", "number", mapping={"number": "weight"})
     with pytest.raises(InputError, match="'number' has no fields to join"):
         wdsplit.Dataset(data, join=["number"])

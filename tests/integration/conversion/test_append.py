@@ -5,6 +5,7 @@ In the tables of numbers the field `cls` is the number of the row, over all tabl
 
 import dataclasses
 import itertools
+import re
 import shutil
 
 import numpy as np
@@ -248,6 +249,23 @@ def test_missing_columns_options_of_the_dataset_and_missing_datasets_are_refused
     with pytest.raises(DatasetNotFoundError):
         wdsplit.convert(table, str(tmp_path / "nothing"), append=True)
     assert files_of(url) == before and not (tmp_path / "nothing").exists()
+
+
+def test_bytes_are_not_appended_to_images_with_paths(tmp_path):
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    images = pa.array([{"bytes": b"\x89PNG\r\n\x1a\n", "path": "a.png"}] * 4, kind)
+    wdsplit.convert(pa.table({"image": images}), tmp_path / "train")
+    with pytest.raises(InputError, match=r"column 'image' has another type(.|\n)*struct<bytes(.|\n)*found: binary"):
+        wdsplit.convert([{"image": b"\x89PNG\r\n\x1a\n"}], tmp_path / "train", append=True)
+
+
+def test_a_dataset_from_before_columns_became_defaults_must_be_converted_again(tmp_path):
+    table = labelled(tmp_path / "a.parquet", ["dog", "cat", "dog"] * 4)
+    wdsplit.convert(table, tmp_path / "train", key="id", no_keep=["x"])
+    header = tmp_path / "train" / "wdsplit.json"
+    header.write_text(re.sub(r'("no_keep":\s*\[)\s*"x"\s*', r"\1", header.read_text()))
+    with pytest.raises(InputError, match=r"found: x: double(.|\n)*convert the dataset again"):
+        wdsplit.convert(table, tmp_path / "train", append=True)
 
 
 def test_the_shards_of_an_append_have_the_size_of_the_dataset_and_the_bytes_do_not_depend_on_jobs(tmp_path):

@@ -141,6 +141,8 @@ def test_what_only_old_versions_have_is_not_removed_by_the_way(tmp_path):
         wdsplit.gc(url, keep=0)
     wdsplit.drop_annotation(url, "more")
     assert "version 2 kept" in done("gc", url).out
+    shown = done("log", url).out
+    assert "versions before 2 were removed by `wdsplit gc`" in shown and "+50" not in shown
     assert rows_in(url, view="some") == [*range(2, 40), *range(50, 60)]
 
 

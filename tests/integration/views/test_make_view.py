@@ -500,6 +500,7 @@ def test_what_cannot_be_repeated_packed_or_grouped_is_refused(weighted, chosen, 
             refused()
         assert caught.value.found == found
         assert bool(caught.value.key) == (found in ("null", "-1", "51"))
+        assert caught.value.expected or caught.value.remedy
     assert "v" not in wdsplit.list_views(weighted)
 
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 import torch.utils.data
 import webdataset
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from webdataset.compat import FluidInterface
 
 from made_datasets import converted, delivering, expected_epoch, numbers_dataset, numbers_table, real_rows
@@ -97,6 +98,20 @@ def test_rank_worker_and_seed_are_logged_once_and_not_once_a_batch(tmp_path, cap
     assert "rank 0 of 3, worker 0 of 1, seed 11" in messages[0]
     assert "3 ranks x 1 worker do not divide 4 lanes" in messages[1]
     assert "lanes=6" in messages[1]
+
+
+@pytest.mark.parametrize("group_rank", [0, 1])
+def test_a_group_whose_ranks_all_get_the_same_samples_is_warned_of_once(numbers, caplog, group_rank):
+    """By rank 1, as rank 0 may evaluate alone."""
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=group_rank, world_size=3)
+    try:
+        for world_size in (2, 1, 1):
+            dataset = Dataset(numbers, rank=0, world_size=world_size)
+            list(dataset), next(iter(Loader(dataset, 2)))
+            assert len(caplog.messages) == (group_rank if world_size == 1 else 0)
+    finally:
+        torch.distributed.destroy_process_group()
+    assert all("rank=0, world_size=1, but the process group has 3 ranks" in each for each in caplog.messages)
 
 
 # What users and libraries ask of any dataset

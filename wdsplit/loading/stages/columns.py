@@ -71,7 +71,11 @@ class ToTuple:
 
 def _with_remedy(error: Exception) -> bool:
     """Raise an error of `to_tuple` with a note of what to do."""
-    raise noted(error, "to_tuple takes fields of a sample, which `wdsplit inspect DATASET` lists")
+    raise noted(
+        error,
+        "to_tuple takes fields of a sample, which `wdsplit inspect DATASET` lists; those of an annotation need join=, "
+        'as in Dataset(..., join=["latents"])',
+    )
 
 
 @dataclass(frozen=True)
