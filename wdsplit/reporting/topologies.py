@@ -87,22 +87,22 @@ class _Part:
         """Return what all readers read: windows, out of how many, bytes and shards; and the requests for windows."""
         trace, world_size = self.trace(topology.readers), topology.world_size
         windows, opened = trace.windows_read, sum(trace.shards_per_rank())
-        num_bytes = windows / max(1, self._num_windows) * self._num_bytes
         num_each = self._order.num_positions // topology.readers + 1
         num_ranks = min(world_size, max(_MIN_RANKS, min(_MAX_RANKS, _MAX_COUNTED // num_each)))
         ranks = sorted({int(number * world_size * _APART) % world_size for number in range(num_ranks)})
         each = [self._counted(topology, rank, _MAX_COUNTED // num_ranks) for rank in ranks]
-        requests = windows * sum(found for found, _ in each) / max(1.0, sum(of for _, of in each))
-        return windows, self._num_windows, num_bytes, opened, requests
+        requests, num_bytes, of = np.sum(each, axis=0)
+        # Windows that several readers read are larger than others.
+        read_bytes = self._num_bytes if windows == self._num_windows else windows * num_bytes / max(1.0, of)
+        return windows, self._num_windows, read_bytes, opened, windows * requests / max(1.0, of)
 
-    def _counted(self, topology: Topology, rank: int, most: int) -> tuple[float, float]:
-        """Return the requests of a rank's first reader, and the windows that they fetch; count `most` positions."""
+    def _counted(self, topology: Topology, rank: int, most: int) -> Any:
+        """Return the requests of a rank's first reader, their bytes and their windows; count `most` positions."""
         world = World(rank, topology.world_size, 0, max(1, topology.num_workers))
         lists = max(2, most // self._source.positions_at_once(world, self._order.epoch, True))
-        seen = [(0, 0), *islice(self._source.counted(self._order, world), lists)]
-        requests, windows = seen[-1]
+        seen = np.array([(0, 0, 0), *islice(self._source.counted(self._order, world), lists)], np.float64)
         if len(seen) <= lists:
-            return requests, windows
-        before = seen[lists // 2]
-        more = self.trace(topology.readers).windows_read / topology.readers - windows
-        return requests + (requests - before[0]) / max(1, windows - before[1]) * more, windows + more
+            return seen[-1]
+        last, before = seen[-1], seen[lists // 2]
+        more = self.trace(topology.readers).windows_read / topology.readers - last[2]
+        return last + (last - before) / max(1, last[2] - before[2]) * more

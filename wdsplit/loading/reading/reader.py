@@ -243,15 +243,17 @@ class CountingReader(SampleReader):
 
     Attributes:
         num_windows: Windows that were planned.
+        num_bytes: Their bytes.
         num_requests: Requests that would fetch them.
     """
 
-    num_windows = num_requests = 0
+    num_windows = num_bytes = num_requests = 0
 
     def fetch(self) -> None:
         """Count what was planned."""
         planned, self._unfetched = self._unfetched, []
         self.num_windows += len(planned)
+        self.num_bytes += sum(each.visit.shard.num_bytes(len(each.samples)) for each in planned)
         self.num_requests += len(side_by_side([FetchRange(each.visit.shard, each.samples) for each in planned]))
 
     def carry_out(self, plan: Plan) -> Any:

@@ -495,15 +495,15 @@ class Source(AnySource):
         """Return what packs or groups the positions of an epoch are; None if they have a sample each."""
         return form_of(self.selection_at(epoch))
 
-    def counted(self, order: EpochOrder, world: World) -> Iterator[tuple[int, int]]:
-        """Give how many requests one reader sends for how many windows of an order, after each list of positions.
+    def counted(self, order: EpochOrder, world: World) -> Iterator[tuple[int, int, int]]:
+        """Give one reader's requests, their bytes and their windows in an order, after each list of positions.
 
         Nothing is read. The dataset is taken to be in a store, wherever it is.
         """
         num_lanes, opener = len(assigned_lanes(self.options.lanes, world)), partial(self.open_shard, self.storage())
         reader = CountingReader(opener, self.shards, order, num_lanes, ahead=self._ahead(order, world))
         for _ in Reading(reader, reader_positions(order, world, self.positions_at_once(world, order.epoch, True))):
-            yield reader.num_requests, reader.num_windows
+            yield reader.num_requests, reader.num_bytes, reader.num_windows
 
     def positions_at_once(self, world: World, epoch: int, is_streamed: bool | None = None) -> int:
         """Return how many positions a reader should read at a time: about a window of each of its lanes.
