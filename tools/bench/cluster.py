@@ -133,7 +133,7 @@ class Training:
                 for rank in victims:
                     rank.kill()
         if not is_killed:
-            peaks = [rank.result()["mib"] for rank in ranks]
+            peaks = [rank.result()["mib"] for rank, waits in zip(ranks, waiting, strict=True) if not waits]
             if any(waiting):
                 raise ProcessError(f"{sum(waiting)} of {len(ranks)} ranks have more steps than the others")
             print(f"\n{len(ranks)} ranks, at most {max(peaks):.0f} MiB each")
