@@ -55,7 +55,7 @@ test: $(TESTS_INSTALLED) ## Run the unit and integration tests; installs no fram
 test-system: $(ALL_INSTALLED) $(LOWEST_INSTALLED) ## Run frameworks, Ray, kills, guides; property tests with random seeds
 	$(LOWEST_PYTHON) $(PYTEST) -m "slow or hypothesis" --hypothesis-profile=thorough tests $(ARGS)
 
-test-lowest: $(TESTS_INSTALLED) $(LOWEST_INSTALLED) ## Convert and verify with the lowest versions of all dependencies
+test-lowest: $(TESTS_INSTALLED) $(LOWEST_INSTALLED) ## Convert, verify and report with the lowest versions of all dependencies
 	$(LOWEST_PYTHON) $(BIN)/python -m pytest tests/system/test_lowest_versions.py $(ARGS)
 
 test-all: test test-system ## Run all tests
@@ -135,7 +135,7 @@ $(ALL_INSTALLED): pyproject.toml | $(TESTS_INSTALLED)
 $(LOWEST_INSTALLED): pyproject.toml | $(BIN)/uv
 	$(BIN)/python -m venv $(VENV)-lowest
 	$(BIN)/uv pip install --python $(VENV)-lowest/bin/python --resolution lowest-direct --only-binary :all: \
-		--requirements pyproject.toml --extra s3
+		--requirements pyproject.toml --extra report --extra s3
 	touch $@
 
 $(BIN)/uv: | $(BIN)/python

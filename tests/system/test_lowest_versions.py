@@ -61,6 +61,12 @@ def test_the_lowest_versions_write_the_same_bytes_and_verify_them(raw, tmp_path,
     wdsplit(LOWEST, "audit", newest, "--world-size=2", "--workers=2")
 
 
+def test_the_lowest_versions_write_a_report(raw, tmp_path):
+    wdsplit(sys.executable, "convert", raw, tmp_path / "data", "--shards=8")
+    assert "300 samples" in wdsplit(LOWEST, "report", tmp_path / "data", "-o", tmp_path / "report.html")
+    assert "<svg" in (tmp_path / "report.html").read_text()
+
+
 def test_a_manifest_that_is_nested_too_deeply_is_refused(raw, tmp_path):
     """The parsers of older versions end the process."""
     wdsplit(LOWEST, "convert", raw, tmp_path / "out", "--shards=2")
