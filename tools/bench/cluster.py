@@ -184,8 +184,9 @@ def predicted(path: Path, asked: Namespace) -> tuple[float, float, float, float]
     from wdsplit.reporting.subject import Subject
     from wdsplit.reporting.topologies import loads
 
-    gbits = asked.link / 1000 / (1 if asked.slow_node is None else SLOWER)
-    node = Cluster(gbits, asked.latency_ms, asked.step_ms, sample_ms=0, ranks_per_node=asked.ranks)
+    slow_link = 1 if asked.slow_node is None else SLOWER
+    times = asked.latency_ms, asked.step_ms, 0
+    node = Cluster(asked.link / 1000, *times, ranks_per_node=asked.ranks, slow_link=slow_link)
     subject = Subject(wdsplit.Dataset(str(path), read_ahead_bytes=asked.read_ahead).source)
     facts = loads(subject, [Topology(asked.nodes * asked.ranks)], asked.batch_size, node, 0)[0]
     loads_of_node = (each / asked.nodes for each in (facts.bytes_read, facts.requests, facts.start_requests))

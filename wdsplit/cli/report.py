@@ -26,6 +26,7 @@ _CLUSTER: dict[str, dict[str, Any]] = {
     "latency_ms": {},
     "step_ms": {},
     "sample_ms": {},
+    "slow_link": {},
     "ranks_per_node": {"type": click.IntRange(1)},
     "price_per_1000_requests": {"flag": "--request-price"},
     "price_per_gb": {"flag": "--gb-price"},

@@ -20,14 +20,15 @@ ASSUMPTIONS = (
     "With workers, reading, decoding and training overlap perfectly: a step takes as long as the slowest of the three.",
     "Without workers, the rank decodes between two steps, while only reading overlaps with training.",
     "A worker needs 0.1 ms per sample and 10 ms per megapixel of its images, unless --sample-ms says otherwise.",
-    "Each worker has a processor of its own. Retries, evictions and slow nodes do not happen.",
+    "Each worker has a processor of its own. Retries do not happen.",
+    "Each step waits for the node with the slowest link. No epoch but those in the column of caches has a cache.",
 )
 """The assumptions of the model, one sentence each."""
 
 _VALID: tuple[tuple[str, Callable[[float], bool], tuple[str, ...]], ...] = (
     ("a number above 0", lambda value: value > 0, ("link_gbits", "step_ms")),
     ("at least 0", lambda value: value >= 0, ("latency_ms", "sample_ms", "price_per_1000_requests", "price_per_gb")),
-    ("at least 1", lambda value: value >= 1, ("ranks_per_node", "connections")),
+    ("at least 1", lambda value: value >= 1, ("ranks_per_node", "connections", "slow_link")),
 )
 """What the numbers of a cluster must be."""
 
@@ -92,6 +93,7 @@ class Cluster:
             of its images.
         ranks_per_node: Maximum number of ranks that share a node's link.
         connections: Number of concurrent requests per rank.
+        slow_link: How many times slower than the others the slowest node's link is.
         price_per_1000_requests: Price of 1,000 requests, in US dollars.
         price_per_gb: Price per GB of downloads, in US dollars.
     """
@@ -102,6 +104,7 @@ class Cluster:
     sample_ms: float | None = None
     ranks_per_node: int = 8
     connections: int = 64
+    slow_link: float = 1.0
     price_per_1000_requests: float = 0.0004
     price_per_gb: float = 0.0
 
@@ -155,6 +158,8 @@ class Load:
         bytes_read: Bytes that all ranks read.
         requests: About how many requests all ranks send in an epoch, if the dataset is in a store: one a shard for its
             places, and one for each run of neighbouring windows.
+        cached_bytes: Bytes that all nodes fetch in each of the epochs 0 to 3, if each keeps all shards it has read:
+            a cache fetches whole shards. None for a mixture.
         start_requests: Requests that all ranks send once, before their first epoch: two a rank for the manifest.
         first_bytes: Bytes that a rank reads before its first batch.
         first_requests: Requests for these bytes.
@@ -175,6 +180,7 @@ class Load:
     start_requests: int
     first_bytes: float
     first_requests: float
+    cached_bytes: tuple[float, ...] | None = None
     pads: int = 0
     readers_per_lane: int = 1
     read_amplification: float = 1.0
@@ -185,7 +191,7 @@ class Load:
     def estimate(self) -> Estimate:
         """The estimate of the epoch."""
         cluster, world_size, workers = self.cluster, self.topology.world_size, self.topology.num_workers
-        rank_bytes_per_s = cluster.link_gbits * 1e9 / 8 / min(world_size, cluster.ranks_per_node)
+        rank_bytes_per_s = cluster.link_gbits * 1e9 / 8 / min(world_size, cluster.ranks_per_node) / cluster.slow_link
         steps, latency_s = max(1, self.steps), cluster.latency_ms / 1000
         link_s = self.bytes_read / world_size / steps / rank_bytes_per_s
         requests_s = self.requests / world_size / steps * latency_s / cluster.connections

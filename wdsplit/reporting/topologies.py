@@ -21,6 +21,7 @@ __all__ = ["loads"]
 _MIN_RANKS, _MAX_RANKS, _MAX_COUNTED = 5, 12, 200_000
 """Ranks whose requests are counted, as many as have so many positions together. A rank's positions after those that are
 counted are taken to be like their second half."""
+_CACHED_NODES, _CACHED_EPOCHS = 4, 4
 _APART = 0.618
 """The ranks are so far apart, in worlds: in the golden section, they are at different places of any pattern."""
 
@@ -60,6 +61,9 @@ def loads(
                 start_requests=2 * len(parts) * world_size,
                 first_bytes=min(first_lanes * window_bytes, num_bytes / world_size),
                 first_requests=2 * first_lanes,
+                cached_bytes=_cached_bytes(source, topology, cluster.ranks_per_node)
+                if isinstance(source, Source)
+                else None,
                 pads=max(0, steps * batch_size * world_size - order.num_samples),
                 readers_per_lane=readers_per_lane(lanes, world_size, workers),
                 read_amplification=windows / all_windows if all_windows else 0.0,
@@ -68,6 +72,22 @@ def loads(
             )
         )
     return found
+
+
+def _cached_bytes(source: Source, topology: Topology, ranks_per_node: int) -> tuple[float, ...]:
+    """Return `Load.cached_bytes`, from those of up to four nodes."""
+    world_size, num_workers = topology.world_size, max(1, topology.num_workers)
+    num_nodes, sizes = -(-world_size // ranks_per_node), source.manifest.shards.column("num_bytes").astype(np.float64)
+    nodes = sorted({int(number * num_nodes / _CACHED_NODES) for number in range(_CACHED_NODES)})
+    kept, fetched = np.zeros((len(nodes), len(sizes)), bool), list[float]()
+    for epoch in range(_CACHED_EPOCHS):
+        trace, before = Trace(source.order(epoch), world_size, num_workers), kept.copy()
+        for node, own in zip(nodes, kept, strict=True):
+            for rank in range(node * ranks_per_node, min(world_size, (node + 1) * ranks_per_node)):
+                for worker in range(num_workers):
+                    own[trace.shards(rank, worker)] = True
+        fetched.append(float(((kept & ~before) @ sizes).mean() * num_nodes))
+    return tuple(fetched)
 
 
 class _Part:

@@ -65,6 +65,24 @@ def test_steps_pads_and_reads_are_those_of_assign_and_the_loader(lying_sorted, e
         assert found.pads == found.steps * 64 * ranks - 1500
 
 
+def test_a_cache_on_each_node_fetches_the_shards_that_its_ranks_had_not_read_before(lying_sorted):
+    cluster, sizes = (
+        wdsplit.Cluster(ranks_per_node=2),
+        wdsplit.inspect(lying_sorted, 0).manifest.shards.column("num_bytes"),
+    )
+    (found,) = wdsplit.report(lying_sorted, topologies=[Topology(3, 2)], cluster=cluster).facts.topologies
+    datasets, kept = [wdsplit.Dataset(lying_sorted, rank=rank, world_size=3) for rank in range(3)], [set(), set()]
+    for epoch in range(4):
+        num_bytes = 0
+        for rank, dataset in enumerate(datasets):
+            dataset.set_epoch(epoch)
+            read = {sample["__url__"] for sample in dataset} - kept[rank // 2]
+            num_bytes += sum(int(sizes[int(url.split("/")[-1][:6])]) for url in read)
+            kept[rank // 2] |= read
+        assert found.cached_bytes[epoch] == num_bytes
+    assert found.cached_bytes[0] > found.cached_bytes[3]
+
+
 @pytest.mark.parametrize("is_mixture", [False, True])
 def test_chi_squared_is_that_of_the_batches_that_loaders_deliver(lying_sorted, exact, tmp_path, is_mixture):
     facts, opened = exact, lambda rank: wdsplit.Dataset(lying_sorted, rank=rank, world_size=2)

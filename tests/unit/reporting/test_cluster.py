@@ -38,6 +38,7 @@ def test_a_link_that_is_too_slow_decides_how_long_a_step_takes():
     assert found.link_s == pytest.approx(0.64)
     assert found.bound == "link"
     assert found.waiting == pytest.approx(1 - 0.2 / 0.64)
+    assert changed(first_bytes=0, cluster=Cluster(link_gbits=10, slow_link=10, step_ms=200)) == found
 
 
 def test_a_link_carries_what_comes_before_the_first_batch_once():
@@ -83,10 +84,9 @@ def test_an_epoch_without_steps_takes_what_its_first_batch_takes():
 
 def test_all_that_is_wrong_with_a_cluster_is_named():
     with pytest.raises(InputError, match="invalid cluster") as caught:
-        Cluster(link_gbits=0, latency_ms=-1, step_ms=float("nan"), sample_ms=-1, connections=0)
-    assert all(
-        name in caught.value.found for name in ("link_gbits", "latency_ms", "step_ms", "sample_ms", "connections")
-    )
+        Cluster(link_gbits=0, latency_ms=-1, step_ms=float("nan"), sample_ms=-1, connections=0, slow_link=0.5)
+    names = ("link_gbits", "latency_ms", "step_ms", "sample_ms", "connections", "slow_link")
+    assert all(name in caught.value.found for name in names)
 
 
 def test_a_topology_is_parsed_as_people_write_it():
