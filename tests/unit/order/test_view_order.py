@@ -23,7 +23,6 @@ from orders import (
 )
 from wdsplit.checks.audit import AuditOptions, audit_order
 from wdsplit.checks.mixing import draw_batches
-from wdsplit.errors import InputError
 from wdsplit.order.epoch import EpochOrder, Located
 from wdsplit.order.evened import evened
 from wdsplit.order.mixture import MixedOrder, source_seed
@@ -195,12 +194,6 @@ def test_units_of_a_view_lead_back_to_their_positions(view):
     assert sorted(zip(drawn.shard.tolist(), drawn.sample.tolist(), strict=True)) == sorted(
         zip(found.shard.tolist(), found.sample.tolist(), strict=True)
     )
-
-
-def test_counts_must_be_those_of_the_selection():
-    selection = Selection.of_masks(masks_of("every third", [9, 9], 0))
-    with pytest.raises(InputError, match="counts"):
-        EpochOrder(np.array([9, 9]), options(), 0, selection=selection)
 
 
 def test_the_audit_of_a_view_finds_a_sample_that_is_not_selected():
