@@ -149,14 +149,15 @@ class _Collecting:
     def _collect_kind(self, kind: Kind[Any], is_trial: bool) -> None:
         entries, lost = self._storage.list(kind.folder), list[str]()
         for name in sorted({kind.name_in(entry) for entry in entries} - {""}):
-            plain, own = kind.path(name), [kind.path_of_version(name, each) for each in reversed(self._fingerprints)]
-            versions = kind.of_versions(entries, name)
-            newest = next((path for path in own if path in versions), None)
+            plain, versions = kind.path(name), kind.of_versions(entries, name)
+            own = {kind.path_of_version(name, each): each for each in reversed(self._fingerprints)}
+            newest, current = next((path for path in own if path in versions), None), None
             is_there = os.path.basename(plain) in entries
             is_old = not is_there
             if is_there:
                 with suppress(WdsplitError):  # a damaged file is of no version
-                    is_old = kind.fingerprint(kind.find(self._storage, name)) in self._dropped
+                    current = kind.fingerprint(kind.find(self._storage, name))
+                    is_old = current in self._dropped
             if is_there and is_old and newest is None:
                 lost.append(name)
             if is_trial:
@@ -164,7 +165,9 @@ class _Collecting:
             if is_old and newest is not None:
                 with self._storage.publish(plain, durable=True) as file:
                     file.write([self._storage.read(newest)])
-            self.remove(each for each in versions if each not in own or (is_old and each == newest))
+                current = own[newest]
+            # A run that was stopped here may have left the one that has the plain name, too.
+            self.remove(each for each in versions if own.get(each) in (None, current))
         if lost:
             update = kind.update.format(name=lost[0]) or kind.make.format(name=lost[0], how="...")
             raise InputError(
