@@ -147,8 +147,13 @@ def main() -> None:
     print(f"load {os.getloadavg()[0]:.1f}")
     with core.work_folder(arguments.output) as folder:
         core.in_own_process(make_tables, str(folder), rows)  # which gives its memory back
-        results = core.run_rounds(TASKS, arguments.rounds, lambda task: measure(task, folder))
+        results = core.run_rounds(TASKS[:2], arguments.rounds, lambda task: measure(task, folder))
         erased = core.in_own_process(erase, folder)
+        # A full file system in memory would leave little for the others, in small pieces.
+        for name in ("large.parquet", "more.parquet", "large", "grown"):
+            path = folder / name
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        results |= core.run_rounds(TASKS[2:], arguments.rounds, lambda task: measure(task, folder))
     seconds = {task: core.median_of(runs, itemgetter("seconds")) for task, runs in results.items()}
     busy = {task: core.median_of(runs, itemgetter("busy")) for task, runs in results.items()}
     cells = [(task, f"{seconds[task]:.2f}", f"{busy[task]:.2f}") for task in TASKS]
