@@ -33,7 +33,7 @@ INSIDE, PLAIN = "wdsplit, converted with latents", "wdsplit, converted without"
 JOIN, JOIN_SHUFFLED = "wdsplit, latents joined", "wdsplit, latents of another order joined"
 ALONE = "wdsplit, latents converted by themselves"
 READ_INSIDE, READ_JOINED = "wdsplit, latents in the shards", "wdsplit, latents joined to them"
-TASKS = (CONVERT, APPEND, INSIDE, PLAIN, JOIN_SHUFFLED, JOIN, ALONE, READ_INSIDE, READ_JOINED)
+OF_LARGE, OF_SMALL = (CONVERT, APPEND), (INSIDE, PLAIN, JOIN_SHUFFLED, JOIN, ALONE, READ_INSIDE, READ_JOINED)
 
 
 def make_table(path: Path, first: int, stop: int, **num_bytes: int) -> None:
@@ -147,16 +147,16 @@ def main() -> None:
     print(f"load {os.getloadavg()[0]:.1f}")
     with core.work_folder(arguments.output) as folder:
         core.in_own_process(make_tables, str(folder), rows)  # which gives its memory back
-        results = core.run_rounds(TASKS[:2], arguments.rounds, lambda task: measure(task, folder))
+        results = core.run_rounds(OF_LARGE, arguments.rounds, lambda task: measure(task, folder))
         erased = core.in_own_process(erase, folder)
         # A full file system in memory would leave little for the others, in small pieces.
         for name in ("large.parquet", "more.parquet", "large", "grown"):
             path = folder / name
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-        results |= core.run_rounds(TASKS[2:], arguments.rounds, lambda task: measure(task, folder))
+        results |= core.run_rounds(OF_SMALL, arguments.rounds, lambda task: measure(task, folder))
     seconds = {task: core.median_of(runs, itemgetter("seconds")) for task, runs in results.items()}
     busy = {task: core.median_of(runs, itemgetter("busy")) for task, runs in results.items()}
-    cells = [(task, f"{seconds[task]:.2f}", f"{busy[task]:.2f}") for task in TASKS]
+    cells = [(task, f"{seconds[task]:.2f}", f"{busy[task]:.2f}") for task in (*OF_LARGE, *OF_SMALL)]
     cells.append(
         ("wdsplit, a sample of every second shard erased", f"{erased['seconds']:.2f}", f"{erased['busy']:.2f}")
     )

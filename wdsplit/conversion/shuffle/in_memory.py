@@ -82,8 +82,7 @@ def load_table(
 ) -> LoadedRows | None:
     """Load a table into at most `max_bytes` of memory, where no notes are needed; None if it does not fit.
 
-    The memory is shared unless all tasks run in this process. Then rows stay as they were read: memory of a file, which
-    the system provides page by page, would double the time.
+    The memory is shared unless all tasks run in this process. Then rows stay as they were read, without a copy.
 
     Args:
         table: The table.
