@@ -208,12 +208,14 @@ def read_choice(
             columns.refuse_unknown([given[what]])
             kind = columns.schema.field(given[what]).type
             is_any = what == "group" and "budget" not in given
-            if not (pa.types.is_integer(kind) or (is_any and kind in (pa.string(), pa.bool_()))):
+            is_class = given[what] in columns.class_names
+            is_number = pa.types.is_integer(kind) and not is_class
+            if not (is_number or (is_any and (is_class or kind in (pa.string(), pa.bool_())))):
                 raise InputError(
                     f"column {given[what]!r} cannot be used to {what}",
                     place=columns.storage.url,
                     expected="a column of integers" + ", texts or booleans" * is_any,
-                    found=str(kind),
+                    found="classes" if is_class else str(kind),
                 )
     for name, of, most, text in _LIMITS:
         given[name] = whole(given.get(name))

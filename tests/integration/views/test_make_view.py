@@ -324,7 +324,8 @@ def test_a_view_that_failed_leaves_no_folder(dataset):
 
 def weighted_columns(num_samples):
     weights = [None if row % 11 == 10 else -1 if row == 33 else row % 4 for row in range(num_samples)]
-    return columns_of(num_samples).append_column("weight", pa.array(weights, pa.int16()))
+    table = columns_of(num_samples).append_column("weight", pa.array(weights, pa.int16()))
+    return table.append_column("parts", pa.array([row % 3 for row in range(num_samples)]))
 
 
 @pytest.fixture(scope="module")
@@ -398,7 +399,7 @@ def test_the_command_says_how_many_samples_an_epoch_has(weighted):
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-@pytest.mark.parametrize("chosen", [{}, {"where": "row < 30"}, {"expand": "label", "where": "is_odd"}], ids=str)
+@pytest.mark.parametrize("chosen", [{}, {"where": "row < 30"}, {"expand": "parts", "where": "is_odd"}], ids=str)
 def test_packs_hold_all_that_is_chosen_and_are_made_of_blocks(weighted, chosen, jobs):
     made = wdsplit.make_view(weighted, "packed", **chosen, pack="row", capacity=60, overwrite=True, jobs=jobs)
     units = read_view(open_storage(weighted), read_manifest(open_storage(weighted)), "packed")[1]
@@ -468,6 +469,7 @@ def columns_of_units(units):
         ({"pack": "row", "capacity": 50}, "51"),
         ({"pack": "weight", "capacity": 50}, "null"),
         ({"pack": "score", "capacity": 50}, "double"),
+        ({"pack": "label", "capacity": 50}, "classes"),
         ({"pack": "row"}, "none"),
         ({"pack": "row", "capacity": 0}, "0"),
         ({"pack": "row", "capacity": 2**31}, str(2**31)),
@@ -521,7 +523,7 @@ def test_each_sample_of_a_pack_draws_numbers_of_its_own(weighted):
 
 def test_samples_that_come_never_may_have_any_length(weighted):
     """Row 51 is longer than a pack, and its label is 0."""
-    made = wdsplit.make_view(weighted, "packed", repeat="label", pack="row", capacity=50, overwrite=True)
+    made = wdsplit.make_view(weighted, "packed", repeat="parts", pack="row", capacity=50, overwrite=True)
     assert made.stored.num_selected == sum(row % 3 > 0 for row in range(NUM_SAMPLES))
 
 
@@ -584,7 +586,7 @@ def test_bad_samples_are_left_out_of_packs_and_packs_of_only_bad_ones_have_a_sub
         ({"group": "is_odd", "size": 4}, 1),
         ({"group": "label", "size": 3, "where": "row < 30"}, 2),
         ({"group": "row", "budget": 150}, 2),
-        ({"group": "row", "budget": 150, "size": 3, "expand": "label"}, 1),
+        ({"group": "row", "budget": 150, "size": 3, "expand": "parts"}, 1),
     ],
     ids=str,
 )
