@@ -404,7 +404,6 @@ def schedules(draw):
     positions = [0, *itertools.accumulate(draw(st.lists(st.integers(30, 120), max_size=3)))]
     shares = {
         "schedule": [(position, draw(weights)) for position in positions],
-        "interpolate": draw(st.sampled_from(["step", "linear"])),
         "num_samples": draw(st.integers(40, 90)),
     }
     return sources, shares, None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -13,8 +12,8 @@ from wdsplit.cli.help import argument, command, option
 from wdsplit.cli.options import Running, dataset_argument, engine_options, json_option
 from wdsplit.cli.progress import progress_bar
 from wdsplit.cli.stored import drop_option, drop_stored
-from wdsplit.cli.terminal import MAX_NAME, Result, largest, table
-from wdsplit.texts import counted, percent, safe_text
+from wdsplit.cli.terminal import Result
+from wdsplit.texts import counted, percent
 from wdsplit.urls import shown_url
 
 __all__ = ["view_command"]
@@ -132,21 +131,7 @@ def view_command(dataset: str, name: str | None, drop: str | None, running: Runn
             one = recipe[which]
             counts = [counted(one["keys"], "key"), counted(one["duplicates"], "duplicate")]
             lines.append(f"--{which} {one['from']}: {', '.join(counts)}, {one['missing']:,} without a sample")
-    for column, classes in made.classes.items():
-        lines += ["", *_class_table(column, classes)]
     lines.append(bar.took)
-    facts = {"num_shards": made.num_shards, "num_empty_shards": made.num_empty_shards, "classes": made.classes}
+    facts = {"num_shards": made.num_shards, "num_empty_shards": made.num_empty_shards}
     value = {"dataset": url, **dataclasses.asdict(stored), **facts}
     return Result("\n".join(lines), value)
-
-
-def _class_table(column: str, classes: Mapping[str, tuple[int, int]]) -> list[str]:
-    """Return a line for each class; if there are many, only for the largest."""
-    shown = largest(classes, lambda counts: counts[0])
-    total = sum(kept for kept, _ in classes.values())
-    cells = [
-        (safe_text(name, MAX_NAME), f"{kept:,}", percent(kept, total), f"{every:,}", percent(kept, every))
-        for name, (kept, every) in shown.items()
-    ]
-    text = table((column, "kept", "share of view", "all", "share kept"), cells)
-    return [text, *([f"... and {len(classes) - len(shown):,} more classes"] if len(shown) < len(classes) else [])]

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xxhash
@@ -322,9 +322,7 @@ class _MixArguments:
         InputError: They contradict each other, or name no dataset.
     """
 
-    def __init__(
-        self, weights: Any, repeat: Any, choose: Any, num_samples: Any, schedule: Any, interpolate: Any
-    ) -> None:
+    def __init__(self, weights: Any, repeat: Any, choose: Any, num_samples: Any, schedule: Any) -> None:
         repeated = [each for each in (repeat, choose) if each is not None] or None
         given = [each for each in (schedule, weights, repeated) if each is not None]
         if len(given) != 1 or not given[0]:
@@ -332,12 +330,6 @@ class _MixArguments:
                 _CAUSE,
                 expected=f"weights, {_EXAMPLE}; or repeat= and choose=; or schedule=",
                 found="several of them" if any(given) else "none of them",
-            )
-        if interpolate is not None and schedule is None:
-            raise InputError(
-                "interpolate works only with schedule",
-                found=f"interpolate={interpolate!r}",
-                remedy="leave it out: these weights do not change",
             )
         points = [] if schedule is None else schedule
         is_listed = isinstance(points, Sequence) and not isinstance(points, str)
@@ -359,10 +351,10 @@ class _MixArguments:
         if schedule is None:
             _refuse_duplicates(named)
         self.urls = list(dict.fromkeys(named))
-        self._points, self._interpolate, self._num_samples = points, interpolate or "step", num_samples
+        self._points, self._num_samples = points, num_samples
         self._shares = weights, repeat, choose
 
-    def shares(self, sizes: Sequence[int], names: Sequence[str], lanes: int) -> list[int] | Schedule:
+    def shares(self, sizes: Sequence[int], names: Sequence[str]) -> list[int] | Schedule:
         """Return how many samples of each dataset an epoch takes, or the schedule.
 
         Raises:
@@ -370,7 +362,7 @@ class _MixArguments:
         """
         if self._points:
             points = [(position, self._in_order(weights, 0)) for position, weights in self._points]
-            return Schedule(points, sizes, self._num_samples, self._interpolate, lanes, names)
+            return Schedule(points, sizes, self._num_samples, names)
         weights, repeats, chosen = (None if each is None else self._in_order(each, None) for each in self._shares)
         return epoch_counts(sizes, weights, repeats, chosen, self._num_samples, names)
 
@@ -394,7 +386,6 @@ def mix(
     choose: Mapping[Path, int] | None = None,
     num_samples: int | None = None,
     schedule: Sequence[tuple[int, Mapping[Path, float]]] | None = None,
-    interpolate: Literal["step", "linear"] | None = None,
     datasets: Mapping[str, Path] | None = None,
     version: Mapping[Path, int] | None = None,
     **options: Unpack[DatasetOptions],
@@ -415,10 +406,8 @@ def mix(
         num_samples: Samples in an epoch, with `weights` or `schedule`; by default as many as all datasets have
             together.
         schedule: Weights that change over time: pairs of a position and its weights, the first at position 0.
-            Positions count the samples of the mixture over all epochs: epoch E begins at E x `num_samples`. A dataset
-            that a point does not name has weight 0 there.
-        interpolate: Between two points, `step` (the default) keeps the weights of the earlier one; `linear` changes
-            them evenly, in 100 steps.
+            Positions count the samples of the mixture over all epochs: epoch E begins at E x `num_samples`. Weights
+            stay until the next point. A dataset that a point does not name has weight 0 there.
         datasets: Names of datasets to their folders, to use in all other arguments instead of the folders:
             `{"easy": "data/a", "hard": "data/a"}` for two views of one dataset. `__source__` is then the name.
         version: Folder of each dataset to the number of its version; by default the latest.
@@ -431,7 +420,7 @@ def mix(
         InputError: The shares, or an option, are invalid.
         DatasetNotFoundError: There is no finished dataset in a folder.
     """
-    asked = _MixArguments(weights, repeat, choose, num_samples, schedule, interpolate)
+    asked = _MixArguments(weights, repeat, choose, num_samples, schedule)
     chosen = checked_options(options)
     names = {str(name): path for name, path in (datasets or {}).items()}
     versions = {str(name): number for name, number in (version or {}).items()}
@@ -455,7 +444,7 @@ def mix(
     lanes = chosen["lanes"] or max(source.options.lanes for source in sources)
     for source in sources:
         source.options = replace(source.options, lanes=lanes)
-    shares_of = partial(asked.shares, names=[source.url for source in sources], lanes=lanes)
+    shares_of = partial(asked.shares, names=[source.url for source in sources])
     order = OrderOptions(chosen["seed"], chosen["shuffle"], lanes, 1, chosen["tail"])
     return Mixture(MixedSource(sources, shares_of, order), known, chosen)
 

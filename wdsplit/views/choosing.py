@@ -6,7 +6,6 @@ A task processes some shards. Its result depends only on its arguments, so any e
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -32,7 +31,7 @@ from wdsplit.tar.names import ambiguous_key, unescape_key
 from wdsplit.views.columns import SampleColumns
 from wdsplit.views.keys import KeyList, read_keys
 
-__all__ = ["LONG", "Choice", "Chosen", "Tally", "choose", "read_choice", "refuse_missing"]
+__all__ = ["LONG", "Choice", "Chosen", "choose", "read_choice", "refuse_missing"]
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +40,7 @@ LONG: tuple[Long, ...] = ("error", "drop", "truncate")
 """What to do with samples that are longer than a pack, or than the budget of a group."""
 
 _SHOWN_KEYS = 5
-_MAX_CLASSES, _MAX_UNITS = 10_000, 2**24
+_MAX_UNITS = 2**24
 _MAX_VALUES = 1000
 """Values of a column of groups: a shard has samples for whole groups of some."""
 _MAX_PADS, _MAX_ALLOWED_PADS = 0.05, 0.5
@@ -133,38 +132,23 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Tally:
-    """Number of samples with each value of a column: among the chosen samples, and among all."""
-
-    chosen: Counter[int]
-    every: Counter[int]
-
-    def add(self, other: Tally) -> None:
-        """Add the counts of another tally."""
-        self.chosen.update(other.chosen)
-        self.every.update(other.every)
-
-
-@dataclass(frozen=True)
 class Chosen:
     """The result of choosing samples.
 
     Attributes:
         selection: The units of the chosen samples.
         found: For each list of keys, whether a sample has the key: bool of shape (keys,).
-        classes: For each counted column of classes, the number of chosen samples and of all samples by class.
         figures: How well packs or groups are filled: see `described_units`.
     """
 
     selection: Units
     found: Mapping[str, npt.NDArray[np.bool_]]
-    classes: Mapping[str, Tally] = field(default_factory=dict)
     figures: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
 class _Part:
-    """The result of a task: the bits of its shards, the keys of lists that it found, and the counts of classes.
+    """The result of a task: the bits of its shards, and the keys of lists that it found.
 
     Where the choice says how often samples come, `times` has this for those with set bits; else it is empty. So has
     `codes` the packs or classes of their items, which are `length` long together; `values` are what classes of groups
@@ -180,7 +164,6 @@ class _Part:
     length: int
     num_long: int
     found: dict[str, Int64]
-    classes: dict[str, Tally]
 
 
 def read_choice(
@@ -294,7 +277,6 @@ def choose(
     choice: Choice,
     base: Selection | None = None,
     engine: Engine | None = None,
-    counted: Sequence[str] = (),
     progress: Callable[[int, int, int], None] | None = None,
 ) -> Chosen:
     """Choose samples of a dataset. Uses a few bits of memory per sample; 4 bytes or 8 if they are repeated or packed.
@@ -306,7 +288,6 @@ def choose(
         choice: The criteria.
         base: The samples to choose from, of the same totals; None for all.
         engine: Engine that runs the tasks; None for this process.
-        counted: Integer columns whose values to count, unless they have more than 10,000 different values.
         progress: Called at the start and after each task, with the number of finished shards, of all shards, and of
             samples checked.
 
@@ -317,7 +298,7 @@ def choose(
     """
     if choice.where is not None:
         columns.parse(choice.where)
-    elif base is not None and not (choice.lists or counted or choice.times or choice.form):
+    elif base is not None and not (choice.lists or choice.times or choice.form):
         return Chosen(base, {})
     ends = np.append(0, np.cumsum(-(-totals // 8)))
     bits = np.zeros(int(ends[-1]), np.uint8)
@@ -328,11 +309,10 @@ def choose(
         tasks.append((shards, None if whole is None else whole[ends[shards.start] : ends[shards.stop]]))
     done_parts: dict[int, _Part] = {}
     found = {name: np.zeros(len(each.keys), np.int64) for name, each in choice.lists.items()}
-    classes = {name: Tally(Counter(), Counter()) for name in counted}
     done = samples = 0
     report = progress or (lambda *_: None)
     report(0, len(totals), 0)
-    work = partial(_choose_some, columns, totals, choice, tuple(counted))
+    work = partial(_choose_some, columns, totals, choice)
     num_bytes = len(totals) * _SHARD_BYTES + int(totals.sum()) * _SAMPLE_BYTES
     mapped = (engine or LocalEngine(1)).map(
         work,
@@ -343,13 +323,9 @@ def choose(
     with closing(mapped) as parts:
         for part in parts:
             bits[ends[part.shards.start] : ends[part.shards.stop]] = part.bits
-            done_parts[part.shards.start] = replace(part, bits=bits[:0], found={}, classes={})
+            done_parts[part.shards.start] = replace(part, bits=bits[:0], found={})
             for name, numbers in part.found.items():
                 np.add.at(found[name], numbers, 1)
-            for name in list(classes):
-                classes[name].add(part.classes[name])
-                if len(classes[name].every) > _MAX_CLASSES:
-                    del classes[name]
             done += len(part.shards)
             samples += int(totals[part.shards.start : part.shards.stop].sum())
             report(done, len(totals), samples)
@@ -371,7 +347,7 @@ def choose(
         units = _grouped(columns, choice, items, every)
         _refuse_pads(columns, choice, units)
     figures = _figures(choice, units, every)
-    return Chosen(units, {name: counts > 0 for name, counts in found.items()}, classes, figures)
+    return Chosen(units, {name: counts > 0 for name, counts in found.items()}, figures)
 
 
 def _figures(choice: Choice, units: Units, parts: Sequence[_Part]) -> dict[str, Any]:
@@ -466,24 +442,17 @@ def _refuse_many(columns: SampleColumns, choice: Choice, num_units: int) -> None
         )
 
 
-def _choose_some(
-    columns: SampleColumns,
-    totals: Int64,
-    choice: Choice,
-    counted: Sequence[str],
-    task: _Task,
-) -> _Part:
+def _choose_some(columns: SampleColumns, totals: Int64, choice: Choice, task: _Task) -> _Part:
     """Choose samples of the shards of a task. Runs in a worker process; may run twice."""
     condition = None if choice.where is None else columns.parse(choice.where)
     lists, needs_keys = choice.lists, choice.lists or choice.times or choice.form
-    given = [*(condition.columns if condition else ()), *([KEY] if needs_keys else ()), *counted]
+    given = [*(condition.columns if condition else ()), *([KEY] if needs_keys else ())]
     names = list(dict.fromkeys([*given, *filter(None, [choice.times, choice.pack or choice.group])]))
     bits: list[Bits] = [np.zeros(0, np.uint8)]
     times, codes, length, num_long = [], [], 0, 0
     costs: list[npt.NDArray[np.float64]] = [np.zeros(0)]
     form, number_of = choice.form, dict[Any, int]()
     found: dict[str, list[Int64]] = {name: [np.zeros(0, np.int64)] for name in lists}
-    classes = {name: Tally(Counter(), Counter()) for name in counted}
     for table, mask in _tables(columns, totals, names, task):
         if condition is not None:
             rows = condition.rows([table.column(name) for name in condition.columns], len(table))
@@ -523,12 +492,10 @@ def _choose_some(
                 codes.append(_values_of(table, choice, mask, number_of)[samples])
                 if len(number_of) > _MAX_VALUES:
                     raise _too_many_values(columns, choice)
-        for name in counted:
-            classes[name].add(_tally(table.column(name), mask))
         bits.append(np.packbits(mask, bitorder="little"))
     joined = {name: np.concatenate(numbers) for name, numbers in found.items()}
     made = _joined(times), _joined(codes), [*number_of], np.concatenate(costs), length, num_long
-    return _Part(task[0], np.concatenate(bits), *made, joined, classes)
+    return _Part(task[0], np.concatenate(bits), *made, joined)
 
 
 def _tables(
@@ -609,11 +576,3 @@ def _refuse_long(table: pa.Table, choice: Choice, is_long: npt.NDArray[np.bool_]
             else "use a larger --budget; or --long drop (long=)",
             key=row[KEY],
         )
-
-
-def _tally(column: Any, mask: npt.NDArray[np.bool_]) -> Tally:
-    """Return the number of samples with each value of an integer column, without nulls."""
-    is_valid = column.is_valid().to_numpy()
-    numbers = column.cast(pa.int64()).fill_null(0).to_numpy()
-    counts = [np.unique(numbers[each], return_counts=True) for each in (mask & is_valid, is_valid)]
-    return Tally(*(Counter(dict(zip(*map(np.ndarray.tolist, each), strict=True))) for each in counts))

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 
 from wdsplit.engines.local import Engine, LocalEngine
 from wdsplit.errors import InputError, OutputExistsError
@@ -31,10 +30,6 @@ __all__ = ["MadeView", "drop_view", "list_views", "make_view"]
 
 logger = logging.getLogger(__name__)
 
-_MAX_CLASS_COLUMNS = 4
-_MAX_UNNAMED = 100
-"""Maximum number of values of a class column without class names."""
-
 
 @dataclass(frozen=True)
 class MadeView:
@@ -44,15 +39,12 @@ class MadeView:
         stored: The stored view: its name, fingerprint, and numbers of samples.
         num_shards: Number of shards of the dataset.
         num_empty_shards: Number of shards without a sample in the view.
-        classes: For each column of classes, the samples in the view and in the dataset by class name, such as
-            `{"label": {"cat": (50, 100)}}`. Classes without a name have their number.
         units: What packs or groups it has, and how well they are filled, in lines; empty if it has none.
     """
 
     stored: StoredView
     num_shards: int
     num_empty_shards: int
-    classes: Mapping[str, Mapping[str, tuple[int, int]]]
     units: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
@@ -171,10 +163,9 @@ def make_view(
         columns = SampleColumns(storage, manifest)
         choice = read_choice(columns, asked, storage_options)
         base = None if view is None else read_view(storage, manifest, view)
-        counted = _counted(columns)
         selection = None if base is None else plain(View(base[0].name, base[1]), storage.url)
         engine = engine or LocalEngine(jobs)
-        chosen = choose(columns, manifest.shards.num_real, choice, selection, engine, counted, progress)
+        chosen = choose(columns, manifest.shards.num_real, choice, selection, engine, progress)
         refuse_missing(columns, choice, chosen, allow_missing)
         recipe = _recipe(choice, chosen, None if base is None else base[0])
         VIEWS.keep_older(storage, name, manifest)
@@ -191,7 +182,6 @@ def make_view(
         stored,
         len(manifest.shards),
         int(np.count_nonzero(chosen.selection.counts == 0)),
-        _classes(columns, chosen),
         tuple(described_units(chosen.selection, chosen.figures)),
     )
 
@@ -216,18 +206,6 @@ def _recipe_of(stored: StoredView, given: list[str], url: str) -> tuple[dict[str
     return asked, recipe["view"]["name"] if "view" in recipe else None
 
 
-def _counted(columns: SampleColumns) -> list[str]:
-    """Return the class columns to count: those with class names, else those of fields named cls."""
-    if columns.manifest.samples is None:
-        return []
-    labels = [field.column for field in columns.manifest.fields if field.name.rpartition(".")[2] == "cls"]
-    numbers = [one.name for one in columns.schema if pa.types.is_integer(one.type) and one.type != pa.uint64()]
-    named, others = (
-        [name for name in dict.fromkeys(each) if name in numbers] for each in (columns.class_names, labels)
-    )
-    return (named or others)[:_MAX_CLASS_COLUMNS]
-
-
 def _recipe(choice: Choice, chosen: Chosen, base: StoredView | None) -> dict[str, Any]:
     """Return the recipe that the view stores: the criteria that made it."""
     recipe: dict[str, Any] = {}
@@ -244,20 +222,6 @@ def _recipe(choice: Choice, chosen: Chosen, base: StoredView | None) -> dict[str
         counts = {"keys": len(keys.keys), "duplicates": keys.num_duplicates, "missing": missing}
         recipe[name] = {"from": keys.origin, **counts}
     return recipe
-
-
-def _classes(columns: SampleColumns, chosen: Chosen) -> dict[str, dict[str, tuple[int, int]]]:
-    """Return the counts of each class by name; by number if there are no names and few classes."""
-    classes = {}
-    for column, tally in chosen.classes.items():
-        names = columns.class_names.get(column, ())
-        if not names and len(tally.every) > _MAX_UNNAMED:
-            continue
-        numbers = sorted({*range(len(names)), *tally.every})
-        texts = [names[each] if 0 <= each < len(names) else str(each) for each in numbers]
-        counts = [(tally.chosen[each], tally.every[each]) for each in numbers]
-        classes[column] = dict(zip(texts, counts, strict=True))
-    return classes
 
 
 def list_views(

@@ -21,32 +21,30 @@ def sources(tmp_path_factory):
     return one, numbers_dataset(tmp_path_factory.mktemp("other"), 40, shards=3, lanes=2, window=4)
 
 
-def mixed(sources, points=SCHEDULE, interpolate="linear", **options):
+def mixed(sources, points=SCHEDULE, **options):
     schedule = [(position, dict(zip(sources, weights, strict=True))) for position, weights in points]
-    return wdsplit.mix(schedule=schedule, interpolate=interpolate, num_samples=EPOCH, **options)
+    return wdsplit.mix(schedule=schedule, num_samples=EPOCH, **options)
 
 
-@pytest.mark.parametrize("interpolate", ["step", "linear"])
-def test_shares_change_as_scheduled(sources, interpolate):
+def test_shares_change_as_scheduled(sources):
     """That no sample comes twice before all were seen is in test_promises.py."""
     source_of = []
     for epoch in range(4):
-        dataset = mixed(sources, interpolate=interpolate, rank=0, world_size=1).to_tuple("__source__", "__pad__")
+        dataset = mixed(sources, rank=0, world_size=1).to_tuple("__source__", "__pad__")
         dataset.set_epoch(epoch)
         for named, pads in wdsplit.Loader(dataset, 12):
             assert not pads.any()
             source_of += named
     counts = [source_of[begin:end].count(sources[0]) for begin, end in ((0, 60), (60, 150), (216, 288))]
-    assert counts == ([54, 45, 0] if interpolate == "step" else [42, 23, 0])
+    assert counts == [54, 45, 0]
 
 
 def test_a_state_of_another_schedule_is_refused(sources):
     state = wdsplit.Loader(mixed(sources), 12).state_dict()
-    assert "schedule of 3 points (linear, epochs of 72)" in state["fingerprint"]
-    for other in (mixed(sources, SCHEDULE[:2]), mixed(sources, interpolate="step")):
-        with pytest.raises(StateError, match="schedule of") as caught:
-            wdsplit.Loader(other, 12).load_state_dict(state)
-        assert "schedule" in caught.value.remedy
+    assert "schedule of 3 points (step, epochs of 72)" in state["fingerprint"]
+    with pytest.raises(StateError, match="schedule of") as caught:
+        wdsplit.Loader(mixed(sources, SCHEDULE[:2]), 12).load_state_dict(state)
+    assert "schedule" in caught.value.remedy
     same = [(0, (0.9, 0.1)), (60, (0.5, 0.5)), (150, (0, 3))]
     wdsplit.Loader(mixed(sources, same), 12).load_state_dict(state)
 

@@ -42,7 +42,6 @@ URL = f"https://u:{SECRET}@host/x?t={SECRET}"
         ({"schedule": {URL: 1}}, "invalid schedule"),
         ({"schedule": [0, {"a": 1}]}, "invalid schedule"),
         ({"schedule": [(0, [URL])]}, "which datasets to mix"),
-        ({"weights": {URL: 1}, "interpolate": "linear"}, "interpolate works only with schedule"),
     ],
 )
 def test_arguments_that_contradict_each_other_are_refused_and_no_secrets_are_told(arguments, found):

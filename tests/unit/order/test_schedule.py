@@ -12,14 +12,12 @@ from hypothesis import strategies as st
 from orders import options
 from wdsplit.errors import InputError
 from wdsplit.order.mixture import EpochShares, MixedOrder
-from wdsplit.order.schedule import INTERPOLATIONS, Schedule
+from wdsplit.order.schedule import Schedule
 from wdsplit.order.shares import epoch_counts
-
-interpolations = st.sampled_from(INTERPOLATIONS)
 
 
 @st.composite
-def schedules(draw, interpolations=interpolations, most=400):
+def schedules(draw, most=400):
     """Draw a schedule, with its sizes and lanes: (schedule, sizes, lanes)."""
     num_sources = draw(st.integers(1, 5))
     weights = st.lists(st.integers(0, 9), min_size=num_sources, max_size=num_sources).filter(any)
@@ -28,7 +26,7 @@ def schedules(draw, interpolations=interpolations, most=400):
     sizes = draw(st.lists(st.integers(1, 40), min_size=num_sources, max_size=num_sources))
     lanes = draw(st.integers(1, 6))
     try:
-        schedule = Schedule(points, sizes, draw(st.integers(40, 150)), draw(interpolations), lanes)
+        schedule = Schedule(points, sizes, draw(st.integers(40, 150)))
     except InputError as error:
         assume("rounds to 0" not in error.found)
         raise
@@ -54,21 +52,10 @@ def stream(schedule, sizes, lanes, epochs, **others):
     return found
 
 
-def weight_at(schedule, source, position):
-    """Return the share of a source at a position, which may lie between two samples."""
-    shares = [(begin, Fraction(weights[source], sum(weights))) for begin, weights in schedule.points]
-    for (begin, one), (end, other) in itertools.pairwise(shares):
-        if position < end:
-            linear = schedule.interpolate == "linear"
-            return one + (other - one) * Fraction(position - begin, end - begin) if linear else one
-    return shares[-1][1]
-
-
-def simulated(schedule, begin, end):
-    """Return what positions take of each source, sample by sample; in a sample the weights are those of its middle."""
-    middles = [Fraction(2 * position + 1, 2) for position in range(begin, end)]
-    sources = range(len(schedule.points[0][1]))
-    return [sum(weight_at(schedule, source, middle) for middle in middles) for source in sources]
+def due(schedule, begin):
+    """Return the share of each source from a point on."""
+    weights = dict(schedule.points)[max(each for each, _ in schedule.points if each <= begin)]
+    return [Fraction(weight, sum(weights)) for weight in weights]
 
 
 def counts_of(samples, num_sources):
@@ -87,47 +74,12 @@ def test_each_stretch_has_its_exact_shares_rounded_by_the_largest_remainders(mad
     found = stream(*made, range(num_epochs), shuffle=shuffle)
     stretches = [*itertools.pairwise(begins), ((num_epochs - 1) * each_epoch, num_epochs * each_epoch)]
     for begin, end in stretches:
-        expected = simulated(schedule, begin, end)
+        expected = [share * (end - begin) for share in due(schedule, begin)]
         counts = counts_of(found[begin:end], len(sizes))
         assert sum(counts) == end - begin
         order = sorted(range(len(sizes)), key=lambda source: expected[source] // 1 - expected[source])
         up = set(order[: end - begin - sum(each // 1 for each in expected)])
         assert counts == [each // 1 + (source in up) for source, each in enumerate(expected)]
-
-
-@given(schedules(st.just("linear"), most=4000))
-def test_a_linear_stretch_follows_its_integral_within_lanes_times_sources_samples(made):
-    schedule, sizes, lanes = made
-    sources = len(sizes)
-    for (begin, _), (end, _) in itertools.pairwise(schedule.points):
-        before = schedule.taken(begin)
-        size = max(lanes * sources, -(-(end - begin) // 100))  # of a block, less than a lane's samples more
-        for position in range(begin, end, max(1, (end - begin) // 40)):
-            taken = [a - b for a, b in zip(schedule.taken(position), before, strict=True)]
-            errors = [a - b for a, b in zip(taken, simulated_integral(schedule, begin, position), strict=True)]
-            curve = size * 2 * max_slope(schedule, begin, end) * size  # in a block, the mean stands for the line
-            assert max(map(abs, errors)) <= lanes * sources + 2 + curve
-
-
-def simulated_integral(schedule, begin, position):
-    """Return the integral in closed form: the mean of the weights at both ends."""
-    sources = range(len(schedule.points[0][1]))
-    length = position - begin
-    return [
-        (weight_at(schedule, source, begin) + weight_at(schedule, source, Fraction(position))) * length / 2
-        if length
-        else Fraction(0)
-        for source in sources
-    ]
-
-
-def max_slope(schedule, begin, end):
-    last = Fraction(2 * end - 1, 2)
-    slopes = [
-        abs(weight_at(schedule, source, last) - weight_at(schedule, source, begin)) / (end - begin)
-        for source in range(len(schedule.points[0][1]))
-    ]
-    return max(slopes)
 
 
 @given(schedules(most=4000))
@@ -141,20 +93,6 @@ def test_what_is_taken_never_falls_and_adds_up(made):
         assert sum(taken) == position
         assert all(a <= b for a, b in zip(before, taken, strict=True))
         before = taken
-
-
-@given(schedules(st.just("linear"), most=4000))
-def test_blocks_of_a_linear_stretch_are_whole_rows_of_the_lanes_but_the_last(made):
-    """So from one block to the next a lane goes on with the lanes of the sources that it has begun."""
-    schedule, sizes, lanes = made
-    for (begin, _), (end, _) in itertools.pairwise(schedule.points):
-        inside = [each for each in schedule._begins if begin <= each < end]
-        assert len(inside) <= max(1, 100)
-        for here, after in itertools.pairwise(inside):
-            taken = zip(schedule.taken(here), schedule.taken(after), strict=True)
-            assert all((b - a) % lanes == 0 for a, b in taken)
-            assert (after - here) % lanes == 0
-            assert after - here >= lanes * len(sizes)
 
 
 # Exactly once
@@ -180,10 +118,9 @@ def sources_at(order, positions):
     return found
 
 
-@pytest.mark.parametrize("interpolate", INTERPOLATIONS)
-def test_a_schedule_of_one_point_is_a_mixture_of_constant_weights(interpolate):
+def test_a_schedule_of_one_point_is_a_mixture_of_constant_weights():
     sizes, weights = [40, 25, 7], [0.5, 0.3, 0.2]
-    schedule = Schedule([(0, weights)], sizes, 66, interpolate, lanes=4)
+    schedule = Schedule([(0, weights)], sizes, 66)
     counts = epoch_counts(sizes, weights=weights, num_samples=66)
     for epoch in (0, 3, 2**61):
         shares = schedule.epoch(epoch)
@@ -195,26 +132,27 @@ def test_a_schedule_of_one_point_is_a_mixture_of_constant_weights(interpolate):
 
 
 def test_golden_epoch_of_a_schedule():
-    schedule = Schedule([(0, [3, 1]), (12, [1, 1]), (20, [0, 1])], [5, 4], 8, "linear", lanes=2)
+    schedule = Schedule([(0, [3, 1]), (12, [1, 1]), (20, [0, 1])], [5, 4], 8)
     found = [order_of(schedule, [5, 4], 2, epoch, seed=42) for epoch in range(3)]
     assert [order.num_positions for order in found] == [8, 8, 8]
     assert [schedule.epoch(epoch).segments for epoch in range(4)] == GOLDEN_SEGMENTS
+    assert schedule.fingerprint == "3 points (step, epochs of 8) b9d39049691a113d"
     assert [(source, place) for order in found for source, _, place in sources_at(order, np.arange(8))] == GOLDEN
 
 
-GOLDEN_SEGMENTS = [((4, 0), (2, 2)), ((2, 2), (2, 2)), ((0, 4), (0, 4)), ((0, 8),)]
+GOLDEN_SEGMENTS = [((6, 2),), ((3, 1), (2, 2)), ((2, 2), (0, 4)), ((0, 8),)]
 GOLDEN = [
-    *[(0, 0), (0, 1), (0, 2), (0, 3), (0, 4), (1, 1), (1, 0), (0, 0)],
-    *[(0, 1), (1, 3), (1, 2), (0, 2), (1, 0), (1, 1), (0, 3), (0, 4)],
-    *[(1, 2), (1, 3), (1, 0), (1, 1), (1, 2), (1, 3), (1, 0), (1, 1)],
+    *[(1, 0), (1, 1), (0, 0), (0, 1), (0, 2), (0, 3), (0, 4), (0, 0)],
+    *[(0, 1), (1, 2), (0, 3), (0, 2), (1, 3), (1, 0), (0, 4), (0, 0)],
+    *[(1, 1), (1, 2), (0, 1), (0, 2), (1, 3), (1, 0), (1, 1), (1, 2)],
 ]
 
 
 @settings(max_examples=5)
-@given(interpolations, st.integers(0, 10**6))
-def test_a_billion_positions_and_a_thousand_points_are_no_matter(interpolate, epoch):
+@given(st.integers(0, 10**6))
+def test_a_billion_positions_and_a_thousand_points_are_no_matter(epoch):
     points = [(number * 10**9, [1 + number % 7, 3, number % 2]) for number in range(300)]
-    schedule = Schedule(points, [10**9] * 3, 10**9, interpolate, lanes=192)
+    schedule = Schedule(points, [10**9] * 3, 10**9)
     assert sum(schedule.taken(10**15 + 1)) == 10**15 + 1
     order = order_of(schedule, [10**9] * 3, 192, epoch)
     assert len(set(sources_at(order, np.arange(5 * 10**8, 5 * 10**8 + 1000)))) == 1000
@@ -242,7 +180,6 @@ def test_a_billion_positions_and_a_thousand_points_are_no_matter(interpolate, ep
         ([(0, [1, 1]), (9, [1, float("nan")])], {}, ["point 1, b: weight = nan"]),
         ([(0, [0, 0])], {}, ["point 0: weights: expected at least one above 0"]),
         ([(0, [1])], {}, ["point 0: expected 2 weights, one per source, found 1"]),
-        ([(0, [1, 1])], {"interpolate": "cubic"}, ["interpolate = 'cubic'"]),
         ([(0, [1, 1])], {"num_samples": 0}, ["num_samples = 0"]),
         ([(0, [1, 1])], {"num_samples": True}, ["num_samples = True"]),
         ([(0, [1, 999]), (10, [1, 1])], {}, ["a: its share of positions 0 to 9, 0.01 of a sample, rounds to 0"]),
@@ -264,8 +201,7 @@ def test_the_fingerprint_tells_schedules_apart_but_not_the_scale_of_weights():
     others = [
         fingerprint((0, [0.9, 0.1]), (51, [1, 1])),
         fingerprint((0, [0.8, 0.2]), (50, [1, 1])),
-        fingerprint((0, [0.9, 0.1]), (50, [1, 1]), interpolate="linear"),
         fingerprint((0, [0.9, 0.1]), (50, [1, 1]), num_samples=101),
         fingerprint((0, [0.9, 0.1])),
     ]
-    assert len({one, *others}) == 6
+    assert len({one, *others}) == 5
