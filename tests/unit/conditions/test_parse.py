@@ -298,19 +298,6 @@ def test_statistics_of_row_groups_rule_conditions_out(tmp_path, groups, text):
     assert rows_after_pruning(fragment, where).equals(expected)
 
 
-@pytest.mark.parametrize(
-    "rows", [[1.0, 2.0, NAN, 3.0], [5.0, 5.0, NAN, 5.0], [NAN, NAN, NAN, NAN], [5.0, None, NAN, 5]]
-)
-@pytest.mark.parametrize("text", ["x < 9", "not x < 9", "x != 5", "not x == 5", "x not in [5, 6]", "x in [5]", "x > x"])
-def test_nan_is_no_less_found_for_being_left_out_of_statistics(tmp_path, rows, text):
-    table = pa.table({"x": pa.array(rows, pa.float64()), "y": [1, 2, 3, 4]})
-    where = parse_where(f"y > 0 and {text}", table.schema)
-    fragment = fragment_of(tmp_path / "x.parquet", table, 4)
-    assert rows_after_pruning(fragment, where)["y"].to_pylist() == table.filter(where.expression)["y"].to_pylist()
-    alone = parse_where(text, table.schema)
-    assert (alone.pruning is None) == ("not" in text or "!=" in text)
-
-
 # Errors
 
 SCHEMA = pa.schema(

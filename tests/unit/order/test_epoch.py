@@ -10,11 +10,9 @@ from orders import (
     SHARDS,
     TAILS,
     epoch_order,
-    every_sample,
     located,
     options,
     orders,
-    real_positions,
     slow_epoch,
     slow_hash_stream,
     slow_lanes,
@@ -167,16 +165,6 @@ def test_a_position_leads_to_the_same_sample_alone_or_among_others(order, data):
     assume(order.num_samples)
     positions = data.draw(st.lists(st.integers(0, order.num_positions + 20), max_size=10))
     assert located(order, positions) == [located(order, [position])[0] for position in positions]
-
-
-@given(orders(st.sampled_from(["pad", "uneven"])))
-def test_each_sample_appears_once_below_the_end_of_the_epoch(order):
-    positions = real_positions(order)
-    assert sorted(sample[:2] for sample in located(order, positions)) == every_sample(order)
-    assert order.num_samples == len(positions) == order.lane_length.sum()
-    assert not order.is_real(order.num_positions + np.arange(2 * order.options.lanes)).any()
-    if order.is_recut:
-        assert order.num_positions == order.num_samples
 
 
 @given(orders(st.sampled_from(["pad", "drop"])), st.integers(0, 50))

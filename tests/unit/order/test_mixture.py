@@ -210,33 +210,6 @@ def test_a_position_leads_to_the_same_sample_alone_or_among_others(mixture, epoc
     assert led(order, positions) == [led(order, [position])[0] for position in positions]
 
 
-@given(mixtures(), epochs)
-def test_an_epoch_has_each_sources_count_and_exactly_the_next_numbers_of_its_stream(mixture, epoch):
-    sizes, counts, _ = mixture
-    order = MixedOrder(*mixture, epoch)
-    assert order.num_samples == order.num_positions == order.lane_length.sum() == sum(counts)
-    numbers = {source: [] for source in range(len(sizes))}
-    for source, source_epoch, position in whole_epoch(order):
-        assert 0 <= position < sizes[source]
-        numbers[source].append(source_epoch * sizes[source] + position)
-    for source, count in enumerate(counts):
-        assert sorted(numbers[source]) == list(range(epoch * count, (epoch + 1) * count))
-
-
-@given(mixtures(), epochs)
-def test_a_lane_reads_a_source_from_front_to_back_and_in_each_epoch_one_lane_of_it(mixture, epoch):
-    order = MixedOrder(*mixture, epoch)
-    lanes = order.options.lanes
-    owners = {}
-    for lane in range(lanes):
-        found = led(order, range(lane, order.num_positions, lanes))
-        for source in range(len(mixture[0])):
-            numbers = [(source_epoch, place) for each, source_epoch, place in found if each == source]
-            assert numbers == sorted(numbers)
-        for source, source_epoch, place in found:
-            assert owners.setdefault((source, source_epoch, place % lanes), lane) == lane
-
-
 # With the sources' own orders
 
 
@@ -269,19 +242,6 @@ def test_each_stretch_of_a_lane_has_the_shares_of_the_whole(counts, shuffle):
             is_here = np.concatenate([[0], np.cumsum(sources == source)])
             error = is_here - is_here[-1] * np.arange(len(is_here)) / len(sources)
             assert np.ptp(error[::block]) < 2.2
-
-
-@pytest.mark.parametrize("shuffle", [True, False])
-@pytest.mark.parametrize("counts", MANY)
-def test_all_lanes_together_keep_the_shares_and_do_not_come_to_a_source_at_the_same_time(counts, shuffle):
-    lanes, counts = 64, [64 * count for count in counts]
-    order = mixed_order(counts, counts, lanes=lanes, shuffle=shuffle)
-    sources = sources_of(order, np.arange(order.num_positions))
-    for source in {0, len(counts) // 2, len(counts) - 1}:
-        share = counts[source] / order.num_positions
-        error = np.cumsum(sources == source) - share * np.arange(1, order.num_positions + 1)
-        in_block = BLOCK_OFFSETS * share if shuffle else 0
-        assert np.ptp(error) < 4 * (lanes * (1 + in_block)) ** 0.5
 
 
 def test_a_shuffled_lane_that_ranks_share_does_not_beat_in_time_with_them():

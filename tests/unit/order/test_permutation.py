@@ -26,13 +26,6 @@ def test_a_place_is_in_range_and_no_other_row_has_it_whatever_the_number_of_rows
 
 
 @pytest.mark.parametrize("num_rows", [1000, 100_000])
-def test_places_do_not_depend_on_how_the_rows_are_cut(num_rows):
-    permutation = RowPermutation(num_rows, 3)
-    parts = [permutation.positions(part) for part in np.array_split(np.arange(num_rows), 7)]
-    assert np.array_equal(np.concatenate(parts), permutation.positions(np.arange(num_rows)))
-
-
-@pytest.mark.parametrize("num_rows", [1000, 100_000])
 def test_another_seed_gives_another_order(num_rows):
     orders = {places(num_rows, seed)[:50].tobytes() for seed in range(100)}
     assert len(orders) == 100
@@ -59,9 +52,3 @@ def test_where_a_row_goes_says_nothing_of_where_it_came_from(num_rows, seed):
     expected = num_rows / blocks**2
     statistic = ((table - expected) ** 2 / expected).sum()
     assert abs(statistic - 3969) < 6 * 89
-
-
-def test_neighbours_do_not_stay_together():
-    found = places(400_003).astype(float)
-    assert abs(np.corrcoef(found[:-1], found[1:])[0, 1]) < 0.01
-    assert abs(np.corrcoef(found, np.arange(len(found)))[0, 1]) < 0.01

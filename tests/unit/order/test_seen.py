@@ -34,16 +34,6 @@ def pairs(seen):
     return list(zip(seen.positions.tolist(), seen.ranks.tolist(), strict=True))
 
 
-@given(orders(), st.integers(1, 5), st.integers(1, 4))
-def test_each_step_of_an_epoch_is_what_the_ranks_have(order, world_size, batch_size):
-    expected = global_steps(order, batch_size, world_size, State(order.epoch, 0))
-    seen = SeenSteps(order, batch_size, world_size)
-    assert len(seen) == len(expected)
-    numbers = range(0, len(seen), 1 + len(seen) // 9)
-    assert [pairs(seen.step(number)) for number in numbers] == [expected[number] for number in numbers]
-    assert list(seen.before()) == []
-
-
 @given(orders(even), st.integers(1, 5), st.integers(1, 4), st.integers(0, 200), st.integers(0, 30), st.integers(0, 9))
 def test_after_a_resume_steps_are_counted_to_end_where_the_epoch_ends(
     order, world_size, batch_size, position, first, length
@@ -74,47 +64,6 @@ def test_a_step_that_is_skipped_right_after_a_resume_between_two_steps_has_all_o
         ([1, 2], True),
         ([3, 4], False),
     ]
-
-
-@given(orders(even), st.integers(1, 4), st.integers(1, 4), st.integers(0, 90), st.integers(0, 90), st.integers(0, 40))
-def test_steps_that_reach_across_a_gap_have_numbers_too(order, world_size, batch_size, position, begin, length):
-    assume(position < order.num_positions and begin < order.num_positions)
-    state = State(order.epoch, position, skips=NO_SKIPS.added(begin, min(begin + length, order.num_positions)))
-    steps = global_steps(order, batch_size, world_size, state)
-    seen = SeenSteps(order, batch_size, world_size, state)
-    first = Steps(order, World(0, world_size), batch_size, position).first_number
-    found = [seen.step(number) for number in range(first, len(seen))]
-    assert [pairs(each) for each in found if not each.is_skipped] == steps
-
-
-@given(orders(even), st.integers(1, 4), st.integers(1, 4), st.integers(0, 20), st.integers(0, 9), st.integers(0, 5))
-def test_what_comes_before_a_state_are_the_last_steps_that_were_not_skipped(
-    order, world_size, batch_size, taken, first, length
-):
-    size = world_size * batch_size
-    all_steps = global_steps(order, batch_size, world_size, State(order.epoch, 0))
-    assume(taken < len(all_steps) and taken * size < order.num_positions and first + length <= taken)
-    state = State(order.epoch, taken * size, None, NO_SKIPS.added(first * size, (first + length) * size), size)
-    before = list(SeenSteps(order, batch_size, world_size, state).before())
-    kept = [number for number in range(taken) if not first <= number < first + length]
-    assert [each.number for each in before] == kept[::-1]
-    assert [pairs(each) for each in before] == [all_steps[number] for number in kept[::-1]]
-
-
-@given(orders(st.just("uneven")), st.integers(1, 4), st.integers(1, 4), st.integers(0, 20))
-def test_the_state_of_a_rank_that_advances_by_itself_tells_of_that_rank(order, world_size, batch_size, taken):
-    for rank in range(world_size):
-        own = list(Steps(order, World(rank, world_size), batch_size))
-        done = own[: min(taken, len(own) - 1)] if own else []
-        state = State(order.epoch, done[-1].end if done else 0)
-        seen = SeenSteps(order, batch_size, world_size, state, rank)
-        assert len(seen) == len(own)
-        numbers = range(0, len(own), 1 + len(own) // 5)
-        assert [seen.step(number).positions.tolist() for number in numbers] == [
-            own[number].positions.tolist() for number in numbers
-        ]
-        before = [each.positions.tolist() for each in seen.before()]
-        assert before == [step.positions.tolist() for step in done[::-1]]
 
 
 def test_steps_before_a_state_end_where_the_global_batch_changed():

@@ -1,12 +1,11 @@
 """Ranges of positions that are left out, compared with plain sets."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from orders import orders
-from wdsplit.order.skips import NO_SKIPS, Skips
+from wdsplit.order.skips import NO_SKIPS
 from wdsplit.order.split import Steps, World
 
 ranges = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 12)), max_size=6)
@@ -68,15 +67,3 @@ def test_steps_are_made_of_the_positions_that_are_not_left_out(order, drawn, wor
             later = Steps(order, World(rank, world_size), batch_size, step.end, skips)
             assert len(later) == len(steps) - number - 1
             assert step.end == batches[number][-1] + 1
-
-
-@pytest.mark.parametrize("whole", [0, 1])
-def test_skipping_whole_steps_leaves_the_others_as_they_are(whole):
-    from orders import epoch_order
-
-    order = epoch_order([30, 25, 9], lanes=3)
-    skips = Skips(((12, 24), (60, 64))) if whole else Skips(((12, 24),))
-    for rank in range(3):
-        all_steps = [step.positions.tolist() for step in Steps(order, World(rank, 3), 2)]
-        kept = [step.positions.tolist() for step in Steps(order, World(rank, 3), 2, 0, skips)]
-        assert kept == [*all_steps[:2], *all_steps[4:10], *([] if whole else all_steps[10:])]

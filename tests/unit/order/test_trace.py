@@ -1,4 +1,3 @@
-import json
 from operator import itemgetter
 
 import numpy as np
@@ -7,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orders import epoch_order, orders, views
-from wdsplit.order.split import Steps, World, reader_positions, readers_per_lane, worker_of
+from wdsplit.order.split import Steps, World, readers_per_lane, worker_of
 from wdsplit.order.trace import Trace, reading_advice, runs_of
 from wdsplit.texts import counted
 
@@ -92,20 +91,6 @@ def test_runs_are_the_samples_below_a_position_each_once(order, stop):
     assert len(runs.lane) <= order.options.lanes + len(order.counts) + (0 if order.stretches is None else 9**2)
 
 
-@given(orders(), world_sizes, workers, st.data())
-def test_the_distribution_of_a_reader_is_its_part_of_that_of_all(order, world_size, num_workers, data):
-    rank, worker = data.draw(st.integers(0, world_size - 1)), data.draw(st.integers(0, num_workers - 1))
-    world = World(rank, world_size, worker, num_workers)
-    found = distribution(order, rank, world_size, worker, num_workers)
-    positions = np.concatenate([np.zeros(0, np.int64), *reader_positions(order, world, 7)])
-    assert set(found.assigned_shards) == {shard for shard, _, _ in visited(order, positions)}
-    assert found.shards_per_worker[worker] == len(found.assigned_shards)
-    assert (found.total_shards, found.num_samples) == (len(order.counts), int(order.counts.sum()))
-    assert (found.rank, found.world_size, found.worker, found.num_workers) == (rank, world_size, worker, num_workers)
-    assert (len(found.shards_per_rank), len(found.shards_per_worker)) == (world_size, num_workers)
-    assert json.loads(json.dumps(found.as_dict())) == found.as_dict()
-
-
 # Cases worth a name
 
 
@@ -135,13 +120,6 @@ def test_seven_shards_keep_eight_ranks_busy():
     assert all(found.shards_per_rank)
     assert (found.num_samples, found.num_pads) == (560, 80)
     assert found.read_amplification == 1.0
-
-
-def test_neighbours_read_the_window_that_their_lanes_part():
-    order = epoch_order([12], lanes=2, window=4, shuffle=False)
-    assert order.is_recut
-    assert distribution(order, world_size=2).read_amplification == 4 / 3
-    assert distribution(epoch_order([16], lanes=2, window=4, shuffle=False), world_size=2).read_amplification == 1.0
 
 
 @pytest.mark.parametrize("counts", [[], [0, 0, 0]])

@@ -1,7 +1,6 @@
 """The order of a view: that of a dataset that has no other samples."""
 
 from collections import Counter
-from dataclasses import replace
 from unittest.mock import patch
 
 import numpy as np
@@ -25,9 +24,7 @@ from wdsplit.checks.audit import AuditOptions, audit_order
 from wdsplit.checks.mixing import draw_batches
 from wdsplit.order.epoch import EpochOrder, Located
 from wdsplit.order.evened import evened
-from wdsplit.order.mixture import MixedOrder, source_seed
 from wdsplit.order.selection import Selection
-from wdsplit.order.split import Steps, World
 from wdsplit.order.units import KINDS, spread
 
 
@@ -121,52 +118,6 @@ def test_uneven_lanes_keep_their_own_shards_and_take_what_is_too_much_for_others
     parts = [[(0, 0, 20)], [(1, 0, 10), (0, 20, 30)], [(2, 0, 20)], [(3, 0, 18), (2, 20, 22)]]
     expected = [[(shard, n) for shard, first, stop in part for n in range(first, stop)] for part in parts]
     assert lanes_of(order) == expected
-
-
-@given(views(st.sampled_from(["pad", "drop"]), ["uneven", *VIEWS]), st.integers(1, 4), st.integers(1, 5), st.data())
-def test_all_promises_of_an_epoch_hold_for_a_view(view, world_size, batch_size, data):
-    order, units = view
-    ranks = [list(Steps(order, World(rank, world_size), batch_size)) for rank in range(world_size)]
-    alone = list(Steps(order, World(), world_size * batch_size))
-    assert {len(steps) for steps in ranks} == {len(alone)}
-    for step, whole in enumerate(alone):
-        assert sorted(np.concatenate([steps[step].positions for steps in ranks])) == whole.positions.tolist()
-    given_samples = [each for step in alone for each in located(order, step.positions)]
-    real = Counter((shard, sample) for shard, sample, pad in given_samples if not pad)
-    due = Counter((shard, sample) for shard in range(len(units)) for sample in samples_of(units, shard))
-    assert real <= due and {(shard, sample) for shard, sample, _ in given_samples} <= set(due)
-    if order.options.tail == "pad":
-        assert real == due
-    elif order.is_recut:
-        most = max(Counter(order.locate(np.arange(order.num_positions)).row.tolist()).values(), default=0)
-        assert due.total() - real.total() < world_size * batch_size * most or not due
-    global_batch = world_size * batch_size
-    stop = data.draw(st.integers(0, len(alone)))
-    others = [Steps(order, World(rank, global_batch), 1, stop * global_batch) for rank in range(global_batch)]
-    for step, whole in zip(zip(*others, strict=True), alone[stop:], strict=True):
-        assert sorted(int(part.positions[0]) for part in step) == whole.positions.tolist()
-
-
-@given(st.data(), st.integers(1, 3), st.integers(0, 4), st.booleans())
-def test_a_mixture_of_views_gives_each_selected_sample_once_before_any_again(data, lanes, epoch, shuffle):
-    counts = [[9, 0, 14], [30], [5, 5]]
-    kinds = [data.draw(st.sampled_from([kind for kind in VIEWS if kind != "nothing"])) for _ in counts]
-    views = [Selection.of_masks(masks_of(kind, each, epoch)) for kind, each in zip(kinds, counts, strict=True)]
-    sizes = [view.num_samples for view in views]
-    shares = [data.draw(st.integers(1, 2 * size)) for size in sizes]
-    chosen, given_samples = options(lanes=lanes, shuffle=shuffle), {}
-    for number in range(epoch + 2):
-        mixed = MixedOrder(sizes, shares, chosen, number)
-        for quota in mixed.quotas(np.arange(mixed.num_samples)):
-            view, own = views[quota.source], replace(chosen, seed=source_seed(0, quota.source))
-            order = EpochOrder(view.counts, own, quota.source_epoch, equal_lanes=True, selection=view)
-            given_samples.setdefault((quota.source, quota.source_epoch), []).extend(located(order, quota.positions))
-    for (source, source_epoch), found in given_samples.items():
-        assert not any(pad for *_, pad in found)
-        assert len(set(found)) == len(found) <= sizes[source]
-        assert all(views[source].mask(shard)[sample] for shard, sample, _ in found)
-        if (source, source_epoch + 1) in given_samples:
-            assert len(found) == sizes[source]
 
 
 def test_a_bitmap_of_a_shard_that_is_not_visited_is_not_touched():

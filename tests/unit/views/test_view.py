@@ -10,7 +10,7 @@ from sampled import columns_of, keys_of, rows_of, sampled_dataset
 from wdsplit.errors import InputError
 from wdsplit.order.selection import Selection
 from wdsplit.shards.files import read_manifest
-from wdsplit.shards.manifest import Field, Manifest, Shards, first_samples
+from wdsplit.shards.manifest import Field, first_samples
 from wdsplit.shards.views import write_view
 from wdsplit.storage.local import LocalStorage
 from wdsplit.views import choosing, view
@@ -49,25 +49,6 @@ def refused(dataset, **asked):
 
 def test_nothing_asked_is_no_view(dataset):
     assert resolve_view(*dataset) is None
-
-
-@pytest.mark.parametrize(
-    ("where", "meets"),
-    [
-        ("row >= 25", lambda row: row["row"] >= 25),
-        ("score > 1.5", lambda row: row["score"] is not None and row["score"] > 1.5),
-        ("score is None", lambda row: row["score"] is None),
-        ("is_odd and not label == 'cat'", lambda row: row["is_odd"] and row["label"] != 0),
-        ("label in ('cat', 'eel')", lambda row: row["label"] in (0, 2)),
-        ("num_bytes > 2", lambda row: False),
-        ("num_bytes >= 1", lambda row: True),
-        ("num_bytes == 2", lambda row: row["row"] >= 10),
-        ("startswith(column('__key__'), 'img')", lambda row: row["row"] % 5 == 0),
-    ],
-)
-def test_a_condition_chooses_as_a_list_comprehension_does(dataset, where, meets):
-    assert rows_in(dataset, where=where) == [row["row"] for row in ROWS if meets(row)]
-    assert resolve_view(*dataset, where=where).name == where
 
 
 some_rows = st.lists(st.integers(0, NUM_SAMPLES - 1), max_size=12)
@@ -196,18 +177,3 @@ def test_too_large_a_dataset_says_which_command_stores_the_view(dataset, monkeyp
         assert f"`{command} --view third`" in error.remedy
     assert rows_in(dataset, where="row < 2", limit=10) == [0, 1]
     assert resolve_view(*dataset, view="third").name == "third"
-
-
-@pytest.mark.parametrize(("num_shards", "samples"), [(view._MAX_SHARDS + 1, 1), (2, view._MAX_SAMPLES // 2 + 1)])
-def test_a_condition_on_a_large_dataset_is_refused_before_anything_is_read(tmp_path, num_shards, samples):
-    columns = {
-        "path": [f"{number:06d}.tar" for number in range(num_shards)],
-        "num_samples": [samples] * num_shards,
-        "num_pads": [0] * num_shards,
-        "num_bytes": [samples * 1024] * num_shards,
-        "checksum": ["xxh3_128:00"] * num_shards,
-    }
-    manifest = Manifest(Shards.of_columns(columns), (), 4, 4, "none", {})
-    error = refused((LocalStorage(str(tmp_path / "large")), manifest), where="row > 1")
-    assert f'`wdsplit view {tmp_path}/large NAME --where "row > 1"`' in error.remedy
-    assert f"{num_shards:,} shards" in error.found
