@@ -87,6 +87,10 @@ class Selection:
         bits[np.repeat(bitmap_bytes(self.totals, self.counts) > 0, sizes)] = self.bitmaps
         return bits
 
+    def __and__(self, other: Selection) -> Selection:
+        """Return the samples that are in two selections of the same shards."""
+        return Selection.of_bits(self.totals, self.bits & other.bits)
+
     def first(self, totals: Int64) -> Selection:
         """Return the part of the selection in the first samples of its dataset.
 

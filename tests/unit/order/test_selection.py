@@ -89,6 +89,14 @@ def test_the_bits_of_all_samples_are_the_selection_again(chosen):
     same(Selection.of_bits(selection.totals, bits), chosen)
 
 
+@given(st.data())
+def test_both_is_what_is_in_both(data):
+    one = data.draw(masks())
+    other = data.draw(masks([len(mask) for mask in one]))
+    expected = [left & right for left, right in zip(one, other, strict=True)]
+    same(Selection.of_masks(one) & Selection.of_masks(other), expected)
+
+
 @given(masks(), st.integers(0, 100))
 def test_the_first_samples_of_a_selection(chosen, limit):
     totals, left = [], limit
