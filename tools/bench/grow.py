@@ -4,6 +4,8 @@ Samples of 25 kB: all of them converted, against a tenth appended to a dataset o
 kB of latents, and without them; the latents joined, against converted by themselves; then read both ways, in batches of
 256 by one process, of which the second epoch counts. Shards of 20 MB, of which half lose a sample: what erasing reads
 and writes, against the bytes of these shards. Each is done in a process of its own, in turn; printed are medians.
+Before each, another process uses as much memory as will be written: pages that the machine must first free, or get from
+its host, took up to 4 s a GB, more than appending takes.
 
 Example: python -m tools.bench.grow --output /dev/shm
 """
@@ -119,12 +121,19 @@ def _moved() -> Any:
     return np.array([int(words[words.index(f"{name}:") + 1]) for name in ("rchar", "wchar")])
 
 
-def measure(task: str, folder: Path) -> Result:
-    """Do a task in a process of its own."""
+def use_memory(num_bytes: int) -> Result:
+    """Write to new memory, which is free again when the process ends."""
+    np.ones(num_bytes, np.uint8)
+    return {}
+
+
+def measure(task: str, folder: Path, num_bytes: int) -> Result:
+    """Do a task that writes so many bytes at most, in a process of its own."""
     if task == APPEND:
         shutil.rmtree(folder / "grown", ignore_errors=True)
         shutil.copytree(folder / "large", folder / "grown")
         os.sync()  # else appending waits for what was copied
+    core.in_own_process(use_memory, num_bytes)
     return core.in_own_process(read if task in (READ_INSIDE, READ_JOINED) else write, task, folder)
 
 
@@ -142,18 +151,18 @@ def main() -> None:
     parser = core.parser_of(__doc__)
     parser.add_argument("--rows", type=int, default=ROWS, help=f"Large samples. Default: {ROWS:,}.")
     arguments = parser.parse_args()
-    rows, small_rows = arguments.rows, TIMES * arguments.rows
+    rows, small_rows, num_bytes = arguments.rows, TIMES * arguments.rows, arguments.rows * LARGE_BYTES
     core.print_machine()
     print(f"load {os.getloadavg()[0]:.1f}")
     with core.work_folder(arguments.output) as folder:
         core.in_own_process(make_tables, str(folder), rows)  # which gives its memory back
-        results = core.run_rounds(OF_LARGE, arguments.rounds, lambda task: measure(task, folder))
+        results = core.run_rounds(OF_LARGE, arguments.rounds, lambda task: measure(task, folder, num_bytes))
         erased = core.in_own_process(erase, folder)
         # A full file system in memory would leave little for the others, in small pieces.
         for name in ("large.parquet", "more.parquet", "large", "grown"):
             path = folder / name
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-        results |= core.run_rounds(OF_SMALL, arguments.rounds, lambda task: measure(task, folder))
+        results |= core.run_rounds(OF_SMALL, arguments.rounds, lambda task: measure(task, folder, num_bytes))
     seconds = {task: core.median_of(runs, itemgetter("seconds")) for task, runs in results.items()}
     busy = {task: core.median_of(runs, itemgetter("busy")) for task, runs in results.items()}
     cells = [(task, f"{seconds[task]:.2f}", f"{busy[task]:.2f}") for task in (*OF_LARGE, *OF_SMALL)]

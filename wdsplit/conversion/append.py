@@ -192,7 +192,8 @@ def _keys(storage: ReadableStorage, manifest: Manifest) -> Iterator[tuple[pa.Lar
         keys = read_samples(storage, shard, [KEY], manifest.samples).column(0).combine_chunks()
         return keys.cast(pa.large_string()), f"the dataset, {shard.path}"
 
-    return in_order(read, range(len(manifest.shards)), _THREADS)
+    # Threads that read from a disk would mostly wait for each other.
+    return in_order(read, range(len(manifest.shards)), _THREADS if storage.is_remote else 1)
 
 
 def _refuse_erased(storage: ReadableStorage, manifest: Manifest, plan: Plan, key: str) -> None:
