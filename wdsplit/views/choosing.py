@@ -182,10 +182,9 @@ def read_choice(
     if given.get("allow_pads", True) is not True or ("allow_pads" in given and "group" not in given):
         found = "no group" if "group" not in given else repr(given["allow_pads"])
         raise InputError("invalid allow_pads", expected="True or False, with group", found=found)
-    if "repeat" in given and "expand" in given:
-        raise InputError("repeat and expand cannot be combined", remedy="leave out one of them")
-    if "pack" in given and "group" in given:
-        raise InputError("pack and group cannot be combined", remedy="leave out one of them")
+    for one, other in (("repeat", "expand"), ("pack", "group")):
+        if one in given and other in given:
+            raise InputError(f"{one} and {other} cannot be combined", remedy="leave out one of them")
     for what in ("repeat", "expand", "pack", "group"):
         if what in given:
             columns.refuse_unknown([given[what]])

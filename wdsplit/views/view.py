@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -96,16 +95,12 @@ def _refuse_too_large(storage: ReadableStorage, manifest: Manifest, asked: Mappi
     most = min(_MAX_SAMPLES, _MAX_PACKED) if is_formed else _MAX_SAMPLES
     if num_shards <= _MAX_SHARDS and num_samples <= most:
         return
-    words = ["wdsplit", "view", quoted(shown_url(storage.url)), "NAME"]
-    for option, value in asked.items():
-        if value is not None:
-            is_text = isinstance(value, (str, os.PathLike, int))
-            words += [f"--{option.replace('_', '-')}"]
-            words += [] if value is True else [quoted(shown_url(str(value))) if is_text else "FILE"]
+    options = ", ".join(f"--{name.replace('_', '-')}" for name, value in asked.items() if value is not None)
     raise InputError(
         "the dataset is too large to select samples each time it is opened",
         place=storage.url,
         expected=f"up to {_MAX_SHARDS:,} shards and {most:,} samples, or a stored view",
         found=f"{num_shards:,} shards, {num_samples:,} samples",
-        remedy=f"store the view once with `{' '.join(words)}`, and open the dataset with view='NAME'",
+        remedy=f"store the view once with `wdsplit view {quoted(shown_url(storage.url))} NAME` and the same {options}, "
+        "and open the dataset with view='NAME'",
     )

@@ -155,7 +155,6 @@ WAYS = {
     "chosen": partial(opened, samples_of, where="row > 30 and weight == 1"),
     "view set later": partial(opened, viewed),
     "columns": partial(opened, columns, where="row != 5"),
-    "columns of threads": partial(opened, partial(columns, num_workers=2, workers="thread"), where="row != 5"),
     "repeated": partial(opened, samples_of, repeat="weight"),
     "packed": partial(opened, loaded, pack="row", capacity=110),
     "other order": partial(opened, samples_of, lanes=3, window=9, seed=5),
@@ -178,9 +177,8 @@ def test_samples_have_joined_fields_as_if_they_had_been_converted_with_them(made
     assert WAYS[way](made.data, join=["later"]) == WAYS[way](made.whole)
 
 
-@pytest.mark.parametrize("budget", [100, 300])
-def test_groups_stay_as_they_are_and_have_joined_fields(made, budget):
-    options = {"group": "row", "budget": budget}
+def test_groups_stay_as_they_are_and_have_joined_fields(made):
+    options = {"group": "row", "budget": 300}
     found = loaded(wdsplit.Dataset(made.data, join=["later"], **options), batch_size=1, num_workers=2)
     without = loaded(wdsplit.Dataset(made.data, **options), batch_size=1)
     joined = {sample["__key__"]: sample for sample in wdsplit.Samples(made.whole, fields=JOINED)}
@@ -191,8 +189,7 @@ def test_groups_stay_as_they_are_and_have_joined_fields(made, budget):
                 assert set(JOINED) & set(sample) == set(JOINED) & set(joined[own["__key__"]])
 
 
-@pytest.mark.parametrize("options", [{}, {"fields": ["latent.npy", "cls"]}])
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(("num_workers", "options"), [(0, {}), (2, {"fields": ["latent.npy", "cls"]})])
 def test_a_dataset_in_a_bucket_gives_the_same(made, bucket, options, num_workers):
     shutil.copytree(made.data, bucket.folder / "data")
     found = loaded(wdsplit.Dataset(f"{bucket.url}/data", join=["later"], **options), num_workers=num_workers)

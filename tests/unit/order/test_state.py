@@ -34,12 +34,8 @@ def test_parse_is_the_inverse_of_dump_through_json(state, options, fingerprint):
     values = json.loads(json.dumps(dump_state(state, fingerprint, options, World(1, 2))))
     assert values == dump_state(state, fingerprint, options, World(1, 2))
     assert parse_state(values, fingerprint, options, World(1, 2)) == state
-
-
-@pytest.mark.parametrize("tail", ["pad", "drop"])
-def test_an_even_state_belongs_to_no_rank(tail):
-    values = dump_state(State(3, 4096), FINGERPRINT, options(tail=tail), World(1, 2))
-    assert parse_state(values, FINGERPRINT, options(tail=tail), World(4, 8)) == State(3, 4096)
+    if options.tail != "uneven":
+        assert parse_state(values, fingerprint, options, World(4, 8)) == state, "it belongs to no rank"
 
 
 @pytest.mark.parametrize("world", [World(0, 2), World(1, 3)])
@@ -91,12 +87,6 @@ def test_a_value_that_differs_is_named_with_both_sides(name, other):
     assert caught.value.found.startswith(f"{name}: {other!r} in the state")
     assert ";" not in caught.value.found
     assert "seed, shuffle, lanes, window, tail" in caught.value.remedy
-
-
-@pytest.mark.parametrize("name", list(dumped()))
-def test_a_value_that_is_missing_is_named(name):
-    with pytest.raises(StateError, match=f"{name}: None in the state"):
-        parse_state(dumped(**{name: ...}), FINGERPRINT, options(), World())
 
 
 def test_all_differences_are_named_at_once():
