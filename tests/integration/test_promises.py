@@ -383,17 +383,13 @@ def mixtures(draw):
     """Draw the sizes of the sources' shards, how they are mixed, and their counts an epoch, up to one."""
     sources = draw(st.lists((wild | equal).filter(sum), min_size=2, max_size=3, unique_by=tuple))
     totals = [sum(counts) for counts in sources]
-    kind = draw(st.sampled_from(["weights", "repeat", "choose"]))
-    if kind == "weights":
+    if draw(st.booleans()):
         shares = draw(st.lists(st.integers(1, 5), min_size=len(sources), max_size=len(sources)))
         num_samples = draw(st.integers(20, 90))
         wanted = [num_samples * share / sum(shares) for share in shares]
-        return sources, {kind: shares, "num_samples": num_samples}, wanted
-    if kind == "repeat":
-        shares = [draw(st.sampled_from([0.5, 1, 1.75] if total > 1 else [1, 3])) for total in totals]
-        return sources, {kind: shares}, [share * total for share, total in zip(shares, totals, strict=True)]
-    shares = draw(st.lists(st.integers(1, 60), min_size=len(sources), max_size=len(sources)))
-    return sources, {kind: shares}, shares
+        return sources, {"weights": shares, "num_samples": num_samples}, wanted
+    shares = [draw(st.sampled_from([0.5, 1, 1.75] if total > 1 else [1, 3])) for total in totals]
+    return sources, {"repeat": shares}, [share * total for share, total in zip(shares, totals, strict=True)]
 
 
 @st.composite

@@ -54,7 +54,8 @@ def opened(folder, name, **options):
     if name != "mixture":
         return delivering(Dataset(folder / name, **options))
     shares = {str(folder / source): count for source, count in MIXED.items()}
-    return mix(choose=shares, **options).decode().map(numbered).to_tuple("__position__", "cls", "__pad__")
+    mixed = mix(shares, num_samples=sum(shares.values()), **options)
+    return mixed.decode().map(numbered).to_tuple("__position__", "cls", "__pad__")
 
 
 def loader_of(dataset, readers, **options):

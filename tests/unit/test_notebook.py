@@ -116,7 +116,7 @@ def test_a_loader_says_where_it_is(numbers):
 
 
 def test_a_mixture_says_what_it_takes_of_each(numbers, hostile_dataset):
-    text = shown(wdsplit.mix(choose={numbers: 30, hostile_dataset: 50}))
+    text = shown(wdsplit.mix({numbers: 30, hostile_dataset: 50}, num_samples=80))
     assert "30 an epoch, of 100" in text
     assert "50 an epoch, of 80" in text
 

@@ -322,13 +322,12 @@ class _MixArguments:
         InputError: They contradict each other, or name no dataset.
     """
 
-    def __init__(self, weights: Any, repeat: Any, choose: Any, num_samples: Any, schedule: Any) -> None:
-        repeated = [each for each in (repeat, choose) if each is not None] or None
-        given = [each for each in (schedule, weights, repeated) if each is not None]
+    def __init__(self, weights: Any, repeat: Any, num_samples: Any, schedule: Any) -> None:
+        given = [each for each in (schedule, weights, repeat) if each is not None]
         if len(given) != 1 or not given[0]:
             raise InputError(
                 _CAUSE,
-                expected=f"weights, {_EXAMPLE}; or repeat= and choose=; or schedule=",
+                expected=f"weights, {_EXAMPLE}; or repeat=; or schedule=",
                 found="several of them" if any(given) else "none of them",
             )
         points = [] if schedule is None else schedule
@@ -341,18 +340,18 @@ class _MixArguments:
                 found=f"a {type(points).__name__}",  # folders may be URLs with secrets
             )
         named = []
-        for shares in [each for _, each in points] or repeated or [weights]:
+        for shares in [each for _, each in points] or [repeat if weights is None else weights]:
             if not isinstance(shares, Mapping):
                 expected = f"a dict of folders and their shares, {_EXAMPLE}"
                 raise InputError(_CAUSE, expected=expected, found=type(shares).__name__)
             own = [str(path) for path in shares]
-            _refuse_duplicates(own)
+            for url in own:
+                if own.count(url) > 1:
+                    raise InputError("duplicate dataset", place=shown_url(url), expected="one share per dataset")
             named += own
-        if schedule is None:
-            _refuse_duplicates(named)
         self.urls = list(dict.fromkeys(named))
         self._points, self._num_samples = points, num_samples
-        self._shares = weights, repeat, choose
+        self._shares = weights, repeat
 
     def shares(self, sizes: Sequence[int], names: Sequence[str]) -> list[int] | Schedule:
         """Return how many samples of each dataset an epoch takes, or the schedule.
@@ -363,8 +362,8 @@ class _MixArguments:
         if self._points:
             points = [(position, self._in_order(weights, 0)) for position, weights in self._points]
             return Schedule(points, sizes, self._num_samples, names)
-        weights, repeats, chosen = (None if each is None else self._in_order(each, None) for each in self._shares)
-        return epoch_counts(sizes, weights, repeats, chosen, self._num_samples, names)
+        weights, repeats = (None if each is None else self._in_order(each, None) for each in self._shares)
+        return epoch_counts(sizes, weights, repeats, self._num_samples, names)
 
     def _in_order(self, shares: Mapping[Path, Any], otherwise: Any) -> list[Any]:
         """Return the shares of all datasets; `otherwise` for one that is not named."""
@@ -372,18 +371,11 @@ class _MixArguments:
         return [named.get(url, otherwise) for url in self.urls]
 
 
-def _refuse_duplicates(urls: Sequence[str]) -> None:
-    for number, url in enumerate(urls):
-        if url in urls[:number]:
-            raise InputError("duplicate dataset", place=shown_url(url), expected="one share per dataset")
-
-
 @with_flat_signature(DatasetOptions)
 def mix(
     weights: Mapping[Path, float] | None = None,
     *,
     repeat: Mapping[Path, float] | None = None,
-    choose: Mapping[Path, int] | None = None,
     num_samples: int | None = None,
     schedule: Sequence[tuple[int, Mapping[Path, float]]] | None = None,
     datasets: Mapping[str, Path] | None = None,
@@ -395,14 +387,13 @@ def mix(
         dataset = wdsplit.mix({"data/a": 0.7, "data/b": 0.3}, num_samples=100)
         loader = wdsplit.Loader(dataset.decode(), batch_size=32)
 
-    Pass either `weights`, or `repeat` and `choose`, or `schedule`. If an epoch uses fewer samples than a dataset has,
+    Pass either `weights`, or `repeat`, or `schedule`. If an epoch uses fewer samples than a dataset has,
     the next epoch continues there: no sample is seen a second time before all have been seen once. If it uses more, the
     dataset starts again in another order. The field `__source__` of a sample names its dataset.
 
     Args:
         weights: Folder of each dataset to its share of an epoch: `{"data/a": 0.7, "data/b": 0.3}`.
         repeat: Folder of each dataset to how often an epoch repeats it; 0.5 uses half of its samples.
-        choose: Folder of each dataset to how many of its samples an epoch uses.
         num_samples: Samples in an epoch, with `weights` or `schedule`; by default as many as all datasets have
             together.
         schedule: Weights that change over time: pairs of a position and its weights, the first at position 0.
@@ -420,7 +411,7 @@ def mix(
         InputError: The shares, or an option, are invalid.
         DatasetNotFoundError: There is no finished dataset in a folder.
     """
-    asked = _MixArguments(weights, repeat, choose, num_samples, schedule)
+    asked = _MixArguments(weights, repeat, num_samples, schedule)
     chosen = checked_options(options)
     names = {str(name): path for name, path in (datasets or {}).items()}
     versions = {str(name): number for name, number in (version or {}).items()}

@@ -1,4 +1,4 @@
-"""How many samples of each source a mixture takes: weights, repeats and counts as whole numbers.
+"""How many samples of each source a mixture takes: weights and repeats as whole numbers.
 
 Pure (no I/O).
 """
@@ -24,22 +24,20 @@ def epoch_counts(
     sizes: Sequence[int],
     weights: Sequence[Any] | None = None,
     repeats: Sequence[Any] | None = None,
-    chosen: Sequence[Any] | None = None,
     num_samples: int | None = None,
     names: Sequence[str] = (),
 ) -> list[int]:
     """Return how many samples of each source an epoch of the mixture has.
 
     With `weights`, the counts are in proportion to them, rounded to whole samples; the largest remainders are rounded
-    up. Otherwise `repeats` and `chosen` give the count of each source. A float counts as the decimal number that it
-    prints as: 0.1 is one tenth.
+    up. Otherwise `repeats` give the count of each source. A float counts as the decimal number that it prints as: 0.1
+    is one tenth.
 
     Args:
         sizes: Samples of each source.
         weights: A number of at least 0 for each source.
-        repeats: For each source, how often an epoch has each of its samples (0.5: half of them, rounded to even), or
-            None for once.
-        chosen: For each source, how many of its samples an epoch has, or None where `repeats` decides.
+        repeats: For each source, how often an epoch has each of its samples (0.5: half of them, rounded to even); by
+            default once.
         num_samples: Samples of an epoch; with weights only. By default as many as the sources have.
         names: Names of the sources in messages.
 
@@ -50,11 +48,11 @@ def epoch_counts(
     names = names or numbered(sizes)
     problems = [
         f"{name}: expected {len(sizes)} values, one per source, found {len(values)}"
-        for name, values in (("weights", weights), ("repeats", repeats), ("chosen", chosen))
+        for name, values in (("weights", weights), ("repeats", repeats))
         if values is not None and len(values) != len(sizes)
     ]
-    if weights is not None and (repeats is not None or chosen is not None):
-        problems.append("weights cannot be combined with repeats or chosen")
+    if weights is not None and repeats is not None:
+        problems.append("weights cannot be combined with repeats")
     if num_samples is not None and weights is None:
         problems.append("num_samples works only with weights")
     if num_samples is not None and (type(whole(num_samples)) is not int or num_samples < 1):
@@ -64,9 +62,8 @@ def epoch_counts(
         shares = [exact(weight, f"{name}: weight", problems) for name, weight in zip(names, weights, strict=True)]
         exact_counts = in_proportion(shares, sum(sizes) if num_samples is None else whole(num_samples), problems)
     else:
-        nothing = [None] * len(sizes)
-        rows = zip(names, sizes, repeats or nothing, chosen or nothing, strict=True)
-        exact_counts = [_own_count(*row, problems) for row in rows]
+        rows = zip(names, sizes, repeats or [1] * len(sizes), strict=True)
+        exact_counts = [size * exact(repeat, f"{name}: repeat", problems) for name, size, repeat in rows]
     refuse(problems)
     counts = [round(count) for count in exact_counts] if weights is None else rounded(exact_counts)
     vanished = [
@@ -99,19 +96,6 @@ def exact(value: Any, place: str, problems: list[str]) -> Fraction:
         if number >= 0:
             return number
     problems.append(f"{place} = {value!r}: expected a finite number of at least 0")
-    return Fraction(0)
-
-
-def _own_count(name: str, size: int, repeat: Any, chosen: Any, problems: list[str]) -> Fraction:
-    """Return how many samples a source gives by its own rule, not yet rounded, or add a problem."""
-    if chosen is None:
-        return size * exact(1 if repeat is None else repeat, f"{name}: repeat", problems)
-    if repeat is not None:
-        problems.append(f"{name}: repeat = {repeat!r} and choose = {chosen!r}: expected one of them")
-    elif type(whole(chosen)) is int and chosen >= 0:
-        return Fraction(whole(chosen))
-    else:
-        problems.append(f"{name}: choose = {chosen!r}: expected an integer of at least 0")
     return Fraction(0)
 
 

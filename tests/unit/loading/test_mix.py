@@ -34,7 +34,6 @@ URL = f"https://u:{SECRET}@host/x?t={SECRET}"
     [
         ({"weights": URL}, "which datasets to mix"),
         ({"weights": [URL]}, "which datasets to mix"),
-        ({"repeat": {URL: 1}, "choose": {URL: 2}}, "duplicate dataset"),
         ({"weights": {URL: 1}, "repeat": {URL: 1}}, "which datasets to mix"),
         ({"schedule": [(0, {URL: 1})], "weights": {URL: 1}}, "which datasets to mix"),
         ({"schedule": [(0, {URL: 1})], "repeat": {URL: 1}}, "which datasets to mix"),
@@ -52,7 +51,7 @@ def test_arguments_that_contradict_each_other_are_refused_and_no_secrets_are_tol
 
 def test_two_views_of_one_dataset_are_mixed_by_names(numbers):
     views = {"low": "cls < 20", "high": "cls >= 20"}
-    dataset = wdsplit.mix(choose={"low": 5, "high": 7}, datasets=dict.fromkeys(views, numbers), where=views)
+    dataset = wdsplit.mix({"low": 5, "high": 7}, num_samples=12, datasets=dict.fromkeys(views, numbers), where=views)
     samples = [(sample["__source__"], int(sample["cls"]) < 20) for sample in dataset if not sample["__pad__"]]
     assert sorted(samples) == [("high", False)] * 7 + [("low", True)] * 5
     assert all(name in repr(dataset) for name in views)

@@ -327,27 +327,19 @@ def test_weights_count_as_the_decimal_numbers_that_they_print_as(weights, num_sa
 
 
 @pytest.mark.parametrize(
-    ("repeats", "chosen", "counts"),
-    [
-        (None, None, [10, 25, 0]),
-        ([1, 2, 1], None, [10, 50, 0]),
-        ([0.5, 0.1, 0], None, [5, 2, 0]),
-        ([0.3, 0.7, None], None, [3, 18, 0]),
-        ([2, None, None], [None, 7, None], [20, 7, 0]),
-        (None, [0, np.int64(100), None], [0, 100, 0]),
-    ],
+    ("repeats", "counts"),
+    [(None, [10, 25, 0]), ([1, 2, 1], [10, 50, 0]), ([0.5, 0.1, 0], [5, 2, 0]), ([0.3, 0.7, 1], [3, 18, 0])],
 )
-def test_repeats_and_chosen_say_it_of_each_source(repeats, chosen, counts):
-    assert epoch_counts([10, 25, 0], repeats=repeats, chosen=chosen) == counts
+def test_repeats_say_it_of_each_source(repeats, counts):
+    assert epoch_counts([10, 25, 0], repeats=repeats) == counts
 
 
 @pytest.mark.parametrize(
     ("arguments", "found"),
     [
         ({"weights": [1]}, ["weights: expected 2 values, one per source, found 1"]),
-        ({"weights": [1, 1], "repeats": [1, 1]}, ["weights cannot be combined with repeats or chosen"]),
-        ({"weights": [1, 1], "chosen": [1, 1]}, ["weights cannot be combined with repeats or chosen"]),
-        ({"chosen": [1, 1], "num_samples": 5}, ["num_samples works only with weights"]),
+        ({"weights": [1, 1], "repeats": [1, 1]}, ["weights cannot be combined with repeats"]),
+        ({"repeats": [1, 1], "num_samples": 5}, ["num_samples works only with weights"]),
         ({"weights": [1, 1], "num_samples": 0}, ["num_samples = 0"]),
         ({"weights": [1, 1], "num_samples": True}, ["num_samples = True"]),
         ({"weights": [-0.1, float("nan")]}, ["a: weight = -0.1", "b: weight = nan"]),
@@ -357,10 +349,7 @@ def test_repeats_and_chosen_say_it_of_each_source(repeats, chosen, counts):
         ({"weights": [1e-3, 1e3]}, ["a: its share, 1.2e-05 of a sample in an epoch, rounds to 0"]),
         ({"repeats": [-1, float("inf")]}, ["a: repeat = -1", "b: repeat = inf"]),
         ({"repeats": [0.01, 1]}, ["a: its share, 0.05 of a sample in an epoch, rounds to 0"]),
-        ({"chosen": [-1, 1.5]}, ["a: choose = -1", "b: choose = 1.5"]),
-        ({"repeats": [1, None], "chosen": [2, 3]}, ["a: repeat = 1 and choose = 2"]),
-        ({"chosen": [0, 0]}, ["an epoch would have no samples"]),
-        ({"chosen": [2**50, 1]}, ["at most 2**50"]),
+        ({"repeats": [0, 0]}, ["an epoch would have no samples"]),
         ({"repeats": [1e300, 1]}, ["at most 2**50"]),
     ],
 )
