@@ -21,8 +21,8 @@ LOWEST_PYTHON := LOWEST_PYTHON="$(abspath $(VENV)-lowest/bin/python)"
 
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo demo-s3 test-unit test test-system test-lowest test-all coverage bench check check-workflows \
-	lock release-check docs docs-build format size clean
+.PHONY: help demo demo-s3 test-unit test test-system test-torchtitan test-lowest test-all coverage bench bench-history \
+	check check-workflows lock release-check docs docs-build format size clean
 
 help: ## List the targets
 	@echo "Targets:"
@@ -55,6 +55,11 @@ test: $(TESTS_INSTALLED) ## Run the unit and integration tests; installs no fram
 test-system: $(ALL_INSTALLED) $(LOWEST_INSTALLED) ## Run frameworks, Ray, kills, guides; property tests with random seeds
 	$(LOWEST_PYTHON) $(PYTEST) -m "slow or hypothesis" --hypothesis-profile=thorough tests $(ARGS)
 
+# By itself, as torchtitan brings fifty packages that nothing else here needs.
+test-torchtitan: $(TESTS_INSTALLED) ## Run the test of the example for torchtitan, which the others leave out
+	$(BIN)/python -m pip install 'torchtitan>=0.3'
+	$(BIN)/python -m pytest tests/system/test_torchtitan.py $(ARGS)
+
 test-lowest: $(TESTS_INSTALLED) $(LOWEST_INSTALLED) ## Convert, verify and report with the lowest versions of all dependencies
 	$(LOWEST_PYTHON) $(BIN)/python -m pytest tests/system/test_lowest_versions.py $(ARGS)
 
@@ -69,6 +74,9 @@ coverage: $(TESTS_INSTALLED) ## Run the unit and integration tests, and write wh
 
 bench: $(BENCH_INSTALLED) ## Run the benchmarks on a RAM disk, and write what they measured into docs/benchmarks.md (90 minutes)
 	$(BIN)/python -m tools.bench --output /dev/shm --page $(ARGS)
+
+bench-history: ## Add what make bench ARGS="--json build/benchmarks.json" measured to the branch "benchmarks" of origin
+	$(PYTHON) -m tools.bench.history build/benchmarks.json --repository "$$(git remote get-url origin)" $(ARGS)
 
 check: $(TESTS_INSTALLED) ## Lint, check format, types, layers, language, links and the safety of workflows
 	$(BIN)/ruff check

@@ -1,4 +1,5 @@
 import io
+import json
 import subprocess
 import sys
 import tarfile
@@ -114,3 +115,22 @@ def test_the_benchmark_of_growing_says_what_erasing_reads_and_writes(tmp_path):
     erased = [float(line.strip("| ").rpartition("|")[2]) for line in found.splitlines() if "| erasing: bytes" in line]
     assert len(erased) == 2
     assert all(0.9 < each < 1.2 for each in erased)
+
+
+def test_figures_of_each_run_are_kept_on_a_branch_with_a_page_of_the_last_ones(tmp_path):
+    home = tmp_path / "home.git"
+    subprocess.run(["git", "init", "--quiet", "--bare", home], check=True)
+    for number in range(14):
+        measured = [["load", "rate", "x", "at least 2", f"{number}.5", "0.1"], ["s3", "new", "y", "1", "**2**", "0.1"]]
+        run = {"date": f"2026-01-{number + 1:02d}", "commit": f"{number:040d}", "rows": measured[: 1 + number // 13]}
+        (tmp_path / "run.json").write_text(json.dumps(run))
+        output_of("tools.bench.history", str(tmp_path / "run.json"), "--repository", str(home))
+
+    def kept(name):
+        return subprocess.check_output(["git", "-C", home, "show", f"benchmarks:{name}"], text=True)
+
+    assert [json.loads(line)["commit"] for line in kept("runs.jsonl").splitlines()] == [f"{n:040d}" for n in range(14)]
+    page = [line.strip("| ").split(" | ") for line in kept("README.md").splitlines() if line.startswith("| ")]
+    assert page[0][-1] == "2026-01-14 0000000"
+    assert page[2] == ["load", "rate", "x", "at least 2", *(f"{number}.5" for number in range(2, 14))]
+    assert kept("README.md").endswith(f"| s3 | new | y | 1 |{' |' * 11} **2** |\n")

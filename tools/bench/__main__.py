@@ -2,7 +2,7 @@
 
 Each is a process of its own: all tables are those that it prints by itself. Everything takes an hour and a half on
 two processors, which must have nothing else to do. With --page, docs/benchmarks.md has the table: the rows of the
-benchmarks that ran are written, others stay.
+benchmarks that ran are written, others stay. tools/bench/history.py keeps what --json writes.
 
 Examples:
     python -m tools.bench --output /dev/shm --page
@@ -11,10 +11,14 @@ Examples:
 
 from __future__ import annotations
 
+import json
 import os
+import platform
 import re
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 from tools.bench import core
 
@@ -75,16 +79,28 @@ def write_page(rows: list[list[str]]) -> None:
     PAGE.write_text(text[:begin] + "\n".join(core.table_lines(COLUMNS, ordered, NAMES)) + text[end:])
 
 
+def write_json(path: Path, rows: list[list[str]]) -> None:
+    """Write rows with the date, the commit and the machine."""
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=core.ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    run = {"date": time.strftime("%Y-%m-%d", time.gmtime()), "commit": commit.stdout.strip()}
+    run |= {"python": platform.python_version(), "system": platform.platform()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({**run, "processors": os.cpu_count(), "rows": rows}, indent=1))
+
+
 def main() -> None:
     parser = core.parser_of(__doc__)
     parser.add_argument("--only", default=",".join(RUNS), help=f"Some of {','.join(RUNS)}. Default: all.")
     parser.add_argument("--page", action="store_true", help=f"Write the table into {PAGE.relative_to(core.ROOT)}.")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="Write the table into a file, with the commit.")
     options = parser.parse_args()
     shared = ["--rounds", str(options.rounds), *(["--output", str(options.output)] if options.output else [])]
     rows = [row for name in options.only.split(",") for row in aims_of(name, [*shared, *RUNS[name]])]
     core.print_table("All aims", COLUMNS, rows, NAMES)
     if options.page:
         write_page(rows)
+    if options.json:
+        write_json(options.json, rows)
 
 
 if __name__ == "__main__":

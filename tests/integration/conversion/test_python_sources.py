@@ -1,5 +1,6 @@
 """Rows that come from Python, converted: what is written, and what is left when it ends in the middle."""
 
+import importlib
 import os
 import signal
 
@@ -296,9 +297,10 @@ def test_memory_does_not_grow_with_the_rows(tmp_path):
 @pytest.fixture
 def datasets(monkeypatch, tmp_path):
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-    return pytest.importorskip("datasets")
+    return importlib.import_module("datasets")
 
 
+@pytest.mark.slow
 def test_a_hugging_face_dataset_keeps_images_classes_and_arrays(datasets, tmp_path):
     PIL.Image.new("RGB", (4, 4), (255, 0, 0)).save(tmp_path / "a.jpg")
     features = datasets.Features(
@@ -323,6 +325,7 @@ def test_a_hugging_face_dataset_keeps_images_classes_and_arrays(datasets, tmp_pa
     assert manifest.num_samples == 600
 
 
+@pytest.mark.slow
 def test_splits_and_transforms_of_hugging_face_are_refused_with_the_line_to_write(datasets, tmp_path):
     dataset = datasets.Dataset.from_dict({"x": [1, 2]})
     with pytest.raises(InputError, match="several datasets") as caught:

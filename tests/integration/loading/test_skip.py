@@ -179,8 +179,10 @@ def test_an_audit_knows_what_is_skipped(numbers):
     assert (epoch.complete, epoch.steps, epoch.samples) == (True, NUM_STEPS - 4, 101 - 48)
 
 
+@pytest.mark.slow
 def test_accelerates_loader_knows_its_last_batch(numbers):
-    accelerate = pytest.importorskip("accelerate")
+    import accelerate
+
     from wdsplit.integrations.accelerate import PreparedLoader
 
     loader = PreparedLoader(loader_of(numbers), accelerate.Accelerator(cpu=True))

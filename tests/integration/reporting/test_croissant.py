@@ -97,9 +97,11 @@ def as_read(value):
     return value.encode() if isinstance(value, str) else value
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:(rdflib|mlcroissant)")
 def test_mlcroissant_accepts_it_and_reads_the_tables_and_the_classes(dataset):
-    mlcroissant = pytest.importorskip("mlcroissant")
+    import mlcroissant  # which only the tests marked slow have
+
     options = [word for name, text in DESCRIBED.items() for word in (f"--{name}", text)]
     file = Path(dataset) / "croissant.json"
     assert done("croissant", dataset, *options, "-o", file).out == f"{file}\n"
