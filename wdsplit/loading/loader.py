@@ -10,14 +10,11 @@ import copy
 import importlib.util
 import inspect
 import logging
-import math
 import multiprocessing
-import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from multiprocessing.context import BaseContext
-from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
@@ -97,8 +94,6 @@ class Loader:
             `read_ahead_bytes` of the dataset.
         multiprocessing_context: How to start worker processes: `fork`, `forkserver` or `spawn`, or a context; None for
             Python's default.
-        log_every_s: Log statistics at this interval in seconds, with the next batch: one line on each rank, to the
-            logger `wdsplit` at level INFO. None to log none.
         output: Stack into `torch` tensors or `numpy` arrays; None for tensors if torch is installed, else arrays. The
             result of a `collate_fn` is left as it is.
         strings: Return columns of text or bytes as a `list`, or as an `arrow` array (a `pyarrow.LargeStringArray` or
@@ -124,7 +119,6 @@ class Loader:
         prefetch_bytes: int = 2**30,
         persistent_workers: bool = False,
         multiprocessing_context: str | BaseContext | None = None,
-        log_every_s: float | None = None,
         output: Output | None = None,
         strings: Strings = "list",
         pad_to: Literal["capacity"] | None = None,
@@ -143,7 +137,7 @@ class Loader:
         }
         context = multiprocessing_context
         method = context.get_start_method() if isinstance(context, BaseContext) else context
-        problems = _problems(dataset, workers, output, strings, method, log_every_s, **counts)
+        problems = _problems(dataset, workers, output, strings, method, **counts)
         if pad_to not in (None, "capacity"):
             problems.append(f"pad_to = {pad_to!r}: expected 'capacity' or None")
         if problems:
@@ -180,11 +174,8 @@ class Loader:
         self._running: weakref.ref[Running] | None = None
         self._pools: dict[int, Pool] = {}
         self._begun: Following = {}
-        self.log_every_s = log_every_s
         self.clock = Clock()
         self._counted = np.zeros(len(COUNTED), np.int64)
-        self._logged: Statistics | None = None
-        self._log_at: float | None = None
         self.ahead: Callable[[Steps], Ahead] | None = None  # set by `to_device` and `JaxLoader`
 
     @property
@@ -330,7 +321,7 @@ class Loader:
     def __getstate__(self) -> dict[str, Any]:
         """Leave workers and statistics out of a copy, which has its own."""
         workers = dict.fromkeys(("_sub_batches", "_processes", "_running"))
-        counts = {"clock": Clock(), "_counted": np.zeros(len(COUNTED), np.int64), "_logged": None, "_log_at": None}
+        counts = {"clock": Clock(), "_counted": np.zeros(len(COUNTED), np.int64)}
         return {**self.__dict__, "progress": copy.copy(self.progress), "_pools": {}, "_begun": {}, **workers, **counts}
 
     if not TYPE_CHECKING:  # type checkers would take any name for an attribute
@@ -383,7 +374,7 @@ class Loader:
                 remedy="leave out pad_to",
             )
         assemble = partial(self._assembled, running.lends, form)
-        batches = Batches(source, start, steps, running, assemble, self._on_delivery, self.clock, self.ahead)
+        batches = Batches(source, start, steps, running, assemble, self.progress.deliver, self.clock, self.ahead)
         self.progress.begin(batches)
         return batches
 
@@ -422,22 +413,6 @@ class Loader:
             position=state.position,
             rank=self.dataset.world().rank,
         )
-
-    def _on_delivery(self, batches: Batches, position: int) -> None:
-        """Record a delivered batch; log what happened since the last line, unless that was a short time ago."""
-        self.progress.deliver(batches, position)
-        if self.log_every_s is None:
-            return
-        now = time.monotonic()
-        if self._log_at is None:
-            self._log_at = now + self.log_every_s
-        if now < self._log_at:
-            return
-        made, before = self.statistics(), self._logged
-        self._logged, self._log_at = made, now + self.log_every_s
-        world_size = self.dataset.world().world_size
-        place = f"rank {made.rank} of {world_size}, epoch {made.epoch}, {self.progress.place()}"
-        logger.info("%s: %s: %s", self.dataset.source.url, place, made.summary(before))
 
     def _begin(self, source: AnySource, steps: Steps) -> Running:
         """Begin to make the workers' sub-batches: step by step, worker by worker."""
@@ -509,7 +484,7 @@ def _refuse_many_groups(source: AnySource, batch_size: int) -> None:
 
 
 def _problems(
-    dataset: Any, workers: str, output: str | None, strings: str, method: str | None, log_every_s: Any, **counts: Any
+    dataset: Any, workers: str, output: str | None, strings: str, method: str | None, **counts: Any
 ) -> list[str]:
     """Return what is wrong with the arguments of a loader."""
     problems = []
@@ -530,7 +505,4 @@ def _problems(
         low = 0 if name == "num_workers" else 1
         if type(value) is not int or value < low:
             problems.append(f"{name} = {value!r}: expected an integer of at least {low}")
-    is_number = isinstance(log_every_s, Real) and not isinstance(log_every_s, bool)
-    if log_every_s is not None and not (is_number and 0 <= log_every_s < math.inf):
-        problems.append(f"log_every_s = {log_every_s!r}: expected a number of seconds, or None")
     return problems

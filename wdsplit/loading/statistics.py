@@ -1,4 +1,4 @@
-"""Statistics of a loader: as text, as scalars to plot, and as metrics to scrape.
+"""Statistics of a loader: as text, as a dict, and as scalars to plot.
 
 Pure (no I/O).
 """
@@ -6,34 +6,14 @@ Pure (no I/O).
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from wdsplit.errors import InputError
 from wdsplit.texts import counted
 
 __all__ = ["Statistics"]
 
 _BUSY_SHARE = 0.1
-_LABEL = re.compile("[a-zA-Z_][a-zA-Z0-9_]*")
-
-_METRICS = (
-    ("batches", "batches", "counter", "Batches that were delivered."),
-    ("samples", "samples", "counter", "Samples in the delivered batches."),
-    ("num_bytes", "payload_bytes", "counter", "Bytes of the payloads of all samples that the workers have made."),
-    ("fetched_bytes", "fetched_bytes", "counter", "Bytes that came from remote storage."),
-    ("retries", "retries", "counter", "Storage requests that were retried after a failure."),
-    ("bad_samples", "bad_samples", "counter", "Bad samples that were replaced."),
-    ("windows_read", "windows_read", "counter", "Windows that were read and parsed."),
-    ("windows_reused", "windows_reused", "counter", "Times that a window was in memory already."),
-    ("wait_s", "wait_seconds", "counter", "Seconds that the training waited for batches."),
-    ("compute_s", "compute_seconds", "counter", "Seconds that the training spent between batches."),
-    ("epoch", "epoch", "gauge", "The epoch of the position."),
-    ("position", "position", "gauge", "Samples of the epoch, of all ranks, up to the last delivered batch."),
-)
-"""Each metric's attribute, name, type and help."""
-
 
 @dataclass(frozen=True)
 class Statistics:
@@ -131,38 +111,6 @@ class Statistics:
             f"waited {found['wait_share']:.0%} of the time",
         ]
         return "; ".join(parts)
-
-    def openmetrics(self, **labels: str) -> str:
-        """Return the counters in the OpenMetrics text format, for Prometheus and other tools that scrape metrics.
-
-        Names begin with `wdsplit_`; each metric has the label `rank`. The text is a whole exposition: it ends with
-        `# EOF`.
-
-        Args:
-            labels: More labels, such as `loader="train"`.
-
-        Raises:
-            InputError: A label has an invalid name.
-        """
-        wrong = [name for name in labels if not _LABEL.fullmatch(name)]
-        if wrong:
-            raise InputError(
-                "invalid label of metrics",
-                expected="letters, digits and '_', and no digit at the beginning",
-                found=", ".join(map(repr, wrong)),
-            )
-        named = {"rank": str(self.rank), **labels}
-        escapes = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
-        shown = ",".join(f'{name}="{str(value).translate(escapes)}"' for name, value in named.items())
-        lines = []
-        for attribute, name, kind, text in _METRICS:
-            suffix = "_total" if kind == "counter" else ""
-            lines += [
-                f"# HELP wdsplit_{name} {text}",
-                f"# TYPE wdsplit_{name} {kind}",
-                f"wdsplit_{name}{suffix}{{{shown}}} {getattr(self, attribute)}",
-            ]
-        return "\n".join([*lines, "# EOF", ""])
 
     def __str__(self) -> str:
         if not self.batches or not self.wait_s + self.compute_s:

@@ -344,19 +344,16 @@ def test_the_file_leaves_bad_samples_out_the_next_time(damaged, tmp_path):
 
 def test_bad_samples_are_counted_and_logged_one_by_one_up_to_ten(numbers, caplog):
     bad = set(range(0, 60, 3))
-    loader = wdsplit.Loader(refusing(opened(numbers, tail="drop"), bad), 1, log_every_s=0)
+    loader = wdsplit.Loader(refusing(opened(numbers, tail="drop"), bad), 1)
     before = loader.statistics()
     with caplog.at_level(logging.INFO, "wdsplit"):
         list(loader)
     made = loader.statistics()
     assert made.bad_samples == made.as_dict()["bad_samples"] == 20
-    assert 'wdsplit_bad_samples_total{rank="0"} 20' in made.openmetrics()
     assert "; 20 bad samples; " in made.summary(before)
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len([text for text in warnings if "replaced a bad sample" in text]) == 10
     assert "ValueError: row" in warnings[0]
-    lines = [record.getMessage() for record in caplog.records if "samples/s" in record.getMessage()]
-    assert any("bad sample" in line for line in lines)
     assert loader.statistics().bad_samples == made.bad_samples
     list(loader)
     assert loader.statistics().bad_samples == 40

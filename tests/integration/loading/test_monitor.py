@@ -1,10 +1,7 @@
-"""What a loader counts while it trains, in its workers too, and how that is logged."""
+"""What a loader counts while it trains, in its workers too."""
 
-import itertools
-import logging
 import shutil
 import time
-from types import SimpleNamespace
 
 import pytest
 
@@ -121,35 +118,3 @@ def test_a_monitor_gives_what_happened_since_it_was_called_last(numbers):
         assert found["wdsplit/samples_per_s"] > 0
         assert found.keys() == names
     assert monitor.scalars()["wdsplit/samples_per_s"] == 0
-
-
-# The log
-
-
-def lines_of(caplog):
-    return [record.getMessage() for record in caplog.records if "samples/s" in record.getMessage()]
-
-
-@alone_and_with_processes
-def test_a_line_is_logged_when_it_is_due(numbers, options, caplog):
-    """With no seconds between them, there is one for each batch."""
-    caplog.set_level(logging.INFO, "wdsplit")
-    loader = wdsplit.Loader(wdsplit.Dataset(numbers, rank=1, world_size=2), 12, log_every_s=0, **options)
-    list(loader)
-    lines = lines_of(caplog)
-    assert len(lines) == len(loader) == 5
-    assert lines[1].startswith(f"{numbers}: rank 1 of 2, epoch 0, step 2 of 5: ")
-    assert all(line.endswith(" of the time") for line in lines)
-
-
-def test_a_line_is_of_the_time_since_the_one_before(numbers, caplog, monkeypatch):
-    caplog.set_level(logging.INFO, "wdsplit")
-    moments = iter([0.0, 30.0, 60.0, 70.0, 119.0, 121.0, 130.0, 131.0, 132.0])
-    monkeypatch.setattr("wdsplit.loading.loader.time", SimpleNamespace(monotonic=lambda: next(moments)))
-    loader = wdsplit.Loader(wdsplit.Dataset(numbers), 12, log_every_s=60)
-    known = [loader.statistics()]
-    for number, _ in enumerate(loader, 1):
-        if number in (3, 6):
-            known.append(loader.statistics())
-    expected = [later.summary(earlier) for earlier, later in itertools.pairwise(known)]
-    assert [line.rpartition("9: ")[2] for line in lines_of(caplog)] == expected

@@ -1,12 +1,7 @@
 import dataclasses
 
-import pytest
-from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
-
-from wdsplit.errors import InputError
 from wdsplit.loading.statistics import Statistics
 
-NOTHING = Statistics(0, 0, 0, 0, 0, 0.0, 0.0)
 EARLIER = Statistics(
     10, 100, 4000, 3, 9, 1.0, 4.0, 200, fetched_bytes=600, retries=2, epoch=1, position=300, bad_samples=1
 )
@@ -42,41 +37,3 @@ def test_no_rate_is_infinite_or_negative():
     assert LATER.scalars(LATER)["samples_per_s"] == LATER.scalars(LATER)["wait_share"] == 0.0
     smaller_samples = dataclasses.replace(EARLIER, samples_made=300, num_bytes=5000, wait_s=2.0)
     assert smaller_samples.scalars(EARLIER)["bytes_per_s"] == 0.0
-
-
-# OpenMetrics
-
-
-def test_the_metrics_are_what_the_parser_of_openmetrics_takes():
-    text = LATER.openmetrics()
-    families = list(parse_openmetrics(text))
-    assert all(family.documentation.endswith(".") for family in families)
-    assert {family.name: family.type for family in families} == {
-        **dict.fromkeys(("wdsplit_batches", "wdsplit_samples", "wdsplit_payload_bytes"), "counter"),
-        **dict.fromkeys(("wdsplit_fetched_bytes", "wdsplit_retries", "wdsplit_bad_samples"), "counter"),
-        **dict.fromkeys(("wdsplit_windows_read", "wdsplit_windows_reused"), "counter"),
-        **dict.fromkeys(("wdsplit_wait_seconds", "wdsplit_compute_seconds"), "counter"),
-        **dict.fromkeys(("wdsplit_epoch", "wdsplit_position"), "gauge"),
-    }
-    expected = {
-        "wdsplit_batches_total": 16,
-        "wdsplit_samples_total": 160,
-        "wdsplit_payload_bytes_total": 12_000,
-        "wdsplit_fetched_bytes_total": 1600,
-        "wdsplit_retries_total": 5,
-        "wdsplit_bad_samples_total": 4,
-        "wdsplit_windows_read_total": 7,
-        "wdsplit_windows_reused_total": 20,
-        "wdsplit_wait_seconds_total": 4.0,
-        "wdsplit_compute_seconds_total": 6.0,
-        "wdsplit_epoch": 2,
-        "wdsplit_position": 480,
-    }
-    samples = {sample.name: (sample.value, sample.labels) for family in families for sample in family.samples}
-    assert samples == {name: (value, {"rank": "3"}) for name, value in expected.items()}
-
-
-@pytest.mark.parametrize("label", ["a-b", "1a", "ü", ""])
-def test_labels_that_the_format_does_not_allow_are_refused(label):
-    with pytest.raises(InputError, match="invalid label"):
-        NOTHING.openmetrics(**{label: "x"})
