@@ -309,25 +309,6 @@ def test_uneven_ranks_deliver_each_sample_of_a_view_once(made, viewed, order, re
     assert not any(pad for _, _, pad in found)
 
 
-@fewer_examples
-@given(viewed(), orders(), st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3)), min_size=1, max_size=4), readers)
-def test_set_view_between_and_within_epochs_gives_the_view_of_the_next_iteration(made, viewed, order, calls, readers):
-    """Each call names a view, and how many steps of the epoch are taken before the next call."""
-    counts, chosen = viewed
-    path = made(counts)
-    dataset = Dataset(path, rank=0, world_size=1, **order)
-    loader = Loader(delivering(dataset), readers[2], num_workers=readers[1], workers="thread")
-    for number, num_steps in calls:
-        rows = rows_or_all(chosen[number], counts)
-        dataset.set_view(view_of(path, rows))
-        epoch, length = loader.epoch, len(loader)
-        found = [deliveries(batch) for batch in itertools.islice(loader, num_steps)]
-        assert len(found) == min(num_steps, length)
-        seen = delivered(found)
-        if rows:
-            assert agrees(seen, list(itertools.islice(expected_view(path, rows, epoch, **order), len(seen))))
-
-
 # Packs and groups
 
 

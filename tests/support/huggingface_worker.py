@@ -222,22 +222,11 @@ def trainer_small(path, out):
 
 
 def trainer_views(path, out):
-    """Train two epochs on views of one size, then of two sizes, and with one that is set between epochs."""
-
-    class Set(TrainerCallback):
-        def on_epoch_end(self, arguments, state, control, **others):
-            again.train_dataset.set_view(where="cls < 90")
-
+    """Train two epochs on views of one size, then of two sizes."""
     result = {}
-    for name, views in {
-        "equal": ("cls < 40", "cls >= 61"),
-        "other": ("cls < 40", "cls < 60"),
-        "set": ("cls < 40",),
-    }.items():
+    for name, views in {"equal": ("cls < 40", "cls >= 61"), "other": ("cls < 40", "cls < 60")}.items():
         again = trainer_of(path, out / name, num_train_epochs=2)
         again.train_dataset = dataset(path, view={epoch: {"where": where} for epoch, where in enumerate(views)})
-        if name == "set":
-            again.add_callback(Set())
         try:
             again.train()
             result[name] = again.model.seen

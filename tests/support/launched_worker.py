@@ -167,14 +167,12 @@ def curriculum(path, out):
 
 
 def curriculum_resumed(path, out):
-    """Go on from the state, on whatever ranks, to the end of epoch 2; then choose a view by hand."""
+    """Go on from the state, on whatever ranks, to the end of epoch 2."""
     distributed.init_process_group("gloo")
-    dataset = delivering(Dataset(path, view=VIEWS))
-    loader = Loader(dataset, GLOBAL_BATCH // distributed.get_world_size(), num_workers=2, persistent_workers=True)
+    per_rank = GLOBAL_BATCH // distributed.get_world_size()
+    loader = Loader(delivering(Dataset(path, view=VIEWS)), per_rank, num_workers=2, persistent_workers=True)
     loader.load_state_dict(json.loads((out / "state.json").read_text()))
-    batches = [deliveries(batch) for _ in range(2) for batch in reduced(loader)]
-    dataset.set_view("easy")
-    return batches + [deliveries(batch) for batch in reduced(loader)]
+    return [deliveries(batch) for _ in range(2) for batch in reduced(loader)]
 
 
 def appended_meanwhile(path, out):

@@ -233,9 +233,8 @@ def _refuse_other_length(trainer: Any, loader: Loader) -> None:
         InputError: The numbers differ.
     """
     counted, epoch = trainer.num_training_batches, _epoch(trainer)
-    has_views = loader.dataset.source.view_text or loader.dataset.shared.views_set
     if (
-        not has_views
+        not loader.dataset.source.view_text
         or trainer.limit_train_batches != 1.0
         or trainer.overfit_batches
         or len(list(_leaves(trainer.train_dataloader))) > 1

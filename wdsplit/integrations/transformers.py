@@ -219,17 +219,12 @@ class _TrainingLoader(PreparedLoader):
 
     def __init__(self, loader: Loader, trainer: Any) -> None:
         super().__init__(loader, trainer.accelerator)
-        self._counted = len(loader)
+        counted = len(loader)
         for epoch in loader.dataset.source.view_epochs:
-            if loader.progress.num_steps(epoch) != self._counted:
-                raise other_length(loader, epoch, self._counted, _OF_OTHER_LENGTHS)
+            if loader.progress.num_steps(epoch) != counted:
+                raise other_length(loader, epoch, counted, _OF_OTHER_LENGTHS)
         self.dataset = _Resumed(self, trainer)
         self.collate_fn = _unchanged
-
-    def __iter__(self) -> Iterator[Any]:
-        if len(self.loader) != self._counted:  # set_view was called
-            raise other_length(self.loader, self.loader.epoch, self._counted, _OF_OTHER_LENGTHS)
-        yield from super().__iter__()
 
 
 class _Resumed(IterableDataset[Any]):

@@ -12,7 +12,6 @@ import numpy as np
 
 from wdsplit.arrays import Int64
 from wdsplit.errors import PipelineError, WdsplitError
-from wdsplit.loading.reading.source import AnySource
 from wdsplit.loading.transport.collate import num_samples
 from wdsplit.loading.transport.counters import Clock
 from wdsplit.loading.transport.thread_workers import Parcels, Raised
@@ -133,13 +132,13 @@ class Batches(Iterator[Any]):
     """The batches of one epoch, or of the rest of one.
 
     Args:
-        source: The samples to read; `set_view` replaces the dataset's source for the next iteration.
         start: Where it begins.
         steps: The steps from there on.
         running: The workers' sub-batches of them.
         assemble: Makes a batch of a step's sub-batches and its number of samples.
         on_delivery: Called with this and the position after each delivered batch.
         clock: Measures the time that the consumer waits and computes.
+        is_formed: Whether the positions are packs or groups.
         ahead: Returns an object that makes batches before they are requested; None to make each one on request.
 
     Attributes:
@@ -150,22 +149,21 @@ class Batches(Iterator[Any]):
 
     def __init__(
         self,
-        source: AnySource,
         start: State,
         steps: Steps,
         running: Running,
         assemble: Callable[[Sequence[SubBatch], int], Any],
         on_delivery: Callable[[Batches, int], object],
         clock: Clock,
+        is_formed: bool,
         ahead: Callable[[Steps], Ahead] | None = None,
     ) -> None:
-        self.source = source
         self.start = start
         self.ended = False
         self._assemble = assemble
         self._on_delivery = on_delivery
         self._clock = clock
-        self._is_formed = source.form_at(start.epoch) is not None
+        self._is_formed = is_formed
         self._make_ahead = ahead
         self._world_size = steps.world.world_size
         self.go_on(steps, running)

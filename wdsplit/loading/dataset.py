@@ -18,17 +18,15 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from wdsplit import notebook
-from wdsplit.errors import InputError, TopologyError, UnsizedError, WdsplitError, refuse_unknown
+from wdsplit.errors import InputError, TopologyError, UnsizedError, WdsplitError
 from wdsplit.loading.announcing import announce, warn_of_dropped_samples, warn_of_same_samples
 from wdsplit.loading.bad_samples import Found, with_file
 from wdsplit.loading.fluid import FluidPipeline
 from wdsplit.loading.numbered import NumberedSamples
 from wdsplit.loading.opening import opened_source
 from wdsplit.loading.options import (
-    CHOICES,
     AllOptions,
     DatasetOptions,
-    UnitOptions,
     bad_samples_of,
     checked_epoch,
     checked_options,
@@ -187,7 +185,7 @@ class Dataset(FluidPipeline):
 
     @property
     def source(self) -> AnySource:
-        """The first stage, with the views that were set last."""
+        """The first stage, with its views."""
         return self.shared.source
 
     @property
@@ -252,32 +250,6 @@ class Dataset(FluidPipeline):
     def replaces_bad_samples(self) -> bool:
         """Whether bad samples are replaced."""
         return self._bad_samples is not None
-
-    @with_flat_signature(UnitOptions)
-    def set_view(self, view: Any = None, **options: Unpack[UnitOptions]) -> None:
-        """Choose the samples of the next iterations, for this dataset and all copies made by stages.
-
-            for epoch in range(10):
-                dataset.set_view("easy" if epoch < 5 else None)
-                loader.set_epoch(epoch)
-                for batch in loader: ...
-
-        This replaces all earlier choices except `limit`. An iteration under way keeps its samples. A `wdsplit.Loader`
-        restarts persistent workers; persistent workers of torch's own DataLoader raise an error, because they cannot
-        see the new view. All ranks must choose the same. Views by epoch, `Dataset(view={0: "easy", 5: None})`, need no
-        call, and a loader that resumes finds them by itself.
-
-        Args:
-            view: As of `Dataset`: the name of a view, a `wdsplit.View`, a dict of these by epoch; None for all samples.
-            options: As of `Dataset`: `where`, `keys`, `exclude`, `repeat`, `expand`, `pack`, `capacity`, `group`,
-                `size`, `budget`, `long` and `allow_pads`.
-
-        Raises:
-            InputError: There is no such view, or an argument is invalid. Then the views stay as they were.
-            WdsplitError: A view or a table of samples cannot be read.
-        """
-        refuse_unknown(options, CHOICES)
-        self.shared.set_views(choice_of({"view": view, **options}))
 
     def compare_ranks(self) -> None:
         """Refuse to iterate if another rank has opened another version as the latest; warn if all get the same."""
@@ -360,11 +332,9 @@ class Dataset(FluidPipeline):
         Raises:
             InputError: The caller would split the samples a second time.
         """
-        outdated = self.shared.follow()
+        self.shared.follow()
         source, epoch, times_set = self.source, self.epoch, self.shared.epochs_set
         refuse_second_split(source.url, self.world)
-        if outdated is not None:
-            return outdated
         self.compare_ranks()
         world = with_worker(self.world())
         self._refuse_repetitions()
@@ -374,7 +344,7 @@ class Dataset(FluidPipeline):
         moves_on = not is_worker() and (world.world_size == 1 or source.options.tail != "uneven")
         if not moves_on and source.options.shuffle and not world.rank and not world.worker:
             self._warn_of_repetition(epoch)
-        on_end = partial(self._move_on, times_set) if moves_on else partial(self._note_end, self._times_chosen)
+        on_end = partial(self._move_on, times_set) if moves_on else partial(self._note_end, self.shared.epochs_set)
         return self._items(source, epoch, world, on_end)
 
     def _items(self, source: AnySource, epoch: int, world: World, on_end: Callable[[int], None]) -> Iterator[Any]:
@@ -396,18 +366,13 @@ class Dataset(FluidPipeline):
         if times_set == self.shared.epochs_set:
             self._following = times_set, epoch + 1
 
-    @property
-    def _times_chosen(self) -> int:
-        """How often an epoch or a view was chosen, counted from 1."""
-        return 1 + self.shared.epochs_set + self.shared.views_set
-
-    def _note_end(self, times_chosen: int, epoch: int) -> None:
-        self._finished.array[:2] = times_chosen, epoch
+    def _note_end(self, times_set: int, epoch: int) -> None:
+        self._finished.array[:2] = 1 + times_set, epoch
 
     def _warn_of_repetition(self, epoch: int) -> None:
         """Warn once, in any process, if the epoch has been read to its end and is read again."""
         cells = self._finished.array
-        if cells.tolist() == [self._times_chosen, epoch, False]:
+        if cells.tolist() == [1 + self.shared.epochs_set, epoch, False]:
             cells[2] = True
             warnings.warn(
                 f"{self.source.url}: epoch {epoch} is read again, in the same order: call dataset.set_epoch(epoch) "

@@ -353,7 +353,6 @@ class Loader:
         start, world, source = self.progress.start, self.dataset.world(), self.dataset.source
         start = start.in_steps_of(self.batch_size * world.world_size)
         self.dataset.compare_ranks()
-        self.progress.refuse_other_view(start)  # set_view may have been called since it was loaded
         steps = Steps(source.order(start.epoch), world, self.batch_size, start.position, start.skips)
         announce(source, start.epoch, world, self.num_workers, self.batch_size)
         if not len(steps) and not start.position and not start.skips and steps.order.num_samples:
@@ -363,7 +362,7 @@ class Loader:
                 steps.order.num_samples,
                 self.batch_size * world.world_size,
             )
-        running = self._begin(source, steps)
+        running = self._begin(steps)
         form = source.form_at(start.epoch)
         _refuse_many_groups(source, self.batch_size)
         if self.pad_to is not None and not isinstance(form, Packing):
@@ -374,7 +373,8 @@ class Loader:
                 remedy="leave out pad_to",
             )
         assemble = partial(self._assembled, running.lends, form)
-        batches = Batches(source, start, steps, running, assemble, self.progress.deliver, self.clock, self.ahead)
+        is_formed, delivered = form is not None, self.progress.deliver
+        batches = Batches(start, steps, running, assemble, delivered, self.clock, is_formed, self.ahead)
         self.progress.begin(batches)
         return batches
 
@@ -414,12 +414,12 @@ class Loader:
             rank=self.dataset.world().rank,
         )
 
-    def _begin(self, source: AnySource, steps: Steps) -> Running:
+    def _begin(self, steps: Steps) -> Running:
         """Begin to make the workers' sub-batches: step by step, worker by worker."""
         running = self._running() if self._running is not None else None
         if running is not None and self.persistent_workers and self._processes is not None:
             running.supersede()
-        sub_batches = self._sub_batches_of(source, steps)
+        sub_batches = self._sub_batches_of(steps)
         sub_batches.begin(steps.order.epoch, steps.start)
         parcels: Parcels
         if self._processes is not None:
@@ -438,17 +438,16 @@ class Loader:
         self._running = weakref.ref(running)
         return running
 
-    def _sub_batches_of(self, source: AnySource, steps: Steps) -> SubBatches:
-        """Return what workers make: persistent processes that live go on, if they have these views and skips."""
+    def _sub_batches_of(self, steps: Steps) -> SubBatches:
+        """Return what workers make: persistent processes that live go on, if they have this version and skips."""
         kept, processes = self._sub_batches, self._processes
         if kept is not None:
-            is_alike = kept.source is source and (kept.world, kept.skips) == (steps.world, steps.skips)
+            is_alike = kept.source is self.dataset.source and (kept.world, kept.skips) == (steps.world, steps.skips)
             if is_alike and self.persistent_workers and processes is not None and processes.are_alive():
                 return kept
             self._counted = self._counted + kept.counters.total()
         made = SubBatches(
             self.dataset,
-            source,
             self.batch_size,
             steps.world,
             self.num_workers,

@@ -1,4 +1,4 @@
-"""Keyword arguments of `Dataset`, `mix`, `Samples` and `set_view`: their types, defaults and checks, in one place."""
+"""Keyword arguments of `Dataset`, `mix` and `Samples`: their types, defaults and checks, in one place."""
 
 from __future__ import annotations
 

@@ -11,7 +11,6 @@ from typing import Any
 from wdsplit.errors import InputError, StateError
 from wdsplit.loading.batches import Batches, Running
 from wdsplit.loading.dataset import Dataset
-from wdsplit.loading.reading.source import AnySource
 from wdsplit.order.seen import SeenSteps
 from wdsplit.order.skips import Skips
 from wdsplit.order.split import AnyOrder, Steps, World, whole
@@ -40,7 +39,6 @@ class Progress:
         self._num_delivered = 0
         self._is_chosen = True
         self._has_warned = self._has_begun = False
-        self._source = dataset.source
         self._batches: weakref.ref[Batches] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -74,18 +72,10 @@ class Progress:
         batches = self._under_way
         return batches if batches is not None and batches.epoch == epoch else None
 
-    def _source_of(self, state: State) -> AnySource:
-        """Return the source that the positions of a state refer to: the views may have been set again since."""
-        batches = self._iteration_of(state.epoch)
-        if batches is not None:
-            return batches.source
-        is_of_last = state.position > 0 and self._source.view_at(state.epoch) == state.view
-        return self._source if is_of_last else self._dataset.source
-
     def _order_of(self, state: State) -> AnyOrder:
         """Return the order that the position of a state refers to; that of the current iteration is not made again."""
         batches = self._iteration_of(state.epoch)
-        return self._source_of(state).order(state.epoch) if batches is None else batches.order
+        return self._dataset.order(state.epoch) if batches is None else batches.order
 
     # Steps
 
@@ -106,7 +96,7 @@ class Progress:
     def counts_of(self, epoch: int) -> tuple[int, int]:
         """Return how many steps of an epoch are behind where its iteration began, and how many it gives."""
         start, batches, world = self.start, self._iteration_of(epoch), self._dataset.world()
-        source = self._dataset.source if batches is None else batches.source
+        source = self._dataset.source
         if batches is not None:
             start = batches.start
         elif start.epoch != epoch:
@@ -130,16 +120,15 @@ class Progress:
         self._has_begun = True
         start, done = batches.start, self.state
         is_again = not self._is_chosen and done.epoch == start.epoch and done.position > start.position
-        is_again = is_again and batches.source is self._source
         is_shuffled, is_first = self._dataset.options.shuffle, not self._dataset.world().rank
         if is_again and self._num_delivered > 1 and is_shuffled and is_first and not self._has_warned:
             self._has_warned = True
             warnings.warn(
-                f"{batches.source.url}: epoch {start.epoch} begins again with the same batches, because the last loop "
-                "left it early: call loader.set_epoch(epoch) before each epoch",
+                f"{self._dataset.source.url}: epoch {start.epoch} begins again with the same batches, because the last "
+                "loop left it early: call loader.set_epoch(epoch) before each epoch",
                 stacklevel=3,
             )
-        self._batches, self._source = weakref.ref(batches), batches.source
+        self._batches = weakref.ref(batches)
         self._state = self._start = start if batches.left else start.ended()
         self._num_delivered, self._is_chosen = 0, False
 
@@ -147,7 +136,7 @@ class Progress:
         """Record that batches were delivered up to a position, if they are the ones that count."""
         if self._batches is None or self._batches() is not batches:
             return
-        view = batches.source.view_at(batches.epoch)
+        view = self._dataset.source.view_at(batches.epoch)
         self._state = replace(batches.start, position=position, view=view)
         self._num_delivered += 1
         if not batches.left:  # unless the same epoch was chosen for the next iteration, that has the next one
@@ -159,16 +148,15 @@ class Progress:
         self._follow_dataset()
         self._go_to(epoch)
 
-    def skip(self, first: int, last: int, begin: Callable[[AnySource, Steps], Running]) -> None:
+    def skip(self, first: int, last: int, begin: Callable[[Steps], Running]) -> None:
         """Leave steps out of the current epoch, else of the next one; see `Loader.skip`."""
-        world, url = self._dataset.world(), self._dataset.source.url
+        world, source = self._dataset.world(), self._dataset.source
         state = self.state.in_steps_of(self._batch_size * world.world_size)
-        source = self._source_of(state)
         order = source.order(state.epoch)
         if self._dataset.options.tail == "uneven":
             raise InputError(
                 "steps cannot be skipped with tail='uneven'",
-                place=url,
+                place=source.url,
                 expected="tail='pad' or 'drop', with which a step is the same on all ranks",
                 remedy="open the dataset with another tail",
             )
@@ -182,7 +170,7 @@ class Progress:
             due_from = Steps(order, world, self._batch_size, state.position, state.skips).first_number
             raise InputError(
                 "cannot skip these steps",
-                place=f"{url}, epoch {state.epoch}",
+                place=f"{source.url}, epoch {state.epoch}",
                 expected=expected or f"steps from {due_from} on: earlier ones are already delivered",
                 found=f"{first!r} to {last!r}",
             )
@@ -196,7 +184,7 @@ class Progress:
         if batches is not None:
             batches.running.close(failed=True)  # even persistent workers: other batches are needed
             rest = Steps(order, world, self._batch_size, state.position, skips)
-            batches.go_on(rest, begin(batches.source, rest))
+            batches.go_on(rest, begin(rest))
             if not batches.left:
                 self.deliver(batches, state.position)
 
@@ -221,7 +209,9 @@ class Progress:
         dataset = self._dataset
         self._follow_version(values)
         state = parse_state(values, dataset.source.fingerprint, dataset.options, dataset.world())
-        self.refuse_other_view(state)
+        if state.position or state.skips:
+            source = dataset.source
+            refuse_other_view(state.view, source.view_at(state.epoch), state.epoch, source.url)
         num_positions = dataset.order(state.epoch).num_positions
         if state.position >= max(1, num_positions):
             raise StateError(
@@ -241,24 +231,14 @@ class Progress:
             return
         manifest = self._dataset.shared.reopen(found)
         if manifest is not None:
-            self._source = self._dataset.source
             self._counts.clear()
             if not self._dataset.world().rank:
+                count = self._dataset.source.num_samples
                 warnings.warn(
-                    f"{newest.url}: the state is of version {manifest.version}, so its {self._source.num_samples:,} "
-                    f"samples are read; the latest version has {newest.num_samples:,}",
+                    f"{newest.url}: the state is of version {manifest.version}, so its {count:,} samples are read; the "
+                    f"latest version has {newest.num_samples:,}",
                     stacklevel=4,
                 )
-
-    def refuse_other_view(self, state: State) -> None:
-        """Refuse a state of another view than its epoch has in the dataset.
-
-        Raises:
-            StateError: It is.
-        """
-        if state.position or state.skips:
-            source = self._dataset.source
-            refuse_other_view(state.view, source.view_at(state.epoch), state.epoch, source.url)
 
     def _follow_dataset(self) -> None:
         """Choose the dataset's epoch if it was set meanwhile."""

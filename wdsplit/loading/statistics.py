@@ -15,6 +15,7 @@ __all__ = ["Statistics"]
 
 _BUSY_SHARE = 0.1
 
+
 @dataclass(frozen=True)
 class Statistics:
     """Counters of a loader, from its beginning on.

@@ -11,7 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
@@ -57,22 +57,21 @@ class Opened(NamedTuple):
 
 
 class Shared:
-    """What a dataset shares with all its copies in a process: its source, which `set_view` replaces, and its epoch.
+    """What a dataset shares with all its copies in a process: its source, and its epoch.
 
-    Worker processes have a copy of it. Integers in shared memory tell them what was set since. Ranks that were started
-    with one dataset must not see what others set, so each process has all in its own memory too.
+    Worker processes have a copy of it. Integers in shared memory tell them the epoch that was set since. Ranks
+    that were started with one dataset must not see what others set, so each process has all in its own memory too.
 
     Attributes:
-        source: The source, with the views that were set last.
+        source: The source, with its views.
         epoch: The epoch that was set last; a worker starts with that of its process, whatever is set while it starts.
         epochs_set: How often an epoch was set.
-        views_set: How often views were set.
     """
 
     def __init__(self, source: AnySource, opened: Sequence[Opened], choice: Mapping[str, Any]) -> None:
-        self.epoch = self.epochs_set = self.views_set = 0
+        self.epoch = self.epochs_set = 0
         self._opened = opened
-        self._cells = SharedIntegers(3)  # epoch, epochs_set, views_set
+        self._cells = SharedIntegers(2)  # epoch, epochs_set
         self._process = os.getpid()
         self._iterated_by = 0
         self._is_compared = False
@@ -81,25 +80,15 @@ class Shared:
     def _open(self, source: AnySource, choice: Mapping[str, Any]) -> None:
         self._choice = choice
         self.source = source if all(each is None for each in choice.values()) else self._chosen(source, choice)
-        # Only on opening: `set_view` keeps the lanes, as it keeps all that a state is compared with.
         if isinstance(self.source, Source) and self._opened[0].is_free and self.source.views.lanes:
             self.source.options = replace(self.source.options, lanes=self.source.views.lanes)
-
-    def set_views(self, choice: Mapping[str, Any]) -> None:
-        """Choose other samples, instead of those that were chosen before."""
-        self.source, self._choice = self._chosen(self.source, choice), choice
-        self.views_set += 1
-        self._tell()
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, and count this call."""
         self.epoch, self.epochs_set = epoch, self.epochs_set + 1
-        self._tell()
-
-    def _tell(self) -> None:
         if self._process != os.getpid():
-            self._cells, self._process = SharedIntegers(3), os.getpid()
-        self._cells.array[:] = self.epoch, self.epochs_set, self.views_set
+            self._cells, self._process = SharedIntegers(2), os.getpid()
+        self._cells.array[:] = self.epoch, self.epochs_set
 
     def reopen(self, fingerprint: str) -> Manifest | None:
         """Go to the older version of the dataset that has a fingerprint, with the same views.
@@ -156,32 +145,14 @@ class Shared:
                     "with version=",
                 )
 
-    def follow(self) -> Iterator[NoReturn] | None:
+    def follow(self) -> None:
         """In a worker process, take over the epoch that was set since it began its last iteration.
 
         Its first iteration is the one that it was started for, whatever was set since.
-
-        Returns:
-            An iterator that refuses to iterate again after `set_view`; None if the worker may. It raises with the first
-            sample, because a DataLoader does not pass on earlier errors.
         """
         iterated_by, self._iterated_by = self._iterated_by, os.getpid()
-        if not is_worker() or iterated_by != os.getpid():
-            return None
-        self.epoch, self.epochs_set, views_set = self._cells.array.tolist()
-        if views_set == self.views_set:
-            return None
-        return _refusing(
-            InputError(
-                "set_view does not reach the persistent workers of a torch DataLoader",
-                place=self.source.url,
-                expected="worker processes that were started after set_view",
-                found="processes that were started before",
-                remedy="use wdsplit.Loader, which restarts them; or make a new DataLoader after set_view, or leave out "
-                "persistent_workers=True",
-                url=self.source.url,
-            )
-        )
+        if is_worker() and iterated_by == os.getpid():
+            self.epoch, self.epochs_set = self._cells.array.tolist()
 
     def _chosen(self, source: Any, choice: Mapping[str, Any]) -> AnySource:
         if isinstance(source, Source):
@@ -192,11 +163,6 @@ class Shared:
         rows = zip(source.sources, self._opened, choices, strict=True)
         mixture: AnySource = source.with_views([_of_source(one, each.manifest, own) for one, each, own in rows])
         return mixture
-
-
-def _refusing(error: InputError) -> Iterator[NoReturn]:
-    raise error
-    yield
 
 
 def chosen_views(

@@ -94,7 +94,6 @@ class SubBatches:
 
     Args:
         dataset: The dataset.
-        source: What is read; set_view may give the dataset another one, which is for later iterations.
         batch_size: Samples a batch and rank.
         world: Rank and world size.
         num_workers: Workers, 0 for none.
@@ -109,7 +108,6 @@ class SubBatches:
     def __init__(
         self,
         dataset: Dataset,
-        source: AnySource,
         batch_size: int,
         world: World,
         num_workers: int,
@@ -121,7 +119,7 @@ class SubBatches:
         begun: Following | None = None,
     ) -> None:
         self.dataset = dataset
-        self.source = source
+        self.source = dataset.source
         self.batch_size = batch_size
         self.world = world
         self.collated = collated
@@ -132,7 +130,7 @@ class SubBatches:
         slot_bytes = batch_size * max((getattr(stage, "row_bytes", 0) for stage in stages or ()), default=0)
         self.slot_bytes = slot_bytes if slot_bytes >= _PARCEL_BYTES else 0
         if num_workers and stages is not None and not self.slot_bytes:
-            samples = max(map(source.samples_a_position, source.view_epochs))
+            samples = max(map(self.source.samples_a_position, self.source.view_epochs))
             step_bytes = int(self.source.sample_bytes * samples * -(-batch_size // num_workers))
             parcel_bytes = min(_PARCEL_BYTES, prefetch_bytes // num_workers // _PARCELS_AHEAD)
             self._steps_together = max(1, min(_PARCEL_STEPS, parcel_bytes // max(1, step_bytes)))

@@ -132,11 +132,11 @@ def refuse_other_view(found: ViewMark | None, here: ViewMark | None, epoch: int,
     """
     if found == here:
         return
-    given = "the same view=, where=, keys= and exclude=, or call dataset.set_view with them before load_state_dict"
+    given = "the same view=, where=, keys= and exclude="
     if found is None:
-        given = "all samples, or call dataset.set_view(None) before load_state_dict"
+        given = "all samples, without view=, where=, keys= and exclude="
     elif is_stored_name(found.name):
-        given = f"view={found.name!r}, or call dataset.set_view({found.name!r}) before load_state_dict"
+        given = f"view={found.name!r}"
     remedy = f"open the dataset with {given}"
     if found and here and found.name == here.name:
         remedy = "the view has been overwritten since, with other samples"

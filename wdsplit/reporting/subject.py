@@ -160,7 +160,7 @@ def open_subject(
                 "the view and the fields of an open dataset cannot be changed",
                 place=source.url,
                 expected="no view, where, version or join",
-                remedy="call dataset.set_view first, or pass the path instead",
+                remedy="open the dataset with them, or pass the path instead",
             )
         return Subject(source)
     how: dict[str, Any] = {"seed": seed, "shuffle": shuffle, "storage_options": storage_options, "fs": fs}

@@ -114,11 +114,6 @@ def columns(dataset, **options):
     return [[keys, latents.tolist(), masks, labels.tolist()] for keys, latents, masks, labels in loader]
 
 
-def viewed(dataset):
-    dataset.set_view(where="row < 40")
-    return samples_of(dataset)
-
-
 def resumed(dataset):
     loader = wdsplit.Loader(dataset.map(plain), 8, collate_fn=list)
     begun = iter(loader)
@@ -153,7 +148,6 @@ WAYS = {
     "verified": partial(opened, samples_of, verify=True),
     "limited": partial(opened, samples_of, limit=33),
     "chosen": partial(opened, samples_of, where="row > 30 and weight == 1"),
-    "view set later": partial(opened, viewed),
     "columns": partial(opened, columns, where="row != 5"),
     "repeated": partial(opened, samples_of, repeat="weight"),
     "packed": partial(opened, loaded, pack="row", capacity=110),

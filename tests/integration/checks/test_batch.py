@@ -206,10 +206,9 @@ def test_no_step_is_listed_before_a_state_that_nobody_saw(sized, other):
 
 
 def test_the_end_of_an_epoch_with_another_view_is_not_listed_as_of_this_one(other):
-    dataset = Dataset(other, rank=0, world_size=1)
+    dataset = Dataset(other, view={1: {"where": "cls < 40"}}, rank=0, world_size=1)
     loader = Loader(dataset.to_tuple(*FIELDS), 6)
     steps = delivered([loader])
-    loader.dataset.set_view(where="cls < 40")
     steps += delivered([loader], 2)
     state = loader.state_dict()
     found = wdsplit.batches(other, last=2, state=state, where="cls < 40")

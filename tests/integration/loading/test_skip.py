@@ -60,22 +60,6 @@ def test_steps_that_come_later_can_be_skipped_while_a_loader_is_iterated(numbers
     assert all_deliveries(loader) == all_deliveries(following)  # of the next epoch nothing is left out
 
 
-def test_a_view_that_is_chosen_meanwhile_is_for_the_next_iteration(numbers):
-    dataset = Dataset(numbers, rank=0, world_size=1)
-    all_steps = [keys for (keys,) in Loader(dataset.to_tuple("__key__"), 12)]
-    view = Dataset(numbers, where="cls < 30", rank=0, world_size=1)
-    loader = Loader(dataset.to_tuple("__key__"), 12, num_workers=2, persistent_workers=True)
-    seen = []
-    for step, (keys,) in enumerate(loader):
-        seen.append(keys)
-        if step == 2:
-            loader.dataset.set_view(where="cls < 30")
-            loader.skip(4, 6)
-    assert seen == without(all_steps, (4, 6))
-    loader.set_epoch(0)
-    assert [keys for (keys,) in loader] == [keys for (keys,) in Loader(view.to_tuple("__key__"), 12)]
-
-
 @pytest.mark.parametrize("taken", [0, 1])
 def test_an_iteration_ends_when_all_that_is_left_is_skipped(numbers, taken):
     loader = loader_of(numbers, num_workers=1, workers="thread")
@@ -133,9 +117,6 @@ def test_skips_belong_to_the_samples_of_their_view(numbers):
     view = Loader(delivering(Dataset(numbers, where="cls < 90", rank=0, world_size=1)), 12)
     with pytest.raises(StateError, match="another view"):
         view.load_state_dict(loader.state_dict())
-    loader.dataset.set_view(where="cls < 90")
-    with pytest.raises(StateError, match="another view"):
-        next(iter(loader))
 
 
 @pytest.mark.parametrize(

@@ -633,7 +633,8 @@ def test_groups_are_batches_and_those_of_a_budget_are_padded(tmp_path, num_worke
         assert len(batch["__key__"]) * longest <= 32 and not batch["npy"][~batch["__mask__"]].any()
         found.update(batch["npy"][batch["__mask__"]].tolist())
     assert found == dict(enumerate(lengths))
-    dataset.set_view(group="tokens", size=3, allow_pads=True)
+    sized = {"group": "tokens", "size": 3, "allow_pads": True}
+    dataset = wdsplit.Dataset(tmp_path / "d", **sized, rank=0, world_size=1).decode()
     for batch in wdsplit.Loader(dataset, 1, **how):
         assert batch["npy"].shape == (3, int(batch["__group__"][0])) and "__mask__" not in batch
     with pytest.raises(InputError, match="a group is a whole batch"):
@@ -700,9 +701,6 @@ def test_views_of_large_windows_have_fewer_lanes_unless_others_are_asked_for(wei
     assert lanes["small"] == lanes["given"] == own > lanes["large"] == lanes["at once"] == lanes["later"]
     loader = wdsplit.Loader(wdsplit.Dataset(weighted, view="large", **world), 1, collate_fn=list)
     assert sum(len(unit) for (unit,) in loader) >= NUM_SAMPLES
-    dataset = wdsplit.Dataset(weighted, **world)
-    dataset.set_view("large")
-    assert dataset.options.lanes == own
 
 
 # Checks

@@ -95,9 +95,8 @@ def test_what_a_dataset_says_of_itself_names_the_view(path):
 def test_a_limit_comes_before_the_view(path, limit, is_given):
     view = view_of(path, EASY) if is_given else "easy"
     assert rows_of(loader_of(opened(path, view=view, limit=limit))) == [row for row in EASY if row < limit]
-    dataset = opened(path, limit=limit)
-    dataset.set_view(view, where="cls > 9")
-    assert rows_of(loader_of(dataset)) == [row for row in EASY if 9 < row < limit]
+    both = opened(path, limit=limit, view=view, where="cls > 9")
+    assert rows_of(loader_of(both)) == [row for row in EASY if 9 < row < limit]
 
 
 # By epoch
@@ -122,12 +121,6 @@ def test_an_invalid_view_is_refused_when_it_is_chosen(path, chosen, problem):
     with pytest.raises(InputError) as caught:
         opened(path, **chosen)
     assert problem in str(caught.value)
-    dataset = opened(path, view="hard")
-    with pytest.raises(InputError) as caught:
-        dataset.set_view(**chosen)
-    assert problem in str(caught.value)
-    assert rows_of(loader_of(dataset)) == list(HARD)
-    assert not dataset.shared.views_set
 
 
 def test_a_view_of_another_dataset_is_refused(path, tmp_path):
@@ -136,58 +129,14 @@ def test_a_view_of_another_dataset_is_refused(path, tmp_path):
         opened(other, view=view_of(path, EASY))
 
 
-# set_view
-
-
-def test_set_view_counts_from_the_next_iteration_on_in_all_copies(path):
-    base = opened(path)
-    staged = base.rename(number="cls")
-    loader, other = loader_of(base), loader_of(base)
-    iterations = [iter(loader), iter(base)]
-    begun = [deliveries(next(iterations[0])), next(iterations[1])["__position__"]]
-    staged.set_view("easy")
-    rest = all_deliveries(iterations[0])
-    assert begun[0] + rest == first(path, ALL, 108)
-    assert [begun[1], *(sample["__position__"] for sample in iterations[1])] == list(range(101))
-    loader.set_epoch(1)
-    assert all_deliveries(loader) == first(path, EASY, 36, epoch=1)
-    assert all_deliveries(other) == first(path, EASY, 36)
-    assert sum(1 for _ in base) == len(EASY)
-    base.set_view(where="cls < 12")
-    assert rows_of(other) == list(range(12))
-    base.set_view()
-    assert rows_of(other) == list(ALL)
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_an_iteration_goes_on_as_it_began_and_so_do_its_length_and_state(path, num_workers):
-    loader = loader_of(opened(path, view="hard"), num_workers=num_workers, workers="thread")
-    iteration = iter(loader)
-    begun = deliveries(next(iteration))
-    loader.dataset.set_view("easy")
-    begun += deliveries(next(iteration))
-    assert (len(loader), loader.step) == (5, 2)
-    state = loader.state_dict()
-    assert (state["view"], state["position"]) == ("hard", 24)
-    begun += all_deliveries(iteration)
-    assert begun == first(path, HARD, 60)
-    assert (loader.epoch, loader.step, len(loader)) == (1, 0, 3)
-    assert loader.state_dict()["view"] == "easy"
-    resumed = loader_of(opened(path, view="hard"))
-    resumed.load_state_dict(state)
-    assert resumed.step == 2
-    assert all_deliveries(resumed) == begun[24:]
-
-
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda dataset: pickle.loads(pickle.dumps(dataset))])
 def test_copies_have_the_view(path, copied):
     dataset = opened(path, view={0: "easy", 1: "hard"})
     other = copied(dataset)
     assert rows_of(loader_of(other)) == list(EASY)
-    other.set_view("hard")
-    assert rows_of(loader_of(other)) == list(HARD)
+    other.set_epoch(1)
     assert rows_of(loader_of(other.at_rank(0, 1))) == list(HARD)
-    assert bool(dataset.shared.views_set) == (copied is copy.copy)
+    assert bool(dataset.shared.epochs_set) == (copied is copy.copy)
 
 
 # State
@@ -207,8 +156,8 @@ def of(path, **options):
     ("before", "after", "expected", "found", "remedy"),
     [
         ({"view": "easy"}, {"view": "hard"}, "the view 'hard'", "the view 'easy'", "view='easy'"),
-        ({"view": "easy"}, {}, "all samples, without a view", "the view 'easy'", "dataset.set_view('easy')"),
-        ({}, {"view": "easy"}, "the view 'easy'", "all samples, without a view", "set_view(None)"),
+        ({"view": "easy"}, {}, "all samples, without a view", "the view 'easy'", "view='easy'"),
+        ({}, {"view": "easy"}, "the view 'easy'", "all samples, without a view", "all samples, without view="),
         ({"where": "cls < 30"}, {"view": "easy"}, "the view 'easy'", "cls < 30", "the same view=, where=, keys="),
         ({"view": {0: "easy", 1: "hard"}}, {"view": {0: "hard", 1: "easy"}}, "'hard'", "'easy'", "view='easy'"),
     ],
@@ -229,7 +178,6 @@ def test_a_view_that_was_stored_anew_is_refused(tmp_path):
     assert caught.value.expected.count("'mine'") == caught.value.found.count("'mine'") == 1
 
 
-@pytest.mark.parametrize("is_set", [False, True])
 @pytest.mark.parametrize(
     ("after", "rows", "count"),
     [
@@ -241,34 +189,19 @@ def test_a_view_that_was_stored_anew_is_refused(tmp_path):
         ({"view": "easy"}, EASY, 36),
     ],
 )
-def test_a_state_at_the_start_of_an_epoch_goes_with_any_view(path, after, rows, count, is_set):
-    """Nothing of the epoch was read; its view was not chosen yet when the state was saved."""
+def test_a_state_at_the_start_of_an_epoch_goes_with_any_view(path, after, rows, count):
     state = saved(of(path, view="easy"), None)
     assert (state["epoch"], state["position"], state["view"]) == (1, 0, "easy")
-    resumed = of(path, **({} if is_set else after))
-    if is_set:
-        resumed.dataset.set_view(**after)
+    resumed = of(path, **after)
     resumed.load_state_dict(state)
     here = resumed.dataset.source.view_at(1)
     assert resumed.state_dict().get("view") == (here and here.name)
     batches = [deliveries(batch) for batch in islice(resumed, 1)]
     state = resumed.state_dict()
     assert (state["position"], state.get("view")) == (12, here and here.name)
-    again = of(path)
-    again.dataset.set_view(**after)
+    again = of(path, **after)
     again.load_state_dict(state)
     assert batches[0] + all_deliveries(again) == first(path, rows, count, epoch=1)
-
-
-def test_a_view_that_is_set_after_a_state_was_loaded_is_refused_unless_it_is_the_same(path):
-    state = saved(of(path, view="hard"), 2)
-    resumed = of(path, view="hard")
-    resumed.load_state_dict(state)
-    resumed.dataset.set_view("easy")
-    with pytest.raises(StateError, match="another view"):
-        next(iter(resumed))
-    resumed.dataset.set_view(where="cls >= 40 and cls < 90")
-    assert all_deliveries(resumed) == first(path, HARD, 60)[24:]
 
 
 # Mixtures

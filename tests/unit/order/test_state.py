@@ -107,7 +107,7 @@ def test_views_are_compared_by_their_fingerprints_and_named_in_the_error():
     refuse_other_view(None, None, 3)
     for found, here, remedy in (
         (easy, None, "view='easy'"),
-        (None, easy, "set_view(None)"),
+        (None, easy, "all samples, without view="),
         (easy, other, "overwritten since"),
         (same, other, "the same view=, where=, keys= and exclude="),
     ):
