@@ -39,7 +39,7 @@ from wdsplit.loading.second_split import refuse_counting_trainer, refuse_second_
 from wdsplit.loading.stage_kinds import why_not_one_to_one
 from wdsplit.loading.stages.columns import ColumnStage
 from wdsplit.loading.stages.randomness import Shift, at_epoch
-from wdsplit.loading.substitutes import ApplyStages, Substitutes
+from wdsplit.loading.substitutes import OneByOne, Substitutes
 from wdsplit.loading.transport.collate import LeftOut
 from wdsplit.loading.transport.counters import Counters
 from wdsplit.loading.transport.shared_integers import SharedIntegers
@@ -62,7 +62,7 @@ _INTERNALS = {
     *("append", "close", "invoke", "iterator", "iterator1", "repeat", "stage", "with_epoch"),
     *("length", "nsamples", "pipeline", "repetitions", "size"),
     *("check_one_to_one", "column_stages", "compare_ranks", "moved_to", "process_group"),
-    *("replaces_bad_samples", "shared", "staged"),
+    *("one_by_one", "replaces_bad_samples", "shared"),
 }
 """Methods that webdataset's pipelines and wdsplit's loaders call, and users do not."""
 
@@ -354,8 +354,14 @@ class Dataset(FluidPipeline):
         blocks = Reading(source.reader(order, world), positions)
         samples = chain.from_iterable(chain.from_iterable(block.lists() for block in blocks))
         readers, count = world.world_size * world.num_workers, partial(Counters(1).bad, 0, 1)
+        stages, ones = self.pipeline[1:], None
+        if self.replaces_bad_samples:
+            ones, stages = self.one_by_one(source, order, readers, count), stages[self._first_not_one_to_one() :]
+            samples = (item for item in ones.apply(samples) if not isinstance(item, LeftOut))
         try:
-            yield from self.staged(source, order, readers, count)(samples)
+            yield from self._applied(stages, epoch, samples)
+            if ones is not None:
+                ones.finish()
         except WdsplitError as error:
             with_file(error, source)
             raise
@@ -380,39 +386,27 @@ class Dataset(FluidPipeline):
                 stacklevel=3,
             )
 
-    def staged(
-        self,
-        source: AnySource,
-        order: AnyOrder,
-        readers: int,
-        count: Callable[[], int],
-        marks_left_out: bool = False,
-    ) -> ApplyStages:
-        """Return a function that applies the stages to samples of an order, and replaces bad ones.
+    def one_by_one(self, source: AnySource, order: AnyOrder, readers: int, count: Callable[[], int]) -> OneByOne:
+        """Return what runs the stages with one sample of an order at a time, and replaces bad ones.
+
+        Up to the first stage that is known to take several: only before it an error means a bad sample.
 
         Args:
             source: The source of the samples.
             order: The order.
             readers: How many readers share its samples, and count bad ones separately.
             count: Counts a bad sample; returns how many were found in the epoch so far.
-            marks_left_out: Give a `LeftOut` for each sample that is left out of its pack.
         """
-        stages = self.pipeline[1:]
+        apply = partial(self._applied, self.pipeline[1:][: self._first_not_one_to_one()], order.epoch)
         if self._bad_samples is None:
-            return partial(self._applied, stages, order.epoch)
-        # Up to here stages take one sample at a time: an error there means a bad sample.
-        first = next((number for number, stage in enumerate(stages) if why_not_one_to_one(stage)), len(stages))
+            return OneByOne(source, apply)
         num_samples = round(order.num_samples * source.samples_a_position(order.epoch))
         found = Found(self._bad_samples, source.url, num_samples, order.epoch, readers, count)
-        substitutes = Substitutes(source, order, partial(self._applied, stages[:first], order.epoch), found)
+        return Substitutes(source, order, apply, found)
 
-        def apply(samples: Iterator[Any]) -> Iterator[Any]:
-            items = substitutes.apply(samples)
-            if not marks_left_out:
-                items = (item for item in items if not isinstance(item, LeftOut))
-            return self._applied(stages[first:], order.epoch, items)
-
-        return apply
+    def _first_not_one_to_one(self) -> int:
+        stages = self.pipeline[1:]
+        return next((number for number, stage in enumerate(stages) if why_not_one_to_one(stage)), len(stages))
 
     def _applied(
         self, stages: Sequence[Any], epoch: int, samples: Iterator[Any], shift: Shift | None = None

@@ -1,4 +1,4 @@
-"""Substitutes for bad samples, so that every position yields one item.
+"""Stages run with one sample at a time, and substitutes for bad samples, so that every position yields one item.
 
 A bad sample of a pack is left out, as is one of a group of a budget; one of any other group is replaced by the next
 good one of the group. If no sample of a pack or group is good, and elsewhere, it is replaced by the last good one
@@ -10,15 +10,15 @@ bad sample reads and tries its candidates itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache, lru_cache, partial
 from typing import Any
 
 import numpy as np
 
-from wdsplit.errors import CorruptDataError, InputError, PipelineError, WdsplitError
-from wdsplit.loading.bad_samples import BadSample, Found
+from wdsplit.errors import CorruptDataError, InputError, PipelineError, WdsplitError, noted
+from wdsplit.loading.bad_samples import BadSample, Found, file_of
 from wdsplit.loading.reading.read_ahead import LazyShard
 from wdsplit.loading.reading.source import AnySource, Place, Source
 from wdsplit.loading.reading.windows import DAMAGE, read_window
@@ -29,50 +29,172 @@ from wdsplit.order.epoch import EpochOrder
 from wdsplit.order.split import AnyOrder
 from wdsplit.shards.sample_tables import read_names
 
-__all__ = ["ApplyStages", "Substitutes"]
+__all__ = ["OneByOne", "Substitutes"]
 
 _SHARDS_OPEN = 16
 
-ApplyStages = Callable[[Iterator[Any]], Iterator[Any]]
 ApplyShifted = Callable[[Iterator[Any], Shift], Iterator[Any]]
 """Applies stages to samples; their positions are shifted before generators are seeded from them."""
 
 
-class Substitutes:
+class BadSampleError(Exception):
+    """Says that a sample is bad, and why."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class OneByOne:
+    """Runs stages with one sample at a time, so that each gives one item. Errors name the sample.
+
+    After an error the stages start again: a generator that raised has ended.
+
+    Args:
+        source: The source of the samples.
+        apply_stages: Applies the stages to a stream of samples.
+    """
+
+    def __init__(self, source: AnySource, apply_stages: ApplyShifted) -> None:
+        self._source = source
+        self._apply_stages = apply_stages
+        self._shift = Shift()
+        self._items: Iterator[Any] | None = None
+        self._next, self._ended = list[dict[str, Any]](), list[bool]()
+        self._names = "", ""  # key and URL of the last sample
+
+    def apply(self, samples: Iterable[dict[str, Any]], is_needed: Callable[[], bool] = lambda: True) -> Iterator[Any]:
+        """Give an item for each sample, in their order, as long as they are needed.
+
+        Raises:
+            PipelineError: The stages give no item for a sample or several, or too many samples are bad.
+            Exception: A stage raises it, or storage fails.
+        """
+        for sample in samples:
+            if not is_needed():
+                return
+            try:
+                yield self._item(sample)
+            except Exception as error:
+                own = error.error if isinstance(error, BadSampleError) else error
+                raise self._placed(own, sample) from own.__cause__
+
+    def tried(self, sample: dict[str, Any], shift: int) -> Any:
+        """Return what `_run` does; `shift` is added to the sample's position before generators are seeded from it."""
+        self._shift.by = shift
+        return self._run(sample)
+
+    def _run(self, sample: dict[str, Any]) -> Any:
+        """Return the stages' item for a sample.
+
+        Raises:
+            BadSampleError: The sample is damaged, a stage raises an error, or the stages give nothing for it.
+            PipelineError: The stages give several items for a sample, or take another one first.
+        """
+        if DAMAGE in sample:
+            raise BadSampleError(sample[DAMAGE])
+        before, self._names = self._names, (sample["__key__"], sample["__url__"])
+        if self._items is None:
+            self._next, self._ended = [], []
+            self._items = self._apply_stages(_taken(self._next, self._ended), self._shift)
+        self._next.append(sample)
+        try:
+            item = next(self._items)
+        except StopIteration:
+            self._items = None
+            if not self._ended:
+                raise _not_one_to_one("returned nothing more after", *before) from None
+            raise BadSampleError(_not_one_to_one("returned nothing for", *self._names)) from None
+        except Exception as error:
+            self._items = None
+            is_placed = isinstance(error, PipelineError) and bool(error.key)
+            is_ours, is_damage = isinstance(error, WdsplitError), isinstance(error, (CorruptDataError, InputError))
+            # Neither a failure of storage nor a mistake of the program is a bad sample.
+            if isinstance(error, ImportError) or (is_ours and not (is_placed or is_damage)):
+                raise
+            raise BadSampleError(error) from error
+        if self._next:
+            raise _not_one_to_one("returned more than one item for", *before)
+        if self._ended:
+            raise _not_one_to_one("took another sample before it returned an item for", *self._names)
+        return item
+
+    _item = _run
+
+    def finish(self) -> None:
+        """Let the stages finish after their last sample.
+
+        Raises:
+            PipelineError: They give one more item.
+        """
+        self._next.clear()
+        for _ in self._items or ():
+            raise _not_one_to_one("returned more than one item for", *self._names)
+
+    def _placed(self, error: Exception, sample: Mapping[str, Any]) -> Exception:
+        """Return an error with the sample that was under way, unless it tells so itself."""
+        key, url = self._names
+        if not key or (isinstance(error, WdsplitError) and error.key):
+            return error
+        if isinstance(error, WdsplitError):
+            located = error.at(f"sample {key!r} of {url}")
+            located.key, located.url = key, url
+            return located
+        fields = ", ".join(name for name in sample if not name.startswith("__"))
+        place = f"in sample {key!r} of {url}{file_of(self._source, url, key)}"
+        return noted(error, place + f", which has {fields}" * isinstance(error, KeyError))
+
+
+def _taken(samples: list[dict[str, Any]], ended: list[bool]) -> Iterator[dict[str, Any]]:
+    """Give each sample once; a stage that takes a second one before it gives an item finds the end.
+
+    This refers to no `OneByOne`, so that an abandoned one lets go of its stages at once.
+    """
+    while samples:
+        yield samples.pop()
+    ended.append(True)
+
+
+def _not_one_to_one(what: str, key: str, url: str) -> PipelineError:
+    return PipelineError(
+        "a stage did not return one sample for each input",
+        place=f"a stage {what} sample {key!r} of {url}" if key else "",
+        expected="one item for each sample, before the next one is taken, so that every rank has the same steps",
+        remedy="leave batching and shuffling to the Loader and the Dataset; do not drop samples in a stage (select, a "
+        "map that returns None, a handler that skips): choose the others with a view, Dataset(..., where=...), or "
+        "open the dataset with on_bad_sample='substitute'",
+        key=key,
+        url=url,
+    )
+
+
+class Substitutes(OneByOne):
     """Gives an item for each sample, made from a substitute if the sample is bad. For one reader and epoch."""
 
     def __init__(self, source: AnySource, order: AnyOrder, apply_stages: ApplyShifted, found: Found) -> None:
+        super().__init__(source, apply_stages)
         self._order = order
         self._found = found
-        self._chain = _Chain(apply_stages)
-        self._trials = _Chain(apply_stages)
+        self._trials = OneByOne(source, apply_stages)
+        # Of a pack or group: its position, its samples so far, and how many of them were good.
+        self._position, self._number, self._num_good = -1, 0, 0
         self._samples = _Samples(source, order)
         self._form = source.form_at(order.epoch)
         self._bad_fellows: tuple[int, set[int]] = -1, set()
         self._bad = _KnownBad()
         self._last_good: dict[int, int] = {}
 
-    def apply(self, samples: Iterator[dict[str, Any]]) -> Iterator[Any]:
-        """Give an item for each sample, in their order.
-
-        Raises:
-            PipelineError: A stage gives several items for a sample, or too many samples are bad.
-            WdsplitError: Storage fails, which is no fault of a sample.
-        """
-        run = self._chain.run
-        last, number, num_good = -1, 0, 0  # of a pack or group: its samples so far, and how many of them were good
-        for sample in samples:
-            key, url, position, is_pad = (sample[name] for name in ("__key__", "__url__", "__position__", "__pad__"))
-            if position != last:
-                last, number, num_good = position, 0, 0
-            try:
-                item = run(sample)
-                num_good += 1
-            except _BadSampleError as bad:
-                item = self._substituted(key, url, position, is_pad, bad.error, number, num_good)
-            number += 1
-            yield item
-        self._chain.finish()
+    def _item(self, sample: dict[str, Any]) -> Any:
+        key, url, position, is_pad = (sample[name] for name in ("__key__", "__url__", "__position__", "__pad__"))
+        if position != self._position:
+            self._position, self._number, self._num_good = position, 0, 0
+        number, self._number = self._number, self._number + 1
+        try:
+            item = self._run(sample)
+        except BadSampleError as bad:
+            return self._substituted(key, url, position, is_pad, bad.error, number, self._num_good)
+        self._num_good += 1
+        return item
 
     def _substituted(
         self, key: str, url: str, position: int, is_pad: bool, error: Exception, number: int, num_good: int
@@ -99,10 +221,10 @@ class Substitutes:
             sample = self._good_sample(candidate)
             if sample is not None:
                 try:
-                    return self._trials.run(
+                    return self._trials.tried(
                         {**sample, "__position__": position, "__pad__": True}, shift=candidate - position
                     )
-                except _BadSampleError:  # a stage depends on the position itself
+                except BadSampleError:  # a stage depends on the position itself
                     pass
             num_bad += 1
             if num_bad > self._found.max_searched:
@@ -118,8 +240,8 @@ class Substitutes:
         for other in [*range(number + 1, size), *range(number)]:
             if other not in bad:
                 try:
-                    return self._trials.run({**self._samples.read(position, other), "__pad__": True})
-                except (_BadSampleError, CorruptDataError):
+                    return self._trials.tried({**self._samples.read(position, other), "__pad__": True}, shift=0)
+                except (BadSampleError, CorruptDataError):
                     bad.add(other)
         return None
 
@@ -149,105 +271,12 @@ class Substitutes:
         try:
             sample = self._samples.read(candidate)
             if self._last_good.get(lane) != candidate:
-                self._trials.run(dict(sample))
+                self._trials.tried(dict(sample), shift=0)
                 self._last_good[lane] = candidate
             return sample
-        except (_BadSampleError, CorruptDataError):
+        except (BadSampleError, CorruptDataError):
             self._bad.add(candidate)
             return None
-
-
-class _BadSampleError(Exception):
-    """Says that a sample is bad, and why."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
-class _Chain:
-    """Runs the stages with one sample at a time. After an error they start again: a generator that raised has ended."""
-
-    def __init__(self, apply_stages: ApplyShifted) -> None:
-        self._apply_stages = apply_stages
-        self._shift = Shift()
-        self._items: Iterator[Any] | None = None
-        self._next: list[dict[str, Any]] = []
-        self._has_ended = False
-
-    def run(self, sample: dict[str, Any], shift: int = 0) -> Any:
-        """Return the stages' item for a sample; `shift` is added to its position before generators are seeded from it.
-
-        Raises:
-            _BadSampleError: The sample is damaged, a stage raises an error, or the stages give nothing for it.
-            PipelineError: The stages give several items for a sample, or take another one first.
-        """
-        if DAMAGE in sample:
-            raise _BadSampleError(sample[DAMAGE])
-        key, url = sample["__key__"], sample["__url__"]
-        if self._items is None:
-            self._next, self._has_ended = [], False
-            self._items = self._apply_stages(self._taken(), self._shift)
-        self._shift.by = shift
-        self._next.append(sample)
-        try:
-            item = next(self._items)
-        except StopIteration:
-            self._items = None
-            if not self._has_ended:
-                raise _not_one_to_one("a stage ended before its samples did", key, url) from None
-            raise _BadSampleError(_dropped(key, url)) from None
-        except Exception as error:
-            self._items = None
-            is_placed = isinstance(error, PipelineError) and bool(error.key)
-            is_ours, is_damage = isinstance(error, WdsplitError), isinstance(error, (CorruptDataError, InputError))
-            # Neither a failure of storage nor a mistake of the program is a bad sample.
-            if isinstance(error, ImportError) or (is_ours and not (is_placed or is_damage)):
-                raise
-            raise _BadSampleError(error) from error
-        if self._next:
-            raise _not_one_to_one("a stage returned more than one item for the previous sample", key, url)
-        if self._has_ended:
-            raise _not_one_to_one("a stage took another sample before it returned an item", key, url)
-        return item
-
-    def finish(self) -> None:
-        """Let the stages finish after their last sample.
-
-        Raises:
-            PipelineError: They give one more item.
-        """
-        items, self._items, self._next = self._items or iter(()), None, []
-        for _ in items:
-            raise _not_one_to_one("a stage returned more than one item for the last sample", "", "")
-
-    def _taken(self) -> Iterator[dict[str, Any]]:
-        """Give each sample once; a stage that takes a second one before it gives an item finds the end."""
-        while self._next:
-            yield self._next.pop()
-        self._has_ended = True
-
-
-def _dropped(key: str, url: str) -> PipelineError:
-    return PipelineError(
-        "a stage returned nothing for a sample",
-        place=f"sample {key!r} of {url}",
-        expected="one item",
-        remedy="to leave samples out, choose the others with a view: Dataset(..., where=...)",
-        key=key,
-        url=url,
-    )
-
-
-def _not_one_to_one(cause: str, key: str, url: str) -> PipelineError:
-    return PipelineError(
-        cause,
-        place=f"sample {key!r} of {url}" if key else "",
-        expected="for on_bad_sample='substitute', stages that return one item per sample before they take the next",
-        remedy="apply the stage to the Loader's batches, or open the dataset with on_bad_sample='raise'",
-        key=key,
-        url=url,
-    )
 
 
 class _KnownBad:

@@ -11,7 +11,7 @@ import gc
 import pickle
 import random
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain, islice, pairwise, repeat, tee
 from typing import Any
@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from wdsplit.arrays import Int64
-from wdsplit.errors import PipelineError, WdsplitError, noted
-from wdsplit.loading.bad_samples import file_of, with_file
+from wdsplit.errors import PipelineError, WdsplitError
+from wdsplit.loading.bad_samples import with_file
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.reading.block import Block
 from wdsplit.loading.reading.read_ahead import Ahead
@@ -29,7 +29,7 @@ from wdsplit.loading.reading.source import AnySource
 from wdsplit.loading.reading.windows import DAMAGE
 from wdsplit.loading.stages.columns import only_names, requested_fields
 from wdsplit.loading.stages.randomness import at_epoch
-from wdsplit.loading.substitutes import ApplyStages
+from wdsplit.loading.substitutes import OneByOne
 from wdsplit.loading.transport.batch_memory import Pool, Room, Rooms, Slots
 from wdsplit.loading.transport.collate import (
     collate,
@@ -203,19 +203,19 @@ class SubBatches:
         try:
             steps = Steps(self.source.order(epoch), self.world, self.batch_size, start, self.skips)
             count = partial(self.counters.bad, world.worker, number)
-            apply = self.dataset.staged(self.source, steps.order, world.world_size, count, marks_left_out=True)
+            ones = self.dataset.one_by_one(self.source, steps.order, world.world_size, count)
             blocks = self._blocks(steps, world)
             form = self.source.form_at(epoch)
             is_stacked = form is None or (isinstance(form, Grouping) and not form.budget)
             stages = self.dataset.column_stages() if self.collated and is_stacked else None
             if stages is None:
-                sub_batches = self._streamed(blocks, apply, is_needed, form)
+                sub_batches = self._streamed(blocks, ones, is_needed, form)
             else:
                 stages = [at_epoch(stage, epoch) for stage in stages]
                 has_rooms = self.slot_bytes and form is None
                 rooms = self._rooms_of(steps, world, is_needed) if has_rooms else repeat(None)
                 sub_batches = (
-                    self._columnar(block, stages, apply, room) if len(block) else None
+                    self._columnar(block, stages, ones, room) if len(block) else None
                     for block, room in zip(blocks, rooms, strict=False)
                 )
             yield from self._parcels(sub_batches, is_needed)
@@ -317,7 +317,7 @@ class SubBatches:
             elif self._rooms is not None:
                 yield Room(rows, len(step.positions), partial(self._rooms.opened, number))
 
-    def _columnar(self, block: Block, stages: list[Any], apply: ApplyStages, room: Room | None) -> Any:
+    def _columnar(self, block: Block, stages: list[Any], ones: OneByOne, room: Room | None) -> Any:
         """Return a step's sub-batch by way of its columns, or sample by sample where they cannot be had."""
         # A worker process reads payloads that no stage needs directly into the memory that it shares with the loader.
         pending = self.bound is not None and not self.dataset.replaces_bad_samples and only_names(stages)
@@ -331,35 +331,17 @@ class SubBatches:
             columns = None
         if columns is not None:
             return collate_columns(columns) if room is None else room.marked(collate_columns(columns))
-        counter = _Counter()
-        try:
-            return collate(list(apply(counter.count([block]))))
-        except Exception as error:
-            raise counter.placed(error, self.source) from error.__cause__
+        return collate(list(ones.apply(block.samples())))
 
     def _streamed(
-        self, blocks: Iterator[Block], apply: ApplyStages, is_needed: Callable[[], bool], form: Form | None
+        self, blocks: Iterator[Block], ones: OneByOne, is_needed: Callable[[], bool], form: Form | None
     ) -> Iterator[Any]:
         """Give sub-batches sample by sample, as long as they are needed."""
-        counter = _Counter(is_needed)
-        blocks, following = tee(blocks)
-        stream = apply(counter.count(following))
-        expected = 0
         for block in blocks:
-            size, before = len(block), expected
-            expected += size
-            del counter.taken[:-1]
-            try:
-                traced = [(item, counter.given) for item in islice(stream, size)]
-            except Exception as error:
-                raise counter.placed(error, self.source) from error.__cause__
+            sub_batch = list(ones.apply(block.samples(), is_needed))
             if not is_needed():
                 return
-            sub_batch = [item for item, _ in traced]
-            if len(sub_batch) != size or counter.given != expected:
-                taken_by = [taken - before for _, taken in traced]
-                raise _not_one_to_one(before + len(sub_batch), counter.given, counter.taken, taken_by)
-            if not size:
+            if not sub_batch:
                 yield None
             elif block.units is None or form is None:
                 yield collate(sub_batch) if self.collated else sub_batch
@@ -371,39 +353,7 @@ class SubBatches:
                     yield collate_packs(good, sizes, form)
                 else:
                     yield collate_group(good, form.budget) if form.budget else collate(good)
-
-
-class _Counter:
-    """Counts the samples that the stages have taken, and keeps key and URL of the last ones in `taken`."""
-
-    def __init__(self, is_needed: Callable[[], bool] = lambda: True) -> None:
-        self.given = 0
-        self.taken = [("", "")]
-        self._fields: Iterable[str] = ()
-        self._is_needed = is_needed
-
-    def count(self, blocks: Iterable[Block]) -> Iterator[dict[str, Any]]:
-        for block in blocks:
-            for sample in block.samples():
-                if not self._is_needed():
-                    return
-                self.given += 1
-                self.taken.append((sample["__key__"], sample["__url__"]))
-                self._fields = sample.keys()
-                yield sample
-
-    def placed(self, error: Exception, source: AnySource) -> Exception:
-        """Return an error with the sample that was under way, unless it tells so itself."""
-        key, url = self.taken[-1]
-        if not key or (isinstance(error, WdsplitError) and error.key):
-            return error
-        if isinstance(error, WdsplitError):
-            located = error.at(f"sample {key!r} of {url}")
-            located.key, located.url = key, url
-            return located
-        fields = ", ".join(name for name in self._fields if not name.startswith("__"))
-        place = f"in sample {key!r} of {url}{file_of(source, url, key)}"
-        return noted(error, place + f", which has {fields}" * isinstance(error, KeyError))
+        ones.finish()
 
 
 def _together(steps: Steps, world: World, max_samples: int) -> Iterator[list[Int64]]:
@@ -420,35 +370,6 @@ def _together(steps: Steps, world: World, max_samples: int) -> Iterator[list[Int
             pending, count = [], 0
     if pending:
         yield pending
-
-
-def _not_one_to_one(given: int, taken: int, keys: list[tuple[str, str]], taken_by: list[int]) -> PipelineError:
-    """Return the error that names the first sample for which not one came out.
-
-    Args:
-        given: Items that came out in the epoch.
-        taken: Samples that went in.
-        keys: Key and URL of the last sample before the step, and of those of the step.
-        taken_by: For each item of the step how many of its samples had gone in.
-    """
-    number = next((number for number, count in enumerate(taken_by, 1) if count != number), len(taken_by) + 1)
-    what = "returned nothing for sample {!r} of {} before it took the next"
-    if number <= len(taken_by) and taken_by[number - 1] < number:
-        number, what = number - 1, "returned more than one item for sample {!r} of {}"
-    elif number >= len(keys):
-        number, what = len(keys) - 1, "returned nothing more after sample {!r} of {}"
-    key, url = keys[number]
-    return PipelineError(
-        "a stage did not return one sample for each input",
-        place=f"a stage {what.format(key, url)}" if key else "",
-        expected="as many samples out as in, so that every rank has the same steps",
-        found=f"{taken} samples in, {given} out" + (", and then no more" if taken == given else ""),
-        remedy="leave batching and shuffling to the Loader and the Dataset; do not drop samples in a stage (select, a "
-        "map that returns None, a handler that skips): filter the table before it is converted, or open the dataset "
-        "with on_bad_sample='substitute'",
-        key=key,
-        url=url,
-    )
 
 
 def _portable(error: BaseException, sent: Any) -> BaseException:

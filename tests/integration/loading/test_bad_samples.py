@@ -229,7 +229,7 @@ def first_ones(samples):
 
 @pytest.mark.parametrize(
     ("stage", "message"),
-    [(twice, "more than one item"), (one_late, "took another sample"), (first_ones, "a stage ended before")],
+    [(twice, "more than one item"), (one_late, "took another sample"), (first_ones, "nothing more after")],
 )
 def test_stages_that_do_not_give_one_item_for_each_sample_are_an_error(numbers, stage, message):
     with pytest.raises(PipelineError, match=message):
