@@ -9,14 +9,14 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset
 from webdataset.shardlists import expand_urls
 from webdataset.utils import pytorch_worker_info
 
 from wdsplit.errors import InputError
-from wdsplit.loading.options import CHOICES, checked_epoch
+from wdsplit.loading.options import checked_epoch
 from wdsplit.loading.shard_streams import ShardUrl, is_ours
 from wdsplit.loading.transport.shared_integers import SharedIntegers
 from wdsplit.order.epoch import OrderOptions
@@ -97,18 +97,7 @@ class EpochShardList(IterableDataset[dict[str, str]]):
         tail: Tail = "uneven",
         storage_options: Mapping[str, Any] | None = None,
         fs: AbstractFileSystem | None = None,
-        **others: NoReturn,
     ) -> None:
-        for name in others:
-            if name not in CHOICES:
-                raise TypeError(f"an EpochShardList has no argument {name!r}")
-            raise InputError(
-                f"an EpochShardList has no {name}: it lists whole shards and reads no samples",
-                expected="all samples of the shards",
-                found=f"{name}=",
-                remedy=f"use wdsplit.Dataset(..., {name}=...), which splits the samples of a view among ranks and "
-                "workers",
-            )
         options = OrderOptions(whole(seed), bool(shuffle), lanes=1, window=1, tail=tail)
         if fs is not None:
             given = [urls] if isinstance(urls, (str, os.PathLike)) else urls

@@ -344,7 +344,7 @@ class Loader:
             "batch": f"{self.batch_size:,} a rank, {self.batch_size * world.world_size:,} in all",
             "rank": f"{world.rank} of {world.world_size}",
             "workers": workers,
-            "next": f"{self.progress.place()}, epoch {self.epoch}",
+            "next": f"step {self.step:,} of {len(self):,}, epoch {self.epoch}",
         }
         return html_table(type(self).__name__, rows.items())
 

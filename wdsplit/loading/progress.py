@@ -84,11 +84,6 @@ class Progress:
         order, world = self._order_of(state), self._dataset.world()
         return Steps(order, world, self._batch_size, state.position, state.skips).first_number
 
-    def place(self) -> str:
-        """Return the number of the next step, and that of all, skipped ones too."""
-        num_steps = len(Steps(self._order_of(self.state), self._dataset.world(), self._batch_size))
-        return f"step {self.step_at(self.state):,} of {num_steps:,}"
-
     def num_steps(self, epoch: int) -> int:
         """Return the steps of a whole epoch, without those that its iteration skips."""
         return sum(self.counts_of(epoch))

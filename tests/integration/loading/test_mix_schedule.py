@@ -7,7 +7,6 @@ import pytest
 import wdsplit
 from made_datasets import numbers_dataset
 from made_views import view_of
-from wdsplit import debug
 from wdsplit.errors import InputError, StateError
 
 SCHEDULE = [(0, (9, 1)), (60, (1, 1)), (150, (0, 1))]
@@ -26,19 +25,6 @@ def mixed(sources, points=SCHEDULE, **options):
     return wdsplit.mix(schedule=schedule, num_samples=EPOCH, **options)
 
 
-def test_shares_change_as_scheduled(sources):
-    """That no sample comes twice before all were seen is in test_promises.py."""
-    source_of = []
-    for epoch in range(4):
-        dataset = mixed(sources, rank=0, world_size=1).to_tuple("__source__", "__pad__")
-        dataset.set_epoch(epoch)
-        for named, pads in wdsplit.Loader(dataset, 12):
-            assert not pads.any()
-            source_of += named
-    counts = [source_of[begin:end].count(sources[0]) for begin, end in ((0, 60), (60, 150), (216, 288))]
-    assert counts == [54, 45, 0]
-
-
 def test_a_state_of_another_schedule_is_refused(sources):
     state = wdsplit.Loader(mixed(sources), 12).state_dict()
     assert "schedule of 3 points (step, epochs of 72)" in state["fingerprint"]
@@ -47,18 +33,6 @@ def test_a_state_of_another_schedule_is_refused(sources):
     assert "schedule" in caught.value.remedy
     same = [(0, (0.9, 0.1)), (60, (0.5, 0.5)), (150, (0, 3))]
     wdsplit.Loader(mixed(sources, same), 12).load_state_dict(state)
-
-
-def test_a_report_and_an_audit_take_a_schedule(sources, tmp_path):
-    dataset = mixed(sources)
-    report = wdsplit.report(dataset, tmp_path / "report.html")
-    assert (tmp_path / "report.html").exists()
-    assert report is not None
-    with debug.audit(wdsplit.Loader(dataset, 12)) as audited:
-        for epoch in range(3):
-            audited.set_epoch(epoch)
-            assert len(list(audited)) == 6
-    assert len(audited.epochs) == 3
 
 
 def test_views_of_the_datasets_go_with_a_schedule(sources):

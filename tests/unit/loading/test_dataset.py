@@ -13,7 +13,7 @@ import webdataset
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from webdataset.compat import FluidInterface
 
-from made_datasets import converted, delivering, expected_epoch, numbers_dataset, numbers_table, real_rows
+from made_datasets import converted, delivering, expected_epoch, numbers_dataset, numbers_table
 from wdsplit.errors import DatasetNotFoundError, InputError, TopologyError, UnsizedError
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
@@ -35,24 +35,6 @@ def test_a_dataset_gives_the_samples_in_the_order_of_the_epoch(numbers, shuffle,
         assert found[-1] == list(itertools.islice(expected, 101))
     assert (found[0] == found[1]) == (not shuffle)
     assert shuffle or not lanes or [row for _, row, _ in found[0]] == list(range(101))
-
-
-@pytest.mark.parametrize("tail", ["pad", "drop", "uneven"])
-@pytest.mark.parametrize("world_size", [1, 2, 3, 8])
-def test_ranks_are_disjoint_and_cover_the_dataset(numbers, world_size, tail):
-    ranks = [Dataset(numbers, rank=rank, world_size=world_size, tail=tail) for rank in range(world_size)]
-    delivered = [list(delivering(dataset)) for dataset in ranks]
-    positions = sorted(position for part in delivered for position, _, _ in part)
-    assert len(set(positions)) == len(positions)
-    rows = real_rows(itertools.chain(*delivered))
-    if tail == "drop":
-        assert len(set(rows)) == len(rows) == 101 // world_size * world_size
-    else:
-        assert rows == list(range(101))
-    if tail != "uneven":
-        assert len(set(map(len, delivered))) == 1
-    if tail != "pad":
-        assert not any(pad for part in delivered for _, _, pad in part)
 
 
 def test_epochs_are_shared_with_derived_datasets_and_not_with_deep_copies_and_pickles(numbers):

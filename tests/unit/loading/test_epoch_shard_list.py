@@ -160,12 +160,3 @@ def test_an_epoch_that_is_resumed_leaves_out_the_shards_that_were_used_up(monkey
 def test_what_names_no_shards_is_refused(urls, match):
     with pytest.raises(InputError, match=match):
         EpochShardList(urls)
-
-
-@pytest.mark.parametrize("name", ["view", "where", "keys", "exclude"])
-def test_a_view_is_refused_with_the_class_that_has_them(name):
-    with pytest.raises(InputError, match=f"has no {name}") as caught:
-        EpochShardList(["a.tar"], **{name: "easy"})
-    assert f"wdsplit.Dataset(..., {name}=...)" in caught.value.remedy
-    with pytest.raises(TypeError, match="no argument 'seeds'"):
-        EpochShardList(["a.tar"], seeds=3)

@@ -124,12 +124,6 @@ def test_samples_that_differ_in_their_fields_are_read_together(kinds):
     assert set(some[0]) == {"__key__", "__url__", "__position__", "__pad__", "cls"}
 
 
-def test_a_sample_that_is_asked_for_twice_is_two_dicts(numbers):
-    one, other = opened(numbers).read(np.array([5, 5]))
-    one["cls"] = None
-    assert other["cls"] == b"5"
-
-
 # What it costs
 
 

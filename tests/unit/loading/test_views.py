@@ -50,21 +50,6 @@ def rows_of(loader):
     return real_rows(all_deliveries(loader))
 
 
-@pytest.mark.parametrize("tail", ["pad", "drop"])
-@pytest.mark.parametrize("rows", [(), (50,), EASY, HARD, ALL], ids=len)
-def test_an_epoch_holds_the_samples_of_the_view_in_its_order(path, rows, tail):
-    loader = loader_of(opened(path, view=view_of(path, rows), tail=tail))
-    for epoch in (0, 1):
-        loader.set_epoch(epoch)
-        delivered = all_deliveries(loader)
-        expected = first(path, rows, len(delivered), epoch=epoch, tail=tail) if rows else []
-        # The reference cannot name what pads a lane without samples.
-        assert delivered == [each if own[1] is None else own for each, own in zip(delivered, expected, strict=True)]
-        if tail == "pad":
-            assert real_rows(delivered) == list(rows)
-            assert len(delivered) == 12 * len(loader)
-
-
 def test_a_view_is_named_or_given_or_a_condition_or_a_list_of_keys(path):
     for chosen in ({"view": "easy"}, {"view": view_of(path, EASY)}):
         assert rows_of(loader_of(opened(path, **chosen))) == list(EASY)
