@@ -59,8 +59,7 @@ __all__ = ["Dataset"]
 
 
 _INTERNALS = {
-    *("append", "close", "invoke", "iterator", "iterator1", "repeat", "stage", "with_epoch"),
-    *("length", "nsamples", "pipeline", "repetitions", "size"),
+    *("invoke", "pipeline", "repeat", "with_epoch", "with_length"),
     *("check_one_to_one", "column_stages", "compare_ranks", "moved_to", "process_group"),
     *("one_by_one", "replaces_bad_samples", "shared"),
 }
@@ -337,7 +336,6 @@ class Dataset(FluidPipeline):
         refuse_second_split(source.url, self.world)
         self.compare_ranks()
         world = with_worker(self.world())
-        self._refuse_repetitions()
         announce(source, epoch, world)
         warn_of_dropped_samples(source, world, self.pipeline[1:])
         # Ranks of unequal length that leave their loops together may have ended or not.
@@ -416,14 +414,6 @@ class Dataset(FluidPipeline):
             stream = self.invoke(at_epoch(stage, epoch, shift), stream)
         return iter(stream)
 
-    def _refuse_repetitions(self) -> None:
-        if self.repetitions != 1:
-            raise InputError(
-                "a Dataset does not support repeat and with_epoch",
-                expected="one epoch per iteration",
-                remedy="call set_epoch(epoch + 1) and iterate again",
-            )
-
     def check_one_to_one(self) -> None:
         """Refuse stages that are known not to return one sample for each input.
 
@@ -432,7 +422,6 @@ class Dataset(FluidPipeline):
         Raises:
             InputError: There are such stages; the error names all of them.
         """
-        self._refuse_repetitions()
         refuse_splitters(self.pipeline, self.source.url)
         reasons = [reason for reason in map(why_not_one_to_one, self.pipeline[1:]) if reason]
         if reasons:
@@ -447,7 +436,7 @@ class Dataset(FluidPipeline):
     def column_stages(self) -> list[ColumnStage] | None:
         """Return the stages after the source if all of them work on columns, else None."""
         stages = self.pipeline[1:]
-        if all(isinstance(stage, ColumnStage) and stage.is_columnar for stage in stages) and self.repetitions == 1:
+        if all(isinstance(stage, ColumnStage) and stage.is_columnar for stage in stages):
             return list(stages)
         return None
 

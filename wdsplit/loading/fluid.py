@@ -11,7 +11,7 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import MethodType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from wdsplit.errors import InputError
 from wdsplit.loading.stages.columns import Rename, ToTuple
@@ -35,20 +35,15 @@ __all__ = ["FluidPipeline", "FluidStages"]
 
 
 class _OfWebdataset:
-    """A method of a class of webdataset, which is imported when the method is first looked up.
+    """A method of webdataset's FluidInterface, which is imported when the method is first looked up."""
 
-    Args:
-        kind: The class.
-        name: The method.
-    """
-
-    def __init__(self, kind: str, name: str) -> None:
-        self._kind, self._name = kind, name
+    def __init__(self, name: str) -> None:
+        self._name = name
 
     def __get__(self, instance: Any, owner: type) -> Any:
-        from webdataset import compat
+        from webdataset.compat import FluidInterface
 
-        method = getattr(getattr(compat, self._kind), self._name)
+        method = getattr(FluidInterface, self._name)
         return method if instance is None else MethodType(method, instance)
 
 
@@ -181,11 +176,6 @@ class FluidPipeline(IterableDataset, FluidStages):
     def __init__(self, source: Any) -> None:
         super().__init__()
         self.pipeline = [source]
-        self.repetitions = 1
-        self.length = self.nsamples = -1
-
-    def append(self, stage: Any) -> None:
-        self.pipeline.append(stage)
 
     def compose(self, *stages: Any) -> Self:
         """Return a copy with more stages: functions from an iterator to an iterator.
@@ -210,15 +200,18 @@ class FluidPipeline(IterableDataset, FluidStages):
 
         return DataPipeline.invoke(self, stage, *samples)
 
-    if TYPE_CHECKING:
+    def repeat(self, *_: Any, **__: Any) -> NoReturn:
+        raise InputError(
+            "a Dataset does not support repeat, with_epoch and with_length",
+            expected="one epoch per iteration",
+            remedy="call set_epoch(epoch + 1) and iterate again; len(wdsplit.Loader(dataset, batch_size)) counts steps",
+        )
 
-        def with_length(self, n: int, silent: bool = False) -> Self: ...
+    with_epoch = with_length = repeat
 
 
 for _name in (
     *("batched", "extract_keys", "listed", "lmdb_cached", "log_keys", "map", "map_dict", "map_tuple", "mcached"),
     *("rename_keys", "rsample", "select", "shuffle", "slice", "unbatched", "unlisted", "xdecode"),
 ):
-    setattr(FluidStages, _name, _OfWebdataset("FluidInterface", _name))
-for _name in ("close", "iterator", "iterator1", "repeat", "stage", "with_epoch", "with_length"):
-    setattr(FluidPipeline, _name, _OfWebdataset("DataPipeline", _name))
+    setattr(FluidStages, _name, _OfWebdataset(_name))

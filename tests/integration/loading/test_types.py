@@ -23,7 +23,6 @@ STAGES = """
     slice(10)
     to_tuple("jpg", "cls")
     batched(4)
-    with_length(4)
 """
 DATASETS = dict.fromkeys(
     [
