@@ -350,7 +350,7 @@ class Dataset(FluidPipeline):
         order = source.order(epoch)
         positions = reader_positions(order, world, source.positions_at_once(world, epoch))
         blocks = Reading(source.reader(order, world), positions)
-        samples = chain.from_iterable(chain.from_iterable(block.lists() for block in blocks))
+        samples: Iterator[Any] = chain.from_iterable(chain.from_iterable(block.lists() for block in blocks))
         readers, count = world.world_size * world.num_workers, partial(Counters(1).bad, 0, 1)
         stages, ones = self.pipeline[1:], None
         if self.replaces_bad_samples:
