@@ -279,7 +279,7 @@ class _MixedReader:
         ]
         units = row[by_row]
         fills = np.concatenate([np.zeros(0, np.bool_), *(block.pads for block in blocks)])[by_row]  # of groups
-        found = gathered(parts, positions[units], self._order.pads(positions[units]) | fills)
+        found = gathered(parts, positions[units], ~self._order.is_real(positions[units]) | fills)
         return replace(found, units=units) if is_bundled else found
 
     @property

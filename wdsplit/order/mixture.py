@@ -153,12 +153,8 @@ class MixedOrder:
         self._before = np.cumsum([[0] * len(sizes), *segments[:-1]], axis=0, dtype=np.int64)
 
     def is_real(self, positions: Int64) -> npt.NDArray[np.bool_]:
-        """Tell which positions hold a sample that is not a pad."""
+        """Tell which positions hold a sample; those past the end repeat samples of their lane, from its last on."""
         return positions < self.num_samples
-
-    def pads(self, positions: Int64) -> npt.NDArray[np.bool_]:
-        """Tell which positions lie past the end: they repeat samples of their lane, backwards from its last."""
-        return ~self.is_real(positions)
 
     def locate(self, positions: Int64) -> Located:
         """Return the source, the shard and the sample of each position."""
@@ -169,7 +165,7 @@ class MixedOrder:
             rows = quota.rows[each.row]
             found.append((rows, np.full_like(rows, quota.source), each.shard, each.sample, each.part, each.pad * 1))
         row, source, shard, sample, part, pad = in_rows(found, 6)
-        return Located(row, source, shard, sample, self.pads(positions)[row] | (pad > 0), part)
+        return Located(row, source, shard, sample, ~self.is_real(positions)[row] | (pad > 0), part)
 
     def quotas(self, positions: Int64) -> Iterator[Quota]:
         """Give the quota of each source, epoch by epoch of the source.

@@ -234,10 +234,5 @@ def _parse_skips(ranges: Any, options: OrderOptions) -> Skips:
                 raise ValueError
             skips = skips.added(begin, end)
     except (TypeError, ValueError):
-        raise StateError(
-            "the state has invalid skipped positions",
-            expected="pairs of integers, begin and end; none with tail `uneven`",
-            found=repr(ranges)[:200],
-            remedy="the state is damaged: use an earlier checkpoint",
-        ) from None
+        raise _damaged("pairs of skipped positions, begin and end; none with tail `uneven`", ranges) from None
     return skips

@@ -43,6 +43,13 @@ _SHOWN_KEYS = 5
 _MAX_UNITS = 2**24
 _MAX_VALUES = 1000
 """Values of a column of groups: a shard has samples for whole groups of some."""
+_TOO_LONG = {
+    "pack": (
+        "a sample is longer than a pack may be",
+        "use a larger --capacity; or --long drop, or --long truncate (long=)",
+    ),
+    "group": ("a sample alone is longer than the budget", "use a larger --budget; or --long drop (long=)"),
+}
 _MAX_PADS, _MAX_ALLOWED_PADS = 0.05, 0.5
 """Largest share of pads in groups, unless it is allowed, and in any case."""
 
@@ -467,9 +474,11 @@ def _choose_some(columns: SampleColumns, totals: Int64, choice: Choice, task: _T
             _refuse_many(columns, choice, int(each[mask].sum()))
         if choice.lengths is not None:
             lengths = _integers(table, choice.lengths, mask, "how long a sample is", MAX_CAPACITY)
-            is_long = mask & (lengths > (choice.capacity or choice.budget))
+            most = choice.capacity or choice.budget
+            is_long = mask & (lengths > most)
             if choice.long == "error":
-                _refuse_long(table, choice, is_long)
+                cause, remedy = _TOO_LONG["group" if choice.budget else "pack"]
+                _refuse_some(table, is_long, choice.lengths, cause, f"{choice.lengths} of at most {most:,}", remedy)
             num_long += int(is_long.sum())
             if choice.long == "drop":
                 mask &= ~is_long
@@ -480,7 +489,7 @@ def _choose_some(columns: SampleColumns, totals: Int64, choice: Choice, task: _T
         if form is not None:
             samples = shard_units(items, items.totals, 0, max(1, len(mask))).items(np.arange(items.num_samples)).samples
             if choice.lengths is not None:
-                own = np.minimum(lengths, choice.capacity or choice.budget)[samples]
+                own = np.minimum(lengths, most)[samples]
                 length += int(own.sum())
             if isinstance(form, Packing):
                 codes.append(packed(own, form.capacity, block_of(form.capacity)))
@@ -488,7 +497,7 @@ def _choose_some(columns: SampleColumns, totals: Int64, choice: Choice, task: _T
             elif form.budget:  # grouped when all lengths are known
                 codes.append(own.astype(np.uint32))
             else:
-                codes.append(_values_of(table, choice, mask, number_of)[samples])
+                codes.append(_values_of(table, str(choice.group), mask, number_of)[samples])
                 if len(number_of) > _MAX_VALUES:
                     raise _too_many_values(columns, choice)
         bits.append(np.packbits(mask, bitorder="little"))
@@ -521,36 +530,22 @@ def _mask_of(rows: Int64, num_rows: int) -> npt.NDArray[np.bool_]:
 def _integers(table: pa.Table, name: str, mask: npt.NDArray[np.bool_], what: str, most: int) -> Int64:
     """Return a column of integers from 0 to `most`; only those of the mask are looked at."""
     values: Int64 = table.column(name).cast(pa.int64(), safe=False).fill_null(-1).to_numpy()
-    wrong = np.flatnonzero(mask & ((values < 0) | (values > most)))
-    if len(wrong):
-        row = table.slice(int(wrong[0]), 1).to_pylist()[0]
-        raise InputError(
-            f"column {name!r} cannot say {what}",
-            place=f"sample {row[KEY]!r}",
-            expected=f"an integer from 0 to {most:,}",
-            found="null" if row[name] is None else str(row[name]),
-            remedy=f"leave such samples out: --where '{name} >= 0 and {name} <= {most}' (where=)",
-            key=row[KEY],
-        )
+    remedy = f"leave such samples out: --where '{name} >= 0 and {name} <= {most}' (where=)"
+    is_wrong = mask & ((values < 0) | (values > most))
+    _refuse_some(table, is_wrong, name, f"column {name!r} cannot say {what}", f"an integer from 0 to {most:,}", remedy)
     return values
 
 
 def _values_of(
-    table: pa.Table, choice: Choice, mask: npt.NDArray[np.bool_], number_of: dict[Any, int]
+    table: pa.Table, name: str, mask: npt.NDArray[np.bool_], number_of: dict[Any, int]
 ) -> npt.NDArray[np.uint32]:
     """Return the number of each sample's value of a column; values without one get the next. 0 outside of the mask."""
-    values = table.column(choice.group).combine_chunks().dictionary_encode().filter(pa.array(mask))
-    if values.null_count:
-        row = table.filter(pa.array(mask)).slice(int(np.argmax(values.is_null().to_numpy(False))), 1)
-        key = row.column(KEY)[0].as_py()
-        raise InputError(
-            f"column {choice.group!r} cannot say which group a sample is in",
-            place=f"sample {key!r}",
-            expected="a value",
-            found="null",
-            remedy=f"leave such samples out: --where 'column(\"{choice.group}\") is not None' (where=)",
-            key=key,
-        )
+    column = table.column(name).combine_chunks()
+    remedy = f"leave such samples out: --where 'column(\"{name}\") is not None' (where=)"
+    is_null = mask & column.is_null().to_numpy(zero_copy_only=False)
+    cause = f"column {name!r} cannot say which group a sample is in"
+    _refuse_some(table, is_null, name, cause, "a value", remedy)
+    values = column.dictionary_encode().filter(pa.array(mask))
     used = values.indices.to_numpy()
     names = values.dictionary.to_pylist()
     numbers = np.zeros(len(names), np.uint32)
@@ -561,17 +556,11 @@ def _values_of(
     return found
 
 
-def _refuse_long(table: pa.Table, choice: Choice, is_long: npt.NDArray[np.bool_]) -> None:
-    """Refuse samples that are longer than a pack."""
-    if is_long.any():
-        row = table.slice(int(np.argmax(is_long)), 1).to_pylist()[0]
-        raise InputError(
-            "a sample is longer than a pack may be" if choice.pack else "a sample alone is longer than the budget",
-            place=f"sample {row[KEY]!r}",
-            expected=f"{choice.lengths} of at most {choice.capacity or choice.budget:,}",
-            found=f"{row[choice.lengths]:,}",
-            remedy="use a larger --capacity; or --long drop, or --long truncate (long=)"
-            if choice.pack
-            else "use a larger --budget; or --long drop (long=)",
-            key=row[KEY],
-        )
+def _refuse_some(
+    table: pa.Table, is_wrong: npt.NDArray[np.bool_], name: str, cause: str, expected: str, remedy: str
+) -> None:
+    """Refuse the first of some samples, if there are any, for its value of a column."""
+    if is_wrong.any():
+        row = table.slice(int(np.argmax(is_wrong)), 1).to_pylist()[0]
+        found = "null" if row[name] is None else str(row[name])
+        raise InputError(cause, f"sample {row[KEY]!r}", expected, found, remedy, key=row[KEY])
