@@ -14,7 +14,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from made_datasets import deliveries, delivering, expected_epoch, interleaved, real_rows, sized_dataset
-from made_views import Rows, expected_view, view_of
+from made_views import Rows, expected_view, parted_view, view_of
 from orders import GROUPINGS
 from torchruns import delivered
 from wdsplit.errors import CorruptDataError
@@ -267,15 +267,19 @@ def rows_or_all(rows, counts):
 
 
 @few_examples
-@given(viewed(), orders(), st.integers(0, 2), legs)
-@example(([70], [[3], None, []]), PADDED | {"lanes": 5}, 0, [((8, 3, 9), 1)])
-@example(([201, 200], [list(range(0, 401, 3))] * 3), PADDED | {"lanes": 2}, 1, [((2, 2, 1), 2), ((3, 1, 4), 1)])
-def test_views_by_epoch_keep_all_promises_on_readers_that_follow_one_another(made, viewed, order, epoch, legs):
+@given(viewed(), orders(), st.integers(0, 2), legs, st.booleans())
+@example(([70], [[3], None, []]), PADDED | {"lanes": 5}, 0, [((8, 3, 9), 1)], False)
+@example(([201, 200], [list(range(0, 401, 3))] * 3), PADDED | {"lanes": 2}, 1, [((2, 2, 1), 2), ((3, 1, 4), 1)], True)
+def test_views_by_epoch_keep_all_promises_on_readers_that_follow_one_another(
+    made, viewed, order, epoch, legs, by_parts
+):
     """A view against a list comprehension: what each epoch gives is what the whole gives, but for other rows."""
     counts, by_epoch = viewed
     path = made(counts)
-    chosen = {each: rows and view_of(path, rows, f"view {each}") for each, rows in enumerate(by_epoch)}
-    chosen = {each: view_of(path, []) if rows == [] else chosen[each] for each, rows in enumerate(by_epoch)}
+    chosen_of = parted_view if by_parts else view_of
+    chosen = {
+        each: rows if rows is None else chosen_of(path, rows, f"view-{each}") for each, rows in enumerate(by_epoch)
+    }
     rows = rows_or_all(by_epoch[epoch], counts)
 
     def opened(**world):

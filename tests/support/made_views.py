@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from unittest.mock import patch
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from wdsplit.order.selection import Selection
 from wdsplit.order.units import Repeats
 from wdsplit.order.views import View
 from wdsplit.shards.files import read_manifest
-from wdsplit.shards.views import write_view
+from wdsplit.shards.views import read_view, write_view
 from wdsplit.storage.opening import open_storage
 
 
@@ -72,6 +73,14 @@ def store_view(path, name, rows):
     storage = open_storage(path)
     write_view(storage, read_manifest(storage), name, view_of(path, rows).selection, {})
     return name
+
+
+def parted_view(path, rows, name):
+    """Return the view of some rows, stored, and read by parts as one that is too large to be read whole."""
+    store_view(path, name, rows)
+    storage = open_storage(path)
+    with patch("wdsplit.shards.views._WHOLE_BYTES", 0):
+        return View(name, read_view(storage, read_manifest(storage), name)[1])
 
 
 def expected_view(path, rows, epoch=0, seed=0, shuffle=True, tail="pad", lanes=None, window=None):

@@ -26,7 +26,9 @@ from tools.bench import core
 from tools.bench.core import Aim, Result
 
 SHARDS, SAMPLES, CONVERTED = 100_000, 10_000, 16
-RANKS, BATCH_SIZE, BATCHES = 64, 256, 20
+RANKS, LANES, BATCH_SIZE, BATCHES = 64, 192, 256, 20
+CAPACITY, FEW_TOKENS = 4096, 516
+PACKS, GROUPS = "packs", "groups"
 NAME = "billion"
 FOLDER, S3, LITTLE, TORCH = "wdsplit, folder", "wdsplit, S3", "wdsplit, S3, 16 MiB ahead", "import torch"
 AUDIT = "wdsplit audit"
@@ -37,7 +39,7 @@ TESTS = core.ROOT / "tests" / "support"
 
 
 def make(folder: Path, shards: int, samples: int, converted: int = CONVERTED) -> None:
-    """Make the dataset: samples of a class and a number of tokens, in 192 lanes."""
+    """Make the dataset: samples of a class and a number of tokens, in LANES lanes."""
     import wdsplit
     from wdsplit.shards.files import read_manifest, write_manifest
     from wdsplit.shards.manifest import Shards, shard_path
@@ -57,7 +59,45 @@ def make(folder: Path, shards: int, samples: int, converted: int = CONVERTED) ->
     listed = manifest.shards.table.take(pa.array(np.arange(shards) % converted))
     paths = pa.array([shard_path(shard) for shard in range(shards)])
     listed = listed.set_column(0, listed.schema.field("path"), paths)
-    write_manifest(storage, dataclasses.replace(manifest, shards=Shards(listed), lanes=192))
+    write_manifest(storage, dataclasses.replace(manifest, shards=Shards(listed), lanes=LANES))
+
+
+def make_views(folder: Path) -> None:
+    """Store packs of the samples with few tokens, and groups of them with a budget; see `make`."""
+    from wdsplit.order.bundles import Grouping, Groups, Packing, Packs
+    from wdsplit.order.packing import block_of, group_block_of, packed, padded_lengths
+    from wdsplit.order.selection import Selection
+    from wdsplit.shards.files import read_manifest
+    from wdsplit.shards.manifest import shard_path
+    from wdsplit.shards.views import write_view
+    from wdsplit.storage.opening import open_storage
+
+    storage = open_storage(str(folder))
+    manifest = read_manifest(storage)
+    totals, form = manifest.shards.num_real, Grouping(0, CAPACITY)
+    block, group_block = block_of(CAPACITY), group_block_of(manifest.sample_bytes, 16, False)
+    bits, packs, groups = [], [], []
+    for shard in range(CONVERTED):
+        tokens = pq.read_table(folder / f"{shard_path(shard)}.parquet", columns=["tokens"])["tokens"].to_numpy()
+        chosen = tokens < FEW_TOKENS
+        bits.append(np.packbits(chosen, bitorder="little"))
+        packs.append(packed(tokens[chosen], CAPACITY, block))
+        groups.append(padded_lengths(tokens[chosen], form, group_block))
+    order = np.arange(len(totals)) % CONVERTED
+
+    def repeated(parts: list[Any]) -> Any:
+        smallest = np.min_scalar_type(max(int(part.max()) for part in parts))
+        parts = [part.astype(smallest) for part in parts]
+        return np.concatenate([parts[number] for number in order])
+
+    counts = np.array([len(part) for part in packs])[order]
+    chosen = Selection(totals, counts, repeated(bits))
+    number_of = [int(part.max()) + 1 for part in packs]
+    units = Packs(chosen, repeated(packs), block, Packing(CAPACITY, False), np.array(number_of)[order])
+    write_view(storage, manifest, PACKS, units, {})
+    few = Selection(totals[:CONVERTED], counts[:CONVERTED], np.concatenate(bits))
+    number_of = Groups(few, np.concatenate(groups), group_block, form).counts
+    write_view(storage, manifest, GROUPS, Groups(chosen, repeated(groups), group_block, form, number_of[order]), {})
 
 
 # Tasks, in processes of their own

@@ -415,7 +415,7 @@ def _bad_views(storage: ReadableStorage, manifest: Manifest, versions: Collectio
         with _noted(problems):
             if VIEWS.find(storage, name, manifest).dataset in versions:
                 continue
-            if not read_view(storage, manifest, name)[1].chosen.is_intact:
+            if not read_view(storage, manifest, name, whole=True)[1].chosen.is_intact:
                 raise CorruptDataError(
                     "the bitmaps of a view do not match its counts",
                     place=f"{storage.url}/{VIEWS.path(name)}",

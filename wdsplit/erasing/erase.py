@@ -258,7 +258,7 @@ def _write_views(job: EraseJob, storage: Storage, grown: Manifest) -> None:
     """
     for name in VIEWS.names(storage):
         try:
-            stored, units = read_view(storage, job.manifest, name)
+            stored, units = read_view(storage, job.manifest, name, whole=True)
         except WdsplitError:  # damaged, or of another version
             continue
         if isinstance(units, (Packs, Groups)):

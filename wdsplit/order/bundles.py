@@ -43,8 +43,9 @@ class _Bundles:
 
     Args:
         base: The items, as units.
-        codes: Unsigned integers of shape (items,), shard by shard in the order of their units. May be a memory map.
+        codes: Unsigned integers of shape (items,), shard by shard in the order of their units.
         block: How many items of a shard make units together; 0 for all of them.
+        counts: int64 of shape (shards,): the units of each shard; None to count them.
 
     Attributes:
         totals: As for `Selection`.
@@ -52,11 +53,15 @@ class _Bundles:
         num_samples: Units in all: positions of an epoch that are no pads.
     """
 
-    def __init__(self, base: Selection | Repeats, codes: npt.NDArray[np.unsignedinteger], block: int) -> None:
-        self.base, self.codes, self.block = base, np.asarray(codes), block
+    def __init__(
+        self, base: Selection | Repeats, codes: npt.NDArray[np.unsignedinteger], block: int, counts: Int64 | None = None
+    ) -> None:
+        self.base, self.codes, self.block = base, codes, block
         self.chosen, self.totals = base.chosen, base.totals
         self._ends = np.cumsum(base.counts)
-        self.counts = np.array([self._count(self._codes_of(shard)) for shard in range(len(base.counts))], np.int64)
+        if counts is None:
+            counts = np.array([self._count(self._codes_of(shard)) for shard in range(len(base.counts))], np.int64)
+        self.counts = counts
         self.num_samples = int(self.counts.sum())
 
     def __len__(self) -> int:
@@ -115,12 +120,18 @@ class Packs(_Bundles):
         codes: As for `_Bundles`: the pack of each item. The packs of a shard are numbered from 0, block by block.
         block: How many items of a shard are packed, and read, together.
         form: How long packs are.
+        counts: As for `_Bundles`.
     """
 
     def __init__(
-        self, base: Selection | Repeats, codes: npt.NDArray[np.unsignedinteger], block: int, form: Packing
+        self,
+        base: Selection | Repeats,
+        codes: npt.NDArray[np.unsignedinteger],
+        block: int,
+        form: Packing,
+        counts: Int64 | None = None,
     ) -> None:
-        super().__init__(base, codes, block)
+        super().__init__(base, codes, block, counts)
         self.form = form
 
     @cached_property
@@ -182,13 +193,19 @@ class Groups(_Bundles):
         block: How many items of a shard are grouped, and read, together; 0 for all of a shard, of which each group is
             read by itself.
         form: How many items a group has.
+        counts: As for `_Bundles`.
     """
 
     def __init__(
-        self, base: Selection | Repeats, codes: npt.NDArray[np.unsignedinteger], block: int, form: Grouping
+        self,
+        base: Selection | Repeats,
+        codes: npt.NDArray[np.unsignedinteger],
+        block: int,
+        form: Grouping,
+        counts: Int64 | None = None,
     ) -> None:
         self.form = form
-        super().__init__(base, codes, block)
+        super().__init__(base, codes, block, counts)
 
     @cached_property
     def fingerprint(self) -> str:

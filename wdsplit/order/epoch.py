@@ -6,7 +6,7 @@ items by a fixed 64-bit mixing hash, so golden values in the tests hold for ever
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import starmap
 from typing import Any
@@ -36,6 +36,7 @@ __all__ = [
 _UNEVEN_PERCENT = 1
 _PLACES_AT_ONCE = 1 << 22
 _SHARDS_KEPT = 2
+_LOADED_AT_ONCE = 256
 _SHARDS, _WINDOWS, _SAMPLES = 1, 2, 3
 """Domains of the hash: the same numbers never serve two purposes."""
 
@@ -239,7 +240,7 @@ class EpochOrder:
         row = np.arange(len(unit))
         sample, part, again = unit, np.zeros_like(unit), np.zeros_like(unit)
         if self.selection is not None:
-            found = ((rows, self.shard_units(each).items(unit[rows])) for each, rows in groups(shard))
+            found = ((rows, self.shard_units(each).items(unit[rows])) for each, rows in self._loaded(shard))
             row, sample, part, again = in_rows(starmap(_columns, found), 4)
         return Located(row, np.zeros_like(row), shard[row], sample, pad[row] | (again > 0), part)
 
@@ -265,7 +266,7 @@ class EpochOrder:
         if not self.options.shuffle:
             return visit
         window, inside, unit = (np.empty_like(visit) for _ in range(3))
-        for each, rows in groups(shard):
+        for each, rows in groups(shard) if self.is_even else self._loaded(shard):
             windows, ends = self.shard_windows(each)
             slot = np.searchsorted(ends, visit[rows], side="right")
             window[rows], inside[rows] = windows[slot], visit[rows] - np.append(0, ends)[slot]
@@ -279,7 +280,7 @@ class EpochOrder:
         if not self.options.shuffle:
             return unit
         window, inside, visit = (np.empty_like(unit) for _ in range(3))
-        for each, rows in groups(shard):
+        for each, rows in groups(shard) if self.is_even else self._loaded(shard):
             windows, ends = self.shard_windows(each)
             unit_ends, slot_of = self.shard_units(each).ends, np.empty_like(windows)
             slot_of[windows] = np.arange(len(windows))
@@ -358,6 +359,19 @@ class EpochOrder:
             return np.arange(len(ends)), ends
         windows = permutation(len(ends), self.options.seed, self.epoch, _WINDOWS, shard)
         return windows, np.cumsum(np.diff(ends, prepend=0)[windows])
+
+    def load(self, shards: Collection[int]) -> None:
+        """Read at the same time what units of some shards are needed next, if a view keeps them in a store."""
+        if self.selection is not None:
+            self.selection.chosen.load(shards)
+
+    def _loaded(self, shard: Int64) -> Iterator[tuple[int, Int64]]:
+        """Give each distinct shard with its places, as `groups` does; what they need is read some at a time."""
+        every = list(groups(shard))
+        for first in range(0, len(every), _LOADED_AT_ONCE):
+            some = every[first : first + _LOADED_AT_ONCE]
+            self.load([each for each, _ in some])
+            yield from some
 
     def shard_units(self, shard: int) -> ShardUnits:
         """Return the units of a shard, in windows; those asked for last are kept."""

@@ -6,7 +6,7 @@ window is read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import cached_property
 from typing import Any
 
@@ -37,17 +37,25 @@ class Selection:
     Args:
         totals: int64 of shape (shards,): the samples of each shard, pads left out.
         counts: int64 of shape (shards,): how many of them are selected.
-        bitmaps: uint8 of shape (bytes,): the bitmaps of the shards that have one, one after another. May be a memory
-            map: only the bitmaps of requested shards are read.
+        bitmaps: uint8 of shape (bytes,): the bitmaps of the shards that have one, one after another. Like the arrays of
+            other units, it may be an object that reads what is asked for, by slices of a shard.
+        loader: Called with shards of which the parts of such arrays will be needed next, to read them at the same time.
 
     Attributes:
         num_samples: How many samples are selected in all.
     """
 
-    def __init__(self, totals: Int64, counts: Int64, bitmaps: npt.NDArray[np.uint8]) -> None:
+    def __init__(
+        self,
+        totals: Int64,
+        counts: Int64,
+        bitmaps: npt.NDArray[np.uint8],
+        loader: Callable[[Collection[int]], None] | None = None,
+    ) -> None:
         self.totals = totals
         self.counts = counts
-        self.bitmaps = np.asarray(bitmaps)  # slices of a memmap take ten times as long
+        self.bitmaps = bitmaps
+        self._loader = loader
         self.num_samples = int(counts.sum())
         self._ends = np.cumsum(bitmap_bytes(totals, counts))
 
@@ -123,6 +131,11 @@ class Selection:
         for array in (self.totals.astype("<i8"), self.counts.astype("<i8"), self.bitmaps):
             digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()
+
+    def load(self, shards: Collection[int]) -> None:
+        """Read what is needed next of some shards, if it is not in memory."""
+        if self._loader is not None:
+            self._loader(shards)
 
     def mask(self, shard: int, first: int = 0, stop: int | None = None) -> Mask:
         """Return which of the samples first, first + 1, ..., stop - 1 of a shard are selected: bool, one a sample."""

@@ -194,9 +194,10 @@ class Repeats:
     Args:
         chosen: The samples that come at least once.
         times: Unsigned integers of shape (selected,), at least 1: how many units each selected sample has, shard by
-            shard. May be a memory map.
+            shard.
         kind: `repeat` lays the units of a shard out in rounds, so that those of a sample lie far apart; `expand` sample
             by sample, so that a window reads each of its samples once.
+        counts: int64 of shape (shards,): the units of each shard; None to count them.
 
     Attributes:
         totals: As for `Selection`.
@@ -204,13 +205,15 @@ class Repeats:
         num_samples: Units in all: positions of an epoch that are no pads.
     """
 
-    def __init__(self, chosen: Selection, times: npt.NDArray[np.unsignedinteger], kind: Kind) -> None:
-        self.chosen, self.times, self.kind = chosen, np.asarray(times), kind
+    def __init__(
+        self, chosen: Selection, times: npt.NDArray[np.unsignedinteger], kind: Kind, counts: Int64 | None = None
+    ) -> None:
+        self.chosen, self.times, self.kind = chosen, times, kind
         self.totals = chosen.totals
         self._ends = np.cumsum(chosen.counts)
-        self.counts = np.zeros_like(chosen.counts)
+        self.counts = np.zeros_like(chosen.counts) if counts is None else counts
         filled = np.flatnonzero(chosen.counts)
-        if len(filled):
+        if counts is None and len(filled):
             begins = (self._ends - chosen.counts)[filled]
             self.counts[filled] = np.add.reduceat(self.times, begins, dtype=np.int64)
         self.num_samples = int(self.counts.sum())

@@ -1,27 +1,29 @@
 """Stored views of a dataset: a file for each view, with the units of each shard.
 
-`views/NAME.view` is a line of JSON, then the number of selected samples of each shard, then the bitmaps. Where samples
-come several times, it goes on with how often each selected sample comes; of packs or groups, with the pack or the class
-of each item. A local file is memory-mapped. Anyone may have made it, so its size is compared with the dataset's before
-memory is allocated.
+`views/NAME.view` is a line of JSON, a table of the shards, then arrays: the bitmaps; where samples come several times,
+how often each selected sample comes; of packs or groups, the pack or the class of each item. Of a large view, only what
+is needed of the arrays is read. Anyone may have made it, so sizes are compared with the dataset's before memory is
+allocated.
 """
 
 from __future__ import annotations
 
-import mmap
 import os
 import re
 import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import orjson
+import xxhash
 
-from wdsplit.errors import DatasetNotFoundError, InputError, WdsplitError
+from wdsplit.arrays import Int64
+from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, WdsplitError
 from wdsplit.order.bundles import Grouping, Groups, Packing, Packs, Units, fewer_lanes, form_of, items_of
 from wdsplit.order.limits import MAX_LANES
 from wdsplit.order.packing import MAX_CAPACITY, MAX_SIZE
@@ -29,8 +31,8 @@ from wdsplit.order.selection import Selection, bitmap_bytes
 from wdsplit.order.units import KINDS, MAX_TIMES, Repeats
 from wdsplit.shards.manifest import Manifest
 from wdsplit.shards.stored import AT_VERSION, Kind
-from wdsplit.storage.interface import ReadableStorage, Storage
-from wdsplit.storage.local import LocalStorage
+from wdsplit.shards.view_parts import ViewParts, hash_of_part
+from wdsplit.storage.interface import ReadableFile, ReadableStorage, Storage
 from wdsplit.texts import Brief, counted, percent, quoted
 
 __all__ = [
@@ -51,13 +53,16 @@ COMPARED_RANKS = 8
 UNIT_OPTIONS = ("pack", "capacity", "group", "size", "budget", "allow_pads", "long")
 """The options of units that have several samples each."""
 
-_VERSION = 3
+_VERSION = 4
 _COUNT = np.dtype("<i8")
+_DIGEST_BYTES = 16
 _MAX_HEAD_BYTES = 4 * 1024**2
 """Limit for the line of JSON, with a condition of up to 100,000 characters."""
 _FIRST_BYTES = 16 * 1024
 _MAX_SMALL_BYTES = 1024**3
-"""A remote view of this size is read in any case."""
+"""A view of this size may be read whole in any case."""
+_WHOLE_BYTES = 16 * 1024**2
+"""A view up to this size is read whole: a request for each shard would take longer."""
 _TYPES = {
     "dataset": str,
     "fingerprint": str,
@@ -70,6 +75,7 @@ _TYPES = {
     "widths": list,
     "recipe": dict,
 }
+_HASH = np.dtype("<u8")
 _FORM_TYPES = {"block": int, "capacity": int, "truncates": bool, "size": int, "budget": int, "values": list}
 
 
@@ -184,13 +190,17 @@ def write_view(
         path: The path of its file, if that is for one version.
     """
     path, chosen, items = path or VIEWS.path(name), units.chosen, items_of(units)
-    arrays = [items.times] if isinstance(items, Repeats) else []
+    columns, arrays = [chosen.counts], [chosen.bitmaps]
     form: dict[str, Any] = {}
+    if isinstance(items, Repeats):
+        columns.append(items.counts)
+        arrays.append(items.times)
     if isinstance(units, (Packs, Groups)):
         given = units.form._asdict() | {"block": units.block}
         form = {name: [*value] if isinstance(value, tuple) else value for name, value in given.items()}
+        columns.append(units.counts)
         arrays.append(units.codes)
-    arrays = [array.astype(np.min_scalar_type(int(array.max(initial=0))).newbyteorder("<")) for array in arrays]
+    arrays[1:] = [each.astype(np.min_scalar_type(int(each.max(initial=0))).newbyteorder("<")) for each in arrays[1:]]
     stored = StoredView(
         name,
         manifest.fingerprint,
@@ -201,80 +211,136 @@ def write_view(
         fewer_lanes(units, manifest.lanes, manifest.sample_bytes),
         items.kind if isinstance(items, Repeats) else "select",
         form,
-        [array.itemsize for array in arrays],
+        [array.itemsize for array in arrays[1:]],
         recipe,
     )
     head = orjson.dumps({"wdsplit_view": _VERSION} | {each: getattr(stored, each) for each in _TYPES})
-    line = head + b" " * (-(len(head) + 1) % _COUNT.itemsize) + b"\n"  # so that the counts are aligned
+    line = head + b" " * (-(len(head) + 1) % _COUNT.itemsize) + b"\n"  # so that the table is aligned
+    data = [np.ascontiguousarray(array).view(np.uint8) for array in arrays]
+    sizes = _part_sizes(stored, chosen.totals, columns)
+    ends = np.cumsum(sizes, axis=1)
+    places = zip((ends - sizes).T.tolist(), ends.T.tolist(), strict=True)
+    hashes = [hash_of_part(each[b:e] for each, b, e in zip(data, *place, strict=True)) for place in places]
+    table = b"".join([*(each.astype(_COUNT).tobytes() for each in columns), np.array(hashes, _HASH).tobytes()])
     with storage.publish(path, durable=True) as file:
-        file.write([line, chosen.counts.astype(_COUNT).data.cast("B"), np.ascontiguousarray(chosen.bitmaps).data])
-        file.write([array.data.cast("B") for array in arrays if len(array)])
+        file.write([line, xxhash.xxh3_128_digest(line + table), table, *(each.data for each in data if len(each))])
     return stored
 
 
 # Reading
 
 
-def read_view(storage: ReadableStorage, manifest: Manifest, name: str) -> tuple[StoredView, Units]:
-    """Return the view that was made for a version, and its units; a local view is memory-mapped, not read.
+def read_view(storage: ReadableStorage, manifest: Manifest, name: str, whole: bool = False) -> tuple[StoredView, Units]:
+    """Return the view that was made for a version, and its units.
+
+    A view of more than 16 MiB is read by parts, as shards are asked for, and each part is checked when it is read.
 
     Args:
         storage: The dataset's folder.
         manifest: The version's manifest.
         name: The view's name.
+        whole: Read and check all of it.
 
     Raises:
         InputError: There is no such view, or it was made for another dataset.
         CorruptDataError: Its file is damaged.
     """
     try:
-        return _read_view(storage, manifest, name, VIEWS.path(name))
+        return _read_view(storage, manifest, name, VIEWS.path(name), whole)
     except InputError:
         older = VIEWS.path_of_version(name, manifest.fingerprint)
         if storage.size(VIEWS.path(name)) is None or storage.size(older) is None:
             raise
-        return _read_view(storage, manifest, name, older)
+        return _read_view(storage, manifest, name, older, whole)
 
 
-def _read_view(storage: ReadableStorage, manifest: Manifest, name: str, path: str) -> tuple[StoredView, Units]:
+def _read_view(
+    storage: ReadableStorage, manifest: Manifest, name: str, path: str, whole: bool
+) -> tuple[StoredView, Units]:
     totals = manifest.shards.num_real
-    most = _MAX_HEAD_BYTES + _COUNT.itemsize * len(totals) + int((-(-totals // 8)).sum() + 8 * totals.sum())
+    most = _MAX_HEAD_BYTES + 4 * _COUNT.itemsize * len(totals) + int((-(-totals // 8)).sum() + 8 * totals.sum())
     most = max(most, _MAX_SMALL_BYTES)  # samples that come very often have more packs than samples
     try:
-        if isinstance(storage, LocalStorage) and not storage.has_latency:
-            data: mmap.mmap | bytes = storage.map(path)
-        else:
-            data = storage.read(path, most)
+        data = storage.read(path, most if whole else _WHOLE_BYTES)
     except DatasetNotFoundError:
         raise VIEWS.unknown(storage, name) from None
+    except CorruptDataError:  # it is larger
+        if whole:
+            raise
+        return _open_view(storage, manifest, name, path)
     try:
-        found = parse_view(name, data, manifest)
+        return parse_view(name, data, manifest)
     except WdsplitError as error:
         raise error.in_dataset(storage.url, path) from error
-    if isinstance(data, mmap.mmap):
-        data.madvise(mmap.MADV_DONTNEED)  # the check has read all; an epoch maps its parts again
-    return found
+
+
+def parse_view(name: str, data: bytes, manifest: Manifest) -> tuple[StoredView, Units]:
+    """Parse and check a view's whole file. Raises as `read_view` does."""
+    stored, line = _head(name, data)
+    VIEWS.refuse_stale(name, stored.dataset, manifest, stored.made_of[:1000])
+    totals, begin = manifest.shards.num_real, len(line)
+    columns, _ = _table(stored, line, data[begin : begin + _table_bytes(stored, len(totals))], totals)
+    begin += _table_bytes(stored, len(totals))
+    arrays = []
+    sizes = _part_sizes(stored, totals, columns).sum(axis=1).tolist()
+    if begin + sum(sizes) != len(data):
+        raise VIEWS.unreadable(name, f"{len(data):,} bytes instead of {begin + sum(sizes):,}")
+    for dtype, size in zip(_types(stored), sizes, strict=True):
+        arrays.append(np.frombuffer(data, dtype, size // dtype.itemsize, begin) if size else np.zeros(0, dtype))
+        begin += size
+    units = _checked(stored, totals, columns, arrays)
+    _refuse_other_numbers(stored, units)
+    if stored.fingerprint != units.fingerprint:
+        raise VIEWS.unreadable(name, "bytes that were changed")
+    return stored, units
+
+
+def _open_view(storage: ReadableStorage, manifest: Manifest, name: str, path: str) -> tuple[StoredView, Units]:
+    """Return a view of which the arrays are read later, by parts."""
+    try:
+        stored, line, file = _read_line(storage, name, path)
+        VIEWS.refuse_stale(name, stored.dataset, manifest, stored.made_of[:1000])
+        totals, num_bytes = manifest.shards.num_real, _table_bytes(stored, len(manifest.shards))
+        if file.size < len(line) + num_bytes:
+            raise VIEWS.unreadable(name, "a file that is cut off")
+        columns, hashes = _table(stored, line, file.read(len(line), num_bytes), totals)
+        sizes, begin = _part_sizes(stored, totals, columns), len(line) + num_bytes
+        if file.size != begin + int(sizes.sum()):
+            raise VIEWS.unreadable(name, f"{file.size:,} bytes instead of {begin + int(sizes.sum()):,}")
+        check = partial(_check_part, storage.url, path, stored, totals, columns, hashes)
+        parts = ViewParts(storage, path, file, begin, _types(stored), sizes, check)
+        units = _made(stored, totals, columns, parts.arrays, parts)
+        _refuse_other_numbers(stored, units)
+    except WdsplitError as error:
+        raise error.in_dataset(storage.url, path) from error
+    units.fingerprint = stored.fingerprint  # which the hash of the table covers, as the hashes of all parts
+    return stored, units
 
 
 def _read_head(storage: ReadableStorage, name: str, path: str) -> StoredView:
     """Read the header of a view, and little more of its file."""
     try:
-        file = storage.open(path)
-        data = file.read(0, min(file.size, _FIRST_BYTES))
-        if b"\n" not in data:
-            data = file.read(0, min(file.size, _MAX_HEAD_BYTES))
-        return _head(name, data)[0]
+        return _read_line(storage, name, path)[0]
     except DatasetNotFoundError:
         raise VIEWS.unknown(storage, name) from None
     except WdsplitError as error:
         raise error.in_dataset(storage.url, path) from error
 
 
-def _head(name: str, data: mmap.mmap | bytes) -> tuple[StoredView, int]:
-    """Return the header of a view, and its size in bytes."""
-    num_bytes = data.find(b"\n", 0, _MAX_HEAD_BYTES) + 1
+def _read_line(storage: ReadableStorage, name: str, path: str) -> tuple[StoredView, bytes, ReadableFile]:
+    """Return the header of a view, its line, and the open file."""
+    file = storage.open(path)
+    data = file.read(0, min(file.size, _FIRST_BYTES))
+    if b"\n" not in data:
+        data = file.read(0, min(file.size, _MAX_HEAD_BYTES))
+    return *_head(name, data), file
+
+
+def _head(name: str, data: bytes) -> tuple[StoredView, bytes]:
+    """Return the header of a view, and its line."""
+    line = data[: data.find(b"\n", 0, _MAX_HEAD_BYTES) + 1]
     try:
-        head = orjson.loads(data[:num_bytes])
+        head = orjson.loads(line)
     except orjson.JSONDecodeError as error:
         raise VIEWS.unreadable(name, f"no line of JSON ({error})") from error
     version = head.get("wdsplit_view") if isinstance(head, dict) else None
@@ -282,74 +348,111 @@ def _head(name: str, data: mmap.mmap | bytes) -> tuple[StoredView, int]:
         raise VIEWS.unreadable(name, f"format version {version!r} instead of {_VERSION}")
     if any(type(head.get(key)) is not kind for key, kind in _TYPES.items()):
         raise VIEWS.unreadable(name, f"no JSON with {', '.join(_TYPES)}")
-    return StoredView(name, **{key: head[key] for key in _TYPES}), num_bytes
-
-
-def parse_view(name: str, data: mmap.mmap | bytes, manifest: Manifest) -> tuple[StoredView, Units]:
-    """Parse and check a view's whole file; its bitmaps stay in `data`. Raises as `read_view` does."""
-    stored, num_bytes = _head(name, data)
-    VIEWS.refuse_stale(name, stored.dataset, manifest, stored.made_of[:1000])
-    return stored, _units(memoryview(data)[num_bytes:], stored, manifest.shards.num_real)
-
-
-def _units(data: memoryview, stored: StoredView, totals: npt.NDArray[np.int64]) -> Units:
-    """Return the units of a view, checked against its header and the dataset's counts."""
-    count_bytes = _COUNT.itemsize * len(totals)
-    if len(data) < count_bytes:
-        raise VIEWS.unreadable(stored.name, "a file that is cut off")
-    counts = np.frombuffer(data[:count_bytes], _COUNT)
-    if ((counts < 0) | (counts > totals)).any():
-        raise VIEWS.unreadable(stored.name, "other counts of samples")
-    widths = stored.widths
-    has_times, has_codes = stored.kind != "select", bool(stored.form)
-    if stored.kind not in KINDS or len(widths) != has_times + has_codes or not set(widths) <= {1, 2, 4}:
-        raise VIEWS.unreadable(stored.name, f"units of kind {stored.kind!r}, with {len(widths)} arrays")
+    stored = StoredView(name, **{key: head[key] for key in _TYPES})
+    num_arrays = (stored.kind != "select") + bool(stored.form)
+    if stored.kind not in KINDS or len(stored.widths) != num_arrays or not set(stored.widths) <= {1, 2, 4}:
+        raise VIEWS.unreadable(name, f"units of kind {stored.kind!r}, with {len(stored.widths)} arrays")
     if not 1 <= stored.lanes <= MAX_LANES:
-        raise VIEWS.unreadable(stored.name, f"{stored.lanes:,} lanes")
-    rest = data[count_bytes:]
+        raise VIEWS.unreadable(name, f"{stored.lanes:,} lanes")
+    return stored, line
 
-    def taken(num_bytes: int) -> memoryview:
-        nonlocal rest
-        if len(rest) < num_bytes:
-            raise VIEWS.unreadable(stored.name, "a file that is cut off")
-        part, rest = rest[:num_bytes], rest[num_bytes:]
-        return part
 
-    bitmaps = np.frombuffer(taken(int(bitmap_bytes(totals, counts).sum())), np.uint8)
-    items: Selection | Repeats = Selection(totals, counts, bitmaps)
-    if has_times:
-        times = np.frombuffer(taken(widths[0] * items.num_samples), f"<u{widths[0]}")
-        if len(times) and not 1 <= times.min() <= times.max() <= MAX_TIMES:
-            raise VIEWS.unreadable(stored.name, f"samples that come never, or more than {MAX_TIMES:,} times")
-        items = Repeats(items.chosen, times, stored.kind)
-    units: Units = items
-    if has_codes:
-        units = _formed(stored, items, np.frombuffer(taken(widths[-1] * items.num_samples), f"<u{widths[-1]}"))
-    if rest:
-        raise VIEWS.unreadable(stored.name, f"{len(rest):,} bytes too many")
-    found = int(totals.sum()), units.chosen.num_samples, units.num_samples
-    if (stored.num_samples, stored.num_selected, stored.num_units) != found:
-        raise VIEWS.unreadable(stored.name, "other numbers of samples")
-    if stored.fingerprint != units.fingerprint:
-        raise VIEWS.unreadable(stored.name, "bytes that were changed")
+def _table_bytes(stored: StoredView, num_shards: int) -> int:
+    return _DIGEST_BYTES + _COUNT.itemsize * num_shards * (2 + len(stored.widths))
+
+
+def _table(stored: StoredView, line: bytes, data: bytes, totals: Int64) -> tuple[list[Int64], npt.NDArray[np.uint64]]:
+    """Return the columns of a view's table, checked: what each array counts of each shard, and the parts' hashes."""
+    if data[:_DIGEST_BYTES] != xxhash.xxh3_128_digest(line + data[_DIGEST_BYTES:]):
+        raise VIEWS.unreadable(stored.name, "a file that is cut off, or bytes that were changed")
+    *columns, hashes = np.frombuffer(data, _COUNT, offset=_DIGEST_BYTES).reshape(2 + len(stored.widths), len(totals))
+    if ((columns[0] < 0) | (columns[0] > totals)).any():
+        raise VIEWS.unreadable(stored.name, "other counts of samples")
+    if stored.kind != "select" and ((columns[1] < columns[0]) | (columns[1] > columns[0] * MAX_TIMES)).any():
+        raise VIEWS.unreadable(stored.name, f"samples that come never, or more than {MAX_TIMES:,} times")
+    if stored.form and ((columns[-1] < 0) | (columns[-1] > columns[-2])).any():
+        raise VIEWS.unreadable(stored.name, "more packs or groups than samples")
+    return columns, hashes.view(_HASH)
+
+
+def _types(stored: StoredView) -> list[np.dtype[Any]]:
+    """Return the type of each array: bitmaps, times, codes."""
+    return [np.dtype(np.uint8), *(np.dtype(f"<u{width}") for width in stored.widths)]
+
+
+def _part_sizes(stored: StoredView, totals: Int64, columns: Sequence[Int64]) -> Int64:
+    """Return the bytes of each shard in each array: int64 of shape (arrays, shards)."""
+    numbers = zip(stored.widths, columns, strict=False)  # each array but the bitmaps has the units counted before it
+    return np.stack([bitmap_bytes(totals, columns[0]), *(width * counts for width, counts in numbers)])
+
+
+def _made(
+    stored: StoredView, totals: Int64, columns: Sequence[Int64], arrays: Sequence[Any], parts: ViewParts | None = None
+) -> Units:
+    """Return the units of some shards; they are counted again, unless their parts are read later."""
+    items: Selection | Repeats = Selection(totals, columns[0], arrays[0], None if parts is None else parts.load)
+    if stored.kind != "select":
+        items = Repeats(items.chosen, arrays[1], cast(Any, stored.kind), None if parts is None else columns[1])
+    return _formed(stored, items, arrays[-1], None if parts is None else columns[-1]) if stored.form else items
+
+
+def _checked(stored: StoredView, totals: Int64, columns: Sequence[Int64], arrays: Sequence[npt.NDArray[Any]]) -> Units:
+    """Return the units of some shards, of which the arrays agree with the columns of the table."""
+    times = arrays[1] if stored.kind != "select" else arrays[0][:0]
+    if len(times) and not 1 <= times.min() <= times.max() <= MAX_TIMES:
+        raise VIEWS.unreadable(stored.name, f"samples that come never, or more than {MAX_TIMES:,} times")
+    units = _made(stored, totals, columns, arrays)
+    items = units.base if isinstance(units, (Packs, Groups)) else units
+    if not (
+        np.array_equal(units.counts, columns[-1]) and np.array_equal(items.counts, columns[-1 - bool(stored.form)])
+    ):
+        raise VIEWS.unreadable(stored.name, "other counts of units")
     return units
 
 
-def _formed(stored: StoredView, items: Selection | Repeats, codes: npt.NDArray[Any]) -> Packs | Groups:
-    """Return the packs or groups of a view; no shard has more of them than items."""
+def _check_part(
+    url: str,
+    path: str,
+    stored: StoredView,
+    totals: Int64,
+    columns: Sequence[Int64],
+    hashes: npt.NDArray[np.uint64],
+    shard: int,
+    arrays: Sequence[npt.NDArray[Any]],
+) -> None:
+    """Refuse what the arrays of a view have of a shard, if it is not what the table says."""
+    own = slice(shard, shard + 1)
+    try:
+        if hash_of_part(arrays) != int(hashes[shard]):
+            raise VIEWS.unreadable(stored.name, f"bytes that were changed, in the part of shard {shard}")
+        units = _checked(stored, totals[own], [each[own] for each in columns], arrays)
+        if not units.chosen.is_intact:
+            raise VIEWS.unreadable(stored.name, f"another number of samples in shard {shard}")
+    except CorruptDataError as error:
+        raise error.in_dataset(url, path) from error
+
+
+def _refuse_other_numbers(stored: StoredView, units: Units) -> None:
+    found = int(units.totals.sum()), units.chosen.num_samples, units.num_samples
+    if (stored.num_samples, stored.num_selected, stored.num_units) != found:
+        raise VIEWS.unreadable(stored.name, "other numbers of samples")
+
+
+def _formed(stored: StoredView, items: Selection | Repeats, codes: Any, counts: Int64 | None) -> Packs | Groups:
+    """Return the packs or groups of a view; without `counts` they are counted, and their codes checked."""
     form, units = stored.form, cast(Packs | Groups | None, None)
     is_typed = all(type(value) is _FORM_TYPES.get(name) for name, value in form.items())
     if is_typed and form.keys() == {"block", "capacity", "truncates"}:
         if form["block"] >= 1 and 1 <= form["capacity"] <= MAX_CAPACITY:
-            units = Packs(items, codes, form["block"], Packing(form["capacity"], form["truncates"]))
+            units = Packs(items, codes, form["block"], Packing(form["capacity"], form["truncates"]), counts)
     elif is_typed and form.keys() == {"block", "size", "budget", "values"}:
         grouping, block = Grouping(form["size"], form["budget"], tuple(form["values"])), form["block"]
         is_sized = 0 <= grouping.size <= MAX_SIZE and 0 <= grouping.budget <= MAX_CAPACITY
-        has_values = grouping.size and int(codes.max(initial=0)) < max(1, len(grouping.values))
+        has_values = grouping.size and (counts is not None or int(codes.max(initial=0)) < max(1, len(grouping.values)))
         if block >= 0 and is_sized and (grouping.budget or has_values):
-            units = Groups(items, codes, block, grouping)
+            units = Groups(items, codes, block, grouping, counts)
             units = None if units.num_pads > items.num_samples else units
-    if units is None or (units.counts > items.counts).any():
+    if units is None:
         raise VIEWS.unreadable(stored.name, f"packs or groups as {reprlib.repr(dict(stored.form))}")
     return units
 

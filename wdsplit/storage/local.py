@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import functools
 import itertools
-import mmap
 import os
 import re
 import stat
@@ -111,10 +110,6 @@ class LocalStorage:
         file = self.open(path)
         refuse_too_large(file.size, max_bytes, str(self.root / path))
         return file.read(0, file.size)
-
-    def map(self, path: str) -> mmap.mmap | bytes:
-        """Map a file into memory, read-only; return b'' for an empty file, which cannot be mapped."""
-        return self.open(path).map()
 
     def open(self, path: str, size: int | None = None) -> LocalFile | ReopenedFile:
         """Open a file for reading."""

@@ -162,7 +162,7 @@ def make_view(
             )
         columns = SampleColumns(storage, manifest)
         choice = read_choice(columns, asked, storage_options)
-        base = None if view is None else read_view(storage, manifest, view)
+        base = None if view is None else read_view(storage, manifest, view, whole=True)
         selection = None if base is None else plain(View(base[0].name, base[1]), storage.url)
         engine = engine or LocalEngine(jobs)
         chosen = choose(columns, manifest.shards.num_real, choice, selection, engine, progress)

@@ -56,7 +56,7 @@ def resolve_view(
     totals = limited.shards.num_real
     base = None
     if view is not None:
-        stored, units = read_view(storage, manifest, view)
+        stored, units = read_view(storage, manifest, view, whole=is_new or limit is not None)
         base = View(view, units, stored.lanes, stored.recipe)
         if limited is not manifest:
             base = View(view, plain(base, storage.url, "limit").first(totals))

@@ -13,13 +13,16 @@ import wdsplit
 from faults import Flip
 from made_datasets import converted
 from orders import VIEWS, masks_of
+from tools.bench import billion
 from wdsplit.errors import CorruptDataError
 from wdsplit.loading import announcing
 from wdsplit.order.bundles import Grouping, Groups, Packing, Packs
 from wdsplit.order.selection import Selection
 from wdsplit.order.views import View
+from wdsplit.shards import views
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.places import read_places
+from wdsplit.shards.views import write_view
 from wdsplit.storage.local_file import LocalFile
 from wdsplit.storage.opening import open_storage
 
@@ -237,3 +240,52 @@ def test_a_view_without_samples_has_no_steps_and_says_so(both_sizes, caplog, mon
     assert list(loader) == []
     (told,) = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
     assert "there are no batches in epoch 0: view 'nothing'" in told and told.endswith("selects no samples")
+
+
+# Views that are too large to read whole
+
+PARTED_SHARDS, PARTED_SAMPLES, RANKS = 400, 500, 64
+
+
+def batches_of(dataset, steps, state=None):
+    """Return the positions and keys of the first batches of packs, and the loader."""
+    loader = wdsplit.Loader(dataset, 4, collate_fn=list, output="numpy")
+    if state is not None:
+        loader.load_state_dict(state)
+    batches = iter(loader)
+    keys = [[(each["__position__"], each["__key__"]) for pack in next(batches) for each in pack] for _ in range(steps)]
+    return keys, loader
+
+
+def test_of_a_large_view_in_a_bucket_a_rank_reads_the_parts_of_shards_that_it_visits(bucket, fault_proxy, monkeypatch):
+    folder, url = bucket.folder / "train", f"{bucket.url}/train"
+    billion.make(folder, PARTED_SHARDS, PARTED_SAMPLES, 2)
+    chosen = np.arange(PARTED_SAMPLES) % 10 > 0
+    bits, packs = np.packbits(chosen, bitorder="little"), np.arange(chosen.sum()) // 5
+    totals = np.full(PARTED_SHARDS, PARTED_SAMPLES)
+    selection = Selection(totals, totals * 9 // 10, np.tile(bits, PARTED_SHARDS))
+    units = Packs(selection, np.tile(packs, PARTED_SHARDS), 100, Packing(2_000, False))
+    storage = open_storage(str(folder))
+    write_view(storage, read_manifest(storage), "packs", units, {})
+    options = {"view": "packs", "rank": 0, "world_size": RANKS, "read_ahead_bytes": 1}
+    expected, _ = batches_of(wdsplit.Dataset(url, **options), 12)
+    size = (folder / "views" / "packs.view").stat().st_size
+
+    def read(steps, state=None):
+        """Return batches, the loader, and the bytes of each answer with a part of the view."""
+        before = len(fault_proxy.exchanges)
+        found, loader = batches_of(wdsplit.Dataset(url, **options), steps, state)
+        asked = [each for each in fault_proxy.exchanges[before:] if each.request.path.endswith(".view")]
+        return found, loader, [each.bytes_sent for each in asked if each.request.method == "GET"]
+
+    assert read(1)[2] == [size]
+    monkeypatch.setattr(views, "_WHOLE_BYTES", 1000)
+    found, loader, (_, line, table, *parts) = read(6)  # the first answer is one that is refused by its size
+    assert found == expected[:6]
+    assert (line, table) == (views._FIRST_BYTES, 16 + 24 * PARTED_SHARDS)
+    lanes = billion.LANES // RANKS
+    assert set(parts) == {len(bits), int(chosen.sum())}
+    assert 2 * lanes <= len(parts) <= 2 * 2 * lanes  # a bitmap and the packs of each shard
+    resumed, _, (_, _, _, *again) = read(6, loader.state_dict())
+    assert resumed == expected[6:]
+    assert len(again) <= 2 * 2 * lanes

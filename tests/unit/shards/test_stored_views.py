@@ -1,15 +1,19 @@
 import itertools
+import pickle
 import struct
 
 import numpy as np
 import orjson
 import pytest
+import xxhash
 
 from wdsplit.errors import CorruptDataError, InputError, StorageError
-from wdsplit.order.bundles import Grouping, Groups, Packing, Packs, items_of
+from wdsplit.order.bundles import Grouping, Groups, Packing, Packs, items_of, shard_units
 from wdsplit.order.selection import Selection
 from wdsplit.order.units import MAX_TIMES, Repeats
+from wdsplit.shards import views
 from wdsplit.shards.manifest import Field, Manifest, Shard, Shards
+from wdsplit.shards.view_parts import hash_of_part
 from wdsplit.shards.views import VIEWS, lock_view, read_view, write_view
 from wdsplit.storage.local import LocalStorage
 
@@ -44,13 +48,23 @@ def view_bytes(storage, manifest, every=3):
 
 
 def refused(storage, manifest, data, error=CorruptDataError):
-    """Return the error for a view whose file has these bytes."""
+    """Return the error for a view whose file has these bytes, whether it is read whole or by parts."""
     (storage.root / "views").mkdir(exist_ok=True)
     (storage.root / "views" / "v.view").write_bytes(data)
-    with pytest.raises(error) as caught:
-        read_view(storage, manifest, "v")
-    assert "views/v.view" in caught.value.place
+    with pytest.MonkeyPatch.context() as patch:
+        for whole in (0, 2**24):
+            patch.setattr(views, "_WHOLE_BYTES", whole)
+            with pytest.raises(error) as caught:
+                read_parts(read_view(storage, manifest, "v")[1])
+            assert "views/v.view" in caught.value.place
     return caught.value
+
+
+def read_parts(units):
+    """Return the samples of the items of each shard."""
+    counts = enumerate(units.counts.tolist())
+    every = ((shard, shard_units(units, units.totals, shard, 4), count) for shard, count in counts)
+    return [own.items(np.arange(count)).samples.tolist() for _, own, count in every]
 
 
 FORMS = [None, (4, Packing(9, True)), (0, Grouping(3, 0, (False, True))), (7, Grouping(0, 40))]
@@ -62,7 +76,8 @@ FORMS = [None, (4, Packing(9, True)), (0, Grouping(3, 0, (False, True))), (7, Gr
     ids=str,
 )
 @pytest.mark.parametrize("every", [0, 1, 3])
-def test_a_view_is_read_as_it_was_written(storage, manifest, every, most, form):
+@pytest.mark.parametrize("whole", [0, 2**24], ids=["parts", "whole"])
+def test_a_view_is_read_as_it_was_written(storage, manifest, monkeypatch, every, most, form, whole):
     selection = chosen(every)
     times = np.linspace(1, most or 1, selection.num_samples).astype(np.uint32)
     items = selection if most is None else Repeats(selection, times, "expand")
@@ -71,6 +86,7 @@ def test_a_view_is_read_as_it_was_written(storage, manifest, every, most, form):
     if form is not None:
         units = (Packs if isinstance(form[1], Packing) else Groups)(items, codes.astype(np.uint32), *form)
     stored = write_view(storage, manifest, "v", units, {"where": "x > 1"})
+    monkeypatch.setattr(views, "_WHOLE_BYTES", whole)
     again, found = read_view(storage, manifest, "v")
     assert again == stored == VIEWS.find(storage, "v")
     assert (stored.num_samples, stored.num_selected) == (31, selection.num_samples)
@@ -82,13 +98,15 @@ def test_a_view_is_read_as_it_was_written(storage, manifest, every, most, form):
         == (stored.dataset, found.fingerprint)
     )
     assert [found.chosen.places(n).tolist() for n in range(4)] == [selection.places(n).tolist() for n in range(4)]
-    assert most is None or items_of(found).times.tolist() == times.tolist()
-    assert form is None or found.codes.tolist() == codes.tolist()
+    assert most is None or items_of(found).times[:].tolist() == times.tolist()
+    assert form is None or found.codes[:].tolist() == codes.tolist()
+    assert read_parts(pickle.loads(pickle.dumps(found))) == read_parts(units)  # in another process
     lengths = [len(times)] * (most is not None) + [len(number)] * (form is not None)
     assert selection.num_samples == 0 or most is None or stored.widths[0] == {3: 1, 300: 2, 70_000: 4}[most]
     data = (storage.root / "views" / "v.view").read_bytes()
     bits = sum(-(-n // 8) for n, k in zip(COUNTS, selection.counts, strict=True) if 0 < k < n)
-    assert len(data) == data.index(b"\n") + 1 + 8 * len(COUNTS) + bits + sum(map(int.__mul__, stored.widths, lengths))
+    table = 16 + 8 * len(COUNTS) * (2 + len(lengths))
+    assert len(data) == data.index(b"\n") + 1 + table + bits + sum(map(int.__mul__, stored.widths, lengths))
 
 
 def test_a_dataset_without_shards_has_views_too(storage):
@@ -103,17 +121,21 @@ def test_the_same_view_has_the_same_bytes(storage, manifest):
     head, _, arrays = data.partition(b"\n")
     assert orjson.loads(head)["num_selected"] == 12
     assert (len(head) + 1) % 8 == 0
-    assert np.frombuffer(arrays[: 8 * len(COUNTS)], "<i8").tolist() == [4, 0, 5, 3]
-    assert arrays[8 * len(COUNTS) :] == BITMAPS
+    assert arrays[:16] == xxhash.xxh3_128_digest(head + b"\n" + arrays[16 : -len(BITMAPS)])
+    counts, hashes = arrays[16:48], arrays[48 : -len(BITMAPS)]
+    assert np.frombuffer(counts, "<i8").tolist() == [4, 0, 5, 3]
+    parts = BITMAPS[:2], b"", BITMAPS[2:4], BITMAPS[4:]
+    assert np.frombuffer(hashes, "<u8").tolist() == [xxhash.xxh3_64_intdigest(part) for part in parts]
+    assert arrays[-len(BITMAPS) :] == BITMAPS
 
 
-def test_the_bitmaps_of_a_local_view_are_in_its_mapped_file(storage, manifest):
+@pytest.mark.parametrize("whole", [0, 2**24])
+def test_an_open_view_of_a_folder_outlives_its_file(storage, manifest, monkeypatch, whole):
+    monkeypatch.setattr(views, "_WHOLE_BYTES", whole)
     view_bytes(storage, manifest)
     selection = read_view(storage, manifest, "v")[1]
-    assert not selection.bitmaps.flags.owndata
-    assert not selection.bitmaps.flags.writeable
     storage.remove("views/v.view")
-    assert selection.places(0).tolist() == [0, 3, 6, 9]  # an open view outlives its file
+    assert selection.places(0).tolist() == [0, 3, 6, 9]
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "-x", ".x", "a b", "é", "x" * 101, 3, None])
@@ -158,11 +180,11 @@ def test_a_changed_byte_of_the_counts_or_bitmaps_is_noticed(storage, manifest):
         refused(storage, manifest, bytes(changed))
 
 
-def forged(manifest, head=None, counts=(4, 0, 5, 3), bitmaps=BITMAPS, bins=b"", **changes):
-    """Return the bytes of a view file with something wrong in it."""
+def forged(manifest, head=None, counts=(4, 0, 5, 3), units=None, bitmaps=BITMAPS, bins=b"", **changes):
+    """Return the bytes of a view file with something wrong in it, whose hashes are right."""
     right = chosen(3)
     own = {
-        "wdsplit_view": 3,
+        "wdsplit_view": 4,
         "dataset": manifest.fingerprint,
         "fingerprint": right.fingerprint,
         "num_samples": 31,
@@ -173,15 +195,29 @@ def forged(manifest, head=None, counts=(4, 0, 5, 3), bitmaps=BITMAPS, bins=b"", 
         "form": {},
         "widths": [],
         "recipe": {},
+        **changes,
     }
-    line = orjson.dumps({**own, **changes}) if head is None else head
-    return line + b"\n" + np.array(counts, "<i8").tobytes() + bitmaps + bins
+    line = (orjson.dumps(own) if head is None else head) + b"\n"
+    columns, ends = [counts] + [counts if units is None else units] * len(own["widths"]), np.cumsum((2, 0, 2, 1))
+    arrays = [np.split(np.frombuffer(bitmaps, np.uint8), ends[:-1])]
+    if own["widths"]:
+        arrays.append(np.split(np.frombuffer(bins, np.uint8), np.cumsum(counts)[:-1]))
+    hashes = [hash_of_part(part) for part in zip(*arrays, strict=True)]
+    table = np.array(columns, "<i8").tobytes() + np.array(hashes, "<u8").tobytes()
+    return line + xxhash.xxh3_128_digest(line + table) + table + bitmaps + bins
 
 
 def test_the_forger_of_these_tests_can_write_a_right_one(storage, manifest):
     view_bytes(storage, manifest)
     (storage.root / "views" / "v.view").write_bytes(forged(manifest))
     assert read_view(storage, manifest, "v")[1].num_samples == 12
+
+
+def test_another_fingerprint_is_refused(storage, manifest):
+    (storage.root / "views").mkdir()
+    (storage.root / "views" / "v.view").write_bytes(forged(manifest, fingerprint="00"))
+    with pytest.raises(CorruptDataError, match="bytes that were changed"):
+        read_view(storage, manifest, "v")
 
 
 HUGE = 2**62
@@ -232,7 +268,6 @@ def test_counts_that_are_not_those_of_the_dataset_are_refused(storage, manifest,
         {"form": {"size": 40, "budget": 0, "values": [1], "block": 4}, "widths": [1], "bins": bytes(12)},
         {"form": {"size": HUGE, "budget": 9, "values": [], "block": 4}, "widths": [1], "bins": b"\1" * 12},
         {"form": {"capacity": 9, "truncates": False, "block": 4}, "widths": [1], "bins": bytes(13)},
-        {"fingerprint": "00"},
         {"head": b"{"},
         {"head": b"[]"},
         {"head": b'{"wdsplit_view": 2}'},

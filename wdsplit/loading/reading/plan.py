@@ -121,7 +121,9 @@ class Planner:
     def plan(self, positions: Int64) -> Plan:
         """Return the plan for some positions in any order: int64 of any length."""
         shards, visits, pads = self._order.visits(positions)
-        used = [self._visit(shard) for shard in np.unique(shards).tolist()]
+        numbers = np.unique(shards).tolist()
+        self._order.load([number for number in numbers if number not in self._visits])
+        used = [self._visit(number) for number in numbers]
         ends = np.concatenate([np.zeros(0, np.int64), *(visit.number * _MAX_VISITS + visit.ends for visit in used)])
         slot_of = np.searchsorted(ends, shards * _MAX_VISITS + visits, side="right")
         needed, first_of, window_of = np.unique(slot_of, return_index=True, return_inverse=True)
