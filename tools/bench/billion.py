@@ -1,10 +1,11 @@
 """Measure what a dataset of a billion samples takes of one of 64 ranks: time, memory and requests.
 
 It has 100,000 shards of 10,000 small samples. 16 of them are converted, the others are links to these, so that all
-take little of the disk; their keys repeat, which nothing here looks at. Each row is a process of its own, that imports
-torch and reads 20 batches of 256, from the folder and from an S3 server on this machine; and an audit, which draws
-positions. Time counts from before the imports; processor seconds are those until the first batch, or of the audit. The
-server lists the folder once before, which takes it seconds. Printed are medians.
+take little of the disk; their keys repeat, which nothing here looks at. Two views have half of the samples: in packs,
+and in groups with a budget. Each row is a process of its own, that imports torch and reads 20 batches of 256, from the
+folder and from an S3 server on this machine; and audits, which draw positions. Time counts from before the imports;
+processor seconds are those until the first batch, or of the audit. The server lists the folder once before, which takes
+it seconds. Printed are medians.
 
 Example: python -m tools.bench.billion --output /dev/shm --rounds 5
 """
@@ -27,12 +28,21 @@ from tools.bench.core import Aim, Result
 
 SHARDS, SAMPLES, CONVERTED = 100_000, 10_000, 16
 RANKS, LANES, BATCH_SIZE, BATCHES = 64, 192, 256, 20
-CAPACITY, FEW_TOKENS = 4096, 516
+CAPACITY, FEW_TOKENS, A_UNIT = 4096, 516, 16
+"""Half of the samples have few tokens; about 16 of them fit together."""
 PACKS, GROUPS = "packs", "groups"
 NAME = "billion"
-FOLDER, S3, LITTLE, TORCH = "wdsplit, folder", "wdsplit, S3", "wdsplit, S3, 16 MiB ahead", "import torch"
-AUDIT = "wdsplit audit"
-OPTIONS: dict[str, dict[str, Any]] = {FOLDER: {}, S3: {}, LITTLE: {"read_ahead_bytes": 2**24}}
+FOLDER, S3, LITTLE, TORCH = "folder", "S3", "S3, 16 MiB ahead", "import torch"
+AUDIT, AUDIT_PACKS = "audit", "audit, packs"
+OPTIONS: dict[str, dict[str, Any]] = {
+    FOLDER: {},
+    S3: {},
+    LITTLE: {"read_ahead_bytes": 2**24},
+    "folder, packs": {"view": PACKS},
+    "S3, packs": {"view": PACKS},
+    "S3, groups": {"view": GROUPS},
+}
+AUDITS: dict[str, dict[str, Any]] = {AUDIT: {}, AUDIT_PACKS: {"view": PACKS}}
 MOST_S, MOST_MB = 3, 400
 COLUMNS = ("imported", "opened", "first", "all")
 TESTS = core.ROOT / "tests" / "support"
@@ -75,7 +85,7 @@ def make_views(folder: Path) -> None:
     storage = open_storage(str(folder))
     manifest = read_manifest(storage)
     totals, form = manifest.shards.num_real, Grouping(0, CAPACITY)
-    block, group_block = block_of(CAPACITY), group_block_of(manifest.sample_bytes, 16, False)
+    block, group_block = block_of(CAPACITY), group_block_of(manifest.sample_bytes, A_UNIT)
     bits, packs, groups = [], [], []
     for shard in range(CONVERTED):
         tokens = pq.read_table(folder / f"{shard_path(shard)}.parquet", columns=["tokens"])["tokens"].to_numpy()
@@ -112,7 +122,9 @@ def read(url: str, options: dict[str, Any]) -> Result:
     imported = clock.seconds()
     dataset = wdsplit.Dataset(url, rank=0, world_size=RANKS, **options)
     opened = clock.seconds()
-    batches = iter(wdsplit.Loader(dataset, BATCH_SIZE, output="numpy"))
+    batch_size = {PACKS: BATCH_SIZE // A_UNIT, GROUPS: 1}.get(options.get("view", ""), BATCH_SIZE)
+    collate_fn = list if "view" in options else None
+    batches = iter(wdsplit.Loader(dataset, batch_size, output="numpy", collate_fn=collate_fn))
     next(batches)
     first = clock.read()
     for _ in range(BATCHES - 1):
@@ -121,12 +133,12 @@ def read(url: str, options: dict[str, Any]) -> Result:
     return dict(zip(COLUMNS, seconds, strict=True)) | {"busy": first["busy"], "mb": memory_mb()}
 
 
-def audit(url: str) -> Result:
+def audit(url: str, options: dict[str, Any]) -> Result:
     """Audit the dataset; fail if a promise is broken."""
     clock = core.Clock()
     import wdsplit
 
-    report = wdsplit.audit(url, world_size=RANKS, batch_size=BATCH_SIZE)
+    report = wdsplit.audit(url, world_size=RANKS, batch_size=BATCH_SIZE, **options)
     if not report.held:
         raise core.ProcessError(str(report))
     read = clock.read()
@@ -152,9 +164,9 @@ def measure(name: str, folder: Path, server: Any, proxy: Any) -> Result:
     """Do a task in a process of its own; of those that read S3, count the requests, too."""
     if name == TORCH:
         return core.in_own_process(import_torch)
-    if name == AUDIT:
-        return core.in_own_process(audit, str(folder / NAME))
-    if name == FOLDER:
+    if name in AUDITS:
+        return core.in_own_process(audit, str(folder / NAME), AUDITS[name])
+    if name.startswith(FOLDER):
         return core.in_own_process(read, str(folder / NAME), OPTIONS[name])
     before = len(proxy.exchanges)
     environ = {**server.environ, "AWS_ENDPOINT_URL": proxy.endpoint}
@@ -175,12 +187,13 @@ def main() -> None:
         folder = work / "buckets" / "bucket"
         folder.mkdir(parents=True)
         make(folder / NAME, arguments.shards, arguments.samples)
+        make_views(folder / NAME)
         with (
             s3server.S3Server(folder.parent, *s3server.FAST) as server,
             faults.FaultProxy(server.port, as_s3=True) as proxy,
         ):
             measure(S3, folder, server, proxy)
-            names = (TORCH, FOLDER, S3, LITTLE, AUDIT)
+            names = (TORCH, *OPTIONS, *AUDITS)
             results = core.run_rounds(names, arguments.rounds, lambda name: measure(name, folder, server, proxy))
     medians = {
         name: {column: core.median_of(runs, lambda run, of=column: run[of]) for column in runs[0]}  # type: ignore[misc]

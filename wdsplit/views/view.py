@@ -49,8 +49,6 @@ def resolve_view(
     if view is None and not is_new:
         return None
     from wdsplit.shards.views import read_view  # imported here, because most datasets are opened without a view
-    from wdsplit.views.choosing import choose, read_choice, refuse_missing
-    from wdsplit.views.columns import SampleColumns
 
     limited = manifest if limit is None else first_samples(manifest, limit)
     totals = limited.shards.num_real
@@ -62,6 +60,9 @@ def resolve_view(
             base = View(view, plain(base, storage.url, "limit").first(totals))
     if not is_new:
         return base
+    from wdsplit.views.choosing import choose, read_choice, refuse_missing  # a stored view alone needs no conditions
+    from wdsplit.views.columns import SampleColumns
+
     _refuse_too_large(storage, limited, {**asked, "view": view})
     columns = SampleColumns(storage, manifest)
     choice = read_choice(columns, asked, storage_options)

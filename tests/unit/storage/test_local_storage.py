@@ -133,7 +133,7 @@ def test_an_error_of_ours_passes_through_a_publication_as_it_is(storage):
 
 def test_what_is_not_there_or_is_a_folder_is_named(storage):
     put(storage, "folder/a", b"")
-    for read in (storage.read, storage.map):
+    for read in (storage.read, storage.open):
         with pytest.raises(DatasetNotFoundError) as caught:
             read("sub/a.tar")
         assert caught.value.place == caught.value.url == str(storage.root / "sub/a.tar")
