@@ -102,12 +102,12 @@ def make_views(folder: Path) -> None:
 
     counts = np.array([len(part) for part in packs])[order]
     chosen = Selection(totals, counts, repeated(bits))
-    number_of = [int(part.max()) + 1 for part in packs]
-    units = Packs(chosen, repeated(packs), block, Packing(CAPACITY, False), np.array(number_of)[order])
+    num_packs = np.array([int(part.max()) + 1 for part in packs])[order]
+    units = Packs(chosen, repeated(packs), block, Packing(CAPACITY, False), num_packs)
     write_view(storage, manifest, PACKS, units, {})
     few = Selection(totals[:CONVERTED], counts[:CONVERTED], np.concatenate(bits))
-    number_of = Groups(few, np.concatenate(groups), group_block, form).counts
-    write_view(storage, manifest, GROUPS, Groups(chosen, repeated(groups), group_block, form, number_of[order]), {})
+    num_groups = Groups(few, np.concatenate(groups), group_block, form).counts[order]
+    write_view(storage, manifest, GROUPS, Groups(chosen, repeated(groups), group_block, form, num_groups), {})
 
 
 # Tasks, in processes of their own
