@@ -13,7 +13,7 @@ from wdsplit.loading.batches import Batches, Running
 from wdsplit.loading.dataset import Dataset
 from wdsplit.order.seen import SeenSteps
 from wdsplit.order.skips import Skips
-from wdsplit.order.split import AnyOrder, Steps, World, whole
+from wdsplit.order.split import Steps, World, whole
 from wdsplit.order.state import State, ViewMark, dump_state, parse_state, refuse_other_view
 
 __all__ = ["Progress"]
@@ -72,17 +72,13 @@ class Progress:
         batches = self._under_way
         return batches if batches is not None and batches.epoch == epoch else None
 
-    def _order_of(self, state: State) -> AnyOrder:
-        """Return the order that the position of a state refers to; that of the current iteration is not made again."""
-        batches = self._iteration_of(state.epoch)
-        return self._dataset.order(state.epoch) if batches is None else batches.order
-
     # Steps
 
     def step_at(self, state: State) -> int:
         """Return the number of the first step after a state."""
-        order, world = self._order_of(state), self._dataset.world()
-        return Steps(order, world, self._batch_size, state.position, state.skips).first_number
+        batches = self._iteration_of(state.epoch)
+        order = self._dataset.order(state.epoch) if batches is None else batches.order  # that is not made again
+        return Steps(order, self._dataset.world(), self._batch_size, state.position, state.skips).first_number
 
     def num_steps(self, epoch: int) -> int:
         """Return the steps of a whole epoch, without those that its iteration skips."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from wdsplit.arrays import Int64
-from wdsplit.errors import InputError, PipelineError
+from wdsplit.errors import InputError
 from wdsplit.loading.fluid import FluidStages
 from wdsplit.loading.numbered import NumberedSamples, checked_number, missing_key
 from wdsplit.loading.opening import opened_source
@@ -27,7 +27,8 @@ from wdsplit.loading.options import (
 )
 from wdsplit.loading.reading.source import Source
 from wdsplit.loading.stage_kinds import why_not_one_to_one
-from wdsplit.loading.stages.randomness import at_epoch
+from wdsplit.loading.stages.randomness import Shift, at_epoch
+from wdsplit.loading.substitutes import OneByOne
 from wdsplit.loading.transport.shared_integers import SharedIntegers
 from wdsplit.loading.views import Shared
 from wdsplit.notebook import html_table
@@ -273,21 +274,15 @@ class Samples(FluidStages, MapDataset):
     def _staged(self, places: Int64) -> Iterator[Any]:
         """Yield the results of the stages for samples at some places of this range, which are read together."""
         samples = self._reader.read(self._range.start + self._range.step * places)
-        stream: Any = iter(samples)
+        ones = OneByOne(self.source, self._applied)
+        yield from ones.apply(samples)
+        ones.finish()
+
+    def _applied(self, samples: Iterator[Any], shift: Shift) -> Iterator[Any]:
+        stream: Any = samples
         for stage in self.pipeline[1:]:
-            stream = at_epoch(stage, self.epoch)(stream)
-        num_given = 0
-        for item in stream:
-            num_given += 1
-            yield item
-        if num_given != len(samples):
-            raise PipelineError(
-                "a stage does not return one sample for each input",
-                place=self.source.url,
-                expected=f"{len(samples)} samples",
-                found=f"{num_given}",
-                remedy="remove stages and handlers that drop samples, or return a placeholder for those samples",
-            )
+            stream = at_epoch(stage, self.epoch, shift)(stream)
+        return iter(stream)
 
     def __dir__(self) -> list[str]:
         """List what users call."""
