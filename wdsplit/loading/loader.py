@@ -143,7 +143,7 @@ class Loader:
         if problems:
             raise InputError("invalid Loader arguments", found="; ".join(problems))
         dataset.check_one_to_one()
-        _refuse_many_groups(dataset.source, counts["batch_size"])
+        _refuse_other_forms(dataset.source, counts["batch_size"], pad_to)
         has_torch = importlib.util.find_spec("torch") is not None
         if not has_torch and (output == "torch" or (num_workers and workers == "process")):
             raise MissingDependencyError(
@@ -311,7 +311,7 @@ class Loader:
                 "state",
             )
         batch_size = global_batch // world.world_size
-        _refuse_many_groups(source, batch_size)
+        _refuse_other_forms(source, batch_size)
         reshaped = copy.copy(self)
         reshaped.dataset, reshaped.batch_size = self.dataset.moved_to(world), batch_size
         reshaped.progress = Progress(reshaped.dataset, batch_size)
@@ -362,16 +362,7 @@ class Loader:
                 steps.order.num_samples,
                 self.batch_size * world.world_size,
             )
-        running = self._begin(steps)
-        form = source.form_at(start.epoch)
-        _refuse_many_groups(source, self.batch_size)
-        if self.pad_to is not None and not isinstance(form, Packing):
-            raise InputError(
-                "there are no packs to pad",
-                place=source.url,
-                expected="with pad_to, a view of packs: Dataset(..., pack=, capacity=)",
-                remedy="leave out pad_to",
-            )
+        running, form = self._begin(steps), source.form_at(start.epoch)
         assemble = partial(self._assembled, running.lends, form)
         is_formed, delivered = form is not None, self.progress.deliver
         batches = Batches(start, steps, running, assemble, delivered, self.clock, is_formed, self.ahead)
@@ -468,8 +459,8 @@ class Loader:
         return made
 
 
-def _refuse_many_groups(source: AnySource, batch_size: int) -> None:
-    """Refuse batches of several groups: a group is a whole batch, and a loader has one batch size for all epochs."""
+def _refuse_other_forms(source: AnySource, batch_size: int, pad_to: str | None = None) -> None:
+    """Refuse batches of several groups, as a loader has one batch size for all epochs, and to pad what is no pack."""
     for epoch in source.view_epochs:
         form = source.form_at(epoch)
         if isinstance(form, Grouping) and batch_size != 1:
@@ -479,6 +470,13 @@ def _refuse_many_groups(source: AnySource, batch_size: int) -> None:
                 expected=f"with groups {form}, which epoch {epoch} has, batch_size=1",
                 found=f"batch_size={batch_size}",
                 remedy="use batch_size=1, and choose with size= or budget= how many samples a group has",
+            )
+        if pad_to is not None and not isinstance(form, Packing):
+            raise InputError(
+                "there are no packs to pad",
+                place=f"{source.url}, epoch {epoch}",
+                expected="with pad_to, a view of packs: Dataset(..., pack=, capacity=)",
+                remedy="leave out pad_to",
             )
 
 

@@ -14,7 +14,6 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from made_datasets import all_deliveries, deliveries, delivering, expected_epoch, real_rows
 from wdsplit.loading.dataset import Dataset
-from wdsplit.loading.loader import Loader
 
 
 def first_positions(path, count, **options):
@@ -86,26 +85,6 @@ def test_the_epoch_of_a_forked_rank_does_not_reach_the_workers_of_this_one(numbe
     other.start()
     other.join()
     assert (other.exitcode, epoch_of(numbers, loader)) == (0, 0)
-
-
-def at_another_rank(dataset):
-    """Be a rank that was started with the dataset of another: one ahead in its epochs."""
-    loader = Loader(dataset, 6)
-    assert (loader.epoch, loader.step) == (0, 0)
-    dataset.set_epoch(5)
-    assert (loader.epoch, loader.step) == (5, 0)
-
-
-@pytest.mark.slow
-def test_ranks_that_were_started_with_one_dataset_do_not_hear_of_each_others_epochs(numbers):
-    dataset = Dataset(numbers)
-    loader = Loader(dataset, 12)
-    next(iter(loader))
-    other = multiprocessing.get_context("spawn").Process(target=at_another_rank, args=(dataset,))
-    other.start()
-    other.join()
-    assert other.exitcode == 0
-    assert (dataset.epoch, loader.epoch, loader.step) == (0, 0, 1)
 
 
 @pytest.mark.parametrize(

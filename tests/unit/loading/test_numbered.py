@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from made_datasets import converted, image_pixels, images_table, numbers_table, png_bytes, sized_dataset
+from made_datasets import converted, images_table, numbers_table, sized_dataset
 from orders import options
 from tables import all_samples, is_pad_key
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, SampleNotFoundError
@@ -15,7 +15,6 @@ from wdsplit.loading.numbered import NumberedSamples
 from wdsplit.loading.reading.source import Source
 from wdsplit.shards.files import read_manifest
 from wdsplit.storage.opening import open_storage
-from wdsplit.tar.names import escape_key
 
 
 class Noting(Source):
@@ -88,13 +87,6 @@ def test_every_sample_is_found_by_its_number_from_both_ends_and_by_its_key(kinds
         assert {field: sample[field] for field in fields} == fields
         assert find(number - len(samples)) == sample
         assert find(key) == sample
-
-
-def test_a_key_may_be_given_as_it_was_before_it_was_escaped(kinds):
-    raw, path = "class-1/img.7", kinds["images"]
-    assert found(path, raw) == found(path, escape_key(raw))
-    assert found(path, raw)["png"] == png_bytes(image_pixels(7))
-    assert found(path, raw)["__key__"] == escape_key(raw) != raw
 
 
 @given(st.sampled_from(["small", "large", "uneven"]), st.data())
