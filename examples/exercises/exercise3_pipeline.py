@@ -110,9 +110,9 @@ def measure(dataset: wdsplit.Dataset, slow_ms: float, workers: int, args: argpar
         loss.backward()
         time.sleep(args.compute_ms / 1000)
     seconds = time.perf_counter() - begin
-    diagnosis = wdsplit.debug.diagnose(loader)
     statistics = loader.statistics()
-    return Found(statistics.samples, seconds, statistics.wait_share, diagnosis.bottleneck, str(diagnosis))
+    bottleneck = statistics.bottleneck if statistics.batches else ""
+    return Found(statistics.samples, seconds, statistics.wait_share, bottleneck, wdsplit.debug.diagnose(loader))
 
 
 def take_time(sample: dict[str, Any], seconds: float) -> dict[str, Any]:

@@ -9,13 +9,11 @@ import torch
 from accelerate import Accelerator
 from accelerate.tracking import GeneralTracker, on_main_process
 from lightning.pytorch.loggers import CSVLogger
-from lightning.pytorch.utilities import CombinedLoader
 from transformers import TrainingArguments
 
 import wdsplit
-from wdsplit.errors import InputError
 from wdsplit.integrations.accelerate import PreparedLoader
-from wdsplit.integrations.lightning import MonitorCallback, WdsplitDataModule
+from wdsplit.integrations.lightning import WdsplitDataModule
 from wdsplit.integrations.transformers import WdsplitTrainer
 
 pytestmark = [
@@ -55,83 +53,42 @@ def numbers_of(dataset):
 # Lightning
 
 
-class Model(lightning.LightningModule):
-    """Logs the number of the batch as a metric of its own."""
+class LogLoading(lightning.Callback):
+    """The callback of docs/monitoring.md."""
 
+    def on_train_start(self, trainer, module):
+        self.monitor = wdsplit.Monitor(trainer.train_dataloader)
+
+    def on_train_batch_end(self, trainer, module, *args):
+        if trainer.global_step % 4 == 0:
+            module.log_dict(self.monitor.scalars())
+
+
+class Model(lightning.LightningModule):
     def __init__(self):
         super().__init__()
         self.layer = torch.nn.Linear(1, 1)
 
     def training_step(self, batch, number):
-        first = batch if isinstance(batch, (list, tuple)) else next(iter(batch.values()))
-        self.log("number", float(number))
-        return self.layer(first[0][:, None] / 100.0).square().mean()
+        return self.layer(batch[0][:, None] / 100.0).square().mean()
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.001)
 
 
-def fitted(folder, loaders, callback=None, **options):
-    """Train two epochs; return what was logged, the metrics of the model and those of the loader each in rows."""
-    logger = CSVLogger(folder)
+def test_a_callback_of_lightning_logs_them(numbers, tmp_path):
+    logger = CSVLogger(tmp_path)
+    quiet = dict.fromkeys(("enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
     trainer = lightning.Trainer(
-        accelerator="cpu",
-        max_epochs=2,
-        logger=logger,
-        callbacks=[callback or MonitorCallback()],
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        **options,
+        accelerator="cpu", max_epochs=2, log_every_n_steps=4, logger=logger, callbacks=[LogLoading()], **quiet
     )
-    trainer.fit(Model(), loaders)
+    trainer.fit(Model(), WdsplitDataModule(numbers_of(numbers), batch_size=12))
     logger.save()
-    path = Path(logger.log_dir) / "metrics.csv"
-    rows = csv.DictReader(path.read_text(encoding="utf-8").splitlines()) if path.exists() else ()
-    return [{name: value for name, value in row.items() if value} for row in rows]
-
-
-def test_lightning_logs_them_beside_the_metrics_of_the_model(numbers, tmp_path):
-    rows = fitted(tmp_path, WdsplitDataModule(numbers_of(numbers), batch_size=12), log_every_n_steps=4)
-    assert [int(row["step"]) for row in rows if "number" in row] == [3, 7, 11, 15]
-    ours = [row for row in rows if "number" not in row]
-    assert [int(row["step"]) for row in ours] == [3, 7, 11, 15]
-    for row in ours:
-        assert row.keys() == {"step", *NAMES}
-        assert float(row["wdsplit/samples_per_s"]) > 0
+    rows = list(csv.DictReader((Path(logger.log_dir) / "metrics.csv").read_text(encoding="utf-8").splitlines()))
+    assert [int(row["step"]) for row in rows] == [3, 7, 11, 15]
+    for row in rows:
+        assert {name for name, value in row.items() if value} >= NAMES
         assert {name: float(row[name]) for name in place_after(0)} == place_after(int(row["step"]) + 1)
-
-
-def test_lightning_logs_once_a_step_of_several_batches(numbers, tmp_path):
-    loader = wdsplit.Loader(numbers_of(numbers), 12)
-    rows = fitted(tmp_path, loader, log_every_n_steps=1, accumulate_grad_batches=3)
-    ours = [(int(row["step"]), float(row["wdsplit/position"])) for row in rows if "number" not in row]
-    assert ours == [(step, 12 * (3 * (step + 1) % STEPS)) for step in range(6)]
-
-
-def test_lightning_logs_each_of_several_loaders(numbers, whole_lanes, tmp_path):
-    loaders = {"a": wdsplit.Loader(numbers_of(numbers), 12), "b": wdsplit.Loader(numbers_of(whole_lanes), 12)}
-    rows = fitted(tmp_path, CombinedLoader(loaders), log_every_n_steps=5)
-    names = {name.replace("wdsplit/", f"wdsplit/{number}/") for name in NAMES for number in (0, 1)}
-    assert [row.keys() for row in rows if "number" not in row] == [{"step", *names}] * 3
-
-
-@pytest.mark.parametrize("options", [{"log_every_n_steps": 0}, {"log_every_n_steps": 100}])
-def test_lightning_logs_nothing_that_the_trainer_would_not(numbers, tmp_path, options):
-    assert fitted(tmp_path, wdsplit.Loader(numbers_of(numbers), 12), **options) == []
-
-
-def test_lightning_without_a_loader_of_wdsplit_is_an_error_that_names_it(numbers, tmp_path):
-    with pytest.raises(InputError, match=r"expected: a wdsplit\.Loader.*\n  found: DataLoader"):
-        fitted(tmp_path, torch.utils.data.DataLoader(numbers_of(numbers), 12))
-
-
-def test_a_callback_logs_a_second_training_from_its_first_step(numbers, tmp_path):
-    callback = MonitorCallback()
-    for number in range(2):
-        loader = wdsplit.Loader(numbers_of(numbers), 12)
-        rows = fitted(tmp_path / str(number), loader, callback, log_every_n_steps=18)
-        assert [int(row["step"]) for row in rows if "wdsplit/epoch" in row] == [17]
 
 
 # Accelerate

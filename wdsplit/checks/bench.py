@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import resource
 import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from wdsplit.errors import InputError
@@ -34,7 +36,7 @@ class BenchResult(Brief):
         read_amplification: Mean number of times that each window was read, by all ranks together; at least 1. None if
             the last epoch was not read to its end.
         wait_share: Share of the time spent waiting for batches, from 0 to 1.
-        peak_bytes: Peak memory of this process since its start.
+        peak_bytes: Peak memory of this process since its start; on systems without `/proc`, also of what started it.
         worker_peak_bytes: Peak memory of a worker process that has ended; 0 without any.
         bad_samples: Number of bad samples that were replaced, with `Dataset(on_bad_sample="substitute")`.
     """
@@ -123,10 +125,17 @@ def bench(
         windows_reused=done.windows_reused - before.windows_reused,
         read_amplification=windows_read / needed if needed else None,
         wait_share=wait_s / (wait_s + compute_s) if wait_s else 0.0,
-        peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_BYTES,
+        peak_bytes=_peak_bytes(),
         worker_peak_bytes=resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * _MAXRSS_BYTES,
         bad_samples=done.bad_samples - before.bad_samples,
     )
+
+
+def _peak_bytes() -> int:
+    """Return the peak memory of this process: that of getrusage survives fork and exec, so it may be a parent's."""
+    status = Path("/proc/self/status")
+    peak = re.search(r"VmHWM:\s*(\d+) kB", status.read_text()) if status.exists() else None
+    return int(peak[1]) * 1024 if peak else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_BYTES
 
 
 def _windows_needed(loader: Loader, epochs: range) -> float:

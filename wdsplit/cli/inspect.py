@@ -24,7 +24,7 @@ from wdsplit.cli.options import (
     view_options,
 )
 from wdsplit.cli.stored import erased_lines, joined_text, stale
-from wdsplit.cli.terminal import MAX_NAME, Result, columns_text, largest, names_text, span, table
+from wdsplit.cli.terminal import MAX_NAME, Result, columns_text, names_text, span, table
 from wdsplit.tar.names import RESERVED_FIELDS
 from wdsplit.texts import class_name, counted, escaped, human_bytes, percent, safe_text
 from wdsplit.urls import shown_url
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["assign_command", "inspect_command"]
 
 _PREVIEW_CHARACTERS, _MAX_RECIPE = 50, 100
-_BAR_WIDTH, _SHARDS_SHOWN = 24, 12
+_BAR_WIDTH, _SHARDS_SHOWN, _MANY_CLASSES, _LARGEST = 24, 12, 12, 10
 _NUMBER = re.compile("-?(0|[1-9][0-9]*)")
 """A number of a sample; 007 is a key."""
 
@@ -145,7 +145,8 @@ def _summary(dataset: str, found: Inspection) -> str:
 
 def _class_lines(counts: Mapping[str, int]) -> list[str]:
     """Return a line with a bar for each class; if there are many, only for the largest."""
-    shown = largest(counts, int)
+    few = counts if len(counts) <= _MANY_CLASSES else sorted(counts, key=lambda name: -counts[name])[:_LARGEST]
+    shown = {name: counts[name] for name in few}
     names, most = [safe_text(name, MAX_NAME) for name in shown], max(1, *shown.values())
     longest, digits = max(map(len, names)), len(f"{most:,}")
     lines = []

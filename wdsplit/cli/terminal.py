@@ -13,10 +13,10 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -41,7 +41,6 @@ __all__ = [
     "echo",
     "error_text",
     "good",
-    "largest",
     "names_text",
     "rates_text",
     "span",
@@ -58,9 +57,7 @@ FAILED, UNUSABLE, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 MAX_NAME = 36
 """Characters of a name that a dataset gives, such as that of a class, where others stand beside it."""
 
-_LISTED, _MANY_CLASSES = 10, 12
-
-_T = TypeVar("_T")
+_LISTED = 10
 
 
 @dataclass(frozen=True)
@@ -194,13 +191,6 @@ def span(numbers: Iterable[int]) -> str:
     found = list(numbers)
     low, high = min(found), max(found)
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
-
-
-def largest(counts: Mapping[str, _T], size: Callable[[_T], int]) -> dict[str, _T]:
-    """Return all classes if they are few; else the largest of them, by falling size."""
-    if len(counts) <= _MANY_CLASSES:
-        return dict(counts)
-    return dict(sorted(counts.items(), key=lambda each: -size(each[1]))[:_LISTED])
 
 
 def totals_text(manifest: Manifest) -> str:

@@ -8,8 +8,8 @@ Begin with it.
 from __future__ import annotations
 
 from wdsplit.debug.audits import AUDITED, Audit, EpochAudit, audit
-from wdsplit.debug.diagnosis import Diagnosis, diagnose
-from wdsplit.debug.losses import Divergence, Losses, LossLog, read_losses
+from wdsplit.debug.diagnosis import diagnose
+from wdsplit.debug.losses import Losses, LossLog, read_losses
 from wdsplit.debug.model_checks import check_same_gradients, check_same_parameters, param_hash
 from wdsplit.debug.ranks import CheckError, barrier, set_seed
 
@@ -17,8 +17,6 @@ __all__ = [
     "AUDITED",
     "Audit",
     "CheckError",
-    "Diagnosis",
-    "Divergence",
     "EpochAudit",
     "LossLog",
     "Losses",

@@ -1,33 +1,25 @@
 """An audit of a real training: whether each sample was delivered exactly once over all ranks.
 
-It reads `__position__` and, where it exists, `__key__` from the batches, and does not trust the loader's own counts.
-The ranks compare at the end of an epoch; until then a rank keeps up to 16 bytes a sample, and about 64 while it
-compares.
+It reads `__position__` from the batches, and does not trust the loader's own counts. Each rank compares what it
+received with its part of the order; all ranks together look for what came more than once.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
-from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
-import xxhash
 
-from wdsplit.arrays import Int64, UInt64
+from wdsplit.arrays import Int64
 from wdsplit.debug.ranks import CheckError, Rendezvous
 from wdsplit.errors import InputError
 from wdsplit.loading.loader import Loader
-from wdsplit.loading.reading.source import Source
 from wdsplit.loading.stages.columns import ToTuple
-from wdsplit.order.epoch import EpochOrder
 from wdsplit.order.split import Steps
 from wdsplit.texts import listed
 
@@ -35,32 +27,21 @@ __all__ = ["AUDITED", "Audit", "EpochAudit", "audit"]
 
 logger = logging.getLogger(__name__)
 
-AUDITED = ("__key__", "__position__")
-"""The fields that identify a sample: `dataset.to_tuple("jpg", "cls", *AUDITED)`."""
+AUDITED = ("__position__",)
+"""The field that identifies a sample: `dataset.to_tuple("jpg", "cls", *AUDITED)`."""
 
-_AT_ONCE = 2**20
+_AT_ONCE = 2**18
+"""How many deliveries the ranks exchange at once: no rank ever has those of all ranks."""
 _MAX_EXAMPLES = 5
-
-_WORDS = {
-    "repeated": "deliveries too many",
-    "unexpected": "samples too many, from before the start or after the end",
-    "missing": "samples missing",
-}
-
-_NOT_THOSE, _REPEATED = "the delivered samples are not those of epoch", "samples were delivered more than once in epoch"
 _ALL_BATCHES = (
     "iterate the loader to its end on all ranks; nothing between it and the training may drop or replace samples or "
-    "batches"
+    "batches. `wdsplit batch DATASET --step N` lists the keys of a step"
 )
 _OWN_RANKS = (
     "let the dataset detect its rank: leave out rank= and world_size=, and begin to iterate after init_process_group. "
     "Ranks that should get the same samples (tensor parallelism) need process_group=, of the Dataset, or group=, of "
     "the audit"
 )
-
-_DELIVERY = np.dtype([("value", np.uint64), ("place", np.int64), ("step", np.int64), ("position", np.int64)])
-"""A sample that a rank received, or should have: by its position or the hash of its key; the rank by its place."""
-Deliveries = npt.NDArray[np.void]
 
 
 @dataclass(frozen=True)
@@ -75,7 +56,6 @@ class EpochAudit:
         pads: Pads that they were given.
         complete: Whether it was iterated to its end on all ranks. Otherwise only the steps that they had are checked
             for gaps.
-        by: What the samples were identified by: `__position__`, or both it and `__key__`.
     """
 
     epoch: int
@@ -84,15 +64,11 @@ class EpochAudit:
     samples: int
     pads: int
     complete: bool
-    by: tuple[str, ...]
 
     def __str__(self) -> str:
         ending = "nothing is missing" if self.complete else "left before its end"
         resumed = f" from position {self.start:,} on" if self.start else ""
-        return (
-            f"epoch {self.epoch}{resumed}: {self.samples:,} samples, each once, by {' and '.join(self.by)}; "
-            f"pads: {self.pads:,}; {ending}"
-        )
+        return f"epoch {self.epoch}{resumed}: {self.samples:,} samples, each once; pads: {self.pads:,}; {ending}"
 
 
 def audit(loader: Loader, *, group: Any = None, timeout_s: float = 300.0) -> Audit:
@@ -101,7 +77,7 @@ def audit(loader: Loader, *, group: Any = None, timeout_s: float = 300.0) -> Aud
     Iterate the audited loader instead of the loader itself; it has the same attributes. At the end of each epoch the
     ranks compare their samples. All of them raise an error if a sample came twice or not at all, or if ranks had
     different numbers of steps. An epoch that is left early is compared, as far as it went, when the next one begins or
-    the `with` block ends. A resumed epoch is audited from where it resumed. If a rank fails, the others fail too.
+    the `with` block ends. A resumed epoch is audited from where it resumed.
 
         with wdsplit.debug.audit(loader) as audited:
             for epoch in range(3):
@@ -109,8 +85,8 @@ def audit(loader: Loader, *, group: Any = None, timeout_s: float = 300.0) -> Aud
                     ...
 
     Args:
-        loader: The loader; on several ranks, all of them must audit theirs. Its batches are dicts with `__position__`
-            and, if they have it, `__key__`; or tuples of a dataset whose last stage is a `to_tuple` with these.
+        loader: The loader; on several ranks, all of them must audit theirs. Its batches are dicts with `__position__`,
+            or tuples of a dataset whose last stage is a `to_tuple` with it.
         group: A process group or DeviceMesh whose ranks share an epoch; by default the dataset's, else all.
         timeout_s: Seconds that a rank waits for the others at the end of an epoch.
 
@@ -152,30 +128,14 @@ class Audit:
         self._rendezvous = Rendezvous(self._group, "audit", self._timeout_s)
         world = self._loader.dataset.world()
         if len(self._rendezvous.members) == 1 and world.world_size > 1:
-            logger.warning(
-                "auditing only rank %d of %d: torch.distributed is not initialised",
-                world.rank,
-                world.world_size,
-            )
+            what = "auditing only rank %d of %d: torch.distributed is not initialised"
+            logger.warning(what, world.rank, world.world_size)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            if error is None:
-                self._settle()
-        except BaseException as failure:
-            error = failure
-            raise
-        finally:
-            rendezvous, self._rendezvous = self._rendezvous, None
-            why = "its audit is over"
-            if error is not None:
-                done = f" (after {self._record.progress()})" if self._record is not None else ""
-                why = f"{type(error).__name__}: {error}"[:900] + done
-            if rendezvous is not None:
-                rendezvous.leave(why)
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if error is None:
+            self._settle()
+        self._rendezvous = None
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the loader's batches."""
@@ -196,68 +156,49 @@ class Audit:
         record, self._record, rendezvous = self._record, None, self._rendezvous
         if record is None or rendezvous is None:
             return
-        own = record.facts()
         try:
-            facts = rendezvous.gathered(own)
+            facts: list[_Facts] = rendezvous.gathered(record.facts())
         except CheckError as error:  # often because this rank, or the missing one, has left its loop early
             error.found = f"{error.found}; this rank has done {record.progress()}"
             raise
-        names, url = [f"rank {member}" for member in rendezvous.members], self._loader.dataset.source.url
+        url, first, size = self._loader.dataset.source.url, facts[0], len(facts)
+        ranks = [(f"rank {member}", own) for member, own in zip(rendezvous.members, facts, strict=True)]
         others = [
-            f"{name} has {what} {value}, {names[0]} {facts[0].settings[what]}"
-            for name, each in zip(names, facts, strict=True)
-            for what, value in each.settings.items()
-            if value != facts[0].settings[what]
+            f"{name} has {what} {value}, {ranks[0][0]} {first.settings[what]}"
+            for name, own in ranks
+            for what, value in own.settings.items()
+            if value != first.settings[what]
         ]
         if others:  # then positions mean other samples
             raise CheckError(
-                f"the ranks do not read the same epoch {record.order.epoch}",
+                f"the ranks do not read the same epoch {record.epoch}",
                 place=url,
-                expected=f"{len(facts)} ranks with the same options and epoch, from the same position on",
+                expected=f"{size} ranks with the same options and epoch, from the same position on",
                 found=listed(others),
                 remedy="open the dataset with the same options on all ranks, call set_epoch on all, and give all of "
                 "them the same state when they resume",
             )
-        total, has_keys = sum(each.num_samples for each in facts), all(each.has_keys for each in facts)
-        given, due = (record.deliveries(rendezvous.place, is_due, own.is_complete) for is_due in (False, True))
-        faults = _compared(rendezvous, total, given, due)
-        if has_keys and "repeated" not in faults:
-            given["value"] = record.hashes()
-            faults = _compared(rendezvous, total, given) | faults
-        texts = []
-        for kind, (number, examples) in faults.items():
-            texts.append(f"{number} {_WORDS[kind]}")
-            for rows in examples:
-                where = listed(f"{names[row['place']]} in step {row['step']}" for row in rows)
-                texts.append(f"{record.name_of(rows['position'][0])}{', due to' if kind == 'missing' else ':'} {where}")
-        size = len(facts)
-        if size > 1 and sorted(each.world for each in facts) != [(rank, size) for rank in range(size)]:
-            texts += [
-                f"{name} reads as rank {each.world[0]} of {each.world[1]}"
-                for place, (name, each) in enumerate(zip(names, facts, strict=True))
-                if each.world != (place, size)
-            ]
-        if record.order.options.tail != "uneven" and len({each.steps for each in facts}) > 1:
-            texts += [f"steps: {listed(f'{name} {each.steps}' for name, each in zip(names, facts, strict=True))}"]
+        total = sum(own.num_samples for own in facts)
+        repeated = record.repeated(rendezvous, total)
+        texts = [*repeated, *(f"{name}: {fault}" for name, own in ranks for fault in own.faults)]
+        if size > 1 and sorted(own.world for own in facts) != [(rank, size) for rank in range(size)]:
+            texts += [f"{name} reads as rank {own.world[0]} of {own.world[1]}" for name, own in ranks]
+        if record.is_even and len({own.steps for own in facts}) > 1:
+            texts += [f"steps: {listed(f'{name} {own.steps}' for name, own in ranks)}"]
         if texts:
-            cause, remedy = _NOT_THOSE, _ALL_BATCHES
-            if "repeated" in faults:
-                cause, remedy = _REPEATED, _OWN_RANKS
-            expected = f"each sample from position {record.start} on, once, on one rank"
-            cause = f"{cause} {record.order.epoch}"
-            raise CheckError(cause, place=url, expected=expected, found="; ".join(texts), remedy=remedy)
-        epoch = EpochAudit(
-            epoch=record.order.epoch,
-            start=record.start,
-            steps=own.steps,
-            samples=total,
-            pads=sum(each.num_pads for each in facts),
-            complete=all(each.is_complete for each in facts),
-            by=AUDITED if has_keys else AUDITED[1:],
-        )
-        self.epochs.append(epoch)
+            cause = "samples were delivered more than once in" if repeated else "the delivered samples are not those of"
+            raise CheckError(
+                f"{cause} epoch {record.epoch}",
+                place=url,
+                expected=f"each sample from position {record.start} on, once, on one rank",
+                found="; ".join(texts),
+                remedy=_OWN_RANKS if repeated else _ALL_BATCHES,
+            )
+        num_pads, is_complete = sum(own.num_pads for own in facts), all(own.is_complete for own in facts)
+        steps = facts[rendezvous.place].steps
+        self.epochs.append(EpochAudit(record.epoch, record.start, steps, total, num_pads, is_complete))
         if rendezvous.place == 0:
-            logger.info("%s: %s", url, epoch)
+            logger.info("%s: %s", url, self.epochs[-1])
 
 
 class _Facts(NamedTuple):
@@ -269,35 +210,31 @@ class _Facts(NamedTuple):
     is_complete: bool  # it came to the end, or was given all batches
     num_samples: int  # without pads
     num_pads: int
-    has_keys: bool
+    faults: list[str]  # samples that are missing, or that it should not have received
 
 
 class _Record:
-    """The samples that this rank received in an iteration, which is about to begin, and those that were due to it."""
+    """The samples that this rank received in an iteration, which is about to begin."""
 
     def __init__(self, loader: Loader) -> None:
-        self._begin, self._dataset, self._batch_size = loader.progress.start, loader.dataset, loader.batch_size
-        self.order, self.start = self._dataset.order(self._begin.epoch), self._begin.position
-        self._view, self._world = self._dataset.source.view_at(self._begin.epoch), self._dataset.world()
+        begin, self._dataset, self._batch_size = loader.progress.start, loader.dataset, loader.batch_size
+        self.epoch, self.start, self._skips = begin.epoch, begin.position, begin.skips
+        self._order, self._world = self._dataset.order(begin.epoch), self._dataset.world()
+        self._view = self._dataset.source.view_at(begin.epoch)
+        self.is_even = self._order.options.tail != "uneven"
         self.batches: Any = None
         self.ended = False
         self._positions: list[Int64] = []  # of each batch; pads are left out
-        self._hashes: list[UInt64] = []
         self._num_pads = 0
 
     @property
     def _steps(self) -> Steps:
-        skips = getattr(self.batches, "skips", self._begin.skips)  # more may be added during the iteration
-        return Steps(self.order, self._world, self._batch_size, self.start, skips)
+        skips = getattr(self.batches, "skips", self._skips)  # more may be added during the iteration
+        return Steps(self._order, self._world, self._batch_size, self.start, skips)
 
     def note(self, batch: Any) -> None:
-        """Record the samples of a batch.
-
-        Keys may repeat within an epoch of a mixture or a view, or if bad samples are replaced; packs have several. Then
-        only positions count.
-        """
-        key, position = AUDITED
-        last = self._dataset.pipeline[-1]
+        """Record the samples of a batch; all samples of a pack have its position."""
+        (position,), last = AUDITED, self._dataset.pipeline[-1]
         if isinstance(batch, (tuple, list)) and isinstance(last, ToTuple) and len(batch) == len(last.names):
             batch = dict(zip(last.names, batch, strict=True))
         columns = batch if isinstance(batch, Mapping) else {}
@@ -309,99 +246,58 @@ class _Record:
                 remedy="let the dataset keep it: .to_tuple('jpg', 'cls', *wdsplit.debug.AUDITED), or in a map return "
                 "{**sample, ...}; a collate_fn must return a dict with it",
             )
-        positions = columns[position]
-        positions = np.asarray(positions.cpu() if hasattr(positions, "cpu") else positions).astype(np.int64)
-        is_real = np.asarray(self.order.is_real(positions))
-        source = self._dataset.source
-        is_bundled = source.form_at(self.order.epoch) is not None
-        own = np.unique(positions) if is_bundled else positions  # all samples of a pack have its position
-        own_real = np.asarray(self.order.is_real(own))
-        self._positions.append(own[own_real])
-        self._num_pads += int((~own_real).sum())
-        repeats = self._dataset.replaces_bad_samples or bool(getattr(self.order, "part_name", ""))
-        has_unique_keys = isinstance(source, Source) and not repeats and not is_bundled
-        if columns.get(key) is not None and has_unique_keys:
-            hashes = [xxhash.xxh3_64_intdigest(str(key).encode()) for key in columns[key]]
-            self._hashes.append(np.array(hashes, np.uint64)[is_real])
+        own = columns[position]
+        own = np.asarray(own.cpu() if hasattr(own, "cpu") else own).astype(np.int64)
+        own = own if self._dataset.source.form_at(self.epoch) is None else np.unique(own)
+        is_real = np.asarray(self._order.is_real(own))
+        self._positions.append(own[is_real])
+        self._num_pads += int((~is_real).sum())
 
     def progress(self) -> str:
         """Return how many batches were received, such as "4 of 10 steps"."""
         return f"{len(self._positions):,} of {len(self._steps):,} steps"
 
     def facts(self) -> _Facts:
-        num_steps = len(self._positions)
         settings = {
-            "epoch": self.order.epoch,
+            "epoch": self.epoch,
             "dataset": self._dataset.source.fingerprint,
             "view": self._view,
             "batch_size": self._batch_size,
-            "start position": 0 if self.order.options.tail == "uneven" else self.start,
+            "start position": self.start if self.is_even else 0,
             **dataclasses.asdict(self._dataset.options),
         }
-        return _Facts(
-            world=(self._world.rank, self._world.world_size),
-            settings=settings,
-            steps=num_steps,
-            is_complete=self.ended or num_steps >= len(self._steps),
-            num_samples=sum(map(len, self._positions)),
-            num_pads=self._num_pads,
-            has_keys=len(self._hashes) == num_steps,
-        )
+        num_steps, steps = len(self._positions), self._steps
+        is_complete = self.ended or num_steps >= len(steps)
+        planned = [step.positions for step in islice(steps, None if is_complete else num_steps)]
+        due = self._deliveries([positions[self._order.is_real(positions)] for positions in planned])
+        received, faults = self._deliveries(self._positions), list[str]()
+        for what, some, others in (("missing", due, received), ("too many", received, due)):
+            alone = some[~np.isin(some[:, 0], others[:, 0])]
+            if len(alone):
+                where = listed((f"position {one} in step {step}" for one, step in alone.tolist()), _MAX_EXAMPLES)
+                faults.append(f"{len(alone):,} samples {what}: {where}")
+        world, num_samples = (self._world.rank, self._world.world_size), len(received)
+        return _Facts(world, settings, num_steps, is_complete, num_samples, self._num_pads, faults)
 
-    def hashes(self) -> UInt64:
-        """Return the hashes of the keys of what this rank received."""
-        return np.concatenate([np.zeros(0, np.uint64), *self._hashes])
+    def repeated(self, rendezvous: Rendezvous, total: int) -> list[str]:
+        """Return texts on what came more than once over all ranks, which all must call this; none if nothing did."""
+        own, number, texts = self._deliveries(self._positions), 0, list[str]()
+        num_parts = max(1, -(-total // _AT_ONCE))
+        for part in range(num_parts):
+            parts = rendezvous.gathered(own[own[:, 0] % num_parts == part])
+            (positions, steps), ranks = np.concatenate(parts).T, np.repeat(rendezvous.members, list(map(len, parts)))
+            found, counts = np.unique(positions, return_counts=True)
+            number += len(positions) - len(found)
+            for position in found[counts > 1][: _MAX_EXAMPLES - len(texts)].tolist():
+                rows = np.flatnonzero(positions == position)
+                texts.append(
+                    f"position {position}: {listed(f'rank {ranks[row]} in step {steps[row]}' for row in rows)}"
+                )
+        return [f"{number:,} deliveries too many", *texts] if number else []
 
-    def deliveries(self, place: int, is_due: bool, is_complete: bool) -> Deliveries:
-        """Return what this rank received, or what was due to it: in the whole epoch, or in its number of steps."""
-        steps, positions = self._steps, self._positions
-        if is_due:
-            some = islice(steps, None if is_complete else len(positions))
-            positions = [step.positions[self.order.is_real(step.positions)] for step in some]
-        first = steps.skips.numbers(steps.start) + np.arange(len(positions)) * steps.global_batch
-        rows = np.zeros(sum(map(len, positions)), _DELIVERY)
-        rows["place"] = place
-        rows["step"] = np.repeat(steps.skips.positions(first) // steps.global_batch, list(map(len, positions)))
-        rows["position"] = rows["value"] = np.concatenate([np.zeros(0, np.int64), *positions])
-        return rows
-
-    def name_of(self, position: int) -> str:
-        """Return a name for the sample at a position: its key, if that can be read."""
-        if isinstance(self.order, EpochOrder):
-            located = self.order.locate(np.array([position]))
-            index = int(self.order.totals[: int(located.shard[0])].sum() + located.sample[0])
-            with contextlib.suppress(Exception):  # the audit's own error matters more than one here
-                return f"sample {str(self._dataset.sample(index)['__key__'])!r} at position {position}"
-        return f"the sample at position {position}"
-
-
-def _compared(
-    rendezvous: Rendezvous, total: int, given: Deliveries, due: Deliveries | None = None
-) -> dict[str, tuple[int, list[Deliveries]]]:
-    """Find deliveries that were repeated, unexpected or missing over all ranks, which all must call this.
-
-    Ranks exchange them in buckets of about a million, so that no rank stores all of them.
-
-    Args:
-        rendezvous: Where the ranks meet.
-        total: Number of samples that all ranks received together.
-        given: What this rank received.
-        due: What it should have received; without it, only repeated deliveries are found.
-
-    Returns:
-        For each kind of fault their number, and the deliveries of some samples.
-    """
-    numbers, examples = Counter[str](), defaultdict[str, list[Deliveries]](list)
-    num_buckets, tables = max(1, -(-total // _AT_ONCE)), [given] if due is None else [given, due]
-    for bucket in range(num_buckets):
-        parts = rendezvous.gathered([rows[rows["value"] % np.uint64(num_buckets) == bucket] for rows in tables])
-        received, *expected = (np.concatenate(each) for each in zip(*parts, strict=True))
-        values, counts = np.unique(received["value"], return_counts=True)
-        numbers["repeated"] += len(received) - len(values)
-        examples["repeated"] += [received[received["value"] == value] for value in values[counts > 1][:_MAX_EXAMPLES]]
-        for each in expected:  # one table, or none
-            for kind, rows, others in (("unexpected", received, each), ("missing", each, received)):
-                alone = rows[~np.isin(rows["value"], others["value"])]
-                numbers[kind] += len(alone)
-                examples[kind] += np.split(alone[:_MAX_EXAMPLES], range(1, min(len(alone), _MAX_EXAMPLES)))
-    return {kind: (number, examples[kind][:_MAX_EXAMPLES]) for kind, number in numbers.items() if number}
+    def _deliveries(self, batches: list[Int64]) -> Int64:
+        """Return the position of each sample of some steps, and the number of its step: int64 of shape (samples, 2)."""
+        steps = self._steps
+        first = steps.skips.numbers(steps.start) + np.arange(len(batches)) * steps.global_batch
+        numbers = np.repeat(steps.skips.positions(first) // steps.global_batch, list(map(len, batches)))
+        return np.stack([np.concatenate([np.zeros(0, np.int64), *batches]), numbers], axis=1)

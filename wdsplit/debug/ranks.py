@@ -1,20 +1,19 @@
 """The ranks of a job: their seeds, and how they meet to exchange values without waiting forever.
 
-Before each exchange every rank leaves a note in the store of the process group and waits, for a limited time, for the
-notes of the others. So a rank that is late, stuck or gone is named, whatever the backend is, and no rank enters a
-collective that another does not enter.
+Ranks exchange values over the store of the process group: each writes its own there, and waits for those of the others
+for a limited time. So a rank that is late, stuck or gone is named, whatever the backend is.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
+import pickle
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, TypeVar
-from weakref import WeakValueDictionary
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -28,16 +27,12 @@ from wdsplit.texts import listed
 
 __all__ = ["CheckError", "Rendezvous", "barrier", "names_of", "set_seed"]
 
-Value = TypeVar("Value")
-
 _SEED_DOMAIN = 13  # of the hash, beside those of `order`
-_HERE, _LEFT = b"here", b"left"
+_GONE = b"gone"  # in place of a value that is pickled
 _made: Counter[tuple[str, tuple[int, ...]]] = Counter()
 """Rendezvous made so far, by name and ranks: all ranks have the same count."""
 _passed: dict[tuple[str, tuple[int, ...]], str] = {}
-"""The key of this rank's note at the last meeting of a name."""
-_groups: WeakValueDictionary[tuple[int, ...], Any] = WeakValueDictionary()
-"""The groups that were made for meshes, by their members; torch keeps them until they are destroyed."""
+"""The key of this rank's value at the last meeting of a name."""
 
 
 class CheckError(WdsplitError, AssertionError):
@@ -76,134 +71,65 @@ class Rendezvous:
         self.place = 0
         if is_group_initialised():
             from torch import distributed
-            from torch.distributed.device_mesh import DeviceMesh
 
-            if isinstance(group, DeviceMesh) and group.ndim == 1:
-                group = group.get_group()
-            if isinstance(group, DeviceMesh):  # of several dimensions: it has no group
-                self.members = tuple(sorted(group.mesh.flatten().tolist()))
+            mesh = getattr(group, "mesh", None)
+            if mesh is not None:
+                self.members = tuple(sorted(mesh.flatten().tolist()))
             else:
                 self.members = tuple(distributed.get_process_group_ranks(group or distributed.group.WORLD))
             self.place = self.members.index(distributed.get_rank())
-        self._group = group
-        self._name = name
-        self._timeout_s = float(timeout_s)
-        self._num_meetings = 0
+        self._name, self._timeout_s, self._num_meetings = name, float(timeout_s), 0
         self._number = _made[name, self.members]
         _made[name, self.members] += 1
 
-    def meet(self) -> None:
-        """Wait until all ranks arrive here.
+    def gathered(self, value: Any = None) -> list[Any]:
+        """Wait until all ranks arrive here, and return their values, in the order of the members.
+
+        Args:
+            value: This rank's; pickled at most 8 MiB, the limit of the store.
 
         Raises:
-            CheckError: Some ranks did not arrive in time, or have ended; the error names them.
+            CheckError: Some ranks did not arrive in time; the error names them.
         """
         if len(self.members) == 1:
-            return
-        store, keys = job_store(), self._keys()
-        own = keys[self.place]
-        store.set(own, _HERE)
+            return [value]
+        members = xxhash.xxh3_64_hexdigest(repr(self.members).encode())
+        folder = f"wdsplit/{self._name}/{members}/{self._number}/{self._num_meetings}"
+        store, keys = job_store(), [f"{folder}/{rank}" for rank in self.members]
+        own, found = keys[self.place], ""
+        lost: Exception | None = None
+        store.set(own, pickle.dumps(value))
         self._num_meetings += 1
         try:
             store.wait(keys, timedelta(seconds=self._timeout_s))
+            dumped = list(map(bytes, store.multi_get(keys) if store.has_extended_api() else map(store.get, keys)))
+            gone = [rank for rank, each in zip(self.members, dumped, strict=True) if each == _GONE]
+            found = f"{names_of(gone)} gave up waiting" if gone else ""
         except Exception as error:  # torch raises several kinds
+            lost = error
             try:
-                missing = names_of(
-                    [rank for rank, key in zip(self.members, keys, strict=True) if not store.check([key])]
-                )
-            except Exception as lost:
-                raise CheckError(
-                    "lost contact with the other ranks",
-                    place=self._name,
-                    expected="the store of the process group",
-                    found=f"{type(lost).__name__}: {lost}",
-                    remedy="find out why the rank or launcher that runs the store ended",
-                ) from lost
-            store.set(own, _LEFT + b": gave up waiting for " + missing.encode())
+                late = [rank for rank, key in zip(self.members, keys, strict=True) if not store.check([key])]
+                found = f"{names_of(late)} did not arrive"
+                store.set(own, _GONE)  # so that those who come too late do not go on alone
+            except Exception as silent:
+                found = f"the store of the process group does not answer, its process may have ended: {silent}"
+        if found:
             raise CheckError(
                 "some ranks did not arrive",
                 place=self._name,
                 expected=f"{len(keys)} ranks within {self._timeout_s:g} s",
-                found=f"{missing} did not arrive",
+                found=found,
                 remedy="find where they are, for example with `py-spy dump --pid` (pip install py-spy): they wait for "
-                "something else, perhaps for a rank that left its loop early and did arrive, or need more time "
-                "(timeout_s)",
-            ) from error
-        notes = map(bytes, store.multi_get(keys) if store.has_extended_api() else map(store.get, keys))
-        pairs = zip(self.members, notes, strict=True)
-        left = [f"rank {rank} {note.decode(errors='replace')}" for rank, note in pairs if note != _HERE]
-        if left:
-            raise CheckError(
-                "some ranks have ended",
-                place=self._name,
-                expected=f"{len(keys)} ranks",
-                found=listed(left),
-                remedy="find out why they ended, starting with the first; a timeout may mean that another rank left "
-                "its loop early",
-            )
-        # All have met since this rank's note of the last meeting, so all have read it.
+                "something else, perhaps for a rank that left its loop early and did arrive; have ended, see their own "
+                "errors; or need more time (timeout_s)",
+            ) from lost
+        # All have met since this rank's value of the last meeting, so all have read it.
         which = self._name, self.members
         last, _passed[which] = _passed.get(which), own
         if last is not None:
             with contextlib.suppress(RuntimeError):  # not all stores can
                 store.delete_key(last)
-
-    def gathered(self, value: Value) -> list[Value]:
-        """Meet, and return the values of all ranks, in the order of the members.
-
-        Raises:
-            CheckError: As of `meet`.
-        """
-        self.meet()
-        if len(self.members) == 1:
-            return [value]
-        from torch import distributed
-        from torch.distributed.device_mesh import DeviceMesh
-
-        group, members = self._group, self.members
-        if isinstance(group, DeviceMesh):
-            group = _groups.get(members)
-            if group is None:
-                group = distributed.new_group(list(members), backend="gloo", use_local_synchronization=True)
-                _groups[members] = group
-        parts: list[Any] = [None] * len(members)
-        distributed.all_gather_object(parts, value, group=group)
-        return parts
-
-    def gathered_or_raised(self, function: Callable[[], Value]) -> list[Value]:
-        """Return a function's results on all ranks; if it fails on one of them, all raise its error.
-
-        Raises:
-            CheckError: As of `meet`; or the function failed on another rank with an error that is not wdsplit's, whose
-                class this rank may not have.
-        """
-        value: Any = None
-        own: Exception | None = None
-        sent: Exception | None = None
-        try:
-            value = function()
-        except WdsplitError as error:
-            own = sent = error
-        except Exception as error:
-            own, found = error, f"{type(error).__name__}: {error}"[:1000]
-            sent = CheckError("a check failed on one rank", found=found, remedy="see the error of that rank itself")
-        outcomes = self.gathered((value, sent))
-        if own is not None:
-            raise own
-        for member, (_, failure) in zip(self.members, outcomes, strict=True):
-            if isinstance(failure, WdsplitError):
-                raise failure.at(f"rank {member}")
-        return [value for value, _ in outcomes]
-
-    def leave(self, why: str) -> None:
-        """Leave a note for the other ranks that this one has ended, and why."""
-        if len(self.members) > 1 and is_group_initialised():
-            job_store().set(self._keys()[self.place], _LEFT + b": " + why.encode()[:1000])
-
-    def _keys(self) -> list[str]:
-        members = xxhash.xxh3_64_hexdigest(repr(self.members).encode())
-        folder = f"wdsplit/{self._name}/{members}/{self._number}/{self._num_meetings}"
-        return [f"{folder}/{rank}" for rank in self.members]
+        return list(map(pickle.loads, dumped))
 
 
 def barrier(timeout_s: float = 60.0, group: Any = None, name: str = "barrier") -> None:
@@ -222,7 +148,7 @@ def barrier(timeout_s: float = 60.0, group: Any = None, name: str = "barrier") -
         InputError: The time is not a number above 0.
         TopologyError: This process is not in the group.
     """
-    Rendezvous(group, name, timeout_s).meet()
+    Rendezvous(group, name, timeout_s).gathered()
 
 
 def set_seed(seed: int, rank: int | None = None) -> int:

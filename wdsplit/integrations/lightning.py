@@ -1,4 +1,4 @@
-"""Lightning: a DataModule of wdsplit's loaders, a callback for your own loaders, and one that logs statistics.
+"""Lightning: a DataModule of wdsplit's loaders, and a callback for your own loaders.
 
 Lightning saves and loads the state of its training loader by itself. It calls `iter` on the loader before it needs a
 batch. It counts the batches of an epoch itself, and starts the first iteration before its epoch starts.
@@ -11,13 +11,13 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from wdsplit.errors import InputError, MissingDependencyError
+from wdsplit.errors import MissingDependencyError
 from wdsplit.integrations.opaque_loader import OpaqueLoader, check_ranks, other_length
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
-from wdsplit.loading.monitor import Monitor, loader_of
+from wdsplit.loading.monitor import loader_of
 
-__all__ = ["EpochCallback", "MonitorCallback", "WdsplitDataModule"]
+__all__ = ["EpochCallback", "WdsplitDataModule"]
 
 
 def _lightning() -> Any:
@@ -183,47 +183,6 @@ class EpochCallback(_library.Callback):  # type: ignore[misc, name-defined]
         for each in others:
             each.set_epoch(epoch)
         return bool(others)
-
-
-class MonitorCallback(_library.Callback):  # type: ignore[misc, name-defined]
-    """Logs statistics of each training `wdsplit.Loader` to the Trainer's loggers.
-
-    They are those of `wdsplit.Monitor`, of rank 0, each time that the Trainer logs metrics (`log_every_n_steps`). Where
-    it trains on several loaders, names begin with `wdsplit/0/`, `wdsplit/1/`, ..., in the order of the loaders.
-    """
-
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Reset the loaders of an earlier training."""
-        self._monitors: list[Monitor] = []
-
-    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Find the loaders, which may differ from those of the last epoch.
-
-        Raises:
-            InputError: There is no `wdsplit.Loader`.
-        """
-        leaves = list(_leaves(trainer.train_dataloader))
-        found = [leaf for leaf in leaves if isinstance(leaf, (OpaqueLoader, Loader))]
-        if not found:
-            raise InputError(
-                "MonitorCallback has no loader to log statistics of",
-                expected="a wdsplit.Loader or a WdsplitDataModule to train on",
-                found=", ".join(type(leaf).__name__ for leaf in leaves),
-                remedy="pass wdsplit.Loader(dataset, batch_size) to trainer.fit, or leave out the callback",
-            )
-        if [monitor.loader for monitor in self._monitors] != [loader_of(leaf) for leaf in found]:
-            numbers = [f"{number}/" for number in range(len(found))] if len(found) > 1 else [""]
-            self._monitors = [Monitor(leaf, f"wdsplit/{number}") for leaf, number in zip(found, numbers, strict=False)]
-
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Log, if the Trainer logs metrics after this batch."""
-        step = trainer.fit_loop.epoch_loop._batches_that_stepped  # the step of Lightning's own metrics
-        every = trainer.log_every_n_steps
-        if not every or (step + 1) % every or trainer.fit_loop._should_accumulate():
-            return
-        scalars = {name: value for monitor in self._monitors for name, value in monitor.scalars().items()}
-        for logger in trainer.loggers if scalars else ():
-            logger.log_metrics(scalars, step=step)
 
 
 def _refuse_other_length(trainer: Any, loader: Loader) -> None:

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from wdsplit.checks.mixing import Mixing
+from wdsplit.checks.mixing import ClassMixing, Mixing, class_mixing, draw_batches, mixing
 from wdsplit.checks.samples import drawn_numbers
 from wdsplit.loading.reading.source import Source, name_with_view
 from wdsplit.order.bundles import Grouping
+from wdsplit.order.epoch import EpochOrder
 from wdsplit.reporting.cluster import DEFAULT_TOPOLOGIES, Cluster, Load, Topology
 from wdsplit.reporting.fields import Duplicates, FieldFacts, duplicates, field_facts
 from wdsplit.reporting.labels import Labels, codes_by_number, labels_of
-from wdsplit.reporting.mixing import BatchMix, batch_mix, meeting_again
 from wdsplit.reporting.options import ReportOptions
 from wdsplit.reporting.samples import Card, cards
 from wdsplit.reporting.scan import Scan, scan
@@ -23,17 +23,34 @@ from wdsplit.shards.views import described_units
 from wdsplit.sizes import parse_size
 from wdsplit.texts import human_bytes, human_number, safe_text
 
-__all__ = ["Facts", "collected"]
+__all__ = ["BatchMix", "Facts", "collected"]
 
 _MAX_READ, _MAX_READ_REMOTE = 256 * 1024**2, 64 * 1024**2
 _MAX_LABELS, _ALL_LABELS = 2**10, 2**19
 """How many samples' classes to look up for a figure: if labels are read from shards, and if all are in memory."""
-_RANKS = (1, 2, 4, 8)
+_RANKS, _MIN_BATCHES = (1, 2, 4, 8), 16
 _JUDGED = Topology(8, 4)
 _UNNAMED = 1, 1
 """Ranks and workers of a conversion whose options name none."""
 _MAX_ODD_CARDS = 24
 _DECODE_MS, _DECODE_MS_A_MEGAPIXEL = 0.1, 10.0
+
+
+@dataclass(frozen=True)
+class BatchMix(ClassMixing):
+    """How the classes of a rank's batches differ from those of the dataset.
+
+    Attributes:
+        world_size: Ranks (W).
+        error: The standard error of `chi_squared`, if only some batches were counted; 0 if all were.
+    """
+
+    world_size: int
+
+    @property
+    def ratio(self) -> float:
+        """Chi-squared, less two standard errors, divided by the ideal."""
+        return max(0.0, self.chi_squared - 2 * self.error) / self.ideal
 
 
 @dataclass(frozen=True)
@@ -117,15 +134,12 @@ def collected(subject: Subject, options: ReportOptions) -> Facts:
     odd = {int(scanned.numbers[row]): text for row, text in why.items()}
     named = [*why, *(row for group in (repeated.groups if repeated else ()) for row in group)]
     label_field = labels.field if labels is not None else ""
-    drawn = drawn_numbers(subject.num_stored, options.samples, options.seed)
+    shown = drawn_numbers(subject.num_stored, options.samples, options.seed)
 
-    num_samples = subject.order(0).num_samples
+    order = subject.order(0)
+    num_samples = order.num_samples
     ranks = 1 if is_grouped else max((each for each in _RANKS if each * options.batch_size <= num_samples), default=1)
-    mixes = list[BatchMix]()
-    if labels is not None and not is_grouped:
-        codes_of = codes_by_number(subject, scanned, labels)
-        max_labels = _ALL_LABELS if scanned.is_exact else _MAX_LABELS
-        mixes = batch_mix(subject, codes_of, options.batch_size, _RANKS, max_labels)
+    mixes = [] if labels is None or is_grouped else _mixes(subject, scanned, labels, options.batch_size)
     is_all = all(mix.error == 0 for mix in mixes)
 
     topologies, judged = _topologies(subject, options)
@@ -143,7 +157,7 @@ def collected(subject: Subject, options: ReportOptions) -> Facts:
         labels=labels,
         fields=tuple(fields),
         duplicates=repeated,
-        cards=tuple(cards(subject, drawn, label_field)),
+        cards=tuple(cards(subject, shown, label_field)),
         odd_cards=tuple(cards(subject, list(odd), label_field, odd)),
         keys={row: str(scanned.keys[row]) for row in named},
         numbers={row: int(scanned.numbers[row]) for row in named},
@@ -154,11 +168,30 @@ def collected(subject: Subject, options: ReportOptions) -> Facts:
         if is_all
         else f"sampled: {min(mix.num_batches for mix in mixes):,} batches of epoch 0 or more",
         batches=tuple(mixes),
-        meeting=meeting_again(subject, options.batch_size * ranks),
+        meeting=mixing(order, options.batch_size * ranks)
+        if isinstance(order, EpochOrder) and order.options.shuffle
+        else None,
         topologies=tuple(read),
         judged=read[topologies.index(judged)],
         cluster=options.cluster,
     )
+
+
+def _mixes(subject: Subject, scanned: Scan, labels: Labels, batch_size: int) -> list[BatchMix]:
+    """Compare the classes of the batches of all ranks with those of the dataset, for some numbers of ranks."""
+    order, codes_of, found = subject.order(0), codes_by_number(subject, scanned, labels), []
+    max_labels = _ALL_LABELS if scanned.is_exact else _MAX_LABELS
+    for world_size in _RANKS:
+        if order.num_samples < batch_size * world_size:  # an epoch has no whole step
+            continue
+        drawn = draw_batches(order, world_size, batch_size, max_labels, _MIN_BATCHES)
+        places = drawn.samples
+        codes = codes_of(subject.numbers_of(places.source, places.shard, places.sample))
+        mixed = class_mixing(drawn.batch, codes)
+        if mixed is not None:
+            mixed = replace(mixed, error=0.0) if drawn.is_all else mixed
+            found.append(BatchMix(**vars(mixed), world_size=world_size))
+    return found
 
 
 def _topologies(subject: Subject, options: ReportOptions) -> tuple[Sequence[Topology], Topology]:

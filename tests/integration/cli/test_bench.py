@@ -104,7 +104,8 @@ def test_an_epoch_without_batches_is_said_to_be_one(whole_lanes):
     assert "no batches" in bench(whole_lanes, "--tail", "drop", "--batch-size", 1000)
 
 
-def test_it_needs_no_torch(whole_lanes):
+def test_it_needs_no_torch_and_reports_no_memory_of_the_process_that_started_it(whole_lanes):
+    large = bytearray(b"x") * 3 * 10**8
     script = f"""
 import sys
 sys.modules["torch"] = None
@@ -113,4 +114,6 @@ main(["bench", {whole_lanes!r}, "--batch-size", "48", "--json"])
 """
     ended = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert json.loads(ended.stdout)["samples"] == 96
+    found = json.loads(ended.stdout)
+    assert found["samples"] == 96
+    assert 10**7 < found["peak_bytes"] < len(large) or sys.platform == "darwin"

@@ -1,6 +1,5 @@
 """wdsplit.debug as a whole: what it needs, the blocks of its page, and loaders that are diagnosed while they run."""
 
-import json
 import re
 import time
 
@@ -29,26 +28,23 @@ def test_a_slow_loader_is_distinguished_from_a_slow_model(numbers):
     list(loader)
     taken_s = time.perf_counter() - begun
     found = debug.diagnose(loader)
-    assert found.bottleneck == "loader"
-    assert str(found).startswith("loader-bound: the training waits for batches ")
-    assert any("more workers" in each for each in found.advice)
-    assert 0.009 < found.waits["50"] < found.waits["100"] < taken_s
+    assert found.startswith("loader-bound: the training waits for batches ")
+    median, most = re.search(r"wait for a batch: 50 % ([\d,.]+) ms, .* 100 % ([\d,.]+) ms", found).groups()
+    assert 9 < float(median.replace(",", "")) < float(most.replace(",", "")) < 1000 * taken_s
     loader = Loader(Dataset(numbers), 12)
     for _ in loader:
         time.sleep(0.25)  # long enough that a machine with other work does not make the loader the slower one
     found = debug.diagnose(loader)
-    assert (found.bottleneck, found.advice) == ("model", ())
-    assert str(found).startswith("compute-bound: the loader keeps up")
-    assert found.computes["50"] > 0.249
-    values = json.loads(json.dumps(found.as_dict()))
-    assert (values["batches"], values["samples"], values["bottleneck"]) == (9, 108, "model")
+    assert found.startswith("compute-bound: the loader keeps up")
+    assert "  9 batches, 108 samples: " in found
+    assert float(re.search(r"time between batches: 50 % ([\d.]+) ms", found)[1]) > 249
 
 
 def test_a_loader_is_diagnosed_also_as_an_integration_has_it_and_nothing_else(numbers):
     opaque = OpaqueLoader(Loader(Dataset(numbers), 12))
-    assert str(debug.diagnose(opaque)) == "no batches were delivered yet"
+    assert debug.diagnose(opaque) == "no batches were delivered yet"
     list(opaque)
-    assert debug.diagnose(opaque).statistics.batches == 9
+    assert "9 batches" in debug.diagnose(opaque)
     with pytest.raises(InputError, match=r"expected: a wdsplit\.Loader.*\n  found: list"):
         debug.diagnose([1, 2])
 
@@ -69,8 +65,8 @@ with debug.audit(wdsplit.Loader(wdsplit.Dataset({numbers!r}), 12)) as audited, d
     for step, batch in enumerate(audited):
         log.log(step, 0.5)
 assert audited.epochs[0].samples == 101, audited.epochs
-assert debug.read_losses({str(tmp_path)!r}).losses.shape == (9, 1)
-assert debug.diagnose(audited).statistics.batches == 9
+assert len(debug.read_losses({str(tmp_path)!r})[0]) == 9
+assert "9 batches" in debug.diagnose(audited)
 debug.barrier(1)
 try:
     debug.param_hash({{}})

@@ -217,7 +217,7 @@ def test_an_audit_holds_on_a_gpu(numbers):
     with audit(loader) as audited:
         for _ in audited:
             pass
-    assert audited.epochs[0].is_complete
+    assert audited.epochs[0].complete
 
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from wdsplit import debug
-from wdsplit.debug.model_checks import Entry, difference
 from wdsplit.errors import InputError
 
 
@@ -92,25 +91,6 @@ def test_what_has_no_values_to_compare_is_refused(model, found):
     for check in (debug.param_hash, debug.check_same_parameters):
         with pytest.raises(InputError, match=found):
             check(model)
-
-
-def test_ranks_that_differ_are_named_by_their_ranks_in_the_job():
-    def described(*entries):
-        return difference([entry and Entry("a", *entry) for entry in entries], (4, 5, 6, 7))
-
-    same, other, kind = ("float32", (), "x"), ("float32", (), "y"), ("bool", (), "x")
-    first, second = ("float32", (("tp", 2, 0),), "x"), ("float32", (("tp", 2, 1),), "z")
-    assert described(same, same, same, same) == ""
-    assert described(same, other, same, same) == "values y on rank 5, values x on ranks 4, 6, 7"
-    assert described(same, other, same, other) == "values x on ranks 4, 6, values y on ranks 5, 7"
-    assert described(same, None, same, kind) == "nothing on rank 5, bool on rank 7, float32 on ranks 4, 6"
-    assert described(first, second, first, second) == ""
-    assert described(first, second, (*first[:2], "y"), second) == "values x on rank 4, values y on rank 6"
-
-
-def test_values_that_differ_in_what_is_not_printed_differ():
-    entries = [Entry("betas", "list", (), str(list(range(50))) + end) for end in "ab"]
-    assert difference(entries, (0, 1)).endswith("on rank 1")
 
 
 def test_a_spot_check_looks_at_the_first_and_the_last_parameter():

@@ -73,14 +73,12 @@ class Clock:
         compute_s: Seconds that it spent between batches.
         gaps: For the last batches, but not the first of an iteration: the seconds that the consumer spent after the
             previous batch, and that it then waited.
-        first_waits: For the last iterations: the seconds that it waited for the first batch.
     """
 
     def __init__(self) -> None:
         self.batches = self.samples = 0
         self.wait_s = self.compute_s = 0.0
         self.gaps: deque[tuple[float, float]] = deque(maxlen=_GAPS_KEPT)
-        self.first_waits: deque[float] = deque(maxlen=_GAPS_KEPT)
         self._entered = 0.0
         self._left: float | None = None
 
@@ -102,6 +100,4 @@ class Clock:
         self.samples += samples
         if samples and self._left is not None:
             self.gaps.append((self._entered - self._left, now - self._entered))
-        elif samples:
-            self.first_waits.append(now - self._entered)
         self._left = now if samples else None
