@@ -100,7 +100,7 @@ def check_same_gradients(
         name, gradient = trained[index]
         if gradient is None or not _is_whole(gradient):
             continue
-        num_broken = int((~gradient.isfinite()).sum())
+        num_broken = int((~_local(gradient).isfinite()).sum())
         if num_broken:
             raise CheckError(
                 "gradients are not finite",
@@ -162,14 +162,18 @@ def _is_whole(tensor: Any) -> bool:
     return all(placement.is_replicate() for placement in getattr(tensor, "placements", ()))
 
 
+def _local(tensor: Any) -> Any:
+    """Return what this rank has of a tensor, dense."""
+    local = tensor.detach()
+    return (local.to_local() if hasattr(local, "to_local") else local).to_dense()
+
+
 def _described(name: str, tensor: Any) -> str:
     """Return dtype, shape and a hash of the bytes of a tensor: 0.0 and -0.0 differ, as do different NaNs."""
     import torch
 
     try:
-        local = tensor.detach()
-        local = (local.to_local() if hasattr(local, "to_local") else local).to_dense()
-        values = local.resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
+        values = _local(tensor).resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
         digest = xxhash.xxh3_128_hexdigest(values.view(torch.uint8).numpy().data if values.numel() else b"")
         shape = " x ".join(map(str, tensor.shape)) or "scalar"
         return f"{str(tensor.dtype).removeprefix('torch.')} of {shape} with hash {digest}"

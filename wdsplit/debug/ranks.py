@@ -109,7 +109,7 @@ class Rendezvous:
             lost = error
             try:
                 late = [rank for rank, key in zip(self.members, keys, strict=True) if not store.check([key])]
-                found = f"{names_of(late)} did not arrive"
+                found = f"{names_of(late)} did not arrive" if late else "the last one arrived when the time was over"
                 store.set(own, _GONE)  # so that those who come too late do not go on alone
             except Exception as silent:
                 found = f"the store of the process group does not answer, its process may have ended: {silent}"
