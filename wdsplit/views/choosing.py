@@ -261,20 +261,15 @@ def refuse_missing(
             text = f"{len(missing):,} of the {len(keys.keys):,} keys of {keys.origin} have no sample{among}: {text}"
             logger.warning("%s: %s", columns.storage.url, text)
             continue
+        shard = int(np.argmax(columns.manifest.shards.num_real > 0))
+        first = columns.read(shard, [KEY]).column(KEY).slice(0, 1).to_pylist()
         raise InputError(
             "some of the keys have no sample",
             place=keys.origin,
-            expected=f"keys of samples{_example(columns)}",
+            expected="keys of samples" + "".join(f", such as {key!r}" for key in first),
             found=f"{len(missing):,} of {len(keys.keys):,} keys without a sample: {text}",
             remedy="remove them from the list, or go on without them: --allow-missing (allow_missing=True)",
         )
-
-
-def _example(columns: SampleColumns) -> str:
-    """Return the key of the first sample, as an example in an error."""
-    shard = int(np.argmax(columns.manifest.shards.num_real > 0))
-    keys = columns.read(shard, [KEY]).column(KEY)
-    return f", such as {keys[0].as_py()!r}" if len(keys) else ""
 
 
 def choose(
@@ -436,18 +431,6 @@ def _joined(parts: Iterable[npt.NDArray[np.unsignedinteger]]) -> npt.NDArray[np.
     return joined.astype(np.min_scalar_type(int(joined.max(initial=0))), copy=False)
 
 
-def _refuse_many(columns: SampleColumns, choice: Choice, num_units: int) -> None:
-    """Refuse a column by which the samples of a shard come so often that their units do not fit into memory."""
-    if num_units > _MAX_UNITS:
-        raise InputError(
-            f"by column {choice.times!r} the samples of a shard come too often",
-            place=columns.storage.url,
-            expected=f"at most {_MAX_UNITS:,} times together",
-            found=f"{num_units:,}",
-            remedy="choose a column that says how often a sample comes, or how many parts it has",
-        )
-
-
 def _choose_some(columns: SampleColumns, totals: Int64, choice: Choice, task: _Task) -> _Part:
     """Choose samples of the shards of a task. Runs in a worker process; may run twice."""
     condition = None if choice.where is None else columns.parse(choice.where)
@@ -471,7 +454,15 @@ def _choose_some(columns: SampleColumns, totals: Int64, choice: Choice, task: _T
         if choice.times is not None:
             each = _integers(table, choice.times, mask, "how often a sample comes", MAX_TIMES)
             mask &= each > 0
-            _refuse_many(columns, choice, int(each[mask].sum()))
+            num_units = int(each[mask].sum())
+            if num_units > _MAX_UNITS:  # they would not fit into memory
+                raise InputError(
+                    f"by column {choice.times!r} the samples of a shard come too often",
+                    place=columns.storage.url,
+                    expected=f"at most {_MAX_UNITS:,} times together",
+                    found=f"{num_units:,}",
+                    remedy="choose a column that says how often a sample comes, or how many parts it has",
+                )
         if choice.lengths is not None:
             lengths = _integers(table, choice.lengths, mask, "how long a sample is", MAX_CAPACITY)
             most = choice.capacity or choice.budget
