@@ -47,7 +47,7 @@ class Running:
                 remedy="finish the first one, or make a Loader for each",
             )
         while not self._opened[self._turn]:  # after a short parcel, this may have to wait for another worker
-            parcel = next(self._parcels, None)
+            parcel = self._parcels.take(self._parcel_turn)
             if parcel is None:
                 raise PipelineError("a worker exited before its work was done", remedy="check its log")
             self._opened[self._parcel_turn].extend(parcel)

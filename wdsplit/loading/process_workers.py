@@ -111,17 +111,16 @@ class ProcessParcels(Parcels):
         self._parcels, self._bound, self._slots, self._on_end = parcels, bound, slots, on_end
         self._segments = Segments(bound.memories)
         self._placed = [0] * len(bound.memories)
-        self._turn = 0
 
-    def __next__(self) -> list[Any]:
-        parcel = next(self._parcels)
-        worker, self._turn = self._turn, (self._turn + 1) % len(self._placed)
+    def take(self, worker: int) -> list[Any] | None:
+        """Wait for the next parcel, which is that of the worker."""
+        parcel: list[Any] | Placed | None = next(self._parcels, None)
         if isinstance(parcel, Placed):
             self._placed[worker] += 1
             parcel = self._segments.parcel(parcel)
-        slots = self._slots
-        opened: list[Any] = parcel if slots is None else [mapped(slots.column, sub_batch) for sub_batch in parcel]
-        return opened
+        if self._slots is None or parcel is None:
+            return parcel
+        return [mapped(self._slots.column, sub_batch) for sub_batch in parcel]
 
     def delivered(self, worker: int) -> None:
         """Let a worker use the memory of its parcels again."""

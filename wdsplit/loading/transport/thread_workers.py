@@ -30,14 +30,18 @@ class Raised:
     error: BaseException
 
 
-class Parcels(Iterator[list[Any]]):
-    """The parcels of all workers in turn, of equally many steps; the last before an error may be shorter.
+class Parcels:
+    """The parcels of workers, of equally many steps; the last before an error may be shorter.
 
     Attributes:
         lends: Whether the memory of sub-batches will be reused once `delivered` was called.
     """
 
     lends = False
+
+    @abstractmethod
+    def take(self, worker: int) -> list[Any] | None:
+        """Return the next parcel of a worker, of all workers in turn; None if no more follows."""
 
     def delivered(self, worker: int) -> None:
         """Record that all parcels of a worker that were taken so far have been copied."""
@@ -58,8 +62,9 @@ class NoWorkers(Parcels):
         # Ends at exit, before the modules that it needs are gone; and once, though it may hold the last reference.
         self._end = weakref.finalize(self, parcels.close)
 
-    def __next__(self) -> list[Any]:
-        return next(self._parcels)
+    def take(self, worker: int) -> list[Any] | None:
+        """Make the next parcel."""
+        return next(self._parcels, None)
 
     def close(self, at_once: bool = False) -> None:
         """Close what the parcels have open."""
@@ -67,7 +72,7 @@ class NoWorkers(Parcels):
 
 
 class Threads(Parcels):
-    """The parcels of some workers in turn: worker 0's, 1's, ..., then worker 0's again.
+    """The parcels that threads make ahead.
 
     The threads end when this is closed or garbage-collected, and at the end of the program. One that is busy then ends
     later, and its work is dropped.
@@ -80,7 +85,6 @@ class Threads(Parcels):
 
     def __init__(self, sub_batches: Sequence[Iterator[Any]], max_ahead: int, max_bytes: int) -> None:
         self._queues = [_Queue(max_ahead, max_bytes) for _ in sub_batches]
-        self._turn = 0
         threads = [
             threading.Thread(target=_work, args=work, name=f"wdsplit-{worker}", daemon=True)
             for worker, work in enumerate(zip(sub_batches, self._queues, strict=True))
@@ -89,10 +93,9 @@ class Threads(Parcels):
         for thread in threads:
             thread.start()
 
-    def __next__(self) -> list[Any]:
-        queue = self._queues[self._turn]
-        self._turn = (self._turn + 1) % len(self._queues)
-        return queue.take()
+    def take(self, worker: int) -> list[Any] | None:
+        """Wait for the next parcel of a worker."""
+        return self._queues[worker].take()
 
     def close(self, at_once: bool = False) -> None:
         """End all workers, and wait for them for a short time."""
@@ -101,7 +104,7 @@ class Threads(Parcels):
 
 def _end(queues: Sequence[_Queue], threads: Sequence[threading.Thread]) -> None:
     for queue in queues:
-        queue.close()
+        queue.end(drop=True)
     if threading.current_thread() in threads:  # the garbage collector runs in any thread, also with locks
         return
     deadline = time.monotonic() + _PATIENCE_S
@@ -132,7 +135,6 @@ class _Queue:
         self._sub_batches: deque[tuple[list[Any], int]] = deque()
         self._num_bytes = 0
         self._ended = False
-        self._closed = False
 
     def put(self, sub_batch: Any) -> bool:
         """Add a sub-batch when there is room; return False if none are needed any more."""
@@ -141,35 +143,30 @@ class _Queue:
         made = self._sub_batches
         with self._changed:  # one always has room
             self._changed.wait_for(
-                lambda: self._closed or not made or (len(made) < count and self._num_bytes + size <= limit)
+                lambda: self._ended or not made or (len(made) < count and self._num_bytes + size <= limit)
             )
-            if self._closed:
+            if self._ended:
                 return False
             self._sub_batches.append((sub_batch, size))
             self._num_bytes += size
             self._changed.notify_all()
             return True
 
-    def take(self) -> list[Any]:
-        """Return the oldest sub-batch, as soon as there is one."""
+    def take(self) -> list[Any] | None:
+        """Return the oldest sub-batch, as soon as there is one; None if none follows."""
         with self._changed:
-            self._changed.wait_for(lambda: self._sub_batches or self._ended or self._closed)
+            self._changed.wait_for(lambda: self._sub_batches or self._ended)
             if not self._sub_batches:
-                raise StopIteration
+                return None
             sub_batch, size = self._sub_batches.popleft()
             self._num_bytes -= size
             self._changed.notify_all()
             return sub_batch
 
-    def end(self) -> None:
-        """Say that no sub-batch will follow."""
+    def end(self, drop: bool = False) -> None:
+        """Say that no sub-batch will follow, or, with `drop`, that none is needed any more."""
         with self._changed:
             self._ended = True
-            self._changed.notify_all()
-
-    def close(self) -> None:
-        """Say that no sub-batch is needed any more."""
-        with self._changed:
-            self._closed = True
-            self._sub_batches.clear()
+            if drop:
+                self._sub_batches.clear()
             self._changed.notify_all()
