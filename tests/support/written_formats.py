@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.ipc as ipc
-import pyarrow.orc as orc
 
 from tars import by_tarfile
 
@@ -36,12 +35,6 @@ def arrow_bytes(table, new, compression=None, rows=ROWS_PER_GROUP) -> bytes:
         for batch in table.to_batches(max_chunksize=rows):
             writer.write_batch(batch)
     return sink.getvalue()
-
-
-def orc_bytes(table, **options) -> bytes:
-    sink = pa.BufferOutputStream()
-    orc.write_table(table, sink, **options)
-    return sink.getvalue().to_pybytes()
 
 
 def csv_bytes(table, **options) -> bytes:
@@ -75,8 +68,6 @@ WRITERS = {
     "lz4 file.feather": lambda table: arrow_bytes(table, ipc.new_file, "lz4"),
     "stream.arrow": lambda table: arrow_bytes(table, ipc.new_stream),
     "zstd stream.ipc": lambda table: arrow_bytes(table, ipc.new_stream, "zstd"),
-    "a.orc": orc_bytes,
-    "zstd.orc": lambda table: orc_bytes(table, compression="zstd"),
     "é a.csv": csv_bytes,
     "crlf tabs.tsv": lambda table: csv_bytes(table, delimiter="\t", lineterminator="\r\n", quoting=csv.QUOTE_ALL),
     "a.jsonl": jsonl_bytes,

@@ -81,7 +81,7 @@ plan_options = with_options(
         options_of(ConvertOptions, section, names, **_SYNTAX)
         for section, names in {
             "Input": "mapping columns key number_keys hive null classes class_names class_depth keep no_keep",
-            "Rows": "where limit skip_empty splits group_by shuffle seed",
+            "Rows": "where limit splits group_by shuffle seed",
             "Shards": "world_size workers shards samples_per_shard shard_size pad allow_pads lanes window",
         }.items()
     )
@@ -182,8 +182,6 @@ def dataset_text(manifest: Manifest, place: str) -> str:
             lines.append(f"classes: {len(field.names):,} in {escaped(field.name)}: {names_text(field.names)}")
     if provenance["num_selected"] < provenance["num_rows"]:
         lines.append(f"selected: {provenance['num_selected']:,} of {counted(provenance['num_rows'], 'row')}")
-    if provenance.get("num_empty"):
-        lines.append(f"skipped: {counted(provenance['num_empty'], 'row')} in which every value is null (--skip-empty)")
     if provenance["num_dropped"]:
         which = "" if provenance["options"]["shuffle"] else "the last "
         dropped = counted(provenance["num_dropped"], "row")

@@ -122,8 +122,6 @@ def _plan_text(plan: Plan, space: str) -> str:
     fields = [(field.name, field.column, field.type, field.encoding) for field in plan.fields]
     lines += ["", table(("field", "column", "type", "encoding"), fields)]
     notes = shown_notes(plan)
-    if plan.table.num_empty:
-        notes.append(f"skipped: {counted(plan.table.num_empty, 'row')} in which every value is null")
     return "\n".join([*lines, *([""] if notes else []), *notes])
 
 

@@ -31,10 +31,9 @@ _GROUPS_AT_ONCE = 64
 
 @dataclass(frozen=True)
 class _Counts:
-    """The counts of a file: kept and empty rows, rows of each split by row group, and the groups of each split."""
+    """The counts of a file: kept rows, rows of each split by row group, and the groups of each split."""
 
     kept: int
-    num_empty: int
     selected: list[Int64]
     groups: list[Groups]
 
@@ -45,7 +44,6 @@ def select_rows(
     limit: int | None,
     splits: Sequence[Split | None],
     group_by: str | None,
-    some_of: tuple[str, ...] = (),
 ) -> list[tuple[Table, Groups | None]]:
     """Select rows of a table, and count them.
 
@@ -55,7 +53,6 @@ def select_rows(
         limit: Keep only the first `limit` matching rows.
         splits: The splits of the kept rows; None for no splits. All hash the same column.
         group_by: The column whose groups to count, or None.
-        some_of: Columns of which at least one must have a value; empty if all may be null.
 
     Returns:
         For each split the table with its selection, and its groups with `group_by`.
@@ -63,23 +60,19 @@ def select_rows(
     Raises:
         InputError: The condition is invalid, a file cannot be read, or the group of a row is null.
     """
-    # Fewer columns are read of a file in which no row can be empty.
-    selections = [Selection(where, None, splits[0], some) for some in (some_of, ())]
-    pickers = [Picker(dataclasses.replace(table, selection=selection)) for selection in selections]
-    count = partial(_count, table, pickers, splits, group_by)
+    picker = Picker(dataclasses.replace(table, selection=Selection(where, None, splits[0])))
+    count = partial(_count, table, picker, splits, group_by)
     files: list[list[InputFile]] = [[] for _ in splits]
     groups = [_GroupCounts() for _ in splits]
-    num_empty = 0
     counted = in_order(count, range(len(table.files)), _THREADS) if limit is None else _limited(count, table, limit)
     for file, found in zip(table.files, watched("counting rows", counted, len(table.files)), strict=True):
-        num_empty += found.num_empty
         for number, rows in enumerate(found.selected):
             files[number].append(dataclasses.replace(file, selected=tuple(rows.tolist())))
             groups[number].add(found.groups[number])
-    selections = [Selection(where, limit, split, some_of) for split in splits]
+    selections = [Selection(where, limit, split) for split in splits]
     return [
         (
-            dataclasses.replace(table, files=tuple(files[number]), selection=selection, num_empty=num_empty),
+            dataclasses.replace(table, files=tuple(files[number]), selection=selection),
             groups[number].merged() if group_by is not None else None,
         )
         for number, selection in enumerate(selections)
@@ -113,17 +106,15 @@ class _GroupCounts:
 
 def _count(
     table: Table,
-    pickers: Sequence[Picker],
+    picker: Picker,
     splits: Sequence[Split | None],
     group_by: str | None,
     number: int,
     limit: int | None = None,
 ) -> _Counts:
     """Count the rows of a file that meet the condition, up to the first `limit`."""
-    file, picker = table.files[number], pickers[0]
-    if picker.all_null is not None and not matching_groups(table, file, picker.all_null, picker.some_of):
-        picker = pickers[1]
-    deciding = list(dict.fromkeys([*picker.deciding, *([group_by] if group_by else [])]))
+    file = table.files[number]
+    deciding = list(dict.fromkeys([*picker.columns, *([group_by] if group_by else [])]))
     read_groups = [group for group, rows in enumerate(file.row_groups) if rows and limit != 0]
     if picker.pruning is not None and limit != 0:
         read_groups = matching_groups(table, file, picker.pruning, picker.where_columns)
@@ -131,13 +122,11 @@ def _count(
     ends, order = np.cumsum([file.row_groups[group] for group in read_groups]), np.asarray(read_groups, np.int64)
     selected = [np.zeros(len(file.row_groups), np.int64) for _ in splits]
     groups = [_GroupCounts() for _ in splits]
-    kept = num_empty = read = 0
-    for columns, count in _columns(table, file, read_groups, list(dict.fromkeys([*deciding, *picker.columns]))):
+    kept = read = 0
+    for columns, count in _columns(table, file, read_groups, deciding):
         meeting = picker.meeting(columns, count)
-        filled = picker.filled(columns, meeting)
-        rows = filled if limit is None else filled[: limit - kept]
-        seen = len(meeting) if len(rows) == len(filled) else int(np.searchsorted(meeting, rows[-1])) + 1
-        kept, num_empty = kept + len(rows), num_empty + seen - len(rows)
+        rows = meeting if limit is None else meeting[: limit - kept]
+        kept += len(rows)
         numbers = part.row_numbers(read, read + count)[rows]
         of_group = order[np.searchsorted(ends, read + rows, side="right")]
         read += count
@@ -151,7 +140,7 @@ def _count(
                 groups[place].add(Groups.of(of_rows[inside], numbers[inside]))
         if limit is not None and kept >= limit:
             break
-    return _Counts(kept, num_empty, selected, [each.merged() for each in groups])
+    return _Counts(kept, selected, [each.merged() for each in groups])
 
 
 def _columns(

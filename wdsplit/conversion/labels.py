@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from wdsplit.conversion.class_runs import spread_places
+from wdsplit.arrays import Int64
 from wdsplit.conversion.plan.options import ConvertOptions
 from wdsplit.engines.local import in_order, raise_if_cancelled
 from wdsplit.engines.watching import watched
@@ -36,6 +36,9 @@ _ALWAYS_FEW = 10
 _MAX_GUESSED, _ROWS_PER_GUESSED = 1000, 10
 """A column of any other name is the label only if it has at most this many classes, each with this many rows."""
 _THREADS = 8
+_MAX_PLACES, _MIN_PLACES = 16, 4
+_MAX_VALUES = 2**20
+_MAX_BLOCK_BYTES = 64 * 1024**2
 
 Classes = dict[str, tuple[str, ...]]
 
@@ -138,9 +141,29 @@ def _label(table: Table, column: str, classes: Classes) -> Label:
     names = classes.get(column) or class_names(table.schema).get(column)
     if names:
         return Label(column, len(names))
-    places = spread_places(table)
+    places = _spread_places(table)
     num_rows = sum(stop - first for first, stop in places)
     return Label(column, len(_values(table, [column], places)[column]), num_rows == table.num_rows)
+
+
+def _spread_places(table: Table) -> list[tuple[int, int]]:
+    """Return ranges of rows, as first and stop, that start with row groups spread over the table.
+
+    For formats that cannot read single columns there are fewer ranges, each of at most one row group.
+    """
+    ends = np.cumsum(np.concatenate([np.asarray(file.counts, np.int64) for file in table.files]))
+    begins = np.concatenate([[0], ends[:-1]])[np.diff(ends, prepend=0) > 0]
+    num_places, rows = _MAX_PLACES, max(1, _MAX_VALUES // min(_MAX_PLACES, len(begins)))
+    blocks = [(file.offsets[-1] - file.offsets[0]) // len(file.row_groups) for file in table.files if file.offsets[1:]]
+    block_bytes = max(blocks, default=0)
+    if block_bytes:
+        num_places = min(max(_MIN_PLACES, _MAX_BLOCK_BYTES // block_bytes), _MAX_PLACES)
+        rows = min(rows, int(ends[-1]) // len(begins))
+    targets = np.arange(num_places) * int(ends[-1]) // num_places
+    firsts: Int64 = np.unique(begins[np.searchsorted(begins, targets, side="right") - 1])
+    stops = np.minimum(np.append(firsts[1:], ends[-1]), firsts + rows)
+    is_apart = np.append(stops[:-1] < firsts[1:], True)
+    return list(zip(firsts[np.append(True, is_apart[:-1])].tolist(), stops[is_apart].tolist(), strict=True))
 
 
 def classes_of_texts(

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from wdsplit.conversion.base import Base
-from wdsplit.conversion.class_runs import warn_of_runs
 from wdsplit.conversion.counting import select_rows
 from wdsplit.conversion.labels import find_label
 from wdsplit.conversion.plan.grouping import Groups
@@ -167,10 +166,6 @@ def plan_files(
             plans[name] = dataclasses.replace(plans[name], first_key=max(0, base.next_key) * (options.key is None))
             base.refuse_other_samples(plans[name])
         _warn_of_shards(plans[name])
-    of_tar = [field.column for field in fields if field.name == "cls"] if table.files[0].format == "tar" else []
-    columns = [label.column] if label is not None else of_tar
-    if columns and not next(iter(plans.values())).options.shuffle:
-        warn_of_runs(chosen, columns[0])
     return plans
 
 
@@ -222,13 +217,10 @@ def _selected(table: Table, options: ConvertOptions) -> dict[str, tuple[Table, G
     """Return the selected rows of each split, and their groups if rows are grouped."""
     group_by = options.group_by
     splits = dict(cut_splits(options.splits, group_by or options.key)) if options.splits else {"": None}
-    chosen = options.limit is not None or options.splits or options.skip_empty
-    if not (options.where or chosen or group_by is not None):
+    if not (options.where or options.limit is not None or options.splits or group_by is not None):
         return dict.fromkeys(splits, (table, None))
     refuse_repeated(table.schema)
-    written = [*options.mapping.values(), *_inferred(table.schema, options)]
-    some_of = tuple(name for name in dict.fromkeys(written) if name in table.schema.names) if options.skip_empty else ()
-    counted = select_rows(table, options.where, options.limit, list(splits.values()), group_by, some_of)
+    counted = select_rows(table, options.where, options.limit, list(splits.values()), group_by)
     return dict(zip(splits, counted, strict=True))
 
 

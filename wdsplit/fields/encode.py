@@ -94,7 +94,7 @@ def _refuse_empty_samples(encoded: Mapping[str, pa.LargeBinaryArray], where: Loc
             "every value of a row is null",
             place=where(int(is_empty.argmax())),
             expected="at least one value",
-            remedy="use --skip-empty to leave such rows out, or --null empty",
+            remedy="leave such rows out, as with --where 'COLUMN is not None', or use --null empty",
         )
 
 

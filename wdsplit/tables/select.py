@@ -7,7 +7,6 @@ rows of a group stay together.
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,7 +16,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from wdsplit.arrays import Int64
-from wdsplit.conditions.compare import join
 from wdsplit.conditions.parse import Where, parse_where
 from wdsplit.errors import InputError, did_you_mean
 from wdsplit.fields.infer import class_names
@@ -138,10 +136,8 @@ class Picker:
         self._where = _parsed(selection.where, table.schema, self._types) if selection.where else None
         where_columns = self._where.columns if self._where is not None else ()
         split_columns = (self._split.column,) if self._split is not None and self._split.column is not None else ()
-        self.some_of = selection.some_of
         self.where_columns: tuple[str, ...] = tuple(where_columns)
-        self.deciding: tuple[str, ...] = tuple(dict.fromkeys((*where_columns, *split_columns)))
-        self.columns: tuple[str, ...] = tuple(dict.fromkeys((*self.deciding, *self.some_of)))
+        self.columns: tuple[str, ...] = tuple(dict.fromkeys((*where_columns, *split_columns)))
 
     @property
     def pruning(self) -> Any:
@@ -149,15 +145,9 @@ class Picker:
         return None if self._where is None else self._where.pruning
 
     @property
-    def all_null(self) -> Any:
-        """The condition that a row is empty, as an Arrow expression; None if rows may be empty."""
-        nulls = [pc.field(name).is_null() for name in self.some_of]
-        return join(operator.and_, nulls) if nulls else None
-
-    @property
     def picks_all(self) -> bool:
         """Whether no row is left out."""
-        return self._where is None and self._split is None and not self.some_of
+        return self._where is None and self._split is None
 
     def meeting(self, columns: Mapping[str, pa.Array], num_rows: int) -> Int64:
         """Return the rows that meet the condition: int64, in ascending order."""
@@ -165,20 +155,6 @@ class Picker:
             return np.arange(num_rows)
         arrays = [self._typed(name, columns[name]) for name in self._where.columns]
         return self._where.rows(arrays, num_rows)
-
-    def filled(self, columns: Mapping[str, pa.Array], rows: Int64) -> Int64:
-        """Return the rows in which at least one column of `some_of` has a value; all rows if `some_of` is empty.
-
-        Args:
-            columns: Column name to array.
-            rows: int64 of shape (n,), in ascending order.
-        """
-        if not self.some_of:
-            return rows
-        empty = np.ones(len(rows), np.bool_)
-        for name in self.some_of:
-            empty[empty] = _is_null(columns[name].take(pa.array(rows[empty])))
-        return rows[~empty]
 
     def _typed(self, name: str, column: pa.Array) -> pa.Array:
         """Return a column in the type that the condition compares: fields of tars come as bytes."""
@@ -206,11 +182,11 @@ class Picker:
         return hash_numbers(hash_stream(_SPLIT_DOMAIN), values)
 
     def picked(self, columns: Mapping[str, pa.Array], numbers: Int64) -> Int64:
-        """Return the rows that meet the condition, are not empty, and are in the split: int64, in ascending order."""
-        rows = self.filled(columns, self.meeting(columns, len(numbers)))
+        """Return the rows that meet the condition and are in the split: int64, in ascending order."""
+        rows = self.meeting(columns, len(numbers))
         if self._split is None:
             return rows
-        kept = {name: columns[name].take(pa.array(rows)) for name in self.deciding}
+        kept = {name: columns[name].take(pa.array(rows)) for name in self.columns}
         return rows[in_split(self.hashes(kept, numbers[rows]), self._split)]
 
 
@@ -229,15 +205,6 @@ def _parsed(condition: str, schema: pa.Schema, types: Mapping[str, pa.DataType])
         for name in json:
             error.remedy = f"JSON in tars is compared as text: contains({name}, '\"label\": 3')"
         raise
-
-
-def _is_null(column: pa.Array) -> npt.NDArray[np.bool_]:
-    """Return which values are null, including nulls in a dictionary's values: bool of shape (n,)."""
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary.is_valid().take(column.indices)
-        column = pc.if_else(column, column, pa.scalar(None, pa.bool_()))
-    nulls: npt.NDArray[np.bool_] = column.is_null().to_numpy(zero_copy_only=False)
-    return nulls
 
 
 def in_split(hashes: npt.NDArray[np.uint64], split: Split) -> npt.NDArray[np.bool_]:

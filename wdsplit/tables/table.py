@@ -115,41 +115,37 @@ class Split:
 
 @dataclass(frozen=True)
 class Selection:
-    """The selected rows: those that meet a condition and are not empty, up to a limit, in a split.
+    """The selected rows: those that meet a condition, up to a limit, in a split.
 
     Attributes:
         where: The condition, for `conditions.parse`; empty for all rows.
         limit: Maximum number of rows; None for all.
         split: The split; None for all rows.
-        some_of: Columns of which at least one must have a value; empty if all may be null.
     """
 
     where: str = ""
     limit: int | None = None
     split: Split | None = None
-    some_of: tuple[str, ...] = ()
 
     @property
     def identity(self) -> str:
         """The text that goes into a plan's hash; it never changes, so that old runs and datasets match their plan."""
         split = self.split
         part = None if split is None else f"Part(column={split.column!r}, low={split.low}, high={split.high})"
-        more = f", some_of={self.some_of!r}" if self.some_of else ""
-        return f"Selection(where={self.where!r}, limit={self.limit!r}, part={part}{more})"
+        return f"Selection(where={self.where!r}, limit={self.limit!r}, part={part})"
 
     def to_json(self) -> dict[str, Any]:
         """Return the selection for manifests and plan files; hashes as text, because 2**64 has 65 bits."""
         split = self.split
         bounds = None if split is None else {"column": split.column, "low": str(split.low), "high": str(split.high)}
-        more = {"some_of": list(self.some_of)} if self.some_of else {}
-        return {"where": self.where, "limit": self.limit, "part": bounds, **more}
+        return {"where": self.where, "limit": self.limit, "part": bounds}
 
     @classmethod
     def from_json(cls, selection: Mapping[str, Any]) -> Selection:
         """Return the selection that `to_json` has written."""
         part = selection["part"]
         split = None if part is None else Split(part["column"], int(part["low"]), int(part["high"]))
-        return cls(selection["where"], selection["limit"], split, tuple(selection.get("some_of", ())))
+        return cls(selection["where"], selection["limit"], split)
 
 
 @dataclass(frozen=True)
@@ -193,7 +189,6 @@ class Table:
         files: The files, in order, with their numbers of selected rows.
         schema: Their columns.
         selection: The selected rows.
-        num_empty: Number of rows, in all splits, that are left out because none of `selection.some_of` has a value.
         notes: Notes for the user on promoted types and the origin of columns.
         snapshot: The version of the Delta or Iceberg table that the files are, as an input that names it.
     """
@@ -201,7 +196,6 @@ class Table:
     files: tuple[InputFile, ...]
     schema: pa.Schema
     selection: Selection = Selection()
-    num_empty: int = 0
     notes: tuple[str, ...] = field(default=(), compare=False)
     snapshot: str = field(default="", compare=False)
 

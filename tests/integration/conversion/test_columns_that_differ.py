@@ -1,4 +1,4 @@
-"""Conversions of files whose columns differ, of Hive partitions, and of rows of nothing but nulls."""
+"""Conversions of files whose columns differ, and of Hive partitions."""
 
 import os
 from pathlib import Path
@@ -11,10 +11,7 @@ import tables
 from commands import run
 from stops import by_shares
 from tables import options, planned, real_samples, shard_files, write_table
-from wdsplit.conversion.convert import convert_splits
 from wdsplit.errors import InputError, OutputExistsError
-from wdsplit.shards.files import read_manifest
-from wdsplit.storage.local import LocalStorage
 from written_formats import write_as
 
 PARTS = [
@@ -139,62 +136,6 @@ def test_the_plan_of_files_with_one_schema_is_what_it_was(tmp_path):
     assert planned([str(path)], selected).hash == "b200fb28ee080080a6143da1d1dfe17b"
 
 
-# Rows of nothing but nulls
-
-
-EMPTY = {
-    "text": ["a", None, None, "d", None, "f"] * 20,
-    "score": pa.array([0.5, None, 1.5, None, None, 2.5] * 20),
-    "label": range(120),
-}
-FILLED = [n for n in range(120) if n % 6 not in (1, 4)]
-
-
-@pytest.fixture
-def empty_rows(tmp_path):
-    return write_table(tmp_path / "in.parquet", EMPTY, 9)
-
-
-WRITTEN = {"mapping": {"txt": "text", "json": "score"}, "null": "omit"}
-
-
-@pytest.mark.parametrize("changes", [{}, {"shuffle": True}, {"limit": 50}, {"where": "label > 20"}], ids=str)
-def test_rows_of_nothing_but_nulls_are_skipped_when_asked(empty_rows, tmp_path, changes):
-    filled = write_table(tmp_path / "filled.parquet", pa.table(EMPTY).take(FILLED), 9)
-    samples = []
-    for name, inputs in (("out", empty_rows), ("expected", filled)):
-        converted(inputs, tmp_path / name, shards=4, skip_empty=name == "out", **WRITTEN, **changes)
-        samples.append([fields for _, fields in real_samples(tmp_path / name)])
-    if "shuffle" in changes:
-        samples = [sorted(each, key=str) for each in samples]
-    assert samples[0] == samples[1] != []
-    chosen = options(splits={"a": 0.5, "b": 0.5}, skip_empty=True, **WRITTEN, **changes)
-    manifests = convert_splits(empty_rows, str(tmp_path / "splits"), chosen)
-    assert sum(manifest.num_samples for manifest in manifests.values()) == len(samples[0])
-    with pytest.raises(InputError, match="a value is null") as caught:  # beside a value
-        converted(empty_rows, tmp_path / "null", columns=("text", "score"), skip_empty=True)
-    assert ", row 2, " in caught.value.place
-
-
-def test_rows_that_are_skipped_are_counted(empty_rows, tmp_path):
-    chosen = ["--columns", "text,score", "--null", "omit", "--shards", "4"]
-    code, _, err = run("convert", empty_rows, tmp_path / "out", "--jobs", "1", *chosen)
-    assert code == 2
-    assert "--skip-empty" in err
-    code, out, _ = run("plan", empty_rows, *chosen, "--skip-empty", "--where", "label != 1")
-    assert code == 0
-    assert "80 rows of 120" in out
-    assert "skipped: 39 rows in which every value is null" in out
-    code, out, _ = run("plan", empty_rows, *chosen, "--skip-empty", "--json")
-    assert orjson.loads(out)["empty_rows"] == 40
-    code, out, _ = run("convert", empty_rows, tmp_path / "out", "--jobs", "1", *chosen, "--skip-empty")
-    assert code == 0
-    assert "skipped: 40 rows in which every value is null" in out
-    provenance = read_manifest(LocalStorage(str(tmp_path / "out"))).provenance
-    assert (provenance["num_selected"], provenance["num_empty"]) == (80, 40)
-    assert provenance["selection"]["some_of"] == ["text", "score"]
-
-
 # Hive partitions
 
 
@@ -277,9 +218,9 @@ def test_a_null_partition_is_refused_as_any_null(tmp_path):
 
 
 def test_shares_know_what_the_plan_knows_of_files_and_rows(parts, hive, tmp_path):
-    write_table(Path(hive) / "year=2024" / "lang=en" / "part-1.parquet", {"text": [None, "x"]})
-    plan = {"shards": 4, "null": "omit", "skip_empty": True, "columns": ("label", "text"), "shuffle": True}
+    write_table(Path(hive) / "year=2024" / "lang=en" / "part-1.parquet", {"text": ["y", "x"]})
+    plan = {"shards": 4, "null": "omit", "columns": ("label", "text"), "shuffle": True}
     converted(hive, tmp_path / "whole", **plan)
     manifest = by_shares(hive, tmp_path / "out", plan)
-    assert (manifest.num_samples, manifest.provenance["num_empty"]) == (31, 1)
+    assert manifest.num_samples == 32
     assert shard_files(tmp_path / "out") == shard_files(tmp_path / "whole")

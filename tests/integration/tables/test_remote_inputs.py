@@ -202,7 +202,7 @@ def parquet_bytes(table, **options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["a.parquet", "file.arrow", "a.orc", "a.jsonl", "a.tar"])
+@pytest.mark.parametrize("name", ["a.parquet", "file.arrow", "a.jsonl", "a.tar"])
 def test_faults_while_inputs_are_read_do_no_harm(bucket, tmp_path, fault_proxy, name):
     make = {**MAKERS, "a.parquet": parquet_bytes}[name]
     (bucket.folder / name).write_bytes(make(numbered_table(200)))

@@ -166,7 +166,7 @@ def test_the_label_is_part_of_the_plan_which_counts_numbers_in_a_part_of_a_large
         plans.append(planned([write_table(tmp_path / "in.parquet", table_of(names))], options()))
     assert plans[0].hash != plans[1].hash
     assert plans[0].summary()["label"]["num_classes"] == 2
-    monkeypatch.setattr("wdsplit.conversion.class_runs._MAX_VALUES", 32)
+    monkeypatch.setattr("wdsplit.conversion.labels._MAX_VALUES", 32)
     label = planned([write_table(tmp_path / "in.parquet", table_of(range(60)), 20)], options()).label
     assert not label.is_exact and label.num_classes < 60
 

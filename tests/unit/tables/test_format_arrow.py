@@ -1,19 +1,16 @@
 import io
-import random
 from itertools import pairwise
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.ipc as ipc
-import pyarrow.orc as orc
 import pytest
 
 from columns import NESTED, SCALARS
 from wdsplit.errors import InputError
 from wdsplit.tables.formats import arrow
-from wdsplit.tables.formats import orc as orc_format
 from wdsplit.tables.read import open_inputs, read_rows
-from written_formats import arrow_bytes, orc_bytes
+from written_formats import arrow_bytes
 
 WRITERS = {"file": ipc.new_file, "stream": ipc.new_stream}
 every_kind = pytest.mark.parametrize("new", WRITERS.values(), ids=WRITERS)
@@ -167,7 +164,6 @@ ASTRAY = b"\xff\xff\xff\x7f" * 8
             )
             for array in (WORDS, WORDS.dictionary_encode())
         ),
-        ("not utf-8.orc", orc_bytes(pa.table({"s": ["abcdefgh"]})).replace(b"abcdefgh", b"\xffbcdefgh"), ""),
     ],
 )
 def test_what_is_damaged_is_refused_by_its_file(tmp_path, name, data, found):
@@ -175,30 +171,3 @@ def test_what_is_damaged_is_refused_by_its_file(tmp_path, name, data, found):
     with pytest.raises(InputError, match=f"cannot be read as(.|\n)*{found}") as caught:
         list(read_rows(open_inputs([str(path)]), 0, 1, ["s"]))
     assert caught.value.place.startswith(str(path))
-
-
-# ORC
-
-
-@pytest.fixture(scope="module")
-def stripes():
-    chance = random.Random(0)
-    text = [chance.randbytes(40).hex() for _ in range(4000)]
-    return pa.table({"text": text, "n": range(4000), "a.b": range(4000), "a": [{"b": -i} for i in range(4000)]})
-
-
-@pytest.mark.parametrize("compression", ["uncompressed", "zlib", "snappy", "lz4", "zstd"])
-def test_stripes_are_row_groups(stripes, compression, tmp_path):
-    path = file_of(tmp_path, orc_bytes(stripes, stripe_size=1, batch_size=500, compression=compression), "a.orc")
-    file, schema = orc_format.open_file(str(path))
-    assert len(file.row_groups) == orc.ORCFile(path).nstripes > 3
-    assert sum(file.row_groups) == file.num_rows == 4000
-    assert schema == stripes.schema
-    assert stripes.nbytes / 2 < file.data_bytes < stripes.nbytes * 2
-    assert read(path, module=orc_format).equals(stripes)
-    first = file.row_groups[0]
-    assert read(path, ["n", "text"], [1], orc_format).equals(
-        stripes.select(["n", "text"]).slice(first, file.row_groups[1])
-    )
-    for name in ("a.b", "a"):
-        assert read(path, [name], [0], orc_format).column(name).to_pylist() == stripes.column(name)[:first].to_pylist()

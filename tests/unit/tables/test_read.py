@@ -189,7 +189,7 @@ def test_what_may_not_be_read_or_is_not_supported_is_not_called_damaged():
     assert (error.place, error.found) == ("a.parquet", "Codec type lzo not supported")
 
 
-@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.tar", "a.orc", "a.arrow"])
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.tar", "a.arrow"])
 def test_parquet_by_another_name_is_called_parquet(tmp_path, name):
     error = error_of(write_table(tmp_path / name, {"a": range(1000), "b": ["x"] * 1000}))
     assert "parquet" in error.remedy

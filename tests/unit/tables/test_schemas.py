@@ -6,7 +6,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from format_inputs import damage
 from tables import write_table
 from wdsplit.conversion.counting import select_rows
 from wdsplit.errors import InputError
@@ -56,16 +55,13 @@ ROWS = [
 @pytest.mark.parametrize("name", TYPED)
 def test_types_are_promoted_and_each_promotion_is_named_once(tmp_path, name):
     parts = list(map(pa.table, PARTS))
-    if name.endswith("orc"):  # which has no type null, and one of texts
-        parts[1] = parts[1].set_column(2, "text", pa.nulls(2, pa.string()))
     table = open_inputs([write(tmp_path / str(number), name, part) for number, part in enumerate(parts)])
-    if not name.endswith("orc"):
-        assert table.schema.equals(pa.schema({"label": pa.int64(), "text": pa.large_string(), "score": pa.float64()}))
-        assert table.notes == (
-            "label: int32 in 1 of 3 files, int64 in 1, int8 in 1: read as int64",
-            "text: string in 1 of 3 files, null in 1, large_string in 1: read as large_string",
-            "score: float in 1 of 3 files, double in 1, missing in 1: read as double, null where it is missing",
-        )
+    assert table.schema.equals(pa.schema({"label": pa.int64(), "text": pa.large_string(), "score": pa.float64()}))
+    assert table.notes == (
+        "label: int32 in 1 of 3 files, int64 in 1, int8 in 1: read as int64",
+        "text: string in 1 of 3 files, null in 1, large_string in 1: read as large_string",
+        "score: float in 1 of 3 files, double in 1, missing in 1: read as double, null where it is missing",
+    )
     assert values(table) == ROWS
     assert values(table, ["score", "text"]) == [{"score": row["score"], "text": row["text"]} for row in ROWS]
 
@@ -193,24 +189,8 @@ def test_statistics_of_another_type_rule_row_groups_out(tmp_path):
             assert read.matching_groups(table, file, expression, ["n"]) == [2], (where, file.path)
 
 
-def test_rows_are_empty_where_all_of_some_columns_are_null(tmp_path):
-    column = pa.DictionaryArray.from_arrays(pa.array([0, 1, None, 1, 0]), pa.array([None, "x"]))
-    rows = {"a": pa.array([None, None, None, 4, 5]), "b": column, "c": range(5)}
-    paths = [write_table(tmp_path / "a.parquet", {**rows, "b": column.dictionary_decode()})]
-    paths.append(write_as(tmp_path, "file.arrow", pa.table(rows)))
-    for table in [open_inputs([path]) for path in paths]:
-        for where, limit, expected in (("c > 0", None, [1, 3, 4]), ("", 1, [1])):
-            ((selected, _),) = select_rows(table, where, limit, [None], None, ("a", "b"))
-            assert [row["c"] for row in values(selected)] == expected
-            assert selected.num_empty == 1
-
-
 def test_files_that_cannot_decide_are_not_read(tmp_path):
     path = write_table(tmp_path / "a.parquet", {"a": pa.array([None, 1, None]), "b": [1, 2, 3]})
-    table = open_inputs([path])
-    damage(path, [0])
-    ((selected, _),) = select_rows(table, "", None, [None], None, ("a", "b"))
-    assert (selected.num_rows, selected.num_empty) == (3, 0)
     table = open_inputs([path, write_table(tmp_path / "c.parquet", {"c": range(5)})])
     os.remove(path)
     ((selected, _),) = select_rows(table, "c > 2", None, [None], None)

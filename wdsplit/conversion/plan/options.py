@@ -189,7 +189,6 @@ class ConvertOptions(PlanOptions):
         number_keys: Number the samples of tars instead of keeping their keys.
         where: Use only the rows that meet a condition, such as "label < 10 and width >= 256".
         limit: Use only the first N rows; with `where`, the first N matching rows.
-        skip_empty: Leave out rows in which every value is null, and count them.
         hive: Read folder names such as `year=2024` as columns; not for tars.
         splits: Fraction by split name. Each split is a dataset; a hash of `group_by`, or else of the key, assigns the
             rows.
@@ -216,7 +215,6 @@ class ConvertOptions(PlanOptions):
     number_keys: bool = False
     where: str = ""
     limit: int | None = _integer(None, 1)
-    skip_empty: bool = False
     hive: bool = True
     splits: Mapping[str, float] = field(default_factory=dict)
     jobs: int = _integer(1, 1)

@@ -180,7 +180,6 @@ class Plan:
             "inputs": len(self.table.files),
             "rows": self.num_rows,
             "input_rows": self.table.total_rows,
-            "empty_rows": self.table.num_empty,
             **({"snapshot": self.table.snapshot} if self.table.snapshot else {}),
             "notes": list(self.table.notes),
             "shards": self.num_shards,
@@ -206,7 +205,6 @@ class Plan:
             **({"snapshot": table.snapshot} if table.snapshot else {}),
             "num_rows": table.total_rows,
             "num_selected": self.num_rows,
-            **({"num_empty": table.num_empty} if table.num_empty else {}),
             "selection": table.selection.to_json(),
             "num_dropped": self.num_dropped,
             "key": self.key,
@@ -288,7 +286,7 @@ def make_plan(
             place=listed([file.path for file in table.files], 3),
             expected="at least one row",
             found="" if is_empty else f"none of {table.total_rows} rows matches",
-            remedy="check the input" if is_empty else "check --where, --limit, --skip-empty and --split",
+            remedy="check the input" if is_empty else "check --where, --limit and --split",
         )
     if options.shuffle is None:  # tables are usually sorted; tars were shuffled when they were written
         options = replace(options, shuffle=table.files[0].format != "tar")

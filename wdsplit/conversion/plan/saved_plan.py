@@ -144,7 +144,6 @@ def parse_plan(data: bytes, version: str) -> SavedPlan:
         tuple(map(_parse_file, table["files"])),
         _parse_arrow(table["schema"]).schema,
         Selection.from_json(table["selection"]),
-        table["num_empty"],
         tuple(table["notes"]),
         table["snapshot"],
     )

@@ -36,7 +36,6 @@ FOLDER_SUFFIXES = {
     ".arrow": "arrow",
     ".feather": "arrow",
     ".ipc": "arrow",
-    ".orc": "orc",
     ".csv": "csv",
     ".tsv": "csv",
     ".jsonl": "jsonl",
@@ -48,7 +47,7 @@ FOLDER_SUFFIXES = {
 _SUFFIXES = FOLDER_SUFFIXES | {".pq": "parquet", ".json": "jsonl"}
 """With those of files that must be named themselves."""
 
-_MAGIC = {b"PAR1": "parquet", b"PARE": "parquet", b"ARROW1": "arrow", b"ORC": "orc"}
+_MAGIC = {b"PAR1": "parquet", b"PARE": "parquet", b"ARROW1": "arrow"}
 """First bytes to name of the format; `PARE` begins parquet with an encrypted footer."""
 
 _COMPRESSED = (".gz", ".bz2", ".zst", ".xz", ".lz4", ".tgz")
