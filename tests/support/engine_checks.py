@@ -91,11 +91,10 @@ def check_tasks_are_asked_for_as_they_are_handed_out(engine, folder):
 
 
 def check_datasets_are_the_same_bytes_and_verified_and_indexed(engine, folder):
-    """Of a table with several row groups a shard, in its order, shuffled with little memory, and grouped."""
+    """Of a table with several row groups a shard, in its order, and shuffled with little memory."""
     for name, options in {
         "plain": ConvertOptions(shards=8, world_size=4, shuffle=False),
         "shuffled": ConvertOptions(shards=8, shuffle=True, seed=3),
-        "grouped": ConvertOptions(shards=8, group_by="group", shuffle=False),
     }.items():
         chosen = replace(options, memory=1, emit=("dali", "wids"))
         expected, found = folder / f"{name}-one", folder / name
@@ -119,7 +118,6 @@ def check_datasets_are_the_same_bytes_and_verified_and_indexed(engine, folder):
 def check_rows_of_many_tasks_are_merged_before_they_are_written(engine, folder):
     for name, options in {
         "shuffled": ConvertOptions(shards=8, shuffle=True, pad="drop"),
-        "grouped": ConvertOptions(shards=8, shuffle=True, group_by="group"),
     }.items():
         wdsplit.convert(folder / "in.parquet", folder / f"{name}-once", options)
         seen, out = [], folder / f"{name}-merged"

@@ -27,7 +27,7 @@ KINDS = {
     "memory": {"shards": SHARDS, "shuffle": True},
     "shuffle": {"shards": SHARDS, "shuffle": True},
     "merge": {"shards": SHARDS, "shuffle": True},
-    "groups": {"shards": 9, "shuffle": True, "group_by": "label", "where": "label != 77", "splits": SPLITS},
+    "groups": {"shards": 9, "shuffle": True, "split_by": "label", "where": "label != 77", "splits": SPLITS},
 }
 
 CONVERT = f"""
@@ -56,7 +56,7 @@ if __name__ == "__main__":
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory):
-    """Return folders of tables: without JSON, whose jobs are threads; with JSON; with groups of rows."""
+    """Return folders of tables: without JSON, whose jobs are threads; with JSON; with columns for splits."""
     folder, table = tmp_path_factory.mktemp("input"), mixed_table(2400)
     groups = pa.array([number * number % 301 for number in range(1500)])
     write_files(folder / "plain", table.drop_columns(["meta"]), [500, 1, 99], 50)

@@ -64,9 +64,9 @@ _SYNTAX: dict[str, dict[str, Any]] = {
         "multiple": True,
         "metavar": "NAME=FRACTION[,...]",
         "help": "Split the rows into datasets OUTPUT/NAME, such as train=0.9,val=0.1, by a hash of the key or of "
-        "--group-by.",
+        "--split-by.",
     },
-    "group_by": {"metavar": "COLUMN"},
+    "split_by": {"metavar": "COLUMN"},
     "keep": NAMES,
     "no_keep": NAMES,
     "hive": {"flag": "--hive/--no-hive", "default": True},
@@ -81,7 +81,7 @@ plan_options = with_options(
         options_of(ConvertOptions, section, names, **_SYNTAX)
         for section, names in {
             "Input": "mapping columns key number_keys hive null classes class_names class_depth keep no_keep",
-            "Rows": "where limit splits group_by shuffle seed",
+            "Rows": "where limit splits split_by shuffle seed",
             "Shards": "world_size workers shards samples_per_shard shard_size pad allow_pads lanes window",
         }.items()
     )

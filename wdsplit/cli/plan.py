@@ -97,10 +97,9 @@ def _plan_text(plan: Plan, space: str) -> str:
 
     what, where = ("file", "input folder") if plan.table.names_files else ("row", "file")
     of_all = f" of {plan.table.total_rows:,}" if plan.num_rows < plan.table.total_rows else ""
-    rows = "rows" if plan.groups is None else f"groups of column {plan.options.group_by!r}"
-    order = f"{rows} in the order of the input (--shuffle shuffles them)"
+    order = "rows in the order of the input (--shuffle shuffles them)"
     if plan.options.shuffle:
-        order = f"{rows} shuffled, seed {plan.options.seed} (--no-shuffle keeps the order of the input)"
+        order = f"rows shuffled, seed {plan.options.seed} (--no-shuffle keeps the order of the input)"
     divisors = [f"{number:,}" for number in range(1, plan.lanes + 1) if plan.lanes % number == 0]
     lines = [
         f"{counted(plan.num_rows, what)}{of_all} in {counted(len(plan.table.files), where)} -> "

@@ -15,27 +15,24 @@ import numpy as np
 import pyarrow as pa
 
 from wdsplit.arrays import Int64
-from wdsplit.conversion.plan.grouping import Groups
 from wdsplit.engines.local import in_order
 from wdsplit.engines.watching import watched
 from wdsplit.tables.read import file_batches, matching_groups
-from wdsplit.tables.select import Picker, hash_groups, in_split
+from wdsplit.tables.select import Picker, in_split
 from wdsplit.tables.table import FileRange, InputFile, Selection, Split, Table
 
 __all__ = ["select_rows"]
 
 _THREADS = 8
 _ROWS_AT_ONCE = 1_000_000
-_GROUPS_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
 class _Counts:
-    """The counts of a file: kept rows, rows of each split by row group, and the groups of each split."""
+    """The counts of a file: kept rows, and rows of each split by row group."""
 
     kept: int
     selected: list[Int64]
-    groups: list[Groups]
 
 
 def select_rows(
@@ -43,8 +40,7 @@ def select_rows(
     where: str,
     limit: int | None,
     splits: Sequence[Split | None],
-    group_by: str | None,
-) -> list[tuple[Table, Groups | None]]:
+) -> list[Table]:
     """Select rows of a table, and count them.
 
     Args:
@@ -52,29 +48,23 @@ def select_rows(
         where: The condition; empty for all rows.
         limit: Keep only the first `limit` matching rows.
         splits: The splits of the kept rows; None for no splits. All hash the same column.
-        group_by: The column whose groups to count, or None.
 
     Returns:
-        For each split the table with its selection, and its groups with `group_by`.
+        For each split the table with its selection.
 
     Raises:
-        InputError: The condition is invalid, a file cannot be read, or the group of a row is null.
+        InputError: The condition is invalid, a file cannot be read, or the value that decides a row's split is null.
     """
     picker = Picker(dataclasses.replace(table, selection=Selection(where, None, splits[0])))
-    count = partial(_count, table, picker, splits, group_by)
+    count = partial(_count, table, picker, splits)
     files: list[list[InputFile]] = [[] for _ in splits]
-    groups = [_GroupCounts() for _ in splits]
     counted = in_order(count, range(len(table.files)), _THREADS) if limit is None else _limited(count, table, limit)
     for file, found in zip(table.files, watched("counting rows", counted, len(table.files)), strict=True):
         for number, rows in enumerate(found.selected):
             files[number].append(dataclasses.replace(file, selected=tuple(rows.tolist())))
-            groups[number].add(found.groups[number])
     selections = [Selection(where, limit, split) for split in splits]
     return [
-        (
-            dataclasses.replace(table, files=tuple(files[number]), selection=selection),
-            groups[number].merged() if group_by is not None else None,
-        )
+        dataclasses.replace(table, files=tuple(files[number]), selection=selection)
         for number, selection in enumerate(selections)
     ]
 
@@ -87,60 +77,37 @@ def _limited(count: Callable[[int, int], _Counts], table: Table, limit: int) -> 
         yield found
 
 
-class _GroupCounts:
-    """Groups of many pieces of a table, merged now and then, so that few are in memory."""
-
-    def __init__(self) -> None:
-        self._parts: list[Groups] = []
-
-    def add(self, groups: Groups) -> None:
-        """Add the groups of another piece."""
-        self._parts.append(groups)
-        if len(self._parts) > _GROUPS_AT_ONCE:
-            self._parts = [self.merged()]
-
-    def merged(self) -> Groups:
-        """Return the groups of all pieces."""
-        return Groups.merged(self._parts)
-
-
 def _count(
     table: Table,
     picker: Picker,
     splits: Sequence[Split | None],
-    group_by: str | None,
     number: int,
     limit: int | None = None,
 ) -> _Counts:
     """Count the rows of a file that meet the condition, up to the first `limit`."""
     file = table.files[number]
-    deciding = list(dict.fromkeys([*picker.columns, *([group_by] if group_by else [])]))
     read_groups = [group for group, rows in enumerate(file.row_groups) if rows and limit != 0]
     if picker.pruning is not None and limit != 0:
         read_groups = matching_groups(table, file, picker.pruning, picker.where_columns)
     part = FileRange(file, tuple(read_groups), table.first_numbers(number, read_groups), 0, 0)
     ends, order = np.cumsum([file.row_groups[group] for group in read_groups]), np.asarray(read_groups, np.int64)
     selected = [np.zeros(len(file.row_groups), np.int64) for _ in splits]
-    groups = [_GroupCounts() for _ in splits]
     kept = read = 0
-    for columns, count in _columns(table, file, read_groups, deciding):
+    for columns, count in _columns(table, file, read_groups, picker.columns):
         meeting = picker.meeting(columns, count)
         rows = meeting if limit is None else meeting[: limit - kept]
         kept += len(rows)
         numbers = part.row_numbers(read, read + count)[rows]
         of_group = order[np.searchsorted(ends, read + rows, side="right")]
         read += count
-        taken = {name: columns[name].take(pa.array(rows)) for name in deciding}
+        taken = {name: columns[name].take(pa.array(rows)) for name in picker.columns}
         hashes = picker.hashes(taken, numbers) if splits[0] is not None else None
-        of_rows = hash_groups(taken[group_by], numbers, table, group_by) if group_by is not None else None
         for place, split in enumerate(splits):
             inside = slice(None) if split is None or hashes is None else np.flatnonzero(in_split(hashes, split))
             selected[place] += np.bincount(of_group[inside], minlength=len(file.row_groups))
-            if of_rows is not None:
-                groups[place].add(Groups.of(of_rows[inside], numbers[inside]))
         if limit is not None and kept >= limit:
             break
-    return _Counts(kept, selected, [each.merged() for each in groups])
+    return _Counts(kept, selected)
 
 
 def _columns(

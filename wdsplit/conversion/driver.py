@@ -121,8 +121,6 @@ class Driver:
 
         def order_of(batches: Sequence[pa.RecordBatch]) -> Int64:
             places = np.concatenate([batch.column(PLACE).to_numpy() for batch in batches])
-            if plan.groups is not None:
-                return np.argsort(places, kind="stable")  # a group's rows share a place, and keep the table's order
             order = np.empty_like(places)
             order[places] = np.arange(len(places))
             return order

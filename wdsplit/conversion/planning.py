@@ -16,7 +16,6 @@ import pyarrow as pa
 from wdsplit.conversion.base import Base
 from wdsplit.conversion.counting import select_rows
 from wdsplit.conversion.labels import find_label
-from wdsplit.conversion.plan.grouping import Groups
 from wdsplit.conversion.plan.options import ConvertOptions, chosen
 from wdsplit.conversion.plan.plan import Plan, make_plan
 from wdsplit.errors import InputError
@@ -28,7 +27,7 @@ from wdsplit.storage.given import PathLike, located
 from wdsplit.tables.formats.media import STEM, field_of_media
 from wdsplit.tables.media import is_media_input, open_media
 from wdsplit.tables.read import first_payloads, open_inputs
-from wdsplit.tables.select import check_group_type, cut_splits
+from wdsplit.tables.select import check_split_type, cut_splits
 from wdsplit.tables.snapshots import Inputs, open_inputs_of
 from wdsplit.tables.table import FILE_NAME, Table, joined
 from wdsplit.tar.samples import KEY_COLUMN
@@ -146,18 +145,18 @@ def plan_files(
         options = _as_tars(table, options)
     elif table.files[0].format == "media":
         options = _as_media(table, options)
-    _check_key_and_group(table.schema, options)
+    _check_key_and_split(table.schema, options)
     selected = _selected(table, options)
-    chosen = joined([chosen for chosen, _ in selected.values()])
+    chosen = joined(list(selected.values()))
     if base is not None:
         options = base.sized(options, chosen)
     fields, label = _fields(chosen, options) if base is None else base.fields(chosen, options)
     _check_absent(chosen, fields, options)
     _check_kept(chosen.schema, fields, options)
     plans = {}
-    for name, (part, groups) in selected.items():
+    for name, part in selected.items():
         try:
-            plans[name] = make_plan(part, fields, options.key, options.plan, groups, label)
+            plans[name] = make_plan(part, fields, options.key, options.plan, label)
         except InputError as error:
             if not name:
                 raise
@@ -176,9 +175,9 @@ def shown_notes(plan: Plan) -> list[str]:
     return [*notes[:_MANY_NOTES], *more]
 
 
-def _check_key_and_group(schema: pa.Schema, options: ConvertOptions) -> None:
-    """Refuse columns whose types cannot be the key or define groups, before any row is read."""
-    key, group_by = options.key, options.group_by
+def _check_key_and_split(schema: pa.Schema, options: ConvertOptions) -> None:
+    """Refuse columns whose types cannot be the key or assign rows to splits, before any row is read."""
+    key, split_by = options.key, options.split_by or options.key
     if schema.names.count(key) == 1 and not is_key_type(schema.field(key).type):
         raise InputError(
             f"column {key!r} cannot be the key",
@@ -186,10 +185,8 @@ def _check_key_and_group(schema: pa.Schema, options: ConvertOptions) -> None:
             found=str(schema.field(key).type),
             remedy="choose another --key column, or omit --key to number the rows",
         )
-    if group_by is not None and schema.names.count(group_by) < 2:
-        check_group_type(schema, group_by)
-    elif options.splits and key is not None and schema.names.count(key) < 2:
-        check_group_type(schema, key)
+    if options.splits and split_by is not None and schema.names.count(split_by) < 2:
+        check_split_type(schema, split_by)
 
 
 def refuse_early(schema: pa.Schema, options: ConvertOptions) -> None:
@@ -198,7 +195,7 @@ def refuse_early(schema: pa.Schema, options: ConvertOptions) -> None:
     Raises:
         InputError: There are such columns.
     """
-    _check_key_and_group(schema, options)
+    _check_key_and_split(schema, options)
     if _KEY in schema.names and options.key is None:
         raise InputError(
             f"rows have a column {_KEY!r}, which is not their key",
@@ -213,14 +210,13 @@ def refuse_early(schema: pa.Schema, options: ConvertOptions) -> None:
         infer_fields(schema, options.mapping, options.key, {}, columns=columns)
 
 
-def _selected(table: Table, options: ConvertOptions) -> dict[str, tuple[Table, Groups | None]]:
-    """Return the selected rows of each split, and their groups if rows are grouped."""
-    group_by = options.group_by
-    splits = dict(cut_splits(options.splits, group_by or options.key)) if options.splits else {"": None}
-    if not (options.where or options.limit is not None or options.splits or group_by is not None):
-        return dict.fromkeys(splits, (table, None))
+def _selected(table: Table, options: ConvertOptions) -> dict[str, Table]:
+    """Return the selected rows of each split."""
+    splits = dict(cut_splits(options.splits, options.split_by or options.key)) if options.splits else {"": None}
+    if not (options.where or options.limit is not None or options.splits):
+        return {"": table}
     refuse_repeated(table.schema)
-    counted = select_rows(table, options.where, options.limit, list(splits.values()), group_by)
+    counted = select_rows(table, options.where, options.limit, list(splits.values()))
     return dict(zip(splits, counted, strict=True))
 
 
@@ -310,11 +306,10 @@ def _warn_of_shards(plan: Plan) -> None:
     """Warn about many pads, and about many tiny shards."""
     if plan.num_pads > max(_MANY_PADS, plan.num_rows // 10):
         logger.warning(
-            "%d pads for %d rows in %d shards%s: use fewer shards, or --pad none",
+            "%d pads for %d rows in %d shards: use fewer shards, or --pad none",
             plan.num_pads,
             plan.num_rows,
             plan.num_shards,
-            ", because groups differ in size" if plan.groups is not None else "",
         )
     shard_bytes = plan.shard_bytes // plan.num_shards
     if plan.num_shards > _MANY_SHARDS and shard_bytes < _TINY_SHARD_BYTES:

@@ -235,14 +235,13 @@ def refuse_little_space(targets: Sequence[Target]) -> None:
     replaced = [target.run.storage.sizes(each) for target in targets for each in ("", SPILL_FOLDER)]
     free = shutil.disk_usage(disk).free + sum(sum(sizes.values()) for sizes in replaced)
     if free < temporary + shards:
-        grouped = targets[0].plan.groups is not None
         raise StorageError(
-            f"too little disk space to {'group' if grouped else 'shuffle'} the rows",
+            "too little disk space to shuffle the rows",
             expected=f"about {human_bytes(temporary + shards)}: {human_bytes(shards)} for shards, and "
             f"{human_bytes(temporary)} for rows in {SPILL_FOLDER} until the shards are written",
             found=f"{human_bytes(free)} free",
-            remedy="choose an output on a larger disk, or give enough --memory for all rows"
-            + ("" if grouped else ", or keep the order of the table with --no-shuffle, which needs no temporary space"),
+            remedy="choose an output on a larger disk, or give enough --memory for all rows, or keep the order of the "
+            "table with --no-shuffle, which needs no temporary space",
             url=str(disk),
         )
 

@@ -132,7 +132,7 @@ def convert_share(
         plan_path: The plan file.
         share: Number of the share: 0, 1, ..., num_shares - 1.
         num_shares: Total number of shares.
-        only: The pass to run. A plan that shuffles or groups rows needs all shares of `scatter`, then of `write`; large
+        only: The pass to run. A plan that shuffles rows needs all shares of `scatter`, then of `write`; large
             tables also need `merge` in between. Passes that are not needed do nothing.
         progress: Called with the progress so far, at the start and after each task.
         storage_options: Options for remote inputs and the output, as for `wdsplit.convert`.
@@ -163,7 +163,7 @@ def convert_share(
     passes = _passes(cuts)
     if cuts is not None and only is None:
         raise InputError(
-            "the plan shuffles or groups rows, which needs several passes",
+            "the plan shuffles rows, which needs several passes",
             place=os.fspath(plan_path),
             expected="a pass",
             remedy=f"run all shares with {_pass_options(passes)}, one after another",

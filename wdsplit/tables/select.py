@@ -1,7 +1,7 @@
 """Selects rows by a condition, and by a hash that assigns them to splits.
 
 Pure (no I/O). The hash depends only on the row's own value. So a row stays in its split when other rows change, and
-rows of a group stay together.
+rows with the same value stay together.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from wdsplit.fields.rules import is_text
 from wdsplit.order.hashing import hash_numbers, hash_stream
 from wdsplit.tables.table import Split, Table
 
-__all__ = ["Picker", "check_group_type", "cut_splits", "hash_groups", "in_split"]
+__all__ = ["Picker", "check_split_type", "cut_splits", "hash_values", "in_split"]
 
 _SPLIT_DOMAIN = 6
 _FRACTION_TOLERANCE = 1e-9
@@ -65,8 +65,8 @@ def cut_splits(fractions: Mapping[str, float], column: str | None) -> dict[str, 
     return {name: Split(column, cuts[number], cuts[number + 1]) for number, name in enumerate(fractions)}
 
 
-def check_group_type(schema: pa.Schema, column: str) -> None:
-    """Refuse a column that cannot define groups.
+def check_split_type(schema: pa.Schema, column: str) -> None:
+    """Refuse a column that cannot assign rows to splits.
 
     Raises:
         InputError: There is no such column, or it has floats, bytes or nested values.
@@ -75,21 +75,21 @@ def check_group_type(schema: pa.Schema, column: str) -> None:
         raise InputError(
             f"column {column!r} is not in the table",
             expected=f"one of {', '.join(schema.names)}",
-            remedy=did_you_mean([column], schema.names) or "check --key and --group-by",
+            remedy=did_you_mean([column], schema.names) or "check --key and --split-by",
         )
     kind = schema.field(column).type
     value = kind.value_type if pa.types.is_dictionary(kind) else kind
     plain = pa.types.is_integer(value) or pa.types.is_boolean(value) or pa.types.is_date(value)
     if not (plain or is_text(value)):
         raise InputError(
-            f"column {column!r} cannot define groups",
+            f"column {column!r} cannot assign rows to splits",
             expected="strings, integers, booleans or dates",
             found=str(kind),
-            remedy="choose another --group-by column",
+            remedy="choose another --split-by column",
         )
 
 
-def hash_groups(column: pa.Array, numbers: Int64, table: Table, name: str) -> npt.NDArray[np.uint64]:
+def hash_values(column: pa.Array, numbers: Int64, table: Table, name: str) -> npt.NDArray[np.uint64]:
     """Return a 64-bit hash of each value's text: uint64 of shape (n,), the same for all types of strings.
 
     Args:
@@ -109,7 +109,7 @@ def hash_groups(column: pa.Array, numbers: Int64, table: Table, name: str) -> np
     if column.null_count:
         row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
         raise InputError(
-            "a row belongs to no group: its value is null",
+            "a row belongs to no split: its value is null",
             place=where(row),
             expected="a value for each row",
             remedy="fill the column, or leave such rows out with --where",
@@ -178,7 +178,7 @@ class Picker:
         name = self._split.column if self._split is not None else None
         if name is None:
             return hash_numbers(hash_stream(_SPLIT_DOMAIN), numbers)
-        values = hash_groups(columns[name], numbers, self._table, name)
+        values = hash_values(columns[name], numbers, self._table, name)
         return hash_numbers(hash_stream(_SPLIT_DOMAIN), values)
 
     def picked(self, columns: Mapping[str, pa.Array], numbers: Int64) -> Int64:

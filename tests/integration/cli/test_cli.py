@@ -214,8 +214,8 @@ def users(tmp_path):
     return write_table(tmp_path / "raw" / "users.parquet", columns, rows_per_group=25)
 
 
-def test_splits_of_groups_are_written_as_plan_says_and_are_resumed(users, output):
-    options = ("--split", "train=0.6, val=0.4", "--group-by", "user", "--shards", 2)
+def test_splits_by_a_column_are_written_as_plan_says_and_are_resumed(users, output):
+    options = ("--split", "train=0.6, val=0.4", "--split-by", "user", "--shards", 2)
     text, plans = done("plan", users, *options).out, done("plan", users, *options, "--json").json
     out = done("convert", users, output, *options, "--jobs", 1).out
     rows = {name: labels(output / name) for name in plans}

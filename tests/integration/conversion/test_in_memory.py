@@ -46,7 +46,6 @@ def spills(seen, output):
     ("changes", "large_row_bytes"),
     [
         ({"shards": 7, "pad": "drop", "seed": 3}, 2**20),
-        ({"shards": 5, "group_by": "group", "shuffle": False}, 1),
         ({"shards": 60, "where": "group != 4"}, 1),
         pytest.param({"shards": 7, "jobs": 2, "memory": 2**32}, 2**20, marks=pytest.mark.slow),
         pytest.param({"shards": 7, "jobs": 5, "memory": 2**32}, 1, marks=pytest.mark.slow),

@@ -88,12 +88,11 @@ def test_too_little_space_is_refused_before_anything_is_written(inputs, disk, tm
         assert sorted(labels(disk / "kept")) == list(range(400))
 
 
-def test_what_is_overwritten_makes_room_and_groups_are_told_no_way_without_space(inputs, disk):
+def test_what_is_overwritten_makes_room(inputs, disk):
     converted(inputs, disk / "out", shards=4, pad="none")
-    with pytest.raises(StorageError, match="too little disk space to group the rows") as caught:
-        converted(inputs, disk / "out", shards=4, group_by="label", memory=1, overwrite=True)
+    with pytest.raises(StorageError, match="too little disk space to shuffle the rows") as caught:
+        converted(inputs, disk / "out", shards=4, shuffle=True, memory=1, overwrite=True)
     assert "6.3 MB free" in caught.value.found, "the old shards count as free"
-    assert "--no-shuffle" not in caught.value.remedy
     assert labels(disk / "out") == list(range(400))
 
 

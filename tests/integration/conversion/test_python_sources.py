@@ -109,7 +109,7 @@ def test_a_source_that_fails_leaves_nothing_and_its_error_names_the_row(tmp_path
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("changes", [{"key": "lable"}, {"mapping": {"jpg": "img"}}, {"group_by": "lable"}], ids=str)
+@pytest.mark.parametrize("changes", [{"key": "lable"}, {"mapping": {"jpg": "img"}}], ids=str)
 def test_columns_that_are_not_there_are_refused_after_the_first_rows(tmp_path, changes):
     read = []
 

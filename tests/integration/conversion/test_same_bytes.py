@@ -60,8 +60,7 @@ PLAIN = ("image", "caption", "label", "kind", "text", "vector")
         (3, {"shards": 12, "shuffle": True, "seed": 5, "emit": EMIT, "keep": ("group",)}),
         (9, {"shards": 7, "shuffle": True, "pad": "drop", "key": "caption", "columns": PLAIN}),
         (3, {"shards": 50, "shuffle": True, "columns": ("label",)}),
-        (2, {"shards": 6, "group_by": "group", "columns": PLAIN}),
-        (3, {"shards": 6, "group_by": "group", "shuffle": True, "pad": "none", "world_size": 2}),
+        (3, {"shards": 6, "shuffle": True, "pad": "none", "world_size": 2}),
     ],
     ids=str,
 )

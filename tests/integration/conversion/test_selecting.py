@@ -1,19 +1,16 @@
-"""Conversions of selected rows: --columns, --where, --limit, --split and --group-by, compared with brute force.
+"""Conversions of selected rows: --columns, --where, --limit, --split and --split-by, compared with brute force.
 
 Keys number the rows of the whole table, so they tell where a sample came from.
 """
 
-import datetime
 import json
 import os
-from itertools import groupby
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from made_datasets import all_deliveries, loaders_of, real_rows
 from stops import stopped_at
 from tables import (
     all_samples,
@@ -30,7 +27,6 @@ from tables import (
     write_table,
 )
 from wdsplit import InputError, OutputExistsError
-from wdsplit.checks.audit import AuditOptions, audit
 from wdsplit.checks.verify import verify
 from wdsplit.conversion.convert import convert, convert_splits
 from wdsplit.conversion.plan.options import PlanOptions
@@ -178,7 +174,7 @@ def test_keys_are_the_numbers_of_the_rows_in_the_digits_of_the_table_or_those_of
     assert refused(path, tmp_path / "twice", "duplicate key", key="id", where="n != 1").place == f"{path}, row 2"
 
 
-@pytest.mark.parametrize("more", [{}, {"shuffle": True}, {"group_by": "n"}], ids=str)
+@pytest.mark.parametrize("more", [{}, {"shuffle": True}], ids=str)
 def test_a_fault_of_a_selected_row_is_named_by_its_place_in_its_file(tmp_path, more):
     table = pa.table({"n": range(60), "label": [None if number == 47 else number for number in range(60)]})
     paths = write_files(tmp_path / "in", table, [20], 5)
@@ -190,9 +186,9 @@ def test_a_fault_of_a_selected_row_is_named_by_its_place_in_its_file(tmp_path, m
 # Splits
 
 
-@pytest.mark.parametrize("by", [{"key": "name"}, {"group_by": "user"}, {}], ids=str)
+@pytest.mark.parametrize("by", [{"key": "name"}, {"split_by": "user"}, {}], ids=str)
 def test_rows_stay_in_their_split_when_others_come(inputs, tmp_path, by):
-    """With a key or a group also when all change their places; else when the others come at the end."""
+    """With a key or a column also when all change their places; else when the others come at the end."""
     splits, table = {"train": 0.6, "val": 0.4}, selecting_table(400)
     order = np.random.default_rng(1).permutation(400) if by else np.arange(400)
     paths = {
@@ -209,7 +205,7 @@ def test_rows_stay_in_their_split_when_others_come(inputs, tmp_path, by):
 
 def test_a_duplicate_key_is_found_in_one_split_and_in_two(tmp_path):
     path = write_table(tmp_path / "a.parquet", {"id": ["7"] * 50, "group": range(50)})
-    chosen = {"splits": {"a": 0.5, "b": 0.5}, "group_by": "group"}
+    chosen = {"splits": {"a": 0.5, "b": 0.5}, "split_by": "group"}
     refused(path, tmp_path / "same", "duplicate key", key="id", **chosen)
     drawn = plan_splits([path], options(**chosen))
     ones = [next(iter(read_rows(plan.table, 0, 1, ["group"]))).columns["group"][0].as_py() for plan in drawn.values()]
@@ -232,9 +228,7 @@ def test_an_empty_selection_or_split_is_refused_by_its_name(inputs, tmp_path, na
     [
         ({"splits": SPLITS, "key": "vector"}, "cannot be the key"),
         ({"splits": SPLITS, "shards": 100, "pad": "none"}, "more shards than rows"),
-        ({"group_by": "no"}, "not in the table"),
-        ({"group_by": "user", "world_size": 5, "workers": 4}, "more shards than groups"),
-        ({"group_by": "user", "shards": 20}, "more shards than groups"),
+        ({"splits": SPLITS, "split_by": "no"}, "not in the table"),
         ({"where": "no == 1"}, "no column 'no'"),
         ({"columns": ("label", "lable")}, "invalid columns"),
         ({"columns": ("label", "")}, "invalid columns"),
@@ -242,20 +236,18 @@ def test_an_empty_selection_or_split_is_refused_by_its_name(inputs, tmp_path, na
     ],
 )
 def test_an_invalid_selection_is_refused_before_anything_is_written(inputs, tmp_path, changes, match):
-    error = refused(inputs, tmp_path / "out", match, **changes)
-    if "than groups" in match:
-        assert (error.expected, error.found) == ("at most 19 shards", "20") and "--pad" not in error.remedy
+    refused(inputs, tmp_path / "out", match, **changes)
     with pytest.raises(InputError, match="convert writes one dataset"):
         convert(inputs, tmp_path / "out", options(splits=SPLITS))
     with pytest.raises(InputError, match="splits is empty"):
         convert_splits(inputs, tmp_path / "out", options())
 
 
-@pytest.mark.parametrize("changes", [{"group_by": "g"}, {"key": "g", "splits": {"a": 0.5, "b": 0.5}}])
+@pytest.mark.parametrize("changes", [{"split_by": "g"}, {"key": "g"}])
 def test_a_repeated_column_is_refused_where_it_should_decide(tmp_path, changes):
     table = pa.table([pa.array([1, 2]), pa.array([1, 2]), pa.array([3, 4])], names=["g", "g", "n"])
     path = write_table(tmp_path / "a.parquet", table)
-    refused(path, tmp_path / "out", "'g'|invalid columns", **changes)
+    refused(path, tmp_path / "out", "'g'|invalid columns", splits={"a": 0.5, "b": 0.5}, **changes)
 
 
 # Outputs of splits, resuming and overwriting
@@ -264,9 +256,9 @@ def test_a_repeated_column_is_refused_where_it_should_decide(tmp_path, changes):
 RUNS = {
     "plain": {"shards": 6},
     "shuffle": {"shards": 6, "shuffle": True},
-    "groups": {"shards": 2, "group_by": "user", "memory": 1},
+    "spilled": {"shards": 2, "shuffle": True, "split_by": "user", "memory": 1},
 }
-STOPS = [("plain", "val", 0), ("plain", "val", 1), ("shuffle", "val", 1), ("groups", "train", 0)]
+STOPS = [("plain", "val", 0), ("plain", "val", 1), ("shuffle", "val", 1), ("spilled", "train", 0)]
 HALVES = {"train": 0.5, "val": 0.3, "test": 0.2}
 
 
@@ -289,7 +281,7 @@ def test_splits_that_were_interrupted_are_continued_and_left_as_they_are_when_th
     done = [name for name in HALVES if (out / name / HEADER_NAME).exists()]
     assert done == list(HALVES)[: list(HALVES).index(split)]
     times = {name: written_at(out / name) for name in done}
-    if done or shards or run == "groups":  # rows that were spilled are kept
+    if done or shards or run == "spilled":  # rows that were spilled are kept
         refused(inputs, out, "the output is", OutputExistsError, **chosen)
         manifests = made(inputs, out, resume=True, **chosen)
     else:
@@ -362,7 +354,7 @@ def test_a_dataset_cannot_hold_the_datasets_of_splits(inputs, tmp_path, finished
 
 def test_a_run_is_not_continued_with_another_selection(inputs, tmp_path):
     chosen = {"where": "label != 3", "limit": 200, "columns": ("label", "caption"), "shards": 10}
-    changes = {"where": "label != 4", "limit": None, "group_by": "user", "columns": ("label",)}
+    changes = {"where": "label != 4", "limit": None, "columns": ("label",)}
     with stopped_at(split="") as stop:
         made(inputs, tmp_path / "out", stop, **chosen)
     for _ in ("interrupted", "finished"):
@@ -373,56 +365,6 @@ def test_a_run_is_not_continued_with_another_selection(inputs, tmp_path):
     assert numbers_of(tmp_path / "out") == [number for number in range(201) if number != 3]
 
 
-# Groups
-
-
-def assert_groups_are_together(shards, values, numbers):
-    """Check that all groups are there, each in one shard, its rows side by side as the table has them; return them."""
-    assert sorted(number for reals, _ in shards for number in reals) == list(numbers)
-    runs = [[(value, list(rows)) for value, rows in groupby(reals, key=lambda n: values[n])] for reals, _ in shards]
-    assert len({value for shard in runs for value, _ in shard}) == sum(map(len, runs))
-    for value, reals in (run for shard in runs for run in shard):
-        assert reals == [number for number in numbers if values[number] == value]
-    return [[value for value, _ in shard] for shard in runs]
-
-
-@pytest.mark.parametrize("memory", ["much", "little"])
-def test_shards_of_groups_are_filled_up_with_their_own_samples(tmp_path, monkeypatch, memory):
-    """One huge group makes the others repeat their samples many times."""
-    if memory == "little":
-        little_memory(monkeypatch)
-    values = ["huge" if number % 50 else f"small {number}" for number in range(300)]
-    path = write_table(tmp_path / "a.parquet", {"label": range(300), "group": values}, 64)
-    chosen = {"group_by": "group", "shards": 4, "mapping": {"cls": "label"}}
-    manifest = made(path, tmp_path / "out", **chosen)
-    shards = shard_numbers(tmp_path / "out")
-    assert_groups_are_together(shards, values, range(300))
-    assert [len(reals) for reals, _ in shards] == [294, 2, 2, 2]
-    assert [shard.num_pads for shard in manifest.shards] == [len(pads) for _, pads in shards] == [0, 292, 292, 292]
-    for number, (reals, pads) in enumerate(shards):
-        assert (reals * 300)[:294] == reals + pads
-        keys = [key for key, _ in tar_samples(tmp_path / "out" / f"{number:06d}.tar") if is_pad_key(key)]
-        assert all(key.startswith(f"_pad_/{number:06d}") for key in keys)
-    assert made(path, tmp_path / "without", pad="none", **chosen).num_pads == 0
-    assert [reals for reals, _ in shard_numbers(tmp_path / "without")] == [reals for reals, _ in shards]
-    found = audit(str(tmp_path / "out"), AuditOptions(world_size=2, batch_size=4, epochs=2, read=True)).findings
-    assert [finding for finding in found if not finding.held] == []
-    ranks = loaders_of(str(tmp_path / "out"), 2, epoch=1)
-    assert real_rows(all_deliveries(batch for rank in ranks for batch in rank)) == list(range(300))
-
-
-def test_a_row_of_no_group_is_refused_unless_it_is_left_out(tmp_path):
-    days = [None if number == 13 else datetime.date(2024, 2, 28 + number % 2) for number in range(20)]
-    table = pa.table({"label": range(20), "group": pa.array(days).dictionary_encode()})
-    paths = write_files(tmp_path / "in", table, [8], 3)
-    chosen = {"group_by": "group", "mapping": {"cls": "label", "day.json": "group"}, "shards": 2}
-    error = refused(paths, tmp_path / "out", "belongs to no group", **chosen)
-    assert error.place == f"{paths[1]}, row 5, column 'group'"
-    made(paths, tmp_path / "out", where="group is not None", **chosen)
-    numbers = [number for number in range(20) if number != 13]
-    assert_groups_are_together(shard_numbers(tmp_path / "out"), days, numbers)
-
-
 # All of it at once
 
 
@@ -431,7 +373,7 @@ def test_all_at_once_is_what_brute_force_makes_of_it(inputs, whole, tmp_path, mo
     little_memory(monkeypatch)
     where, splits = 'column("odd name.x") != 3 and user != "user 4"', {"train": 0.6, "val": 0.4}
     columns, emit = ("label", "caption", "image"), ("wids", "dali", "energon")
-    rows = {"where": where, "limit": 180, "splits": splits, "group_by": "user"}
+    rows = {"where": where, "limit": 180, "splits": splits, "split_by": "user"}
     chosen = {**rows, "columns": columns, "shards": 3, "shuffle": shuffle, "seed": 5, "emit": emit}
     manifests = made(inputs, tmp_path / "out", jobs=jobs, **chosen)
     if jobs > 1:
@@ -444,9 +386,8 @@ def test_all_at_once_is_what_brute_force_makes_of_it(inputs, whole, tmp_path, mo
     for name, split in cut_splits(splits, "user").items():
         folder, inside = tmp_path / "out" / name, in_split(hashes, split)
         expected = [number for number in kept if inside[number]]
-        groups = assert_groups_are_together(shard_numbers(folder), USERS, expected)
-        firsts = [USERS[number] for number in expected].index
-        assert shuffle or all(users == sorted(users, key=firsts) for users in groups)
+        found = numbers_of(folder)
+        assert (sorted(found) if shuffle else found) == expected
         for key, fields in real_samples(folder):
             row = whole[int(key)]
             assert fields == {"cls": row["cls"], "txt": row["caption.txt"], "jpg": row["jpg"]}

@@ -119,7 +119,6 @@ def test_a_row_has_the_key_the_sizes_and_the_numbers_and_classes_of_its_sample(d
     "changes",
     [
         {"shuffle": True, "memory": 1},
-        {"shuffle": True, "group_by": "day"},
         {"shuffle": True, "shards": 150},
         {"where": "label != 1", "limit": 50, "pad": "drop"},
     ],

@@ -253,7 +253,7 @@ def test_a_full_store_is_told_at_once(bucket, fault_proxy, status, code, remedy)
     [
         {"jobs": 2, "shuffle": True},
         {"emit": ("dali", "energon", "wids")},
-        {"splits": {"train": 0.8, "val": 0.2}, "group_by": "label", "pad": "none"},
+        {"splits": {"train": 0.8, "val": 0.2}, "split_by": "label", "pad": "none"},
     ],
     ids=str,
 )

@@ -46,10 +46,10 @@ def as_table(folder, names):
     )
 
 
-@pytest.mark.parametrize("changes", [{}, {"group_by": "label"}, {"where": "label == 1"}, {"limit": 7}], ids=str)
+@pytest.mark.parametrize("changes", [{}, {"where": "label == 1"}, {"limit": 7}], ids=str)
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_a_folder_gives_the_shards_of_the_same_files_in_a_table(changes, shuffle, photos, tmp_path, small_batches):
-    """Whatever is selected or grouped, and however it is shuffled."""
+    """Whatever is selected, and however it is shuffled."""
     path = write_table(tmp_path / "a.parquet", as_table(photos, NAMES))
     plan = {"shards": 2, "shuffle": shuffle, **changes}
     converted(path, tmp_path / "of table", keep=("file_name",), mapping={"jpg": "image", "cls": "label"}, **plan)

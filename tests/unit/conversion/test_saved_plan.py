@@ -3,11 +3,9 @@ import subprocess
 import sys
 import zlib
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
-from wdsplit.conversion.plan.grouping import Groups
 from wdsplit.conversion.plan.options import PlanOptions
 from wdsplit.conversion.plan.plan import make_plan
 from wdsplit.conversion.plan.saved_plan import SavedPlan, dump_plan, is_plan, parse_plan
@@ -29,8 +27,8 @@ SCHEMA = pa.schema(
 FIELDS = (Field("jpg", "image", "bytes", "binary"), Field("cls", "label", "class", "int64", ("cat", "dög")))
 
 
-def plan_of(files, selection=ALL, groups=None, key=None, **options):
-    return make_plan(Table(tuple(files), SCHEMA, selection), FIELDS, key, PlanOptions(**options), groups)
+def plan_of(files, selection=ALL, key=None, **options):
+    return make_plan(Table(tuple(files), SCHEMA, selection), FIELDS, key, PlanOptions(**options))
 
 
 def saved_of(plan, **changes):
@@ -46,7 +44,6 @@ SELECTED = [dataclasses.replace(PLAIN[0], selected=(7, 0)), dataclasses.replace(
 REMOTE = [
     dataclasses.replace(PLAIN[0], path="s3://b/x.parquet", modified_ns=2**64 - 1, remote=Remote("s3://b/x.parquet"))
 ]
-GROUPS = Groups(np.array([3, 2**63, 2**64 - 1], np.uint64), np.array([10, 6, 7]), np.array([0, 10, 16]))
 
 PLANS = {
     "plain": plan_of(PLAIN, shards=4),
@@ -55,7 +52,6 @@ PLANS = {
     "selected": plan_of(SELECTED, Selection('label < "z"', 10, Split("group", 0, 2**64)), shards=2),
     "drawn": plan_of(SELECTED, Selection(split=Split(None, 2**63, 2**64)), key="group", shards=2),
     "remote": plan_of(REMOTE, samples_per_shard=3),
-    "grouped": plan_of(PLAIN, groups=GROUPS, group_by="group", shards=2, shuffle=True, seed=3),
 }
 
 
@@ -69,9 +65,6 @@ def test_a_plan_comes_back_as_it_was_and_the_same_plan_gives_the_same_bytes(plan
     assert found.plan.summary() == plan.summary()
     assert found.plan.table.schema.equals(SCHEMA, check_metadata=True)
     assert all(found.plan.rows(shard) == plan.rows(shard) for shard in range(plan.num_shards))
-    if plan.groups is not None:
-        hashes = GROUPS.hashes[::-1]
-        assert found.plan.groups.starts_of(hashes).tolist() == plan.groups.starts_of(hashes).tolist()
     urls = [[file.remote and file.remote.url for file in each.table.files] for each in (found.plan, plan)]
     assert urls[0] == urls[1]
     assert dump_plan(found) == dump_plan(saved) == data
@@ -92,9 +85,8 @@ def test_a_url_with_a_secret_is_refused_and_not_told(url):
     assert found.remote is not None and found.remote.options is None
 
 
-@pytest.mark.parametrize("plan", ["plain", "grouped"])
-def test_a_byte_that_was_changed_or_is_missing_is_noticed(plan):
-    data = dump_plan(saved_of(PLANS[plan]))
+def test_a_byte_that_was_changed_or_is_missing_is_noticed():
+    data = dump_plan(saved_of(PLANS["plain"]))
     for place in range(len(data)):
         changed = bytearray(data)
         changed[place] ^= 1 << place % 8

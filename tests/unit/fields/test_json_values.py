@@ -54,8 +54,7 @@ def test_views_are_replaced_wherever_arrow_can_replace_them():
         ({}, {"key": "text", "limit": 20}),
         ({}, {"where": "text != 'text 7' and n < 30"}),
         ({"shuffle": True}, {"where": "text in ('text 3', 'text 30') or text is None or n > 9"}),
-        ({"group_by": "text"}, {}),
-        ({"group_by": "text", "shuffle": True}, {"where": "n > 3", "key": "last"}),
+        ({"shuffle": True}, {"where": "n > 3", "key": "last"}),
     ],
     ids=str,
 )

@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 from format_inputs import damage
 from tables import input_file, table_of, write_files, write_table
 from wdsplit.conversion.counting import select_rows
-from wdsplit.conversion.plan.grouping import Groups
 from wdsplit.errors import InputError
 from wdsplit.tables.formats import parquet
 from wdsplit.tables.read import open_inputs, read_rows
-from wdsplit.tables.select import Picker, check_group_type, cut_splits, hash_groups, in_split
+from wdsplit.tables.select import Picker, check_split_type, cut_splits, hash_values, in_split
 from wdsplit.tables.table import Selection, Split, Table
 
 MAX = 2**64
@@ -29,7 +28,7 @@ PLACES = table_of(input_file(4, path="a.parquet"), input_file(0), input_file(6, 
 
 def hashes_of(values, kind=None):
     column = values if isinstance(values, pa.Array) else pa.array(values, kind)
-    return hash_groups(column, np.arange(len(column)), PLACES, "g").tolist()
+    return hash_values(column, np.arange(len(column)), PLACES, "g").tolist()
 
 
 def split_hashes(column, values):
@@ -138,12 +137,12 @@ def test_splits_are_as_large_as_their_fractions_say(column):
     assert abs((half[:-1] & half[1:]).mean() - 0.25) < 5 * math.sqrt(0.25 * 0.75 / num_rows)  # neighbours
 
 
-def test_a_null_belongs_to_no_group_and_is_named_by_file_row_and_column():
+def test_a_null_belongs_to_no_split_and_is_named_by_file_row_and_column():
     texts = pa.array(["a", "b", None, "c"])
     inside = pa.DictionaryArray.from_arrays(pa.array([0, 0, 1, 0]), pa.array(["a", None]))
     for column in (texts, pa.array([1, 2, None, 3]), texts.dictionary_encode(), inside):
         with pytest.raises(InputError, match="is null") as caught:
-            hash_groups(column, np.array([1, 3, 7, 9]), PLACES, "g")
+            hash_values(column, np.array([1, 3, 7, 9]), PLACES, "g")
         assert caught.value.place == "b.parquet, row 3, column 'g'"
 
 
@@ -151,14 +150,14 @@ MAY = [pa.string(), pa.string_view(), pa.uint64(), pa.bool_(), pa.date64(), pa.d
 MAY_NOT = [pa.float32(), pa.binary(), pa.list_(pa.int8()), pa.null(), pa.timestamp("s"), pa.decimal128(5, 2)]
 
 
-def test_columns_of_texts_whole_numbers_truths_and_dates_may_name_groups():
+def test_columns_of_texts_whole_numbers_truths_and_dates_may_assign_rows_to_splits():
     for kind in MAY:
-        check_group_type(pa.schema([("g", kind)]), "g")
+        check_split_type(pa.schema([("g", kind)]), "g")
     for kind in MAY_NOT:
-        with pytest.raises(InputError, match="column 'g' cannot define groups"):
-            check_group_type(pa.schema([("g", kind)]), "g")
+        with pytest.raises(InputError, match="column 'g' cannot assign rows"):
+            check_split_type(pa.schema([("g", kind)]), "g")
     with pytest.raises(InputError, match="column 'h' is not in the table"):
-        check_group_type(pa.schema([("g", pa.string())]), "h")
+        check_split_type(pa.schema([("g", pa.string())]), "h")
 
 
 # Counting
@@ -224,34 +223,24 @@ def counts_in(table, numbers):
     return [tuple(next(flat) for _ in file.row_groups) for file in table.files]
 
 
-def slow_groups(numbers, column):
-    """Return hash, count and first row of each group."""
-    found = {}
-    for number in numbers:
-        count, first = found.get(str(ROWS[number][column]), (0, number))
-        found[str(ROWS[number][column])] = count + 1, first
-    return sorted((hashes_of([value])[0], *rest) for value, rest in found.items())
-
-
 @given(
     st.sampled_from(sorted(CUTS)),
     st.sampled_from(sorted(CONDITIONS)),
     st.none() | st.integers(1, 100),
     st.sampled_from([None, (None, {"a": 0.5, "b": 0.3, "c": 0.2}), ("kind", {"a": 0.4, "b": 0.6}), ("n", {"a": 1.0})]),
-    st.sampled_from([None, "kind", "n", "a b.c"]),
     st.sampled_from([200, 16 * 1024**2]),
     st.tuples(st.integers(0, 90), st.integers(0, 90)),
 )
 def test_counts_and_rows_of_any_selection_of_any_layout_are_those_of_the_whole_table(
-    layouts, layout, where, limit, drawn, group_by, batch_bytes, places
+    layouts, layout, where, limit, drawn, batch_bytes, places
 ):
     table = layouts[layout]
     splits = [None] if drawn is None else list(cut_splits(drawn[1], drawn[0]).values())
     meeting = [number for number, row in enumerate(ROWS) if CONDITIONS[where](row)][:limit]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parquet, "BATCH_BYTES", batch_bytes)
-        results = select_rows(table, where, limit, splits, group_by)
-        for split, (selected, groups) in zip(splits, results, strict=True):
+        results = select_rows(table, where, limit, splits)
+        for split, selected in zip(splits, results, strict=True):
             expected = [number for number in meeting if is_in_split(number, split)]
             assert [file.counts for file in selected.files] == counts_in(table, expected)
             assert (selected.num_rows, selected.total_rows) == (len(expected), 90)
@@ -260,10 +249,6 @@ def test_counts_and_rows_of_any_selection_of_any_layout_are_those_of_the_whole_t
             read = list(read_rows(selected, first, stop, ["n"]))
             assert [number for rows in read for number in rows.numbers.tolist()] == expected[first:stop]
             assert [number for rows in read for number in rows.columns["n"].to_pylist()] == expected[first:stop]
-            assert (groups is None) == (group_by is None)
-            if isinstance(groups, Groups):
-                found = zip(groups.hashes.tolist(), groups.counts.tolist(), groups.firsts.tolist(), strict=True)
-                assert list(found) == slow_groups(expected, group_by)
 
 
 # What is not read
@@ -286,14 +271,13 @@ def test_row_groups_that_the_statistics_rule_out_or_without_a_selected_row_are_n
 ):
     table = open_inputs([sorted_file])
     damage(sorted_file, unread)
-    ((selected, groups),) = select_rows(table, where, None, [None], "kind")
+    (selected,) = select_rows(table, where, None, [None])
     assert selected.files[0].counts == counts
-    assert groups.counts.sum() == sum(counts)
     damage(sorted_file, [group for group in range(6) if not counts[group]])
     read = [number for rows in read_rows(selected, 0, 23, ["n", "kind"]) for number in rows.numbers.tolist()]
     assert read == (list(range(17, 40)) if unread else [20])
     with pytest.raises(InputError, match="cannot be read as parquet") as caught:
-        select_rows(table, "17 <= n < 50", None, [None], None)
+        select_rows(table, "17 <= n < 50", None, [None])
     assert caught.value.place == sorted_file
 
 
@@ -303,19 +287,18 @@ def test_nothing_is_read_after_the_limit(sorted_file, tmp_path, monkeypatch):
     table = open_inputs([sorted_file, gone])
     os.remove(gone)
     damage(sorted_file, [2, 3, 4, 5])
-    ((selected, groups),) = select_rows(table, "n != 3", 25, [None], "kind")
+    (selected,) = select_rows(table, "n != 3", 25, [None])
     assert [file.counts for file in selected.files] == [(14, 11, 0, 0, 0, 0), (0,)]
-    assert groups.counts.sum() == 25
 
 
 def test_only_the_columns_that_decide_are_read(sorted_file):
     table = open_inputs([sorted_file])
     damage(sorted_file, range(6), columns=[1])
-    results = select_rows(table, "n >= 10", None, list(cut_splits(SPLITS, "n").values()), "n")
-    assert sum(selected.num_rows for selected, _ in results) == 80
+    results = select_rows(table, "n >= 10", None, list(cut_splits(SPLITS, "n").values()))
+    assert sum(selected.num_rows for selected in results) == 80
     os.remove(sorted_file)
-    results = select_rows(table, "", 77, list(cut_splits({"a": 0.5, "b": 0.5}, None).values()), None)
-    assert sum(selected.num_rows for selected, _ in results) == 77
+    results = select_rows(table, "", 77, list(cut_splits({"a": 0.5, "b": 0.5}, None).values()))
+    assert sum(selected.num_rows for selected in results) == 77
 
 
 @pytest.mark.parametrize(("where", "num_rows"), [("n < 30", 30), ("text == 'a3'", 1), ("", 25)])
@@ -324,20 +307,19 @@ def test_tables_with_views_are_selected_from(tmp_path, where, num_rows):
     with pa.ipc.new_file(str(tmp_path / "in.arrow"), table.schema) as writer:
         writer.write_table(table)
     split = None if where else cut_splits({"a": 0.5, "b": 0.5}, "text")["a"]
-    ((selected, _),) = select_rows(open_inputs([str(tmp_path / "in.arrow")]), where, None, [split], None)
+    (selected,) = select_rows(open_inputs([str(tmp_path / "in.arrow")]), where, None, [split])
     parts = [rows.columns["text"] for rows in read_rows(selected, 0, 60, ["text"])]
     assert sum(map(len, parts)) == selected.num_rows == num_rows
 
 
-@pytest.mark.parametrize("group_by", [None, "text"])
-def test_a_null_that_decides_is_named_by_its_file_and_its_row_in_it(tmp_path, group_by):
+def test_a_null_that_decides_is_named_by_its_file_and_its_row_in_it(tmp_path):
     paths = write_files(tmp_path, TABLE.slice(4), [10, 40], 6)
-    splits = [None] if group_by else list(cut_splits(SPLITS, "text").values())
+    splits = list(cut_splits(SPLITS, "text").values())
     with pytest.raises(InputError, match="is null") as caught:
-        select_rows(open_inputs(paths), "n > 20", None, splits, group_by)
+        select_rows(open_inputs(paths), "n > 20", None, splits)
     assert caught.value.place == f"{paths[1]}, row 23, column 'text'"
-    ((selected, _),) = select_rows(open_inputs(paths), "n > 20 and text is not None", None, [None], "text")
-    assert selected.num_rows == 65
+    parts = select_rows(open_inputs(paths), "n > 20 and text is not None", None, splits)
+    assert sum(selected.num_rows for selected in parts) == 65
 
 
 def test_a_condition_names_the_classes_of_numbers(tmp_path):
@@ -345,7 +327,7 @@ def test_a_condition_names_the_classes_of_numbers(tmp_path):
     schema = pa.schema([("label", pa.int64())], {"huggingface": json.dumps({"info": {"features": features}})})
     table = open_inputs(write_files(tmp_path, pa.table({"label": [0, 1, 1]}, schema), [3], 3))
     for where, count in {"label == 'dog'": 2, "label == 1": 2, "label not in ['dog']": 1}.items():
-        ((selected, _),) = select_rows(table, where, None, [None], None)
+        (selected,) = select_rows(table, where, None, [None])
         assert selected.num_rows == count
     with pytest.raises(InputError, match="no class 'dgo'"):
-        select_rows(table, "label == 'dgo'", None, [None], None)
+        select_rows(table, "label == 'dgo'", None, [None])

@@ -132,7 +132,6 @@ class PlanOptions:
     null: Null = field(default="error", metadata={"choices": NULLS})
     shuffle: bool | None = None
     seed: int = _integer(0, 0, MAX_SEED)
-    group_by: str | None = None
     keep: tuple[str, ...] = ()
     no_keep: tuple[str, ...] = ()
 
@@ -146,8 +145,6 @@ class PlanOptions:
         sizings = [name for name in ("shards", "samples_per_shard", "shard_size") if getattr(self, name) is not None]
         if len(sizings) > 1:
             problems.append(f"{' and '.join(sizings)} contradict each other: give one")
-        if self.group_by is not None and self.pad == "drop":
-            problems.append("group_by and pad = 'drop' contradict each other: dropping rows would break up groups")
         return problems
 
     @property
@@ -165,7 +162,7 @@ class ConvertOptions(PlanOptions):
             needed only if that does not divide 192.
         workers: Loader workers per rank; 0 counts as 1.
         shards: Number of shards, a multiple of `world_size` x `workers`. Default: derived from `shard_size`.
-        samples_per_shard: Maximum number of samples per shard; approximate with `group_by`.
+        samples_per_shard: Maximum number of samples per shard.
         shard_size: Approximate bytes per shard. Default: 256 MB, or less so that each lane has a shard.
         lanes: Number of sequences of shards that the loader reads in parallel. Default: 192, or 96, 48 or 16 for less
             data; rounded up to a multiple of `world_size` x `workers`.
@@ -179,7 +176,6 @@ class ConvertOptions(PlanOptions):
             (empty).
         shuffle: Shuffle the rows of the whole table, or keep their order. Default: shuffle; tars keep their order.
         seed: Seed of the shuffle.
-        group_by: Keep rows with the same value in this column in one split and one shard.
         keep: Additional columns for the sample tables; they need not become fields. Numbers, booleans, dates, times and
             classes that become fields are included by default, and the file names of image folders.
         no_keep: Columns to leave out of the sample tables.
@@ -190,15 +186,15 @@ class ConvertOptions(PlanOptions):
         where: Use only the rows that meet a condition, such as "label < 10 and width >= 256".
         limit: Use only the first N rows; with `where`, the first N matching rows.
         hive: Read folder names such as `year=2024` as columns; not for tars.
-        splits: Fraction by split name. Each split is a dataset; a hash of `group_by`, or else of the key, assigns the
-            rows.
+        splits: Fraction by split name. Each split is a dataset; a hash of the key, or of `split_by`, assigns the rows.
+        split_by: Keep rows with the same value in this column in one split.
         jobs: Number of parallel tasks.
         overwrite: Replace the dataset or unfinished run in the output.
         resume: Continue the unfinished run in the output; a finished one is left as it is.
         append: Add the rows to the dataset in the output, as a new version. The dataset decides fields, lanes and
             window; keys must be new. A stopped append continues if it is run again.
         allow_erased: With `append`, allow rows with keys that were erased from the dataset.
-        memory: Bytes of memory for shuffling and grouping, shared by all jobs of a machine. Default: a quarter of what
+        memory: Bytes of memory for shuffling, shared by all jobs of a machine. Default: a quarter of what
             this process may use; 1 GiB on Ray and in shares.
         emit: Index files to write for other readers: any of dali, energon and wids.
         classes: Column with the classes, which becomes the field cls: numbers, whose names the manifest keeps. Default:
@@ -217,6 +213,7 @@ class ConvertOptions(PlanOptions):
     limit: int | None = _integer(None, 1)
     hive: bool = True
     splits: Mapping[str, float] = field(default_factory=dict)
+    split_by: str | None = None
     jobs: int = _integer(1, 1)
     overwrite: bool = False
     resume: bool = False
@@ -246,6 +243,8 @@ class ConvertOptions(PlanOptions):
             problems.append("key and number_keys contradict each other: give one")
         if self.classes is not None and self.mapping.get("cls", self.classes) != self.classes:
             problems.append("classes and the mapping of cls contradict each other: give one")
+        if self.split_by is not None and not self.splits:
+            problems.append("split_by needs splits")
         for name in self.splits:
             if not re.fullmatch("[A-Za-z0-9_-]+", name):
                 problems.append(f"split {name!r}: expected letters, digits, '_' and '-', because it names a folder")

@@ -11,14 +11,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise
 from typing import Any
 
 import orjson
 import pyarrow as pa
 import xxhash
 
-from wdsplit.conversion.plan.grouping import GroupPlaces, Groups, place_groups
 from wdsplit.conversion.plan.options import PlanOptions
 from wdsplit.errors import InputError
 from wdsplit.fields.infer import Label
@@ -52,8 +50,6 @@ class Plan:
         options: The options; `shuffle` is never None.
         num_shards: Number of shards (S).
         lanes: Number of lanes (C).
-        groups: The places of groups of rows, if rows are grouped.
-        bounds: The place of each shard's first row, and the place after the last row, if rows are grouped; else empty.
         label: The column of classes; None if there is none.
         first_key: The number of the first row's key, if rows are numbered.
     """
@@ -64,8 +60,6 @@ class Plan:
     options: PlanOptions
     num_shards: int
     lanes: int
-    groups: GroupPlaces | None = field(default=None, compare=False)
-    bounds: tuple[int, ...] = ()
     label: Label | None = field(default=None, compare=False)
     first_key: int = 0
 
@@ -107,7 +101,7 @@ class Plan:
     @property
     def scatters(self) -> bool:
         """Whether the plan reorders rows."""
-        return bool(self.options.shuffle) or self.groups is not None
+        return bool(self.options.shuffle)
 
     @property
     def num_rows(self) -> int:
@@ -129,8 +123,6 @@ class Plan:
     @cached_property
     def max_samples(self) -> int:
         """Number of samples of the largest shard, which has no pads."""
-        if self.bounds:
-            return max(stop - first for first, stop in pairwise(self.bounds))
         return -(-self.num_samples // self.num_shards)
 
     @property
@@ -151,10 +143,8 @@ class Plan:
     def rows(self, shard: int) -> tuple[int, int]:
         """Return the place of a shard's first row, and the place after its last; the first shards have one more row.
 
-        If rows are shuffled or grouped, these are places in the reordered table.
+        If rows are shuffled, these are places in the reordered table.
         """
-        if self.bounds:
-            return self.bounds[shard], self.bounds[shard + 1]
         each, rest = divmod(self.num_samples, self.num_shards)
         first = shard * each + min(shard, rest)
         return first, first + each + (shard < rest)
@@ -242,7 +232,6 @@ class Plan:
         content = {
             "format": FORMAT_VERSION,
             **self._rows,
-            "group_by": self.options.group_by,
             "fields": [dataclasses.asdict(one) for one in self.fields],
             "key": self.key,
             "null": self.options.null,
@@ -263,7 +252,6 @@ def make_plan(
     fields: Sequence[Field],
     key: str | None,
     options: PlanOptions,
-    groups: Groups | None = None,
     label: Label | None = None,
 ) -> Plan:
     """Make the plan of a conversion.
@@ -273,7 +261,6 @@ def make_plan(
         fields: The fields of each sample.
         key: The key column, or None to number the rows.
         options: The options.
-        groups: The groups of the selected rows, with `group_by`.
         label: The column of classes, if there is one.
 
     Raises:
@@ -296,17 +283,18 @@ def make_plan(
     lanes = options.lanes or default_lanes(num_rows, data_bytes(table, len(fields)), readers)
     num_shards = _num_shards(table, len(fields), options, lanes)
     _check_shards(num_shards, num_rows, options)
-    max_shards = len(groups) if groups is not None else num_rows
-    if (options.pad != "repeat" or groups is not None) and num_shards > max_shards:
-        if options.shards is not None or readers > max_shards:
-            raise _too_few(max_shards, num_shards if options.shards is not None else readers, options)
-        num_shards = max_shards // readers * readers
+    if options.pad != "repeat" and num_shards > num_rows:
+        if options.shards is not None or readers > num_rows:
+            raise InputError(
+                f"more shards than rows, and --pad {options.pad} cannot fill them",
+                expected=f"at most {num_rows} shards",
+                found=str(num_shards if options.shards is not None else readers),
+                remedy="use --pad repeat, fewer --shards, or a smaller --world-size x --workers",
+            )
+        num_shards = num_rows // readers * readers
     if options.lanes is None:
         lanes = lanes_of_shards(num_shards, lanes, readers)
-    if groups is None:
-        return Plan(table, tuple(fields), key, options, num_shards, lanes, label=label)
-    places, bounds = place_groups(groups, num_shards, options.seed if options.shuffle else None)
-    return Plan(table, tuple(fields), key, options, num_shards, lanes, places, bounds, label)
+    return Plan(table, tuple(fields), key, options, num_shards, lanes, label)
 
 
 def _check_shards(num_shards: int, num_rows: int, options: PlanOptions) -> None:
@@ -332,19 +320,6 @@ def _check_shards(num_shards: int, num_rows: int, options: PlanOptions) -> None:
             found=f"{num_rows:,} rows in {num_shards:,} shards",
             remedy="use more --shards, or a smaller --shard-size or --samples-per-shard",
         )
-
-
-def _too_few(max_shards: int, num_shards: int, options: PlanOptions) -> InputError:
-    what = "groups" if options.group_by is not None else "rows"
-    why = "groups are not split" if options.group_by is not None else f"--pad {options.pad} cannot fill them"
-    return InputError(
-        f"more shards than {what}, and {why}",
-        expected=f"at most {max_shards} shards",
-        found=str(num_shards),
-        remedy="use "
-        + ("" if options.group_by is not None else "--pad repeat, ")
-        + "fewer --shards, or a smaller --world-size x --workers",
-    )
 
 
 def data_bytes(table: Table, num_fields: int) -> int:

@@ -13,13 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import orjson
 import pyarrow as pa
 import xxhash
 
-from wdsplit.conversion.plan.grouping import GroupPlaces
 from wdsplit.conversion.plan.options import PlanOptions
 from wdsplit.conversion.plan.plan import Plan
 from wdsplit.errors import CorruptDataError, InputError
@@ -88,13 +85,12 @@ def _without_options(file: InputFile) -> InputFile:
     return dataclasses.replace(file, remote=Remote(file.path))
 
 
-def _dump_arrow(value: pa.Table | pa.Schema | npt.NDArray[Any]) -> str:
-    """Return Arrow's bytes of a table, a schema or an array as text."""
-    table = pa.table({"array": value}) if isinstance(value, np.ndarray) else value
+def _dump_arrow(value: pa.Table | pa.Schema) -> str:
+    """Return Arrow's bytes of a table or a schema as text."""
+    table = value.empty_table() if isinstance(value, pa.Schema) else value
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table if isinstance(table, pa.Schema) else table.schema) as writer:
-        if isinstance(table, pa.Table):
-            writer.write_table(table)
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
     return b64encode(sink.getvalue()).decode()
 
 
@@ -139,7 +135,6 @@ def parse_plan(data: bytes, version: str) -> SavedPlan:
         )
     values = orjson.loads(zlib.decompress(content))
     plan, table = values["plan"], values["plan"]["table"]
-    groups = plan["groups"]
     plan["table"] = Table(
         tuple(map(_parse_file, table["files"])),
         _parse_arrow(table["schema"]).schema,
@@ -149,8 +144,6 @@ def parse_plan(data: bytes, version: str) -> SavedPlan:
     )
     plan["fields"] = tuple(Field(**{**field, "names": tuple(field["names"])}) for field in plan["fields"])
     plan["options"] = PlanOptions(**plan["options"])
-    plan["groups"] = groups and GroupPlaces(**{n: np.asarray(_parse_arrow(groups[n])["array"]) for n in groups})
-    plan["bounds"] = tuple(plan["bounds"])
     plan["label"] = Label(**plan["label"]) if plan["label"] else None
     return SavedPlan(**{**values, "plan": Plan(**plan), "emit": tuple(values["emit"])})
 

@@ -11,7 +11,6 @@ from functools import cache, lru_cache, partial
 import numpy as np
 import pyarrow as pa
 
-from wdsplit.arrays import Int64
 from wdsplit.conversion.plan.plan import Plan
 from wdsplit.conversion.shuffle.scatter import NUMBER, PLACE, region_runs
 from wdsplit.conversion.shuffle.sorted_runs import OpenRun, SortedRun, damaged_spill, read_runs
@@ -38,7 +37,6 @@ class ShuffledRows:
 
     def __init__(self, storage: Storage, plan: Plan, cuts: Cuts, buffer_bytes: int) -> None:
         self._storage, self._plan, self._cuts, self._buffer_bytes = storage, plan, cuts, buffer_bytes
-        self._starts = None if plan.groups is None else np.append(np.sort(plan.groups.starts), plan.num_rows)
         self._runs_of = cache(partial(region_runs, storage, cuts))
         self._opened = lru_cache(_MAX_OPEN)(partial(OpenRun, storage))
 
@@ -50,65 +48,24 @@ class ShuffledRows:
         row_bytes = max(1, sum(run.num_bytes for run in runs) // max(1, sum(run.num_rows for run in runs)))
         max_rows = max(1, self._buffer_bytes // row_bytes)
         batch_rows = min(MAX_BATCH_ROWS, max(1, min(self._buffer_bytes, BATCH_BYTES) // row_bytes))
-        for begin, end in self._stretches(first, stop, max_rows):
-            place = begin
-            for rows in self._stretch(begin, end, max_rows):
-                head, tail = (min(len(rows), max(0, edge - place)) for edge in (first, stop))
-                inside = rows.slice(head, tail)
-                place += len(rows)
-                for low in range(0, len(inside), batch_rows):
-                    yield inside.slice(low, min(len(inside), low + batch_rows))
-                if place >= stop:
-                    return
-            self._check_count(place - begin, begin, end)
-
-    def _stretch(self, begin: int, end: int, max_rows: int) -> Iterator[Rows]:
-        """Yield the rows of a stretch; a group with more rows than fit into the buffer comes run by run, in order."""
-        if end - begin <= max_rows:
-            yield self._gather(begin, end)
-            return
-        for run in self._runs(begin, end):
-            for batch in self._read_range(run, begin, end):
-                yield self._rows(pa.Table.from_batches([batch]), batch.column(NUMBER).to_numpy())
-
-    def _stretches(self, first: int, stop: int, max_rows: int) -> Iterator[tuple[int, int]]:
-        """Cut places into stretches that fit into the buffer; groups stay whole, also at both ends."""
-        if self._starts is None:
-            for begin in range(first, stop, max_rows):
-                yield begin, min(stop, begin + max_rows)
-            return
-        low = int(np.searchsorted(self._starts, first, side="right")) - 1
-        while self._starts[low] < stop:
-            begin = int(self._starts[low])
-            fits = int(np.searchsorted(self._starts, begin + max_rows, side="right")) - 1
-            needed = int(np.searchsorted(self._starts, stop))
-            low = max(low + 1, min(fits, needed))
-            yield begin, int(self._starts[low])
+        for begin in range(first, stop, max_rows):
+            rows = self._gather(begin, min(stop, begin + max_rows))
+            for low in range(0, len(rows), batch_rows):
+                yield rows.slice(low, min(len(rows), low + batch_rows))
 
     def _gather(self, first: int, stop: int) -> Rows:
         runs = self._runs(first, stop)
         batches = list(read_runs(self._storage, runs, lambda run: list(self._read_range(run, first, stop))))
-        self._check_count(stop - first if batches else 0, first, stop)
-        table = pa.Table.from_batches(batches)
-        places, numbers = table.column(PLACE).to_numpy(), table.column(NUMBER).to_numpy()
-        order = np.argsort(places) if self._starts is None else np.lexsort((numbers, places))
-        if self._starts is None:
-            whole = np.array_equal(places[order], np.arange(first, stop))
-        else:
-            whole = len(np.unique(numbers)) == len(numbers)
-        self._check_count(len(order) if whole else -1, first, stop)
-        return self._rows(table.take(pa.array(order)).combine_chunks(), numbers[order])
-
-    def _check_count(self, count: int, first: int, stop: int) -> None:
-        """Refuse spill files that do not have all rows of a range of places."""
-        if count != stop - first:
+        table = pa.Table.from_batches(batches) if batches else None
+        places = table.column(PLACE).to_numpy() if table is not None else np.empty(0, np.int64)
+        order = np.argsort(places)
+        if table is None or not np.array_equal(places[order], np.arange(first, stop)):
             raise damaged_spill(
                 f"{self._storage.url}/{SPILL_FOLDER}", f"missing or extra rows at the places {first} to {stop - 1}"
             )
-
-    def _rows(self, table: pa.Table, numbers: Int64) -> Rows:
+        table = table.take(pa.array(order)).combine_chunks()
         columns = {name: table.column(f"c{i}").chunk(0) for i, name in enumerate(self._plan.columns)}
-        return Rows(columns, numbers, self._plan.table)
+        return Rows(columns, table.column(NUMBER).to_numpy(), self._plan.table)
 
     def _runs(self, first: int, stop: int) -> list[SortedRun]:
         """Return the runs that may have rows of a range of places."""

@@ -1,17 +1,16 @@
 """Scatters rows: reads the inputs once, and writes sorted runs; merges the runs of many tasks.
 
-The place of a row comes from `order.permutation`, or from `plan.grouping` for its group. How runs are cut (`steps`)
-does not change the gathered rows (`gather`).
+The place of a row comes from `order.permutation`. How runs are cut (`steps`) does not change the gathered rows
+(`gather`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
 
-from wdsplit.arrays import Int64
 from wdsplit.conversion.job import ConvertJob
 from wdsplit.conversion.plan.plan import Plan
 from wdsplit.conversion.shuffle.sorted_runs import OpenRun, RunWriter, SortedRun, parse_runs, read_runs
@@ -20,8 +19,7 @@ from wdsplit.engines.local import raise_if_cancelled
 from wdsplit.jobs.notes import Notes
 from wdsplit.order.permutation import RowPermutation
 from wdsplit.storage.interface import Storage
-from wdsplit.tables.read import Rows, read_rows
-from wdsplit.tables.select import hash_groups
+from wdsplit.tables.read import read_rows
 
 __all__ = [
     "NUMBER",
@@ -93,31 +91,9 @@ def _collected(storage: Storage, title: str, name: str, tasks: range) -> list[So
 
 def placed_rows(plan: Plan, first: int, stop: int) -> Iterator[pa.Table]:
     """Yield rows of the table, batch by batch, with their places and numbers."""
-    places_of = _places(plan, first)
-    columns = [*plan.columns, *([plan.options.group_by] if plan.options.group_by is not None else [])]
-    for rows in read_rows(plan.table, first, stop, list(dict.fromkeys(columns))):
-        arrays = {f"c{i}": rows.columns[name] for i, name in enumerate(plan.columns)}
-        yield pa.table({PLACE: places_of(rows), NUMBER: rows.numbers, **arrays})
-
-
-def _places(plan: Plan, first: int) -> Callable[[Rows], Int64]:
-    """Return a function from a batch of rows to their places; batches must be consecutive, from the place `first` on.
-
-    All rows of a group go to the place of its first row, in the order of their numbers.
-    """
-    groups, group_by = plan.groups, plan.options.group_by
-    if groups is not None and group_by is not None:
-
-        def group_places(rows: Rows) -> Int64:
-            return groups.starts_of(hash_groups(rows.columns[group_by], rows.numbers, plan.table, group_by))
-
-        return group_places
     permutation = RowPermutation(plan.num_rows, plan.options.seed)
-    read = 0
-
-    def shuffled_places(rows: Rows) -> Int64:
-        nonlocal read
-        read += len(rows)
-        return permutation.positions(np.arange(first + read - len(rows), first + read))
-
-    return shuffled_places
+    for rows in read_rows(plan.table, first, stop, plan.columns):
+        places = permutation.positions(np.arange(first, first + len(rows)))
+        first += len(rows)
+        arrays = {f"c{i}": rows.columns[name] for i, name in enumerate(plan.columns)}
+        yield pa.table({PLACE: places, NUMBER: rows.numbers, **arrays})
