@@ -252,7 +252,7 @@ def _fields(table: Table, options: ConvertOptions) -> tuple[tuple[Field, ...], L
     label, classes = find_label(table, options, inferred)
     try:
         column = label.column if label is not None and label.column in inferred else None
-        fields = infer_fields(schema, options.mapping, key, payloads, options.class_names, inferred, column, classes)
+        fields = infer_fields(schema, options.mapping, key, payloads, inferred, column, classes)
     except InputError as error:
         raise error.at(path) from error
     if len(fields) > _MANY_FIELDS and table.files[0].format == "tar":

@@ -54,12 +54,9 @@ def decoded_type(kind: pa.DataType, encoding: str) -> pa.DataType:
     """Return the type that the values of a column have once decoded.
 
     Dictionaries count as their values, extension types as their storage; tensors that are written as npy count as
-    nested lists of their shape. A column of class names has strings, one of categories numbers, and one of images or
-    audio their bytes.
+    nested lists of their shape. A column of categories has numbers, and one of images or audio their bytes.
     """
     plain = unwrap(kind)
-    if encoding == "class":
-        return pa.string()
     if encoding == "category":
         return pa.int64()
     if encoding == "media":

@@ -29,8 +29,7 @@ def decode_field(payloads: Sequence[bytes | None], field: Field) -> pa.Array:
     The result equals the original column, including nulls, with these exceptions:
 
     - Dictionaries become their values, extension types their storage, tensors nested lists of their shape.
-    - Images and audio lose their path, a column of class names has strings, and a column of categories in a field `cls`
-      has numbers.
+    - Images and audio lose their path, and a column of categories in a field `cls` has numbers.
     - With `--null empty`, null strings and binary values become empty ones.
 
         dataset = wdsplit.Dataset("data/train", shuffle=False, tail="uneven")
@@ -73,7 +72,6 @@ def decode_field(payloads: Sequence[bytes | None], field: Field) -> pa.Array:
 _DECODERS: dict[str, Callable[[bytes, pa.DataType], Any]] = {
     "bytes": lambda payload, kind: payload,
     "category": lambda payload, kind: int(payload),
-    "class": lambda payload, kind: payload.decode(),
     "integer": lambda payload, kind: bool(int(payload)) if pa.types.is_boolean(kind) else int(payload),
     "json": lambda payload, kind: _native(json.loads(payload), kind),
     "media": lambda payload, kind: payload,

@@ -52,9 +52,7 @@ def encode_batch(
             return f"{where(row)}, column {name!r}"
 
         column = columns[field.column]
-        if field.encoding == "class":
-            payload = _encode_class(column, field.names, locate)
-        elif field.encoding == "category":
+        if field.encoding == "category":
             payload = _encode_category(column, field.names, locate)
         else:
             payload = _ENCODERS[field.encoding](column, locate)
@@ -72,7 +70,7 @@ def _treat_nulls(payload: pa.LargeBinaryArray, field: Field, null: Null, where: 
     if null == "empty":
         return pc.fill_null(payload, b"")
     raise InputError(
-        "a label has no class name: it is null or -1" if field.encoding == "class" else "a value is null",
+        "a value is null",
         place=where(_first_null(payload)),
         expected="a value",
         remedy="use --null omit to leave the member out, --null empty to write an empty one, or filter the table",
@@ -134,24 +132,8 @@ def _encode_integer(column: pa.Array, where: Locate) -> pa.LargeBinaryArray:
     return column.cast(pa.large_string()).cast(_LARGE_BINARY)
 
 
-def _encode_class(column: pa.Array, names: Sequence[str], where: Locate) -> pa.LargeBinaryArray:
-    """Encode numbers of classes as their names; -1, which Hugging Face writes for no class, is null."""
-    numbers = stored(column).cast(pa.int64())
-    row = first_true(pc.or_(pc.less(numbers, -1), pc.greater_equal(numbers, len(names))))
-    if row is not None:
-        raise InputError(
-            "invalid class number",
-            place=where(row),
-            expected=f"0 to {len(names) - 1}, or -1 for no class",
-            found=str(numbers[row].as_py()),
-            remedy="correct the labels or the names in the table, or leave out --class-names",
-        )
-    numbers = pc.if_else(pc.equal(numbers, -1), pa.scalar(None, pa.int64()), numbers)
-    return pa.array(names, pa.large_string()).take(numbers).cast(_LARGE_BINARY)
-
-
 def _encode_category(column: pa.Array, names: Sequence[str], where: Locate) -> pa.LargeBinaryArray:
-    """Encode names of classes as their numbers; the inverse of `_encode_class`."""
+    """Encode names of classes as their numbers."""
     texts = stored(column).cast(pa.large_string())
     numbers = pc.index_in(texts, pa.array(names, pa.large_string()))
     row = first_true(pc.and_(numbers.is_null(), texts.is_valid()))

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from wdsplit.errors import InputError, did_you_mean
 from wdsplit.fields.arrow_types import field_of
-from wdsplit.fields.rules import is_list, is_nested_numbers, rule_of, unwrap, why_refused
+from wdsplit.fields.rules import is_nested_numbers, rule_of, unwrap, why_refused
 from wdsplit.shards.manifest import Field
 from wdsplit.tar.names import check_field
 
@@ -170,7 +170,6 @@ def infer_fields(
     mapping: Mapping[str, str],
     key: str | None,
     first_bytes: Mapping[str, bytes | None],
-    with_class_names: bool = False,
     columns: Sequence[str] = (),
     label: str | None = None,
     classes: Mapping[str, tuple[str, ...]] | None = None,
@@ -183,7 +182,6 @@ def infer_fields(
         mapping: Field name to column name.
         key: The key column, if any.
         first_bytes: For each binary column the first payload that is not null.
-        with_class_names: Give columns of classes a second field with the name of the class: `cls.txt` beside `cls`.
         columns: Columns to infer fields for; without these and a mapping, all but the key.
         label: The one of these that becomes `cls`; it may also be in the mapping.
         classes: The classes of columns of text that become `cls`, in the order of their numbers.
@@ -231,8 +229,6 @@ def infer_fields(
         if encoding is None:
             problems.append(f"column {column!r} of type {kind} cannot be written as a field {name!r}")
         fields.append(field_of(name, column, encoding or "", kind, found.get(column, ())))
-    if with_class_names:
-        problems += _add_class_names(fields, schema)
     written = [field.name for field in fields]
     problems += [f"field {name!r} would be written {written.count(name)} times" for name in _repeated(written)]
     if problems:
@@ -323,21 +319,3 @@ def _inferred_names(
         alone = not prefixed and extension[0] != "." and counts[extension] == 1 and extension not in taken
         names.append(extension if alone else f"{prefix_of(column)}{extension.lstrip('.')}")
     return names
-
-
-def _add_class_names(fields: list[Field], schema: pa.Schema) -> list[str]:
-    """Add a field with the class names after each field of classes; return the problems."""
-    problems, count = [], len(fields)
-    for field in list(fields):
-        kind = schema.field(field.column).type
-        if not field.names or is_list(unwrap(kind)) or field.encoding == "text":
-            continue
-        if pa.types.is_signed_integer(unwrap(kind)) or field.encoding == "category":
-            encoding = "text" if field.encoding == "category" else "class"
-            of_names = field_of(f"{field.name}.txt", field.column, encoding, kind, field.names)
-            fields.insert(fields.index(field) + 1, of_names)
-        else:
-            problems.append(f"column {field.column!r} has class names, but the type {kind} (expected int64)")
-    if len(fields) == count and not problems:
-        problems.append("no column has class names (--class-names needs a column that Hugging Face calls a ClassLabel)")
-    return problems

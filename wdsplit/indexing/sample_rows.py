@@ -68,7 +68,7 @@ class Recipe:
             if name in found or name in _TAKEN or name in self.no_keep or field.encoding in ("bytes", "media", "npy"):
                 continue
             kind = read_type(field)
-            if is_kept(kind) or (name in self.keep and field.encoding != "class" and sample_type(kind) is not None):
+            if is_kept(kind) or (name in self.keep and sample_type(kind) is not None):
                 found[name] = field
         return found
 

@@ -28,7 +28,7 @@ MIME_TYPES = {
 }
 _TEXTS = frozenset(("caption", "html", "jsonl", "md", "srt", "text", "transcript", "txt", "xml"))
 _NUMBERS = frozenset(("class", "cls", "cls2", "id", "index", "inx", "label"))
-_BY_ENCODING = {"class": "text", "integer": "number", "json": "json", "npy": "array", "text": "text"}
+_BY_ENCODING = {"integer": "number", "json": "json", "npy": "array", "text": "text"}
 
 MEASURES = {
     "image": ("width", "height", "aspect"),

@@ -24,7 +24,7 @@ SCHEMA = pa.schema(
     ],
     metadata={"huggingface": "{}"},
 )
-FIELDS = (Field("jpg", "image", "bytes", "binary"), Field("cls", "label", "class", "int64", ("cat", "dög")))
+FIELDS = (Field("jpg", "image", "bytes", "binary"), Field("cls", "label", "integer", "int64", ("cat", "dög")))
 
 
 def plan_of(files, selection=ALL, key=None, **options):

@@ -44,7 +44,6 @@ WRAPPED = [
     (pa.struct([("u", pa.uuid()), ("j", pa.json_())]), "json", pa.struct([("u", pa.binary(16)), ("j", pa.string())])),
     (pa.map_(pa.json_(), pa.bool8()), "json", pa.map_(pa.string(), pa.int8())),
     (pa.opaque(pa.list_(pa.int8()), "t", "v"), "npy", pa.list_(pa.int8())),
-    (pa.int8(), "class", pa.string()),
     (pa.string(), "category", pa.int64()),
     (pa.struct([("bytes", pa.large_binary()), ("path", pa.string())]), "media", pa.large_binary()),
     (pa.fixed_shape_tensor(pa.int8(), [2, 3]), "npy", pa.list_(pa.list_(pa.int8(), 3), 2)),

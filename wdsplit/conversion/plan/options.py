@@ -44,7 +44,7 @@ PASSES: tuple[PassName, ...] = ("scatter", "merge", "write")
 
 _OF_DATASET = (
     *("world_size", "workers", "lanes", "window", "pad", "allow_pads", "keep", "no_keep"),
-    *("mapping", "columns", "classes", "class_names", "splits", "overwrite", "emit"),
+    *("mapping", "columns", "classes", "splits", "overwrite", "emit"),
 )
 """What a dataset decides for the rows that are appended to it."""
 _MAX_COUNT = 2**53
@@ -200,7 +200,6 @@ class ConvertOptions(PlanOptions):
         classes: Column with the classes, which becomes the field cls: numbers, whose names the manifest keeps. Default:
             the column called label, labels, class, target, category or cls, else the only ClassLabel, else the only
             text column of few values.
-        class_names: Write class names beside their numbers, as cls.txt; for Hugging Face ClassLabel columns.
         class_depth: Depth of the class folders below a folder of images: 2 for photos/animals/cat/1.jpg; 0 for no
             classes. Default: 1.
     """
@@ -222,7 +221,6 @@ class ConvertOptions(PlanOptions):
     memory: int | None = _integer(None, 1)
     emit: tuple[str, ...] = ()
     classes: str | None = None
-    class_names: bool = False
     class_depth: int | None = _integer(None, 0)
 
     def __post_init__(self) -> None:
