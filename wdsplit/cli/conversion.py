@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -130,22 +130,20 @@ def show_progress(bar: Bar, progress: Progress, name: str = "", step: str = "") 
     bar.update(progress.done, progress.total, " ".join(filter(None, (step, doing, name))), unit, **amounts)
 
 
-def label_lines(label: Any, fields: Sequence[Field]) -> list[str]:
-    """Return a line that says which column is the label and how many classes it has; none without a label.
+def label_lines(label: str | None, fields: Sequence[Field]) -> list[str]:
+    """Return a line that says which column is the label, and its classes if they have names; none without a label.
 
     Args:
-        label: The attributes of a `Label`, from a plan or from the provenance of a manifest; None without one.
+        label: The column, from a plan or from the provenance of a manifest; None without one.
         fields: The fields of the samples.
     """
-    label = label if isinstance(label, Mapping) else {}
-    of_label = (one for one in fields if one.column == label.get("column") and one.name == "cls")
-    field, num_classes = next(of_label, None), label.get("num_classes")
-    if field is None or not isinstance(num_classes, int):
+    field = next((one for one in fields if one.column == label and one.name == "cls"), None)
+    if field is None:
         return []
-    count = f"{'' if label.get('is_exact') else 'at least '}{counted(num_classes, 'class', 'classes')}"
-    names = f": {names_text(field.names)}" if field.names else ""
-    guess = "; chosen for its few values: --classes names another column" if label.get("is_guessed") else ""
-    return [f"label: column {field.column!r}, {count} in {field.name}{names}{guess}"]
+    if not field.names:
+        return [f"label: column {field.column!r} in {field.name}"]
+    count = counted(len(field.names), "class", "classes")
+    return [f"label: column {field.column!r}, {count} in {field.name}: {names_text(field.names)}"]
 
 
 def appended_text(manifest: Manifest, place: str) -> str:
@@ -178,7 +176,7 @@ def dataset_text(manifest: Manifest, place: str) -> str:
             lines.append(f"{count} columns would be {extension}: {named}")
     lines += said
     for field in manifest.fields:
-        if field.names and not (said and field.column == provenance["label"]["column"]):
+        if field.names and not (said and field.column == provenance["label"]):
             lines.append(f"classes: {len(field.names):,} in {escaped(field.name)}: {names_text(field.names)}")
     if provenance["num_selected"] < provenance["num_rows"]:
         lines.append(f"selected: {provenance['num_selected']:,} of {counted(provenance['num_rows'], 'row')}")

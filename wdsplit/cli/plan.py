@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import shlex
 from collections.abc import Sequence
@@ -112,7 +111,7 @@ def _plan_text(plan: Plan, space: str) -> str:
         f"{'' if plan.options.window else 'about '}{plan.window:,} samples",
         f"ranks x workers that read each byte once: {', '.join(divisors)}",
         f"plan {plan.hash}",
-        *label_lines(dataclasses.asdict(plan.label) if plan.label else None, plan.fields),
+        *label_lines(plan.label, plan.fields),
     ]
     counts = class_counts(plan.table)  # of folders that name classes
     if counts:

@@ -250,13 +250,11 @@ def _grown(manifest: Manifest, next_key: int, plan: Plan, part: Manifest, folder
     table = part.shards.table
     paths = pa.array([f"{folder}/{path}" for path in table.column("path").to_pylist()])
     table = table.set_column(0, table.schema.field(0), paths)
-    label = {} if plan.label is None else {"label": dataclasses.asdict(plan.label)}
     grown = dataclasses.replace(
         manifest,
         shards=Shards(pa.concat_tables([manifest.shards.table, table]).combine_chunks()),
         fields=plan.fields,
         samples=part.samples,
-        provenance={**manifest.provenance, **label},
         shards_checksum="",
     )
     made = new_version(

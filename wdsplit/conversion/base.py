@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import pyarrow as pa
 
@@ -14,7 +13,7 @@ from wdsplit.conversion.plan.options import ConvertOptions
 from wdsplit.conversion.plan.plan import DEFAULT_SHARD_BYTES, Plan, data_bytes
 from wdsplit.errors import InputError, did_you_mean
 from wdsplit.fields.arrow_types import field_of
-from wdsplit.fields.infer import Label, class_names, refuse_repeated
+from wdsplit.fields.infer import class_names, refuse_repeated
 from wdsplit.fields.rules import is_text, unwrap
 from wdsplit.shards.manifest import Field, Manifest
 from wdsplit.shards.sample_tables import names_of
@@ -82,7 +81,7 @@ class Base:
         alone = min(DEFAULT_SHARD_BYTES, data_bytes(table, len(manifest.fields)) // manifest.lanes)
         return replace(options, shard_size=max(1, usual, alone))
 
-    def fields(self, table: Table, options: ConvertOptions) -> tuple[tuple[Field, ...], Label | None]:
+    def fields(self, table: Table, options: ConvertOptions) -> tuple[tuple[Field, ...], str | None]:
         """Return the fields of the dataset, with the classes that the rows add to them, and the label.
 
         Raises:
@@ -118,8 +117,7 @@ class Base:
                 )
         grown = self._classes(table, {one.column: one.names for one in fields if one.names})
         made = tuple(replace(one, names=grown.get(one.column, ())) for one in fields)
-        label = self._label(grown)
-        return made, label
+        return made, self.manifest.provenance.get("label")
 
     def _classes(self, table: Table, before: dict[str, Names]) -> dict[str, Names]:
         """Return the classes of each column: those of the dataset with their numbers, then new ones."""
@@ -146,13 +144,6 @@ class Base:
                 )
             grown[column] = (*names, *(name for name in own if name not in names))
         return grown
-
-    def _label(self, grown: dict[str, Names]) -> Label | None:
-        label: Any = self.manifest.provenance.get("label")
-        if not label:
-            return None
-        names = grown.get(label["column"])
-        return Label(label["column"], len(names) if names else label["num_classes"], is_exact=bool(names))
 
     def refuse_other_samples(self, plan: Plan) -> None:
         """Refuse a plan whose sample tables would have other columns than those of the dataset.

@@ -6,20 +6,18 @@ Columns of text are read once, so that each class has its number before any task
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from wdsplit.arrays import Int64
 from wdsplit.conversion.plan.options import ConvertOptions
 from wdsplit.engines.local import in_order, raise_if_cancelled
 from wdsplit.engines.watching import watched
 from wdsplit.errors import InputError
 from wdsplit.fields.encode import utf8_text
-from wdsplit.fields.infer import MAX_CLASSES, Label, class_names, is_json_text
+from wdsplit.fields.infer import MAX_CLASSES, class_names, is_json_text
 from wdsplit.fields.json_values import stored
 from wdsplit.fields.rules import is_text, unwrap
 from wdsplit.tables.read import Rows, file_batches, read_rows
@@ -33,19 +31,12 @@ _NAMES = ("label", "labels", "class", "target", "category", "cls")
 _MAX_TEXT_BYTES = 1024
 _ALWAYS_FEW = 10
 """So many different texts may be classes in any table, however small; more must each have two rows on average."""
-_MAX_GUESSED, _ROWS_PER_GUESSED = 1000, 10
-"""A column of any other name is the label only if it has at most this many classes, each with this many rows."""
 _THREADS = 8
-_MAX_PLACES, _MIN_PLACES = 16, 4
-_MAX_VALUES = 2**20
-_MAX_BLOCK_BYTES = 64 * 1024**2
 
 Classes = dict[str, tuple[str, ...]]
 
 
-def find_label(
-    table: Table, options: ConvertOptions, columns: Sequence[str]
-) -> tuple[Label | None, Mapping[str, tuple[str, ...]]]:
+def find_label(table: Table, options: ConvertOptions, columns: Sequence[str]) -> tuple[str | None, Classes]:
     """Return the label of a table, and the classes of each column of text that is to be written as numbers.
 
     Args:
@@ -84,7 +75,7 @@ def find_label(
                 found="more, or longer ones",
                 remedy="write it as a text, such as --map txt=COLUMN, or choose another --classes column",
             )
-    return (_label(table, chosen, classes) if chosen and chosen in wanted else None), classes
+    return (chosen if chosen in wanted else None), classes
 
 
 def _is_able(schema: pa.Schema, column: str) -> bool:
@@ -94,8 +85,8 @@ def _is_able(schema: pa.Schema, column: str) -> bool:
     return is_number or (is_text(kind) and not is_json_text(schema, column))
 
 
-def _found(table: Table, able: Sequence[str]) -> tuple[Label | None, Classes]:
-    """Return the label that no option names: found by name, by its type, or by its few values."""
+def _found(table: Table, able: Sequence[str]) -> tuple[str | None, Classes]:
+    """Return the label that no option names: found by name, or by its type."""
     schema = table.schema
     texts = [name for name in able if is_text(unwrap(schema.field(name).type))]
     named = [name for name in able if name.lower() in _NAMES]
@@ -122,53 +113,11 @@ def _found(table: Table, able: Sequence[str]) -> tuple[Label | None, Classes]:
                 remedy=f"choose one: --classes {' or --classes '.join(some)}; the others keep their names",
             )
         if some:
-            return _label(table, some[0], classes), {name: classes[name] for name in some if name in classes}
-    partitions = {name for file in table.files for name, value in file.constants if value is not None}
-    max_values = min(_MAX_GUESSED, table.num_rows // _ROWS_PER_GUESSED)
-    others = [name for name in texts if name not in named and name not in partitions and max_values > 1]
-    few = classes_of_texts(table, others, max_values, max_values)
-    guessed = {name: names for name, names in few.items() if len(names) > 1}
-    if len(guessed) == 1:
-        (column,) = guessed
-        return Label(column, len(guessed[column]), is_guessed=True), guessed
-    if guessed:
-        logger.info("no label, because several columns have few values: %s", ", ".join(guessed))
+            return some[0], {name: classes[name] for name in some if name in classes}
     return None, {}
 
 
-def _label(table: Table, column: str, classes: Classes) -> Label:
-    """Return a label with its number of classes; without names, numbers are counted in a bounded number of rows."""
-    names = classes.get(column) or class_names(table.schema).get(column)
-    if names:
-        return Label(column, len(names))
-    places = _spread_places(table)
-    num_rows = sum(stop - first for first, stop in places)
-    return Label(column, len(_values(table, [column], places)[column]), num_rows == table.num_rows)
-
-
-def _spread_places(table: Table) -> list[tuple[int, int]]:
-    """Return ranges of rows, as first and stop, that start with row groups spread over the table.
-
-    For formats that cannot read single columns there are fewer ranges, each of at most one row group.
-    """
-    ends = np.cumsum(np.concatenate([np.asarray(file.counts, np.int64) for file in table.files]))
-    begins = np.concatenate([[0], ends[:-1]])[np.diff(ends, prepend=0) > 0]
-    num_places, rows = _MAX_PLACES, max(1, _MAX_VALUES // min(_MAX_PLACES, len(begins)))
-    blocks = [(file.offsets[-1] - file.offsets[0]) // len(file.row_groups) for file in table.files if file.offsets[1:]]
-    block_bytes = max(blocks, default=0)
-    if block_bytes:
-        num_places = min(max(_MIN_PLACES, _MAX_BLOCK_BYTES // block_bytes), _MAX_PLACES)
-        rows = min(rows, int(ends[-1]) // len(begins))
-    targets = np.arange(num_places) * int(ends[-1]) // num_places
-    firsts: Int64 = np.unique(begins[np.searchsorted(begins, targets, side="right") - 1])
-    stops = np.minimum(np.append(firsts[1:], ends[-1]), firsts + rows)
-    is_apart = np.append(stops[:-1] < firsts[1:], True)
-    return list(zip(firsts[np.append(True, is_apart[:-1])].tolist(), stops[is_apart].tolist(), strict=True))
-
-
-def classes_of_texts(
-    table: Table, columns: Sequence[str], max_values: int = MAX_CLASSES, max_declared: int = MAX_CLASSES
-) -> Classes:
+def classes_of_texts(table: Table, columns: Sequence[str], max_values: int = MAX_CLASSES) -> Classes:
     """Return the classes of columns of text, in the order of their numbers; those with too many values are left out.
 
     The order is that of the declared categories, or of a dictionary that is the same in the whole table, or sorted:
@@ -176,11 +125,9 @@ def classes_of_texts(
     """
     known = class_names(table.schema)
     declared = {name: known.get(name) or _dictionary(table, name) for name in columns}
-    classes = {name: names for name, names in declared.items() if names and len(names) <= max_declared}
+    classes = {name: names for name, names in declared.items() if names and len(names) <= MAX_CLASSES}
     others = [name for name in columns if not declared[name]]
-    ends = np.cumsum([0, *(sum(file.counts) for file in table.files)]).tolist()
-    places = [(first, stop) for first, stop in pairwise(ends) if first < stop]
-    for name, values in _values(table, others, places, max_values).items():
+    for name, values in _values(table, others, max_values).items():
         are_numbers = all(value.isascii() and value.isdigit() for value in values)
         classes[name] = tuple(sorted(values, key=lambda value: (int(value) if are_numbers else 0, value)))
     return classes
@@ -212,25 +159,14 @@ def _dictionary(table: Table, column: str) -> tuple[str, ...]:
     return tuple(names) if None not in names and len(set(names)) == len(names) else ()
 
 
-def _values(
-    table: Table, columns: Sequence[str], places: Sequence[tuple[int, int]], max_values: int | None = None
-) -> dict[str, set[str]]:
-    """Return the different values of columns in ranges of rows, without null.
-
-    Args:
-        table: The table.
-        columns: The columns.
-        places: First and stop of each range.
-        max_values: Leave out columns with more values, or with long ones; None for no limit.
-    """
+def _values(table: Table, columns: Sequence[str], max_values: int) -> dict[str, set[str]]:
+    """Return the different values of columns of text, without null; not of those with more values, or long ones."""
     left = set(columns)  # threads remove columns; what is left does not depend on their order
 
     def values_of(rows: Rows, name: str) -> set[str]:
-        column = stored(rows.columns[name])
-        if is_text(column.type):
-            column = utf8_text(column, lambda row: f"{rows.where(row)}, column {name!r}")
-            if max_values is not None and (pc.max(pc.binary_length(column)).as_py() or 0) > _MAX_TEXT_BYTES:
-                left.discard(name)
+        column = utf8_text(stored(rows.columns[name]), lambda row: f"{rows.where(row)}, column {name!r}")
+        if (pc.max(pc.binary_length(column)).as_py() or 0) > _MAX_TEXT_BYTES:
+            left.discard(name)
         return set(pc.unique(column).to_pylist()) - {None} if name in left else set()
 
     def read(place: tuple[int, int]) -> dict[str, set[str]]:
@@ -239,18 +175,20 @@ def _values(
             raise_if_cancelled()
             for name in list(found):
                 found[name] |= values_of(rows, name)
-                if max_values is not None and len(found[name]) > max_values:
+                if len(found[name]) > max_values:
                     left.discard(name)
             if not left & found.keys():
                 break
         return found
 
     total: dict[str, set[str]] = {name: set() for name in columns}
+    ends = accumulate((sum(file.counts) for file in table.files), initial=0)
+    places = [(first, stop) for first, stop in pairwise(ends) if first < stop]
     if columns:
         for found in watched("counting classes", in_order(read, places, _THREADS), len(places)):
             for name, values in found.items():
                 total[name] |= values
-                if max_values is not None and len(total[name]) > max_values:
+                if len(total[name]) > max_values:
                     left.discard(name)
             if not left:
                 break

@@ -19,7 +19,7 @@ from wdsplit.conversion.labels import find_label
 from wdsplit.conversion.plan.options import ConvertOptions, chosen
 from wdsplit.conversion.plan.plan import Plan, make_plan
 from wdsplit.errors import InputError
-from wdsplit.fields.infer import Label, class_names, infer_fields, refuse_repeated
+from wdsplit.fields.infer import class_names, infer_fields, refuse_repeated
 from wdsplit.fields.keys import is_key_type
 from wdsplit.fields.sample_columns import MAX_COLUMNS, check_kept, left_out
 from wdsplit.shards.manifest import Field
@@ -244,15 +244,14 @@ def _inferred(schema: pa.Schema, options: ConvertOptions) -> list[str]:
     return [name for name in names if name not in empty]
 
 
-def _fields(table: Table, options: ConvertOptions) -> tuple[tuple[Field, ...], Label | None]:
+def _fields(table: Table, options: ConvertOptions) -> tuple[tuple[Field, ...], str | None]:
     """Return the fields of each sample, and the label; types decide, or else the first payloads."""
     schema, key, path = table.schema, options.key, table.files[0].path
     inferred = _inferred(schema, options)
     payloads = first_payloads(table, inferred)
     label, classes = find_label(table, options, inferred)
     try:
-        column = label.column if label is not None and label.column in inferred else None
-        fields = infer_fields(schema, options.mapping, key, payloads, inferred, column, classes)
+        fields = infer_fields(schema, options.mapping, key, payloads, inferred, label, classes)
     except InputError as error:
         raise error.at(path) from error
     if len(fields) > _MANY_FIELDS and table.files[0].format == "tar":

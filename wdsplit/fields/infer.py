@@ -10,7 +10,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -24,7 +23,6 @@ from wdsplit.tar.names import check_field
 __all__ = [
     "MAX_CLASSES",
     "MEDIA_SUFFIXES",
-    "Label",
     "class_names",
     "infer_fields",
     "is_field_name",
@@ -87,23 +85,6 @@ _ENCODINGS_FOR = {
     **{name: ("bytes", "media") for _, name in _MAGIC if name != "npy"},
 }
 """The encodings that a field of a known name may have; other fields may have any."""
-
-
-@dataclass(frozen=True)
-class Label:
-    """The column of the classes, which is written as the field `cls`.
-
-    Attributes:
-        column: The column.
-        num_classes: Number of its classes.
-        is_exact: Whether these are all classes; otherwise only some rows were read.
-        is_guessed: Whether it was chosen for its few values, not by its name, its type or an option.
-    """
-
-    column: str
-    num_classes: int
-    is_exact: bool = True
-    is_guessed: bool = False
 
 
 def sniff(payload: bytes) -> str | None:

@@ -8,7 +8,6 @@ from tables import all_samples, converted, labels, options, planned, real_sample
 from wdsplit import Dataset
 from wdsplit.conversion.convert import convert_splits
 from wdsplit.errors import InputError
-from wdsplit.fields.infer import Label
 from written_formats import write_as
 
 CLASSES = ("bird", "cat", "dog")
@@ -43,8 +42,7 @@ def test_texts_of_the_label_are_numbers_with_names_from_every_input(source, chan
     manifest = converted(source(tmp_path), tmp_path / "out", shards=2, **changes)
     assert [CLASSES[number] for number in labels(tmp_path / "out")] == KINDS
     assert Dataset(str(tmp_path / "out")).classes == CLASSES
-    expected = {"column": "label", "num_classes": 3, "is_exact": True, "is_guessed": False}
-    assert manifest.provenance["label"] == expected
+    assert manifest.provenance["label"] == "label"
     written = {field.name: field.column for field in manifest.fields}
     assert written == {"cls": "label"} | ({} if "mapping" in changes else {"height.json": "height"})
 
@@ -53,32 +51,24 @@ def test_texts_of_the_label_are_numbers_with_names_from_every_input(source, chan
 def test_a_column_with_a_usual_name_is_the_label(name, tmp_path):
     more = {"source": ["a", "b"] * 30}
     label, names = label_of(table_of(name=name, **more), tmp_path)
-    assert (label, names) == (Label(name, 3), {"cls": CLASSES})
+    assert (label, names) == (name, {"cls": CLASSES})
     numbers, names = label_of(table_of(range(60), name, **more), tmp_path)
-    assert (numbers, names) == (Label(name, 60), {})
+    assert (numbers, names) == (name, {})
 
 
-def test_a_class_label_comes_before_a_text_of_few_values(tmp_path):
+def test_a_class_label_is_the_label_unless_an_option_names_another(tmp_path):
     features = {"info": {"features": {"kind": {"_type": "ClassLabel", "names": ["no", "yes"]}}}}
     table = table_of([0, 1] * 30, "kind", source=["a", "b"] * 30)
     table = table.replace_schema_metadata({"huggingface": json.dumps(features)})
-    assert label_of(table, tmp_path) == (Label("kind", 2), {"cls": ("no", "yes")})
+    assert label_of(table, tmp_path) == ("kind", {"cls": ("no", "yes")})
     label, names = label_of(table, tmp_path, classes="source")
-    assert (label, names) == (Label("source", 2), {"kind.cls": ("no", "yes"), "cls": ("a", "b")})
+    assert (label, names) == ("source", {"kind.cls": ("no", "yes"), "cls": ("a", "b")})
     manifest = converted(table, tmp_path / "out", shards=1, classes="source")
     assert (len(manifest.class_names), Dataset(str(tmp_path / "out")).classes) == (2, ("a", "b"))
 
 
-def test_the_only_text_of_few_values_is_the_label_and_of_two_none_is(tmp_path):
-    caption = [f"caption {row}" for row in range(60)]
-    guessed = Label("kind", 3, is_guessed=True)
-    assert label_of(table_of(name="kind", caption=caption), tmp_path) == (guessed, {"cls": CLASSES})
-    assert label_of(table_of(name="kind", caption=caption, source=["a", "b"] * 30), tmp_path) == (None, {})
-    assert label_of(table_of(["same"] * 60, "kind"), tmp_path) == (None, {})
-    assert label_of(table_of(KINDS[:29], "kind"), tmp_path) == (None, {})
-    path = write_table(tmp_path / "hive" / "lang=en" / "a.parquet", table_of(range(60), "number"))
-    other = write_table(tmp_path / "hive" / "lang=fr" / "a.parquet", table_of(range(60), "number"))
-    assert planned([path, other], options()).label is None
+def test_other_texts_of_few_values_are_texts(tmp_path):
+    assert label_of(table_of(name="kind"), tmp_path) == (None, {})
 
 
 def test_several_candidates_are_refused_and_an_option_chooses(tmp_path):
@@ -87,8 +77,8 @@ def test_several_candidates_are_refused_and_an_option_chooses(tmp_path):
         label_of(table, tmp_path)
     assert caught.value.found == "'label' (string), 'category' (string)"
     assert "--classes label or --classes category" in caught.value.remedy
-    assert label_of(table, tmp_path, classes="category") == (Label("category", 2), {"cls": ("x", "y")})
-    assert label_of(table, tmp_path, columns=("label", "height")) == (Label("label", 3), {"cls": CLASSES})
+    assert label_of(table, tmp_path, classes="category") == ("category", {"cls": ("x", "y")})
+    assert label_of(table, tmp_path, columns=("label", "height")) == ("label", {"cls": CLASSES})
 
 
 def test_only_the_label_is_cls_and_it_may_be_written_as_a_text_too(tmp_path):
@@ -131,11 +121,11 @@ def test_a_text_of_many_or_long_values_is_the_label_only_if_an_option_says_so(tm
         caplog.clear()
         assert label_of(table, tmp_path) == (None, {})
         assert any("--classes target" in line for line in caplog.messages)
-    assert label_of(many, tmp_path, classes="target")[0] == Label("target", 31)
+    assert label_of(many, tmp_path, classes="target")[0] == "target"
     for changes in ({"classes": "target"}, {"mapping": {"cls": "target"}}):
         with pytest.raises(InputError, match="column 'target' cannot be the label"):
             label_of(long, tmp_path, **changes)
-    monkeypatch.setattr("wdsplit.conversion.labels.classes_of_texts.__defaults__", (2, 2))
+    monkeypatch.setattr("wdsplit.conversion.labels.classes_of_texts.__defaults__", (2,))
     with pytest.raises(InputError, match="column 'target' cannot be the label"):
         label_of(many, tmp_path, classes="target")
 
@@ -160,15 +150,12 @@ def test_a_null_label_is_an_error_by_its_row_or_has_no_number(tmp_path):
     assert [fields.get("cls") for _, fields in all_samples(tmp_path / "out")] == [b"1", None, b"0"]
 
 
-def test_the_label_is_part_of_the_plan_which_counts_numbers_in_a_part_of_a_large_table(tmp_path, monkeypatch):
+def test_the_label_is_part_of_the_plan(tmp_path):
     plans = []
     for names in (["a", "b"], ["a", "c"]):
         plans.append(planned([write_table(tmp_path / "in.parquet", table_of(names))], options()))
     assert plans[0].hash != plans[1].hash
-    assert plans[0].summary()["label"]["num_classes"] == 2
-    monkeypatch.setattr("wdsplit.conversion.labels._MAX_VALUES", 32)
-    label = planned([write_table(tmp_path / "in.parquet", table_of(range(60)), 20)], options()).label
-    assert not label.is_exact and label.num_classes < 60
+    assert plans[0].summary()["label"] == "label"
 
 
 def test_tars_keep_their_cls(tmp_path):

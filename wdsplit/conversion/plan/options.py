@@ -194,12 +194,11 @@ class ConvertOptions(PlanOptions):
         append: Add the rows to the dataset in the output, as a new version. The dataset decides fields, lanes and
             window; keys must be new. A stopped append continues if it is run again.
         allow_erased: With `append`, allow rows with keys that were erased from the dataset.
-        memory: Bytes of memory for shuffling, shared by all jobs of a machine. Default: a quarter of what
-            this process may use; 1 GiB on Ray and in shares.
+        memory: Bytes of memory for shuffling, shared by all jobs of a machine. Default: a quarter of what this process
+            may use; 1 GiB on Ray and in shares.
         emit: Index files to write for other readers: any of dali, energon and wids.
         classes: Column with the classes, which becomes the field cls: numbers, whose names the manifest keeps. Default:
-            the column called label, labels, class, target, category or cls, else the only ClassLabel, else the only
-            text column of few values.
+            the column called label, labels, class, target, category or cls, else the only ClassLabel.
         class_depth: Depth of the class folders below a folder of images: 2 for photos/animals/cat/1.jpg; 0 for no
             classes. Default: 1.
     """

@@ -19,7 +19,6 @@ import xxhash
 
 from wdsplit.conversion.plan.options import PlanOptions
 from wdsplit.errors import InputError
-from wdsplit.fields.infer import Label
 from wdsplit.fields.sample_columns import kept_columns, sample_columns
 from wdsplit.notebook import html_table
 from wdsplit.order.defaults import default_lanes, default_window, lanes_of_shards, round_up
@@ -60,7 +59,7 @@ class Plan:
     options: PlanOptions
     num_shards: int
     lanes: int
-    label: Label | None = field(default=None, compare=False)
+    label: str | None = field(default=None, compare=False)
     first_key: int = 0
 
     def __repr__(self) -> str:
@@ -179,7 +178,7 @@ class Plan:
             "lanes": self.lanes,
             "window": self.window,
             "key": self.key,
-            "label": dataclasses.asdict(self.label) if self.label else None,
+            "label": self.label,
             "fields": [dataclasses.asdict(one) for one in self.fields],
         }
 
@@ -198,7 +197,7 @@ class Plan:
             "selection": table.selection.to_json(),
             "num_dropped": self.num_dropped,
             "key": self.key,
-            **({"label": dataclasses.asdict(self.label)} if self.label else {}),
+            **({"label": self.label} if self.label else {}),
             "options": {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()},
         }
 
@@ -252,7 +251,7 @@ def make_plan(
     fields: Sequence[Field],
     key: str | None,
     options: PlanOptions,
-    label: Label | None = None,
+    label: str | None = None,
 ) -> Plan:
     """Make the plan of a conversion.
 

@@ -20,7 +20,6 @@ import xxhash
 from wdsplit.conversion.plan.options import PlanOptions
 from wdsplit.conversion.plan.plan import Plan
 from wdsplit.errors import CorruptDataError, InputError
-from wdsplit.fields.infer import Label
 from wdsplit.shards.manifest import Field
 from wdsplit.tables.table import InputFile, Remote, Selection, Table
 
@@ -144,7 +143,6 @@ def parse_plan(data: bytes, version: str) -> SavedPlan:
     )
     plan["fields"] = tuple(Field(**{**field, "names": tuple(field["names"])}) for field in plan["fields"])
     plan["options"] = PlanOptions(**plan["options"])
-    plan["label"] = Label(**plan["label"]) if plan["label"] else None
     return SavedPlan(**{**values, "plan": Plan(**plan), "emit": tuple(values["emit"])})
 
 
