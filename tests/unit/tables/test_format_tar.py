@@ -168,15 +168,15 @@ def labelled_tar(folder, last=b"7"):
     ],
 )
 def test_conditions_compare_fields_as_what_their_names_say(tmp_path, where, keys):
-    ((selected, _),) = select_rows(open_inputs([labelled_tar(tmp_path)]), where, None, [None], None)
+    (selected,) = select_rows(open_inputs([labelled_tar(tmp_path)]), where, None, [None])
     rows = read_rows(selected, 0, selected.num_rows, ["__key__"])
     assert [key for part in rows for key in part.columns["__key__"].to_pylist()] == list(keys)
 
 
 def test_conditions_that_do_not_fit_a_field_are_refused_with_what_works(tmp_path):
     with pytest.raises(InputError, match="is not a struct") as caught:
-        select_rows(open_inputs([labelled_tar(tmp_path)]), "json.label == 3", None, [None], None)
+        select_rows(open_inputs([labelled_tar(tmp_path)]), "json.label == 3", None, [None])
     assert "contains(json, " in caught.value.remedy
     with pytest.raises(InputError, match="does not match its extension") as caught:
-        select_rows(open_inputs([labelled_tar(tmp_path, b"cat")]), "cls == 3", None, [None], None)
+        select_rows(open_inputs([labelled_tar(tmp_path, b"cat")]), "cls == 3", None, [None])
     assert "cat" in caught.value.found

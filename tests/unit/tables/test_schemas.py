@@ -149,7 +149,7 @@ def test_a_value_that_would_be_lost_is_refused_with_file_column_and_value(tmp_pa
         values(table)
     assert caught.value.place == one and found in caught.value.found
     with pytest.raises(InputError, match="does not fit the common type"):  # statistics do not hide it
-        select_rows(table, where, None, [None], None)
+        select_rows(table, where, None, [None])
 
 
 CONDITIONS = {
@@ -174,7 +174,7 @@ def test_a_condition_finds_the_rows_of_all_types(tmp_path, where):
     table = open_inputs([write_table(tmp_path / f"{number}.parquet", part, 4) for number, part in enumerate(parts)])
     n = np.array([*range(30), *[np.nan] * 10])
     m = np.array([3.0] * 10 + [np.nan] * 10 + [*range(10)] * 2)
-    ((selected, _),) = select_rows(table, where, None, [None], None)
+    (selected,) = select_rows(table, where, None, [None])
     numbers = [number for rows in read_rows(selected, 0, selected.num_rows, ["n"]) for number in rows.numbers.tolist()]
     assert numbers == np.flatnonzero(CONDITIONS[where](n, m)).tolist()
 
