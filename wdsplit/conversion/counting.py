@@ -35,12 +35,7 @@ class _Counts:
     selected: list[Int64]
 
 
-def select_rows(
-    table: Table,
-    where: str,
-    limit: int | None,
-    splits: Sequence[Split | None],
-) -> list[Table]:
+def select_rows(table: Table, where: str, limit: int | None, splits: Sequence[Split | None]) -> list[Table]:
     """Select rows of a table, and count them.
 
     Args:
@@ -78,11 +73,7 @@ def _limited(count: Callable[[int, int], _Counts], table: Table, limit: int) -> 
 
 
 def _count(
-    table: Table,
-    picker: Picker,
-    splits: Sequence[Split | None],
-    number: int,
-    limit: int | None = None,
+    table: Table, picker: Picker, splits: Sequence[Split | None], number: int, limit: int | None = None
 ) -> _Counts:
     """Count the rows of a file that meet the condition, up to the first `limit`."""
     file = table.files[number]

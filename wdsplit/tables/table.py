@@ -127,15 +127,8 @@ class Selection:
     limit: int | None = None
     split: Split | None = None
 
-    @property
-    def identity(self) -> str:
-        """The text that goes into a plan's hash; it never changes, so that old runs and datasets match their plan."""
-        split = self.split
-        part = None if split is None else f"Part(column={split.column!r}, low={split.low}, high={split.high})"
-        return f"Selection(where={self.where!r}, limit={self.limit!r}, part={part})"
-
     def to_json(self) -> dict[str, Any]:
-        """Return the selection for manifests and plan files; hashes as text, because 2**64 has 65 bits."""
+        """Return the selection for manifests, plan files and hashes; bounds as text, because 2**64 has 65 bits."""
         split = self.split
         bounds = None if split is None else {"column": split.column, "low": str(split.low), "high": str(split.high)}
         return {"where": self.where, "limit": self.limit, "part": bounds}

@@ -212,7 +212,7 @@ class Plan:
             (file.path.rpartition("/")[2], file.num_bytes, file.num_rows, file.counts, file.footer)
             for file in self.table.files
         ]
-        return {"inputs": files, "selection": self.table.selection.identity}
+        return {"inputs": files, "selection": self.table.selection.to_json()}
 
     @cached_property
     def source(self) -> str:
