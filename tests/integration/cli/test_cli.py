@@ -222,7 +222,7 @@ def test_splits_by_a_column_are_written_as_plan_says_and_are_resumed(users, outp
     for name, plan in plans.items():
         assert plan["rows"] == len(rows[name]) and plan["plan"] in (output / name / HEADER_NAME).read_text()
         assert f"{name}: {len(rows[name])} rows of 60" in text
-        assert f"{output / name}: 2 shards, {len(rows[name])} samples, {plan['pads']} pads" in out
+        assert f"{output / name}: 2 shards, {len(rows[name])} samples, {plan['pads']} pad" in out
     assert sorted(rows["train"] + rows["val"]) == list(range(60))
     assert not {row % 12 for row in rows["train"]} & {row % 12 for row in rows["val"]}
     out = done("convert", users, output, *options, "--jobs", 1, "--resume").out
