@@ -24,6 +24,7 @@ def test_each_option_has_a_text_that_ends_with_a_full_stop(options):
         ({"jobs": None}, "jobs = None: expected an integer"),
         ({"limit": 0}, "limit = 0"),
         ({"columns": "label"}, "columns = 'label': expected a sequence of names"),
+        ({"split_by": "user"}, "split_by needs splits"),
         ({"splits": {"a/b": 1.0}}, "split 'a/b'"),
         ({"splits": {"Val": 0.2, "train": 0.6, "val": 0.2}}, "splits 'Val' and 'val' differ only in case"),
     ],
