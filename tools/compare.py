@@ -279,7 +279,7 @@ def rows_for(name: str, folder: Path) -> list[str]:
     ]
 
 
-HEAD = "| library | steps of 3 ranks | samples on 3 ranks | flagged pads | steps that are the same on 1, 2 and 4 ranks "
+HEAD = "| library | steps of 3 ranks | samples on 3 ranks | flagged pads | same steps on 1, 2, 4 ranks "
 HEAD += "| stop on 2 ranks, resume on 2 | on 4 | on 1 |"
 
 

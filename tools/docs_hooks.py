@@ -20,8 +20,7 @@ from wdsplit.cli.main import cli
 COMMANDS = "<!-- the help of all commands -->"
 GALLERY = Path(__file__).parent.parent / "examples" / "gallery"
 _LINK = re.compile(r"\]\((?P<path>(?:\.\./)+[^)#\s]*)(?P<anchor>#[^)\s]*)?\)")
-_CELL = re.compile(r"<td.*?</td>", re.S)
-_CODE = re.compile(r"<code>[^<]*</code>")
+_CODE = re.compile(r"(?<!</span>)(?<!<pre>)<code>[^<]*</code>")
 _BREAK, _BREAK_LONG = (re.compile(rf"(?<=[\w)])(::|[{signs}])(?=\w)") for signs in ("/.=,(", "/.=,(_"))
 _LONG = 50
 _COLUMNS = "88"
@@ -70,14 +69,11 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Let the code in cells of tables break after a slash, a dot and the like; long names after an underscore too."""
-
-    def breakable(cell: re.Match[str]) -> str:
-        return _CODE.sub(
-            lambda code: (_BREAK if len(code[0]) < _LONG else _BREAK_LONG).sub(r"\1<wbr>", code[0]), cell[0]
-        )
-
-    return _CELL.sub(breakable, html)
+    """Let code within texts and tables break after a slash, a dot and the like; long names after an underscore too."""
+    return _CODE.sub(
+        lambda code: (_BREAK if len(code[0]) < _LONG else _BREAK_LONG).sub(r"\1<wbr>", code[0]),
+        html,
+    )
 
 
 def help_of_commands() -> str:

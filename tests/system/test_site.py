@@ -57,10 +57,13 @@ def test_the_site_shows_the_help_of_commands_and_the_public_names(site):
     assert not [name for name in ("Annotated", "_integer", "same_as", "Access.") if name in shown]
 
 
-def test_code_in_tables_breaks_between_words_alone(site):
+def test_code_in_texts_and_tables_breaks_between_words_alone(site):
     page = (site / "acceptance.html").read_text(encoding="utf-8")
     assert "<code>tests/<wbr>integration/<wbr>test_<wbr>promises.<wbr>py::<wbr>test_" in page
-    assert "<code>set_epoch</code>" in (site / "loops.html").read_text(encoding="utf-8")
+    loops = (site / "loops.html").read_text(encoding="utf-8")
+    assert "<code>set_epoch</code>" in loops
+    assert "<code>tests/<wbr>system/<wbr>test_<wbr>loops.<wbr>py::<wbr>test_<wbr>a_<wbr>loop_" in loops
+    assert "<wbr>" not in "".join(re.findall(r"<pre.*?</pre>", loops, re.S))
 
 
 @pytest.mark.skipif(chromium() is None, reason="needs Chromium")

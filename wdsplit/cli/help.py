@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from wdsplit.cli.terminal import Result
+from wdsplit.cli.terminal import HelpContext, Result
 
 __all__ = ["Decorator", "argument", "command", "option", "with_options"]
 
@@ -90,6 +90,8 @@ def command(
 
 class _Command(click.Command):
     """A command whose help shows its examples (the epilog) before its options."""
+
+    context_class = HelpContext
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments; without any, show the examples."""

@@ -30,6 +30,7 @@ from wdsplit.cli.terminal import (
     INTERRUPTED,
     TERMINATED,
     UNUSABLE,
+    HelpContext,
     LogHandler,
     bad,
     colour,
@@ -47,6 +48,8 @@ _UNUSABLE = (DatasetNotFoundError, InputError, OutputExistsError, TopologyError)
 
 class _Commands(click.Group):
     """Commands in the order in which people use them, not sorted by name."""
+
+    context_class = HelpContext
 
     def list_commands(self, context: click.Context) -> list[str]:
         return list(self.commands)
@@ -146,5 +149,5 @@ def _show(error: click.ClickException) -> None:
     """Show click's message about an invalid command line."""
     shown = io.StringIO()
     error.show(shown)
-    usage, _, message = shown.getvalue().rpartition("Error: ")
+    usage, _, message = click.unstyle(shown.getvalue()).rpartition("Error: ")
     stderr(f"{usage}{bad('error:')} {message}".strip())

@@ -33,6 +33,7 @@ __all__ = [
     "MAX_NAME",
     "TERMINATED",
     "UNUSABLE",
+    "HelpContext",
     "LogHandler",
     "Result",
     "bad",
@@ -124,6 +125,28 @@ class LogHandler(logging.Handler):
         """Print a record."""
         word = f"{style('warning:', fg='yellow', bold=True)} " if record.levelno >= logging.WARNING else ""
         stderr(f"{word}{self.format(record)}")
+
+
+class _Formatter(click.HelpFormatter):
+    """Writes a help whose headings and names stand out in a terminal; click removes the colours elsewhere."""
+
+    def write_usage(self, prog: str, args: str = "", prefix: str | None = None) -> None:
+        """Write the line with the arguments."""
+        super().write_usage(prog, args, f"{click.style('Usage:', fg='green', bold=True)} ")
+
+    def write_heading(self, heading: str) -> None:
+        """Write the name of a section."""
+        super().write_heading(click.style(heading, fg="green", bold=True))
+
+    def write_dl(self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
+        """Write options or commands."""
+        super().write_dl([(click.style(name, fg="cyan"), text) for name, text in rows], col_max, col_spacing)
+
+
+class HelpContext(click.Context):
+    """The context of commands with a help in colour."""
+
+    formatter_class = _Formatter
 
 
 def good(text: str) -> str:

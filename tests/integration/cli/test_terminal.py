@@ -109,6 +109,16 @@ def test_verdicts_and_errors_stand_out_in_a_terminal(numbers, tmp_path):
     assert f"{RED}\x1b[1mproblem:" in shown and f"{RED}\x1b[1m1 problem in" in shown
 
 
+@pytest.mark.parametrize("arguments", [["--help"], ["verify", "--help"]])
+def test_headings_and_names_in_a_help_stand_out_in_a_terminal(arguments):
+    shown = in_terminal(*arguments)
+    assert {f"{GREEN}\x1b[1mUsage:", f"{GREEN}\x1b[1mOptions"} <= set(re.findall(r"\x1b\[32m\x1b\[1m\w+:?", shown))
+    assert re.search(r"  \x1b\[36m-h, --help\x1b\[0m +Show this message", shown)
+    plain = in_pipes(*arguments, COLUMNS="80").stdout
+    assert plain == without_colours(shown).replace("\r\n", "\n")
+    assert in_pipes("verfy", FORCE_COLOR="1").stderr.startswith("Usage: wdsplit")
+
+
 def test_pipes_get_colours_only_if_they_are_forced(numbers):
     assert not COLOUR.search(in_pipes("audit", numbers).stdout)
     forced = in_pipes("verify", numbers, FORCE_COLOR="1")
