@@ -15,9 +15,10 @@ from webdataset.autodecode import ImageHandler
 
 from media_files import encoded, odd_images, picture, turned, with_scans
 from wdsplit.errors import CorruptDataError, InputError, MissingDependencyError
+from wdsplit.loading.stages import image_files
 from wdsplit.loading.stages.crops import random_box
 from wdsplit.loading.stages.decoders import decode_sample_stage
-from wdsplit.loading.stages.image_files import imported
+from wdsplit.loading.stages.image_files import imported, plain_pixels
 from wdsplit.loading.stages.images import resized
 from wdsplit.loading.stages.randomness import IMAGES, Draws
 
@@ -240,16 +241,42 @@ PNGS = {
 }
 
 
+@pytest.fixture(params=["imagecodecs", "pillow alone"])
+def codecs(request, monkeypatch):
+    """Decode with imagecodecs, and as if it were not installed."""
+    if request.param == "pillow alone":
+        monkeypatch.setitem(sys.modules, "imagecodecs", None)
+        image_files._codecs.cache_clear()
+    yield
+    image_files._codecs.cache_clear()
+
+
 @pytest.mark.parametrize("spec", ["rgb8", "l8", "rgba8", "pil", "torchrgb8", "torch", "l", "pilrgba"])
 @pytest.mark.parametrize("image", PNGS.values(), ids=PNGS)
-def test_a_png_has_the_pixels_that_pillow_finds_as_webdataset_gives_them(image, spec):
+def test_a_png_or_webp_has_the_pixels_that_pillow_finds_as_webdataset_gives_them(image, spec, codecs):
     transparent = {"transparency": (0, 0, 90) if image.mode == "RGB" else 0} if "A" not in image.mode else {}
-    for options in ({}, {"dpi": (300, 300)}, transparent):
-        payload = encoded(image, "PNG", **options)
+    payloads = [encoded(image, "PNG", **options) for options in ({}, {"dpi": (300, 300)}, transparent)]
+    payloads += [encoded(image.convert("RGBA" if "A" in image.mode else "RGB"), "WEBP", quality=q) for q in (10, 100)]
+    payloads += [encoded(image.convert("RGB"), "WEBP", lossless=True), odd_images()["animated.png"]]
+    for payload in payloads:
         found = decode_sample_stage(spec).sample({"png": payload})["png"]
         expected = ImageHandler(spec)(".png", payload)
         assert type(found) is type(expected)
         assert np.array_equal(np.asarray(found), np.asarray(expected))
+
+
+def test_imagecodecs_decodes_plain_pngs_and_webps_and_pillow_the_others(monkeypatch):
+    modes = {"RGB": picture(33, 20), "L": picture(33, 20)[..., 0], "RGBA": picture(33, 20).repeat(2, 2)[..., :4]}
+    for mode, pixels in modes.items():
+        assert np.array_equal(plain_pixels(encoded(pixels, "PNG"), mode), pixels)
+    webp, odd = encoded(picture(33, 20), "WEBP"), odd_images()
+    assert np.array_equal(plain_pixels(webp, "RGB"), np.asarray(PIL.Image.open(io.BytesIO(webp))))
+    others = [b"", webp[:9], webp[:60], encoded(picture(33, 20)), odd["deep.png"], odd["animated.webp"]]
+    assert [plain_pixels(payload, "RGB") for payload in (*others, encoded(modes["L"], "PNG"))] == [None] * 7
+    monkeypatch.setattr(PIL.Image, "MAX_IMAGE_PIXELS", 33 * 20 - 1)
+    for payload in (webp, encoded(picture(33, 20), "PNG")):
+        with pytest.raises(InputError, match="too many pixels"):
+            plain_pixels(payload, "RGB")
 
 
 def crc(data):

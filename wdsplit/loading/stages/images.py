@@ -33,6 +33,7 @@ from wdsplit.loading.stages.image_files import (
     loaded,
     open_image,
     orientation_of,
+    plain_pixels,
     upright,
 )
 
@@ -114,11 +115,13 @@ class ImageField:
         if not self.takes(key):
             return None
         kind, dtype, mode = imagespecs[self.spec]
-        image = open_image(data)
-        orientation = orientation_of(image) if self.exif else 1
-        if kind == "pil" and orientation == 1:
-            return eight_bits(image).convert(mode.upper())
-        pixels: npt.NDArray[Any] = upright(np.asarray(loaded(image, mode.upper())), orientation)
+        pixels: npt.NDArray[Any] | None = None if self.exif else plain_pixels(data, mode.upper())
+        if pixels is None:
+            image = open_image(data)
+            orientation = orientation_of(image) if self.exif else 1
+            if kind == "pil" and orientation == 1:
+                return eight_bits(image).convert(mode.upper())
+            pixels = upright(np.asarray(loaded(image, mode.upper())), orientation)
         if kind == "pil":
             return imported("PIL.Image").fromarray(pixels)
         if dtype == "float":
@@ -228,8 +231,15 @@ class Resized:
         draw = random.Random(seed).random if self.draws else None
         is_flipped = draw is not None and draw() < 0.5 and self.flip
         is_jpeg = data.startswith(JPEG_MAGIC)
-        stored = jpeg_header(data) if is_jpeg and self.library == "simplejpeg" else None
-        image: Any = open_image(data, IMAGE_FORMATS) if stored is None or self.exif else None
+        plain = None if is_jpeg or self.exif else plain_pixels(data, "RGB")
+        image: Any = None
+        stored: Sequence[int] | None = None
+        if self.library == "simplejpeg":
+            stored = jpeg_header(data) if is_jpeg else plain.shape[:2] if plain is not None else None
+        elif plain is not None:
+            image = imported("PIL.Image").fromarray(plain)
+        if image is None and (stored is None or self.exif):
+            image = open_image(data, IMAGE_FORMATS)
         orientation = orientation_of(image) if self.exif else 1
         size = _turned(stored or (image.height, image.width), orientation)
         box, least = None, (self.height, self.width)
@@ -247,6 +257,8 @@ class Resized:
         else:
             if stored is None:
                 pixels = np.asarray(image)
+            elif plain is not None:
+                pixels = plain
             else:
                 num_bytes = 3 * stored[0] * stored[1]
                 memory = _scratch.at_least(num_bytes, np.uint8) if num_bytes <= _LARGEST_KEPT_BYTES else None
