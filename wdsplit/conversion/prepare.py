@@ -30,7 +30,7 @@ from wdsplit.shards.sample_tables import samples_path
 from wdsplit.storage.given import PathLike, divided_options, located, located_one
 from wdsplit.storage.interface import Storage
 from wdsplit.storage.opening import is_remote, open_storage
-from wdsplit.storage.patterns import finds, has_magic, patterns, place_of
+from wdsplit.storage.patterns import Files, finds, has_magic, patterns
 from wdsplit.tables.read import read_rows
 from wdsplit.tables.snapshots import folder_of_table, open_inputs_of
 from wdsplit.tables.table import joined
@@ -249,7 +249,7 @@ def refuse_little_space(targets: Sequence[Target]) -> None:
 def refuse_inside_input(output: Storage, endpoints: Endpoints) -> None:
     """Refuse an output inside a folder of inputs: its files would be inputs of later and resumed runs."""
     for given in map(folder_of_table, endpoints.inputs):
-        for pattern in patterns(place_of(given, endpoints.input_options)):
+        for pattern in patterns(Files(given, endpoints.input_options)):
             if _would_find(pattern, output.url):
                 raise InputError(
                     "the output is inside an input folder",

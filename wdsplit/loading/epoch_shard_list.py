@@ -26,7 +26,7 @@ from wdsplit.order.split import World, whole
 from wdsplit.shards.files import read_manifest
 from wdsplit.storage.given import located
 from wdsplit.storage.opening import open_readable_storage
-from wdsplit.storage.patterns import has_magic, names_tar, place_of
+from wdsplit.storage.patterns import Files, has_magic, names_tar
 from wdsplit.texts import counted
 from wdsplit.urls import joined_url, shown_url
 
@@ -243,7 +243,7 @@ def _named(text: str, options: Mapping[str, Any] | None, is_listed: bool) -> Ite
             is_remote_folder = is_ours(url) and not names_tar(url)
             yield from _of_dataset(url, options) if is_remote_folder or os.path.isdir(url) else [(url, None)]
             continue
-        place = place_of(url, options)
+        place = Files(url, options)
         matched = sorted(place.matched(place.pattern))
         if not matched:
             raise InputError(

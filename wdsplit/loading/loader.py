@@ -28,7 +28,7 @@ from wdsplit.loading.progress import Progress
 from wdsplit.loading.reading.source import AnySource
 from wdsplit.loading.statistics import Statistics
 from wdsplit.loading.transport.batch_memory import Pool
-from wdsplit.loading.transport.collate import Output, Strings, weave, weave_group, weave_packs
+from wdsplit.loading.transport.collate import Output, weave, weave_group, weave_packs
 from wdsplit.loading.transport.counters import COUNTED, Clock
 from wdsplit.loading.transport.thread_workers import NoWorkers, Parcels, Threads
 from wdsplit.loading.worker import Following, SubBatches
@@ -96,8 +96,6 @@ class Loader:
             Python's default.
         output: Stack into `torch` tensors or `numpy` arrays; None for tensors if torch is installed, else arrays. The
             result of a `collate_fn` is left as it is.
-        strings: Return columns of text or bytes as a `list`, or as an `arrow` array (a `pyarrow.LargeStringArray` or
-            `LargeBinaryArray`), which makes no Python object for each small value.
         pad_to: Of a view of packs, `capacity` gives each pack a row of its capacity, filled with zeros, and `__mask__`
             says where elements are; None joins all packs of a batch.
 
@@ -120,7 +118,6 @@ class Loader:
         persistent_workers: bool = False,
         multiprocessing_context: str | BaseContext | None = None,
         output: Output | None = None,
-        strings: Strings = "list",
         pad_to: Literal["capacity"] | None = None,
         **unknown: NoReturn,
     ) -> None:
@@ -137,7 +134,7 @@ class Loader:
         }
         context = multiprocessing_context
         method = context.get_start_method() if isinstance(context, BaseContext) else context
-        problems = _problems(dataset, workers, output, strings, method, **counts)
+        problems = _problems(dataset, workers, output, method, **counts)
         if pad_to not in (None, "capacity"):
             problems.append(f"pad_to = {pad_to!r}: expected 'capacity' or None")
         if problems:
@@ -152,7 +149,6 @@ class Loader:
                 remedy="use output='numpy' and workers='thread', which need no torch; or pip install 'wdsplit[torch]'",
             )
         self.output: Output = output or ("torch" if has_torch else "numpy")
-        self.strings = strings
         self.pad_to = pad_to
         self.dataset = dataset
         self.batch_size: int = counts["batch_size"]
@@ -371,7 +367,7 @@ class Loader:
 
     def _assembled(self, borrowed: bool, form: Form | None, sub_batches: Sequence[SubBatch], size: int) -> Any:
         """Return a batch of so many units; `borrowed` sub-batches lie in memory that will be used again."""
-        how = self.pin_memory, borrowed, self.output, self.strings
+        how = self.pin_memory, borrowed, self.output
         if self.collate_fn is None and isinstance(form, Grouping):
             return weave_group(sub_batches[0][1], *how)
         if self.collate_fn is None and isinstance(form, Packing):
@@ -445,7 +441,6 @@ class Loader:
             collated=self.collate_fn is None,
             prefetch_bytes=self.prefetch_bytes,
             skips=steps.skips,
-            as_arrow=self.strings == "arrow",
             pools=self._pools,
             begun=self._begun if self.persistent_workers else None,
         )
@@ -480,9 +475,7 @@ def _refuse_other_forms(source: AnySource, batch_size: int, pad_to: str | None =
             )
 
 
-def _problems(
-    dataset: Any, workers: str, output: str | None, strings: str, method: str | None, **counts: Any
-) -> list[str]:
+def _problems(dataset: Any, workers: str, output: str | None, method: str | None, **counts: Any) -> list[str]:
     """Return what is wrong with the arguments of a loader."""
     problems = []
     if not isinstance(dataset, Dataset):
@@ -490,7 +483,6 @@ def _problems(
     choices = {
         "workers": (workers, ("process", "thread")),
         "output": (output, (None, "torch", "numpy")),
-        "strings": (strings, ("list", "arrow")),
         "multiprocessing_context": (method, (None, *multiprocessing.get_all_start_methods())),
     }
     for name, (value, known) in choices.items():

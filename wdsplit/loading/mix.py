@@ -240,7 +240,6 @@ class _MixedReader:
         self._readers: OrderedDict[tuple[int, int], SampleReader] = OrderedDict()
         self.num_read = 0
         self.num_reused = 0
-        self.as_arrow = False
 
     def plan(self, positions: Int64) -> _MixedPlan:
         """Return a plan for some positions."""
@@ -292,7 +291,6 @@ class _MixedReader:
         if key not in self._readers:
             order = self._mixture.order_of(number, epoch, self._order.epoch)
             reader = self._mixture.sources[number].reader_of(order, self._num_lanes, self.ahead)
-            reader.as_arrow = self.as_arrow
             self._readers[key] = reader
             if len(self._readers) > _EPOCHS_OPEN * len(self._sources):
                 _, old = self._readers.popitem(last=False)

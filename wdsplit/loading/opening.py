@@ -48,9 +48,9 @@ def opened_source(
                 remedy="leave out the version",
             )
         from wdsplit.loading.tars import open_tars  # here, because a dataset with a manifest needs neither
-        from wdsplit.storage.patterns import place_of
+        from wdsplit.storage.patterns import Files
 
-        places = [(text, place_of(text, options)) for text in texts if not _names_tars(text)]
+        places = [(text, Files(text, options)) for text in texts if not _names_tars(text)]
         folders = [text for text, place in places if not place.is_file(place.pattern)]
         if folders:
             raise _invalid(", ".join(map(shown_url, folders[:5])))

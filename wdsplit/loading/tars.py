@@ -36,7 +36,7 @@ from wdsplit.storage.gathered import GatheredFiles, GatheredStorage
 from wdsplit.storage.local import LocalStorage, local_path
 from wdsplit.storage.locks import open_locked, unlock
 from wdsplit.storage.opening import is_remote
-from wdsplit.storage.patterns import has_magic, patterns, place_of
+from wdsplit.storage.patterns import Files, has_magic, patterns
 from wdsplit.urls import shown_url
 
 __all__ = ["open_tars"]
@@ -91,7 +91,7 @@ def open_tars(
 
 
 def _matched(text: str, options: Mapping[str, Any] | None) -> Iterator[str]:
-    place = place_of(text, options)
+    place = Files(text, options)
     for pattern in patterns(place):
         if not has_magic(pattern) or place.is_file(pattern):
             found = [pattern]

@@ -100,7 +100,6 @@ class SubBatches:
         collated: Whether a sub-batch is columns, else a list of samples.
         prefetch_bytes: Bytes that all workers may have made ahead.
         skips: Positions of the epoch that are left out; with others, other workers are needed.
-        as_arrow: Whether text and bytes end in arrays of Arrow, so that small ones may be read as such.
         pools: Memory for the batches of workers of this process, by size.
         begun: What workers fetch from one iteration to the next; None to fetch nothing of the next epoch.
     """
@@ -114,7 +113,6 @@ class SubBatches:
         collated: bool,
         prefetch_bytes: int,
         skips: Skips = NO_SKIPS,
-        as_arrow: bool = False,
         pools: dict[int, Pool] | None = None,
         begun: Following | None = None,
     ) -> None:
@@ -124,7 +122,6 @@ class SubBatches:
         self.world = world
         self.collated = collated
         self.skips = skips
-        self._as_arrow = as_arrow
         self._steps_together = 1
         stages = dataset.column_stages() if collated else None
         slot_bytes = batch_size * max((getattr(stage, "row_bytes", 0) for stage in stages or ()), default=0)
@@ -296,7 +293,6 @@ class SubBatches:
     def _epoch(self, steps: Steps, world: World, ahead: Ahead | None = None, traffic: Traffic | None = None) -> _Epoch:
         """Return what a worker reads in some steps, with what fetches and counts, if it is that of another epoch."""
         reader = self.source.reader(steps.order, world, ahead)
-        reader.as_arrow = self._as_arrow and self.collated and self.dataset.column_stages() is not None
         together = _together(steps, world, self.source.positions_at_once(world, steps.order.epoch))
         return _Epoch(reader, together, traffic or self.counters.traffic(world.worker))
 

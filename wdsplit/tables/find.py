@@ -16,7 +16,7 @@ from wdsplit.shards.annotations import ANNOTATIONS
 from wdsplit.shards.manifest import HEADER_NAME, SHARDS_NAME
 from wdsplit.shards.sample_tables import samples_path
 from wdsplit.storage.opening import is_remote
-from wdsplit.storage.patterns import Disk, Store, patterns, place_of
+from wdsplit.storage.patterns import Files, patterns
 from wdsplit.tables.formats.registry import FOLDER_SUFFIXES, is_compressed, is_media
 from wdsplit.urls import shown_url
 
@@ -45,7 +45,7 @@ def find_inputs(arguments: Sequence[str], storage_options: Mapping[str, Any] | N
     Raises:
         InputError: An argument matches nothing, or a file is given twice.
     """
-    places = [place_of(argument, storage_options) for argument in arguments]
+    places = [Files(argument, storage_options) for argument in arguments]
     paths = [path for place in places for pattern in patterns(place) for path in _matches(place, pattern)]
     if not paths:
         raise InputError("no input given", expected="at least one file, folder, glob or brace expression")
@@ -62,7 +62,7 @@ def find_inputs(arguments: Sequence[str], storage_options: Mapping[str, Any] | N
     return paths
 
 
-def _matches(place: Disk | Store, pattern: str) -> list[str]:
+def _matches(place: Files, pattern: str) -> list[str]:
     if place.is_file(pattern):
         return [pattern]
     if place.is_folder(pattern):
@@ -75,8 +75,6 @@ def _matches(place: Disk | Store, pattern: str) -> list[str]:
         ]
         expected = "a file, a folder, or a pattern that matches files"
     if not found:
-        if isinstance(place, Disk):
-            place.refuse_unreadable(pattern)
         raise InputError(
             "input not found",
             expected=expected,
@@ -86,7 +84,7 @@ def _matches(place: Disk | Store, pattern: str) -> list[str]:
     return found
 
 
-def _inputs_below(place: Disk | Store, folder: str) -> list[str]:
+def _inputs_below(place: Files, folder: str) -> list[str]:
     """Return the tables in and below a folder, or the folder itself if it has media files."""
     paths = []
     for path in place.below(folder):

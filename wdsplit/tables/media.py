@@ -27,7 +27,7 @@ from wdsplit.engines.watching import watched
 from wdsplit.errors import InputError
 from wdsplit.fields.infer import MEDIA_SUFFIXES, class_names
 from wdsplit.storage.opening import is_remote, open_readable_storage
-from wdsplit.storage.patterns import place_of
+from wdsplit.storage.patterns import Files
 from wdsplit.tables.find import SPLIT
 from wdsplit.tables.formats.media import GROUP_ROWS, LABEL, common_schema, field_of_media, media_schema
 from wdsplit.tables.formats.registry import is_media, is_table
@@ -140,7 +140,7 @@ def _is_one_of(names: pa.Table, whats: Iterable[str]) -> pa.ChunkedArray:
 
 def is_media_input(path: str, storage_options: Mapping[str, Any] | None = None) -> bool:
     """Return whether a path from `find_inputs` is a media file or a folder of them, not a table."""
-    return is_media(path) or (not is_table(path) and place_of(path, storage_options).is_folder(path))
+    return is_media(path) or (not is_table(path) and Files(path, storage_options).is_folder(path))
 
 
 def open_media(
@@ -340,7 +340,7 @@ def _classes(found: _Listing, has_metadata: bool) -> list[str]:
 def _list_below(root: str, storage_options: Mapping[str, Any] | None, depth: int) -> _Listing:
     """List a folder, and get the sizes of its media files."""
     inside = root.rstrip("/") or root
-    pieces = _described(inside, place_of(root, storage_options).listed(root))
+    pieces = _described(inside, Files(root, storage_options).listed(root))
     return _Listing(inside, depth, sorted(pieces, key=lambda piece: piece[0].split("/")))
 
 

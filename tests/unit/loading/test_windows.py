@@ -94,12 +94,11 @@ def chosen_of(data, first, stop):
     st.lists(archives(min_samples=1), min_size=1, max_size=4),
     st.sampled_from(["dir/key_00", "n" * 120, None]),
     st.booleans(),
-    st.booleans(),
     st.sampled_from([None, ["jpg"], ["cls", "json"], []]),
     st.data(),
 )
 def test_windows_read_together_alone_or_after_fetching_are_what_was_written(
-    tmp_path_factory, built, lead, is_large, as_arrow, requested, data
+    tmp_path_factory, built, lead, is_large, requested, data
 ):
     """Of our shards, with short and long names, and of those of other programs (without a lead)."""
     folder = tmp_path_factory.mktemp("shards")
@@ -121,7 +120,7 @@ def test_windows_read_together_alone_or_after_fetching_are_what_was_written(
     with as_large(is_large):
         for some, wanted in everything:
             for each in (some, list(map(fetched, some))):
-                found = samples_of_each(each, as_arrow=as_arrow)
+                found = samples_of_each(each)
                 for samples, own, place in zip(found, wanted, some, strict=True):
                     assert [sample["__key__"] for sample in samples] == [key for key, _ in own]
                     assert fields_of(samples) == [values for _, values in own]
@@ -271,4 +270,4 @@ def test_pieces_are_those_of_the_data_and_nothing_of_what_is_between(few, spans)
 @pytest.mark.parametrize(("starts", "sizes"), [([-1], [1]), ([0, 4], [5, 1]), ([4, 0], [1, 1]), ([0, 9], [1, 2])])
 def test_pieces_outside_of_the_data_or_of_each_other_are_never_read(starts, sizes):
     with pytest.raises(ValueError, match="outside of 10 bytes"):
-        windows_module._with_gaps(bytes(10), np.array(starts), np.array(sizes))
+        windows_module._pieces(bytes(10), np.array(starts), np.array(sizes))

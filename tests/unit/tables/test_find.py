@@ -66,7 +66,7 @@ def test_two_stars_stand_for_what_they_do_in_pythons_glob(tree, monkeypatch, pat
     write_table(tree / ".hidden" / "x.parquet", {"a": [1]})
     for given in (pattern, os.path.join(tree, pattern)):
         expected = {path for path in glob.glob(given, recursive=True) if os.path.isfile(path)}
-        matched = [path for path, is_folder in patterns.Disk(given).matched(given) if not is_folder]
+        matched = [path for path, is_folder in patterns.Files(given).matched(given) if not is_folder]
         assert sorted(matched) == sorted(expected)
 
 

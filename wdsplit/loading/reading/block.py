@@ -1,7 +1,6 @@
 """Samples as columns: operations on many samples work on arrays, not sample by sample.
 
 Pure (no I/O). Payloads are bytes or, to save memory and copies, `Pending`: where to read them when they are needed.
-Small payloads of a reader `as_arrow` are in Arrow arrays, without an object for each.
 """
 
 from __future__ import annotations
@@ -9,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from wdsplit.arrays import Int64
 
@@ -22,22 +20,16 @@ __all__ = [
     "ByteSource",
     "Columns",
     "Objects",
-    "Payloads",
     "Pending",
-    "as_list",
     "as_objects",
-    "flat",
     "gathered",
     "head",
 ]
 
 Objects = npt.NDArray[np.object_]
 
-Payloads: TypeAlias = "Objects | pa.LargeBinaryArray"
-"""The payloads of a field: an array of objects, or an Arrow array for small payloads of a uniform window."""
-
 Columns = dict[str, Any] | tuple[Any, ...]
-"""Samples as columns (lists, numpy arrays or Arrow arrays): a dict if the samples are dicts, else a tuple."""
+"""Samples as columns (lists or arrays): a dict if the samples are dicts, else a tuple."""
 
 _BYTES_AT_ONCE = 1024 * 1024
 """Payload bytes to turn into samples at a time: few enough that their memory is reused."""
@@ -101,18 +93,6 @@ def as_objects(values: Sequence[Any]) -> Objects:
     return array
 
 
-def as_list(values: Any) -> Any:
-    """Return an Arrow column as a list of bytes or text; any other column unchanged."""
-    return values.to_numpy(zero_copy_only=False).tolist() if isinstance(values, pa.Array) else values
-
-
-def flat(values: Any) -> tuple[Int64, npt.NDArray[np.uint8]]:
-    """Return the offsets of an Arrow array's n values, int64 of shape (n + 1,), and all their bytes."""
-    _, offsets, data = values.buffers()
-    cuts = np.frombuffer(offsets, np.int64)[values.offset : values.offset + len(values) + 1]
-    return cuts - cuts[0], np.frombuffer(data or b"", np.uint8)[cuts[0] : cuts[-1]]
-
-
 @dataclass(frozen=True)
 class Block:
     """n samples.
@@ -123,8 +103,7 @@ class Block:
         positions: int64 of shape (n,): places in the epoch's order.
         pads: bool of shape (n,): True where the sample is a repetition.
         sizes: int64 of shape (n,): bytes of all payloads of each sample.
-        fields: For each field object of shape (n,): bytes or Pending; None where a sample lacks the field. Or an Arrow
-            array without nulls.
+        fields: For each field object of shape (n,): bytes or Pending; None where a sample lacks the field.
         whole: Fields that all samples are known to have, with no payload pending.
         units: int64 of shape (n,), rising: which of the positions each sample is of; None where each has one sample.
     """
@@ -134,7 +113,7 @@ class Block:
     positions: Int64
     pads: npt.NDArray[np.bool_]
     sizes: Int64
-    fields: dict[str, Payloads]
+    fields: dict[str, Objects]
     whole: Collection[str] = ()
     units: Int64 | None = None
 
@@ -204,7 +183,7 @@ class Block:
     def columns(self, requested: Collection[str] | None = None, pending: bool = False) -> dict[str, Any] | None:
         """Return the samples as columns, named as in a sample; None if a sample lacks a field.
 
-        Positions and pads are arrays, payloads are lists or Arrow arrays, and the rest are lists.
+        Positions and pads are arrays, and the rest are lists.
 
         Args:
             requested: The fields that are read; None for all.
@@ -216,11 +195,8 @@ class Block:
             "__position__": self.positions,
             "__pad__": self.pads,
         }
-        for name, payloads in self.fields.items():
+        for name in self.fields:
             if requested is not None and name not in requested:
-                continue
-            if isinstance(payloads, pa.Array):
-                columns[name] = payloads
                 continue
             columns[name], is_lacking = self.payloads(name, pending)
             if is_lacking:
@@ -232,10 +208,7 @@ class Block:
 
         With `pending`, leave them as they are if all are pending.
         """
-        payloads = self.fields[field]
-        if isinstance(payloads, pa.Array):
-            return as_list(payloads), False
-        values: list[Any] = payloads.tolist()
+        values: list[Any] = self.fields[field].tolist()
         if field in self.whole:
             return values, False
         kinds = set(map(type, values))
@@ -256,32 +229,11 @@ def gathered(parts: Sequence[tuple[Int64, Block, Int64]], positions: Int64, pads
     names = dict.fromkeys(name for _, block, _ in parts for name in block.fields)
     for rows, block, places in parts:
         keys[rows], urls[rows], sizes[rows] = block.keys[places], block.urls[places], block.sizes[places]
-    fields = {
-        name: _gathered(
-            [(rows, block.fields[name], places) for rows, block, places in parts if name in block.fields],
-            len(positions),
-        )
-        for name in names
-    }
+    fields = {}
+    for name in names:
+        fields[name] = values = np.empty(len(positions), object)
+        for rows, block, places in parts:
+            if name in block.fields:
+                values[rows] = block.fields[name][places]
     whole = {name for name in names if all(name in block.whole for _, block, _ in parts)}
     return Block(keys, urls, positions, pads, sizes, fields, whole)
-
-
-def _gathered(parts: list[tuple[Int64, Payloads, Int64]], size: int) -> Payloads:
-    """Return the payloads of a field: an Arrow array if all of them are in Arrow arrays."""
-    if all(isinstance(values, pa.Array) for _, values, _ in parts) and sum(len(rows) for rows, _, _ in parts) == size:
-        chunks, order, begin = [], np.empty(size, np.int64), 0
-        for rows, values, places in parts:
-            if 2 * len(places) < len(values):  # else one copy of all is cheaper than two of some
-                values, places = values.take(pa.array(places)), np.arange(len(places))
-            chunks.append(values)
-            order[rows] = begin + places
-            begin += len(values)
-        return pa.concat_arrays(chunks).take(pa.array(order))
-    objects = np.empty(size, object)
-    for rows, values, places in parts:
-        if isinstance(values, pa.Array):
-            objects[rows] = values.take(pa.array(places)).to_numpy(zero_copy_only=False)
-        else:
-            objects[rows] = values[places]
-    return objects

@@ -43,11 +43,9 @@ class BlockReader(Protocol):
         ahead: Fetches in the background; None if there is nothing to fetch.
         num_read: Windows that were read and parsed so far.
         num_reused: Times that a window was already in memory.
-        as_arrow: Whether small payloads may come as Arrow arrays, for stages that take columns; False at first.
     """
 
     ahead: Ahead | None
-    as_arrow: bool
     num_read: int
     num_reused: int
 
@@ -146,7 +144,6 @@ class SampleReader:
         self.ahead = ahead
         self.num_read = 0
         self.num_reused = 0
-        self.as_arrow = False
         self._part_name = order.part_name
         self._planner = Planner(order, lambda number: LazyShard(shards[number], partial(opener, number)))
         self._salvages_in = salvages_in
@@ -224,7 +221,7 @@ class SampleReader:
                         samples = window.visit.window(window.slot + 1).samples
                         following.append(WindowPlace(place.shard, samples))
 
-        for part in read_windows(places(), self._scratch, self.as_arrow, self._salvages_in is not None):
+        for part in read_windows(places(), self._scratch, self._salvages_in is not None):
             parts[opened.popleft()] = part
         expect(following)
         return parts

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from wdsplit.arrays import Int64
 from wdsplit.errors import CorruptDataError
-from wdsplit.loading.reading.block import Block, Objects, Payloads, Pending, as_objects
+from wdsplit.loading.reading.block import Block, Objects, Pending, as_objects
 from wdsplit.loading.reading.open_shard import OpenShard
 from wdsplit.loading.reading.segments import SMALL_SAMPLE_BYTES, Segments, ranges_of, starts_of_ranges
 from wdsplit.tar.headers import BLOCK_BYTES, NAME_BYTES, SIZE_FIELD, are_sound, parse_number, size_digits
@@ -38,8 +38,6 @@ _SAMPLES_TOGETHER, _WINDOWS_TOGETHER = 1024, 64
 of windows, because all their shards are open meanwhile."""
 _LARGE_WINDOW_BYTES = 1024**2
 """Fetched windows above this size are read alone, so that their bytes are free again as soon as possible."""
-_MAX_ARROW_BYTES = 512
-"""Payloads up to this mean size are copied as Arrow arrays; above it, an object costs less than a second copy."""
 _FEW_PIECES = 1024
 """So many pieces are copied in less than a millisecond without `to_numpy`, which imports pandas if it is installed."""
 
@@ -123,14 +121,13 @@ def read_window(shard: OpenShard, samples: Int64) -> Block:
 
 
 def read_windows(
-    places: Iterable[WindowPlace], scratch: Scratch | None = None, as_arrow: bool = False, salvages: bool = False
+    places: Iterable[WindowPlace], scratch: Scratch | None = None, salvages: bool = False
 ) -> Iterator[Part]:
     """Give the samples of windows of any shards of one dataset, several windows together.
 
     Args:
         places: Where they are; none of them is empty.
         scratch: Memory to read into; None for new memory.
-        as_arrow: Whether small payloads may come as Arrow arrays, if all samples have the same fields.
         salvages: Give a damaged sample as its error, in the field `DAMAGE`, instead of raising it.
 
     Raises:
@@ -139,7 +136,7 @@ def read_windows(
     scratch, some, num_samples = scratch or Scratch(), list[WindowPlace](), 0
 
     def read() -> Iterator[Part]:
-        block = _read(some, scratch, as_arrow, salvages)
+        block = _read(some, scratch, salvages)
         firsts = accumulate((len(place.samples) for place in some[:-1]), initial=0)
         yield from [Part(block, first) for first in firsts]
 
@@ -157,10 +154,10 @@ def read_windows(
         yield from read()
 
 
-def _read(places: Sequence[WindowPlace], scratch: Scratch, as_arrow: bool = False, salvages: bool = False) -> Block:
+def _read(places: Sequence[WindowPlace], scratch: Scratch, salvages: bool = False) -> Block:
     """Return the samples of windows, with the fields of joined shards."""
     first, *joined = (
-        _Reading(part, salvages, is_joined=number > 0).block(scratch, as_arrow)
+        _Reading(part, salvages, is_joined=number > 0).block(scratch)
         for number, part in enumerate(zip(*(place.parts for place in places), strict=True))
     )
     return functools.reduce(Block.joined, joined, first)
@@ -220,30 +217,21 @@ class _Reading:
         self._is_whole = (segments.begins == rows.begins) & (segments.ends == rows.ends) & (not self._has_heads)
         self._sizes = rows.sizes[:, self._columns]
 
-    def block(self, scratch: Scratch, as_arrow: bool = False) -> Block:
-        """Read the samples.
-
-        Args:
-            scratch: The memory to read into, unless the bytes of a single window are there already.
-            as_arrow: As for `read_windows`.
-        """
+    def block(self, scratch: Scratch) -> Block:
+        """Read the samples into `scratch`, unless the bytes of a single window are in memory already."""
         self._read(scratch)
         repaired = {row: self._again(row) for row in self._wrong_rows().tolist()}
         copies = {row: block for row, block in repaired.items() if isinstance(block, Block)}
         keys = np.full(len(self._sizes), "", object) if self._is_joined else self._keys(list(repaired))
         for row, copy in copies.items():
             keys[row] = copy.keys[0]
-        fields: dict[str, Payloads] = {}
+        fields: dict[str, Objects] = {}
         whole = []
         for column, sizes, at in zip(self._columns, self._sizes.T, self._payload_at.T, strict=True):
             present, name = np.flatnonzero(sizes >= 0), self._names[column]
             if not len(present):
                 continue
             is_everywhere = len(present) == len(sizes) and not repaired
-            if as_arrow and is_everywhere and not self._has_heads and sizes.mean() <= _MAX_ARROW_BYTES:
-                fields[name] = _with_gaps(self._data, at, sizes).take(pa.array(2 * np.arange(len(at))))
-                whole.append(name)
-                continue
             fields[name] = values = np.full(len(sizes), None, object)
             is_pending = (sizes > BLOCK_BYTES) & (self._has_heads or self._is_kept)
             pending, present = np.flatnonzero(is_pending), present[~is_pending[present]]
@@ -465,26 +453,14 @@ def _pieces(data: Any, starts: Int64, sizes: Int64) -> Objects:
         starts: int64 of shape (n,): where the pieces begin, in rising order.
         sizes: int64 of shape (n,): their bytes; no piece reaches into the next one, or beyond the end.
     """
+    cuts = np.stack([starts, starts + sizes], axis=1).reshape(-1)
+    if len(starts) and (cuts[0] < 0 or cuts[-1] > len(data) or (cuts[1:] < cuts[:-1]).any()):
+        raise ValueError(f"{len(starts)} pieces overlap, or lie outside of {len(data)} bytes")
     if len(starts) <= _FEW_PIECES:
         found = zip(starts.tolist(), (starts + sizes).tolist(), strict=True)
         return as_objects([bytes(data[start:stop]) for start, stop in found])
-    flags = np.full(len(starts) // 4 + 1, 0x55, np.uint8)  # of eight values, the first, the third, ... are no nulls
-    return np.asarray(_with_gaps(data, starts, sizes, flags).to_numpy(zero_copy_only=False)[::2], object)
-
-
-def _with_gaps(
-    data: Any, starts: Int64, sizes: Int64, flags: npt.NDArray[np.uint8] | None = None
-) -> pa.LargeBinaryArray:
-    """Return pieces of some bytes, at least one, and the gaps between them, without a copy.
-
-    Args:
-        data: As in `_pieces`.
-        starts: As in `_pieces`.
-        sizes: As in `_pieces`.
-        flags: Bits that are 0 for nulls among the 2 n - 1 values; None for no nulls.
-    """
-    cuts = np.stack([starts, starts + sizes], axis=1).reshape(-1)
-    if cuts[0] < 0 or cuts[-1] > len(data) or (cuts[1:] < cuts[:-1]).any():
-        raise ValueError(f"{len(starts)} pieces overlap, or lie outside of {len(data)} bytes")
-    buffers = [None if flags is None else pa.py_buffer(flags), pa.py_buffer(cuts), pa.py_buffer(data)]
-    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(cuts) - 1, buffers)
+    # The pieces and the gaps between them are one Arrow array, of which the gaps are nulls: of eight values, the first,
+    # the third, ... are none.
+    flags = np.full(len(starts) // 4 + 1, 0x55, np.uint8)
+    array = pa.Array.from_buffers(pa.large_binary(), len(cuts) - 1, list(map(pa.py_buffer, (flags, cuts, data))))
+    return np.asarray(array.to_numpy(zero_copy_only=False)[::2], object)

@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import Any
 
-import pyarrow as pa
 from webdataset.autodecode import Continue
 
 from wdsplit.errors import CorruptDataError, InputError, MissingDependencyError, PipelineError, WdsplitError, noted
-from wdsplit.loading.reading.block import Columns, as_list
+from wdsplit.loading.reading.block import Columns
 from wdsplit.loading.stages.columns import Memory
 from wdsplit.loading.stages.images import ImageField, Resized
 from wdsplit.loading.stages.payloads import KINDS, Inflate, Payloads
@@ -76,13 +75,12 @@ class Decode(Drawing):
         The values are those that `sample` gives row by row, and so are the errors. Use it only if `is_columnar`.
 
         Args:
-            columns: For each field n values, a list or an Arrow array: bytes, except in fields that are not decoded.
+            columns: For each field n values: bytes, except in fields that are not decoded.
             room: The memory for images.
 
         Returns:
             For each field n values: int64 of shape (n,) for integers, an array of shape (n, ...) for npy of one shape
-            and dtype (numbers, in native byte order), else a list; Arrow text stays in Arrow. Fields that are not
-            decoded come as they are.
+            and dtype (numbers, in native byte order), else a list. Fields that are not decoded come as they are.
         """
         if not isinstance(columns, dict):
             return None
@@ -92,7 +90,7 @@ class Decode(Drawing):
                 for name, values in columns.items()
             }
         except Exception:
-            for row in zip(*map(as_list, columns.values()), strict=True):
+            for row in zip(*columns.values(), strict=True):
                 self.sample(dict(zip(columns, row, strict=True)))
             raise
 
@@ -102,15 +100,6 @@ class Decode(Drawing):
     def _column(self, name: str, values: Sequence[Any], columns: dict[str, Any], room: Memory | None) -> Any:
         by_name = any(isinstance(handler, Payloads) for handler in self.handlers)
         kind = KINDS.get(name.rpartition(".")[2]) if by_name else None
-        if isinstance(values, pa.Array):
-            if kind is not None and pa.types.is_large_binary(values.type):
-                try:
-                    column = kind.arrow(values)
-                except pa.ArrowInvalid:
-                    column = None
-                if column is not None:
-                    return column
-            values = as_list(values)
         # Of a sample, only what its random numbers depend on.
         rows: Iterable[dict[str, Any]] = repeat({})
         if self.draws is not None:

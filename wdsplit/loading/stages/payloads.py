@@ -20,12 +20,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import orjson
-import pyarrow as pa
 from webdataset import autodecode, tenbin
 from webdataset.autodecode import Continue
 
 from wdsplit.errors import CorruptDataError, InputError
-from wdsplit.loading.reading.block import flat
 
 __all__ = ["KINDS", "Inflate", "Payloads"]
 
@@ -242,31 +240,21 @@ def _jsons(values: Sequence[bytes]) -> list[Any] | None:
     return None if any(value is None for value in decoded) else decoded
 
 
-def _arrow_integers(values: pa.LargeBinaryArray) -> Array | None:
-    numbers = values.cast(pa.large_string()).cast(pa.int64())
-    is_decimal = flat(values)[1].max(initial=0) <= ord("9")  # Arrow takes 0x1f for a number, too
-    return np.array(numbers) if is_decimal else None
-
-
 class Kind(NamedTuple):
     """Decoders of a kind of fields, with the same values.
 
     Attributes:
         value: Decodes one field.
         column: Decodes a column, or returns None if only `value` can.
-        arrow: Decodes a column in Arrow, or returns None or raises ArrowInvalid if only `column` can.
     """
 
     value: Callable[[bytes], Any]
     column: Callable[[Sequence[bytes]], Any] = lambda values: None
-    arrow: Callable[[pa.LargeBinaryArray], Any] = lambda values: None
 
 
 _KINDS = {
-    ("txt", "text", "transcript"): Kind(
-        bytes.decode, lambda values: list(map(bytes.decode, values)), lambda values: values.cast(pa.large_string())
-    ),
-    ("cls", "cls2", "index", "inx", "id"): Kind(int, _integers, _arrow_integers),
+    ("txt", "text", "transcript"): Kind(bytes.decode, lambda values: list(map(bytes.decode, values))),
+    ("cls", "cls2", "index", "inx", "id"): Kind(int, _integers),
     ("json", "jsn"): Kind(_read_json, _jsons),
     ("npy",): Kind(_read_npy, _stacked_npy),
     ("ten", "tb"): Kind(_read_ten),

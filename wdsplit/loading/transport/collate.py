@@ -1,8 +1,7 @@
 """Batches: samples into columns, and the workers' columns woven into one.
 
-Numbers, arrays and tensors are stacked; other values become lists, text and bytes on request Arrow arrays. Columns are
-numpy arrays, unless they were made from tensors, so numpy batches need no torch. A batch does not depend on the number
-of its sub-batches.
+Numbers, arrays and tensors are stacked; other values become lists. Columns are numpy arrays, unless they were made from
+tensors, so numpy batches need no torch. A batch does not depend on the number of its sub-batches.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import pyarrow as pa
 
 from wdsplit.arrays import Int64
 from wdsplit.errors import PipelineError
-from wdsplit.loading.reading.block import Columns, Pending, as_list, flat
+from wdsplit.loading.reading.block import Columns, Pending
 from wdsplit.order.bundles import Packing
 from wdsplit.order.units import spread
 from wdsplit.texts import counted
@@ -30,9 +29,9 @@ __all__ = [
     "Column",
     "LeftOut",
     "Output",
-    "Strings",
     "address_of",
     "as_array",
+    "bytes_column",
     "collate",
     "collate_columns",
     "collate_group",
@@ -43,7 +42,6 @@ __all__ = [
     "num_bytes",
     "num_samples",
     "spaced",
-    "strings_column",
     "weave",
     "weave_group",
     "weave_packs",
@@ -52,9 +50,6 @@ __all__ = [
 
 Output = Literal["torch", "numpy"]
 """The type of numbers, arrays and tensors in a batch: torch's tensors, or numpy's arrays."""
-
-Strings = Literal["list", "arrow"]
-"""The type of columns of only text, or of only bytes, in a batch: lists, or Arrow arrays."""
 
 Places = slice | Int64
 """The places of a sub-batch's samples in the batch."""
@@ -70,9 +65,9 @@ class Column:
 
     Attributes:
         kind: What the values are: tensor, array, number or other.
-        data: For tensors a tensor, for arrays or numbers an array, with one more dimension in front. Otherwise a list
-            or, for text or bytes, an Arrow array (large_string, large_binary) without nulls. Before a column travels,
-            the list may be of `Pending` payloads.
+        data: For tensors a tensor, for arrays or numbers an array, with one more dimension in front. Otherwise a list;
+            before a column travels, it may be of `Pending` payloads. A list of bytes that has travelled is an Arrow
+            array (large_binary) without nulls.
         is_plain: Whether all values are known to be bytes (or pending), or all to be text.
         batch: The memory of the batch if the data are its rows; of a column that travels, where it is. Else None.
     """
@@ -86,13 +81,6 @@ class Column:
         """Pickle the data as buffers of protocol 5: to pickle a tensor or an array itself is slow."""
         if self.batch is not None:
             return Column, (self.kind, None, False, self.batch)
-        if isinstance(self.data, pa.Array):
-            cuts, data = flat(self.data)
-            return strings_column, (
-                pa.types.is_large_string(self.data.type),
-                PickleBuffer(cuts.data),
-                PickleBuffer(data.data),
-            )
         array = as_array(self.data)
         dtype: Any = self.data.dtype if array is None and self.kind != "other" else None
         if array is not None:
@@ -112,11 +100,10 @@ def _column_of(kind: str, dtype: Any, shape: tuple[int, ...], data: Any) -> Colu
     return Column(kind, _as_tensor(array) if kind == "tensor" else array)
 
 
-def strings_column(is_text: bool, cuts: Any, data: Any) -> Column:
-    """Return the column of the Arrow array with the cuts and bytes that `flat` has returned, in their memory."""
-    kind, count = pa.large_string() if is_text else pa.large_binary(), len(memoryview(cuts).cast("B")) // 8 - 1
-    array = pa.Array.from_buffers(kind, count, [None, pa.py_buffer(cuts), pa.py_buffer(data)])
-    return Column("other", array, is_plain=True)
+def bytes_column(cuts: Any, data: Any) -> Column:
+    """Return the column of an Arrow array of bytes with these int64 offsets and bytes, in their memory."""
+    count, buffers = len(memoryview(cuts).cast("B")) // 8 - 1, [None, pa.py_buffer(cuts), pa.py_buffer(data)]
+    return Column("other", pa.Array.from_buffers(pa.large_binary(), count, buffers), is_plain=True)
 
 
 def as_array(data: Any) -> npt.NDArray[Any] | None:
@@ -328,7 +315,6 @@ def weave(
     pin: bool,
     borrowed: bool = False,
     output: Output = "torch",
-    strings: Strings = "list",
 ) -> Any:
     """Put the columns of sub-batches together.
 
@@ -338,10 +324,9 @@ def weave(
         pin: Whether to put tensors into pinned memory.
         borrowed: Whether the memory of the sub-batches will be reused, so that all must be copied.
         output: Return stacked columns as tensors, or as arrays.
-        strings: Return columns of text or bytes as lists, or as Arrow arrays.
 
     Returns:
-        A dict or a tuple of tensors (or arrays) and lists (or Arrow arrays), or one of them.
+        A dict or a tuple of tensors (or arrays) and lists, or one of them.
 
     Raises:
         PipelineError: The sub-batches do not fit together, as for the samples of `collate`.
@@ -351,12 +336,7 @@ def weave(
     first = _checked_alike(values)
 
     def woven(columns: list[Column], name: str) -> Any:
-        pairs = list(zip(rows, columns, strict=True))
-        if strings == "arrow" and all(column.is_plain for column in columns):
-            strings_column = _weave_strings(pairs, size)
-            if strings_column is not None:
-                return strings_column
-        column = _weave_column(pairs, size, pin, borrowed, name)
+        column = _weave_column(list(zip(rows, columns, strict=True)), size, pin, borrowed, name)
         return column if isinstance(column, list) else _delivered(column, output, name)
 
     if isinstance(first, dict):
@@ -376,7 +356,6 @@ def weave_packs(
     pin: bool,
     borrowed: bool = False,
     output: Output = "torch",
-    strings: Strings = "list",
     pad_to: int | None = None,
 ) -> dict[str, Any]:
     """Put the columns of packs together; arguments as for `weave`.
@@ -403,7 +382,7 @@ def weave_packs(
         ]
         for _, part in parts:
             part.pop(PACK_SIZES, None)
-        joined |= weave(parts, int(offsets[-1]), pin, borrowed, output, strings)
+        joined |= weave(parts, int(offsets[-1]), pin, borrowed, output)
     own = np.asarray(joined.pop(LENGTHS))
     ends = np.cumsum(own)
     if len(ends) and ends[-1] > _MAX_ELEMENTS:
@@ -452,16 +431,14 @@ def num_samples(sub_batch: Any) -> int:
     return max((len(column.data) for column in columns), default=0)
 
 
-def weave_group(
-    sub_batch: Any, pin: bool, borrowed: bool = False, output: Output = "torch", strings: Strings = "list"
-) -> Any:
+def weave_group(sub_batch: Any, pin: bool, borrowed: bool = False, output: Output = "torch") -> Any:
     """Return a group as a batch; arguments as for `weave`. Samples of a budget are rows as long as the longest."""
     if _is_packed(sub_batch):
         lengths = sub_batch[LENGTHS].data
         parts = [(np.arange(len(lengths)), sub_batch)]
-        return weave_packs(parts, pin, borrowed, output, strings, int(lengths.max()))
+        return weave_packs(parts, pin, borrowed, output, int(lengths.max()))
     size = num_samples(sub_batch)
-    return weave([(np.arange(size), sub_batch)], size, pin, borrowed, output, strings)
+    return weave([(np.arange(size), sub_batch)], size, pin, borrowed, output)
 
 
 def _in_rows(values: Any, at: tuple[Int64, Int64], shape: tuple[int, int], fill: int) -> Any:
@@ -613,7 +590,7 @@ def _weave_column(sub_batches: Sequence[tuple[Places, Column]], size: int, pin: 
     if kind == "other":
         values: list[Any] = [None] * size
         for places, column in sub_batches:
-            data = as_list(column.data)
+            data = column.data.to_pylist() if isinstance(column.data, pa.Array) else column.data
             if isinstance(places, slice):
                 values[places] = data
                 continue
@@ -642,35 +619,6 @@ def _weave_column(sub_batches: Sequence[tuple[Places, Column]], size: int, pin: 
     for places, array in placed:
         woven[places] = array
     return woven if pinned is None else pinned
-
-
-def _weave_strings(sub_batches: Sequence[tuple[Places, Column]], size: int) -> pa.Array | None:
-    """Return columns of text, or of bytes, as an Arrow array in memory of its own.
-
-    None if some are text and others bytes, or if text is not UTF-8, such as some paths. How samples are divided into
-    sub-batches does not matter.
-    """
-    order, begin = np.empty(size, np.int64), 0
-    arrays = []
-    for places, column in sub_batches:
-        array = _arrow_strings(column.data)
-        if array is None:
-            return None
-        order[places] = np.arange(begin, begin + len(array))
-        begin += len(array)
-        arrays.append(array)
-    if len({str(array.type) for array in arrays}) > 1:
-        return None
-    return pa.concat_arrays(arrays).take(pa.array(order))
-
-
-def _arrow_strings(data: Any) -> pa.Array | None:
-    if isinstance(data, pa.Array):
-        return data
-    try:
-        return pa.array(data, pa.large_string() if isinstance(data[0], str) else pa.large_binary())
-    except UnicodeEncodeError:
-        return None
 
 
 def _delivered(column: Any, output: Output, name: str) -> Any:

@@ -21,7 +21,7 @@ from wdsplit.engines.shared_memory import SharedMemory
 from wdsplit.errors import PipelineError, WdsplitError
 from wdsplit.loading.reading.block import Pending
 from wdsplit.loading.reading.process_limits import keep_freed_memory
-from wdsplit.loading.transport.collate import Column, is_plain, num_bytes, strings_column
+from wdsplit.loading.transport.collate import Column, bytes_column, is_plain, num_bytes
 
 __all__ = ["Bound", "Placed", "Ring", "Segments", "travelling"]
 
@@ -196,7 +196,7 @@ class _Pickler(pickle.Pickler):
         is_small = lengths.sum() < _SMALL_BYTES * len(lengths)
         self._of_columns[id(cuts)] = [cuts.raw()]
         self._of_columns[id(payloads)] = [b"".join(map(bytes, value.data))] if is_small else value.data
-        return strings_column, (False, cuts, payloads)
+        return bytes_column, (cuts, payloads)
 
     def _is_within(self, buffer: pickle.PickleBuffer) -> bool:
         piece = self._of_columns.pop(id(buffer), None)
