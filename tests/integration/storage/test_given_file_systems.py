@@ -152,28 +152,6 @@ def test_datasets_of_it_are_mixed(on_s3, s3, expected):
     assert {sample["__source__"] for sample in mixed} == {f"s3://{on_s3}"}
 
 
-class StoppedError(Exception):
-    pass
-
-
-def test_a_conversion_that_stopped_is_resumed(s3, bucket, source, expected):
-    """Nothing of a shard is there when the block that writes it raises."""
-
-    def stop(progress):
-        if progress.name == "write" and progress.done == 2:
-            raise StoppedError
-
-    with pytest.raises(StoppedError):
-        wdsplit.convert(source, f"{bucket.name}/out", options(shards=4), stop, fs=s3)
-    there = {name for name in shard_files(bucket.folder / "out") if name.endswith(".tar")}
-    assert 2 <= len(there) < 4
-    with pytest.raises(DatasetNotFoundError):
-        wdsplit.Dataset(f"{bucket.name}/out", fs=s3)
-    wdsplit.convert(source, f"{bucket.name}/out", options(shards=4, resume=True), fs=s3)
-    assert shard_files(bucket.folder / "out") == shard_files(expected)
-    assert not (bucket.folder / "out" / ".wdsplit-run").exists()
-
-
 def test_a_bucket_that_is_not_there_is_named(s3, source):
     with pytest.raises(DatasetNotFoundError, match="no such bucket") as caught:
         wdsplit.convert(source, "no-such-bucket/out", options(shards=4), storage_options=FAST, fs=s3)

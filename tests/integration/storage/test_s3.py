@@ -318,28 +318,6 @@ def test_as_many_connections_are_kept_as_are_used_at_once(remote, fault_proxy, c
     assert "pool is full" not in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("options", "expected", "found"),
-    [
-        ({"anon": "yes"}, "anon: True or False", "anon: str"),
-        ({"requester_pays": None}, "requester_pays: True or False", "requester_pays: NoneType"),
-        ({"key": 3.25, "secret": b"3.25"}, "key: a text, secret: a text", "key: float, secret: bytes"),
-        ({"token": ["3.25"]}, "token: a text", "token: list"),
-        ({"client_kwargs": {"region_name": 3.25}}, "region: a text", "region: float"),
-        ({"client_kwargs": None}, "a dict", "NoneType"),
-        ("key=3.25", "a dict", "str"),
-        ({3: 4, "5": 6}, "anon", "3, 5"),
-    ],
-    ids=str,
-)
-def test_options_of_a_wrong_type_are_refused_by_name_and_their_values_are_not_told(options, expected, found):
-    with pytest.raises(InputError) as caught:
-        open_storage("s3://bucket/x", options)
-    assert caught.value.expected.startswith(expected)
-    assert caught.value.found == found
-    assert "3.25" not in str(caught.value)
-
-
 def test_what_is_known_of_the_store_is_read_once_for_all_clients(s3_server, monkeypatch):
     """Botocore's description of S3 takes a quarter of a second to read: each worker process would pay for it."""
     from botocore.loaders import JSONFileLoader

@@ -14,10 +14,13 @@ from fsspec.implementations.dirfs import DirFileSystem
 from pyarrow.fs import LocalFileSystem as ArrowLocal
 
 import wdsplit
+from faults import ErrorAnswer, LoseAnswer
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, StorageError
 from wdsplit.storage.fsspec_storage import FsspecStorage
 from wdsplit.storage.given import located_one
+from wdsplit.storage.local import LocalStorage
 from wdsplit.storage.opening import open_readable_storage, open_storage
+from wdsplit.storage.s3 import S3Storage
 
 WRITABLE = ["disk", "s3", "folder of s3fs", "memory", "pyarrow"]
 FOLDER = "train set/größe 100%"
@@ -117,6 +120,62 @@ def test_a_lock_excludes_another_until_its_block_ends_or_raises(place):
         except ZeroDivisionError:
             pass
         assert storage.url in caught.value.place
+
+
+@writable
+@pytest.mark.parametrize("has_links", [True, False])
+def test_a_file_is_created_once_and_never_replaced(place, monkeypatch, has_links):
+    def refuse(*paths):
+        raise PermissionError(1, "Operation not permitted")
+
+    if not has_links:
+        monkeypatch.setattr("wdsplit.storage.local.os.link", refuse)
+    storage = open_storage(*located_one(place.path, None, place.fs))
+    assert storage.create("versions/2.json", b"first") is True
+    assert storage.create("versions/2.json", b"second") is False
+    assert storage.create("versions/2.json", b"first") is True  # as after a lost answer
+    assert storage.read("versions/2.json") == b"first"
+    assert storage.list("versions") == ["2.json"]
+
+
+def test_of_many_writers_one_creates_the_file(tmp_path):
+    for number in range(20):
+        with ThreadPoolExecutor(8) as pool:
+            made = list(
+                pool.map(lambda each, n=number: LocalStorage(str(tmp_path)).create(f"{n}", b"%d" % each), range(8))
+            )
+        assert sum(made) == 1
+        assert (tmp_path / f"{number}").read_bytes() == b"%d" % made.index(True)
+    assert len(list(tmp_path.iterdir())) == 20
+
+
+REFUSED = ErrorAnswer("412 Precondition Failed", "PreconditionFailed", "At least one of the conditions did not hold")
+UNKNOWN = ErrorAnswer("501 Not Implemented", "NotImplemented", "A header implies functionality that is not there")
+
+
+@pytest.mark.parametrize(
+    ("answers", "is_made"),
+    [([REFUSED], False), ([None], True), ([LoseAnswer(), REFUSED], True), ([UNKNOWN, None], True)],
+    ids=["another file", "none", "lost answer", "no conditions"],
+)
+def test_a_store_with_conditions_decides_between_writers_that_saw_no_file(
+    bucket, fault_proxy, monkeypatch, answers, is_made
+):
+    storage, left, asked = open_storage(f"{bucket.url}/train"), list(answers), []
+    if not is_made:
+        storage.create("2.json", b"first")
+
+    def plan(request):
+        if request.method != "PUT":
+            return None
+        asked.append(request.head["If-None-Match"])
+        return left.pop(0)
+
+    fault_proxy.plan = plan
+    monkeypatch.setattr(S3Storage, "size", lambda storage, path: None)
+    assert storage.create("2.json", b"second") is is_made
+    assert asked == ["*", None] if answers[0] is UNKNOWN else asked == ["*"] * len(answers)
+    assert storage.read("2.json") == (b"second" if is_made else b"first")
 
 
 # Reading
