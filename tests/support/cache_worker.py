@@ -114,14 +114,6 @@ def together(cache, storage, shards, job):
     return [json.loads(each or "null") for each in found]
 
 
-def hold(cache, storage, shards, job):
-    """Hold shards open until another line comes."""
-    opened = [cache.open(storage, shards[number], NAMES) for number in job["order"]]
-    print(json.dumps("held"), flush=True)
-    sys.stdin.readline()
-    return [is_right(each, shards[number]) for each, number in zip(opened, job["order"], strict=True)]
-
-
 def killed_at(moment, work):
     """Do some work in a process that kills itself at its n-th call of the system; tell whether it came to that."""
     pid = os.fork()
@@ -209,7 +201,7 @@ def main():
     sys.stdin.readline()
     shards = read_manifest(storage).shards
     listed = [shards[number] for number in range(len(shards))]
-    modes = {"read": read, "together": together, "hold": hold, "kills": kills, "forks": forks}
+    modes = {"read": read, "together": together, "kills": kills, "forks": forks}
     print(json.dumps(modes[mode](cache, storage, listed, job)))
 
 

@@ -16,31 +16,18 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import (
     ClientError,
-    ConnectionClosedError,
-    IncompleteReadError,
-    ReadTimeoutError,
-    ResponseStreamingError,
 )
 
 from faults import (
-    Cut,
-    CutUpload,
     FaultProxy,
-    Flip,
     IgnoreRange,
-    LoseAnswer,
-    Request,
-    SeededPlan,
-    Shorten,
     Stall,
     Truncate,
     internal_error,
-    slow_down,
 )
-from http_messages import Head
 from paths import SUPPORT
 from s3server import HOST, S3Server, ServerError
-from tables import files_below, start_process, wait_until
+from tables import start_process, wait_until
 
 WHOLE = random.Random(5).randbytes(1_000_003)
 FIRST, LAST = 100_000, 899_999
@@ -192,99 +179,6 @@ def test_requests_about_buckets_of_tests_that_are_over_are_refused_and_not_count
         assert [exchange.request.number for exchange in proxy.exchanges] == [0]
 
 
-# Faults
-
-
-def only_first(fault):
-    return lambda request: fault if request.number == 0 else None
-
-
-def body_and_error(answer):
-    """Return what of a body arrives, and the class of the error that ends it."""
-    body = bytearray()
-    try:
-        while piece := answer["Body"].read(1000):
-            body += piece
-    except (IncompleteReadError, ResponseStreamingError, ReadTimeoutError) as error:
-        return bytes(body), type(error)
-    return bytes(body), None
-
-
-@pytest.mark.parametrize(
-    ("fault", "error"),
-    [
-        (Cut(0), ResponseStreamingError),
-        (Cut(500_000), ResponseStreamingError),
-        (Truncate(0), IncompleteReadError),
-        (Truncate(500_000), IncompleteReadError),
-        (Truncate(len(PART) - 1), IncompleteReadError),
-        (Stall(0), ReadTimeoutError),
-        (Stall(500_000), ReadTimeoutError),
-    ],
-    ids=str,
-)
-def test_a_body_that_breaks_off(through, connect, whole, fault_proxy, fault, error):
-    fault_proxy.plan = only_first(fault)
-    client = connect(READ_TIMEOUT_S) if isinstance(fault, Stall) else through
-    answer = client.get_object(**whole, Range=f"bytes={FIRST}-{LAST}")
-    assert answer["ContentLength"] == len(PART)
-    body, found = body_and_error(answer)
-    assert found is error
-    assert PART.startswith(body)
-    assert len(body) <= fault.after
-    if not isinstance(fault, Cut):
-        assert len(body) > fault.after - 1000
-    assert get_part(client, whole) == PART
-    first, second = fault_proxy.exchanges
-    assert (first.fault, first.bytes_sent, second.fault) == (fault, fault.after, None)
-    assert second.request.connection == 1
-
-
-@pytest.mark.parametrize("place", [0, 262_144, len(PART) - 1])
-def test_a_body_that_is_shorter_or_has_a_flipped_byte_and_looks_whole(through, whole, fault_proxy, place):
-    faults = [Shorten(place), Flip(place), None]
-    fault_proxy.plan = lambda request: faults[request.number]
-    flipped = PART[:place] + bytes([PART[place] ^ 0xFF]) + PART[place + 1 :]
-    for expected in (PART[:place], flipped, PART):
-        answer = through.get_object(**whole, Range=f"bytes={FIRST}-{LAST}")
-        assert answer["ContentLength"] == len(expected)
-        assert body_and_error(answer) == (expected, None)
-    assert [exchange.request.connection for exchange in fault_proxy.exchanges] == [0, 0, 0]
-
-
-@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT"])
-def test_an_error_that_the_server_never_sees(through, whole, bucket, fault_proxy, method):
-    fault_proxy.plan = only_first(slow_down(retry_after=7))
-    body = {"Body": WHOLE} if method == "PUT" else {}
-    with pytest.raises(ClientError) as refused:
-        getattr(through, f"{method.lower()}_object")(**whole | body)
-    assert code_of(refused) == (503, "503" if method == "HEAD" else "SlowDown")
-    assert refused.value.response["ResponseMetadata"]["HTTPHeaders"]["retry-after"] == "7"
-    assert files_below(bucket.folder) == ["a b/whole.bin"] and get_part(through, whole) == PART
-    assert [(exchange.request.connection, exchange.status) for exchange in fault_proxy.exchanges] == [
-        (0, 503),
-        (0, 200),
-    ]
-
-
-def test_an_answer_that_is_lost_after_the_server_has_acted(through, bucket, fault_proxy):
-    fault_proxy.plan = only_first(LoseAnswer())
-    with pytest.raises(ConnectionClosedError):
-        through.put_object(Bucket=bucket.name, Key="put.bin", Body=WHOLE)
-    assert (bucket.folder / "put.bin").read_bytes() == WHOLE
-    assert fault_proxy.exchanges[0].status is None
-
-
-def test_an_upload_that_is_cut_leaves_nothing(through, direct, bucket, fault_proxy):
-    fault_proxy.plan = only_first(CutUpload(500_000))
-    with pytest.raises(ConnectionClosedError):
-        through.put_object(Bucket=bucket.name, Key="put.bin", Body=WHOLE)
-    assert fault_proxy.exchanges[0].bytes_received == 500_000
-    assert "Contents" not in direct.list_objects_v2(Bucket=bucket.name)
-    through.put_object(Bucket=bucket.name, Key="put.bin", Body=WHOLE)
-    assert (bucket.folder / "put.bin").read_bytes() == WHOLE
-
-
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 def test_a_cut_reaches_the_client_though_a_forked_process_has_the_socket_too(s3_server, whole, fault_proxy):
     fault_proxy.plan = lambda request: Truncate(10) if request.number == 1 else None
@@ -303,15 +197,6 @@ def test_a_cut_reaches_the_client_though_a_forked_process_has_the_socket_too(s3_
         connection.close()
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-
-
-def test_a_seeded_plan_gives_all_kinds_of_faults_in_turn_to_the_same_requests():
-    makers = [lambda chance, size, fault=fault: fault(chance.randrange(size)) for fault in (Cut, Stall, Flip)]
-    plans = [SeededPlan(3, 0.5, makers) for _ in range(2)]
-    requests = [Request(number, 0, "GET", "/b/x", (0, 999), Head("GET", ())) for number in range(100)]
-    faults = [plans[0](request) for request in requests]
-    assert [type(fault) for fault in faults if fault][:4] == [Cut, Stall, Flip, Cut]
-    assert 30 < plans[0].num_given < 70 and [plans[1](request) for request in requests] == faults
 
 
 # Its end

@@ -27,20 +27,6 @@ def put(storage, path, *pieces):
 # Publishing
 
 
-def test_nothing_is_touched_until_something_is_written(storage, tmp_path):
-    assert open_storage(storage.url).list() == []
-    assert not (tmp_path / "out").exists()
-
-
-def test_what_is_being_written_is_under_no_name_that_a_glob_for_shards_finds(storage):
-    with storage.publish("000000.tar") as file:
-        file.write([b"half"])
-        (name,) = storage.list()
-        assert name.startswith(".")
-        assert not name.endswith(".tar")
-        assert storage.size("000000.tar") is None
-
-
 def test_a_rename_that_fails_although_it_was_done_counts(storage, monkeypatch):
     """NFS says so when the server's answer was lost and the request was sent again."""
     replace = os.replace
