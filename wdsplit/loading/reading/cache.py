@@ -16,8 +16,10 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import NamedTuple
 
 import xxhash
 
@@ -30,13 +32,13 @@ from wdsplit.storage.local_file import LocalFile
 from wdsplit.storage.locks import leads_to, open_locked, unlock
 from wdsplit.tar.places import Places, parse_places, plain_places_bytes
 
-__all__ = ["CacheEntry", "ShardCache"]
+__all__ = ["ShardCache"]
 
 logger = logging.getLogger(__name__)
 
 _MARKER, _LOCK = "wdsplit-cache", "lock"
 _MARKER_TEXT = b"This folder is a cache of wdsplit, which may be removed when no job uses it.\n"
-_SUBFOLDER = re.compile(r"[0-9a-f]{2}")
+_SUBFOLDER = "[0-9a-f][0-9a-f]"
 _NAME = re.compile(r"([0-9a-f]{32}-[0-9]+\.shard)(|\.part|\.note)")
 _CHECKSUM = re.compile(r"xxh3_128:([0-9a-f]{32})")
 _PART, _NOTE, _NOTE_BYTES = ".part", ".note", 16
@@ -107,26 +109,13 @@ class CachedFile(LocalFile):
             _proven.add(proof)
 
 
-@dataclass(frozen=True)
-class CacheEntry:
-    """A shard in a cache, or a download.
+class _Entry(NamedTuple):
+    """A shard in a cache, or a download; those that were used least recently come first."""
 
-    Attributes:
-        path: Its path.
-        num_bytes: The bytes of its files.
-        is_whole: Whether it is complete; else it is being downloaded, or its download was killed.
-        used_ns: When it was used last, in ns since 1970; 0 while it is downloaded.
-    """
-
+    used_ns: int
     path: str
     num_bytes: int
     is_whole: bool
-    used_ns: int
-
-    @property
-    def file(self) -> str:
-        """The file that is locked while the entry is in use."""
-        return self.path if self.is_whole else self.path + _PART
 
 
 class ShardCache:
@@ -198,7 +187,9 @@ class ShardCache:
                     opened = self._cached(path, f"{storage.url}/{shard.path}", shard, names, is_needed)
                     if opened is not None:
                         return opened
-                    if _is_free(path + _PART):
+                    with _try_lock(path + _PART) as is_free:
+                        pass
+                    if is_free:
                         self._check_apart(storage)
                         with self._reserved(path, num_bytes) as fd:
                             if fd is not None:
@@ -322,7 +313,7 @@ class ShardCache:
                 with suppress(_NoRoomError), self._locked():
                     self._make_room(self._without_leftovers(), 0)
 
-    def _make_room(self, entries: list[CacheEntry], num_bytes: int) -> None:
+    def _make_room(self, entries: list[_Entry], num_bytes: int) -> None:
         """Evict the least recently used entries until there is room for `num_bytes` bytes."""
         disk = os.statvfs(self.folder)
         kept_free = disk.f_blocks * disk.f_frsize // _FREE_PART if self.max_bytes is None else 0
@@ -330,7 +321,7 @@ class ShardCache:
         left = sum(entry.num_bytes for entry in entries)
         if self.max_bytes is not None:
             room = min(room, self.max_bytes - left)
-        for entry in sorted(entries, key=lambda entry: (entry.used_ns, entry.path)):
+        for entry in sorted(entries):
             if room >= num_bytes:
                 return
             if entry.is_whole and _evict(entry):
@@ -339,30 +330,26 @@ class ShardCache:
         if room < num_bytes:
             raise _NoRoomError("all cached shards are in use" if left else "the disk is full", url=str(self.folder))
 
-    def _without_leftovers(self) -> list[CacheEntry]:
+    def _without_leftovers(self) -> list[_Entry]:
         """Remove the files of killed downloads; return the other entries."""
         return [entry for entry in self._entries() if entry.is_whole or not _evict(entry)]
 
-    def _entries(self) -> list[CacheEntry]:
+    def _entries(self) -> list[_Entry]:
         found: dict[str, dict[str, os.stat_result]] = {}
-        for folder in self._subfolders():
-            for item in os.scandir(folder):
-                name = _NAME.fullmatch(item.name)
-                if name is not None and item.name.startswith(folder.name):
-                    with suppress(FileNotFoundError):
-                        found.setdefault(f"{folder}/{name[1]}", {})[name[2]] = item.stat(follow_symlinks=False)
+        for path in self.folder.glob(f"{_SUBFOLDER}/*"):
+            name = _NAME.fullmatch(path.name)
+            if name is not None and path.name.startswith(path.parent.name):
+                with suppress(FileNotFoundError):
+                    found.setdefault(f"{path.parent}/{name[1]}", {})[name[2]] = path.lstat()
         return [
-            CacheEntry(
+            _Entry(
+                files[_NOTE].st_mtime_ns if "" in files and _NOTE in files else 0,
                 path,
                 sum(file.st_size for file in files.values()),
                 "" in files,
-                files[_NOTE].st_mtime_ns if "" in files and _NOTE in files else 0,
             )
             for path, files in sorted(found.items())
         ]
-
-    def _subfolders(self) -> list[Path]:
-        return [self.folder / name for name in sorted(os.listdir(self.folder)) if _SUBFOLDER.fullmatch(name)]
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -372,7 +359,7 @@ class ShardCache:
             self.folder.mkdir(parents=True, exist_ok=True)
             known = {_MARKER, _LOCK, "indexes", "lost+found"}
             names = sorted(set(os.listdir(self.folder)) - known)
-            others = [name for name in names if not _SUBFOLDER.fullmatch(name)]
+            others = [name for name in names if not fnmatchcase(name, _SUBFOLDER)]
             if others:
                 raise InputError(
                     "the cache folder contains other files",
@@ -484,9 +471,9 @@ def _write(fd: int, data: memoryview, offset: int) -> None:
         data, offset = data[written:], offset + written
 
 
-def _evict(entry: CacheEntry) -> bool:
+def _evict(entry: _Entry) -> bool:
     """Remove an entry unless it is in use; tell whether it was removed. The caller locks the cache."""
-    with _try_lock(entry.file) as is_mine:
+    with _try_lock(entry.path if entry.is_whole else entry.path + _PART) as is_mine:
         if is_mine:
             _remove(entry.path)
         return is_mine
@@ -496,11 +483,6 @@ def _remove(path: str) -> None:
     for suffix in ("", _PART, _NOTE):
         with suppress(FileNotFoundError):
             os.unlink(path + suffix)
-
-
-def _is_free(path: str) -> bool:
-    with _try_lock(path) as is_mine:
-        return is_mine
 
 
 @contextmanager
