@@ -92,9 +92,16 @@ class Files:
             entries = open_remote_storage(root, self._options).entries(path)
             files = {name: size for name, size in entries.items() if size is not None}
             return files, sorted(entries.keys() - files.keys())
+        names: dict[str, int | None] = {}
+        folders: list[tuple[bool, str]] = []
         try:
             with os.scandir(self._joined(root, path) or os.curdir) as found:
-                kinds = {entry.name: (entry.is_dir(), entry.is_symlink()) for entry in found}
+                for entry in found:
+                    is_link = entry.is_symlink()
+                    if os.path.isdir(entry.path) if is_link else entry.is_dir():
+                        folders.append((is_link, entry.name))
+                    else:
+                        names[entry.name] = None
         except (FileNotFoundError, NotADirectoryError):
             return {}, []
         except OSError as error:
@@ -105,8 +112,7 @@ class Files:
                 remedy="check its permissions, or name the folders and files to read",
                 url=str(error.filename),
             ) from error
-        folders = sorted((is_link, name) for name, (is_folder, is_link) in kinds.items() if is_folder)
-        return dict.fromkeys(name for name, (is_folder, _) in kinds.items() if not is_folder), [n for _, n in folders]
+        return names, [name for _, name in sorted(folders)]
 
     def listed(
         self, root: str, path: str = "", seen: set[str] | None = None
@@ -159,12 +165,12 @@ class Files:
             yield from self._globbed(root, os.path.join(folder, part), rest)
         else:
             files, folders = self._entries(root, folder)
-            for name in sorted([*files, *folders]):
+            for name, is_folder in sorted([*((each, False) for each in files), *((each, True) for each in folders)]):
                 if fnmatch.fnmatchcase(name, part) and (part.startswith(".") or _is_visible(name)):
                     path = os.path.join(folder, name)
                     if not rest:
-                        yield path, name in folders
-                    elif name in folders:
+                        yield path, is_folder
+                    elif is_folder:
                         yield from self._globbed(root, path, rest)
 
 

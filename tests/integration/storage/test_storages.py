@@ -45,9 +45,14 @@ def on_disk(folder, path, fs=None):
 
 
 @pytest.fixture(params=[*WRITABLE, "http"])
-def place(request, tmp_path):
+def place(request, tmp_path, monkeypatch):
+    def refuse(*paths):
+        raise PermissionError(1, "Operation not permitted")
+
     kind, fixture = request.param, request.getfixturevalue
-    if kind == "disk":
+    if kind == "disk without links":
+        monkeypatch.setattr("wdsplit.storage.local.os.link", refuse)
+    if kind.startswith("disk"):
         return on_disk(tmp_path, str(tmp_path / FOLDER))
     if kind == "pyarrow":
         return on_disk(tmp_path, str(tmp_path / FOLDER), ArrowFSWrapper(ArrowLocal()))
@@ -122,14 +127,8 @@ def test_a_lock_excludes_another_until_its_block_ends_or_raises(place):
         assert storage.url in caught.value.place
 
 
-@writable
-@pytest.mark.parametrize("has_links", [True, False])
-def test_a_file_is_created_once_and_never_replaced(place, monkeypatch, has_links):
-    def refuse(*paths):
-        raise PermissionError(1, "Operation not permitted")
-
-    if not has_links:
-        monkeypatch.setattr("wdsplit.storage.local.os.link", refuse)
+@pytest.mark.parametrize("place", [*WRITABLE, "disk without links"], indirect=True)
+def test_a_file_is_created_once_and_never_replaced(place):
     storage = open_storage(*located_one(place.path, None, place.fs))
     assert storage.create("versions/2.json", b"first") is True
     assert storage.create("versions/2.json", b"second") is False
