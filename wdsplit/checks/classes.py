@@ -118,8 +118,6 @@ def _remedy(manifest: Manifest) -> str:
     options = manifest.conversion_options
     if manifest.provenance.get("adopted"):
         return "write the tars anew in a random order: wdsplit convert --shuffle"
-    if options.get("group_by"):
-        return f"convert again without --group-by {options['group_by']}, which keeps neighbours together"
     if options.get("shuffle"):
         return "convert again with more --lanes, or a smaller --window"
     return "convert again without --no-shuffle (tars: with --shuffle)"
