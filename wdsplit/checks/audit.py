@@ -21,7 +21,7 @@ from wdsplit.errors import MissingDependencyError
 from wdsplit.loading.opening import open_source
 from wdsplit.loading.reading.source import Source
 from wdsplit.notebook import html_table
-from wdsplit.order.bundles import Grouping, Groups
+from wdsplit.order.bundles import Grouping, Groups, items_of
 from wdsplit.order.epoch import EpochOrder
 from wdsplit.order.split import Step, Steps, World, worker_of
 
@@ -34,8 +34,10 @@ _POSITIONS_AT_ONCE = 1 << 20
 _MAX_READERS, _MAX_GLOBAL_BATCH = 2**20, 2**26
 """More ranks x workers, or samples per step, would take hours or all memory: a number is probably mistyped."""
 _MAX_POSITIONS = 2**26
-"""Of an epoch with more positions some are drawn: all of them would take minutes, and more than a gigabyte."""
+"""Of an epoch with more positions, or samples in packs, some are drawn: all would take minutes, and gigabytes."""
 _DRAWN_POSITIONS, _DRAWN_SAMPLES = 2**16, 2**13
+_LISTED = 16
+"""A view whose units are listed, shard by shard, is asked for so many times fewer."""
 _NOTHING = Step(np.zeros(0, np.int64), 0)
 
 
@@ -199,7 +201,8 @@ def _ranks(order: EpochOrder, options: AuditOptions, start: int = 0) -> list[Ste
 
 def audit_order(order: EpochOrder, options: AuditOptions) -> Iterator[Finding]:
     """Check the promises on the positions alone, of a very large epoch on some; no shard is touched."""
-    is_drawn, even = order.num_positions > _MAX_POSITIONS, order.options.tail != "uneven"
+    items, even = items_of(order.selection), order.options.tail != "uneven"
+    is_drawn = max(order.num_positions, 0 if items is None else items.num_samples) > _MAX_POSITIONS
     num_steps = _positions_given(order, options.global_batch) // options.global_batch
     same, once = _audit_drawn(order, options, num_steps) if is_drawn else _audit_all(order, options)
     if even:
@@ -362,7 +365,8 @@ def _is_end(order: EpochOrder, end: int, global_batch: int) -> bool:
 def _audit_drawn(order: EpochOrder, options: AuditOptions, num_steps: int) -> tuple[Finding, Finding]:
     """Compare the first and the last step of an epoch, and steps and samples that a hash draws."""
     batch = options.global_batch
-    drawn = draw_numbers(num_steps, max(1, _DRAWN_POSITIONS // batch), order)
+    num_positions = _DRAWN_POSITIONS // (1 if order.is_even else _LISTED)
+    drawn = draw_numbers(num_steps, max(1, num_positions // batch), order)
     steps = np.unique([0, *drawn.tolist(), num_steps - 1])[:, None] * batch + np.arange(batch)
     same = order.options.tail != "uneven" and all(
         _is_woven(_step_at(order, options, int(step[0])), step, options) for step in steps
@@ -390,7 +394,8 @@ def _audit_once_drawn(order: EpochOrder, positions: Int64, num_given: int) -> Fi
     if order.selection is None:
         wrong += int(((located.shard[is_real] != shard) | (located.sample[is_real] != unit)).sum())
     flagged = located.pad | is_real[located.row] if order.is_bundled else located.pad != is_real[located.row]
-    numbers, ends = draw_numbers(order.num_samples, _DRAWN_SAMPLES, order), np.cumsum(order.counts)
+    num_samples = _DRAWN_SAMPLES // (1 if order.is_even else _LISTED)
+    numbers, ends = draw_numbers(order.num_samples, num_samples, order), np.cumsum(order.counts)
     shard = np.searchsorted(ends, numbers, side="right")
     unit = numbers - (ends[shard] - order.counts[shard])
     places = order.positions_of(shard, unit)

@@ -135,8 +135,8 @@ class Dataset(FluidPipeline):
             `secret`, `token`, `anon`, `profile`, `endpoint_url`, ...), and `deadline_s`, how long to retry a request.
         fs: The file system of `path`, an fsspec object such as `s3fs.S3FileSystem(...)`; each process makes its own
             copy. None to choose it by the path.
-        read_ahead_bytes: Bytes of a remote dataset to prefetch, for all workers of a rank together; None for 128 MiB,
-            or for the size of their windows, if that is more.
+        read_ahead_bytes: Bytes of a remote dataset to prefetch, for all workers of a rank together; None for 32 MiB,
+            or for the size of their windows, if that is more, and up to 128 MiB once windows come too late.
         connections: Concurrent requests to a remote store, for all workers of a rank together.
         cache_dir: A folder on the node's own disk to keep the shards of a remote dataset in, for all processes of the
             node and for later epochs and runs.

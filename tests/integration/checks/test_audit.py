@@ -12,6 +12,7 @@ import wdsplit.checks.classes
 import wdsplit.loading.loader
 from commands import done, run
 from made_datasets import converted, numbers_dataset
+from made_views import Rows, store_view
 from wdsplit.checks.audit import AuditOptions, audit
 from wdsplit.errors import CorruptDataError, InputError
 from wdsplit.loading.dataset import Dataset
@@ -165,6 +166,14 @@ def test_of_a_very_large_epoch_some_positions_are_drawn(
     assert promises(found) == (["exactly once"] if tail == "uneven" else PROMISES)
     assert [finding for finding in found if not finding.held] == []
     assert all("drawn" in finding.evidence for finding in found if finding.promise != "equal steps")
+
+
+def test_few_packs_of_many_samples_are_a_very_large_epoch(numbers, drawn, tmp_path):
+    path = str(shutil.copytree(numbers, tmp_path / "packed"))
+    store_view(path, "packs", Rows(range(101), form="packs"))
+    found = findings(path, replace(TWO_RANKS, view="packs"))
+    assert [(finding.promise, finding.held) for finding in found] == [(promise, True) for promise in PROMISES]
+    assert re.search("drawn of [1-4][0-9]:", found[2].evidence)
 
 
 def test_a_sample_of_a_very_large_epoch_that_comes_twice_or_never_is_found(numbers, drawn, monkeypatch):

@@ -304,7 +304,7 @@ def test_no_more_is_planned_than_may_be_though_nothing_is_to_be_fetched():
 
 
 @pytest.mark.parametrize(
-    ("given", "window_bytes", "planned"), [(None, 10, 2**26), (None, 10**9, 10**9), (10**6, 10**9, 500_000)]
+    ("given", "window_bytes", "planned"), [(None, 10, 2**24), (None, 10**9, 10**9), (10**6, 10**9, 500_000)]
 )
 def test_by_default_as_much_is_fetched_ahead_as_the_windows_of_a_worker_hold(given, window_bytes, planned):
     """Windows of all lanes end at the same time: a link must not rest before that and be too slow then."""
@@ -313,3 +313,34 @@ def test_by_default_as_much_is_fetched_ahead_as_the_windows_of_a_worker_hold(giv
     assert not ahead.is_full
     ahead.num_planned = planned
     assert ahead.is_full
+
+
+def test_more_is_fetched_ahead_once_something_that_was_planned_comes_too_late():
+    """Each worker of two begins with 16 MiB, and has 64 MiB at most; what the first batches need does not count."""
+    file, ahead = Remote(), Access().ahead(2, 10, 0)
+    shard = lazy(file)
+
+    def planned():
+        steps = [num for num in (2**24, 2**25, 2**26) if not is_full(num - 1) and is_full(num)]
+        ahead.num_planned = 0
+        return steps
+
+    def is_full(num_planned):
+        ahead.num_planned = num_planned
+        return ahead.is_full
+
+    def use(first, is_late):
+        file.may_read.clear()
+        (fetch,) = ahead.fetch(wanted(shard, (first, first + 4)))
+        if not is_late:
+            file.may_read.set()
+            fetch.data(first)
+        ahead.use(fetch, 0)
+        file.may_read.set()
+        assert bytes(fetch.data(first)) == expected(first, first + 4)
+        return planned()
+
+    assert use(0, is_late=True) == [2**24]
+    assert use(8, is_late=False) == [2**24]
+    assert use(16, is_late=True) == [2**25]
+    assert use(20, is_late=True) == use(24, is_late=True) == [2**26]

@@ -1,6 +1,7 @@
 import itertools
 import pickle
 import struct
+import threading
 
 import numpy as np
 import orjson
@@ -11,11 +12,12 @@ from wdsplit.errors import CorruptDataError, InputError, StorageError
 from wdsplit.order.bundles import Grouping, Groups, Packing, Packs, items_of, shard_units
 from wdsplit.order.selection import Selection
 from wdsplit.order.units import MAX_TIMES, Repeats
-from wdsplit.shards import views
+from wdsplit.shards import view_parts, views
 from wdsplit.shards.manifest import Field, Manifest, Shard, Shards
 from wdsplit.shards.view_parts import hash_of_part
 from wdsplit.shards.views import VIEWS, lock_view, read_view, write_view
 from wdsplit.storage.local import LocalStorage
+from wdsplit.storage.local_file import LocalFile
 
 COUNTS = (10, 0, 13, 8)
 BITMAPS = b"\x49\x02\x49\x12\x49"
@@ -138,6 +140,43 @@ def test_an_open_view_of_a_folder_outlives_its_file(storage, manifest, monkeypat
     assert selection.places(0).tolist() == [0, 3, 6, 9]
 
 
+@pytest.fixture
+def parted(storage, manifest, monkeypatch):
+    """Return a view that is read by parts from a store, and the offsets that were read; reads come three at a time."""
+    view_bytes(storage, manifest)
+    monkeypatch.setattr(views, "_WHOLE_BYTES", 0)
+    units, reads, together, read = read_view(storage, manifest, "v")[1], [], threading.Barrier(3), LocalFile.read
+
+    def read_together(file, offset, num_bytes):
+        reads.append(offset)
+        if len(reads) <= 3:
+            together.wait(60)
+        return read(file, offset, num_bytes)
+
+    monkeypatch.setattr(LocalFile, "is_remote", True)
+    monkeypatch.setattr(LocalFile, "read", read_together)
+    return units, reads
+
+
+def test_parts_that_are_needed_are_read_at_the_same_time_and_once(parted):
+    units, reads = parted
+    units.load([0, 2, 3])
+    assert read_parts(units) == read_parts(units) == read_parts(chosen(3))
+    assert len(set(reads)) == len(reads) == 3
+
+
+def test_no_more_parts_stay_in_memory_than_may(parted, monkeypatch):
+    monkeypatch.setattr(view_parts, "_KEPT_BYTES", 4)  # the first two parts have 2 bytes each
+    units, reads = parted
+    reads.extend([-1, -1, -1])
+    units.load([0, 2, 3])
+    assert len(reads[3:]) == 2
+    assert [units.places(shard).tolist() for shard in (0, 2, 3, 0)] == [
+        chosen(3).places(n).tolist() for n in (0, 2, 3, 0)
+    ]
+    assert len(reads[3:]) == 4
+
+
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "-x", ".x", "a b", "é", "x" * 101, 3, None])
 def test_odd_names_are_refused(name):
     with pytest.raises(InputError, match="invalid view name"):
@@ -175,9 +214,10 @@ def test_a_changed_byte_of_the_counts_or_bitmaps_is_noticed(storage, manifest):
     data = view_bytes(storage, manifest)
     places = [data.rindex(part) for part in (struct.pack("<q", 4), struct.pack("<q", 5), BITMAPS)]
     for place in places:
-        changed = bytearray(data)
-        changed[place] ^= 1
-        refused(storage, manifest, bytes(changed))
+        for bits in (1, 3):  # of the bitmap, 3 selects another sample, and as many
+            changed = bytearray(data)
+            changed[place] ^= bits
+            refused(storage, manifest, bytes(changed))
 
 
 def forged(manifest, head=None, counts=(4, 0, 5, 3), units=None, bitmaps=BITMAPS, bins=b"", **changes):

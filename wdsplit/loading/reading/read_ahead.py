@@ -186,10 +186,12 @@ class Fetch:
     Args:
         ranges: Where they are: neighbouring ranges of one shard, rising.
         memory: The memory to put them in.
+        is_first: Whether they are needed at once, as those of the first batches.
     """
 
-    def __init__(self, ranges: Sequence[FetchRange], memory: _Memory) -> None:
+    def __init__(self, ranges: Sequence[FetchRange], memory: _Memory, is_first: bool = False) -> None:
         self._memory = memory
+        self._is_first = is_first
         self._shard = ranges[0].shard
         self._ranges = ranges
         self._places: dict[tuple[int, int], Range] = {}
@@ -237,6 +239,11 @@ class Fetch:
     def has_failed(self) -> bool:
         """Whether the samples could not be fetched; False as long as that is not known."""
         return self._error is not None
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the reader, which needs the samples now, waits for them, though they were planned ahead."""
+        return not self._is_done and not self._is_first
 
     def is_requeued(self, fetches: queue.SimpleQueue[Fetch | None]) -> bool:
         """Tell whether another thread is opening the shard; if so, this goes back into the queue after that."""
@@ -288,20 +295,31 @@ class Ahead:
 
     Args:
         num_bytes: Limit for the bytes that are requested or in memory, those that are needed now included.
-        planned_bytes: How far to plan ahead.
+        planned_bytes: How far to plan ahead at most.
         num_connections: Requests at the same time.
         is_downloading: Whether opening a shard downloads it: then a thread does not wait for another one's download,
             but takes the next shard.
+        first_bytes: How far to plan ahead at first; twice as far whenever the reader waits for what was planned. None
+            for `planned_bytes`.
 
     Attributes:
         num_planned: About how many bytes are planned; counted by the reader.
         is_downloading: Whether opening a shard downloads it.
     """
 
-    def __init__(self, num_bytes: int, planned_bytes: int, num_connections: int, is_downloading: bool = False) -> None:
+    def __init__(
+        self,
+        num_bytes: int,
+        planned_bytes: int,
+        num_connections: int,
+        is_downloading: bool = False,
+        first_bytes: int | None = None,
+    ) -> None:
         self.num_planned = 0
         self.is_downloading = is_downloading
-        self._planned_bytes = planned_bytes
+        self._most_bytes = planned_bytes
+        self._planned_bytes = planned_bytes if first_bytes is None else min(first_bytes, planned_bytes)
+        self._is_first = True
         self._num_bytes = num_bytes
         self._num_connections = num_connections
         self._begin()
@@ -324,6 +342,13 @@ class Ahead:
         """Whether to plan more: not after each range, so that more ranges are neighbours."""
         return self.num_planned <= self._planned_bytes * (1 - _REPLANNED)
 
+    def use(self, fetch: Fetch, num_bytes: int) -> None:
+        """Note that the reader needs a fetch now, which counts for so many planned bytes."""
+        self.num_planned -= num_bytes
+        self._is_first = False
+        if fetch.is_late:
+            self._planned_bytes = min(2 * self._planned_bytes, self._most_bytes)
+
     def fetch(self, ranges: Sequence[FetchRange]) -> list[Fetch]:
         """Begin to fetch ranges, in their order; return for each the fetch that it is part of."""
         if self._pid != os.getpid():
@@ -331,7 +356,7 @@ class Ahead:
         fetches: list[Fetch] = [None] * len(ranges)  # type: ignore[list-item]
         queued: list[tuple[int, Fetch]] = []
         for run in side_by_side(ranges):
-            fetch = Fetch([ranges[place] for place in run], self._memory)
+            fetch = Fetch([ranges[place] for place in run], self._memory, self._is_first)
             queued.append((min(run), fetch))
             for place in run:
                 fetches[place] = fetch

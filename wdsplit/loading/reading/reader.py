@@ -231,7 +231,7 @@ class SampleReader:
         fetch = self._fetches.pop(window, None)
         if fetch is None or self.ahead is None:
             return WindowPlace(window.visit.shard.get(), window.samples)
-        self.ahead.num_planned -= _planned_bytes(window)
+        self.ahead.use(fetch, _planned_bytes(window))
         return fetch.window(window.samples)
 
 

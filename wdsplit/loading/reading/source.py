@@ -49,7 +49,7 @@ _MIN_AT_ONCE, _MAX_AT_ONCE = 1024, 65_536
 _BYTES_AT_ONCE = 64 * 1024**2
 _MIN_FETCHED, _BYTES_FETCHED = 64, 16 * 1024**2
 """Fewer samples at a time if their windows are fetched into memory, which is then free sooner for the next ones."""
-_READ_AHEAD_BYTES = 128 * 1024**2
+_READ_AHEAD_BYTES, _FIRST_AHEAD_BYTES = 128 * 1024**2, 32 * 1024**2
 _MIN_CONNECTIONS = 4
 
 
@@ -60,7 +60,8 @@ class Access:
     Attributes:
         storage_options: How to reach a remote store.
         read_ahead_bytes: Bytes of a remote dataset that all workers of a rank together fetch before they are needed.
-            None for 128 MiB, or for the size of the windows that they keep if that is more: these end at the same time.
+            None for 32 MiB, or for the size of the windows that they keep if that is more, because these end at the
+            same time; and for twice as much whenever a window comes too late, up to 128 MiB.
         connections: Concurrent requests of all these workers together: a first batch needs two for each lane.
         cache: Keeps the shards on the node's own disk.
         verify: Compare each sample that is read with its checksum.
@@ -93,7 +94,10 @@ class Access:
         num_connections = max(_MIN_CONNECTIONS, self.connections // num_workers)
         num_bytes = self.ahead_bytes(num_workers, window_bytes)
         planned_bytes = num_bytes if self.cache is None else num_bytes + shard_bytes
-        return Ahead(num_bytes + window_bytes, planned_bytes, num_connections, self.cache is not None)
+        first_bytes = max(_FIRST_AHEAD_BYTES // num_workers, window_bytes)
+        if self.cache is not None or self.read_ahead_bytes is not None:
+            first_bytes = planned_bytes
+        return Ahead(num_bytes + window_bytes, planned_bytes, num_connections, self.cache is not None, first_bytes)
 
     def ahead_bytes(self, num_workers: int, window_bytes: int) -> int:
         """Return how many bytes one worker of a rank fetches before they are needed; arguments as in `ahead`."""
