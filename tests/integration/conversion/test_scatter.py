@@ -250,6 +250,22 @@ def test_spill_files_that_a_power_failure_has_emptied_are_made_again_or_named(tm
     assert sorted(labels(tmp_path / "out")) == list(range(400))
 
 
+def test_rows_of_several_batches_and_tasks_go_to_their_places_and_none_may_be_missing(tmp_path, monkeypatch):
+    path = write_table(tmp_path / "in.parquet", {"label": range(20_000)}, rows_per_group=10_000)
+    monkeypatch.setattr("wdsplit.conversion.shuffle.needs._LEAST_BYTES", 4096)
+    expected = np.argsort(RowPermutation(20_000, 0).positions(np.arange(20_000))).tolist()
+    for memory in (1, 2**31):
+        converted(path, tmp_path / str(memory), shards=2, shuffle=True, memory=memory)
+        assert labels(tmp_path / str(memory)) == expected
+    chosen = options(shards=2, shuffle=True, memory=1)
+    with stopped_at(done=0) as stop:
+        convert(path, tmp_path / "out", chosen, stop)
+    note = min((tmp_path / "out" / RUN_FOLDER / "spill").glob("*-scatter-*.json"))
+    note.write_bytes(b"[[]]")
+    with pytest.raises(CorruptDataError, match="missing or extra rows"):
+        convert(path, tmp_path / "out", replace(chosen, resume=True))
+
+
 def test_a_run_whose_rows_are_all_dropped_is_no_fault(tmp_path, monkeypatch):
     monkeypatch.setattr("wdsplit.conversion.shuffle.needs._LEAST_BYTES", 1)
     path = write_table(tmp_path / "few.parquet", {"label": range(7)}, rows_per_group=1)
