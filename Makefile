@@ -16,6 +16,8 @@ TESTS_INSTALLED := $(VENV)/.installed-tests
 ALL_INSTALLED := $(VENV)/.installed-tests-all
 LOWEST_INSTALLED := $(VENV)-lowest/.installed
 
+# The tests of `make test` write their files into memory, if there is enough of it: most would mostly wait for a disk.
+IN_MEMORY := $(shell df -P -m /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 >= 6000 {print "PYTEST_DEBUG_TEMPROOT=/dev/shm "}')
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadgroup
 LOWEST_PYTHON := LOWEST_PYTHON="$(abspath $(VENV)-lowest/bin/python)"
 
@@ -50,7 +52,7 @@ test-unit: $(TESTS_INSTALLED) ## Run the unit tests (below a minute)
 	$(PYTEST) -m "not slow and not lint" tests/unit $(ARGS)
 
 test: $(TESTS_INSTALLED) ## Run the unit and integration tests; installs no framework but torch (5 minutes on 2 cores)
-	$(PYTEST) -m "not slow and not lint" $(ARGS)
+	$(IN_MEMORY)$(PYTEST) -m "not slow and not lint" $(ARGS)
 
 test-system: $(ALL_INSTALLED) $(LOWEST_INSTALLED) ## Run frameworks, Ray, kills, guides; property tests with random seeds
 	$(LOWEST_PYTHON) $(PYTEST) -m "slow or hypothesis" --hypothesis-profile=thorough tests $(ARGS)
