@@ -28,8 +28,8 @@ pytestmark = pytest.mark.xdist_group("docstring_examples")
 
 OF_ENGINES = {"RayEngine.map", "RayEngine.warn_if_stalled"}
 """Conversions call these, not users."""
-NOT_RUN = {"RayEngine"}
-"""Needs a cluster; tests/system/test_ray_engine.py uses one."""
+NOT_RUN = {"RayEngine", "RayEngine.close"}
+"""They need a cluster; tests/system/test_ray_engine.py uses one."""
 BEFORE = {"convert_share": ["plan_shares"], "commit_shares": ["plan_shares", "convert_share"]}
 """Examples that go on with the files of others."""
 

@@ -12,7 +12,11 @@ from paths import SUPPORT
 from tables import DEADLINE_S
 
 SETUP = """set -e
+mount --bind /dev/shm /mnt
 mount -t tmpfs -o size=64m tmpfs /dev/shm
+for folder in /mnt/pytest-of-*; do  # files of tests, where they are written into memory
+    [ ! -d "$folder" ] || { mkdir /dev/shm/${folder#/mnt/} && mount --bind $folder /dev/shm/${folder#/mnt/}; }
+done
 for folder in /tmp /var/tmp; do
     mount --bind $folder $folder
     mount -o remount,bind,ro $folder

@@ -103,7 +103,12 @@ class RayEngine:
         self._join()
 
     def close(self) -> None:
-        """Leave the cluster if this engine has joined it; end it if the engine has started it."""
+        """Leave the cluster if this engine has joined it; end it if the engine has started it.
+
+            engine.close()
+
+        The next conversion joins or starts it again.
+        """
         if self._joined:
             disconnect(self._ray)
             self._joined, self._nodes = False, []
