@@ -55,7 +55,7 @@ __all__ = ["commit_command", "convert_command"]
     option(
         "Running",
         "--pass",
-        "With --plan: run only this pass. Shuffled or grouped rows need several passes, which `wdsplit plan` lists.",
+        "With --plan: run only this pass. Shuffled rows need several passes, which `wdsplit plan` lists.",
         name="only",
         type=click.Choice(PASSES),
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -82,10 +83,26 @@ def command(
     epilog = "\n".join(["Examples:" if len(lines) > 1 else "Example:", "", "\b", *lines])
 
     def decorate(function: Callable[..., Result | None]) -> click.Command:
-        made = click.command(name, cls=_Command, epilog=epilog, short_help=summary)
-        return made(with_options(*options)(function))
+        made = click.command(name, cls=_Command, epilog=epilog, short_help=summary)(with_options(*options)(function))
+        if not any("-v" in each.opts for each in made.params):
+            sections = [each.section for each in made.params if isinstance(each, _Option)]
+            log = _Option(
+                ["-v", "--verbose"],
+                section=max(sections, key=_SECTIONS.index, default="Options"),
+                is_flag=True,
+                expose_value=False,
+                help="Log decisions and progress.",
+                callback=_log_more,
+            )
+            made.params.append(log)
+        return made
 
     return decorate
+
+
+def _log_more(_: click.Context, __: click.Parameter, is_verbose: bool) -> None:
+    if is_verbose:
+        logging.getLogger("wdsplit").setLevel(logging.INFO)
 
 
 class _Command(click.Command):
@@ -121,7 +138,7 @@ class _Command(click.Command):
         """Write the options, section by section."""
         sections: dict[str, list[tuple[str, str]]] = {}
         for each in self.get_params(ctx):
-            record = each.get_help_record(ctx)
+            record = each.get_help_record(ctx) if isinstance(each, click.Option) else None
             if record is not None:
                 rows = sections.setdefault(getattr(each, "section", "Options"), [])
                 rows.append((record[0], _RANGE.sub("N", record[1])))
