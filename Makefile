@@ -23,7 +23,7 @@ LOWEST_PYTHON := LOWEST_PYTHON="$(abspath $(VENV)-lowest/bin/python)"
 
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo demo-s3 test-unit test test-system test-torchtitan test-lowest test-all coverage bench bench-history \
+.PHONY: help demo demo-s3 test-unit test test-system test-torch-libraries test-lowest test-all coverage bench bench-history \
 	check check-workflows lock release-check docs docs-build format size clean
 
 help: ## List the targets
@@ -57,10 +57,10 @@ test: $(TESTS_INSTALLED) ## Run the unit and integration tests; installs no fram
 test-system: $(ALL_INSTALLED) $(LOWEST_INSTALLED) ## Run frameworks, Ray, kills, guides; property tests with random seeds
 	$(LOWEST_PYTHON) $(PYTEST) -m "slow or hypothesis" --hypothesis-profile=thorough tests $(ARGS)
 
-# By itself, as torchtitan brings fifty packages that nothing else here needs.
-test-torchtitan: $(TESTS_INSTALLED) ## Run the test of the example for torchtitan, which the others leave out
-	$(BIN)/python -m pip install 'torchtitan>=0.3'
-	$(BIN)/python -m pytest tests/system/test_torchtitan.py $(ARGS)
+# By themselves, as torchtitan brings fifty packages that nothing else here needs.
+test-torch-libraries: $(TESTS_INSTALLED) ## Run the tests with torchtitan and torchft, which the others leave out
+	$(BIN)/python -m pip install 'torchtitan>=0.3' 'torchft>=0.2'
+	$(BIN)/python -m pytest tests/system/test_torchtitan.py tests/system/test_torchft.py $(ARGS)
 
 test-lowest: $(TESTS_INSTALLED) $(LOWEST_INSTALLED) ## Convert, verify and report with the lowest versions of all dependencies
 	$(LOWEST_PYTHON) $(BIN)/python -m pytest tests/system/test_lowest_versions.py $(ARGS)
