@@ -45,6 +45,7 @@ class _Bundles:
         base: The items, as units.
         codes: Unsigned integers of shape (items,), shard by shard in the order of their units.
         block: How many items of a shard make units together; 0 for all of them.
+        form: What units are.
         counts: int64 of shape (shards,): the units of each shard; None to count them.
 
     Attributes:
@@ -54,9 +55,14 @@ class _Bundles:
     """
 
     def __init__(
-        self, base: Selection | Repeats, codes: npt.NDArray[np.unsignedinteger], block: int, counts: Int64 | None = None
+        self,
+        base: Selection | Repeats,
+        codes: npt.NDArray[np.unsignedinteger],
+        block: int,
+        form: Packing | Grouping,
+        counts: Int64 | None = None,
     ) -> None:
-        self.base, self.codes, self.block = base, codes, block
+        self.base, self.codes, self.block, self.form = base, codes, block, form
         self.chosen, self.totals = base.chosen, base.totals
         self._ends = np.cumsum(base.counts)
         if counts is None:
@@ -123,16 +129,7 @@ class Packs(_Bundles):
         counts: As for `_Bundles`.
     """
 
-    def __init__(
-        self,
-        base: Selection | Repeats,
-        codes: npt.NDArray[np.unsignedinteger],
-        block: int,
-        form: Packing,
-        counts: Int64 | None = None,
-    ) -> None:
-        super().__init__(base, codes, block, counts)
-        self.form = form
+    form: Packing
 
     @cached_property
     def fingerprint(self) -> str:
@@ -196,16 +193,7 @@ class Groups(_Bundles):
         counts: As for `_Bundles`.
     """
 
-    def __init__(
-        self,
-        base: Selection | Repeats,
-        codes: npt.NDArray[np.unsignedinteger],
-        block: int,
-        form: Grouping,
-        counts: Int64 | None = None,
-    ) -> None:
-        self.form = form
-        super().__init__(base, codes, block, counts)
+    form: Grouping
 
     @cached_property
     def fingerprint(self) -> str:

@@ -191,8 +191,8 @@ def plain_pixels(data: bytes, mode: str) -> npt.NDArray[np.uint8] | None:
         decoder = "webp_decode"
     else:
         return None
-    codecs = _codecs()
-    if codecs is None or not is_plain:
+    codecs = _codecs() if is_plain else None
+    if codecs is None:
         return None
     check_pixels(width, height)
     try:
