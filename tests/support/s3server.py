@@ -154,8 +154,8 @@ class S3Server(Endpoint):
         return self._process.pid if self._process and self._process.poll() is None else None
 
     def make_bucket(self) -> Bucket:
-        """Make an empty bucket."""
-        name = f"bucket-{next(self._numbers)}"
+        """Make an empty bucket. Its name is of this process: locks of file systems that are given know no endpoint."""
+        name = f"bucket-{os.getpid()}-{next(self._numbers)}"
         (self.folder / name).mkdir()
         return Bucket(name, self.folder / name)
 

@@ -93,6 +93,10 @@ class FsspecStorage(RemoteStorage):
         """The folder's URL, without secrets."""
         return shown_url(self._folder).rstrip("/")
 
+    @property
+    def _store(self) -> str:
+        return str(os.getpid()) if self._protocol == "memory" else ""
+
     def _file_system(self) -> Any:
         """Return this process's file system: connections cannot be shared."""
         if self._given is not None:

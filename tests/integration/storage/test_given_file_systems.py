@@ -22,7 +22,8 @@ from wdsplit.checks.verify import verify
 from wdsplit.conversion.shares import needed_passes
 from wdsplit.engines import local
 from wdsplit.errors import DatasetNotFoundError, InputError, OutputExistsError, StorageError
-from wdsplit.storage.given import located
+from wdsplit.storage.given import located, located_one
+from wdsplit.storage.opening import open_storage
 
 FAST = {"first_delay_s": 0.01, "max_delay_s": 0.05, "deadline_s": 100}
 
@@ -133,6 +134,15 @@ def test_shares_write_to_it(s3, bucket, source, expected, tmp_path, beside):
         wdsplit.convert_share(plan, share, 2, **given)
     wdsplit.commit_shares(plan, **given)
     assert shard_files(bucket.folder / "out") == shard_files(expected)
+
+
+def test_the_memory_of_another_process_is_another_output(memory):
+    held = "from wdsplit.storage.opening import open_storage\nwith open_storage('memory:///out').lock('x'):\n"
+    held = "import sys\n" + held + "    print(flush=True)\n    sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", held], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout.readline() == b"\n"
+        with open_storage(*located_one("/out", None, memory)).lock("x"):
+            pass
 
 
 def test_tars_of_it_are_indexed(s3, bucket, expected, tmp_path):
