@@ -154,8 +154,6 @@ def kills(cache, storage, shards, job):
         opened = cache.open(storage, shards[2], NAMES)
         assert is_right(opened, shards[2])
         assert usage(cache)[1:] == [1, 0, 0]
-        shards_left = sorted(path.name for path in cache.folder.glob("*/*.shard"))
-        assert sorted(path.stem for path in cache.folder.glob("*/*.note")) == shards_left
         del opened
         clear(cache)
         fill(cache, storage, shards)

@@ -55,16 +55,12 @@ class Origin:
         self.storage = open_storage(self.url)
         table = read_manifest(self.storage).shards
         self.shards = [table[number] for number in range(len(table))]
-        self.entry_bytes = self.shards[0].num_bytes + 64 + 20 * self.shards[0].num_samples + 16
+        self.entry_bytes = self.shards[0].num_bytes + 64 + 20 * self.shards[0].num_samples
 
     def path(self, cache, number):
         """Return where a cache keeps a shard."""
         digest = self.shards[number].checksum.removeprefix("xxh3_128:")
         return cache.folder / digest[:2] / f"{digest}-{self.shards[number].num_bytes}.shard"
-
-    def note(self, cache, number):
-        """Return where a cache keeps the note of a shard."""
-        return Path(f"{self.path(cache, number)}.note")
 
     def kept(self, cache):
         """Return the numbers of the shards that a cache has."""
@@ -156,8 +152,7 @@ def test_a_cached_shard_is_the_one_of_the_dataset_with_a_file_on_the_disk(origin
         assert bytes_of(opened) == bytes_of(plain)
         window, expected = (read_window(each, np.arange(3, 7)) for each in (opened, plain))
         assert (list(window.keys), list(window.fields)) == (list(expected.keys), list(expected.fields))
-    name = origin.path(cache, 2).name
-    assert files_in(folder) == [name, f"{name}.note"]
+    assert files_in(folder) == [origin.path(cache, 2).name]
 
 
 def test_each_range_is_asked_for_once_by_processes_that_all_want_it(remote, fault_proxy, folder):
@@ -196,7 +191,7 @@ def test_a_shard_without_a_known_checksum_is_not_cached(origin, folder, caplog):
     assert not folder.exists()
 
 
-def test_who_does_not_want_it_any_more_neither_downloads_nor_waits_nor_checks(origin, folder, boot):
+def test_who_does_not_want_it_any_more_neither_downloads_nor_waits(origin, folder):
     cache = ShardCache(folder, ROOM)
     assert origin.open(cache, 0, lambda: False) is None
     answers = iter([True, True, False])
@@ -218,10 +213,6 @@ def test_who_does_not_want_it_any_more_neither_downloads_nor_waits_nor_checks(or
     leave.set()
     thread.join()
     assert is_right(origin.open(cache, 0, iter([True]).__next__), origin.shards[0])
-    boot()
-    answers = iter([True, True, False, False])
-    assert origin.open(cache, 0, lambda: next(answers)) is None
-    assert is_right(origin.open(cache, 0), origin.shards[0])
 
 
 # What is damaged
@@ -263,82 +254,18 @@ def test_a_dataset_that_was_truncated_or_lost_an_index_is_an_error_and_nothing_i
     assert files_in(folder) == []
 
 
-DAMAGES = {
-    "shorter": lambda path, note: os.truncate(path, path.stat().st_size - 1),
-    "longer": lambda path, note: os.truncate(path, path.stat().st_size + 512),
-    "gone": lambda path, note: path.unlink(),
-    "no note": lambda path, note: note.unlink(),
-    "another note": lambda path, note: note.write_bytes(bytes(15)),
-    "payload": lambda path, note: flip(path),
-    "payload, before a boot": lambda path, note: flip(path),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_an_entry_that_is_damaged_on_the_disk_is_downloaded_again(origin, folder, caplog, boot, damage):
+@pytest.mark.parametrize("more", [-1, 512, None])
+def test_an_entry_of_another_size_is_downloaded_again(origin, folder, caplog, more):
     cache = ShardCache(folder, ROOM)
     origin.open(cache, 0)
     path = origin.path(cache, 0)
-    DAMAGES[damage](path, origin.note(cache, 0))
-    if "boot" in damage:
-        boot()
+    if more is None:
+        path.unlink()
+    else:
+        os.truncate(path, path.stat().st_size + more)
     assert is_right(origin.open(cache, 0), origin.shards[0])
-    assert len(files_in(folder)) == 2
-    found = warnings_in(caplog)
-    assert len(found) == (damage not in ("gone", "another note"))
-    assert all(f"{path}: " in text and "damaged" in text for text in found)
-    assert all("bytes have changed" in text for text in found if "payload" in damage)
-
-
-def flip(path, offset=2000):
-    """Change a byte of a file, at a time that the system's clock tells from that of the download."""
-    data = bytearray(path.read_bytes())
-    data[offset] ^= 1
-    path.write_bytes(data)
-    os.utime(path, (5, 5))
-
-
-@pytest.fixture
-def checks(monkeypatch):
-    """Return the sizes of all shards whose checksums are computed."""
-    sizes, checksum = [], cache_module._checksum
-    monkeypatch.setattr(
-        cache_module, "_checksum", lambda file, *rest, **more: sizes.append(file.size) or checksum(file, *rest, **more)
-    )
-    return sizes
-
-
-@pytest.fixture
-def boot(monkeypatch):
-    """Return a function that lets the node boot again."""
-    boots = itertools.count()
-
-    def boot():
-        name = f"boot {next(boots)}"
-        monkeypatch.setattr(cache_module, "_boot_id", lambda: name)
-
-    return boot
-
-
-def test_a_shard_is_checked_once_a_boot_by_whoever_opens_it_first(origin, folder, checks, boot):
-    origin.open(ShardCache(folder, ROOM), 0)
-    assert len(checks) == 1  # as it came
-    for _ in range(2):
-        origin.open(ShardCache(folder, ROOM), 0)
-    assert len(checks) == 1
-    boot()
-    with ThreadPoolExecutor(4) as threads:
-        list(threads.map(lambda _: origin.open(ShardCache(folder, ROOM), 0), range(4)))
-    assert len(checks) == 2
-
-
-def test_a_note_that_may_not_be_written_is_checked_once_a_process(origin, folder, checks, boot, monkeypatch):
-    origin.open(ShardCache(folder, ROOM), 0)
-    boot()
-    monkeypatch.setattr(cache_module, "open", lambda *_: (_ for _ in ()).throw(PermissionError), raising=False)
-    for _ in range(3):
-        assert is_right(origin.open(ShardCache(folder, ROOM), 0), origin.shards[0])
-    assert len(checks) == 2
+    assert files_in(folder) == [path.name]
+    assert [f"{path}: a cached shard is damaged" in text for text in warnings_in(caplog)] == [True] * (more is not None)
 
 
 def test_discarding_removes_what_is_open_and_nothing_that_came_after(origin, folder):
@@ -349,7 +276,7 @@ def test_discarding_removes_what_is_open_and_nothing_that_came_after(origin, fol
     assert is_right(damaged, origin.shards[0])
     fresh = origin.open(cache, 0)
     cache.discard(damaged.file)
-    assert len(files_in(folder)) == 2
+    assert len(files_in(folder)) == 1
     assert fresh.file.is_current
     cache.discard(open_shard(origin.storage, origin.shards[0], ("cls",)).file)
     assert origin.storage.size(origin.shards[0].path) == origin.shards[0].num_bytes
@@ -369,7 +296,7 @@ def test_what_was_not_used_for_longest_is_evicted(origin, folder, monkeypatch):
         assert origin.kept(cache) == sorted(used)
     assert bytes_in(folder) == 3 * origin.entry_bytes
     for number in used[:2]:
-        os.utime(origin.note(cache, number), ns=(5, 5))
+        os.utime(origin.path(cache, number), ns=(5, 5))
     origin.open(cache, next(number for number in range(NUM_SHARDS) if number not in used))
     first = min(used[:2], key=lambda number: origin.path(cache, number))
     assert [number for number in used if not origin.path(cache, number).exists()] == [first]
@@ -494,7 +421,7 @@ def test_a_download_that_was_killed_is_taken_over_by_those_who_wait(remote, faul
     fault_proxy.plan = lambda request: None
     first.kill()
     assert [result(second), result(third)] == [[1, 0], [1, 0]]
-    assert len(files_in(folder)) == 2
+    assert len(files_in(folder)) == 1
 
 
 def test_a_process_that_was_forked_meanwhile_keeps_no_lock(origin, folder):
@@ -539,7 +466,7 @@ def test_only_files_of_its_own_names_are_ever_removed(origin, folder):
         f"11/{digest}-10.shard",
         "00/x-1.shard.part",
     ]
-    leftovers = [f"00/{digest}-10.shard.part", f"00/{digest}-11.shard.note"]
+    leftovers = [f"00/{digest}-10.shard.part", f"00/{digest}-11.shard.part"]
     for name in [*strangers, *leftovers, "README"]:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(b"x")
@@ -547,4 +474,4 @@ def test_only_files_of_its_own_names_are_ever_removed(origin, folder):
     origin.open(cache, 1)
     assert [name for name in leftovers if (folder / name).exists()] == []
     assert [name for name in [*strangers, "README"] if not (folder / name).exists()] == []
-    assert len(files_in(folder)) == len(strangers) + 2
+    assert len(files_in(folder)) == len(strangers) + 1

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import functools
 import logging
 import os
 import re
@@ -39,23 +38,20 @@ logger = logging.getLogger(__name__)
 _MARKER, _LOCK = "wdsplit-cache", "lock"
 _MARKER_TEXT = b"This folder is a cache of wdsplit, which may be removed when no job uses it.\n"
 _SUBFOLDER = "[0-9a-f][0-9a-f]"
-_NAME = re.compile(r"([0-9a-f]{32}-[0-9]+\.shard)(|\.part|\.note)")
+_NAME = re.compile(r"[0-9a-f]{32}-[0-9]+\.shard(|\.part)")
 _CHECKSUM = re.compile(r"xxh3_128:([0-9a-f]{32})")
-_PART, _NOTE, _NOTE_BYTES = ".part", ".note", 16
+_PART = ".part"
 _FREE_PART = 10
 """A tenth of the disk is left free if there is no size limit."""
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-_READ_BYTES, _CHECKED_BYTES = 8 * 1024**2, 1024**2
-"""Bytes of a request; bytes to read and hash at a time, few enough for the processor's cache."""
+_READ_BYTES = 8 * 1024**2
+"""Bytes of a request."""
 _FIRST_DELAY_S, _MAX_DELAY_S = 0.02, 0.2
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 _warned: dict[tuple[str, str], object] = {}
 """What this process has warned about: the cache's folder, and the kind of problem."""
 _shrunk: set[tuple[str, int | None]] = set()
 """The caches that this process has opened, and their size limits."""
-_proven: set[bytes] = set()
-"""Proofs of the shards that this process checked, but whose notes it may not write."""
 
 
 class _NoRoomError(StorageError):
@@ -83,30 +79,10 @@ class CachedFile(LocalFile):
         return parse_places(data, self.size, self.checksum, num_samples, fields)
 
     def touch(self) -> None:
-        """Record the time of use: as the note's mtime, because the shard's own proves that the shard is unchanged."""
+        """Record the time of use."""
         now = time.time_ns()
-        with suppress(PermissionError, FileNotFoundError):  # another user's file; one that was discarded
-            os.utime(self.path + _NOTE, ns=(now, now))
-
-    def proof(self) -> bytes:
-        """Return a hash that changes if the file is written to, or the node reboots, as a disk may have lost data."""
-        status = os.fstat(self._fd)
-        parts = _boot_id(), status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
-        return xxhash.xxh3_128_digest(repr(parts).encode())
-
-    @property
-    def is_checked(self) -> bool:
-        """Whether it is unchanged since some process of this node checked it; FileNotFoundError if it has no note."""
-        proof = self.proof()
-        return proof in _proven or Path(self.path + _NOTE).read_bytes() == proof
-
-    def note_checked(self, proof: bytes) -> None:
-        """Record for all processes of the node that it was right when it had this proof."""
-        try:
-            with open(self.path + _NOTE, "r+b") as note:
-                note.write(proof)
-        except OSError:
-            _proven.add(proof)
+        with suppress(PermissionError):  # another user's file
+            os.utime(self._fd, ns=(now, now))
 
 
 class _Entry(NamedTuple):
@@ -123,10 +99,8 @@ class ShardCache:
 
     No file is touched before a shard is opened, so that a cache can be sent to other processes. Its files:
 
-    - `CHECKSUM-BYTES.shard`: complete. Readers hold a shared lock.
+    - `CHECKSUM-BYTES.shard`: complete. Its mtime is the time of use. Readers hold a shared lock.
     - `CHECKSUM-BYTES.shard.part`: of full size from the start. Whoever downloads it holds an exclusive lock.
-    - `CHECKSUM-BYTES.shard.note`: the proof that the shard was checked. Its mtime is the time of use. Whoever checks
-      the shard holds an exclusive lock.
     - `lock`: locked while entries are counted, made, named or removed.
 
     Args:
@@ -149,10 +123,10 @@ class ShardCache:
         names: tuple[str, ...],
         is_needed: Callable[[], bool] = lambda: True,
     ) -> OpenShard | None:
-        """Open a shard of a dataset; download it if it is not cached, or if the cached file was changed.
+        """Open a shard of a dataset; download it if it is not cached, or if its size or its places were changed.
 
-        Its checksum is compared once per boot of the node, and after its file was written to. Threads and processes may
-        open it at the same time: one downloads or checks, the others wait for it.
+        Its checksum is compared as it is downloaded; it is named once its disk has it. Threads and processes may open
+        it at the same time: one downloads, the others wait for it.
 
         Args:
             storage: Where the dataset is.
@@ -174,7 +148,7 @@ class ShardCache:
             self._warn("checksum", f"shards without a known checksum are streamed, such as {shard.path}")
             return None
         path = str(self.folder / checksum[1][:2] / f"{checksum[1]}-{shard.num_bytes}.shard")
-        num_bytes = shard.num_bytes + plain_places_bytes(shard.num_samples, len(names)) + _NOTE_BYTES
+        num_bytes = shard.num_bytes + plain_places_bytes(shard.num_samples, len(names))
         try:
             with self._translated():
                 self._shrink()
@@ -184,7 +158,7 @@ class ShardCache:
                     return None
                 delay_s = _FIRST_DELAY_S
                 while is_needed():
-                    opened = self._cached(path, f"{storage.url}/{shard.path}", shard, names, is_needed)
+                    opened = self._cached(path, f"{storage.url}/{shard.path}", shard, names)
                     if opened is not None:
                         return opened
                     with _try_lock(path + _PART) as is_free:
@@ -194,7 +168,7 @@ class ShardCache:
                         with self._reserved(path, num_bytes) as fd:
                             if fd is not None:
                                 origin = open_shard(storage, shard, names)
-                                needed = shard.num_bytes + len(origin.places.data) + _NOTE_BYTES
+                                needed = shard.num_bytes + len(origin.places.data)
                                 if needed <= num_bytes:
                                     return self._downloaded(path, fd, origin, storage, shard, is_needed)
                                 num_bytes = needed  # members are listed: reserve more
@@ -205,10 +179,8 @@ class ShardCache:
             self._warn(error.cause, f"{error.cause}: shards are streamed until there is room for them")
         return None
 
-    def _cached(
-        self, path: str, url: str, shard: Shard, names: tuple[str, ...], is_needed: Callable[[], bool]
-    ) -> OpenShard | None:
-        """Open a cached shard; None if it is not cached, is no longer needed, or was damaged and removed."""
+    def _cached(self, path: str, url: str, shard: Shard, names: tuple[str, ...]) -> OpenShard | None:
+        """Open a cached shard; None if it is not cached, or was damaged and removed."""
         try:
             file = CachedFile(path)
         except DatasetNotFoundError:
@@ -217,11 +189,8 @@ class ShardCache:
             return None
         try:
             opened = OpenShard(url, file, file.places(shard.num_samples, names), names)
-            if not _is_checked(file, is_needed):
-                return None
-        except (CorruptDataError, FileNotFoundError) as error:
-            cause = error.cause if isinstance(error, CorruptDataError) else "its note is missing"
-            logger.warning("%s: a cached shard is damaged, and is downloaded again: %s", path, cause)
+        except CorruptDataError as error:
+            logger.warning("%s: a cached shard is damaged, and is downloaded again: %s", path, error.cause)
             self.discard(file)
             return None
         file.touch()
@@ -237,11 +206,11 @@ class ShardCache:
         is_needed: Callable[[], bool],
     ) -> OpenShard | None:
         """Download a shard for which there is room, verify and open it; None if it is no longer needed."""
-        checksum = _checksum(origin.file, is_needed, fd)
+        checksum = _copied(origin.file, fd, is_needed)
         if checksum not in (shard.checksum, None):
             logger.warning("%s: damaged during the download, and is downloaded again", origin.url)
             origin = open_shard(storage, shard, origin.names)
-            checksum = _checksum(origin.file, is_needed, fd)
+            checksum = _copied(origin.file, fd, is_needed)
         if checksum is None:
             return None
         if checksum != shard.checksum:
@@ -257,11 +226,9 @@ class ShardCache:
         _write(fd, memoryview(origin.places.data), shard.num_bytes)
         os.fsync(fd)
         with self._locked():
-            os.close(os.open(path + _NOTE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666))
             os.replace(path + _PART, path)
             fcntl.flock(fd, fcntl.LOCK_SH)
             file = CachedFile(path)
-            file.note_checked(file.proof())  # it was verified during the download
             file.touch()  # the time of its last write is the system's, which is some milliseconds behind
         return replace(origin, file=file)
 
@@ -272,7 +239,7 @@ class ShardCache:
         """
         with self._translated(), self._locked():
             if isinstance(file, CachedFile) and file.is_current:
-                _remove(file.path)
+                os.unlink(file.path)
 
     @contextmanager
     def _reserved(self, path: str, num_bytes: int) -> Iterator[int | None]:
@@ -284,7 +251,7 @@ class ShardCache:
         try:
             with self._locked():
                 entries = self._without_leftovers()
-                if all(entry.path != path for entry in entries):
+                if all(entry.path.removesuffix(_PART) != path for entry in entries):
                     self._make_room(entries, num_bytes)
                     os.makedirs(os.path.dirname(path), exist_ok=True)
                     fd = os.open(path + _PART, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
@@ -317,7 +284,7 @@ class ShardCache:
         """Evict the least recently used entries until there is room for `num_bytes` bytes."""
         disk = os.statvfs(self.folder)
         kept_free = disk.f_blocks * disk.f_frsize // _FREE_PART if self.max_bytes is None else 0
-        room = (disk.f_bavail - 2) * disk.f_frsize - kept_free  # two files round up to blocks
+        room = (disk.f_bavail - 1) * disk.f_frsize - kept_free  # a file rounds up to blocks
         left = sum(entry.num_bytes for entry in entries)
         if self.max_bytes is not None:
             room = min(room, self.max_bytes - left)
@@ -334,22 +301,13 @@ class ShardCache:
         """Remove the files of killed downloads; return the other entries."""
         return [entry for entry in self._entries() if entry.is_whole or not _evict(entry)]
 
-    def _entries(self) -> list[_Entry]:
-        found: dict[str, dict[str, os.stat_result]] = {}
+    def _entries(self) -> Iterator[_Entry]:
         for path in self.folder.glob(f"{_SUBFOLDER}/*"):
             name = _NAME.fullmatch(path.name)
             if name is not None and path.name.startswith(path.parent.name):
                 with suppress(FileNotFoundError):
-                    found.setdefault(f"{path.parent}/{name[1]}", {})[name[2]] = path.lstat()
-        return [
-            _Entry(
-                files[_NOTE].st_mtime_ns if "" in files and _NOTE in files else 0,
-                path,
-                sum(file.st_size for file in files.values()),
-                "" in files,
-            )
-            for path, files in sorted(found.items())
-        ]
+                    status = path.lstat()
+                    yield _Entry(status.st_mtime_ns, str(path), status.st_size, not name[1])
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -412,55 +370,17 @@ class ShardCache:
             logger.warning("cache %s: %s", self.folder, text)
 
 
-def _is_checked(file: CachedFile, is_needed: Callable[[], bool]) -> bool:
-    """Tell whether a cached shard has its checksum, which one process of this node computes.
-
-    False if it is no longer needed, or was removed meanwhile.
-
-    Raises:
-        CorruptDataError: It has another checksum.
-        FileNotFoundError: Its note is missing.
-    """
-    while not file.is_checked:
-        if not (is_needed() and file.is_current):
-            return False
-        with _try_lock(file.path + _NOTE) as is_mine:
-            if is_mine and not file.is_checked:
-                return _check(file, is_needed)
-        time.sleep(_FIRST_DELAY_S)
-    return True
-
-
-def _check(file: CachedFile, is_needed: Callable[[], bool] = lambda: True) -> bool:
-    """Compare the checksum of a cached shard, and record that it is right; False if the shard is no longer needed."""
-    proof, found, expected = file.proof(), _checksum(file, is_needed), f"xxh3_128:{file.checksum}"
-    if found is None:
-        return False
-    if found != expected:
-        raise CorruptDataError("its bytes have changed", expected=expected, found=found)
-    file.note_checked(proof)
-    return True
-
-
-def _checksum(file: ReadableFile, is_needed: Callable[[], bool], copy_fd: int | None = None) -> str | None:
-    """Read all bytes of a tar, and return their checksum, or None if they are no longer needed.
-
-    Args:
-        file: The tar.
-        is_needed: Called before each read.
-        copy_fd: A file to which the bytes are written too.
-    """
-    num_bytes = _CHECKED_BYTES if copy_fd is None else _READ_BYTES
-    buffer = memoryview(bytearray(min(num_bytes, file.size)))
+def _copied(file: ReadableFile, fd: int, is_needed: Callable[[], bool]) -> str | None:
+    """Copy all bytes of a tar into a file; return their checksum, or None once they are no longer needed."""
+    buffer = memoryview(bytearray(min(_READ_BYTES, file.size)))
     digest = xxhash.xxh3_128()
-    for offset in range(0, file.size, num_bytes):
+    for offset in range(0, file.size, _READ_BYTES):
         if not is_needed():
             return None
         piece = buffer[: file.size - offset]
         file.read_into(piece, offset)
         digest.update(piece)
-        if copy_fd is not None:
-            _write(copy_fd, piece, offset)
+        _write(fd, piece, offset)
     return checksum_of(digest)
 
 
@@ -473,16 +393,11 @@ def _write(fd: int, data: memoryview, offset: int) -> None:
 
 def _evict(entry: _Entry) -> bool:
     """Remove an entry unless it is in use; tell whether it was removed. The caller locks the cache."""
-    with _try_lock(entry.path if entry.is_whole else entry.path + _PART) as is_mine:
+    with _try_lock(entry.path) as is_mine:
         if is_mine:
-            _remove(entry.path)
+            with suppress(FileNotFoundError):
+                os.unlink(entry.path)
         return is_mine
-
-
-def _remove(path: str) -> None:
-    for suffix in ("", _PART, _NOTE):
-        with suppress(FileNotFoundError):
-            os.unlink(path + suffix)
 
 
 @contextmanager
@@ -502,12 +417,3 @@ def _try_lock(path: str) -> Iterator[bool]:
         yield is_mine
     finally:
         unlock(fd)
-
-
-@functools.cache
-def _boot_id() -> str:
-    """Return an id of this boot of the node; without one, an id of this process, which then checks shards again."""
-    try:
-        return _BOOT_ID.read_text("ascii")
-    except OSError:
-        return os.urandom(16).hex()
