@@ -4,6 +4,7 @@ import gc
 import os
 import secrets
 import signal
+import sys
 
 import fsspec
 import pytest
@@ -18,6 +19,10 @@ from tables import end_started
 from wdsplit.tables.formats import text
 
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(SUPPORT / "at_exit"), os.environ.get("PYTHONPATH")]))
+
+# Else each process that the tests start compiles the package, and pytest all tests, once more: half of its start.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # In the background of a shell Ctrl-C is ignored, by whatever is started too; tests press it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
