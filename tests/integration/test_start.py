@@ -1,16 +1,22 @@
 """What a start loads: each of these libraries takes as long as all that the start is for."""
 
+import shutil
 import sys
 
+import numpy as np
 import pytest
 
 from loaded import all_modules_loaded_by, loaded_after
 from tables import outputs_of, start_process, write_table
+from wdsplit.order.selection import Selection
+from wdsplit.shards.files import read_manifest
+from wdsplit.shards.views import write_view
+from wdsplit.storage.local import LocalStorage
 
 FIRST_BATCH = """
 import torch
 from wdsplit import Dataset, Loader
-batches = iter(Loader(Dataset({path!r}){stages}, batch_size=4))
+batches = iter(Loader(Dataset({path!r}, view={view!r}){stages}, batch_size=4))
 next(batches)
 """
 PROGRAM = """
@@ -44,11 +50,19 @@ def in_program(*arguments):
     return all_modules_loaded_by(PROGRAM.format(arguments=list(map(str, arguments))))
 
 
-def test_the_first_batch_of_a_local_dataset_loads_only_what_it_needs_and_decoding_no_pandas(numbers):
-    stages = ".rename(label='cls').to_tuple('label')", ".decode()"
-    loaded, decoded = loaded_after(*(FIRST_BATCH.format(path=str(numbers), stages=each) for each in stages))
+def test_the_first_batch_of_a_local_dataset_loads_only_what_it_needs_and_decoding_no_pandas(numbers, tmp_path):
+    folder = shutil.copytree(numbers, tmp_path / "viewed")
+    storage = LocalStorage(str(folder))
+    manifest = read_manifest(storage)
+    half = Selection.of_masks([np.arange(count) % 2 == 0 for count in manifest.shards.num_real])
+    write_view(storage, manifest, "half", half, {})
+    tuples = ".rename(label='cls').to_tuple('label')"
+    cases = (None, tuples), ("half", tuples), (None, ".decode()")
+    loaded, viewed, decoded = loaded_after(
+        *(FIRST_BATCH.format(path=str(folder), view=view, stages=stages) for view, stages in cases)
+    )
     assert "pyarrow.parquet" in loaded
-    assert not loaded & UNUSED_IN_A_BATCH
+    assert not (loaded | viewed) & UNUSED_IN_A_BATCH
     assert "webdataset" in decoded
     assert not decoded & {"pandas", "pyarrow.compute"}
 

@@ -51,7 +51,7 @@ _SCHEMA = pa.schema(
 _TEXTS = ["path", "checksum"]
 _INNER_NAME = r"(?!\.\.?(?:/|\Z))[^/\\\x00-\x1f]+"
 _INNER_PATH = re.compile(rf"(?![A-Za-z]:){_INNER_NAME}(?:/{_INNER_NAME})*")
-_PATHS_AT_ONCE = 65_536
+_PATHS_AT_ONCE = 8192
 
 _REMEDY = "copy the dataset again, or convert it again with --overwrite"
 

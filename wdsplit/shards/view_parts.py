@@ -84,12 +84,16 @@ class ViewParts:
         missing = [shard for shard in shards if shard not in self._kept] if self._file.is_remote else []
         fit = np.cumsum(self._sizes[:, missing].sum(axis=0)) <= _KEPT_BYTES
         missing = missing[: int(fit.sum())]
-        if len(missing) > 1:  # one is read where it is used
-            with ThreadPoolExecutor(min(_REQUESTS, len(missing)), initializer=end_before_forks) as pool:
+        numbers = range(len(self._types))
+        if len(missing) * len(numbers) > 1:  # one is read where it is used
+            with ThreadPoolExecutor(min(_REQUESTS, len(missing) * len(numbers)), initializer=end_before_forks) as pool:
                 # by a context of its own each, so that the bytes count for the same reader
-                reads = [pool.submit(copy_context().run, self.part, shard) for shard in missing]
-            for read in reads:
-                read.result()
+                reads = {
+                    shard: [pool.submit(copy_context().run, self._read, shard, number) for number in numbers]
+                    for shard in missing
+                }
+            for shard, part in reads.items():
+                self._keep(shard, [read.result() for read in part])
 
     def part(self, shard: int) -> list[npt.NDArray[Any]]:
         """Return what each array has of a shard."""
@@ -98,12 +102,16 @@ class ViewParts:
             if found is not None:
                 self._kept[shard] = found  # the last one to go
                 return found
-        ends, sizes = self._ends[:, shard].tolist(), self._sizes[:, shard].tolist()
-        data = [self._file.read(end - size, size) if size else b"" for end, size in zip(ends, sizes, strict=True)]
-        part = [np.frombuffer(each, of) for each, of in zip(data, self._types, strict=True)]
+        return self._keep(shard, [self._read(shard, number) for number in range(len(self._types))])
+
+    def _read(self, shard: int, number: int) -> npt.NDArray[Any]:
+        end, size = int(self._ends[number, shard]), int(self._sizes[number, shard])
+        return np.frombuffer(self._file.read(end - size, size) if size else b"", self._types[number])
+
+    def _keep(self, shard: int, part: list[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
         self._check(shard, part)
         with self._lock:
-            self._num_kept += sum(sizes) if shard not in self._kept else 0
+            self._num_kept += sum(each.nbytes for each in part) if shard not in self._kept else 0
             self._kept[shard] = part
             while self._num_kept > _KEPT_BYTES:
                 oldest = next(iter(self._kept))

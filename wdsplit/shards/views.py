@@ -298,12 +298,16 @@ def parse_view(name: str, data: bytes, manifest: Manifest) -> tuple[StoredView, 
 def _open_view(storage: ReadableStorage, manifest: Manifest, name: str, path: str) -> tuple[StoredView, Units]:
     """Return a view of which the arrays are read later, by parts."""
     try:
-        stored, line, file = _read_line(storage, name, path)
+        # It is larger than what is read first: so that is one request, which mostly has the table too.
+        most = _FIRST_BYTES + 4 * _COUNT.itemsize * len(manifest.shards)
+        stored, line, file, data = _read_line(storage, name, path, min(most, _WHOLE_BYTES))
         VIEWS.refuse_stale(name, stored.dataset, manifest, stored.made_of[:1000])
         totals, num_bytes = manifest.shards.num_real, _table_bytes(stored, len(manifest.shards))
         if file.size < len(line) + num_bytes:
             raise VIEWS.unreadable(name, "a file that is cut off")
-        columns, hashes = _table(stored, line, file.read(len(line), num_bytes), totals)
+        if len(data) < len(line) + num_bytes:
+            data = line + file.read(len(line), num_bytes)
+        columns, hashes = _table(stored, line, data[len(line) : len(line) + num_bytes], totals)
         sizes, begin = _part_sizes(stored, totals, columns), len(line) + num_bytes
         if file.size != begin + int(sizes.sum()):
             raise VIEWS.unreadable(name, f"{file.size:,} bytes instead of {begin + int(sizes.sum()):,}")
@@ -327,13 +331,15 @@ def _read_head(storage: ReadableStorage, name: str, path: str) -> StoredView:
         raise error.in_dataset(storage.url, path) from error
 
 
-def _read_line(storage: ReadableStorage, name: str, path: str) -> tuple[StoredView, bytes, ReadableFile]:
-    """Return the header of a view, its line, and the open file."""
+def _read_line(
+    storage: ReadableStorage, name: str, path: str, num_bytes: int = 0
+) -> tuple[StoredView, bytes, ReadableFile, bytes]:
+    """Return the header of a view, its line, the open file, and its first `num_bytes` bytes; 0 if it may have fewer."""
     file = storage.open(path)
-    data = file.read(0, min(file.size, _FIRST_BYTES))
+    data = file.read(0, num_bytes or min(file.size, _FIRST_BYTES))
     if b"\n" not in data:
         data = file.read(0, min(file.size, _MAX_HEAD_BYTES))
-    return *_head(name, data), file
+    return *_head(name, data), file, data
 
 
 def _head(name: str, data: bytes) -> tuple[StoredView, bytes]:

@@ -95,7 +95,8 @@ def test_what_lies_side_by_side_is_one_request_no_larger_than_it_may_be(monkeypa
 
 @pytest.mark.parametrize(("min_gap", "reads"), [(0, [(0, 200), (300, 300), (900, 300)]), (400, [(0, 600), (900, 300)])])
 def test_chosen_samples_of_windows_side_by_side_are_fetched_without_large_gaps(monkeypatch, min_gap, reads):
-    monkeypatch.setattr(segments, "MIN_GAP_BYTES", min_gap)
+    for place in (segments, module):
+        monkeypatch.setattr(place, "MIN_GAP_BYTES", min_gap)
     file = Remote()
     shard = lazy(file)
     windows = [FetchRange(shard, np.array(chosen)) for chosen in ([0, 1, 3], [4, 5], [9, 10, 11])]
@@ -106,6 +107,7 @@ def test_chosen_samples_of_windows_side_by_side_are_fetched_without_large_gaps(m
     assert bytes(fetches[1].data(4)) == expected(4, 6)
     assert bytes(fetches[2].data(9)) == expected(9, 12)
     assert sorted(file.reads) == reads
+    assert sum(shard.num_bytes(window.samples) for window in windows) == sum(size for _, size in reads)
 
 
 def test_shards_are_fetched_at_once_and_in_order():

@@ -23,7 +23,7 @@ import numpy as np
 
 from wdsplit.arrays import Int64
 from wdsplit.loading.reading.open_shard import OpenShard, explaining
-from wdsplit.loading.reading.segments import Range
+from wdsplit.loading.reading.segments import MIN_GAP_BYTES, Range
 from wdsplit.loading.reading.windows import WindowPlace
 from wdsplit.shards.manifest import Shard
 from wdsplit.storage.interface import ReadableFile
@@ -141,9 +141,10 @@ class LazyShard:
         self._opened: OpenShard | None = None
         self._error: Exception | None = None
 
-    def num_bytes(self, num_samples: int) -> int:
-        """Return about how many bytes some samples of it have."""
-        return num_samples * self.listed.num_bytes // max(1, self.listed.num_samples)
+    def num_bytes(self, samples: Int64) -> int:
+        """Return about how many bytes are read for some of its samples, given as in `FetchRange`, with small gaps."""
+        num_bytes, count, gaps = self.listed.num_bytes, max(1, self.listed.num_samples), np.diff(samples) - 1
+        return (len(samples) + int(gaps[gaps * num_bytes < MIN_GAP_BYTES * count].sum())) * num_bytes // count
 
     def get(self) -> OpenShard:
         """Return the shard; raise what opening it raised, each time."""
@@ -379,7 +380,7 @@ def side_by_side(ranges: Sequence[FetchRange]) -> list[list[int]]:
         shard, samples = ranges[place]
         before = ranges[runs[-1][-1]] if runs else None
         joins = before is not None and before.shard is shard and before.samples[-1] + 1 == samples[0]
-        more = shard.num_bytes(len(samples))
+        more = shard.num_bytes(samples)
         if joins and num_bytes + more <= _REQUEST_BYTES:
             runs[-1].append(place)
             num_bytes += more

@@ -250,7 +250,7 @@ class CountingReader(SampleReader):
         """Count what was planned."""
         planned, self._unfetched = self._unfetched, []
         self.num_windows += len(planned)
-        self.num_bytes += sum(each.visit.shard.num_bytes(len(each.samples)) for each in planned)
+        self.num_bytes += sum(each.visit.shard.num_bytes(each.samples) for each in planned)
         self.num_requests += len(side_by_side([FetchRange(each.visit.shard, each.samples) for each in planned]))
 
     def carry_out(self, plan: Plan) -> Any:
@@ -262,7 +262,7 @@ class CountingReader(SampleReader):
 def _planned_bytes(window: PlannedWindow) -> int:
     """Return how many bytes a window counts for while it is planned."""
     shard: LazyShard = window.visit.shard
-    return max(_MIN_PLANNED_BYTES, shard.num_bytes(len(window.samples)))
+    return max(_MIN_PLANNED_BYTES, shard.num_bytes(window.samples))
 
 
 def _damaged(url: str, samples: Int64, error: CorruptDataError) -> Block:

@@ -15,7 +15,7 @@ from wdsplit.arrays import Int64
 from wdsplit.tar.headers import BLOCK_BYTES
 from wdsplit.tar.places import Rows, padded
 
-__all__ = ["SMALL_SAMPLE_BYTES", "Range", "Segments", "ranges_of", "starts_of_ranges"]
+__all__ = ["MIN_GAP_BYTES", "SMALL_SAMPLE_BYTES", "Range", "Segments", "ranges_of", "starts_of_ranges"]
 
 Range = tuple[int, int]
 """The bytes begin, begin + 1, ..., end - 1."""
