@@ -2,8 +2,6 @@
 
 from functools import partial
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 import wdsplit
@@ -55,20 +53,3 @@ def test_random_parts_differ_and_are_the_same_sample_by_sample(pictures):
     assert len(set(whole.values())) == len(whole) == 60
     assert cropped(Loader(by_sample, 12)) == whole
     assert {item["__position__"]: item["jpg"].numpy().tobytes() for item in by_sample} == whole
-
-
-def test_a_damaged_image_gets_a_substitute_with_a_part_of_its_own(pictures, tmp_path):
-    table = pq.read_table(pictures.parent / "table.parquet")
-    files = table["image"].to_pylist()
-    files[7] = files[7][:300]
-    pq.write_table(pa.table({"image": files}), tmp_path / "table.parquet")
-    wdsplit.convert(tmp_path / "table.parquet", tmp_path / "dataset")
-    options = {"on_bad_sample": "substitute", "max_bad_samples": 1}
-    found = [
-        cropped(Loader(cropping(tmp_path / "dataset", **options), 12, **workers))
-        for workers in ({}, {"num_workers": 2}, {"num_workers": 2, "workers": "thread"})
-    ]
-    assert found[0] == found[1] == found[2]
-    whole = cropped(Loader(cropping(pictures), 12))
-    assert [position for position in whole if whole[position] != found[0][position]]
-    assert len(set(found[0].values())) == 59

@@ -49,9 +49,8 @@ def number(sample):
         {},
         {"num_workers": 2, "multiprocessing_context": "fork"},
         {"num_workers": 2, "multiprocessing_context": "spawn"},
-        {"num_workers": 2, "multiprocessing_context": "fork", "persistent_workers": True},
     ],
-    ids=["none", "fork", "spawn", "persistent"],
+    ids=["none", "fork", "spawn"],
 )
 def test_torch_loaders_give_what_their_samplers_choose(payloads, workers):
     samples = wdsplit.Samples(payloads).decode().map(number)

@@ -1,32 +1,63 @@
 """Random access by number, key and slice, in one process."""
 
+import dataclasses
 import inspect
 import os
 import pickle
 from functools import partial
 from itertools import islice
+from unittest.mock import patch
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.utils.data import Dataset as TorchDataset
 from webdataset.handlers import warn_and_continue
 
 import wdsplit
-from made_datasets import converted, images_table, numbers_table
+from made_datasets import converted, images_table, numbers_table, sized_dataset
 from made_views import view_of
-from wdsplit.errors import InputError, PipelineError, SampleNotFoundError
-from wdsplit.loading.reading.source import Access
+from orders import options
+from tables import all_samples, is_pad_key
+from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, PipelineError, SampleNotFoundError
+from wdsplit.loading import numbered
+from wdsplit.loading.numbered import NumberedSamples
+from wdsplit.loading.reading.source import Access, Source
+from wdsplit.shards.files import read_manifest
+from wdsplit.storage.opening import open_storage
 
 
 @pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    """Return a dataset of images whose keys were escaped, and neither rise nor all look alike."""
-    return converted(tmp_path_factory.mktemp("images"), images_table(30), key="name", shards=4, lanes=4)
+def kinds(tmp_path_factory, numbers):
+    """Return datasets by their names.
+
+    Those of images and of shuffled rows have keys that do not rise; those of images were escaped. The shards of the
+    uneven one have very different sizes, or no samples, and no sample tables.
+    """
+    folder = tmp_path_factory.mktemp("kinds")
+    large = numbers_table(60).append_column("bin", [[bytes([row]) * 20_000 for row in range(60)]])
+    return {
+        "small": numbers,
+        "large": converted(folder / "large", large, shards=5, lanes=5, window=4),
+        "uneven": sized_dataset(folder / "uneven", [0, 3, 0, 17, 1, 0, 40, 2, 0], lanes=2, window=4),
+        "shuffled": converted(folder / "shuffled", numbers_table(101), shards=7, lanes=7, shuffle=True),
+        "images": converted(folder / "images", images_table(30), key="name", shards=4, lanes=4),
+    }
 
 
-@pytest.fixture(scope="module")
-def shuffled(tmp_path_factory):
-    return converted(tmp_path_factory.mktemp("shuffled"), numbers_table(101), shards=7, lanes=7, shuffle=True)
+@pytest.fixture
+def opened(monkeypatch):
+    """Return the paths of all shards that are opened."""
+    paths, real = [], Source.open_shard
+
+    def noting(source, storage, number, **how):
+        shard = real(source, storage, number, **how)
+        paths.append(source.shards[number].path)
+        return shard
+
+    monkeypatch.setattr(Source, "open_shard", noting)
+    return paths
 
 
 def odd(path):
@@ -41,75 +72,178 @@ def rows(samples):
 # Numbers, keys, slices
 
 
-def test_a_sample_is_that_of_dataset_sample(numbers):
+def test_a_sample_is_a_dict_of_its_fields_and_of_what_is_known_of_it(numbers):
     samples, dataset = wdsplit.Samples(numbers), wdsplit.Dataset(numbers)
-    assert len(samples) == 101
-    for number in (0, 17, 100, -1, -101):
-        assert samples[number] == dataset.sample(number)
-    assert samples["00000017"] == samples[17] == dataset.sample("00000017")
+    known = {"__key__": "00000017", "__url__": f"{numbers}/000001.tar", "__position__": 17, "__pad__": False}
+    for index in (17, -84, np.int64(17), np.uint8(17), np.int32(-84), "00000017"):
+        assert samples[index] == dataset.sample(index) == {**known, "cls": b"17", "txt": b"row 17"}
     assert rows(samples.__getitems__([5, -1, "00000007", 5])) == [5, 100, 7, 5]
     assert samples.__getitems__([]) == []
 
 
-@pytest.mark.parametrize(
-    "part",
-    [slice(10, 20), slice(None), slice(-5, None), slice(90, 500), slice(None, None, -7), slice(5, 5), slice(3, 90, 8)],
+@pytest.mark.parametrize("name", ["small", "uneven", "shuffled", "images"])
+def test_every_sample_is_found_by_its_number_from_both_ends_and_by_its_key(kinds, name):
+    expected = [(key, fields) for key, fields in all_samples(kinds[name]) if not is_pad_key(key)]
+    samples = wdsplit.Samples(kinds[name])
+    assert len(samples) == len(expected)
+    for number, (key, fields) in enumerate(expected):
+        sample = samples[number]
+        assert (sample["__key__"], sample["__position__"], sample["__pad__"]) == (key, number, False)
+        assert {field: sample[field] for field in fields} == fields
+        assert samples[number - len(samples)] == samples[key] == sample
+    assert key in samples and f"{key}x" not in samples and number not in samples
+
+
+@given(
+    st.sampled_from(["small", "large", "uneven", "images"]),
+    st.sampled_from([(64, 1024), (1, 1000), (3, 1000), (64, 5), (64, 1)]),
+    st.data(),
 )
+def test_any_numbers_in_any_order_are_read_as_one_by_one_however_many_at_a_time(kinds, name, at_once, data):
+    samples = wdsplit.Samples(kinds[name])
+    some = data.draw(st.lists(st.integers(0, len(samples) - 1), max_size=40))
+    with patch.multiple(numbered, _SHARDS_TOGETHER=at_once[0], _SAMPLES_TOGETHER=at_once[1]):
+        found = samples.__getitems__(some)
+    assert rows(found) == [sample["__position__"] for sample in found] == some
+    assert found == [samples[number] for number in some]
+
+
 @pytest.mark.parametrize(
     ("limit", "is_viewed", "chosen"),
-    [(None, False, range(101)), (None, True, range(1, 101, 2)), (10, False, range(10)), (10, True, range(1, 10, 2))],
+    [(None, False, range(101)), (None, True, range(1, 101, 2)), (10, True, range(1, 10, 2))],
 )
-def test_samples_are_a_list_also_of_a_slice_of_a_limit_and_of_a_view(numbers, limit, is_viewed, chosen, part):
+def test_samples_are_a_list_also_of_a_slice_of_a_limit_and_of_a_view(numbers, limit, is_viewed, chosen):
     view = odd(numbers) if is_viewed else None
-    samples, expected = wdsplit.Samples(numbers, limit=limit, view=view, fields=["cls"])[part], list(chosen)[part]
-    assert len(samples) == len(expected)
-    assert rows(samples) == expected
-    assert rows(samples[1:-1:2]) == expected[1:-1:2]
-    assert [int(samples[number]["cls"]) for number in range(-len(expected), len(expected))] == 2 * expected
-    assert [sample["__position__"] for sample in samples] == expected
-    for row in (7, 10, 50):
-        assert (f"{row:08d}" in samples) == (row in expected)
-        if row in expected:
-            assert samples[f"{row:08d}"]["__position__"] == row
-    for missing in (len(expected), f"{8 if is_viewed else 101:08d}"):
-        with pytest.raises(SampleNotFoundError):
-            samples[missing]
-    assert ("odd" in repr(samples)) == is_viewed
+    everything = wdsplit.Samples(numbers, limit=limit, view=view, fields=["cls"])
+    assert ("odd" in repr(everything)) == is_viewed
+    for part in (slice(10, 20), slice(-5, None), slice(90, 500), slice(None, None, -7), slice(5, 5), slice(3, 90, 8)):
+        samples, expected = everything[part], list(chosen)[part]
+        assert len(samples) == len(expected)
+        assert rows(samples) == [sample["__position__"] for sample in samples] == expected
+        assert rows(samples[1:-1:2]) == expected[1:-1:2]
+        assert [int(samples[number]["cls"]) for number in range(-len(expected), len(expected))] == 2 * expected
+        for row in (7, 10, 50):
+            assert (f"{row:08d}" in samples) == (row in expected)
+        for missing in (len(expected), f"{8 if is_viewed else 101:08d}"):
+            with pytest.raises(SampleNotFoundError):
+                samples[missing]
 
 
-def test_what_is_not_in_a_range_is_not_found(numbers, images):
-    samples = wdsplit.Samples(numbers)
+# What is not there
+
+
+@pytest.mark.parametrize("missing", [101, -102, 10**30, np.int64(2**62), "17", "00000101", "zebra", "a b"])
+def test_what_is_not_there_is_not_found(numbers, missing):
+    is_key = isinstance(missing, str)
     for error in (IndexError, KeyError, SampleNotFoundError):
-        with pytest.raises(error, match="no sample has this number"):
-            samples[10:20][10]
-        with pytest.raises(error, match="no sample has this key"):
-            samples[10:20]["00000020"]
-        with pytest.raises(error, match="there are no samples"):
-            samples[5:5][0]
-    assert list(samples[5:5]) == []
-    for wrong in (1.0, [1], [1, 2], np.array([1, 2])):
-        with pytest.raises(InputError, match="invalid key or number"):
-            samples[wrong]
-    assert "class-1/img.7" in wdsplit.Samples(images)
-    assert "class-1/img.8" not in wdsplit.Samples(images)
-    assert 7 not in wdsplit.Samples(images)
+        with pytest.raises(error, match="has this key" if is_key else "has this number") as caught:
+            wdsplit.Samples(numbers)[missing]
+    expected = "one of the keys of 101 samples" if is_key else "a number from -101 to 100"
+    assert (caught.value.place, caught.value.expected) == (numbers, expected)
+    assert caught.value.found == (repr(missing) if is_key else str(int(missing)))
+    assert caught.value.key == (missing if is_key else "")
 
 
-def test_a_slice_reads_nothing(numbers, monkeypatch):
-    samples = wdsplit.Samples(numbers)
-    monkeypatch.setattr(os, "open", None)
+def test_a_pad_is_no_sample_and_a_dataset_or_range_without_samples_has_no_first_one(tmp_path, numbers):
+    pad = next(key for key, _ in all_samples(numbers) if is_pad_key(key))
+    empty = sized_dataset(tmp_path, [0, 0], lanes=1, window=1)
+    for path, missing in ((numbers, pad), (empty, 0), (empty, -1), (empty, "00000000")):
+        with pytest.raises(SampleNotFoundError):
+            wdsplit.Dataset(path).sample(missing)
+    part = wdsplit.Samples(numbers)[5:5]
+    assert list(part) == []
+    with pytest.raises(SampleNotFoundError, match="there are no samples"):
+        part[0]
+
+
+@pytest.mark.parametrize("wrong", [True, np.True_, 1.0, None, b"00000001", "", [1], np.array([1, 2])])
+def test_what_is_neither_a_key_nor_a_number_is_refused(numbers, wrong):
+    for read in (wdsplit.Samples(numbers).__getitem__, wdsplit.Dataset(numbers).sample):
+        with pytest.raises(InputError) as caught:
+            read(wrong)
+        assert not isinstance(caught.value, SampleNotFoundError)
+
+
+def test_a_shard_that_is_damaged_or_gone_is_an_error_and_not_a_key_that_is_not_there(tmp_path):
+    path = sized_dataset(tmp_path, [5] * 4, lanes=4, window=4)  # without sample tables, which know all keys
+    samples, data = wdsplit.Samples(path), (tmp_path / "000001.tar").read_bytes()
+    os.truncate(f"{path}/000001.tar", 1000)
+    assert samples[0]["cls"] == b"0"
+    for lost in (7, "00000007", "no such key"):
+        with pytest.raises(CorruptDataError, match="another size"):
+            wdsplit.Samples(path)[lost]
+    os.remove(f"{path}/000001.tar")
+    for lost in (7, "00000007"):
+        with pytest.raises(DatasetNotFoundError):
+            samples[lost]
+        (tmp_path / "000001.tar").write_bytes(data)
+        assert samples[lost]["cls"] == b"7"  # it is opened anew
+        os.remove(f"{path}/000001.tar")
+        samples = wdsplit.Samples(path)
+
+
+# What it costs
+
+
+def test_a_number_opens_one_shard_and_a_key_among_keys_that_rise_a_few_and_a_slice_none(tmp_path, opened):
+    samples = wdsplit.Samples(sized_dataset(tmp_path, [3] * 200, lanes=2, window=2))
     assert len(samples[10:20].decode()) == 10
+    assert opened == []
+    assert samples[-1]["cls"] == b"599"
+    assert opened == ["000199.tar"]
+    assert samples["00000400"]["cls"] == b"400"
+    assert len(opened) <= 11
+
+
+def test_a_key_that_does_not_stand_in_its_place_is_looked_for_shard_by_shard_up_to_it(kinds, opened):
+    path = kinds["shuffled"]
+    keys = [key for key, _ in all_samples(path) if not is_pad_key(key)]
+
+    def found(number, **changes):
+        opened.clear()
+        manifest = dataclasses.replace(read_manifest(open_storage(path)), **changes)
+        assert NumberedSamples.of_all(Source(path, manifest, options())).sample(keys[number])["__position__"] == number
+        return set(opened)
+
+    assert found(20, samples=None) >= {"000000.tar", "000001.tar"}
+    assert found(100, samples=None) == {f"{shard:06d}.tar" for shard in range(7)}
+    assert len(found(100)) == len(opened) <= 4  # of the bisection, and its own: sample tables spare the headers
+
+
+def test_few_shards_stay_open(tmp_path, monkeypatch):
+    """Those used longest ago are closed, also while a single batch needs many more of them."""
+    path = sized_dataset(tmp_path, [2] * 100, lanes=2, window=2)
+    monkeypatch.setattr(numbered, "_OPEN_SHARDS", 8)
+    monkeypatch.setattr(numbered, "_SHARDS_TOGETHER", 4)
+    most, paths, real = 0, [], Source.open_shard
+
+    def counted(source, storage, number, **how):
+        nonlocal most
+        shard = real(source, storage, number, **how)
+        paths.append(number)
+        most = max(most, len(os.listdir("/proc/self/fd")))
+        return shard
+
+    monkeypatch.setattr(Source, "open_shard", counted)
+    samples = wdsplit.Samples(path)
+    before = len(os.listdir("/proc/self/fd"))
+    assert len(samples.__getitems__(np.random.default_rng(0).permutation(200).tolist())) == 200
+    assert most - before <= 8 + 2 * 4
+    assert sorted(paths) == list(range(100))
+    samples.__getitems__(list(range(199, 183, -1)))
+    assert len(paths) == 100
 
 
 # Stages
 
 
-def test_stages_are_those_of_a_dataset(images):
-    samples = wdsplit.Samples(images).decode("rgb8").rename(label="cls").map_dict(label=lambda label: label + 100)
+def test_stages_are_those_of_a_dataset(kinds):
+    raw = wdsplit.Samples(kinds["images"])
+    samples = raw.decode("rgb8").rename(label="cls").map_dict(label=lambda label: label + 100)
     image, label = samples.to_tuple("png", "label")[3]
     assert (image.shape, label) == ((6, 8, 3), 103)
     assert samples.map(lambda sample: sample["label"])[0:3].map(lambda label: -label)[-1] == -102
-    assert [type(sample["png"]) for sample in wdsplit.Samples(images)[:2]] == [bytes, bytes]
+    assert [type(sample["png"]) for sample in raw[:2]] == [bytes, bytes]
 
 
 def test_chance_depends_on_seed_epoch_and_number_alone(numbers):
@@ -137,8 +271,6 @@ def test_chance_depends_on_seed_epoch_and_number_alone(numbers):
         (lambda samples: samples.shuffle(10), "shuffle=True"),
         (lambda samples: samples.batched(4), "batch_size"),
         (lambda samples: samples.select(bool), "where"),
-        (lambda samples: samples.rsample(), "RandomSampler"),
-        (lambda samples: samples.slice(3), "samples[10:20]"),
         (lambda samples: samples.unbatched(), "leave it out"),
         (lambda samples: samples.map(bool, handler=warn_and_continue), "leave it out"),
     ],
@@ -166,17 +298,13 @@ def test_an_iteration_runs_the_stages_as_samples_are_taken(numbers):
 # What it is
 
 
-def test_it_is_a_map_style_dataset_with_a_repr(numbers):
+def test_it_is_a_map_style_dataset_with_a_repr_and_the_arguments_of_dataset(numbers):
     samples = wdsplit.Samples(numbers)
-    assert isinstance(samples, TorchDataset)
+    assert isinstance(samples, TorchDataset) and samples
     assert repr(samples[:7].decode()) == f"<Samples {numbers}: 7 samples, 1 stages>"
     assert "101" in samples._repr_html_()
-    assert samples
     assert not {"shuffle", "batched", "pipeline"} & set(dir(samples))
     assert {"map", "decode", "set_epoch"} <= set(dir(samples))
-
-
-def test_its_arguments_are_those_of_dataset(numbers):
     of_dataset = inspect.signature(wdsplit.Dataset).parameters
     for name, parameter in inspect.signature(wdsplit.Samples).parameters.items():
         assert parameter.default == of_dataset[name].default, name
@@ -186,8 +314,8 @@ def test_its_arguments_are_those_of_dataset(numbers):
             wdsplit.Samples(numbers, **{name: value})
 
 
-def test_a_pickle_is_small_and_reads_the_same(shuffled):
-    samples = wdsplit.Samples(shuffled).decode().to_tuple("__key__", "cls")
+def test_a_pickle_is_small_and_reads_the_same(kinds):
+    samples = wdsplit.Samples(kinds["shuffled"]).decode().to_tuple("__key__", "cls")
     before = len(pickle.dumps(samples))
     everything = list(samples)
     assert samples[everything[60][0]] == everything[60]  # all keys were read

@@ -43,18 +43,12 @@ def same(found, part):
 
 PARTS = {
     "empty bytes": [b"", b""],
-    "small bytes": [b"a", b"", b"\0" * 100],
-    "huge bytes": [bytes(3_000_000), b"a" * 100_000],
     "huge and empty bytes": [b"", b"x" * 100_000, b""],
     "strings": ["", "größer", "\ud800"],
-    "bytes and strings": [b"a", "a"],
-    "None": [None, None],
     "nested": [{"a": [1, {"b": None}], "c": "x"}, {}],
     "tensors in lists": [[torch.ones(2), torch.zeros(3, dtype=torch.bool)], []],
     "arrays of objects": [np.array([b"a", None, 1], object)],
     "arrays of text": [np.array(["a", "bc"])],
-    "big integers in lists": [[2**70], [-1]],
-    "bytearrays": [bytearray(b"ab")],
 }
 
 
@@ -100,7 +94,7 @@ class Memory:
         buffer[:] = self.data[offset : offset + len(buffer)]
 
 
-@pytest.mark.parametrize("size", [0, 1, 100, 5_000, 300_000])
+@pytest.mark.parametrize("size", [0, 5_000, 300_000])
 def test_pending_payloads_come_back_as_bytes_and_large_ones_are_read_to_their_place(size):
     memory = Memory(np.random.default_rng(size).bytes(4 * size + 3))
     pending = [Pending(memory, number * size, size + number) for number in range(4)]
