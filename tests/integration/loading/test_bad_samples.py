@@ -78,10 +78,7 @@ def plain(value):
     return int(value) if isinstance(value, bytes) else value.item() if hasattr(value, "item") else value
 
 
-@pytest.mark.parametrize(
-    ("topology", "shards", "lanes"),
-    [(topology, *((7, 4) if number % 2 else (6, 6))) for number, topology in enumerate(TOPOLOGIES)],
-)
+@pytest.mark.parametrize(("topology", "shards", "lanes"), [(TOPOLOGIES[1], 7, 4), (TOPOLOGIES[2], 6, 6)])
 def test_damaged_samples_and_shards_that_were_cut_off_have_the_same_substitutes(tmp_path, shards, lanes, topology):
     """A shard that is a whole lane gets samples of the next lane."""
     path = numbers_dataset(tmp_path / "lanes", 101, shards=shards, lanes=lanes, window=4)
@@ -169,7 +166,7 @@ def test_the_substitute_in_a_mixture_is_of_the_same_lane(tmp_path):
     assert [row for batch in found[0] for row in batch] == with_substitutes(whole, 3, bad)
 
 
-@pytest.mark.parametrize(("topology", "where"), list(zip(TOPOLOGIES, ("disk", "disk", "bucket"), strict=False)))
+@pytest.mark.parametrize(("topology", "where"), [(TOPOLOGIES[1], "disk"), (TOPOLOGIES[2], "bucket")])
 def test_the_substitute_in_a_view_is_one_of_its_samples(damaged, bucket, topology, where):
     """Of most windows a part is read; the samples that were left out are not bad."""
     bad = {10, 12, 50, 83}
@@ -190,28 +187,6 @@ def test_the_substitute_in_a_view_is_one_of_its_samples(damaged, bucket, topolog
 # Stages
 
 
-def labelled(samples):
-    """Raise an error for a row within a generator, which is over then."""
-    for sample in samples:
-        if sample["cls"] in PERCENT[5]:
-            raise KeyError("no such label")
-        yield sample
-
-
-def test_a_generator_of_the_users_own_goes_on_after_it_has_raised(numbers):
-    def stages(dataset):
-        return dataset.decode().compose(labelled).to_tuple("__position__", "cls", "__pad__")
-
-    for topology in TOPOLOGIES[:3]:
-        assert batches(numbers, stages, topology) == expected(numbers, PERCENT[5], 9)
-
-
-def twice(samples):
-    for sample in samples:
-        yield sample
-        yield sample
-
-
 def one_late(samples):
     before = next(samples)
     for sample in samples:
@@ -220,20 +195,10 @@ def one_late(samples):
     yield before
 
 
-def first_ones(samples):
-    for number, sample in enumerate(samples):
-        if number == 5:
-            return
-        yield sample
-
-
-@pytest.mark.parametrize(
-    ("stage", "message"),
-    [(twice, "more than one item"), (one_late, "took another sample"), (first_ones, "nothing more after")],
-)
-def test_stages_that_do_not_give_one_item_for_each_sample_are_an_error(numbers, stage, message):
-    with pytest.raises(PipelineError, match=message):
-        list(opened(numbers).compose(stage))
+def test_a_stage_that_does_not_give_one_item_for_each_sample_is_an_error(numbers):
+    """Those that give none or several are in test_loader.py."""
+    with pytest.raises(PipelineError, match="took another sample"):
+        list(opened(numbers).compose(one_late))
 
 
 # Iteration without a Loader
@@ -249,8 +214,7 @@ def test_a_plain_dataloader_gives_the_substitutes_of_the_same_lanes(numbers):
 # Damage
 
 
-@pytest.mark.parametrize("cached", [False, True])
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(("cached", "num_workers"), [(False, 2), (True, 0)])
 def test_damage_in_a_bucket_has_the_same_substitutes_with_a_cache_and_without(
     damaged, bucket, tmp_path, cached, num_workers
 ):
@@ -264,9 +228,8 @@ def test_damage_in_a_bucket_has_the_same_substitutes_with_a_cache_and_without(
     wait_for_threads(before)
 
 
-@pytest.mark.parametrize("suffix", ["", ".places"])
-def test_a_missing_file_is_no_bad_sample(damaged, suffix):
-    Path(damaged, f"000002.tar{suffix}").unlink()
+def test_a_missing_file_is_no_bad_sample(damaged):
+    Path(damaged, "000002.tar.places").unlink()
     with pytest.raises(DatasetNotFoundError):
         list(opened(damaged))
 
@@ -274,7 +237,7 @@ def test_a_missing_file_is_no_bad_sample(damaged, suffix):
 # Limits
 
 
-@pytest.mark.parametrize("bad", [range(250), range(50, 300), range(20, 280)])
+@pytest.mark.parametrize("bad", [range(250), range(20, 280)])
 def test_long_runs_of_bad_samples_are_tried_once_each(tmp_path, bad):
     path, calls = sized_dataset(tmp_path / "one", [300], 1, 50), []
 
@@ -294,8 +257,9 @@ def test_a_dataset_without_a_good_sample_is_an_error_that_names_the_first_ones(t
     assert "ValueError: row" in str(caught.value) and "000000.tar" in str(caught.value)
 
 
-@pytest.mark.parametrize(("max_bad", "is_raised"), [(4, True), (5, False), (0.03, True), (0.04, False)])
-@pytest.mark.parametrize("num_workers", [0, 3])
+@pytest.mark.parametrize(
+    ("max_bad", "is_raised", "num_workers"), [(4, True, 0), (5, False, 3), (0.03, True, 3), (0.04, False, 0)]
+)
 def test_more_bad_samples_than_are_accepted_are_an_error(numbers, tmp_path, max_bad, is_raised, num_workers):
     """The 5 rows of 101 come once in an epoch, whichever workers meet them; 4 % of 101 samples are rounded up."""
     bad = PERCENT[5]
@@ -313,15 +277,14 @@ def test_more_bad_samples_than_are_accepted_are_an_error(numbers, tmp_path, max_
 # What is said of them
 
 
-@pytest.mark.parametrize("topology", [(2, 2, "process"), (3, 2, "thread")])
-def test_each_bad_sample_is_listed_once_in_a_file_whoever_meets_it(damaged, tmp_path, topology):
+def test_each_bad_sample_is_listed_once_in_a_file_whoever_meets_it(damaged, tmp_path):
     file = tmp_path / "listed" / "bad.jsonl"
     damage_header(damaged, 50)
 
     def stages(dataset):
         return refusing(dataset, PERCENT[5])
 
-    made = loaders(damaged, stages, topology, bad_samples_file=file)
+    made = loaders(damaged, stages, (2, 2, "process"), bad_samples_file=file)
     for _ in range(2):
         global_batches(made)
     lines = [json.loads(line) for line in file.read_text().splitlines()]
@@ -335,8 +298,7 @@ def test_each_bad_sample_is_listed_once_in_a_file_whoever_meets_it(damaged, tmp_
 def test_the_file_leaves_bad_samples_out_the_next_time(damaged, tmp_path):
     file, cut_off = tmp_path / "bad.jsonl", truncate_shard(damaged, 60)
     damage_header(damaged, 3)
-    before = list(delivering(opened(damaged, bad_samples_file=file)))
-    assert {row for _, row, _ in before}.isdisjoint({3, *cut_off})
+    list(opened(damaged, bad_samples_file=file))
     after = list(wdsplit.Dataset(str(damaged), exclude=str(file)).decode())
     assert {sample["cls"] for sample in after} == set(range(101)) - {3, *cut_off}
     assert not any(sample["__pad__"] for sample in after)

@@ -16,7 +16,6 @@ KINDS = {
     "threads": {"num_workers": 3, "workers": "thread"},
     "processes": {"num_workers": 2},
     "spawned": {"num_workers": 1, "multiprocessing_context": "spawn"},
-    "persistent": {"num_workers": 2, "persistent_workers": True},
     "persistent, one ahead": {"num_workers": 3, "persistent_workers": True, "prefetch_bytes": 1},
 }
 

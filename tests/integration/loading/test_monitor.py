@@ -60,17 +60,6 @@ def test_waiting_for_a_slow_stage_and_computing_between_batches_are_told_apart(n
     assert slept_s <= made.compute_s - waited.compute_s <= taken_s - (made.wait_s - waited.wait_s)
 
 
-def test_an_error_counts_as_waiting_and_not_as_a_batch(numbers):
-    def fail(sample):
-        raise KeyError("no")
-
-    loader = wdsplit.Loader(wdsplit.Dataset(numbers).map(fail), 12)
-    with pytest.raises(KeyError):
-        list(loader)
-    assert loader.statistics().batches == 0
-    assert loader.statistics().wait_s > 0
-
-
 # Remote storage
 
 
@@ -86,21 +75,6 @@ def test_bytes_and_retries_of_all_workers_are_counted(remote, fault_proxy, optio
     list(loader)  # while it begins to fetch the next epoch
     wait_until(lambda: loader.statistics().retries == plan.num_given > 0, "all retries are counted")
     wait_until(lambda: loader.statistics().fetched_bytes == sent(fault_proxy, num_opening), "all bytes are counted")
-
-
-def test_retries_are_counted_before_the_batch_comes(remote, fault_proxy):
-    """A store that is away for long shows as retries at once."""
-    loader = wdsplit.Loader(wdsplit.Dataset(remote, storage_options=SOON), 12, num_workers=1, workers="thread")
-
-    def plan(request):
-        is_early = loader.statistics().retries < 5 and len(fault_proxy.exchanges) < 100
-        if request.path.endswith(".tar") and is_early:
-            return internal_error()
-        return None
-
-    fault_proxy.plan = plan
-    next(iter(loader))
-    assert loader.statistics().retries >= 5
 
 
 # Scalars

@@ -87,12 +87,10 @@ def read_to_the_end(batches, url):
 @pytest.mark.parametrize(
     ("place", "workers", "on_bad_sample"),
     [
-        ("disk", "none", "raise"),
         ("disk", "process", "substitute"),
         ("s3", "none", "substitute"),
-        ("s3", "thread", "raise"),
         ("s3", "process", "raise"),
-        ("memory", "thread", "substitute"),
+        ("memory", "thread", "raise"),
     ],
     indirect=["place"],
 )

@@ -20,8 +20,7 @@ def first_positions(path, count, **options):
     return list(itertools.islice(expected_epoch(path, **options), count))
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize(("world_size", "num_workers"), [(1, 2), (3, 0), (3, 2)])
 def test_a_plain_dataloader_delivers_each_sample_once_in_equally_many_batches(numbers, world_size, num_workers):
     ranks = []
     for rank in range(world_size):
@@ -92,8 +91,7 @@ def test_the_epoch_of_a_forked_rank_does_not_reach_the_workers_of_this_one(numbe
     [
         (lambda dataset: dataset, "spawn", 1),
         (lambda dataset: pickle.loads(pickle.dumps(dataset)), "fork", 2),
-        (lambda dataset: pickle.loads(pickle.dumps(dataset)), "forkserver", 1),
-        (copy.deepcopy, "fork", 1),
+        (copy.deepcopy, "forkserver", 1),
     ],
 )
 def test_set_epoch_reaches_persistent_workers_which_know_their_rank_of_a_dataset_that_was_copied(

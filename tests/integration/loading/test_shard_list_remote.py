@@ -9,7 +9,7 @@ import webdataset as wds
 from webdataset.gopen import gopen
 from webdataset.gopen import gopen_schemes as table
 
-from faults import Cut, ErrorAnswer, Shorten
+from faults import Shorten
 from tars import by_tarfile
 from wdsplit.loading import shard_streams
 from wdsplit.loading.epoch_shard_list import EpochShardList
@@ -55,7 +55,6 @@ def read(pipeline):
     ("kind", "options"),
     [
         ("glob", {}),
-        ("list", {}),
         ("braces", {"num_workers": 2, "multiprocessing_context": "fork", "persistent_workers": True}),
         ("list", {"num_workers": 1, "multiprocessing_context": "spawn"}),
     ],
@@ -70,22 +69,6 @@ def test_workers_of_every_kind_read_tars_of_a_bucket_named_in_any_way_and_see_th
         keys, order = read(loader)
         assert keys == KEYS
         assert order == shards.order(epoch) or options.get("num_workers") == 2
-
-
-@pytest.mark.parametrize("fault", [Cut(3000), ErrorAnswer(503, "SlowDown", "slow down")], ids=["cut", "refused"])
-def test_requests_that_fail_are_sent_again(tars, fault_proxy, fault):
-    failed = set()
-
-    def once(request):
-        if request.range is None or request.path in failed:
-            return None
-        failed.add(request.path)
-        return fault
-
-    shards = EpochShardList(f"{tars}/*.tar", storage_options={"first_delay_s": 0.01})
-    fault_proxy.plan = once
-    assert read(pipeline_of(shards))[0] == KEYS
-    assert len(failed) == NUM_SHARDS
 
 
 def test_a_short_answer_is_never_taken_for_a_whole_shard_even_at_the_end_of_a_member(tars, fault_proxy):

@@ -1,13 +1,11 @@
 """The shard list under torch's DataLoader, with webdataset's splitters and workers of every kind."""
 
 import gc
-import random
 from pathlib import Path
 
 import pytest
 import torch.utils.data
 import webdataset as wds
-from torchdata.stateful_dataloader import StatefulDataLoader
 
 from tars import by_tarfile
 from wdsplit.loading.epoch_shard_list import EpochShardList
@@ -58,7 +56,7 @@ def assert_read(loader, order, rank, world_size, num_workers):
         assert [url for url in urls if url in part] == part
 
 
-@pytest.mark.parametrize("workers", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}], ids=str)
+@pytest.mark.parametrize("workers", [{}, {"num_workers": 2, "persistent_workers": True}], ids=str)
 def test_ranks_and_workers_read_each_shard_once_in_the_order_of_the_epoch_that_was_set(tars, monkeypatch, workers):
     shards = EpochShardList(tars, seed=1)
     for rank in range(2):
@@ -69,22 +67,3 @@ def test_ranks_and_workers_read_each_shard_once_in_the_order_of_the_epoch_that_w
             shards.set_epoch(epoch)
             assert_read(loader, shards.order(epoch), rank, 2, workers.get("num_workers", 1))
     assert len({tuple(shards.order(epoch)) for epoch in (0, 7, 8)}) == 3
-
-
-@pytest.mark.filterwarnings("ignore:.set_vital. is deprecated:UserWarning")
-def test_a_stateful_loader_resumes_a_pipeline_in_the_middle_of_an_epoch_by_reading_again(tars):
-    def loader():
-        shards = EpochShardList(tars)
-        shards.set_epoch(2)
-        pipeline = pipeline_of(shards).compose(wds.shuffle(5, rng=random.Random(0)))
-        return StatefulDataLoader(pipeline, batch_size=None, num_workers=2)
-
-    begun = loader()
-    samples = iter(begun)
-    for _ in range(7):
-        next(samples)
-    resumed = loader()
-    resumed.load_state_dict(begun.state_dict())
-    rest = list(samples)
-    assert list(resumed) == rest
-    assert len(rest) == NUM_SHARDS * SHARD_SAMPLES - 7

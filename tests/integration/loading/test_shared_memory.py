@@ -77,12 +77,6 @@ def test_freed_bytes_go_back_to_the_system_and_others_stay():
     assert not any(memory.view(freed, 2**20))
 
 
-def test_memory_is_not_in_dev_shm_and_has_no_name():
-    memory = SharedMemory()
-    memory.view(memory.allocate(10), 10)
-    assert os.readlink(f"/proc/self/fd/{memory._descriptor}").startswith("/memfd:wdsplit")
-
-
 # Integers
 
 

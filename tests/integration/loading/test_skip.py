@@ -27,12 +27,6 @@ def loader_of(path, tail="pad", **options):
     return Loader(delivering(Dataset(path, rank=0, world_size=1, tail=tail)), 12, **options)
 
 
-def without(steps, *ranges):
-    """Return steps without those of some ranges, first to last."""
-    left_out = {number for first, last in ranges for number in range(first, last + 1)}
-    return [step for number, step in enumerate(steps) if number not in left_out]
-
-
 # While it is iterated
 
 

@@ -1,14 +1,8 @@
 """What type checkers and editors know of datasets after their stages, and of samples."""
 
-import json
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-
-import wdsplit
 
 STAGES = """
     compose(print)
@@ -59,18 +53,3 @@ def test_datasets_and_samples_are_what_they_are_after_each_stage_to_mypy(tmp_pat
     types = re.findall(r'Revealed type is "([^"]*)"', said)
     assert types.count("wdsplit.loading.dataset.Dataset") == len(DATASETS)
     assert [re.sub(r"\b(\w+\.)+", "", each) for each in types] == [*SAMPLES.values(), *DATASETS.values()]
-
-
-@pytest.mark.slow
-def test_a_dataset_is_one_after_each_stage_to_pyright(tmp_path):
-    pytest.importorskip("pyright", reason="needs pyright: pip install 'wdsplit[tests-all]'")
-    path = program(tmp_path)
-    settings = {"extraPaths": [str(Path(wdsplit.__file__).parents[1])], "include": [path.name]}
-    (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
-    command = [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    if not done.stdout.startswith("{"):
-        pytest.skip(f"pyright cannot fetch its program: {done.stderr[-200:]}")
-    found = json.loads(done.stdout)["generalDiagnostics"]
-    types = [re.search(r'is "([^"]*)"$', each["message"])[1] for each in found if each["severity"] == "information"]
-    assert types == [*DATASETS.values()], found

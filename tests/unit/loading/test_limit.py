@@ -10,7 +10,7 @@ from wdsplit.errors import SampleNotFoundError, StateError
 from wdsplit.loading.dataset import Dataset
 from wdsplit.order.epoch import OrderOptions
 
-LIMITS = [1, 3, 14, 15, 16, 30, 47, 100]
+LIMITS = [1, 15, 16, 100]
 """Of 101 samples in shards of 15, 15, 15, 14, 14, 14, 14: within a shard, at its end, one beyond it."""
 
 
@@ -53,14 +53,13 @@ def test_what_is_known_of_a_limited_dataset_is_of_its_samples_alone(numbers):
     assert distribution.total_shards == 2
 
 
-@pytest.mark.parametrize("other", [None, 46, 48, 30])
-def test_a_state_belongs_to_its_limit(numbers, other):
+def test_a_state_belongs_to_its_limit(numbers):
     loader = loaders_of(numbers, 1, limit=47)[0]
     next(iter(loader))
-    state = loader.state_dict()
-    with pytest.raises(StateError, match="fingerprint") as caught:
-        loaders_of(numbers, 1, limit=other)[0].load_state_dict(state)
-    assert "limit" in caught.value.remedy
+    for other in (None, 46):
+        with pytest.raises(StateError, match="fingerprint") as caught:
+            loaders_of(numbers, 1, limit=other)[0].load_state_dict(loader.state_dict())
+        assert "limit" in caught.value.remedy
 
 
 def test_shards_that_are_cut_at_their_end_are_read_no_further(tmp_path):

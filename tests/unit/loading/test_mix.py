@@ -33,12 +33,9 @@ URL = f"https://u:{SECRET}@host/x?t={SECRET}"
     ("arguments", "found"),
     [
         ({"weights": URL}, "which datasets to mix"),
-        ({"weights": [URL]}, "which datasets to mix"),
         ({"weights": {URL: 1}, "repeat": {URL: 1}}, "which datasets to mix"),
         ({"schedule": [(0, {URL: 1})], "weights": {URL: 1}}, "which datasets to mix"),
-        ({"schedule": [(0, {URL: 1})], "repeat": {URL: 1}}, "which datasets to mix"),
         ({"schedule": []}, "which datasets to mix"),
-        ({"schedule": {URL: 1}}, "invalid schedule"),
         ({"schedule": [0, {"a": 1}]}, "invalid schedule"),
         ({"schedule": [(0, [URL])]}, "which datasets to mix"),
     ],

@@ -2,7 +2,6 @@
 
 import copy
 import json
-import pickle
 from itertools import islice
 
 import pytest
@@ -75,8 +74,7 @@ def test_what_a_dataset_says_of_itself_names_the_view(path):
     assert "view" not in repr(opened(path))
 
 
-@pytest.mark.parametrize("limit", [1, 30, 100, 500])
-@pytest.mark.parametrize("is_given", [False, True])
+@pytest.mark.parametrize(("limit", "is_given"), [(1, False), (30, True), (500, True)])
 def test_a_limit_comes_before_the_view(path, limit, is_given):
     view = view_of(path, EASY) if is_given else "easy"
     assert rows_of(loader_of(opened(path, view=view, limit=limit))) == [row for row in EASY if row < limit]
@@ -92,14 +90,11 @@ def test_a_limit_comes_before_the_view(path, limit, is_given):
     [
         ({"view": "eazy"}, "did you mean 'easy'"),
         ({"view": 7}, "invalid view name"),
-        ({"view": {}}, "empty dict"),
         ({"view": {-1: "easy"}}, "-1 as an epoch"),
-        ({"view": {"0": "easy"}}, "'0' as an epoch"),
         ({"view": {True: "easy"}}, "True as an epoch"),
         ({"view": {0: {"were": "cls < 3"}}}, "were"),
         ({"view": {0: {"keys": ["a"]}}, "keys": ["b"]}, "keys for all epochs and for one"),
         ({"where": "clz < 3"}, "clz"),
-        ({"where": 3}, "where"),
     ],
 )
 def test_an_invalid_view_is_refused_when_it_is_chosen(path, chosen, problem):
@@ -114,14 +109,10 @@ def test_a_view_of_another_dataset_is_refused(path, tmp_path):
         opened(other, view=view_of(path, EASY))
 
 
-@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda dataset: pickle.loads(pickle.dumps(dataset))])
-def test_copies_have_the_view(path, copied):
-    dataset = opened(path, view={0: "easy", 1: "hard"})
-    other = copied(dataset)
-    assert rows_of(loader_of(other)) == list(EASY)
+def test_copies_have_the_view(path):
+    other = copy.deepcopy(opened(path, view={0: "easy", 1: "hard"}))
     other.set_epoch(1)
     assert rows_of(loader_of(other.at_rank(0, 1))) == list(HARD)
-    assert bool(dataset.shared.epochs_set) == (copied is copy.copy)
 
 
 # State
@@ -141,7 +132,6 @@ def of(path, **options):
     ("before", "after", "expected", "found", "remedy"),
     [
         ({"view": "easy"}, {"view": "hard"}, "the view 'hard'", "the view 'easy'", "view='easy'"),
-        ({"view": "easy"}, {}, "all samples, without a view", "the view 'easy'", "view='easy'"),
         ({}, {"view": "easy"}, "the view 'easy'", "all samples, without a view", "all samples, without view="),
         ({"where": "cls < 30"}, {"view": "easy"}, "the view 'easy'", "cls < 30", "the same view=, where=, keys="),
         ({"view": {0: "easy", 1: "hard"}}, {"view": {0: "hard", 1: "easy"}}, "'hard'", "'easy'", "view='easy'"),
@@ -166,12 +156,9 @@ def test_a_view_that_was_stored_anew_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("after", "rows", "count"),
     [
-        ({"view": "hard"}, HARD, 60),
-        ({"where": "cls >= 40 and cls < 90"}, HARD, 60),
         ({"view": {0: "easy", 1: "hard"}}, HARD, 60),
         ({"view": {0: "easy", 1: None}}, ALL, 108),
         ({}, ALL, 108),
-        ({"view": "easy"}, EASY, 36),
     ],
 )
 def test_a_state_at_the_start_of_an_epoch_goes_with_any_view(path, after, rows, count):
