@@ -96,21 +96,9 @@ def test_pages_are_plain(page):
     assert banned(CODE.sub("`", (ROOT / page).read_text(encoding="utf-8"))) == []
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("the loader's arguments cannot be", 1),
-        ("what to mix cannot be told", 1),
-        ("a key stands twice", 1),
-        ("this is no cache", 1),
-        ("160 times at hand", 1),
-        ("it cannot be read; DIR stands for a folder; it is no cache", 0),
-    ],
-)
-def test_the_search_for_banned_phrases_finds_them(text, found):
-    assert len(banned(text)) == found
-
-
-def test_long_sentences_are_found():
+def test_the_search_for_banned_phrases_and_long_sentences_finds_them():
+    for text in ("the arguments cannot be", "cannot be told", "a key stands twice", "this is no cache", "160 at hand"):
+        assert len(banned(text)) == 1
+    assert banned("it cannot be read; DIR stands for a folder; it is no cache") == []
     assert too_long("a " * 29 + "b. " + "c " * 29 + "d") == []
     assert too_long("a " * 30 + "b") == ["a " * 30 + "b"]

@@ -4,13 +4,14 @@ import pytest
 
 from wdsplit.checks.inspect import Assignment, ReaderShare
 from wdsplit.erasing.gc import Collected
+from wdsplit.errors import InputError
 from wdsplit.shards.views import StoredView
+from wdsplit.sizes import parse_size
 from wdsplit.texts import class_name, percent, quoted
 
 
-@pytest.mark.parametrize(
-    ("text", "word"),
-    [
+def test_a_text_becomes_a_word_of_a_command_line():
+    for text, word in (
         ("row", "row"),
         ("label != 'cat'", "\"label != 'cat'\""),
         ('a == "b"', "'a == \"b\"'"),
@@ -18,32 +19,28 @@ from wdsplit.texts import class_name, percent, quoted
         ("a $HOME", "'a $HOME'"),
         ("a\\b", "'a\\b'"),
         ("", '""'),
-    ],
-)
-def test_a_text_becomes_a_word_of_a_command_line(text, word):
-    assert quoted(text) == word
-    assert shlex.split(word) == [text]
+    ):
+        assert quoted(text) == word
+        assert shlex.split(word) == [text]
 
 
-@pytest.mark.parametrize(
-    ("part", "whole", "text"),
-    [
-        (0, 0, "0 %"),
-        (0, 9, "0 %"),
-        (9, 9, "100 %"),
-        (1, 10**6, "0.1 %"),
-        (10**6 - 1, 10**6, "99.9 %"),
-        (1, 3, "33.3 %"),
-    ],
-)
-def test_only_all_is_100_percent(part, whole, text):
-    assert percent(part, whole) == text
+def test_only_all_is_100_percent():
+    parts = {(0, 0): "0 %", (0, 9): "0 %", (9, 9): "100 %", (1, 10**6): "0.1 %", (10**6 - 1, 10**6): "99.9 %"}
+    assert {part: percent(*part) for part in parts} == parts
 
 
-@pytest.mark.parametrize("text", ["2", "-1", "1.0", "٣", "bird", "", "9" * 5000])
-def test_only_a_number_of_a_class_gets_its_name(text):
+def test_only_a_number_of_a_class_gets_its_name():
     assert class_name("1", ("cat", "dog")) == "dog"
-    assert class_name(text, ("cat", "dog")) == text
+    for text in ("2", "-1", "1.0", "٣", "bird", "", "9" * 5000):
+        assert class_name(text, ("cat", "dog")) == text
+
+
+def test_sizes_are_bytes_or_texts():
+    sizes = {1: 1, "200GB": 200 * 10**9, " 1.5 TiB ": 3 * 2**39, "10k": 10_000, "512": 512, "7 b": 7, "2MiB": 2**21}
+    assert {size: parse_size(size) for size in sizes} == sizes
+    for size in (0, -1, "", "0GB", "-1GB", "many", "1XB", 1.5, True, "0.1b", "9" * 400, "1 GB 2"):
+        with pytest.raises(InputError, match="size"):
+            parse_size(size)
 
 
 def test_results_with_long_texts_and_lists_print_as_one_short_line():

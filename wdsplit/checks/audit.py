@@ -265,8 +265,8 @@ def _measure_classes(source: Source, order: EpochOrder, options: AuditOptions) -
     found = measure_classes(source, order, *topology, options.class_field)
     if found is None:
         return
-    mixing, error = found.mixing, 0.0 if found.is_exact else found.mixing.error
-    drawn = "" if found.is_exact else f" (+- {error:.2g}, estimated from {mixing.num_batches:,} batches)"
+    mixing, error = found.mixing, found.mixing.shown_error
+    drawn = "" if mixing.is_all else f" (+- {error:.2g}, estimated from {mixing.num_batches:,} batches)"
     verdict = "badly mixed: " if found.remedy else ""
     evidence = (
         f"{verdict}mean chi-squared of the {mixing.ideal + 1:,} classes of {found.field} in a rank's batch of "

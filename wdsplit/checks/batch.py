@@ -100,7 +100,8 @@ class Batch:
             StorageError: A file cannot be written.
             WdsplitError: A shard cannot be read.
         """
-        once, written = self.once(), []
+        columns, written = np.stack([self.places.source, self.places.shard, self.places.sample]), list[str]()
+        once = self.take(np.sort(np.unique(columns, axis=1, return_index=True)[1]))
         is_mixture = len(parts_of(self.source)) > 1
         for part, rows in groups(once.places.source):
             place = Path(folder) / str(part) if is_mixture else Path(folder)
@@ -114,11 +115,6 @@ class Batch:
             TopologyError: There is no such rank.
         """
         return self.take(np.flatnonzero(self.ranks == World(whole(rank), self.world_size).rank))
-
-    def once(self) -> Batch:
-        """Return this batch without duplicate samples."""
-        columns = np.stack([self.places.source, self.places.shard, self.places.sample])
-        return self.take(np.sort(np.unique(columns, axis=1, return_index=True)[1]))
 
     def take(self, rows: Int64 | slice) -> Batch:
         """Return some of the samples."""

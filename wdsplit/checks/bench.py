@@ -6,14 +6,12 @@ import re
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from wdsplit.errors import InputError
 from wdsplit.loading.loader import Loader
-from wdsplit.order.trace import Trace
 from wdsplit.texts import Brief
 
 __all__ = ["BenchResult", "bench"]
@@ -31,10 +29,6 @@ class BenchResult(Brief):
         num_bytes: Approximate bytes of their payloads.
         seconds: Seconds from creating the first iterator to the last batch.
         first_batch_s: Seconds to the first batch, including the start of workers; None without a batch.
-        windows_read: Number of windows read and parsed, including those for batches made ahead.
-        windows_reused: How often a window was already in memory.
-        read_amplification: Mean number of times that each window was read, by all ranks together; at least 1. None if
-            the last epoch was not read to its end.
         wait_share: Share of the time spent waiting for batches, from 0 to 1.
         peak_bytes: Peak memory of this process since its start; on systems without `/proc`, also of what started it.
         worker_peak_bytes: Peak memory of a worker process that has ended; 0 without any.
@@ -46,9 +40,6 @@ class BenchResult(Brief):
     num_bytes: int
     seconds: float
     first_batch_s: float | None
-    windows_read: int
-    windows_reused: int
-    read_amplification: float | None
     wait_share: float
     peak_bytes: int
     worker_peak_bytes: int
@@ -95,7 +86,7 @@ def bench(
             expected="epochs >= 1, seconds > 0, step_s >= 0",
             found=f"epochs = {epochs}, seconds = {seconds}, step_s = {step_s}",
         )
-    before, is_whole, first = loader.statistics(), loader.step == 0, loader.epoch
+    before = loader.statistics()
     batches, num_epochs, first_batch_s, is_over = 0, 0, None, False
     started = last = time.perf_counter()
     while num_epochs < epochs and not is_over:
@@ -112,18 +103,12 @@ def bench(
             time.sleep(step_s)
     done, elapsed_s = loader.statistics(), last - started
     wait_s, compute_s = done.wait_s - before.wait_s, done.compute_s - before.compute_s
-    windows_read = done.windows_read - before.windows_read
-    is_whole = is_whole and loader.step == 0
-    needed = _windows_needed(loader, range(first, first + num_epochs)) if is_whole else 0.0
     return BenchResult(
         batches=batches,
         samples=done.samples - before.samples,
         num_bytes=done.delivered_bytes - before.delivered_bytes,
         seconds=elapsed_s,
         first_batch_s=first_batch_s,
-        windows_read=windows_read,
-        windows_reused=done.windows_reused - before.windows_reused,
-        read_amplification=windows_read / needed if needed else None,
         wait_share=wait_s / (wait_s + compute_s) if wait_s else 0.0,
         peak_bytes=_peak_bytes(),
         worker_peak_bytes=resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * _MAXRSS_BYTES,
@@ -136,17 +121,3 @@ def _peak_bytes() -> int:
     status = Path("/proc/self/status")
     peak = re.search(r"VmHWM:\s*(\d+) kB", status.read_text()) if status.exists() else None
     return int(peak[1]) * 1024 if peak else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_BYTES
-
-
-def _windows_needed(loader: Loader, epochs: range) -> float:
-    """Return how many windows this rank reads in some epochs, if each is read by one reader only; 0 for a mixture.
-
-    Pads are repeated samples of windows that are read anyway; `tail="drop"` may leave windows out.
-    """
-    dataset = loader.dataset
-    if getattr(dataset.source, "manifest", None) is None:
-        return 0.0
-    world_size, is_cut = dataset.world().world_size, dataset.options.tail == "drop"
-    orders: Iterable[Any] = map(dataset.order, epochs)
-    traces = [Trace(order, batch_size=loader.batch_size * world_size) for order in orders]
-    return sum(min(each.num_windows, each.windows_read) if is_cut else each.num_windows for each in traces) / world_size

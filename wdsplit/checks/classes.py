@@ -5,7 +5,7 @@ Combines the order with the labels of its samples.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -23,26 +23,16 @@ _MAX_LABELS, _MAX_REMOTE_LABELS = 2**16, 2**11
 """Approximate number of labels to read; each label of a remote dataset may take three small requests."""
 _MAX_REMOTE_BYTES = 64 * 1024**2
 """A remote dataset up to this size is read whole."""
-_MIN_BATCHES = 16
 _FEWEST_PER_CLASS = 2
 _BAD, _ERRORS = 2, 3
 """Classes are badly mixed if chi-squared minus `_ERRORS` standard errors is more than `_BAD` times the ideal."""
 
 
-@dataclass(frozen=True)
-class MixedClasses:
-    """How a field's classes are spread over the batches of a rank.
-
-    Attributes:
-        field: The field.
-        mixing: The figures.
-        is_exact: Whether all batches of the epoch were counted, not only some.
-        remedy: What helps, if they are so badly mixed that it harms training; else empty.
-    """
+class MixedClasses(NamedTuple):
+    """How a field's classes are spread over the batches of a rank, and what helps if that harms training."""
 
     field: str
     mixing: ClassMixing
-    is_exact: bool
     remedy: str
 
 
@@ -72,7 +62,7 @@ def measure_classes(
         return None
     is_small = manifest.num_bytes <= _MAX_REMOTE_BYTES
     max_labels = _MAX_REMOTE_LABELS if source.storage().is_remote and not is_small else _MAX_LABELS
-    batches = draw_batches(order, world_size, batch_size, max_labels, _MIN_BATCHES)
+    batches = draw_batches(order, world_size, batch_size, max_labels)
     labels = read_texts(source, batches.samples.shard, batches.samples.sample, names, batches.is_all and is_small)
     found = [_mixed(*each, batches, manifest, field is not None) for each in zip(names, labels, strict=True)]
     classes = (each for each in found if each is not None)
@@ -106,11 +96,11 @@ def _mixed(
                 remedy="choose a field of classes with class_field (--class-field)",
             )
         return None
-    mixing = class_mixing(batches.batch, encoded.indices.to_numpy().astype(np.int64))
+    mixing = class_mixing(batches, encoded.indices.to_numpy().astype(np.int64))
     if mixing is None:
         return None
     is_bad = mixing.chi_squared - _ERRORS * mixing.error > _BAD * mixing.ideal
-    return MixedClasses(name, mixing, batches.is_all, _remedy(manifest) if is_bad else "")
+    return MixedClasses(name, mixing, _remedy(manifest) if is_bad else "")
 
 
 def _remedy(manifest: Manifest) -> str:

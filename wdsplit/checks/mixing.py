@@ -23,6 +23,7 @@ MAX_COUNTED = 2**22
 """Up to this many samples, all pairs are counted."""
 _SAMPLED = 2**16
 _MIN_BATCHES = 16
+"""Batches to draw at least, even if they have more samples than requested."""
 _DOMAIN = 9
 
 
@@ -144,22 +145,23 @@ class Batches:
         batch: int64 of shape (n,): the number of the batch that each sample is in.
         samples: The samples.
         is_all: Whether these are all batches of all ranks, not a random choice.
+        world_size: Ranks (W).
     """
 
     batch: Int64
     samples: Located
     is_all: bool
+    world_size: int
 
 
-def draw_batches(order: AnyOrder, world_size: int, batch_size: int, max_samples: int, min_batches: int) -> Batches:
+def draw_batches(order: AnyOrder, world_size: int, batch_size: int, max_samples: int) -> Batches:
     """Return batches of single ranks: all, if they have few samples, else some that a hash draws.
 
     Args:
         order: The order of the epoch.
         world_size: Ranks.
         batch_size: Samples of a rank's batch.
-        max_samples: Limit for the samples in the returned batches.
-        min_batches: Batches to draw at least, even if they have more samples.
+        max_samples: Limit for the samples in the returned batches; at least 16 are drawn.
     """
     global_batch = world_size * batch_size
     is_all = order.num_positions <= max_samples
@@ -168,18 +170,18 @@ def draw_batches(order: AnyOrder, world_size: int, batch_size: int, max_samples:
         batch = positions // global_batch * world_size + positions % world_size
     else:
         num_batches = -(-order.num_positions // global_batch) * world_size
-        drawn = draw_numbers(num_batches, max(min_batches, max_samples // batch_size), order)
+        drawn = draw_numbers(num_batches, max(_MIN_BATCHES, max_samples // batch_size), order)
         firsts = drawn // world_size * global_batch + drawn % world_size
         positions = (firsts[:, None] + world_size * np.arange(batch_size)).reshape(-1)
         batch = np.repeat(np.arange(len(drawn)), batch_size)
     is_real = order.is_real(positions)
     located = order.locate(positions[is_real])
-    return Batches(batch[is_real][located.row], located, is_all)
+    return Batches(batch[is_real][located.row], located, is_all, world_size)
 
 
 @dataclass(frozen=True)
 class ClassMixing:
-    """How the classes of samples are spread over batches.
+    """How the classes of samples are spread over the batches of a rank.
 
     Attributes:
         chi_squared: The mean chi-squared of a batch's classes; the expected shares are those in all batches.
@@ -187,6 +189,8 @@ class ClassMixing:
         ideal: What it is if batches are drawn at random: classes - 1.
         classes_in_batch: Different classes in a batch, on average; batches that pads fill up are left out.
         num_batches: Batches.
+        is_all: Whether these are all batches of the epoch, not only some.
+        world_size: Ranks (W).
     """
 
     chi_squared: float
@@ -194,19 +198,31 @@ class ClassMixing:
     ideal: int
     classes_in_batch: float
     num_batches: int
+    is_all: bool
+    world_size: int
+
+    @property
+    def shown_error(self) -> float:
+        """The standard error if only some batches were counted; 0 if all were."""
+        return 0.0 if self.is_all else self.error
+
+    @property
+    def ratio(self) -> float:
+        """Chi-squared, less two standard errors if some batches were counted, divided by the ideal."""
+        return max(0.0, self.chi_squared - 2 * self.shown_error) / self.ideal
 
 
-def class_mixing(batch: Int64, classes: Int64) -> ClassMixing | None:
+def class_mixing(batches: Batches, classes: Int64) -> ClassMixing | None:
     """Compare the classes in each of some batches with those in all of them.
 
     Args:
-        batch: int64 of shape (n,): the batch of each sample, any number.
-        classes: int64 of shape (n,): its class; -1 if it has none, so that it is not counted.
+        batches: The batches, of n samples.
+        classes: int64 of shape (n,): the class of each sample; -1 if it has none, so that it is not counted.
 
     Returns:
         None if there are fewer than two batches or classes, or no batch has two samples.
     """
-    _, numbers, filled = np.unique(batch, return_inverse=True, return_counts=True)
+    _, numbers, filled = np.unique(batches.batch, return_inverse=True, return_counts=True)
     known = classes >= 0
     classes = classes[known]
     kept, batch = np.unique(numbers.reshape(-1)[known], return_inverse=True)
@@ -223,4 +239,5 @@ def class_mixing(batch: Int64, classes: Int64) -> ClassMixing | None:
     # The shares are taken from the same batches, which costs one of their degrees of freedom.
     mean, error = each.sum() / (num_batches - 1), each.std(ddof=1) / np.sqrt(num_batches)
     in_batch = np.bincount(its_batch)[is_whole if is_whole.any() else slice(None)].mean()
-    return ClassMixing(float(mean), float(error), num_classes - 1, float(in_batch), num_batches)
+    figures = float(mean), float(error), num_classes - 1, float(in_batch), num_batches
+    return ClassMixing(*figures, batches.is_all, batches.world_size)

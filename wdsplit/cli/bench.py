@@ -40,7 +40,7 @@ __all__ = ["bench_command"]
     ],
     dataset_argument,
     order_options,
-    option("Training", "--rank", "Read as this rank.", type=click.IntRange(0), default=0),
+    option("Training", "--rank", "Read as this rank.", low=0, default=0),
     batch_size_option(256),
     option(
         "Training",
@@ -57,8 +57,8 @@ __all__ = ["bench_command"]
         "Decode fields; images with this handler (pil, rgb8).",
         **{**NAMES, "metavar": "HANDLER"},
     ),
-    option("Training", "--resize", "Decode fields, and resize images to N x N pixels.", type=click.IntRange(1)),
-    option("Samples", "--epochs", "Read N epochs.", type=click.IntRange(1), default=1),
+    option("Training", "--resize", "Decode fields, and resize images to N x N pixels.", low=1),
+    option("Samples", "--epochs", "Read N epochs.", low=1, default=1),
     option("Samples", "--seconds", "Stop after N seconds.", type=click.FloatRange(0, min_open=True)),
     option(
         "Training",
@@ -141,17 +141,11 @@ def bench_command(
 def _summary(url: str, found: BenchResult) -> str:
     if not found.batches:
         return f"{url}: no batches: fewer samples than a global batch"
-    readings = (
-        "stopped within an epoch, so some were only partly used"
-        if found.read_amplification is None
-        else f"each window is read {found.read_amplification:.2f} times on average"
-    )
     lines = [
         f"{url}: {found.batches:,} batches, {found.samples:,} samples, {human_bytes(found.num_bytes)} in "
         f"{found.seconds:.2f} s",
         f"{found.samples_per_s:,.0f} samples/s, {human_bytes(found.bytes_per_s)}/s; first batch after "
         f"{found.first_batch_s:.2f} s",
-        f"windows: {found.windows_read:,} read, {found.windows_reused:,} requests served from memory; {readings}",
         f"waited for batches {found.wait_share:.0%} of the time",
         f"peak memory: {human_bytes(found.peak_bytes)}"
         + (f", and {human_bytes(found.worker_peak_bytes)} per worker" if found.worker_peak_bytes else ""),

@@ -94,7 +94,7 @@ def verify_command(dataset: str, running: Running, **arguments: Any) -> Result:
     dataset_argument,
     order_options,
     batch_size_option(1),
-    option("Samples", "--epochs", "Check the first N epochs.", type=click.IntRange(1), default=1),
+    option("Samples", "--epochs", "Check the first N epochs.", low=1, default=1),
     option(
         "Output",
         "--class-field NAME",

@@ -41,7 +41,9 @@ class _Option(click.Option):
             self.metavar = self.metavar or "N"
 
 
-def option(section: str, flags: str, text: str, *, name: str | None = None, **settings: Any) -> Decorator:
+def option(
+    section: str, flags: str, text: str, *, name: str | None = None, low: int | None = None, **settings: Any
+) -> Decorator:
     """Return a decorator that adds an option to a command, in a section of its help, with its default if it has one.
 
     Args:
@@ -49,11 +51,14 @@ def option(section: str, flags: str, text: str, *, name: str | None = None, **se
         flags: Its flags and its value, as the help shows them: `-o, --output FOLDER`.
         text: Its help.
         name: The name of the parameter; None for that of the flag.
+        low: The least value of an integer, if the settings name no other type.
         settings: As of click.
     """
     names, _, metavar = flags.replace(", ", ",").partition(" ")
     settings.setdefault("show_default", settings.get("default") is not None)
     settings.setdefault("metavar", metavar or None)
+    if low is not None:
+        settings.setdefault("type", click.IntRange(low))
     return click.option(*names.split(","), *filter(None, [name]), cls=_Option, section=section, help=text, **settings)
 
 

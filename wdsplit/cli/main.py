@@ -20,10 +20,9 @@ from wdsplit.cli.batch import batch_command
 from wdsplit.cli.bench import bench_command
 from wdsplit.cli.check import audit_command, verify_command
 from wdsplit.cli.convert import commit_command, convert_command
-from wdsplit.cli.croissant import croissant_command
 from wdsplit.cli.inspect import assign_command, inspect_command
 from wdsplit.cli.plan import plan_command
-from wdsplit.cli.report import report_command
+from wdsplit.cli.report import croissant_command, report_command
 from wdsplit.cli.signals import sigterm_as_ctrl_c
 from wdsplit.cli.terminal import (
     FAILED,

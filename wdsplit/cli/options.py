@@ -138,7 +138,7 @@ def options_of(options: type, section: str, names: str, **changes: Mapping[str, 
         if "choices" in one.metadata:
             settings["type"] = click.Choice(one.metadata["choices"])
         elif "low" in one.metadata:
-            settings["type"] = click.IntRange(one.metadata["low"])
+            settings["low"] = one.metadata["low"]
         elif one.default is False:
             settings["is_flag"] = True
         elif str(one.type).startswith("float"):
@@ -159,7 +159,7 @@ json_option = option("Output", "--json", "Print the result as JSON.", is_flag=Tr
 
 def batch_size_option(default: int) -> Decorator:
     """Return a decorator that adds `--batch-size` to a command."""
-    settings: dict[str, Any] = {"type": click.IntRange(1), "default": default}
+    settings: dict[str, Any] = {"low": 1, "default": default}
     return option("Training", "--batch-size", "Samples per batch on each rank.", **settings)
 
 
@@ -197,7 +197,7 @@ _engine_options = with_options(
         "Running",
         "--jobs",
         "Number of parallel tasks.  [default: usable processors; on Ray twice the cluster's, at least 64]",
-        type=click.IntRange(1),
+        low=1,
     ),
     option(
         "Running",
@@ -225,7 +225,7 @@ def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 seed_options = with_options(
-    option("Training", "--seed", "Seed of the order.", type=click.IntRange(0), default=0),
+    option("Training", "--seed", "Seed of the order.", low=0, default=0),
     option("Training", "--shuffle/--no-shuffle", "Shuffle shards and samples.", default=True),
 )
 """Adds the options of shuffling: seed, shuffle."""
@@ -237,8 +237,8 @@ shuffle_options = with_options(
 """Adds the options of the order: seed, shuffle, tail."""
 
 order_options = with_options(
-    option("Training", "--world-size", "Number of ranks.", type=click.IntRange(1), default=1),
-    option("Training", "--workers", "Loader workers per rank.", type=click.IntRange(0), default=0),
+    option("Training", "--world-size", "Number of ranks.", low=1, default=1),
+    option("Training", "--workers", "Loader workers per rank.", low=0, default=0),
     shuffle_options,
 )
 """Adds the options of the order and of its split: world_size, workers, seed, shuffle, tail."""
@@ -247,8 +247,6 @@ _WHERE = 'Use only the samples that meet this condition, such as "score > 0.5".'
 view_options = with_options(
     option("Samples", "--view NAME", "Use only the samples of this view (see `wdsplit view`)."),
     option("Samples", "--where CONDITION", _WHERE),
-    option(
-        "Samples", "--version", "Use this version (see `wdsplit log`).  [default: the latest]", type=click.IntRange(1)
-    ),
+    option("Samples", "--version", "Use this version (see `wdsplit log`).  [default: the latest]", low=1),
 )
 """Adds the options that select samples: view, where, version."""

@@ -1,21 +1,23 @@
-"""`wdsplit report`: a page about the samples of a dataset, how they are mixed, and whether training will wait."""
+"""`wdsplit report`, a page about a dataset and whether training will wait, and `wdsplit croissant`, for catalogues."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
+from pathlib import Path
 from typing import Any
 
 import click
 
 import wdsplit
 from wdsplit.cli.help import argument, command, option
-from wdsplit.cli.options import join_option, options_of, parsed_by, seed_options, view_options
+from wdsplit.cli.options import dataset_argument, join_option, options_of, parsed_by, seed_options, view_options
 from wdsplit.cli.terminal import Result
 from wdsplit.reporting.cluster import DEFAULT_TOPOLOGIES, Cluster, Topology
 from wdsplit.reporting.options import ReportOptions
 from wdsplit.texts import human_bytes
 
-__all__ = ["report_command"]
+__all__ = ["croissant_command", "report_command"]
 
 _REPORT: dict[str, dict[str, Any]] = {
     "class_field": {"metavar": "NAME"},
@@ -27,7 +29,7 @@ _CLUSTER: dict[str, dict[str, Any]] = {
     "step_ms": {},
     "sample_ms": {},
     "slow_link": {},
-    "ranks_per_node": {"type": click.IntRange(1)},
+    "ranks_per_node": {"low": 1},
     "price_per_1000_requests": {"flag": "--request-price"},
     "price_per_gb": {"flag": "--gb-price"},
 }
@@ -70,3 +72,34 @@ def report_command(dataset: tuple[str, ...], output: str, topologies: tuple[Topo
     made = wdsplit.report(list(dataset), output, options)
     verdicts = [f"{each.question} {each.answer}. {each.text} {each.remedy}".rstrip() for each in made.verdicts]
     return Result("\n".join([*verdicts, f"{output}: {human_bytes(len(made.html.encode()))}"]))
+
+
+@command(
+    "croissant",
+    ["data/train --license https://spdx.org/licenses/CC-BY-4.0", "s3://bucket/train -o croissant.json"],
+    dataset_argument,
+    option("Description", "--name", "Name of the dataset.  [default: that of its folder]"),
+    option("Description", "--description TEXT", "What the dataset contains.  [default: its counts and fields]"),
+    option("Description", "--license URL", "Its license."),
+    option("Description", "--creator NAME", "The organization that made it."),
+    option("Description", "--published DATE", "Date of its publication, such as 2026-11-26."),
+    option("Description", "--url", "Its web page."),
+    option("Description", "--source URL", "The data that it was made from."),
+    option("Output", "-o, --output", "File to write, instead of printing.", type=click.Path(dir_okay=False)),
+    summary="Describe DATASET for catalogues, in the Croissant format.",
+)
+def croissant_command(dataset: str, output: str | None, **described: Any) -> Result | None:
+    """Describe DATASET in the Croissant format (JSON-LD): files, fields, columns, classes, and what the options say.
+
+    Paths are relative to the dataset's folder, so publish the file as croissant.json in that folder. Samples are not
+    read.
+    """
+    metadata = wdsplit.croissant(dataset, **described)
+    if output is None:
+        Result("", metadata).show(as_json=True)
+        return None
+    from wdsplit.storage.local import write_whole
+
+    text = json.dumps(metadata, indent=2, ensure_ascii=False)
+    write_whole(Path(output), f"{text}\n".encode())
+    return Result(output)

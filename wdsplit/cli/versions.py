@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-import click
-
 import wdsplit
 from wdsplit.cli.help import command, option
 from wdsplit.cli.options import Running, dataset_argument, engine_options, json_option
@@ -105,7 +103,7 @@ def erase_command(dataset: str, running: Running, **chosen: Any) -> Result:
     "gc",
     ["data/train --keep 1", "s3://bucket/train --keep 3"],
     dataset_argument,
-    option("Versions", "--keep", "Number of versions to keep, the newest.", type=click.IntRange(1), default=1),
+    option("Versions", "--keep", "Number of versions to keep, the newest.", low=1, default=1),
     json_option,
     summary="Remove old versions of DATASET, and unfinished files.",
 )

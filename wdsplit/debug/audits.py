@@ -1,7 +1,8 @@
 """An audit of a real training: whether each sample was delivered exactly once over all ranks.
 
 It reads `__position__` from the batches, and does not trust the loader's own counts. Each rank compares what it
-received with its part of the order; all ranks together look for what came more than once.
+received with its part of the order. Parts of different ranks have no position in common, so the ranks only compare
+whose part each has read.
 """
 
 from __future__ import annotations
@@ -30,18 +31,17 @@ logger = logging.getLogger(__name__)
 AUDITED = ("__position__",)
 """The field that identifies a sample: `dataset.to_tuple("jpg", "cls", *AUDITED)`."""
 
-_AT_ONCE = 2**18
-"""How many deliveries the ranks exchange at once: no rank ever has those of all ranks."""
 _MAX_EXAMPLES = 5
-_ALL_BATCHES = (
-    "iterate the loader to its end on all ranks; nothing between it and the training may drop or replace samples or "
-    "batches. `wdsplit batch DATASET --step N` lists the keys of a step"
-)
-_OWN_RANKS = (
-    "let the dataset detect its rank: leave out rank= and world_size=, and begin to iterate after init_process_group. "
-    "Ranks that should get the same samples (tensor parallelism) need process_group=, of the Dataset, or group=, of "
-    "the audit"
-)
+_REMEDIES = {
+    "settings": "open the dataset with the same options on all ranks, call set_epoch on all, and give all of them the "
+    "same state when they resume",
+    "ranks": "let the dataset detect its rank: leave out rank= and world_size=, and begin to iterate after "
+    "init_process_group. Ranks that should get the same samples (tensor parallelism) need process_group=, of the "
+    "Dataset, or group=, of the audit",
+    "samples": "iterate the loader to its end on all ranks; nothing between it and the training may drop, repeat or "
+    "replace samples or batches. `wdsplit batch DATASET --step N` lists the keys of a step",
+}
+"""What may be wrong, in the order in which it is looked for, and what helps."""
 
 
 @dataclass(frozen=True)
@@ -161,42 +161,29 @@ class Audit:
         except CheckError as error:  # often because this rank, or the missing one, has left its loop early
             error.found = f"{error.found}; this rank has done {record.progress()}"
             raise
-        url, first, size = self._loader.dataset.source.url, facts[0], len(facts)
-        ranks = [(f"rank {member}", own) for member, own in zip(rendezvous.members, facts, strict=True)]
-        others = [
-            f"{name} has {what} {value}, {ranks[0][0]} {first.settings[what]}"
-            for name, own in ranks
-            for what, value in own.settings.items()
-            if value != first.settings[what]
-        ]
-        if others:  # then positions mean other samples
-            raise CheckError(
-                f"the ranks do not read the same epoch {record.epoch}",
-                place=url,
-                expected=f"{size} ranks with the same options and epoch, from the same position on",
-                found=listed(others),
-                remedy="open the dataset with the same options on all ranks, call set_epoch on all, and give all of "
-                "them the same state when they resume",
-            )
-        total = sum(own.num_samples for own in facts)
-        repeated = record.repeated(rendezvous, total)
-        texts = [*repeated, *(f"{name}: {fault}" for name, own in ranks for fault in own.faults)]
+        first, size, url = facts[0].settings, len(facts), self._loader.dataset.source.url
+        members = rendezvous.members
+        ranks = {f"rank {member}": own for member, own in zip(members, facts, strict=True)}
+        wrong: dict[str, list[str]] = {"settings": [], "ranks": [], "samples": []}
+        for name, own in ranks.items():
+            others = {what: value for what, value in own.settings.items() if value != first[what]}
+            wrong["settings"] += [
+                f"{name} has {what} {others[what]}, rank {members[0]} {first[what]}" for what in others
+            ]
+            wrong["samples"] += [f"{name}: {fault}" for fault in own.faults]
         if size > 1 and sorted(own.world for own in facts) != [(rank, size) for rank in range(size)]:
-            texts += [f"{name} reads as rank {own.world[0]} of {own.world[1]}" for name, own in ranks]
+            wrong["ranks"] = [f"{name} reads as rank {own.world[0]} of {own.world[1]}" for name, own in ranks.items()]
         if record.is_even and len({own.steps for own in facts}) > 1:
-            texts += [f"steps: {listed(f'{name} {own.steps}' for name, own in ranks)}"]
-        if texts:
-            cause = "samples were delivered more than once in" if repeated else "the delivered samples are not those of"
-            raise CheckError(
-                f"{cause} epoch {record.epoch}",
-                place=url,
-                expected=f"each sample from position {record.start} on, once, on one rank",
-                found="; ".join(texts),
-                remedy=_OWN_RANKS if repeated else _ALL_BATCHES,
-            )
-        num_pads, is_complete = sum(own.num_pads for own in facts), all(own.is_complete for own in facts)
-        steps = facts[rendezvous.place].steps
-        self.epochs.append(EpochAudit(record.epoch, record.start, steps, total, num_pads, is_complete))
+            wrong["samples"].append(f"steps: {listed(f'{name} {own.steps}' for name, own in ranks.items())}")
+        for kind, texts in wrong.items():
+            if texts:
+                twice = "samples were delivered more than once in"
+                cause = f"{twice if kind == 'ranks' else 'the delivered samples are not those of'} epoch {record.epoch}"
+                expected = f"each sample from position {record.start} on, once, on one rank"
+                raise CheckError(cause, url, expected, "; ".join(texts), _REMEDIES[kind])
+        counts = sum(own.num_samples for own in facts), sum(own.num_pads for own in facts)
+        is_complete, steps = all(own.is_complete for own in facts), facts[rendezvous.place].steps
+        self.epochs.append(EpochAudit(record.epoch, record.start, steps, *counts, is_complete))
         if rendezvous.place == 0:
             logger.info("%s: %s", url, self.epochs[-1])
 
@@ -258,6 +245,7 @@ class _Record:
         return f"{len(self._positions):,} of {len(self._steps):,} steps"
 
     def facts(self) -> _Facts:
+        """Compare what was received with what this rank's part of the order has."""
         settings = {
             "epoch": self.epoch,
             "dataset": self._dataset.source.fingerprint,
@@ -269,33 +257,20 @@ class _Record:
         num_steps, steps = len(self._positions), self._steps
         is_complete = self.ended or num_steps >= len(steps)
         planned = [step.positions for step in islice(steps, None if is_complete else num_steps)]
-        due = self._deliveries([positions[self._order.is_real(positions)] for positions in planned])
-        received, faults = self._deliveries(self._positions), list[str]()
-        for what, some, others in (("missing", due, received), ("too many", received, due)):
-            alone = some[~np.isin(some[:, 0], others[:, 0])]
-            if len(alone):
-                where = listed((f"position {one} in step {step}" for one, step in alone.tolist()), _MAX_EXAMPLES)
-                faults.append(f"{len(alone):,} samples {what}: {where}")
-        world, num_samples = (self._world.rank, self._world.world_size), len(received)
-        return _Facts(world, settings, num_steps, is_complete, num_samples, self._num_pads, faults)
+        due = self._numbered([positions[self._order.is_real(positions)] for positions in planned])
+        received, faults = self._numbered(self._positions), list[str]()
+        is_right = np.zeros(len(received), np.bool_)
+        is_right[np.unique(received[:, 0], return_index=True)[1]] = True  # when it came first
+        is_right &= np.isin(received[:, 0], due[:, 0])
+        missing = due[~np.isin(due[:, 0], received[:, 0])]
+        for what, rows in (("missing", missing), ("too many", received[~is_right])):
+            if len(rows):
+                where = listed((f"position {one} in step {step}" for one, step in rows.tolist()), _MAX_EXAMPLES)
+                faults.append(f"{len(rows):,} samples {what}: {where}")
+        world = self._world.rank, self._world.world_size
+        return _Facts(world, settings, num_steps, is_complete, len(received), self._num_pads, faults)
 
-    def repeated(self, rendezvous: Rendezvous, total: int) -> list[str]:
-        """Return texts on what came more than once over all ranks, which all must call this; none if nothing did."""
-        own, number, texts = self._deliveries(self._positions), 0, list[str]()
-        num_parts = max(1, -(-total // _AT_ONCE))
-        for part in range(num_parts):
-            parts = rendezvous.gathered(own[own[:, 0] % num_parts == part])
-            (positions, steps), ranks = np.concatenate(parts).T, np.repeat(rendezvous.members, list(map(len, parts)))
-            found, counts = np.unique(positions, return_counts=True)
-            number += len(positions) - len(found)
-            for position in found[counts > 1][: _MAX_EXAMPLES - len(texts)].tolist():
-                rows = np.flatnonzero(positions == position)
-                texts.append(
-                    f"position {position}: {listed(f'rank {ranks[row]} in step {steps[row]}' for row in rows)}"
-                )
-        return [f"{number:,} deliveries too many", *texts] if number else []
-
-    def _deliveries(self, batches: list[Int64]) -> Int64:
+    def _numbered(self, batches: list[Int64]) -> Int64:
         """Return the position of each sample of some steps, and the number of its step: int64 of shape (samples, 2)."""
         steps = self._steps
         first = steps.skips.numbers(steps.start) + np.arange(len(batches)) * steps.global_batch

@@ -23,34 +23,17 @@ from wdsplit.shards.views import described_units
 from wdsplit.sizes import parse_size
 from wdsplit.texts import human_bytes, human_number, safe_text
 
-__all__ = ["BatchMix", "Facts", "collected"]
+__all__ = ["Facts", "collected"]
 
 _MAX_READ, _MAX_READ_REMOTE = 256 * 1024**2, 64 * 1024**2
 _MAX_LABELS, _ALL_LABELS = 2**10, 2**19
 """How many samples' classes to look up for a figure: if labels are read from shards, and if all are in memory."""
-_RANKS, _MIN_BATCHES = (1, 2, 4, 8), 16
+_RANKS = 1, 2, 4, 8
 _JUDGED = Topology(8, 4)
 _UNNAMED = 1, 1
 """Ranks and workers of a conversion whose options name none."""
 _MAX_ODD_CARDS = 24
 _DECODE_MS, _DECODE_MS_A_MEGAPIXEL = 0.1, 10.0
-
-
-@dataclass(frozen=True)
-class BatchMix(ClassMixing):
-    """How the classes of a rank's batches differ from those of the dataset.
-
-    Attributes:
-        world_size: Ranks (W).
-        error: The standard error of `chi_squared`, if only some batches were counted; 0 if all were.
-    """
-
-    world_size: int
-
-    @property
-    def ratio(self) -> float:
-        """Chi-squared, less two standard errors, divided by the ideal."""
-        return max(0.0, self.chi_squared - 2 * self.error) / self.ideal
 
 
 @dataclass(frozen=True)
@@ -103,7 +86,7 @@ class Facts:
     global_batch: int
     is_shuffled: bool
     mixing_basis: str
-    batches: tuple[BatchMix, ...]
+    batches: tuple[ClassMixing, ...]
     meeting: Mixing | None
     topologies: tuple[Load, ...]
     judged: Load
@@ -140,7 +123,7 @@ def collected(subject: Subject, options: ReportOptions) -> Facts:
     num_samples = order.num_samples
     ranks = 1 if is_grouped else max((each for each in _RANKS if each * options.batch_size <= num_samples), default=1)
     mixes = [] if labels is None or is_grouped else _mixes(subject, scanned, labels, options.batch_size)
-    is_all = all(mix.error == 0 for mix in mixes)
+    is_all = all(mix.is_all for mix in mixes)
 
     topologies, judged = _topologies(subject, options)
     read = loads(subject, topologies, options.batch_size, options.cluster, _sample_ms(options.cluster, fields))
@@ -177,21 +160,18 @@ def collected(subject: Subject, options: ReportOptions) -> Facts:
     )
 
 
-def _mixes(subject: Subject, scanned: Scan, labels: Labels, batch_size: int) -> list[BatchMix]:
+def _mixes(subject: Subject, scanned: Scan, labels: Labels, batch_size: int) -> list[ClassMixing]:
     """Compare the classes of the batches of all ranks with those of the dataset, for some numbers of ranks."""
-    order, codes_of, found = subject.order(0), codes_by_number(subject, scanned, labels), []
+    order, codes_of, found = subject.order(0), codes_by_number(subject, scanned, labels), list[ClassMixing | None]()
     max_labels = _ALL_LABELS if scanned.is_exact else _MAX_LABELS
     for world_size in _RANKS:
         if order.num_samples < batch_size * world_size:  # an epoch has no whole step
             continue
-        drawn = draw_batches(order, world_size, batch_size, max_labels, _MIN_BATCHES)
+        drawn = draw_batches(order, world_size, batch_size, max_labels)
         places = drawn.samples
         codes = codes_of(subject.numbers_of(places.source, places.shard, places.sample))
-        mixed = class_mixing(drawn.batch, codes)
-        if mixed is not None:
-            mixed = replace(mixed, error=0.0) if drawn.is_all else mixed
-            found.append(BatchMix(**vars(mixed), world_size=world_size))
-    return found
+        found.append(class_mixing(drawn, codes))
+    return [each for each in found if each is not None]
 
 
 def _topologies(subject: Subject, options: ReportOptions) -> tuple[Sequence[Topology], Topology]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,11 +17,6 @@ from wdsplit.shards.manifest import Manifest
 from wdsplit.texts import class_name
 
 __all__ = ["Labels", "codes_by_number", "labels_of"]
-
-_USUAL = ("cls", "label", "class", "cls.txt", "target", "y")
-_MAX_CLASSES = 10_000
-_FEW, _FEW_SHARE = 50, 0.1
-"""A field of any other name holds classes if it has at most this many values, and this many per sample."""
 
 
 @dataclass(frozen=True)
@@ -51,16 +46,17 @@ def labels_of(scan: Scan, manifests: list[Manifest], field: str | None = None) -
     Args:
         scan: What was read.
         manifests: The manifests, for names of classes.
-        field: The field that holds them; None to find out.
+        field: The field that holds them; None for the first with names of classes, else the first `cls`.
 
     Raises:
         InputError: There is no such field, or it has no short values.
     """
     names = {name: texts for manifest in manifests for name, texts in manifest.class_names.items()}
     if field is None:
-        candidates = [*names, *_USUAL, *scan.columns]
-        chosen = next((name for name in dict.fromkeys(candidates) if _holds_classes(name, scan, names)), None)
-        return None if chosen is None else _labels(chosen, scan.columns[chosen], names.get(chosen, ()))
+        plain = [name for name in scan.columns if name.rpartition(".")[2] == "cls"]
+        field = next((name for name in (*names, *plain) if _holds_classes(name, scan, name in names)), None)
+        if field is None:
+            return None
     column = scan.columns.get(field)
     if column is None or (len(scan) and not any(text is not None for text in column.texts)):
         able = [name for name, each in scan.columns.items() if any(text is not None for text in each.texts)]
@@ -72,19 +68,12 @@ def labels_of(scan: Scan, manifests: list[Manifest], field: str | None = None) -
     return _labels(field, column, names.get(field, ()))
 
 
-def _holds_classes(name: str, scan: Scan, names: Mapping[str, tuple[str, ...]]) -> bool:
+def _holds_classes(name: str, scan: Scan, is_named: bool) -> bool:
+    """Tell whether all samples of a field have short values, which half of the samples or fewer share."""
     column = scan.columns.get(name)
-    if column is None:
-        return False
-    found = [text for text in column.texts if text is not None]
-    num_values = len(set(found))
-    if not found or len(found) < int(column.is_present.sum()):
-        return False
-    if name in names:
-        return True
-    return 2 <= num_values <= max(2, min(_FEW, len(scan) * _FEW_SHARE)) or (
-        name in _USUAL and 2 <= num_values <= min(_MAX_CLASSES, len(scan) // 2)
-    )
+    found = [] if column is None else [text for text in column.texts if text is not None]
+    is_short = column is not None and len(found) == int(column.is_present.sum()) > 0
+    return is_short and (is_named or 2 <= len(set(found)) <= len(scan) // 2)
 
 
 def _labels(field: str, column: Column, names: tuple[str, ...]) -> Labels:

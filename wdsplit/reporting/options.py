@@ -22,7 +22,7 @@ class ReportOptions:
         seed: Seed of the order and of the samples that are drawn.
         shuffle: As for `Dataset`.
         samples: Number of samples on the contact sheet.
-        class_field: Field with the classes. Default: found by its name and values.
+        class_field: Field with the classes. Default: one with class names, else cls.
         batch_size: Samples per batch on each rank.
         topologies: Combinations of ranks and workers to compare; by default also that of the conversion. The summary is
             for that of the conversion if listed, else for 8 ranks x 4 workers, else for the last.

@@ -25,13 +25,13 @@ def pictures(facts: Facts) -> list[Picture]:
     return [picture for maker in makers for picture in maker(facts)]
 
 
-def unique_names(names: Sequence[str], limit: int = _NAME) -> list[str]:
+def unique_names(names: Sequence[str]) -> list[str]:
     """Return names as they are shown: shortened, and all different."""
     shown: list[str] = []
     for name in names:
-        text, number = safe_text(name, limit), 2
+        text, number = safe_text(name, _NAME), 2
         while text in shown:
-            text, number = f"{safe_text(name, limit - 5)} ({number})", number + 1
+            text, number = f"{safe_text(name, _NAME - 5)} ({number})", number + 1
         shown.append(text)
     return shown
 
@@ -79,7 +79,7 @@ def _skew(facts: Facts) -> Iterator[Picture]:
             (
                 mix.world_size,
                 f"{mix.chi_squared:.2f}",
-                f"{mix.error:.2f}" if mix.error else "exact",
+                "exact" if mix.is_all else f"{mix.error:.2f}",
                 f"{mix.ideal:.2f}",
                 f"{mix.classes_in_batch:.2f}",
                 f"{mix.num_batches:,}",

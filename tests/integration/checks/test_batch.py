@@ -188,10 +188,9 @@ def test_the_last_steps_before_a_state_are_those_that_were_delivered_last(sized,
         assert [listed(each) for each in found] == expected[-last:]
 
 
-def test_no_step_is_listed_before_a_state_that_nobody_saw(sized, other):
+def test_no_step_is_listed_before_a_state_that_nobody_saw(sized):
     loader = loaders_of(of_path(sized), 1, 12, epoch=3)[0]
     delivered([loader], 2)
-    assert [each.step for each in wdsplit.batches(sized, last=9, state=loader.state_dict())] == [0, 1]
     with pytest.raises(InputError, match="another size") as error:
         wdsplit.batches(sized, last=9, state=loader.state_dict(), batch_size=5)
     assert error.value.expected == "batch_size x world_size = 12, the global batch of the state"
@@ -205,20 +204,7 @@ def test_no_step_is_listed_before_a_state_that_nobody_saw(sized, other):
     assert error.value.expected == "a step after position 24, where the global batch changed"
 
 
-def test_the_end_of_an_epoch_with_another_view_is_not_listed_as_of_this_one(other):
-    dataset = Dataset(other, view={1: {"where": "cls < 40"}}, rank=0, world_size=1)
-    loader = Loader(dataset.to_tuple(*FIELDS), 6)
-    steps = delivered([loader])
-    steps += delivered([loader], 2)
-    state = loader.state_dict()
-    found = wdsplit.batches(other, last=2, state=state, where="cls < 40")
-    assert [listed(each) for each in found] == steps[-2:]
-    with pytest.raises(StateError, match="another view") as error:
-        wdsplit.batches(other, last=3, state=state, where="cls < 40")
-    assert "epoch 0" in error.value.expected
-
-
-def test_a_mixture_says_which_dataset_each_sample_is_from(sized, other):
+def test_a_mixture_says_which_dataset_each_sample_is_from(sized, other, tmp_path):
     def opened(rank, world_size):
         return mix({sized: 0.4, other: 0.6}, num_samples=100, seed=4, rank=rank, world_size=world_size)
 
@@ -234,9 +220,12 @@ def test_a_mixture_says_which_dataset_each_sample_is_from(sized, other):
     delivered([loader], 3)
     (last,) = wdsplit.batches(opened(0, 1), last=1, state=loader.state_dict())
     assert last.positions.tolist() == list(range(32, 48))
+    once = wdsplit.batch(mix(repeat={sized: 1, other: 2}, rank=0, world_size=1), 0, batch_size=321)
+    once.save(tmp_path)
+    assert [len(list((tmp_path / number).glob("*.cls"))) for number in "01"] == [201, 60], "a folder for each dataset"
 
 
-def test_a_view_is_that_of_the_state(other):
+def test_a_view_is_that_of_the_state_also_where_the_epoch_before_had_another(other):
     dataset = of_path(other, where="cls < 40")
     loader = loaders_of(dataset, 1, 5)[0]
     steps = delivered([loader], 4)
@@ -246,26 +235,33 @@ def test_a_view_is_that_of_the_state(other):
         assert {int(label) < 40 for each in found for label in each.labels} == {True}
     with pytest.raises(StateError, match="another view"):
         wdsplit.batches(other, last=3, state=loader.state_dict())
+    changing = Dataset(other, view={1: {"where": "cls < 40"}}, rank=0, world_size=1)
+    loader = Loader(changing.to_tuple(*FIELDS), 6)
+    delivered([loader])
+    steps = delivered([loader], 2)
+    found = wdsplit.batches(other, last=2, state=loader.state_dict(), where="cls < 40")
+    assert [listed(each) for each in found] == steps
+    with pytest.raises(StateError, match="another view") as error:
+        wdsplit.batches(other, last=3, state=loader.state_dict(), where="cls < 40")
+    assert "epoch 0" in error.value.expected
 
 
 def test_keys_shards_and_classes_are_those_of_the_samples(images):
     found = wdsplit.batch(images, 1, batch_size=8, world_size=2)
-    assert found.labels.tolist() == [sample["cls"].decode() for sample in found.samples()]
-    assert found.keys.tolist() == [sample["__key__"] for sample in found.samples()]
-    assert [f"{images}/{path}" for path in found.shards] == [sample["__url__"] for sample in found.samples()]
-    assert found.positions.tolist() == [sample["__position__"] for sample in found.samples()]
+    samples = list(found.samples())
+    assert found.labels.tolist() == [sample["cls"].decode() for sample in samples]
+    assert found.keys.tolist() == [sample["__key__"] for sample in samples]
+    assert [f"{images}/{path}" for path in found.shards] == [sample["__url__"] for sample in samples]
+    assert found.positions.tolist() == [sample["__position__"] for sample in samples]
     assert set(found.sources) == {images}
-    dataset = Dataset(images, rank=0, world_size=1)
-    ends = dict(zip((path for path in found.shards), found.numbers.tolist(), strict=False))
-    for path, number in ends.items():
-        shards = [shard.path for shard in dataset.manifest.shards]
-        index = int(dataset.manifest.shards.num_real[: shards.index(path)].sum()) + number
-        assert dataset.sample(index)["__key__"] in found.keys
+    manifest = Dataset(images).manifest
+    places = {shard.path: int(manifest.shards.num_real[:index].sum()) for index, shard in enumerate(manifest.shards)}
+    numbers = [places[path] + number for path, number in zip(found.shards, found.numbers.tolist(), strict=True)]
+    assert [Dataset(images).sample(number)["__key__"] for number in numbers] == found.keys.tolist()
     with pytest.raises(TopologyError, match="rank and world_size contradict"):
         found.of_rank(5)
     own = found.of_rank(1)
-    assert own.ranks.tolist() == [1] * 8
-    assert own.keys.tolist() == found.keys[1::2].tolist()
+    assert (own.ranks.tolist(), own.keys.tolist()) == ([1] * 8, found.keys[1::2].tolist())
 
 
 # Payloads
@@ -286,21 +282,11 @@ def test_payloads_are_saved_under_keys_and_fields(images, tmp_path):
     assert found.save(tmp_path / "seen", overwrite=True) == written
 
 
-def test_datasets_of_a_mixture_have_folders_of_their_own(sized, other, tmp_path):
-    dataset = mix(repeat={sized: 1, other: 2}, rank=0, world_size=1)
-    found = wdsplit.batch(dataset, 0, batch_size=321)
-    found.save(tmp_path)
-    assert len(list((tmp_path / "0").iterdir())) == 201
-    assert len(list((tmp_path / "1").glob("*.cls"))) == 60
-
-
 @pytest.mark.parametrize("key", ["../evil", "a/../../evil", "/evil", "a//b", "./x", ".."])
 def test_no_key_leads_out_of_the_folder(tmp_path, key):
-    inside = tmp_path / "inside"
-    (written,) = save_samples([{"__key__": key, "txt": b"x"}], inside)
+    (written,) = save_samples([{"__key__": key, "txt": b"x"}], tmp_path / "inside")
     (file,) = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert str(file) == written
-    assert inside.resolve() in file.resolve().parents
+    assert str(file) == written and (tmp_path / "inside").resolve() in file.resolve().parents
 
 
 # States in files
@@ -337,14 +323,7 @@ def test_a_state_is_found_wherever_it_is_in_a_checkpoint(sized, state, tmp_path,
     assert error.value.found == "a dict of model, epoch"
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[1, 2", b"PK\x03\x04 no archive", b"\x80\x04nothing"])
-def test_a_file_that_holds_no_checkpoint_is_refused(tmp_path, content):
-    (tmp_path / "file").write_bytes(content)
-    with pytest.raises(StateError, match="neither JSON nor a checkpoint"):
-        read_state(tmp_path / "file")
-
-
-def test_no_code_of_a_checkpoint_is_run(tmp_path):
+def test_files_without_a_checkpoint_are_refused_and_no_code_of_one_is_run(tmp_path):
     class Evil:
         def __reduce__(self):
             return (tmp_path.joinpath("ran").touch, ())
@@ -353,6 +332,10 @@ def test_no_code_of_a_checkpoint_is_run(tmp_path):
     with pytest.raises(StateError, match="weights_only"):
         read_state(tmp_path / "checkpoint.pt")
     assert not (tmp_path / "ran").exists()
+    for content in (b"", b"{", b"PK\x03\x04 no archive", b"\x80\x04nothing"):
+        (tmp_path / "file").write_bytes(content)
+        with pytest.raises(StateError, match="neither JSON nor a checkpoint"):
+            read_state(tmp_path / "file")
 
 
 # What is refused
@@ -368,9 +351,8 @@ def test_a_state_of_another_dataset_and_what_is_no_state_are_refused(sized, othe
             wdsplit.batches(sized, last=1, state=values)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "cause"),
-    [
+def test_what_cannot_be_listed_is_refused(sized):
+    for arguments, cause in (
         ({"steps": [0]}, "the batch size is unknown"),
         ({"batch_size": 4}, "cannot tell which steps"),
         ({"batch_size": 4, "last": 3}, "cannot tell which steps"),
@@ -380,12 +362,9 @@ def test_a_state_of_another_dataset_and_what_is_no_state_are_refused(sized, othe
         ({"steps": [0], "batch_size": 2**21}, "too many samples"),
         ({"steps": [0], "batch_size": 4, "epoch": -1}, "invalid epoch"),
         ({"steps": [0], "batch_size": 4, "world_size": 1.5}, "invalid world_size"),
-    ],
-    ids=str,
-)
-def test_what_cannot_be_listed_is_refused(sized, arguments, cause):
-    with pytest.raises(InputError, match=cause):
-        wdsplit.batches(sized, **arguments)
+    ):
+        with pytest.raises(InputError, match=cause):
+            wdsplit.batches(sized, **arguments)
 
 
 def test_the_state_may_know_the_topology(sized, state):

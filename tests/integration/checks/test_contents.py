@@ -32,13 +32,6 @@ def few_drawn(monkeypatch):
     monkeypatch.setattr(contents, "_MAX_DRAWN", 50)
 
 
-def test_a_small_dataset_is_counted_whole_pads_left_out(numbers):
-    read, fields = found(numbers)
-    assert (read.num_read, read.is_exact) == (101, True)
-    assert (fields["cls"].num_present, fields["cls"].num_bytes) == (101, (1, 2, 3))
-    assert fields["cls"].classes == {}, "each number occurs once"
-
-
 def test_a_field_that_samples_lack_is_counted_where_it_is(tmp_path):
     texts = [None if row % 4 else "x" * row for row in range(100)]
     table = pa.table({"cls": [row % 3 for row in range(100)], "txt": texts})

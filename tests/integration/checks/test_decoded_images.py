@@ -48,14 +48,11 @@ def test_bad_are_exactly_the_images_that_a_training_fails_on(photos, tmp_path, s
     assert {Path(line["file_name"]).name for line in lines} == BAD - accepted
     assert said.code == 1 and f"{len(lines)} bad samples: leave them out with `wdsplit view {photos} clean" in said.out
     assert "file already exists" in refused(2, "bench", photos, "--bad-samples-file", file)
+    (card,) = (card for card in wdsplit.Dataset(photos).preview(35).cards if card.file.endswith("/scans.jpg"))
+    assert [item.text.partition(",")[0] for item in card.items] == ["unreadable as image"], "of hundreds of scans"
     wdsplit.make_view(photos, stage[0][2:], exclude=str(file))
     clean = ("--view", stage[0][2:], "--bad-samples-file", tmp_path / "none.jsonl")
     assert "no bad samples" in done("bench", photos, *stage, "--batch-size", 5, *clean).out
-
-
-def test_a_card_does_not_decode_a_jpeg_of_hundreds_of_scans(photos):
-    (card,) = (card for card in wdsplit.Dataset(photos).preview(35).cards if card.file.endswith("/scans.jpg"))
-    assert [item.text.partition(",")[0] for item in card.items] == ["unreadable as image"]
 
 
 def test_damaged_samples_and_shards_are_bad_too_and_the_others_are_decoded(tmp_path):
@@ -82,8 +79,7 @@ def four(tmp_path):
     return str(tmp_path / "four")
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize(("num_workers", "batched"), [(0, False), (1, True)])
 def test_errors_name_the_file(four, num_workers, batched):
     dataset = wdsplit.Dataset(four, shuffle=False).decode(resized(8))
     with pytest.raises(CorruptDataError, match=r"sample '0*2'.*, file 'b/3\.jpg'\n"):

@@ -1,16 +1,13 @@
 """Payloads of large samples are read when they are needed: by whatever reads samples without a loader."""
 
 import io
-import shutil
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
 from made_datasets import converted
-from wdsplit import IndexOptions, index_tars
 from wdsplit.checks.batch import batch
 from wdsplit.checks.inspect import inspect
 from wdsplit.checks.samples import read_texts
@@ -45,14 +42,6 @@ def test_their_sizes_are_inspected(large):
     assert fields["png"].images.width[::2] == (100, 100 + ROWS - 1) and fields["png"].images.height == (90,) * 3
     assert fields["png"].num_bytes[::2] == (len(png(0)), len(png(ROWS - 1)))
     assert fields["cls"].num_bytes == (600,) * 3 and fields["cls"].classes == {}
-
-
-def test_their_sample_tables_are_made_of_tars(large, tmp_path):
-    shutil.copy(f"{large}/000000.tar", tmp_path)
-    index_tars(str(tmp_path), IndexOptions(sample_tables=True, keep=["txt"]))
-    table = pq.read_table(next(tmp_path.glob("0*.parquet")))
-    assert table["width"].to_pylist() == [100 + row for row in range(ROWS)]
-    assert table["txt"].to_pylist() == [str(row) * 3000 for row in range(ROWS)]
 
 
 def test_one_that_is_too_large_for_a_class_has_none(large):

@@ -85,16 +85,12 @@ def change_row(folder, row, name, bits=512):
 
 DAMAGES = {
     "remove": (lambda folder: (folder / SHARD).unlink(), [NO_FILE]),
-    "empty": (lambda folder: (folder / SHARD).write_bytes(b""), [OTHER_SIZE]),
     "truncate": (lambda folder: change(folder / SHARD, lambda data: data[:-512]), [OTHER_SIZE]),
-    "lengthen": (lambda folder: change(folder / SHARD, lambda data: data + bytes(10_240)), [OTHER_SIZE]),
     "another shard": (lambda folder: shutil.copyfile(folder / "000003.tar", folder / SHARD), [CHANGED, PADS]),
     "payload": (lambda folder: flip(folder / SHARD, 512), [CHANGED]),
-    "padding": (lambda folder: flip(folder / SHARD, 1023), [CHANGED]),
     "name": (lambda folder: flip(folder / SHARD, 0), [CHANGED, BAD_HEADER]),
     "last header": (lambda folder: flip(folder / SHARD, offsets_of(folder)[-2] + 130), [CHANGED, BAD_HEADER]),
     "end": (lambda folder: flip(folder / SHARD, offsets_of(folder)[-1]), [CHANGED, NO_END]),
-    "last byte": (lambda folder: flip(folder / SHARD, -1), [CHANGED, NO_END]),
     "remove places": (lambda folder: (folder / places_path(SHARD)).unlink(), [NO_FILE]),
     "shorten places": (lambda folder: change(folder / places_path(SHARD), lambda data: data[:-8]), [BAD_PLACES]),
     "flip places": (lambda folder: flip(folder / places_path(SHARD), 70), [BAD_PLACES]),
@@ -184,25 +180,15 @@ WRONG_SHARDS = {
     "a sample cut": (with_a_sample_cut, BAD_HEADER),
     "bytes after its end": (with_bytes_after_its_end, NO_END),
     "two samples interleaved": (with_members(["a.cls", "b.cls", "a.txt", "b.txt"], [2, 2]), OTHER_PLACES),
-    "two under one entry": (with_members(["a.cls", "a.txt", "b.cls", "b.txt", "c.cls"], [4, 1]), OTHER_PLACES),
     "one under two entries": (with_members(["a.cls", "b.cls", "b.txt"], [1, 1, 1]), OTHER_PLACES),
     "a field twice": (with_members(["a.cls", "a.cls"], [2]), None),
-    "a field twice in one sample": (with_members(["a.cls", "b.cls", "b.cls"], [1, 2]), None),
     "pads in front": (with_samples([pad_key(2, 0), "a", "b"], 1), PADS),
     "a pad too many": (with_samples(["a", "b", pad_key(2, 0)]), PADS),
-    "a pad that is none": (with_samples(["a", "b", "c"], 1), PADS),
     "a key twice": (with_samples(["a", "b", "a"]), TWICE),
     "a key of another shard": (with_samples(["a", "00000000"]), TWICE),
-    "an unknown field": (with_samples(["a", "b"], cls=[b"1", b"2"], jpg=[b"x", b"y"]), UNKNOWN),
-    "an unknown field in one sample": (with_samples(["a", "b"], cls=[b"1", b"2"], jpg=[None, b"y"]), UNKNOWN),
+    "an unknown field": (with_samples(["a", "b"], cls=[b"1", b"2"], jpg=[None, b"y"]), UNKNOWN),
 }
 """Shards whose checksum is right, and the cause that is told; None where any will do."""
-
-
-def test_a_healthy_dataset_has_no_problems(numbers):
-    report = verify(numbers)
-    assert report.problems == ()
-    assert report.manifest == read_manifest(open_storage(numbers))
 
 
 LACKING = numbers_table(4).append_column("json", pa.array([{"x": 1}, None, None, {"x": 2}]))
@@ -212,16 +198,13 @@ CASES = pa.table({"name": ["a", "A", "ab", "aB", "Ab", "AB"], "cls": range(6)})
 @pytest.mark.parametrize(
     "make",
     [
-        *(
-            lambda folder, options=options: numbers_dataset(folder, 23, **options)
-            for options in ({"shards": 1}, {"shards": 5, "pad": "drop"}, {"shards": 5, "pad": "none"})
-        ),
+        lambda folder: numbers_dataset(folder, 23, shards=5, pad="none"),
         lambda folder: numbers_dataset(folder, 23, samples_per_shard=1),
         lambda folder: sized_dataset(folder, [3, 0, 5, 0], lanes=2, window=2),
         lambda folder: converted(folder, LACKING, null="omit", shards=2),
         lambda folder: converted(folder, CASES, key="name", shards=2),
     ],
-    ids=["one shard", "dropped", "no pads", "shards of one", "empty shards", "lacking fields", "keys differ by case"],
+    ids=["no pads", "shards of one", "empty shards", "lacking fields", "keys differ by case"],
 )
 def test_a_dataset_is_healthy_whatever_its_shards_hold(tmp_path, make):
     assert problems_of(make(tmp_path)) == []
@@ -247,20 +230,20 @@ def test_a_wrong_shard_is_reported_though_its_checksum_is_right(dataset, damage,
     assert found == cause or cause is None
 
 
-@pytest.mark.parametrize("place", [0, 100, 130, 150, 156, 257, 345, 511])
-@pytest.mark.parametrize("sample", [0, 7, 14])
-def test_a_bit_that_was_flipped_in_a_header_is_reported_whatever_it_says(dataset, sample, place):
-    flip(dataset / SHARD, offsets_of(dataset)[sample] + place)
-    assert CHANGED in causes_in(dataset)
+def test_a_bit_that_was_flipped_in_a_header_is_reported_whatever_it_says(dataset):
+    offsets = offsets_of(dataset)
+    for sample, place in itertools.product((0, 7, 14), (0, 100, 130, 150, 156, 257, 345, 511)):
+        flip(dataset / SHARD, offsets[sample] + place)
+        assert CHANGED in causes_in(dataset), (sample, place)
+        flip(dataset / SHARD, offsets[sample] + place)
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_the_damage_of_several_shards_is_reported_in_their_order(dataset, jobs):
+def test_the_damage_of_several_shards_is_reported_in_their_order(dataset):
     (dataset / "000005.tar").unlink()
     flip(dataset / "000006.tar", 512)
     os.truncate(dataset / SHARD, 1000)
     flip(dataset / "000000.tar", -1)
-    assert problems_of(dataset, jobs) == [
+    assert problems_of(dataset, jobs=2) == [
         ("000000.tar", CHANGED),
         ("000000.tar", NO_END),
         ("000002.tar", OTHER_SIZE),
@@ -289,11 +272,11 @@ def test_progress_counts_the_shards_that_were_checked(numbers):
     assert (seen[0][2], seen[-1][2]) == (0, sum(path.stat().st_size for path in Path(numbers).glob("*.tar")))
 
 
-@pytest.mark.parametrize("name", [HEADER_NAME, SHARDS_NAME])
-def test_a_dataset_whose_manifest_is_damaged_is_an_error_and_no_report(dataset, name):
-    flip(dataset / name, 20)
-    with pytest.raises(WdsplitError, match=name):
-        verify(str(dataset))
+def test_a_dataset_whose_manifest_is_damaged_is_an_error_and_no_report(dataset):
+    for name in (SHARDS_NAME, HEADER_NAME):
+        flip(dataset / name, 20)
+        with pytest.raises(WdsplitError, match=name):
+            verify(str(dataset))
 
 
 def test_a_tar_that_the_manifest_does_not_list_is_reported(dataset):
@@ -303,7 +286,7 @@ def test_a_tar_that_the_manifest_does_not_list_is_reported(dataset):
     ]
 
 
-@pytest.mark.parametrize("name", ["remove", "truncate", "remove places", "name"])
+@pytest.mark.parametrize("name", ["remove", "name"])
 def test_a_shard_that_is_damaged_between_the_first_look_and_the_second_is_reported(dataset, name):
     """The second is for the keys that may stand twice; those of the other shards are still told."""
     with_samples(["a", "b", "a"])(dataset)

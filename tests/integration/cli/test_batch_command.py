@@ -66,23 +66,20 @@ def test_a_step_is_listed_sample_by_sample_and_as_json():
         assert [row[name] for row in samples] == column.tolist()
 
 
-def test_the_steps_before_a_checkpoint_leave_out_what_was_skipped():
+def test_steps_before_a_state_say_which_epoch_they_are_of_and_what_was_skipped():
     lines = invoked("data", "--state", "checkpoint.json", "--last", 3).splitlines()
     heads = [line for line in lines if line.startswith("data, ")]
     assert heads == [f"data, epoch 1, step {step} of 26: 4 samples of 4 shards" for step in (1, 3, 4)]
     assert len(lines) == 3 * 6 + 2
-
-
-def test_steps_of_the_epoch_before_are_said_to_be_such():
-    ended = run("batch", "data", "--state", "early.json", "--last", 2, "--batch-size", 2)
-    assert ended.err == "1 step of epoch 0, then 1 of epoch 1, in which the state was saved\n"
-    assert ended.out.startswith(f"{LAST_STEP}\ndata, epoch 1, step 0 of 26: 4 samples of 4 shards\n")
-
-
-def test_a_skipped_step_is_said_to_be_one():
     assert invoked("data", "--state", "checkpoint.json", "--step", 2).startswith(
         "data, epoch 1, step 2 of 26: 4 samples of 4 shards\nskipped: the loader skipped this step (Loader.skip)\n"
     )
+    ended = run("batch", "data", "--state", "early.json", "--last", 2, "--batch-size", 2)
+    assert ended.err == "1 step of epoch 0, then 1 of epoch 1, in which the state was saved\n"
+    assert ended.out.startswith(f"{LAST_STEP}\ndata, epoch 1, step 0 of 26: 4 samples of 4 shards\n")
+    start = {**json.loads(Path("early.json").read_text()), "epoch": 0, "previous": None}
+    Path("start.json").write_text(json.dumps(start))
+    assert run("batch", "data", "--state", "start.json").err == "only 1 whole step before the state\n"
 
 
 def test_options_of_the_order_are_those_of_the_dataset():
@@ -109,15 +106,8 @@ def test_payloads_are_saved_by_step(tmp_path):
     assert sorted(path.name for path in (tmp_path / "two").iterdir()) == ["epoch0-step000025", "epoch1-step000000"]
 
 
-def test_fewer_steps_than_were_asked_for_are_said_to_be_so():
-    start = {**json.loads(Path("early.json").read_text()), "epoch": 0, "previous": None}
-    Path("start.json").write_text(json.dumps(start))
-    assert run("batch", "data", "--state", "start.json").err == "only 1 whole step before the state\n"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_what_cannot_be_listed_is_refused():
+    for arguments, message in (
         (["data"], "expected --step, or --state"),
         (["data", "--step", "3", "--last", "2"], "--step and --last cannot be combined"),
         (["data", "--step", "3:1", "--batch-size", "2"], "expected a number such as 1200"),
@@ -125,7 +115,5 @@ def test_fewer_steps_than_were_asked_for_are_said_to_be_so():
         (["data", "--state", "none.json"], "no such file"),
         (["none", "--step", "1", "--batch-size", "2"], "no dataset"),
         (["data", "--state", "checkpoint.json", "--seed", "4"], "seed: 0 in the state, 4 here"),
-    ],
-)
-def test_what_cannot_be_listed_is_refused(arguments, message):
-    assert message in " ".join(run("batch", *arguments).err.split())
+    ):
+        assert message in " ".join(run("batch", *arguments).err.split())

@@ -153,25 +153,22 @@ def test_plan_convert_and_inspect_say_which_column_is_the_label(tmp_path):
 
 
 def test_convert_says_how_many_rows_it_left_out(table, output):
-    out = done("convert", table, output / "kept", "--no-shuffle", "--shards", 4, "--pad", "drop", "--jobs", 1).out
-    assert "left out: the last 3 rows" in out
-    assert labels(output / "kept") == list(range(20))
-    out = done("convert", table, output / "shuffled", "--shards", 4, "--pad", "drop", "--limit", 22, "--jobs", 1).out
-    assert "selected: 22 of 23 rows" in out and "left out: 2 rows" in out
+    for options, said in (
+        (("--no-shuffle",), "left out: the last 3 rows"),
+        (("--limit", 22), "selected: 22 of 23 rows\nleft out: 2 rows"),
+    ):
+        out = done("convert", table, output / options[0], *options, "--shards", 4, "--pad", "drop", "--jobs", 1).out
+        assert said in out
+    assert labels(output / "--no-shuffle") == list(range(20))
 
 
-@pytest.mark.parametrize(
-    ("options", "remedy"),
-    [
-        (["--shard-size", 100], "use a --shard-size such as"),
-        (["--samples-per-shard", 1], "use fewer shards"),
-        (["--shard-size", "100kB"], None),
-    ],
-)
-def test_thousands_of_tiny_shards_are_warned_of(tmp_path, caplog, options, remedy):
-    done("plan", write_table(tmp_path / "in.parquet", {"label": list(range(2000))}), *options)
-    warnings = [f"2,000 shards of only about 777 B: reading them will be slow; {remedy}"] if remedy else []
-    assert [record.getMessage()[: len(warnings[0])] for record in caplog.records] == warnings
+def test_thousands_of_tiny_shards_are_warned_of(tmp_path, caplog):
+    path = write_table(tmp_path / "in.parquet", {"label": list(range(2000))})
+    for options, remedy in ((("--shard-size", 100), "use a --shard-size such as"), (("--shard-size", "100kB"), None)):
+        caplog.clear()
+        done("plan", path, *options)
+        said = f"2,000 shards of only about 777 B: reading them will be slow; {remedy}"
+        assert [record.getMessage()[: len(said)] for record in caplog.records] == ([said] if remedy else [])
 
 
 def test_plan_writes_nothing_and_says_what_convert_then_does(table, output, tmp_path):
@@ -194,27 +191,20 @@ def test_plan_writes_nothing_and_says_what_convert_then_does(table, output, tmp_
     assert found["provenance"]["plan"] == plan["plan"]
 
 
-@pytest.mark.parametrize(
-    ("options", "text", "is_needed"),
-    [
-        (("--memory", "64GiB"), r"none, the rows fit in memory \(--memory\)", False),
-        (("--no-shuffle",), "none", False),
-        (("--memory", "1MiB"), r"about \d+ B in OUTPUT/.wdsplit-run/spill until the shards are written", True),
-    ],
-)
-def test_the_plan_says_how_much_temporary_space_is_needed_and_where(table, options, text, is_needed):
-    assert re.search(f"^temporary space: {text}$", done("plan", table, *options).out, re.M)
-    assert (done("plan", table, *options, "--json").json["temporary_bytes"] > 0) == is_needed
+def test_the_plan_says_how_much_temporary_space_is_needed_and_where(table):
+    for options, text in (
+        (("--memory", "64GiB"), r"none, the rows fit in memory \(--memory\)"),
+        (("--no-shuffle",), "none"),
+        (("--memory", "1MiB"), r"about \d+ B in OUTPUT/.wdsplit-run/spill until the shards are written"),
+    ):
+        assert re.search(f"^temporary space: {text}$", done("plan", table, *options).out, re.M)
+        is_needed = done("plan", table, *options, "--json").json["temporary_bytes"] > 0
+        assert is_needed == text.startswith("about")
 
 
-@pytest.fixture
-def users(tmp_path):
-    """Return a parquet file of 60 numbered rows of 12 users."""
+def test_splits_by_a_column_are_written_as_plan_says_and_are_resumed(tmp_path, output):
     columns = {"label": range(60), "user": [f"user {number % 12}" for number in range(60)]}
-    return write_table(tmp_path / "raw" / "users.parquet", columns, rows_per_group=25)
-
-
-def test_splits_by_a_column_are_written_as_plan_says_and_are_resumed(users, output):
+    users = write_table(tmp_path / "users.parquet", columns, rows_per_group=25)
     options = ("--split", "train=0.6, val=0.4", "--split-by", "user", "--shards", 2)
     text, plans = done("plan", users, *options).out, done("plan", users, *options, "--json").json
     out = done("convert", users, output, *options, "--jobs", 1).out
@@ -223,7 +213,6 @@ def test_splits_by_a_column_are_written_as_plan_says_and_are_resumed(users, outp
         assert plan["rows"] == len(rows[name]) and plan["plan"] in (output / name / HEADER_NAME).read_text()
         assert f"{name}: {len(rows[name])} rows of 60" in text
         assert f"{output / name}: 2 shards, {len(rows[name])} samples, {plan['pads']} pad" in out
-    assert sorted(rows["train"] + rows["val"]) == list(range(60))
     assert not {row % 12 for row in rows["train"]} & {row % 12 for row in rows["val"]}
     out = done("convert", users, output, *options, "--jobs", 1, "--resume").out
     assert out.count("resumed: 2 shards existed already") == 2
@@ -318,33 +307,18 @@ def test_inspect_writes_the_fields_of_a_sample(numbers, tmp_path):
     assert "--output needs --sample or --key" in refused(2, "inspect", numbers, "-o", folder)
 
 
-def test_inspect_shows_the_fields_of_a_sample_in_their_order_and_bytes_by_their_number(tmp_path, output):
-    done("convert", write_table(tmp_path / "mixed.parquet", mixed_table(5)), output, "--jobs", 1)
-    out = done("inspect", output, "--samples", 3).out
-    last = out.rpartition("\n\n")[2]
-    assert re.findall(r"^  (\w+): ", last, re.M) == ["jpg", "txt", "cls", "npy", "json"]
-    assert "  jpg: 77 bytes\n" in last
-    assert "  txt: caption 2 é\n" in last
-
-
-@pytest.mark.parametrize(
-    "choice", [("--key", "00000099"), ("--sample", "00000099"), ("--sample", 99), ("--sample", -2)]
-)
-def test_inspect_shows_one_sample_by_its_key_or_number(numbers, choice):
-    out = done("inspect", numbers, *choice).out
-    assert out == f"00000099  ({numbers}/000006.tar)\n  cls: 99\n  txt: row 99\n"
+def test_inspect_shows_one_sample_by_its_key_or_number_and_bytes_by_their_number(numbers, tmp_path, output):
+    for choice in (("--key", "00000099"), ("--sample", "00000099"), ("--sample", 99), ("--sample", -2)):
+        out = done("inspect", numbers, *choice).out
+        assert out == f"00000099  ({numbers}/000006.tar)\n  cls: 99\n  txt: row 99\n"
     found = done("inspect", numbers, *choice, "--json").json
     assert (found["__key__"], found["__position__"], found["txt"]) == ("00000099", "99", "row 99")
-
-
-def test_inspect_refuses_a_sample_that_is_not_there(numbers):
     for choice, part in ((("--key", "99"), "no sample has this key"), (("--sample", 101), "a number from -101 to 100")):
         assert_says(refused(2, "inspect", numbers, *choice), part, numbers, choice[1])
-
-
-def test_assign_refuses_more_readers_than_it_can_list(numbers):
-    for options in (("--world-size", 100_000_000), ("--world-size", 2**15, "--workers", 64)):
-        assert "expected at most 1048576" in refused(2, "assign", numbers, *options).replace(",", "")
+    done("convert", write_table(tmp_path / "mixed.parquet", mixed_table(5)), output, "--jobs", 1)
+    last = done("inspect", output, "--samples", 3).out.rpartition("\n\n")[2]
+    assert re.findall(r"^  (\w+): ", last, re.M) == ["jpg", "txt", "cls", "npy", "json"]
+    assert "  jpg: 77 bytes\n" in last and "  txt: caption 2 é\n" in last
 
 
 def test_assign_can_be_read_by_people(whole_lanes, numbers):
@@ -355,18 +329,17 @@ def test_assign_can_be_read_by_people(whole_lanes, numbers):
     assert "\n4 lanes, 19 pads; each window is read 2." in out
     assert "cut at equal counts" in out
     assert "; use 2 ranks or 4 ranks, or lanes=3 or lanes=6 (" in out
+    for options in (("--world-size", 100_000_000), ("--world-size", 2**15, "--workers", 64)):
+        assert "expected at most 1048576" in refused(2, "assign", numbers, *options).replace(",", "")
 
 
 # Verify and audit
 
 
-def test_verify_says_that_all_is_well(numbers):
-    assert f"{numbers}: ok: 7 shards, 101 samples, 4 pads, " in done("verify", numbers, "--jobs", 1).out
-    found = done("verify", numbers, "--jobs", 1, "--json").json
-    assert found == {"dataset": numbers, "shards": 7, "problems": []}
-
-
-def test_verify_fails_and_names_the_shard_that_is_damaged(dataset):
+def test_verify_says_that_all_is_well_or_fails_and_names_the_shard_that_is_damaged(dataset):
+    assert f"{dataset}: ok: 7 shards, 101 samples, 4 pads, " in done("verify", dataset, "--jobs", 1).out
+    found = done("verify", dataset, "--jobs", 1, "--json").json
+    assert found == {"dataset": str(dataset), "shards": 7, "problems": []}
     os.truncate(dataset / "000004.tar", 1000)
     ended = run("verify", dataset, "--jobs", 1)
     assert ended.code == 1
@@ -397,18 +370,9 @@ def test_what_is_small_is_done_without_worker_processes(numbers, tmp_path, monke
     done("index", tmp_path / "out", "--jobs", 2, "--overwrite")
 
 
-def test_audit_says_for_each_epoch_that_the_promises_are_held(numbers):
-    out = done("audit", numbers, "--world-size", 2, "--workers", 2, "--batch-size", 5, "--epochs", 2).out
-    lines = [line for line in out.splitlines() if "  mixing of " not in line]
-    promises = ["equal steps", "same batches", "exactly once", "resume"]
-    assert [line.split("  ")[1].strip() for line in lines] == promises * 2
-    assert all("  ok  " in line for line in lines)
-    assert [line.split("  ")[0] for line in lines] == ["epoch 0"] * 4 + ["epoch 1"] * 4
-
-
-@pytest.mark.parametrize("command", ["inspect", "verify", "assign", "audit", "bench"])
-def test_a_dataset_that_does_not_exist_is_refused(tmp_path, command):
-    assert_says(refused(2, command, tmp_path / "nowhere"), tmp_path / "nowhere", "check the path")
+def test_a_dataset_that_does_not_exist_is_refused(tmp_path):
+    for command in ("inspect", "verify", "assign", "audit", "bench"):
+        assert_says(refused(2, command, tmp_path / "nowhere"), tmp_path / "nowhere", "check the path")
 
 
 # The command line itself
@@ -420,33 +384,25 @@ def test_a_dataset_that_does_not_exist_is_refused(tmp_path, command):
         (["convert"], "Missing argument"),
         (["convert", "IN"], "error: Missing argument 'OUTPUT'.\n"),
         (["convert", "--plan", "P"], "--plan, --share and --pass belong together"),
-        (["convert", "--pass", "write"], "--plan, --share and --pass belong together"),
         (["convert", "IN", "OUT", "--plan", "P", "--share", "0/2"], "INPUT..., OUTPUT: not allowed with --plan"),
         (
             ["convert", "--plan", "P", "--share", "0/2", "--seed", "0", "--resume"],
             "--seed, --resume: not allowed with --plan",
         ),
-        (["convert", "--plan", "P", "--share", "0/2", "--engine", "local"], "--engine: not allowed with --plan"),
         (["convert", "--plan", "P", "--share", "0-2"], "'0-2': expected I/N"),
         (["convert", "--plan", "P", "--share", "0/2", "--pass", "third"], "'scatter', 'merge', 'write'"),
         (["plan", "IN", "-o", "P"], "--into and -o belong together"),
-        (["plan", "IN", "--into", "OUT"], "--into and -o belong together"),
         (["plan", "IN", "--overwrite", "--emit", "wids"], "--emit, --overwrite: allowed only with -o"),
         (["no-such-command"], "No such command"),
         (["inspect", "IN", "--no-such-option"], "No such option"),
         (["convert", "IN", "OUT", "--jobs", "0"], "--jobs"),
         (["convert", "IN", "OUT", "--pad", "some"], "'repeat', 'drop', 'none'"),
         (["convert", "IN", "OUT", "--map", "image"], "'image': expected EXT=COLUMN"),
-        (["convert", "IN", "OUT", "--map", "jpg="], ": expected EXT=COLUMN"),
         (["convert", "IN", "OUT", "--map", "jpg=a", "--map", "jpg=b"], "'jpg=b': 'jpg' is given twice"),
         (["convert", "IN", "OUT", "--shard-size", "big"], "'256MB' or '1GiB'"),
         (["plan", "IN", "--columns", ""], "'--columns': empty value"),
-        (["convert", "IN", "OUT", "--where", " "], "'--where': empty value"),
         (["plan", "IN", "--split", "train"], "'train': expected NAME=FRACTION"),
-        (["convert", "IN", "OUT", "--split", "=1"], "'=1': expected NAME=FRACTION"),
         (["plan", "IN", "--split", "train=inf"], "'train=inf': expected NAME=FRACTION"),
-        (["plan", "IN", "--split", ""], "'': expected NAME=FRACTION"),
-        (["plan", "IN", "--split", "train=0.9,train=0.1"], "'train=0.1': 'train' is given twice"),
         (["plan", "IN", "--split", "..=1"], "split '..': expected letters"),
         (["audit", "IN", "--batch-size", "0"], "--batch-size"),
     ],
@@ -454,27 +410,25 @@ def test_a_dataset_that_does_not_exist_is_refused(tmp_path, command):
 )
 def test_a_command_line_that_is_wrong_is_refused_with_what_is_wrong(arguments, part):
     message = refused(2, *arguments)
-    assert part in message
-    assert "Traceback" not in message
+    assert part in message and "Traceback" not in message
 
 
-@pytest.mark.parametrize(
-    "lists",
-    [
-        "--columns label,id --keep score,id --emit dali,wids --map txt=a,b,json=score --split a=1",
-        "--columns label --columns id --keep score --keep id --emit wids --emit dali --map txt=a,b --map json=score "
-        "--split a=1",
-    ],
-)
-def test_lists_are_repeated_or_separated_by_commas(tmp_path, output, lists):
+def test_lists_are_repeated_or_separated_by_commas(tmp_path, output):
     columns = {name: [1, 2, 3] for name in ("label", "id", "score")} | {"a,b": ["x", "y", "z"]}
     path = write_table(tmp_path / "in.parquet", columns)
-    done("convert", path, output, *lists.split(), "--shards", 1, "--jobs", 1)
-    manifest = read_manifest(LocalStorage(str(output / "a")))
-    written = {"txt": "a,b", "json": "score", "cls": "label", "id.json": "id"}
-    assert {field.name: field.column for field in manifest.fields} == written
-    assert {"score", "id"} <= set(manifest.samples.names)
-    assert {"000000.idx", "wids.json"} <= set(os.listdir(output / "a"))
+    commas = "--columns label,id --keep score,id --emit dali,wids --map txt=a,b,json=score --split a=1"
+    repeated = (
+        "--columns label --columns id --keep score --keep id --emit dali --emit wids --map txt=a,b --map json=score "
+        "--split a=1"
+    )
+    for number, lists in enumerate((commas, repeated)):
+        folder = output / str(number)
+        done("convert", path, folder, *lists.split(), "--shards", 1, "--jobs", 1)
+        manifest = read_manifest(LocalStorage(str(folder / "a")))
+        written = {"txt": "a,b", "json": "score", "cls": "label", "id.json": "id"}
+        assert {field.name: field.column for field in manifest.fields} == written
+        assert {"score", "id"} <= set(manifest.samples.names)
+        assert {"000000.idx", "wids.json"} <= set(os.listdir(folder / "a"))
 
 
 def test_a_program_without_arguments_shows_its_help():
@@ -494,19 +448,17 @@ def test_an_error_in_a_worker_process_ends_with_a_message_and_no_traceback(tmp_p
     assert_says(ended.err[ended.err.index("error: ") :], "a value is null", path, "row 30")  # behind lines of progress
 
 
-@pytest.mark.parametrize("options", [("convert",), ("-v", "convert"), ("convert", "-v")], ids=" ".join)
+@pytest.mark.parametrize("options", [("convert",), ("convert", "-v")], ids=" ".join)
 def test_the_program_is_quiet_on_standard_error_unless_it_is_verbose(table, output, options):
     ended = run_program(*options, table, output, "--map", "cls=cls", "--jobs", 2)
     assert (ended.code, ended.err) == (0, "columns not written: txt\n" if "-v" in options else "")
     assert ended.out.startswith(f"{output}: ") and "\x1b" not in ended.out
 
 
-@pytest.mark.parametrize("arguments", [("inspect",), ("assign", "--world-size", 500)], ids=lambda found: found[0])
-def test_a_reader_of_the_output_that_has_gone_is_no_error_worth_a_traceback(numbers, arguments):
+def test_a_reader_of_the_output_that_has_gone_is_no_error_worth_a_traceback(numbers):
     read_end, write_end = os.pipe()
     os.close(read_end)
-    command, *options = arguments
-    ended = run_program(command, numbers, *options, stdout=write_end)
+    ended = run_program("assign", numbers, "--world-size", 500, stdout=write_end)
     os.close(write_end)
     assert ended.err == ""
     assert ended.code in (0, 1)
@@ -515,4 +467,3 @@ def test_a_reader_of_the_output_that_has_gone_is_no_error_worth_a_traceback(numb
 def test_every_command_is_tested():
     text = "".join(path.read_text() for path in sorted(Path(__file__).parents[1].glob("*/test_*.py")))
     assert [command for command in COMMANDS if f'"{command}"' not in text] == []
-    assert all(isinstance(cli.commands[command], click.Command) for command in COMMANDS)

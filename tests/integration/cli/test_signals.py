@@ -80,7 +80,7 @@ def ended(process):
     ("kind", "kill", "number"),
     [
         ("table", os.kill, signal.SIGTERM),
-        *(("json_table", kill, signal.SIGTERM) for kill in (os.kill, os.killpg)),
+        ("json_table", os.kill, signal.SIGTERM),
         ("json_table", os.killpg, signal.SIGINT),
     ],
 )
@@ -124,29 +124,11 @@ def test_a_command_that_ignores_ctrl_c_ends_too(table, tmp_path):
 
 @pytest.mark.slow
 def test_a_program_that_was_told_to_ignore_sigterm_does(table, tmp_path):
-    process = start_process(
-        ["sh", "-c", 'trap "" TERM; exec "$@"', "sh", *PROGRAM, *conversion(table, tmp_path / "out")]
-    )
-    wait_for_shards(process, tmp_path / "out")
-    process.terminate()
-    assert ended(process)[0] == 0
-    assert (tmp_path / "out" / HEADER_NAME).exists()
-
-
-@pytest.mark.slow
-def test_a_share_is_written_by_the_same_command_once_more(table, tmp_path):
-    plan, output = tmp_path / "train.plan", tmp_path / "out"
-    options = ["--no-shuffle", "--shards", SHARDS]
-    assert ended(start_process([*PROGRAM, "plan", table, "--into", output, "-o", plan, *options]))[0] == 0
-    share = [*PROGRAM, "convert", "--plan", plan, "--share", "0/1", "--jobs", 2]
-    process = start_process(share)
+    output = tmp_path / "out"
+    process = start_process(["sh", "-c", 'trap "" TERM; exec "$@"', "sh", *PROGRAM, *conversion(table, output)])
     wait_for_shards(process, output)
     process.terminate()
-    code, _, err = ended(process)
-    assert code == 143
-    assert err == "published shards are kept; run the same command again to continue\n\nended by SIGTERM\n"
-    assert ended(start_process(share))[0] == 0
-    assert ended(start_process([*PROGRAM, "commit", plan]))[0] == 0
+    assert ended(process)[0] == 0 and (output / HEADER_NAME).exists()
 
 
 STEPPING = """
@@ -240,7 +222,7 @@ main()
 """
 
 
-@pytest.mark.parametrize("name", ["click", "wdsplit.cli.convert", "numpy"])
+@pytest.mark.parametrize("name", ["click", "numpy"])
 def test_ctrl_c_while_python_imports_gives_no_traceback(table, tmp_path, name):
     """A library of C that was interrupted cannot be imported again."""
     command = [sys.executable, "-c", INTERRUPTED_IMPORT, name, "convert", table, tmp_path / "out"]
@@ -272,10 +254,8 @@ def silent_store(bucket, fault_proxy, numbers, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "silent", "num_requests", "number"),
     [
-        ("inspect {}/numbers", "/", 2, signal.SIGINT),
         ("verify {}/numbers --jobs 2", ".tar", 2, signal.SIGTERM),
         ("convert {}/in.parquet {}/out", ".parquet", 1, signal.SIGINT),
-        ("view {}/numbers some --where cls==1", ".tar.parquet", 1, signal.SIGTERM),
     ],
 )
 def test_a_command_ends_while_its_store_is_silent(silent_store, arguments, silent, num_requests, number):

@@ -53,6 +53,7 @@ def test_every_command_takes_a_view_and_a_condition_and_refuses_wrong_ones(path,
     code, out, err = run(name, path, *others, "--view", "cats", "--where", "score >= 0.5")
     assert code == 0, err
     assert "FAILED" not in out
+    assert "30 samples" in out or name in ("assign", "verify") or "30 of 30 keys read" in out
     for wrong, said in ((("--view", "cast"), "did you mean 'cats'?"), (("--where", "scor > 1"), "score")):
         code, _, err = run(name, path, *others, *wrong)
         assert code == 2
@@ -60,6 +61,8 @@ def test_every_command_takes_a_view_and_a_condition_and_refuses_wrong_ones(path,
 
 
 def test_inspect_counts_what_is_in_the_view(path):
+    shown = run("bench", path, "--batch-size", 10, "--view", "cats", "--json").json
+    assert (shown["samples"], shown["view"]) == (60, "cats")
     _, out, _ = run("inspect", path, "--view", "cats", "--samples", 2)
     assert f"{path}: view cats: 60 of 240 samples" in out
     assert "exact: all 60 samples" in out
@@ -97,13 +100,6 @@ def test_an_audit_of_a_view_is_of_its_samples_in_each_epoch(path):
     assert given.held
 
 
-def test_bench_reads_the_view(path):
-    found = run("bench", path, "--batch-size", 10, "--view", "cats", "--json").json
-    assert (found["samples"], found["view"]) == (60, "cats")
-    _, out, _ = run("bench", path, "--batch-size", 10, "--view", "cats")
-    assert out.startswith(f"{path}, view cats: 6 batches, 60 samples")
-
-
 def test_verify_checks_only_the_shards_that_the_view_reads(path, tmp_path):
     report = wdsplit.verify(path, view="late")
     assert (report.num_shards, report.num_samples, report.problems) == (2, 60, ())
@@ -130,31 +126,21 @@ def test_a_report_is_one_of_the_view_and_says_so(path, tmp_path):
     assert texts == {f"row {row}" for row in CATS if row >= 120}
 
 
-def test_a_report_of_an_open_dataset_has_its_view(path):
+def test_a_report_of_an_open_dataset_or_a_mixture_has_its_views(path, tmp_path):
     dataset = Dataset(path, rank=0, world_size=1, view={0: "late", 1: None})
-    made = wdsplit.report(dataset)
-    assert made.facts.num_samples == 40
-    counts = dict(zip(made.facts.labels.names, made.facts.labels.counts.tolist(), strict=True))
-    assert counts == {str(each): 10 for each in range(4)}
-    assert made.facts.name == f"{path}, view late"
+    other = converted(tmp_path, pa.table({"cls": [7] * 20, "txt": ["other"] * 20}), shards=2, lanes=2)
+    mixture = mix(repeat={path: 1, other: 1}, view={path: "cats"}, rank=0, world_size=1)
+    for source, name, expected in (
+        (dataset, f"{path}, view late", {str(each): 10 for each in range(4)}),
+        (mixture, f"{path}: cats", {"1": 60, "7": 20}),
+    ):
+        facts = wdsplit.report(source).facts
+        assert dict(zip(facts.labels.names, facts.labels.counts.tolist(), strict=True)) == expected
+        assert (facts.num_samples, name in facts.name) == (sum(expected.values()), True)
     with pytest.raises(InputError, match="an open dataset cannot be changed"):
         wdsplit.report(dataset, options=wdsplit.ReportOptions(view="cats"))
     preview = dataset.preview(200)
     assert len(preview.cards) == 40 and "view late" in repr(preview)
-
-
-def test_a_report_of_a_mixture_of_views_counts_their_samples(path, tmp_path):
-    other = converted(tmp_path, pa.table({"cls": [7] * 20, "txt": ["other"] * 20}), shards=2, lanes=2)
-    dataset = mix(repeat={path: 1, other: 1}, view={path: "cats"}, rank=0, world_size=1)
-    made = wdsplit.report(dataset)
-    counts = dict(zip(made.facts.labels.names, made.facts.labels.counts.tolist(), strict=True))
-    assert counts == {"1": 60, "7": 20}
-    assert made.facts.num_samples == 80
-    assert f"{path}: cats" in made.facts.name
-
-
-def test_a_large_dataset_is_sampled_in_the_view(path):
-    made = wdsplit.report(path, options=wdsplit.ReportOptions(view="late", max_read=30_000))
-    assert 0 < made.facts.num_scanned < 40
-    assert {row >= 200 for row in map(int, made.facts.keys.values())} <= {True}
-    assert made.facts.num_samples == 40
+    facts = wdsplit.report(path, options=wdsplit.ReportOptions(view="late", max_read=30_000)).facts
+    assert 0 < facts.num_scanned < facts.num_samples == 40
+    assert {row >= 200 for row in map(int, facts.keys.values())} <= {True}

@@ -10,24 +10,14 @@ def picture(spec, name="one"):
     return Picture(name, "A title", "A sentence.", "exact", spec, (), ())
 
 
-def test_texts_of_a_dataset_stay_texts_in_a_picture():
-    spec = bars([HOSTILE], [3], ("class", "samples"))
-    root = ET.fromstring(draw([picture(spec)])["one"])
-    assert not [element.tag for element in root.iter() if "script" in element.tag]
-    assert f"class: {HOSTILE}" in "".join(title.text for title in root.iter(f"{SVG}title"))
-
-
-def test_a_picture_is_named_by_its_title_and_described_by_its_sentence():
-    spec = histogram([0, 1], [2], ("MB", "shards"))
-    root = ET.fromstring(draw([picture(spec)])["one"])
-    assert root.get("role") == "img"
-    assert (root.get("aria-labelledby"), root.get("aria-describedby")) == ("one-title", "one-sentence")
-    assert not [element for element in root.iter() if element.get("aria-label")]
-    assert "width" not in root.attrib
-    assert root.get("viewBox")
-
-
-def test_two_pictures_share_no_names_of_elements():
-    specs = histogram([0, 1], [2], ("MB", "shards")), bars(["a"], [3], ("class", "samples"))
-    for text in draw([picture(spec, str(number)) for number, spec in enumerate(specs)]).values():
-        assert not [element for element in ET.fromstring(text).iter() if element.get("id")] and "url(" not in text
+def test_a_picture_has_names_of_its_own_and_texts_of_a_dataset_stay_texts():
+    specs = bars([HOSTILE], [3], ("class", "samples")), histogram([0, 1], [2], ("MB", "shards"))
+    drawn = draw([picture(spec, str(number)) for number, spec in enumerate(specs)])
+    for name, text in drawn.items():
+        root = ET.fromstring(text)
+        assert (root.get("role"), root.get("aria-labelledby")) == ("img", f"{name}-title")
+        assert root.get("aria-describedby") == f"{name}-sentence"
+        assert not [element for element in root.iter() if element.get("aria-label") or element.get("id")]
+        assert not [element.tag for element in root.iter() if "script" in element.tag] and "url(" not in text
+        assert "width" not in root.attrib and root.get("viewBox")
+    assert f"class: {HOSTILE}" in "".join(title.text for title in ET.fromstring(drawn["0"]).iter(f"{SVG}title"))

@@ -5,12 +5,11 @@ import shutil
 import numpy as np
 import pyarrow as pa
 import pytest
-from click.testing import CliRunner
 
 import wdsplit
+from commands import done, refused
 from made_datasets import converted, numbers_dataset, png_bytes
 from report_datasets import CLASSES, images, without_libraries
-from wdsplit.cli.main import cli
 from wdsplit.errors import DatasetNotFoundError, InputError, MissingDependencyError, StorageError
 from wdsplit.reporting.cluster import Topology
 from wdsplit.reporting.pictures import pictures
@@ -111,55 +110,44 @@ def test_the_report_of_a_bucket_is_that_of_the_folder_or_sampled_if_it_is_too_la
     assert facts.mixing_basis.startswith("sampled")
 
 
-def test_tars_without_a_manifest_are_reported(lying_sorted, exact, tmp_path, monkeypatch):
+def test_tars_and_several_datasets_are_reported_and_a_mixture(lying_sorted, exact, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     facts = wdsplit.report(f"{lying_sorted}/*.tar").facts
     assert facts.labels.counts.tolist() == exact.labels.counts.tolist()
-
-
-def test_several_datasets_are_reported_as_a_mixture_and_so_is_a_mixture(lying_sorted, tmp_path):
     other = numbers_dataset(tmp_path, 300)
     both = wdsplit.report([lying_sorted, other]).facts
-    assert both.num_samples == 1800
-    assert len(both.parts) == 2
-    mixture = wdsplit.mix({lying_sorted: 0.5, other: 0.5}, num_samples=600, seed=3)
-    facts = wdsplit.report(mixture).facts
+    assert (both.num_samples, len(both.parts)) == (1800, 2)
+    facts = wdsplit.report(wdsplit.mix({lying_sorted: 0.5, other: 0.5}, num_samples=600, seed=3)).facts
     assert facts.num_samples == 600
-    labels = next(field for field in facts.fields if field.name == "jpg")
-    assert (labels.present, labels.absent) == (1500, 300)
+    (images,) = (field for field in facts.fields if field.name == "jpg")
+    assert (images.present, images.absent) == (1500, 300)
+    (shards,) = (each for each in pictures(wdsplit.report(other).facts) if each.name == "shards")
+    manifest = wdsplit.inspect(other, 0).manifest
+    columns = [sum(int(row[column]) for row in shards.rows) for column in (1, 2)]
+    assert columns == [300, manifest.num_pads]
 
 
-def test_two_reports_of_a_dataset_are_the_same_bytes(lying_sorted, made):
+def test_the_command_writes_the_same_page_each_time_and_says_what_it_says(lying_sorted, made, tmp_path):
     assert wdsplit.report(lying_sorted).html == made.html
-
-
-def test_the_command_writes_the_page_and_says_what_it_says(lying_sorted, tmp_path):
     output = tmp_path / "report.html"
-    arguments = ["report", lying_sorted, "-o", str(output), "--topology", "4x2", "--link", "2.5", "--samples", "3"]
-    result = CliRunner().invoke(cli, arguments, catch_exceptions=False)
-    assert result.exit_code == 0
-    assert "Is it mixed? no." in result.output
+    said = done("report", lying_sorted, "-o", output, "--topology", "4x2", "--link", "2.5", "--samples", "3").out
+    assert "Is it mixed? no." in said
     text = output.read_text()
-    assert "2.5 Gbit/s" in text
-    assert text.count('class="card"') == 3
-    assert "4 ranks x 2 workers" in text
-    assert "8 ranks x 4 workers" not in text
+    assert "2.5 Gbit/s" in text and text.count('class="card"') == 3
+    assert "4 ranks x 2 workers" in text and "8 ranks x 4 workers" not in text
 
 
 def test_what_is_wrong_is_said_before_anything_is_read(lying_sorted, tmp_path):
-    result = CliRunner().invoke(cli, ["report", lying_sorted, "-o", str(tmp_path / "x"), "--topology", "8"])
-    assert result.exit_code == 2
-    assert "such as 8x4" in result.output
-    with pytest.raises(DatasetNotFoundError):
-        wdsplit.report(tmp_path / "nowhere")
-    with pytest.raises(InputError, match="invalid options"):
-        wdsplit.ReportOptions(samples=-1, batch_size=0)
-    with pytest.raises(InputError, match="invalid size"):
-        wdsplit.report(lying_sorted, options=wdsplit.ReportOptions(max_read="much"))
-    with pytest.raises(InputError, match="no classes in this field"):
-        wdsplit.report(lying_sorted, options=wdsplit.ReportOptions(class_field="jpg"))
-    with pytest.raises(StorageError, match="No such file or directory"):
-        wdsplit.report(lying_sorted, tmp_path / "no" / "folder" / "report.html")
+    assert "such as 8x4" in refused(2, "report", lying_sorted, "-o", tmp_path / "x", "--topology", "8")
+    for error, said, path, options in (
+        (DatasetNotFoundError, "no dataset", tmp_path / "nowhere", {}),
+        (InputError, "invalid options", lying_sorted, {"samples": -1, "batch_size": 0}),
+        (InputError, "invalid size", lying_sorted, {"max_read": "much"}),
+        (InputError, "no classes in this field", lying_sorted, {"class_field": "jpg"}),
+        (StorageError, "No such file or directory", lying_sorted, {"output": tmp_path / "no" / "report.html"}),
+    ):
+        with pytest.raises(error, match=said):
+            wdsplit.report(path, **options)
 
 
 @pytest.mark.parametrize("library", ["jinja2", "vl_convert"])
@@ -167,9 +155,8 @@ def test_a_missing_library_is_named_with_how_to_install_it(lying_sorted, library
     with without_libraries(library):
         with pytest.raises(MissingDependencyError, match=r"wdsplit\[report\]"):
             wdsplit.report(lying_sorted)
-        result = CliRunner().invoke(cli, ["report", lying_sorted, "-o", "never.html"])
-        assert isinstance(result.exception, MissingDependencyError)
-        assert CliRunner().invoke(cli, ["report", "--help"]).exit_code == 0
+        assert "wdsplit[report]" in refused(1, "report", lying_sorted, "-o", "never.html")
+        done("report", "--help")
 
 
 def test_the_topology_that_is_judged_is_that_of_the_conversion_or_8x4_or_the_last(lying_sorted, exact, tmp_path):
@@ -185,18 +172,6 @@ def test_the_topology_that_is_judged_is_that_of_the_conversion_or_8x4_or_the_las
     assert judged(told) == judged(told, one, two, eight) == two
 
 
-def test_the_last_step_which_pads_fill_up_is_no_batch_of_few_classes(tmp_path):
-    """640 samples of 10 classes are 2 steps of 256 on each of 8 ranks' batches of 32 and one of half as many."""
-    path = converted(
-        tmp_path, pa.table({"cls": [row % 10 for row in range(660)]}), world_size=2, workers=2, shuffle=True
-    )
-    facts = wdsplit.report(path, options=wdsplit.ReportOptions(batch_size=64)).facts
-    whole = [each for each in facts.batches if each.world_size == 8]
-    assert min(each.classes_in_batch for each in whole) > 9.9
-    of_one = wdsplit.report(path, options=wdsplit.ReportOptions(batch_size=400))  # only 1 rank has a whole step
-    assert "with 1 GPU; drawn at random" in of_one.html
-
-
 def test_a_page_stays_below_5_mb_whatever_is_in_it(tmp_path):
     rows = 250
     noise = np.random.default_rng(0)
@@ -208,11 +183,6 @@ def test_a_page_stays_below_5_mb_whatever_is_in_it(tmp_path):
     made = wdsplit.report(folder, options=wdsplit.ReportOptions(samples=200, max_read="64MB"))
     assert len(made.facts.cards) == 200
     assert len(made.html.encode()) < 5_000_000
-
-
-def test_the_table_of_shards_tells_samples_from_pads(numbers):
-    (shards,) = (each for each in pictures(wdsplit.report(numbers).facts) if each.name == "shards")
-    assert [sum(int(row[column]) for row in shards.rows) for column in (1, 2)] == [101, 4]
 
 
 @pytest.mark.parametrize(("shuffle", "grade"), [(True, "good"), (False, "unknown")])

@@ -9,16 +9,9 @@ from wdsplit import debug
 from wdsplit.errors import InputError
 
 
-def model_of(dtype=torch.float32):
+def model_of():
     torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4)).to(dtype)
-
-
-def changed(change):
-    model = model_of()
-    with torch.no_grad():
-        change(model)
-    return debug.param_hash(model)
+    return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
 
 
 @pytest.mark.parametrize(
@@ -26,45 +19,41 @@ def changed(change):
     [
         lambda model: model[0].weight[0, 0].mul_(1.0000002),
         lambda model: model.double(),
-        lambda model: model.bfloat16(),
         lambda model: setattr(model[0], "weight", torch.nn.Parameter(model[0].weight.reshape(3, 4))),
         lambda model: model.add_module("more", torch.nn.Linear(1, 1)),
         lambda model: model[1].bias[0].copy_(-0.0),
     ],
 )
 def test_a_hash_depends_on_names_types_shapes_and_each_bit(change):
-    assert changed(change) != debug.param_hash(model_of())
+    model = model_of()
+    with torch.no_grad():
+        change(model)
+    assert debug.param_hash(model) != debug.param_hash(model_of())
 
 
 def test_a_hash_does_not_depend_on_order_layout_gradients_or_running_statistics():
     model = model_of()
     expected = debug.param_hash(model)
     named = dict(reversed(list(model.named_parameters())))
-    assert debug.param_hash(named) == expected
     strided = {name: torch.stack([value, value], -1)[..., 0].detach() for name, value in named.items()}
     assert not strided["0.weight"].is_contiguous()
-    assert debug.param_hash(strided) == expected
+    assert debug.param_hash(named) == debug.param_hash(strided) == expected
     model(torch.ones(2, 3)).sum().backward()
     assert debug.param_hash(model) == expected
     assert debug.param_hash(model.state_dict()) != debug.param_hash(model_of().state_dict())
-
-
-@pytest.mark.parametrize(
-    "dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.complex64, torch.bool, torch.int64]
-)
-def test_all_types_are_hashed_also_empty_ones_and_scalars(dtype):
-    for shape in ((), (0,), (3, 2)):
-        same = [debug.param_hash({"a": torch.zeros(shape).to(dtype)}) for _ in range(2)]
-        assert same[0] == same[1]
-    one, zero = (debug.param_hash({"a": torch.full((2,), value).to(dtype)}) for value in (1.0, 0.0))
-    assert one != zero
-
-
-def test_sparse_tensors_and_views_are_hashed_by_their_values():
     dense = torch.tensor([[0.0, 2.0], [0.0, 0.0]])
     assert debug.param_hash({"a": dense.to_sparse()}) == debug.param_hash({"a": dense})
     numbers = torch.tensor([1 + 2j])
     assert debug.param_hash({"a": numbers.conj()}) == debug.param_hash({"a": numbers.conj().resolve_conj()})
+
+
+def test_all_types_are_hashed_also_empty_ones_and_scalars():
+    for dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.complex64, torch.bool):
+        for shape in ((), (0,), (3, 2)):
+            same = {debug.param_hash({"a": torch.zeros(shape).to(dtype)}) for _ in range(2)}
+            assert len(same) == 1
+        one, zero = (debug.param_hash({"a": torch.full((2,), value).to(dtype)}) for value in (1.0, 0.0))
+        assert one != zero
 
 
 class Sharded(torch.nn.Linear):

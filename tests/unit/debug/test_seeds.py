@@ -25,13 +25,10 @@ def test_a_seed_gives_each_rank_numbers_of_its_own_again_and_again():
     assert all(len(set(values)) == 3 for values in zip(*by_rank[::2], strict=True))
 
 
-def test_a_seed_says_what_it_set_and_that_is_the_documented_hash():
+def test_a_seed_is_the_documented_hash_and_invalid_ones_are_refused():
     assert debug.set_seed(7, 2) == hash_stream(7, 13, 2) == torch.initial_seed()
     assert debug.set_seed(7) == debug.set_seed(7, 0)
     assert debug.set_seed(2, 7) != debug.set_seed(7, 2)
-
-
-@pytest.mark.parametrize("arguments", [(-1,), (1.5,), (True,), (2**63,), (0, -1), ("0",)])
-def test_a_seed_that_cannot_be_is_refused(arguments):
-    with pytest.raises(InputError, match=r"invalid (seed|rank)"):
-        debug.set_seed(*arguments)
+    for arguments in ((-1,), (1.5,), (True,), (2**63,), (0, -1), ("0",)):
+        with pytest.raises(InputError, match=r"invalid (seed|rank)"):
+            debug.set_seed(*arguments)

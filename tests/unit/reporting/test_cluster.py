@@ -47,22 +47,18 @@ def test_a_link_carries_what_comes_before_the_first_batch_once():
     assert found.epoch_s == pytest.approx(1000 / 15.625 + found.workers_s)
 
 
-def test_requests_take_their_latency_as_many_at_a_time_as_there_are_connections():
+def test_requests_take_their_latency_as_many_at_a_time_as_there_are_connections_and_have_a_price():
     found = changed(cluster=Cluster(link_gbits=1000, latency_ms=320, step_ms=1))
     assert found.requests_s == pytest.approx(20 * 0.32 / 64)
     assert found.bound == "requests"
+    found = changed(cluster=Cluster(price_per_1000_requests=0.5, price_per_gb=0.25))
+    assert found.cost == pytest.approx(16 * 0.5 + 8 * 0.25)
 
 
 def test_workers_share_a_batch_and_a_rank_without_them_decodes_between_steps():
     assert changed().workers_s == pytest.approx(64 * 0.001 / 4)
-    alone = changed(topology=Topology(8, 0))
-    assert alone.waiting == pytest.approx(0.064 / 0.264)
+    assert changed(topology=Topology(8, 0)).waiting == pytest.approx(0.064 / 0.264)
     assert changed(sample_ms=100.0).bound == "decoding"
-
-
-def test_an_epoch_has_its_price():
-    found = changed(cluster=Cluster(price_per_1000_requests=0.5, price_per_gb=0.25))
-    assert found.cost == pytest.approx(16 * 0.5 + 8 * 0.25)
 
 
 @given(st.floats(0.01, 1000), st.floats(0, 1000), st.floats(0.1, 10_000), st.integers(0, 64))
@@ -82,20 +78,14 @@ def test_an_epoch_without_steps_takes_what_its_first_batch_takes():
     assert found.epoch_s == found.first_batch_s
 
 
-def test_all_that_is_wrong_with_a_cluster_is_named():
+def test_all_that_is_wrong_with_a_cluster_is_named_and_a_topology_is_parsed_as_people_write_it():
+    wrong = {"link_gbits": 0, "latency_ms": -1, "step_ms": float("nan"), "sample_ms": -1, "connections": 0}
     with pytest.raises(InputError, match="invalid cluster") as caught:
-        Cluster(link_gbits=0, latency_ms=-1, step_ms=float("nan"), sample_ms=-1, connections=0, slow_link=0.5)
-    names = ("link_gbits", "latency_ms", "step_ms", "sample_ms", "connections", "slow_link")
-    assert all(name in caught.value.found for name in names)
-
-
-def test_a_topology_is_parsed_as_people_write_it():
+        Cluster(**wrong, slow_link=0.5)
+    assert all(name in caught.value.found for name in (*wrong, "slow_link"))
     assert Topology.parse("8x4") == Topology(8, 4)
     assert Topology.parse("1X0") == Topology(1)
     assert str(Topology(8, 4)) == "8 ranks x 4 workers"
-
-
-@pytest.mark.parametrize("text", ["8", "8x", "x4", "0x4", "8x-1", "8x4x2", "٣x1", "65537x1", ""])
-def test_what_is_no_topology_is_refused(text):
-    with pytest.raises(InputError, match="invalid topology"):
-        Topology.parse(text)
+    for text in ("8", "8x", "x4", "0x4", "8x-1", "8x4x2", "٣x1", "65537x1", ""):
+        with pytest.raises(InputError, match="invalid topology"):
+            Topology.parse(text)

@@ -17,7 +17,7 @@ from wdsplit.reporting.payloads import kind_of, measures_of
 from wdsplit.reporting.scan import Column, Scan, planned_runs, scan
 from wdsplit.reporting.subject import Subject, open_subject
 from wdsplit.shards.manifest import Field, Manifest, Shards
-from wdsplit.texts import counted, human_bytes, human_seconds, safe_text
+from wdsplit.texts import counted, human_bytes, human_seconds
 
 
 def column(kind, payloads, **measures):
@@ -37,14 +37,6 @@ def scanned(**columns):
     return Scan(True, count, np.arange(count), np.array([f"k{row}" for row in range(count)], object), columns)
 
 
-@given(st.text(), st.integers(1, 50))
-def test_texts_of_a_dataset_are_short_and_hold_nothing_that_is_not_seen(text, limit):
-    shown = safe_text(text, limit)
-    assert shown.isprintable()
-    assert len(shown) <= 10 * limit
-    assert safe_text(text, limit, lines=True).replace("\n", "").replace("\t", "").isprintable()
-
-
 def test_numbers_are_written_for_people():
     assert [counted(1, "class", "classes"), counted(2000, "class", "classes")] == ["1 class", "2,000 classes"]
     assert [human_bytes(999), human_bytes(1_500_000), human_bytes(2e15)] == ["999 B", "1.5 MB", "2.0 PB"]
@@ -54,20 +46,17 @@ def test_numbers_are_written_for_people():
 # Payloads
 
 
-KINDS = {
-    "image": [("jpg", "media"), ("seg.png", "bytes")],
-    "audio": [("wav", "media")],
-    "number": [("cls", "integer"), ("cls", "bytes")],
-    "json": [("json", "bytes"), ("meta.json", "json")],
-    "text": [("caption", "text"), ("txt", "bytes")],
-    "array": [("npy", "npy")],
-    "bytes": [("bin", "bytes")],
-}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_field_is_what_its_encoding_or_its_name_says(kind):
-    for name, encoding in KINDS[kind]:
+def test_a_field_is_what_its_encoding_or_its_name_says():
+    for kind, name, encoding in (
+        ("image", "jpg", "media"),
+        ("image", "seg.png", "bytes"),
+        ("audio", "wav", "media"),
+        ("number", "cls", "bytes"),
+        ("json", "meta.json", "json"),
+        ("text", "caption", "text"),
+        ("array", "npy", "npy"),
+        ("bytes", "bin", "bytes"),
+    ):
         assert kind_of(name, Field(name, name, encoding, "")) == kind
         assert encoding != "bytes" or kind_of(name, None) == kind
 
@@ -90,13 +79,6 @@ def test_payloads_are_measured_by_their_headers_and_unreadable_ones_are_not():
     assert np.isnan(measures_of("number", [b"inf"])["value"])
 
 
-@pytest.mark.parametrize("kind", ["text", "number", "array"])
-@given(data=st.binary(max_size=60))
-def test_what_is_unreadable_has_no_measures_and_is_no_error(kind, data):
-    (values,) = measures_of(kind, [b"\xff\xfe" + data]).values()
-    assert np.isnan(values).all()
-
-
 # Labels
 
 
@@ -116,10 +98,10 @@ def test_classes_are_counted_the_most_frequent_first_and_those_that_no_sample_ha
     assert labels.is_complete
 
 
-def test_a_field_of_any_name_holds_classes_if_few_values_repeat_from_sample_to_sample():
-    assert labels_of(scanned(kind=column("text", [b"cat", b"dog"] * 50)), []).field == "kind"
+def test_numbers_that_most_samples_have_alone_are_no_classes():
     texts = [str(row).encode() for row in range(100)]
-    assert labels_of(scanned(cls=column("number", texts), txt=column("text", texts)), []) is None
+    assert labels_of(scanned(cls=column("number", texts), txt=column("text", [b"a", b"b"] * 50)), []) is None
+    assert labels_of(scanned(**{"a.cls": column("number", texts[:50] * 2)}), []).field == "a.cls"
 
 
 def test_a_field_can_be_named_and_one_without_short_values_is_refused():
@@ -176,43 +158,33 @@ def test_drawn_samples_are_from_all_parts_of_the_files(num_stored, count, seed):
 
 def test_a_small_dataset_is_read_whole_and_a_large_one_in_part(tmp_path):
     subject = open_subject(sized_dataset(tmp_path, [40, 0, 25, 60], lanes=3, window=8))
+    sample_bytes = subject.parts[0].sample_bytes
     runs, is_exact = planned_runs(subject, subject.manifests[0].num_bytes, 0)
-    assert is_exact
-    assert sum(run.stop - run.first for run in runs) == 125
-    runs, is_exact = planned_runs(subject, 30 * subject.parts[0].sample_bytes, 0)
-    assert not is_exact
-    assert {run.shard for run in runs} == {0, 2, 3}
+    assert (is_exact, sum(run.stop - run.first for run in runs)) == (True, 125)
+    runs, is_exact = planned_runs(subject, 30 * sample_bytes, 0)
+    assert (is_exact, {run.shard for run in runs}) == (False, {0, 2, 3})
     assert 3 <= sum(run.stop - run.first for run in runs) <= 30
-    assert runs == planned_runs(subject, 30 * subject.parts[0].sample_bytes, 0)[0]
-    assert runs != planned_runs(subject, 30 * subject.parts[0].sample_bytes, 1)[0]
-
-
-def test_what_is_read_is_what_was_written(tmp_path):
-    subject = open_subject(sized_dataset(tmp_path, [40, 25], lanes=2, window=8))
+    assert runs == planned_runs(subject, 30 * sample_bytes, 0)[0] != planned_runs(subject, 30 * sample_bytes, 1)[0]
     found = scan(subject, 10**9, 0)
-    assert found.basis == "exact"
-    assert found.numbers.tolist() == list(range(65))
-    assert found.columns["cls"].measures["value"].tolist() == list(range(65))
-    part = scan(subject, 20 * subject.parts[0].sample_bytes, 0)
-    assert part.basis == f"sampled: {len(part)} of 65 samples"
+    assert (found.basis, found.numbers.tolist()) == ("exact", list(range(125)))
+    assert found.columns["cls"].measures["value"].tolist() == list(range(125))
+    part = scan(subject, 20 * sample_bytes, 0)
+    assert part.basis == f"sampled: {len(part)} of 125 samples"
     assert part.columns["cls"].measures["value"].tolist() == part.numbers.tolist()
 
 
 def test_of_a_hundred_thousand_shards_few_are_opened(tmp_path):
     count = 100_000
-    shards = Shards.of_columns(
-        {
-            "path": [f"{shard:06d}.tar" for shard in range(count)],
-            "num_samples": np.full(count, 1000),
-            "num_pads": np.zeros(count, np.int64),
-            "num_bytes": np.full(count, 100_000_000),
-            "checksum": [""] * count,
-        }
-    )
-    manifest = Manifest(shards, (), 192, 14, "none", {})
+    names = [f"{shard:06d}.tar" for shard in range(count)]
+    numbers = {"num_samples": 1000, "num_pads": 0, "num_bytes": 100_000_000}
+    columns = {
+        "path": names,
+        **{name: np.full(count, each) for name, each in numbers.items()},
+        "checksum": [""] * count,
+    }
+    manifest = Manifest(Shards.of_columns(columns), (), 192, 14, "none", {})
     subject = Subject(Source(str(tmp_path), manifest, OrderOptions(0, True, 192, 14, "pad")))
     runs, is_exact = planned_runs(subject, 256 * 1024**2, 0)
-    assert not is_exact
-    assert len(runs) == len({run.shard for run in runs}) == 256
+    assert not is_exact and len(runs) == len({run.shard for run in runs}) == 256
     assert sum(run.stop - run.first for run in runs) * 100_000 <= 256 * 1024**2
     assert all(0 <= run.first < run.stop <= 1000 for run in runs)
