@@ -336,7 +336,7 @@ def view_seeds():
             if every == 2:
                 units = Groups(units, np.zeros(units.num_samples, np.uint8), 0, Grouping(3, 0, ("a",)))
             write_view(LocalStorage(folder), VIEWED, "v", units, {"where": "x > 1"})
-            yield LocalStorage(folder).read("views/v.view")
+            yield LocalStorage(folder).read(f"views/v@{VIEWED.fingerprint[:16]}.view")
 
 
 TARGETS = {

@@ -30,9 +30,8 @@ from wdsplit.fields.keys import numbered_width
 from wdsplit.shards import annotations as stored
 from wdsplit.shards.annotations import ANNOTATIONS, Annotation, Covered
 from wdsplit.shards.files import read_manifest
-from wdsplit.shards.manifest import SHARDS_NAME, Manifest, Shards
+from wdsplit.shards.manifest import Manifest, Shards
 from wdsplit.shards.sample_tables import dump_schema
-from wdsplit.shards.stored import VERSION_CHARACTERS
 from wdsplit.storage.given import PathLike, located_one
 from wdsplit.storage.interface import Storage
 from wdsplit.storage.opening import open_readable_storage, open_storage
@@ -219,9 +218,12 @@ class Making(ABC):
                 annotation = self._written(*rows(job))
             except WdsplitError as error:
                 if self.is_useless(error, job):
-                    self.run.finish(job, kept, self.covered is not None)
+                    self.run.finish(job, kept)
                 raise
-            self.run.finish(job, annotation.folder, self.covered is not None)
+            if self.covered is None:  # what other versions have of this name is replaced
+                own = ANNOTATIONS.path(self.name, annotation.fingerprint)
+                self.storage.remove(*({*ANNOTATIONS.paths(self.storage, self.name)} - {own}))
+            self.run.finish(job, annotation.folder)
             return annotation
 
     @abstractmethod
@@ -230,10 +232,10 @@ class Making(ABC):
 
     def live(self) -> Annotation | None:
         """Return the existing annotation; None if there is none, or if it is damaged and will be replaced."""
-        if self.name not in ANNOTATIONS.names(self.storage):
+        if not ANNOTATIONS.paths(self.storage, self.name):
             return None
         try:
-            return ANNOTATIONS.find(self.storage, self.name)
+            return ANNOTATIONS.newest(self.storage, self.name, self.manifest)
         except WdsplitError:
             if self.options.overwrite:
                 return None
@@ -245,19 +247,19 @@ class Making(ABC):
         """Write tables and side shards, and the file that completes the annotation."""
         missing, extra, duplicates = counts
         num_bytes, side_shards = write_shards(job, self.engine, self.report, read)
-        table = SHARDS_NAME
+        fingerprint, checksum = self.manifest.fingerprint, ""
         if self.covered is not None:
-            before, fingerprint = self.covered.annotation, self.manifest.fingerprint
+            before = self.covered.annotation
             missing, num_bytes = missing + before.num_missing, num_bytes + before.num_bytes
             if self.covered.sides is not None:
-                table = f"shards-{fingerprint[:VERSION_CHARACTERS]}.parquet"
                 side_shards = Shards(pa.concat_tables([self.covered.sides.table, side_shards.table]).combine_chunks())
-        checksum = stored.write_side_shards(self.storage, job.folder, side_shards, table) if job.fields else ""
+        if job.fields:
+            checksum = stored.write_side_shards(self.storage, job.folder, side_shards, fingerprint)
         annotation = Annotation(
             self.name,
             job.folder,
             job.schema,
-            self.manifest.fingerprint,
+            fingerprint,
             self.manifest.num_samples,
             missing,
             extra,
@@ -266,22 +268,19 @@ class Making(ABC):
             provenance,
             job.fields,
             checksum,
-            table,
         )
         self.run.refuse_taken_over(job.run, shared=True)
         # another annotation may have got the same columns meanwhile
         self.without_clashes(Chosen(job.schema, job.columns, job.fields))
-        fingerprint = read_manifest(self.storage).fingerprint
-        if fingerprint != self.manifest.fingerprint:
+        found = read_manifest(self.storage).fingerprint
+        if found != fingerprint:
             raise InputError(
                 "the dataset was replaced while it was annotated",
                 place=self.storage.url,
-                expected=f"fingerprint {self.manifest.fingerprint}",
-                found=fingerprint,
+                expected=f"fingerprint {fingerprint}",
+                found=found,
                 remedy="annotate it again",
             )
-        if self.covered is not None:
-            ANNOTATIONS.keep_older(self.storage, self.name, self.manifest)
         stored.write_annotation(self.storage, annotation)
         return annotation
 
@@ -399,9 +398,8 @@ def drop_annotation(
     run = AnnotationRun(storage, ANNOTATIONS.checked(name))
     run.parts()
     with run.locked():
-        own, *others = run.parts()
-        storage.remove(own)  # first, so that no annotation exists without tables
-        storage.remove(*others)
+        storage.remove(*ANNOTATIONS.paths(storage, name))  # first, so that no annotation exists without tables
+        storage.remove(*run.parts())
 
 
 def list_annotations(

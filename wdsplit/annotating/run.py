@@ -41,7 +41,7 @@ class AnnotationRun(Record):
         Raises:
             OutputExistsError: One exists and may not be replaced, or there is no run to continue.
         """
-        names, unfinished = ANNOTATIONS.names(self.storage), bool(self.plan)
+        names, unfinished = ANNOTATIONS.versions(self.storage), bool(self.plan)
         same_letters = [name for name in names if name.lower() == self._name.lower() and name != self._name]
         if same_letters:
             self._refuse("an annotation has the same name except for case", same_letters[0], "choose another --name")
@@ -111,19 +111,14 @@ class AnnotationRun(Record):
             self._refuse("an input has changed since the run began", "another modification time", remedy, "the same")
         return int(plan["task_bytes"])
 
-    def finish(self, job: WriteJob, live: str | None, is_update: bool = False) -> None:
-        """Remove the files of an unfinished run and of killed tasks, and all tables but those in `live`.
-
-        An update leaves those that earlier versions still have.
-        """
+    def finish(self, job: WriteJob, live: str | None) -> None:
+        """Remove the files of an unfinished run and of killed tasks, and all tables but those in `live`."""
         paths = job.shards.table.column("path").to_pylist()
         tables = dict.fromkeys(posixpath.dirname(annotation_table_path(job.folder, path)) for path in paths)
         for folder in (self.folder, job.spill_folder, *tables):
             self.storage.remove_temporary(folder)
         self.end()
         self._remove_tables(live)
-        if live == job.folder and not is_update:  # those of single versions, whose tables are gone
-            self.storage.remove(*ANNOTATIONS.of_versions(self.storage.list(ANNOTATIONS.folder), self._name))
 
     def _remove_tables(self, live: str | None) -> None:
         entries = self.storage.list(ANNOTATIONS.folder)
@@ -131,13 +126,14 @@ class AnnotationRun(Record):
         self.storage.remove(*(path for path in paths if path != live))
 
     def parts(self) -> list[str]:
-        """Return the files and folders of the annotation, and of its unfinished runs; its own file is the first.
+        """Return the files and folders of the annotation, and of its unfinished runs.
 
         Raises:
             InputError: There are none.
         """
         entries = self.storage.list(ANNOTATIONS.folder)
-        found = [entry for entry in entries if self._name in (ANNOTATIONS.name_in(entry), annotation_of_folder(entry))]
+        folders = [f"{ANNOTATIONS.folder}/{entry}" for entry in entries if annotation_of_folder(entry) == self._name]
+        found = [*ANNOTATIONS.paths(self.storage, self._name), *folders]
         if not found and os.path.basename(self.folder) not in entries:
             raise ANNOTATIONS.unknown(self.storage, self._name)
-        return [ANNOTATIONS.path(self._name), *(f"{ANNOTATIONS.folder}/{entry}" for entry in found), self.folder]
+        return [*found, self.folder]

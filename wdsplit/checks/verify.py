@@ -24,7 +24,7 @@ from wdsplit.fields.keys import Place, find_duplicate_keys, hash_keys
 from wdsplit.loading.reading.open_shard import OpenShard, check_tail, open_shard
 from wdsplit.loading.views import chosen_views
 from wdsplit.notebook import html_table
-from wdsplit.shards.annotations import ANNOTATIONS, Annotation, find_annotation, read_annotation, read_side_shards
+from wdsplit.shards.annotations import ANNOTATIONS, Annotation, read_annotation, read_side_shards
 from wdsplit.shards.files import existing_versions, read_manifest, versions_with_erased
 from wdsplit.shards.manifest import Manifest, Shard, checksum_of
 from wdsplit.shards.places import places_path
@@ -181,11 +181,9 @@ def _annotations(
     """
     found: _Annotated = []
     problems: list[WdsplitError] = []
-    for name in ANNOTATIONS.names(storage):
+    for name in ANNOTATIONS.of_version(storage, manifest, versions):
         with _noted(problems):
-            if ANNOTATIONS.find(storage, name, manifest).fingerprint in versions:
-                continue
-            each = find_annotation(storage, name, manifest)
+            each = ANNOTATIONS.find(storage, name, manifest)
             found.append((each, read_side_shards(storage, each, manifest) if each.fields else None))
     return found, problems
 
@@ -411,14 +409,12 @@ def _duplicate_keys(storage: ReadableStorage, manifest: Manifest, findings: dict
 def _bad_views(storage: ReadableStorage, manifest: Manifest, versions: Collection[str]) -> list[WdsplitError]:
     """Return a problem for each stored view that is damaged, or was made for other shards; not for other versions."""
     problems: list[WdsplitError] = []
-    for name in VIEWS.names(storage):
+    for name in VIEWS.of_version(storage, manifest, versions):
         with _noted(problems):
-            if VIEWS.find(storage, name, manifest).dataset in versions:
-                continue
             if not read_view(storage, manifest, name, whole=True)[1].chosen.is_intact:
                 raise CorruptDataError(
                     "the bitmaps of a view do not match its counts",
-                    place=f"{storage.url}/{VIEWS.path(name)}",
+                    place=f"{storage.url}/{VIEWS.path(name, manifest.fingerprint)}",
                     remedy="make the view again with `wdsplit view --overwrite`",
                 )
     return problems

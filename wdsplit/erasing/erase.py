@@ -26,13 +26,7 @@ from wdsplit.jobs.run import Pass, run
 from wdsplit.order.bundles import Groups, Packs, Units
 from wdsplit.order.selection import Selection
 from wdsplit.order.units import Repeats
-from wdsplit.shards.annotations import (
-    ANNOTATIONS,
-    list_annotations,
-    read_side_shards,
-    write_annotation,
-    write_side_shards,
-)
+from wdsplit.shards.annotations import list_annotations, read_side_shards, write_annotation, write_side_shards
 from wdsplit.shards.erased import dump_erased, read_erased
 from wdsplit.shards.manifest import ERASE_FOLDER, Manifest, Shard, Shards
 from wdsplit.shards.sidecars import write_sidecars
@@ -234,20 +228,19 @@ def _write_annotations(job: EraseJob, storage: Storage, grown: Manifest, made: S
     """Write the annotations of the new version, beside those of the version before; return their side shards."""
     written = []
     for number, (annotation, side) in enumerate(job.annotations):
-        changes: dict[str, Any] = {}
+        checksum = ""
         if side is not None:
             written.append(_replaced(job, side.shards, [each.sides[number] for each in made]))
-            changes["table"] = f"shards-{job.run}.parquet"
-            changes["shards_checksum"] = write_side_shards(storage, annotation.folder, written[-1], changes["table"])
+            checksum = write_side_shards(storage, annotation.folder, written[-1], grown.fingerprint)
         changed = dataclasses.replace(
             annotation,
             fingerprint=grown.fingerprint,
             num_samples=grown.num_samples,
             num_missing=max(0, annotation.num_missing - sum(each.missing[number] for each in made)),
             num_bytes=annotation.num_bytes + sum(each.grown[number] for each in made),
-            **changes,
+            shards_checksum=checksum,
         )
-        write_annotation(storage, changed, ANNOTATIONS.path_of_version(annotation.name, grown.fingerprint))
+        write_annotation(storage, changed)
     return written
 
 
@@ -256,7 +249,7 @@ def _write_views(job: EraseJob, storage: Storage, grown: Manifest) -> None:
 
     Packs and groups must be made again, because their items are shifted.
     """
-    for name in VIEWS.names(storage):
+    for name in VIEWS.versions(storage):
         try:
             stored, units = read_view(storage, job.manifest, name, whole=True)
         except WdsplitError:  # damaged, or of another version
@@ -271,7 +264,7 @@ def _write_views(job: EraseJob, storage: Storage, grown: Manifest) -> None:
         left: Units = Selection.of_masks(masks)
         if isinstance(units, Repeats):
             left = Repeats(left.chosen, units.times[np.concatenate(stays)], units.kind)
-        write_view(storage, grown, name, left, stored.recipe, VIEWS.path_of_version(name, grown.fingerprint))
+        write_view(storage, grown, name, left, stored.recipe)
 
 
 def _refuse_lost(job: EraseJob, storage: Storage, written: Sequence[Shards]) -> set[str]:

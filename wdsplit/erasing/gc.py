@@ -17,11 +17,11 @@ from wdsplit.conversion.append import latest_locked
 from wdsplit.conversion.run import Run
 from wdsplit.errors import InputError, WdsplitError
 from wdsplit.jobs.record import Record
-from wdsplit.shards.annotations import ANNOTATIONS, RUN_SUFFIX, SIDE_TABLE, annotation_of_folder, find_annotation
+from wdsplit.shards.annotations import ANNOTATIONS, RUN_SUFFIX, SIDE_TABLES, annotation_of_folder, side_table_path
 from wdsplit.shards.files import existing_versions, read_manifest
 from wdsplit.shards.manifest import ERASE_FOLDER, HEADER_NAME, RUN_FOLDER, SHARDS_NAME, Manifest
 from wdsplit.shards.sidecars import write_sidecars
-from wdsplit.shards.stored import Kind
+from wdsplit.shards.stored import Kind, version_of
 from wdsplit.shards.table import MAX_TABLE_BYTES, parse_shards
 from wdsplit.shards.versions import (
     ADDED_FOLDER,
@@ -91,11 +91,13 @@ def gc(
         numbers = [each.number for each in existing_versions(storage, latest)]
         kept = [read_manifest(storage, number) for number in numbers[-keep:]] or [latest]
         work = _Collecting(storage, latest, kept)
-        work.collect_stored(is_trial=True)
+        for kind in (VIEWS, ANNOTATIONS):
+            work.collect_stored(kind, is_trial=True)
         work.end_annotations()
         write_sidecars(storage, latest, latest.emit)
         Record(storage, ERASE_FOLDER).end()  # a writer on another machine notices
-        work.collect_stored()
+        work.collect_stored(VIEWS)
+        work.collect_stored(ANNOTATIONS)
         work.collect_annotations()
         work.collect_shards()
         work.collect_tables()
@@ -113,9 +115,9 @@ class _Collecting:
     """
 
     def __init__(self, storage: Storage, latest: Manifest, kept: list[Manifest]) -> None:
-        self._storage, self._kept, self.num_files = storage, kept, 0
-        self._fingerprints = [each.fingerprint for each in kept]
-        self._dropped = {each.fingerprint for each in latest.history} - {*self._fingerprints}
+        self._storage, self.num_files = storage, 0
+        self._kept = {version_of(each.fingerprint): each for each in kept}
+        self._dropped = {version_of(each.fingerprint) for each in latest.history} - self._kept.keys()
         self._named = {path for each in kept for path in each.shards.table.column("path").to_pylist()}
 
     def remove(self, paths: Iterable[str]) -> None:
@@ -134,49 +136,38 @@ class _Collecting:
                 known.update(parse_shards(self._storage.read(path, MAX_TABLE_BYTES)).table.column("path").to_pylist())
         return known
 
-    def collect_stored(self, is_trial: bool = False) -> None:
-        """Remove the views and annotations of versions that are not kept; those of the newest get their plain names.
+    def collect_stored(self, kind: Kind[Any], is_trial: bool = False) -> None:
+        """Remove the views or annotations of versions that are not kept.
+
+        Those of other shards than any version has stay, unless a kept version has the same name.
 
         Args:
+            kind: Views or annotations.
             is_trial: Whether to remove nothing, and only to refuse what would be lost.
 
         Raises:
             InputError: One belongs only to versions that are removed.
         """
-        self._collect_kind(VIEWS, is_trial)
-        self._collect_kind(ANNOTATIONS, is_trial)
-
-    def _collect_kind(self, kind: Kind[Any], is_trial: bool) -> None:
-        entries, lost = self._storage.list(kind.folder), list[str]()
-        for name in sorted({kind.name_in(entry) for entry in entries} - {""}):
-            plain, versions = kind.path(name), kind.of_versions(entries, name)
-            own = {kind.path_of_version(name, each): each for each in reversed(self._fingerprints)}
-            newest, current = next((path for path in own if path in versions), None), None
-            is_there = os.path.basename(plain) in entries
-            is_old = not is_there
-            if is_there:
-                with suppress(WdsplitError):  # a damaged file is of no version
-                    current = kind.fingerprint(kind.find(self._storage, name))
-                    is_old = current in self._dropped
-            if is_there and is_old and newest is None:
-                lost.append(name)
-            if is_trial:
-                continue
-            if is_old and newest is not None:
-                with self._storage.publish(plain, durable=True) as file:
-                    file.write([self._storage.read(newest)])
-                current = own[newest]
-            # A run that was stopped here may have left the one that has the plain name, too.
-            self.remove(each for each in versions if own.get(each) in (None, current))
+        lost: dict[str, str] = {}
+        for name, versions in kind.versions(self._storage).items():
+            gone = [version for version in versions if version not in self._kept]
+            if len(gone) == len(versions):
+                gone = [version for version in gone if version in self._dropped]
+                lost.update((name, kind.path(name, version)) for version in gone)
+            if not is_trial:
+                self.remove(kind.path(name, version) for version in gone)
         if lost:
-            update = kind.update.format(name=lost[0]) or kind.make.format(name=lost[0], how="...")
+            name, update = next(iter(lost)), ""
+            with suppress(WdsplitError):
+                update = kind.update(kind.read(self._storage, name, lost[name])).format(name=name)
+            update = update or kind.make.format(name=name)
             raise InputError(
-                f"{kind.what} {lost[0]!r} belongs only to versions that would be removed",
+                f"{kind.what} {name!r} belongs only to versions that would be removed",
                 place=self._storage.url,
                 expected=f"{kind.what}s of the versions that are kept",
                 found=listed(list(map(repr, lost)), 5),
                 remedy=f"make it for the latest version with `{update}`, or remove it with `wdsplit "
-                f"{kind.make.split()[1]} DATASET --drop {lost[0]}`; or --keep more versions",
+                f"{kind.make.split()[1]} DATASET --drop {name}`; or --keep more versions",
             )
 
     def end_annotations(self) -> None:
@@ -189,25 +180,20 @@ class _Collecting:
             if entry.endswith(RUN_SUFFIX):
                 run = AnnotationRun(self._storage, entry.removesuffix(RUN_SUFFIX))
                 with run.locked():
-                    if run.plan.get("fingerprint") not in self._fingerprints:
+                    if version_of(str(run.plan.get("fingerprint"))) not in self._kept:
                         run.end()
 
     def collect_annotations(self) -> None:
         """Remove tables and side shards of shards that are not kept, and the folders of annotations that are gone."""
-        used: dict[str, tuple[set[str], set[str]]] = {}
+        used: dict[str, set[str]] = {}
         unknown, storage = set[str](), self._storage
-        for name in ANNOTATIONS.names(storage):
+        for name, versions in ANNOTATIONS.versions(storage).items():
             try:
-                if ANNOTATIONS.find(storage, name).fingerprint not in (*self._fingerprints, *self._dropped):
-                    unknown.add(name)  # made for other shards than any version has
-            except WdsplitError:
+                for version in versions:
+                    folder = ANNOTATIONS.read(storage, name, ANNOTATIONS.path(name, version)).folder
+                    used.setdefault(folder, set()).update(self._kept[version].shards.table.column("path").to_pylist())
+            except (WdsplitError, KeyError):  # damaged, or made for other shards than any version has
                 unknown.add(name)
-            for manifest in self._kept:
-                with suppress(WdsplitError):
-                    found = find_annotation(storage, name, manifest)
-                    named, tables = used.setdefault(found.folder, (set(), set()))
-                    named.update(manifest.shards.table.column("path").to_pylist())
-                    tables.add(found.table)
         entries = storage.list(ANNOTATIONS.folder)
         for entry in entries:
             name, folder = annotation_of_folder(entry), f"{ANNOTATIONS.folder}/{entry}"
@@ -216,10 +202,10 @@ class _Collecting:
             if folder not in used:
                 self._remove_folder(folder)
                 continue
-            named, tables = used[folder]
-            self._sweep(f"{folder}/", named)
-            found_tables = [each for each in storage.sizes(folder) if SIDE_TABLE.fullmatch(each)]
-            self.remove(f"{folder}/{each}" for each in found_tables if each not in tables)
+            self._sweep(f"{folder}/", used[folder])
+            tables = {side_table_path(folder, version) for version in self._kept}
+            found = [f"{folder}/{each}" for each in storage.sizes(folder) if each.startswith(SIDE_TABLES)]
+            self.remove(path for path in found if path not in tables)
 
     def collect_shards(self) -> None:
         """Remove shards with their files, and what appends that were stopped have left."""
@@ -234,8 +220,8 @@ class _Collecting:
 
     def collect_tables(self) -> None:
         """Remove what named the files that are gone."""
-        kept = {each for manifest in self._kept for each in manifest.provenance.get("erased", ())}
-        for manifest in self._kept:
+        kept = {each for manifest in self._kept.values() for each in manifest.provenance.get("erased", ())}
+        for manifest in self._kept.values():
             kept |= {version_path(manifest.version), table_path(manifest.version, manifest.shards_checksum)}
         found = [*self._of_versions(), *([SHARDS_NAME] if self._storage.size(SHARDS_NAME) is not None else [])]
         gone = [path for path in found if path not in kept]

@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
-from wdsplit.errors import DatasetNotFoundError, InputError, did_you_mean
+from wdsplit.errors import InputError, did_you_mean
 from wdsplit.loading.options import CHOICES
 from wdsplit.loading.reading.source import Access, AnySource, Source
 from wdsplit.loading.transport.shared_integers import SharedIntegers
 from wdsplit.loading.world import is_group_initialised, is_worker, job_store
 from wdsplit.order.selection import Selection
 from wdsplit.order.views import EpochViews, View
-from wdsplit.shards.annotations import ANNOTATIONS, find_annotation, read_side_shards
+from wdsplit.shards.annotations import ANNOTATIONS, read_side_shards
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import Manifest, first_samples
 from wdsplit.storage.interface import ReadableStorage
@@ -318,10 +318,7 @@ def read_joined(url: str, manifest: Manifest, access: Access, names: Sequence[st
                 found=f"join = {name!r}",
                 remedy="make a dataset of the tars with `wdsplit index FOLDER`, annotate it, and open it",
             )
-        try:
-            annotation = find_annotation(storage, name, manifest)
-        except DatasetNotFoundError as error:
-            raise ANNOTATIONS.unknown(storage, name) from error
+        annotation = ANNOTATIONS.find(storage, name, manifest)
         owner = f"annotation {name!r}"
         if not annotation.fields:
             raise InputError(

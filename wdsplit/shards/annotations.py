@@ -1,15 +1,15 @@
 """Annotations: columns and fields that were joined to the samples of a dataset after it was made.
 
-`fields/NAME.json` is written last and names a folder. There, each shard has a table with the rows of its sample table,
-and a *side shard* with its places: a tar with the same samples and pads in the same order, which has only the joined
-fields. The shards, the manifest and its fingerprint stay as they are.
+`fields/NAME@VERSION.json` is written last and names a folder. There, each shard has a table with the rows of its sample
+table, and a *side shard* with its places: a tar with the same samples and pads in the same order, which has only the
+joined fields. The shards, the manifest and its fingerprint stay as they are.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -18,12 +18,12 @@ import orjson
 import pyarrow as pa
 import xxhash
 
-from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError
+from wdsplit.errors import CorruptDataError, InputError
 from wdsplit.notebook import html_table
 from wdsplit.shards.manifest import Field, Manifest, Shard, checksum_of, parse_fields
 from wdsplit.shards.sample_tables import dump_schema, names_of, parse_columns, read_samples, samples_path
-from wdsplit.shards.stored import Kind
-from wdsplit.shards.table import MAX_TABLE_BYTES, SHARDS_NAME, Shards, dump_shards, parse_shards
+from wdsplit.shards.stored import Kind, version_of
+from wdsplit.shards.table import MAX_TABLE_BYTES, Shards, dump_shards, parse_shards
 from wdsplit.storage.interface import ReadableStorage, Storage
 from wdsplit.texts import counted, human_bytes
 
@@ -31,17 +31,17 @@ __all__ = [
     "ANNOTATIONS",
     "MISSING",
     "RUN_SUFFIX",
-    "SIDE_TABLE",
+    "SIDE_TABLES",
     "Annotation",
     "Covered",
     "annotation_of_folder",
     "annotation_table_path",
-    "find_annotation",
     "find_covered",
     "is_annotation_folder",
     "list_annotations",
     "read_annotation",
     "read_side_shards",
+    "side_table_path",
     "write_annotation",
     "write_side_shards",
 ]
@@ -53,8 +53,8 @@ MISSING = "missing"
 
 _FORMAT_VERSION = 1
 _HASH = "[0-9a-f]{16}"
-SIDE_TABLE = re.compile(rf"shards(-{_HASH})?\.parquet")
-"""The names of the tables of side shards: of the annotation, and of single versions."""
+SIDE_TABLES = "shards@"
+"""How the names of the tables of side shards begin: there is one for each version."""
 _MAX_BYTES = 64 * 1024**2
 
 
@@ -76,7 +76,6 @@ class Annotation:
         num_bytes: Size of its tables and side shards in bytes.
         shards_checksum: The checksum of the table of its side shards; empty if it has no fields.
         provenance: The inputs and options, for users.
-        table: The name of that table in the folder: another version has another one there.
     """
 
     name: str
@@ -91,7 +90,6 @@ class Annotation:
     provenance: Mapping[str, Any] = field(default_factory=dict)
     fields: tuple[Field, ...] = ()
     shards_checksum: str = ""
-    table: str = SHARDS_NAME
 
     def __repr__(self) -> str:
         names = ", ".join([*self.schema.names, *(each.name for each in self.fields)])
@@ -118,6 +116,11 @@ def annotation_table_path(folder: str, shard: str) -> str:
     return f"{folder}/{samples_path(shard)}"
 
 
+def side_table_path(folder: str, fingerprint: str) -> str:
+    """Return the path of the table of an annotation's side shards, given its folder and the version's fingerprint."""
+    return f"{folder}/{SIDE_TABLES}{version_of(fingerprint)}.parquet"
+
+
 def _read(storage: ReadableStorage, name: str, path: str) -> Annotation:
     """Read the file of an annotation."""
     try:
@@ -134,9 +137,6 @@ def _parse(name: str, data: bytes) -> Annotation:
         folder = content["folder"]
         if not re.fullmatch(rf"{ANNOTATIONS.folder}/{re.escape(name)}-{_HASH}", folder):
             raise ValueError(f"folder {folder!r}")
-        table = str(content.get("table", SHARDS_NAME))
-        if not SIDE_TABLE.fullmatch(table):
-            raise ValueError(f"the table {table!r}")
         return Annotation(
             name,
             folder,
@@ -146,7 +146,6 @@ def _parse(name: str, data: bytes) -> Annotation:
             provenance=dict(content["provenance"]),
             fields=parse_fields(content["fields"]),
             shards_checksum=str(content["shards_checksum"]),
-            table=table,
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ANNOTATIONS.unreadable(name, str(error)) from error
@@ -158,28 +157,14 @@ ANNOTATIONS = Kind(
     ".json",
     re.compile("[A-Za-z0-9_-]{1,100}"),
     "letters, digits, '_' and '-', at most 100",
-    "wdsplit annotate DATASET TABLE --name {name} {how} --overwrite",
+    "wdsplit annotate DATASET TABLE --name {name} ... --overwrite",
     _read,
     lambda annotation: annotation.fingerprint,
+    lambda annotation: (
+        # a function can be called for the shards that were added
+        "wdsplit map DATASET MODULE:FUNCTION --name {name} --update" if "function" in annotation.provenance else ""
+    ),
 )
-_MAPPED = dataclasses.replace(ANNOTATIONS, update="wdsplit map DATASET MODULE:FUNCTION --name {name} --update")
-"""Those that a function made: it can be called for the shards that were added."""
-
-
-def find_annotation(storage: ReadableStorage, name: str, manifest: Manifest) -> Annotation:
-    """Read the annotation that was made for a version.
-
-    Raises:
-        CorruptDataError: It is damaged.
-        InputError: It was made for other shards than the version has, or by another version of the format.
-    """
-    annotation = ANNOTATIONS.find(storage, name, manifest)
-    kind = _MAPPED if "function" in annotation.provenance else ANNOTATIONS
-    try:
-        kind.refuse_stale(name, annotation.fingerprint, manifest)
-    except InputError as error:
-        raise error.in_dataset(storage.url, ANNOTATIONS.path(name)) from error
-    return annotation
 
 
 def list_annotations(storage: ReadableStorage, manifest: Manifest) -> dict[str, Annotation]:
@@ -215,13 +200,13 @@ def read_side_shards(storage: ReadableStorage, annotation: Annotation, manifest:
         manifest: The dataset's manifest, of all its samples.
 
     Returns:
-        Its provenance has the names of the annotation and of its folder.
+        Its provenance has the names of the annotation, its version and its folder.
 
     Raises:
         CorruptDataError: Their table is damaged or missing.
         InputError: They are not those of the dataset's shards.
     """
-    path, shards = f"{annotation.folder}/{annotation.table}", manifest.shards
+    path, shards = side_table_path(annotation.folder, annotation.fingerprint), manifest.shards
     try:
         data = storage.read(path, MAX_TABLE_BYTES)
         checksum = checksum_of(xxhash.xxh3_128(data))
@@ -244,7 +229,7 @@ def read_side_shards(storage: ReadableStorage, annotation: Annotation, manifest:
             remedy=ANNOTATIONS.remedy(annotation.name),
         )
     fields = (*annotation.fields, Field(MISSING, "", "bytes", "null"))
-    origin = {"annotation": annotation.name, "folder": annotation.folder}
+    origin = {"annotation": annotation.name, "version": annotation.fingerprint, "folder": annotation.folder}
     return dataclasses.replace(manifest, shards=side, fields=fields, samples=None, provenance=origin)
 
 
@@ -269,20 +254,15 @@ def find_covered(storage: ReadableStorage, name: str, manifest: Manifest) -> Cov
         InputError: There is no such annotation, or later versions do not have the shards that it was made for.
         CorruptDataError: It is damaged.
     """
-    refused: InputError | None = None
+    made_for = ANNOTATIONS.versions(storage).get(name, ())
     for count in (len(manifest.shards), *(each.num_shards for each in reversed(manifest.history[:-1]))):
         part = dataclasses.replace(manifest, shards=Shards(manifest.shards.table.slice(0, count)))
-        try:
-            found = find_annotation(storage, name, part)
-        except DatasetNotFoundError as error:
-            raise ANNOTATIONS.unknown(storage, name) from error
-        except InputError as error:
-            refused = refused or error
-        else:
+        if version_of(part.fingerprint) in made_for:
+            found = ANNOTATIONS.find(storage, name, part)
             return Covered(found, count, read_side_shards(storage, found, part).shards if found.fields else None)
-    assert refused is not None
-    refused.remedy = ANNOTATIONS.remedy(name)
-    raise refused
+    error = ANNOTATIONS.missing(storage, name, manifest)
+    error.remedy = ANNOTATIONS.remedy(name) if made_for else error.remedy
+    raise error
 
 
 def annotation_of_folder(entry: str) -> str:
@@ -291,25 +271,22 @@ def annotation_of_folder(entry: str) -> str:
     return "" if found is None else found[1]
 
 
-def is_annotation_folder(entry: str, entries: Container[str]) -> bool:
+def is_annotation_folder(entry: str, entries: Iterable[str]) -> bool:
     """Return whether one of the entries of the annotations' folder is the folder of an annotation, or of a run."""
     name = annotation_of_folder(entry)
-    return bool(name) and (f"{name}.json" in entries or f"{name}{RUN_SUFFIX}" in entries)
+    return bool(name) and any(each == f"{name}{RUN_SUFFIX}" or each.startswith(f"{name}@") for each in entries)
 
 
-def write_side_shards(storage: Storage, folder: str, shards: Shards, table: str = SHARDS_NAME) -> str:
-    """Write the table of an annotation's side shards; return its checksum."""
+def write_side_shards(storage: Storage, folder: str, shards: Shards, fingerprint: str) -> str:
+    """Write the table of an annotation's side shards for a version, given its fingerprint; return its checksum."""
     data = dump_shards(shards)
-    with storage.publish(f"{folder}/{table}", durable=True) as file:
+    with storage.publish(side_table_path(folder, fingerprint), durable=True) as file:
         file.write([data])
     return checksum_of(xxhash.xxh3_128(data))
 
 
-def write_annotation(storage: Storage, annotation: Annotation, path: str = "") -> None:
-    """Write the file that completes an annotation, after its tables and side shards: from then on it exists.
-
-    Its path is given if it is for one version.
-    """
+def write_annotation(storage: Storage, annotation: Annotation) -> None:
+    """Write the file that completes an annotation, after its tables and side shards: from then on it exists."""
     content = {
         "wdsplit_annotation": _FORMAT_VERSION,
         "folder": annotation.folder,
@@ -319,9 +296,8 @@ def write_annotation(storage: Storage, annotation: Annotation, path: str = "") -
         "fingerprint": annotation.fingerprint,
         **{name: getattr(annotation, name) for name in _COUNTS},
         "provenance": annotation.provenance,
-        **({"table": annotation.table} if annotation.table != SHARDS_NAME else {}),
     }
-    with storage.publish(path or ANNOTATIONS.path(annotation.name), durable=True) as file:
+    with storage.publish(ANNOTATIONS.path(annotation.name, annotation.fingerprint), durable=True) as file:
         file.write([orjson.dumps(content, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)])
 
 

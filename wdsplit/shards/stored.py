@@ -1,4 +1,8 @@
-"""What is stored by name beside the shards of a dataset: views and annotations. Some may be damaged, or out of date."""
+"""What is stored by name beside the shards of a dataset: views and annotations. Some may be damaged, or out of date.
+
+The file of each is named by the version of the dataset that it was made for: `NAME@VERSION`, VERSION being the first
+characters of the version's fingerprint.
+"""
 
 from __future__ import annotations
 
@@ -9,27 +13,31 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from wdsplit.errors import CorruptDataError, InputError, WdsplitError, did_you_mean
+from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, WdsplitError, did_you_mean
 from wdsplit.shards.manifest import Manifest
-from wdsplit.storage.interface import ReadableStorage, Storage
+from wdsplit.storage.interface import ReadableStorage
 from wdsplit.texts import listed
 
-__all__ = ["AT_VERSION", "VERSION_CHARACTERS", "Kind"]
+__all__ = ["VERSION", "Kind", "version_of"]
 
 logger = logging.getLogger(__name__)
 
 Stored = TypeVar("Stored")
 
-VERSION_CHARACTERS = 16
-"""The part of a version's fingerprint that is in the names of files for that version."""
-AT_VERSION = f"@[0-9a-f]{{{VERSION_CHARACTERS}}}"
-"""How that part is in the names of views and annotations."""
+_CHARACTERS = 16
+VERSION = f"[0-9a-f]{{{_CHARACTERS}}}"
+"""Matches the part of a version's fingerprint that is in the names of files for that version."""
 _MAX_NAMES = 20
+
+
+def version_of(fingerprint: str) -> str:
+    """Return the part of a version's fingerprint that is in the names of files for that version."""
+    return fingerprint[:_CHARACTERS]
 
 
 @dataclass(frozen=True)
 class Kind(Generic[Stored]):
-    """A kind of stored objects, each with a file NAME and a suffix in one folder; NAME@VERSION is that of one version.
+    """A kind of stored objects, which have a name each and a file for each version, with a suffix, in one folder.
 
     Attributes:
         what: What it is called: view or annotation.
@@ -37,10 +45,10 @@ class Kind(Generic[Stored]):
         suffix: The suffix of their names.
         pattern: Matches valid names.
         allowed: The valid names, for errors.
-        make: The command that makes one, with {name} and {how} for its name and its recipe.
+        make: The command that makes one, with {name}.
         read: Reads one, or its header, given its name and path; raises CorruptDataError or InputError.
         fingerprint: Returns the fingerprint of the version that one was made for.
-        update: The command that makes one again for the latest version, with {name}; empty if there is none.
+        update: Returns the command that makes one again for the latest version, with {name}; empty if there is none.
     """
 
     what: str
@@ -51,7 +59,7 @@ class Kind(Generic[Stored]):
     make: str
     read: Callable[[ReadableStorage, str, str], Stored]
     fingerprint: Callable[[Stored], str]
-    update: str = ""
+    update: Callable[[Stored], str]
 
     def checked(self, name: Any) -> str:
         """Return a name if it is valid: it becomes the name of a file.
@@ -65,75 +73,87 @@ class Kind(Generic[Stored]):
             )
         return name
 
-    def path(self, name: str) -> str:
-        """Return the path of the file of this name."""
-        return f"{self.folder}/{self.checked(name)}{self.suffix}"
+    def path(self, name: str, fingerprint: str) -> str:
+        """Return the path of the file of this name for a version, given its fingerprint or the part in names."""
+        return f"{self.folder}/{self.checked(name)}@{version_of(fingerprint)}{self.suffix}"
 
-    def path_of_version(self, name: str, fingerprint: str) -> str:
-        """Return the path of the file of this name for one version, if the file without a version is for another."""
-        return f"{self.folder}/{self.checked(name)}@{fingerprint[:VERSION_CHARACTERS]}{self.suffix}"
+    def versions(self, storage: ReadableStorage) -> dict[str, list[str]]:
+        """Return the names of all objects of a dataset, sorted, and for which versions each has files.
 
-    def name_in(self, entry: str) -> str:
-        """Return the name of the object that a file in the folder belongs to; empty if it belongs to none."""
-        found = re.fullmatch(rf"({self.pattern.pattern})({AT_VERSION})?{re.escape(self.suffix)}", entry)
-        return "" if found is None else found[1]
-
-    def of_versions(self, entries: Iterable[str], name: str) -> list[str]:
-        """Return the paths of the files of this name that are each for one version, given the files in the folder."""
-        own = (entry for entry in entries if self.name_in(entry) == name)
-        return [f"{self.folder}/{entry}" for entry in own if entry != f"{name}{self.suffix}"]
-
-    def find(self, storage: ReadableStorage, name: str, manifest: Manifest | None = None) -> Stored:
-        """Read the object that is for a version, if it has one of its own, else the one of this name; see `read`.
-
-        Args:
-            storage: The dataset.
-            name: The name.
-            manifest: The manifest of the version; None for any.
+        These may be versions that the dataset does not have, or has no more.
         """
-        found = self.read(storage, name, self.path(name))
-        if manifest is not None and self.fingerprint(found) != manifest.fingerprint:
-            own = self.path_of_version(name, manifest.fingerprint)
-            return found if storage.size(own) is None else self.read(storage, name, own)
+        found: dict[str, list[str]] = {}
+        for entry in storage.list(self.folder):
+            match = re.fullmatch(rf"({self.pattern.pattern})@({VERSION}){re.escape(self.suffix)}", entry)
+            if match:
+                found.setdefault(match[1], []).append(match[2])
+        return dict(sorted(found.items()))
+
+    def of_version(self, storage: ReadableStorage, manifest: Manifest, others: Iterable[str]) -> list[str]:
+        """Return the names of the objects of a version, and of those of no version: `others` has other fingerprints."""
+        own, known = version_of(manifest.fingerprint), set(map(version_of, others))
+        return [name for name, made in self.versions(storage).items() if own in made or known.isdisjoint(made)]
+
+    def paths(self, storage: ReadableStorage, name: str) -> list[str]:
+        """Return the paths of all files of this name."""
+        return [self.path(name, version) for version in self.versions(storage).get(name, ())]
+
+    def find(self, storage: ReadableStorage, name: str, manifest: Manifest) -> Stored:
+        """Read the object that was made for a version.
+
+        Raises:
+            CorruptDataError: It is damaged.
+            InputError: There is none, or it was made by another version of the format.
+        """
+        try:
+            return self._read(storage, name, manifest.fingerprint)
+        except DatasetNotFoundError:
+            raise self.missing(storage, name, manifest) from None
+
+    def _read(self, storage: ReadableStorage, name: str, version: str) -> Stored:
+        path = self.path(name, version)
+        found = self.read(storage, name, path)
+        if self.path(name, self.fingerprint(found)) != path:
+            raise self.unreadable(name, f"a file for {self.fingerprint(found)}").in_dataset(storage.url, path)
         return found
 
-    def keep_older(self, storage: Storage, name: str, manifest: Manifest) -> None:
-        """Keep an object that will be replaced, if it is of an older version: trainings may still read that."""
-        path, older = self.path(name), {each.fingerprint for each in manifest.history[:-1]}
-        if not older or storage.size(path) is None:
-            return
-        with suppress(WdsplitError):  # a damaged file is of no version
-            made_for = self.fingerprint(self.read(storage, name, path))
-            if made_for in older:
-                with storage.publish(self.path_of_version(name, made_for), durable=True) as file:
-                    file.write([storage.read(path)])
+    def newest(self, storage: ReadableStorage, name: str, manifest: Manifest) -> Stored:
+        """Read the object of a version; else that of the newest one before, or of other shards.
 
-    def names(self, storage: ReadableStorage) -> list[str]:
-        """Return the names of all objects of a dataset, sorted, including those for other shards."""
-        files = [name for name in storage.list(self.folder) if name.endswith(self.suffix)]
-        return sorted(filter(self.pattern.fullmatch, (name.removesuffix(self.suffix) for name in files)))
+        Raises:
+            CorruptDataError: It is damaged.
+            InputError: There is none of this name, or it was made by another version of the format.
+        """
+        versions = self.versions(storage).get(name)
+        if not versions:
+            raise self.unknown(storage, name)
+        return self._read(storage, name, self._newest(versions, manifest))
+
+    def _newest(self, versions: list[str], manifest: Manifest) -> str:
+        known = [manifest.fingerprint, *(each.fingerprint for each in reversed(manifest.history))]
+        return next((each for each in map(version_of, known) if each in versions), versions[-1])
 
     def scan(self, storage: ReadableStorage, manifest: Manifest) -> tuple[dict[str, Stored], dict[str, WdsplitError]]:
-        """Return all objects of a version by name, including stale ones, and the errors of unreadable ones by name."""
+        """Return the newest objects by name, including stale ones, and the errors of unreadable ones by name."""
         found: dict[str, Stored] = {}
         damaged: dict[str, WdsplitError] = {}
-        for name in self.names(storage):
+        for name, versions in self.versions(storage).items():
             try:
-                found[name] = self.find(storage, name, manifest)
+                found[name] = self._read(storage, name, self._newest(versions, manifest))
             except (CorruptDataError, InputError) as error:
                 damaged[name] = error
         return found, damaged
 
     def listed(self, storage: ReadableStorage, manifest: Manifest) -> dict[str, Stored]:
-        """Return the readable objects of a version by name, including stale ones; warn of the others."""
+        """Return the readable of these objects; warn of the others."""
         found, damaged = self.scan(storage, manifest)
         for name, error in damaged.items():
             logger.warning("%s: %s %r left out: %s", storage.url, self.what, name, error.cause)
         return found
 
-    def remedy(self, name: str, how: str = "...") -> str:
+    def remedy(self, name: str) -> str:
         """Return the advice for an object that cannot be used."""
-        make, command = self.make.format(name=name, how=how), self.make.split()[1]
+        make, command = self.make.format(name=name), self.make.split()[1]
         return f"make it again with `{make}`, or remove it with `wdsplit {command} DATASET --drop {name}`"
 
     def unreadable(self, name: str, found: str) -> CorruptDataError:
@@ -145,35 +165,40 @@ class Kind(Generic[Stored]):
             remedy=self.remedy(name),
         )
 
-    def refuse_stale(self, name: str, fingerprint: str, manifest: Manifest, how: str = "...") -> None:
-        """Refuse an object with the fingerprint of another dataset, or of another version of it.
-
-        Raises:
-            InputError: The fingerprints differ.
-        """
-        versions = {each.fingerprint: each.number for each in manifest.history}
-        if fingerprint != manifest.fingerprint and fingerprint in versions:
-            number, again = versions[fingerprint], self.update.format(name=name)
-            raise InputError(
+    def missing(self, storage: ReadableStorage, name: str, manifest: Manifest) -> WdsplitError:
+        """Return the error for a name that has no object for a version: it was made for another one, or not at all."""
+        versions = list[str]()
+        with suppress(WdsplitError):  # not every store can be listed
+            versions = self.versions(storage).get(name, versions)
+        if not versions:
+            return self.unknown(storage, name)
+        newest = self._newest(versions, manifest)
+        path, update = self.path(name, newest), ""
+        with suppress(WdsplitError):
+            update = self.update(self.read(storage, name, path)).format(name=name)
+        number = next((each.number for each in manifest.history if version_of(each.fingerprint) == newest), None)
+        if number is None:
+            error = InputError(
+                f"{self.what} {name!r} was made for other shards than the dataset has now",
+                expected=f"one for the fingerprint {manifest.fingerprint}",
+                found=f"one for {newest}...",
+                remedy=self.remedy(name),
+            )
+        else:
+            error = InputError(
                 f"{self.what} {name!r} was made for version {number} of the dataset, and does not cover later samples",
                 expected=f"version {manifest.version}",
                 found=f"version {number}",
                 remedy=f"open the dataset with version={number}, or "
-                + (f"extend the {self.what} with `{again}`" if again else self.remedy(name, how)),
+                + (f"extend the {self.what} with `{update}`" if update else self.remedy(name)),
             )
-        if fingerprint != manifest.fingerprint:
-            raise InputError(
-                f"{self.what} {name!r} was made for other shards than the dataset has now",
-                expected=f"the fingerprint {manifest.fingerprint}",
-                found=fingerprint[:1000],
-                remedy=self.remedy(name, how),
-            )
+        return error.in_dataset(storage.url, path)
 
     def unknown(self, storage: ReadableStorage, name: str) -> InputError:
         """Return the error for a name that does not exist."""
         names: list[str] = []
         with suppress(WdsplitError):  # not every store can be listed
-            names = self.names(storage)
+            names = list(self.versions(storage))
         return InputError(
             f"there is no {self.what} {name!r}",
             place=storage.url,

@@ -30,7 +30,7 @@ from wdsplit.order.packing import MAX_CAPACITY, MAX_SIZE
 from wdsplit.order.selection import Selection, bitmap_bytes
 from wdsplit.order.units import KINDS, MAX_TIMES, Repeats
 from wdsplit.shards.manifest import Manifest
-from wdsplit.shards.stored import AT_VERSION, Kind
+from wdsplit.shards.stored import VERSION, Kind
 from wdsplit.shards.view_parts import ViewParts, hash_of_part
 from wdsplit.storage.interface import ReadableFile, ReadableStorage, Storage
 from wdsplit.texts import Brief, counted, percent, quoted
@@ -162,7 +162,7 @@ def lock_view(storage: Storage, name: str) -> Iterator[None]:
     """Keep other processes from making the same view; raises StorageError if one does."""
     path = f"{VIEWS.folder}/.{VIEWS.checked(name)}.lock"
     # The temporary files of other names belong to other views.
-    own = re.compile(rf"\.{re.escape(name)}({AT_VERSION})?{re.escape(VIEWS.suffix)}\.[^.]*\.tmp")
+    own = re.compile(rf"\.{re.escape(name)}@{VERSION}{re.escape(VIEWS.suffix)}\.[^.]*\.tmp")
     with storage.lock(path):
         try:
             # what killed processes have left of this view; the files of others may be in use
@@ -176,20 +176,17 @@ def lock_view(storage: Storage, name: str) -> Iterator[None]:
                     os.rmdir(os.path.join(storage.url, VIEWS.folder))
 
 
-def write_view(
-    storage: Storage, manifest: Manifest, name: str, units: Units, recipe: Mapping[str, Any], path: str = ""
-) -> StoredView:
-    """Write a view; an existing view of this name is replaced when the new one is complete.
+def write_view(storage: Storage, manifest: Manifest, name: str, units: Units, recipe: Mapping[str, Any]) -> StoredView:
+    """Write a view of a version; an existing one of this name and version is replaced when the new one is complete.
 
     Args:
         storage: The dataset's folder.
-        manifest: Its manifest.
+        manifest: The version's manifest.
         name: The view's name.
         units: The units of each shard.
         recipe: How it was made, as JSON values.
-        path: The path of its file, if that is for one version.
     """
-    path, chosen, items = path or VIEWS.path(name), units.chosen, items_of(units)
+    chosen, items = units.chosen, items_of(units)
     columns, arrays = [chosen.counts], [chosen.bitmaps]
     form: dict[str, Any] = {}
     if isinstance(items, Repeats):
@@ -222,7 +219,7 @@ def write_view(
     places = zip((ends - sizes).T.tolist(), ends.T.tolist(), strict=True)
     hashes = [hash_of_part(each[b:e] for each, b, e in zip(data, *place, strict=True)) for place in places]
     table = b"".join([*(each.astype(_COUNT).tobytes() for each in columns), np.array(hashes, _HASH).tobytes()])
-    with storage.publish(path, durable=True) as file:
+    with storage.publish(VIEWS.path(name, manifest.fingerprint), durable=True) as file:
         file.write([line, xxhash.xxh3_128_digest(line + table), table, *(each.data for each in data if len(each))])
     return stored
 
@@ -245,25 +242,14 @@ def read_view(storage: ReadableStorage, manifest: Manifest, name: str, whole: bo
         InputError: There is no such view, or it was made for another dataset.
         CorruptDataError: Its file is damaged.
     """
-    try:
-        return _read_view(storage, manifest, name, VIEWS.path(name), whole)
-    except InputError:
-        older = VIEWS.path_of_version(name, manifest.fingerprint)
-        if storage.size(VIEWS.path(name)) is None or storage.size(older) is None:
-            raise
-        return _read_view(storage, manifest, name, older, whole)
-
-
-def _read_view(
-    storage: ReadableStorage, manifest: Manifest, name: str, path: str, whole: bool
-) -> tuple[StoredView, Units]:
+    path = VIEWS.path(name, manifest.fingerprint)
     totals = manifest.shards.num_real
     most = _MAX_HEAD_BYTES + 4 * _COUNT.itemsize * len(totals) + int((-(-totals // 8)).sum() + 8 * totals.sum())
     most = max(most, _MAX_SMALL_BYTES)  # samples that come very often have more packs than samples
     try:
         data = storage.read(path, most if whole else _WHOLE_BYTES)
     except DatasetNotFoundError:
-        raise VIEWS.unknown(storage, name) from None
+        raise VIEWS.missing(storage, name, manifest) from None
     except CorruptDataError:  # it is larger
         if whole:
             raise
@@ -277,7 +263,7 @@ def _read_view(
 def parse_view(name: str, data: bytes, manifest: Manifest) -> tuple[StoredView, Units]:
     """Parse and check a view's whole file. Raises as `read_view` does."""
     stored, line = _head(name, data)
-    VIEWS.refuse_stale(name, stored.dataset, manifest, stored.made_of[:1000])
+    _refuse_other(stored, manifest)
     totals, begin = manifest.shards.num_real, len(line)
     columns, _ = _table(stored, line, data[begin : begin + _table_bytes(stored, len(totals))], totals)
     begin += _table_bytes(stored, len(totals))
@@ -301,7 +287,7 @@ def _open_view(storage: ReadableStorage, manifest: Manifest, name: str, path: st
         # It is larger than what is read first: so that is one request, which mostly has the table too.
         most = _FIRST_BYTES + 4 * _COUNT.itemsize * len(manifest.shards)
         stored, line, file, data = _read_line(storage, name, path, min(most, _WHOLE_BYTES))
-        VIEWS.refuse_stale(name, stored.dataset, manifest, stored.made_of[:1000])
+        _refuse_other(stored, manifest)
         totals, num_bytes = manifest.shards.num_real, _table_bytes(stored, len(manifest.shards))
         if file.size < len(line) + num_bytes:
             raise VIEWS.unreadable(name, "a file that is cut off")
@@ -325,9 +311,7 @@ def _read_head(storage: ReadableStorage, name: str, path: str) -> StoredView:
     """Read the header of a view, and little more of its file."""
     try:
         return _read_line(storage, name, path)[0]
-    except DatasetNotFoundError:
-        raise VIEWS.unknown(storage, name) from None
-    except WdsplitError as error:
+    except (CorruptDataError, InputError) as error:
         raise error.in_dataset(storage.url, path) from error
 
 
@@ -361,6 +345,12 @@ def _head(name: str, data: bytes) -> tuple[StoredView, bytes]:
     if not 1 <= stored.lanes <= MAX_LANES:
         raise VIEWS.unreadable(name, f"{stored.lanes:,} lanes")
     return stored, line
+
+
+def _refuse_other(stored: StoredView, manifest: Manifest) -> None:
+    """Refuse a file whose name says that it is for a version, if its content says otherwise."""
+    if stored.dataset != manifest.fingerprint:
+        raise VIEWS.unreadable(stored.name, f"a file for {stored.dataset}")
 
 
 def _table_bytes(stored: StoredView, num_shards: int) -> int:
@@ -469,8 +459,8 @@ VIEWS = Kind(
     ".view",
     re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}"),
     "up to 100 letters, digits, '_', '-' and '.', not beginning with '-' or '.'",
-    "wdsplit view DATASET {name} {how} --overwrite",
+    "wdsplit view DATASET {name} ... --overwrite",
     _read_head,
     lambda view: view.dataset,
-    "wdsplit view DATASET {name} --update",
+    lambda view: "wdsplit view DATASET {name} --update",
 )

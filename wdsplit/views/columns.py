@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from wdsplit.conditions.parse import UnknownColumnError, Where, parse_where
 from wdsplit.errors import InputError, WdsplitError, did_you_mean
-from wdsplit.shards.annotations import ANNOTATIONS, Annotation, find_annotation, read_annotation
+from wdsplit.shards.annotations import ANNOTATIONS, Annotation, read_annotation
 from wdsplit.shards.manifest import Manifest
 from wdsplit.shards.sample_tables import KEY, names_of, read_samples
 from wdsplit.storage.interface import ReadableStorage
@@ -82,7 +82,7 @@ class SampleColumns:
             for name, each in found.items():
                 joined = [re.escape(column) for column in each.schema.names if column not in schema.names]
                 if any(re.search(rf"\b{column}\b", where) for column in joined):
-                    find_annotation(self.storage, name, self.manifest)  # raises, as it was made for other shards
+                    raise ANNOTATIONS.missing(self.storage, name, self.manifest) from error
             if damaged and isinstance(error, UnknownColumnError):
                 raise next(iter(damaged.values())) from error
             raise

@@ -143,7 +143,7 @@ def make_view(
     storage = open_storage(located, storage_options)
     if update:
         given = [option for option, value in {**asked, "view": view}.items() if value is not None]
-        asked, view = _recipe_of(VIEWS.find(storage, name), given, storage.url)
+        asked, view = _recipe_of(VIEWS.newest(storage, name, read_manifest(storage)), given, storage.url)
     elif view is None and all(each is None for each in asked.values()):
         raise InputError(
             "no condition for the view",
@@ -153,12 +153,12 @@ def make_view(
     asked["allow_pads"] = allow_pads or asked.get("allow_pads")  # as the view that is updated was made
     manifest = read_manifest(storage)
     with lock_view(storage, name):
-        if not (overwrite or update) and storage.size(VIEWS.path(name)) is not None:
+        if not (overwrite or update) and VIEWS.paths(storage, name):
             raise OutputExistsError(
                 f"the dataset has a view {name!r} already",
                 place=storage.url,
                 remedy="use --overwrite (overwrite=True) to replace it, or choose another name",
-                url=f"{storage.url}/{VIEWS.path(name)}",
+                url=storage.url,
             )
         columns = SampleColumns(storage, manifest)
         choice = read_choice(columns, asked, storage_options)
@@ -168,7 +168,6 @@ def make_view(
         chosen = choose(columns, manifest.shards.num_real, choice, selection, engine, progress)
         refuse_missing(columns, choice, chosen, allow_missing)
         recipe = _recipe(choice, chosen, None if base is None else base[0])
-        VIEWS.keep_older(storage, name, manifest)
         stored = write_view(storage, manifest, name, chosen.selection, recipe)
     if stored.form and manifest.conversion_options.get("shuffle") is False:
         logger.warning(
@@ -270,6 +269,7 @@ def drop_view(
     """
     storage = open_storage(*located_one(url, storage_options, fs))
     read_manifest(storage)
-    if storage.size(VIEWS.path(name)) is None:
+    paths = VIEWS.paths(storage, VIEWS.checked(name))
+    if not paths:
         raise VIEWS.unknown(storage, name)
-    storage.remove(VIEWS.path(name), *VIEWS.of_versions(storage.list(VIEWS.folder), name))
+    storage.remove(*paths)

@@ -18,9 +18,10 @@ from wdsplit import AnnotateOptions, ConvertOptions
 from wdsplit.cli.main import cli
 from wdsplit.errors import CorruptDataError, InputError, OutputExistsError, StorageError
 from wdsplit.fields.infer import with_class_names
-from wdsplit.shards.annotations import read_annotation
+from wdsplit.shards.annotations import ANNOTATIONS, read_annotation
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.sample_tables import read_samples
+from wdsplit.shards.views import VIEWS
 from wdsplit.storage.opening import open_storage
 
 NUM_ROWS, SHARDS, ENOUGH = 300, 7, 2**24
@@ -128,7 +129,8 @@ def test_each_sample_has_its_row_whatever_the_order_of_the_table(data, tmp_path,
     assert before.items() <= after.items()
     tables = [name for name in after if name.startswith(f"{made.folder}/")]
     assert len(tables) == SHARDS and made.num_bytes == sum(len(after[name]) for name in tables)
-    assert after.keys() - before.keys() == {"fields/quality.json", *tables}
+    (file,) = after.keys() - before.keys() - {*tables}
+    assert file == ANNOTATIONS.path("quality", made.fingerprint)
 
 
 def test_jobs_and_memory_do_not_change_a_byte(data, tmp_path, monkeypatch):
@@ -176,9 +178,9 @@ def test_a_table_may_have_any_format_or_come_from_python(data, tmp_path, kind):
     table = scores().select(["key", "score"])
     made = annotate(data, FORMATS[kind](table, tmp_path / f"quality.{kind}"))
     assert joined(data) == expected(table)
-    assert {name.split("/")[0] for name in files_below(data / "fields")} == {
-        "quality.json",
-        made.folder.split("/")[1],
+    assert {re.split("[@/]", name)[0] for name in files_below(data / "fields")} == {
+        "quality",
+        made.folder[7:],
     }
 
 
@@ -523,9 +525,10 @@ def test_a_stale_or_damaged_annotation_is_refused_only_where_a_condition_names_i
     assert num_samples(stale, "score >= 0") == NUM_ROWS
     annotate(stale, pa.table({"key": KEYS, "kind": np.arange(NUM_ROWS)}), name="kinds", overwrite=True)
     assert num_samples(stale, "kind == 7") == 1
-    (stale / "fields/kinds.json").write_bytes(b"{")
+    fingerprint = wdsplit.list_annotations(stale)["kinds"].fingerprint
+    (stale / ANNOTATIONS.path("kinds", fingerprint)).write_bytes(b"{")
     assert num_samples(stale, "score > 3 and cls < 100") == 78
-    with pytest.raises(CorruptDataError, match=r"kinds.json(.|\n)*--drop kinds"):
+    with pytest.raises(CorruptDataError, match=r"kinds@(.|\n)*--drop kinds"):
         wdsplit.Dataset(stale, where="kind == 7")
 
 
@@ -545,8 +548,8 @@ def test_converting_anew_says_what_is_stale(stale, tmp_path):
 def test_inspect_shows_what_is_stale_or_damaged(stale):
     annotate(stale, scores(), name="scores")
     wdsplit.make_view(str(stale), "good", where="cls < 30")
-    (stale / "views/x.view").write_bytes(b"")
-    (stale / "fields/broken.json").write_bytes(b"{")
+    (stale / VIEWS.path("x", "0" * 16)).write_bytes(b"")
+    (stale / ANNOTATIONS.path("broken", "0" * 16)).write_bytes(b"{")
     broken = "damaged: annotation 'broken' cannot be read"
     done = CliRunner().invoke(cli, ["inspect", str(stale), "--samples", "0"])
     assert done.exit_code == 0, done.output
@@ -566,8 +569,10 @@ def test_inspect_shows_what_is_stale_or_damaged(stale):
 
 @pytest.mark.parametrize("damage", ["changed", "lost", "commit"])
 def test_verify_finds_tables_that_are_damaged_or_lost(data, damage):
-    folder = annotate(data, scores()).folder
-    path = data / ("fields/quality.json" if damage == "commit" else f"{folder}/000002.tar.parquet")
+    made = annotate(data, scores())
+    path = data / f"{made.folder}/000002.tar.parquet"
+    if damage == "commit":
+        path = data / ANNOTATIONS.path("quality", made.fingerprint)
     content = path.read_bytes()
     path.unlink()
     if damage != "lost":

@@ -1,6 +1,7 @@
 """Fields that were joined later: samples have them as if the dataset had been converted with them."""
 
 import json
+import re
 import shutil
 import tarfile
 from functools import partial
@@ -316,7 +317,10 @@ def test_several_are_joined_and_dropped_one_by_one(data):
     assert all(sample.get("mask.bin") == sample.get("second.bin") for sample in both)
     assert list(both[1])[4:] == ["bin", "cls", *JOINED, "second.bin"]
     wdsplit.drop_annotation(str(data), "later")
-    assert {name.split("/")[0] for name in files_below(data / "fields")} == {"more.json", again.folder.split("/")[1]}
+    assert {re.split("[@/]", name)[0] for name in files_below(data / "fields")} == {
+        "more",
+        again.folder[7:],
+    }
     assert list(wdsplit.Samples(data, join=["more"])[1])[4:] == ["bin", "cls", "second.bin"]
 
 
@@ -364,9 +368,15 @@ def test_what_cannot_be_joined_is_refused_with_a_remedy(data, tmp_path):
         wdsplit.Dataset(str(data / "*.tar"), join=["later"], cache_dir=tmp_path / "cache")
 
 
+def table_in(folder):
+    """Return the path of the table of side shards."""
+    (table,) = folder.glob("shards@*.parquet")
+    return table
+
+
 @pytest.mark.parametrize("change", ["other shards", "another table", "fewer shards", "fewer samples"])
 def test_fields_of_other_shards_are_refused(data, tmp_path, change):
-    pointer = data / "fields/later.json"
+    (pointer,) = (data / "fields").glob("later@*.json")
     content = orjson.loads(pointer.read_bytes())
     if change == "other shards":
         converted(tmp_path, table(61), mapping=OWN, **{**PLAN, "key": "id", "overwrite": True})
@@ -375,7 +385,7 @@ def test_fields_of_other_shards_are_refused(data, tmp_path, change):
     else:
         other = converted(tmp_path, table(60), mapping=OWN, **{**PLAN, "key": "id", "shards": 6})
         made = annotate(other, table(60))
-        shutil.copy(Path(other) / made.folder / "shards.parquet", data / content["folder"] / "shards.parquet")
+        shutil.copy(table_in(Path(other) / made.folder), table_in(data / content["folder"]))
         message = "the table of side shards does not belong to its annotation"
     if change == "fewer shards":
         content["shards_checksum"] = made.shards_checksum
@@ -384,7 +394,8 @@ def test_fields_of_other_shards_are_refused(data, tmp_path, change):
         table_of_six = read_manifest(open_storage(other)).shards.table
         one_more = table_of_six.slice(0, 1).set_column(0, table_of_six.schema.field(0), pa.array(["z.tar"]))
         shards = Shards(pa.concat_tables([table_of_six, one_more]))
-        content["shards_checksum"] = write_side_shards(open_storage(str(data)), content["folder"], shards)
+        storage, version = open_storage(str(data)), content["fingerprint"]
+        content["shards_checksum"] = write_side_shards(storage, content["folder"], shards, version)
         message = "annotation 'later' does not have the samples of each shard"
     pointer.write_bytes(orjson.dumps(content))
     with pytest.raises((InputError, CorruptDataError), match=message):
@@ -406,10 +417,11 @@ def test_an_annotation_that_is_replaced_while_it_is_read_is_an_error_that_says_s
 # Damage
 
 
-@pytest.mark.parametrize("name", ["000003.tar", "000003.tar.places", "shards.parquet"])
+@pytest.mark.parametrize("name", ["000003.tar", "000003.tar.places", "table"])
 @pytest.mark.parametrize("damage", ["changed", "shorter", "lost"])
 def test_verify_finds_what_is_damaged(data, small, name, damage):
     path = data / small.annotation.folder / name
+    path = table_in(path.parent) if name == "table" else path
     content = bytearray(path.read_bytes())
     path.unlink()
     if damage != "lost":
@@ -424,14 +436,16 @@ def test_verify_finds_what_is_damaged(data, small, name, damage):
 def test_verify_finds_a_side_shard_of_another_shard(data, small):
     folder = data / small.annotation.folder
     other = Path(shutil.copytree(folder, data.parent / "other"))
-    content = orjson.loads((data / "fields/later.json").read_bytes())
-    shards = parse_shards((folder / "shards.parquet").read_bytes(), PLAN["shards"]).table
+    (pointer,) = (data / "fields").glob("later@*.json")
+    content = orjson.loads(pointer.read_bytes())
+    shards = parse_shards(table_in(folder).read_bytes(), PLAN["shards"]).table
     swapped = shards.take([1, 0, *range(2, PLAN["shards"])]).set_column(0, "path", shards.column("path"))
     for name, source in (("000000.tar", "000001.tar"), ("000001.tar", "000000.tar")):
         for ending in ("", ".places"):
             shutil.copy(other / f"{source}{ending}", folder / f"{name}{ending}")
-    content["shards_checksum"] = write_side_shards(open_storage(str(data)), content["folder"], Shards(swapped))
-    (data / "fields/later.json").write_bytes(orjson.dumps(content))
+    storage, version = open_storage(str(data)), content["fingerprint"]
+    content["shards_checksum"] = write_side_shards(storage, content["folder"], Shards(swapped), version)
+    pointer.write_bytes(orjson.dumps(content))
     found = wdsplit.verify(str(data)).problems
     assert [problem.cause for problem in found] == ["a side shard has other keys than its shard"] * 2
 

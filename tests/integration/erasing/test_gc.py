@@ -10,9 +10,7 @@ import wdsplit
 from commands import done, refused
 from tables import files_of
 from wdsplit.errors import InputError, StorageError
-from wdsplit.shards.annotations import ANNOTATIONS
 from wdsplit.shards.files import read_manifest
-from wdsplit.shards.views import VIEWS
 from wdsplit.storage.opening import open_storage
 
 PLAN = {"shards": 4, "lanes": 2, "window": 8, "key": "id", "mapping": {"txt": "secret", "cls": "row"}}
@@ -119,16 +117,6 @@ def test_views_and_annotations_of_the_kept_versions_stay(place):
             }
             assert wdsplit.verify(url, version=version).problems == ()
     assert found_in(files_of(folder), (*ERASED, 5)) == []
-    assert not any("@" in name for name in files_of(folder)), "the newest have plain names"
-    fingerprint = wdsplit.Samples(url).manifest.fingerprint
-    for kind in (
-        VIEWS,
-        ANNOTATIONS,
-    ):  # as a run leaves them that is stopped when it has given the newest its plain name
-        (name, *_) = kind.names(open_storage(url))
-        (folder / kind.path_of_version(name, fingerprint)).write_bytes((folder / kind.path(name)).read_bytes())
-    wdsplit.gc(url)
-    assert not any("@" in name for name in files_of(folder))
     erase(url, (6,))  # and what is there can be erased from again
     wdsplit.gc(url)
     wdsplit.convert(rows_of(70, 75), url, append=True)

@@ -72,13 +72,15 @@ def test_what_was_written_is_read(storage, tmp_path):
         {"fields": [dataclasses.asdict(each) for each in (FIELDS[0], FIELDS[0])]},
         {"wdsplit_annotation": None},
         {"wdsplit_annotation": 2},
+        {"fingerprint": "0" * 32},
     ],
 )
 def test_a_damaged_one_is_refused(storage, change):
-    content = orjson.loads(storage.read("fields/quality.json"))
-    publish(storage, "fields/quality.json", orjson.dumps({**content, **change}))
-    with pytest.raises(CorruptDataError, match=r"fields/quality\.json"):
-        ANNOTATIONS.find(storage, "quality")
+    path = ANNOTATIONS.path("quality", MANIFEST.fingerprint)
+    content = orjson.loads(storage.read(path))
+    publish(storage, path, orjson.dumps({**content, **change}))
+    with pytest.raises(CorruptDataError, match=rf"{path}"):
+        ANNOTATIONS.find(storage, "quality", MANIFEST)
 
 
 def test_a_damaged_or_lost_table_is_refused(storage):

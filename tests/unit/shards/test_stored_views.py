@@ -46,19 +46,23 @@ def manifest():
 
 def view_bytes(storage, manifest, every=3):
     write_view(storage, manifest, "v", chosen(every), {"where": "x"})
-    return (storage.root / "views" / "v.view").read_bytes()
+    return path_of(storage, manifest).read_bytes()
+
+
+def path_of(storage, manifest):
+    return storage.root / VIEWS.path("v", manifest.fingerprint)
 
 
 def refused(storage, manifest, data, error=CorruptDataError):
     """Return the error for a view whose file has these bytes, whether it is read whole or by parts."""
     (storage.root / "views").mkdir(exist_ok=True)
-    (storage.root / "views" / "v.view").write_bytes(data)
+    path_of(storage, manifest).write_bytes(data)
     with pytest.MonkeyPatch.context() as patch:
         for whole in (0, 2**24):
             patch.setattr(views, "_WHOLE_BYTES", whole)
             with pytest.raises(error) as caught:
                 read_parts(read_view(storage, manifest, "v")[1])
-            assert "views/v.view" in caught.value.place
+            assert VIEWS.path("v", manifest.fingerprint) in caught.value.place
     return caught.value
 
 
@@ -90,7 +94,7 @@ def test_a_view_is_read_as_it_was_written(storage, manifest, monkeypatch, every,
     stored = write_view(storage, manifest, "v", units, {"where": "x > 1"})
     monkeypatch.setattr(views, "_WHOLE_BYTES", whole)
     again, found = read_view(storage, manifest, "v")
-    assert again == stored == VIEWS.find(storage, "v")
+    assert again == stored == VIEWS.find(storage, "v", manifest)
     assert (stored.num_samples, stored.num_selected) == (31, selection.num_samples)
     assert (stored.num_units, stored.kind) == (units.num_samples, "select" if most is None else "expand")
     assert (found.block, found.form) == form if form else stored.form == {}
@@ -105,7 +109,7 @@ def test_a_view_is_read_as_it_was_written(storage, manifest, monkeypatch, every,
     assert read_parts(pickle.loads(pickle.dumps(found))) == read_parts(units)  # in another process
     lengths = [len(times)] * (most is not None) + [len(number)] * (form is not None)
     assert selection.num_samples == 0 or most is None or stored.widths[0] == {3: 1, 300: 2, 70_000: 4}[most]
-    data = (storage.root / "views" / "v.view").read_bytes()
+    data = path_of(storage, manifest).read_bytes()
     bits = sum(-(-n // 8) for n, k in zip(COUNTS, selection.counts, strict=True) if 0 < k < n)
     table = 16 + 8 * len(COUNTS) * (2 + len(lengths))
     assert len(data) == data.index(b"\n") + 1 + table + bits + sum(map(int.__mul__, stored.widths, lengths))
@@ -136,7 +140,7 @@ def test_an_open_view_of_a_folder_outlives_its_file(storage, manifest, monkeypat
     monkeypatch.setattr(views, "_WHOLE_BYTES", whole)
     view_bytes(storage, manifest)
     selection = read_view(storage, manifest, "v")[1]
-    storage.remove("views/v.view")
+    path_of(storage, manifest).unlink()
     assert selection.places(0).tolist() == [0, 3, 6, 9]
 
 
@@ -196,9 +200,10 @@ def test_a_view_that_is_not_there_names_those_that_are(storage, manifest):
 
 def test_other_files_beside_views_are_none(storage, manifest):
     view_bytes(storage, manifest)
-    for name in (".v.view.1-2-0123456789abcdef.tmp", "notes.txt", ".hidden.view", "a b.view"):
+    version = "@0123456789abcdef.view"
+    for name in (f".v{version}.1-2-0123456789abcdef.tmp", "notes.txt", f".hidden{version}", f"a b{version}", "w.view"):
         (storage.root / "views" / name).write_bytes(b"")
-    assert VIEWS.names(storage) == ["v"]
+    assert VIEWS.versions(storage) == {"v": [manifest.fingerprint[:16]]}
 
 
 # Files that anyone may have written
@@ -249,13 +254,13 @@ def forged(manifest, head=None, counts=(4, 0, 5, 3), units=None, bitmaps=BITMAPS
 
 def test_the_forger_of_these_tests_can_write_a_right_one(storage, manifest):
     view_bytes(storage, manifest)
-    (storage.root / "views" / "v.view").write_bytes(forged(manifest))
+    path_of(storage, manifest).write_bytes(forged(manifest))
     assert read_view(storage, manifest, "v")[1].num_samples == 12
 
 
 def test_another_fingerprint_is_refused(storage, manifest):
     (storage.root / "views").mkdir()
-    (storage.root / "views" / "v.view").write_bytes(forged(manifest, fingerprint="00"))
+    path_of(storage, manifest).write_bytes(forged(manifest, fingerprint="00"))
     with pytest.raises(CorruptDataError, match="bytes that were changed"):
         read_view(storage, manifest, "v")
 
@@ -285,6 +290,7 @@ def test_counts_that_are_not_those_of_the_dataset_are_refused(storage, manifest,
     [
         {"wdsplit_view": None},
         {"wdsplit_view": 0},
+        {"dataset": "0" * 32},
         {"recipe": []},
         {"num_selected": "12"},
         {"num_selected": 11},
@@ -323,19 +329,19 @@ def test_metadata_that_is_not_a_views_is_refused(storage, manifest, changes):
 def test_samples_that_come_never_or_too_often_are_refused(storage, manifest, times):
     units = Repeats(chosen(3), np.full(12, times, np.uint32), "repeat")
     write_view(storage, manifest, "v", units, {})
-    refused(storage, manifest, (storage.root / "views" / "v.view").read_bytes())
+    refused(storage, manifest, path_of(storage, manifest).read_bytes())
 
 
 def test_a_long_condition_is_listed_whole(storage, manifest):
     where = " or ".join(["x > 1"] * 10_000)
     write_view(storage, manifest, "v", chosen(3), {"where": where})
-    assert VIEWS.find(storage, "v").recipe == {"where": where}
+    assert VIEWS.find(storage, "v", manifest).recipe == {"where": where}
 
 
 def test_any_recipe_can_be_shown(storage, manifest):
     recipe = {"where": "a == 'b'", "view": 3, "keys": {"from": ["x"]}, "exclude": {"x": 1}}
     write_view(storage, manifest, "v", chosen(3), recipe)
-    assert VIEWS.find(storage, "v").made_of == "--view 3 --where \"a == 'b'\" --keys \"['x']\""
+    assert VIEWS.find(storage, "v", manifest).made_of == "--view 3 --where \"a == 'b'\" --keys \"['x']\""
 
 
 # Names that are taken
@@ -352,7 +358,7 @@ def test_one_process_at_a_time_makes_a_view(storage):
 
 
 def test_what_a_killed_process_has_left_of_a_view_goes_and_nothing_of_others(storage):
-    left = [f".{name}.view.123-0-0123456789abcdef.tmp" for name in ("v", "w", "v.view")]
+    left = [f".{name}@0123456789abcdef.view.123-0-0123456789abcdef.tmp" for name in ("v", "w", "v.view")]
     (storage.root / "views").mkdir()
     for name in left:
         (storage.root / "views" / name).write_bytes(b"x")

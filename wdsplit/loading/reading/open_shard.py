@@ -121,9 +121,9 @@ def refuse_overwritten(storage: ReadableStorage, manifest: Manifest) -> None:
             url=storage.url,
         )
     match manifest.provenance:
-        case {"annotation": str(name), "folder": str(folder)}:  # of side shards
+        case {"annotation": str(name), "version": str(version), "folder": str(folder)}:  # of side shards
             try:
-                found = ANNOTATIONS.find(storage, name).folder
+                found = ANNOTATIONS.read(storage, name, ANNOTATIONS.path(name, version)).folder
             except (DatasetNotFoundError, CorruptDataError, InputError) as error:
                 found = error.cause
             if found != folder:
