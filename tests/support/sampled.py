@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from wdsplit.shards.files import read_manifest, write_manifest, write_shard
+from wdsplit.shards.files import write_manifest, write_shard
 from wdsplit.shards.manifest import Field, Manifest, Shards, shard_path
 from wdsplit.shards.sample_tables import KEY, NUM_BYTES, dump_samples, samples_path, with_names
 from wdsplit.storage.opening import open_storage
@@ -69,17 +67,3 @@ def sampled_dataset(url, counts, columns=columns_of):
     fields = (Field("cls", "cls", "integer", "int64"),)
     write_manifest(storage, Manifest(Shards.of(shards), fields, 4, 4, "none", {}, schema))
     return str(url)
-
-
-def without_samples(url):
-    """Take the sample tables from the manifest of a dataset."""
-    storage = open_storage(str(url))
-    write_manifest(storage, dataclasses.replace(read_manifest(storage), samples=None))
-    return str(url)
-
-
-def rows_of(selection):
-    """Return the rows that a selection of a dataset takes, as a list."""
-    firsts = np.cumsum(selection.totals) - selection.totals
-    places = [firsts[shard] + selection.places(shard) for shard in range(len(selection))]
-    return np.concatenate([np.zeros(0, np.int64), *places]).tolist()

@@ -159,22 +159,13 @@ class Making(ABC):
 
     def refuse_early(self) -> None:
         """Check everything that can be checked before any row is read."""
-        if self.manifest.samples is None:
-            raise InputError(
-                "the dataset has no sample tables",
-                place=self.storage.url,
-                expected="a table of keys beside each shard",
-                remedy=f"make them with `wdsplit index {self.storage.url} --sample-tables`",
-                url=self.storage.url,
-            )
         self.run.refuse(self.options.overwrite, self.options.resume, self.covered is not None)
 
     def without_clashes(self, chosen: Chosen) -> Chosen:
         """Return columns and fields; refuse names that the dataset has already."""
-        assert self.manifest.samples is not None
         found = stored.list_annotations(self.storage, self.manifest)
         others = [each for name, each in found.items() if name != self.name]
-        refuse_clashes(chosen, self.manifest.samples, self.manifest.field_names, others)
+        refuse_clashes(chosen, self.manifest.samples or pa.schema([]), self.manifest.field_names, others)
         return chosen
 
     def job_arguments(self, content: Any, chosen: Chosen) -> dict[str, Any]:

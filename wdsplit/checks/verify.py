@@ -378,7 +378,7 @@ def _compare_table(
                 place=f"{place}, row {first + row}",
                 expected=f"key {keys[row].as_py()!r}, {sizes[row]:,} bytes",
                 found=f"key {found_keys[row].as_py()!r}, {found_bytes[row]:,} bytes",
-                remedy=f"remove it, and make it again with `wdsplit index {storage.url} --sample-tables`",
+                remedy=f"copy the dataset again; `wdsplit index {storage.url} --overwrite` makes those of tars again",
                 url=place,
                 key=keys[row].as_py(),
             )

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import wdsplit
 from wdsplit.cli.help import command
-from wdsplit.cli.options import NAMES, Running, dataset_argument, engine_options, json_option, options_of
+from wdsplit.cli.options import Running, dataset_argument, engine_options, json_option, options_of
 from wdsplit.cli.progress import progress_bar
 from wdsplit.cli.terminal import Result, rates_text, totals_text
 from wdsplit.conversion.plan.options import IndexOptions
 from wdsplit.urls import shown_url
 
 if TYPE_CHECKING:
-    from wdsplit.conversion.sample_tables import IndexProgress
+    from wdsplit.conversion.adopt_tars import IndexProgress
 
 __all__ = ["index_command"]
 
@@ -23,25 +23,21 @@ __all__ = ["index_command"]
     [
         "data/train --world-size 8 --workers 4",
         "data/train --overwrite --lanes 64",
-        "data/train --sample-tables --keep caption",
     ],
     dataset_argument,
     options_of(IndexOptions, "Loading", "world_size workers lanes window"),
     engine_options,
     options_of(IndexOptions, "Output", "overwrite"),
-    options_of(IndexOptions, "Sample tables", "sample_tables keep no_keep", keep=NAMES, no_keep=NAMES),
     json_option,
     summary="Make a dataset of existing WebDataset tars.",
 )
 def index_command(dataset: str, running: Running, **arguments: Any) -> Result:
     """Make a dataset of the WebDataset tars in the folder DATASET, without rewriting them.
 
-    All *.tar files below DATASET become shards. Writes where the samples are beside each (NAME.tar.places), and a
-    manifest, so that the loader can read them. The tars may have different numbers of samples. Duplicate keys are an
-    error.
-
-    With --sample-tables, also writes a table beside each tar (NAME.tar.parquet) with a row for each sample: its size,
-    the width and height of its image, numbers and classes. Views can then select samples by these columns.
+    All *.tar files below DATASET become shards. Writes where the samples are beside each (NAME.tar.places), a table
+    with a row for each sample (NAME.tar.parquet: key, size, width and height of its image), and a manifest, so that the
+    loader can read them and views can select samples. The tars may have different numbers of samples. Duplicate keys
+    are an error.
     """
     options = IndexOptions(**arguments)
     index_tars = wdsplit.index_tars  # imported before the clock starts
@@ -54,10 +50,7 @@ def index_command(dataset: str, running: Running, **arguments: Any) -> Result:
         manifest = index_tars(dataset, options, report, engine=running.open())
     url = shown_url(dataset)
     fields = [field.name for field in manifest.fields]
-    columns = manifest.samples.names if manifest.samples is not None else None
     lines = [f"{url}: {totals_text(manifest)}", f"fields: {', '.join(fields)}"]
-    if columns is not None:
-        lines.append(f"sample tables: {', '.join(columns)}")
     lines.append(f"lanes {manifest.lanes}, window {manifest.window}")
     rates = rates_text(manifest.num_samples + manifest.num_pads, manifest.num_bytes, bar.elapsed_s)
     lines.append(f"{bar.took} ({rates})")
@@ -71,6 +64,5 @@ def index_command(dataset: str, running: Running, **arguments: Any) -> Result:
         "window": manifest.window,
         "fields": fields,
         "left_out": manifest.provenance.get("num_left_out", 0),
-        "sample_columns": columns,
     }
     return Result("\n".join(lines), value)

@@ -20,19 +20,35 @@ import xxhash
 from wdsplit.arrays import UInt64
 from wdsplit.errors import InputError, WdsplitError
 from wdsplit.fields.arrow_types import field_of
+from wdsplit.fields.image_sizes import image_sizes, is_image
 from wdsplit.fields.keys import Place, find_duplicate_keys, hash_keys
+from wdsplit.fields.sample_columns import own_columns
 from wdsplit.order.defaults import default_lanes, default_window, lanes_of_adopted
 from wdsplit.shards.manifest import Manifest, Shard, Shards, checksum_of
+from wdsplit.shards.sample_tables import dump_samples
 from wdsplit.storage.interface import ReadableStorage
 from wdsplit.storage.pieces import mapped
 from wdsplit.tar.places import scanned_places
 from wdsplit.tar.samples import TarSamples, group_samples
 from wdsplit.tar.scan import Scan, scan_tar
 
-__all__ = ["TarContent", "check_paths", "manifest_of", "read_tar", "refuse_duplicate_keys", "warn_of_oddities"]
+__all__ = [
+    "SAMPLES",
+    "TarContent",
+    "check_paths",
+    "manifest_of",
+    "read_tar",
+    "refuse_duplicate_keys",
+    "warn_of_oddities",
+]
 
 logger = logging.getLogger(__name__)
 
+SAMPLES = pa.schema(own_columns(has_images=True))
+"""The columns of the sample tables of tars. Of tars without images width and height are null."""
+
+_IMAGES_AT_ONCE, _HEAD_BYTES = 256, 2**16
+"""Images of which the beginnings are read together, and their bytes: the header of an image has its size."""
 _MAX_FIELDS_SHOWN = 5
 _ODD_PATH = re.compile(r"[\\\x00-\x1f\ud800-\udfff]|^[A-Za-z]:|(^|/)(\.\.?)?(/|$)")
 """Matches names that the manifest does not accept as the path of a shard."""
@@ -72,13 +88,16 @@ def check_paths(folder: str, paths: Iterable[str]) -> None:
         )
 
 
-def read_tar(storage: ReadableStorage, path: str, scratch: str | None = None) -> tuple[TarContent, bytes]:
-    """Read a whole tar, and return its contents and its places.
+def read_tar(
+    storage: ReadableStorage, path: str, scratch: str | None = None, has_table: bool = False
+) -> tuple[TarContent, bytes, bytes]:
+    """Read a whole tar, and return its contents, its places and its sample table.
 
     Args:
         storage: The storage of the tar.
         path: Its path there.
         scratch: The local folder to copy a remote tar to; None for the system's temporary folder.
+        has_table: Make a sample table; else the one that is returned is empty.
 
     Raises:
         InputError: It has an invalid sample or no sample, or was changed during the scan.
@@ -101,7 +120,28 @@ def read_tar(storage: ReadableStorage, path: str, scratch: str | None = None) ->
     num_real = len(samples.keys) - samples.num_pads  # other datasets have pads with the same keys
     shard = Shard(path, len(samples.keys), samples.num_pads, len(data), checksum_of(digest))
     hashes = hash_keys(samples.keys[:num_real])
-    return TarContent(shard, samples.field_counts, samples.num_left_out, samples.left_out, hashes), places
+    content = TarContent(shard, samples.field_counts, samples.num_left_out, samples.left_out, hashes)
+    table = dump_samples(_sample_table(memoryview(data), scan, samples, num_real), shard.checksum) if has_table else b""
+    return content, places, table
+
+
+def _sample_table(data: memoryview, scan: Scan, samples: TarSamples, num_real: int) -> pa.Table:
+    """Return the rows of the sample table: keys, bytes of all payloads, and sizes of the first field of images."""
+    found = samples.members
+    starts, sizes = scan.starts[found.rows], scan.sizes[found.rows]
+    num_bytes = np.add.reduceat(sizes, np.flatnonzero(found.is_first))
+    image = next((number for number, name in enumerate(found.fields) if is_image(name)), -1)
+    images = np.flatnonzero(found.field_index == image)
+    places, (widths, heights) = found.sample_index[images], np.full((2, len(num_bytes)), -1)
+    for some in np.split(np.arange(len(images)), range(_IMAGES_AT_ONCE, len(images), _IMAGES_AT_ONCE)):
+        begins = starts[images[some]]
+        ends = begins + np.minimum(sizes[images[some]], _HEAD_BYTES)
+        heads = [bytes(data[begin:end]) for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
+        for each, known in zip((widths, heights), image_sizes(pa.array(heads, pa.large_binary())), strict=True):
+            each[places[some]] = known.fill_null(-1).to_numpy()
+    pixels = [pa.array(each, pa.int32(), mask=each < 0) for each in (widths, heights)]
+    columns = [samples.keys.cast(pa.string()), pa.array(num_bytes, pa.int64()), *pixels]
+    return pa.Table.from_arrays(columns, schema=SAMPLES).slice(0, num_real)
 
 
 def _samples(storage: ReadableStorage, path: str, data: memoryview) -> tuple[Scan, TarSamples]:
@@ -149,6 +189,7 @@ def manifest_of(
     lanes: int | None = None,
     window: int | None = None,
     options: Mapping[str, Any] | None = None,
+    samples: pa.Schema | None = None,
 ) -> Manifest:
     """Return the manifest of tars.
 
@@ -158,6 +199,7 @@ def manifest_of(
         lanes: Number of lanes (C); None to choose it by the shards.
         window: Samples per window (Q); None to choose it by their size.
         options: The user's options, for the provenance.
+        samples: The columns of their sample tables, if there are such tables.
     """
     shards = Shards.of([each.shard for each in contents])
     names = dict.fromkeys(name for each in contents for name in each.field_counts)
@@ -176,6 +218,7 @@ def manifest_of(
         window or default_window(num_bytes, num_samples, lanes),
         "none",
         provenance,
+        samples,
     )
 
 

@@ -158,7 +158,7 @@ def _index(storage: GatheredStorage, files: GatheredFiles) -> Manifest:
     logger.info("%s: reading %d tars to index them, once, into %s", files.root, len(paths), files.companions)
 
     def index(path: str) -> TarContent:
-        content, data = read_tar(storage, path, files.companions)
+        content, data, _ = read_tar(storage, path, files.companions)
         with folder.publish(places_path(path)) as file:
             file.write([data])
         return content

@@ -24,11 +24,9 @@ from wdsplit.shards.manifest import (
     Manifest,
     Shard,
     checksum_of,
-    dump_header,
     dump_manifest,
     parse_manifest,
     table_path_in,
-    with_samples,
 )
 from wdsplit.shards.places import places_path
 from wdsplit.shards.sample_tables import dump_samples, samples_path
@@ -47,7 +45,6 @@ __all__ = [
     "read_pending",
     "versions_with_erased",
     "write_manifest",
-    "write_samples_schema",
     "write_shard",
     "write_version",
 ]
@@ -229,23 +226,6 @@ def _where_else(storage: ReadableStorage) -> str:
     if names:
         return "check the path; if it has tables or images, make a dataset of them with `wdsplit convert FOLDER OUTPUT`"
     return "check the path"
-
-
-def write_samples_schema(storage: Storage, schema: pa.Schema | None) -> None:
-    """Replace the columns of the sample tables in the header; with None, remove them."""
-    header = orjson.loads(storage.read(HEADER_NAME, MAX_HEADER_BYTES))
-    changed = with_samples(header, schema)
-    if changed != header and header["version"] > 1:
-        raise InputError(
-            "the columns of sample tables cannot be changed: the dataset has several versions",
-            place=storage.url,
-            expected="a dataset of one version",
-            found=f"version {header['version']}",
-            remedy="join columns with `wdsplit annotate`, or convert the dataset again",
-        )
-    if changed != header:
-        with storage.publish(HEADER_NAME, durable=True) as file:
-            file.write([dump_header(changed)])
 
 
 def write_manifest(storage: Storage, manifest: Manifest) -> None:

@@ -50,7 +50,6 @@ __all__ = [
     "Shard",
     "Shards",
     "checksum_of",
-    "dump_header",
     "dump_manifest",
     "first_samples",
     "parse_fields",
@@ -58,7 +57,6 @@ __all__ = [
     "shard_path",
     "shards_checksum",
     "table_path_in",
-    "with_samples",
 ]
 
 FORMAT_VERSION = 2
@@ -258,21 +256,10 @@ def dump_manifest(manifest: Manifest) -> tuple[bytes, bytes]:
         "pad": manifest.pad,
         "shards_checksum": checksum_of(xxhash.xxh3_128(table)),
         **({"history": list(map(dataclasses.asdict, manifest.history))} if manifest.history else {}),
+        **({"samples": dump_schema(manifest.samples)} if manifest.samples is not None else {}),
         "provenance": manifest.provenance,
     }
-    return dump_header(with_samples(header, manifest.samples)), table
-
-
-def with_samples(header: dict[str, Any], schema: pa.Schema | None) -> dict[str, Any]:
-    """Return a header with the columns of the sample tables before its last entry; without them if `schema` is None."""
-    *others, last = ((name, value) for name, value in header.items() if name != "samples")
-    samples = {} if schema is None else {"samples": dump_schema(schema)}
-    return dict(others) | samples | dict([last])
-
-
-def dump_header(header: dict[str, Any]) -> bytes:
-    """Return the bytes of a header."""
-    return orjson.dumps(header, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+    return orjson.dumps(header, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE), table
 
 
 def parse_manifest(header: bytes, table: bytes) -> Manifest:

@@ -29,13 +29,13 @@ __all__ = [
     "dump_samples",
     "dump_schema",
     "is_kept",
+    "is_samples",
     "names_of",
     "parse_columns",
     "parse_samples",
     "parse_schema",
     "read_names",
     "read_samples",
-    "recipe_of",
     "sample_type",
     "samples_path",
     "with_names",
@@ -46,8 +46,8 @@ KEY, NUM_BYTES, WIDTH, HEIGHT = "__key__", "num_bytes", "width", "height"
 FILE_NAME = "file_name"
 """The column with the file of each sample, relative to the input; datasets of image folders have it."""
 
-_REMEDY = "make the sample tables again with `wdsplit index DATASET --sample-tables`"
-_CHECKSUM, _RECIPE, _PAGES, _NAMES = b"wdsplit.shard", b"wdsplit.recipe", b"wdsplit.pages", b"names"
+_REMEDY = "copy the dataset again; `wdsplit index --overwrite` makes those of tars again"
+_CHECKSUM, _PAGES, _NAMES = b"wdsplit.shard", b"wdsplit.pages", b"names"
 _COLUMN_BYTES, _MAX_FOOTER = 2048, 1024**2
 """Maximum bytes of a footer for each column in the manifest, and of a whole footer without a manifest."""
 _MIN_DELTA_BITS = 32
@@ -165,15 +165,13 @@ def _parse_type(text: str) -> pa.DataType | None:
 # Tables
 
 
-def dump_samples(table: pa.Table, checksum: str, recipe: str = "") -> bytes:
+def dump_samples(table: pa.Table, checksum: str) -> bytes:
     """Return the bytes of a sample table: compact, and the same for the same rows.
 
     Args:
         table: Its rows.
         checksum: The checksum of its shard in the manifest.
-        recipe: An identifier of how the columns were found; empty if the manifest's types decide.
     """
-    metadata = {_CHECKSUM: checksum, **({_RECIPE: recipe} if recipe else {})}
     # as one array each, so that the same rows give the same bytes
     columns = [each.chunk(0) if each.num_chunks == 1 else each.combine_chunks() for each in table.columns]
     schema = pa.schema([field.remove_metadata() for field in table.schema])
@@ -194,7 +192,9 @@ def dump_samples(table: pa.Table, checksum: str, recipe: str = "") -> bytes:
     for _ in range(2):  # first for the checksum of the pages, which is in the footer after them
         sink = pa.BufferOutputStream()
         pq.write_table(
-            pa.Table.from_arrays(columns, schema=schema.with_metadata({**metadata, _PAGES: _pages_checksum(data)})),
+            pa.Table.from_arrays(
+                columns, schema=schema.with_metadata({_CHECKSUM: checksum, _PAGES: _pages_checksum(data)})
+            ),
             sink,
             compression=compression,
             use_dictionary=dictionaries,
@@ -268,13 +268,12 @@ def read_names(storage: ReadableStorage, shard: Shard, schema: pa.Schema) -> lis
     return [(key, str(file or "")) for key, file in zip(table[KEY].to_pylist(), files, strict=True)]
 
 
-def recipe_of(data: bytes) -> str:
-    """Return the recipe of a table, as given to `dump_samples`; empty if it cannot be read."""
+def is_samples(data: bytes) -> bool:
+    """Return whether a file is a sample table, of any shard."""
     try:
-        metadata = open_table(data, (), _MAX_FOOTER).schema_arrow.metadata or {}
-        return bytes(metadata.get(_RECIPE, b"")).decode()
-    except (UnreadableError, UnicodeDecodeError):
-        return ""
+        return _CHECKSUM in (open_table(data, (), _MAX_FOOTER).schema_arrow.metadata or {})
+    except UnreadableError:
+        return False
 
 
 def parse_samples(

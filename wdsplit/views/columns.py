@@ -58,7 +58,7 @@ class SampleColumns:
             raise InputError(
                 "the dataset has no sample tables, which views need",
                 place=self.storage.url,
-                remedy=f"make them with `wdsplit index {self.storage.url} --sample-tables`",
+                remedy="make a dataset of the tars with `wdsplit index`",
             )
         return self.manifest.samples
 

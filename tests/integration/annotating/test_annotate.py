@@ -5,7 +5,6 @@ import signal
 import tarfile
 
 import numpy as np
-import orjson
 import pyarrow as pa
 import pyarrow.csv
 import pytest
@@ -206,7 +205,7 @@ def test_tars_of_other_programs_have_the_keys_that_they_have(tmp_path):
         with tarfile.open(tmp_path / f"tars/{shard}/a.tar", "w") as tar:
             for key in keys[5 * shard : 5 * shard + 5]:
                 tar.addfile(tarfile.TarInfo(f"{key}.txt"))
-    wdsplit.index_tars(tmp_path / "tars", wdsplit.IndexOptions(sample_tables=True))
+    wdsplit.index_tars(tmp_path / "tars")
     made = annotate(tmp_path / "tars", pa.table({"key": keys[::-1], "number": np.arange(15)[::-1]}))
     storage = open_storage(str(tmp_path / "tars"))
     shards = read_manifest(storage).shards
@@ -282,12 +281,6 @@ def test_what_cannot_be_joined_is_refused_before_anything_is_written(data, tmp_p
     (tmp_path / "images/a.jpg").write_bytes(b"\xff\xd8\xff")
     with pytest.raises(InputError, match="images and audio cannot be joined"):
         annotate(data, tmp_path / "images")
-    header = orjson.loads((data / "wdsplit.json").read_bytes())
-    del header["samples"]
-    (data / "wdsplit.json").unlink()
-    (data / "wdsplit.json").write_bytes(orjson.dumps(header))
-    with pytest.raises(InputError, match=r"no sample tables(.|\n)*wdsplit index .*data --sample-tables"):
-        annotate(data, scores())
     assert not (data / "fields").exists()
 
 

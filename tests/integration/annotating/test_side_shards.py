@@ -333,11 +333,10 @@ def test_side_shards_are_no_input_and_no_shards(data, tmp_path):
     tars.mkdir()
     for path in data.glob("*.tar"):
         shutil.copy(path, tars)
-    options = wdsplit.IndexOptions(sample_tables=True)
-    before = wdsplit.index_tars(tars, options)
+    before = wdsplit.index_tars(tars)
     annotate(tars, table(60))
     (tars / "wdsplit.json").unlink()
-    assert wdsplit.index_tars(tars, options).fingerprint == before.fingerprint
+    assert wdsplit.index_tars(tars).fingerprint == before.fingerprint
     assert len(list(wdsplit.Samples(tars, join=["later"]))) == NUM_ROWS
 
 

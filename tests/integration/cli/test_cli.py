@@ -367,6 +367,7 @@ def test_what_is_small_is_done_without_worker_processes(numbers, tmp_path, monke
     done("convert", path, tmp_path / "out", "--shards", 8, "--jobs", 2)
     done("convert", path, tmp_path / "shuffled", "--shards", 8, "--jobs", 8, "--shuffle")
     done("verify", tmp_path / "out", "--jobs", 2)
+    (tmp_path / "out/wdsplit.json").unlink()
     done("index", tmp_path / "out", "--jobs", 2, "--overwrite")
 
 

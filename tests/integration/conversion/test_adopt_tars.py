@@ -29,6 +29,7 @@ from wdsplit.indexing import tars
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import HEADER_NAME, RUN_FOLDER, SHARDS_NAME
 from wdsplit.shards.places import places_path
+from wdsplit.shards.sample_tables import samples_path
 from wdsplit.storage.opening import open_storage
 from wdsplit.tar.places import parse_places
 
@@ -145,7 +146,8 @@ def test_the_manifest_tells_of_each_tar_in_the_order_of_the_paths(folder):
     ]
     assert (again.lanes, again.window, again.pad) == (18, 1024, "none")
     assert again.fingerprint == manifest.fingerprint
-    assert files_below(folder) == sorted([*tars, *map(places_path, tars), SHARDS_NAME, HEADER_NAME])
+    beside = [*map(places_path, tars), *map(samples_path, tars)]
+    assert files_below(folder) == sorted([*tars, *beside, SHARDS_NAME, HEADER_NAME])
 
 
 def test_the_same_files_come_of_any_number_of_jobs(tmp_path):
@@ -404,7 +406,6 @@ def test_the_command_says_what_it_made_or_what_cannot_be_without_a_traceback(fol
         "window": 9,
         "fields": ["cls", "txt"],
         "left_out": 0,
-        "sample_columns": None,
     }
     for command in ("inspect", "verify", "assign --world-size 2 --workers 2", "audit --batch-size 2 --read"):
         name, *more = command.split()

@@ -1,14 +1,13 @@
-"""Sample tables: a row for each sample beside its shard, from `convert` or `wdsplit index --sample-tables`."""
+"""Sample tables: a row for each sample beside its shard, from `convert` or `wdsplit index`."""
 
 import datetime
 import decimal
 import io
+import itertools
 import json
 import shutil
-from pathlib import Path
 
 import numpy as np
-import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -23,18 +22,16 @@ from tars import by_tarfile
 from wdsplit.checks.verify import verify
 from wdsplit.conversion.adopt_tars import index_tars
 from wdsplit.conversion.convert import convert
-from wdsplit.conversion.plan.options import IndexOptions
 from wdsplit.errors import CorruptDataError, InputError, OutputExistsError
 from wdsplit.fields.infer import with_class_names
 from wdsplit.fields.sample_columns import MAX_COLUMNS
-from wdsplit.indexing import sample_rows
 from wdsplit.shards.files import read_manifest
+from wdsplit.shards.manifest import HEADER_NAME
 from wdsplit.shards.sample_tables import dump_samples, names_of, read_samples
 from wdsplit.storage.opening import open_storage
 
 NUM_ROWS = 103
 CLASSES = ("cat", "dog", "owl")
-SAMPLES = IndexOptions(sample_tables=True)
 
 
 def image(row, kind="PNG"):
@@ -176,8 +173,6 @@ def test_dates_times_and_decimals_are_kept_as_numbers_are(tmp_path):
         assert found[name].to_pylist() == column.to_pylist()
     view = wdsplit.Dataset(str(tmp_path / "out"), where="day == '2024-02-29' and at > '2024-02-29T23:00'")
     assert view.source.num_samples == 5
-    index_tars(str(without_tables(tmp_path / "out", tmp_path / "again")), SAMPLES)
-    assert files_of(tmp_path / "again") == files_of(tmp_path / "out")
 
 
 def test_columns_are_kept_and_left_out_as_they_are_named(table_path, tmp_path):
@@ -241,7 +236,6 @@ def test_any_number_of_columns_is_kept_and_read(tmp_path):
     assert tables_of(tmp_path / "out").drop(["__key__", "num_bytes"]).to_pylist() == [
         {name: value for name, (value,) in columns.items()}
     ]
-    assert index_tars(str(tmp_path / "out"), IndexOptions(sample_tables=True, keep=list(columns))).samples is not None
 
 
 def test_values_that_are_null_or_no_class_are_kept_as_they_are(tmp_path):
@@ -285,212 +279,57 @@ def test_a_table_that_others_left_beside_their_tars_is_not_removed(table_path, t
         converted(table_path, tmp_path / "out", mapping=MAPPING, shards=2, overwrite=True)
 
 
-# What index --sample-tables makes
+# What index makes
 
 
-def without_tables(dataset, folder):
-    """Copy a dataset as it was without sample tables."""
-    shutil.copytree(dataset, folder, ignore=shutil.ignore_patterns("*.tar.parquet"))
-    header = orjson.loads((folder / "wdsplit.json").read_bytes())
-    del header["samples"]
-    (folder / "wdsplit.json").write_bytes(orjson.dumps(header))
-    return folder
+def sample_of(row):
+    meta = {"caption": f"text {row}", "similarity": row / 4}
+    return {"jpg": image(row, "JPEG"), "json": json.dumps(meta).encode(), "cls": b"%d" % (row % 3)}
 
 
-def test_tables_are_made_again_to_the_byte_in_a_bucket_too(dataset, tmp_path, bucket):
-    places = (1, tmp_path / "out", str(tmp_path / "out")), (2, bucket.folder / "out", f"{bucket.url}/out")
-    for jobs, folder, url in places:
-        without_tables(dataset, folder)
-        assert read_manifest(open_storage(url)).samples is None
-        seen = []
-        index_tars(url, IndexOptions(sample_tables=True, jobs=jobs), seen.append)
-        assert files_of(folder) == files_of(dataset)
-        assert [progress.tars for progress in seen] == list(range(9))
-        assert verify(url).problems == ()
-
-
-def test_a_table_that_is_right_is_left_and_any_other_is_made_again(dataset, tmp_path, monkeypatch):
-    folder = shutil.copytree(dataset, tmp_path / "out")
-    paths = sorted(folder.glob("*.tar.parquet"))
-    paths[1].unlink()
-    paths[2].write_bytes(paths[2].read_bytes()[:-9])
-    shutil.copy(paths[4], paths[3])
-    before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
-    index_tars(str(folder), SAMPLES)
-    assert files_of(folder) == files_of(dataset)
-    changed = {path.name for path in folder.iterdir() if before.get(path) != path.stat().st_mtime_ns}
-    assert changed == {*(path.name for path in paths[1:4])}
-    monkeypatch.setattr(sample_rows, "open_shard", None)
-    index_tars(str(folder), SAMPLES)
-
-
-def test_a_run_that_is_stopped_leaves_a_dataset_without_tables_and_goes_on(dataset, tmp_path):
-    folder = shutil.copytree(dataset, tmp_path / "out")
-    other = IndexOptions(sample_tables=True, keep=["caption"], no_keep=["good"])
-
-    def stop(progress):
-        if progress.tars == 3:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        index_tars(str(folder), other, stop)
-    assert read_manifest(open_storage(str(folder))).samples is None
-    assert verify(str(folder)).problems == ()
-    times = {path: path.stat().st_mtime_ns for path in sorted(folder.glob("*.tar.parquet"))[:3]}
-    index_tars(str(folder), other)
-    assert {path: path.stat().st_mtime_ns for path in times} == times
-    assert_right(folder, kept=("label", "score", "caption"))
-
-
-def test_only_the_tables_of_a_dataset_are_made_unless_it_is_to_be_replaced(dataset, tmp_path):
-    folder = without_tables(dataset, tmp_path / "out")
-    with pytest.raises(OutputExistsError, match="already a dataset"):
-        index_tars(str(folder), IndexOptions(lanes=4, sample_tables=True))
-    with pytest.raises(InputError, match="need sample_tables"):
-        IndexOptions(keep=["caption"])
-    manifest = index_tars(str(folder), IndexOptions(overwrite=True, sample_tables=True))
-    assert manifest.samples.names == KEPT
-    assert manifest.samples.equals(read_manifest(open_storage(str(folder))).samples, check_metadata=True)
-
-
-def test_other_lanes_leave_fields_classes_and_tables_of_the_same_shards(dataset, tmp_path, caplog):
-    folder = shutil.copytree(dataset, tmp_path / "out")
-    before = read_manifest(open_storage(str(folder)))
-    after = index_tars(str(folder), IndexOptions(overwrite=True, lanes=4))
-    assert (after.fields, after.samples, after.provenance) == (before.fields, before.samples, before.provenance)
-    assert (after.lanes, after.fingerprint) == (4, before.fingerprint)
-    (folder / "000007.tar").unlink()
-    assert index_tars(str(folder), IndexOptions(overwrite=True)).samples is None
-    assert "these are lost: the classes of cls, the sample tables" in caplog.text
-
-
-def foreign(folder, *tars):
-    """Write tars, each of samples that are dicts of fields."""
+def test_tars_have_tables_of_keys_and_sizes_and_other_columns_by_a_function(tmp_path, bucket, monkeypatch):
+    """In a bucket too; of tars without images the pixels are null, as where an image is damaged or missing."""
+    monkeypatch.setattr("wdsplit.indexing.tars._IMAGES_AT_ONCE", 3)
+    tars = [[sample_of(row) for row in range(first, first + 10)] for first in (0, 10)]
+    tars[0][4]["jpg"], tars[1][7] = b"no image", {"cls": b"1"}
+    tars.append([{"cls": b"2"}])
+    folder = tmp_path / "tars"
     folder.mkdir()
     for number, samples in enumerate(tars):
-        members = [
-            (f"{number}-{row:03d}.{name}", value if isinstance(value, bytes) else json.dumps(value).encode())
-            for row, fields in enumerate(samples)
-            for name, value in fields.items()
-        ]
-        (folder / f"{number:05d}.tar").write_bytes(by_tarfile(members))
-    return str(folder)
+        members = [(f"é/{number}-{row}.{name}", each[name]) for row, each in enumerate(samples) for name in each]
+        (folder / f"{number}.tar").write_bytes(by_tarfile(members))
+    shutil.copytree(folder, bucket.folder / "tars")
+    index_tars(folder)
+    index_tars(f"{bucket.url}/tars")
+    assert files_of(bucket.folder / "tars") == files_of(folder)
+    found, every = tables_of(folder).to_pydict(), [each for samples in tars for each in samples]
+    assert found["__key__"] == [sample["__key__"] for sample in wdsplit.Samples(folder)]
+    assert found["num_bytes"] == [sum(map(len, each.values())) for each in every]
+    is_image = [each.get("jpg", b"no image") != b"no image" for each in every]
+    sizes = [Image.open(io.BytesIO(each["jpg"])).size for each in itertools.compress(every, is_image)]
+    pixels = list(zip(found["width"], found["height"], strict=True))
+    assert list(itertools.compress(pixels, is_image)) == sizes
+    assert {size for size, there in zip(pixels, is_image, strict=True) if not there} == {(None, None)}
+    assert verify(str(folder)).problems == ()
+    wdsplit.map_samples(folder, columns_of, "columns", fields=["json", "cls"])
+    chosen = wdsplit.Samples(folder, where="similarity >= 3 and label == 1 and width > 4")
+    rows = [row for row in range(20) if row not in (4, 17) and row >= 12 and row % 3 == 1 and row % 5]
+    assert [sample["json"] for sample in chosen] == [sample_of(row)["json"] for row in rows]
 
 
-def img2dataset_sample(row, tar):
-    meta = {
-        "caption": f"text {row}",
-        "url": "http://x",
-        "key": f"{row:09d}",
-        "status": "success",
-        "error_message": None,
-        "similarity": row / 3 if tar else row,
-        "width": 4 + row % 5,
-        "height": 5 + row % 7,
-        "punsafe": None if row % 3 else 0.25,
-        "exif": "{}",
-        "watermarked": row % 2 == 0,
-    }
-    return {"jpg": image(row, "JPEG"), "txt": f"text {row}".encode(), "json": meta}
+def columns_of(sample):
+    return {"label": sample["cls"], **({"similarity": sample["json"]["similarity"]} if "json" in sample else {})}
 
 
-def test_tars_of_img2dataset_have_their_metadata_by_its_keys(tmp_path, caplog):
-    tars = [[img2dataset_sample(row, tar) for row in range(10)] for tar in range(2)]
-    folder = foreign(tmp_path / "data", *tars)
-    manifest = index_tars(folder, SAMPLES)
-    assert manifest.samples.equals(read_manifest(open_storage(folder)).samples, check_metadata=True)
-    columns = ["__key__", "num_bytes", "similarity", "width", "height", "punsafe", "watermarked"]
-    assert manifest.samples.names == columns
-    found = tables_of(folder).to_pydict()
-    meta = [sample["json"] for tar in tars for sample in tar]
-    for name in columns[2:]:
-        assert found[name] == [each[name] for each in meta]
-    assert manifest.samples.field("similarity").type == pa.float64()
-    assert "column 'caption': texts, 20 values" in caplog.text
-    kept = index_tars(folder, IndexOptions(sample_tables=True, keep=["caption", "txt"], no_keep=["height"]))
-    found = tables_of(folder).to_pydict()
-    assert found["caption"] == found["txt"] == [each["caption"] for each in meta]
-    assert found["height"] == [5 + row % 7 for row in range(10)] * 2  # that of the image
-    assert kept.samples.field("height").type == pa.int32()
-
-
-def test_values_of_mixed_types_are_null_or_texts_and_what_is_lost_is_counted(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(sample_rows, "_SAMPLES_AT_ONCE", 2)
-    samples = [
-        {"json": {"a": 1, "b": True, "c": 1, "d": [1], "e": 2**64 - 1, "f": 1}, "cls": b"7\n", "k.cls": b"7"},
-        {"json": {"a": 2.5, "b": 3, "c": "x", "d": {}, "e": 1}, "cls": b"-1", "k.cls": b"8"},
-        {"json": b"{not json", "cls": b"5"},
-        {"json": [1, 2]},
-        {"json": {"c": None, "g": 5}, "cls": b"", "k.cls": b"x" * 100},
-    ]
-    folder = foreign(tmp_path / "data", samples, [{"cls": b"3", "k.cls": b"cat", "json": {"g": "five"}}])
-    index_tars(folder, SAMPLES)
-    assert tables_of(folder).drop(["__key__", "num_bytes", "f"]).to_pydict() == {
-        "a": [1, 2.5, None, None, None, None],
-        "b": [1, 3, None, None, None, None],
-        "c": [1, None, None, None, None, None],
-        "e": [None, 1, None, None, None, None],
-        "g": [None, None, None, None, 5, None],
-        "cls": [7, -1, 5, None, None, 3],
-        "k.cls": ["7", "8", None, None, None, "cat"],
-    }
-    for text in ("'c': texts, 1 v", "'d': lists and objects, 2 v", "more than 64 bits, 1 v", "no object in JSON, 2 v"):
-        assert text in caplog.text
-    index_tars(folder, IndexOptions(sample_tables=True, keep=["c", "g"]))
-    found = tables_of(folder).to_pydict()
-    assert found["c"] == ["1", "x", None, None, None, None]
-    assert found["g"] == [None, None, None, None, "5", "five"]
-
-
-def test_a_typed_payload_that_is_damaged_is_null(dataset, tmp_path, caplog):
-    folder = tmp_path / "out"
-    converted(write_table(tmp_path / "a.parquet", {"label": [1, 2, 3]}), folder, shards=1, pad="none")
-    manifest = read_manifest(open_storage(str(folder)))
-    data = by_tarfile([("0.cls", b"1"), ("1.cls", b"two"), ("2.cls", b"3")])
-    (folder / "000000.tar").write_bytes(data)
-    adopted = index_tars(str(folder), IndexOptions(overwrite=True))
-    header = orjson.loads((folder / "wdsplit.json").read_bytes())
-    header["fields"] = [{**vars(manifest.fields[0]), "names": []}]
-    (folder / "wdsplit.json").write_bytes(orjson.dumps(header))
-    assert adopted.samples is None
-    index_tars(str(folder), SAMPLES)
-    assert tables_of(folder)["label"].to_pylist() == [1, None, 3]
-    assert "field 'cls': not int64, 1 values" in caplog.text
-
-
-def test_columns_that_no_tar_holds_are_left_as_they_are_and_refused_by_name_if_they_would_be_lost(tmp_path):
-    path = write_table(tmp_path / "a.parquet", {"text": list("abcd"), "q": [1, 2, 3, 4], "src": list("wxyz")})
-    folder = tmp_path / "out"
-    converted(path, folder, mapping={"txt": "text"}, shards=4, keep=["q", "src"])
-    before = files_of(folder)
-    index_tars(str(folder), SAMPLES)
-    assert files_of(folder) == before
-    for keep, bad in (["text"], "4 tables"), ([], "1 table to make from tars: 000001.tar.parquet"):
-        with pytest.raises(InputError, match=rf"'q', 'src'.*\n.*{bad}.*\n.*--no-keep q --no-keep src"):
-            index_tars(str(folder), IndexOptions(sample_tables=True, keep=keep))
-        assert files_of(folder) == before
-        (folder / "000001.tar.parquet").unlink(missing_ok=True)
-        before = files_of(folder)
-    index_tars(str(folder), IndexOptions(sample_tables=True, no_keep=["q", "src"], keep=["text"]))
-    assert tables_of(folder).column_names == ["__key__", "num_bytes", "text"]
-
-
-@pytest.mark.parametrize(
-    "keep, remedy",
-    [
-        ("capt", "did you mean 'caption'"),
-        ("nested", "change --keep"),
-        ("txt", "use --no-keep caption"),
-    ],
-)
-def test_an_unknown_column_to_keep_or_a_lost_one_is_refused_before_anything_is_written(tmp_path, keep, remedy):
-    folder = foreign(tmp_path / "data", [{"txt": b"x", "json": {"caption": "a", "nested": {"b": 1}}}])
-    index_tars(folder, IndexOptions(sample_tables=True, keep=["caption"]))
-    before = files_of(Path(folder))
-    with pytest.raises(InputError, match=remedy):
-        index_tars(folder, IndexOptions(sample_tables=True, keep=[keep]))
-    assert index_tars(folder, SAMPLES).samples.names == ["__key__", "num_bytes", "caption"]
-    assert files_of(Path(folder)) == before
+def test_a_converted_dataset_is_not_indexed_as_its_tars_tell_less(dataset, tmp_path):
+    folder = shutil.copytree(dataset, tmp_path / "out")
+    for overwrite in (False, True):
+        with pytest.raises(OutputExistsError, match="dataset"):
+            index_tars(folder, overwrite=overwrite)
+    assert files_of(folder) == files_of(dataset)
+    (folder / HEADER_NAME).unlink()
+    assert index_tars(folder).samples.names == KEPT[:4], "its tables are wdsplit's own, and so are replaced"
+    assert verify(str(folder)).problems == ()
 
 
 # What verify and inspect say
@@ -523,7 +362,7 @@ def test_verify_names_a_table_that_is_wrong(dataset, tmp_path, change, cause):
     (problem,) = verify(str(folder)).problems
     assert isinstance(problem, CorruptDataError)
     assert cause in str(problem) and "000003.tar.parquet" in problem.place
-    assert f"`wdsplit index {folder} --sample-tables`" in problem.remedy
+    assert f"`wdsplit index {folder} --overwrite`" in problem.remedy
 
 
 def test_the_commands(table_path, tmp_path):
@@ -535,11 +374,7 @@ def test_the_commands(table_path, tmp_path):
     chosen = ["--keep", "unused", "--keep", "day", "--no-keep", "good"]
     run("convert", table_path, out, "--shards", "4", *given, *chosen)
     assert "sample tables: __key__ (string), num_bytes (int64), width (int32)" in run("inspect", out)
-    columns, left_out = [*KEPT, "caption"], ("--no-keep", "unused", "--no-keep", "day")
-    assert f"sample tables: {', '.join(columns)}" in run(
-        "index", out, "--sample-tables", "--keep", "caption", *left_out
-    )
-    assert json.loads(run("index", out, "--sample-tables", "--json"))["sample_columns"] == columns
+    columns = [*KEPT[:-1], "day", "unused"]
     found = json.loads(run("inspect", out, "--json", "--samples", "0"))["sample_columns"]
     assert [column["name"] for column in found] == columns
     assert len(tar_samples(tmp_path / "out/000000.tar")) == 26

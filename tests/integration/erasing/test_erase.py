@@ -279,7 +279,7 @@ def test_samples_are_copied_from_tars_of_other_programs(tmp_path):
                     info.size, info.mtime = len(members[name]), 1.5
                     tar.addfile(info, io.BytesIO(members[name]))
     url = str(tmp_path / "tars")
-    wdsplit.index_tars(url, sample_tables=True)
+    wdsplit.index_tars(url)
     before = contents(url)
     wdsplit.erase(url, keys=["a/000", "a/005", "a/019"])
     assert contents(url) == {row: sample for row, sample in before.items() if row not in (0, 5, 19)}

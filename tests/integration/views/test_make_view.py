@@ -14,7 +14,7 @@ from click.testing import CliRunner
 import wdsplit
 import wdsplit.debug
 from made_datasets import all_deliveries, numbers_dataset
-from sampled import columns_of, keys_of, rows_of, sampled_dataset, without_samples
+from sampled import columns_of, keys_of, rows_of, sampled_dataset
 from tables import start_script, write_table
 from wdsplit.cli.main import cli, main
 from wdsplit.errors import CorruptDataError, InputError, OutputExistsError, PipelineError
@@ -105,16 +105,6 @@ def test_integers_are_row_numbers_where_keys_are(tmp_path, kind):
     assert sorted(sample["__key__"] for sample in chosen) == ["00000001", "00000049"]
     with pytest.raises(InputError, match="00000050"):
         wdsplit.Dataset(url, keys=[50], rank=0, world_size=1)
-
-
-def test_a_dataset_without_sample_tables_can_only_copy_a_view(dataset):
-    storage = open_storage(without_samples(dataset))
-    with pytest.raises(InputError, match="no sample tables"):
-        wdsplit.make_view(dataset, "v", where="row > 1")
-    masks = [np.arange(count) % 2 == 0 for count in COUNTS]
-    write_view(storage, read_manifest(storage), "half", Selection.of_masks(masks), {})
-    wdsplit.make_view(dataset, "again", view="half")
-    assert rows_in(dataset, "again") == rows_in(dataset, "half")
 
 
 def test_a_view_that_keeps_nothing_is_stored_with_a_warning(dataset, caplog):

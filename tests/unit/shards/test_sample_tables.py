@@ -57,7 +57,7 @@ def values(table):
 def refused(data, shard=SHARD, **options):
     with pytest.raises(CorruptDataError) as caught:
         parse_samples(data, shard, **options)
-    assert caught.value.found and "--sample-tables" in caught.value.remedy
+    assert caught.value.found and "copy the dataset again" in caught.value.remedy
     return caught.value
 
 

@@ -274,13 +274,7 @@ class IndexOptions:
         window: Number of samples that the loader reads and shuffles together. Default: sized so that 192 windows take
             256 MiB, up to 1,024 samples and 8 MiB each.
         jobs: Number of parallel tasks.
-        overwrite: Replace existing indexes and the manifest; tars are never changed. If the tars are the same, fields,
-            classes and sample tables are kept.
-        sample_tables: Also make sample tables from the contents of the tars. In an existing dataset, make only these,
-            with its columns; valid tables stay as they are. With keep or no_keep, make all tables anew.
-        keep: Additional columns for the sample tables: text values of the field json, by their keys, and text fields.
-            Numbers, booleans, dates, times and classes are included by default.
-        no_keep: Columns to leave out of the sample tables.
+        overwrite: Replace existing indexes and the manifest; tars are never changed.
     """
 
     world_size: int = same_as(PlanOptions, "world_size")
@@ -289,14 +283,6 @@ class IndexOptions:
     window: int | None = same_as(PlanOptions, "window")
     jobs: int = same_as(ConvertOptions, "jobs")
     overwrite: bool = False
-    sample_tables: bool = False
-    keep: tuple[str, ...] = ()
-    no_keep: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        problems = invalid_values(self)
-        if (self.keep or self.no_keep) and not self.sample_tables:
-            problems.append("keep and no_keep need sample_tables")
-        raise_if_any(problems)
-        for name in ("keep", "no_keep"):
-            object.__setattr__(self, name, tuple(dict.fromkeys(getattr(self, name))))
+        raise_if_any(invalid_values(self))
