@@ -192,7 +192,7 @@ def _read_tar(
                 remedy="use --overwrite to replace it, if no other program needs it",
                 url=f"{storage.url}/{beside}",
             )
-        if overwrite:
+        if found is not None:
             storage.remove(HEADER_NAME)
         with storage.publish(beside) as file:
             file.write([data])

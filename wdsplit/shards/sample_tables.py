@@ -46,7 +46,7 @@ KEY, NUM_BYTES, WIDTH, HEIGHT = "__key__", "num_bytes", "width", "height"
 FILE_NAME = "file_name"
 """The column with the file of each sample, relative to the input; datasets of image folders have it."""
 
-_REMEDY = "copy the dataset again; `wdsplit index --overwrite` makes those of tars again"
+_REMEDY = "copy the dataset again; `wdsplit index DATASET --overwrite` makes those of tars again"
 _CHECKSUM, _PAGES, _NAMES = b"wdsplit.shard", b"wdsplit.pages", b"names"
 _COLUMN_BYTES, _MAX_FOOTER = 2048, 1024**2
 """Maximum bytes of a footer for each column in the manifest, and of a whole footer without a manifest."""
