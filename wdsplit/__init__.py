@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from wdsplit.loading.epoch_shard_list import EpochShardList
     from wdsplit.loading.loader import Loader
     from wdsplit.loading.mix import mix
-    from wdsplit.loading.monitor import Monitor
     from wdsplit.loading.reading.source import AnySource
     from wdsplit.loading.samples import Samples
     from wdsplit.loading.stages.decoders import decode_sample_stage
@@ -84,7 +83,6 @@ __all__ = [
     "Loader",
     "MapOptions",
     "MissingDependencyError",
-    "Monitor",
     "OutputExistsError",
     "PipelineError",
     "RayEngine",
@@ -158,7 +156,6 @@ _NAMES = {
     "loading.epoch_shard_list": "EpochShardList",
     "loading.loader": "Loader",
     "loading.mix": "mix",
-    "loading.monitor": "Monitor",
     "loading.samples": "Samples",
     "loading.stages.decoders": "decode_sample_stage",
     "loading.stages.images": "resized",

@@ -121,7 +121,6 @@ def names_for(folder):
         "frame": pq.read_table("scores.parquet").rename_columns(["id", "more"]),
         "loader": loader,
         "model": torch.nn.Linear(1, 1),
-        "monitor": wdsplit.Monitor(loader),
         "samples": wdsplit.Samples("data/train"),
         "shards": wdsplit.EpochShardList("data/train"),
         "train_step": lambda *batch: None,

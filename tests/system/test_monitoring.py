@@ -57,11 +57,13 @@ class LogLoading(lightning.Callback):
     """The callback of docs/monitoring.md."""
 
     def on_train_start(self, trainer, module):
-        self.monitor = wdsplit.Monitor(trainer.train_dataloader)
+        self.loader = trainer.train_dataloader.loader
+        self.before = self.loader.statistics()
 
     def on_train_batch_end(self, trainer, module, *args):
         if trainer.global_step % 4 == 0:
-            module.log_dict(self.monitor.scalars())
+            before, self.before = self.before, self.loader.statistics()
+            module.log_dict(self.before.scalars(before, "wdsplit/"))
 
 
 class Model(lightning.LightningModule):
@@ -121,10 +123,12 @@ def test_accelerate_logs_them_to_its_trackers(numbers):
     accelerator = Accelerator(cpu=True, log_with=Kept())
     accelerator.init_trackers("run")
     loader = PreparedLoader(wdsplit.Loader(numbers_of(numbers), 12), accelerator)
-    monitor = wdsplit.Monitor(loader)
+    before = loader.loader.statistics()
     for step, _ in enumerate(loader):
         if step % 4 == 3:
-            accelerator.log(monitor.scalars(), step=step)
+            now = loader.loader.statistics()
+            accelerator.log(now.scalars(before, "wdsplit/"), step=step)
+            before = now
     logged = accelerator.get_tracker("kept", unwrap=True)
     assert [step for step, _ in logged] == [3, 7]
     for step, values in logged:

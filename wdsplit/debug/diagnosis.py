@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from wdsplit.loading.monitor import loader_of
+from wdsplit.loading.loader import loader_of
 
 __all__ = ["diagnose"]
 

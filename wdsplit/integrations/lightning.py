@@ -14,8 +14,7 @@ from typing import Any
 from wdsplit.errors import MissingDependencyError
 from wdsplit.integrations.opaque_loader import OpaqueLoader, check_ranks, other_length
 from wdsplit.loading.dataset import Dataset
-from wdsplit.loading.loader import Loader
-from wdsplit.loading.monitor import loader_of
+from wdsplit.loading.loader import Loader, loader_of
 
 __all__ = ["EpochCallback", "WdsplitDataModule"]
 

@@ -19,7 +19,7 @@ from wdsplit.integrations.accelerate import PreparedLoader
 from wdsplit.integrations.opaque_loader import OpaqueLoader, other_length, refuse_bundles
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
-from wdsplit.loading.monitor import Monitor
+from wdsplit.loading.statistics import Statistics
 
 try:
     from accelerate.utils import recursively_apply
@@ -48,7 +48,7 @@ class TrainerMixin:
 
     Args:
         args: As for the Trainer.
-        log_loading: Add the loader's statistics, those of `wdsplit.Monitor`, to the training logs.
+        log_loading: Add the loader's statistics, those of `Statistics.scalars`, to the training logs.
         options: As for the Trainer.
     """
 
@@ -57,7 +57,7 @@ class TrainerMixin:
 
     _is_made = False
     _train_dataset: Any = None
-    _monitor: Monitor | None = None
+    _logged: tuple[Loader, Statistics] | None = None
 
     def __init__(self, *args: Any, log_loading: bool = False, **options: Any) -> None:
         self._log_loading = log_loading
@@ -94,13 +94,15 @@ class TrainerMixin:
                 remedy="leave out train_sampling_strategy, and choose the order with the dataset's shuffle=",
             )
         loader = self._loader(dataset, trainer._train_batch_size, "Training")
-        self._monitor = Monitor(loader) if self._log_loading else None
+        self._logged = (loader, loader.statistics()) if self._log_loading else None
         return _TrainingLoader(loader, trainer)
 
     def log(self, logs: dict[str, float], *args: Any, **options: Any) -> None:
         """Log metrics; add statistics of the loader to the loss of training steps, with `log_loading`."""
-        if self._monitor is not None and "loss" in logs:
-            logs = {**logs, **self._monitor.scalars()}
+        if self._logged is not None and "loss" in logs:
+            loader, before = self._logged
+            self._logged = loader, loader.statistics()
+            logs = {**logs, **self._logged[1].scalars(before, "wdsplit/")}
         super().log(logs, *args, **options)  # type: ignore[misc]
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:

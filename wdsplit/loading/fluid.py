@@ -97,7 +97,7 @@ class FluidStages:
             only: The fields to decode; None for all.
             partial: Leave values that are not bytes as they are.
             allow_pickle: Decode pickles and object arrays too. They can run any code: trust the shards first.
-            options: `exif=True` to turn images upright by their EXIF orientation; `pre`, `post`, `max_field_bytes`.
+            options: `exif=True` to turn images upright by their EXIF orientation; `max_field_bytes`.
         """
         if "handler" in options:
             raise InputError(

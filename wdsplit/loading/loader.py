@@ -39,7 +39,7 @@ from wdsplit.order.split import Steps, World, whole
 if TYPE_CHECKING:
     from wdsplit.loading.process_workers import Processes
 
-__all__ = ["Loader"]
+__all__ = ["Loader", "loader_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -452,6 +452,22 @@ class Loader:
             kind = self.persistent_workers, self.multiprocessing_context
             self._processes = Processes(made, self.num_workers, *ahead, *kind)
         return made
+
+
+def loader_of(loader: Any) -> Loader:
+    """Return the loader itself of an integration's loader, or of an audit.
+
+    Raises:
+        InputError: `loader` is none of these.
+    """
+    found = loader if isinstance(loader, Loader) else getattr(loader, "loader", getattr(loader, "_loader", None))
+    if not isinstance(found, Loader):
+        raise InputError(
+            "not a wdsplit loader",
+            expected="a wdsplit.Loader, the audit of one, or an integration's loader",
+            found=type(loader).__name__,
+        )
+    return found
 
 
 def _refuse_other_forms(source: AnySource, batch_size: int, pad_to: str | None = None) -> None:

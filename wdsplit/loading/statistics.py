@@ -74,13 +74,18 @@ class Statistics:
         """`loader` if the consumer waits for more than a tenth of the time, else `model`."""
         return "loader" if self.wait_share > _BUSY_SHARE else "model"
 
-    def scalars(self, before: Statistics | None = None) -> dict[str, float]:
-        """Return scalars to plot.
+    def scalars(self, before: Statistics | None = None, prefix: str = "") -> dict[str, float]:
+        """Return scalars to plot, for TensorBoard, W&B, MLflow or any other log.
+
+            before = loader.statistics()
+            for batch in loader: ...
+            print(loader.statistics().scalars(before, "wdsplit/"))
 
         Rates count the time in which the consumer waited for batches or used them, not a validation between epochs.
 
         Args:
             before: Earlier statistics of the same loader, from which rates and shares count; None for its beginning.
+            prefix: Prefix of all names.
 
         Returns:
             `samples_per_s`; `bytes_per_s`, of payloads; `fetched_bytes_per_s`, from remote storage; `wait_share`, from
@@ -89,7 +94,7 @@ class Statistics:
         before = before or Statistics(0, 0, 0, 0, 0, 0.0, 0.0)
         wait_s, compute_s = self.wait_s - before.wait_s, self.compute_s - before.compute_s
         seconds = wait_s + compute_s or math.inf
-        return {
+        scalars = {
             "samples_per_s": (self.samples - before.samples) / seconds,
             "bytes_per_s": max(0, self.delivered_bytes - before.delivered_bytes) / seconds,
             "fetched_bytes_per_s": (self.fetched_bytes - before.fetched_bytes) / seconds,
@@ -99,6 +104,7 @@ class Statistics:
             "epoch": float(self.epoch),
             "position": float(self.position),
         }
+        return {f"{prefix}{name}": value for name, value in scalars.items()}
 
     def summary(self, before: Statistics | None = None) -> str:
         """Return the changes since earlier statistics as one line of text: rates, retries, bad samples, waiting."""

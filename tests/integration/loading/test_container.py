@@ -52,7 +52,8 @@ def many_lanes(tmp_path_factory):
     return converted(tmp_path_factory.mktemp("many"), table, shards=290, lanes=290, window=2)
 
 
-@pytest.mark.parametrize(("workers", "method"), [(4, None), pytest.param(2, "spawn", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("workers", "method"), [(4, None), (2, "spawn")])
 def test_77_mb_of_batches_are_under_way_and_more_lanes_are_read_than_files_may_be_open(
     payloads, many_lanes, workers, method
 ):

@@ -75,20 +75,3 @@ def test_bytes_and_retries_of_all_workers_are_counted(remote, fault_proxy, optio
     list(loader)  # while it begins to fetch the next epoch
     wait_until(lambda: loader.statistics().retries == plan.num_given > 0, "all retries are counted")
     wait_until(lambda: loader.statistics().fetched_bytes == sent(fault_proxy, num_opening), "all bytes are counted")
-
-
-# Scalars
-
-
-def test_a_monitor_gives_what_happened_since_it_was_called_last(numbers):
-    loader = wdsplit.Loader(wdsplit.Dataset(numbers), 12)
-    next(iter(loader))
-    monitor, known = wdsplit.Monitor(loader), [loader.statistics()]
-    names = {f"wdsplit/{name}" for name in known[0].scalars()}
-    for _ in loader:
-        known.append(loader.statistics())
-        found = monitor.scalars()
-        assert found == {f"wdsplit/{name}": value for name, value in known[-1].scalars(known[-2]).items()}
-        assert found["wdsplit/samples_per_s"] > 0
-        assert found.keys() == names
-    assert monitor.scalars()["wdsplit/samples_per_s"] == 0

@@ -220,7 +220,7 @@ def test_a_loader_that_is_dropped_fetches_nothing_more(remote):
 # With a cache
 
 
-@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "workers": "thread"}])
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}])
 def test_later_epochs_come_from_the_cache(remote, fault_proxy, payloads, cache_dir, options):
     dataset = wdsplit.Dataset(remote, cache_dir=cache_dir, cache_size="1GB").to_tuple("__key__", "bin")
     expected = wdsplit.Dataset(payloads).to_tuple("__key__", "bin")
@@ -266,13 +266,6 @@ def test_what_has_no_room_in_the_cache_is_streamed(remote, payloads, cache_dir, 
     told = [record.getMessage() for record in caplog.records if "are streamed" in record.getMessage()]
     assert len(told) == 1
     assert sum(path.stat().st_size for path in cache_dir.rglob("*.shard")) <= cache_size
-
-
-def test_a_local_dataset_may_have_a_cache_too(payloads, cache_dir):
-    """As of a network file system."""
-    cached = wdsplit.Dataset(payloads, cache_dir=cache_dir, cache_size="1GB")
-    assert samples_of(cached) == samples_of(wdsplit.Dataset(payloads))
-    assert len(list(cache_dir.glob("*/*.shard"))) == 8
 
 
 def test_the_next_shards_are_downloaded_while_one_is(bucket, fault_proxy, tmp_path, cache_dir, monkeypatch):

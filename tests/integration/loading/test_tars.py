@@ -6,7 +6,6 @@ import os
 import shutil
 
 import pytest
-import webdataset as wds
 
 import wdsplit
 from s3server import S3Server
@@ -108,17 +107,6 @@ def test_local_tars_give_the_samples_and_the_order_of_an_indexed_folder_and_noth
     assert dataset.options == expected.options
     assert {sample["__url__"] for sample in dataset} == {f"{folder}/{number}.tar" for number in range(4)}
     assert files_below(folder) == before
-
-
-def test_tars_on_a_file_system_of_fsspec_do_too(folder, remote, bucket, s3_server, tmp_path):
-    s3fs = pytest.importorskip("s3fs")
-    fs, expected = s3fs.S3FileSystem(endpoint_url=s3_server.endpoint), samples_of(expected_of(folder, tmp_path))
-    for kind in ("glob", "braces", "list"):
-        named = given(kind, f"{bucket.name}/data")
-        dataset = wdsplit.Dataset(named, seed=5, fs=fs)
-        assert samples_of(dataset) == expected
-        pipeline = wds.DataPipeline(wdsplit.EpochShardList(named, fs=fs), wds.tarfile_to_samples())
-        assert sorted(sample["__key__"] for sample in pipeline) == sorted(sample["__key__"] for sample in dataset)
 
 
 def test_tars_of_a_web_server_are_read_with_the_signature_of_each(folder, tmp_path):

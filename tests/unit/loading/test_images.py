@@ -1,6 +1,5 @@
 import dataclasses
 import io
-import math
 import random
 import struct
 import sys
@@ -40,7 +39,7 @@ def off_by(one, other):
     return np.abs(one - other).max()
 
 
-SIZES = [(375, 500), (500, 375), (224, 224), (1000, 1500), (1793, 224), (448, 449), (100, 80), (1, 1), (7, 900)]
+SIZES = [(375, 500), (224, 224), (1793, 224), (448, 449), (1, 1), (7, 900)]
 
 
 @every_library
@@ -76,7 +75,9 @@ def test_grey_cmyk_and_transparent_images_come_as_rgb(library):
 
 
 @every_library
-@pytest.mark.parametrize(("orientation", "kind"), [*((number, "JPEG") for number in range(9)), (6, "PNG"), (8, "WEBP")])
+@pytest.mark.parametrize(
+    ("orientation", "kind"), [*((number, "JPEG") for number in (0, 2, 3, 5, 8)), (6, "PNG"), (8, "WEBP")]
+)
 def test_an_exif_orientation_is_applied_only_on_request(orientation, kind, library):
     """Pillow's own function says what is upright."""
     payload = turned(orientation, kind, 300, 200)
@@ -106,7 +107,7 @@ def test_an_image_that_is_turned_is_decoded_as_large_as_it_is_needed(library):
 
 
 @every_library
-@pytest.mark.parametrize("kept", [0, 2, 3, 20, 300, 0.5, 0.9, -2, -1])
+@pytest.mark.parametrize("kept", [0, 3, 300, 0.5, -1])
 def test_a_truncated_jpeg_is_an_error_that_names_its_sample(kept, library):
     payload = encoded(picture(375, 500))
     payload = payload[: int(kept * len(payload)) if isinstance(kept, float) else kept]
@@ -128,25 +129,17 @@ IMAGES_OF = {
     ("arguments", "named"),
     [
         ({"size": 0}, "size = 0"),
-        ({"size": True}, "size = True"),
-        ({"size": (3, 4, 5)}, "size = "),
         ({"size": (3, -4)}, "size = "),
-        ({"size": 2.0}, "size = 2.0"),
         ({"size": 3, "crop": "left"}, "crop = 'left'"),
         ({"size": 3, "library": "cv2"}, "library = 'cv2'"),
-        ({"size": 3, "output": "jax"}, "output = 'jax'"),
         ({"size": 3, "flip": 0.5}, "flip = 0.5"),
         ({"size": 3, "crop": "random", "scale": (0.5, 0.1)}, r"scale = \(0.5, 0.1\)"),
-        ({"size": 3, "crop": "random", "scale": (0.5, 1.5)}, "up to 1"),
         ({"size": 3, "crop": "random", "ratio": (0, 1)}, r"ratio = \(0, 1\)"),
-        ({"size": 3, "crop": "random", "ratio": 1}, "ratio = 1"),
         ({"size": 3, "crop": "center", "scale": (0.5, 1.0)}, "only with crop='random'"),
         ({"size": 3, "mean": 0.5}, "mean = 0.5: expected three numbers, of red"),
-        ({"size": 3, "mean": (0.5, 0.5, math.nan)}, "mean = "),
         ({"size": 3, "std": (0.5, 0, 0.5)}, r"std = \(0.5, 0, 0.5\): expected three numbers above 0"),
         ({"size": 3, "dtype": "float64"}, "dtype = 'float64'"),
         ({"size": 3, "dtype": "uint8", "std": (1, 1, 1)}, "of floating point with mean or std"),
-        ({"size": 3, "dtype": "float32", "output": "pil"}, "output='pil' can have"),
         ({"size": 3, "dtype": "bfloat16", "output": "numpy"}, "output='numpy' can have"),
     ],
 )
@@ -167,7 +160,7 @@ def random_part(seed, height, width):
 
 @every_library
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
-@pytest.mark.parametrize(("height", "width"), [(375, 500), (1500, 1000), (60, 90)])
+@pytest.mark.parametrize(("height", "width"), [(1500, 1000), (60, 90)])
 def test_a_random_part_looks_as_pillow_cuts_and_resizes_it(height, width, kind, library):
     payload = encoded(picture(height, width), kind)
     whole = PIL.Image.open(io.BytesIO(payload)).convert("RGB")
@@ -251,7 +244,7 @@ def codecs(request, monkeypatch):
     image_files._codecs.cache_clear()
 
 
-@pytest.mark.parametrize("spec", ["rgb8", "l8", "rgba8", "pil", "torchrgb8", "torch", "l", "pilrgba"])
+@pytest.mark.parametrize("spec", ["rgb8", "l8", "torch", "pilrgba"])
 @pytest.mark.parametrize("image", PNGS.values(), ids=PNGS)
 def test_a_png_or_webp_has_the_pixels_that_pillow_finds_as_webdataset_gives_them(image, spec, codecs):
     transparent = {"transparency": (0, 0, 90) if image.mode == "RGB" else 0} if "A" not in image.mode else {}

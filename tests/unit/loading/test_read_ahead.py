@@ -14,7 +14,6 @@ from tables import DEADLINE_S, wait_until
 from wdsplit.errors import StorageError
 from wdsplit.loading.reading import segments
 from wdsplit.loading.reading.read_ahead import Ahead, FetchRange, LazyShard
-from wdsplit.loading.reading.reader import Reading
 from wdsplit.loading.reading.source import Access
 
 NUM_SAMPLES, SAMPLE_BYTES = 40, 100
@@ -277,32 +276,6 @@ def test_a_forked_process_reads_by_itself_what_threads_of_its_parent_were_fetchi
     file.may_read.set()
     assert code == 0
     assert bytes(fetches[0].data(0)) == expected(0, 4)
-
-
-class Plans:
-    """Plans lists and carries the plans out; notes how many are planned and not carried out yet."""
-
-    def __init__(self, ahead):
-        self.ahead = ahead
-        self.num_ahead = self.most_ahead = 0
-
-    def plan(self, positions):
-        self.num_ahead += 1
-        self.most_ahead = max(self.most_ahead, self.num_ahead)
-        return positions
-
-    def fetch(self):
-        pass
-
-    def carry_out(self, plan):
-        self.num_ahead -= 1
-        return plan
-
-
-def test_no_more_is_planned_than_may_be_though_nothing_is_to_be_fetched():
-    reader = Plans(Ahead(10_000, 10_000, 1))
-    assert list(Reading(reader, range(1000))) == list(range(1000))
-    assert 100 < reader.most_ahead <= 256
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ def test_rates_and_shares_are_those_since_earlier_statistics_and_all_else_is_as_
         "position": 480.0,
     }
     assert all(type(value) is float for value in LATER.scalars(EARLIER).values())
+    assert LATER.scalars(prefix="wdsplit/")["wdsplit/epoch"] == 2
 
 
 def test_the_bottleneck_is_the_loader_if_it_is_waited_for_more_than_a_tenth_of_the_time():

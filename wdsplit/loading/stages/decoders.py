@@ -98,8 +98,7 @@ class Decode(Drawing):
         return name[:2] != "__" and (self.only is None or name in self.only)
 
     def _column(self, name: str, values: Sequence[Any], columns: dict[str, Any], room: Memory | None) -> Any:
-        by_name = any(isinstance(handler, Payloads) for handler in self.handlers)
-        kind = KINDS.get(name.rpartition(".")[2]) if by_name else None
+        kind = KINDS.get(name.rpartition(".")[2])
         # Of a sample, only what its random numbers depend on.
         rows: Iterable[dict[str, Any]] = repeat({})
         if self.draws is not None:
@@ -150,8 +149,6 @@ class Decode(Drawing):
 
 def decode_sample_stage(
     *handlers: str | Handler,
-    pre: Sequence[Handler] | None = None,
-    post: Sequence[Handler] | None = None,
     only: str | Iterable[str] | None = None,
     partial: bool = False,
     allow_pickle: bool = False,
@@ -173,8 +170,6 @@ def decode_sample_stage(
     Args:
         handlers: Functions of a field's name, with a dot before it, and its bytes, which return a value or None; or
             names of webdataset's image decoders, such as `pil`, `rgb8` or `torchrgb8`.
-        pre: Handlers to try first, instead of the one that decompresses .gz.
-        post: Handlers to try last, instead of those for the types above; they have no protection.
         only: The fields to decode, as a list or separated by spaces; by default all.
         partial: Leave values that are not bytes as they are, instead of refusing them.
         allow_pickle: Unpickle fields: whoever wrote the data can then run any code here.
@@ -186,11 +181,9 @@ def decode_sample_stage(
     """
     if isinstance(max_field_bytes, bool) or not isinstance(max_field_bytes, int) or max_field_bytes < 1:
         raise InputError("invalid max_field_bytes", expected="an integer of at least 1", found=repr(max_field_bytes))
-    before = (Inflate(max_field_bytes),) if pre is None else tuple(pre)
     named = tuple(ImageField(handler) if isinstance(handler, str) else handler for handler in handlers)
     named = tuple(replace(one, exif=True) if exif and isinstance(one, _IMAGES) else one for one in named)
-    after = (Payloads(bool(allow_pickle), max_field_bytes),) if post is None else tuple(post)
-    for handler in (*before, *named, *after):
+    for handler in named:
         if not callable(handler):
             raise InputError("invalid decoder", expected="a function or a name", found=repr(handler))
     if exif and not any(isinstance(handler, _IMAGES) for handler in named):
@@ -200,7 +193,8 @@ def decode_sample_stage(
             remedy="turn images in your own function: PIL.ImageOps.exif_transpose does it",
         )
     chosen = only.split() if isinstance(only, str) else only
-    return Decode((*before, *named, *after), None if chosen is None else frozenset(chosen), bool(partial))
+    tried: tuple[Handler, ...] = Inflate(max_field_bytes), *named, Payloads(bool(allow_pickle), max_field_bytes)
+    return Decode(tried, None if chosen is None else frozenset(chosen), bool(partial))
 
 
 # Errors
