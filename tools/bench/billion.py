@@ -42,7 +42,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "S3, packs": {"view": PACKS},
     "S3, groups": {"view": GROUPS},
 }
-AUDITS: dict[str, dict[str, Any]] = {AUDIT: {}, AUDIT_PACKS: {"view": PACKS}}
+AUDITS: dict[str, dict[str, Any]] = {AUDIT: {}, AUDIT_PACKS: {"view": PACKS, "batch_size": BATCH_SIZE // A_UNIT}}
 MOST_S, MOST_MB = 3, 400
 COLUMNS = ("imported", "opened", "first", "all")
 TESTS = core.ROOT / "tests" / "support"
@@ -138,7 +138,7 @@ def audit(url: str, options: dict[str, Any]) -> Result:
     clock = core.Clock()
     import wdsplit
 
-    report = wdsplit.audit(url, world_size=RANKS, batch_size=BATCH_SIZE, **options)
+    report = wdsplit.audit(url, world_size=RANKS, **{"batch_size": BATCH_SIZE, **options})
     if not report.held:
         raise core.ProcessError(str(report))
     read = clock.read()

@@ -62,7 +62,8 @@ def measure_classes(
         return None
     is_small = manifest.num_bytes <= _MAX_REMOTE_BYTES
     max_labels = _MAX_REMOTE_LABELS if source.storage().is_remote and not is_small else _MAX_LABELS
-    batches = draw_batches(order, world_size, batch_size, max_labels)
+    max_positions = int(max_labels / source.samples_a_position(order.epoch))
+    batches = draw_batches(order, world_size, batch_size, max_positions)
     labels = read_texts(source, batches.samples.shard, batches.samples.sample, names, batches.is_all and is_small)
     found = [_mixed(*each, batches, manifest, field is not None) for each in zip(names, labels, strict=True)]
     classes = (each for each in found if each is not None)

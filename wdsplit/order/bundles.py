@@ -141,9 +141,10 @@ class Packs(_Bundles):
 
     def of_shard(self, shard: int) -> ShardUnits:
         """Return the packs of a shard."""
-        bins, (_, samples, parts, _, _) = self._codes_of(shard).astype(np.int64), self._items_of(shard)
+        codes, (_, samples, parts, _, _) = self._codes_of(shard), self._items_of(shard)
+        bins = codes.astype(np.int64)
         ends = np.maximum.reduceat(bins, np.arange(0, len(bins), self.block)) + 1 if len(bins) else bins
-        by_bin = np.argsort(bins, kind="stable")
+        by_bin = np.argsort(codes, kind="stable")  # of 16 bits: several times as fast as of 64
         offsets = np.append(0, np.cumsum(np.bincount(bins)))
         return ListedUnits(ends, samples[by_bin], None if parts is None else parts[by_bin], offsets)
 

@@ -265,13 +265,14 @@ class EpochOrder:
         """
         if not self.options.shuffle:
             return visit
-        window, inside, unit = (np.empty_like(visit) for _ in range(3))
+        window, inside, size, unit = (np.empty_like(visit) for _ in range(4))
         for each, rows in groups(shard) if self.is_even else self._loaded(shard):
             windows, ends = self.shard_windows(each)
             slot = np.searchsorted(ends, visit[rows], side="right")
             window[rows], inside[rows] = windows[slot], visit[rows] - np.append(0, ends)[slot]
+            size[rows] = np.diff(ends, prepend=0)[slot]
             unit[rows] = np.append(0, self.shard_units(each).ends)[window[rows]]
-        for rows, window_of, places in self._orders_in_windows(shard, window):
+        for rows, window_of, places in self._orders_in_windows(shard, window, size):
             unit[rows] += places[window_of, inside[rows]]
         return unit
 
@@ -279,31 +280,31 @@ class EpochOrder:
         """Return the numbers of the visits of some units: the inverse of `units_of`."""
         if not self.options.shuffle:
             return unit
-        window, inside, visit = (np.empty_like(unit) for _ in range(3))
+        window, inside, size, visit = (np.empty_like(unit) for _ in range(4))
         for each, rows in groups(shard) if self.is_even else self._loaded(shard):
             windows, ends = self.shard_windows(each)
             unit_ends, slot_of = self.shard_units(each).ends, np.empty_like(windows)
             slot_of[windows] = np.arange(len(windows))
             window[rows] = np.searchsorted(unit_ends, unit[rows], side="right")
             inside[rows] = unit[rows] - np.append(0, unit_ends)[window[rows]]
+            size[rows] = np.diff(unit_ends, prepend=0)[window[rows]]
             visit[rows] = np.append(0, ends)[slot_of[window[rows]]]
-        for rows, window_of, places in self._orders_in_windows(shard, window):
+        for rows, window_of, places in self._orders_in_windows(shard, window, size):
             ranks = np.empty_like(places)
             np.put_along_axis(ranks, places, np.arange(places.shape[1])[None], 1)
             visit[rows] += ranks[window_of, inside[rows]]
         return visit
 
-    def _orders_in_windows(self, shard: Int64, window: Int64) -> Iterator[tuple[Int64, Int64, Int64]]:
-        """Give the orders of the windows that some units are in, each once.
+    def _orders_in_windows(self, shard: Int64, window: Int64, size: Int64) -> Iterator[tuple[Int64, Int64, Int64]]:
+        """Give the orders of the windows that some units are in, by shard, number and size, each once.
 
         Returns:
             Rows of `shard` and `window`; for each the row of its window in what follows; and int64 of shape (windows,
             units): for each window its units, counted from its first, as they are visited.
         """
         num_windows = int(window.max(initial=0)) + 1
-        pairs, pair = np.unique(shard * num_windows + window, return_inverse=True)
-        shards, windows = np.divmod(pairs, num_windows)
-        sizes = self.window_sizes(shards, windows)
+        pairs, firsts, pair = np.unique(shard * num_windows + window, return_index=True, return_inverse=True)
+        (shards, windows), sizes = np.divmod(pairs, num_windows), size[firsts]
         by_pair = np.argsort(pair.reshape(-1), kind="stable")
         pair, at_once = pair.reshape(-1)[by_pair], max(1, _PLACES_AT_ONCE // max(1, int(sizes.max(initial=0))))
         for begin in range(0, len(pairs), at_once):
@@ -311,16 +312,6 @@ class EpochOrder:
             first, stop = np.searchsorted(pair, (begin, begin + at_once))
             orders = self.places_in_windows(shards[some], windows[some], sizes[some])
             yield by_pair[first:stop], pair[first:stop] - begin, orders
-
-    def window_sizes(self, shards: Int64, windows: Int64) -> Int64:
-        """Return the number of units of each window, by the numbers of its shard and of the window in it."""
-        if self.is_even:
-            even: Int64 = np.minimum(self.options.window, self.counts[shards] - windows * self.options.window)
-            return even
-        sizes = np.empty_like(windows)
-        for each, rows in groups(shards):
-            sizes[rows] = np.diff(self.shard_units(each).ends, prepend=0)[windows[rows]]
-        return sizes
 
     def places_in_windows(self, shards: Int64, windows: Int64, sizes: Int64) -> Int64:
         """Return the units of n windows in the order of their visits, counted from each window's first.
