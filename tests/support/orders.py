@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from wdsplit.order.bundles import Grouping, Groups, Packing, Packs, items_of
 from wdsplit.order.epoch import EpochOrder, OrderOptions
 from wdsplit.order.selection import Selection
+from wdsplit.order.skips import NO_SKIPS
 from wdsplit.order.units import KINDS, Repeats
 
 GOLDEN_RATIO = 0x9E3779B97F4A7C15
@@ -29,6 +30,8 @@ VIEWS = ["nothing", "one", "one a shard", "every third", "all but a few", "rando
 
 counts = st.lists(st.integers(0, 12), max_size=12) | st.lists(st.integers(199, 201), max_size=8)
 tails = st.sampled_from(TAILS)
+ranges = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 12)), max_size=6)
+"""Begin and length of ranges of positions."""
 
 
 def options(tail="pad", lanes=4, window=4, shuffle=True, seed=0):
@@ -171,6 +174,15 @@ def located(order, positions):
     """Return (shard, sample, pad) of each position."""
     found = order.locate(np.asarray(positions, np.int64))
     return list(zip(found.shard.tolist(), found.sample.tolist(), found.pad.tolist(), strict=True))
+
+
+def skips_of(drawn):
+    """Return the skips of some ranges, and the set of positions."""
+    skips, left_out = NO_SKIPS, set()
+    for begin, length in drawn:
+        skips = skips.added(begin, begin + length)
+        left_out |= set(range(begin, begin + length))
+    return skips, left_out
 
 
 def every_sample(order):

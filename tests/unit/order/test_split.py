@@ -6,7 +6,18 @@ import webdataset
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from orders import TAILS, epoch_order, every_sample, located, options, orders, real_positions, slow_visits
+from orders import (
+    TAILS,
+    epoch_order,
+    every_sample,
+    located,
+    options,
+    orders,
+    ranges,
+    real_positions,
+    skips_of,
+    slow_visits,
+)
 from wdsplit.errors import InputError, TopologyError
 from wdsplit.order.epoch import EpochOrder
 from wdsplit.order.split import Steps, World, assigned_lanes, reader_positions, readers_per_lane, worker_of
@@ -41,20 +52,42 @@ def global_batches(order, world_size, batch_size, start=0):
         yield whole
 
 
-# Cover
+# The steps of a rank
 
 
-@given(orders(even), world_sizes, batch_sizes, st.data())
-def test_the_steps_of_all_ranks_cover_each_position_once(order, world_size, batch_size, data):
-    start = data.draw(starts(order))
-    ranks = steps_of_all_ranks(order, world_size, batch_size, start)
-    positions = sorted(itertools.chain.from_iterable(map(concatenated, ranks)))
-    assert positions == list(range(start, ranks[0].end))
-    if order.options.tail == "pad":
-        assert order.num_positions <= max(ranks[0].end, start)
+def slow_steps(order, world, batch_size, start, left_out):
+    """Return the positions of each step and where it ends, told position by position."""
+    if order.options.tail == "uneven":
+        own = [
+            each for each in real_positions(order).tolist() if each >= start and each % world.world_size == world.rank
+        ]
+        batches = [own[first : first + batch_size] for first in range(0, len(own), batch_size)]
+        return [(batch, batch[-1] + 1) for batch in batches]
+    due = [each for each in range(start, order.num_positions) if each not in left_out]
+    size = batch_size * world.world_size
+    if order.options.tail == "drop":
+        due = due[: len(due) // size * size]
     else:
-        assert ranks[0].end <= max(order.num_positions, start)
-    assert abs(max(0, order.num_positions - start) - (ranks[0].end - start)) < batch_size * world_size
+        due += range(max(start, order.num_positions), max(start, order.num_positions) + -len(due) % size)
+    numbers = {each: each - sum(other < each for other in left_out) for each in due}
+    return [
+        ([each for each in batch if numbers[each] % world.world_size == world.rank], batch[-1] + 1)
+        for batch in (due[first : first + size] for first in range(0, len(due), size))
+    ]
+
+
+@given(orders(), world_sizes, batch_sizes, ranges, st.data())
+def test_each_rank_takes_the_steps_that_plain_python_takes(order, world_size, batch_size, drawn, data):
+    start, within = data.draw(starts(order)), [each for each in drawn if sum(each) <= order.num_positions]
+    skips, left_out = skips_of([] if order.options.tail == "uneven" else within)
+    for rank in range(world_size):
+        steps = Steps(order, World(rank, world_size), batch_size, start, skips)
+        expected = slow_steps(order, steps.world, batch_size, start, left_out)
+        for _ in range(2):  # iterating does not use them up
+            assert [(step.positions.tolist(), step.end) for step in steps] == expected
+        assert len(steps) == len(expected)
+        if order.options.tail != "uneven":
+            assert steps.end == (expected[-1][1] if expected else start)
 
 
 @given(orders(), world_sizes, batch_sizes)
@@ -69,55 +102,6 @@ def test_each_sample_is_delivered_once_and_only_drop_leaves_some_out(order, worl
         assert sorted(real) == every_sample(order)
 
 
-@given(orders(st.just("uneven")), world_sizes, batch_sizes, st.data())
-def test_uneven_steps_cover_the_samples_alone(order, world_size, batch_size, data):
-    start = data.draw(starts(order))
-    ranks = steps_of_all_ranks(order, world_size, batch_size, start)
-    positions = sorted(itertools.chain.from_iterable(map(concatenated, ranks)))
-    assert positions == [position for position in real_positions(order).tolist() if position >= start]
-
-
-@given(orders(), world_sizes, workers, batch_sizes, st.data())
-def test_a_rank_takes_its_own_positions_rising_and_in_full_batches(order, world_size, num_workers, batch_size, data):
-    steps = Steps(
-        order, World(data.draw(st.integers(0, world_size - 1)), world_size), batch_size, data.draw(starts(order))
-    )
-    taken = list(steps)
-    positions = concatenated(taken)
-    assert all(position % world_size == steps.world.rank and position >= steps.start for position in positions)
-    assert positions == sorted(set(positions))
-    sizes = [len(step.positions) for step in taken]
-    assert all(size == batch_size for size in (sizes[:-1] if order.options.tail == "uneven" else sizes))
-    assert all(0 < size <= batch_size for size in sizes)
-
-
-@given(orders(), world_sizes, batch_sizes, st.data())
-def test_len_is_the_number_of_steps(order, world_size, batch_size, data):
-    for steps in steps_of_all_ranks(order, world_size, batch_size, data.draw(starts(order))):
-        assert len(list(steps)) == len(steps)
-        assert len(list(steps)) == len(steps), "iterating must not use the steps up"
-
-
-@given(orders(even), world_sizes, batch_sizes, st.data())
-def test_all_ranks_have_equally_many_steps_with_the_same_ends(order, world_size, batch_size, data):
-    ranks = steps_of_all_ranks(order, world_size, batch_size, data.draw(starts(order)))
-    assert len({tuple(step.end for step in steps) for steps in ranks}) == 1
-    ends = [ranks[0].start, *(step.end for step in ranks[0])]
-    assert ends[-1] == ranks[0].end
-    assert all(end - begin == batch_size * world_size for begin, end in itertools.pairwise(ends))
-
-
-@given(orders(), world_sizes, workers)
-def test_workers_part_the_positions_of_their_rank(order, world_size, num_workers):
-    for rank in range(world_size):
-        positions = np.array(concatenated(Steps(order, World(rank, world_size), 2)), np.int64)
-        owners = worker_of(positions, world_size, num_workers)
-        assert ((owners >= 0) & (owners < num_workers)).all()
-        for worker in range(num_workers):
-            lanes = assigned_lanes(order.options.lanes, World(rank, world_size, worker, num_workers))
-            assert set((positions[owners == worker] % order.options.lanes).tolist()) <= set(lanes.tolist())
-
-
 @given(orders(), world_sizes, workers, st.integers(1, 9))
 def test_the_readers_of_a_plain_loader_take_each_position_of_their_rank_once(order, world_size, num_workers, chunk):
     for rank, steps in enumerate(steps_of_all_ranks(order, world_size, 1)):
@@ -128,6 +112,7 @@ def test_the_readers_of_a_plain_loader_take_each_position_of_their_rank_once(ord
             assert all(len(part) <= chunk for part in parts)
             mine = np.concatenate([np.zeros(0, np.int64), *parts])
             assert (worker_of(mine, world_size, num_workers) == worker).all()
+            assert set(mine % order.options.lanes) <= set(assigned_lanes(order.options.lanes, world))
             assert mine.tolist() == sorted(mine.tolist())
             taken += mine.tolist()
         assert sorted(taken) == concatenated(steps)
@@ -173,16 +158,6 @@ def test_an_epoch_resumed_on_another_world_goes_on_where_it_stopped(order, befor
         assert sorted(real) == every_sample(order)
     else:
         assert len(delivered) == len(real) > order.num_positions - after * new_batch
-
-
-@given(orders(st.just("uneven")), world_sizes, batch_sizes, st.data())
-def test_each_rank_of_an_uneven_epoch_resumes_from_its_own_end(order, world_size, batch_size, data):
-    for rank in range(world_size):
-        steps = list(Steps(order, World(rank, world_size), batch_size))
-        done = data.draw(st.integers(0, len(steps)))
-        end = steps[done - 1].end if done else 0
-        rest = Steps(order, World(rank, world_size), batch_size, end)
-        assert concatenated(steps[:done]) + concatenated(rest) == concatenated(steps)
 
 
 # Whole lanes, as webdataset would split them

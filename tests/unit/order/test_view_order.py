@@ -25,14 +25,13 @@ from wdsplit.checks.mixing import draw_batches
 from wdsplit.order.epoch import EpochOrder, Located
 from wdsplit.order.evened import evened
 from wdsplit.order.selection import Selection
-from wdsplit.order.units import KINDS, spread
+from wdsplit.order.units import spread
 
 
 @pytest.mark.parametrize("is_packed", [False, True, *GROUPINGS])
-@pytest.mark.parametrize("kind", KINDS)
 @given(st.data())
-def test_a_shard_of_a_view_is_visited_as_one_that_has_no_other_samples(kind, is_packed, data):
-    order, units = data.draw(views(items=[kind], packed=[is_packed]))
+def test_a_shard_of_a_view_is_visited_as_one_that_has_no_other_samples(is_packed, data):
+    order, units = data.draw(views(packed=[is_packed]))
     for shard in range(len(units)):
         expected = slow_visits(
             order.options, order.epoch, shard, slow_windows(units, shard, order.options.window, words_of(order))
