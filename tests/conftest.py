@@ -28,7 +28,7 @@ sys.dont_write_bytecode = False
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-for profile, max_examples in (("quick", 30), ("thorough", 200)):  # chosen by --hypothesis-profile
+for profile, max_examples in (("quick", 20), ("thorough", 100)):  # chosen by --hypothesis-profile
     settings.register_profile(
         profile,
         derandomize=profile == "quick",

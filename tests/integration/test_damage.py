@@ -51,7 +51,7 @@ def with_flipped_bits(data, stop, seed):
         yield place, damaged
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["dictionary", "pages of version 2"])
 def test_a_bit_that_was_flipped_in_pages_with_checksums_never_changes_a_sample(tmp_path, kind):
     path, refused = tmp_path / "in.parquet", 0
     pq.write_table(TABLE, path, row_group_size=20, write_page_checksum=True, **KINDS[kind])
@@ -76,25 +76,23 @@ def test_a_bit_that_was_flipped_anywhere_gives_what_the_file_now_holds_or_an_err
         assert found is None or found == values_of(path), f"byte {place}"
 
 
-@pytest.mark.parametrize("kind", ["dictionary", "zstd"])
-def test_a_truncated_file_is_refused_by_name(tmp_path, kind):
+def test_a_truncated_file_is_refused_by_name(tmp_path):
     path = tmp_path / "in.parquet"
-    pq.write_table(TABLE, path, row_group_size=20, **KINDS[kind])
-    data, chance = path.read_bytes(), random.Random(kind)
+    pq.write_table(TABLE, path, row_group_size=20)
+    data, chance = path.read_bytes(), random.Random(0)
     for length in [0, 1, 4, 8, 11, 12, len(data) - 1, *(chance.randrange(len(data)) for _ in range(10))]:
         path.write_bytes(data[:length])
         assert written(path, tmp_path / "out") is None, f"{length} bytes"
 
 
-@pytest.mark.parametrize("bit", [0x10, 0x20])
-def test_a_forged_footer_gives_rows_or_an_error_and_never_ends_the_process(tmp_path, bit):
+def test_a_forged_footer_gives_rows_or_an_error_and_never_ends_the_process(tmp_path):
     """Arrow ends the process for some footers when it is asked what they say of a column, or prunes by them."""
     path, refused = tmp_path / "in.parquet", 0
     pq.write_table(pa.table({"a": range(40), "b": [[row] for row in range(40)]}), path, compression="none")
     data = path.read_bytes()
     for place in range(len(data) - 8 - int.from_bytes(data[-8:-4], "little"), len(data) - 8):
         forged = bytearray(data)
-        forged[place] ^= bit
+        forged[place] ^= (0x10, 0x20)[place % 2]
         path.write_bytes(forged)
         try:
             table = open_inputs([str(path)])

@@ -131,24 +131,24 @@ def lightning_dataloader(path, workers, taken, **options):
     lightning_fit(plain(path, workers), taken, **options)
 
 
-def lightning_datamodule(path, workers, taken, **options):
+def lightning_datamodule(path, workers, taken):
     import lightning.pytorch as lightning
 
     class Data(lightning.LightningDataModule):
         def train_dataloader(self):
             return plain(path, workers)
 
-    lightning_fit(Data(), taken, **options)
+    lightning_fit(Data(), taken)
 
 
-def lightning_loader(path, workers, taken, **options):
-    lightning_fit(own(path, workers), taken, **options)
+def lightning_loader(path, workers, taken):
+    lightning_fit(own(path, workers), taken)
 
 
-def lightning_wdsplit_datamodule(path, workers, taken, **options):
+def lightning_wdsplit_datamodule(path, workers, taken):
     from wdsplit.integrations.lightning import WdsplitDataModule
 
-    lightning_fit(WdsplitDataModule(dataset(path), batch_size=BATCH, num_workers=workers), taken, **options)
+    lightning_fit(WdsplitDataModule(dataset(path), batch_size=BATCH, num_workers=workers), taken)
 
 
 # Accelerate
@@ -298,19 +298,12 @@ def ray_prepared_loader(path, workers, taken):
     take(prepare_data_loader(own(path, workers)), taken)
 
 
-WITHOUT_SAMPLER = {"use_distributed_sampler": False}
 BY_STEPS = {"max_steps": 6}
 
 VARIANTS = {
-    "lightning_dataloader_without_sampler": partial(lightning_dataloader, **WITHOUT_SAMPLER),
-    "lightning_datamodule_without_sampler": partial(lightning_datamodule, **WITHOUT_SAMPLER),
-    "lightning_loader_without_sampler": partial(lightning_loader, **WITHOUT_SAMPLER),
-    "lightning_wdsplit_datamodule_without_sampler": partial(lightning_wdsplit_datamodule, **WITHOUT_SAMPLER),
+    "lightning_dataloader_without_sampler": partial(lightning_dataloader, use_distributed_sampler=False),
     "accelerate_dispatched": partial(accelerate_dataloader, dispatch_batches=True),
-    "accelerate_not_dispatched": partial(accelerate_dataloader, dispatch_batches=False),
-    "accelerate_split": partial(accelerate_dataloader, split_batches=True, dispatch_batches=True),
     "accelerate_split_not_dispatched": partial(accelerate_dataloader, split_batches=True, dispatch_batches=False),
-    "trainer_train_by_steps": partial(trainer_train, **BY_STEPS),
     "trainer_evaluate": partial(trainer_train, call="evaluate", **BY_STEPS),
     "trainer_predict": partial(trainer_train, call="predict", **BY_STEPS),
     "wdsplit_trainer_train": partial(trainer_train, make=own_trainer),

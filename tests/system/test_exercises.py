@@ -87,20 +87,6 @@ def test_each_rank_sees_its_own_samples_and_the_picture_shows_them(dataset, tmp_
     assert_is_picture(picture, ended.output)
 
 
-def test_without_matplotlib_there_is_a_picture_of_text(dataset, tmp_path):
-    code = (
-        "import runpy, sys; sys.modules['matplotlib'] = None; del sys.argv[0]; "
-        f"sys.path.insert(0, {str(EXERCISES)!r}); runpy.run_path(sys.argv[0], run_name='__main__')"
-    )
-    picture = tmp_path / "seen.png"
-    options = ["--data", dataset, "--workers=0", "--steps=1", f"--picture={picture}"]
-    ended = run("exercise2_samples.py", *options, start=("-c", code))
-    assert ended.returncode == 0, ended.stderr
-    assert NO_MATPLOTLIB in ended.stdout
-    assert "  rank 0 worker 0  |0000000000000000|\n" in ended.stdout
-    assert not picture.exists()
-
-
 def test_an_audit_by_key_finds_a_broken_split(dataset, tmp_path):
     options = ["--data", dataset, "--field=__key__", "--workers=0", "--break-split"]
     ended = on_two_ranks("exercise2_samples.py", *options, out=tmp_path / "out")

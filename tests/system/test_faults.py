@@ -1,39 +1,23 @@
 """The S3 server and the proxy that the tests of S3 stand on, seen by a real client."""
 
-import gc
 import http.client
 import os
 import random
 import signal
-import socket
-import sys
-import threading
 import time
-from collections import Counter
 
 import botocore.session
 import pytest
 from botocore.config import Config
-from botocore.exceptions import (
-    ClientError,
-)
+from botocore.exceptions import ClientError
 
-from faults import (
-    FaultProxy,
-    IgnoreRange,
-    Stall,
-    Truncate,
-    internal_error,
-)
-from paths import SUPPORT
-from s3server import HOST, S3Server, ServerError
-from tables import start_process, wait_until
+from faults import FaultProxy, IgnoreRange, Truncate, internal_error
+from s3server import HOST
 
 WHOLE = random.Random(5).randbytes(1_000_003)
 FIRST, LAST = 100_000, 899_999
 PART = WHOLE[FIRST : LAST + 1]
-READ_TIMEOUT_S, PATIENCE_S = 2, 100
-"""How long a client waits to whom nothing will come; and one to whom something will."""
+PATIENCE_S = 100
 RANGE_STATUS = 200
 """What rclone answers where S3 would answer 206; its Content-Range is right."""
 
@@ -43,8 +27,8 @@ def connect(s3_server):
     """Return a function that makes a client that tries once; the environment says where the server is."""
     clients = []
 
-    def connect(timeout_s=PATIENCE_S, **options):
-        config = Config(retries={"total_max_attempts": 1}, read_timeout=timeout_s, max_pool_connections=16)
+    def connect(**options):
+        config = Config(retries={"total_max_attempts": 1}, read_timeout=PATIENCE_S, max_pool_connections=16)
         clients.append(botocore.session.Session().create_client("s3", config=config, **options))
         return clients[-1]
 
@@ -80,39 +64,6 @@ def get_part(client, whole):
 def code_of(error):
     response = error.value.response
     return response["ResponseMetadata"]["HTTPStatusCode"], response["Error"]["Code"]
-
-
-# The server
-
-
-def test_the_server_ends_with_the_process_that_started_it(tmp_path):
-    script = (
-        "import sys, time, pathlib\nfrom s3server import S3Server\n"
-        "server = S3Server(pathlib.Path(sys.argv[1]))\nserver.start()\n"
-        "print(server.port, flush=True)\ntime.sleep(600)"
-    )
-    (tmp_path / "buckets").mkdir()
-    command = [sys.executable, "-c", script, str(tmp_path / "buckets")]
-    tests = start_process(command, cwd=SUPPORT)
-    port = int(tests.stdout.readline())
-    assert listens(port)
-    tests.kill()
-    wait_until(lambda: not listens(port), "the server has ended")
-
-
-def listens(port):
-    try:
-        socket.create_connection((HOST, port)).close()
-    except ConnectionRefusedError:
-        return False
-    return True
-
-
-def test_a_server_that_cannot_start_says_why(tmp_path):
-    server = S3Server(tmp_path / "buckets")
-    with socket.create_server((HOST, server.port)), pytest.raises(ServerError, match="address already in use"):
-        server.start()
-    assert server.pid is None
 
 
 # The proxy without faults
@@ -197,36 +148,6 @@ def test_a_cut_reaches_the_client_though_a_forked_process_has_the_socket_too(s3_
         connection.close()
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-
-
-# Its end
-
-
-def test_it_leaves_no_thread_and_no_socket(s3_server, whole):
-    before = threads_and_sockets()
-    stalled = []
-    with FaultProxy(s3_server.port, lambda request: Stall(0)) as proxy:
-        for _ in range(5):
-            stalled.append(socket.create_connection((HOST, proxy.port)))
-            stalled[-1].sendall(f"GET /{whole['Bucket']} HTTP/1.1\r\nHost: {HOST}:{proxy.port}\r\n\r\n".encode())
-        idle = socket.create_connection((HOST, proxy.port))
-        wait_until(lambda: [bool(exchange.status) for exchange in proxy.exchanges] == [True] * 5, "all are stalled")
-        assert [thread.name for thread in threading.enumerate() if thread not in before] == ["fault proxy"]
-    for client in [*stalled, idle]:
-        client.settimeout(PATIENCE_S)
-        while client.recv(2**16):
-            pass
-        client.close()
-    assert not threads_and_sockets() - before
-
-
-def threads_and_sockets():
-    """Return those of this process; what earlier tests left may go meanwhile."""
-    gc.collect()
-    descriptors = [os.path.join("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
-    targets = [os.readlink(descriptor) for descriptor in descriptors if os.path.islink(descriptor)]
-    kinds = ("socket:", "anon_inode:[eventpoll]")
-    return Counter(threading.enumerate()) + Counter(target for target in targets if target.startswith(kinds))
 
 
 def test_an_error_in_a_plan_is_raised_at_the_end(s3_server):

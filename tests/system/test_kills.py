@@ -17,7 +17,7 @@ from wdsplit import convert, convert_splits
 from wdsplit.shards.manifest import HEADER_NAME, RUN_FOLDER
 from wdsplit.storage.local import is_temporary
 
-NUM_KILLS = 10
+NUM_KILLS = 6
 SHARDS = 24
 
 SPLITS = {"train": 0.6, "val": 0.4}

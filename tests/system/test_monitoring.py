@@ -6,13 +6,10 @@ from pathlib import Path
 import lightning.pytorch as lightning
 import pytest
 import torch
-from accelerate import Accelerator
-from accelerate.tracking import GeneralTracker, on_main_process
 from lightning.pytorch.loggers import CSVLogger
 from transformers import TrainingArguments
 
 import wdsplit
-from wdsplit.integrations.accelerate import PreparedLoader
 from wdsplit.integrations.lightning import WdsplitDataModule
 from wdsplit.integrations.transformers import WdsplitTrainer
 
@@ -26,16 +23,8 @@ STEPS = 9
 NAMES = {
     f"wdsplit/{name}"
     for name in (
-        *(
-            "samples_per_s",
-            "bytes_per_s",
-            "fetched_bytes_per_s",
-            "wait_share",
-            "retries",
-            "bad_samples",
-            "epoch",
-            "position",
-        ),
+        *("samples_per_s", "bytes_per_s", "fetched_bytes_per_s", "wait_share"),
+        *("retries", "bad_samples", "epoch", "position"),
     )
 }
 
@@ -91,49 +80,6 @@ def test_a_callback_of_lightning_logs_them(numbers, tmp_path):
     for row in rows:
         assert {name for name, value in row.items() if value} >= NAMES
         assert {name: float(row[name]) for name in place_after(0)} == place_after(int(row["step"]) + 1)
-
-
-# Accelerate
-
-
-class Kept(GeneralTracker):
-    """Keeps what is logged."""
-
-    name = "kept"
-    requires_logging_directory = False
-
-    def __init__(self):
-        super().__init__()
-        self.values = []
-
-    @property
-    def tracker(self):
-        return self.values
-
-    @on_main_process
-    def store_init_configuration(self, values):
-        pass
-
-    @on_main_process
-    def log(self, values, step=None, **options):
-        self.values.append((step, values))
-
-
-def test_accelerate_logs_them_to_its_trackers(numbers):
-    accelerator = Accelerator(cpu=True, log_with=Kept())
-    accelerator.init_trackers("run")
-    loader = PreparedLoader(wdsplit.Loader(numbers_of(numbers), 12), accelerator)
-    before = loader.loader.statistics()
-    for step, _ in enumerate(loader):
-        if step % 4 == 3:
-            now = loader.loader.statistics()
-            accelerator.log(now.scalars(before, "wdsplit/"), step=step)
-            before = now
-    logged = accelerator.get_tracker("kept", unwrap=True)
-    assert [step for step, _ in logged] == [3, 7]
-    for step, values in logged:
-        assert values.keys() == NAMES
-        assert {name: values[name] for name in place_after(0)} == place_after(step + 1)
 
 
 # The Trainer

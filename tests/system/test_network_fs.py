@@ -128,14 +128,6 @@ def test_a_server_that_goes_is_told_with_the_file_and_what_is_left_comes_when_it
     assert first["keys"] + rest["keys"] == delivered(keys_of(local))
 
 
-def test_a_server_that_is_gone_for_a_moment_between_two_reads_is_not_noticed(mounted, remote, local):
-    with begun(reading(remote, {"num_workers": 0})) as script:
-        mounted.server.stop()
-        mounted.server.start()
-        read = go_on(script)
-    assert (read["told"], read["keys"]) == ("", delivered(keys_of(local)))
-
-
 def test_a_shard_that_vanishes_is_told_and_is_read_when_it_is_back(mounted, remote, local):
     shard = mounted.source / "train" / shard_path(3)
     shard.rename(shard.with_name("elsewhere"))
@@ -173,14 +165,6 @@ def test_verifying_tells_that_the_server_has_gone(mounted, remote):
         problems = go_on(script)
     assert len(problems) >= 6
     assert "Input/output error" in problems[0] and shard_path(0) in problems[0]
-
-
-def test_verifying_tells_that_a_shard_became_shorter_meanwhile(mounted, remote):
-    with begun(started(VERIFY, remote)) as script:
-        with open(mounted.source / "train" / shard_path(0), "r+b") as file:
-            file.truncate(4096)
-        problems = go_on(script)
-    assert shard_path(0) in problems[0]
 
 
 # Writing

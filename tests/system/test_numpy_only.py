@@ -47,7 +47,7 @@ def test_arrays_are_the_tensors_of_the_same_loader(images, options, decoder):
                 assert found[name] == column
 
 
-@every_kind
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}])
 def test_tensors_of_a_dtype_that_numpy_has_not_stay_tensors_or_are_refused(numbers, options):
     dataset = Dataset(numbers).decode().map(as_bfloat16)
     for batch in Loader(dataset, 8, **options):

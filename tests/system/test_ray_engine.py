@@ -24,7 +24,6 @@ from tables import files_of, wait_until, without_progress, write_files, write_ta
 from torchruns import processes_with
 from wdsplit.conversion.plan.options import ConvertOptions
 from wdsplit.conversion.shuffle.steps import SPILL_FOLDER
-from wdsplit.engines.local import LocalEngine
 from wdsplit.errors import InputError
 
 pytestmark = pytest.mark.xdist_group("ray")
@@ -99,12 +98,6 @@ def ray_checks(cluster, table, tmp_path_factory):
 @pytest.mark.parametrize("name", sorted(engine_checks.CHECKS | engine_checks.RAY_CHECKS))
 def test_what_holds_for_every_engine_holds_on_a_ray_cluster(ray_checks, name):
     assert ray_checks[name] == ""
-
-
-@pytest.mark.parametrize("name", sorted(engine_checks.CHECKS))
-def test_what_holds_for_every_engine_holds_on_this_machine(name, table, tmp_path):
-    shutil.copy(table, tmp_path)
-    engine_checks.CHECKS[name](LocalEngine(2), tmp_path)
 
 
 # The command, and what stands in its way
@@ -314,14 +307,11 @@ def interrupted(driver, output, number, again_s=None):
 HINT = r"(at least \d+ shards? published|published shards are kept); continue with the same command and --resume"
 
 
-@pytest.mark.parametrize(
-    ("number", "code", "said"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "ended by SIGTERM")]
-)
-def test_a_driver_that_is_interrupted_says_how_to_resume(begin, slow_store, bucket, undisturbed, number, code, said):
+def test_a_driver_that_is_ended_says_how_to_resume(begin, slow_store, bucket, undisturbed):
     output, driver = bucket.folder / "train", begin()
-    err = interrupted(driver, output, number)
-    assert driver.returncode == code
-    assert re.fullmatch(rf"{HINT}\n\n{said}\n", err)
+    err = interrupted(driver, output, signal.SIGTERM)
+    assert driver.returncode == 143
+    assert re.fullmatch(rf"{HINT}\n\nended by SIGTERM\n", err)
     found = {path.name: path.read_bytes() for path in output.glob("*.tar*")}
     assert 30 <= len(found) < 300
     assert found.items() <= undisturbed.items()
@@ -372,20 +362,20 @@ def test_a_driver_that_is_no_part_of_the_cluster_writes_the_same(cluster, bucket
 
 @pytest.fixture
 def slow_table(tmp_path):
-    """Return files of as many bytes as CIFAR-10 has, and how it is converted without a cluster."""
+    """Return files of 36 MB; what they are without a cluster is in `one`."""
     chance = np.random.default_rng(1)
-    columns = {"bin": pa.array([chance.bytes(3072) for _ in range(25_000)]), "label": np.arange(25_000)}
-    files = write_files(tmp_path / "raw", pa.table(columns), [5000], 250)
-    wdsplit.convert(files, tmp_path / "one", ConvertOptions(shards=250))
+    columns = {"bin": pa.array([chance.bytes(3072) for _ in range(12_000)]), "label": np.arange(12_000)}
+    files = write_files(tmp_path / "raw", pa.table(columns), [2400], 120)
+    wdsplit.convert(files, tmp_path / "one", ConvertOptions(shards=120))
     return files
 
 
 def test_a_worker_a_node_and_the_driver_that_are_lost_change_nothing(bucket, slow_table, slow_store, tmp_path, environ):
-    """One after the other, on four nodes that spill into the bucket; the bytes of 250 shards are those of one job."""
+    """One after the other, on four nodes that spill into the bucket; the bytes of 120 shards are those of one job."""
     cluster = RayCluster(4, environ=environ)
     try:
         output = bucket.folder / "train"
-        command = ["convert", *slow_table, f"{bucket.url}/train", "--shards", "250", "--engine=ray"]
+        command = ["convert", *slow_table, f"{bucket.url}/train", "--shards", "120", "--engine=ray"]
 
         def published():
             return len(list(output.glob("*.tar")))
@@ -397,9 +387,9 @@ def test_a_worker_a_node_and_the_driver_that_are_lost_change_nothing(bucket, slo
         driver = begin()
         wait_until(lambda: any((output / SPILL_FOLDER).rglob("*")), "the first rows are spilled")
         wait_until(lambda: kill_a_worker(cluster), "a worker was killed at its task")
-        wait_until(lambda: published() > 20, "the first shards are there")
+        wait_until(lambda: published() > 10, "the first shards are there")
         cluster.remove(1)
-        wait_until(lambda: published() > 80, "more shards are there")
+        wait_until(lambda: published() > 40, "more shards are there")
         assert driver.poll() is None
         driver.kill()
         driver.wait()

@@ -4,16 +4,16 @@ import json
 import random
 import shutil
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 
 from faults import Cut, Flip, SeededPlan, expired_token, internal_error, reading_faults, slow_down
 from made_datasets import expected_batches, real_rows, sized_dataset
-from nodes import Job, Running, run
 from s3server import KEY_ID, SECRET
 from tables import wait_until
-from torchruns import delivered
+from torchruns import delivered, torchrun, woven
 from wdsplit.shards.manifest import shard_path
 
 NUM_FAULTS = 1000
@@ -29,7 +29,7 @@ READ_AHEAD_BYTES = 65_536
 SAMPLE_BYTES, HEADER_BYTES = 1024, 512
 FAST = {"first_delay_s": 0.01, "max_delay_s": 0.05, "timeout_s": 1, "deadline_s": 300}
 """Times that do not keep the tests waiting. A machine that does much else needs longer than a stall should last."""
-DEADLINE_S = 30
+DEADLINE_S = 15
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +53,18 @@ def expected(local):
     return batches
 
 
-def job_of(remote, **options):
-    return Job(remote, GLOBAL_BATCH, options=options | {"storage_options": FAST | options.get("storage_options", {})})
+def run(out, remote, *, num_workers=0, log_level="WARNING", storage_options=None, **options):
+    """Let two ranks stream an epoch (soak_worker.py); return how they have ended."""
+    options["storage_options"] = FAST | (storage_options or {})
+    return torchrun(
+        2, "soak_worker.py", out, remote, GLOBAL_BATCH, num_workers, log_level, json.dumps(options), out=out
+    )
+
+
+def notes_of(out, num_steps=None):
+    """Return what each rank has noted so far: the batches of the first steps."""
+    paths = [path for path in (out / "0.jsonl", out / "1.jsonl") if path.exists()]
+    return [[*map(json.loads, path.read_text().splitlines())][:num_steps] for path in paths]
 
 
 class Soak(SeededPlan):
@@ -90,9 +100,9 @@ def test_two_ranks_get_the_right_samples_in_the_right_order_through_a_thousand_f
     remote, expected, fault_proxy, s3_server, tmp_path
 ):
     plan = fault_proxy.plan = Soak(1, s3_server.folder)
-    done = run(tmp_path / "job", job_of(remote, read_ahead_bytes=8 * READ_AHEAD_BYTES, connections=8), [2])
-    assert done.returncodes == [0], done.output
-    assert done.batches() == expected
+    ended = run(tmp_path / "job", remote, read_ahead_bytes=8 * READ_AHEAD_BYTES, connections=8)
+    assert ended.returncode == 0, ended.output
+    assert woven(notes_of(tmp_path / "job")) == expected
     assert plan.num_given >= NUM_FAULTS
     kinds = Counter(type(exchange.fault).__name__ for exchange in fault_proxy.exchanges)
     assert all(kinds[type(maker(random.Random(0), 1000)).__name__] > 10 for maker in reading_faults(s3_server.folder))
@@ -109,33 +119,33 @@ def test_a_fault_that_never_ends_ends_the_job_with_one_clear_error(remote, expec
         return slow_down() if is_read else None
 
     fault_proxy.plan = plan
-    job = replace(
-        job_of(remote, storage_options={"deadline_s": DEADLINE_S}, read_ahead_bytes=READ_AHEAD_BYTES), num_workers=1
-    )
-    done = run(tmp_path / "job", job, [2])
-    assert 0 not in done.returncodes
-    assert done.output.count("wdsplit.errors.UnansweredError") == 1
-    assert done.output.count("the store does not answer as expected") == 1
-    assert f"place: {remote}/{tar}" in done.output and "SlowDown" in done.output
-    num_steps = done.state["position"] // GLOBAL_BATCH
+    options = {"storage_options": {"deadline_s": DEADLINE_S}, "read_ahead_bytes": READ_AHEAD_BYTES}
+    ended, out = run(tmp_path / "job", remote, num_workers=1, **options), tmp_path / "job"
+    assert ended.returncode != 0
+    assert ended.output.count("wdsplit.errors.UnansweredError") == 1
+    assert ended.output.count("the store does not answer as expected") == 1
+    assert f"place: {remote}/{tar}" in ended.output and "SlowDown" in ended.output
+    num_steps = json.loads((out / "checkpoint.json").read_text())["position"] // GLOBAL_BATCH
     assert 0 < num_steps <= FAILING_STEP
-    assert done.batches(num_steps) == expected[:num_steps]
+    assert woven(notes_of(out, num_steps)) == expected[:num_steps]
 
 
 def test_a_server_that_is_killed_and_comes_back_is_waited_for_by_all_ranks(
     remote, expected, fault_proxy, s3_server, tmp_path
 ):
-    with Running(tmp_path / "job", job_of(remote, read_ahead_bytes=READ_AHEAD_BYTES), [2]) as job:
-        wait_until(lambda: min(job.steps(0), job.steps(1)) >= 3, "both ranks have begun")
+    out = tmp_path / "job"
+    with ThreadPoolExecutor() as pool:
+        job = pool.submit(run, out, remote, read_ahead_bytes=READ_AHEAD_BYTES)
+        wait_until(lambda: job.done() or [len(each) >= 3 for each in notes_of(out)] == [True] * 2, "both have begun")
         s3_server.stop()
         before = len(fault_proxy.exchanges)
         wait_until(lambda: len(fault_proxy.exchanges) > before + 10, "the ranks ask again")
         refused = [exchange.status for exchange in fault_proxy.exchanges[before:]]
         s3_server.start()
-        done = job.wait()
+        ended = job.result()
     assert set(refused) == {None}
-    assert done.returncodes == [0], done.output
-    assert done.batches() == expected
+    assert ended.returncode == 0, ended.output
+    assert woven(notes_of(out)) == expected
 
 
 # Credentials
@@ -149,14 +159,13 @@ def test_a_job_tells_no_credentials_whatever_it_logs(remote, bucket, fault_proxy
     secrets = {"key": KEY_ID, "secret": SECRET, "token": token}
     fault_proxy.plan = SeededPlan(2, 0.2, [lambda chance, num_bytes: Cut(0)])
     for level in ("WARNING", "DEBUG"):
-        job = replace(job_of(remote, storage_options=secrets), num_workers=1, log_level=level)
-        done = run(tmp_path / level, job, [2])
-        assert done.returncodes == [0], done.output
-        kept = [json.dumps(done.state), *(path.read_text() for path in (bucket.folder / "train").glob("wdsplit.json"))]
-        own = [line for line in done.output.splitlines() if line.split()[1:2] and "wdsplit" in line.split()[1]]
-        told = [text for rank in done.ranks for text in rank["told"]]
-        for text in [*kept, *own, *told, *([] if level == "DEBUG" else [done.output])]:
+        out = tmp_path / level
+        ended = run(out, remote, num_workers=1, log_level=level, storage_options=secrets)
+        assert ended.returncode == 0, ended.output
+        kept = [out / "checkpoint.json", bucket.folder / "train" / "wdsplit.json", out / "0.json", out / "1.json"]
+        own = [line for line in ended.output.splitlines() if line.split()[1:2] and "wdsplit" in line.split()[1]]
+        for text in [*(path.read_text() for path in kept), *own, *([] if level == "DEBUG" else [ended.output])]:
             assert not any(value in text for value in secrets.values()), text[:1000]
-        assert SECRET not in done.output
-        assert ("botocore" in done.output) == (level == "DEBUG")
+        assert SECRET not in ended.output
+        assert ("botocore" in ended.output) == (level == "DEBUG")
         assert bool(own) == (level == "DEBUG")

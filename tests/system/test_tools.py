@@ -92,29 +92,9 @@ def test_the_release_check_names_what_archives_lack_and_what_they_have_too_much(
     assert str(caught.value) == named
 
 
-def test_the_benchmark_of_packing_reads_all_texts_and_says_how_full_packs_are(tmp_path):
-    options = ["--rows", "1500", "--rounds", "1", "--readers", "webdataset,Energon"]
-    found = output_of("tools.bench.packing", *options, "--output", tmp_path)
-    assert "left out" not in found
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in found.splitlines() if line[:3] != "| -"]
-    fills = {(name, fill) for name, *_, fill, _, _ in (row for row in rows if len(row) == 7 and row[0])}
-    assert {name for name, fill in fills if not fill} == {"wdsplit, unpacked"}
-    full = {name: float(fill) for name, fill in fills if fill}
-    assert full.keys() == {"wdsplit, packs", "webdataset, a stage that packs", "Energon, packing buffer"}
-    assert all(0.5 < fill <= 1 for fill in full.values())
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_the_comparison_of_libraries_finds_that_ranks_deliver_and_resume_what_is_promised():
     found = output_of("tools.compare", "--only", "wdsplit")
     assert " | 21, 21, 21 | exact | 8 | 21 of 21 | exact | exact | exact |" in found
-
-
-def test_the_benchmark_of_growing_says_what_erasing_reads_and_writes(tmp_path):
-    found = output_of("tools.bench.grow", "--rows", "2000", "--rounds", "1", "--output", tmp_path)
-    erased = [float(line.strip("| ").rpartition("|")[2]) for line in found.splitlines() if "| erasing: bytes" in line]
-    assert len(erased) == 2
-    assert all(0.9 < each < 1.2 for each in erased)
 
 
 def test_figures_of_each_run_are_kept_on_a_branch_with_a_page_of_the_last_ones(tmp_path):

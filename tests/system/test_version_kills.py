@@ -12,7 +12,7 @@ from paths import SUPPORT
 from stops import is_killed_in
 from tables import files_of, write_files
 
-NUM_KILLS = 10
+NUM_KILLS = 6
 RUN = f"""
 import sys
 sys.path.insert(0, {str(SUPPORT)!r})
@@ -88,20 +88,20 @@ def test_an_append_that_is_killed_leaves_the_last_version_whole_and_can_be_run_a
 
 
 def test_erasing_that_is_killed_leaves_the_last_version_whole_and_can_be_run_again(place, tmp_path):
-    url, num_rows, erased = place[0], 400, range(5, 400, 10)
+    url, num_rows, erased = place[0], 160, range(5, 160, 10)
     (tmp_path / "keys.txt").write_text("\n".join(f"{row:08d}" for row in erased))
     vectors = [{"key": f"{row:08d}", "score": row, "vector": np.full(4, row, np.float32)} for row in range(num_rows)]
     for output in (url, beside(url)):
-        wdsplit.convert(numbers_table(num_rows), output, shards=40, lanes=4, shuffle=False)
+        wdsplit.convert(numbers_table(num_rows), output, shards=16, lanes=4, shuffle=False)
         wdsplit.annotate(output, vectors, key="key", name="more")
-        wdsplit.make_view(output, "half", where="score >= 200")
+        wdsplit.make_view(output, "half", where="score >= 80")
 
     def check(version):
         rows = [row for row in range(num_rows) if version == 1 or row not in erased]
         samples = wdsplit.Samples(url, join=["more"], version=version)
         assert [int(each["cls"]) for each in samples] == rows
         assert wdsplit.verify(url, version=version).problems == ()
-        for asked, least in (({"view": "half"}, 200), ({"where": "score > 9"}, 10)):
+        for asked, least in (({"view": "half"}, 80), ({"where": "score > 9"}, 10)):
             assert len(wdsplit.Samples(url, version=version, **asked)) == sum(row >= least for row in rows)
 
     assert killed_often(place, tmp_path, "erase", tmp_path / "keys.txt", check) == {1, 2}

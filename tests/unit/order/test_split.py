@@ -76,8 +76,10 @@ def slow_steps(order, world, batch_size, start, left_out):
     ]
 
 
-@given(orders(), world_sizes, batch_sizes, ranges, st.data())
-def test_each_rank_takes_the_steps_that_plain_python_takes(order, world_size, batch_size, drawn, data):
+@pytest.mark.parametrize("tail", TAILS)
+@given(world_sizes, batch_sizes, ranges, st.data())
+def test_each_rank_takes_the_steps_that_plain_python_takes(tail, world_size, batch_size, drawn, data):
+    order = data.draw(orders(st.just(tail)))
     start, within = data.draw(starts(order)), [each for each in drawn if sum(each) <= order.num_positions]
     skips, left_out = skips_of([] if order.options.tail == "uneven" else within)
     for rank in range(world_size):
