@@ -80,7 +80,7 @@ plan_options = with_options(
     *(
         options_of(ConvertOptions, section, names, **_SYNTAX)
         for section, names in {
-            "Input": "mapping columns key number_keys hive null classes class_depth keep no_keep",
+            "Input": "mapping columns key number_keys hive null classes keep no_keep",
             "Rows": "where limit splits split_by shuffle seed",
             "Shards": "world_size workers shards samples_per_shard shard_size pad allow_pads lanes window",
         }.items()

@@ -32,7 +32,6 @@ from wdsplit.tables.snapshots import Inputs, open_inputs_of
 from wdsplit.tables.table import FILE_NAME, Table, joined
 from wdsplit.tar.samples import KEY_COLUMN
 from wdsplit.texts import human_bytes, listed
-from wdsplit.urls import shown_url
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -129,15 +128,8 @@ def plan_files(
     """Plan a conversion of the files that `open_inputs_of` has found, like `plan_splits`; or an append to a dataset."""
     paths = inputs.paths
     if any(is_media_input(path, storage_options) for path in paths):
-        table = open_media(paths, storage_options, options.class_depth)
+        table = open_media(paths, storage_options)
     else:
-        if options.class_depth is not None:
-            raise InputError(
-                "class_depth is for folders of images, audio or videos",
-                place=shown_url(paths[0]),
-                found=f"class_depth = {options.class_depth} for a table",
-                remedy="leave it out",
-            )
         table = open_inputs(paths, storage_options, options.hive and inputs.hive)
     if inputs.snapshot:
         table = dataclasses.replace(table, snapshot=inputs.snapshot, notes=(f"reading {inputs.snapshot}", *table.notes))

@@ -6,6 +6,7 @@ out. `infer` chooses the encoding of a column; `decode` is the inverse.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 
@@ -56,44 +57,26 @@ def encode_batch(
             payload = _encode_category(column, field.names, locate)
         else:
             payload = _ENCODERS[field.encoding](column, locate)
-        if payload.null_count:
-            payload = _treat_nulls(payload, field, null, locate)
-        encoded[field.name] = payload
-    if not may_be_empty:
-        _refuse_empty_samples(encoded, where)
-    return encoded
-
-
-def _treat_nulls(payload: pa.LargeBinaryArray, field: Field, null: Null, where: Locate) -> pa.LargeBinaryArray:
-    if null == "omit":
-        return payload
-    if null == "empty":
-        return pc.fill_null(payload, b"")
-    raise InputError(
-        "a value is null",
-        place=where(_first_null(payload)),
-        expected="a value",
-        remedy="use --null omit to leave the member out, --null empty to write an empty one, or filter the table",
-    )
-
-
-def _first_null(array: pa.Array) -> int:
-    return int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
-
-
-def _refuse_empty_samples(encoded: Mapping[str, pa.LargeBinaryArray], where: Locate) -> None:
-    """Refuse a sample without members: the tar would not contain it."""
+        if payload.null_count and null == "error":
+            raise InputError(
+                "a value is null",
+                place=locate(pc.index(payload.is_null(), True).as_py()),
+                expected="a value",
+                remedy="use --null omit to leave the member out, --null empty to write an empty one, or filter the "
+                "table",
+            )
+        encoded[field.name] = pc.fill_null(payload, b"") if payload.null_count and null == "empty" else payload
     arrays = list(encoded.values())
-    if not arrays or not all(array.null_count for array in arrays):
-        return
-    is_empty = np.logical_and.reduce([array.is_null().to_numpy(zero_copy_only=False) for array in arrays])
-    if is_empty.any():
-        raise InputError(
-            "every value of a row is null",
-            place=where(int(is_empty.argmax())),
-            expected="at least one value",
-            remedy="leave such rows out, as with --where 'COLUMN is not None', or use --null empty",
-        )
+    if not may_be_empty and arrays and all(array.null_count for array in arrays):
+        row = first_true(functools.reduce(pc.and_, [array.is_null() for array in arrays]))
+        if row is not None:
+            raise InputError(
+                "every value of a row is null",
+                place=where(row),
+                expected="at least one value",
+                remedy="leave such rows out, as with --where 'COLUMN is not None', or use --null empty",
+            )
+    return encoded
 
 
 def _encode_media(column: pa.Array, where: Locate) -> pa.LargeBinaryArray:
@@ -232,7 +215,7 @@ def _unnest(
         if level.null_count:
             raise InputError(
                 "a list of numbers contains a null",
-                place=where(int(owner[_first_null(level)])),
+                place=where(int(owner[pc.index(level.is_null(), True).as_py()])),
                 expected="only numbers, to write them as npy",
                 remedy="fill the nulls in the table, map the column to a field json, or leave it out",
             )

@@ -41,8 +41,8 @@ _FIRST_DAY, _END_DAY = -719_162, 2_932_897
 
 def first_true(mask: pa.Array) -> int | None:
     """Return the first row of a boolean array that is true, or None."""
-    rows = np.flatnonzero(pc.fill_null(mask, False).to_numpy(zero_copy_only=False))
-    return int(rows[0]) if len(rows) else None
+    row: int = pc.index(mask, True).as_py()
+    return None if row < 0 else row
 
 
 def stored(column: pa.Array) -> pa.Array:

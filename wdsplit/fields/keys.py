@@ -82,10 +82,9 @@ def escape_keys(column: pa.Array, where: Locate) -> pa.LargeStringArray:
     """
     keys = column.cast(pa.large_string())
     if keys.null_count:
-        row = int(np.flatnonzero(keys.is_null().to_numpy(zero_copy_only=False))[0])
         raise InputError(
             "a key is null",
-            place=where(row),
+            place=where(pc.index(keys.is_null(), True).as_py()),
             expected="a key for each row",
             remedy="fill the key column, or leave out --key to number the rows",
         )

@@ -158,16 +158,13 @@ def sample_rows(
     if images is not None:
         found[WIDTH], found[HEIGHT] = image_sizes(payloads[images])
     names = names_of(schema)
-    found |= {name: _values(name, column, names.get(name), where) for name, column in columns.items()}
+    for name, column in columns.items():
+        array = stored(column)
+        if is_text(array.type):
+            array = utf8_text(array, lambda row, name=name: f"{where(row)}, column {name!r}")  # type: ignore[misc]
+            if name in names:  # class names become their numbers
+                array = pc.index_in(array, pa.array(names[name], array.type))
+        found[name] = array
     pairs = ((found[column.name], column.type) for column in schema)
     arrays = [array if array.type == kind else array.cast(kind, safe=False) for array, kind in pairs]
     return pa.table(arrays, schema=schema)
-
-
-def _values(name: str, array: pa.Array, names: Sequence[str] | None, where: Locate) -> pa.Array:
-    """Return the values of a kept column; class names become their numbers."""
-    array = stored(array)
-    if not is_text(array.type):
-        return array
-    array = utf8_text(array, lambda row: f"{where(row)}, column {name!r}")
-    return array if names is None else pc.index_in(array, pa.array(names, array.type))

@@ -56,13 +56,11 @@ class _Listing:
 
     Attributes:
         root: The folder: a path or a URL.
-        depth: How deep below it the folders of classes are; 0 for no classes.
         pieces: Folders below it, sorted, each with a table of names in it: `file_name`, its path below the root; `what`
             it is, a field of media, a table, metadata, or a reason to leave it out; `size` and `modified_ns`.
     """
 
     root: str
-    depth: int
     pieces: list[tuple[str, pa.Table]]
 
     @property
@@ -114,24 +112,15 @@ class _Listing:
         media, others = Counter[str](), Counter[str]()
         for folder, names in self.pieces:
             num_media = pc.sum(_is_one_of(names, [*_KINDS, _EMPTY, _BROKEN])).as_py() or 0
-            media[self._class_of(folder)] += num_media
-            others[self._class_of(folder)] += len(names) - num_media
+            media[folder.partition("/")[0]] += num_media
+            others[folder.partition("/")[0]] += len(names) - num_media
         return {name: media[name] for name in sorted(media) if name and (media[name] or not others[name])}
 
-    def _class_of(self, folder: str) -> str:
-        """Return the class of the files in a folder, given its path below the root; empty if it is none."""
-        parts = folder.split("/") if folder else []
-        return parts[self.depth - 1] if 0 < self.depth <= len(parts) else ""
-
-    def labels(self, classes: Sequence[str]) -> pa.DictionaryArray:
+    def labels(self) -> pa.DictionaryArray:
         """Return the class of each media file; null where it is in none."""
-        code_of = {name: code for code, name in enumerate(classes)}
-        codes = [
-            np.full(pc.sum(_is_one_of(names, _KINDS)).as_py() or 0, code_of.get(self._class_of(folder), -1))
-            for folder, names in self.pieces
-        ]
-        found = np.concatenate(codes).astype(np.int32)
-        return pa.DictionaryArray.from_arrays(pa.array(found, mask=found < 0), pa.array(classes, pa.large_string()))
+        folders = pc.struct_field(pc.extract_regex(self.media[FILE_NAME], "^(?P<folder>[^/]+)/"), "folder")
+        classes = pa.array(list(self.classes), pa.large_string())
+        return pa.DictionaryArray.from_arrays(pc.index_in(folders, classes).combine_chunks(), classes)
 
 
 def _is_one_of(names: pa.Table, whats: Iterable[str]) -> pa.ChunkedArray:
@@ -143,38 +132,34 @@ def is_media_input(path: str, storage_options: Mapping[str, Any] | None = None) 
     return is_media(path) or (not is_table(path) and Files(path, storage_options).is_folder(path))
 
 
-def open_media(
-    paths: Sequence[str], storage_options: Mapping[str, Any] | None = None, class_depth: int | None = None
-) -> Table:
+def open_media(paths: Sequence[str], storage_options: Mapping[str, Any] | None = None) -> Table:
     """List folders of media files, and single files; these count as one folder, their innermost common one.
 
     Args:
         paths: The folders and files.
         storage_options: Options for a remote store.
-        class_depth: How deep below each input the folders of classes are: 0 for no classes, None for 1 if there are.
 
     Raises:
         InputError: A folder cannot be read, or is ambiguous; or an input is a table.
     """
-    depth = 1 if class_depth is None else class_depth
     _refuse_tables(paths, storage_options)
     _refuse_overlaps(paths)
     files = [path for path in paths if is_media(path)]
     notes: list[str] = []
-    found = [_list_below(path, storage_options, depth) for path in paths if not is_media(path)]
+    found = [_list_below(path, storage_options) for path in paths if not is_media(path)]
     for each in found:
         _refuse_ambiguous(each)
     if files:
-        found.append(_list_given(files, storage_options, depth))
+        found.append(_list_given(files, storage_options))
     opened = [_open(each, storage_options, notes) for each in found]
-    if len(opened) > 1 and class_depth is None and not any(LABEL in schema.names for _, schema in opened):
+    if len(opened) > 1 and not any(LABEL in schema.names for _, schema in opened):
         raise InputError(
             "several folders, none of which has folders of classes",
             place=f"{opened[0][0].path}, ...",
             expected="folders that contain a folder for each class",
             found=f"{len(opened):,} folders without classes",
-            remedy="if they are the classes, give the folder above them (and --class-depth if others lie between); "
-            "if there are no classes, add --class-depth 0",
+            remedy="if they are the classes, give the folder above them; if there are no classes, name the files by a "
+            "pattern, as in 'photos/*/*.jpg', and write them alone: --columns image",
         )
     schema = common_schema({file.path: schema for file, schema in opened})
     counts, name = sum((each.fields for each in found), Counter[str]()), field_of_media(schema)[1]
@@ -273,9 +258,9 @@ def _open(found: _Listing, storage_options: Mapping[str, Any] | None, notes: lis
     )
     classes = [] if LABEL in metadata else _classes(found, bool(metadata))
     if classes:
-        columns[LABEL] = found.labels(classes)
+        columns[LABEL] = found.labels()
     members, count = pa.table(columns | metadata), len(names)
-    digest = xxhash.xxh3_128(orjson.dumps([classes, footers, *([found.depth] if found.depth > 1 else [])]))
+    digest = xxhash.xxh3_128(orjson.dumps([classes, footers]))
     for values in (pc.binary_length(names), sizes):
         digest.update(np.asarray(values).astype("<i8").tobytes())
     digest.update(names.buffers()[2])
@@ -308,9 +293,8 @@ def _notes(found: _Listing) -> list[str]:
         notes.append(f"{root}: left out: {'; '.join(texts)}")
     filled = [name for name, count in found.classes.items() if count]
     folders = map(os.path.dirname, found.media[FILE_NAME].to_pylist())
-    if len(filled) == found.depth == 1 and all("/" in folder for folder in folders):
-        near = f"{root}/{filled[0]}, or --class-depth 2"
-        notes.append(f"{root}: no classes, as all files are below one folder: did you mean {near}?")
+    if len(filled) == 1 and all("/" in folder for folder in folders):
+        notes.append(f"{root}: no classes, as all files are below one folder: did you mean {root}/{filled[0]}?")
     if 1 < len(filled) < len(found.classes):
         empty = ", ".join(name for name in found.classes if name not in filled)
         notes.append(f"{root}: classes without files, which keep their numbers: {empty}")
@@ -320,15 +304,15 @@ def _notes(found: _Listing) -> list[str]:
 def _classes(found: _Listing, has_metadata: bool) -> list[str]:
     """Return the folders that are classes, sorted; empty for none."""
     filled = [name for name, count in found.classes.items() if count]
-    outside = found.media[FILE_NAME].filter(found.labels(list(found.classes)).is_null())
-    if not found.depth or (found.depth == 1 and (len(filled) < 2 or (len(outside) and has_metadata))):
+    outside = found.media[FILE_NAME].filter(found.labels().is_null())
+    if len(filled) < 2 or (len(outside) and has_metadata):
         return []
     if len(outside):
         raise InputError(
             "some files are not in a class folder",
-            expected="all files in class folders, or none" if found.depth == 1 else f"folders {found.depth} deep",
+            expected="all files in class folders, or none",
             found=f"{len(outside):,} files beside {len(filled):,} folders, such as {outside[0]}",
-            remedy=f"move them, or leave them out by a pattern such as '{found.place}{'/*' * found.depth}/*.jpg'",
+            remedy=f"move them, or leave them out by a pattern such as '{found.place}/*/*.jpg'",
             url=found.place,
         )
     return list(found.classes)
@@ -337,14 +321,14 @@ def _classes(found: _Listing, has_metadata: bool) -> list[str]:
 # Listing
 
 
-def _list_below(root: str, storage_options: Mapping[str, Any] | None, depth: int) -> _Listing:
+def _list_below(root: str, storage_options: Mapping[str, Any] | None) -> _Listing:
     """List a folder, and get the sizes of its media files."""
     inside = root.rstrip("/") or root
     pieces = _described(inside, Files(root, storage_options).listed(root))
-    return _Listing(inside, depth, sorted(pieces, key=lambda piece: piece[0].split("/")))
+    return _Listing(inside, sorted(pieces, key=lambda piece: piece[0].split("/")))
 
 
-def _list_given(paths: Sequence[str], storage_options: Mapping[str, Any] | None, class_depth: int) -> _Listing:
+def _list_given(paths: Sequence[str], storage_options: Mapping[str, Any] | None) -> _Listing:
     """Get the sizes of single files; their root is their innermost common folder."""
     split = sorted(path.rpartition("/")[::2] for path in paths)
     common = os.path.commonprefix([folder.split("/") for folder, _ in split])  # noqa: RUF071 (of parts)
@@ -356,7 +340,7 @@ def _list_given(paths: Sequence[str], storage_options: Mapping[str, Any] | None,
             sizes = open_readable_storage(folder, storage_options).sizes()
             names = {name: sizes.get(name, -1) for name in names}
         folders.append(("/".join(folder.split("/")[len(common) :]), names))
-    return _Listing(root, class_depth, list(_described(root, folders)))
+    return _Listing(root, list(_described(root, folders)))
 
 
 def _described(root: str, folders: Iterable[_Names]) -> Iterator[tuple[str, pa.Table]]:

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from wdsplit.arrays import Int64
-from wdsplit.conditions.parse import Where, parse_where
+from wdsplit.conditions.parse import parse_where
 from wdsplit.errors import InputError, did_you_mean
 from wdsplit.fields.infer import class_names
 from wdsplit.fields.json_values import scalar_text, stored
@@ -29,10 +29,6 @@ __all__ = ["Picker", "check_split_type", "cut_splits", "hash_values", "in_split"
 
 _SPLIT_DOMAIN = 6
 _FRACTION_TOLERANCE = 1e-9
-_INTEGERS, _TEXTS = ("cls", "cls2", "index", "inx", "id"), ("txt", "text", "transcript")
-_JSON = ("json", "jsn")
-_TAR_TYPES = {**dict.fromkeys(_INTEGERS, pa.int64()), **dict.fromkeys((*_TEXTS, *_JSON), pa.large_string())}
-"""The types of tars' fields by the last part of their names, as loaders decode them; JSON is compared as text."""
 
 
 def cut_splits(fractions: Mapping[str, float], column: str | None) -> dict[str, Split]:
@@ -107,10 +103,9 @@ def hash_values(column: pa.Array, numbers: Int64, table: Table, name: str) -> np
 
     column = stored(column)
     if column.null_count:
-        row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
         raise InputError(
             "a row belongs to no split: its value is null",
-            place=where(row),
+            place=where(pc.index(column.is_null(), True).as_py()),
             expected="a value for each row",
             remedy="fill the column, or leave such rows out with --where",
         )
@@ -129,15 +124,12 @@ class Picker:
         selection = table.selection
         self._table = table
         self._split = selection.split
-        # The types of tars' fields follow from their names.
-        names = table.schema.names if all(file.format == "tar" for file in table.files) else []
-        kinds = {name: _TAR_TYPES.get(name.rpartition(".")[2]) for name in names}
-        self._types = {name: kind for name, kind in kinds.items() if kind is not None}
-        self._where = _parsed(selection.where, table.schema, self._types) if selection.where else None
-        where_columns = self._where.columns if self._where is not None else ()
+        names = class_names(table.schema)
+        numbered = {name: its for name, its in names.items() if pa.types.is_integer(table.schema.field(name).type)}
+        self._where = parse_where(selection.where, table.schema, numbered) if selection.where else None
+        self.where_columns: tuple[str, ...] = self._where.columns if self._where is not None else ()
         split_columns = (self._split.column,) if self._split is not None and self._split.column is not None else ()
-        self.where_columns: tuple[str, ...] = tuple(where_columns)
-        self.columns: tuple[str, ...] = tuple(dict.fromkeys((*where_columns, *split_columns)))
+        self.columns: tuple[str, ...] = tuple(dict.fromkeys((*self.where_columns, *split_columns)))
 
     @property
     def pruning(self) -> Any:
@@ -153,25 +145,7 @@ class Picker:
         """Return the rows that meet the condition: int64, in ascending order."""
         if self._where is None:
             return np.arange(num_rows)
-        arrays = [self._typed(name, columns[name]) for name in self._where.columns]
-        return self._where.rows(arrays, num_rows)
-
-    def _typed(self, name: str, column: pa.Array) -> pa.Array:
-        """Return a column in the type that the condition compares: fields of tars come as bytes."""
-        kind = self._types.get(name)
-        if kind is None:
-            return column
-        try:
-            text = column.cast(pa.large_string())
-            return text if kind == text.type else pc.utf8_trim_whitespace(text).cast(kind)
-        except pa.ArrowInvalid as error:
-            raise InputError(
-                f"a field {name!r} of a tar does not match its extension",
-                place=self._table.selection.where,
-                expected="whole numbers" if pa.types.is_integer(kind) else "text in UTF-8",
-                found=str(error),
-                remedy="rename the field, or leave it out of the condition",
-            ) from error
+        return self._where.rows([columns[name] for name in self.where_columns], num_rows)
 
     def hashes(self, columns: Mapping[str, pa.Array], numbers: Int64) -> npt.NDArray[np.uint64]:
         """Return the hashes that assign rows to splits: uint64 of shape (n,)."""
@@ -188,23 +162,6 @@ class Picker:
             return rows
         kept = {name: columns[name].take(pa.array(rows)) for name in self.columns}
         return rows[in_split(self.hashes(kept, numbers[rows]), self._split)]
-
-
-def _parsed(condition: str, schema: pa.Schema, types: Mapping[str, pa.DataType]) -> Where:
-    """Parse a condition on a table; `types` overrides the types of some columns."""
-    typed = pa.schema([pa.field(field.name, types.get(field.name, field.type)) for field in schema])
-    numbered = {
-        name: names for name, names in class_names(schema).items() if pa.types.is_integer(typed.field(name).type)
-    }
-    try:
-        return parse_where(condition, typed, numbered)
-    except InputError as error:
-        json = [
-            name for name in types if name.rpartition(".")[2] in _JSON and f"{name!r} is not a struct" in error.cause
-        ]
-        for name in json:
-            error.remedy = f"JSON in tars is compared as text: contains({name}, '\"label\": 3')"
-        raise
 
 
 def in_split(hashes: npt.NDArray[np.uint64], split: Split) -> npt.NDArray[np.bool_]:

@@ -8,14 +8,11 @@ import pyarrow.ipc as ipc
 import pyarrow.parquet as pq
 import pytest
 
-import wdsplit
 from faults import Cut, EveryOther, Shorten, Truncate, internal_error
 from tables import files_of, planned, write_table
-from tars import by_tarfile
-from wdsplit.conversion.adopt_tars import index_tars
 from wdsplit.conversion.convert import convert
 from wdsplit.conversion.plan.options import ConvertOptions
-from wdsplit.errors import InputError, OutputExistsError, StorageError
+from wdsplit.errors import InputError
 from wdsplit.tables.find import find_inputs
 from wdsplit.tables.formats import opening, parquet
 from wdsplit.tables.read import open_inputs, read_rows
@@ -79,9 +76,7 @@ def test_each_format_gives_the_dataset_that_it_gives_from_the_disk(bucket, tmp_p
     ]
 
 
-@pytest.mark.parametrize(
-    ("rows_per_group", "buffer_bytes"), [(7, opening.MAX_BUFFER_BYTES), (1000, 20_000), (7, 20_000), (1000, 1)]
-)
+@pytest.mark.parametrize(("rows_per_group", "buffer_bytes"), [(7, opening.MAX_BUFFER_BYTES), (7, 20_000), (1000, 1)])
 def test_parquet_files_give_the_same_whatever_is_buffered(bucket, tmp_path, monkeypatch, rows_per_group, buffer_bytes):
     monkeypatch.setattr(parquet, "MAX_BUFFER_BYTES", buffer_bytes)
     write_table(bucket.folder / "a.parquet", media(100, 2000), rows_per_group)
@@ -167,14 +162,15 @@ def test_a_folder_without_a_slash_is_one_where_the_store_tells(bucket, memory, t
     assert find_inputs([f"{bucket.url}/set"]) == [f"{bucket.url}/set/00000{number}.tar" for number in range(3)]
 
 
-def test_partitions_are_those_of_the_disk(raw):
-    names = [f"y={year}/l={lang}/a.parquet" for year in (2024, 2025) for lang in ("en", "de%20fr")]
-    for place in raw(names):
-        table = open_inputs(find_inputs([f"{place}/"]))
-        assert {file.constants for file in table.files} == {
-            (("y", year), ("l", lang)) for year in (2024, 2025) for lang in ("en", "de fr")
-        }
-        assert planned([f"{place}/"], ConvertOptions(where="y == 2024 and l == 'de fr'")).num_rows == 1
+def test_partitions_are_those_of_the_disk(web):
+    expected = {(("y", year), ("l", lang)) for year in (2024, 2025) for lang in ("en", "de fr")}
+    names = [f"y={year}/l={lang.replace(' ', '%20')}/a.parquet" for (_, year), (_, lang) in expected]
+    for name in names:
+        write_table(web.folder / "hive" / name, {"a": [1]})
+    table = open_inputs([f"{web.endpoint}/hive/{name.replace('%', '%25')}" for name in sorted(names)])
+    assert {file.constants for file in table.files} == expected
+    url = f"{web.endpoint}/hive/"
+    assert planned([url], ConvertOptions(where="y == 2024 and l == 'de fr'")).num_rows == 1
 
 
 # What changes, and faults
@@ -215,36 +211,7 @@ def test_faults_while_inputs_are_read_do_no_harm(bucket, tmp_path, fault_proxy, 
         assert hashes(tmp_path / f"remote {number}") == hashes(tmp_path / "local")
 
 
-def test_a_store_that_never_answers_is_told_by_the_input(bucket, fault_proxy):
-    write_table(bucket.folder / "a.parquet", {"a": [1]})
-    fault_proxy.plan = lambda request: internal_error()
-    with pytest.raises(StorageError, match="does not answer") as caught:
-        open_inputs([f"{bucket.url}/a.parquet"], FAST | {"deadline_s": 0.3})
-    assert caught.value.url == f"{bucket.url}/a.parquet"
-
-
 # Adopting
-
-
-def test_tars_in_a_bucket_and_in_memory_are_adopted_where_they_lie(bucket, memory, tmp_path):
-    for number in range(3):
-        path = tmp_path / "old" / f"{number}.tar"
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(by_tarfile([(f"{number}-{i}.cls", b"%d" % i) for i in range(20)]))
-    shutil.copytree(tmp_path / "old", bucket.folder / "old")
-    memory.put(str(tmp_path / "old"), "/old", recursive=True)
-    local = index_tars(tmp_path / "old")
-    for url in (f"{bucket.url}/old", "memory://old"):
-        remote = index_tars(url, storage_options=FAST if url.startswith("s3") else None)
-        assert list(remote.shards) == list(local.shards)
-        samples = [list(wdsplit.Dataset(at, shuffle=False)) for at in (url, tmp_path / "old")]
-        assert [sample["__key__"] for sample in samples[0]] == [sample["__key__"] for sample in samples[1]]
-        assert len(samples[0]) == 60
-        with pytest.raises(OutputExistsError):
-            index_tars(url)
-    assert sorted(os.listdir(bucket.folder / "old")) == sorted(os.listdir(tmp_path / "old"))
-    with pytest.raises(InputError, match="only be read"):
-        index_tars("https://host/old")
 
 
 # Requests
@@ -253,17 +220,6 @@ def test_tars_in_a_bucket_and_in_memory_are_adopted_where_they_lie(bucket, memor
 def asked(proxy):
     """Return the ranges that were asked for."""
     return [exchange.request.range for exchange in proxy.exchanges if exchange.request.range]
-
-
-def test_a_row_group_is_few_requests_for_the_columns_that_are_wanted(bucket, fault_proxy):
-    path = write_table(bucket.folder / "a.parquet", media(400, 10_000), 100)
-    opened = open_inputs([f"{bucket.url}/a.parquet"])
-    assert len(fault_proxy.exchanges) == 2
-    assert len(asked(fault_proxy)) == 1
-    assert sum(map(len, read_rows(opened, 0, 100, ["image", "label"]))) == 100
-    assert len(fault_proxy.exchanges) <= 6
-    sent = sum(exchange.bytes_sent for exchange in fault_proxy.exchanges[2:])
-    assert sent < 1.2 * 100 * 10_000 + 70_000 < os.path.getsize(path) / 4
 
 
 @pytest.mark.parametrize(

@@ -51,19 +51,8 @@ def test_every_type_comes_back_and_its_nulls_are_an_error_or_left_out_or_empty(n
         assert len(decoded[1].as_py()) == 0
     else:
         assert same(decoded, looked_through(column, field))
-    for first in range(len(column) + 1):
-        for stop in range(first, len(column) + 1):
-            assert encode(column.slice(first, stop - first), "omit")[1] == payloads[first:stop]
-
-
-def test_nan_comes_back_as_nan():
-    column = pa.array([math.nan, 1.0])
-    field, payloads = encode(column)
-    assert payloads == [b"NaN", b"1.0"]
-    assert math.isnan(decode_field(payloads, field)[0].as_py())
-    nested = pa.array([{"x": math.nan}])
-    field, payloads = encode(nested)
-    assert math.isnan(decode_field(payloads, field)[0].as_py()["x"])
+    for first, stop in ((0, 1), (1, 2), (1, len(column)), (2, len(column))):
+        assert encode(column.slice(first, stop - first), "omit")[1] == payloads[first:stop]
 
 
 @every_column
@@ -120,7 +109,8 @@ def payloads_of(values, kind):
         (pa.timestamp("us", "Europe/Paris"), [1_709_164_800_000_001], ['"2024-02-29T00:00:00.000001Z"']),
         (pa.duration("ms"), [1500, -1], ["1500", "-1"]),
         (pa.float64(), [1.0, -0.0, 1e300, 5e-324, 0.1], ["1.0", "-0.0", "1e+300", "5e-324", "0.1"]),
-        (pa.float64(), [math.inf, -math.inf], ["Infinity", "-Infinity"]),
+        (pa.float64(), [math.inf, -math.inf, math.nan], ["Infinity", "-Infinity", "NaN"]),
+        (pa.struct([("x", pa.float32())]), [{"x": math.nan}], ['{"x":NaN}']),
         (pa.float32(), [0.1], ["0.10000000149011612"]),
         (pa.map_(pa.string(), pa.int8()), [[("b", 1), ("a", None)]], ['[["b",1],["a",null]]']),
         (pa.list_(pa.binary()), [[b"\xff\0"]], ['["/wA="]']),
@@ -140,19 +130,6 @@ def test_values_are_written_so(kind, values, texts):
 
 
 @pytest.mark.parametrize(
-    ("kind", "text"),
-    [(pa.date32(), "2024-02-29"), (pa.timestamp("s", "UTC"), "2024-02-29T00:00:00Z"), (pa.decimal64(9, 1), "19782.0")],
-    ids=str,
-)
-def test_scalars_that_are_mapped_to_text_have_no_quotes(kind, text):
-    value = decimal.Decimal(text) if pa.types.is_decimal(kind) else 19782 * (1 if pa.types.is_date(kind) else 86_400)
-    column = pa.array([value], kind)
-    field, payloads = encode(column, mapping={"txt": "c"})
-    assert payloads == [text.encode()]
-    assert decode_field(payloads, field).equals(column)
-
-
-@pytest.mark.parametrize(
     ("kind", "value"),
     [
         (pa.date32(), -719_163),
@@ -168,16 +145,14 @@ def test_scalars_that_are_mapped_to_text_have_no_quotes(kind, text):
     ],
     ids=str,
 )
-@pytest.mark.parametrize("nested", [False, True])
-def test_a_date_that_iso_8601_cannot_write_is_an_error_by_its_row(kind, value, nested):
+def test_a_date_that_iso_8601_cannot_write_is_an_error_by_its_row(kind, value):
     numbers = pa.array([0, None, value], pa.int32() if kind.bit_width == 32 else pa.int64())
     column = pa.Array.from_buffers(kind, 3, numbers.buffers())
-    if nested:
-        column = pa.ListArray.from_arrays([0, 0, 2, 2, 3], column)
-    with pytest.raises(InputError, match="ISO 8601") as caught:
-        encode(column, "omit")
-    assert caught.value.place == f"row {3 if nested else 2}, column 'c'"
-    assert str(value) in caught.value.found
+    for row, given in ((2, column), (3, pa.ListArray.from_arrays([0, 0, 2, 2, 3], column))):
+        with pytest.raises(InputError, match="ISO 8601") as caught:
+            encode(given, "omit")
+        assert caught.value.place == f"row {row}, column 'c'"
+        assert str(value) in caught.value.found
 
 
 # Arrays
@@ -187,7 +162,7 @@ def load(payload):
     return np.load(io.BytesIO(payload), allow_pickle=False)
 
 
-@pytest.mark.parametrize("permutation", [None, [0, 1, 2], [1, 0, 2], [2, 1, 0], [0, 2, 1]])
+@pytest.mark.parametrize("permutation", [None, [1, 0, 2], [0, 2, 1]])
 def test_a_tensor_is_the_array_that_pyarrow_made_it_of(permutation):
     stored_as = np.arange(48, dtype=np.int16).reshape(2, 2, 3, 4)
     arrays = stored_as.transpose(0, *(1 + axis for axis in permutation or range(3)))
@@ -204,14 +179,6 @@ def test_a_tensor_whose_permutation_can_be_read_in_two_ways_is_refused(permutati
     with pytest.raises(InputError, match="invalid columns") as caught:
         inferred(pa.nulls(1, kind))
     assert "permutation" in caught.value.found
-
-
-def test_nested_fixed_size_lists_are_arrays_of_their_shape():
-    kind = pa.list_(pa.list_(pa.list_(pa.float16(), 4), 3), 2)
-    values = np.arange(48, dtype=np.float16).reshape(2, 2, 3, 4)
-    for payload, wanted in zip(encode(pa.array(values.tolist(), kind))[1], values, strict=True):
-        array = load(payload)
-        assert (array.dtype, array.shape, array.tobytes()) == (wanted.dtype, wanted.shape, wanted.tobytes())
 
 
 def hugging_face(**features):

@@ -1,5 +1,4 @@
 import io
-import json
 
 import numpy as np
 import pyarrow as pa
@@ -37,19 +36,14 @@ INTEGERS = [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16
 INTERVAL = pa.month_day_nano_interval()
 REFUSED = [
     pa.null(),
-    pa.dictionary(pa.int8(), pa.null()),
     INTERVAL,
     pa.run_end_encoded(pa.int32(), pa.int64()),
-    pa.sparse_union([pa.field("a", pa.int8())]),
     pa.dense_union([pa.field("a", pa.int8())]),
     pa.struct([]),
     pa.struct([("x", INTERVAL)]),
-    pa.struct([("x", pa.struct([]))]),
     pa.list_(INTERVAL),
-    pa.list_(INTERVAL, 2),
     pa.map_(pa.string(), INTERVAL),
     pa.map_(INTERVAL, pa.string()),
-    pa.dictionary(pa.int8(), INTERVAL),
     pa.dictionary(pa.int8(), pa.list_(pa.struct([("deep", INTERVAL)]))),
 ]
 
@@ -88,17 +82,14 @@ def test_binary_columns_are_named_by_their_first_bytes(name, payload):
         assert names_of({"c": kind}, first_bytes={"c": payload + bytes(60)}) == [name]
 
 
-@pytest.mark.parametrize("payload", [None, b"", b"\0", b"RIFF\x10\0\0\nAVI ", b"hello world", b"\xff\xd8"])
-def test_binary_columns_with_other_first_bytes_are_bin(payload):
-    assert names_of({"c": pa.binary()}, first_bytes={"c": payload}) == ["bin"]
+def test_binary_columns_with_other_first_bytes_are_bin():
+    for payload in (None, b"", b"RIFF\x10\0\0\nAVI ", b"\xff\xd8"):
+        assert names_of({"c": pa.binary()}, first_bytes={"c": payload}) == ["bin"]
 
 
-@pytest.mark.parametrize("features", [None, {"info": {"features": {"image": {"_type": "Image"}}}}])
-@pytest.mark.parametrize("kind", [IMAGE, pa.struct([("path", pa.large_string()), ("bytes", pa.large_binary())])])
-def test_a_hugging_face_image_is_known_with_and_without_its_metadata(features, kind):
-    metadata = {"huggingface": json.dumps(features)} if features else None
-    schema = pa.schema([("image", kind)], metadata)
-    assert infer_fields(schema, {}, None, {"image": JPG}) == (field_of("jpg", "image", "media", kind),)
+def test_a_hugging_face_image_is_known_by_its_type():
+    for kind in (IMAGE, pa.struct([("path", pa.large_string()), ("bytes", pa.large_binary())])):
+        assert infer({"image": kind}, first_bytes={"image": JPG}) == (field_of("jpg", "image", "media", kind),)
 
 
 FIELDS = {
@@ -133,13 +124,10 @@ def test_a_type_without_an_encoding_is_refused_by_name(kind):
     assert "--map" in caught.value.remedy
 
 
-def test_every_column_but_the_key_becomes_a_field_in_the_order_of_the_columns():
+def test_every_column_but_the_key_becomes_a_field_in_their_order_and_those_of_one_kind_are_named_by_column():
     columns = {"id": pa.string(), "image": IMAGE, "label": pa.int64(), "text": pa.string()}
     assert names_of(columns, key="id", first_bytes={"image": JPG}, label="label") == ["jpg", "cls", "txt"]
     assert names_of(columns, first_bytes={"image": JPG}) == ["id.txt", "jpg", "label.json", "text.txt"]
-
-
-def test_two_columns_of_one_kind_are_named_by_column_and_extension():
     columns = {"Left Eye": pa.binary(), "right": pa.binary(), "label": pa.int64()}
     assert names_of(columns, first_bytes={"Left Eye": JPG, "right": JPG}) == ["left_eye.jpg", "right.jpg", "label.json"]
 
@@ -226,13 +214,14 @@ def test_all_fields_that_do_not_fit_or_cannot_be_named_so_are_named_together():
     assert all(name in message for name in ("JPG", "'cls'", "'npy'", "__key__"))
 
 
-@pytest.mark.parametrize("length", [0, 1, 9, 10, 99, 100, 12_345])
+@pytest.mark.parametrize("length", [0, 9, 10, 12_345])
 def test_an_npy_payload_is_the_bytes_that_numpy_writes(length):
-    values = np.arange(length, dtype=np.float32)
-    sink = io.BytesIO()
-    np.lib.format.write_array(sink, values, version=(1, 0))
-    (payload,) = encode(pa.array([values], pa.list_(pa.float32())))
-    assert payload == sink.getvalue()
+    nested = np.arange(24, dtype=np.float16).reshape(2, 3, 4)
+    lists = pa.list_(pa.list_(pa.list_(pa.float16(), 4), 3), 2)
+    for values, kind in ((np.arange(length, dtype=np.float32), pa.list_(pa.float32())), (nested, lists)):
+        sink = io.BytesIO()
+        np.lib.format.write_array(sink, values, version=(1, 0))
+        assert encode(pa.array([values.tolist()], kind)) == [sink.getvalue()]
 
 
 # Nulls
@@ -248,23 +237,19 @@ def test_a_row_that_is_all_null_is_refused_even_where_nulls_are_left_out():
     assert payloads["a.json"].to_pylist() == [b"1", b"", b""]
 
 
-@pytest.mark.parametrize("null", ["error", "omit", "empty"])
-@pytest.mark.parametrize("kind", [pa.list_(pa.float32()), pa.large_list(pa.int64()), pa.list_(pa.int64(), 2)], ids=str)
-def test_a_null_within_a_list_of_numbers_is_refused_by_its_row(null, kind):
-    column = pa.array([[1, 2], None if null != "error" else [3, 4], [5, None]], kind)
-    with pytest.raises(InputError, match="list of numbers contains a null") as caught:
-        encode(column, null=null)
-    assert caught.value.place == f"{where(2)}, column 'c'"
-    with pytest.raises(InputError) as caught:
-        encode(column.slice(2), null=null)
-    assert caught.value.place == f"{where(0)}, column 'c'"
+@pytest.mark.parametrize("kind", [pa.large_list(pa.int64()), pa.list_(pa.int64(), 2)], ids=str)
+def test_a_null_within_a_list_of_numbers_is_refused_by_its_row(kind):
+    column = pa.array([[1, 2], None, [5, None]], kind)
+    for part, row in ((column, 2), (column.slice(2), 0)):
+        with pytest.raises(InputError, match="list of numbers contains a null") as caught:
+            encode(part, null="omit")
+        assert caught.value.place == f"{where(row)}, column 'c'"
 
 
-@pytest.mark.parametrize("null", ["error", "omit", "empty"])
-def test_an_image_that_is_only_a_path_is_refused_however_nulls_are_treated(null):
+def test_an_image_that_is_only_a_path_is_refused():
     column = pa.array([{"bytes": JPG, "path": None}, {"bytes": None, "path": "cat.jpg"}], IMAGE)
     with pytest.raises(InputError, match="a path but no bytes") as caught:
-        encode(column, null=null)
+        encode(column, null="omit")
     assert caught.value.place == f"{where(1)}, column 'c'"
     assert "cat.jpg" in caught.value.found
     assert "embed" in caught.value.remedy

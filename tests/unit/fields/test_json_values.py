@@ -5,22 +5,10 @@ import pytest
 from tables import shard_files, write_table
 from wdsplit.conversion.convert import convert
 from wdsplit.conversion.plan.options import ConvertOptions
-from wdsplit.fields.json_values import decoded_parts, without_views
 from wdsplit.tables.read import open_inputs, read_rows
 from written_formats import arrow_bytes
 
 MIB = 1024**2
-
-
-def test_a_dictionary_of_long_values_is_decoded_in_parts_of_bounded_size():
-    words = ["a" * 1000, "b", "c" * 3000]
-    column = pa.array([words[i % 3] for i in range(100)] + [None]).dictionary_encode()
-    other = pa.array(range(101))
-    parts = list(decoded_parts([column, other], 5000))
-    assert all(sum(len(value or "") for value in part[0].to_pylist()) <= 5000 for part in parts)
-    assert len(parts) > 20
-    assert [value for part in parts for value in part[0].to_pylist()] == column.to_pylist()
-    assert [value for part in parts for value in part[1].to_pylist()] == other.to_pylist()
 
 
 def test_a_dictionary_that_is_small_on_disk_never_fills_the_memory(tmp_path):
@@ -38,22 +26,10 @@ def test_a_dictionary_that_is_small_on_disk_never_fills_the_memory(tmp_path):
             break
 
 
-def test_views_are_replaced_wherever_arrow_can_replace_them():
-    kind = pa.struct([("a", pa.list_(pa.string_view())), ("m", pa.map_(pa.string_view(), pa.binary_view()))])
-    column = pa.array([{"a": ["x", None], "m": [("k", b"v")]}, None], kind)
-    found = without_views(column)
-    assert "_view" not in str(found.type)
-    assert found.to_pylist() == column.to_pylist()
-    assert without_views(found) is found
-
-
 @pytest.mark.parametrize(
     ("plan", "changes"),
     [
-        ({}, {}),
-        ({}, {"key": "text", "limit": 20}),
         ({}, {"where": "text != 'text 7' and n < 30"}),
-        ({"shuffle": True}, {"where": "text in ('text 3', 'text 30') or text is None or n > 9"}),
         ({"shuffle": True}, {"where": "n > 3", "key": "last"}),
     ],
     ids=str,

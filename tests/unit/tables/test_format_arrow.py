@@ -89,23 +89,6 @@ def test_dictionaries_of_a_file_may_stand_after_batches_that_need_them(tmp_path)
 
 
 @every_kind
-@every_compression
-def test_a_large_batch_is_cut_into_row_groups(new, compression, tmp_path, monkeypatch):
-    monkeypatch.setattr(arrow, "_GROUP_BYTES", 500)
-    table = pa.table({"n": range(100), "s": ["x" * (i % 40) for i in range(100)]})
-    path = file_of(tmp_path, arrow_bytes(table, new, compression, rows=60))
-    file, _ = arrow.open_file(str(path))
-    assert 2 < len([offset for offset in file.offsets if offset == file.offsets[0]]) < 6
-    assert len(set(file.offsets)) == 3
-    assert read(path).equals(table)
-    last = sum(file.row_groups[:-1])
-    assert read(path, ["n"], [1, len(file.row_groups) - 1]).column("n").to_pylist() == [
-        *range(file.row_groups[0], sum(file.row_groups[:2])),
-        *range(last, 100),
-    ]
-
-
-@every_kind
 def test_what_is_read_of_a_file_that_is_not_compressed_is_not_copied(new, tmp_path):
     table = pa.table({"s": ["x" * 1000] * 1000})
     path = file_of(tmp_path, arrow_bytes(table, new, rows=100))

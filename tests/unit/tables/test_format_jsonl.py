@@ -152,7 +152,7 @@ def test_types_are_common_to_all_files(tmp_path, block_bytes):
         ('[\n  {"a": 1}\n]\n', "not JSON lines", 1),
         ('{\n  "a": 1\n}\n', "not JSON lines", 1),
         ('{"a": 1}\n\0\n', "not JSON lines", 2),
-        *(('{"a": []}\n{"a": ' + "[" * depth + "]" * depth + "}\n", "recursion", 2) for depth in (2000, 100_000)),
+        ('{"a": []}\n{"a": ' + "[" * 100_000 + "]" * 100_000 + "}\n", "recursion", 2),
         ('{"a": [9007199254740993]}\n{"a": [0.5]}', "too many digits|have two types", None),
         ('{"a": [0.5]}\n{"a": [9007199254740993]}', "too many digits|have two types", None),
         ('{"a": 0.' + "3" * 20_000 + "}", r"too many digits(.|\n)*3\.\.\. \(20,002 characters\)", 1),

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from format_inputs import read_files
 from tables import converted, mixed_table, real_samples, shard_files, write_table
 from tars import archives, by_tarfile, gnu_tar
-from wdsplit.conversion.counting import select_rows
 from wdsplit.errors import InputError
 from wdsplit.tables.formats import tar
 from wdsplit.tables.read import open_inputs, read_rows
@@ -141,42 +140,3 @@ def test_names_and_sizes_make_the_checksum(tmp_path):
     kinds = ((members, {}), (members[::-1], {}), (longer, {}), (members, {"mtime": 5}))
     footers = {tar.open_file(tar_file(tmp_path, its, **changes))[0].footer for its, changes in kinds}
     assert len(footers) == 4
-
-
-# Conditions on the fields of tars
-
-
-def labelled_tar(folder, last=b"7"):
-    samples = [("a", b"3", b"one"), ("b", b"4 ", b"two"), ("c", last, b"three")]
-    return tar_file(
-        folder,
-        [
-            (f"{key}.{field}", data)
-            for key, label, text in samples
-            for field, data in (("cls", label), ("txt", text), ("json", b'{"label": "' + text + b'"}'))
-        ],
-    )
-
-
-@pytest.mark.parametrize(
-    ("where", "keys"),
-    [
-        ("cls == 3", "a"),
-        ("cls > 3 and txt != 'three'", "b"),
-        ("contains(json, '\"three\"')", "c"),
-        ("cls in [3, 7]", "ac"),
-    ],
-)
-def test_conditions_compare_fields_as_what_their_names_say(tmp_path, where, keys):
-    (selected,) = select_rows(open_inputs([labelled_tar(tmp_path)]), where, None, [None])
-    rows = read_rows(selected, 0, selected.num_rows, ["__key__"])
-    assert [key for part in rows for key in part.columns["__key__"].to_pylist()] == list(keys)
-
-
-def test_conditions_that_do_not_fit_a_field_are_refused_with_what_works(tmp_path):
-    with pytest.raises(InputError, match="is not a struct") as caught:
-        select_rows(open_inputs([labelled_tar(tmp_path)]), "json.label == 3", None, [None])
-    assert "contains(json, " in caught.value.remedy
-    with pytest.raises(InputError, match="does not match its extension") as caught:
-        select_rows(open_inputs([labelled_tar(tmp_path, b"cat")]), "cls == 3", None, [None])
-    assert "cat" in caught.value.found

