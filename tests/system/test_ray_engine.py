@@ -3,10 +3,8 @@ import os
 import re
 import shutil
 import signal
-import socketserver
 import subprocess
 import sys
-import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -168,32 +166,6 @@ def test_a_cluster_that_cannot_be_reached_is_an_error_with_a_remedy(table, tmp_p
     assert ended.stderr.startswith("error: the Ray cluster cannot be reached\n")
     assert "Traceback" not in ended.stderr
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(("scheme", "kind"), [("", "silent"), ("ray://", "closes"), ("", "http"), ("ray://", "http")])
-def test_what_answers_but_is_no_cluster_is_an_error_soon(table, tmp_path, scheme, kind):
-    class Handler(socketserver.BaseRequestHandler):
-        def handle(self):
-            if kind == "http":
-                self.request.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-            elif kind == "silent":
-                self.request.settimeout(TIMEOUT_S)
-                while self.request.recv(1024):
-                    pass
-
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads = True
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        address = f"127.0.0.1:{server.server_address[1]}"
-        environ = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-        environ |= {"RAY_TMPDIR": str(tmp_path)}
-        arguments = ["convert", table, str(tmp_path / "out"), "--engine=ray", "--address", f"{scheme}{address}"]
-        ended = subprocess.run([WDSPLIT, *arguments], env=environ, capture_output=True, text=True, timeout=TIMEOUT_S)
-        server.shutdown()
-    assert ended.returncode == 1
-    assert ended.stderr.startswith("error: the Ray cluster cannot be reached\n")
-    assert address in ended.stderr
-    assert ("has not answered" if kind == "silent" else "is not Ray") in ended.stderr
 
 
 def test_an_address_without_the_engine_is_refused(table, tmp_path):

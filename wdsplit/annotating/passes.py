@@ -24,7 +24,7 @@ from wdsplit.annotating.match import Counted, Matches, examples_of, match
 from wdsplit.annotating.options import Duplicates
 from wdsplit.annotating.writing import AnnotateProgress, Read, Report, Take, WriteJob, run_pass, values_of
 from wdsplit.arrays import Int64
-from wdsplit.conversion.shuffle.in_memory import LoadedRows, MemoryRows, load_table
+from wdsplit.conversion.shuffle.in_memory import MemoryRows, load_table
 from wdsplit.conversion.shuffle.needs import loadable_bytes, memory_budget, task_bytes
 from wdsplit.conversion.shuffle.sorted_runs import OpenRun, RunWriter, SortedRun, damaged_spill, parse_runs, read_runs
 from wdsplit.conversion.shuffle.steps import BATCH_BYTES, ROW_BYTES, cut_table
@@ -262,9 +262,10 @@ def _open_in_order(job: AnnotateJob, rows: Int64, storage: Storage, group: int) 
     return MemoryRows(job.values, batches, np.where(own < 0, -1, own - first)).take
 
 
-def _open_loaded(job: AnnotateJob, loaded: LoadedRows, storage: Storage, group: int) -> Take:
+def _open_loaded(job: AnnotateJob, loaded: MemoryRows, storage: Storage, group: int) -> Take:
     """Open the rows of a group of shards in memory."""
-    return loaded.open(*_samples_of(job, group)).take
+    first = _samples_of(job, group)[0]
+    return lambda names, places: loaded.take(names, np.where(places < 0, -1, places + first))
 
 
 def _parse_joined(note: Any) -> _Joined:

@@ -21,13 +21,7 @@ from wdsplit.conversion.base import Base
 from wdsplit.conversion.plan.options import ConvertOptions
 from wdsplit.conversion.plan.plan import Plan
 from wdsplit.conversion.planning import plan_files, shown_notes
-from wdsplit.conversion.prepare import (
-    Endpoints,
-    Target,
-    refuse_duplicate_keys,
-    refuse_inside_input,
-    refuse_little_space,
-)
+from wdsplit.conversion.prepare import Endpoints, Target, refuse_duplicate_keys, refuse_inside_input
 from wdsplit.conversion.run import Run
 from wdsplit.conversion.shuffle.needs import needs_of
 from wdsplit.conversion.task import keys_of
@@ -103,7 +97,6 @@ def append(
                     _refuse_erased(storage, manifest, plan, plan.key)
             folder = f"{ADDED_FOLDER}/{plan.hash[:_HASH_CHARACTERS]}"
             target = _target(endpoints, folder, plan, options, jobs, is_local)
-            refuse_little_space([] if target.is_resumed else [target])
             options = dataclasses.replace(options, resume=target.is_resumed, overwrite=not target.is_resumed)
             part = carry_out(target, options)
             inputs = (
@@ -236,16 +229,7 @@ def _refuse_known_inputs(storage: ReadableStorage, manifest: Manifest, plan: Pla
 
 
 def _grown(manifest: Manifest, next_key: int, plan: Plan, part: Manifest, folder: str, inputs: str) -> Manifest:
-    """Return the manifest of the next version.
-
-    Args:
-        manifest: That of the version before it.
-        next_key: The next key of that version.
-        plan: The plan of the added rows.
-        part: The manifest of their shards.
-        folder: The folder of these.
-        inputs: Their inputs, for users.
-    """
+    """Return the manifest of the next version, whose added shards, in `folder`, are those of the manifest `part`."""
     history = history_of(manifest, next_key)
     table = part.shards.table
     paths = pa.array([f"{folder}/{path}" for path in table.column("path").to_pylist()])

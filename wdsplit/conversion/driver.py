@@ -14,7 +14,7 @@ from wdsplit.arrays import Int64
 from wdsplit.conversion.job import SHARDS_FOLDER, ConvertJob, Published, ShardRow, parse_row
 from wdsplit.conversion.plan.options import PassName
 from wdsplit.conversion.plan.plan import task_shards
-from wdsplit.conversion.shuffle.in_memory import LoadedRows, load_table
+from wdsplit.conversion.shuffle.in_memory import MemoryRows, load_table
 from wdsplit.conversion.shuffle.needs import task_memory
 from wdsplit.conversion.shuffle.scatter import PLACE, merge, placed_rows, scatter
 from wdsplit.conversion.shuffle.sorted_runs import SortedRun, parse_runs
@@ -97,7 +97,7 @@ class Driver:
     def carry_out(self, known: Mapping[int, ShardRow]) -> Published:
         """Run the passes; `known` are the shards that exist already. Return all shards."""
         plan, storage = self.job.plan, self.job.open_storage()
-        source: LoadedRows | Cuts | None = None
+        source: MemoryRows | Cuts | None = None
         if plan.scatters and len(known) < plan.num_shards:
             source = read_cuts(storage, plan) or self._load() or write_cuts(storage, plan, self.job.buffer_bytes)
             if isinstance(source, Cuts):
@@ -107,7 +107,7 @@ class Driver:
                     storage.remove(*(run.path for run in runs))  # their notes stay, so that no task scatters again
         return self.write(known, source)
 
-    def _load(self) -> LoadedRows | None:
+    def _load(self) -> MemoryRows | None:
         """Load all rows into memory, where no notes are needed; None if they do not fit."""
         plan = self.job.plan
 
@@ -134,7 +134,7 @@ class Driver:
         self._run(name, spill_pass(self.job, cuts, name), lambda _, found: runs.extend(found))
         return runs
 
-    def write(self, known: Mapping[int, ShardRow], source: LoadedRows | Cuts | None = None) -> Published:
+    def write(self, known: Mapping[int, ShardRow], source: MemoryRows | Cuts | None = None) -> Published:
         """Write the missing shards, from rows in memory, scattered rows, or the table; return all shards."""
         plan, published = self.job.plan, Published(self.job.plan)
         max_rows = 0

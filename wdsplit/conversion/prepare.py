@@ -5,11 +5,9 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +21,7 @@ from wdsplit.conversion.shuffle.needs import Needs, needs_of
 from wdsplit.conversion.shuffle.steps import SPILL_FOLDER
 from wdsplit.conversion.task import keys_of
 from wdsplit.engines.watching import watched
-from wdsplit.errors import InputError, StorageError
+from wdsplit.errors import InputError
 from wdsplit.fields.keys import Place, find_duplicate_keys, hash_keys
 from wdsplit.shards.manifest import HEADER_NAME, SHARDS_NAME, shard_path
 from wdsplit.shards.sample_tables import samples_path
@@ -47,7 +45,6 @@ __all__ = [
     "prepare",
     "refuse_duplicate_keys",
     "refuse_inside_input",
-    "refuse_little_space",
 ]
 
 logger = logging.getLogger(__name__)
@@ -171,7 +168,6 @@ def prepare(
         if needs.temporary_bytes:
             text = "reordering rows through about %s of temporary files in %s/%s"
             logger.info(text, human_bytes(needs.temporary_bytes), runs[name].storage.url, SPILL_FOLDER)
-    refuse_little_space([target for target in targets if not target.is_resumed])
     return targets
 
 
@@ -219,31 +215,6 @@ def _joined(parts: Iterable[pa.LargeStringArray]) -> Iterator[pa.LargeStringArra
             some, count = [], 0
     if some:
         yield pa.concat_arrays(some)
-
-
-def refuse_little_space(targets: Sequence[Target]) -> None:
-    """Refuse to spill rows to a disk without enough space for them and the shards.
-
-    Splits are converted one after another. Replaced files are removed before, with what a run there has spilled.
-    """
-    temporary = max((target.needs.temporary_bytes for target in targets), default=0)
-    if not temporary or targets[0].run.storage.is_remote:
-        return
-    folder = Path(targets[0].run.storage.url).absolute()
-    disk = next(each for each in (folder, *folder.parents) if each.exists())
-    shards = sum(target.plan.shard_bytes for target in targets)
-    replaced = [target.run.storage.sizes(each) for target in targets for each in ("", SPILL_FOLDER)]
-    free = shutil.disk_usage(disk).free + sum(sum(sizes.values()) for sizes in replaced)
-    if free < temporary + shards:
-        raise StorageError(
-            "too little disk space to shuffle the rows",
-            expected=f"about {human_bytes(temporary + shards)}: {human_bytes(shards)} for shards, and "
-            f"{human_bytes(temporary)} for rows in {SPILL_FOLDER} until the shards are written",
-            found=f"{human_bytes(free)} free",
-            remedy="choose an output on a larger disk, or give enough --memory for all rows, or keep the order of the "
-            "table with --no-shuffle, which needs no temporary space",
-            url=str(disk),
-        )
 
 
 def refuse_inside_input(output: Storage, endpoints: Endpoints) -> None:

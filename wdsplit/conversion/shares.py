@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -16,22 +17,30 @@ from wdsplit.conversion.driver import Driver, Progress, spill_pass
 from wdsplit.conversion.job import SHARDS_FOLDER, ConvertJob, Published, noted_rows
 from wdsplit.conversion.plan.options import PASSES, ConvertOptions, PassName, chosen
 from wdsplit.conversion.plan.plan import Plan
-from wdsplit.conversion.plan.saved_plan import SavedPlan
-from wdsplit.conversion.plan_file import PlanFile, locate_inputs, open_run
+from wdsplit.conversion.plan.saved_plan import SavedPlan, dump_plan, is_plan, parse_plan
 from wdsplit.conversion.prepare import Endpoints, locked, prepare
 from wdsplit.conversion.run import Run
 from wdsplit.conversion.shuffle.needs import Needs, needs_of, task_bytes
 from wdsplit.conversion.shuffle.steps import Cuts, read_cuts, write_cuts
 from wdsplit.engines.local import Engine, LocalEngine
-from wdsplit.errors import ConvertError, InputError, did_you_mean
+from wdsplit.errors import (
+    ConvertError,
+    CorruptDataError,
+    DatasetNotFoundError,
+    InputError,
+    OutputExistsError,
+    did_you_mean,
+)
 from wdsplit.jobs.notes import Notes
 from wdsplit.jobs.run import Pass, Share
 from wdsplit.shards.manifest import Manifest, shard_path
 from wdsplit.storage.given import PathLike, divided_options, opening_options
 from wdsplit.storage.interface import Storage
 from wdsplit.storage.local import local_path
-from wdsplit.storage.opening import is_remote, open_storage
+from wdsplit.storage.opening import is_remote, open_readable_storage, open_storage
+from wdsplit.tables.table import InputFile, Remote
 from wdsplit.texts import listed
+from wdsplit.urls import divided_url, shown_url
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -40,6 +49,7 @@ __all__ = ["Progress", "commit_shares", "convert_share", "needed_passes", "plan_
 
 logger = logging.getLogger(__name__)
 
+_BEGINNING_BYTES = 64
 _JOBS_OF_A_SHARE = 4
 """The assumed number of jobs of a share that divide its memory, when the scatter tasks are cut."""
 
@@ -80,30 +90,58 @@ def plan_shares(
     if options.resume:
         raise InputError("a plan starts a new run, so it cannot resume one", remedy="run the missing shares again")
     endpoints = Endpoints.of(inputs, output, storage_options, fs, input_fs)
-    files = {
-        name: PlanFile(f"{os.fspath(plan_path)}{'.' if name else ''}{name}", endpoints.output_options)
-        for name in options.splits or [""]
-    }
-    for file in files.values():
+    files = {}
+    for split in options.splits or [""]:
+        path, parent, name = _divided(f"{os.fspath(plan_path)}{'.' if split else ''}{split}")
         for folder in endpoints.folders(options.splits).values():
-            Run(open_storage(folder, endpoints.output_options)).refuse_file_inside(file.path, "the plan file")
-        file.refuse_existing(options.overwrite)
+            Run(open_storage(folder, endpoints.output_options)).refuse_file_inside(path, "the plan file")
+        files[split] = path, open_storage(parent, endpoints.output_options), name
+        _refuse_existing(*files[split], options.overwrite)
     targets = prepare(endpoints, options, _JOBS_OF_A_SHARE, is_local=False, on_disk=False)
     with locked(targets, options.overwrite):
         for target in targets:
-            file, plan, run, base = files[target.split], target.plan, target.run, os.getcwd()
+            plan, run, base, (_, storage, name) = target.plan, target.run, os.getcwd(), files[target.split]
             folder = target.folder if is_remote(target.folder) else os.path.join(base, local_path(target.folder))
-            # The plan is saved before the run replaces anything.
-            file.write(SavedPlan(plan, folder, base, target.needs.memory, tuple(options.emit), version("wdsplit")))
+            saved = SavedPlan(plan, folder, base, target.needs.memory, tuple(options.emit), version("wdsplit"))
+            data = dump_plan(saved)  # refuses credentials
+            with storage.publish(name, durable=True) as file:  # before the run replaces anything
+                file.write([data])
             try:
                 run.start(plan)
                 if plan.scatters:
                     write_cuts(run.storage, plan, target.needs.buffer_bytes)
             except BaseException:
                 run.leave_resumable(plan)
-                file.remove()
+                storage.with_short_deadline().remove(name)
                 raise
-    return {files[target.split].path: target.plan for target in targets}
+    return {files[target.split][0]: target.plan for target in targets}
+
+
+def _divided(plan_path: PathLike) -> tuple[str, str, str]:
+    """Return the path of a plan file, its folder and its name; it need not exist."""
+    given = os.fspath(plan_path)
+    path = given if is_remote(given) else local_path(given)
+    folder, name = divided_url(path)
+    if not name or folder.endswith(":/"):
+        expected = "a path, or s3://bucket/file"
+        raise InputError("invalid path of a plan file", place=shown_url(given), expected=expected)
+    return path, folder, name
+
+
+def _refuse_existing(path: str, storage: Storage, name: str, overwrite: bool) -> None:
+    """Refuse to replace a file, except for a plan that may be overwritten."""
+    size = storage.size(name)
+    if size is None:
+        return
+    ours = is_plan(storage.open(name).read(0, min(size, _BEGINNING_BYTES)))
+    if not (overwrite and ours):
+        raise OutputExistsError(
+            "the plan file exists already" if ours else "another file exists at the path of the plan file",
+            expected="no such file" + (", or a plan to replace" if overwrite else ""),
+            found="the plan of another run, or of this one" if ours else "a file that is not a plan",
+            remedy="choose another file" + (", or use --overwrite to start again" if ours else ""),
+            url=path,
+        )
 
 
 def share_needs(plan: Plan, options: ConvertOptions) -> Needs:
@@ -159,7 +197,7 @@ def convert_share(
     of_inputs, of_output = divided_options(storage_options, input_fs, fs)
     output_options, input_options = opening_options(of_output, fs), opening_options(of_inputs, input_fs)
     saved, run = _open_unfinished(plan_path, output_options)
-    plan, engine, cuts = locate_inputs(saved, input_options), engine or LocalEngine(), _cuts_of(run.storage, saved.plan)
+    plan, engine, cuts = _located_plan(saved, input_options), engine or LocalEngine(), _cuts_of(run.storage, saved.plan)
     passes = _passes(cuts)
     if cuts is not None and only is None:
         raise InputError(
@@ -234,9 +272,39 @@ def needed_passes(
     return _passes(_cuts_of(run.storage, saved.plan))
 
 
+def _open_run(plan_path: PathLike, storage_options: Mapping[str, Any] | None) -> tuple[SavedPlan, Run]:
+    """Read a plan file; return the plan and the run in its output, which may not exist."""
+    path, folder, name = _divided(plan_path)
+    place = shown_url(path)
+    try:
+        saved = parse_plan(open_readable_storage(folder, storage_options).read(name), version("wdsplit"))
+    except DatasetNotFoundError as error:
+        raise DatasetNotFoundError(
+            "plan file not found",
+            expected="a file written by `wdsplit plan -o`",
+            remedy="check the path, which all machines must be able to access",
+            url=place,
+        ) from error
+    except (CorruptDataError, InputError) as error:
+        raise error.at(place) from error
+    return saved, Run(open_storage(saved.output, storage_options), saved.emit)
+
+
+def _located_plan(saved: SavedPlan, storage_options: Mapping[str, Any] | None) -> Plan:
+    """Return a plan whose inputs can be found from any folder, with this machine's storage options."""
+
+    def placed(file: InputFile) -> InputFile:
+        if file.remote is not None:
+            return replace(file, remote=Remote(file.remote.url, storage_options))
+        return replace(file, path=os.path.join(saved.folder, file.path))
+
+    table = saved.plan.table
+    return replace(saved.plan, table=replace(table, files=tuple(map(placed, table.files))))
+
+
 def _open_unfinished(plan_path: PathLike, storage_options: Mapping[str, Any] | None) -> tuple[SavedPlan, Run]:
     """Read a plan file; return the plan and its run, which must not be finished."""
-    saved, run = open_run(plan_path, storage_options)
+    saved, run = _open_run(plan_path, storage_options)
     if run.continued(saved.plan) is not None:
         again = "to convert again, plan again with --overwrite"
         run.refuse("the plan is already committed", "an unfinished run", "a finished dataset", again)
@@ -291,7 +359,7 @@ def commit_shares(
         CorruptDataError: The notes of the shards are invalid.
         WdsplitError: The output has no run of the plan, or is not writable.
     """
-    saved, run = open_run(plan_path, opening_options(storage_options, fs))
+    saved, run = _open_run(plan_path, opening_options(storage_options, fs))
     plan, storage = saved.plan, run.storage
     run.continued(plan)  # else the lock would make the folder of a missing output
     with run.locked():

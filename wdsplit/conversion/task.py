@@ -12,7 +12,7 @@ import pyarrow as pa
 from wdsplit.conversion.job import ConvertJob, ShardRow
 from wdsplit.conversion.plan.plan import Plan
 from wdsplit.conversion.shuffle.gather import ShuffledRows
-from wdsplit.conversion.shuffle.in_memory import LoadedRows, MemoryRows
+from wdsplit.conversion.shuffle.in_memory import MemoryRows
 from wdsplit.conversion.shuffle.scatter import NUMBER
 from wdsplit.conversion.shuffle.steps import BATCH_BYTES, Cuts
 from wdsplit.engines.local import ahead, raise_if_cancelled
@@ -33,7 +33,7 @@ __all__ = ["describe_rows", "describe_shards", "keys_of", "write_shards"]
 
 
 def write_shards(
-    job: ConvertJob, source: LoadedRows | Cuts | None, storage: Storage, shards: range
+    job: ConvertJob, source: MemoryRows | Cuts | None, storage: Storage, shards: range
 ) -> Iterator[ShardRow]:
     """Write shards in one pass over their rows; yield what to note of each. Runs in a worker; may run twice.
 
@@ -70,13 +70,13 @@ def describe_rows(plan: Plan, first: int, stop: int) -> str:
 
 
 def _reader(
-    job: ConvertJob, source: LoadedRows | Cuts | None, storage: Storage
+    job: ConvertJob, source: MemoryRows | Cuts | None, storage: Storage
 ) -> Callable[[int, int], Iterator[Rows]]:
     """Return a function that reads rows by their places, with their payloads; it reads files ahead."""
     plan = job.plan
     read: Callable[[int, int], Iterator[Rows]] = partial(read_rows, plan.table, columns=plan.columns)
-    if isinstance(source, LoadedRows):
-        read = partial(_read_loaded, plan, source.open())
+    if isinstance(source, MemoryRows):
+        read = partial(_read_loaded, plan, source)
     elif source is not None:
         read = ShuffledRows(storage, plan, source, job.buffer_bytes).read
     if plan.table.names_files:

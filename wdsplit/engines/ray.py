@@ -9,23 +9,27 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import signal
+import socket
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from importlib.metadata import version
 from typing import Any, TypeVar
 
-from wdsplit.engines.ray_connection import connect, disconnect, first_line
 from wdsplit.engines.ray_worker import Outcome, remote_work
 from wdsplit.errors import (
     ConvertError,
     DatasetNotFoundError,
     InputError,
+    MissingDependencyError,
     StorageError,
     UnansweredError,
     WdsplitError,
     noted,
 )
+from wdsplit.urls import shown_url
 
 __all__ = ["RayEngine"]
 
@@ -34,6 +38,8 @@ logger = logging.getLogger(__name__)
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
+_ANSWER_S = 10.0
+"""Seconds in which a cluster must accept a connection."""
 _QUEUED_PER_CPU = 2
 _MIN_QUEUED = 64
 """Minimum number of tasks to submit at a time: more than a small cluster runs, so that an autoscaling one grows."""
@@ -110,12 +116,12 @@ class RayEngine:
         The next conversion joins or starts it again.
         """
         if self._joined:
-            disconnect(self._ray)
+            _disconnect(self._ray)
             self._joined, self._nodes = False, []
 
     def _join(self) -> None:
         """Join the cluster, unless this process has joined one and has not left it."""
-        self._ray, joined = connect(*self._cluster)
+        self._ray, joined = _connect(*self._cluster)
         self._joined = self._joined or joined
 
     @property
@@ -291,6 +297,64 @@ class _Run:
         return outcome
 
 
+def _connect(address: str, runtime_env: dict[str, Any] | None) -> tuple[Any, bool]:
+    """Join a cluster, unless this process has joined one; return the module `ray`, and whether this call joined it."""
+    try:
+        import ray
+        import ray.exceptions
+    except ImportError as error:
+        raise MissingDependencyError.for_extra("ray") from error
+    if ray.is_initialized():
+        return ray, False
+    options: dict[str, Any] = {"runtime_env": runtime_env} if runtime_env else {}
+    if address == "local":
+        options["include_dashboard"] = False
+    try:
+        named = os.environ.get("RAY_ADDRESS", "") if address == "auto" else address
+        host, separator, port = named.removeprefix("ray://").partition("/")[0].rpartition(":")
+        if separator and port.isdigit():  # where nothing listens, Ray would try for minutes
+            socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S).close()
+        handler = signal.getsignal(signal.SIGTERM)
+        try:
+            ray.init(
+                address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False, **options
+            )
+        finally:  # `ray.init` replaces the program's handler by an exit with code 15
+            if handler not in (signal.SIG_DFL, None) and threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, handler)
+    except Exception as error:
+        raise ConvertError(
+            "the Ray cluster cannot be reached",
+            place=shown_url(address),
+            expected="a running cluster of the same versions of Ray and Python",
+            found=_first_line(error),
+            remedy="start one with `ray start --head`, give --address ray://HOST:10001, or --address local to start "
+            "one on this machine",
+        ) from error
+    # Ray has no option to keep off standard output what it prints about lost workers and nodes. If it cannot recover,
+    # the driver warns about the task.
+    worker: Any = ray._private.worker
+    if hasattr(worker, "print_to_stdstream"):
+        worker.print_to_stdstream = lambda data, **options: logger.info("%s", "\n".join(data["lines"]))
+    return ray, True
+
+
+def _disconnect(ray: Any) -> None:
+    """Leave the cluster: Ray ends the tasks of this process, and a cluster that it has started.
+
+    Ignores Ctrl-C and SIGTERM meanwhile: Ray would abort the process before it has ended them.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        ray.shutdown()
+        return
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        ray.shutdown()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
+
+
 def _lost(error: Exception, what: str) -> ConvertError:
     """Return the error for a task that Ray could not finish."""
     kind = type(error).__name__
@@ -299,7 +363,7 @@ def _lost(error: Exception, what: str) -> ConvertError:
         "a task was lost: it ran out of memory" if memory else "a task was lost, with the worker or node that ran it",
         place=what,
         expected="workers that finish their tasks",
-        found=f"{kind}: {first_line(error)}",
+        found=f"{kind}: {_first_line(error)}",
         remedy=("lower --memory, or give the nodes more memory" if memory else "see the logs of Ray on its nodes")
         + ". Finished shards are kept: continue with --resume",
     )
@@ -311,7 +375,7 @@ def _unreadable(error: Exception, what: str) -> ConvertError:
         "the result of a task cannot be read",
         place=what,
         expected="the same versions of Python and of all libraries on all nodes",
-        found=f"{type(error).__name__}: {first_line(error)}",
+        found=f"{type(error).__name__}: {_first_line(error)}",
         remedy="install the same environment everywhere, or name it in Ray's runtime_env",
     )
 
@@ -327,3 +391,8 @@ def _unfit(answer: dict[str, str]) -> ConvertError:
         remedy="install the same version on all nodes, or name it in Ray's runtime_env: "
         "{'pip': ['wdsplit[ray]==" + answer["expected"] + "']}",
     )
+
+
+def _first_line(error: BaseException) -> str:
+    """Return the first line of an error's text, or its type."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -135,7 +135,10 @@ def test_tars_of_any_writer_are_read_by_the_loader_as_by_webdataset(tmp_path, na
 
 
 def test_the_manifest_tells_of_each_tar_in_the_order_of_the_paths(folder):
-    manifest = index_tars(str(folder), IndexOptions(world_size=2, workers=3))
+    told = []
+    manifest = index_tars(str(folder), IndexOptions(world_size=2, workers=3, jobs=2), told.append)
+    assert [(each.tars, each.num_tars) for each in told] == [(number, 3) for number in range(4)]
+    assert (told[-1].samples, told[-1].num_bytes) == (18, sum(map(len, tars_in(folder).values())))
     again = read_manifest(open_storage(str(folder)))
     tars = {"part-0.tar": 5, "part-2.tar": 12, "sub/größe 1.tar": 1}
     assert [dataclasses.astuple(again.shards[row])[:4] for row in range(3)] == [
@@ -148,17 +151,6 @@ def test_the_manifest_tells_of_each_tar_in_the_order_of_the_paths(folder):
     assert again.fingerprint == manifest.fingerprint
     beside = [*map(places_path, tars), *map(samples_path, tars)]
     assert files_below(folder) == sorted([*tars, *beside, SHARDS_NAME, HEADER_NAME])
-
-
-def test_the_same_files_come_of_any_number_of_jobs(tmp_path):
-    made = []
-    for jobs in (1, 2):
-        folder, told = tars_of(tmp_path / str(jobs), written_by_tarfile), []
-        index_tars(folder, IndexOptions(jobs=jobs), told.append)
-        assert [(each.tars, each.num_tars) for each in told] == [(number, 3) for number in range(4)]
-        assert (told[-1].samples, told[-1].num_bytes) == (18, sum(map(len, tars_in(folder).values())))
-        made.append(files_of(folder))
-    assert made[0] == made[1]
 
 
 def test_hidden_and_temporary_files_are_no_shards(folder):
@@ -186,7 +178,7 @@ def test_tars_that_wdsplit_wrote_are_adopted_and_their_pads_are_pads(tmp_path):
     assert verify(path).problems == ()
 
 
-@pytest.mark.parametrize("blocks", [0, 1, 2, 9])
+@pytest.mark.parametrize("blocks", [0, 9])
 def test_files_that_name_no_sample_are_left_out_with_a_warning(tmp_path, caplog, blocks):
     """And a tar may end as its writer likes."""
     members = [("README", b"1"), ("a.jpg", b"2"), ("__meta__/x.json", b"3"), ("b.jpg", b"4"), ("._b.jpg", b"5")]
@@ -201,21 +193,9 @@ def test_files_that_name_no_sample_are_left_out_with_a_warning(tmp_path, caplog,
     assert verify(str(tmp_path)).problems == ()
 
 
-@pytest.mark.parametrize(
-    ("num_tars", "readers", "lanes"),
-    [(1, 1, 16), (3, 2, 16), (16, 4, 16), (48, 1, 16), (17, 1, 16), (24, 8, 24), (101, 1, 16)],
-)
-def test_lanes_are_such_as_suit_the_readers_and_the_tars(tmp_path, num_tars, readers, lanes):
-    tars_of(tmp_path, written_by_tarfile, [1] * num_tars, [f"{number:03d}.tar" for number in range(num_tars)])
-    assert index_tars(tmp_path, IndexOptions(world_size=readers)).lanes == lanes
-    again = IndexOptions(lanes=5, window=7, overwrite=True)
-    assert (index_tars(tmp_path, again).lanes, read_manifest(open_storage(str(tmp_path))).window) == (5, 7)
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_the_promises_hold_for_uneven_tars(folder, world_size):
-    index_tars(folder, IndexOptions(world_size=world_size, workers=2))
-    options = AuditOptions(world_size=world_size, num_workers=2, batch_size=2, read=True)
+def test_the_promises_hold_for_uneven_tars(folder):
+    index_tars(folder, IndexOptions(world_size=3, workers=2))
+    options = AuditOptions(world_size=3, num_workers=2, batch_size=2, read=True)
     findings = audit(str(folder), options).findings
     assert findings and all(finding.held for finding in findings)
 
@@ -223,13 +203,12 @@ def test_the_promises_hold_for_uneven_tars(folder, world_size):
 # What it refuses
 
 
-@pytest.mark.parametrize("name", ["nothing", "", "data/part-0.tar"])
-def test_a_folder_without_tars_is_refused(folder, tmp_path, name):
+def test_a_folder_without_tars_is_refused(folder, tmp_path):
     (tmp_path / "empty").mkdir()
-    place = tmp_path / (name or "empty")
-    with pytest.raises(DatasetNotFoundError, match="no tars") as caught:
-        index_tars(place)
-    assert caught.value.place == str(place)
+    for name in ("nothing", "empty", "data/part-0.tar"):
+        with pytest.raises(DatasetNotFoundError, match="no tars") as caught:
+            index_tars(tmp_path / name)
+        assert caught.value.place == str(tmp_path / name)
     assert files_below(tmp_path / "empty") == []
 
 
@@ -263,9 +242,8 @@ def test_a_tar_that_cannot_be_adopted_is_named(folder, name, data, kind, cause):
     assert not (folder / HEADER_NAME).exists() and not (folder / RUN_FOLDER).exists()
 
 
-@pytest.mark.parametrize("name", ["a\\b.tar", "a\nb.tar", "c:a.tar", "b\udcff.tar"])
-def test_a_name_that_no_manifest_takes_is_refused(folder, name):
-    os.rename(folder / "part-0.tar", folder / name)
+def test_a_name_that_no_manifest_takes_is_refused(folder):
+    os.rename(folder / "part-0.tar", folder / "b\udcff.tar")
     with pytest.raises(InputError, match="invalid name of a tar") as caught:
         index_tars(folder)
     assert str(folder) in caught.value.place
@@ -407,10 +385,6 @@ def test_the_command_says_what_it_made_or_what_cannot_be_without_a_traceback(fol
         "fields": ["cls", "txt"],
         "left_out": 0,
     }
-    for command in ("inspect", "verify", "assign --world-size 2 --workers 2", "audit --batch-size 2 --read"):
-        name, *more = command.split()
-        code, out, err = run(name, folder, *more)
-        assert (code, err) == (0, "") and out, command
     for data, expected, said in ((None, 2, "--overwrite"), (b"x" * 512, 1, "x.tar"), (b"", 2, "x.tar")):
         if data is not None:
             (folder / HEADER_NAME).unlink(missing_ok=True)

@@ -5,7 +5,6 @@ In the tables of numbers the field `cls` is the number of the row, over all tabl
 
 import dataclasses
 import itertools
-import re
 import shutil
 
 import numpy as np
@@ -59,14 +58,10 @@ def classes_by_key(url, **options):
     return {each["__key__"]: samples.classes[int(each["cls"])] for each in samples}
 
 
-@pytest.fixture(params=["disk", "s3", "memory"])
+@pytest.fixture(params=["disk", "s3"])
 def place(request, tmp_path):
     """Return the URL of a dataset that has three versions, and the function that reads its files."""
-    if request.param == "memory":
-        memory = request.getfixturevalue("memory")
-        url, names = "memory://train", lambda: memory.find("/train")
-        read = lambda: {name.removeprefix("/train/"): memory.cat_file(name) for name in names()}  # noqa: E731
-    elif request.param == "s3":
+    if request.param == "s3":
         bucket = request.getfixturevalue("bucket")
         url, read = f"{bucket.url}/train", lambda: files_of(bucket.folder / "train")
     else:
@@ -91,7 +86,7 @@ def test_each_version_keeps_the_promises_and_stays_as_it_was(place, tmp_path):
     for version, stop in enumerate(ENDS[1:], 1):
         num_batches = -(-stop // 12)
         expected = expected_batches(url, num_batches, epoch=version, version=version)
-        for world_size in (1, 2, 3):
+        for world_size in (1, 3):
             loaders = loaders_of(url, world_size, epoch=version, version=version, seed=0)
             assert {len(loader) for loader in loaders} == {num_batches}
             found = global_batches(loaders)
@@ -103,8 +98,7 @@ def test_each_version_keeps_the_promises_and_stays_as_it_was(place, tmp_path):
     assert expected == expected_batches(url, num_batches, epoch=3)  # the last version is the latest
 
 
-@pytest.mark.parametrize("limit", [None, 120])
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(("num_workers", "limit"), [(0, None), (2, 120)])
 def test_a_training_that_resumes_stays_on_its_version(tmp_path, num_workers, limit):
     url = str(tmp_path / "train")
     make(tmp_path, url, 1)
@@ -152,7 +146,7 @@ def test_a_state_changes_the_version_only_before_the_first_batch_and_only_if_non
     assert [deliveries(batch) for batch in right] == expected_batches(url, 9, version=1)[1:]
 
 
-@pytest.mark.parametrize("version", [0, -1, 4, True, "2", 1.5])
+@pytest.mark.parametrize("version", [0, 4, "2"])
 def test_a_version_that_does_not_exist_is_refused(tmp_path, version):
     make(tmp_path, str(tmp_path / "train"), 2)
     for open_it in (wdsplit.Dataset, wdsplit.Samples, wdsplit.inspect, wdsplit.verify):
@@ -259,15 +253,6 @@ def test_bytes_are_not_appended_to_images_with_paths(tmp_path):
         wdsplit.convert([{"image": b"\x89PNG\r\n\x1a\n"}], tmp_path / "train", append=True)
 
 
-def test_a_dataset_from_before_columns_became_defaults_must_be_converted_again(tmp_path):
-    table = labelled(tmp_path / "a.parquet", ["dog", "cat", "dog"] * 4)
-    wdsplit.convert(table, tmp_path / "train", key="id", no_keep=["x"])
-    header = tmp_path / "train" / "wdsplit.json"
-    header.write_text(re.sub(r'("no_keep":\s*\[)\s*"x"\s*', r"\1", header.read_text()))
-    with pytest.raises(InputError, match=r"found: x: double(.|\n)*convert the dataset again"):
-        wdsplit.convert(table, tmp_path / "train", append=True)
-
-
 def test_the_shards_of_an_append_have_the_size_of_the_dataset_and_the_bytes_do_not_depend_on_jobs(tmp_path):
     url, rows = tmp_path / "train", part(tmp_path, 200, 300)
     make(tmp_path, str(url), 1)
@@ -344,15 +329,6 @@ def test_a_view_is_extended_and_stays_for_its_version(tmp_path):
         wdsplit.Dataset(url, view="odd", version=1)
 
 
-def test_a_view_that_may_repeat_samples_may_so_when_it_is_updated(tmp_path):
-    url = str(tmp_path / "train")
-    make(tmp_path, url, 1)
-    made = wdsplit.make_view(url, "grouped", where="cls < 2", group="num_bytes", size=3, allow_pads=True)
-    wdsplit.convert(part(tmp_path, 103, 160), url, append=True, shuffle=False)
-    updated = wdsplit.make_view(url, "grouped", update=True)
-    assert made.stored.recipe == updated.stored.recipe and made.stored.recipe["pads"] > 0
-
-
 def test_a_view_of_keys_cannot_be_updated_and_an_annotation_says_which_version_it_covers(tmp_path):
     url = str(tmp_path / "train")
     make(tmp_path, url, 1)
@@ -400,7 +376,6 @@ def test_of_two_writers_on_one_machine_one_is_refused(tmp_path):
     assert [each.num_samples for each in wdsplit.list_versions(url)] == [103, 160]
 
 
-@pytest.mark.parametrize("place", ["disk", "s3", "memory"], indirect=True)
 def test_of_two_writers_that_see_no_lock_one_makes_the_version(place, tmp_path):
     url, _ = place
     make(tmp_path, url, 1)

@@ -10,7 +10,7 @@ import pytest
 import tables
 from commands import run
 from stops import by_shares
-from tables import options, planned, real_samples, shard_files, write_table
+from tables import options, planned, shard_files, write_table
 from wdsplit.errors import InputError, OutputExistsError
 from written_formats import write_as
 
@@ -54,24 +54,6 @@ def test_promoted_files_give_the_shards_of_one_table(parts, whole, tmp_path, cha
         converted(inputs, tmp_path / name, shards=4, null="omit", **changes)
         shards.append(shard_files(tmp_path / name))
     assert shards[0] == shards[1]
-
-
-def test_pandas_files_of_which_one_has_an_empty_column_are_converted(tmp_path, caplog):
-    pandas = pytest.importorskip("pandas")
-    for number, captions in enumerate((["a cat", "a dog"], [None, None])):
-        frame = pandas.DataFrame({"label": [2 * number + 1, 2 * number + 2], "caption": captions})
-        frame.to_parquet(tmp_path / f"{number}.parquet")
-    inputs = f"{tmp_path}/*.parquet"
-    code, _, err = run("convert", inputs, tmp_path / "out")
-    assert code == 2
-    for text in ("column 'caption' is missing or null in 1 of 2 files", f"{tmp_path}/1.parquet", "--null omit"):
-        assert text in err
-    assert not (tmp_path / "out").exists()
-    code, _, _ = run("convert", inputs, tmp_path / "out", "--null", "omit", "--no-shuffle")
-    assert code == 0
-    assert caplog.messages == ["caption: large_string in 1 of 2 files, null in 1: read as large_string"]
-    samples = [fields for _, fields in real_samples(tmp_path / "out")]
-    assert samples == [{"cls": b"1", "txt": b"a cat"}, {"cls": b"2", "txt": b"a dog"}, {"cls": b"3"}, {"cls": b"4"}]
 
 
 def test_the_plan_names_each_promotion_once_and_of_many_columns_in_few_lines(parts, tmp_path):
@@ -162,8 +144,6 @@ def as_columns(tmp_path, where=lambda row: True):
     [
         {},
         {"shuffle": True},
-        {"where": "year == 2023 and lang != 'en'"},
-        {"columns": ("label", "lang")},
         {"mapping": {"cls": "year", "txt": "lang"}},
         {"where": "label in (0, 10)", "key": "lang", "shards": 1},
     ],
@@ -201,16 +181,6 @@ def test_the_values_of_partitions_are_part_of_the_plan(hive, tmp_path):
         converted(hive, tmp_path / "out", shards=2, resume=True)
     os.rename(hive, f"{hive}-moved")
     assert planned([f"{hive}-moved"], options()).hash == after.hash
-
-
-def test_a_null_partition_is_refused_as_any_null(tmp_path):
-    for value in ("1", "__HIVE_DEFAULT_PARTITION__"):
-        write_table(tmp_path / "in" / f"m={value}" / "a.parquet", {"text": ["x"]})
-    with pytest.raises(InputError, match="no values in a file") as caught:
-        converted(str(tmp_path / "in"), tmp_path / "out")
-    assert "column 'm'" in caught.value.found
-    converted(str(tmp_path / "in"), tmp_path / "out", null="omit")
-    assert sorted(len(fields) for _, fields in real_samples(tmp_path / "out")) == [1, 2]
 
 
 # Shares

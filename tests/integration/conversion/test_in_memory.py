@@ -42,28 +42,6 @@ def spills(seen, output):
     return lambda progress: seen.append((progress.name, (Path(output) / SPILL_FOLDER).exists()))
 
 
-@pytest.mark.parametrize(
-    ("changes", "large_row_bytes"),
-    [
-        ({"shards": 7, "pad": "drop", "seed": 3}, 2**20),
-        ({"shards": 60, "where": "group != 4"}, 1),
-        pytest.param({"shards": 7, "jobs": 2, "memory": 2**32}, 2**20, marks=pytest.mark.slow),
-        pytest.param({"shards": 7, "jobs": 5, "memory": 2**32}, 1, marks=pytest.mark.slow),
-    ],
-    ids=str,
-)
-def test_rows_that_fit_are_not_spilled_and_come_to_the_same_bytes(
-    inputs, tmp_path, monkeypatch, changes, large_row_bytes
-):
-    """Two jobs load by threads and write JSON by processes; five are processes in both passes."""
-    monkeypatch.setattr(in_memory, "_LARGE_RUN_BYTES", large_row_bytes)
-    changes, seen = {"shuffle": True, "null": "omit", **changes}, []
-    convert(inputs, tmp_path / "memory", options(**changes), spills(seen, tmp_path / "memory"))
-    assert set(seen) == {("scatter", False), ("write", False)}
-    converted(inputs, tmp_path / "spilled", **{**changes, "jobs": 1, "memory": 1})
-    assert shard_files(tmp_path / "memory") == shard_files(tmp_path / "spilled")
-
-
 def test_each_split_is_loaded_by_itself_and_its_memory_is_freed(inputs, tmp_path):
     before = set(os.listdir("/proc/self/fd"))
     seen, splits = [], {"train": 0.7, "val": 0.3}

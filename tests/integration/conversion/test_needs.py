@@ -1,20 +1,14 @@
 """What a conversion needs of memory and disk: said by the plan, and checked before anything is written."""
 
-import os
-import shutil
-import subprocess
-from types import SimpleNamespace
-
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from tables import converted, files_below, labels, options, planned, write_files
-from wdsplit import convert, convert_share, plan_shares
+from tables import options, planned, write_files
+from wdsplit import convert
 from wdsplit.conversion.shuffle import steps
 from wdsplit.conversion.shuffle.needs import loadable_bytes, needs_of
 from wdsplit.engines.limits import usable_memory
-from wdsplit.errors import StorageError
 
 
 @pytest.fixture(scope="module")
@@ -60,48 +54,3 @@ def test_what_is_spilled_is_what_was_said(inputs, tmp_path):
 
     convert(inputs, tmp_path / "out", options(shards=4, shuffle=True, memory=1), look)
     assert max(most) == pytest.approx(needs(inputs, 1).temporary_bytes, rel=0.1)
-
-
-@pytest.fixture
-def disk(tmp_path):
-    """Return a folder on a disk of 6 MiB of its own: room for the shards, but not for the rows besides."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", folder], capture_output=True, text=True)
-    if mounted.returncode:
-        pytest.skip(f"a disk of its own takes the right to mount: {mounted.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", folder], check=True)
-
-
-@pytest.mark.parametrize("begin", [converted, lambda *given, **plan: plan_shares(*given, "plan", options(**plan))])
-def test_too_little_space_is_refused_before_anything_is_written(inputs, disk, tmp_path, monkeypatch, begin):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(StorageError, match="too little disk space to shuffle the rows") as caught:
-        begin(inputs, disk / "new" / "out", shards=4, shuffle=True, memory=1)
-    assert caught.value.place == str(disk)
-    assert "4.1 MB for rows in .wdsplit-run/spill" in caught.value.expected.replace("4.0 MB", "4.1 MB")
-    assert caught.value.found.endswith("MB free")
-    assert files_below(disk) == [] == os.listdir(disk)
-    for shuffle in (False, True):  # rows that keep their order or fit in memory need no temporary space
-        converted(inputs, disk / "kept", shards=4, shuffle=shuffle, pad="none", memory=2**30, overwrite=shuffle)
-        assert sorted(labels(disk / "kept")) == list(range(400))
-
-
-def test_what_is_overwritten_makes_room(inputs, disk):
-    converted(inputs, disk / "out", shards=4, pad="none")
-    with pytest.raises(StorageError, match="too little disk space to shuffle the rows") as caught:
-        converted(inputs, disk / "out", shards=4, shuffle=True, memory=1, overwrite=True)
-    assert "6.3 MB free" in caught.value.found, "the old shards count as free"
-    assert labels(disk / "out") == list(range(400))
-
-
-def test_what_an_unfinished_run_has_spilled_makes_room(inputs, tmp_path, monkeypatch):
-    output, more = tmp_path / "out", {"shards": 4, "shuffle": True, "memory": 1}
-    (plan,) = plan_shares(inputs, output, tmp_path / "plan", options(**more)).values()
-    convert_share(tmp_path / "plan", 0, 1, "scatter")
-    spilled = sum(path.stat().st_size for path in (output / steps.SPILL_FOLDER).iterdir())
-    free = needs(inputs, 1).temporary_bytes + plan.shard_bytes - spilled
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
-    converted(inputs, output, overwrite=True, **more)
-    assert set(labels(output)) == set(range(400))

@@ -47,12 +47,6 @@ def square(number):
     return number * number, os.getpid()
 
 
-def fail_while_others_work(number):
-    if number == 0:
-        raise InputError("the first error")
-    time.sleep(600)
-
-
 @pytest.mark.parametrize(
     ("jobs", "num_tasks", "options", "in_processes"),
     [
@@ -70,19 +64,6 @@ def test_tasks_run_in_processes_unless_few_threads_will_do(monkeypatch, jobs, nu
     results = list(LocalEngine(jobs).map(square, range(num_tasks), **options))
     assert sorted(result for result, _ in results) == [number * number for number in range(num_tasks)]
     assert {pid == os.getpid() for _, pid in results} == {not in_processes}
-
-
-def test_one_job_gives_results_in_order_as_they_are_ready():
-    started = []
-    results = LocalEngine(1).map(lambda number: started.append(number) or number, range(3))
-    assert (next(results), started) == (0, [0])
-    assert (next(results), started) == (1, [0, 1])
-
-
-def test_an_error_does_not_wait_for_tasks_that_are_still_at_work():
-    with pytest.raises(InputError, match="the first error"):
-        list(LocalEngine(2).map(fail_while_others_work, range(4)))
-    assert living_workers() == []
 
 
 DRIVER = """

@@ -22,7 +22,7 @@ from wdsplit.storage.interface import Storage
 from wdsplit.tables.read import check_files
 from wdsplit.tables.table import Table
 
-__all__ = ["LoadedRows", "MemoryRows", "load_table"]
+__all__ = ["MemoryRows", "load_table"]
 
 _TASKS_PER_JOB, _MIN_TASKS = 4, 20
 """The minimum lets one job show its progress, too."""
@@ -30,27 +30,6 @@ _SPARE = 2
 """A task may use this many times its equal share, as rows differ in size; the limit for all tasks still holds."""
 _LARGE_RUN_BYTES = 4096
 """From this mean size of runs of rows on, copying them one by one is faster than copying them twice."""
-
-
-class LoadedRows:
-    """A table in memory; if the memory is shared, it goes to worker processes that are started with it.
-
-    Args:
-        batches: All rows.
-        order: int64: as for `MemoryRows`.
-        shared: For `_open_shared`, which opens them in another process; None if the memory is this process's own.
-    """
-
-    def __init__(self, batches: Sequence[pa.RecordBatch], order: Int64, shared: _Shared | None = None) -> None:
-        self._batches, self._order, self.shared = batches, order, shared
-
-    def open(self, first: int = 0, stop: int | None = None) -> MemoryRows:
-        """Open the rows at the places first, ..., stop - 1, which are counted from 0 then."""
-        return MemoryRows(self._batches[0].schema, self._batches, self._order[first:stop])
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        assert self.shared is not None, "the rows are in the memory of this process"
-        return _open_shared, self.shared
 
 
 class _Shared(NamedTuple):
@@ -61,10 +40,11 @@ class _Shared(NamedTuple):
     order: tuple[int, int]
 
 
-def _open_shared(*shared: Any) -> LoadedRows:
+def _open_shared(*shared: Any) -> MemoryRows:
     """Open what all processes share."""
     memory, regions, order = shared
-    return LoadedRows(_batches(memory, regions), np.frombuffer(memory.view(*order), np.int64), _Shared(*shared))
+    batches = _batches(memory, regions)
+    return MemoryRows(batches[0].schema, batches, np.frombuffer(memory.view(*order), np.int64), _Shared(*shared))
 
 
 class _TooLargeError(Exception):
@@ -79,7 +59,7 @@ def load_table(
     threads: bool,
     max_bytes: int,
     run: Callable[[Work[int], Int64, Callable[[int, int], None]], object],
-) -> LoadedRows | None:
+) -> MemoryRows | None:
     """Load a table into at most `max_bytes` of memory, where no notes are needed; None if it does not fit.
 
     The memory is shared unless all tasks run in this process. Then rows stay as they were read, without a copy.
@@ -120,7 +100,7 @@ def load_table(
         return None
     if memory is None:
         batches = [batch for task in sorted(kept) for batch in kept[task]]
-        return LoadedRows(batches, order_of(batches))
+        return MemoryRows(batches[0].schema, batches, order_of(batches))
     regions = [(begin, sizes[task]) for task, begin in enumerate(begins)]
     order = order_of(_batches(memory, regions))
     begin = memory.allocate(order.nbytes)
@@ -213,18 +193,26 @@ def _batches(memory: SharedMemory, regions: Sequence[tuple[int, int]]) -> list[p
 
 
 class MemoryRows:
-    """Rows of batches, read in any order.
+    """Rows of batches, read in any order; if their memory is shared, they go to worker processes that start with them.
 
     Args:
         schema: The columns.
         batches: The rows.
         order: int64: the row at each place, counted from 0 over all batches; -1 for none.
+        shared: For `_open_shared`, which opens the rows in another process; None if the memory is this process's own.
     """
 
-    def __init__(self, schema: pa.Schema, batches: Sequence[pa.RecordBatch], order: Int64) -> None:
+    def __init__(
+        self, schema: pa.Schema, batches: Sequence[pa.RecordBatch], order: Int64, shared: _Shared | None = None
+    ) -> None:
+        self.shared = shared
         self._order, self._starts = order, np.cumsum([0, *map(len, batches)])
         self._batches = [*batches, pa.record_batch([pa.nulls(1, kind) for kind in schema.types], schema=schema)]
         self.row_bytes = max(1, sum(batch.nbytes for batch in batches) // max(1, self._starts[-1]))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        assert self.shared is not None, "the rows are in the memory of this process"
+        return _open_shared, self.shared
 
     def take(self, names: Sequence[str], places: Int64) -> list[pa.Array]:
         """Return columns of the rows at some places; null at -1, and where there is no row."""
