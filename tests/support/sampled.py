@@ -67,3 +67,10 @@ def sampled_dataset(url, counts, columns=columns_of):
     fields = (Field("cls", "cls", "integer", "int64"),)
     write_manifest(storage, Manifest(Shards.of(shards), fields, 4, 4, "none", {}, schema))
     return str(url)
+
+
+def rows_of(selection):
+    """Return the rows that a selection of a dataset takes, as a list."""
+    firsts = np.cumsum(selection.totals) - selection.totals
+    places = [firsts[shard] + selection.places(shard) for shard in range(len(selection))]
+    return np.concatenate([np.zeros(0, np.int64), *places]).tolist()
