@@ -180,12 +180,10 @@ def fuzz_scan(data):
     samples = outcome(group_samples, scan)
     if samples is None or not len(samples.keys):
         return True
-    members = samples.members
-    members = samples.members
-    named = [files[row] for row in members.rows.tolist()]
-    for (name, _), key, field in zip(named, members.keys.to_pylist(), members.field_index.tolist(), strict=True):
+    named, keys = [files[row] for row in samples.rows.tolist()], samples.keys.to_pylist()
+    for (name, _), key, field in zip(named, samples.sample_index.tolist(), samples.field_index.tolist(), strict=True):
         found_key, found_field = split_member(name)
-        assert (found_key.decode(), found_field.decode().lower()) == (key, members.fields[field])
+        assert (found_key.decode(), found_field.decode().lower()) == (keys[key], samples.fields[field])
     return True
 
 

@@ -292,7 +292,7 @@ def _scanned(
     scan = scan_window(data, base)
     members = sample_members(scan)
     check_fields(members)
-    keys = members.sample_keys
+    keys = members.keys
     unknown = sorted(set(members.fields) - set(shard.names))
     if unknown:
         row = int(members.sample_index[members.field_index == members.fields.index(unknown[0])][0])

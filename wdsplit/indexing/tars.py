@@ -30,7 +30,7 @@ from wdsplit.storage.interface import ReadableStorage
 from wdsplit.storage.pieces import mapped
 from wdsplit.tar.places import scanned_places
 from wdsplit.tar.samples import TarSamples, group_samples
-from wdsplit.tar.scan import Scan, scan_tar
+from wdsplit.tar.scan import scan_tar
 
 __all__ = [
     "SAMPLES",
@@ -49,7 +49,7 @@ SAMPLES = pa.schema(own_columns(has_images=True))
 
 _IMAGES_AT_ONCE, _HEAD_BYTES = 256, 2**16
 """Images of which the beginnings are read together, and their bytes: the header of an image has its size."""
-_MAX_FIELDS_SHOWN = 5
+_MAX_FIELDS_SHOWN = _MAX_NAMES_SHOWN = 5
 _ODD_PATH = re.compile(r"[\\\x00-\x1f\ud800-\udfff]|^[A-Za-z]:|(^|/)(\.\.?)?(/|$)")
 """Matches names that the manifest does not accept as the path of a shard."""
 
@@ -107,8 +107,8 @@ def read_tar(
     version_before = file.version
     data = mapped(file, scratch)
     digest = xxhash.xxh3_128(data)  # first, because it reads the file from start to end
-    scan, samples = _samples(storage, path, memoryview(data))
-    places = scanned_places(memoryview(data), scan, samples.members, samples.offsets, digest.digest())
+    samples = _samples(storage, path, memoryview(data))
+    places = scanned_places(memoryview(data), samples, digest.digest())
     if storage.open(path).version != version_before:
         raise InputError(
             "a tar was changed while it was read",
@@ -120,16 +120,16 @@ def read_tar(
     num_real = len(samples.keys) - samples.num_pads  # other datasets have pads with the same keys
     shard = Shard(path, len(samples.keys), samples.num_pads, len(data), checksum_of(digest))
     hashes = hash_keys(samples.keys[:num_real])
-    content = TarContent(shard, samples.field_counts, samples.num_left_out, samples.left_out, hashes)
-    table = dump_samples(_sample_table(memoryview(data), scan, samples, num_real), shard.checksum) if has_table else b""
+    left_out = tuple(samples.left_out[:_MAX_NAMES_SHOWN].to_pylist())
+    content = TarContent(shard, samples.field_counts, len(samples.left_out), left_out, hashes)
+    table = dump_samples(_sample_table(memoryview(data), samples, num_real), shard.checksum) if has_table else b""
     return content, places, table
 
 
-def _sample_table(data: memoryview, scan: Scan, samples: TarSamples, num_real: int) -> pa.Table:
+def _sample_table(data: memoryview, found: TarSamples, num_real: int) -> pa.Table:
     """Return the rows of the sample table: keys, bytes of all payloads, and sizes of the first field of images."""
-    found = samples.members
-    starts, sizes = scan.starts[found.rows], scan.sizes[found.rows]
-    num_bytes = np.add.reduceat(sizes, np.flatnonzero(found.is_first))
+    starts, sizes = found.scan.starts[found.rows], found.scan.sizes[found.rows]
+    num_bytes = np.add.reduceat(sizes, np.flatnonzero(np.diff(found.sample_index, prepend=-1)))
     image = next((number for number, name in enumerate(found.fields) if is_image(name)), -1)
     images = np.flatnonzero(found.field_index == image)
     places, (widths, heights) = found.sample_index[images], np.full((2, len(num_bytes)), -1)
@@ -140,15 +140,14 @@ def _sample_table(data: memoryview, scan: Scan, samples: TarSamples, num_real: i
         for each, known in zip((widths, heights), image_sizes(pa.array(heads, pa.large_binary())), strict=True):
             each[places[some]] = known.fill_null(-1).to_numpy()
     pixels = [pa.array(each, pa.int32(), mask=each < 0) for each in (widths, heights)]
-    columns = [samples.keys.cast(pa.string()), pa.array(num_bytes, pa.int64()), *pixels]
+    columns = [found.keys.cast(pa.string()), pa.array(num_bytes, pa.int64()), *pixels]
     return pa.Table.from_arrays(columns, schema=SAMPLES).slice(0, num_real)
 
 
-def _samples(storage: ReadableStorage, path: str, data: memoryview) -> tuple[Scan, TarSamples]:
+def _samples(storage: ReadableStorage, path: str, data: memoryview) -> TarSamples:
     place = f"{storage.url}/{path}"
     try:
-        scan = scan_tar(data)
-        samples = group_samples(scan)
+        samples = group_samples(scan_tar(data))
     except WdsplitError as error:
         error.url = place
         raise error.at(place) from error
@@ -157,11 +156,11 @@ def _samples(storage: ReadableStorage, path: str, data: memoryview) -> tuple[Sca
             "a tar has no samples",
             place=place,
             expected="at least one member named KEY.FIELD, such as 000001.jpg",
-            found=", ".join(samples.left_out) or "no files",
+            found=", ".join(samples.left_out[:_MAX_NAMES_SHOWN].to_pylist()) or "no files",
             remedy="remove it, or move it out of the folder",
             url=place,
         )
-    return scan, samples
+    return samples
 
 
 def refuse_duplicate_keys(storage: ReadableStorage, contents: Sequence[TarContent]) -> None:
@@ -175,7 +174,7 @@ def refuse_duplicate_keys(storage: ReadableStorage, contents: Sequence[TarConten
         for each in contents:
             if np.isin(each.hashes, suspects).any():
                 path = each.shard.path
-                _, samples = _samples(storage, path, memoryview(mapped(storage.open(path))))
+                samples = _samples(storage, path, memoryview(mapped(storage.open(path))))
                 yield samples.keys, f"{storage.url}/{path}"
 
     for duplicate in find_duplicate_keys([each.hashes for each in contents], read_keys):

@@ -7,7 +7,6 @@ the block that writes it raises.
 from __future__ import annotations
 
 import functools
-import html
 import io
 import os
 import tempfile
@@ -15,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import unquote
 
 from wdsplit.engines.local import in_order
 from wdsplit.errors import DatasetNotFoundError, InputError, MissingDependencyError, StorageError
@@ -25,7 +23,7 @@ from wdsplit.storage.local import LocalStorage, is_temporary, temporary_name
 from wdsplit.storage.local_file import translate_errors
 from wdsplit.storage.remote import Answer, FileState, RemoteStorage
 from wdsplit.storage.retry import RETRY_NAMES, RetryOptions, patience_s
-from wdsplit.storage.store_errors import GONE_STATUS, REFUSED_STATUS, status_of
+from wdsplit.storage.store_errors import status_of
 from wdsplit.urls import is_web, joined_url, shown_url
 
 __all__ = ["FsspecStorage"]
@@ -38,7 +36,6 @@ _LEAST_S = 0.001
 _EXTRAS = {"gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure", "hf": "hf"}
 _EXTRAS |= {"http": "http", "https": "http", "memory": "http"}
 """The extra of wdsplit that installs what a scheme needs."""
-_UNLISTED_STATUS = (*GONE_STATUS, *REFUSED_STATUS, 405)
 _VERSIONS = (
     "ETag",
     "etag",
@@ -168,45 +165,26 @@ class FsspecStorage(RemoteStorage):
             data, content_range = b"", ""  # the range begins beyond the end: also the first byte of an empty file
         return Answer(status, len(data), content_range, None, io.BytesIO(data))
 
-    def list(self, path: str = "") -> list[str]:
-        """Return the names in a folder, sorted; on an http(s) server, the links of the folder's page."""
-        return sorted(self._listed(path))
-
     def entries(self, path: str) -> dict[str, int | None]:
-        """Return the names in a folder, with the sizes of files in bytes; None for folders."""
-        entries = self._listed(path)
-        if self._is_web:  # a page of links has no sizes
-            found = in_order(lambda name: self.size(f"{path}/{name}" if path else name), list(entries), _THREADS)
-            entries = dict(zip(entries, found, strict=True))
-        return entries
-
-    def _listed(self, path: str) -> dict[str, int | None]:
-        """Return the names in a folder, with the sizes that the list has; none if a server does not list it."""
-        folder = self._path_of(path)
-        own = folder.rstrip("/")
+        """Return the names in a folder, with the sizes of files in bytes; None for folders. A web server lists none."""
         if self._is_web:
-            base, mark, query = folder.partition("?")
-            folder = f"{base.rstrip('/')}/{mark}{query}"
+            return {}
+        folder = self._path_of(path)
 
         def listed(fs: Any) -> list[dict[str, Any]]:
             fs.invalidate_cache()
-            try:
-                found: list[dict[str, Any]] = fs.ls(folder, detail=True, **_limits(fs))
-                return found
-            except Exception as error:
-                if self._is_web and status_of(error) in _UNLISTED_STATUS:
-                    return []
-                raise
+            found: list[dict[str, Any]] = fs.ls(folder, detail=True, **_limits(fs))
+            return found
 
         try:
             found = self._try(listed, path)
         except DatasetNotFoundError:
             return {}
-        entries = {
-            _name_below(entry["name"], own, self._is_web): entry["size"] if entry["type"] == "file" else None
-            for entry in found
-        }
-        entries.pop("", None)
+        entries: dict[str, int | None] = {}
+        for entry in found:
+            name = entry["name"].strip("/").removeprefix(folder.strip("/")).strip("/")
+            if name and "/" not in name:
+                entries[name] = entry["size"] if entry["type"] == "file" else None
         return entries
 
     @contextmanager
@@ -279,19 +257,6 @@ async def _got(fs: Any, url: str, start: int, stop: int) -> tuple[bytes, int, st
         data = await answer.read()
         answer.raise_for_status()
         return data, answer.status, answer.headers.get("Content-Range", "")
-
-
-def _name_below(entry: str, folder: str, is_web: bool) -> str:
-    """Return the name of an entry in a folder; empty for other links, such as those that sort the list."""
-    if not is_web:
-        name = entry.strip("/").removeprefix(folder.strip("/")).strip("/")
-        return "" if "/" in name else name
-    base, mark, query = folder.partition("?")
-    for before in (f"{base.rstrip('/')}/{mark}{query}", base.rstrip("/")):
-        entry = entry.removeprefix(f"{before}/")
-    link = html.unescape(entry).partition("?")[0].partition("#")[0]
-    name = unquote(link).removeprefix("./").rstrip("/")
-    return "" if "/" in name or name in (".", "..") else name
 
 
 @functools.cache

@@ -150,6 +150,13 @@ class Files:
 
     def matched(self, pattern: str) -> list[tuple[str, bool]]:
         """Return the paths that a glob matches, and whether each is a folder; raises as `listed` does."""
+        if is_web(pattern) and has_magic(pattern):
+            raise InputError(
+                "a web server lists no files",
+                expected="the URLs of files, with braces as in part-{000..127}.parquet",
+                remedy="name the files",
+                url=shown_url(pattern),
+            )
         root, parts = _fixed_folder(pattern.rstrip("/"))
         found = dict(self._globbed(root, "", parts))
         is_chosen = {True} if pattern.endswith("/") else {True, False}
@@ -181,12 +188,11 @@ def _is_visible(name: str) -> bool:
 def _fixed_folder(pattern: str) -> tuple[str, list[str]]:
     """Return the last folder before a pattern's wildcards, and the parts of the path after it."""
     scheme, separator, rest = pattern.rpartition("://")
-    rest, mark, query = rest.partition("?") if is_web(pattern) else (rest, "", "")
     parts = rest.split("/")
     first = next((number for number, part in enumerate(parts) if glob.has_magic(part)), len(parts) - 1)
     first = max(1, first) if scheme else first
     folder = "/".join(parts[:first]) or "/" * (parts[:first] == [""])
-    return f"{scheme}{separator}{folder}{mark}{query}", parts[first:]
+    return f"{scheme}{separator}{folder}", parts[first:]
 
 
 def patterns(place: Files) -> list[str]:

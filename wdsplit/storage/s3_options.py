@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from wdsplit.errors import InputError, MissingDependencyError, did_you_mean
+from wdsplit.errors import InputError, did_you_mean
 from wdsplit.storage.retry import RETRY_NAMES, RetryOptions
 from wdsplit.urls import shown_url
 
@@ -23,7 +22,6 @@ _ALIASES = {
     "region_name": "region",
 }
 """Other names of options in s3fs and its client_kwargs."""
-_BOOLEANS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,6 @@ class S3Options:
         requester_pays: Whether to accept that requests are charged.
         use_ssl: Whether to use https where `endpoint_url` does not say so.
         verify: Whether to check the server's certificate; or a file with the certificates to check it with.
-        check_etag: Whether to compare an ETag that looks like an MD5 with what was uploaded.
         config_kwargs: Arguments of `botocore.config.Config`.
         s3_additional_kwargs: Parameters of all requests that take them: `{"ServerSideEncryption": "aws:kms"}`.
         retries: How long to retry.
@@ -62,7 +59,6 @@ class S3Options:
     requester_pays: bool = False
     use_ssl: bool | None = None
     verify: bool | str | None = None
-    check_etag: bool = True
     config_kwargs: Mapping[str, Any] = field(default_factory=dict)
     s3_additional_kwargs: Mapping[str, Any] = field(default_factory=dict)
     retries: RetryOptions = field(default_factory=RetryOptions)
@@ -88,28 +84,24 @@ class S3Options:
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> S3Options:
-        """Return options by their names in s3fs, and ours; they override fsspec's own configuration.
+        """Return options by their names in s3fs, and ours.
 
         Raises:
             InputError: An option is unknown, or its value is invalid.
         """
-        configured = _configured()
-        for name, each in (("storage_options", options), ("FSSPEC_S3", configured)):
+        more: Any = options.get("client_kwargs", {}) if isinstance(options, Mapping) else {}
+        for name, each in (("storage_options", options), ("client_kwargs", more)):
             if not isinstance(each, Mapping):
                 raise InputError(f"invalid {name}", expected="a dict", found=type(each).__name__)
-        given = {**{name: _parsed(name, value) for name, value in configured.items()}, **options}
-        more = given.pop("client_kwargs", {})
-        if not isinstance(more, Mapping):
-            raise InputError("invalid client_kwargs", expected="a dict", found=type(more).__name__)
-        given = {_ALIASES.get(str(name), str(name)): value for name, value in (*more.items(), *given.items())}
-        unknown = sorted(given.keys() - _KNOWN - {"client_kwargs"})
+        given = {_ALIASES.get(str(name), str(name)): value for name, value in (*more.items(), *options.items())}
+        given.pop("client_kwargs", None)
+        unknown = sorted(given.keys() - _KNOWN)
         if unknown:
             known = sorted(_KNOWN | set(_ALIASES) | {"client_kwargs"})
             remedy = f"leave it out; s3fs's own options work with fs=s3fs.S3FileSystem({unknown[0]}=...)"
-            of_fsspec = set(unknown) <= configured.keys() - options.keys()
             raise InputError(
                 "unknown storage option",
-                place="fsspec's configuration of s3 (FSSPEC_S3...)" if of_fsspec else "storage_options",
+                place="storage_options",
                 expected=", ".join(known),
                 found=", ".join(unknown),
                 remedy=did_you_mean(unknown[:1], known) or remedy,
@@ -134,36 +126,3 @@ _WORDS = {bool: "True or False", str: "a text", Mapping: "a dict", RetryOptions:
 
 def _expected(kinds: tuple[type, ...]) -> str:
     return " or ".join(_WORDS[kind] for kind in kinds if kind is not NoneType)
-
-
-def _configured() -> Mapping[str, Any]:
-    """Return fsspec's configuration of s3: from its files, and the variables FSSPEC_S3 and FSSPEC_S3_NAME.
-
-    Raises:
-        MissingDependencyError: There are such variables, but fsspec is not installed.
-    """
-    named = any(name == "FSSPEC_S3" or name.startswith("FSSPEC_S3_") for name in os.environ)
-    folder = os.environ.get("FSSPEC_CONFIG_DIR", os.path.expanduser("~/.config/fsspec"))
-    if not (named or os.path.isdir(folder)):
-        return {}
-    try:
-        from fsspec.config import set_conf_env, set_conf_files
-    except ImportError as error:
-        if not named:
-            return {}
-        raise MissingDependencyError(
-            "the variables FSSPEC_S3... need fsspec", remedy="pip install fsspec, or unset them"
-        ) from error
-    found: dict[str, Any] = {}
-    set_conf_files(folder, found)
-    set_conf_env(found)
-    configured: Mapping[str, Any] = found.get("s3", {})
-    return configured
-
-
-def _parsed(name: str, value: Any) -> Any:
-    """Return the value of an option from fsspec's configuration, as the option's type where that is clear."""
-    kinds = _KINDS.get(name, ())
-    if bool in kinds:
-        return _BOOLEANS.get(str(value).lower(), value)
-    return str(value) if str in kinds and isinstance(value, (int, float)) else value

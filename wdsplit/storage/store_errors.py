@@ -13,9 +13,9 @@ from typing import Any
 from wdsplit.errors import DatasetNotFoundError, InputError, StorageError, WdsplitError
 from wdsplit.storage.retry import Failure, FailureKind
 
-__all__ = ["GONE_STATUS", "NO_SUCH_UPLOAD", "OPERATIONS", "REFUSED_STATUS", "classify", "error_code", "status_of"]
+__all__ = ["NO_SUCH_UPLOAD", "OPERATIONS", "classify", "error_code", "status_of"]
 
-GONE_STATUS, REFUSED_STATUS, _REDIRECT_STATUS = (404, 410), (401, 403), 301
+_GONE_STATUS, _REFUSED_STATUS, _REDIRECT_STATUS = (404, 410), (401, 403), 301
 NO_SUCH_UPLOAD = "NoSuchUpload"
 _GONE = frozenset({"404", "NoSuchKey", "NoSuchBucket", "NotFound"})
 _EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"})
@@ -176,7 +176,7 @@ def _refused(error: Exception, found: str, place: str, url: str) -> WdsplitError
             "output: continue with --resume",
             url=url,
         )
-    if found in _GONE or status in GONE_STATUS or (not status and isinstance(error, FileNotFoundError)):
+    if found in _GONE or status in _GONE_STATUS or (not status and isinstance(error, FileNotFoundError)):
         remedy = "check the URL; the dataset may be an incomplete copy"
         return DatasetNotFoundError("there is no such file", place, found=found, remedy=remedy, url=url)
     if isinstance(error, NotImplementedError):
@@ -208,7 +208,7 @@ def _remedy(error: Exception, status: int) -> str:
         return known
     if _is_bad_header(error):
         return "check the credentials: the key, or the token, has a line break or another invalid character"
-    if status in REFUSED_STATUS or _is_forbidden(error):
+    if status in _REFUSED_STATUS or _is_forbidden(error):
         if not _is_of_botocore(error):
             return "check the credentials and what they allow, and that a signature has not expired"
         permission = _PERMISSIONS.get(getattr(error, "operation_name", ""), "")

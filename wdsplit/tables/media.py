@@ -26,7 +26,7 @@ from wdsplit.engines.local import in_order
 from wdsplit.engines.watching import watched
 from wdsplit.errors import InputError
 from wdsplit.fields.infer import MEDIA_SUFFIXES, class_names
-from wdsplit.storage.opening import is_remote, open_readable_storage
+from wdsplit.storage.opening import is_remote, open_object, open_readable_storage
 from wdsplit.storage.patterns import Files
 from wdsplit.tables.find import SPLIT
 from wdsplit.tables.formats.media import GROUP_ROWS, LABEL, common_schema, field_of_media, media_schema
@@ -35,7 +35,7 @@ from wdsplit.tables.media_metadata import is_metadata, read_metadata
 from wdsplit.tables.read import read_rows
 from wdsplit.tables.table import FILE_NAME, InputFile, Remote, Table
 from wdsplit.texts import counted
-from wdsplit.urls import shown_url
+from wdsplit.urls import is_web, shown_url
 
 __all__ = ["class_counts", "is_media_input", "open_media"]
 
@@ -336,7 +336,10 @@ def _list_given(paths: Sequence[str], storage_options: Mapping[str, Any] | None)
     folders: list[_Names] = []
     for folder, files in groupby(split, key=lambda item: item[0]):
         names: dict[str, int | None] = dict.fromkeys(name for _, name in files)
-        if is_remote(folder):
+        if is_web(folder):  # it lists no files
+            found = in_order(lambda name, at=folder: open_object(f"{at}/{name}", storage_options).size, names, _THREADS)
+            names = dict(zip(names, found, strict=True))
+        elif is_remote(folder):
             sizes = open_readable_storage(folder, storage_options).sizes()
             names = {name: sizes.get(name, -1) for name in names}
         folders.append(("/".join(folder.split("/")[len(common) :]), names))

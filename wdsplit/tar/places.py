@@ -30,8 +30,7 @@ from wdsplit.arrays import Int64, UInt64
 from wdsplit.errors import CorruptDataError
 from wdsplit.tar.headers import BLOCK_BYTES, padding_bytes
 from wdsplit.tar.members import Body
-from wdsplit.tar.samples import SampleMembers
-from wdsplit.tar.scan import Scan
+from wdsplit.tar.samples import TarSamples
 
 __all__ = [
     "HEAD_BYTES",
@@ -274,19 +273,12 @@ def _laid_out(body: Body, hashes: UInt64, offset: int, is_plain: bool) -> Rows:
     return Rows(begins, ends, hashes, starts, body.sizes, keys)
 
 
-def scanned_places(data: memoryview, scan: Scan, found: SampleMembers, offsets: Int64, digest: bytes) -> bytes:
-    """Return the bytes of the file for a tar of another program.
-
-    Args:
-        data: The tar.
-        scan: Its files.
-        found: Those that belong to samples.
-        offsets: int64 of shape (samples + 1,): where each sample begins, and where the last ends.
-        digest: The xxh3_128 of the tar.
-    """
+def scanned_places(data: memoryview, found: TarSamples, digest: bytes) -> bytes:
+    """Return the bytes of the file for a tar of another program, with its samples and its xxh3_128."""
+    scan, offsets = found.scan, found.offsets
     hashes = hash_samples(data[begin:end] for begin, end in pairwise(offsets.tolist()))
     members = found.sample_index, found.field_index, scan.starts[found.rows], scan.sizes[found.rows]
-    keys = found.sample_keys.to_pylist()
+    keys = found.keys.to_pylist()
     return _dump_listed(len(data), int(offsets[-1]), digest, offsets[:-1], hashes, found.fields, members, keys)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from wdsplit import compute as pc
@@ -18,73 +17,60 @@ from wdsplit.errors import InputError
 from wdsplit.tar.names import MAX_FIELDS, MEMBER_PATTERN, META_PATTERN, PAD_PREFIX, RESERVED_FIELDS
 from wdsplit.tar.scan import Scan
 
-__all__ = ["KEY_COLUMN", "SampleMembers", "TarSamples", "check_fields", "group_samples", "sample_members"]
+__all__ = ["KEY_COLUMN", "TarSamples", "check_fields", "group_samples", "sample_members"]
 
 KEY_COLUMN = "__key__"
 """The name of the column of keys, where fields are columns; also webdataset's name for the key."""
 
-_MAX_LEFT_OUT_NAMES = 5
 _REMEDY = "write the tar again with the members of each sample together"
 
 
 @dataclass(frozen=True)
-class SampleMembers:
-    """The m files of a tar, or of a part of it, that belong to samples, in their order.
+class TarSamples:
+    """The n samples of a tar, or of a part of it, and their m members, in their order.
 
     Attributes:
-        names: The names of all files, including others.
-        rows: int64 of shape (m,): the places of the m files among all files.
-        keys: The key of each of the m files.
+        scan: All files, including those that belong to no sample.
+        names: The names of all files.
+        keys: The keys of the samples.
         fields: All field names, in the order of their first appearance.
-        field_index: int64 of shape (m,): the number of each file's field in `fields`.
-        is_first: bool of shape (m,): whether a sample begins with the file.
+        rows: int64 of shape (m,): the places of the members among all files.
+        sample_index: int64 of shape (m,): the number of each member's sample.
+        field_index: int64 of shape (m,): the number of each member's field in `fields`.
     """
 
+    scan: Scan
     names: pa.LargeStringArray
-    rows: Int64
     keys: pa.LargeStringArray
     fields: tuple[str, ...]
+    rows: Int64
+    sample_index: Int64
     field_index: Int64
-    is_first: npt.NDArray[np.bool_]
 
     @property
-    def sample_keys(self) -> pa.LargeStringArray:
-        """The key of each sample."""
-        return self.keys.filter(pa.array(self.is_first))
+    def offsets(self) -> Int64:
+        """The offset at which each sample begins, then the end of the last: int64 of shape (n + 1,).
+
+        Bytes before the first sample belong to it, and bytes between two samples to the first of them.
+        """
+        begins = self.scan.tops[self.rows[np.diff(self.sample_index, prepend=-1) > 0]]
+        begins[:1] = 0
+        return np.concatenate([begins, [self.scan.end if len(begins) else 0]])
 
     @property
-    def sample_index(self) -> Int64:
-        """The number of each file's sample: int64 of shape (m,)."""
-        return np.cumsum(self.is_first) - 1
+    def field_counts(self) -> dict[str, int]:
+        """How many samples have each field, in the order of their first appearance."""
+        return dict(zip(self.fields, np.bincount(self.field_index).tolist(), strict=True))
+
+    @property
+    def num_pads(self) -> int:
+        """Samples that wdsplit wrote as pads."""
+        return int(np.count_nonzero(pc.starts_with(self.keys, PAD_PREFIX)))
 
     @property
     def left_out(self) -> pa.LargeStringArray:
-        """The names of the files that belong to no sample."""
+        """The names of files that belong to no sample: without extension, hidden, or in a folder such as `__meta__`."""
         return self.names.take(pa.array(np.delete(np.arange(len(self.names)), self.rows)))
-
-
-@dataclass(frozen=True)
-class TarSamples:
-    """The n samples of a tar, in their order.
-
-    Attributes:
-        keys: Their keys.
-        offsets: int64 of shape (n + 1,): the tar offset at which each sample begins, then the end of the last.
-            Bytes before the first sample belong to it, and bytes between two samples to the first of them.
-        field_counts: How many samples have each field, in the order of their first appearance.
-        num_pads: Samples at the end that wdsplit wrote as pads.
-        num_left_out: Files that belong to no sample: without extension, hidden, or in a folder such as `__meta__`.
-        left_out: The first few of their names.
-        members: Their members.
-    """
-
-    keys: pa.LargeStringArray
-    offsets: Int64
-    field_counts: dict[str, int]
-    num_pads: int
-    num_left_out: int
-    left_out: tuple[str, ...]
-    members: SampleMembers
 
 
 def group_samples(scan: Scan) -> TarSamples:
@@ -94,24 +80,21 @@ def group_samples(scan: Scan) -> TarSamples:
         InputError: A name is not UTF-8, a field is invalid or a duplicate, the members of a sample are not together, or
             pads are not last.
     """
-    members = sample_members(scan)
-    keys, left_out = members.sample_keys, members.left_out
-    _check_keys(keys)
-    check_fields(members)
-    begins = scan.tops[members.rows[members.is_first]]
-    begins[:1] = 0
-    return TarSamples(
-        keys,
-        np.concatenate([begins, [scan.end if len(begins) else 0]]),
-        dict(zip(members.fields, np.bincount(members.field_index).tolist(), strict=True)),
-        _num_pads(keys),
-        len(left_out),
-        tuple(left_out[:_MAX_LEFT_OUT_NAMES].to_pylist()),
-        members,
-    )
+    samples = sample_members(scan)
+    _check_keys(samples.keys)
+    check_fields(samples)
+    num_real = len(samples.keys) - samples.num_pads
+    if pc.any(pc.starts_with(samples.keys[:num_real], PAD_PREFIX), min_count=0).as_py():
+        raise InputError(
+            "a pad is not at the end of its tar",
+            place=f"key {next(key for key in samples.keys.to_pylist() if key.startswith(PAD_PREFIX))!r}",
+            expected=f"keys that begin with {PAD_PREFIX} only where wdsplit has written pads: after all samples",
+            remedy="rename the members",
+        )
+    return samples
 
 
-def sample_members(scan: Scan) -> SampleMembers:
+def sample_members(scan: Scan) -> TarSamples:
     """Find the files of a tar, or of a part of it, that belong to samples, and split their names.
 
     Raises:
@@ -126,7 +109,7 @@ def sample_members(scan: Scan) -> SampleMembers:
     field_index, fields = _fields(parts.field("field"), names, rows)
     is_first = np.ones(len(keys), np.bool_)
     is_first[1:] = pc.not_equal(keys[1:], keys[:-1]).to_numpy(zero_copy_only=False)
-    return SampleMembers(names, rows, keys, fields, field_index, is_first)
+    return TarSamples(scan, names, keys.filter(pa.array(is_first)), fields, rows, np.cumsum(is_first) - 1, field_index)
 
 
 def _text(names: list[bytes]) -> pa.LargeStringArray:
@@ -189,7 +172,7 @@ def _check_keys(keys: pa.LargeStringArray) -> None:
         seen.add(key)
 
 
-def check_fields(members: SampleMembers) -> None:
+def check_fields(members: TarSamples) -> None:
     """Refuse a duplicate field in a sample.
 
     Raises:
@@ -206,16 +189,3 @@ def check_fields(members: SampleMembers) -> None:
             expected="each field once in a sample, ignoring case",
             remedy="leave one of the two out, or give the samples other keys: a key ends at the base name's first dot",
         )
-
-
-def _num_pads(keys: pa.LargeStringArray) -> int:
-    is_pad = pc.starts_with(keys, PAD_PREFIX).to_numpy(zero_copy_only=False)
-    count = int(is_pad.sum())
-    if is_pad[: len(keys) - count].any():
-        raise InputError(
-            "a pad is not at the end of its tar",
-            place=f"key {keys[int(is_pad.argmax())].as_py()!r}",
-            expected=f"keys that begin with {PAD_PREFIX} only where wdsplit has written pads: after all samples",
-            remedy="rename the members",
-        )
-    return count

@@ -139,7 +139,8 @@ def places_of(data, offsets, names):
         return _dump_listed(len(data), int(ends[-1]), digest, begins, hashes, names, listed, keys)
     members = sample_members(scan)
     samples = np.searchsorted(offsets, scan.tops[members.rows], side="right") - 1
-    keys = [members.keys.to_pylist()[row] for row in np.searchsorted(samples, np.arange(len(offsets) - 1)).tolist()]
+    firsts = members.sample_index[np.searchsorted(samples, np.arange(len(offsets) - 1))]
+    keys = [members.keys[row].as_py() for row in firsts.tolist()]
     hashes = hash_samples(data[begin:end] for begin, end in itertools.pairwise(offsets.tolist()))
     digest = xxhash.xxh3_128_digest(data)
     numbers = np.array([names.index(name) if name in names else 0 for name in members.fields])

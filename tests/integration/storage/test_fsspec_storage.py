@@ -46,15 +46,6 @@ def by_proxy(proxy):
     return f"{proxy.endpoint}/train set/größe 100%25"
 
 
-def test_folders_of_a_web_server_are_listed_unless_it_refuses(web, by_proxy, proxy):
-    assert open_readable_storage(web.endpoint).list() == ["train set"]
-    assert open_readable_storage(f"{web.endpoint}/train set").list() == ["größe 100%"]
-    assert open_readable_storage(f"{web.endpoint}/train set/?token=x").list() == ["größe 100%"]
-    proxy.plan = lambda request: status(403)
-    assert open_readable_storage(by_proxy).list() == []
-    assert open_readable_storage(by_proxy).describe_contents() == "no list of files"
-
-
 def test_of_a_file_that_is_too_large_little_is_read(by_proxy, proxy):
     with pytest.raises(CorruptDataError, match="too large"):
         open_readable_storage(by_proxy).read("000000.tar", 1000)

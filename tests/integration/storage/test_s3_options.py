@@ -5,9 +5,8 @@ import sys
 
 import pytest
 
-import wdsplit
-from s3server import KEY_ID, SECRET, S3Server
-from wdsplit.errors import InputError, MissingDependencyError, StorageError, UnansweredError
+from s3server import S3Server
+from wdsplit.errors import InputError, UnansweredError
 from wdsplit.storage import s3_client
 from wdsplit.storage.opening import open_storage
 from wdsplit.storage.s3_options import S3Options
@@ -15,11 +14,6 @@ from wdsplit.storage.s3_options import S3Options
 
 def client_of(**options):
     return s3_client.client_of(S3Options.of({"region": "us-east-1", **options})).client
-
-
-@pytest.fixture(autouse=True)
-def own_configuration(monkeypatch, tmp_path):
-    monkeypatch.setenv("FSSPEC_CONFIG_DIR", str(tmp_path / "fsspec"))
 
 
 def test_connections_are_made_as_the_options_say(s3_server, monkeypatch):
@@ -107,42 +101,6 @@ def test_what_is_not_honoured_is_refused_by_name_and_its_value_is_not_told(bucke
         open_storage(bucket.url, options).list()
     assert caught.value.found == found and said in f"{caught.value.expected} {caught.value.remedy}"
     assert "3.25" not in str(caught.value)
-
-
-def test_fsspecs_own_variables_are_honoured(bucket, s3_server, monkeypatch):
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL"):
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("FSSPEC_S3", f'{{"client_kwargs": {{"endpoint_url": "{s3_server.endpoint}"}}}}')
-    monkeypatch.setenv("FSSPEC_S3_KEY", KEY_ID)
-    monkeypatch.setenv("FSSPEC_S3_SECRET", SECRET)
-    (bucket.folder / "x").write_bytes(b"abc")
-    assert open_storage(bucket.url).read("x") == b"abc"
-    with pytest.raises(StorageError):
-        open_storage(bucket.url, {"key": "another"}).read("x")  # what the caller says comes first
-
-
-def test_truths_in_variables_are_truths(monkeypatch):
-    for text, value in (("true", True), ("False", False), ("1", True), ("0", False)):
-        monkeypatch.setenv("FSSPEC_S3_ANON", text)
-        assert S3Options.of({}).anon is value
-
-
-def test_variables_that_are_not_honoured_are_refused_by_name(monkeypatch):
-    monkeypatch.setenv("FSSPEC_S3_DEFAULT_BLOCK_SIZE", "1000")
-    with pytest.raises(InputError, match="unknown storage option") as caught:
-        wdsplit.Dataset("s3://bucket/x")
-    assert "FSSPEC_S3" in caught.value.place and caught.value.found == "default_block_size"
-    monkeypatch.delenv("FSSPEC_S3_DEFAULT_BLOCK_SIZE")
-    monkeypatch.setenv("FSSPEC_S3_ANON", "perhaps")
-    with pytest.raises(InputError, match="wrong type"):
-        wdsplit.Dataset("s3://bucket/x")
-
-
-def test_variables_of_fsspec_need_fsspec(monkeypatch):
-    monkeypatch.setenv("FSSPEC_S3_ANON", "true")
-    monkeypatch.setitem(sys.modules, "fsspec.config", None)
-    with pytest.raises(MissingDependencyError, match="need fsspec"):
-        S3Options.of({})
 
 
 def test_s3_needs_no_fsspec(bucket):

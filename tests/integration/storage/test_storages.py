@@ -192,20 +192,19 @@ def files(place, tmp_path):
 
 
 def test_names_and_sizes_are_listed_and_files_of_odd_names_are_read(files):
+    """A web server lists nothing."""
     names = sorted(["10", "9", "a b.txt", "a#b&c.txt", "a+b='c'.txt", "a?b.txt", "b", "empty", "sub", "é%20.txt"])
-    assert files.list() == names and files.list("sub") == ["x"] and files.list("none") == []
-    assert files.describe_contents() == ", ".join(names[:5])
-    assert (files.size("b"), files.size("empty"), files.size("none"), files.size("sub")) == (len(DATA), 0, None, None)
-    assert list(files.sizes()) == [name for name in names if name != "sub"] and files.sizes()["b"] == len(DATA)
+    if not files.url.startswith("http"):
+        assert files.list() == names and files.list("sub") == ["x"] and files.list("none") == []
+        assert files.describe_contents() == ", ".join(names[:5])
+        assert list(files.sizes()) == [name for name in names if name != "sub"] and files.sizes()["b"] == len(DATA)
+    assert [files.size(name) for name in ("b", "empty", "none", "sub")] == [len(DATA), 0, None, None]
+    if files.url.startswith("memory"):  # with its file system, which belongs to this process
+        files = FsspecStorage(files.url)
+    files = pickle.loads(pickle.dumps(files))
     for name in set(names) - {"b", "empty", "sub"}:
         assert files.read(name) == files.read(name, 100) == name.encode()
     assert files.read("empty") == files.read("empty", 100) == b""
-
-
-def test_a_storage_is_pickled(files):
-    if files.url.startswith("memory"):  # with its file system, which belongs to this process
-        files = FsspecStorage(files.url)
-    assert pickle.loads(pickle.dumps(files)).list() == files.list()
 
 
 @pytest.mark.parametrize("size", [None, len(DATA)])

@@ -40,10 +40,9 @@ def as_large(is_large):
 
 def open_tar(folder, data, name="a"):
     """Return a tar of another program, with its places, as an open shard."""
-    scan = scan_tar(memoryview(data))
-    samples = group_samples(scan)
+    samples = group_samples(scan_tar(memoryview(data)))
     digest = xxhash.xxh3_128_digest(data)
-    places = scanned_places(memoryview(data), scan, samples.members, samples.offsets, digest)
+    places = scanned_places(memoryview(data), samples, digest)
     (folder / f"{name}.tar").write_bytes(data)
     (folder / f"{name}.tar.places").write_bytes(places)
     shard = Shard(f"{name}.tar", len(samples.keys), 0, len(data), f"xxh3_128:{digest.hex()}")

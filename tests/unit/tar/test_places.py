@@ -113,9 +113,8 @@ def test_the_places_of_a_tar_of_another_program_are_those_of_its_members(samples
     if format == tarfile.USTAR_FORMAT and any(len(name) > 100 and "/" not in name[2:] for name, _ in members):
         format = tarfile.PAX_FORMAT
     data = by_tarfile(members, format, mtime=mtime)
-    scan = scan_tar(memoryview(data))
-    found = group_samples(scan)
-    stored = scanned_places(memoryview(data), scan, found.members, found.offsets, bytes(16))
+    found = group_samples(scan_tar(memoryview(data)))
+    stored = scanned_places(memoryview(data), found, bytes(16))
     # the order is that of the manifest of several tars, which may have more fields
     fields = sorted({*found.field_counts, "other"}, reverse=reversed_fields)
     places = parse_places(stored, len(data), bytes(16).hex(), len(samples), fields)

@@ -46,9 +46,9 @@ def open_file(path: str, remote: Remote | None = None) -> tuple[InputFile, pa.Sc
         samples = group_samples(scan)
     except WdsplitError as error:
         raise _named(error, path) from error
-    if samples.num_left_out:
+    if len(samples.left_out):
         text = "%s: left out %d members that belong to no sample, such as %r"
-        logger.warning(text, path, samples.num_left_out, samples.left_out[0])
+        logger.warning(text, path, len(samples.left_out), samples.left_out[0].as_py())
     num_samples = len(samples.keys) - samples.num_pads
     cuts = _cuts(samples.offsets[: num_samples + 1])
     data_bytes = int(scan.sizes[scan.tops < samples.offsets[num_samples]].sum())
@@ -104,7 +104,7 @@ def _columns(data: bytes, base: int, columns: Sequence[str]) -> list[pa.Array]:
     """Return some columns of the samples in a part of a tar that begins at the byte `base`."""
     scan = scan_window(memoryview(data), base)
     members = sample_members(scan)
-    keys, samples = members.sample_keys, members.sample_index
+    keys, samples = members.keys, members.sample_index
     number_of = {name: number for number, name in enumerate(members.fields)}
     arrays: list[pa.Array] = []
     for column in columns:
