@@ -337,8 +337,8 @@ def _list_given(paths: Sequence[str], storage_options: Mapping[str, Any] | None)
     for folder, files in groupby(split, key=lambda item: item[0]):
         names: dict[str, int | None] = dict.fromkeys(name for _, name in files)
         if is_web(folder):  # it lists no files
-            found = in_order(lambda name, at=folder: open_object(f"{at}/{name}", storage_options).size, names, _THREADS)
-            names = dict(zip(names, found, strict=True))
+            opened = [open_object(f"{folder}/{name}", storage_options) for name in names]
+            names = dict(zip(names, in_order(lambda file: file.size, opened, _THREADS), strict=True))
         elif is_remote(folder):
             sizes = open_readable_storage(folder, storage_options).sizes()
             names = {name: sizes.get(name, -1) for name in names}
