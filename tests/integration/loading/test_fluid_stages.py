@@ -14,7 +14,6 @@ from PIL import Image
 
 from made_datasets import converted, images_table
 from wdsplit.loading.dataset import Dataset
-from wdsplit.loading.loader import Loader
 
 NUM_IMAGES = 23
 
@@ -136,18 +135,3 @@ def test_a_stage_gives_what_webdatasets_gives(images, raw_samples, stages):
     assert len(expected) > 0
     for _ in range(2):
         assert [comparable(item) for item in dataset] == expected
-
-
-@pytest.mark.parametrize(
-    ("stages", "workers"),
-    [
-        *((stages, "thread") for stages in ("decode", "decode torchrgb", "to_tuple of one text", "rename", "xdecode")),
-        *((stages, "process") for stages in ("decode pil", "map_dict", "rename only", "compose of two")),
-    ],
-)
-def test_a_stage_that_is_one_to_one_gives_the_same_in_the_loader(images, raw_samples, stages, workers):
-    dataset = ONE_TO_ONE[stages](in_table_order(images))
-    loader = Loader(dataset, 5, num_workers=2, workers=workers, collate_fn=list)
-    items = [comparable(item) for batch in loader for item in batch]
-    assert len(items) == 25
-    assert items[:NUM_IMAGES] == by_webdataset(raw_samples, ONE_TO_ONE[stages])

@@ -253,8 +253,8 @@ def test_a_download_ends_with_the_iteration_that_it_is_for(remote, fault_proxy, 
     downloading = [thread for thread in threading.enumerate() if thread not in before]
     is_left.set()
     assert ended(downloading)
-    assert len(list(cache_dir.glob("*/*.shard"))) == 4
-    assert list(cache_dir.glob("*/*.part")) == []
+    assert len(list(cache_dir.rglob("*.shard"))) == 4
+    assert list(cache_dir.rglob("*.part")) == []
     assert all(fetched(fault_proxy, f"/{name}")[0] <= 4 for name in later)
 
 

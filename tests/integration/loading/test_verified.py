@@ -105,7 +105,7 @@ def test_a_cached_shard_that_changes_while_it_is_open_is_downloaded_again(remote
     )
     samples = iter(verified)
     found = [next(samples) for _ in range(11)]  # the second shard is open
-    for path in (tmp_path / "cache").glob("*/*.shard"):
+    for path in (tmp_path / "cache").rglob("*.shard"):
         data = bytearray(path.read_bytes())
         with tarfile.open(path) as tar:
             for info in tar:

@@ -23,9 +23,7 @@ from wdsplit.storage.opening import open_storage
 NUM_ROWS, SHARDS, WINDOW = 240, 8, 10
 SMALL, LARGE = 1_000, 20_000
 
-sizes = pytest.mark.parametrize("made", [SMALL, LARGE], indirect=True)
 KINDS = ["one a shard", "every third", "uneven"]
-kinds = pytest.mark.parametrize("kind", KINDS)
 
 
 @pytest.fixture(scope="session")
@@ -91,20 +89,6 @@ def fetched(proxy):
     """Return the requests for shards, and how many bytes of them came."""
     found = [exchange for exchange in proxy.exchanges if exchange.request.path.endswith(".tar")]
     return len(found), sum(exchange.bytes_sent for exchange in found)
-
-
-@kinds
-@sizes
-def test_a_view_of_any_storage_gives_the_samples_that_a_local_one_gives(remote, made, kind, tmp_path):
-    chosen = view(kind)
-    expected = samples_of(made, chosen)
-    assert len({key for _, key, _, pad in expected if not pad}) == chosen.selection.num_samples
-    assert all(payload == int(key).to_bytes(2, "big") * (len(payload) // 2) for _, key, payload, _ in expected)
-    assert samples_of(remote, chosen) == expected
-    cached = {"cache_dir": tmp_path / "cache", "cache_size": "1GB"}
-    for options in ({"verify": True}, cached):
-        assert samples_of(remote, chosen, **options) == expected
-    assert samples_of(made, chosen, verify=True) == expected
 
 
 @pytest.mark.parametrize(

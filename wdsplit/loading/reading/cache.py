@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,8 +34,7 @@ __all__ = ["ShardCache"]
 
 logger = logging.getLogger(__name__)
 
-_MARKER, _LOCK = "wdsplit-cache", "lock"
-_MARKER_TEXT = b"This folder is a cache of wdsplit, which may be removed when no job uses it.\n"
+_FOLDER, _LOCK = "shards", "lock"
 _SUBFOLDER = "[0-9a-f][0-9a-f]"
 _NAME = re.compile(r"[0-9a-f]{32}-[0-9]+\.shard(|\.part)")
 _CHECKSUM = re.compile(r"xxh3_128:([0-9a-f]{32})")
@@ -97,14 +95,15 @@ class _Entry(NamedTuple):
 class ShardCache:
     """A cache of shards in a folder, shared by all processes of the node.
 
-    No file is touched before a shard is opened, so that a cache can be sent to other processes. Its files:
+    No file is touched before a shard is opened, so that a cache can be sent to other processes. Its files are in the
+    folder `shards`:
 
     - `CHECKSUM-BYTES.shard`: complete. Its mtime is the time of use. Readers hold a shared lock.
     - `CHECKSUM-BYTES.shard.part`: of full size from the start. Whoever downloads it holds an exclusive lock.
     - `lock`: locked while entries are counted, made, named or removed.
 
     Args:
-        folder: Its folder; created if missing.
+        folder: The folder that `shards` is in; created if missing.
         max_bytes: Size limit for all its files; None to keep a tenth of the disk free. Jobs that share a folder may
             have different limits: each applies its own when it opens its first shard, and when it downloads.
 
@@ -113,7 +112,7 @@ class ShardCache:
     """
 
     def __init__(self, folder: str | os.PathLike[str], max_bytes: int | None = None) -> None:
-        self.folder = Path(local_path(os.fspath(folder)))
+        self.folder = Path(local_path(os.fspath(folder))) / _FOLDER
         self.max_bytes = max_bytes
 
     def open(
@@ -141,7 +140,7 @@ class ShardCache:
             DatasetNotFoundError: The shard, or its places, are not in the dataset.
             CorruptDataError: It does not match the manifest, even after a second download.
             StorageError: The file system or the store failed.
-            InputError: The folder contains other files, or is inside the dataset.
+            InputError: The folder is inside the dataset.
         """
         checksum = _CHECKSUM.fullmatch(shard.checksum)
         if checksum is None:
@@ -276,7 +275,7 @@ class ShardCache:
         mine = str(self.folder), self.max_bytes
         if mine not in _shrunk:
             _shrunk.add(mine)
-            if self.max_bytes is not None and (self.folder / _MARKER).exists():
+            if self.max_bytes is not None and self.folder.exists():
                 with suppress(_NoRoomError), self._locked():
                     self._make_room(self._without_leftovers(), 0)
 
@@ -311,22 +310,8 @@ class ShardCache:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Lock the whole cache for the block; first make the folder, and mark it as a cache."""
-        marker = self.folder / _MARKER
-        if not marker.exists():
-            self.folder.mkdir(parents=True, exist_ok=True)
-            known = {_MARKER, _LOCK, "indexes", "lost+found"}
-            names = sorted(set(os.listdir(self.folder)) - known)
-            others = [name for name in names if not fnmatchcase(name, _SUBFOLDER)]
-            if others:
-                raise InputError(
-                    "the cache folder contains other files",
-                    place=str(self.folder),
-                    expected="a new or empty folder, or a wdsplit cache",
-                    found=", ".join(others[:5]),
-                    remedy="give a folder of its own as cache_dir",
-                )
-            marker.write_bytes(_MARKER_TEXT)
+        """Lock the whole cache for the block; make its folder if it is missing."""
+        self.folder.mkdir(parents=True, exist_ok=True)
         fd = open_locked(self.folder / _LOCK, wait=True)
         try:
             yield
