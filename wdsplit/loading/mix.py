@@ -118,7 +118,8 @@ class MixedSource(AnySource):
         marks = [source.view_at(epoch) for source in self.sources]
         if not any(marks):
             return None
-        names = ", ".join(f"{source.url}: {_name(mark)}" for source, mark in zip(self.sources, marks, strict=True))
+        named = (mark.name if mark else "all samples" for mark in marks)
+        names = ", ".join(f"{source.url}: {name}" for source, name in zip(self.sources, named, strict=True))
         found = (mark.fingerprint if mark else "" for mark in marks)
         own = zip(self.counts_at(epoch), found, strict=True)
         return ViewMark(names, xxhash.xxh3_128_hexdigest(repr(list(own)).encode()))
@@ -436,7 +437,3 @@ def mix(
     shares_of = partial(asked.shares, names=[source.url for source in sources])
     order = OrderOptions(chosen["seed"], chosen["shuffle"], lanes, 1, chosen["tail"])
     return Mixture(MixedSource(sources, shares_of, order), known, chosen)
-
-
-def _name(mark: ViewMark | None) -> str:
-    return mark.name if mark else "all samples"

@@ -33,7 +33,7 @@ class ShardUrl(str):
 
     @classmethod
     def of(cls, url: str, size: int | None, options: Mapping[str, Any] | None) -> ShardUrl:
-        """Return a URL.
+        """Return a URL, and let webdataset open it by wdsplit.
 
         Args:
             url: Its text.
@@ -42,7 +42,10 @@ class ShardUrl(str):
         """
         shard = cls(url)
         shard.size, shard.options = size, options
-        _take_over(url.partition("://")[0].lower())
+        scheme = url.partition("://")[0].lower()
+        before = gopen_schemes.get(scheme, gopen_schemes["__default__"])
+        if not isinstance(before, _Opener):  # other URLs of the scheme are opened as before
+            gopen_schemes[scheme] = _Opener(before)
         return shard
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -59,13 +62,6 @@ def is_ours(url: str) -> bool:
     if before is None or isinstance(before, _Opener):
         return True
     return (before.__module__, before.__name__) == ("webdataset.gopen", _REPLACED.get(found[1]))
-
-
-def _take_over(scheme: str) -> None:
-    """Let webdataset open the `ShardUrl`s of a scheme; other URLs of it are opened as before."""
-    before = gopen_schemes.get(scheme, gopen_schemes["__default__"])
-    if not isinstance(before, _Opener):
-        gopen_schemes[scheme] = _Opener(before)
 
 
 @dataclass(frozen=True)

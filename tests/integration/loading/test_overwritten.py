@@ -15,7 +15,7 @@ from wdsplit.errors import DatasetNotFoundError
 from wdsplit.shards.manifest import HEADER_NAME
 from wdsplit.storage.opening import open_storage
 
-NUM_ROWS, SHARDS, BATCH_SIZE = 20_000, 64, 100
+NUM_ROWS, SHARDS, BATCH_SIZE = 12_000, 64, 100
 
 
 @pytest.fixture(scope="session")

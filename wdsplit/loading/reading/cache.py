@@ -298,15 +298,14 @@ class ShardCache:
 
     def _without_leftovers(self) -> list[_Entry]:
         """Remove the files of killed downloads; return the other entries."""
-        return [entry for entry in self._entries() if entry.is_whole or not _evict(entry)]
-
-    def _entries(self) -> Iterator[_Entry]:
+        entries = []
         for path in self.folder.glob(f"{_SUBFOLDER}/*"):
             name = _NAME.fullmatch(path.name)
             if name is not None and path.name.startswith(path.parent.name):
                 with suppress(FileNotFoundError):
                     status = path.lstat()
-                    yield _Entry(status.st_mtime_ns, str(path), status.st_size, not name[1])
+                    entries.append(_Entry(status.st_mtime_ns, str(path), status.st_size, not name[1]))
+        return [entry for entry in entries if entry.is_whole or not _evict(entry)]
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

@@ -24,7 +24,7 @@ from wdsplit.order.units import PLACE
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["IMAGES", "MAPS", "Drawing", "Draws", "GeneratorKind", "RandomMap", "Shift", "at_epoch", "position_of"]
+__all__ = ["IMAGES", "MAPS", "Drawing", "Draws", "GeneratorKind", "RandomMap", "Shift", "at_epoch"]
 
 GeneratorKind = Literal["numpy", "torch", "python", "global"]
 MAPS, IMAGES = 12, 15
@@ -57,8 +57,19 @@ class Draws:
     shift: Shift = dataclasses.field(default_factory=Shift)
 
     def seed_of(self, sample: Any, stage: str) -> int:
-        """Return the seed of a sample; arguments and errors as for `position_of`."""
-        position, place = position_of(sample, stage) + self.shift.by, sample.get(PLACE, 0)
+        """Return the seed of a sample that a stage draws random numbers for.
+
+        Raises:
+            PipelineError: An earlier stage has removed its position.
+        """
+        if not isinstance(sample, dict) or "__position__" not in sample:
+            raise PipelineError(
+                "a sample has no position to seed a generator from",
+                expected="a dict with __position__",
+                found=f"a {type(sample).__name__}",
+                remedy=f"call {stage} before to_tuple, and keep __position__ in a map: return {{**sample, ...}}",
+            )
+        position, place = int(sample["__position__"]) + self.shift.by, sample.get(PLACE, 0)
         return hash_stream(self.seed, self.kind, self.number, self.epoch, position, *([place] if place else []))
 
 
@@ -74,22 +85,6 @@ def at_epoch(stage: Any, epoch: int, shift: Shift | None = None) -> Any:
     if not isinstance(stage, Drawing) or stage.draws is None:
         return stage
     return replace(stage, draws=replace(stage.draws, epoch=epoch, shift=shift or Shift()))
-
-
-def position_of(sample: Any, stage: str) -> int:
-    """Return the position of a sample that a stage draws random numbers for.
-
-    Raises:
-        PipelineError: An earlier stage has removed it.
-    """
-    if not isinstance(sample, dict) or "__position__" not in sample:
-        raise PipelineError(
-            "a sample has no position to seed a generator from",
-            expected="a dict with __position__",
-            found=f"a {type(sample).__name__}",
-            remedy=f"call {stage} before to_tuple, and keep __position__ in a map: return {{**sample, ...}}",
-        )
-    return int(sample["__position__"])
 
 
 @dataclass(frozen=True)
