@@ -116,19 +116,16 @@ def check_datasets_are_the_same_bytes_and_verified_and_indexed(engine, folder):
 
 
 def check_rows_of_many_tasks_are_merged_before_they_are_written(engine, folder):
-    for name, options in {
-        "shuffled": ConvertOptions(shards=8, shuffle=True, pad="drop"),
-    }.items():
-        wdsplit.convert(folder / "in.parquet", folder / f"{name}-once", options)
-        seen, out = [], folder / f"{name}-merged"
-        with (
-            patch("wdsplit.conversion.shuffle.steps._MAX_GATHERED", 3),
-            patch("wdsplit.conversion.shuffle.needs._LEAST_BYTES", 4096),
-        ):
-            wdsplit.convert(folder / "in.parquet", out, options, seen.append, engine=engine, memory=1)
-        merged = [progress for progress in seen if progress.name == "merge"]
-        assert merged[-1].done == merged[-1].total > 1
-        assert files_of(out) == files_of(folder / f"{name}-once")
+    options, seen = ConvertOptions(shards=8, shuffle=True, pad="drop"), []
+    wdsplit.convert(folder / "in.parquet", folder / "once", options)
+    with (
+        patch("wdsplit.conversion.shuffle.steps._MAX_GATHERED", 3),
+        patch("wdsplit.conversion.shuffle.needs._LEAST_BYTES", 4096),
+    ):
+        wdsplit.convert(folder / "in.parquet", folder / "merged", options, seen.append, engine=engine, memory=1)
+    merged = [progress for progress in seen if progress.name == "merge"]
+    assert merged[-1].done == merged[-1].total > 1
+    assert files_of(folder / "merged") == files_of(folder / "once")
 
 
 def check_annotations_are_the_same_bytes(engine, folder):

@@ -147,12 +147,6 @@ def check_a_short_last_batch_is_filled_up_and_masked(path):
     assert rows(batches) == list(range(NUM_SAMPLES))
 
 
-def check_what_is_dropped_is_not_filled_up(path):
-    batches = list(JaxLoader(opened(path, tail="drop"), 2))
-    assert all(batch.valid.all() for batch in batches)
-    assert len(batches) == 6
-
-
 def check_text_stays_on_the_host(path):
     batch = next(iter(JaxLoader(wdsplit.Dataset(path).decode(), 2)))
     assert sorted(batch.data) == ["__pad__", "__position__", "cls"]
@@ -211,13 +205,6 @@ def check_a_state_resumes_on_fewer_devices_and_in_a_plain_loader(path):
         alone = wdsplit.Loader(opened(path), 16)
         alone.load_state_dict(state)
         assert [[column.tolist() for column in batch] for batch in alone] == plain(path, 16)[3:]
-
-
-def check_after_a_whole_epoch_the_state_names_the_next(path):
-    loader = JaxLoader(opened(path), 2)
-    *_, (epoch, state) = [(loader.epoch, loader.state_dict()) for _ in loader]
-    assert (epoch, state["epoch"], state["position"]) == (0, 1, 0)
-    assert loader.epoch == 1
 
 
 def check_an_epoch_that_was_broken_off_begins_again(path):

@@ -185,15 +185,6 @@ def tensor_parallel(path, out):
     return "no error"
 
 
-def fsdp(path, out):
-    """Try Lightning's first FSDP strategy."""
-    try:
-        trainer_of(1, strategy="fsdp").fit(Model(), data(path))
-    except ValueError as error:
-        return str(error)
-    return "no error"
-
-
 def curriculum(path, out):
     """Train on views of different sizes: refused, unless Lightning counts batches anew; then go on from checkpoints."""
     views = {0: {"where": "cls >= 40 and cls < 90"}, 1: None, 2: {"where": "cls < 30"}}
@@ -220,7 +211,7 @@ def curriculum(path, out):
 TASKS = {
     task.__name__: task
     for task in (
-        *(accumulate, callback, callback_of_dataset, curriculum, fit, fsdp, overfit, resume, resume_small, sharded),
+        *(accumulate, callback, callback_of_dataset, curriculum, fit, overfit, resume, resume_small, sharded),
         tensor_parallel,
     )
 }

@@ -88,12 +88,6 @@ def check_auditing_needs_no_torch(path):
     assert audit(path, AuditOptions(world_size=2, read=True)).held
 
 
-def check_arrays_that_torch_does_not_have_are_stacked(path):
-    dataset = wdsplit.Dataset(path).map(lambda sample: {"c": np.ones((2, 3), np.longdouble)})
-    batch = next(iter(wdsplit.Loader(dataset, 8, **THREADS)))
-    assert (batch["c"].shape, batch["c"].dtype) == ((8, 2, 3), np.longdouble)
-
-
 def check_images_can_be_resized_without_torch(path):
     file = io.BytesIO()
     Image.fromarray(np.arange(20 * 30 * 3, dtype=np.uint8).reshape(20, 30, 3)).save(file, "PNG")

@@ -94,22 +94,12 @@ def check_the_spec_is_that_of_the_batches(path):
     assert next(iter(loader))["t"].numpy()[0].startswith(b"row ")
 
 
-def check_a_short_last_batch_comes_as_it_is(path):
-    sizes = [len(batch[0]) for batch in loader_of(path, tail="uneven")]
-    assert sizes == [16] * 6 + [5]
-
-
 def check_some_epochs_follow_one_another(path):
     loader = loader_of(path)
     expected = [expected_batches(path, STEPS, global_batch=16, epoch=epoch) for epoch in range(4)]
     assert content(loader.dataset(epochs=2)) == expected[0] + expected[1]
     assert loader.epoch == 2
     assert content(loader.dataset().take(10)) == expected[2] + expected[3][:3]
-
-
-def check_tensorflow_does_not_shard(path):
-    policy = loader_of(path).dataset().options().experimental_distribute.auto_shard_policy
-    assert policy == tf.data.experimental.AutoShardPolicy.OFF
 
 
 def check_tensorflow_takes_no_more_ahead_than_prefetch(path):
@@ -123,14 +113,6 @@ def check_tensorflow_takes_no_more_ahead_than_prefetch(path):
         wait_until(lambda: made().batches >= 3 + prefetch, "all are made that may be")  # noqa: B023
         time.sleep(0.3)
         assert made().batches == 3 + prefetch
-
-
-def check_keras_trains_on_every_sample_once_an_epoch(path):
-    loader = loader_of(path)
-    seen = fitted(loader.dataset(), [loader.callback()], steps_per_epoch=len(loader), epochs=2)
-    assert rows(seen[:STEPS]) == rows(seen[STEPS:]) == list(range(NUM_SAMPLES))
-    assert content(seen)[STEPS:] == expected_batches(path, STEPS, global_batch=16, epoch=1)
-    assert (loader.epoch, loader.step) == (2, 0)
 
 
 def check_keras_may_iterate_one_epoch_again_and_again(path):
@@ -257,28 +239,6 @@ def check_a_mirrored_strategy_splits_batches_among_replicas_and_nothing_else(pat
     expected = [batch for epoch in range(2) for batch in expected_batches(path, STEPS, global_batch=16, epoch=epoch)]
     assert [first + second for first, second in found] == expected
     assert all(len(first) == len(second) == 8 for first, second in found)
-
-
-def check_keras_under_a_mirrored_strategy_sees_every_sample_once(path):
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-    loader = loader_of(path, batch_size=16)
-    with strategy.scope():
-        model = tf.keras.Sequential([tf.keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
-        model.compile(optimizer=tf.keras.optimizers.SGD(0.0), loss="mse", weighted_metrics=[])
-
-    def summed(position, row, pad):
-        row = tf.cast(row, tf.float32)[:, None]
-        return row, tf.sqrt(row), tf.cast(~pad, tf.float32)
-
-    history = model.fit(
-        loader.dataset().map(summed),
-        steps_per_epoch=len(loader),
-        epochs=2,
-        callbacks=[loader.callback()],
-        verbose=0,
-    )
-    assert len(history.history["loss"]) == 2
-    assert (loader.epoch, loader.step) == (2, 0)
 
 
 def check_an_error_keeps_its_type(path):

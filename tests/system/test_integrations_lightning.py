@@ -38,7 +38,7 @@ def epochs(*numbers, begin=0, steps=9):
 def fitted(numbers, tmp_path_factory):
     """Run the jobs that only some tests look at: on two ranks, with checkpoints, and then on one."""
     out = tmp_path_factory.mktemp("lightning")
-    tasks = "fit,resume,accumulate,callback,callback_of_dataset,overfit,sharded,tensor_parallel,fsdp"
+    tasks = "fit,resume,accumulate,callback,callback_of_dataset,overfit,sharded,tensor_parallel"
     run_tasks(2, SCRIPT, tasks, numbers, out)
     run_tasks(1, SCRIPT, "resume_small", numbers, out)
     return out
@@ -119,12 +119,6 @@ def test_views_of_different_sizes_need_lightning_to_count_anew_and_resume_in_the
 def test_fit_works_with_fsdp2(numbers, fitted):
     ranks, _ = results_of(fitted, "sharded")
     assert global_batches(ranks) == expected(numbers, epochs(0, 1))
-
-
-def test_lightnings_first_fsdp_strategy_is_not_for_cpus(fitted):
-    """So it cannot be tested here; it is a ParallelStrategy as the others are."""
-    ranks, _ = results_of(fitted, "fsdp")
-    assert all("requires a GPU" in text for text in ranks)
 
 
 def test_a_dataset_that_is_not_split_as_the_strategy_wants_is_refused(fitted):

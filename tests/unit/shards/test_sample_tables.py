@@ -171,7 +171,7 @@ def test_a_file_of_anything_else_or_a_part_is_refused():
         refused(sink.getvalue().to_pybytes())
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.integers(0, len(DATA) - 1), st.integers(1, 255))
 def test_a_changed_byte_is_noticed_or_changes_nothing(place, mask):
     data = bytearray(DATA)
