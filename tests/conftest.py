@@ -12,7 +12,6 @@ from hypothesis import HealthCheck, settings
 
 from faults import FaultProxy
 from forked_workers import fork_workers
-from made_datasets import numbers_dataset
 from paths import SUPPORT
 from s3server import S3Server
 from tables import end_started
@@ -99,12 +98,16 @@ def no_process_goes_on():
 @pytest.fixture(scope="session")
 def numbers(tmp_path_factory):
     """Return a dataset of 101 samples whose 7 shards do not go into its 4 lanes, with pads in the tars."""
+    from made_datasets import numbers_dataset  # not above: it takes seconds to import torch, which few files need
+
     return numbers_dataset(tmp_path_factory.mktemp("numbers"), 101, shards=7, lanes=4, window=4)
 
 
 @pytest.fixture(scope="session")
 def whole_lanes(tmp_path_factory):
     """Return a dataset of 96 samples with 2 whole shards in each of 12 lanes."""
+    from made_datasets import numbers_dataset
+
     return numbers_dataset(tmp_path_factory.mktemp("whole_lanes"), 96, shards=24, lanes=12, window=3)
 
 
