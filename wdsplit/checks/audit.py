@@ -184,11 +184,8 @@ def _findings(url: str, how: dict[str, Any], options: AuditOptions) -> Iterator[
     for epoch in range(options.epochs):
         order = source.order(epoch)
         yield from audit_order(order, options)
-        is_grouped = isinstance(source.form_at(epoch), Grouping)  # batches are alike on purpose
-        if epoch == 0 and options.shuffle and not is_grouped:
-            yield from _measure_mixing(order, options)
-        if epoch == 0 and (options.shuffle or options.class_field is not None) and not is_grouped:
-            yield from _measure_classes(source, order, options)
+        if epoch == 0 and not isinstance(source.form_at(epoch), Grouping):  # their batches are alike on purpose
+            yield from _measured(source, order, options)
         if options.read:
             yield from _audit_read(_loaders(url, how, epoch), order, options)
 
@@ -246,56 +243,62 @@ def _is_woven(batches: list[Int64], whole: Int64, options: AuditOptions) -> bool
     return np.array_equal(woven, whole) and np.array_equal(workers, whole // options.world_size % num_workers)
 
 
-def _measure_mixing(order: EpochOrder, options: AuditOptions) -> Iterator[Finding]:
-    """Say how often samples that share a batch share one again in the next epoch, if batches have two samples."""
-    found = mixing(order, options.global_batch)
+def _measured(source: Source, order: EpochOrder, options: AuditOptions) -> Iterator[Finding]:
+    """Say how often samples that share a batch share one again in the next epoch, and how well classes are mixed."""
+    met = mixing(order, options.global_batch) if options.shuffle else None
+    if met is not None:
+        error = f" (+- {met.error:.2g}, estimated from some batches)" if met.error else ""
+        evidence = (
+            f"times as often as by chance, two samples of a batch of {options.global_batch:,} share a batch again in "
+            f"the next epoch{error}; ideal: 1"
+        )
+        yield Finding(order.epoch, "mixing of epochs", True, evidence, round(met.figure, 4), 1, met.error)
+    if not options.shuffle and options.class_field is None:
+        return
+    found = measure_classes(source, order, options.world_size, options.batch_size, options.class_field)
     if found is None:
         return
-    error = f" (+- {found.error:.2g}, estimated from some batches)" if found.error else ""
-    evidence = (
-        f"times as often as by chance, two samples of a batch of {options.global_batch:,} share a batch again in the "
-        f"next epoch{error}; ideal: 1"
-    )
-    yield Finding(order.epoch, "mixing of epochs", True, evidence, round(found.figure, 4), 1, found.error)
-
-
-def _measure_classes(source: Source, order: EpochOrder, options: AuditOptions) -> Iterator[Finding]:
-    """Say how well classes are mixed in the batches of a rank, if the dataset has classes."""
-    topology = options.world_size, options.batch_size
-    found = measure_classes(source, order, *topology, options.class_field)
-    if found is None:
-        return
-    mixing, error = found.mixing, found.mixing.shown_error
-    drawn = "" if mixing.is_all else f" (+- {error:.2g}, estimated from {mixing.num_batches:,} batches)"
+    mixed = found.mixing
+    drawn = f" (+- {mixed.error:.2g}, estimated from {mixed.num_batches:,} batches)"
     verdict = "badly mixed: " if found.remedy else ""
     evidence = (
-        f"{verdict}mean chi-squared of the {mixing.ideal + 1:,} classes of {found.field} in a rank's batch of "
-        f"{options.batch_size:,}{drawn}; random batches have {mixing.ideal:,}; "
-        f"a batch has {mixing.classes_in_batch:,.1f} classes"
+        f"{verdict}mean chi-squared of the {mixed.ideal + 1:,} classes of {found.field} in a rank's batch of "
+        f"{options.batch_size:,}{'' if mixed.is_all else drawn}; random batches have {mixed.ideal:,}; "
+        f"a batch has {mixed.classes_in_batch:,.1f} classes"
     )
-    remedy = f"; {found.remedy}" if found.remedy else ""
-    figure = round(mixing.chi_squared, 4)
-    yield Finding(order.epoch, "mixing of classes", True, evidence + remedy, figure, mixing.ideal, error, found.remedy)
+    evidence, figure = "; ".join(filter(None, (evidence, found.remedy))), round(mixed.chi_squared, 4)
+    measured = evidence, figure, mixed.ideal, mixed.shown_error, found.remedy
+    yield Finding(order.epoch, "mixing of classes", True, *measured)
 
 
 def _audit_once(order: EpochOrder, given: Iterable[Int64], options: AuditOptions) -> Finding:
     """Check that each sample is given once, that only what the tail allows is left out, and the rest are pads."""
-    seen, due, pads = _count_seen(order, given, options.batch_size)
-    num_others, repeated = int(seen[due == 0].sum()), int(((seen > due) & (due > 0)).sum())
-    missing = int(np.maximum(due - seen, 0).sum())
-    num_given = _positions_given(order, options.global_batch)
-    allowed = max(0, order.num_samples - num_given)
-    expected_pads = max(0, num_given - order.num_samples)
+    base = np.concatenate([[0], np.cumsum(order.totals)])
+    seen, due, pads, given = np.zeros(int(base[-1]), np.int64), [np.zeros(0, np.int64)], 0, iter(given)
+    together = max(1, _POSITIONS_AT_ONCE // options.batch_size)  # locating many positions at once is faster
+    while some := list(islice(given, together)):
+        positions = np.concatenate(some)
+        located = order.locate(positions)
+        pads += int((~order.is_real(positions)).sum())
+        np.add.at(seen, base[located.shard[~located.pad]] + located.sample[~located.pad], 1)
+    for shard, (count, total) in enumerate(zip(order.counts.tolist(), order.totals.tolist(), strict=True)):
+        items = order.shard_units(shard).items(np.arange(count))
+        samples = items.samples if items.pads is None else items.samples[~items.pads]
+        due.append(np.bincount(samples, minlength=total))
+    times = np.concatenate(due)
+    num_others, repeated = int(seen[times == 0].sum()), int(((seen > times) & (times > 0)).sum())
+    missing, num_given = int(np.maximum(times - seen, 0).sum()), _positions_given(order, options.global_batch)
+    allowed, expected_pads = max(0, order.num_samples - num_given), max(0, num_given - order.num_samples)
     if order.options.tail == "uneven":
         allowed = expected_pads = 0
     elif order.is_bundled:  # of whole packs, the samples in them
         covered = order.locate(np.arange(min(num_given, order.num_positions)))
-        allowed = int(due.sum() - (~covered.pad).sum())
+        allowed = int(times.sum() - (~covered.pad).sum())
     held = repeated == num_others == 0 and missing == allowed and pads == expected_pads
     left = "left out" if order.options.tail == "drop" else "missing"
     evidence = (
-        f"{int(due.sum()):,} samples: {int(seen[due > 0].sum()):,} seen, {repeated:,} repeated, {missing:,} {left}; "
-        f"{pads:,} pads" + (f"; {num_others:,} that are not selected" if num_others else "")
+        f"{int(times.sum()):,} samples: {int(seen[times > 0].sum()):,} seen, {repeated:,} repeated, {missing:,} "
+        f"{left}; {pads:,} pads" + (f"; {num_others:,} that are not selected" if num_others else "")
     )
     return Finding(order.epoch, "exactly once", held, evidence)
 
@@ -305,27 +308,6 @@ def _positions_given(order: EpochOrder, global_batch: int) -> int:
     total = order.num_positions
     steps = total // global_batch if order.options.tail == "drop" else -(-total // global_batch)
     return steps * global_batch
-
-
-def _count_seen(order: EpochOrder, given: Iterable[Int64], batch_size: int) -> tuple[Int64, Int64, int]:
-    """Count how often each sample of the dataset is given, without pads; how often it is due; and the pads."""
-    base = np.concatenate([[0], np.cumsum(order.totals)])
-    seen = np.zeros(int(base[-1]), np.int64)
-    pads = 0
-    given = iter(given)
-    together = max(1, _POSITIONS_AT_ONCE // batch_size)  # locating many positions at once is faster
-    while some := list(islice(given, together)):
-        positions = np.concatenate(some)
-        located = order.locate(positions)
-        real = ~located.pad
-        pads += int((~order.is_real(positions)).sum())
-        np.add.at(seen, base[located.shard[real]] + located.sample[real], 1)
-    due = [np.zeros(0, np.int64)]
-    for shard, (count, total) in enumerate(zip(order.counts.tolist(), order.totals.tolist(), strict=True)):
-        items = order.shard_units(shard).items(np.arange(count))
-        samples = items.samples if items.pads is None else items.samples[~items.pads]
-        due.append(np.bincount(samples, minlength=total))
-    return seen, np.concatenate(due), pads
 
 
 def _audit_resume(order: EpochOrder, options: AuditOptions, num_steps: int, is_drawn: bool) -> Finding:

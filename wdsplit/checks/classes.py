@@ -57,7 +57,14 @@ def measure_classes(
         WdsplitError: A shard is missing or damaged.
     """
     manifest = source.manifest
-    names = _fields(manifest, field)
+    known = [each.name for each in manifest.fields]
+    if field is not None and field not in known:
+        raise InputError(
+            f"the dataset has no field {field!r}",
+            expected=f"one of {', '.join(known)}",
+            remedy=did_you_mean([field], known) or "choose a field of classes with class_field (--class-field)",
+        )
+    names = [name for name in known if name.rpartition(".")[2] == "cls"] if field is None else [field]
     if not names or batch_size < 2 or not order.num_samples:
         return None
     is_small = manifest.num_bytes <= _MAX_REMOTE_BYTES
@@ -68,19 +75,6 @@ def measure_classes(
     found = [_mixed(*each, batches, manifest, field is not None) for each in zip(names, labels, strict=True)]
     classes = (each for each in found if each is not None)
     return max(classes, key=lambda each: each.mixing.chi_squared / each.mixing.ideal, default=None)
-
-
-def _fields(manifest: Manifest, field: str | None) -> list[str]:
-    names = [each.name for each in manifest.fields]
-    if field is None:
-        return [name for name in names if name.rpartition(".")[2] == "cls"]
-    if field not in names:
-        raise InputError(
-            f"the dataset has no field {field!r}",
-            expected=f"one of {', '.join(names)}",
-            remedy=did_you_mean([field], names) or "choose a field of classes with class_field (--class-field)",
-        )
-    return [field]
 
 
 def _mixed(

@@ -182,6 +182,13 @@ def test_plan_writes_nothing_and_says_what_convert_then_does(table, output, tmp_
     assert re.search(r"^cls +cls +int64 +integer$", out, re.M)
     library = wdsplit.plan(table, wdsplit.ConvertOptions(shards=4, workers=2)).summary()
     assert json.loads(json.dumps(library)) | {"classes": {}, "temporary_bytes": 0} == plan
+    spaces = {
+        ("--memory", "64GiB"): r"none, the rows fit in memory \(--memory\)",
+        ("--no-shuffle",): "none",
+        ("--memory", "1MiB"): r"about \d+ B in OUTPUT/.wdsplit-run/spill until the shards are written",
+    }
+    for more, text in spaces.items():
+        assert re.search(f"^temporary space: {text}$", done("plan", table, *more).out, re.M)
     assert files_below(tmp_path) == before
     done("convert", table, output, *options, "--jobs", 1)
     found = done("inspect", output, "--json").json
@@ -189,17 +196,6 @@ def test_plan_writes_nothing_and_says_what_convert_then_does(table, output, tmp_
         plan[name] for name in ("shards", "rows", "pads", "lanes", "fields")
     ]
     assert found["provenance"]["plan"] == plan["plan"]
-
-
-def test_the_plan_says_how_much_temporary_space_is_needed_and_where(table):
-    for options, text in (
-        (("--memory", "64GiB"), r"none, the rows fit in memory \(--memory\)"),
-        (("--no-shuffle",), "none"),
-        (("--memory", "1MiB"), r"about \d+ B in OUTPUT/.wdsplit-run/spill until the shards are written"),
-    ):
-        assert re.search(f"^temporary space: {text}$", done("plan", table, *options).out, re.M)
-        is_needed = done("plan", table, *options, "--json").json["temporary_bytes"] > 0
-        assert is_needed == text.startswith("about")
 
 
 def test_splits_by_a_column_are_written_as_plan_says_and_are_resumed(tmp_path, output):
@@ -293,21 +289,7 @@ def test_only_the_module_of_the_terminal_writes_to_it():
     assert found == {"terminal.py"}
 
 
-def test_inspect_writes_the_fields_of_a_sample(numbers, tmp_path):
-    folder = tmp_path / "new" / "folder"
-    out = done("inspect", numbers, "--sample", 99, "-o", folder).out
-    assert out.split() == [f"{folder}/00000099.cls", f"{folder}/00000099.txt"]
-    assert {file.name: file.read_text() for file in folder.iterdir()} == {
-        "00000099.cls": "99",
-        "00000099.txt": "row 99",
-    }
-    found = done("inspect", numbers, "--key", "00000007", "-o", folder, "--json").json
-    assert (found["cls"], found["__files__"][0]) == ("7", f"{folder}/00000007.cls")
-    assert_says(refused(2, "inspect", numbers, "--sample", 99, "-o", folder), "exists already", folder)
-    assert "--output needs --sample or --key" in refused(2, "inspect", numbers, "-o", folder)
-
-
-def test_inspect_shows_one_sample_by_its_key_or_number_and_bytes_by_their_number(numbers, tmp_path, output):
+def test_inspect_shows_or_writes_one_sample_by_its_key_or_number(numbers, tmp_path, output):
     for choice in (("--key", "00000099"), ("--sample", "00000099"), ("--sample", 99), ("--sample", -2)):
         out = done("inspect", numbers, *choice).out
         assert out == f"00000099  ({numbers}/000006.tar)\n  cls: 99\n  txt: row 99\n"
@@ -315,6 +297,14 @@ def test_inspect_shows_one_sample_by_its_key_or_number_and_bytes_by_their_number
     assert (found["__key__"], found["__position__"], found["txt"]) == ("00000099", "99", "row 99")
     for choice, part in ((("--key", "99"), "no sample has this key"), (("--sample", 101), "a number from -101 to 100")):
         assert_says(refused(2, "inspect", numbers, *choice), part, numbers, choice[1])
+    folder = tmp_path / "new" / "folder"
+    assert done("inspect", numbers, "--sample", 99, "-o", folder).out.split() == [
+        f"{folder}/00000099.cls",
+        f"{folder}/00000099.txt",
+    ]
+    assert {file.suffix: file.read_text() for file in folder.iterdir()} == {".cls": "99", ".txt": "row 99"}
+    assert_says(refused(2, "inspect", numbers, "--sample", 99, "-o", folder), "exists already", folder)
+    assert "--output needs --sample or --key" in refused(2, "inspect", numbers, "-o", folder)
     done("convert", write_table(tmp_path / "mixed.parquet", mixed_table(5)), output, "--jobs", 1)
     last = done("inspect", output, "--samples", 3).out.rpartition("\n\n")[2]
     assert re.findall(r"^  (\w+): ", last, re.M) == ["jpg", "txt", "cls", "npy", "json"]

@@ -45,10 +45,9 @@ def test_facts_are_those_of_the_table(exact):
     assert exact.labels.counts.tolist() == [150] * 10
     assert [mix.world_size for mix in exact.batches] == [1, 2, 4, 8]
     assert exact.batches[-1].ratio > 2.5
-    (found,) = (
-        each for each in wdsplit.audit(exact.name, world_size=8, batch_size=64).findings if "epochs" in each.promise
-    )
-    assert round(exact.meeting.figure, 4) == found.figure
+    audited = {each.promise: each.figure for each in wdsplit.audit(exact.name, world_size=8, batch_size=64).findings}
+    assert round(exact.meeting.figure, 4) == audited["mixing of epochs"]
+    assert round(exact.batches[-1].chi_squared, 4) == audited["mixing of classes"]
     width = next(field for field in exact.fields if field.name == "jpg").measure("width")
     assert (width.minimum, width.maximum) == (24, 24)
 
