@@ -40,8 +40,8 @@ _REPLANNED = 1 / 4
 class _Memory:
     """Memory that ranges are fetched into, one after another.
 
-    It is a single mapping, which the system fills by huge pages (2 MiB) as it is used, thirty times as fast as separate
-    mappings of a window each. A range that fits into no gap gets memory of its own.
+    It is a single mapping, so that what was used is used again, which is faster than new memory. Its pages are small: a
+    virtual machine may have to get each huge page from its host. A range that fits into no gap gets memory of its own.
 
     Args:
         num_bytes: How much may be in use, unless more is urgent.
@@ -52,8 +52,6 @@ class _Memory:
         self._in_use = 0
         self._gaps = [(0, num_bytes)]
         self._mapping = mmap.mmap(-1, max(1, num_bytes), mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0))
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            self._mapping.madvise(mmap.MADV_HUGEPAGE)
         self._returned: deque[tuple[int | None, int]] = deque()
         self._changed = threading.Condition()
         self.is_closed = False
