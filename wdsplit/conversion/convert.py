@@ -61,7 +61,7 @@ def convert(
     Args:
         inputs: Paths: one or more files, folders of tables or images, globs, brace expressions; or a table:
             `delta+PATH` or `iceberg+CATALOG/NAMESPACE.TABLE`. Or rows: an iterable of dicts; a Hugging Face `Dataset`
-            or `IterableDataset`; a Polars DataFrame or LazyFrame; a pandas DataFrame; an Arrow Table,
+            or `IterableDataset`; a Polars or pandas DataFrame; an Arrow Table,
             RecordBatchReader or Dataset; any object with `__arrow_c_stream__`. In dicts, numpy arrays become npy, PIL
             images the bytes of their files, and dicts JSON.
         output: The dataset's folder: a path, or `s3://bucket/folder`.

@@ -90,23 +90,6 @@ def _stream(stream: Any) -> PythonSource:
     return PythonSource(type(stream).__name__, 0, lambda: _sliced(reader))
 
 
-def _lazy(frame: Any) -> PythonSource:
-    if not hasattr(frame, "collect_batches"):
-        raise InputError(
-            "this version of Polars cannot stream a LazyFrame",
-            remedy="update polars to 1.34 or newer, or convert frame.collect()",
-        )
-    kinds = frame.collect_schema().items()
-    classes = {name: kind.categories.to_list() for name, kind in kinds if type(kind).__name__ == "Enum"}
-
-    def batches() -> Iterator[pa.RecordBatch]:
-        for piece in frame.collect_batches(maintain_order=True):
-            for batch in piece.to_arrow().to_batches():
-                yield _with_schema(batch, with_class_names(batch.schema, classes))
-
-    return PythonSource("Polars LazyFrame", 0, lambda: _sliced(batches()))
-
-
 def _pandas(frame: Any) -> PythonSource:
     """Read a frame; an index becomes a column if it has a name."""
     names = [name for name in frame.index.names if name is not None]
@@ -171,7 +154,6 @@ _KNOWN: tuple[tuple[Callable[[Any], bool], Callable[[Any], PythonSource]], ...] 
     (_is_from("datasets", "IterableDatasetDict"), _splits),
     (_is_from("pandas", "DataFrame"), _pandas),
     (_is_from("polars", "DataFrame"), lambda frame: _table(frame.to_arrow())),
-    (_is_from("polars", "LazyFrame"), _lazy),
     (lambda value: isinstance(value, (pa.Table, pa.RecordBatch)), _table),
     (
         _is_from("pyarrow", "Dataset"),

@@ -129,7 +129,6 @@ ONE_COLUMN = [
     ("x == '2024-02-01T13:30+01:30'", UTC_NOON, [0]),
     ("x <= '2024-02-01 08:00:00.000-04:00'", UTC_NOON, [0]),
     *((f"x == {day!r}", pa.array(DAYS, kind), [0]) for day in ("2024-02-01",) for kind in (pa.date32(), pa.date64())),
-    ("x < '1970-01-01'", pa.array(DAYS, pa.date32()), [1]),
     ("x in ['1969-12-31', '2024-01-01']", pa.array(DAYS, pa.date32()), [1]),
     ("x < '9999-12-31'", pa.array(DAYS, pa.date64()), [0, 1]),
     *(("x == '12:30'", pa.array(TIMES, kind), [0]) for kind in (pa.time32("s"), pa.time32("ms"), pa.time64("ns"))),
@@ -137,7 +136,6 @@ ONE_COLUMN = [
     ("x == '2024-02-01T12:00:00.000000001'", pa.array([NOON], pa.timestamp("ns")), []),
     ("x > '2024-02-01T11:59:59.500Z'", pa.array([NOON], pa.timestamp("s", "Europe/Paris")), [0]),
     ("'0001-01-01' < x < '9999-12-31 23:59:59.999999999'", pa.array([NOON], pa.timestamp("ns")), [0]),
-    ("x < '2024-02-01T00:00:01'", pa.array(DAYS, pa.date64()), [0, 1]),
     (f"x in {['1969-12-31T00:00:01'] * 20}", pa.array(DAYS, pa.date64()), []),
     ("not x < '23:59:59'", pa.array(TIMES, pa.time64("us")), [1]),
     ("x == 9007199254740993", BIG, [1]),
@@ -154,12 +152,8 @@ ONE_COLUMN = [
     ("x > 0e-99", pa.array([1.5, -1], pa.float32()), [0]),
     ("x * 100 == 12700", pa.array([127], pa.int8()), [0]),
     ("x + 1 == 256", pa.array([255], pa.uint8()), [0]),
-    ("x > -129 and x >= -128.5 and x < 128 and x <= 127.5", pa.array([-128, 127], pa.int8()), [0, 1]),
-    ("x < -128.5 or x <= -129 or x > 127.5 or x >= 128 or x == 128", pa.array([-128, 127], pa.int8()), []),
-    ("x - 1 < 0", pa.array([0], pa.uint8()), [0]),
     ("x < 1024 * 1024 * 1024 * 4", pa.array([2**31 - 1], pa.int32()), [0]),
     ("len(x) == 2", pa.array([[1, 2], None, [3, 4]], pa.list_(pa.int8(), 2)), [0, 2]),
-    ("len(x) == 2", pa.array([[1, 2], None, [3]], pa.large_list(pa.int8())), [0]),
     ("len(x) == 2", pa.array([[1, 2], None, [3]], pa.list_view(pa.int8())), [0]),
     ("x is None", pa.array([[1, 2], None, [3]], pa.large_list_view(pa.int8())), [1]),
 ]
@@ -176,10 +170,8 @@ VARIANTS = {
     "dictionary": (pa.array(LETTERS).dictionary_encode(), "'b'"),
     "null in a dictionary": (pa.DictionaryArray.from_arrays([0, 1, 2, 3], LETTERS), "'b'"),
     "dictionary of numbers": (pa.array([2, None, 1, 3]).dictionary_encode(), "2"),
-    "large": (LARGE, "'b'"),
     "view": (LARGE.cast(pa.string_view()), "'b'"),
     "fixed": (pa.array(BYTES, pa.binary(1)), "b'b'"),
-    "large binary": (pa.array(BYTES, pa.large_binary()), "b'b'"),
     "binary view": (LARGE.cast(pa.large_binary()).cast(pa.binary_view()), "b'b'"),
     "extension": (pa.ExtensionArray.from_storage(pa.uuid(), pa.array(UUIDS, pa.binary(16))), repr(UUIDS[0])),
 }
@@ -200,11 +192,8 @@ def test_a_type_that_stands_for_another_is_compared_as_that(name):
 PAIRS = [
     (pa.int8(), pa.int64(), [1, 2, -3]),
     (pa.uint64(), pa.int64(), [1, 2, 3]),
-    (pa.uint64(), pa.decimal128(5, 2), [1, 2, 3]),
     (pa.int32(), pa.float32(), [1, 2, -3]),
-    (pa.decimal128(5, 2), pa.decimal128(38, 30), [D(1), D(2), D(-3)]),
     (pa.string(), pa.large_string(), ["a", "b", ""]),
-    (pa.binary(1), pa.large_binary(), [b"a", b"b", b"c"]),
     (pa.float16(), pa.float16(), [0.1, 2, -3]),
     (pa.date32(), pa.date64(), [DAYS[0], datetime.date(1969, 1, 1), datetime.date.max]),
     (pa.timestamp("s"), pa.timestamp("ns"), [NOON, NOON.replace(second=1), NOON.replace(year=2000)]),
@@ -402,14 +391,11 @@ def test_an_error_says_where_it_is_and_what_to_write(cause, text, place, remedy)
         assert error.place == place
 
 
-def test_an_error_says_what_would_have_been_right():
+def test_an_error_says_what_would_have_been_right_and_shows_long_texts_in_part():
     assert "a time zone" in error_of("zoned < '2024-02-01'", SCHEMA).expected
     assert error_of("what < 3", SCHEMA).expected.startswith("one of label, Width, name")
     wide = pa.schema([(f"column {i}", pa.int8()) for i in range(10_000)])
     assert error_of("what < 3", wide).expected.endswith("column 49, and 9,950 more")
-
-
-def test_long_texts_are_shown_in_part():
     numbers = list(range(100))
     error = error_of(f"label in {numbers} and lable < 3 and label in {numbers}", SCHEMA)
     before, after = f"{numbers} and "[-40:], f" < 3 and label in {numbers}"[:40]
@@ -438,7 +424,7 @@ def test_texts_that_are_too_large_or_too_deep_are_refused(name):
 
 def test_the_largest_conditions_can_be_computed_on_the_small_stack_of_a_thread(tmp_path):
     table = pa.table({"label": pa.array(range(100), pa.int8()), "name": [str(i) for i in range(100)]})
-    fragment = fragment_of(tmp_path / "x.parquet", table, 10)
+    fragment = fragment_of(tmp_path / "x.parquet", table, 50)
     texts = (
         " or ".join(f"label == {i / 2}" for i in range(499)),
         " or ".join(f"(label == {i} and name != 'x')" for i in range(165)),

@@ -82,20 +82,11 @@ def test_columns_of_categories_keep_all_their_names_in_all_chunks_unless_they_ar
     assert read(given)[1] == {}
 
 
-OLD_LAZY_FRAME = type("LazyFrame", (), {"__module__": "polars.lazyframe"})
-
-
-@pytest.mark.parametrize(
-    "inputs", [5, None, {"a": [1]}, b"x", {"a.parquet"}, OLD_LAZY_FRAME()], ids=lambda inputs: type(inputs).__name__
-)
+@pytest.mark.parametrize("inputs", [5, None, {"a": [1]}, b"x", {"a.parquet"}])
 def test_what_holds_no_rows_is_refused(inputs):
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match="cannot convert an object of this type") as caught:
         python_source(inputs)
-    if isinstance(inputs, OLD_LAZY_FRAME):
-        assert "frame.collect()" in caught.value.remedy
-    else:
-        assert caught.value.cause == "cannot convert an object of this type"
-        assert caught.value.found == type(inputs).__name__
+    assert caught.value.found == type(inputs).__name__
 
 
 def test_no_library_of_frames_is_imported():
@@ -122,14 +113,9 @@ def test_a_large_pandas_frame_comes_in_pieces_of_one_type_and_its_objects_are_re
 # Polars
 
 
-def test_a_polars_frame_keeps_enums_and_categories_and_a_lazy_one_enums():
+def test_a_polars_frame_keeps_enums_and_categories():
     polars = pytest.importorskip("polars")
     kinds = {"c": polars.Categorical, "e": polars.Enum(["b", "a", "z"]), "s": polars.String}
-    frame = polars.DataFrame({name: ["b", "a", "b"] for name in kinds}, schema=kinds)
-    for given, expected in (
-        (frame, {"c": ("b", "a"), "e": ("b", "a", "z")}),
-        (frame.lazy().filter(True), {"e": ("b", "a", "z")}),
-    ):
-        table, names = read(given)
-        assert names == expected
-        assert table.column("e").to_pylist() == table.column("s").to_pylist() == ["b", "a", "b"]
+    table, names = read(polars.DataFrame({name: ["b", "a", "b"] for name in kinds}, schema=kinds))
+    assert names == {"c": ("b", "a"), "e": ("b", "a", "z")}
+    assert table.column("e").to_pylist() == table.column("s").to_pylist() == ["b", "a", "b"]
