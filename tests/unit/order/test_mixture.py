@@ -195,13 +195,6 @@ def test_pads_repeat_the_samples_of_their_lane(mixture, epoch):
         assert found[pad] == found[repeated]
 
 
-@pytest.mark.parametrize("shuffle", [True, False])
-def test_a_lane_without_samples_repeats_those_of_others(shuffle):
-    found = led(mixed_order([2, 1], [2, 1], lanes=5, shuffle=shuffle), range(10))
-    assert len(set(found[:3])) == 3
-    assert found[3:] == [found[0], found[1], *found[:3], found[2], found[0]]
-
-
 @given(mixtures(), epochs, st.data())
 def test_a_position_leads_to_the_same_sample_alone_or_among_others(mixture, epoch, data):
     order = MixedOrder(*mixture, epoch)

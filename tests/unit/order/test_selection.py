@@ -6,54 +6,6 @@ from hypothesis import strategies as st
 from wdsplit.order import selection as module
 from wdsplit.order.selection import Selection
 
-MASKS = st.lists(st.lists(st.booleans(), max_size=40), max_size=12)
-
-
-def of(masks):
-    return Selection.of_masks([np.array(mask, np.bool_) for mask in masks])
-
-
-@given(MASKS, st.data())
-def test_each_shard_gives_the_samples_that_its_mask_names(masks, data):
-    selection = of(masks)
-    assert [selection.mask(shard).tolist() for shard in range(len(masks))] == masks
-    assert [selection.places(shard).tolist() for shard in range(len(masks))] == [
-        [place for place, chosen in enumerate(mask) if chosen] for mask in masks
-    ]
-    assert selection.counts.tolist() == [sum(mask) for mask in masks]
-    assert selection.totals.tolist() == [len(mask) for mask in masks]
-    assert selection.num_samples == sum(map(sum, masks))
-    for shard, mask in enumerate(masks):
-        first = data.draw(st.integers(0, len(mask)))
-        stop = data.draw(st.integers(first, len(mask)))
-        assert selection.mask(shard, first, stop).tolist() == mask[first:stop]
-
-
-@given(MASKS, MASKS)
-def test_selections_have_one_fingerprint_if_they_are_equal(masks, others):
-    assert (of(masks).fingerprint == of(others).fingerprint) == (masks == others)
-
-
-@pytest.mark.parametrize(
-    ("masks", "num_bytes"),
-    [
-        ([[True] * 100], 0),
-        ([[False] * 100], 0),
-        ([[True] * 9 + [False]], 2),
-        ([[True, False], [True], [False, True]], 2),
-    ],
-)
-def test_only_a_shard_that_is_selected_in_part_takes_a_bitmap(masks, num_bytes):
-    assert len(of(masks).bitmaps) == num_bytes
-
-
-def test_bitmaps_may_be_a_map_of_a_file(tmp_path):
-    expected = of([[True, False, True], [True] * 3, [False] * 8 + [True]])
-    expected.bitmaps.tofile(tmp_path / "bitmaps")
-    mapped = Selection(expected.totals, expected.counts, np.memmap(tmp_path / "bitmaps", np.uint8, "r"))
-    assert mapped.fingerprint == expected.fingerprint
-    assert mapped.places(2).tolist() == [8]
-
 
 @st.composite
 def masks(draw, totals=None):
@@ -64,6 +16,41 @@ def masks(draw, totals=None):
         np.array(draw(st.lists(bits[kind], min_size=size, max_size=size)), np.bool_)
         for kind, size in zip(kinds, sizes, strict=True)
     ]
+
+
+@given(masks(), st.data())
+def test_each_shard_gives_the_samples_that_its_mask_names(chosen, data):
+    selection = Selection.of_masks(chosen)
+    assert masks_of(selection) == [mask.tolist() for mask in chosen]
+    assert [selection.places(shard).tolist() for shard in range(len(chosen))] == [
+        np.flatnonzero(mask).tolist() for mask in chosen
+    ]
+    assert selection.counts.tolist() == [mask.sum() for mask in chosen]
+    assert selection.totals.tolist() == [len(mask) for mask in chosen]
+    assert selection.num_samples == sum(selection.counts)
+    for shard, mask in enumerate(chosen):
+        first = data.draw(st.integers(0, len(mask)))
+        stop = data.draw(st.integers(first, len(mask)))
+        assert selection.mask(shard, first, stop).tolist() == mask[first:stop].tolist()
+
+
+@given(masks(), masks())
+def test_selections_have_one_fingerprint_if_they_are_equal(chosen, others):
+    one, other = map(Selection.of_masks, (chosen, others))
+    assert (one.fingerprint == other.fingerprint) == (masks_of(one) == masks_of(other))
+
+
+def test_only_a_shard_that_is_selected_in_part_takes_a_bitmap():
+    chosen = [np.arange(9) > 0, np.ones(100, np.bool_), np.zeros(100, np.bool_), np.arange(2) > 0]
+    assert len(Selection.of_masks(chosen).bitmaps) == 2 + 1
+
+
+def test_bitmaps_may_be_a_map_of_a_file(tmp_path):
+    expected = Selection.of_masks([np.arange(3) != 1, np.arange(3) >= 0, np.arange(9) == 8])
+    expected.bitmaps.tofile(tmp_path / "bitmaps")
+    mapped = Selection(expected.totals, expected.counts, np.memmap(tmp_path / "bitmaps", np.uint8, "r"))
+    assert mapped.fingerprint == expected.fingerprint
+    assert mapped.places(2).tolist() == [8]
 
 
 def masks_of(selection):
