@@ -87,8 +87,6 @@ class RemoteStorage(Storage, ABC):
 
     is_remote = True
     has_latency = True
-    keeps_version = False
-    """Whether all reads of an open file are of the version that the first answer had."""
     max_request_bytes = sys.maxsize
     """A larger range is read by several requests."""
     has_bodies = True
@@ -252,11 +250,6 @@ class RemoteFile:
         if self._version is None:
             self._ask()
         return self._version or ""
-
-    @property
-    def keeps_version(self) -> bool:
-        """Whether all reads are of the version that the first answer had."""
-        return self._storage.keeps_version
 
     def _ask(self) -> None:
         self._storage.attempt(lambda _: self._look(), self.url)

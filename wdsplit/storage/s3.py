@@ -54,7 +54,6 @@ class S3Storage(RemoteStorage):
         options: How to reach the store.
     """
 
-    keeps_version = True
     _empty = "no objects"
 
     def __init__(self, url: str, options: S3Options | None = None) -> None:

@@ -225,52 +225,48 @@ class PlacesBuilder:
     def __init__(self, fields: Sequence[str]) -> None:
         self.end = self.num_samples = 0
         self._fields = fields
-        self._parts: list[tuple[Body, UInt64] | Rows] = []
+        self._is_plain = True
+        self._rows: list[Rows] = []
+        self._keys: list[pa.Array] = []
 
     def append(self, body: Body, hashes: UInt64) -> None:
         """Add the next samples, with the hash of each."""
-        self._parts.append((Body([], body.sample_bytes, body.keys, body.sizes, body.header_bytes), hashes))
-        self.end += int(body.sample_bytes.sum())
-        self.num_samples += len(hashes)
+        one_header = (body.header_bytes == BLOCK_BYTES) & (body.sizes < _ABSENT)
+        self._is_plain &= bool(((body.sizes < 0) | one_header).all())
+        ends = self.end + np.cumsum(body.sample_bytes)
+        spans = np.where(body.sizes < 0, 0, body.header_bytes + padded(body.sizes))
+        begins = ends - body.sample_bytes
+        starts = begins[:, None] + np.cumsum(spans, axis=1) - spans + body.header_bytes
+        self._keys.append(body.keys)
+        self._add(Rows(begins, ends, hashes, starts, body.sizes, None))
 
     def copy(self, rows: Rows) -> None:
         """Add samples that are copied from another tar, by their places in it."""
-        self._parts.append(rows.at(self.end))
+        if rows.keys is not None:
+            self._is_plain = False
+            self._keys.append(pa.array(rows.keys.tolist(), pa.large_string()))
+        self._add(rows.at(self.end))
+
+    def _add(self, rows: Rows) -> None:
+        self._rows.append(rows)
         self.end += int((rows.ends - rows.begins).sum())
         self.num_samples += len(rows.begins)
 
     def dump(self, num_bytes: int, digest: bytes) -> bytes:
         """Return the bytes of the file, for a tar of `num_bytes` bytes with this xxh3_128."""
-        is_plain = all(each.keys is None for each in self._parts if isinstance(each, Rows))
-        for body in (each[0] for each in self._parts if not isinstance(each, Rows)):
-            one_header = (body.header_bytes == BLOCK_BYTES) & (body.sizes < _ABSENT)
-            is_plain = is_plain and bool(((body.sizes < 0) | one_header).all())
-        parts, end = list[Rows](), 0
-        for each in self._parts:
-            parts.append(each if isinstance(each, Rows) else _laid_out(*each, end, is_plain))
-            end += int((parts[-1].ends - parts[-1].begins).sum())
-        if not parts:
+        if not self._rows:
             none = np.zeros(0, np.int64)
             return _dump(num_bytes, 0, digest, none, none.astype(np.uint64), np.zeros((0, len(self._fields)), np.int64))
         begins, hashes, starts, sizes = (
-            np.concatenate([getattr(each, name) for each in parts]) for name in ("begins", "hashes", "starts", "sizes")
+            np.concatenate([getattr(each, name) for each in self._rows])
+            for name in ("begins", "hashes", "starts", "sizes")
         )
-        if is_plain:
+        if self._is_plain:
             return _dump(num_bytes, self.end, digest, begins, hashes, sizes)
         row, field = np.nonzero(sizes >= 0)
-        keys = [key for each in parts if each.keys is not None for key in each.keys.tolist()]
+        keys = [key for each in self._keys for key in each.cast(pa.large_string()).to_pylist()]
         members = row, field, starts[row, field], sizes[row, field]
         return _dump_listed(num_bytes, self.end, digest, begins, hashes, self._fields, members, keys)
-
-
-def _laid_out(body: Body, hashes: UInt64, offset: int, is_plain: bool) -> Rows:
-    """Return the places of samples from an offset on, without keys if members need not be listed."""
-    ends = offset + np.cumsum(body.sample_bytes)
-    spans = np.where(body.sizes < 0, 0, body.header_bytes + padded(body.sizes))
-    begins = ends - body.sample_bytes
-    starts = begins[:, None] + np.cumsum(spans, axis=1) - spans + body.header_bytes
-    keys = None if is_plain else np.array(body.keys.cast(pa.large_string()).to_pylist(), np.object_)
-    return Rows(begins, ends, hashes, starts, body.sizes, keys)
 
 
 def scanned_places(data: memoryview, found: TarSamples, digest: bytes) -> bytes:

@@ -1,9 +1,7 @@
-import os
 import shutil
 import threading
 import time
 import traceback
-from collections import UserDict
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -190,7 +188,7 @@ def head(file):
     [
         ("403 Forbidden", "ExpiredToken", "ExpiredToken", "renew the credentials", 4),
         ("400 Bad Request", "ExpiredToken", "ExpiredToken", "renew the credentials", None),
-        ("403 Forbidden", "AccessDenied", "AccessDenied", "what they allow", 1),
+        ("403 Forbidden", "AccessDenied", "AccessDenied", "what they allow (s3:GetObject); storage_options={'anon'", 1),
         ("403 Forbidden", "RequestTimeTooSkewed", "RequestTimeTooSkewed", "clock", 1),
         ("301 Moved Permanently", "PermanentRedirect", "a redirect that does not name the region", "AWS_REGION", None),
     ],
@@ -208,11 +206,10 @@ def test_a_refusal_is_named_also_where_the_answer_has_no_body(
         assert methods == (["HEAD", "GET"] if action is head else ["GET"]) * num_attempts
 
 
-@pytest.mark.parametrize("action", [read_one, head])
-def test_a_conflict_passes(remote, fault_proxy, action):
-    left = [ErrorAnswer("409 Conflict", "OperationAborted", "Some message")] * 4
+def test_a_conflict_passes(remote, fault_proxy):
+    left = [ErrorAnswer("409 Conflict", "OperationAborted", "Some message")] * 5
     fault_proxy.plan = lambda request: left.pop() if left else None
-    action(of(remote).open("000000.tar"))
+    head(of(remote).open("000000.tar"))
     assert left == []
 
 
@@ -284,19 +281,6 @@ def test_a_token_that_cannot_be_sent_is_told_at_once_and_not_what_it_is(remote, 
             action()
         assert "line break" in caught.value.remedy
         assert "secret-token" not in shown(caught)
-
-
-def test_the_environment_may_change_while_it_is_read(monkeypatch):
-    class Changing(UserDict):
-        """A variable goes when the names have been listed."""
-
-        def __iter__(self):
-            names = list(self.data)
-            self.data.pop("AWS_GOES", None)
-            return iter(names)
-
-    monkeypatch.setattr(os, "environ", Changing({"AWS_GOES": "x", "AWS_REGION": "eu-x"}))
-    assert ("AWS_REGION", "eu-x") in s3_client._environment()
 
 
 def test_as_many_connections_are_kept_as_are_used_at_once(remote, fault_proxy, caplog):

@@ -27,12 +27,6 @@ def test_a_file_system_is_known_by_the_kind_of_its_mount(tmp_path, monkeypatch, 
     )
     monkeypatch.setattr(local, "_MOUNTS", table)
     assert is_network_mount(tmp_path) is is_network
-
-
-def test_what_is_not_there_is_on_no_network(tmp_path):
     assert not is_network_mount(tmp_path / "nothing")
-
-
-def test_where_the_system_tells_nothing_all_is_local(tmp_path, monkeypatch):
-    monkeypatch.setattr(local, "_MOUNTS", tmp_path / "nothing")
+    table.unlink()  # the system tells nothing
     assert not is_network_mount(tmp_path)

