@@ -14,12 +14,11 @@ from collections.abc import Callable, Sequence
 
 import click
 
-from wdsplit.cli.adopt import index_command
 from wdsplit.cli.annotate import annotate_command, map_command
 from wdsplit.cli.batch import batch_command
 from wdsplit.cli.bench import bench_command
 from wdsplit.cli.check import audit_command, verify_command
-from wdsplit.cli.convert import commit_command, convert_command
+from wdsplit.cli.convert import commit_command, convert_command, index_command
 from wdsplit.cli.inspect import assign_command, inspect_command
 from wdsplit.cli.plan import plan_command
 from wdsplit.cli.report import croissant_command, report_command

@@ -67,7 +67,7 @@ EXPECTED = {
     },
     "audits that fail": {
         "ignored rank": [
-            "samples are not those of epoch 0",
+            "samples were delivered more than once in epoch 0",
             "rank 0 reads as rank 0 of 1; rank 1 reads as rank 0 of 1",
         ],
         "other seeds": ["options on all ranks", "rank 1 has seed 1, rank 0 0"],
