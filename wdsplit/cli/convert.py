@@ -35,8 +35,8 @@ from wdsplit.texts import human_bytes
 from wdsplit.urls import shown_url
 
 if TYPE_CHECKING:
+    from wdsplit.conversion.adopt_tars import IndexProgress
     from wdsplit.conversion.convert import Progress
-    from wdsplit.conversion.sample_tables import IndexProgress
 
 __all__ = ["commit_command", "convert_command", "index_command"]
 
