@@ -148,26 +148,22 @@ class _Collecting:
         Raises:
             InputError: One belongs only to versions that are removed.
         """
-        lost: dict[str, str] = {}
+        lost: list[str] = []
         for name, versions in kind.versions(self._storage).items():
             gone = [version for version in versions if version not in self._kept]
             if len(gone) == len(versions):
                 gone = [version for version in gone if version in self._dropped]
-                lost.update((name, kind.path(name, version)) for version in gone)
+                lost += [name] if gone else []
             if not is_trial:
                 self.remove(kind.path(name, version) for version in gone)
         if lost:
-            name, update = next(iter(lost)), ""
-            with suppress(WdsplitError):
-                update = kind.update(kind.read(self._storage, name, lost[name])).format(name=name)
-            update = update or kind.make.format(name=name)
             raise InputError(
-                f"{kind.what} {name!r} belongs only to versions that would be removed",
+                f"{kind.what} {lost[0]!r} belongs only to versions that would be removed",
                 place=self._storage.url,
                 expected=f"{kind.what}s of the versions that are kept",
                 found=listed(list(map(repr, lost)), 5),
-                remedy=f"make it for the latest version with `{update}`, or remove it with `wdsplit "
-                f"{kind.make.split()[1]} DATASET --drop {name}`; or --keep more versions",
+                remedy=f"make it for the latest version with {kind.again.format(name=lost[0])}, or remove it with "
+                f"`wdsplit {kind.make.split()[1]} DATASET --drop {lost[0]}`; or --keep more versions",
             )
 
     def end_annotations(self) -> None:

@@ -158,12 +158,10 @@ ANNOTATIONS = Kind(
     re.compile("[A-Za-z0-9_-]{1,100}"),
     "letters, digits, '_' and '-', at most 100",
     "wdsplit annotate DATASET TABLE --name {name} ... --overwrite",
+    "`wdsplit map DATASET MODULE:FUNCTION --name {name} --update` if a function made it, "
+    "else `wdsplit annotate DATASET TABLE --name {name} ... --overwrite`",
     _read,
     lambda annotation: annotation.fingerprint,
-    lambda annotation: (
-        # a function can be called for the shards that were added
-        "wdsplit map DATASET MODULE:FUNCTION --name {name} --update" if "function" in annotation.provenance else ""
-    ),
 )
 
 

@@ -46,9 +46,9 @@ class Kind(Generic[Stored]):
         pattern: Matches valid names.
         allowed: The valid names, for errors.
         make: The command that makes one, with {name}.
+        again: The commands that make one for the latest version, with {name}.
         read: Reads one, or its header, given its name and path; raises CorruptDataError or InputError.
         fingerprint: Returns the fingerprint of the version that one was made for.
-        update: Returns the command that makes one again for the latest version, with {name}; empty if there is none.
     """
 
     what: str
@@ -57,9 +57,9 @@ class Kind(Generic[Stored]):
     pattern: re.Pattern[str]
     allowed: str
     make: str
+    again: str
     read: Callable[[ReadableStorage, str, str], Stored]
     fingerprint: Callable[[Stored], str]
-    update: Callable[[Stored], str]
 
     def checked(self, name: Any) -> str:
         """Return a name if it is valid: it becomes the name of a file.
@@ -173,9 +173,6 @@ class Kind(Generic[Stored]):
         if not versions:
             return self.unknown(storage, name)
         newest = self._newest(versions, manifest)
-        path, update = self.path(name, newest), ""
-        with suppress(WdsplitError):
-            update = self.update(self.read(storage, name, path)).format(name=name)
         number = next((each.number for each in manifest.history if version_of(each.fingerprint) == newest), None)
         if number is None:
             error = InputError(
@@ -189,10 +186,10 @@ class Kind(Generic[Stored]):
                 f"{self.what} {name!r} was made for version {number} of the dataset, and does not cover later samples",
                 expected=f"version {manifest.version}",
                 found=f"version {number}",
-                remedy=f"open the dataset with version={number}, or "
-                + (f"extend the {self.what} with `{update}`" if update else self.remedy(name)),
+                remedy=f"open the dataset with version={number}, or make it for this one with "
+                + self.again.format(name=name),
             )
-        return error.in_dataset(storage.url, path)
+        return error.in_dataset(storage.url, self.path(name, newest))
 
     def unknown(self, storage: ReadableStorage, name: str) -> InputError:
         """Return the error for a name that does not exist."""

@@ -460,7 +460,7 @@ VIEWS = Kind(
     re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}"),
     "up to 100 letters, digits, '_', '-' and '.', not beginning with '-' or '.'",
     "wdsplit view DATASET {name} ... --overwrite",
+    "`wdsplit view DATASET {name} --update`",
     _read_head,
     lambda view: view.dataset,
-    lambda view: "wdsplit view DATASET {name} --update",
 )
