@@ -53,7 +53,6 @@ def test_types_are_those_of_sample_tables_and_categories_become_texts_unless_the
     ("schema", "arguments", "message"),
     [
         (SCHEMA, {"columns": ("scor",)}, "did you mean 'score'"),
-        (SCHEMA, {"mapping": {"a": "scor"}}, "did you mean 'score'"),
         (SCHEMA, {"columns": ("score",), "mapping": {"score": "day"}}, "two columns are called 'score'"),
         (SCHEMA, {"key": "score"}, "cannot be the key"),
         (SCHEMA, {"key": "i"}, "did you mean 'id'"),

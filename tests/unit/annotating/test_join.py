@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wdsplit.annotating.match import Counted, match
+from wdsplit.annotating.match import match
 from wdsplit.annotating.passes import partitions_of
 from wdsplit.errors import InputError
 from wdsplit.fields.keys import escape_keys
@@ -27,18 +27,6 @@ def matched(rows, samples, duplicates="first"):
     keys = [escape_key(key) for key in rows]
     raw = [None if one == key else one for one, key in zip(rows, keys, strict=True)]
     return match(chunks(keys), chunks(raw), chunks(samples), duplicates)
-
-
-def test_a_key_is_found_as_it_was_before_it_was_escaped_and_as_samples_are_called():
-    for given_key in ("a.b", "a_x2Eb"):
-        found = matched([given_key], ["a_x2Eb"])
-        assert (found.rows.tolist(), found.extra.tolist()) == ([0], [])
-    both = matched(["a.b", "a_x2Eb"], ["a_x2Eb", escape_key("a_x2Eb")])
-    assert (both.rows.tolist(), both.extra.tolist()) == ([0, 1], [])
-    with pytest.raises(InputError, match="a key belongs to two samples"):
-        matched(["a_x2Eb"], ["a_x2Eb", escape_key("a_x2Eb")])
-    twice = matched(["a_x2Eb", "a.b"], ["a_x2Eb"])
-    assert (twice.rows.tolist(), twice.duplicates.tolist()) == ([0], [1])
 
 
 @given(st.lists(TEXTS, unique=True, max_size=8), st.lists(TEXTS, max_size=8), st.sampled_from(["first", "last"]))
@@ -67,8 +55,3 @@ def test_a_key_and_what_it_was_escaped_from_are_in_one_of_about_equal_partitions
     assert len(set(partitions.tolist())) == 1
     assert 0 <= partitions[0] < num_partitions
     assert np.bincount(partitions_of(texts([f"{number:08d}" for number in range(1000)]), 4)).min() > 200
-
-
-def test_counts_are_added_and_the_first_examples_kept():
-    one, other = Counted(5, [[0, 1, "a"], [0, 4, "b"], [2, 0, "c"]]), Counted(2, [[0, 3, "d"], [1, 0, "e"]])
-    assert Counted.sum([one, other]) == Counted(7, [[0, 1, "a"], [0, 3, "d"], [0, 4, "b"]])

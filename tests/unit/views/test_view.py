@@ -14,7 +14,6 @@ from wdsplit.shards.manifest import Field, first_samples
 from wdsplit.shards.views import write_view
 from wdsplit.storage.local import LocalStorage
 from wdsplit.views import choosing, view
-from wdsplit.views.columns import SampleColumns
 from wdsplit.views.view import resolve_view
 
 COUNTS = (10, 0, 13, 8)
@@ -45,10 +44,6 @@ def refused(dataset, **asked):
     with pytest.raises(InputError) as caught:
         resolve_view(*dataset, **asked)
     return caught.value
-
-
-def test_nothing_asked_is_no_view(dataset):
-    assert resolve_view(*dataset) is None
 
 
 some_rows = st.lists(st.integers(0, NUM_SAMPLES - 1), max_size=12)
@@ -85,13 +80,6 @@ def test_everything_that_is_asked_is_combined(dataset, view, least, kept, left_o
         assert found.totals.tolist() == limited.shards.num_real.tolist()
 
 
-def test_a_view_is_called_what_was_asked(dataset):
-    keys = keys_of(NUM_SAMPLES)
-    found = resolve_view(*dataset, view="third", where="row > 3", keys=keys, exclude=keys[:1])
-    assert found.name == "third and row > 3 and in a list and not in a list"
-    assert repr(found) == f"<View '{found.name}': 9 of 31 samples>"
-
-
 @pytest.mark.parametrize(
     ("field", "where", "remedy"),
     [
@@ -112,18 +100,6 @@ def test_a_condition_on_a_field_says_how_it_becomes_a_column(dataset, field, whe
     assert error.remedy.startswith(remedy)
 
 
-def test_keys_to_keep_that_no_sample_has_are_refused(dataset):
-    error = refused(dataset, keys=["img.0", "nope", *(f"no-{n}" for n in range(9))])
-    assert error.found == "10 of 11 keys without a sample: 'nope', 'no-0', 'no-1', 'no-2', 'no-3', ..."
-    assert "such as 'img_x2E0'" in error.expected
-
-
-def test_keys_to_leave_out_that_no_sample_has_are_warned_of(dataset, caplog):
-    assert rows_in(dataset, exclude=["img.0", "nope"]) == list(range(1, NUM_SAMPLES))
-    (record,) = caplog.records
-    assert "1 of the 2 keys of a list have no sample: 'nope'" in record.getMessage()
-
-
 def test_bad_samples_whose_keys_could_not_be_read_are_found_by_their_places(dataset, tmp_path, caplog):
     url, bad = dataset[0].url, tmp_path / "bad.jsonl"
     rows = [
@@ -140,20 +116,19 @@ def test_bad_samples_whose_keys_could_not_be_read_are_found_by_their_places(data
     assert f"'sample 8 of {url}/000003.tar'" in record.getMessage()
 
 
-def test_bad_samples_of_a_shard_are_looked_up_by_one_read_of_its_table(dataset, tmp_path, monkeypatch):
-    bad, read, shards = tmp_path / "bad.jsonl", SampleColumns.read, []
-    bad.write_text("".join(f'{{"key": null, "shard": "000002.tar", "sample": {sample}}}\n' for sample in range(5)))
-    monkeypatch.setattr(
-        SampleColumns, "read", lambda self, shard, names: shards.append(shard) or read(self, shard, names)
-    )
-    assert rows_in(dataset, exclude=bad) == [row for row in range(NUM_SAMPLES) if row not in range(10, 15)]
-    assert shards.count(2) == 2, "once for the list, and once to choose"
-
-
-def test_keys_without_a_sample_among_the_first_are_warned_of(dataset, caplog):
+def test_keys_that_no_sample_has_are_refused_or_if_left_out_or_beyond_a_limit_warned_of(dataset, caplog):
+    assert resolve_view(*dataset) is None
+    error = refused(dataset, keys=["img.0", "nope", *(f"no-{n}" for n in range(9))])
+    assert error.found == "10 of 11 keys without a sample: 'nope', 'no-0', 'no-1', 'no-2', 'no-3', ..."
+    assert "such as 'img_x2E0'" in error.expected
+    assert rows_in(dataset, exclude=["img.0", "nope"]) == list(range(1, NUM_SAMPLES))
     assert rows_in(dataset, keys=["img.0", "img.30", "nope"], limit=20) == [0]
-    (record,) = caplog.records
-    assert "2 of the 3 keys of a list have no sample among the first 20: 'img.30', 'nope'" in record.getMessage()
+    assert [record.getMessage().partition(": ")[2] for record in caplog.records] == [
+        "1 of the 2 keys of a list have no sample: 'nope'",
+        "2 of the 3 keys of a list have no sample among the first 20: 'img.30', 'nope'",
+    ]
+    found = resolve_view(*dataset, view="third", where="row > 3", keys=keys_of(NUM_SAMPLES), exclude=["img.0"])
+    assert repr(found) == "<View 'third and row > 3 and in a list and not in a list': 9 of 31 samples>"
 
 
 def test_errors_of_conditions_are_those_of_where(dataset):
