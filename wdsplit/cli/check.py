@@ -19,16 +19,7 @@ from wdsplit.cli.options import (
 )
 from wdsplit.cli.progress import progress_bar
 from wdsplit.cli.stored import erased_lines
-from wdsplit.cli.terminal import (
-    FAILED,
-    Result,
-    bad,
-    echo,
-    error_text,
-    good,
-    totals_text,
-    wrapped,
-)
+from wdsplit.cli.terminal import FAILED, Result, bad, echo, error_text, good, totals_text, wrapped
 from wdsplit.texts import counted
 from wdsplit.urls import shown_url
 

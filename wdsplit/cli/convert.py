@@ -19,14 +19,7 @@ from wdsplit.cli.conversion import (
     show_progress,
 )
 from wdsplit.cli.help import argument, command, option
-from wdsplit.cli.options import (
-    Running,
-    dataset_argument,
-    engine_options,
-    json_option,
-    options_of,
-    refuse_given,
-)
+from wdsplit.cli.options import Running, dataset_argument, engine_options, json_option, options_of, refuse_given
 from wdsplit.cli.progress import progress_bar
 from wdsplit.cli.stored import stale_names
 from wdsplit.cli.terminal import Result, rates_text, totals_text
