@@ -113,34 +113,3 @@ def without_devices(data):
             data[position + first : position + stop] = bytes(stop - first)
         position += 512 + size + -size % 512
     return bytes(data)
-
-
-class Parts(io.RawIOBase):
-    """A file made of parts, which are read where they lie."""
-
-    def __init__(self, parts):
-        self.parts = [memoryview(part) for part in parts]
-        self.ends = np.cumsum([len(part) for part in self.parts]).tolist()
-        self.position = 0
-
-    def readable(self):
-        return True
-
-    def seekable(self):
-        return True
-
-    def seek(self, offset, whence=io.SEEK_SET):
-        self.position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self.position, io.SEEK_END: self.ends[-1]}[whence]
-        return self.position
-
-    def tell(self):
-        return self.position
-
-    def read(self, size=-1):
-        stop = self.ends[-1] if size < 0 else min(self.ends[-1], self.position + size)
-        taken = []
-        for part, end in zip(self.parts, self.ends, strict=True):
-            first = end - len(part)
-            taken.append(bytes(part[max(0, self.position - first) : max(0, stop - first)]))
-        self.position = stop
-        return b"".join(taken)

@@ -9,7 +9,6 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from wdsplit.errors import InputError, did_you_mean
 from wdsplit.storage.retry import RETRY_NAMES, RetryOptions
-from wdsplit.urls import shown_url
 
 __all__ = ["S3Options"]
 
@@ -48,19 +47,19 @@ class S3Options:
         InputError: An option has a wrong type.
     """
 
-    key: str | None = None
-    secret: str | None = None
-    token: str | None = None
+    key: str | None = field(default=None, repr=False)
+    secret: str | None = field(default=None, repr=False)
+    token: str | None = field(default=None, repr=False)
     anon: bool = False
     profile: str | None = None
-    endpoint_url: str | None = None
+    endpoint_url: str | None = field(default=None, repr=False)
     region: str | None = None
     path_style: bool | None = None
     requester_pays: bool = False
     use_ssl: bool | None = None
     verify: bool | str | None = None
-    config_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    s3_additional_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    config_kwargs: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    s3_additional_kwargs: Mapping[str, Any] = field(default_factory=dict, repr=False)
     retries: RetryOptions = field(default_factory=RetryOptions)
 
     def __post_init__(self) -> None:
@@ -108,12 +107,6 @@ class S3Options:
             )
         times = {name: given.pop(name) for name in list(given) if name in RETRY_NAMES}
         return cls(**given, retries=RetryOptions(**times))
-
-    def __repr__(self) -> str:
-        """Leave out secrets."""
-        shown = {name: getattr(self, name) for name in ("anon", "profile", "region")}
-        shown["endpoint_url"] = shown_url(self.endpoint_url or "")
-        return f"S3Options({', '.join(f'{name}={value!r}' for name, value in shown.items() if value)})"
 
 
 _KINDS = {

@@ -3,7 +3,7 @@ import pickle
 import pytest
 
 from wdsplit.errors import InputError
-from wdsplit.storage.gathered import GatheredFiles, GatheredStorage
+from wdsplit.storage.gathered import GatheredFiles
 
 
 @pytest.mark.parametrize(
@@ -28,18 +28,3 @@ def test_files_have_paths_below_the_folder_that_they_have_in_common(urls, root, 
 def test_files_of_several_kinds_of_stores_are_refused(urls):
     with pytest.raises(InputError, match="several kinds"):
         GatheredFiles(urls, "")
-
-
-def test_what_goes_with_files_is_read_from_a_folder_of_its_own(tmp_path):
-    for name in ("files/sub/a.tar", "companions/sub/a.tar.idx", "companions/header"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(name)
-    (tmp_path / "files/b.tar").touch()
-    urls = tuple(f"{tmp_path}/files/{name}" for name in ("sub/a.tar", "b.tar"))
-    storage = GatheredStorage(GatheredFiles(urls, str(tmp_path / "companions")))
-    assert (storage.url, storage.is_remote) == (f"{tmp_path}/files", False)
-    assert storage.open("sub/a.tar").read(0, 15) == b"files/sub/a.tar"
-    assert storage.read("sub/a.tar.idx") == b"companions/sub/a.tar.idx"
-    assert [storage.size(path) for path in ("sub/a.tar", "header", "none")] == [15, 17, None]
-    assert (storage.list(), storage.sizes()) == (["header", "sub"], {"header": 17})
-    assert storage.describe_contents() == "sub/a.tar, b.tar"

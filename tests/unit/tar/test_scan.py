@@ -332,7 +332,7 @@ UNFIT = [
     pax(path="a\0b") + crafted(),
     pax(path="n" + LONG_NAME) + crafted(),
     long_link(b"n" + LONG_NAME.encode() + b"\0") + crafted(),
-    *(records(b"9 path=b\n" + text) for text in (b"x", b"8 path=a", b"7 path=a\n", b"11 path=a\n", b"99 path=a\n")),
+    *(records(b"9 path=b\n" + text) for text in (b"x", b"9 path=ab", b"7 path=a\n", b"11 path=a\n", b"99 path=a\n")),
     *(records(b"9 path=b\n" + text) for text in (b" 9 path=a\n", b"9 pathxa\n", b"-9 path=a\n", b"0 \n")),
     long_link(b"\0") + crafted(),
     long_link(b"n" * 2 * 1024**2) + crafted(),
