@@ -67,10 +67,10 @@ def python_source(inputs: Any) -> PythonSource | list[str]:
     return PythonSource(type(inputs).__name__, size, lambda: row_batches(chain(first, rows)))
 
 
-def _is_from(library: str, name: str) -> Callable[[Any], bool]:
+def _is_from(library: str, *names: str) -> Callable[[Any], bool]:
     """Return a function that tests whether an object has a class of a library, by name, or a subclass of it."""
     return lambda value: any(
-        kind.__name__ == name and kind.__module__.partition(".")[0] == library for kind in type(value).__mro__
+        kind.__name__ in names and kind.__module__.partition(".")[0] == library for kind in type(value).__mro__
     )
 
 
@@ -148,10 +148,8 @@ def _splits(datasets: Any) -> PythonSource:
 
 
 _KNOWN: tuple[tuple[Callable[[Any], bool], Callable[[Any], PythonSource]], ...] = (
-    (_is_from("datasets", "Dataset"), _huggingface),
-    (_is_from("datasets", "IterableDataset"), _huggingface),
-    (_is_from("datasets", "DatasetDict"), _splits),
-    (_is_from("datasets", "IterableDatasetDict"), _splits),
+    (_is_from("datasets", "Dataset", "IterableDataset"), _huggingface),
+    (_is_from("datasets", "DatasetDict", "IterableDatasetDict"), _splits),
     (_is_from("pandas", "DataFrame"), _pandas),
     (_is_from("polars", "DataFrame"), lambda frame: _table(frame.to_arrow())),
     (lambda value: isinstance(value, (pa.Table, pa.RecordBatch)), _table),

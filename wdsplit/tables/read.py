@@ -31,7 +31,7 @@ from wdsplit.storage.opening import is_remote
 from wdsplit.tables.formats.common import BATCH_BYTES, MAX_BATCH_ROWS, unreadable
 from wdsplit.tables.formats.opening import changed, open_unchanged
 from wdsplit.tables.formats.registry import format_by_content, format_named, name_of_format
-from wdsplit.tables.schemas import Partitions, Schemas, absent_columns, promoted, promotion_notes, with_partitions
+from wdsplit.tables.schemas import Partitions, Schemas, promoted, promotion_notes, with_partitions
 from wdsplit.tables.select import Picker
 from wdsplit.tables.table import InputFile, Remote, Table, Value
 from wdsplit.urls import is_web, shown_url
@@ -110,8 +110,11 @@ def open_inputs(paths: Sequence[str], storage_options: Mapping[str, Any] | None 
     folders = [_folder_of(path, file) if hive else "" for path, file in zip(paths, files, strict=True)]
     partitions = Partitions(folders)
     notes = [*promotion_notes(found, schema), *partitions.notes()]
-    # An empty field of CSV may be an empty text.
-    absent = [absent_columns(each, schema, files[0].format != "csv") for each in found.schemas]
+    null_is_absent = files[0].format != "csv"  # of which an empty field may be an empty text
+    absent: list[list[str]] = []  # the columns for which the files of each schema have no values
+    for each in found.schemas:
+        typed = {one.name for one in each if not (null_is_absent and pa.types.is_null(one.type))}
+        absent.append([name for name in schema.names if name not in typed])
     constants: dict[tuple[int, str], tuple[tuple[str, Value], ...]] = {}
     for place, of_file in enumerate(zip(numbers, folders, strict=True)):
         if of_file not in constants:

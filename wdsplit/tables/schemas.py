@@ -19,7 +19,7 @@ from wdsplit.fields.infer import class_names, refuse_repeated
 from wdsplit.fields.promote import common_type
 from wdsplit.tables.table import Value
 
-__all__ = ["Partitions", "Schemas", "absent_columns", "promoted", "promotion_notes", "with_partitions"]
+__all__ = ["Partitions", "Schemas", "promoted", "promotion_notes", "with_partitions"]
 
 _FEATURES = b"huggingface"
 _MISSING = "missing"
@@ -239,17 +239,3 @@ def with_partitions(schema: pa.Schema, partitions: Partitions, path: str) -> pa.
     for name, is_integer in partitions.are_integers.items():
         schema = schema.append(pa.field(name, pa.int64() if is_integer else pa.string()))
     return schema
-
-
-def absent_columns(schema: pa.Schema, columns: pa.Schema, null_is_absent: bool) -> tuple[str, ...]:
-    """Return the columns for which a file has no values: it lacks them, or they have the type null.
-
-    Args:
-        schema: The file's columns.
-        columns: The columns of all files.
-        null_is_absent: Whether to include columns of the type null.
-    """
-    kinds = dict(zip(schema.names, schema.types, strict=True))
-    return tuple(
-        name for name in columns.names if name not in kinds or (null_is_absent and pa.types.is_null(kinds[name]))
-    )

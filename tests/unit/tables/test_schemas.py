@@ -161,14 +161,6 @@ def test_statistics_of_another_type_rule_row_groups_out(tmp_path):
             assert read.matching_groups(table, file, expression, ["n"]) == [2], (where, file.path)
 
 
-def test_files_that_cannot_decide_are_not_read(tmp_path):
-    path = write_table(tmp_path / "a.parquet", {"a": pa.array([None, 1, None]), "b": [1, 2, 3]})
-    table = open_inputs([path, write_table(tmp_path / "c.parquet", {"c": range(5)})])
-    os.remove(path)
-    (selected,) = select_rows(table, "c > 2", None, [None])
-    assert [file.counts for file in selected.files] == [(0,), (2,)]
-
-
 # Hive partitions
 
 NULL = "__HIVE_DEFAULT_PARTITION__"
