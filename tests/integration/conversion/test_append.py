@@ -245,14 +245,6 @@ def test_missing_columns_options_of_the_dataset_and_missing_datasets_are_refused
     assert files_of(url) == before and not (tmp_path / "nothing").exists()
 
 
-def test_bytes_are_not_appended_to_images_with_paths(tmp_path):
-    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-    images = pa.array([{"bytes": b"\x89PNG\r\n\x1a\n", "path": "a.png"}] * 4, kind)
-    wdsplit.convert(pa.table({"image": images}), tmp_path / "train")
-    with pytest.raises(InputError, match=r"column 'image' has another type(.|\n)*struct<bytes(.|\n)*found: binary"):
-        wdsplit.convert([{"image": b"\x89PNG\r\n\x1a\n"}], tmp_path / "train", append=True)
-
-
 def test_the_shards_of_an_append_have_the_size_of_the_dataset_and_the_bytes_do_not_depend_on_jobs(tmp_path):
     url, rows = tmp_path / "train", part(tmp_path, 200, 300)
     make(tmp_path, str(url), 1)

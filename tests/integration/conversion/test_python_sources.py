@@ -8,7 +8,6 @@ import numpy as np
 import pandas
 import PIL.Image
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 import wdsplit
@@ -334,16 +333,3 @@ def test_splits_and_transforms_of_hugging_face_are_refused_with_the_line_to_writ
         convert(dataset.with_transform(lambda batch: batch), tmp_path / "out")
     assert "with_format(None)" in caught.value.remedy
     assert convert(dataset.with_format("numpy"), tmp_path / "out").num_samples == 2
-
-
-def test_categories_of_a_frame_are_the_classes_of_the_dataset(tmp_path):
-    frame = pandas.DataFrame({"x": [1.5, 2.5], "kind": pandas.Categorical(["dog", "dog"], categories=["cat", "dog"])})
-    convert(frame, tmp_path / "out", options(shards=1))
-    dataset = wdsplit.Dataset(tmp_path / "out").decode()
-    assert dataset.classes == ("cat", "dog")
-    assert [sample["txt"] for sample in dataset.map_dict(txt=dataset.classes.index)] == [1, 1]
-    convert(frame, tmp_path / "numbers", options(shards=1, mapping={"cls": "kind"}))
-    assert [fields for _, fields in real_samples(tmp_path / "numbers")] == [{"cls": b"1"}] * 2
-    pq.write_table(pa.Table.from_pandas(frame), tmp_path / "frame.parquet")
-    convert(str(tmp_path / "frame.parquet"), tmp_path / "file", options(shards=1))
-    assert shard_files(tmp_path / "file") == shard_files(tmp_path / "out")

@@ -16,12 +16,10 @@ from PIL import Image
 import wdsplit
 from commands import done
 from media_files import write_images
-from stops import stopped_at
-from tables import converted, files_of, options, real_samples, shard_files, tar_samples, write_table
+from tables import converted, files_of, real_samples, tar_samples, write_table
 from tars import by_tarfile
 from wdsplit.checks.verify import verify
 from wdsplit.conversion.adopt_tars import index_tars
-from wdsplit.conversion.convert import convert
 from wdsplit.errors import CorruptDataError, InputError, OutputExistsError
 from wdsplit.fields.infer import with_class_names
 from wdsplit.fields.sample_columns import MAX_COLUMNS
@@ -131,22 +129,6 @@ def test_rows_from_python_and_tars_have_them_too(dataset, tmp_path):
     assert_right(tmp_path / "rows", kept=(*KEPT[4:], "unused"))
     converted(str(dataset), tmp_path / "tars", shards=3)
     assert_right(tmp_path / "tars", kept=())
-
-
-def test_a_run_that_is_resumed_keeps_those_of_its_plan_alone(table_path, tmp_path):
-    given = {"mapping": MAPPING, "shards": 8, "keep": ["caption"]}
-
-    with stopped_at(done=3) as stop:
-        convert([table_path], str(tmp_path / "out"), options(**given), stop)
-    (tmp_path / "out/000001.tar.parquet").unlink()
-    for other in ({"keep": []}, {"keep": ["caption"], "no_keep": ["label"]}):
-        with pytest.raises(OutputExistsError, match="another plan"):
-            converted(table_path, tmp_path / "out", **(given | other), resume=True)
-    converted(table_path, tmp_path / "out", **given, resume=True)
-    converted(table_path, tmp_path / "whole", **given)
-    assert files_of(tmp_path / "out").keys() == files_of(tmp_path / "whole").keys()
-    assert shard_files(tmp_path / "out") == shard_files(tmp_path / "whole")
-    assert_right(tmp_path / "out", kept=(*KEPT[4:], "caption"))
 
 
 def test_dates_times_and_decimals_are_kept_as_numbers_are(tmp_path):

@@ -188,7 +188,14 @@ FILES = [input_file(10, path="a.parquet"), input_file(10, path="b.parquet")]
         plan_of(100, 4, shards=4, key="name"),
         *(
             plan_of(100, 4, shards=4, **{name: value})
-            for name, value in {"pad": "none", "null": "omit", "lanes": 2, "window": 7, "shuffle": False}.items()
+            for name, value in {
+                "pad": "none",
+                "null": "omit",
+                "lanes": 2,
+                "window": 7,
+                "shuffle": False,
+                "keep": ("x",),
+            }.items()
         ),
         plan_of(100, 4, shards=4, fields=(Field("cls", "other", "integer", "int64"),)),
         plan_of(100, 4, shards=4, fields=(Field("txt", "label", "integer", "int64"),)),
