@@ -67,28 +67,17 @@ class Notes:
         """
         wanted = np.zeros(items.stop, np.bool_)
         wanted[items.start :: items.step] = True
-        left = sorted(
-            (int(match[2]), -int(match[3]), match[0])  # of those that begin alike, the longest first
-            for match in map(_NAME.fullmatch, self._storage.list(self._folder))
-            if match is not None and match[1] == name
-        )
-        while True:
-            longest: list[tuple[int, int, str]] = []
-            others: list[tuple[int, int, str]] = []
-            reach = 0
-            for first, stop, path in left:
-                if wanted[first:-stop].any():
-                    (longest if -stop > reach else others).append((first, stop, path))
-                    reach = max(reach, -stop)
-            if not longest:
-                return
-            notes = in_order(lambda note: self._read(note[2], -note[1] - note[0]), longest, _NOTES_AT_ONCE)
-            for (first, _, path), results in zip(longest, notes, strict=True):
+        named = map(_NAME.fullmatch, self._storage.list(self._folder))
+        found = [match for match in named if match is not None and match[1] == name]
+        for of_shares in (True, False):  # a share has all of its items in one note, so that few others are read
+            spans = [(int(match[2]), int(match[3]), match[0]) for match in found if (match[4] is not None) == of_shares]
+            spans = [span for span in spans if wanted[span[0] : span[1]].any()]
+            notes = in_order(lambda span: self._read(span[2], span[1] - span[0]), spans, _NOTES_AT_ONCE)
+            for (first, _, path), results in zip(spans, notes, strict=True):
                 for item, result in enumerate(results, first):
                     if item < items.stop and wanted[item]:
                         wanted[item] = False
                         yield item, self._parsed(path, parse, result)
-            left = others  # notes inside of longer ones: read only if those lack results
 
     def collect(self, title: str, name: str, items: range, parse: Callable[[Any], Result]) -> list[Result]:
         """Return the results of items that are all done, in order.

@@ -480,24 +480,6 @@ def test_a_file_that_was_published_just_before_the_error_does_not_block_a_second
     assert_whole(out)
 
 
-# Progress
-
-
-def test_progress_never_goes_back_and_ends_complete(table_path, tmp_path):
-    seen = []
-    manifest = convert(
-        [table_path],
-        str(tmp_path / "out"),
-        options(shards=8, jobs=2),
-        seen.append,
-    )
-    steps = [(progress.done, progress.samples, progress.num_bytes) for progress in seen]
-    assert steps == sorted(steps)
-    assert steps[0] == (0, 0, 0)
-    assert steps[-1] == (8, manifest.num_samples + manifest.num_pads, manifest.num_bytes)
-    assert {(progress.name, progress.total, progress.skipped) for progress in seen} == {("write", 8, 0)}
-
-
 # Runs that are killed, or that others disturb
 
 
