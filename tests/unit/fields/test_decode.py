@@ -92,10 +92,6 @@ def test_a_payload_that_the_encoding_cannot_have_written_is_an_error_by_its_plac
 # What is written, byte by byte
 
 
-def payloads_of(values, kind):
-    return [payload.decode() for payload in encode(pa.array(values, kind))[1]]
-
-
 @pytest.mark.parametrize(
     ("kind", "values", "texts"),
     [
@@ -128,7 +124,10 @@ def payloads_of(values, kind):
 def test_values_are_written_so(kind, values, texts):
     if pa.types.is_decimal(kind):
         values = [decimal.Decimal(value) for value in values]
-    assert payloads_of(values, kind) == texts
+    column = pa.array(values, kind)
+    field, payloads = encode(column)
+    assert [payload.decode() for payload in payloads] == texts
+    assert repr(decode_field(payloads, field).to_pylist()) == repr(column.to_pylist())
 
 
 @pytest.mark.parametrize(

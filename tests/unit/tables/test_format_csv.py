@@ -179,3 +179,10 @@ def test_what_cannot_be_told_for_certain_is_refused_with_its_line(read, tmp_path
     with pytest.raises(InputError, match=cause) as caught:
         read(data)
     assert caught.value.place.startswith(f"{tmp_path / 'a.csv'}, line {line}" if line else str(tmp_path / "a.csv"))
+
+
+def test_a_row_that_is_too_large_is_refused(read, monkeypatch):
+    monkeypatch.setattr(text, "BLOCK_BYTES", 100)
+    monkeypatch.setattr(text, "_MAX_ROW_BYTES", 1000)
+    with pytest.raises(InputError, match="a row is too large"):
+        read('a,b\n1,2\n3,"' + "x" * 5000 + '"\n')

@@ -108,6 +108,8 @@ def test_a_large_pandas_frame_comes_in_pieces_of_one_type_and_its_objects_are_re
     table, _ = read(pandas.DataFrame({"image": [image, None], "y": [1.5, None]}))
     assert table.column("image")[0].as_py().startswith(b"\x89PNG")
     assert table.column("y").to_pylist() == [1.5, None]
+    named = pandas.DataFrame({"y": [1], "id": ["p"]}).set_index("id")  # an index with a name is a column
+    assert read(named)[0].to_pydict() == {"id": ["p"], "y": [1]}
 
 
 # Polars
