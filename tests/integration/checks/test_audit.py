@@ -326,6 +326,13 @@ def test_a_dataset_that_is_sorted_by_class_is_badly_mixed_and_the_remedy_mends_i
     assert "badly" not in line.evidence
 
 
+def test_labels_of_packs_are_counted_by_their_samples(classes, tmp_path, monkeypatch):
+    path = shutil.copytree(classes["sorted"], tmp_path / "packed")
+    store_view(str(path), "packs", Rows(range(4000), form="packs"))
+    monkeypatch.setattr(wdsplit.checks.classes, "_MAX_LABELS", 2000)
+    assert "estimated" in classes_line(str(path), view="packs", batch_size=2).evidence
+
+
 def test_any_field_can_be_measured_and_of_several_the_worst_mixed_is(classes, tmp_path):
     path = classes["sorted"]
     line = classes_line(path, class_field="txt")
