@@ -34,7 +34,7 @@ from wdsplit.loading.options import (
     with_flat_signature,
 )
 from wdsplit.loading.reading.reader import Reading
-from wdsplit.loading.reading.source import AnySource, Source
+from wdsplit.loading.reading.source import AnySource
 from wdsplit.loading.second_split import refuse_counting_trainer, refuse_second_split, refuse_splitters
 from wdsplit.loading.stage_kinds import why_not_one_to_one
 from wdsplit.loading.stages.columns import ColumnStage
@@ -46,10 +46,8 @@ from wdsplit.loading.transport.shared_integers import SharedIntegers
 from wdsplit.loading.views import Opened, Shared
 from wdsplit.loading.world import detect_rank, is_worker, knows_rank, with_worker
 from wdsplit.notebook import Preview, html_table
-from wdsplit.order.epoch import OrderOptions
 from wdsplit.order.split import AnyOrder, World, reader_positions, whole
 from wdsplit.order.trace import ShardDistribution, Trace
-from wdsplit.shards.manifest import Field, Manifest
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -186,41 +184,6 @@ class Dataset(FluidPipeline):
     def source(self) -> AnySource:
         """The first stage, with its views."""
         return self.shared.source
-
-    @property
-    def manifest(self) -> Manifest:
-        """The dataset's manifest.
-
-        Raises:
-            InputError: The dataset is a mixture.
-        """
-        return self._single("manifest").manifest
-
-    @property
-    def fields(self) -> tuple[Field, ...]:
-        """The fields that samples can have: those of the manifest, and joined ones; `fields=` reads some of them.
-
-            print([field.name for field in dataset.fields])
-
-        Raises:
-            InputError: The dataset is a mixture.
-        """
-        return self._single("fields").all_fields
-
-    def _single(self, what: str) -> Source:
-        source = self.source
-        if not isinstance(source, Source):
-            raise InputError(
-                f"a mixture has no {what} of its own",
-                place=source.url,
-                remedy="open one of its datasets with wdsplit.Dataset",
-            )
-        return source
-
-    @property
-    def options(self) -> OrderOptions:
-        """The options that the order depends on."""
-        return self.source.options
 
     @property
     def epoch(self) -> int:
@@ -439,15 +402,6 @@ class Dataset(FluidPipeline):
         if all(isinstance(stage, ColumnStage) and stage.is_columnar for stage in stages):
             return list(stages)
         return None
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """The class names by their numbers; empty if no column has class names. All datasets of a mixture must agree.
-
-        Raises:
-            InputError: Several columns have class names (see `manifest.class_names`), or datasets of a mixture differ.
-        """
-        return self.source.classes
 
     def shard_distribution(self, num_workers: int = 0, batch_size: int = 1) -> ShardDistribution:
         """Return which shards this rank and its workers read in the next epoch, and what that costs.

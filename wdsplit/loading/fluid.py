@@ -14,15 +14,17 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from wdsplit.errors import InputError
+from wdsplit.loading.reading.source import AnySource, Source
 from wdsplit.loading.stages.columns import Rename, ToTuple
 from wdsplit.loading.stages.randomness import IMAGES, MAPS, Draws, GeneratorKind, RandomMap
+from wdsplit.order.epoch import OrderOptions
+from wdsplit.shards.manifest import Field, Manifest
 
 if TYPE_CHECKING:
     from torch.utils.data import IterableDataset as TorchDataset
     from typing_extensions import Self
 
     from wdsplit.loading.stages.decoders import Handler
-    from wdsplit.order.epoch import OrderOptions
 
     IterableDataset = TorchDataset[Any]
 else:
@@ -48,14 +50,14 @@ class _OfWebdataset:
 
 
 class FluidStages:
-    """Stages as methods: each returns a copy with one more stage."""
+    """Stages as methods, each of which returns a copy with one more stage; and what is known of the source."""
 
     pipeline: list[Any]
 
     if TYPE_CHECKING:  # webdataset has no types
 
         @property
-        def options(self) -> OrderOptions: ...
+        def source(self) -> AnySource: ...
 
         def compose(self, *stages: Any) -> Self: ...
         def map(self, f: Callable[[Any], Any], handler: Callable[..., Any] = ...) -> Self: ...
@@ -77,6 +79,50 @@ class FluidStages:
         def xdecode(self, *args: Any, **options: Any) -> Self: ...
         def mcached(self) -> Self: ...
         def lmdb_cached(self, *args: Any, **options: Any) -> Self: ...
+
+    @property
+    def manifest(self) -> Manifest:
+        """The dataset's manifest.
+
+        Raises:
+            InputError: The dataset is a mixture.
+        """
+        return self._single("manifest").manifest
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """The fields that samples can have: those of the manifest, and joined ones; `fields=` reads some of them.
+
+            print([field.name for field in dataset.fields])
+
+        Raises:
+            InputError: The dataset is a mixture.
+        """
+        return self._single("fields").all_fields
+
+    def _single(self, what: str) -> Source:
+        source = self.source
+        if not isinstance(source, Source):
+            raise InputError(
+                f"a mixture has no {what} of its own",
+                place=source.url,
+                remedy="open one of its datasets with wdsplit.Dataset",
+            )
+        return source
+
+    @property
+    def options(self) -> OrderOptions:
+        """The options that the order depends on."""
+        return self.source.options
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The class names by their numbers; empty if no column has class names. All datasets of a mixture must agree.
+
+        Raises:
+            InputError: Several columns have class names (see `manifest.class_names`), or datasets of a mixture differ.
+        """
+        return self.source.classes
 
     def decode(
         self,

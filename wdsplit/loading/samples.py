@@ -32,8 +32,6 @@ from wdsplit.loading.substitutes import OneByOne
 from wdsplit.loading.transport.shared_integers import SharedIntegers
 from wdsplit.loading.views import Shared
 from wdsplit.notebook import html_table
-from wdsplit.order.epoch import OrderOptions
-from wdsplit.shards.manifest import Field, Manifest
 
 if TYPE_CHECKING:
     from torch.utils.data import Dataset as TorchDataset
@@ -133,30 +131,6 @@ class Samples(FluidStages, MapDataset):
         """The first stage."""
         source: Source = self.pipeline[0]
         return source
-
-    @property
-    def manifest(self) -> Manifest:
-        """The dataset's manifest."""
-        return self.source.manifest
-
-    @property
-    def fields(self) -> tuple[Field, ...]:
-        """The fields that samples can have: those of the manifest, and joined ones."""
-        return self.source.all_fields
-
-    @property
-    def options(self) -> OrderOptions:
-        """The options that an order of the dataset depends on; only the seed is used here."""
-        return self.source.options
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """The class names by their numbers; empty if no column has class names.
-
-        Raises:
-            InputError: Several columns have class names.
-        """
-        return self.source.classes
 
     @property
     def epoch(self) -> int:
