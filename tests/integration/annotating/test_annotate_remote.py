@@ -50,11 +50,10 @@ def little_memory(monkeypatch):
     monkeypatch.setattr("wdsplit.conversion.shuffle.needs._LEAST_BYTES", 4096)
 
 
-@pytest.mark.parametrize("jobs", [1, 3])
-def test_a_dataset_in_a_bucket_is_annotated_as_one_on_a_disk(bucket, source, url, jobs):
+def test_a_dataset_in_a_bucket_is_annotated_as_one_on_a_disk(bucket, source, url):
     before = set(files_below(bucket.folder))
     (bucket.folder / "scores.parquet").write_bytes((source / "scores.parquet").read_bytes())
-    made = wdsplit.annotate(url, f"{bucket.url}/scores.parquet", "id", options=AnnotateOptions(memory=1, jobs=jobs))
+    made = wdsplit.annotate(url, f"{bucket.url}/scores.parquet", "id", options=AnnotateOptions(memory=1, jobs=3))
     assert files_of(bucket.folder / "data" / made.folder) == files_of(source / "data" / made.folder)
     assert len(files_of(source / "data" / made.folder)) == 3 * SHARDS + 1
     assert wdsplit.verify(url).problems == ()
@@ -127,13 +126,3 @@ def test_answers_that_are_lost_are_asked_for_again(bucket, source, url, fault_pr
     )
     fault_proxy.plan = lambda request: None
     assert files_of(bucket.folder / "data" / made.folder) == files_of(source / "data" / made.folder)
-
-
-def test_a_dataset_on_a_file_system_of_fsspec(source, memory):
-    url = "memory://data"
-    wdsplit.convert(source / "in.parquet", url, CHOSEN)
-    made = wdsplit.annotate(url, source / "scores.parquet", "id", options=AnnotateOptions(memory=1))
-    tables = files_of(source / "data" / made.folder)
-    assert {name: memory.cat_file(f"{url}/{made.folder}/{name}") for name in tables} == tables
-    wdsplit.drop_annotation(url, "scores")
-    assert open_storage(url).list("fields") == []
