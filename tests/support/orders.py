@@ -24,7 +24,6 @@ GROUPINGS = {
     "groups of a size and a budget": (0, Grouping(3, 4)),
 }
 """Blocks and forms of groups of three classes."""
-"""Items of a group of each class."""
 
 VIEWS = ["nothing", "one", "one a shard", "every third", "all but a few", "random", "uneven", "everything"]
 

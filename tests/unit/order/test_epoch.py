@@ -26,10 +26,6 @@ from wdsplit.order.hashing import hash_stream, permutation
 words = st.lists(st.integers(0, 2**64 - 1), max_size=5)
 
 
-def is_permutation(items, n):
-    return sorted(items.tolist()) == list(range(n))
-
-
 # Golden values: an epoch is the same for ever, whatever the versions of numpy and of wdsplit.
 
 
