@@ -134,7 +134,7 @@ def test_thousands_of_readers_of_many_shards_take_no_time():
     order = epoch_order(counts, lanes=8000, window=256)
     found = distribution(order, world_size=1000, num_workers=7)
     assert 20_000 < sum(found.shards_per_rank) < 32_000
-    assert 7 < found.read_amplification < 7.2
+    assert 7 < found.read_amplification < 7.7
 
 
 # Advice

@@ -139,7 +139,7 @@ def test_units_of_a_view_lead_back_to_their_positions(view):
     shard, unit, pad = order.units(positions)
     assert order.positions_of(shard, unit).tolist() == positions.tolist() and not pad.any()
     found = order.locate(positions)
-    drawn = draw_batches(order, 1, 4, 10**6, 1).samples
+    drawn = draw_batches(order, 1, 4, 10**6).samples
     assert sorted(zip(drawn.shard.tolist(), drawn.sample.tolist(), strict=True)) == sorted(
         zip(found.shard.tolist(), found.sample.tolist(), strict=True)
     )
