@@ -276,13 +276,6 @@ def _class_of(protocol: str, place: str) -> Any:
         MissingDependencyError: Its library is not installed.
     """
     extra = _EXTRAS.get(protocol)
-    if "::" in protocol:
-        raise InputError(
-            "a chain of file systems cannot be opened by its URL",
-            place=place,
-            expected="one URL, or a path with fs=",
-            remedy="fs, path = fsspec.core.url_to_fs(URL), then pass path and fs=fs",
-        )
     try:
         import fsspec
 
@@ -300,5 +293,5 @@ def _class_of(protocol: str, place: str) -> Any:
         place=place,
         expected=f"a local path, s3://, {', '.join(f'{name}://' for name in _EXTRAS)}, or another that fsspec has",
         found=f"{protocol}://",
-        remedy="check the URL, or copy the data to a local folder",
+        remedy="check the URL, or pass the file system as fs=; of a chain, fsspec.core.url_to_fs(URL) gives it",
     )
