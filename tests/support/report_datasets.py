@@ -9,8 +9,10 @@ import wave
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from PIL import Image
 
+import wdsplit
 from made_datasets import converted
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -105,6 +107,13 @@ def hostile_tars(folder, num_samples=200):
                 info.size = len(data)
                 archive.addfile(info, io.BytesIO(data))
     return [str(path)]
+
+
+def facts_of(dataset, **options):
+    """Return the facts of a report, whose page is not drawn: that takes most of the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules[wdsplit.report.__module__], "_page", lambda facts: "")
+        return wdsplit.report(dataset, **options).facts
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ import wdsplit
 from commands import run
 from made_datasets import converted
 from made_views import store_view, view_of
+from report_datasets import facts_of
 from wdsplit.errors import InputError
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.mix import mix
@@ -119,10 +120,10 @@ def test_a_report_is_one_of_the_view_and_says_so(path, tmp_path):
     assert code == 0
     assert "60 samples in the view, of 240 samples" in out
     assert "view cats" in page.read_text()
-    made = wdsplit.report(path, options=wdsplit.ReportOptions(view="cats", where="score >= 0.5", samples=200))
-    assert made.facts.name == f"{path}, view cats and score >= 0.5"
-    assert made.facts.num_samples == made.facts.num_scanned == 30
-    texts = {item.text for card in made.facts.cards for item in card.items if item.field == "txt"}
+    facts = facts_of(path, view="cats", where="score >= 0.5", samples=200)
+    assert facts.name == f"{path}, view cats and score >= 0.5"
+    assert facts.num_samples == facts.num_scanned == 30
+    texts = {item.text for card in facts.cards for item in card.items if item.field == "txt"}
     assert texts == {f"row {row}" for row in CATS if row >= 120}
 
 
@@ -134,13 +135,13 @@ def test_a_report_of_an_open_dataset_or_a_mixture_has_its_views(path, tmp_path):
         (dataset, f"{path}, view late", {str(each): 10 for each in range(4)}),
         (mixture, f"{path}: cats", {"1": 60, "7": 20}),
     ):
-        facts = wdsplit.report(source).facts
+        facts = facts_of(source)
         assert dict(zip(facts.labels.names, facts.labels.counts.tolist(), strict=True)) == expected
         assert (facts.num_samples, name in facts.name) == (sum(expected.values()), True)
     with pytest.raises(InputError, match="an open dataset cannot be changed"):
         wdsplit.report(dataset, options=wdsplit.ReportOptions(view="cats"))
     preview = dataset.preview(200)
     assert len(preview.cards) == 40 and "view late" in repr(preview)
-    facts = wdsplit.report(path, options=wdsplit.ReportOptions(view="late", max_read=30_000)).facts
+    facts = facts_of(path, view="late", max_read=30_000)
     assert 0 < facts.num_scanned < facts.num_samples == 40
     assert {row >= 200 for row in map(int, facts.keys.values())} <= {True}
