@@ -8,8 +8,8 @@ import pytest
 
 from tables import files_below, files_of
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, StorageError
-from wdsplit.storage import local_file
-from wdsplit.storage.local import LocalStorage, local_path, write_whole
+from wdsplit.storage import local, local_file
+from wdsplit.storage.local import LocalStorage, is_network_mount, local_path, write_whole
 from wdsplit.storage.opening import open_storage
 from wdsplit.storage.reopened_file import ReopenedFile
 
@@ -168,6 +168,35 @@ def test_what_is_there_tells_a_file_from_an_empty_folder_and_from_nothing(tmp_pa
         "file": "a file",
         "nothing": "no such folder",
     }
+
+
+# Mounts
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_network"),
+    [
+        ("nfs4", True),
+        ("fuse.rclone", True),
+        ("lustre", True),
+        ("ext4", False),
+        ("fuseblk", False),
+        ("fuse.fuse-overlayfs", False),
+        ("overlay", False),
+    ],
+)
+def test_a_file_system_is_known_by_the_kind_of_its_mount(tmp_path, monkeypatch, kind, is_network):
+    device = os.stat(tmp_path).st_dev
+    mine = f"{os.major(device)}:{os.minor(device)}"
+    table = tmp_path / "mountinfo"
+    table.write_text(
+        f"22 27 0:9999 / /other rw - nfs4 server:/x rw\n23 27 {mine} / /my\\040data rw shared:1 - {kind} a rw\n"
+    )
+    monkeypatch.setattr(local, "_MOUNTS", table)
+    assert is_network_mount(tmp_path) is is_network
+    assert not is_network_mount(tmp_path / "nothing")
+    table.unlink()  # the system tells nothing
+    assert not is_network_mount(tmp_path)
 
 
 # Files that are open
