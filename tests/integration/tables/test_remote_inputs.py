@@ -171,14 +171,14 @@ def test_a_folder_without_a_slash_is_one_where_the_store_tells(bucket, memory, t
 
 
 def test_partitions_are_those_of_the_disk(web):
-    expected = {(("y", year), ("l", lang)) for year in (2024, 2025) for lang in ("en", "de fr")}
-    names = [f"y={year}/l={lang.replace(' ', '%20')}/a.parquet" for (_, year), (_, lang) in expected]
+    names = [f"y={year}/l={lang}/a.parquet" for year in (2024, 2025) for lang in ("en", "de%20fr")]
     for name in names:
         write_table(web.folder / "hive" / name, {"a": [1]})
-    table = open_inputs([f"{web.endpoint}/hive/{name.replace('%', '%25')}" for name in sorted(names)])
-    assert {file.constants for file in table.files} == expected
-    url = f"{web.endpoint}/hive/"
-    assert planned([url], ConvertOptions(where="y == 2024 and l == 'de fr'")).num_rows == 1
+    urls = [f"{web.endpoint}/hive/{name.replace('%', '%25')}" for name in names]
+    assert [file.constants for file in open_inputs(urls).files] == [
+        (("y", year), ("l", lang)) for year in (2024, 2025) for lang in ("en", "de fr")
+    ]
+    assert planned(urls, ConvertOptions(where="y == 2024 and l == 'de fr'")).num_rows == 1
 
 
 # What changes, and faults
