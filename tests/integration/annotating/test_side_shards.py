@@ -1,7 +1,7 @@
 """Fields that were joined later: samples have them as if the dataset had been converted with them."""
 
+import functools
 import json
-import re
 import shutil
 import tarfile
 from functools import partial
@@ -16,12 +16,11 @@ from click.testing import CliRunner
 
 import wdsplit
 from made_datasets import converted
-from tables import files_below, files_of
+from tables import files_of
 from wdsplit import AnnotateOptions
 from wdsplit.cli.main import cli
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError
 from wdsplit.shards.annotations import MISSING, write_side_shards
-from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import Shards
 from wdsplit.shards.table import parse_shards
 from wdsplit.storage.opening import open_storage
@@ -73,14 +72,20 @@ SIZES = [(60, 50), (30_000, 50), (60, 30_000)]
 """Bytes of images and of masks."""
 
 
-@pytest.fixture(scope="module", params=SIZES, ids=["small", "images", "masks"])
-def made(request, tmp_path_factory):
-    return Made(tmp_path_factory.mktemp("made"), table(*request.param))
-
-
 @pytest.fixture(scope="module")
-def small(tmp_path_factory):
-    return Made(tmp_path_factory.mktemp("small"), table(60))
+def make(tmp_path_factory):
+    """Return a function that makes the datasets of some sizes, once."""
+    return functools.cache(lambda sizes: Made(tmp_path_factory.mktemp("made"), table(*sizes)))
+
+
+@pytest.fixture(params=SIZES, ids=["small", "images", "masks"])
+def made(request, make):
+    return make(request.param)
+
+
+@pytest.fixture
+def small(make):
+    return make(SIZES[0])
 
 
 @pytest.fixture
@@ -141,28 +146,25 @@ WAYS = {
     "iterated": partial(opened, samples_of),
     "one sample": partial(opened, lambda dataset: [plain(dataset.sample("b9")), plain(dataset.sample(5))]),
     "loader": partial(opened, loaded),
-    "processes": partial(opened, partial(loaded, num_workers=2)),
+    "processes": partial(opened, partial(loaded, num_workers=2), lanes=3, window=9, limit=90),
     "threads": partial(opened, partial(loaded, num_workers=3, workers="thread")),
     "resumed": partial(opened, resumed),
     "mixed": mixed,
     "numbered": numbered,
     "verified": partial(opened, samples_of, verify=True),
-    "limited": partial(opened, samples_of, limit=33),
     "chosen": partial(opened, samples_of, where="row > 30 and weight == 1"),
     "columns": partial(opened, columns, where="row != 5"),
     "repeated": partial(opened, samples_of, repeat="weight"),
     "packed": partial(opened, loaded, pack="row", capacity=110),
-    "other order": partial(opened, samples_of, lanes=3, window=9, seed=5),
     "some fields": partial(opened, samples_of, fields=["latent.npy", "cls"]),
     "one field": partial(opened, samples_of, fields=["caption.txt"]),
-    "own fields": partial(opened, samples_of, fields=["cls"]),
 }
 
 
 # What is read
 
 
-OF_LARGE = ("loader", "threads", "numbered", "verified", "some fields", "one field")
+OF_LARGE = ("loader", "numbered", "one field")
 """What reads large fields in another way than small ones."""
 LARGE = [(sizes, way) for sizes in SIZES[1:] for way in OF_LARGE]
 
@@ -172,28 +174,9 @@ def test_samples_have_joined_fields_as_if_they_had_been_converted_with_them(made
     assert WAYS[way](made.data, join=["later"]) == WAYS[way](made.whole)
 
 
-def test_groups_stay_as_they_are_and_have_joined_fields(made):
-    options = {"group": "row", "budget": 300}
-    found = loaded(wdsplit.Dataset(made.data, join=["later"], **options), batch_size=1, num_workers=2)
-    without = loaded(wdsplit.Dataset(made.data, **options), batch_size=1)
-    joined = {sample["__key__"]: sample for sample in wdsplit.Samples(made.whole, fields=JOINED)}
-    for batch, expected in zip(found, without, strict=True):
-        for unit, other in zip(batch, expected, strict=True):
-            for sample, own in zip(map(dict, unit), map(dict, other), strict=True):
-                assert sample == own | {name: joined[own["__key__"]][name] for name in JOINED if name in sample}
-                assert set(JOINED) & set(sample) == set(JOINED) & set(joined[own["__key__"]])
-
-
-@pytest.mark.parametrize(("num_workers", "options"), [(0, {}), (2, {"fields": ["latent.npy", "cls"]})])
-def test_a_dataset_in_a_bucket_gives_the_same(made, bucket, options, num_workers):
-    shutil.copytree(made.data, bucket.folder / "data")
-    found = loaded(wdsplit.Dataset(f"{bucket.url}/data", join=["later"], **options), num_workers=num_workers)
-    assert found == loaded(wdsplit.Dataset(made.whole, **options))
-
-
-@pytest.mark.parametrize("cache_size", [10**9, 200_000])
+@pytest.mark.parametrize(("made", "cache_size"), [(SIZES[0], 10**9), (SIZES[1], 200_000)], indirect=["made"])
 def test_side_shards_are_cached_as_shards_are(made, bucket, tmp_path, fault_proxy, cache_size):
-    """With the smaller size a tar of large images or masks has no room, but the other one of its samples has."""
+    """With the smaller size a tar of large images has no room, but the other one of its samples has."""
     shutil.copytree(made.data, bucket.folder / "data")
     cache = {"cache_dir": tmp_path / "cache", "cache_size": cache_size}
     assert loaded(wdsplit.Dataset(f"{bucket.url}/data", join=["later"], **cache)) == loaded(wdsplit.Dataset(made.whole))
@@ -203,6 +186,7 @@ def test_side_shards_are_cached_as_shards_are(made, bucket, tmp_path, fault_prox
         assert len(fetched) == len(set(fetched)) == 2 * PLAN["shards"], "for all epochs"
 
 
+@pytest.mark.parametrize("made", SIZES[:1], indirect=True)
 def test_only_what_is_asked_for_is_read(bucket, fault_proxy, made):
     shutil.copytree(made.data, bucket.folder / "data")
 
@@ -241,27 +225,6 @@ def test_fields_are_decoded_by_their_names_and_types(small):
     assert list(wdsplit.decode_field([raw], latent)[0].as_py()) == [0.0] * 12
 
 
-def test_what_is_planned_ahead_counts_the_bytes_that_are_read(made):
-    def sample_bytes(**options):
-        return wdsplit.Dataset(made.data, **options).source.sample_bytes
-
-    later, own = ({"join": ["later"], "fields": fields} for fields in (["latent.npy"], ["cls"]))
-    assert sample_bytes(join=["later"]) == pytest.approx(sample_bytes(**later) + sample_bytes(**own), abs=1)
-    assert sample_bytes(**own) == sample_bytes()
-
-
-def test_a_state_does_not_depend_on_what_is_joined(small):
-    def keys(loader):
-        return [sample["__key__"] for batch in loader for sample in batch]
-
-    plainly = wdsplit.Loader(wdsplit.Dataset(small.data), 8, collate_fn=list)
-    more = wdsplit.Loader(wdsplit.Dataset(small.data, join=["later"], fields=["latent.npy"]), 8, collate_fn=list)
-    steps = iter(plainly)
-    next(steps)
-    more.load_state_dict(plainly.state_dict())
-    assert keys(more) == keys(steps)
-
-
 # What is written
 
 
@@ -282,46 +245,6 @@ def test_other_readers_see_the_samples_of_the_shards_in_their_order(small):
             assert (MISSING in joined) == (shard["cls"] == b"5"), "a tar needs a member of each sample"
     with tarfile.open(folder / small.annotation.folder / "000000.tar") as tar:
         assert {member.name.partition(".")[2] for member in tar} <= {*JOINED, MISSING}
-
-
-def test_rows_that_are_missing_leave_samples_without_the_fields(data):
-    rows = table(60).slice(40)
-    with pytest.raises(InputError, match="40 samples without a row"):
-        annotate(data, rows, "part")
-    made = annotate(data, rows, "part", allow_missing=True)
-    assert made.num_missing == 40
-    for sample in wdsplit.Dataset(data, join=["part"]):
-        assert ("mask.bin" in sample) == (int(sample["cls"]) >= 40)
-        assert MISSING not in sample
-    assert wdsplit.verify(str(data)).problems == ()
-
-
-def test_numbers_stay_columns_and_texts_are_both(data):
-    rows = pa.table(
-        {"id": table(60)["id"], "score": np.arange(NUM_ROWS) / 2, "text": [f"t{n}" for n in range(NUM_ROWS)]}
-    )
-    made = wdsplit.annotate(str(data), rows, "id", "both")
-    assert (made.schema.names, [each.name for each in made.fields]) == (["score", "text"], ["text.txt"])
-    found = list(wdsplit.Dataset(data, join=["both"], where="score < 2 and text != 't1'", fields=["text.txt", "cls"]))
-    assert sorted((each["cls"], each["text.txt"]) for each in found if not each["__pad__"]) == [
-        (b"0", b"t0"),
-        (b"2", b"t2"),
-        (b"3", b"t3"),
-    ]
-
-
-def test_several_are_joined_and_dropped_one_by_one(data):
-    rows = table(60)
-    again = wdsplit.annotate(str(data), rows.select(["id", "mask"]), "id", "more", mapping={"second.bin": "mask"})
-    both = wdsplit.Samples(data, join=["later", "more"])
-    assert all(sample.get("mask.bin") == sample.get("second.bin") for sample in both)
-    assert list(both[1])[4:] == ["bin", "cls", *JOINED, "second.bin"]
-    wdsplit.drop_annotation(str(data), "later")
-    assert {re.split("[@/]", name)[0] for name in files_below(data / "fields")} == {
-        "more",
-        again.folder[7:],
-    }
-    assert list(wdsplit.Samples(data, join=["more"])[1])[4:] == ["bin", "cls", "second.bin"]
 
 
 def test_side_shards_are_no_input_and_no_shards(data, tmp_path):
@@ -373,7 +296,7 @@ def table_in(folder):
     return table
 
 
-@pytest.mark.parametrize("change", ["other shards", "another table", "fewer shards", "fewer samples"])
+@pytest.mark.parametrize("change", ["other shards", "another table", "fewer shards"])
 def test_fields_of_other_shards_are_refused(data, tmp_path, change):
     (pointer,) = (data / "fields").glob("later@*.json")
     content = orjson.loads(pointer.read_bytes())
@@ -389,13 +312,6 @@ def test_fields_of_other_shards_are_refused(data, tmp_path, change):
     if change == "fewer shards":
         content["shards_checksum"] = made.shards_checksum
         message = "shards.parquet cannot be read(.|\n)*6 rows"
-    if change == "fewer samples":
-        table_of_six = read_manifest(open_storage(other)).shards.table
-        one_more = table_of_six.slice(0, 1).set_column(0, table_of_six.schema.field(0), pa.array(["z.tar"]))
-        shards = Shards(pa.concat_tables([table_of_six, one_more]))
-        storage, version = open_storage(str(data)), content["fingerprint"]
-        content["shards_checksum"] = write_side_shards(storage, content["folder"], shards, version)
-        message = "annotation 'later' does not have the samples of each shard"
     pointer.write_bytes(orjson.dumps(content))
     with pytest.raises((InputError, CorruptDataError), match=message):
         wdsplit.Dataset(data, join=["later"])
@@ -416,8 +332,10 @@ def test_an_annotation_that_is_replaced_while_it_is_read_is_an_error_that_says_s
 # Damage
 
 
-@pytest.mark.parametrize("name", ["000003.tar", "000003.tar.places", "table"])
-@pytest.mark.parametrize("damage", ["changed", "shorter", "lost"])
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [("000003.tar", "changed"), ("000003.tar.places", "changed"), ("000003.tar.places", "lost"), ("table", "shorter")],
+)
 def test_verify_finds_what_is_damaged(data, small, name, damage):
     path = data / small.annotation.folder / name
     path = table_in(path.parent) if name == "table" else path
@@ -471,20 +389,6 @@ def test_a_damaged_payload_is_an_error_with_its_place_or_replaced(data, small, f
     (line,) = (data.parent / "bad.jsonl").read_text().splitlines()
     assert json.loads(line)["key"] == key
     assert len(samples_of(wdsplit.Dataset(data))) == len(expected)
-
-
-def test_a_sample_is_bad_if_any_of_its_files_is(data, small):
-    for place, row in ((data, 2), (data / small.annotation.folder, 5)):
-        with tarfile.open(place / "000002.tar") as tar:
-            keys = list(dict.fromkeys(member.name.partition(".")[0] for member in tar))
-            member = next(member for member in tar if member.name.startswith(f"{keys[row]}."))
-        content = bytearray((place / "000002.tar").read_bytes())
-        content[member.offset_data] ^= 255
-        (place / "000002.tar").write_bytes(content)
-    lenient = wdsplit.Dataset(data, join=["later"], window=100, on_bad_sample="substitute", max_bad_samples=5)
-    found = {sample["__key__"] for sample in lenient if not sample["__pad__"]}
-    expected = {sample["__key__"] for sample in wdsplit.Dataset(small.data)}
-    assert found == expected - {keys[2], keys[5]}
 
 
 # Commands
