@@ -160,6 +160,10 @@ def test_a_process_warns_again_after_a_while_of_what_it_has_not_warned_of(clock,
     monkeypatch.setattr(retry, "_WARN_EVERY_S", 0.3)
     options = RetryOptions(**TIMES)
     first, second = (Retries(options, url, sleep=clock.sleep) for url in ("first", "second"))
+    while not warnings(caplog):
+        assert first.wait() and second.wait()
+    assert first.wait() and second.wait()
+    assert len(warnings(caplog)) == 1, "the other has failed for as long"
     while len(warnings(caplog)) < 2:
         assert first.wait() and second.wait()
     assert {text.partition(":")[0] for text in warnings(caplog)} == {"first", "second"}
