@@ -48,7 +48,7 @@ demo-s3: $(DEMO_INSTALLED) ## The same through an S3 server of this machine, on 
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python examples/with_s3.py demo/s3/buckets \
 		examples/demo_s3.sh demo/s3 $(EPOCHS)
 
-test-unit: $(TESTS_INSTALLED) ## Run the unit tests (3 minutes on 2 cores)
+test-unit: $(TESTS_INSTALLED) ## Run the unit tests (1 to 2 minutes on 2 cores)
 	$(PYTEST) -m "not slow and not lint" tests/unit $(ARGS)
 
 test: $(TESTS_INSTALLED) ## Run the unit and integration tests; installs no framework but torch (8 minutes on 2 cores)
