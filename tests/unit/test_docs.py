@@ -231,6 +231,22 @@ def test_architecture_names_every_package():
     assert [package for package in PACKAGES if f"`{package}`" not in text] == []
 
 
+def test_the_walks_of_the_architecture_name_functions_where_they_are():
+    known = [f".{package}" for package in PACKAGES]
+    for path in PACKAGE.rglob("*.py"):
+        module = ".".join(("", *path.relative_to(PACKAGE).with_suffix("").parts))
+        known.append(module)
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                known.append(f"{module}.{node.name}")
+                of_class = [each.name for each in node.body if isinstance(each, ast.FunctionDef)]
+                known += [f"{module}.{node.name}.{name}" for name in of_class]
+    walks = re.search(r"^## How a conversion runs$.*?^## Crash safety$", text_of("ARCHITECTURE.md"), re.M | re.S)[0]
+    named = [name for row in re.findall(r"^\| (`.*?) \|", walks, re.M) for name in re.findall(r"`([\w.]+)`", row)]
+    assert len(named) > 35
+    assert [name for name in named if not any(each.endswith(f".{name}") for each in known)] == []
+
+
 def lines_that_match(pattern, files):
     return [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()[:100]}"

@@ -1,9 +1,9 @@
 """Stored views of a dataset: a file for each view, with the units of each shard.
 
-`views/NAME.view` is a line of JSON, a table of the shards, then arrays: the bitmaps; where samples come several times,
-how often each selected sample comes; of packs or groups, the pack or the class of each item. Of a large view, only what
-is needed of the arrays is read. Anyone may have made it, so sizes are compared with the dataset's before memory is
-allocated.
+`views/NAME@VERSION.view` is a line of JSON, a table of the shards, then arrays: the bitmaps; where samples come several
+times, how often each selected sample comes; of packs or groups, the pack or the class of each item. Of a large view,
+only what is needed of the arrays is read. Anyone may have made it, so sizes are compared with the dataset's before
+memory is allocated.
 """
 
 from __future__ import annotations
