@@ -65,7 +65,8 @@ def tar_bytes(table) -> bytes:
 
 WRITERS = {
     "file.arrow": lambda table: arrow_bytes(table, ipc.new_file),
-    "zstd stream.feather": lambda table: arrow_bytes(table, ipc.new_stream, "zstd"),
+    "lz4 file.feather": lambda table: arrow_bytes(table, ipc.new_file, "lz4"),
+    "zstd stream.ipc": lambda table: arrow_bytes(table, ipc.new_stream, "zstd"),
     "é a.csv": csv_bytes,
     "crlf tabs.tsv": lambda table: csv_bytes(table, delimiter="\t", lineterminator="\r\n", quoting=csv.QUOTE_ALL),
     "a.jsonl": jsonl_bytes,

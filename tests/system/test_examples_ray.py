@@ -138,6 +138,15 @@ def test_a_slurm_job_removes_the_folder_that_it_made_for_ray_on_all_nodes_and_no
 # Kubernetes
 
 
+KUBERAY = {
+    "spec": "entrypoint backoffLimit shutdownAfterJobFinishes ttlSecondsAfterFinished rayClusterSpec",
+    "rayClusterSpec": "rayVersion enableInTreeAutoscaling autoscalerOptions headGroupSpec workerGroupSpecs",
+    "headGroupSpec": "rayStartParams template",
+    "workerGroupSpecs": "groupName replicas minReplicas maxReplicas rayStartParams template",
+}
+"""Fields of KubeRay's API ray.io/v1, which refuses others."""
+
+
 @pytest.fixture
 def rayjob():
     (job,) = yaml.safe_load_all((EXAMPLES / "kubernetes" / "convert-rayjob.yaml").read_text())
@@ -147,6 +156,9 @@ def rayjob():
 def test_the_rayjob_ends_its_cluster(rayjob):
     assert (rayjob["apiVersion"], rayjob["kind"]) == ("ray.io/v1", "RayJob")
     spec = rayjob["spec"]
+    cluster = spec["rayClusterSpec"]
+    found = [spec, cluster, cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+    assert [set(each) - set(names.split()) for each, names in zip(found, KUBERAY.values(), strict=True)] == [set()] * 4
     assert spec["shutdownAfterJobFinishes"] is True and spec["ttlSecondsAfterFinished"] > 0
     assert spec["backoffLimit"] > 0
 

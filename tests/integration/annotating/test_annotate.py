@@ -222,6 +222,8 @@ def test_keys_that_do_not_match_are_counted_and_refused_or_allowed(data, tmp_pat
 def test_what_cannot_be_joined_is_refused_before_anything_is_written(data, tmp_path):
     with pytest.raises(InputError, match=r"no key matches: check --key; the dataset's keys look like '"):
         annotate(data, scores(), key="word", columns=("score",), allow_duplicates="first")
+    with pytest.raises(InputError, match="if a Dataset gave the rows, leave out samples with __pad__"):
+        annotate(data, pa.concat_tables([scores(), scores().slice(0, 1)]))
     (tmp_path / "images").mkdir()
     (tmp_path / "images/a.jpg").write_bytes(b"\xff\xd8\xff")
     with pytest.raises(InputError, match="images and audio cannot be joined"):

@@ -296,7 +296,7 @@ def table_in(folder):
     return table
 
 
-@pytest.mark.parametrize("change", ["other shards", "another table", "fewer shards"])
+@pytest.mark.parametrize("change", ["other shards", "another table", "fewer shards", "fewer samples"])
 def test_fields_of_other_shards_are_refused(data, tmp_path, change):
     (pointer,) = (data / "fields").glob("later@*.json")
     content = orjson.loads(pointer.read_bytes())
@@ -312,6 +312,12 @@ def test_fields_of_other_shards_are_refused(data, tmp_path, change):
     if change == "fewer shards":
         content["shards_checksum"] = made.shards_checksum
         message = "shards.parquet cannot be read(.|\n)*6 rows"
+    if change == "fewer samples":
+        six = parse_shards(table_in(Path(other) / made.folder).read_bytes(), 6).table
+        seven = pa.concat_tables([six, six.slice(0, 1).set_column(0, six.schema.field(0), pa.array(["z.tar"]))])
+        storage, version = open_storage(str(data)), content["fingerprint"]
+        content["shards_checksum"] = write_side_shards(storage, content["folder"], Shards(seven), version)
+        message = "annotation 'later' does not have the samples of each shard"
     pointer.write_bytes(orjson.dumps(content))
     with pytest.raises((InputError, CorruptDataError), match=message):
         wdsplit.Dataset(data, join=["later"])

@@ -31,6 +31,7 @@ from wdsplit.storage.opening import open_storage
 
 ENDS = (0, 103, 160, 161)
 """The rows before version 1, and at the end of each version."""
+PNG = b"\x89PNG\r\n\x1a\n" + bytes(20)
 PLAN = {"shards": 5, "lanes": 3, "window": 8, "pad": "none", "shuffle": False}
 
 
@@ -216,14 +217,18 @@ def test_classes_only_grow_and_keep_their_numbers(tmp_path):
         ({"label": [1, 2, 3]}, "int64", "label"),
         ({"x": [1, 2, 3]}, "int64", "x"),
         ({"x": pa.array([[1.0]] * 3)}, "list", "x"),
+        ({"image": [PNG] * 3}, "binary", "image"),
     ],
 )
 def test_rows_that_do_not_fit_are_refused_by_name_before_anything_is_written(tmp_path, columns, key, found):
     url = str(tmp_path / "train")
-    wdsplit.convert(labelled(tmp_path / "a.parquet", ["dog", "cat", "dog"] * 4), url, key="id")
-    wdsplit.convert(labelled(tmp_path / "b.parquet", ["dog", "cat"], keys=[20, 21]), url, append=True)
+    image = {"bytes": PNG, "path": None}
+    wdsplit.convert(labelled(tmp_path / "a.parquet", ["dog", "cat", "dog"] * 4, image=[image] * 12), url, key="id")
+    more = labelled(tmp_path / "b.parquet", ["dog", "cat"], keys=[20, 21], image=[image] * 2)
+    wdsplit.convert(more, url, append=True)
     before = files_of(url)
-    new = labelled(tmp_path / "c.parquet", ["dog", "cat", "dog"], **{"keys": range(60, 63), **columns})
+    columns = {"keys": range(60, 63), "image": [image] * 3, **columns}
+    new = labelled(tmp_path / "c.parquet", ["dog", "cat", "dog"], **columns)
     with pytest.raises(InputError) as raised:
         wdsplit.convert(new, url, append=True)
     assert found in str(raised.value) and key in str(raised.value)
@@ -291,6 +296,7 @@ def test_a_view_is_extended_and_stays_for_its_version(tmp_path):
     make(tmp_path, url, 1)
     wdsplit.make_view(url, "odd", where="cls >= 50", repeat=None)
     wdsplit.make_view(url, "late", view="odd", where="cls >= 90")
+    wdsplit.make_view(url, "pairs", where="cls < 3 or cls > 150", group="cls", size=2, allow_pads=True)
     (loader,) = loaders_of(url, 1, view="odd")
     batches = [deliveries(batch) for batch in loader]
     state = loader.state_dict() | {"epoch": 0, "position": 12, "view": "odd"}
@@ -304,8 +310,9 @@ def test_a_view_is_extended_and_stays_for_its_version(tmp_path):
     assert "made for version 1" in done("inspect", url, "--samples", 0).out
     with pytest.raises(InputError, match="odd"):
         wdsplit.make_view(url, "late", update=True)  # the view that it selects from comes first
-    for name in ("odd", "late"):
+    for name in ("odd", "late", "pairs"):
         done("view", url, name, "--update")
+    assert wdsplit.list_views(url)["pairs"].recipe["pads"] == 12, "as many are allowed as before"
     for name, low in (("odd", 50), ("late", 90)):
         for version, stop in ((1, 103), (2, 160)):
             (loader,) = loaders_of(url, 1, view=name, version=version)

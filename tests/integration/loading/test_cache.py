@@ -246,15 +246,19 @@ def test_a_shard_that_was_damaged_on_its_way_is_downloaded_again_once(
 @pytest.mark.parametrize("more", [-1, 512, None])
 def test_an_entry_of_another_size_is_downloaded_again(origin, folder, caplog, more):
     cache = ShardCache(folder, ROOM)
-    origin.open(cache, 0)
+    before = origin.open(cache, 0)
     path = origin.path(cache, 0)
     if more is None:
         path.unlink()
     else:
         os.truncate(path, path.stat().st_size + more)
-    assert is_right(origin.open(cache, 0), origin.shards[0])
-    assert files_in(folder) == [path.name]
+    opened = origin.open(cache, 0)
+    assert is_right(opened, origin.shards[0])
+    cache.discard(before.file)
+    assert files_in(folder) == [path.name], "one that came after is kept"
     assert [f"{path}: a cached shard is damaged" in text for text in warnings_in(caplog)] == [True] * (more is not None)
+    cache.discard(opened.file)
+    assert files_in(folder) == []
 
 
 # Room

@@ -4,6 +4,8 @@ import itertools
 import json
 import os
 import shutil
+import subprocess
+import sys
 import traceback
 from contextlib import contextmanager
 from functools import partial
@@ -24,6 +26,7 @@ from made_datasets import (
     numbers_dataset,
     sized_dataset,
 )
+from tables import DEADLINE_S
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, PipelineError, StateError, WdsplitError
 from wdsplit.loading import announcing
 from wdsplit.loading.dataset import Dataset
@@ -412,3 +415,21 @@ def test_a_function_that_cannot_be_sent_to_a_worker_is_an_error_with_a_remedy(nu
     with pytest.raises(PipelineError, match="cannot be sent to worker processes") as caught:
         iter(Loader(dataset, 12, num_workers=1, multiprocessing_context="spawn"))
     assert "workers='thread'" in caught.value.remedy
+
+
+def test_samples_of_many_tensors_need_no_file_each(numbers):
+    """A process may hold so many files; torch sends each tensor of a list through one."""
+    script = f"""
+import resource
+import torch
+from wdsplit import Dataset, Loader
+
+def nested(sample):
+    return ((torch.zeros(3), torch.full((1,), sample["__position__"])),), sample["__key__"]
+
+if __name__ == "__main__":
+    resource.setrlimit(resource.RLIMIT_NOFILE, (150, 150))
+    print(sum(1 for _ in Loader(Dataset({numbers!r}, lanes=2).map(nested), 101, num_workers=2)))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=DEADLINE_S)
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr

@@ -1,6 +1,7 @@
 """Random access through torch's loaders and samplers, in worker processes and from a bucket."""
 
 import shutil
+import threading
 
 import pyarrow as pa
 import pytest
@@ -8,7 +9,9 @@ import torch
 from torch.utils.data import DataLoader
 
 import wdsplit
+from faults import Hold
 from made_datasets import converted
+from tables import DEADLINE_S
 
 NUM_ROWS, PAYLOAD_BYTES = 240, 20_000
 
@@ -90,3 +93,21 @@ def test_a_batch_from_a_bucket_fetches_what_it_needs_and_hardly_more(remote, fau
     assert len(requests_for(fault_proxy, ".places")) == 3
     samples.__getitems__([201, 33])
     assert len(requests_for(fault_proxy, ".places")) == 3
+
+
+def test_requests_of_a_batch_are_under_way_at_the_same_time(remote, fault_proxy):
+    """Of one shard too: none is answered before all are there."""
+    all_are_asked, asked = threading.Event(), []
+
+    def plan(request):
+        if not request.path.endswith("000000.tar"):
+            return None
+        asked.append(request)
+        if len(asked) == 3:
+            all_are_asked.set()
+        return Hold(all_are_asked)
+
+    fault_proxy.plan = plan
+    times = {"timeout_s": DEADLINE_S, "deadline_s": DEADLINE_S}
+    samples = wdsplit.Samples(remote, storage_options=times).decode().map(number)
+    assert samples.__getitems__([0, 29, 14]) == [0, 29, 14]

@@ -231,6 +231,8 @@ def test_later_epochs_come_from_the_cache(remote, fault_proxy, payloads, cache_d
         assert list(loader) == list(local)
     assert fetched(fault_proxy, ".tar")[0] == 8
     assert fetched(fault_proxy, ".places")[0] == 8
+    own = wdsplit.Dataset(payloads, cache_dir=cache_dir / "own", cache_size="1GB").to_tuple("__key__", "bin")
+    assert list(own) == list(expected) and len(list(cache_dir.glob("own/**/*.shard"))) == 8
 
 
 @pytest.mark.slow

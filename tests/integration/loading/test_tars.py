@@ -91,7 +91,30 @@ def test_local_tars_give_the_samples_and_the_order_of_an_indexed_folder_and_noth
     assert dataset.source.fingerprint == expected.source.fingerprint
     assert dataset.options == expected.options
     assert {sample["__url__"] for sample in dataset} == {f"{folder}/{number}.tar" for number in range(4)}
+    tar_of(tmp_path / "z.tar", ["x", "y"])
+    listed = wdsplit.Dataset([tmp_path / "z.tar", folder / "1.tar"], shuffle=False, lanes=1)
+    assert [sample["__key__"] for sample in listed] == ["x", "y", "1-000"], "a list keeps its order"
     assert files_below(folder) == before
+
+
+def test_tars_of_a_bucket_are_inspected_assigned_and_audited_and_a_changed_one_is_noticed_by_its_etag(
+    folder, bucket, tmp_path, scanned
+):
+    shutil.copytree(folder, bucket.folder / "data")
+    expected_of(folder, tmp_path)
+    pattern = f"{bucket.url}/data/*.tar"
+
+    def found(path):
+        inspected, assigned = wdsplit.inspect(path), wdsplit.assign(path, world_size=2, num_workers=2)
+        audited = wdsplit.audit(path, wdsplit.AuditOptions(world_size=2, batch_size=3, read=True))
+        kept = [{name: sample[name] for name in sample if name != "__url__"} for sample in inspected.first_samples]
+        return inspected.num_samples, kept, assigned, audited
+
+    assert found(pattern) == found(str(tmp_path / "indexed"))
+    assert scanned() == TARS
+    tar_of(bucket.folder / "data/1.tar", ["1-00x"])
+    assert "1-00x" in {sample["__key__"] for sample in wdsplit.Dataset(pattern)}
+    assert scanned() == TARS
 
 
 def test_tars_of_a_web_server_are_read_with_the_signature_of_each(folder, tmp_path):

@@ -100,10 +100,9 @@ def test_a_window_that_was_changed_on_its_way_is_fetched_again_once(remote, data
 def test_a_cached_shard_that_changes_while_it_is_open_is_downloaded_again(remote, dataset, tmp_path, monkeypatch):
     monkeypatch.setattr(source, "_MIN_AT_ONCE", 5)  # else all is read before it changes
     expected = samples_of(wdsplit.Dataset(str(dataset)))
-    verified = wdsplit.Dataset(
-        remote, verify=True, cache_dir=tmp_path / "cache", cache_size="1GB", shuffle=False, lanes=1
-    )
-    samples = iter(verified)
+    is_large = payload_offset(dataset) > 30_000  # small samples are compared in any case
+    options = {"cache_dir": tmp_path / "cache", "cache_size": "1GB", "shuffle": False, "lanes": 1}
+    samples = iter(wdsplit.Dataset(remote, verify=is_large, **options))
     found = [next(samples) for _ in range(11)]  # the second shard is open
     for path in (tmp_path / "cache").rglob("*.shard"):
         data = bytearray(path.read_bytes())

@@ -121,6 +121,19 @@ def test_the_hash_of_a_value_depends_on_the_value_alone(lists, kinds, data, cut)
         assert hashes_of(same.slice(cut)) == expected
 
 
+@pytest.mark.parametrize("column", [None, "g"])
+def test_splits_are_as_large_as_their_fractions_say(column):
+    """Five standard deviations of a binomial are allowed."""
+    num_rows = 100_000
+    values = range(num_rows) if column is None else [f"sample-{number:06d}" for number in range(num_rows)]
+    hashes = split_hashes(column, values)
+    for name, split in cut_splits(SPLITS, column).items():
+        expected = num_rows * SPLITS[name]
+        assert abs(in_split(hashes, split).sum() - expected) < 5 * math.sqrt(expected * (1 - SPLITS[name])), name
+    half = in_split(hashes, cut_splits({"a": 0.5, "b": 0.5}, column)["a"])
+    assert abs((half[:-1] & half[1:]).mean() - 0.25) < 5 * math.sqrt(0.25 * 0.75 / num_rows)  # neighbours
+
+
 def test_a_null_belongs_to_no_split_and_is_named_by_file_row_and_column():
     texts = pa.array(["a", "b", None, "c"])
     inside = pa.DictionaryArray.from_arrays(pa.array([0, 0, 1, 0]), pa.array(["a", None]))
