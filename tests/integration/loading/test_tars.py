@@ -219,6 +219,8 @@ def test_tars_that_are_not_there_or_named_twice_or_everywhere_are_refused(folder
         wdsplit.Dataset(f"{folder}/{{3,9}}.tar")
     with pytest.raises(InputError, match="duplicate tar"):
         wdsplit.Dataset([f"{folder}/*.tar", f"{folder}/0.tar"])
+    with pytest.raises(InputError, match="no sample tables, which views need"):
+        wdsplit.Dataset(f"{folder}/*.tar", where="cls > 1")
     with pytest.raises(InputError, match="several kinds"):
         wdsplit.Dataset([f"{folder}/0.tar", "s3://bucket/1.tar"])
 
