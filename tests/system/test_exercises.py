@@ -26,9 +26,9 @@ def dataset(tmp_path_factory):
     return path
 
 
-def run(script, *arguments, start=()):
+def run(script, *arguments):
     """Run a script in one process, without a launcher."""
-    return run_alone(*start, EXERCISES / script, *arguments)
+    return run_alone(EXERCISES / script, *arguments)
 
 
 def on_two_ranks(script, *arguments, out):

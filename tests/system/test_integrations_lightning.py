@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import lightning
 import pytest
 
 from made_datasets import expected_batches, real_rows
@@ -119,6 +120,8 @@ def test_views_of_different_sizes_need_lightning_to_count_anew_and_resume_in_the
 def test_fit_works_with_fsdp2(numbers, fitted):
     ranks, _ = results_of(fitted, "sharded")
     assert global_batches(ranks) == expected(numbers, epochs(0, 1))
+    with pytest.raises(ValueError, match="requires a GPU"):  # so Lightning's first strategy cannot be tested here
+        lightning.Trainer(accelerator="cpu", strategy="fsdp", logger=False)
 
 
 def test_a_dataset_that_is_not_split_as_the_strategy_wants_is_refused(fitted):

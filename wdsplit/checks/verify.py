@@ -6,6 +6,7 @@ keys of all shards.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ from wdsplit.tar.places import hash_samples, rows_of
 from wdsplit.tar.samples import check_fields, sample_members
 from wdsplit.tar.scan import scan_window
 from wdsplit.texts import counted
+from wdsplit.urls import is_web
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
     from wdsplit.order.views import View
 
 __all__ = ["Report", "verify"]
+
+logger = logging.getLogger(__name__)
 
 _SAMPLES_AT_ONCE = 4096
 _READ_BYTES = 8 * 1024**2
@@ -104,6 +108,8 @@ def verify(
 ) -> Report:
     """Check a whole dataset, or the shards of a view. Uses 8 bytes of memory per sample to find duplicate keys.
 
+    Of an http(s) URL views and annotations are left out, with a warning: a web server lists no files.
+
         report = wdsplit.verify("data/train", jobs=2)
         print(report.problems)  # ()
 
@@ -135,6 +141,9 @@ def verify(
     checked_bytes = 0
     if progress is not None:
         progress(0, num_shards, 0)
+    if is_web(storage.url):
+        unseen = "its annotations and views are not checked, nor whether there are other tars"
+        logger.warning("%s: a web server lists no files: %s", storage.url, unseen)
     latest = manifest if version is None else read_manifest(storage)
     versions = {each.fingerprint for each in latest.history} - {manifest.fingerprint}
     annotations, unread = _annotations(storage, manifest, versions)

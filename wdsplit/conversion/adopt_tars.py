@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -28,8 +28,8 @@ from wdsplit.indexing.tars import (
     warn_of_oddities,
 )
 from wdsplit.shards.annotations import ANNOTATIONS, is_annotation_folder
-from wdsplit.shards.files import read_manifest, write_manifest
-from wdsplit.shards.manifest import HEADER_NAME, Manifest
+from wdsplit.shards.files import write_manifest
+from wdsplit.shards.manifest import HEADER_NAME, MAX_HEADER_BYTES, Manifest, provenance_in
 from wdsplit.shards.places import places_path
 from wdsplit.shards.sample_tables import is_samples, samples_path
 from wdsplit.storage.given import located_one
@@ -88,7 +88,7 @@ def index_tars(
         OutputExistsError: The folder is already a dataset, or contains an unfinished conversion or files of other
             programs with such names.
         InputError: A tar has an invalid sample, no sample, or a key that is also in another tar.
-        CorruptDataError: A tar is damaged.
+        CorruptDataError: A tar is damaged, or the header of the dataset that is to be replaced.
         StorageError: The folder is not writable.
     """
     options = chosen(IndexOptions, options, keywords)
@@ -138,10 +138,18 @@ def _refuse_output(storage: Storage, overwrite: bool) -> None:
 
 
 def _is_converted(storage: Storage) -> bool:
-    """Return whether there is a dataset that was not made of tars by `index_tars`."""
-    with suppress(CorruptDataError, InputError, DatasetNotFoundError):
-        return not read_manifest(storage).provenance.get("adopted")
-    return False
+    """Return whether there is a dataset that was not made of tars by `index_tars`: its header tells, and must be whole.
+
+    Of a header of another format version only the tars are used.
+    """
+    if storage.size(HEADER_NAME) is None:
+        return False
+    try:
+        return not provenance_in(storage.read(HEADER_NAME, MAX_HEADER_BYTES)).get("adopted")
+    except CorruptDataError as error:
+        raise error.at(storage.url) from error
+    except InputError:
+        return False
 
 
 def _tars(storage: Storage) -> dict[str, int]:

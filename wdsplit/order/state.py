@@ -77,10 +77,6 @@ class State:
             return self
         return replace(self, global_batch=global_batch, since=self.position)
 
-    def restarted(self) -> State:
-        """Return the beginning of this epoch, with the same skips: positions of the same view."""
-        return replace(self, position=0, since=0, view=self.view if self.skips else None)
-
     def ended(self) -> State:
         """Return the beginning of the next epoch, if this is the end of one."""
         return State(self.epoch + 1, 0, global_batch=self.global_batch, previous=replace(self, previous=None))

@@ -54,6 +54,7 @@ __all__ = [
     "first_samples",
     "parse_fields",
     "parse_manifest",
+    "provenance_in",
     "shard_path",
     "shards_checksum",
     "table_path_in",
@@ -303,6 +304,12 @@ def parse_manifest(header: bytes, table: bytes) -> Manifest:
 def shards_checksum(header: bytes) -> str:
     """Return the checksum of the shard table in a header; raises as `parse_manifest` does."""
     return str(_parse_header(header)["shards_checksum"])
+
+
+def provenance_in(header: bytes) -> dict[str, Any]:
+    """Return the provenance in a header; raises as `parse_manifest` does."""
+    provenance: dict[str, Any] = _parse_header(header)["provenance"]
+    return provenance
 
 
 def table_path_in(header: bytes) -> str:

@@ -150,11 +150,12 @@ class Files:
 
     def matched(self, pattern: str) -> list[tuple[str, bool]]:
         """Return the paths that a glob matches, and whether each is a folder; raises as `listed` does."""
-        if is_web(pattern) and has_magic(pattern):
+        if is_web(pattern):
             raise InputError(
                 "a web server lists no files",
                 expected="the URLs of files, with braces as in part-{000..127}.parquet",
-                remedy="name the files",
+                found="a pattern" if has_magic(pattern) else "a folder, or a file that is not there",
+                remedy="check the URL, and name the files",
                 url=shown_url(pattern),
             )
         root, parts = _fixed_folder(pattern.rstrip("/"))

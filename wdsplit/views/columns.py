@@ -15,6 +15,7 @@ from wdsplit.shards.annotations import ANNOTATIONS, Annotation, read_annotation
 from wdsplit.shards.manifest import Manifest
 from wdsplit.shards.sample_tables import KEY, names_of, read_samples
 from wdsplit.storage.interface import ReadableStorage
+from wdsplit.urls import is_web
 
 __all__ = ["SampleColumns"]
 
@@ -85,6 +86,10 @@ class SampleColumns:
                     raise ANNOTATIONS.missing(self.storage, name, self.manifest) from error
             if damaged and isinstance(error, UnknownColumnError):
                 raise next(iter(damaged.values())) from error
+            if is_web(self.storage.url) and isinstance(error, UnknownColumnError):
+                error.remedy = "make a view of it where files can be listed, and open the URL with view=: " + (
+                    "a web server lists no annotations, whose columns conditions may use elsewhere"
+                )
             raise
 
     def _hints(self) -> dict[str, str]:

@@ -280,6 +280,17 @@ def test_a_dataset_is_replaced_only_if_asked_for(folder):
     assert len(by_loader(folder)) == sum(COUNTS), "it stays as long as its indexes do"
 
 
+def test_a_converted_dataset_is_never_replaced_whatever_of_its_manifest_is_damaged(tmp_path):
+    folder = open_storage(numbers_dataset(tmp_path, 20, shards=2)).root
+    for name, error in ((SHARDS_NAME, OutputExistsError), (HEADER_NAME, CorruptDataError)):
+        (folder / name).write_bytes(b"damaged")
+        before = files_of(folder)
+        with pytest.raises(error, match="convert") as caught:
+            index_tars(folder, IndexOptions(overwrite=True))
+        assert str(folder) in str(caught.value)
+        assert files_of(folder) == before
+
+
 def test_another_index_is_replaced_only_if_asked_for_and_one_that_is_right_left_as_it_is(folder):
     index = folder / "part-2.tar.places"
     index.mkdir()

@@ -254,9 +254,6 @@ def test_overwriting_keeps_the_old_dataset_until_the_new_one_can_be_planned(tabl
     assert files_of(tmp_path / "out") == before
 
 
-"""Names that a dataset has too: beside one, such a file is taken for a part of it."""
-
-
 FOREIGN = ("notes.txt", "train/000000.tar", "a.tar", ".git/config", "000000.tar", "7.tar/precious.txt", ".mine.tmp")
 """The last three are names that a dataset has too: beside one, such a file is taken for a part of it."""
 

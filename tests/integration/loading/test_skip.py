@@ -147,6 +147,7 @@ def test_accelerates_loader_knows_its_last_batch(numbers):
     from wdsplit.integrations.accelerate import PreparedLoader
 
     loader = PreparedLoader(loader_of(numbers), accelerate.Accelerator(cpu=True))
+    assert isinstance(loader.loader, Loader), "whose statistics docs/monitoring.md logs"
     ends = {}
     for step, _ in loader.enumerate():
         ends[step] = loader.end_of_dataloader

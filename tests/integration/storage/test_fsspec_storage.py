@@ -4,6 +4,7 @@ import shutil
 import sys
 import threading
 
+import pyarrow as pa
 import pytest
 
 import wdsplit
@@ -54,6 +55,25 @@ def test_what_may_be_read_at_once_is_one_request_and_of_a_file_that_is_too_large
         ("GET", (0, 1000)),
     ]
     assert all(exchange.request.head["Accept-Encoding"] == "identity" for exchange in proxy.exchanges)
+
+
+def test_views_and_annotations_are_read_of_a_web_server_by_name_and_what_needs_a_list_says_so(web, numbers, caplog):
+    folder, url = web.folder / "annotated", f"{web.endpoint}/annotated"
+    shutil.copytree(numbers, folder)
+    rows = [
+        {"key": sample["__key__"], "score": place, "note": {"place": place}}
+        for place, sample in enumerate(wdsplit.Dataset(str(folder), shuffle=False))
+    ]
+    wdsplit.annotate(folder, pa.Table.from_pylist(rows), "key", "quality")
+    wdsplit.make_view(folder, "low", where="score < 30")
+    here, there = (list(wdsplit.Dataset(str(each), view="low", join=["quality"])) for each in (folder, url))
+    assert len(here) == 30 and "note.json" in here[0]
+    assert [{**sample, "__url__": ""} for sample in here] == [{**sample, "__url__": ""} for sample in there]
+    with pytest.raises(InputError, match="web server lists no annotations"):
+        wdsplit.Dataset(url, where="score < 30")
+    assert "lists no files" not in caplog.text
+    assert wdsplit.verify(url).problems == ()
+    assert f"{url}: a web server lists no files: its annotations and views are not checked" in caplog.text
 
 
 def test_a_fork_leaves_the_connections_of_its_parent_alone(by_proxy, proxy, numbers):

@@ -111,8 +111,9 @@ def test_inputs_come_from_a_web_server_and_tell_no_signature(web, tmp_path):
     plans = [planned(f"{url}?token={token}", ConvertOptions()) for token in ("A", "B")]
     assert plans[0].hash == plans[1].hash and plans[0].modified == plans[1].modified
     assert "token" not in repr(plans[0])
-    with pytest.raises(InputError, match="lists no files"):
-        find_inputs([f"{web.endpoint}/raw x/*.parquet?token=SECRET"])
+    for place in ("raw x/*.parquet", "raw x", "raw x/", "raw x/missing.parquet"):
+        with pytest.raises(InputError, match="lists no files"):
+            find_inputs([f"{web.endpoint}/{place}?token=SECRET"])
 
 
 # Finding
