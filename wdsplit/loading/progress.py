@@ -184,7 +184,7 @@ class Progress:
     def dumped(self) -> dict[str, Any]:
         """Return the state as plain JSON values; before the first position the epoch's view is that of the dataset."""
         state, source, world = self.state, self._dataset.source, self._dataset.world()
-        if not (state.position or state.skips):
+        if not state.position:
             state = replace(state, view=source.view_at(state.epoch))
         if self._is_chosen:  # else an iteration has its own global batch, and the process group may be another by now
             state = state.in_steps_of(self._batch_size * world.world_size)

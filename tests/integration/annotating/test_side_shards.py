@@ -5,6 +5,7 @@ import json
 import shutil
 import tarfile
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -120,13 +121,14 @@ def columns(dataset, **options):
     return [[keys, latents.tolist(), masks, labels.tolist()] for keys, latents, masks, labels in loader]
 
 
-def resumed(dataset):
-    loader = wdsplit.Loader(dataset.map(plain), 8, collate_fn=list)
-    begun = iter(loader)
-    first = [next(begun) for _ in range(4)]
-    other = wdsplit.Loader(dataset.map(plain), 8, collate_fn=list, num_workers=2, workers="thread")
+def resumed(path, **options):
+    """Return what comes after some steps without the joined fields."""
+    loader = wdsplit.Loader(wdsplit.Dataset(path), 8, collate_fn=list)
+    list(islice(loader, 4))
+    dataset = wdsplit.Dataset(path, **options).map(plain)
+    other = wdsplit.Loader(dataset, 8, collate_fn=list, num_workers=2, workers="thread")
     other.load_state_dict(loader.state_dict())
-    return first + list(other)
+    return list(other)
 
 
 def mixed(path, **options):
@@ -148,7 +150,7 @@ WAYS = {
     "loader": partial(opened, loaded),
     "processes": partial(opened, partial(loaded, num_workers=2), lanes=3, window=9, limit=90),
     "threads": partial(opened, partial(loaded, num_workers=3, workers="thread")),
-    "resumed": partial(opened, resumed),
+    "resumed": resumed,
     "mixed": mixed,
     "numbered": numbered,
     "verified": partial(opened, samples_of, verify=True),

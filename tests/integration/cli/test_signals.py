@@ -255,6 +255,7 @@ def silent_store(bucket, fault_proxy, numbers, monkeypatch):
     ("arguments", "silent", "num_requests", "number"),
     [
         ("verify {}/numbers --jobs 2", ".tar", 2, signal.SIGTERM),
+        ("inspect {}/numbers", "", 1, signal.SIGINT),
         ("convert {}/in.parquet {}/out", ".parquet", 1, signal.SIGINT),
     ],
 )

@@ -101,6 +101,22 @@ def test_the_length_is_the_number_of_batches_and_the_step_counts_what_is_skipped
     assert len(resumed) == NUM_STEPS
 
 
+def test_skips_belong_to_the_samples_of_their_view(numbers):
+    loader = loader_of(numbers)
+    loader.skip(0, 0)
+    of_view = {"where": "cls < 90", "rank": 0, "world_size": 1}
+    with pytest.raises(StateError, match="another view"):
+        Loader(Dataset(numbers, **of_view), 12).load_state_dict(loader.state_dict())
+    loader = Loader(Dataset(numbers, **of_view), 12)
+    loader.skip(0, 0)
+    for _ in loader:
+        loader.set_epoch(0)  # so that the next iteration has it again, with its skips
+    assert loader.state_dict()["position"] == 0
+    again = Loader(Dataset(numbers, **of_view), 12)
+    again.load_state_dict(loader.state_dict())
+    assert len(again) == len(loader) == 7
+
+
 @pytest.mark.parametrize("steps", [(-1, 2), (3, 2), (0, NUM_STEPS), (1.5, 2), (True, 2), (None, None)])
 def test_steps_that_are_none_are_refused(numbers, steps):
     loader = loader_of(numbers)

@@ -7,9 +7,11 @@ import pyarrow as pa
 import pytest
 
 import wdsplit
+from faults import Flip
 from made_datasets import converted
 from orders import masks_of
 from tools.bench import billion
+from wdsplit.errors import CorruptDataError
 from wdsplit.loading import announcing
 from wdsplit.order.bundles import Grouping, Groups, Packing, Packs
 from wdsplit.order.selection import Selection
@@ -18,6 +20,7 @@ from wdsplit.shards import views
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.places import read_places
 from wdsplit.shards.views import write_view
+from wdsplit.storage.local_file import LocalFile
 from wdsplit.storage.opening import open_storage
 
 NUM_ROWS, SHARDS, WINDOW = 240, 8, 10
@@ -114,6 +117,48 @@ def test_little_is_fetched_beside_the_samples_of_a_view(remote, made, both_sizes
     else:  # gaps between small samples are read: a request takes longer
         assert num_bytes <= 2 * in_windows + ends
         assert num_requests <= 2 * num_windows  # a window may be in two lanes
+
+
+@pytest.mark.parametrize("made", [LARGE], indirect=True)
+def test_little_is_read_of_a_disk_beside_the_samples_of_a_view(made, monkeypatch):
+    chosen, num_read = view("every third"), []
+
+    def counting(name, size_of):
+        real = getattr(LocalFile, name)
+
+        def counted(file, what, *rest):
+            num_read.append(size_of(what, *rest) if str(file._path).endswith(".tar") else 0)
+            return real(file, what, *rest)
+
+        monkeypatch.setattr(LocalFile, name, counted)
+
+    counting("read", lambda offset, size: size)
+    counting("read_into", lambda buffer, offset: len(buffer))
+    num_pads = sum(pad for *_, pad in samples_of(made, chosen))  # which are read again
+    assert 0 < sum(num_read) <= 1.2 * selected_bytes(made, chosen) + 512 * SHARDS + num_pads * 21_000
+
+
+@pytest.mark.parametrize("made", [LARGE], indirect=True)
+def test_only_samples_of_the_view_are_verified_and_what_was_damaged_on_its_way_is_fetched_again(
+    remote, made, bucket, fault_proxy
+):
+    chosen, flipped = view("every third"), []
+
+    def plan(request):
+        if request.path.endswith("/000001.tar") and not flipped:
+            flipped.append(request)
+            return Flip(3)
+        return None
+
+    fault_proxy.plan = plan
+    assert samples_of(remote, chosen, verify=True) == samples_of(made, chosen)
+    assert flipped
+    with open(bucket.folder / "train" / "000001.tar", "r+b") as shard:
+        shard.seek(int(offsets_of(made)[1][4]) + 3)  # the name in a header of a sample that the view leaves out
+        shard.write(b"\xff")
+    assert samples_of(remote, chosen, verify=True) == samples_of(made, chosen)
+    with pytest.raises(CorruptDataError, match="a sample was changed"):
+        samples_of(remote, None, verify=True)
 
 
 @pytest.mark.parametrize("block", [WINDOW, 0])

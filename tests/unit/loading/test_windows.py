@@ -187,6 +187,16 @@ def test_samples_in_tars_of_others_are_read_whatever_their_headers(tmp_path, for
     assert fields_of(samples) == [{f: f"{key}.{f}".encode() * 300 for f in ("jpg", "cls")} for key in "abc"]
 
 
+def test_of_large_samples_only_the_requested_fields_are_read(tmp_path):
+    shard = written(tmp_path, [{"jpg": b"x" * 50_000, "cls": b"7"}] * 3).narrowed(["cls"])
+    kind, read = type(shard.file), []
+    real = kind.read_into
+    counted = lambda file, buffer, offset: read.append(len(buffer)) or real(file, buffer, offset)  # noqa: E731
+    with patch.object(kind, "read_into", counted):
+        assert fields_of(samples_of_each([WindowPlace(shard, np.arange(3))])[0]) == [{"cls": b"7"}] * 3
+    assert read == [1024] * 3
+
+
 def test_a_process_that_was_forked_does_not_write_into_its_parents_memory():
     memory = Scratch().at_least(10)
     memory[:6] = b"parent"

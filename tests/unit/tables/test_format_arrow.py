@@ -89,6 +89,19 @@ def test_dictionaries_of_a_file_may_stand_after_batches_that_need_them(tmp_path)
 
 
 @every_kind
+def test_a_large_batch_is_cut_into_row_groups(new, tmp_path, monkeypatch):
+    monkeypatch.setattr(arrow, "_GROUP_BYTES", 500)
+    table = pa.table({"n": range(100), "s": ["x" * (i % 40) for i in range(100)]})
+    path = file_of(tmp_path, arrow_bytes(table, new, "zstd", rows=60))
+    file, _ = arrow.open_file(str(path))
+    assert 2 < file.offsets.count(file.offsets[0]) < 6 and len(set(file.offsets)) == 3
+    assert read(path).equals(table)
+    sizes = file.row_groups
+    found = read(path, ["n"], [1, len(sizes) - 1]).column("n").to_pylist()
+    assert found == [*range(sizes[0], sum(sizes[:2])), *range(sum(sizes[:-1]), 100)]
+
+
+@every_kind
 def test_what_is_read_of_a_file_that_is_not_compressed_is_not_copied(new, tmp_path):
     table = pa.table({"s": ["x" * 1000] * 1000})
     path = file_of(tmp_path, arrow_bytes(table, new, rows=100))

@@ -102,13 +102,16 @@ def test_a_pattern_of_folders_loses_no_classes(tmp_path):
     assert [one.name for one in plan.fields] == ["jpg"]
 
 
-def test_what_is_left_out_is_counted_and_named_in_the_plan(tmp_path):
+def test_what_is_left_out_is_counted_and_named_in_the_plan(tmp_path, caplog):
     root = write_files(tmp_path, "a/1.jpg", "b/2.jpg", "notes.txt", "a/Thumbs.db", "a/._1.jpg", ".git/x.jpg")
     (tmp_path / "b" / "empty.jpg").touch()
     (tmp_path / "b" / "gone.jpg").symlink_to("nowhere.jpg")
+    (tmp_path / "b" / "link.jpg").symlink_to("2.jpg")
+    (tmp_path / "a" / "cycle").symlink_to(root)
     os.mkfifo(tmp_path / "b" / "pipe.jpg")
     plan = planned([root], options())
-    assert names_of(plan.table) == ["a/1.jpg", "b/2.jpg"]
+    assert names_of(plan.table) == ["a/1.jpg", "b/2.jpg", "b/link.jpg"]
+    assert "skipping a link to a folder that is already included" in caplog.text
     assert plan.summary()["notes"] == [
         f"{root}: left out: 1 empty, such as b/empty.jpg; 2 hidden, such as .git; "
         "2 not files, or broken links, such as b/gone.jpg; 2 of other kinds, such as notes.txt"
