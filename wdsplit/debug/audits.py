@@ -32,16 +32,29 @@ AUDITED = ("__position__",)
 """The field that identifies a sample: `dataset.to_tuple("jpg", "cls", *AUDITED)`."""
 
 _MAX_EXAMPLES = 5
-_REMEDIES = {
-    "settings": "open the dataset with the same options on all ranks, call set_epoch on all, and give all of them the "
-    "same state when they resume",
-    "ranks": "let the dataset detect its rank: leave out rank= and world_size=, and begin to iterate after "
-    "init_process_group. Ranks that should get the same samples (tensor parallelism) need process_group=, of the "
-    "Dataset, or group=, of the audit",
-    "samples": "iterate the loader to its end on all ranks; nothing between it and the training may drop, repeat or "
-    "replace samples or batches. `wdsplit batch DATASET --step N` lists the keys of a step",
+_EACH_ONCE = "each sample from position {} on, once, on one rank"
+_FAULTS = {
+    "settings": (
+        "the ranks do not read the same",
+        "ranks with the same options and epoch, from the same position on",
+        "open the dataset with the same options on all ranks, call set_epoch on all, and give all of them the same "
+        "state when they resume",
+    ),
+    "ranks": (
+        "samples were delivered more than once in",
+        _EACH_ONCE,
+        "let the dataset detect its rank: leave out rank= and world_size=, and begin to iterate after "
+        "init_process_group. Ranks that should get the same samples (tensor parallelism) need process_group=, of the "
+        "Dataset, or group=, of the audit",
+    ),
+    "samples": (
+        "the delivered samples are not those of",
+        _EACH_ONCE,
+        "iterate the loader to its end on all ranks; nothing between it and the training may drop, repeat or replace "
+        "samples or batches. `wdsplit batch DATASET --step N` lists the keys of a step",
+    ),
 }
-"""What may be wrong, in the order in which it is looked for, and what helps."""
+"""What may be wrong, in the order in which it is looked for: the cause, what is expected, and what helps."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +177,7 @@ class Audit:
         first, size, url = facts[0].settings, len(facts), self._loader.dataset.source.url
         members = rendezvous.members
         ranks = {f"rank {member}": own for member, own in zip(members, facts, strict=True)}
-        wrong: dict[str, list[str]] = {"settings": [], "ranks": [], "samples": []}
+        wrong: dict[str, list[str]] = {kind: [] for kind in _FAULTS}
         for name, own in ranks.items():
             others = {what: value for what, value in own.settings.items() if value != first[what]}
             wrong["settings"] += [
@@ -177,10 +190,9 @@ class Audit:
             wrong["samples"].append(f"steps: {listed(f'{name} {own.steps}' for name, own in ranks.items())}")
         for kind, texts in wrong.items():
             if texts:
-                twice = "samples were delivered more than once in"
-                cause = f"{twice if kind == 'ranks' else 'the delivered samples are not those of'} epoch {record.epoch}"
-                expected = f"each sample from position {record.start} on, once, on one rank"
-                raise CheckError(cause, url, expected, "; ".join(texts), _REMEDIES[kind])
+                cause, expected, remedy = _FAULTS[kind]
+                cause, expected = f"{cause} epoch {record.epoch}", expected.format(record.start)
+                raise CheckError(cause, url, expected, "; ".join(texts), remedy)
         counts = sum(own.num_samples for own in facts), sum(own.num_pads for own in facts)
         is_complete, steps = all(own.is_complete for own in facts), facts[rendezvous.place].steps
         self.epochs.append(EpochAudit(record.epoch, record.start, steps, *counts, is_complete))
