@@ -223,7 +223,7 @@ def test_what_never_works_or_trickles_is_given_up_at_the_deadline(behind, name, 
         file.read(0, 100)
     assert caught.value.place == f"{url}/000000.tar, bytes 0 to 99"
     assert caught.value.expected == "an answer within 0.3 s"
-    if name.startswith("slow ") and url.startswith("s3"):  # fsspec's clients of the web are only asked at the end
+    if name.startswith("slow ") and url.startswith("s3"):  # of the web: at the next attempt
         assert "no answer for" in caplog.text
 
 
