@@ -227,6 +227,10 @@ class Run(Record):
                     remedy="continue with --resume",
                     url=f"{self.storage.url}/{path}",
                 )
+        # The last task of a replaced run looks at the plan, and may publish its shard after that was replaced.
+        numbers = {name: of_shard[1] for name in self.storage.list() if (of_shard := OF_SHARD.fullmatch(name))}
+        late = [name for name, number in numbers.items() if number.isdigit() and int(number) >= plan.num_shards]
+        self.storage.remove(*late)
         write_manifest(self.storage, manifest)
         self.finish()
         return manifest

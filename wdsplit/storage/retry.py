@@ -265,7 +265,8 @@ class Retries:
             max_s: Maximum seconds without progress, in addition to the deadline.
         """
         longest = min(self.options.max_delay_s, self.options.first_delay_s * 2.0 ** min(self._failures, 30))
-        delay = max(at_least_s, longest * random.uniform(0.5, 1.0))
+        # Not by the process's generator, whose numbers may be the training's.
+        delay = max(at_least_s, longest * random.SystemRandom().uniform(0.5, 1.0))
         now = time.monotonic()
         deadline = min(self._deadline, self._failing_since + max_s)
         if now + delay >= deadline:

@@ -188,6 +188,7 @@ def test_a_share_ends_when_another_run_takes_the_output_over(long, tmp_path, raw
     plan_shares(raw, output, tmp_path / "other", chosen(shards=12, overwrite=True))
     message = ended(share, code=1)
     assert "another run has taken over or finished the output" in message and str(output) in message
+    (output / "000099.tar.places").write_bytes(b"of a task that had just looked at the plan")
     convert_share(tmp_path / "other", 0, 1)
     commit_shares(tmp_path / "other")
     assert files_of(output) == whole

@@ -1,6 +1,7 @@
 """The loop of attempts: which failures are repeated, for how long, and what is logged meanwhile."""
 
 import math
+import random
 import socket
 from decimal import Decimal
 from fractions import Fraction
@@ -80,8 +81,10 @@ TRANSIENT = Failure(FailureKind.TRANSIENT, "SlowDown")
 EXPIRED = Failure(FailureKind.EXPIRED, "ExpiredToken", REFUSED)
 
 
-def test_transient_failures_are_repeated_with_growing_delays(clock):
+def test_transient_failures_are_repeated_with_growing_delays_that_draw_no_numbers_of_the_training(clock):
+    before = random.getstate()
     assert attempts_of(clock, [TRANSIENT] * 5 + ["done"]) == ("done", 6)
+    assert random.getstate() == before
     assert 0.5 <= clock.now / (0.02 + 0.04 + 0.08 + 0.1 + 0.1) <= 1
 
 
