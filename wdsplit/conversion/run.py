@@ -228,7 +228,8 @@ class Run(Record):
                     url=f"{self.storage.url}/{path}",
                 )
         # The last task of a replaced run looks at the plan, and may publish its shard after that was replaced.
-        numbers = {name: of_shard[1] for name in self.storage.list() if (of_shard := OF_SHARD.fullmatch(name))}
+        names = sizes("") if self.storage.is_remote else self.storage.list()
+        numbers = {name: of_shard[1] for name in names if (of_shard := OF_SHARD.fullmatch(name))}
         late = [name for name, number in numbers.items() if number.isdigit() and int(number) >= plan.num_shards]
         self.storage.remove(*late)
         write_manifest(self.storage, manifest)

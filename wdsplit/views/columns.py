@@ -87,7 +87,8 @@ class SampleColumns:
             if damaged and isinstance(error, UnknownColumnError):
                 raise next(iter(damaged.values())) from error
             if is_web(self.storage.url) and isinstance(error, UnknownColumnError):
-                error.remedy = "make a view of it where files can be listed, and open the URL with view=: " + (
+                error.remedy = (
+                    "make a view of it where files can be listed, and open the URL with view=: "
                     "a web server lists no annotations, whose columns conditions may use elsewhere"
                 )
             raise
