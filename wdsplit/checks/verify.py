@@ -7,11 +7,11 @@ keys of all shards.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -37,7 +37,7 @@ from wdsplit.storage.interface import ReadableStorage
 from wdsplit.storage.opening import open_readable_storage
 from wdsplit.tar.names import PAD_PREFIX
 from wdsplit.tar.places import hash_samples, rows_of
-from wdsplit.tar.samples import check_fields, sample_members
+from wdsplit.tar.samples import TarSamples, check_fields, sample_members
 from wdsplit.tar.scan import scan_window
 from wdsplit.texts import counted
 from wdsplit.urls import is_web
@@ -133,14 +133,12 @@ def verify(
     storage = open_readable_storage(url, storage_options)
     manifest = read_manifest(storage, version)
     selection = chosen_views(storage, manifest, {"view": view, "where": where}, None, storage_options).selection_at(0)
-    checked = list(
-        range(len(manifest.shards)) if selection is None else np.flatnonzero(selection.chosen.counts).tolist()
-    )
-    num_shards = len(checked)
-    findings: dict[int, _Finding] = {}
+    all_shards = list(range(len(manifest.shards)))
+    checked = all_shards if selection is None else np.flatnonzero(selection.chosen.counts).tolist()
+    findings: list[_Finding] = []
     checked_bytes = 0
     if progress is not None:
-        progress(0, num_shards, 0)
+        progress(0, len(checked), 0)
     if is_web(storage.url):
         unseen = "its annotations and views are not checked, nor whether there are other tars"
         logger.warning("%s: a web server lists no files: %s", storage.url, unseen)
@@ -154,17 +152,18 @@ def verify(
     )
     with closing(results):
         for finding in results:
-            findings[finding.shard] = finding
+            findings.append(finding)
             checked_bytes += manifest.shards[finding.shard].num_bytes
             if progress is not None:
-                progress(len(findings), num_shards, checked_bytes)
-    problems = [problem for shard in sorted(findings) for problem in findings[shard].problems]
+                progress(len(findings), len(checked), checked_bytes)
+    findings.sort(key=lambda finding: finding.shard)
+    problems = [problem for finding in findings for problem in finding.problems]
     problems += [*_duplicate_keys(storage, manifest, findings), *unread]
     with _noted(problems):
         problems += _tars_not_listed(storage, manifest, latest)
         problems += _bad_views(storage, manifest, versions)
     num_samples, with_erased = int(manifest.shards.num_real[checked].sum()), versions_with_erased(storage, latest)
-    return Report(manifest, tuple(problems), num_shards, num_samples, with_erased)
+    return Report(manifest, tuple(problems), len(checked), num_samples, with_erased)
 
 
 @contextmanager
@@ -216,7 +215,7 @@ def _check(storage: ReadableStorage, manifest: Manifest, annotations: _Annotated
 
 
 def _check_shard(storage: ReadableStorage, manifest: Manifest, listed: Shard) -> tuple[list[WdsplitError], UInt64]:
-    """Check a shard; return its problems, and the hashes of its keys, none if a sample cannot be read."""
+    """Check a shard; return its problems, and the hashes of its keys without pads, none if a sample cannot be read."""
     problems: list[WdsplitError] = []
     hashes: UInt64 = np.zeros(0, np.uint64)
     with _noted(problems):
@@ -238,44 +237,53 @@ def _check_shard(storage: ReadableStorage, manifest: Manifest, listed: Shard) ->
     return problems, hashes
 
 
+class _Part(NamedTuple):
+    """The bytes of the samples first, ..., stop - 1 of a shard; of none if they come after all samples."""
+
+    first: int
+    stop: int
+    data: memoryview
+
+
+class _Scanned(NamedTuple):
+    """The samples of a part, as their headers describe them."""
+
+    keys: pa.LargeStringArray
+    starts: Int64  # of shape (samples, fields): where the payloads begin in the shard; -1 where a sample lacks one
+    sizes: Int64  # of the same shape: their bytes, or -1
+
+
 def _read_shard(
     storage: ReadableStorage, manifest: Manifest, listed: Shard, shard: OpenShard
 ) -> tuple[str, list[WdsplitError], UInt64]:
-    """Read all of a shard once, some samples at a time; they are scanned as a tar of another program would be.
-
-    Returns:
-        Its checksum, its problems, and the hashes of its keys; none if a sample cannot be read.
-    """
-    digest, num_real = xxhash.xxh3_128(), listed.num_samples - listed.num_pads
+    """Read all of a shard once; return its checksum, and problems and hashes as `check_shard` does."""
+    digest, end = xxhash.xxh3_128(), memoryview(b"")
     problems: list[WdsplitError] = []
     misplaced: WdsplitError | None = None
-    scanned: list[tuple[pa.LargeStringArray, Int64]] = []
-    hashes: list[UInt64] = [np.zeros(0, np.uint64)]
-    end = memoryview(b"")
-    for first, stop, data in _parts(shard):
-        digest.update(data)
-        if first == stop:
-            end = data
-        if problems or first == stop:
-            continue
-        with _noted(problems, shard.url):
-            keys, sizes, wrong = _scanned(listed, shard, first, stop, data)
-            misplaced = misplaced or wrong
-            scanned.append((keys, sizes))
-            hashes.append(hash_keys(keys[: max(0, num_real - first)]))
-    if problems:
-        del hashes[1:]
+    parts_of_keys, parts_of_bytes = [pa.array([], pa.large_string())], [np.zeros(0, np.int64)]
+    for part in _parts(shard):
+        digest.update(part.data)
+        if part.first == part.stop:
+            end = part.data
+        elif not problems:
+            with _noted(problems, shard.url):
+                scanned = _scanned(listed, shard, part)
+                misplaced = misplaced or _misplaced(shard, part, scanned)
+                parts_of_keys.append(scanned.keys)
+                parts_of_bytes.append(np.maximum(scanned.sizes, 0).sum(axis=1))
+    keys, num_bytes = pa.concat_arrays(parts_of_keys), np.concatenate(parts_of_bytes)
+    hashes = hash_keys(keys[: 0 if problems else listed.num_samples - listed.num_pads])
     checksum, tail = checksum_of(digest), check_tail(shard, end)
     if misplaced is not None and checksum == listed.checksum:
         problems.append(misplaced)  # else the tar is wrong, not its places
     problems += [] if tail is None else [tail]
     with _noted(problems):
-        _compare_table(storage, manifest, listed, scanned)
-    return checksum, problems, np.concatenate(hashes)
+        _compare_table(storage, manifest, listed, keys, num_bytes)
+    return checksum, problems, hashes
 
 
-def _parts(shard: OpenShard) -> Iterator[tuple[int, int, memoryview]]:
-    """Yield the bytes of a shard and their samples first, ..., stop - 1; at last the bytes after all samples."""
+def _parts(shard: OpenShard) -> Iterator[_Part]:
+    """Yield the bytes of a shard with their samples; at last the bytes after all samples."""
     offsets, first = shard.places.offsets(), 0
     while first < len(offsets) - 1:
         stop = int(np.searchsorted(offsets, offsets[first] + _READ_BYTES, side="right")) - 1
@@ -284,79 +292,86 @@ def _parts(shard: OpenShard) -> Iterator[tuple[int, int, memoryview]]:
         rest = shard.file.size - end
         with_rest = stop == len(offsets) - 1 and rest <= _READ_BYTES  # one request, not two
         data = memoryview(shard.file.read(begin, end - begin + (rest if with_rest else 0)))
-        yield first, stop, data[: end - begin]
+        yield _Part(first, stop, data[: end - begin])
         first = stop
         if with_rest:
-            yield first, first, data[end - begin :]
+            yield _Part(first, first, data[end - begin :])
             return
     for begin in range(int(offsets[-1]), shard.file.size, _READ_BYTES):
-        yield first, first, memoryview(shard.file.read(begin, min(_READ_BYTES, shard.file.size - begin)))
+        yield _Part(first, first, memoryview(shard.file.read(begin, min(_READ_BYTES, shard.file.size - begin))))
 
 
-def _scanned(
-    listed: Shard, shard: OpenShard, first: int, stop: int, data: memoryview
-) -> tuple[pa.LargeStringArray, Int64, CorruptDataError | None]:
-    """Return keys and payload bytes of the samples first, ..., stop - 1, and what is wrong with their places."""
-    base, num_real = shard.places.begin_of(first), listed.num_samples - listed.num_pads
-    scan = scan_window(data, base)
+def _scanned(listed: Shard, shard: OpenShard, part: _Part) -> _Scanned:
+    """Scan the samples of a part.
+
+    Raises:
+        WdsplitError: They cannot be read, or have other fields or pads than the manifest says.
+    """
+    scan = scan_window(part.data, shard.places.begin_of(part.first))
     members = sample_members(scan)
     check_fields(members)
-    keys = members.keys
+    _check_names(shard, members)
+    _check_pads(listed, shard, part, members.keys)
+    starts, sizes = (np.full((len(members.keys), len(shard.names)), -1, np.int64) for _ in range(2))
+    column = np.array([shard.names.index(name) for name in members.fields], np.int64)[members.field_index]
+    starts[members.sample_index, column] = scan.starts[members.rows]
+    sizes[members.sample_index, column] = scan.sizes[members.rows]
+    return _Scanned(members.keys, starts, sizes)
+
+
+def _check_names(shard: OpenShard, members: TarSamples) -> None:
+    """Refuse fields that the manifest does not have."""
     unknown = sorted(set(members.fields) - set(shard.names))
     if unknown:
-        row = int(members.sample_index[members.field_index == members.fields.index(unknown[0])][0])
+        with_it = members.field_index == members.fields.index(unknown[0])
+        key = members.keys[int(members.sample_index[with_it][0])].as_py()
         raise CorruptDataError(
             "a sample has a field that is not in the manifest",
-            place=f"{shard.url}, key {keys[row].as_py()!r}",
+            place=f"{shard.url}, key {key!r}",
             expected=", ".join(sorted(shard.names)),
             found=", ".join(unknown),
             remedy="convert again with --overwrite",
-            key=keys[row].as_py(),
+            key=key,
         )
+
+
+def _check_pads(listed: Shard, shard: OpenShard, part: _Part, keys: pa.LargeStringArray) -> None:
+    """Refuse pads elsewhere than after all samples, if the places have the right number of samples."""
+    num_real = listed.num_samples - listed.num_pads
     is_pad = pc.starts_with(keys, PAD_PREFIX).to_numpy(zero_copy_only=False)
-    others = np.flatnonzero(is_pad != (first + np.arange(len(keys)) >= num_real))
-    if len(others) and len(keys) == stop - first:  # else the places are wrong
+    others = np.flatnonzero(is_pad != (part.first + np.arange(len(keys)) >= num_real))
+    if len(others) and len(keys) == part.stop - part.first:
         key = keys[int(others[0])].as_py()
         raise CorruptDataError(
             "the pads of a shard do not match the manifest",
-            place=f"{shard.url}, sample {first + others[0]}",
+            place=f"{shard.url}, sample {part.first + others[0]}",
             expected=f"{num_real} samples, then pads",
             found=f"key {key!r}",
             remedy="convert again with --overwrite",
             key=key,
         )
-    sizes, starts = (np.full((len(keys), len(shard.names)), -1, np.int64) for _ in range(2))
-    columns = np.array([shard.names.index(name) for name in members.fields], np.int64)[members.field_index]
-    sizes[members.sample_index, columns] = scan.sizes[members.rows]
-    starts[members.sample_index, columns] = scan.starts[members.rows]
-    return (
-        keys,
-        np.where(sizes < 0, 0, sizes).sum(axis=1),
-        _misplaced(shard, slice(first, stop), data, keys, starts, sizes),
-    )
 
 
-def _misplaced(
-    shard: OpenShard, samples: slice, data: memoryview, keys: pa.LargeStringArray, starts: Int64, sizes: Int64
-) -> CorruptDataError | None:
-    """Return what is wrong with the places of some samples, given where their payloads are; None if nothing is."""
-    rows, base = rows_of([(shard.places, samples)]), shard.places.begin_of(samples.start)
-    if len(keys) == len(rows.begins):
-        cuts = zip((rows.begins - base).tolist(), (rows.ends - base).tolist(), strict=True)
-        same_starts = (np.where(rows.sizes < 0, -1, rows.starts) == starts).all(axis=1)
-        right = same_starts & (rows.sizes == sizes).all(axis=1)
-        right &= hash_samples(data[begin:end] for begin, end in cuts) == rows.hashes
-        if rows.keys is not None:
-            right &= rows.keys == keys.to_numpy(zero_copy_only=False)
+def _misplaced(shard: OpenShard, part: _Part, scanned: _Scanned) -> CorruptDataError | None:
+    """Return what is wrong with the places of the samples of a part; None if nothing is."""
+    places, keys = rows_of([(shard.places, slice(part.first, part.stop))]), scanned.keys
+    if len(keys) == len(places.begins):
+        base = shard.places.begin_of(part.first)
+        cuts = zip((places.begins - base).tolist(), (places.ends - base).tolist(), strict=True)
+        same_starts = (np.where(places.sizes < 0, -1, places.starts) == scanned.starts).all(axis=1)
+        right = same_starts & (places.sizes == scanned.sizes).all(axis=1)
+        right &= hash_samples(part.data[begin:end] for begin, end in cuts) == places.hashes
+        if places.keys is not None:
+            right &= places.keys == keys.to_numpy(zero_copy_only=False)
         wrong = np.flatnonzero(~right)
         if not len(wrong):
             return None
-        found = f"others from sample {samples.start + wrong[0]} on, key {keys[int(wrong[0])].as_py()!r}"
+        found = f"others from sample {part.first + wrong[0]} on, key {keys[int(wrong[0])].as_py()!r}"
     else:
-        found = f"{len(rows.begins):,}"
+        found = f"{len(places.begins):,}"
     return CorruptDataError(
         "the places of a shard do not match its samples",
-        place=f"{places_path(shard.url)}, from sample {samples.start} on",
+        place=f"{places_path(shard.url)}, from sample {part.first} on",
         expected=f"the places of {len(keys):,} samples",
         found=found,
         remedy="copy the places again, or convert again with --overwrite",
@@ -365,7 +380,7 @@ def _misplaced(
 
 
 def _compare_table(
-    storage: ReadableStorage, manifest: Manifest, listed: Shard, scanned: Sequence[tuple[pa.LargeStringArray, Int64]]
+    storage: ReadableStorage, manifest: Manifest, listed: Shard, keys: pa.LargeStringArray, num_bytes: Int64
 ) -> None:
     """Compare the sample table of a shard, if there is one, with keys and payload bytes of its samples, then pads.
 
@@ -374,42 +389,40 @@ def _compare_table(
     """
     if manifest.samples is None:
         return
-    table, first = read_samples(storage, listed, None, manifest.samples), 0
-    for keys, sizes in scanned:
-        rows = table.slice(first, len(keys)).combine_chunks()
-        found_keys, found_bytes = rows[KEY].cast(pa.large_string()), rows[NUM_BYTES].to_numpy()
-        same_keys = pc.equal(found_keys, keys[: len(rows)]).to_numpy(zero_copy_only=False)
-        others = np.flatnonzero(~(same_keys & (found_bytes == sizes[: len(rows)])))
-        if len(others):
-            row, place = int(others[0]), f"{storage.url}/{samples_path(listed.path)}"
-            raise CorruptDataError(
-                "a sample table does not match its shard",
-                place=f"{place}, row {first + row}",
-                expected=f"key {keys[row].as_py()!r}, {sizes[row]:,} bytes",
-                found=f"key {found_keys[row].as_py()!r}, {found_bytes[row]:,} bytes",
-                remedy=f"copy the dataset again; `wdsplit index {storage.url} --overwrite` makes those of tars again",
-                url=place,
-                key=keys[row].as_py(),
-            )
-        first += len(keys)
+    rows = read_samples(storage, listed, None, manifest.samples).slice(0, len(keys)).combine_chunks()
+    found_keys, found_bytes = rows[KEY].cast(pa.large_string()), rows[NUM_BYTES].to_numpy()
+    same_keys = pc.equal(found_keys, keys[: len(rows)]).to_numpy(zero_copy_only=False)
+    others = np.flatnonzero(~(same_keys & (found_bytes == num_bytes[: len(rows)])))
+    if len(others):
+        row, place = int(others[0]), f"{storage.url}/{samples_path(listed.path)}"
+        raise CorruptDataError(
+            "a sample table does not match its shard",
+            place=f"{place}, row {row}",
+            expected=f"key {keys[row].as_py()!r}, {num_bytes[row]:,} bytes",
+            found=f"key {found_keys[row].as_py()!r}, {found_bytes[row]:,} bytes",
+            remedy=f"copy the dataset again; `wdsplit index {storage.url} --overwrite` makes those of tars again",
+            url=place,
+            key=keys[row].as_py(),
+        )
 
 
-def _duplicate_keys(storage: ReadableStorage, manifest: Manifest, findings: dict[int, _Finding]) -> list[WdsplitError]:
+def _duplicate_keys(storage: ReadableStorage, manifest: Manifest, findings: list[_Finding]) -> list[WdsplitError]:
     """Return a problem for each duplicate key, and for each shard that cannot be read a second time."""
     problems: list[WdsplitError] = []
 
     def read_keys(suspects: UInt64) -> Iterator[tuple[pa.LargeStringArray, Place]]:
-        for number, finding in sorted(findings.items()):
+        for finding in findings:
             if not np.isin(finding.hashes, suspects).any():
                 continue
-            listed = manifest.shards[number]
-            with _noted(problems, f"{storage.url}/{listed.path}"):
+            listed = manifest.shards[finding.shard]
+            url = f"{storage.url}/{listed.path}"
+            with _noted(problems, url):
                 shard = open_shard(storage, listed, manifest.field_names)
-                for first, stop, data in _parts(shard):
-                    if first < stop:
-                        yield _scanned(listed, shard, first, stop, data)[0], shard.url
+                for part in _parts(shard):
+                    if part.first < part.stop:
+                        yield _scanned(listed, shard, part).keys, shard.url
 
-    hashes = [finding.hashes for finding in findings.values()]
+    hashes = [finding.hashes for finding in findings]
     for duplicate in find_duplicate_keys(hashes, read_keys):
         problems.append(duplicate.error(CorruptDataError, "convert again with --overwrite", duplicate.again))
     return problems
