@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from wdsplit.errors import MissingDependencyError
-from wdsplit.integrations.opaque_loader import OpaqueLoader, check_ranks, other_length
+from wdsplit.integrations.opaque_loader import OpaqueLoader, check_ranks, refuse_other_length
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader, loader_of
 
@@ -118,7 +118,7 @@ class _TrainingLoader(OpaqueLoader):
 
     def __iter__(self) -> Iterator[Any]:
         self.loader.set_epoch(_epoch(self._trainer))
-        _refuse_other_length(self._trainer, self.loader)
+        _check_length(self._trainer, self.loader)
         yield from self.loader
 
     def __len__(self) -> int:
@@ -168,7 +168,7 @@ class EpochCallback(_library.Callback):  # type: ignore[misc, name-defined]
         self._set_epoch(trainer)
         for leaf in _leaves(trainer.train_dataloader):
             if isinstance(leaf, (OpaqueLoader, Loader)):
-                _refuse_other_length(trainer, loader_of(leaf))
+                _check_length(trainer, loader_of(leaf))
 
     def _set_epoch(self, trainer: Any) -> bool:
         """Set the epoch of all loaders and datasets; return whether any was in another epoch."""
@@ -184,24 +184,17 @@ class EpochCallback(_library.Callback):  # type: ignore[misc, name-defined]
         return bool(others)
 
 
-def _refuse_other_length(trainer: Any, loader: Loader) -> None:
+def _check_length(trainer: Any, loader: Loader) -> None:
     """Refuse an epoch whose view has another number of batches than Lightning has counted.
 
     Raises:
         InputError: The numbers differ.
     """
-    counted, epoch = trainer.num_training_batches, _epoch(trainer)
-    if (
-        not loader.dataset.source.view_text
-        or trainer.limit_train_batches != 1.0
-        or trainer.overfit_batches
-        or len(list(_leaves(trainer.train_dataloader))) > 1
-    ):
-        return
-    if counted != loader.progress.num_steps(epoch):
-        raise other_length(
-            loader, epoch, counted, "let Lightning count anew: Trainer(reload_dataloaders_every_n_epochs=1)"
-        )
+    counts_whole_epochs = trainer.limit_train_batches == 1.0 and not trainer.overfit_batches
+    is_only_loader = len(list(_leaves(trainer.train_dataloader))) == 1
+    if loader.dataset.source.view_text and counts_whole_epochs and is_only_loader:
+        remedy = "let Lightning count anew: Trainer(reload_dataloaders_every_n_epochs=1)"
+        refuse_other_length(loader, _epoch(trainer), trainer.num_training_batches, remedy)
 
 
 def _epoch(trainer: Any) -> int:

@@ -11,7 +11,7 @@ from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
 from wdsplit.loading.world import detect_rank
 
-__all__ = ["OpaqueLoader", "check_ranks", "other_length", "refuse_bundles"]
+__all__ = ["OpaqueLoader", "check_ranks", "refuse_bundles", "refuse_other_length"]
 
 logger = logging.getLogger(__name__)
 
@@ -125,19 +125,24 @@ def check_ranks(loader: Loader, rank: int, world_size: int, who: str, remedy: st
         )
 
 
-def other_length(loader: Loader, epoch: int, expected: int, remedy: str) -> InputError:
-    """Return the error for an epoch whose length differs from what a library has counted.
+def refuse_other_length(loader: Loader, epoch: int, counted: int, remedy: str) -> None:
+    """Refuse an epoch whose views have another number of batches than a library has counted.
 
     Args:
         loader: The loader.
         epoch: The epoch.
-        expected: Number of batches that the library has counted.
+        counted: Number of batches that the library has counted.
         remedy: The remedy for this library.
+
+    Raises:
+        InputError: The numbers differ.
     """
-    return InputError(
-        "epochs with views of different sizes: the training would end too early, or leave samples out",
-        place=f"epoch {epoch} of {loader.dataset.source.url}",
-        expected=f"{expected:,} batches in each epoch, as the library has counted them",
-        found=f"{loader.progress.num_steps(epoch):,} batches",
-        remedy=remedy,
-    )
+    num_steps = loader.progress.num_steps(epoch)
+    if num_steps != counted:
+        raise InputError(
+            "epochs with views of different sizes: the training would end too early, or leave samples out",
+            place=f"epoch {epoch} of {loader.dataset.source.url}",
+            expected=f"{counted:,} batches in each epoch, as the library has counted them",
+            found=f"{num_steps:,} batches",
+            remedy=remedy,
+        )

@@ -16,7 +16,7 @@ from torch.utils.data import IterableDataset
 
 from wdsplit.errors import InputError, MissingDependencyError
 from wdsplit.integrations.accelerate import PreparedLoader
-from wdsplit.integrations.opaque_loader import OpaqueLoader, other_length, refuse_bundles
+from wdsplit.integrations.opaque_loader import OpaqueLoader, refuse_bundles, refuse_other_length
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
 from wdsplit.loading.statistics import Statistics
@@ -32,10 +32,6 @@ except ModuleNotFoundError as error:
 __all__ = ["TrainerMixin", "WdsplitTrainer"]
 
 PAD = "__pad__"
-
-_OF_OTHER_LENGTHS = (
-    "the Trainer counts its steps by the first epoch: choose views of equal sizes, or train in a loop of your own"
-)
 
 
 class TrainerMixin:
@@ -221,10 +217,10 @@ class _TrainingLoader(PreparedLoader):
 
     def __init__(self, loader: Loader, trainer: Any) -> None:
         super().__init__(loader, trainer.accelerator)
-        counted = len(loader)
+        counted = "the Trainer counts its steps by the first epoch"
+        remedy = f"{counted}: choose views of equal sizes, or train in a loop of your own"
         for epoch in loader.dataset.source.view_epochs:
-            if loader.progress.num_steps(epoch) != counted:
-                raise other_length(loader, epoch, counted, _OF_OTHER_LENGTHS)
+            refuse_other_length(loader, epoch, len(loader), remedy)
         self.dataset = _Resumed(self, trainer)
         self.collate_fn = _unchanged
 
