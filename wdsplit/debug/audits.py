@@ -32,29 +32,6 @@ AUDITED = ("__position__",)
 """The field that identifies a sample: `dataset.to_tuple("jpg", "cls", *AUDITED)`."""
 
 _MAX_EXAMPLES = 5
-_EACH_ONCE = "each sample from position {} on, once, on one rank"
-_FAULTS = {
-    "settings": (
-        "the ranks do not read the same",
-        "ranks with the same options and epoch, from the same position on",
-        "open the dataset with the same options on all ranks, call set_epoch on all, and give all of them the same "
-        "state when they resume",
-    ),
-    "ranks": (
-        "samples were delivered more than once in",
-        _EACH_ONCE,
-        "let the dataset detect its rank: leave out rank= and world_size=, and begin to iterate after "
-        "init_process_group. Ranks that should get the same samples (tensor parallelism) need process_group=, of the "
-        "Dataset, or group=, of the audit",
-    ),
-    "samples": (
-        "the delivered samples are not those of",
-        _EACH_ONCE,
-        "iterate the loader to its end on all ranks; nothing between it and the training may drop, repeat or replace "
-        "samples or batches. `wdsplit batch DATASET --step N` lists the keys of a step",
-    ),
-}
-"""What may be wrong, in the order in which it is looked for: the cause, what is expected, and what helps."""
 
 
 @dataclass(frozen=True)
@@ -174,25 +151,11 @@ class Audit:
         except CheckError as error:  # often because this rank, or the missing one, has left its loop early
             error.found = f"{error.found}; this rank has done {record.progress()}"
             raise
-        first, size, url = facts[0].settings, len(facts), self._loader.dataset.source.url
-        members = rendezvous.members
-        ranks = {f"rank {member}": own for member, own in zip(members, facts, strict=True)}
-        wrong: dict[str, list[str]] = {kind: [] for kind in _FAULTS}
-        for name, own in ranks.items():
-            others = {what: value for what, value in own.settings.items() if value != first[what]}
-            wrong["settings"] += [
-                f"{name} has {what} {others[what]}, rank {members[0]} {first[what]}" for what in others
-            ]
-            wrong["samples"] += [f"{name}: {fault}" for fault in own.faults]
-        if size > 1 and sorted(own.world for own in facts) != [(rank, size) for rank in range(size)]:
-            wrong["ranks"] = [f"{name} reads as rank {own.world[0]} of {own.world[1]}" for name, own in ranks.items()]
-        if record.is_even and len({own.steps for own in facts}) > 1:
-            wrong["samples"].append(f"steps: {listed(f'{name} {own.steps}' for name, own in ranks.items())}")
-        for kind, texts in wrong.items():
-            if texts:
-                cause, expected, remedy = _FAULTS[kind]
-                cause, expected = f"{cause} epoch {record.epoch}", expected.format(record.start)
-                raise CheckError(cause, url, expected, "; ".join(texts), remedy)
+        url, ranks = self._loader.dataset.source.url, dict(zip(rendezvous.members, facts, strict=True))
+        for faults_of, cause, expected, remedy in _FAULTS:
+            if faults := faults_of(ranks):
+                expected = expected.format(record.start)
+                raise CheckError(f"{cause} epoch {record.epoch}", url, expected, "; ".join(faults), remedy)
         counts = sum(own.num_samples for own in facts), sum(own.num_pads for own in facts)
         is_complete, steps = all(own.is_complete for own in facts), facts[rendezvous.place].steps
         self.epochs.append(EpochAudit(record.epoch, record.start, steps, *counts, is_complete))
@@ -212,6 +175,63 @@ class _Facts(NamedTuple):
     faults: list[str]  # samples that are missing, or that it should not have received
 
 
+def _other_settings(ranks: dict[int, _Facts]) -> list[str]:
+    """Return what ranks have set otherwise than the first of them."""
+    first, *others = ranks
+    expected = ranks[first].settings
+    return [
+        f"rank {rank} has {what} {value}, rank {first} {expected[what]}"
+        for rank in others
+        for what, value in ranks[rank].settings.items()
+        if value != expected[what]
+    ]
+
+
+def _other_worlds(ranks: dict[int, _Facts]) -> list[str]:
+    """Return which rank each reads as, unless they are the ranks of one world."""
+    worlds = sorted(own.world for own in ranks.values())
+    if len(ranks) == 1 or worlds == [(rank, len(ranks)) for rank in range(len(ranks))]:
+        return []
+    return [f"rank {rank} reads as rank {own.world[0]} of {own.world[1]}" for rank, own in ranks.items()]
+
+
+def _other_samples(ranks: dict[int, _Facts]) -> list[str]:
+    """Return what is wrong with the samples of each rank, and the numbers of steps if they differ."""
+    faults = [f"rank {rank}: {fault}" for rank, own in ranks.items() for fault in own.faults]
+    is_even = all(own.settings["tail"] != "uneven" for own in ranks.values())
+    if is_even and len({own.steps for own in ranks.values()}) > 1:
+        faults.append(f"steps: {listed(f'rank {rank} {own.steps}' for rank, own in ranks.items())}")
+    return faults
+
+
+_EACH_ONCE = "each sample from position {} on, once, on one rank"
+_FAULTS = (
+    (
+        _other_settings,
+        "the ranks do not read the same",
+        "ranks with the same options and epoch, from the same position on",
+        "open the dataset with the same options on all ranks, call set_epoch on all, and give all of them the same "
+        "state when they resume",
+    ),
+    (
+        _other_worlds,
+        "samples were delivered more than once in",
+        _EACH_ONCE,
+        "let the dataset detect its rank: leave out rank= and world_size=, and begin to iterate after "
+        "init_process_group. Ranks that should get the same samples (tensor parallelism) need process_group=, of the "
+        "Dataset, or group=, of the audit",
+    ),
+    (
+        _other_samples,
+        "the delivered samples are not those of",
+        _EACH_ONCE,
+        "iterate the loader to its end on all ranks; nothing between it and the training may drop, repeat or replace "
+        "samples or batches. `wdsplit batch DATASET --step N` lists the keys of a step",
+    ),
+)
+"""What may be wrong, in the order in which it is looked for: what finds it, the cause, what is expected, what helps."""
+
+
 class _Record:
     """The samples that this rank received in an iteration, which is about to begin."""
 
@@ -220,7 +240,6 @@ class _Record:
         self.epoch, self.start, self._skips = begin.epoch, begin.position, begin.skips
         self._order, self._world = self._dataset.order(begin.epoch), self._dataset.world()
         self._view = self._dataset.source.view_at(begin.epoch)
-        self.is_even = self._order.options.tail != "uneven"
         self.batches: Any = None
         self.ended = False
         self._positions: list[Int64] = []  # of each batch; pads are left out
@@ -263,7 +282,7 @@ class _Record:
             "dataset": self._dataset.source.fingerprint,
             "view": self._view,
             "batch_size": self._batch_size,
-            "start position": self.start if self.is_even else 0,
+            "start position": 0 if self._order.options.tail == "uneven" else self.start,
             **dataclasses.asdict(self._dataset.options),
         }
         num_steps, steps = len(self._positions), self._steps
