@@ -10,16 +10,7 @@ import click
 import wdsplit
 from wdsplit.annotating.options import DUPLICATES, AnnotateOptions, MapOptions
 from wdsplit.cli.help import argument, command, option
-from wdsplit.cli.options import (
-    NAMES,
-    SIZE,
-    Running,
-    dataset_argument,
-    engine_options,
-    json_option,
-    options_of,
-    parse_mapping,
-)
+from wdsplit.cli.options import NAMES, SIZE, Running, dataset_argument, engine_options, options_of, parse_mapping
 from wdsplit.cli.progress import Bar, progress_bar
 from wdsplit.cli.stored import drop_option, drop_stored, joined_text
 from wdsplit.cli.terminal import Result
@@ -82,7 +73,6 @@ _DOING = {
     options_of(AnnotateOptions, "Running", "memory", memory=SIZE),
     options_of(AnnotateOptions, "Output", "overwrite resume"),
     drop_option("annotation"),
-    json_option,
     summary="Join columns of a table to the samples of DATASET.",
 )
 def annotate_command(
@@ -179,7 +169,6 @@ def _as_json(annotation: Annotation) -> dict[str, Any]:
     engine_options,
     option("Output", "--name NAME", "Name of the annotation.", required=True),
     options_of(MapOptions, "Output", "overwrite resume update"),
-    json_option,
     summary="Store what a function returns for the samples of DATASET.",
 )
 def map_command(dataset: str, function: str, name: str, running: Running, **arguments: Any) -> Result:

@@ -11,7 +11,7 @@ import click
 
 import wdsplit
 from wdsplit.cli.help import command, option
-from wdsplit.cli.options import dataset_argument, given, join_option, json_option, shuffle_options, view_options
+from wdsplit.cli.options import dataset_argument, given, join_option, shuffle_options, view_options
 from wdsplit.cli.terminal import Result, stderr, table, width
 from wdsplit.errors import OutputExistsError
 from wdsplit.texts import counted, listed, safe_text
@@ -73,7 +73,6 @@ def _steps(text: str) -> range:
     view_options,
     option("Output", "-o, --output FOLDER", "Save the payloads as FOLDER/stepNNNNNN/KEY.FIELD."),
     option("Output", "--overwrite", "With -o: replace existing files.", is_flag=True),
-    json_option,
     summary="List the samples that a training step has seen.",
 )
 def batch_command(

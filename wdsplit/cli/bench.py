@@ -10,15 +10,7 @@ import click
 
 import wdsplit
 from wdsplit.cli.help import command, option
-from wdsplit.cli.options import (
-    NAMES,
-    batch_size_option,
-    dataset_argument,
-    join_option,
-    json_option,
-    order_options,
-    view_options,
-)
+from wdsplit.cli.options import NAMES, batch_size_option, dataset_argument, join_option, order_options, view_options
 from wdsplit.cli.progress import progress_bar
 from wdsplit.cli.terminal import FAILED, Result, bad, good
 from wdsplit.errors import OutputExistsError
@@ -73,7 +65,6 @@ __all__ = ["bench_command"]
         "Replace bad samples, and list them in this new file, for `wdsplit view --exclude`.",
     ),
     view_options,
-    json_option,
 )
 def bench_command(
     dataset: str,

@@ -13,7 +13,6 @@ from wdsplit.cli.options import (
     batch_size_option,
     dataset_argument,
     engine_options,
-    json_option,
     order_options,
     view_options,
 )
@@ -37,7 +36,6 @@ _MAX_SHOWN = 20
     dataset_argument,
     view_options,
     engine_options,
-    json_option,
 )
 def verify_command(dataset: str, running: Running, **arguments: Any) -> Result:
     """Check every byte of DATASET against its manifest.
@@ -93,7 +91,6 @@ def verify_command(dataset: str, running: Running, **arguments: Any) -> Result:
     ),
     option("Output", "--read", "Also run real loaders, and check what they read.", is_flag=True),
     view_options,
-    json_option,
 )
 def audit_command(dataset: str, workers: int, **arguments: Any) -> Result:
     """Check the loading promises for DATASET and a topology.

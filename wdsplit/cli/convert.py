@@ -19,7 +19,7 @@ from wdsplit.cli.conversion import (
     show_progress,
 )
 from wdsplit.cli.help import argument, command, option
-from wdsplit.cli.options import Running, dataset_argument, engine_options, json_option, options_of, refuse_given
+from wdsplit.cli.options import Running, dataset_argument, engine_options, options_of, refuse_given
 from wdsplit.cli.progress import progress_bar
 from wdsplit.cli.stored import stale_names
 from wdsplit.cli.terminal import Result, rates_text, totals_text
@@ -60,6 +60,7 @@ __all__ = ["commit_command", "convert_command", "index_command"]
         name="only",
         type=click.Choice(PASSES),
     ),
+    has_json=False,
 )
 def convert_command(
     inputs: tuple[str, ...],
@@ -123,12 +124,11 @@ def _convert(inputs: tuple[str, ...], output: str, options: ConvertOptions, runn
     is_resumed = any(progress.skipped for progress in last.values())
     rates = "" if is_resumed or not num_samples else f" ({rates_text(num_samples, num_bytes, bar.elapsed_s)})"
     lines.append(f"{bar.took}{rates}")
-    old = {folder: stale_names(folder) for folder in folders.values()} if options.overwrite else {}
-    notes = [
-        f"note: {folder}: made for the shards that were replaced: {', '.join(names)}; make them again, or drop them"
-        for folder, names in old.items()
-        if names
-    ]
+    notes = []
+    for folder in folders.values() if options.overwrite else ():
+        if names := stale_names(wdsplit.inspect(folder, 0)):
+            made_for = f"made for the shards that were replaced: {', '.join(names)}"
+            notes.append(f"note: {folder}: {made_for}; make them again, or drop them")
     return Result("\n".join(lines), problems=notes)
 
 
@@ -155,6 +155,7 @@ def _convert_share(plan_path: str, share: str, only: PassName | None, running: R
     ["/shared/train.plan"],
     argument("plan_path", metavar="PLAN"),
     summary="Finish a conversion in shares.",
+    has_json=False,
 )
 def commit_command(plan_path: str) -> Result:
     """Finish a conversion in shares that `wdsplit plan -o PLAN` started: write the manifest.
@@ -174,7 +175,6 @@ def commit_command(plan_path: str) -> Result:
     options_of(IndexOptions, "Loading", "world_size workers lanes window"),
     engine_options,
     options_of(IndexOptions, "Output", "overwrite"),
-    json_option,
     summary="Make a dataset of existing WebDataset tars.",
 )
 def index_command(dataset: str, running: Running, **arguments: Any) -> Result:

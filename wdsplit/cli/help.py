@@ -74,7 +74,7 @@ def with_options(*options: Decorator) -> Decorator:
 
 
 def command(
-    name: str, examples: Sequence[str], *options: Decorator, summary: str | None = None
+    name: str, examples: Sequence[str], *options: Decorator, summary: str | None = None, has_json: bool = True
 ) -> Callable[[Callable[..., Result | None]], click.Command]:
     """Return a decorator that makes a command of a function, whose docstring is the help and whose result is printed.
 
@@ -83,12 +83,15 @@ def command(
         examples: Examples of its arguments.
         options: Its arguments and options.
         summary: The line of the list of commands; None for the first of the help.
+        has_json: Whether `--json` prints the value of the result.
     """
     lines = [f"  wdsplit {name} {each}" for each in examples]
     epilog = "\n".join(["Examples:" if len(lines) > 1 else "Example:", "", "\b", *lines])
 
     def decorate(function: Callable[..., Result | None]) -> click.Command:
         made = click.command(name, cls=_Command, epilog=epilog, short_help=summary)(with_options(*options)(function))
+        if has_json:
+            made.params.append(_Option(["--json"], section="Output", is_flag=True, help="Print the result as JSON."))
         if not any("-v" in each.opts for each in made.params):
             sections = [each.section for each in made.params if isinstance(each, _Option)]
             log = _Option(

@@ -18,7 +18,6 @@ from wdsplit.cli.options import (
     batch_size_option,
     dataset_argument,
     join_option,
-    json_option,
     order_options,
     refuse_given,
     view_options,
@@ -63,7 +62,6 @@ _NUMBER = re.compile("-?(0|[1-9][0-9]*)")
     option("Output", "-o, --output FOLDER", "With one sample: save its fields in this folder as KEY.FIELD."),
     option("Output", "-v, --verbose", "Also show columns, encodings, lanes, fingerprint and origin.", is_flag=True),
     view_options,
-    json_option,
     summary="Summarize DATASET, and show samples.",
 )
 def inspect_command(
@@ -278,7 +276,6 @@ def _preview(value: Any) -> str:
     option("Samples", "--epoch", "Epoch, counted from 0.", low=0, default=0),
     option("Training", "--lanes", "Override the number of lanes.  [default: the dataset's]", low=1),
     view_options,
-    json_option,
     summary="Show which shards of DATASET each rank and worker reads.",
 )
 def assign_command(dataset: str, world_size: int, workers: int, **arguments: Any) -> Result:

@@ -30,7 +30,6 @@ __all__ = [
     "engine_options",
     "given",
     "join_option",
-    "json_option",
     "options_of",
     "order_options",
     "parse_mapping",
@@ -154,7 +153,6 @@ def options_of(options: type, section: str, names: str, **changes: Mapping[str, 
 # Shared options
 
 dataset_argument = argument("dataset")
-json_option = option("Output", "--json", "Print the result as JSON.", is_flag=True)
 
 
 def batch_size_option(default: int) -> Decorator:

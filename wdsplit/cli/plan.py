@@ -11,7 +11,7 @@ import click
 
 from wdsplit.cli.conversion import conversion_options, label_lines, plan_options, run_options
 from wdsplit.cli.help import argument, command, option
-from wdsplit.cli.options import given, json_option
+from wdsplit.cli.options import given
 from wdsplit.cli.progress import progress_bar
 from wdsplit.cli.terminal import Result, names_text, span, table
 from wdsplit.texts import counted, human_bytes
@@ -35,7 +35,6 @@ __all__ = ["plan_command"]
         name="plan_path",
     ),
     run_options,
-    json_option,
     summary="Preview what convert would do; start a conversion in shares.",
 )
 def plan_command(inputs: tuple[str, ...], output: str | None, plan_path: str | None, **arguments: Any) -> Result:

@@ -54,20 +54,23 @@ class Bar:
         return f"took {self.elapsed_s:.1f} s"
 
     def update(self, done: int, total: int | None, what: str | None = None, unit: str = "", **amounts: float) -> None:
-        """Show the progress of the work, as `prepare` does that of its preparation."""
-        self.has_started = True
-        self.prepare(done, total, what, unit, **amounts)
-
-    def prepare(self, done: int, total: int | None, what: str | None = None, unit: str = "", **amounts: float) -> None:
-        """Show how many units are done, the time left, and the rates of amounts such as samples and bytes.
+        """Show the progress of the work: how much is done, the time left, and the rates of some amounts.
 
         Args:
             done: Number of units done.
             total: Total number of units; None if unknown.
             what: What is being done, if that has changed.
             unit: What is counted, such as shards.
-            amounts: Amounts done so far, by unit.
+            amounts: Amounts done so far, such as samples and bytes, by unit.
         """
+        self.has_started = True
+        self._show(done, total, what, unit, **amounts)
+
+    def prepare(self, what: str, done: int, total: int | None) -> None:
+        """Show the progress of a step before the work; without a count if that has one unit."""
+        self._show(done, None if total == 1 else total, what)
+
+    def _show(self, done: int, total: int | None, what: str | None, unit: str = "", **amounts: float) -> None:
         now = time.monotonic()
         if not self._first or (what or self._what) != self._what:
             self._what, self._started, self._first = what or self._what, now, {"": done, **amounts}
@@ -105,12 +108,8 @@ def progress_bar(what: str, kept: str = "") -> Iterator[Bar]:
     is_shown = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
     with _shown() if is_shown else nullcontext() as progress:
         bar = Bar(progress, what)
-
-        def prepare(step: str, done: int, total: int | None) -> None:
-            bar.prepare(done, None if total == 1 else total, step)  # a total of one unit shows no count
-
         try:
-            with watching(prepare):
+            with watching(bar.prepare):
                 yield bar
         except KeyboardInterrupt:
             if bar.has_started and kept:

@@ -59,6 +59,7 @@ _CLUSTER: dict[str, dict[str, Any]] = {
     view_options,
     options_of(Cluster, "Cluster model", " ".join(_CLUSTER), **_CLUSTER),
     summary="Write a page about DATASET: samples, classes, mixing, speed.",
+    has_json=False,
 )
 def report_command(dataset: tuple[str, ...], output: str, topologies: tuple[Topology, ...], **arguments: Any) -> Result:
     """Write a page that shows what is in DATASET, how well it is mixed, and whether training will wait for data.
@@ -87,6 +88,7 @@ def report_command(dataset: tuple[str, ...], output: str, topologies: tuple[Topo
     option("Description", "--source URL", "The data that it was made from."),
     option("Output", "-o, --output", "File to write, instead of printing.", type=click.Path(dir_okay=False)),
     summary="Describe DATASET for catalogues, in the Croissant format.",
+    has_json=False,
 )
 def croissant_command(dataset: str, output: str | None, **described: Any) -> Result | None:
     """Describe DATASET in the Croissant format (JSON-LD): files, fields, columns, classes, and what the options say.

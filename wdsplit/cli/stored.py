@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-import wdsplit
 from wdsplit.cli.help import Decorator, option
 from wdsplit.cli.options import refuse_given
 from wdsplit.cli.terminal import MAX_NAME, Result, columns_text
@@ -36,9 +35,8 @@ def stale(stored: StoredView | Annotation, found: Inspection) -> str:
     return f"; made for version {versions[0]}" if versions else "; made for an earlier version of the dataset"
 
 
-def stale_names(dataset: str) -> list[str]:
+def stale_names(found: Inspection) -> list[str]:
     """Return the views and annotations of a dataset that were made for other shards than it has."""
-    found = wdsplit.inspect(dataset, 0)
     views = [f"view {each.name}" for each in found.views if stale(each, found)]
     return [*views, *(f"annotation {each.name}" for each in found.annotations if stale(each, found))]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import wdsplit
 from wdsplit.cli.help import command, option
-from wdsplit.cli.options import Running, dataset_argument, engine_options, json_option
+from wdsplit.cli.options import Running, dataset_argument, engine_options
 from wdsplit.cli.progress import progress_bar
 from wdsplit.cli.stored import erased_lines, stale_names
 from wdsplit.cli.terminal import Result, table, totals_text
@@ -23,7 +23,7 @@ _MAX_INPUTS = 60
 _DOING = {"choose": "finding samples", "write": "writing shards again"}
 
 
-@command("log", ["data/train"], dataset_argument, json_option, summary="List the versions of DATASET.")
+@command("log", ["data/train"], dataset_argument, summary="List the versions of DATASET.")
 def log_command(dataset: str) -> Result:
     """List the versions of DATASET: samples and shards, what each version added, and when.
 
@@ -63,7 +63,6 @@ def log_command(dataset: str) -> Result:
     ),
     option("Samples", "--allow-missing", "Warn about --keys without a sample, instead of failing.", is_flag=True),
     engine_options,
-    json_option,
     summary="Erase samples of DATASET, as a new version.",
 )
 def erase_command(dataset: str, running: Running, **chosen: Any) -> Result:
@@ -74,8 +73,6 @@ def erase_command(dataset: str, running: Running, **chosen: Any) -> Result:
 
     Conditions have the syntax of `wdsplit view --where`.
     """
-    from wdsplit.shards.versions import before_erasing
-
     kept = "finished work is kept; continue with the same command"
     with progress_bar("finding samples", kept) as bar:
 
@@ -90,10 +87,10 @@ def erase_command(dataset: str, running: Running, **chosen: Any) -> Result:
     if made.version > before.number:
         gone = counted(before.num_samples - made.num_samples, "sample")
         lines.append(f"version {made.version}: {gone} fewer than version {before.number}")
-    names = stale_names(dataset)
-    if names:
+    found = wdsplit.inspect(dataset, 0)
+    if names := stale_names(found):
         lines.append(f"made for other versions: {', '.join(names)}; update them or make them again, or drop them")
-    lines += erased_lines(dataset, before_erasing(wdsplit.list_versions(dataset)))
+    lines += erased_lines(dataset, found.with_erased)
     lines.append(bar.took)
     value = {"dataset": url, "version": made.version, "samples": made.num_samples, "shards": len(made.shards)}
     return Result("\n".join(lines), value)
@@ -104,7 +101,6 @@ def erase_command(dataset: str, running: Running, **chosen: Any) -> Result:
     ["data/train --keep 1", "s3://bucket/train --keep 3"],
     dataset_argument,
     option("Versions", "--keep", "Number of versions to keep, the newest.", low=1, default=1),
-    json_option,
     summary="Remove old versions of DATASET, and unfinished files.",
 )
 def gc_command(dataset: str, keep: int) -> Result:
@@ -113,10 +109,8 @@ def gc_command(dataset: str, keep: int) -> Result:
     Files that wdsplit does not know stay. Do not run it while a training reads an old version, or another machine
     writes to DATASET. After an interrupt, run the same command again.
     """
-    from wdsplit.shards.versions import before_erasing
-
     done = wdsplit.gc(dataset, keep=keep)
     url, kept = shown_url(dataset), f"{'versions' if len(done.kept) > 1 else 'version'} {listed(done.kept, 10)}"
     removed = f"removed {counted(len(done.removed), 'version')} and {counted(done.num_files, 'file')}"
-    lines = [f"{url}: {removed}; {kept} kept", *erased_lines(dataset, before_erasing(wdsplit.list_versions(dataset)))]
+    lines = [f"{url}: {removed}; {kept} kept", *erased_lines(dataset, wdsplit.inspect(dataset, 0).with_erased)]
     return Result("\n".join(lines), {"dataset": url, **dataclasses.asdict(done)})

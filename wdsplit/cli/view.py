@@ -9,7 +9,7 @@ import click
 
 import wdsplit
 from wdsplit.cli.help import argument, command, option
-from wdsplit.cli.options import Running, dataset_argument, engine_options, json_option
+from wdsplit.cli.options import Running, dataset_argument, engine_options
 from wdsplit.cli.progress import progress_bar
 from wdsplit.cli.stored import drop_option, drop_stored
 from wdsplit.cli.terminal import Result
@@ -90,7 +90,6 @@ __all__ = ["view_command"]
     ),
     drop_option("view"),
     engine_options,
-    json_option,
     summary="Select samples of DATASET, and store the selection under a name.",
 )
 def view_command(dataset: str, name: str | None, drop: str | None, running: Running, **chosen: Any) -> Result:
