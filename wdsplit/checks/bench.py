@@ -102,14 +102,13 @@ def bench(
                 break
             time.sleep(step_s)
     done, elapsed_s = loader.statistics(), last - started
-    wait_s, compute_s = done.wait_s - before.wait_s, done.compute_s - before.compute_s
     return BenchResult(
         batches=batches,
         samples=done.samples - before.samples,
         num_bytes=done.delivered_bytes - before.delivered_bytes,
         seconds=elapsed_s,
         first_batch_s=first_batch_s,
-        wait_share=wait_s / (wait_s + compute_s) if wait_s else 0.0,
+        wait_share=done.scalars(before)["wait_share"],
         peak_bytes=_peak_bytes(),
         worker_peak_bytes=resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * _MAXRSS_BYTES,
         bad_samples=done.bad_samples - before.bad_samples,

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from wdsplit.arrays import Int64
-from wdsplit.checks.samples import drawn_numbers, read_fields
+from wdsplit.checks.samples import read_fields, spread_numbers
 from wdsplit.fields.image_sizes import image_sizes, is_image
 from wdsplit.loading.reading.block import head
 from wdsplit.order.numbers import SampleNumbers
@@ -101,7 +101,7 @@ def read_contents(storage: ReadableStorage, manifest: Manifest, numbers: SampleN
     """
     is_small = len(numbers) <= _MAX_ALL and manifest.num_bytes <= _MAX_ALL_BYTES
     num_drawn = _MAX_REMOTE_DRAWN if storage.is_remote else len(numbers) if is_small else _MAX_DRAWN
-    samples = np.sort(np.array(drawn_numbers(len(numbers), num_drawn, 0), np.int64))
+    samples = np.sort(np.array(spread_numbers(len(numbers), num_drawn, 0), np.int64))
     is_exact = len(samples) == len(numbers)
     whole = len(samples) == manifest.num_samples and manifest.num_bytes <= _MAX_REMOTE_BYTES
 
@@ -111,7 +111,7 @@ def read_contents(storage: ReadableStorage, manifest: Manifest, numbers: SampleN
 
     found = read(samples, [field.name for field in manifest.fields], _size_and_label)
     images = [name for name in found if is_image(name)]
-    some = np.sort(samples[drawn_numbers(len(samples), _MAX_IMAGES, 0)])
+    some = np.sort(samples[spread_numbers(len(samples), _MAX_IMAGES, 0)])
     heads = read(some, images, lambda payload, _: head(payload, _HEAD_BYTES)) if images else {}
     distinct = _MAX_DISTINCT if is_exact else _MAX_DISTINCT_DRAWN
     fields = (_contents(field, found[field.name], heads.get(field.name, []), distinct) for field in manifest.fields)

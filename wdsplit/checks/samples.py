@@ -34,7 +34,6 @@ from wdsplit.texts import class_name
 
 __all__ = [
     "MAX_LABEL_BYTES",
-    "drawn_numbers",
     "keys_and_labels",
     "label_field",
     "parts_of",
@@ -42,6 +41,7 @@ __all__ = [
     "read_texts",
     "samples_at",
     "save_samples",
+    "spread_numbers",
 ]
 
 _Value = TypeVar("_Value")
@@ -65,10 +65,10 @@ def parts_of(source: AnySource) -> tuple[Source, ...]:
     return tuple(parts)
 
 
-def drawn_numbers(num_stored: int, count: int, seed: int) -> list[int]:
-    """Return the numbers of samples that the seed draws, all different, in random order.
+def spread_numbers(num_stored: int, count: int, seed: int) -> list[int]:
+    """Return different numbers of samples, spread over all files, in random order.
 
-    One is drawn from each of `count` equal parts of the files, so all parts are seen, and few shards are opened.
+    The seed draws one from each of `count` equal parts of the files, so all parts are seen, and few shards are opened.
     """
     count = min(count, num_stored)
     if not count:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from wdsplit.checks.mixing import ClassMixing, Mixing, class_mixing, draw_batches, mixing
-from wdsplit.checks.samples import drawn_numbers
+from wdsplit.checks.samples import spread_numbers
 from wdsplit.loading.reading.source import Source, name_with_view
 from wdsplit.order.bundles import Grouping
 from wdsplit.order.epoch import EpochOrder
@@ -47,6 +47,7 @@ class Facts:
         contents: The same as text, of packs or groups with the number of samples in them.
         is_grouped: Whether an epoch has groups: batches of samples that are alike on purpose.
         units: How well packs or groups are filled, in lines; empty if there are none.
+        num_in_view: Samples of all parts, in a view those that it selects; each once, pads left out.
         num_scanned: Samples that were read.
         scan_basis: `exact`, or how many samples were read.
         labels: The classes; None if no field holds any.
@@ -58,13 +59,10 @@ class Facts:
         numbers: Their numbers in the dataset.
         batch_size: Samples per batch on each rank.
         global_batch: Samples of a step over all ranks, for `meeting`.
-        is_shuffled: Whether the conversion of each part shuffled its rows.
-        mixing_basis: Whether the figures of batches are exact, or how much was sampled.
         batches: How well classes are mixed in batches, by the number of ranks; empty without classes.
         meeting: How often samples of a step meet again in the next epoch; None for mixtures, or without a shuffle.
         topologies: What the ranks of each requested topology read, with the estimates for the cluster.
         judged: The topology of the summary.
-        cluster: The cluster of the model.
     """
 
     name: str
@@ -73,6 +71,7 @@ class Facts:
     contents: str
     is_grouped: bool
     units: tuple[str, ...]
+    num_in_view: int
     num_scanned: int
     scan_basis: str
     labels: Labels | None
@@ -84,13 +83,10 @@ class Facts:
     numbers: Mapping[int, int]
     batch_size: int
     global_batch: int
-    is_shuffled: bool
-    mixing_basis: str
     batches: tuple[ClassMixing, ...]
     meeting: Mixing | None
     topologies: tuple[Load, ...]
     judged: Load
-    cluster: Cluster
 
     def total(self, name: str) -> int:
         """Return the sum of an attribute over the manifests of all parts, such as `num_bytes`."""
@@ -100,6 +96,18 @@ class Facts:
     def num_shards(self) -> int:
         """Shards of all parts."""
         return sum(len(part.manifest.shards) for part in self.parts)
+
+    @property
+    def is_shuffled(self) -> bool:
+        """Whether the conversion of each part shuffled its rows."""
+        return all(part.manifest.conversion_options.get("shuffle") for part in self.parts)
+
+    @property
+    def mixing_basis(self) -> str:
+        """Whether the figures of batches are exact, or how much was sampled."""
+        if all(mix.is_all for mix in self.batches):
+            return "exact: epoch 0"
+        return f"sampled: {min(mix.num_batches for mix in self.batches):,} batches of epoch 0 or more"
 
 
 def collected(subject: Subject, options: ReportOptions) -> Facts:
@@ -117,13 +125,13 @@ def collected(subject: Subject, options: ReportOptions) -> Facts:
     odd = {int(scanned.numbers[row]): text for row, text in why.items()}
     named = [*why, *(row for group in (repeated.groups if repeated else ()) for row in group)]
     label_field = labels.field if labels is not None else ""
-    shown = drawn_numbers(subject.num_stored, options.samples, options.seed)
+    shown = spread_numbers(subject.num_stored, options.samples, options.seed)
 
-    order = subject.order(0)
+    order = subject.source.order(0)
     num_samples = order.num_samples
-    ranks = 1 if is_grouped else max((each for each in _RANKS if each * options.batch_size <= num_samples), default=1)
+    ranks = [] if is_grouped else [each for each in _RANKS if each * options.batch_size <= num_samples]
+    global_batch = options.batch_size * max(ranks, default=1)
     mixes = [] if labels is None or is_grouped else _mixes(subject, scanned, labels, options.batch_size)
-    is_all = all(mix.is_all for mix in mixes)
 
     topologies, judged = _topologies(subject, options)
     read = loads(subject, topologies, options.batch_size, options.cluster, _sample_ms(options.cluster, fields))
@@ -135,6 +143,7 @@ def collected(subject: Subject, options: ReportOptions) -> Facts:
         contents=subject.source.units_text(0),
         is_grouped=is_grouped,
         units=tuple(line for view in views if view for line in described_units(view.selection, view.figures)),
+        num_in_view=subject.num_stored,
         num_scanned=len(scanned),
         scan_basis=scanned.basis,
         labels=labels,
@@ -145,24 +154,18 @@ def collected(subject: Subject, options: ReportOptions) -> Facts:
         keys={row: str(scanned.keys[row]) for row in named},
         numbers={row: int(scanned.numbers[row]) for row in named},
         batch_size=options.batch_size,
-        global_batch=options.batch_size * ranks,
-        is_shuffled=all(part.manifest.conversion_options.get("shuffle") for part in subject.parts),
-        mixing_basis="exact: epoch 0"
-        if is_all
-        else f"sampled: {min(mix.num_batches for mix in mixes):,} batches of epoch 0 or more",
+        global_batch=global_batch,
         batches=tuple(mixes),
-        meeting=mixing(order, options.batch_size * ranks)
-        if isinstance(order, EpochOrder) and order.options.shuffle
-        else None,
+        meeting=mixing(order, global_batch) if isinstance(order, EpochOrder) and order.options.shuffle else None,
         topologies=tuple(read),
         judged=read[topologies.index(judged)],
-        cluster=options.cluster,
     )
 
 
 def _mixes(subject: Subject, scanned: Scan, labels: Labels, batch_size: int) -> list[ClassMixing]:
     """Compare the classes of the batches of all ranks with those of the dataset, for some numbers of ranks."""
-    order, codes_of, found = subject.order(0), codes_by_number(subject, scanned, labels), list[ClassMixing | None]()
+    order, codes_of = subject.source.order(0), codes_by_number(subject, scanned, labels)
+    found: list[ClassMixing | None] = []
     max_labels = _ALL_LABELS if scanned.is_exact else _MAX_LABELS
     for world_size in _RANKS:
         if order.num_samples < batch_size * world_size:  # an epoch has no whole step

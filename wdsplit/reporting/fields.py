@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
@@ -152,20 +153,15 @@ def duplicates(scan: Scan, labels: Labels | None) -> Duplicates | None:
         return None
     name = max(compared, key=lambda each: int(np.maximum(compared[each].sizes, 0).sum()))
     column = compared[name]
-    rows = np.flatnonzero(column.is_present & ~column.is_null)
-    _, group, sizes = np.unique(column.digests[rows], return_inverse=True, return_counts=True)
-    group = group.reshape(-1)
-    repeated = np.flatnonzero(sizes > 1)
-    extra = int((sizes[repeated] - 1).sum())
-    members = rows[np.argsort(group, kind="stable")]
-    begins = np.cumsum(sizes) - sizes
-    largest = repeated[np.argsort(-sizes[repeated], kind="stable")][:_GROUPS]
-    groups = tuple(
-        tuple(np.sort(members[begins[each] : begins[each] + sizes[each]])[:_KEYS_OF_GROUP].tolist()) for each in largest
+    rows_of: dict[int, list[int]] = defaultdict(list)
+    for row in np.flatnonzero(column.is_present & ~column.is_null).tolist():
+        rows_of[int(column.digests[row])].append(row)
+    repeated = {digest: rows for digest, rows in rows_of.items() if len(rows) > 1}
+    largest = sorted(repeated, key=lambda digest: (-len(repeated[digest]), digest))[:_GROUPS]
+    codes = [] if labels is None else [labels.codes[rows] for rows in repeated.values()]
+    return Duplicates(
+        name,
+        extra=sum(len(rows) - 1 for rows in repeated.values()),
+        groups=tuple(tuple(repeated[digest][:_KEYS_OF_GROUP]) for digest in largest),
+        conflicts=sum(bool((each != each[0]).any()) for each in codes),
     )
-    conflicts = 0
-    if labels is not None and len(repeated):
-        codes = labels.codes[members]
-        most, least = np.maximum.reduceat(codes, begins), np.minimum.reduceat(codes, begins)
-        conflicts = int((most[repeated] != least[repeated]).sum())
-    return Duplicates(name, extra, groups, conflicts)

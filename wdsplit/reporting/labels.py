@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -77,21 +78,19 @@ def _holds_classes(name: str, scan: Scan, is_named: bool) -> bool:
 
 
 def _labels(field: str, column: Column, names: tuple[str, ...]) -> Labels:
-    texts = [text for text in column.texts if text is not None]
-    values, inverse, counts = np.unique(
-        np.array(texts, dtype=object).astype(str), return_inverse=True, return_counts=True
+    counts = Counter(text for text in column.texts if text is not None)
+    met = sorted(counts, key=lambda text: (-counts[text], text))
+    unmet = [str(number) for number, name in enumerate(names) if not {str(number), name} & counts.keys()]
+    values = (*met, *unmet)
+    place = {text: number for number, text in enumerate(met)}
+    return Labels(
+        field,
+        names=tuple(class_name(value, names).strip() or "(empty)" for value in values),
+        values=values,
+        codes=np.array([place.get(text, -1) for text in column.texts], np.int64),
+        counts=np.array([counts[value] for value in values], np.int64),
+        is_complete=bool(names),
     )
-    by_count = np.lexsort((np.arange(len(values)), -counts))
-    place = np.empty(len(values), np.int64)
-    place[by_count] = np.arange(len(values))
-    codes = np.full(len(column.texts), -1, np.int64)
-    codes[[text is not None for text in column.texts]] = place[inverse.reshape(-1)]
-    raw = [str(values[number]) for number in by_count]
-    met = set(raw)
-    unseen = [str(number) for number, name in enumerate(names) if not {str(number), name} & met]
-    shown = tuple(class_name(value, names).strip() or "(empty)" for value in [*raw, *unseen])
-    full = np.concatenate([counts[by_count], np.zeros(len(unseen))]).astype(np.int64)
-    return Labels(field, shown, (*raw, *unseen), codes, full, bool(names))
 
 
 def codes_by_number(subject: Subject, scan: Scan, labels: Labels) -> Callable[[Int64], Int64]:
@@ -99,8 +98,8 @@ def codes_by_number(subject: Subject, scan: Scan, labels: Labels) -> Callable[[I
 
     Classes that were not met among the samples that were read count as one more, after all others.
     """
-    known = np.full(subject.num_stored if scan.is_exact else 0, -1, np.int64)
     if scan.is_exact:
+        known = np.full(subject.num_stored, -1, np.int64)
         known[scan.numbers] = labels.codes
         return lambda numbers: known[numbers]
     places = {value.strip(): place for place, value in enumerate(labels.values)}

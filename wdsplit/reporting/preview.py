@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 
-from wdsplit.checks.samples import drawn_numbers
+from wdsplit.checks.samples import spread_numbers
 from wdsplit.errors import InputError, MissingDependencyError
+from wdsplit.integers import whole
 from wdsplit.loading.reading.source import AnySource, name_with_view
 from wdsplit.notebook import STYLE, Preview
-from wdsplit.order.split import whole
 from wdsplit.reporting.samples import Card, cards
 from wdsplit.reporting.subject import Subject
 from wdsplit.texts import counted, safe_text
@@ -41,7 +41,7 @@ def preview(source: AnySource, n: int, seed: int) -> Preview:
         raise InputError("invalid number of samples", expected=f"0 to {_MAX_SAMPLES}", found=repr(n))
     subject = Subject(source)
     names = [name for manifest in subject.manifests for name in manifest.class_names]
-    found = cards(subject, drawn_numbers(subject.num_stored, n, seed), next(iter(names), "cls"))
+    found = cards(subject, spread_numbers(subject.num_stored, n, seed), next(iter(names), "cls"))
     name = name_with_view(subject.source)
     title = f"{len(found):,} of {counted(subject.num_stored, 'sample')} of {safe_text(name, _NAME_CHARACTERS)}"
     return Preview(title, tuple(found), list(map(_line, found)), partial(_html, title, found))

@@ -5,7 +5,7 @@ Beyond the budget, it reads runs of neighbouring samples, in shards that a hash 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -162,10 +162,11 @@ def scan(subject: Subject, max_bytes: int, seed: int) -> Scan:
         rows = np.arange(run.stop - run.first)
         if selection is not None:
             rows = np.flatnonzero(selection.mask(run.shard, run.first, run.stop))
-        return read_window(subject.open_shard(run.part, run.shard), np.arange(run.first, run.stop)), rows
+        shard = subject.parts[run.part].open_shard(subject.storages[run.part], run.shard)
+        return read_window(shard, np.arange(run.first, run.stop)), rows
 
     known = {each.name: each for manifest in subject.manifests for each in manifest.fields}
-    parts: dict[str, list[dict[str, Any]]] = {}
+    parts: dict[str, list[tuple[Int64, Column]]] = {}
     numbers, keys, done = [], [], 0
     found = in_order(read, runs, _AT_ONCE if subject.is_remote else 1)
     for run, (window, rows) in zip(runs, found, strict=True):
@@ -173,7 +174,7 @@ def scan(subject: Subject, max_bytes: int, seed: int) -> Scan:
             values = column[rows].tolist()  # bytes, `Pending` or None
             present = np.array([row for row, each in enumerate(values) if each is not None], np.int64)
             payloads = [bytes(values[row]) for row in present.tolist()]
-            parts.setdefault(name, []).append(_measured(kind_of(name, known.get(name)), done + present, payloads))
+            parts.setdefault(name, []).append((done + present, _measured(kind_of(name, known.get(name)), payloads)))
         done += len(rows)
         keys.append(window.keys[rows])
         places = run.first + rows
@@ -184,34 +185,38 @@ def scan(subject: Subject, max_bytes: int, seed: int) -> Scan:
         subject.num_stored,
         np.concatenate([np.zeros(0, np.int64), *numbers]),
         np.concatenate([np.zeros(0, object), *keys]),
-        {name: _column(kind_of(name, known.get(name)), parts[name], done) for name in names},
+        {name: _joined(parts[name], done) for name in names},
     )
 
 
-def _measured(kind: str, rows: Int64, payloads: list[bytes]) -> dict[str, Any]:
-    """Return the rows of some payloads, and what there is to say of them, as arrays."""
+def _measured(kind: str, payloads: list[bytes]) -> Column:
+    """Return the measures of payloads."""
     longest = _MAX_LABEL_BYTES if kind in ("number", "text") else -1
-    return {
-        "rows": rows,
-        "sizes": np.fromiter(map(len, payloads), np.int64),
-        "digests": hash_samples(payloads),
-        "texts": as_objects([each.decode("utf-8", "replace") if len(each) <= longest else None for each in payloads]),
-        "is_null": np.array([not each or (kind == "json" and each == b"null") for each in payloads], bool),
-        **measures_of(kind, payloads),
-    }
+    return Column(
+        kind,
+        sizes=np.fromiter(map(len, payloads), np.int64),
+        digests=hash_samples(payloads),
+        texts=as_objects([each.decode("utf-8", "replace") if len(each) <= longest else None for each in payloads]),
+        measures=measures_of(kind, payloads),
+        is_null=np.array([not each or (kind == "json" and each == b"null") for each in payloads], bool),
+    )
 
 
-def _column(kind: str, parts: list[dict[str, Any]], count: int) -> Column:
-    """Return the column of `count` rows, some of which have payloads."""
+def _joined(parts: list[tuple[Int64, Column]], count: int) -> Column:
+    """Return the measures of `count` samples, given those of some rows in each part."""
+    rows, columns = np.concatenate([rows for rows, _ in parts]), [column for _, column in parts]
 
-    def spread(name: str, missing: Any) -> Any:
-        found = np.concatenate([part[name] for part in parts])
+    def spread(values: Iterable[npt.NDArray[Any]], missing: Any) -> Any:
+        found = np.concatenate(list(values))
         full = np.full(count, missing, found.dtype)
         full[rows] = found
         return full
 
-    rows = np.concatenate([part["rows"] for part in parts])
-    measures = {name: spread(name, np.nan) for name in MEASURES.get(kind, ())}
     return Column(
-        kind, spread("sizes", -1), spread("digests", 0), spread("texts", None), measures, spread("is_null", False)
+        columns[0].kind,
+        sizes=spread((each.sizes for each in columns), -1),
+        digests=spread((each.digests for each in columns), 0),
+        texts=spread((each.texts for each in columns), None),
+        measures={name: spread((each.measures[name] for each in columns), np.nan) for name in columns[0].measures},
+        is_null=spread((each.is_null for each in columns), False),
     )

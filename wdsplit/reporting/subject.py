@@ -17,12 +17,9 @@ from wdsplit.arrays import Int64
 from wdsplit.checks.samples import parts_of, samples_at
 from wdsplit.errors import CorruptDataError, InputError, MissingDependencyError
 from wdsplit.loading.opening import open_source
-from wdsplit.loading.reading.open_shard import OpenShard
 from wdsplit.loading.reading.source import AnySource
-from wdsplit.order.bundles import window_items
 from wdsplit.order.epoch import Located, groups
 from wdsplit.order.numbers import SampleNumbers
-from wdsplit.order.split import AnyOrder
 from wdsplit.shards.manifest import Manifest
 from wdsplit.shards.sample_tables import FILE_NAME, read_names
 from wdsplit.storage.interface import ReadableStorage
@@ -68,12 +65,6 @@ class Subject:
         """The manifest of each part."""
         return [part.manifest for part in self.parts]
 
-    def window_bytes(self, part: int) -> int:
-        """Return about how many bytes a window of a part has."""
-        source = self.parts[part]
-        largest = int(source.manifest.shards.num_real.max(initial=0))
-        return min(window_items(source.selection_at(0), source.options.window), largest) * source.sample_bytes
-
     @property
     def is_remote(self) -> bool:
         """Whether reading a part takes requests."""
@@ -83,10 +74,6 @@ class Subject:
     def storages(self) -> list[ReadableStorage]:
         """The storage of each part."""
         return [part.storage() for part in self.parts]
-
-    def order(self, epoch: int) -> AnyOrder:
-        """Return the order of an epoch."""
-        return self.source.order(epoch)
 
     def numbers_of(self, part: Int64, shard: Int64, sample: Int64) -> Int64:
         """Return the numbers of samples by their places."""
@@ -103,10 +90,6 @@ class Subject:
             shard[rows], sample[rows], _ = self.numberings[each].places(numbers[rows] - self._first_numbers[each])
         zeros = np.zeros_like(numbers)
         return Located(np.arange(len(numbers)), part, shard, sample, zeros > 0, zeros)
-
-    def open_shard(self, part: int, shard: int) -> OpenShard:
-        """Open a shard of a part."""
-        return self.parts[part].open_shard(self.storages[part], shard)
 
     def file_names(self, numbers: Sequence[int]) -> dict[int, str]:
         """Return the files that samples were made from, by their numbers; empty where the dataset does not say."""

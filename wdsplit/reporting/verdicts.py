@@ -59,16 +59,14 @@ def _content(facts: Facts) -> Verdict:
     if not facts.num_samples:
         what = "view" if facts.total("num_samples") else "dataset"
         return Verdict(question, "bad", "nothing", f"The {what} has no samples.", "", "identity")
+    labels, stored = facts.labels, facts.total("num_samples")
+    is_exact = facts.num_scanned == facts.num_in_view
     problems = [
         f"{counted(count, 'sample')} with {which} {safe_text(field.name, 30)}"
         for field in facts.fields
         for which, count in (("no", field.absent), ("an empty", field.nulls), ("an unreadable", field.unreadable))
         if count
     ]
-    labels = facts.labels
-    units = ((part, part.selection_at(0)) for part in facts.parts)
-    in_view = sum(part.manifest.num_samples if each is None else each.chosen.num_samples for part, each in units)
-    is_exact = facts.num_scanned == in_view
     if labels is not None and is_exact and int(labels.counts.min()) * _IMBALANCE < int(labels.counts.max()):
         problems.append(
             f"the class {safe_text(labels.names[0], 40)!r} has {int(labels.counts[0]):,} samples, "
@@ -78,8 +76,7 @@ def _content(facts: Facts) -> Verdict:
         problems.append(f"{counted(facts.duplicates.extra, 'sample')} with the {facts.duplicates.field} of another")
     parts = [describe_field(field) for field in facts.fields if labels is None or field.name != labels.field]
     text = f"{facts.contents} of {human_bytes(facts.total('num_bytes'))}"
-    stored = facts.total("num_samples")
-    if in_view < stored:
+    if facts.num_in_view < stored:
         whole = f"{counted(stored, 'sample')}, {human_bytes(facts.total('num_bytes'))}"
         text = f"{facts.contents} in the view, of {whole} in all"
     text += f" ({'; '.join(facts.units)})" if facts.units else ""
@@ -109,61 +106,62 @@ def describe_field(field: FieldFacts) -> str:
 
 
 def _mixed(facts: Facts) -> Verdict:
-    question, batch_size, mixes = "Is it mixed?", facts.batch_size, facts.batches
+    question = "Is it mixed?"
     if facts.is_grouped:
         text = "The samples of a batch have one value, or similar lengths, on purpose: other ones in the next epoch."
         return Verdict(question, "good", "by group", text, "", "mixing")
-    if not mixes and (facts.labels is not None or facts.num_samples <= batch_size):
-        why = (
-            f"The dataset is too small: it does not fill two batches of {batch_size}."
-            if facts.num_samples <= batch_size
-            else f"Batches of {batch_size} have no two classes to compare."
-        )
+    if not facts.batches and (facts.labels is not None or facts.num_samples <= facts.batch_size):
+        why = f"Batches of {facts.batch_size} have no two classes to compare."
+        if facts.num_samples <= facts.batch_size:
+            why = f"The dataset is too small: it does not fill two batches of {facts.batch_size}."
         return Verdict(question, "unknown", "cannot say", why, "", "mixing")
-    own, grades = facts.meeting, list[Grade](["good"])
-    meeting, is_skewed = "", False
-    if own is not None:
-        beyond_chance = (own.met_again - own.by_chance) / max(1, facts.global_batch - 1)
-        grades.append(_grade(beyond_chance, (_FAIR_MEETING, _BAD_MEETING)))
-        if beyond_chance > _FAIR_MEETING:
-            meeting = (
-                f"Of the {facts.global_batch - 1:,} other samples in its step, a sample meets "
-                f"{human_number(own.met_again)} again in a step of the next epoch, compared with "
-                f"{human_number(own.by_chance)} by chance."
-            )
-    if facts.labels is not None:
-        worst = max(mixes, key=lambda each: each.ratio)
-        is_skewed = worst.ratio > _FAIR_SKEW
-        shown = worst if is_skewed else mixes[-1]  # that of the most ranks if none is bad
-        grades.append(_grade(shown.ratio, (_FAIR_SKEW, _BAD_SKEW)))
-        where = "On 1 GPU" if shown.world_size == 1 else f"On each of {shown.world_size} GPUs"
-        judged = (
-            f"their shares are {shown.ratio:.1f} times as uneven as if drawn at random"
-            if is_skewed
-            else "as if drawn at random"
-        )
-        count = len(facts.labels.names)
-        text = f"{where} a batch of {batch_size} has {shown.classes_in_batch:.1f} of {count} classes: {judged}."
-    elif facts.is_shuffled:
-        text = "The rows were shuffled when they were converted."
-    else:
-        text = "The rows were not shuffled, and without classes it is unknown whether they were sorted."
+    of_classes, text = _spread(facts)
+    of_meeting, meeting = _met_again(facts)
     text = f"{text} {meeting}".rstrip()
     if facts.labels is None and not facts.is_shuffled:
         remedy = "If the table was sorted, convert again with shuffled rows; "
         remedy += "name the field of the classes with --class-field."
         return Verdict(question, "unknown", "cannot say", text, remedy, "mixing")
-    grade = max(grades, key=_GRADES.index)
+    grade = max(of_classes, of_meeting, key=_GRADES.index)
     answer = {"good": "yes", "fair": "partly", "bad": "no"}[grade]
     if grade == "good":
         remedy = ""
-    elif not is_skewed:
+    elif of_classes == "good":
         remedy = "More lanes with smaller windows mix better: report a Dataset(path, lanes=..., window=...) of others."
     elif facts.is_shuffled:
         remedy = "Convert again with more lanes or smaller shards: see who reads what."
     else:
         remedy = "Convert again with shuffled rows: the table is sorted by class, and the loader cannot fix that."
     return Verdict(question, grade, answer, text, remedy, "mixing")
+
+
+def _spread(facts: Facts) -> tuple[Grade, str]:
+    """Say how evenly the batches of a rank have the classes; good if there are none, as nothing is known then."""
+    if facts.labels is None:
+        if facts.is_shuffled:
+            return "good", "The rows were shuffled when they were converted."
+        return "good", "The rows were not shuffled, and without classes it is unknown whether they were sorted."
+    worst = max(facts.batches, key=lambda each: each.ratio)
+    grade = _grade(worst.ratio, (_FAIR_SKEW, _BAD_SKEW))
+    shown, judged = worst, f"their shares are {worst.ratio:.1f} times as uneven as if drawn at random"
+    if grade == "good":
+        shown, judged = facts.batches[-1], "as if drawn at random"  # that of the most ranks
+    where = "On 1 GPU" if shown.world_size == 1 else f"On each of {shown.world_size} GPUs"
+    classes = f"{shown.classes_in_batch:.1f} of {len(facts.labels.names)} classes"
+    return grade, f"{where} a batch of {facts.batch_size} has {classes}: {judged}."
+
+
+def _met_again(facts: Facts) -> tuple[Grade, str]:
+    """Say how often samples of a step meet again in the next epoch, if that is more than by chance."""
+    found, num_others = facts.meeting, facts.global_batch - 1
+    if found is None:
+        return "good", ""
+    grade = _grade((found.met_again - found.by_chance) / max(1, num_others), (_FAIR_MEETING, _BAD_MEETING))
+    text = (
+        f"Of the {num_others:,} other samples in its step, a sample meets {human_number(found.met_again)} again in a "
+        f"step of the next epoch, compared with {human_number(found.by_chance)} by chance."
+    )
+    return grade, "" if grade == "good" else text
 
 
 def _grade(value: float, limits: tuple[float, float]) -> Grade:
@@ -178,7 +176,7 @@ def _waiting(facts: Facts) -> Verdict:
     found = judged.estimate
     grade = _grade(found.waiting, (_FAIR_WAITING, _BAD_WAITING))
     answer = {"good": "no", "fair": "a little", "bad": "yes"}[grade]
-    cluster = facts.cluster
+    cluster = judged.cluster
     text = (
         f"Simulated for {judged.topology}, batch {facts.batch_size}, a link of {human_number(cluster.link_gbits)} "
         f"Gbit/s per node and steps of {human_seconds(cluster.step_ms / 1000)}: GPUs wait {found.waiting:.0%} of the "

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from made_datasets import png_bytes, sized_dataset
-from wdsplit.checks.samples import drawn_numbers
+from wdsplit.checks.samples import spread_numbers
 from wdsplit.errors import InputError
 from wdsplit.loading.reading.source import Source
 from wdsplit.order.epoch import OrderOptions
@@ -149,7 +149,7 @@ def test_payloads_that_repeat_are_grouped_and_conflicting_classes_are_counted():
 
 @given(st.integers(0, 10_000), st.integers(0, 50), st.integers(0, 3))
 def test_drawn_samples_are_from_all_parts_of_the_files(num_stored, count, seed):
-    numbers = drawn_numbers(num_stored, count, seed)
+    numbers = spread_numbers(num_stored, count, seed)
     assert len(numbers) == len(set(numbers)) == min(count, num_stored)
     parts = sorted(number * len(numbers) // num_stored for number in numbers)
     assert all(0 <= number < num_stored for number in numbers)
