@@ -1,12 +1,10 @@
 """Write the tables of types into docs/types.md, from the rules that the code itself goes by.
 
-python tools/make_type_table.py            # write it
-python tools/make_type_table.py --check    # only say whether it is up to date
+python tools/make_type_table.py
 """
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -51,13 +49,9 @@ def type_table() -> str:
     """Return the rules as a Markdown table."""
     lines = ["| column | field | what is written | inside lists, structs and maps (JSON) |", "|---|---|---|---|"]
     for rule in (*RULES, *WRAPPERS):
-        field = (
-            f"`{'COLUMN' * rule.extension.startswith('.')}{rule.extension}`"
-            if rule.extension
-            else "by its first bytes"
-            if rule.encoding
-            else ""
-        )
+        field = "by its first bytes" if rule.encoding else ""
+        if rule.extension:
+            field = f"`{'COLUMN' if rule.extension.startswith('.') else ''}{rule.extension}`"
         lines.append(f"| {rule.types} | {field} | {rule.payload} | {rule.inner} |")
     lines.append("| union, run-end encoded, interval | | refused | refused, also inside another type |")
     return "\n".join(lines) + "\n"
@@ -94,14 +88,5 @@ def with_tables(document: str) -> str:
     return document
 
 
-def main() -> None:
-    found = PAGE.read_text(encoding="utf-8")
-    wanted = with_tables(found)
-    if "--check" not in sys.argv[1:]:
-        PAGE.write_text(wanted, encoding="utf-8")
-    elif found != wanted:
-        raise SystemExit(f"{PAGE} has other tables: run python tools/make_type_table.py")
-
-
 if __name__ == "__main__":
-    main()
+    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
