@@ -123,10 +123,9 @@ $(DEMO_INSTALLED): pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install -e '.[demo]'
 	touch $@
 
-# By uv: pip tries releases of the peers' hundred and sixty packages for ten minutes and more, uv for ten seconds.
-$(BENCH_INSTALLED): pyproject.toml | $(BIN)/uv
+$(BENCH_INSTALLED): pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install '$(TORCH)'
-	$(BIN)/uv pip install --python $(BIN)/python -e '.[bench,images]'
+	$(BIN)/python -m pip install -e '.[bench,images]'
 	touch $@
 
 $(DOCS_INSTALLED): pyproject.toml | $(BIN)/python

@@ -15,7 +15,7 @@ ROOT = Path(wdsplit.__file__).parent
 
 LAYERS = [
     ["arrays", "compute", "errors", "urls", "texts", "without_pandas"],
-    ["sizes", "notebook"],
+    ["integers", "notebook", "sizes"],
     ["order", "tar", "engines"],
     ["storage"],
     ["jobs", "shards"],
@@ -203,6 +203,7 @@ def test_the_root_holds_packages_and_few_modules():
         "compute.py",
         "without_pandas.py",
         "errors.py",
+        "integers.py",
         "notebook.py",
         "sizes.py",
         "texts.py",

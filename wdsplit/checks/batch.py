@@ -19,6 +19,7 @@ from wdsplit.arrays import Int64
 from wdsplit.checks.samples import keys_and_labels, parts_of, samples_at, save_samples
 from wdsplit.checks.states import read_state
 from wdsplit.errors import InputError, StateError, WdsplitError
+from wdsplit.integers import at_least, whole
 from wdsplit.loading.opening import open_source
 from wdsplit.loading.options import CHOICES
 from wdsplit.loading.reading.block import Objects, as_objects
@@ -26,7 +27,7 @@ from wdsplit.loading.reading.source import AnySource
 from wdsplit.notebook import html_table
 from wdsplit.order.epoch import Located, groups
 from wdsplit.order.seen import SeenStep, SeenSteps
-from wdsplit.order.split import World, whole
+from wdsplit.order.split import World
 from wdsplit.order.state import State, is_stored_name, parse_state, refuse_other_view
 from wdsplit.texts import counted
 
@@ -215,8 +216,8 @@ def batches(
     if (steps is None) == (last is None) or (last is not None and found is None):
         expected = "steps=[...], or state= and last="
         raise InputError("cannot tell which steps to list", expected=expected, remedy="give one of them")
-    numbers = [_at_least(0, "step", each) for each in steps or ()]
-    last = None if last is None else _at_least(1, "last", last)
+    numbers = [at_least(0, "step", each) for each in steps or ()]
+    last = None if last is None else at_least(1, "last", last)
     count = (len(numbers) if last is None else last) * size * ranks
     if count > _MAX_SAMPLES:
         raise InputError(
@@ -236,7 +237,7 @@ def batches(
     if found is not None and last is not None:
         return _read(source, _last(found, last, size, ranks, seen_of), ranks)
     start = 0 if found is None else found.epoch
-    seen = seen_of(start if epoch is None else _at_least(0, "epoch", epoch))
+    seen = seen_of(start if epoch is None else at_least(0, "epoch", epoch))
     return _read(source, [seen.step(number) for number in numbers], ranks)
 
 
@@ -280,7 +281,7 @@ def _opened(dataset: Any, state: Mapping[str, Any] | None, options: dict[str, An
 
 
 def _refuse_other_dataset(state: Mapping[str, Any], source: AnySource) -> None:
-    found = state.get("fingerprint") if isinstance(state, Mapping) else None
+    found = state.get("fingerprint")
     if isinstance(found, str) and found != source.fingerprint:
         raise StateError(
             "the state is of another dataset",
@@ -306,10 +307,10 @@ def _refuse_view_of(state: State, source: AnySource) -> None:
 
 def _topology(batch_size: int | None, world_size: int | None, state: Mapping[str, Any]) -> tuple[int, int]:
     """Return the batch size and the number of ranks; the state may contain their product."""
-    size = None if batch_size is None else _at_least(1, "batch_size", batch_size)
-    ranks = None if world_size is None else _at_least(1, "world_size", world_size)
+    size = None if batch_size is None else at_least(1, "batch_size", batch_size)
+    ranks = None if world_size is None else at_least(1, "world_size", world_size)
     if ranks is None and state.get("tail") == "uneven":
-        ranks = _at_least(1, "world_size", state.get("world_size"))
+        ranks = at_least(1, "world_size", state.get("world_size"))
     global_batch = whole(state.get("global_batch"))
     if type(global_batch) is int and global_batch > 0:
         if size is None and global_batch % (ranks or 1) == 0:
@@ -326,13 +327,6 @@ def _topology(batch_size: int | None, world_size: int | None, state: Mapping[str
             remedy="pass the values of the training",
         )
     return size, ranks or 1
-
-
-def _at_least(low: int, name: str, value: Any) -> int:
-    number = whole(value)
-    if type(number) is not int or number < low:
-        raise InputError(f"invalid {name}", expected=f"an integer of at least {low}", found=repr(value))
-    return number
 
 
 def _read(source: AnySource, seen: list[SeenStep], world_size: int) -> list[Batch]:

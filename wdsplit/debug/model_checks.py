@@ -11,7 +11,7 @@ import xxhash
 
 from wdsplit.debug.ranks import CheckError, Rendezvous, names_of
 from wdsplit.errors import InputError, MissingDependencyError
-from wdsplit.order.split import whole
+from wdsplit.integers import at_least
 
 if TYPE_CHECKING:
     import torch
@@ -90,9 +90,7 @@ def check_same_gradients(
         InputError: The sample is invalid, or a gradient cannot be compared (see `param_hash`).
         TopologyError: This process is not in the group.
     """
-    sample = whole(sample)
-    if sample is not None and (type(sample) is not int or sample < 1):
-        raise InputError("invalid sample", expected="an integer of at least 1, or None", found=repr(sample))
+    sample = None if sample is None else at_least(1, "sample", sample, also=", or None")
     trained = [(name, parameter.grad) for name, parameter in _named_parameters(model) if parameter.requires_grad]
     num_sampled = len(trained) if sample is None else min(sample, len(trained))
     rendezvous, own = Rendezvous(group, "check_same_gradients", timeout_s), dict[str, str]()

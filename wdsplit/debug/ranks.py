@@ -19,10 +19,10 @@ import numpy as np
 import xxhash
 
 from wdsplit.errors import InputError, WdsplitError
+from wdsplit.integers import whole
 from wdsplit.loading.world import detect_rank, is_group_initialised, job_store
 from wdsplit.order.hashing import hash_stream
 from wdsplit.order.limits import MAX_SEED
-from wdsplit.order.split import whole
 from wdsplit.texts import listed
 
 __all__ = ["CheckError", "Rendezvous", "barrier", "names_of", "set_seed"]

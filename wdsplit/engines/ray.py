@@ -29,6 +29,7 @@ from wdsplit.errors import (
     WdsplitError,
     noted,
 )
+from wdsplit.integers import at_least
 from wdsplit.urls import shown_url
 
 __all__ = ["RayEngine"]
@@ -99,8 +100,8 @@ class RayEngine:
         runtime_env: dict[str, Any] | None = None,
     ) -> None:
         for name, value, minimum in (("jobs", jobs, 1), ("retries", retries, 0)):
-            if value is not None and (not isinstance(value, int) or value < minimum):
-                raise InputError(f"invalid {name}", expected=f"an integer of at least {minimum}", found=repr(value))
+            if value is not None:
+                at_least(minimum, name, value)
         self._cluster, self._joined = (address, runtime_env), False
         self._max_queued = jobs
         self._retries = retries

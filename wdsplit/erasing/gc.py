@@ -16,6 +16,7 @@ from wdsplit.annotating.run import AnnotationRun
 from wdsplit.conversion.append import latest_locked
 from wdsplit.conversion.run import Run
 from wdsplit.errors import InputError, WdsplitError
+from wdsplit.integers import at_least
 from wdsplit.jobs.record import Record
 from wdsplit.shards.annotations import ANNOTATIONS, RUN_SUFFIX, SIDE_TABLES, annotation_of_folder, side_table_path
 from wdsplit.shards.files import existing_versions, read_manifest
@@ -84,8 +85,7 @@ def gc(
         InputError: `keep` is invalid; or a view or an annotation belongs only to versions that would be removed.
         StorageError: Another process of this machine writes to the dataset.
     """
-    if type(keep) is not int or keep < 1:
-        raise InputError("invalid keep", expected="an integer of at least 1: versions to keep", found=repr(keep)[:100])
+    keep = at_least(1, "keep", keep, also=": versions to keep")
     storage = open_storage(*located_one(dataset, storage_options, fs))
     with latest_locked(storage) as latest:
         numbers = [each.number for each in existing_versions(storage, latest)]

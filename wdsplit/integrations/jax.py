@@ -16,11 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsplit.errors import InputError, MissingDependencyError, TopologyError
+from wdsplit.integers import whole
 from wdsplit.integrations.opaque_loader import OpaqueLoader, refuse_bundles
 from wdsplit.loading.batches import Ahead
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
-from wdsplit.order.split import Step, Steps, World, whole
+from wdsplit.order.split import Step, Steps, World
 
 try:
     import jax

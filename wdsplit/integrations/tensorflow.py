@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from wdsplit.errors import InputError, MissingDependencyError
+from wdsplit.integers import at_least
 from wdsplit.integrations.opaque_loader import OpaqueLoader, refuse_bundles
 from wdsplit.loading.loader import Loader
 from wdsplit.loading.transport.collate import as_array
-from wdsplit.order.split import whole
 
 __all__ = ["TensorFlowLoader"]
 
@@ -44,9 +44,7 @@ class TensorFlowLoader(OpaqueLoader):
     """
 
     def __init__(self, loader: Loader, *, prefetch: int = 2, element_spec: Any = None) -> None:
-        prefetch = whole(prefetch)
-        if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0:
-            raise InputError("invalid prefetch", expected="an integer of at least 0", found=repr(prefetch))
+        self._prefetch = at_least(0, "prefetch", prefetch)
         super().__init__(loader)
         if loader.collate_fn is None:
             refuse_bundles(loader.dataset, "a TensorFlowLoader without a collate_fn")
@@ -56,7 +54,6 @@ class TensorFlowLoader(OpaqueLoader):
             if error.name != "tensorflow":
                 raise
             raise MissingDependencyError.for_extra("tensorflow") from error
-        self._prefetch = prefetch
         self.element_spec = self._first_spec() if element_spec is None else element_spec
         self._position = copy.copy(loader)
         self._begun: dict[str, Any] | None = None  # the state with which the last iteration began
@@ -92,9 +89,9 @@ class TensorFlowLoader(OpaqueLoader):
         Raises:
             InputError: `epochs` is not an integer of at least 1, or it is None but an epoch has no batch.
         """
-        if epochs is not None and (isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1):
-            raise InputError("invalid epochs", expected="an integer of at least 1, or None", found=repr(epochs))
-        if epochs is None and not len(self):
+        if epochs is not None:
+            epochs = at_least(1, "epochs", epochs, also=", or None")
+        elif not len(self):
             raise _no_batch(self.loader, " in an epoch, so epochs=None would never end")
         tf = self._tf
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from wdsplit import notebook
 from wdsplit.errors import InputError, TopologyError, UnsizedError, WdsplitError
+from wdsplit.integers import whole
 from wdsplit.loading.announcing import announce, warn_of_dropped_samples, warn_of_same_samples
 from wdsplit.loading.bad_samples import Found, with_file
 from wdsplit.loading.fluid import FluidPipeline
@@ -46,7 +47,7 @@ from wdsplit.loading.transport.shared_integers import SharedIntegers
 from wdsplit.loading.views import Opened, Shared
 from wdsplit.loading.world import detect_rank, is_worker, knows_rank, with_worker
 from wdsplit.notebook import Preview, html_table
-from wdsplit.order.split import AnyOrder, World, reader_positions, whole
+from wdsplit.order.split import AnyOrder, World, reader_positions
 from wdsplit.order.trace import ShardDistribution, Trace
 
 if TYPE_CHECKING:

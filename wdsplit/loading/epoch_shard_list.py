@@ -16,13 +16,14 @@ from webdataset.shardlists import expand_urls
 from webdataset.utils import pytorch_worker_info
 
 from wdsplit.errors import InputError
+from wdsplit.integers import whole
 from wdsplit.loading.options import checked_epoch
 from wdsplit.loading.shard_streams import ShardUrl, is_ours
 from wdsplit.loading.transport.shared_integers import SharedIntegers
 from wdsplit.order.epoch import OrderOptions
 from wdsplit.order.hashing import permutation
 from wdsplit.order.limits import Tail
-from wdsplit.order.split import World, whole
+from wdsplit.order.split import World
 from wdsplit.shards.files import read_manifest
 from wdsplit.storage.given import located
 from wdsplit.storage.opening import open_readable_storage

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 import numpy as np
 
 from wdsplit.errors import InputError, MissingDependencyError, TopologyError, did_you_mean
+from wdsplit.integers import whole
 from wdsplit.loading.announcing import announce
 from wdsplit.loading.batches import Ahead, Batches, Running, SubBatch
 from wdsplit.loading.dataset import Dataset
@@ -34,7 +35,7 @@ from wdsplit.loading.transport.thread_workers import NoWorkers, Parcels, Threads
 from wdsplit.loading.worker import Following, SubBatches
 from wdsplit.notebook import html_table
 from wdsplit.order.bundles import Form, Grouping, Packing
-from wdsplit.order.split import Steps, World, whole
+from wdsplit.order.split import Steps, World
 
 if TYPE_CHECKING:
     from wdsplit.loading.process_workers import Processes

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from wdsplit.arrays import Int64
 from wdsplit.errors import InputError, SampleNotFoundError
+from wdsplit.integers import whole
 from wdsplit.loading.reading.block import Block, gathered
 from wdsplit.loading.reading.process_limits import allow_open_files, keep_freed_memory
 from wdsplit.loading.reading.read_ahead import FetchRange, LazyShard
@@ -27,7 +28,7 @@ from wdsplit.loading.reading.windows import Scratch, WindowPlace, expect, read_w
 from wdsplit.loading.world import with_worker
 from wdsplit.order.epoch import groups
 from wdsplit.order.numbers import SampleNumbers
-from wdsplit.order.split import World, whole
+from wdsplit.order.split import World
 from wdsplit.order.views import EpochViews
 from wdsplit.shards.sample_tables import KEY, read_samples
 from wdsplit.storage.locks import ProcessLock

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from wdsplit.errors import InputError
+from wdsplit.integers import whole
 from wdsplit.loading.options import DatasetOptions, access_of, checked_options, choice_of
 from wdsplit.loading.reading.source import AnySource, Source
 from wdsplit.loading.views import Opened, Shared, read_joined
 from wdsplit.order.epoch import OrderOptions
-from wdsplit.order.split import whole
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import first_samples
 from wdsplit.storage.given import located

@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypedDict, TypeVar, get_type_hints
 
 from wdsplit.errors import InputError, refuse_unknown
+from wdsplit.integers import whole
 from wdsplit.loading.bad_samples import BadSamples, bad_samples_problems
 from wdsplit.loading.reading.source import Access
 from wdsplit.order.epoch import order_problems
 from wdsplit.order.limits import Tail
-from wdsplit.order.split import whole
 from wdsplit.sizes import parse_size
 
 __all__ = [

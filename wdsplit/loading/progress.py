@@ -9,11 +9,12 @@ from dataclasses import replace
 from typing import Any
 
 from wdsplit.errors import InputError, StateError
+from wdsplit.integers import whole
 from wdsplit.loading.batches import Batches, Running
 from wdsplit.loading.dataset import Dataset
 from wdsplit.order.seen import SeenSteps
 from wdsplit.order.skips import Skips
-from wdsplit.order.split import Steps, World, whole
+from wdsplit.order.split import Steps, World
 from wdsplit.order.state import State, ViewMark, dump_state, parse_state, refuse_other_view
 
 __all__ = ["Progress"]

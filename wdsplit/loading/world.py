@@ -17,7 +17,8 @@ import numpy as np
 
 from wdsplit.engines.local import end_with_parent
 from wdsplit.errors import TopologyError
-from wdsplit.order.split import World, whole
+from wdsplit.integers import whole
+from wdsplit.order.split import World
 
 __all__ = ["detect_rank", "is_group_initialised", "job_store", "knows_rank", "with_worker"]
 

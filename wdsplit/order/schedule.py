@@ -15,9 +15,9 @@ from typing import Any
 
 import xxhash
 
+from wdsplit.integers import whole
 from wdsplit.order.mixture import EpochShares
 from wdsplit.order.shares import MAX_MIXED_SAMPLES, exact, in_proportion, numbered, refuse, rounded
-from wdsplit.order.split import whole
 
 __all__ = ["Schedule"]
 

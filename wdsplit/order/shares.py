@@ -12,7 +12,7 @@ from numbers import Real
 from typing import Any
 
 from wdsplit.errors import InputError
-from wdsplit.order.split import whole
+from wdsplit.integers import whole
 
 __all__ = ["MAX_MIXED_SAMPLES", "epoch_counts", "exact", "in_proportion", "numbered", "refuse", "rounded"]
 

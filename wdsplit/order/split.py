@@ -8,7 +8,6 @@ alone.
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -29,16 +28,10 @@ __all__ = [
     "assigned_lanes",
     "reader_positions",
     "readers_per_lane",
-    "whole",
     "worker_of",
 ]
 
 _SCAN_POSITIONS = 65_536
-
-
-def whole(value: Any) -> Any:
-    """Return any kind of integer (numpy's, say) as an int, and other values unchanged, for the checks to refuse."""
-    return operator.index(value) if hasattr(value, "__index__") and not isinstance(value, bool) else value
 
 
 @dataclass(frozen=True)

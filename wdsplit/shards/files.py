@@ -16,6 +16,7 @@ import pyarrow as pa
 import xxhash
 
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, StorageError
+from wdsplit.integers import at_least
 from wdsplit.shards.manifest import (
     HEADER_NAME,
     MAX_HEADER_BYTES,
@@ -31,7 +32,7 @@ from wdsplit.shards.manifest import (
 from wdsplit.shards.places import places_path
 from wdsplit.shards.sample_tables import dump_samples, samples_path
 from wdsplit.shards.table import MAX_TABLE_BYTES
-from wdsplit.shards.versions import Version, before_erasing, checked_version, version_path
+from wdsplit.shards.versions import Version, before_erasing, version_path
 from wdsplit.storage.interface import ReadableStorage, Storage
 from wdsplit.storage.locks import end_before_forks
 from wdsplit.tar.members import Body, trailer_bytes
@@ -123,7 +124,7 @@ def read_manifest(storage: ReadableStorage, version: int | None = None) -> Manif
         InputError: It has another format version, or there is no such version of the dataset.
     """
     try:
-        manifest = parse_manifest(*_read_files(storage, None if version is None else checked_version(version)))
+        manifest = parse_manifest(*_read_files(storage, None if version is None else at_least(1, "version", version)))
         _check_claims(storage, manifest)
         pa.default_memory_pool().release_unused()  # parsing takes several times the memory of its result
         return manifest

@@ -19,6 +19,7 @@ import pyarrow as pa
 import xxhash
 
 from wdsplit.errors import CorruptDataError, InputError
+from wdsplit.integers import at_least
 from wdsplit.notebook import html_table
 from wdsplit.order.limits import MAX_LANES, MAX_WINDOW
 from wdsplit.shards.sample_tables import dump_schema, parse_schema
@@ -218,8 +219,7 @@ def first_samples(manifest: Manifest, limit: int) -> Manifest:
     Raises:
         InputError: The limit is invalid.
     """
-    if type(limit) is not int or limit < 1:
-        raise InputError("invalid limit", expected="an integer of at least 1", found=repr(limit))
+    limit = at_least(1, "limit", limit)
     if limit >= manifest.num_samples:
         return manifest
     ends = np.cumsum(manifest.shards.num_real)

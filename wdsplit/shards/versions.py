@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from wdsplit.errors import InputError
 from wdsplit.shards.table import SHARDS_NAME
 from wdsplit.texts import Brief
 
@@ -27,7 +26,6 @@ __all__ = [
     "VERSIONS_FOLDER",
     "Version",
     "before_erasing",
-    "checked_version",
     "erased_path",
     "parse_history",
     "rewritten_path",
@@ -105,17 +103,6 @@ def rewritten_path(path: str, version: int, run: str) -> str:
 def erased_path(version: int, run: str) -> str:
     """Return the path of the hashes of the keys that a version erased, given the hash of its run."""
     return f"{VERSIONS_FOLDER}/{version}-{run}.erased"
-
-
-def checked_version(version: Any) -> int:
-    """Return the number of a version.
-
-    Raises:
-        InputError: It is no integer of at least 1.
-    """
-    if isinstance(version, bool) or not hasattr(version, "__index__") or version.__index__() < 1:
-        raise InputError("invalid version", expected="an integer of at least 1", found=repr(version)[:100])
-    return int(version.__index__())
 
 
 def parse_history(values: Any, version: int) -> tuple[Version, ...]:

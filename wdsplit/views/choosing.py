@@ -19,10 +19,10 @@ import pyarrow as pa
 from wdsplit.arrays import Int64
 from wdsplit.engines.local import Engine, LocalEngine, in_order
 from wdsplit.errors import InputError
+from wdsplit.integers import whole
 from wdsplit.order.bundles import Form, Grouping, Groups, Packing, Packs, Units, shard_units
 from wdsplit.order.packing import MAX_CAPACITY, MAX_SIZE, block_of, group_block_of, packed, padded_lengths
 from wdsplit.order.selection import Bits, Selection
-from wdsplit.order.split import whole
 from wdsplit.order.state import is_stored_name
 from wdsplit.order.units import MAX_TIMES, Repeats
 from wdsplit.shards.sample_tables import KEY

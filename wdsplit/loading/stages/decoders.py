@@ -14,6 +14,7 @@ from typing import Any
 from webdataset.autodecode import Continue
 
 from wdsplit.errors import CorruptDataError, InputError, MissingDependencyError, PipelineError, WdsplitError, noted
+from wdsplit.integers import at_least
 from wdsplit.loading.reading.block import Columns
 from wdsplit.loading.stages.columns import Memory
 from wdsplit.loading.stages.images import ImageField, Resized
@@ -179,8 +180,7 @@ def decode_sample_stage(
     Raises:
         InputError: An argument is invalid.
     """
-    if isinstance(max_field_bytes, bool) or not isinstance(max_field_bytes, int) or max_field_bytes < 1:
-        raise InputError("invalid max_field_bytes", expected="an integer of at least 1", found=repr(max_field_bytes))
+    max_field_bytes = at_least(1, "max_field_bytes", max_field_bytes)
     named = tuple(ImageField(handler) if isinstance(handler, str) else handler for handler in handlers)
     named = tuple(replace(one, exif=True) if exif and isinstance(one, _IMAGES) else one for one in named)
     for handler in named:
