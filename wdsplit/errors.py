@@ -162,6 +162,11 @@ def noted(error: Exception, note: str) -> Exception:
     return error
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text that is not blank, or the name of its type."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
 def nearest_names(unknown: Iterable[str], known: Iterable[str]) -> list[str]:
     """Return the known names most similar to the unknown ones, without duplicates; an unknown name may have none."""
     from difflib import get_close_matches

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from wdsplit.errors import DatasetNotFoundError, MissingDependencyError, StateError, StorageError
+from wdsplit.errors import DatasetNotFoundError, MissingDependencyError, StateError, StorageError, first_line
 from wdsplit.texts import listed
 
 __all__ = ["read_state"]
@@ -77,7 +77,7 @@ def _unreadable(path: str, error: Exception) -> StateError:
     return StateError(
         "the file is neither JSON nor a checkpoint that torch loads with weights_only=True",
         place=path,
-        found=(str(error).splitlines() or [type(error).__name__])[0][:200],
+        found=first_line(error)[:200],
         remedy="save the state beside the checkpoint: json.dump(loader.state_dict(), file)",
     )
 

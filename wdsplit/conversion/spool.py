@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.ipc
 import xxhash
 
-from wdsplit.errors import InputError, WdsplitError
+from wdsplit.errors import InputError, WdsplitError, first_line
 from wdsplit.fields.promote import joined_schema
 from wdsplit.shards.manifest import RUN_FOLDER
 from wdsplit.storage.interface import Storage
@@ -154,7 +154,7 @@ def _widened(schema: pa.Schema, other: pa.Schema, first: int) -> pa.Schema:
             "a column changes type",
             place=f"rows {first:,} and after",
             expected="the type of earlier rows, or one that includes it, such as float after int",
-            found=str(error).splitlines()[0],
+            found=first_line(error),
             remedy="convert the values to one type, or leave the column out",
         ) from error
     return wide.with_metadata(metadata)
@@ -173,7 +173,7 @@ def _fitted(batch: pa.RecordBatch, schema: pa.Schema, first: int) -> pa.RecordBa
                 f"a value of column {field.name!r} has another type than in other rows",
                 place=f"rows {first:,} to {first + len(batch) - 1:,}, column {field.name!r}",
                 expected=str(field.type),
-                found=str(error).splitlines()[0],
+                found=first_line(error),
                 remedy="convert the values to one type, or leave the column out",
             ) from error
     return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -27,6 +27,7 @@ from wdsplit.errors import (
     StorageError,
     UnansweredError,
     WdsplitError,
+    first_line,
     noted,
 )
 from wdsplit.integers import at_least
@@ -328,7 +329,7 @@ def _connect(address: str, runtime_env: dict[str, Any] | None) -> tuple[Any, boo
             "the Ray cluster cannot be reached",
             place=shown_url(address),
             expected="a running cluster of the same versions of Ray and Python",
-            found=_first_line(error),
+            found=first_line(error),
             remedy="start one with `ray start --head`, give --address ray://HOST:10001, or --address local to start "
             "one on this machine",
         ) from error
@@ -364,7 +365,7 @@ def _lost(error: Exception, what: str) -> ConvertError:
         "a task was lost: it ran out of memory" if memory else "a task was lost, with the worker or node that ran it",
         place=what,
         expected="workers that finish their tasks",
-        found=f"{kind}: {_first_line(error)}",
+        found=f"{kind}: {first_line(error)}",
         remedy=("lower --memory, or give the nodes more memory" if memory else "see the logs of Ray on its nodes")
         + ". Finished shards are kept: continue with --resume",
     )
@@ -376,7 +377,7 @@ def _unreadable(error: Exception, what: str) -> ConvertError:
         "the result of a task cannot be read",
         place=what,
         expected="the same versions of Python and of all libraries on all nodes",
-        found=f"{type(error).__name__}: {_first_line(error)}",
+        found=f"{type(error).__name__}: {first_line(error)}",
         remedy="install the same environment everywhere, or name it in Ray's runtime_env",
     )
 
@@ -392,8 +393,3 @@ def _unfit(answer: dict[str, str]) -> ConvertError:
         remedy="install the same version on all nodes, or name it in Ray's runtime_env: "
         "{'pip': ['wdsplit[ray]==" + answer["expected"] + "']}",
     )
-
-
-def _first_line(error: BaseException) -> str:
-    """Return the first line of an error's text, or its type."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

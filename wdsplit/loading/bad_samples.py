@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from wdsplit.errors import PipelineError, WdsplitError
+from wdsplit.errors import PipelineError, WdsplitError, first_line
 from wdsplit.loading.reading.source import AnySource
 from wdsplit.shards.sample_tables import FILE_NAME, read_names
 from wdsplit.storage.local_file import translate_errors
@@ -99,7 +99,7 @@ class BadSample(NamedTuple):
     def __str__(self) -> str:
         name = f"sample {self.sample}" if self.key is None else repr(self.key)
         name += f" (file {self.file_name!r})" if self.file_name else ""
-        return f"{name} of {self.shard}: {_summary(self.error)}"
+        return f"{name} of {self.shard}: {type(self.error).__name__}: {_printable(first_line(self.error))}"
 
 
 @dataclass(frozen=True)
@@ -260,8 +260,3 @@ def _line(bad: BadSample, epoch: int) -> bytes:
 def _printable(text: str) -> str:
     """Return a text that JSON can encode."""
     return text.encode("utf-8", "backslashreplace").decode()
-
-
-def _summary(error: Exception) -> str:
-    lines = _printable(str(error)).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"

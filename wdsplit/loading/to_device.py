@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
-from wdsplit.errors import InputError
+from wdsplit.errors import InputError, first_line
 from wdsplit.loading.batches import Ahead
 from wdsplit.loading.loader import Loader
 from wdsplit.loading.stages.images import Numbers, numbers_problems, scale_and_shift
@@ -60,7 +60,7 @@ def to_device(
         raise InputError(
             f"invalid device {str(device)!r}",
             expected="a device that torch can use here, such as 'cpu', 'cuda' or 'cuda:1'",
-            found=str(error).partition("\n")[0],
+            found=first_line(error),
         ) from error
     change = _unchanged
     if normalize is not None:

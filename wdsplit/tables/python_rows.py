@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from wdsplit.errors import InputError, noted
+from wdsplit.errors import InputError, first_line, noted
 from wdsplit.fields.encode import npy_header
 from wdsplit.fields.infer import sniff, with_features
 from wdsplit.fields.keys import Locate
@@ -133,7 +133,7 @@ def _why_not(values: list[Any]) -> str | None:
     try:
         pa.array(values)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        return str(error).splitlines()[0]
+        return first_line(error)
     return None
 
 

@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from wdsplit.errors import InputError, MissingDependencyError, WdsplitError
+from wdsplit.errors import InputError, MissingDependencyError, WdsplitError, first_line
 from wdsplit.storage.local import local_path
 from wdsplit.storage.opening import is_remote
 from wdsplit.tables.find import find_inputs
@@ -93,7 +93,7 @@ def open_inputs_of(
             "a table cannot be opened",
             place=place,
             expected="delta+PATH, or iceberg+CATALOG/NAMESPACE.TABLE with a catalogue that pyiceberg is configured for",
-            found=f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}",
+            found=f"{type(error).__name__}: {first_line(error)}",
             remedy="check the name and the version, and the credentials in the environment",
         ) from error
     if not files:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 
-from wdsplit.errors import InputError
+from wdsplit.errors import InputError, first_line
 
 __all__ = [
     "BATCH_BYTES",
@@ -49,7 +49,7 @@ def unreadable(path: str, what: str, error: Exception) -> InputError:
         what: The format it was read as, such as `parquet`.
         error: The error of the library or system.
     """
-    found = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    found = first_line(error)
     cause = f"an input cannot be read as {what}"
     remedy = "check that the file is whole; download or write it again"
     if isinstance(error, PermissionError):

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 
-from wdsplit.errors import InputError
+from wdsplit.errors import InputError, first_line
 from wdsplit.tables.formats.text import (
     Block,
     common_schema,
@@ -78,7 +78,7 @@ def _first_error(found: Mapping[str, pa.DataType], block: Block, error: Exceptio
     line = bisect_left(range(len(line_ends) - 1), True, key=fails)
     error = errors.get(line, error)
     if not isinstance(error, InputError):
-        text = str(error).splitlines()[0].removeprefix("JSON parse error: ")
+        text = first_line(error).removeprefix("JSON parse error: ")
         error = InputError(
             "a line cannot be read",
             expected="an object, with values of the same kinds as in earlier lines",
