@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from wdsplit.conversion.append import append
 from wdsplit.conversion.driver import Driver, Progress
-from wdsplit.conversion.job import ConvertJob, ShardRow, noted_rows
+from wdsplit.conversion.job import ConvertJob, ShardRow
 from wdsplit.conversion.plan.options import ConvertOptions, chosen
 from wdsplit.conversion.planning import refuse_early
 from wdsplit.conversion.prepare import Endpoints, Target, locked, prepare
@@ -169,43 +169,63 @@ def _carry_out(
 ) -> dict[str, Manifest]:
     """Carry out what was planned; return the manifest of each split."""
     manifests: dict[str, Manifest] = {}
-    begun: dict[str, dict[int, ShardRow]] = {}
+    begun: dict[str, Mapping[int, ShardRow]] = {}  # the shards that exist already, of each split that is not finished
     with locked(targets, options.overwrite):
         try:
             # Resuming may fail, so runs to resume come before those that replace an output.
             for target in sorted(targets, key=lambda target: not target.is_resumed):
-                if target.is_resumed:
-                    manifest = target.run.continued(target.plan)
-                    if manifest is not None:
-                        manifests[target.split] = manifest
-                        target.run.finish()
-                        continue
-                    target.run.remove_temporary()
-                    noted_shards = noted_rows(target.run.storage, target.plan, range(target.plan.num_shards))
-                    begun[target.split] = target.run.complete(noted_shards)
-                    logger.info("resuming: %d of %d shards exist", len(begun[target.split]), target.plan.num_shards)
+                finished = target.run.continued(target.plan) if target.is_resumed else None
+                if finished is not None:
+                    target.run.finish()
+                    manifests[target.split] = finished
+                elif target.is_resumed:
+                    begun[target.split] = _resumed(target)
                 else:
                     begun[target.split] = {}
                     target.run.start(target.plan)
             for target in targets:
                 if target.split in begun:
-                    job = ConvertJob(
-                        output=target.folder,
-                        storage_options=endpoints.output_options,
-                        shared=not engine.is_local,
-                        plan=target.plan,
-                        buffer_bytes=target.needs.buffer_bytes,
-                        emit=options.emit,
-                    )
-                    driver = Driver(job, engine, report, split=target.split, loadable_bytes=target.needs.loadable_bytes)
-                    manifests[target.split] = target.run.commit(target.plan, driver.carry_out(begun[target.split]))
+                    manifests[target.split] = _written(target, begun[target.split], endpoints, options, report, engine)
                 else:
-                    done = manifests[target.split]
-                    shards, samples = len(done.shards), done.num_samples + done.num_pads
-                    report(Progress("write", shards, shards, samples, done.num_bytes, shards, target.split))
+                    _report_finished(manifests[target.split], target.split, report)
         except BaseException:
             for target in targets:
                 if target.split in begun:
                     target.run.leave_resumable(target.plan)
             raise
     return {target.split: manifests[target.split] for target in targets}
+
+
+def _resumed(target: Target) -> Mapping[int, ShardRow]:
+    """Continue a run that was stopped; return the shards that exist already."""
+    target.run.remove_temporary()
+    existing = target.run.existing_shards(target.plan, range(target.plan.num_shards))
+    logger.info("resuming: %d of %d shards exist", len(existing), target.plan.num_shards)
+    return existing
+
+
+def _written(
+    target: Target,
+    known: Mapping[int, ShardRow],
+    endpoints: Endpoints,
+    options: ConvertOptions,
+    report: Callable[[Progress], None],
+    engine: Engine,
+) -> Manifest:
+    """Write the shards of a run that do not exist, and commit it; `known` are those that exist."""
+    job = ConvertJob(
+        output=target.folder,
+        storage_options=endpoints.output_options,
+        shared=not engine.is_local,
+        plan=target.plan,
+        buffer_bytes=target.needs.buffer_bytes,
+        emit=options.emit,
+    )
+    driver = Driver(job, engine, report, split=target.split, loadable_bytes=target.needs.loadable_bytes)
+    return target.run.commit(target.plan, driver.carry_out(known))
+
+
+def _report_finished(manifest: Manifest, split: str, report: Callable[[Progress], None]) -> None:
+    """Report that a dataset was finished already."""
+    num_shards, num_samples = len(manifest.shards), manifest.num_samples + manifest.num_pads
+    report(Progress("write", num_shards, num_shards, num_samples, manifest.num_bytes, num_shards, split))

@@ -14,13 +14,11 @@ import pyarrow as pa
 from wdsplit.arrays import Int64
 from wdsplit.conversion.plan.plan import Plan
 from wdsplit.errors import WdsplitError
-from wdsplit.jobs.notes import Notes
 from wdsplit.jobs.run import Job
 from wdsplit.order.defaults import default_window
 from wdsplit.shards.manifest import RUN_FOLDER, Manifest, Shards, shard_path
-from wdsplit.storage.interface import Storage
 
-__all__ = ["SHARDS_FOLDER", "ConvertJob", "Published", "ShardRow", "noted_rows", "parse_row"]
+__all__ = ["SHARDS_FOLDER", "ConvertJob", "Published", "ShardRow", "parse_row"]
 
 SHARDS_FOLDER = f"{RUN_FOLDER}/shards"
 """The folder of the notes of published shards."""
@@ -69,11 +67,6 @@ def parse_row(note: Any) -> ShardRow:
         case [int(num_samples), int(num_pads), int(num_bytes), str(checksum)] if num_bytes in _SIZES:
             return ShardRow(num_samples, num_pads, num_bytes, checksum)
     raise ValueError
-
-
-def noted_rows(storage: Storage, plan: Plan, shards: range) -> dict[int, ShardRow]:
-    """Return the shards that tasks have noted; whether they are complete is not checked."""
-    return dict(Notes(storage, SHARDS_FOLDER).read(plan.hash, shards, parse_row))
 
 
 class Published:

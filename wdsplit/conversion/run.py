@@ -13,11 +13,12 @@ from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
-from wdsplit.conversion.job import SHARDS_FOLDER, Published, ShardRow
+from wdsplit.conversion.job import SHARDS_FOLDER, Published, ShardRow, parse_row
 from wdsplit.conversion.plan.plan import Plan
 from wdsplit.conversion.shuffle.steps import SPILL_FOLDER
 from wdsplit.conversion.spool import SPOOL
 from wdsplit.errors import DatasetNotFoundError, InputError, OutputExistsError, StorageError, WdsplitError
+from wdsplit.jobs.notes import Notes
 from wdsplit.jobs.record import Record
 from wdsplit.shards.annotations import ANNOTATIONS
 from wdsplit.shards.files import read_manifest, write_manifest
@@ -264,8 +265,12 @@ class Run(Record):
         self.end(storage)
         self._ended = True
 
-    def complete(self, noted: Mapping[int, ShardRow]) -> dict[int, ShardRow]:
-        """Return those of the noted shards whose files all exist with the right sizes; lists each folder once."""
+    def existing_shards(self, plan: Plan, shards: range) -> dict[int, ShardRow]:
+        """Return the shards that tasks have noted and whose files all exist with the right sizes.
+
+        Lists each folder once, after the notes were read.
+        """
+        noted = dict(Notes(self.storage, SHARDS_FOLDER).read(plan.hash, shards, parse_row))
         sizes = cache(self.storage.sizes)
         return {
             number: row for number, row in noted.items() if self._lost(Shard(shard_path(number), *row), sizes) is None

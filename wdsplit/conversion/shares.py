@@ -14,7 +14,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from wdsplit.conversion.driver import Driver, Progress, spill_pass
-from wdsplit.conversion.job import SHARDS_FOLDER, ConvertJob, Published, noted_rows
+from wdsplit.conversion.job import SHARDS_FOLDER, ConvertJob, Published
 from wdsplit.conversion.plan.options import PASSES, ConvertOptions, PassName, chosen
 from wdsplit.conversion.plan.plan import Plan
 from wdsplit.conversion.plan.saved_plan import SavedPlan, dump_plan, is_plan, parse_plan
@@ -228,7 +228,7 @@ def convert_share(
         before = passes[passes.index(name) - 1]
         _require_complete(run.storage, spill_pass(job, cuts, before), before)
     if name == "write":
-        driver.write(run.complete(noted_rows(run.storage, plan, part.of(plan.num_shards))), cuts)
+        driver.write(run.existing_shards(plan, part.of(plan.num_shards)), cuts)
     elif cuts is not None and name in passes:
         driver.spill(cuts, name)
     return last
@@ -368,7 +368,7 @@ def commit_shares(
             run.finish()
             logger.warning("%s: already committed", storage.url)
             return finished
-        rows, published = run.complete(noted_rows(storage, plan, range(plan.num_shards))), Published(plan)
+        rows, published = run.existing_shards(plan, range(plan.num_shards)), Published(plan)
         missing = [number for number in range(plan.num_shards) if number not in rows]
         if missing:
             passes = f", with {_pass_options(_passes(_cuts_of(storage, plan)))}" if plan.scatters else ""
