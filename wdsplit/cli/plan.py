@@ -48,8 +48,8 @@ def plan_command(inputs: tuple[str, ...], output: str | None, plan_path: str | N
     each split has its own plan, PLAN.NAME.
     """
     from wdsplit.conversion.planning import plan_splits
-    from wdsplit.conversion.shares import needed_passes, plan_shares, share_needs
-    from wdsplit.conversion.shuffle.needs import needs_of
+    from wdsplit.conversion.shares import needed_passes, plan_shares
+    from wdsplit.conversion.shuffle.needs import needs_of, share_needs
     from wdsplit.engines.limits import usable_processors
     from wdsplit.tables.media import class_counts
 
@@ -67,7 +67,7 @@ def plan_command(inputs: tuple[str, ...], output: str | None, plan_path: str | N
             saved = plan_shares(inputs, output, plan_path, options)
             files = dict(zip(options.splits or [""], saved, strict=True))
             plans = dict(zip(files, saved.values(), strict=True))
-            needs = [share_needs(plan, options) for plan in plans.values()]
+            needs = [share_needs(plan, options.memory) for plan in plans.values()]
     spaces = [need.temporary_bytes for need in needs]
     values, texts = {}, []
     for (name, plan), space in zip(plans.items(), spaces, strict=True):

@@ -21,11 +21,10 @@ from wdsplit.conversion.base import Base
 from wdsplit.conversion.plan.options import ConvertOptions
 from wdsplit.conversion.plan.plan import Plan
 from wdsplit.conversion.planning import plan_files, shown_notes
-from wdsplit.conversion.prepare import Endpoints, Target, refuse_duplicate_keys, refuse_inside_input
+from wdsplit.conversion.prepare import Endpoints, Target, refuse_duplicate_keys, refuse_inside_input, target_of
 from wdsplit.conversion.run import Run
-from wdsplit.conversion.shuffle.needs import needs_of
 from wdsplit.conversion.task import keys_of
-from wdsplit.engines.local import in_order
+from wdsplit.engines.local import Engine, in_order
 from wdsplit.errors import ConvertError, InputError
 from wdsplit.fields.keys import Place
 from wdsplit.shards.erased import read_erased
@@ -57,8 +56,7 @@ _THREADS = 8
 def append(
     endpoints: Endpoints,
     options: ConvertOptions,
-    jobs: int,
-    is_local: bool,
+    engine: Engine,
     carry_out: Callable[[Target, ConvertOptions], Manifest],
 ) -> Manifest:
     """Append rows to the dataset in the output; return the manifest of its new version.
@@ -66,8 +64,7 @@ def append(
     Args:
         endpoints: Inputs and output.
         options: The user's options.
-        jobs: As for `needs_of`.
-        is_local: As for `needs_of`.
+        engine: Engine that will run the tasks.
         carry_out: Converts what a target plans, or what is left of it, and returns the manifest.
 
     Raises:
@@ -79,34 +76,26 @@ def append(
     storage = open_storage(endpoints.output, endpoints.output_options)
     with latest_locked(storage) as manifest:
         refuse_inside_input(storage, endpoints)
-        base, allow_erased = Base(manifest, storage.url), options.allow_erased
-        options = base.options(options)
+        base = Base(manifest, storage.url)
+        made = base.options(options)
         found = open_inputs_of(endpoints.inputs, endpoints.input_options)
-        plan = plan_files(found, options, endpoints.input_options, base)[""]
+        plan = plan_files(found, made, endpoints.input_options, base)[""]
         for note in shown_notes(plan):
             logger.warning("%s", note)
         known = next((each.number for each in manifest.history if each.source == plan.source), None)
         if known is not None:
             logger.warning("%s: version %d has these rows already: nothing is appended", storage.url, known)
         else:
-            if plan.key is None:
-                _refuse_known_inputs(storage, manifest, plan)
-            else:
-                refuse_duplicate_keys(plan, plan.key, lambda: _keys(storage, manifest), manifest.num_samples)
-                if not allow_erased:
-                    _refuse_erased(storage, manifest, plan, plan.key)
+            _refuse_known_rows(storage, manifest, plan, options.allow_erased)
             folder = f"{ADDED_FOLDER}/{plan.hash[:_HASH_CHARACTERS]}"
-            target = _target(endpoints, folder, plan, options, jobs, is_local)
-            options = dataclasses.replace(options, resume=target.is_resumed, overwrite=not target.is_resumed)
-            part = carry_out(target, options)
-            inputs = (
-                "rows from Python"
-                if endpoints.are_spooled
-                else found.snapshot or listed(map(shown_url, found.paths), _MAX_INPUTS)
-            )
+            target = _target(endpoints, folder, plan, made, engine)
+            part = carry_out(target, dataclasses.replace(made, overwrite=not target.is_resumed))
+            inputs = found.snapshot or listed(map(shown_url, found.paths), _MAX_INPUTS)
+            if endpoints.are_spooled:
+                inputs = "rows from Python"
             manifest = _grown(manifest, base.next_key, plan, part, folder, inputs)
             create_version(storage, manifest)
-        write_sidecars(storage, manifest, options.emit)
+        write_sidecars(storage, manifest, made.emit)
     return manifest
 
 
@@ -165,16 +154,23 @@ def list_versions(
     return existing_versions(storage, manifest) or history_of(manifest, Base(manifest, storage.url).next_key)
 
 
-def _target(
-    endpoints: Endpoints, folder: str, plan: Plan, options: ConvertOptions, jobs: int, is_local: bool
-) -> Target:
+def _target(endpoints: Endpoints, folder: str, plan: Plan, options: ConvertOptions, engine: Engine) -> Target:
     """Return the conversion of the rows, which continues what an attempt of the same plan has left."""
     path = os.path.join(endpoints.output, folder)
     run = Run(open_storage(path, endpoints.output_options), options.emit)
     is_finished = run.storage.size(HEADER_NAME) is not None
     is_resumed = is_finished or (run.is_unfinished and run.plan.get("modified") == plan.modified)
-    needs = needs_of(plan, options.memory, jobs, is_local, not run.storage.is_remote)
-    return Target("", path, run, plan, needs, is_resumed)
+    return target_of("", path, run, plan, options.memory, engine, is_resumed)
+
+
+def _refuse_known_rows(storage: ReadableStorage, manifest: Manifest, plan: Plan, allow_erased: bool) -> None:
+    """Refuse rows whose keys the dataset has or had; without keys, inputs that it was made of."""
+    if plan.key is None:
+        _refuse_known_inputs(storage, manifest, plan)
+        return
+    refuse_duplicate_keys(plan, plan.key, lambda: _keys(storage, manifest), manifest.num_samples)
+    if not allow_erased:
+        _refuse_erased(storage, manifest, plan, plan.key)
 
 
 def _keys(storage: ReadableStorage, manifest: Manifest) -> Iterator[tuple[pa.LargeStringArray, Place]]:

@@ -155,8 +155,8 @@ def _convert(
         def carry_out(target: Target, options: ConvertOptions) -> Manifest:
             return _carry_out([target], endpoints, options, report, engine)[""]
 
-        return {"": append(endpoints, options, engine.jobs_of_a_node, engine.is_local, carry_out)}
-    targets = prepare(endpoints, options, engine.jobs_of_a_node, engine.is_local)
+        return {"": append(endpoints, options, engine, carry_out)}
+    targets = prepare(endpoints, options, engine)
     return _carry_out(targets, endpoints, options, report, engine)
 
 

@@ -17,9 +17,10 @@ from wdsplit.conversion.plan.options import ConvertOptions
 from wdsplit.conversion.plan.plan import Plan
 from wdsplit.conversion.planning import input_paths, plan_files, shown_notes
 from wdsplit.conversion.run import Run, is_below
-from wdsplit.conversion.shuffle.needs import Needs, needs_of
+from wdsplit.conversion.shuffle.needs import Needs, needs_of, share_needs
 from wdsplit.conversion.shuffle.steps import SPILL_FOLDER
 from wdsplit.conversion.task import keys_of
+from wdsplit.engines.local import Engine
 from wdsplit.engines.watching import watched
 from wdsplit.errors import InputError
 from wdsplit.fields.keys import Place, find_duplicate_keys, hash_keys
@@ -45,6 +46,7 @@ __all__ = [
     "prepare",
     "refuse_duplicate_keys",
     "refuse_inside_input",
+    "target_of",
 ]
 
 logger = logging.getLogger(__name__)
@@ -116,6 +118,20 @@ class Target:
     is_resumed: bool
 
 
+def target_of(
+    split: str, folder: str, run: Run, plan: Plan, memory: int | None, engine: Engine | None, is_resumed: bool
+) -> Target:
+    """Return a dataset to write, with the resources that its conversion needs; the arguments are as for `prepare`."""
+    if engine is None:
+        needs = share_needs(plan, memory)
+    else:
+        needs = needs_of(plan, memory, engine.jobs_of_a_node, engine.is_local, not run.storage.is_remote)
+    if needs.temporary_bytes:
+        text = "reordering rows through about %s of temporary files in %s/%s"
+        logger.info(text, human_bytes(needs.temporary_bytes), run.storage.url, SPILL_FOLDER)
+    return Target(split, folder, run, plan, needs, is_resumed)
+
+
 @contextmanager
 def locked(targets: Sequence[Target], overwrite: bool) -> Iterator[None]:
     """Lock other runs out of the outputs, and refuse outputs that others have written meanwhile."""
@@ -126,17 +142,13 @@ def locked(targets: Sequence[Target], overwrite: bool) -> Iterator[None]:
         yield
 
 
-def prepare(
-    endpoints: Endpoints, options: ConvertOptions, jobs: int, is_local: bool, on_disk: bool = True
-) -> list[Target]:
+def prepare(endpoints: Endpoints, options: ConvertOptions, engine: Engine | None) -> list[Target]:
     """Plan a conversion, and check everything that can be checked before anything is written.
 
     Args:
         endpoints: Inputs and output.
         options: The options.
-        jobs: As for `needs_of`.
-        is_local: As for `needs_of`.
-        on_disk: Whether the disk of a local output is one of this machine.
+        engine: Engine that will run the tasks; None for shares, whose machines are unknown.
 
     Raises:
         WdsplitError: As for `convert`.
@@ -160,15 +172,10 @@ def prepare(
     if first.key is not None and set(plans) - resumed:
         whole = dataclasses.replace(first, table=joined([plan.table for plan in plans.values()]))
         refuse_duplicate_keys(whole, first.key)  # in one split or in two
-    targets = []
-    for name, plan in plans.items():
-        is_near = on_disk and not runs[name].storage.is_remote
-        needs = needs_of(plan, options.memory, jobs, is_local, is_near)
-        targets.append(Target(name, folders[name], runs[name], plan, needs, name in resumed))
-        if needs.temporary_bytes:
-            text = "reordering rows through about %s of temporary files in %s/%s"
-            logger.info(text, human_bytes(needs.temporary_bytes), runs[name].storage.url, SPILL_FOLDER)
-    return targets
+    return [
+        target_of(name, folders[name], runs[name], plan, options.memory, engine, name in resumed)
+        for name, plan in plans.items()
+    ]
 
 
 def refuse_duplicate_keys(

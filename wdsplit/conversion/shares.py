@@ -20,7 +20,7 @@ from wdsplit.conversion.plan.plan import Plan
 from wdsplit.conversion.plan.saved_plan import SavedPlan, dump_plan, is_plan, parse_plan
 from wdsplit.conversion.prepare import Endpoints, locked, prepare
 from wdsplit.conversion.run import Run
-from wdsplit.conversion.shuffle.needs import Needs, needs_of, task_bytes
+from wdsplit.conversion.shuffle.needs import task_bytes
 from wdsplit.conversion.shuffle.steps import Cuts, read_cuts, write_cuts
 from wdsplit.engines.local import Engine, LocalEngine
 from wdsplit.errors import (
@@ -45,13 +45,11 @@ from wdsplit.urls import divided_url, shown_url
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-__all__ = ["Progress", "commit_shares", "convert_share", "needed_passes", "plan_shares", "share_needs"]
+__all__ = ["Progress", "commit_shares", "convert_share", "needed_passes", "plan_shares"]
 
 logger = logging.getLogger(__name__)
 
 _BEGINNING_BYTES = 64
-_JOBS_OF_A_SHARE = 4
-"""The assumed number of jobs of a share that divide its memory, when the scatter tasks are cut."""
 
 
 def plan_shares(
@@ -97,7 +95,7 @@ def plan_shares(
             Run(open_storage(folder, endpoints.output_options)).refuse_file_inside(path, "the plan file")
         files[split] = path, open_storage(parent, endpoints.output_options), name
         _refuse_existing(*files[split], options.overwrite)
-    targets = prepare(endpoints, options, _JOBS_OF_A_SHARE, is_local=False, on_disk=False)
+    targets = prepare(endpoints, options, engine=None)
     with locked(targets, options.overwrite):
         for target in targets:
             plan, run, base, (_, storage, name) = target.plan, target.run, os.getcwd(), files[target.split]
@@ -142,11 +140,6 @@ def _refuse_existing(path: str, storage: Storage, name: str, overwrite: bool) ->
             remedy="choose another file" + (", or use --overwrite to start again" if ours else ""),
             url=path,
         )
-
-
-def share_needs(plan: Plan, options: ConvertOptions) -> Needs:
-    """Return the resources of a conversion in shares, whose machines are unknown."""
-    return needs_of(plan, options.memory, _JOBS_OF_A_SHARE, is_local=False, on_disk=False)
 
 
 def convert_share(
