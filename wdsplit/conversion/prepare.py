@@ -30,6 +30,7 @@ from wdsplit.storage.given import PathLike, divided_options, located, located_on
 from wdsplit.storage.interface import Storage
 from wdsplit.storage.opening import is_remote, open_storage
 from wdsplit.storage.patterns import Files, finds, has_magic, patterns
+from wdsplit.tables.formats.common import grouped
 from wdsplit.tables.read import read_rows
 from wdsplit.tables.snapshots import folder_of_table, open_inputs_of
 from wdsplit.tables.table import joined
@@ -52,6 +53,7 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 _HASHED_TOGETHER = 2**14
+"""To hash the keys of a small shard takes as long as to hash some thousands."""
 _HASHES_AT_ONCE = 32_000_000
 
 
@@ -200,28 +202,16 @@ def refuse_duplicate_keys(
 
     num_passes = -(-(plan.num_rows + num_known) // _HASHES_AT_ONCE)  # each hash belongs to one pass
     for number in watched("checking keys", range(num_passes), num_passes):
-        found = map(hash_keys, _joined(keys for keys, _ in key_batches()))
+        groups = grouped((keys for keys, _ in key_batches()), len, _HASHED_TOGETHER)
+        found = (hash_keys(pa.concat_arrays(keys)) for keys in groups)
         hashes = [each[each % np.uint64(num_passes) == number] if num_passes > 1 else each for each in found]
         for duplicate in find_duplicate_keys(hashes, lambda _: key_batches()):
-            remedy = "choose another key column, remove the duplicate, or number the rows: leave out --key"
-            if known is not None:
+            if known is None:
+                remedy = "choose another key column, remove the duplicate, or number the rows: leave out --key, or "
+                remedy += "give --number-keys for tars"
+            else:
                 remedy = "leave out rows that the dataset has already (--where), or choose another key column"
-            raise duplicate.error(
-                InputError, remedy if known is not None else f"{remedy}, or give --number-keys for tars"
-            )
-
-
-def _joined(parts: Iterable[pa.LargeStringArray]) -> Iterator[pa.LargeStringArray]:
-    """Give keys in larger parts: to hash those of a small shard takes as long as to hash some thousands."""
-    some, count = list[pa.LargeStringArray](), 0
-    for keys in parts:
-        some.append(keys)
-        count += len(keys)
-        if count >= _HASHED_TOGETHER:
-            yield pa.concat_arrays(some)
-            some, count = [], 0
-    if some:
-        yield pa.concat_arrays(some)
+            raise duplicate.error(InputError, remedy)
 
 
 def refuse_inside_input(output: Storage, endpoints: Endpoints) -> None:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 from urllib.parse import unquote
 
@@ -28,7 +29,7 @@ from wdsplit.errors import InputError, WdsplitError
 from wdsplit.fields.infer import needs_sniff
 from wdsplit.fields.json_values import decoded_parts, stored, type_without_views, without_views
 from wdsplit.storage.opening import is_remote
-from wdsplit.tables.formats.common import BATCH_BYTES, MAX_BATCH_ROWS, unreadable
+from wdsplit.tables.formats.common import BATCH_BYTES, MAX_BATCH_ROWS, grouped, unreadable
 from wdsplit.tables.formats.opening import changed, open_unchanged
 from wdsplit.tables.formats.registry import format_by_content, format_named, name_of_format
 from wdsplit.tables.schemas import Partitions, Schemas, promoted, promotion_notes, with_partitions
@@ -40,7 +41,7 @@ __all__ = ["Rows", "check_files", "file_batches", "first_payloads", "matching_gr
 
 _FOOTER_THREADS = 8
 _SNIFF_BYTES = 64
-_SMALL_ROWS, _SMALL_BYTES = 1024, 1024**2
+_ENOUGH_ROWS, _ENOUGH_BYTES = 1024, 1024**2
 
 
 @dataclass(frozen=True)
@@ -203,21 +204,14 @@ def _read_rows(table: Table, first: int, stop: int, columns: Sequence[str]) -> I
 
 def _joined(batches: Iterator[Rows]) -> Iterator[Rows]:
     """Join small batches, such as those of many small files: each batch has a fixed cost."""
-    pending: list[Rows] = []
-    num_rows = num_bytes = 0
-    for rows in batches:
-        rows_bytes = rows.nbytes
-        is_small = len(rows) < _SMALL_ROWS and rows_bytes < _SMALL_BYTES
-        if is_small:
-            pending.append(rows)
-            num_rows, num_bytes = num_rows + len(rows), num_bytes + rows_bytes
-        if pending and (not is_small or num_rows >= _SMALL_ROWS or num_bytes >= _SMALL_BYTES):
-            yield _concatenated(pending)
-            pending, num_rows, num_bytes = [], 0, 0
-        if not is_small:
-            yield rows
-    if pending:
-        yield _concatenated(pending)
+    for is_small, some in groupby(batches, lambda rows: _size(rows) < 1):
+        enough = 1 if is_small else 0  # large ones stay as they are
+        yield from map(_concatenated, grouped(some, _size, enough))
+
+
+def _size(rows: Rows) -> float:
+    """Return the size of a batch, as a fraction of one that is large enough."""
+    return max(len(rows) / _ENOUGH_ROWS, rows.nbytes / _ENOUGH_BYTES)
 
 
 def _concatenated(batches: Sequence[Rows]) -> Rows:

@@ -19,6 +19,7 @@ from wdsplit.engines.local import Engine, LocalEngine, raise_if_cancelled
 from wdsplit.engines.shared_memory import SharedMemory
 from wdsplit.jobs.run import Work
 from wdsplit.storage.interface import Storage
+from wdsplit.tables.formats.common import grouped
 from wdsplit.tables.read import check_files
 from wdsplit.tables.table import Table
 
@@ -151,16 +152,8 @@ def _share(
 
 def _joined(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
     """Join small tables into batches, because gathering rows costs time for each table."""
-    pending: list[pa.Table] = []
-    num_bytes = 0
-    for table in tables:
-        pending.append(table)
-        num_bytes += table.nbytes
-        if num_bytes >= BATCH_BYTES // 2:  # batches of large rows are seldom joined, which copies them
-            yield pa.concat_tables(pending).combine_chunks()
-            pending, num_bytes = [], 0
-    if pending:
-        yield pa.concat_tables(pending).combine_chunks()
+    groups = grouped(tables, lambda table: table.nbytes, BATCH_BYTES // 2)  # more would copy large rows
+    return (pa.concat_tables(group).combine_chunks() for group in groups)
 
 
 class _Region:

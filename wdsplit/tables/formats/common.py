@@ -1,9 +1,10 @@
-"""What the formats share: the size of batches, and what cannot be read."""
+"""What the formats share: batches of a good size, and what cannot be read."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 import pyarrow as pa
 
@@ -13,9 +14,12 @@ __all__ = [
     "BATCH_BYTES",
     "MAX_BATCH_ROWS",
     "check_names",
+    "grouped",
     "sliced",
     "unreadable",
 ]
+
+Item = TypeVar("Item")
 
 BATCH_BYTES = 16 * 1024**2
 MAX_BATCH_ROWS = 8192
@@ -39,6 +43,19 @@ def sliced(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     rows = min(MAX_BATCH_ROWS, max(1, BATCH_BYTES // row_bytes))
     for first in range(0, len(batch), rows):
         yield batch.slice(first, rows)
+
+
+def grouped(items: Iterable[Item], size_of: Callable[[Item], float], enough: float) -> Iterator[list[Item]]:
+    """Group consecutive items until their sizes add up to `enough`; only the last group may have less."""
+    group, size = list[Item](), 0.0
+    for item in items:
+        group.append(item)
+        size += size_of(item)
+        if size >= enough:
+            yield group
+            group, size = [], 0.0
+    if group:
+        yield group
 
 
 def unreadable(path: str, what: str, error: Exception) -> InputError:
