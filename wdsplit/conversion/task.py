@@ -91,8 +91,7 @@ def _read_loaded(plan: Plan, rows: MemoryRows, first: int, stop: int) -> Iterato
         places = np.arange(begin, min(stop, begin + batch_rows))
         numbers, *columns = rows.take([NUMBER, *(f"c{i}" for i in range(len(plan.columns)))], places)
         found = Rows(dict(zip(plan.columns, columns, strict=True)), numbers.to_numpy(), plan.table)
-        for low in range(0, len(found), MAX_BATCH_ROWS):
-            yield found.slice(low, min(len(found), low + MAX_BATCH_ROWS))
+        yield from found.batches(MAX_BATCH_ROWS)
 
 
 @dataclass(frozen=True)

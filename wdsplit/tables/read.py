@@ -71,6 +71,11 @@ class Rows:
         columns = {name: array.slice(low, high - low) for name, array in self.columns.items()}
         return Rows(columns, self.numbers[low:high], self.table)
 
+    def batches(self, most: int) -> Iterator[Rows]:
+        """Yield the rows in batches of at most so many; nothing is copied."""
+        for low in range(0, len(self), most):
+            yield self.slice(low, min(len(self), low + most))
+
     def where(self, row: int) -> str:
         """Return the file and row number of a row of the batch, for an error."""
         return self.table.where(int(self.numbers[row]))

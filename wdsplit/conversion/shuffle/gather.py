@@ -49,9 +49,7 @@ class ShuffledRows:
         max_rows = max(1, self._buffer_bytes // row_bytes)
         batch_rows = min(MAX_BATCH_ROWS, max(1, min(self._buffer_bytes, BATCH_BYTES) // row_bytes))
         for begin in range(first, stop, max_rows):
-            rows = self._gather(begin, min(stop, begin + max_rows))
-            for low in range(0, len(rows), batch_rows):
-                yield rows.slice(low, min(len(rows), low + batch_rows))
+            yield from self._gather(begin, min(stop, begin + max_rows)).batches(batch_rows)
 
     def _gather(self, first: int, stop: int) -> Rows:
         runs = self._runs(first, stop)

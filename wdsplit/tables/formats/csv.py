@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from wdsplit.tables.formats import text
-from wdsplit.tables.formats.opening import open_input
+from wdsplit.tables.formats.opening import open_input, read_blocks
 from wdsplit.tables.formats.text import (
     BOM,
     Block,
@@ -25,7 +25,6 @@ from wdsplit.tables.formats.text import (
     integer_type,
     joined_types,
     open_text,
-    read_blocks,
 )
 from wdsplit.tables.table import InputFile, Remote
 
@@ -225,4 +224,4 @@ def read_batches(
         header = source.read_at(0, file.offsets[0]).removeprefix(BOM)
     names, _ = _header(Block(file.path, header), delimiter)
     kinds = pa.schema([schema.field(name) for name in columns])
-    yield from read_blocks(file, groups, lambda data: _parse(data, delimiter, names, kinds, []))
+    return read_blocks(file, groups, lambda data, _: _parse(data, delimiter, names, kinds, []))

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.json
 
 from wdsplit.errors import InputError, first_line
+from wdsplit.tables.formats.opening import read_blocks
 from wdsplit.tables.formats.text import (
     Block,
     common_schema,
@@ -27,7 +28,6 @@ from wdsplit.tables.formats.text import (
     is_exact,
     joined_types,
     open_text,
-    read_blocks,
 )
 from wdsplit.tables.table import InputFile, Remote
 
@@ -215,4 +215,4 @@ def read_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of some blocks, with the types of the whole input."""
     kinds = pa.schema([schema.field(name) for name in columns])
-    yield from read_blocks(file, groups, lambda data: _parse(data, kinds))
+    return read_blocks(file, groups, lambda data, _: _parse(data, kinds))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any
 
 import pyarrow as pa
@@ -17,6 +17,7 @@ import xxhash
 from wdsplit.engines.local import in_order, raise_if_cancelled
 from wdsplit.errors import InputError
 from wdsplit.storage.opening import open_object
+from wdsplit.tables.formats.common import sliced
 from wdsplit.tables.table import InputFile, Remote
 from wdsplit.urls import shown_url
 
@@ -30,6 +31,7 @@ __all__ = [
     "described",
     "open_input",
     "open_unchanged",
+    "read_blocks",
 ]
 
 AHEAD_BYTES = 8 * 1024**2
@@ -231,6 +233,30 @@ def open_unchanged(file: InputFile, ahead_bytes: int = 0) -> Input:
     source.close()
     same_size = "the same size, but another modification time"
     raise changed(file, same_size if source.size == file.num_bytes else f"{source.size} bytes")
+
+
+def read_blocks(
+    file: InputFile, groups: Sequence[int], parse: Callable[[bytes, int], pa.Table]
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of some row groups of a file whose `offsets` say where each is.
+
+    Args:
+        file: The file.
+        groups: The row groups.
+        parse: Returns the rows of a group, given its bytes and where they begin.
+
+    Raises:
+        InputError: The file has changed since it was first opened.
+    """
+    with open_unchanged(file) as source:
+        for group in groups:
+            begin, end = file.offsets[group : group + 2]
+            table = parse(source.read_at(begin, end - begin), begin)
+            if len(table) != file.row_groups[group]:
+                raise changed(file, f"{len(table)} rows in the block at byte {begin}")
+            for batch in table.combine_chunks().to_batches():
+                batch.validate()
+                yield from sliced(batch)
 
 
 def copied(source: Input) -> IO[bytes]:

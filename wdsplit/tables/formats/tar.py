@@ -18,8 +18,8 @@ import xxhash
 
 from wdsplit.arrays import Int64
 from wdsplit.errors import InputError, WdsplitError
-from wdsplit.tables.formats.common import BATCH_BYTES, sliced
-from wdsplit.tables.formats.opening import changed, copied, described, open_input, open_unchanged
+from wdsplit.tables.formats.common import BATCH_BYTES
+from wdsplit.tables.formats.opening import copied, described, open_input, read_blocks
 from wdsplit.tables.table import InputFile, Remote
 from wdsplit.tar.names import escape_key, unescape_key
 from wdsplit.tar.samples import KEY_COLUMN, group_samples, sample_members
@@ -86,18 +86,14 @@ def read_batches(
     file: InputFile, groups: Sequence[int], columns: Sequence[str], schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
     """Yield the samples of some row groups."""
-    with open_unchanged(file) as source:
-        for group in groups:
-            begin, end = file.offsets[group : group + 2]
-            data = source.read_at(begin, end - begin)
-            try:
-                arrays = _columns(data, begin, columns)
-            except WdsplitError as error:
-                raise _named(error, file.path) from error
-            batch = pa.RecordBatch.from_arrays(arrays, names=list(columns))
-            if len(batch) != file.row_groups[group]:
-                raise changed(file, f"{len(batch)} samples at byte {begin}")
-            yield from sliced(batch)
+
+    def parse(data: bytes, begin: int) -> pa.Table:
+        try:
+            return pa.table(_columns(data, begin, columns), names=list(columns))
+        except WdsplitError as error:
+            raise _named(error, file.path) from error
+
+    return read_blocks(file, groups, parse)
 
 
 def _columns(data: bytes, base: int, columns: Sequence[str]) -> list[pa.Array]:

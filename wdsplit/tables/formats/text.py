@@ -7,7 +7,7 @@ that fit all values of the input.
 from __future__ import annotations
 
 import decimal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,8 +19,7 @@ from wdsplit.engines.local import raise_if_cancelled
 from wdsplit.errors import InputError
 from wdsplit.fields.arrow_types import map_children
 from wdsplit.fields.promote import joined_type
-from wdsplit.tables.formats.common import sliced
-from wdsplit.tables.formats.opening import AHEAD_BYTES, changed, described, open_input, open_unchanged
+from wdsplit.tables.formats.opening import AHEAD_BYTES, described, open_input
 from wdsplit.tables.table import InputFile, Remote
 
 __all__ = [
@@ -34,7 +33,6 @@ __all__ = [
     "is_exact",
     "joined_types",
     "open_text",
-    "read_blocks",
 ]
 
 BLOCK_BYTES = 16 * 1024**2
@@ -140,23 +138,6 @@ def _check_utf8(block: Block) -> None:
                 found=f"the bytes {block.data[error.start : error.start + 4]!r}",
                 remedy="convert it first, as with `iconv -f latin1 -t utf-8`",
             ) from error
-
-
-def read_blocks(file: InputFile, groups: Sequence[int], parse: Callable[[bytes], pa.Table]) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of some row groups; `parse` converts the bytes of one to a table.
-
-    Raises:
-        InputError: The file has changed since it was first opened.
-    """
-    with open_unchanged(file) as source:
-        for group in groups:
-            begin, end = file.offsets[group : group + 2]
-            table = parse(source.read_at(begin, end - begin))
-            if len(table) != file.row_groups[group]:
-                raise changed(file, f"{len(table)} rows in the block at byte {begin}")
-            for batch in table.combine_chunks().to_batches():
-                batch.validate()
-                yield from sliced(batch)
 
 
 # Types
