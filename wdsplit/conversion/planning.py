@@ -154,7 +154,8 @@ def plan_files(
                 raise
             raise error.at(f"split {name!r}") from error
         if base is not None:
-            plans[name] = dataclasses.replace(plans[name], first_key=max(0, base.next_key) * (options.key is None))
+            if options.key is None:
+                plans[name] = dataclasses.replace(plans[name], first_key=base.next_key)
             base.refuse_other_samples(plans[name])
         _warn_of_shards(plans[name])
     return plans
@@ -320,14 +321,15 @@ def _as_media(table: Table, options: ConvertOptions) -> ConvertOptions:
     if not (columns or options.mapping):
         columns = [name for name in table.schema.names if name not in (FILE_NAME, STEM, options.key)]
     column, field = field_of_media(table.schema)
-    label = class_names(table.schema) if options.classes is None else [options.classes]
-    fields = {column: field} | dict.fromkeys(label, "cls")
-    named = {
-        field: column
-        for column, field in fields.items()
-        if column in columns and column not in options.mapping.values() and field not in options.mapping
+    fields = {column: field}
+    for label in class_names(table.schema) if options.classes is None else [options.classes]:
+        fields[label] = "cls"
+    mapping = {
+        fields[column]: column
+        for column in fields
+        if column in columns and column not in options.mapping.values() and fields[column] not in options.mapping
     }
-    return dataclasses.replace(options, mapping={**named, **options.mapping}, columns=tuple(columns))
+    return dataclasses.replace(options, mapping={**mapping, **options.mapping}, columns=tuple(columns))
 
 
 def _as_tars(table: Table, options: ConvertOptions) -> ConvertOptions:
