@@ -17,7 +17,7 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
-from wdsplit.conversion.base import Base
+from wdsplit.conversion.base import Base, next_key_of
 from wdsplit.conversion.plan.options import ConvertOptions
 from wdsplit.conversion.plan.plan import Plan
 from wdsplit.conversion.planning import plan_files, shown_notes
@@ -93,7 +93,7 @@ def append(
             inputs = found.snapshot or listed(map(shown_url, found.paths), _MAX_INPUTS)
             if endpoints.are_spooled:
                 inputs = "rows from Python"
-            manifest = _grown(manifest, base.next_key, plan, part, folder, inputs)
+            manifest = _grown(manifest, plan, part, folder, inputs)
             create_version(storage, manifest)
         write_sidecars(storage, manifest, made.emit)
     return manifest
@@ -151,7 +151,7 @@ def list_versions(
     """
     storage = open_readable_storage(*located_one(url, storage_options, fs))
     manifest = read_pending(storage, read_manifest(storage))
-    return existing_versions(storage, manifest) or history_of(manifest, Base(manifest, storage.url).next_key)
+    return existing_versions(storage, manifest) or history_of(manifest)
 
 
 def _target(endpoints: Endpoints, folder: str, plan: Plan, options: ConvertOptions, engine: Engine) -> Target:
@@ -224,9 +224,9 @@ def _refuse_known_inputs(storage: ReadableStorage, manifest: Manifest, plan: Pla
                 )
 
 
-def _grown(manifest: Manifest, next_key: int, plan: Plan, part: Manifest, folder: str, inputs: str) -> Manifest:
+def _grown(manifest: Manifest, plan: Plan, part: Manifest, folder: str, inputs: str) -> Manifest:
     """Return the manifest of the next version, whose added shards, in `folder`, are those of the manifest `part`."""
-    history = history_of(manifest, next_key)
+    history = history_of(manifest)
     table = part.shards.table
     paths = pa.array([f"{folder}/{path}" for path in table.column("path").to_pylist()])
     table = table.set_column(0, table.schema.field(0), paths)
@@ -249,13 +249,13 @@ def _grown(manifest: Manifest, next_key: int, plan: Plan, part: Manifest, folder
     return dataclasses.replace(grown, history=(*history, made))
 
 
-def history_of(manifest: Manifest, next_key: int) -> tuple[Version, ...]:
+def history_of(manifest: Manifest) -> tuple[Version, ...]:
     """Return the versions of a dataset up to this one, also if it has only one."""
     if manifest.history:
         return manifest.history
     files = manifest.provenance.get("inputs", ())
     names = [str(file.get("path", "")) if isinstance(file, dict) else str(file) for file in files]
-    return (new_version(manifest, 1, next_key, inputs=listed(list(map(shown_url, names)), _MAX_INPUTS)),)
+    return (new_version(manifest, 1, next_key_of(manifest), inputs=listed(map(shown_url, names), _MAX_INPUTS)),)
 
 
 def new_version(manifest: Manifest, number: int, next_key: int, **how: Any) -> Version:

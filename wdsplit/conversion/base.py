@@ -14,6 +14,7 @@ from wdsplit.conversion.plan.plan import DEFAULT_SHARD_BYTES, Plan, data_bytes
 from wdsplit.errors import InputError, did_you_mean
 from wdsplit.fields.arrow_types import field_of
 from wdsplit.fields.infer import class_names, refuse_repeated
+from wdsplit.fields.keys import numbered_rows
 from wdsplit.fields.rules import is_text, unwrap
 from wdsplit.shards.manifest import Field, Manifest
 from wdsplit.shards.sample_tables import names_of
@@ -21,12 +22,20 @@ from wdsplit.shards.versions import NO_NEXT_KEY
 from wdsplit.tables.table import Table
 from wdsplit.tar.samples import KEY_COLUMN
 
-__all__ = ["Base"]
+__all__ = ["Base", "next_key_of"]
 
 Names = tuple[str, ...]
 
 _WIDE = re.compile(r"large_(string|binary|list)|(string|binary|list)_view")
 _DICTIONARY = re.compile(r"dictionary<values=([^,<]+), [^>]*>")
+
+
+def next_key_of(manifest: Manifest) -> int:
+    """Return the number that the next generated key of a dataset has; NO_NEXT_KEY if keys come from columns."""
+    if manifest.history:
+        return manifest.history[-1].next_key
+    num_rows = numbered_rows(manifest.provenance)
+    return NO_NEXT_KEY if num_rows is None else num_rows
 
 
 @dataclass(frozen=True)
@@ -41,21 +50,12 @@ class Base:
     manifest: Manifest
     url: str
 
-    @property
-    def next_key(self) -> int:
-        """The number that the next generated key has; NO_NEXT_KEY if keys come from columns."""
-        history, provenance = self.manifest.history, self.manifest.provenance
-        if history:
-            return history[-1].next_key
-        is_numbered = provenance.get("key", "") is None and isinstance(provenance.get("num_rows"), int)
-        return int(provenance["num_rows"]) if is_numbered else NO_NEXT_KEY
-
     def options(self, options: ConvertOptions) -> ConvertOptions:
         """Return the options of an append: those of the dataset, for rows that the user's options select."""
         given, manifest = self.manifest.provenance, self.manifest
         before = given.get("options") or {}
         key = options.key
-        if key is None and not options.number_keys and self.next_key == NO_NEXT_KEY:
+        if key is None and not options.number_keys and next_key_of(self.manifest) == NO_NEXT_KEY:
             key = given.get("key")
         return replace(
             options,
@@ -89,7 +89,7 @@ class Base:
         """
         schema, fields = table.schema, self.manifest.fields
         refuse_repeated(schema)
-        if options.key is None and self.next_key == NO_NEXT_KEY:
+        if options.key is None and next_key_of(self.manifest) == NO_NEXT_KEY:
             raise self._refused(
                 "the keys of the dataset come from its tables, so rows cannot be numbered",
                 "a column of keys that no sample of the dataset has",

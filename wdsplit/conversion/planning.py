@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from wdsplit.conversion.base import Base
+from wdsplit.conversion.base import Base, next_key_of
 from wdsplit.conversion.counting import select_rows
 from wdsplit.conversion.labels import find_label
 from wdsplit.conversion.plan.options import ConvertOptions, chosen
@@ -155,7 +155,7 @@ def plan_files(
             raise error.at(f"split {name!r}") from error
         if base is not None:
             if options.key is None:
-                plans[name] = dataclasses.replace(plans[name], first_key=base.next_key)
+                plans[name] = dataclasses.replace(plans[name], first_key=next_key_of(base.manifest))
             base.refuse_other_samples(plans[name])
         _warn_of_shards(plans[name])
     return plans

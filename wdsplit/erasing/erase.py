@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from wdsplit.conversion.append import create_version, history_of, latest_locked, new_version
-from wdsplit.conversion.base import Base
+from wdsplit.conversion.base import next_key_of
 from wdsplit.engines.local import Engine, LocalEngine
 from wdsplit.erasing.rewrite import EraseJob, Rewritten, parse_rewritten, rewrite_shards
 from wdsplit.errors import InputError, StorageError, WdsplitError
@@ -196,10 +196,9 @@ def _carry_out(job: EraseJob, storage: Storage, engine: Engine, report: Callable
         provenance={**manifest.provenance, "erased": [*manifest.provenance.get("erased", ()), hashes]},
         shards_checksum="",
     )
-    next_key = Base(manifest, storage.url).next_key
     created = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    version = new_version(grown, manifest.version + 1, next_key, inputs="samples erased", created=created)
-    grown = dataclasses.replace(grown, history=(*history_of(manifest, next_key), version))
+    version = new_version(grown, manifest.version + 1, next_key_of(manifest), inputs="samples erased", created=created)
+    grown = dataclasses.replace(grown, history=(*history_of(manifest), version))
     with storage.publish(hashes, durable=True) as file:
         file.write([dump_erased((each for one in made for each in one.erased), manifest.fingerprint)])
     written = [shards, *_write_annotations(job, storage, grown, made)]

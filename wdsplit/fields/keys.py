@@ -28,6 +28,7 @@ __all__ = [
     "is_key_type",
     "number_keys",
     "number_width",
+    "numbered_rows",
     "numbered_width",
     "odd_keys",
 ]
@@ -48,14 +49,20 @@ def number_width(num_rows: int) -> int:
     return max(_MIN_NUMBER_WIDTH, len(str(max(0, num_rows - 1))))
 
 
-def numbered_width(provenance: Mapping[str, Any]) -> int:
-    """Return the digits of the keys of a dataset whose rows were numbered; 0 if its keys come from a column.
+def numbered_rows(provenance: Mapping[str, Any]) -> int | None:
+    """Return how many rows of a dataset were numbered to make its keys; None if its keys come from a column.
 
     Args:
         provenance: The provenance in its manifest.
     """
-    is_numbered = provenance.get("key", "") is None and isinstance(provenance.get("num_rows"), int)
-    return number_width(provenance["num_rows"]) if is_numbered else 0
+    num_rows = provenance.get("num_rows")
+    return num_rows if provenance.get("key", "") is None and isinstance(num_rows, int) else None
+
+
+def numbered_width(provenance: Mapping[str, Any]) -> int:
+    """Return the digits of the keys of a dataset whose rows were numbered; 0 if its keys come from a column."""
+    num_rows = numbered_rows(provenance)
+    return 0 if num_rows is None else number_width(num_rows)
 
 
 def number_keys(numbers: Int64, width: int) -> pa.LargeStringArray:
