@@ -77,12 +77,15 @@ def _count(
 ) -> _Counts:
     """Count the rows of a file that meet the condition, up to the first `limit`."""
     file = table.files[number]
-    read_groups = [group for group, rows in enumerate(file.row_groups) if rows and limit != 0]
-    if picker.pruning is not None and limit != 0:
+    selected = [np.zeros(len(file.row_groups), np.int64) for _ in splits]
+    if limit == 0:
+        return _Counts(0, selected)
+    if picker.pruning is None:
+        read_groups = [group for group, rows in enumerate(file.row_groups) if rows]
+    else:
         read_groups = matching_groups(table, file, picker.pruning, picker.where_columns)
     part = FileRange(file, tuple(read_groups), table.first_numbers(number, read_groups), 0, 0)
     ends, order = np.cumsum([file.row_groups[group] for group in read_groups]), np.asarray(read_groups, np.int64)
-    selected = [np.zeros(len(file.row_groups), np.int64) for _ in splits]
     kept = read = 0
     for columns, count in _columns(table, file, read_groups, picker.columns):
         meeting = picker.meeting(columns, count)

@@ -131,7 +131,7 @@ class LocalEngine:
         processes = jobs = min(self.jobs, len(tasks))
         if num_bytes is not None:
             processes = min(jobs, (num_bytes + len(tasks) * _TASK_BYTES) // _PROCESS_BYTES)
-        if jobs > 1 and threads and min(self.jobs, processes) <= _MAX_THREADS:
+        if jobs > 1 and threads and processes <= _MAX_THREADS:
             pool = _Threads(min(jobs, _MAX_THREADS))
             try:
                 yield from _bounded(pool, function, tasks, _QUEUED_PER_JOB * min(jobs, _MAX_THREADS))
@@ -149,7 +149,7 @@ def _in_processes(function: Callable[[Task], Result], tasks: Sequence[Task], job
     from concurrent.futures.process import BrokenProcessPool
 
     pool = ProcessPoolExecutor(
-        min(jobs, len(tasks)),
+        jobs,
         mp_context=multiprocessing.get_context("spawn"),
         initializer=_start_worker,
         initargs=(function,),

@@ -150,10 +150,15 @@ def run(
     own = range(each.num_items) if share is None else share.of(each.num_items)
     if known is None:
         known = dict(Notes(job.open_storage(), each.folder).read(each.name, own, each.parse)) if each.folder else {}
-    results: dict[int, Result] = {}
-    for item, result in known.items():
-        results.update({item: result} if share is not None else {})
+    of_share: dict[int, Result] = {}
+
+    def take(item: int, result: Result) -> None:
+        if share is not None:
+            of_share[item] = result
         collect(item, result)
+
+    for item, result in known.items():
+        take(item, result)
     is_left = np.ones(len(own), np.bool_)
     is_left[np.fromiter(known, np.int64, len(known)) - own.start] = False
     left = own.start + np.flatnonzero(is_left)
@@ -173,15 +178,14 @@ def run(
     with closing(mapped) as tasks:
         for items, found in tasks:
             for item, result in zip(items, found, strict=True):
-                results.update({item: result} if share is not None else {})
-                collect(item, result)
+                take(item, result)
             done += _amount(each, np.arange(items.start, items.stop))
             report(done, total, skipped)
     if share is not None and each.folder:
         storage = job.open_storage()
         job.refuse_taken_over(storage)
         marked = f"-share-{share.number}-of-{share.count}"
-        Notes(storage, each.folder).write(each.name, own, [results[item] for item in own], marked)
+        Notes(storage, each.folder).write(each.name, own, [of_share[item] for item in own], marked)
 
 
 def _amount(each: Pass[Any], items: Int64) -> int:
