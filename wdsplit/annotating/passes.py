@@ -31,7 +31,7 @@ from wdsplit.conversion.shuffle.steps import BATCH_BYTES, ROW_BYTES, cut_table
 from wdsplit.engines.local import Engine, in_order, raise_if_cancelled
 from wdsplit.errors import InputError
 from wdsplit.fields.json_values import stored
-from wdsplit.fields.keys import escape_keys, hash_keys, number_keys
+from wdsplit.fields.keys import escape_keys, hash_keys, in_column, number_keys
 from wdsplit.jobs.notes import Notes
 from wdsplit.jobs.run import Work
 from wdsplit.shards.manifest import Shards
@@ -329,12 +329,12 @@ def _with(own: pa.Schema, values: pa.Schema) -> pa.Schema:
 
 def _keys_of(job: AnnotateJob, rows: Rows) -> tuple[pa.LargeStringArray, pa.LargeStringArray]:
     """Return the escaped keys of rows, and the keys as in the table where that differs, else null."""
-    column = stored(rows.columns[job.key])
+    column, where = stored(rows.columns[job.key]), in_column(rows.where, job.key)
     if column.null_count:
         row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
         raise InputError(
             "a key is null",
-            place=f"{rows.where(row)}, column {job.key!r}",
+            place=where(row),
             expected="a key in each row",
             remedy="fill the key column, or remove such rows",
         )
@@ -342,7 +342,7 @@ def _keys_of(job: AnnotateJob, rows: Rows) -> tuple[pa.LargeStringArray, pa.Larg
     if job.number_width and pa.types.is_integer(column.type):
         return number_keys(np.asarray(column.cast(pa.int64())), job.number_width), nothing
     try:
-        keys = escape_keys(column, lambda row: f"{rows.where(row)}, column {job.key!r}")
+        keys = escape_keys(column, where)
     except InputError as error:
         error.remedy = "no sample can have this key: check --key, or remove such rows"
         raise

@@ -19,6 +19,7 @@ from wdsplit.errors import InputError
 from wdsplit.fields.encode import utf8_text
 from wdsplit.fields.infer import MAX_CLASSES, class_names, is_json_text
 from wdsplit.fields.json_values import stored
+from wdsplit.fields.keys import in_column
 from wdsplit.fields.rules import is_text, unwrap
 from wdsplit.tables.read import Rows, file_batches, read_rows
 from wdsplit.tables.table import InputFile, Table
@@ -164,7 +165,7 @@ def _values(table: Table, columns: Sequence[str], max_values: int) -> dict[str, 
     left = set(columns)  # threads remove columns; what is left does not depend on their order
 
     def values_of(rows: Rows, name: str) -> set[str]:
-        column = utf8_text(stored(rows.columns[name]), lambda row: f"{rows.where(row)}, column {name!r}")
+        column = utf8_text(stored(rows.columns[name]), in_column(rows.where, name))
         if (pc.max(pc.binary_length(column)).as_py() or 0) > _MAX_TEXT_BYTES:
             left.discard(name)
         return set(pc.unique(column).to_pylist()) - {None} if name in left else set()

@@ -17,7 +17,7 @@ from wdsplit.conversion.shuffle.scatter import NUMBER
 from wdsplit.conversion.shuffle.steps import BATCH_BYTES, Cuts
 from wdsplit.engines.local import ahead, raise_if_cancelled
 from wdsplit.fields.encode import encode_batch
-from wdsplit.fields.keys import escape_keys, number_keys, number_width
+from wdsplit.fields.keys import escape_keys, in_column, number_keys, number_width
 from wdsplit.fields.sample_columns import sample_rows
 from wdsplit.shards.files import write_shard
 from wdsplit.shards.manifest import shard_path
@@ -173,7 +173,7 @@ def keys_of(plan: Plan, rows: Rows) -> pa.LargeStringArray:
     if plan.key is None:
         # Later numbers have at least the digits of earlier ones, so that no two keys are the same.
         return number_keys(rows.numbers + plan.first_key, number_width(plan.first_key or plan.table.total_rows))
-    return escape_keys(rows.columns[plan.key], lambda row: f"{rows.where(row)}, column {plan.key!r}")
+    return escape_keys(rows.columns[plan.key], in_column(rows.where, plan.key))
 
 
 def _fields_of(plan: Plan, rows: Rows) -> dict[str, pa.LargeBinaryArray]:

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from wdsplit.errors import InputError
 from wdsplit.fields.json_values import first_true, json_text, json_values, scalar_text, stored
-from wdsplit.fields.keys import Locate
+from wdsplit.fields.keys import Locate, in_column
 from wdsplit.fields.nulls import Null
 from wdsplit.fields.rules import is_list, is_tensor, is_text
 from wdsplit.shards.manifest import Field
@@ -48,11 +48,7 @@ def encode_batch(
     """
     encoded: dict[str, pa.LargeBinaryArray] = {}
     for field in fields:
-
-        def locate(row: int, name: str = field.column) -> str:
-            return f"{where(row)}, column {name!r}"
-
-        column = columns[field.column]
+        column, locate = columns[field.column], in_column(where, field.column)
         if field.encoding == "category":
             payload = _encode_category(column, field.names, locate)
         else:

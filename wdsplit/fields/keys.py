@@ -25,6 +25,7 @@ __all__ = [
     "escape_keys",
     "find_duplicate_keys",
     "hash_keys",
+    "in_column",
     "is_key_type",
     "number_keys",
     "number_width",
@@ -42,6 +43,11 @@ _MIN_NUMBER_WIDTH = 8
 _KEY_DOMAIN = 4
 _HASH_WORDS = 13
 """Minimum number of eight-byte words to which a key is padded before it is hashed."""
+
+
+def in_column(where: Locate, name: str) -> Locate:
+    """Return a function that adds a column to the place of a row."""
+    return lambda row: f"{where(row)}, column {name!r}"
 
 
 def number_width(num_rows: int) -> int:

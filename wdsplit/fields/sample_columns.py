@@ -17,7 +17,7 @@ from wdsplit.fields.encode import utf8_text
 from wdsplit.fields.image_sizes import first_image_field, image_sizes
 from wdsplit.fields.infer import class_names
 from wdsplit.fields.json_values import stored
-from wdsplit.fields.keys import Locate
+from wdsplit.fields.keys import Locate, in_column
 from wdsplit.fields.rules import is_text, unwrap
 from wdsplit.shards.manifest import Field
 from wdsplit.shards.sample_tables import (
@@ -161,7 +161,7 @@ def sample_rows(
     for name, column in columns.items():
         array = stored(column)
         if is_text(array.type):
-            array = utf8_text(array, lambda row, name=name: f"{where(row)}, column {name!r}")  # type: ignore[misc]
+            array = utf8_text(array, in_column(where, name))
             if name in names:  # class names become their numbers
                 array = pc.index_in(array, pa.array(names[name], array.type))
         found[name] = array

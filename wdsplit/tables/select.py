@@ -20,7 +20,7 @@ from wdsplit.conditions.parse import parse_where
 from wdsplit.errors import InputError, did_you_mean
 from wdsplit.fields.infer import class_names
 from wdsplit.fields.json_values import scalar_text, stored
-from wdsplit.fields.keys import hash_keys
+from wdsplit.fields.keys import hash_keys, in_column
 from wdsplit.fields.rules import is_text
 from wdsplit.order.hashing import hash_numbers, hash_stream
 from wdsplit.tables.table import Split, Table
@@ -97,10 +97,7 @@ def hash_values(column: pa.Array, numbers: Int64, table: Table, name: str) -> np
     Raises:
         InputError: A value is null.
     """
-
-    def where(row: int) -> str:
-        return f"{table.where(int(numbers[row]))}, column {name!r}"
-
+    where = in_column(lambda row: table.where(int(numbers[row])), name)
     column = stored(column)
     if column.null_count:
         raise InputError(
