@@ -111,14 +111,7 @@ RULES: tuple[Rule, ...] = (
         "shortest number that reads back the same; `NaN`, `Infinity`, `-Infinity`",
         "the same",
     ),
-    Rule(
-        "decimal of 32 to 256 bits",
-        pa.types.is_decimal,
-        "json",
-        ".json",
-        'string: `"12.30"`',
-        "the same",
-    ),
+    Rule("decimal of 32 to 256 bits", pa.types.is_decimal, "json", ".json", 'string: `"12.30"`', "the same"),
     Rule("string, large string, string view", is_text, "text", "txt", "UTF-8", "string"),
     Rule(
         "JSON text (the extension type `arrow.json`)",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -216,13 +216,7 @@ class _Tasks(Sequence[range]):
     def __len__(self) -> int:
         return len(self._firsts)
 
-    @overload
-    def __getitem__(self, place: int) -> range: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> Sequence[range]: ...
-
-    def __getitem__(self, place: int | slice) -> range | Sequence[range]:
+    def __getitem__(self, place: Any) -> Any:
         if isinstance(place, slice):
             return [self[each] for each in range(len(self))[place]]
         return range(int(self._firsts[place]), int(self._stops[place]))

@@ -187,11 +187,7 @@ def _with_categories(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBat
                 and len(column.dictionary) <= MAX_CLASSES
             }
             schema = with_class_names(batch.schema, categories)
-        yield from _sliced([_with_schema(batch, schema)])
-
-
-def _with_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+        yield from _sliced([pa.RecordBatch.from_arrays(batch.columns, schema=schema)])
 
 
 def _unknown(inputs: Any) -> InputError:

@@ -6,7 +6,8 @@ The place of a row comes from `order.permutation`. How runs are cut (`steps`) do
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -64,11 +65,7 @@ def merge(job: ConvertJob, cuts: Cuts, storage: Storage, merges: range) -> Itera
 
 def _writer(job: ConvertJob, cuts: Cuts, storage: Storage, name: str, bucket_rows: int) -> RunWriter:
     prefix = f"{SPILL_FOLDER}/{cuts.prefix}-{name}-{job.buffer_bytes}"
-
-    def check() -> None:
-        if job.shared:
-            job.refuse_taken_over(storage)
-
+    check: Callable[[], None] = partial(job.refuse_taken_over, storage) if job.shared else lambda: None
     return RunWriter(storage, prefix, job.buffer_bytes, bucket_rows, job.plan.num_samples, check)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import orjson
 import xxhash
@@ -111,11 +110,8 @@ def write_cuts(storage: Storage, plan: Plan, buffer_bytes: int) -> Cuts:
 
 def read_cuts(storage: Storage, plan: Plan) -> Cuts | None:
     """Return how the run of a plan scatters its rows; None if it is not decided yet."""
-
-    def parse(note: Any) -> Cuts:
-        return Cuts(**note)
-
-    return dict(Notes(storage, SPILL_FOLDER).read(f"{plan.hash}-cuts", range(1), parse)).get(0)
+    noted = Notes(storage, SPILL_FOLDER).read(f"{plan.hash}-cuts", range(1), lambda note: Cuts(**note))
+    return dict(noted).get(0)
 
 
 def cut_into_regions(num_rows: int, num_tasks: int) -> tuple[int, int]:
