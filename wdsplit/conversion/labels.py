@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
+from threading import Lock
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -162,35 +163,32 @@ def _dictionary(table: Table, column: str) -> tuple[str, ...]:
 
 def _values(table: Table, columns: Sequence[str], max_values: int) -> dict[str, set[str]]:
     """Return the different values of columns of text, without null; not of those with more values, or long ones."""
-    left = set(columns)  # threads remove columns; what is left does not depend on their order
+    found = {name: set[str]() for name in columns}  # threads add to it, and remove columns; the result is the same
+    lock = Lock()
 
-    def values_of(rows: Rows, name: str) -> set[str]:
+    def add(rows: Rows, name: str) -> None:
         column = utf8_text(stored(rows.columns[name]), in_column(rows.where, name))
-        if (pc.max(pc.binary_length(column)).as_py() or 0) > _MAX_TEXT_BYTES:
-            left.discard(name)
-        return set(pc.unique(column).to_pylist()) - {None} if name in left else set()
+        is_long = (pc.max(pc.binary_length(column)).as_py() or 0) > _MAX_TEXT_BYTES
+        values = set() if is_long else {*pc.unique(column).to_pylist()} - {None}
+        with lock:
+            if name in found:
+                found[name] |= values
+                if is_long or len(found[name]) > max_values:
+                    del found[name]
 
-    def read(place: tuple[int, int]) -> dict[str, set[str]]:
-        found: dict[str, set[str]] = {name: set() for name in columns if name in left}
-        for rows in read_rows(table, *place, list(found)) if found else ():
+    def read(place: tuple[int, int]) -> None:
+        names = list(found)
+        for rows in read_rows(table, *place, names) if names else ():
             raise_if_cancelled()
-            for name in list(found):
-                found[name] |= values_of(rows, name)
-                if len(found[name]) > max_values:
-                    left.discard(name)
-            if not left & found.keys():
+            for name in names:
+                if name in found:
+                    add(rows, name)
+            if found.keys().isdisjoint(names):
                 break
-        return found
 
-    total: dict[str, set[str]] = {name: set() for name in columns}
     ends = accumulate((sum(file.counts) for file in table.files), initial=0)
     places = [(first, stop) for first, stop in pairwise(ends) if first < stop]
-    if columns:
-        for found in watched("counting classes", in_order(read, places, _THREADS), len(places)):
-            for name, values in found.items():
-                total[name] |= values
-                if len(total[name]) > max_values:
-                    left.discard(name)
-            if not left:
-                break
-    return {name: values for name, values in total.items() if name in left}
+    for _ in watched("counting classes", in_order(read, places, _THREADS), len(places)) if columns else ():
+        if not found:
+            break
+    return found
