@@ -41,11 +41,10 @@ class _Shared(NamedTuple):
     order: tuple[int, int]
 
 
-def _open_shared(*shared: Any) -> MemoryRows:
-    """Open what all processes share."""
-    memory, regions, order = shared
-    batches = _batches(memory, regions)
-    return MemoryRows(batches[0].schema, batches, np.frombuffer(memory.view(*order), np.int64), _Shared(*shared))
+def _open_shared(memory: SharedMemory, regions: list[tuple[int, int]], order: tuple[int, int]) -> MemoryRows:
+    """Open rows that all processes share; the arguments are as for `_Shared`."""
+    batches, rows = _batches(memory, regions), np.frombuffer(memory.view(*order), np.int64)
+    return MemoryRows(batches[0].schema, batches, rows, _Shared(memory, regions, order))
 
 
 class _TooLargeError(Exception):
