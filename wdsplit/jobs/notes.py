@@ -67,17 +67,17 @@ class Notes:
         """
         wanted = np.zeros(items.stop, np.bool_)
         wanted[items.start :: items.step] = True
-        named = map(_NAME.fullmatch, self._storage.list(self._folder))
-        found = [match for match in named if match is not None and match[1] == name]
-        for of_shares in (True, False):  # a share has all of its items in one note, so that few others are read
-            spans = [(int(match[2]), int(match[3]), match[0]) for match in found if (match[4] is not None) == of_shares]
-            spans = [span for span in spans if wanted[span[0] : span[1]].any()]
-            notes = in_order(lambda span: self._read(span[2], span[1] - span[0]), spans, _NOTES_AT_ONCE)
-            for (first, _, path), results in zip(spans, notes, strict=True):
-                for item, result in enumerate(results, first):
+        matches = map(_NAME.fullmatch, self._storage.list(self._folder))
+        named = [match for match in matches if match is not None and match[1] == name]
+        # A share has all of its items in one note, so that few others are read.
+        for some in ([match for match in named if match[4]], [match for match in named if not match[4]]):
+            needed = [match for match in some if wanted[int(match[2]) : int(match[3])].any()]
+            notes = in_order(lambda match: self._read(match[0], int(match[3]) - int(match[2])), needed, _NOTES_AT_ONCE)
+            for match, results in zip(needed, notes, strict=True):
+                for item, result in enumerate(results, int(match[2])):
                     if item < items.stop and wanted[item]:
                         wanted[item] = False
-                        yield item, self._parsed(path, parse, result)
+                        yield item, self._parsed(match[0], parse, result)
 
     def collect(self, title: str, name: str, items: range, parse: Callable[[Any], Result]) -> list[Result]:
         """Return the results of items that are all done, in order.
