@@ -157,11 +157,13 @@ def prepare(endpoints: Endpoints, options: ConvertOptions, engine: Engine | None
     """
     folders = endpoints.folders(options.splits)
     runs = {name: Run(open_storage(folder, endpoints.output_options), options.emit) for name, folder in folders.items()}
-    pinned = next((run.snapshot for run in runs.values() if options.resume and run.exists), "")
+    resumed = set[str]()
+    if options.resume:  # splits without a run start one; if none has one, the first says that there is none
+        resumed = {name for name, run in runs.items() if run.exists} or set(runs)
+    pinned = next((run.snapshot for name, run in runs.items() if name in resumed), "")
     found = open_inputs_of(endpoints.inputs, endpoints.input_options, pinned)
     if options.splits:
         _check_parent(open_storage(endpoints.output, endpoints.output_options), options)
-    resumed = ({name for name, run in runs.items() if run.exists} or set(runs)) if options.resume else set[str]()
     for name, run in runs.items():
         refuse_inside_input(run.storage, endpoints)
         for path in [] if endpoints.are_spooled else found.paths:
