@@ -102,14 +102,14 @@ def _written(
                 check(batch.schema)
             schema = _widened(parts[-1].schema, batch.schema, num_rows) if parts else batch.schema
             if not parts or schema != parts[-1].schema:
-                for part in parts[-1:]:
-                    part.close()
+                if parts:
+                    parts[-1].close()
                 parts.append(_Part(folder, schema))
             parts[-1].write(_fitted(batch, schema, num_rows))
             num_rows += len(batch)
             report(num_rows)
-        for part in parts[-1:]:
-            part.close()
+        if parts:
+            parts[-1].close()
         if not num_rows:
             raise InputError(
                 "the source has no rows",
