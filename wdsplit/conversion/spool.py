@@ -108,8 +108,6 @@ def _written(
             parts[-1].write(_fitted(batch, schema, num_rows))
             num_rows += len(batch)
             report(num_rows)
-        if parts:
-            parts[-1].close()
         if not num_rows:
             raise InputError(
                 "the source has no rows",
@@ -117,6 +115,7 @@ def _written(
                 expected="at least one row",
                 remedy="check the source; a generator yields its rows only once, so make a new one for each call",
             )
+        parts[-1].close()
         whole = parts[0] if len(parts) == 1 else _joined(parts, folder)
         return whole.finish()
     finally:
