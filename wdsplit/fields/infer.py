@@ -10,6 +10,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
@@ -108,8 +109,13 @@ def needs_sniff(kind: pa.DataType) -> bool:
 
 def _features(schema: pa.Schema) -> dict[str, dict[str, Any]]:
     """Return the Hugging Face feature of each column from the schema's metadata; empty if there are none."""
+    return _parsed_features((schema.metadata or {}).get(b"huggingface", b"{}"))
+
+
+@lru_cache(4)  # else each column of a wide table parses them again
+def _parsed_features(text: bytes) -> dict[str, dict[str, Any]]:
     try:
-        features = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))["info"]["features"]
+        features = json.loads(text)["info"]["features"]
         return {name: feature for name, feature in features.items() if isinstance(feature, dict)}
     except (ValueError, KeyError, TypeError, AttributeError):
         return {}
