@@ -154,10 +154,8 @@ class Base:
         expected = self.manifest.samples or pa.schema([])
         columns, wanted = _columns(plan.samples), _columns(expected)
         if columns != wanted:
-            gone, new = (
-                [each for each in wanted if each not in columns],
-                [each for each in columns if each not in wanted],
-            )
+            gone = [each for each in wanted if each not in columns]
+            new = [each for each in columns if each not in wanted]
             raise self._refused(
                 "the sample tables of the rows would have other columns than those of the dataset",
                 ", ".join(gone or wanted),

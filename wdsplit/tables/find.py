@@ -96,41 +96,41 @@ def _inputs_below(place: Files, folder: str) -> list[str]:
 
 def _tables_below(folder: str, paths: Sequence[str]) -> list[str]:
     """Return the tables among the files below a folder, sorted; they must have one format."""
+    place = shown_url(folder)
+    shown = {path: shown_url(path) for path in sorted(paths)}
+    datasets = {os.path.dirname(each) for each in shown.values() if os.path.basename(each) == HEADER_NAME}
+    manifests = {os.path.join(dataset, SHARDS_NAME) for dataset in datasets}
+    annotated = tuple(os.path.join(dataset, ANNOTATIONS.folder, "") for dataset in datasets)
     found: dict[str, list[str]] = {}
-    headers = {shown_url(path) for path in paths if os.path.basename(shown_url(path)) == HEADER_NAME}
-    manifests = {os.path.join(os.path.dirname(header), SHARDS_NAME) for header in headers}
-    annotated = tuple(os.path.join(os.path.dirname(header), ANNOTATIONS.folder, "") for header in headers)
-    for path in sorted(paths):
-        name = FOLDER_SUFFIXES.get(os.path.splitext(shown_url(path))[1].lower())
-        if _OF_A_LOG.search(shown_url(path)):
+    for path, each in shown.items():
+        if _OF_A_LOG.search(each):
             raise InputError(
                 "a folder is that of a Delta or Iceberg table, whose files also have rows that were deleted",
-                expected=f"delta+{shown_url(folder)}, or iceberg+CATALOG/NAMESPACE.TABLE",
+                expected=f"delta+{place}, or iceberg+CATALOG/NAMESPACE.TABLE",
                 remedy="name the table so; to read its deleted rows too, name its parquet files",
-                url=shown_url(path),
+                url=each,
             )
-        if is_compressed(shown_url(path)):
+        if is_compressed(each):
             raise InputError(
                 "a folder contains a compressed table",
                 expected="tables that are not compressed as a whole, because rows are read from the middle of a file",
                 remedy="decompress it, move it away, or select the files with a pattern",
-                url=shown_url(path),
+                url=each,
             )
-        if shown_url(path).startswith(annotated):
-            continue
+        name = FOLDER_SUFFIXES.get(os.path.splitext(each)[1].lower())
         # In a wdsplit dataset, shards.parquet, the tables beside tars and annotations are not input tables.
-        if name is not None and shown_url(path) not in manifests and not shown_url(path).endswith(_BESIDE_TARS):
+        is_part = each in manifests or each.endswith(_BESIDE_TARS) or each.startswith(annotated)
+        if name is not None and not is_part:
             found.setdefault(name, []).append(path)
-    tables = [os.path.relpath(shown_url(path), shown_url(folder)) for paths in found.values() for path in paths]
-    _warn_of_splits(shown_url(folder), tables)
+    _warn_of_splits(place, [os.path.relpath(shown[path], place) for tables in found.values() for path in tables])
     if len(found) > 1:
         kinds = sorted(found.items())
         raise InputError(
             "a folder contains tables of several formats",
             expected="one format",
-            found=", ".join(f"{len(paths)} of {name}, such as {shown_url(paths[0])}" for name, paths in kinds),
-            remedy=f"select one format, as in '{os.path.join(shown_url(folder), '*.' + min(found))}'",
-            url=shown_url(folder),
+            found=", ".join(f"{len(tables)} of {name}, such as {shown[tables[0]]}" for name, tables in kinds),
+            remedy=f"select one format, as in '{os.path.join(place, '*.' + min(found))}'",
+            url=place,
         )
     return next(iter(found.values()), [])
 
