@@ -44,7 +44,7 @@ PASSES: tuple[PassName, ...] = ("scatter", "merge", "write")
 
 _OF_DATASET = (
     *("world_size", "workers", "lanes", "window", "pad", "allow_pads", "keep", "no_keep"),
-    *("mapping", "columns", "classes", "splits", "overwrite", "emit"),
+    *("mapping", "columns", "splits", "overwrite", "emit", "classes"),
 )
 """What a dataset decides for the rows that are appended to it."""
 _MAX_COUNT = 2**53
@@ -226,9 +226,8 @@ class ConvertOptions(PlanOptions):
     def _problems(self) -> list[str]:
         problems = super()._problems()
         if self.append:
-            changed = [one.name for one in dataclasses.fields(self) if getattr(self, one.name) != one.default]
-            defaults: dict[str, Any] = {"mapping": {}, "splits": {}}
-            given = [name for name in changed if name in _OF_DATASET and getattr(self, name) != defaults.get(name)]
+            default = ConvertOptions()
+            given = [name for name in _OF_DATASET if getattr(self, name) != getattr(default, name)]
             if given:
                 problems.append(f"append and {', '.join(given)} contradict each other: the dataset decides these")
         if self.allow_erased and not self.append:
