@@ -48,8 +48,9 @@ def plan_command(inputs: tuple[str, ...], output: str | None, plan_path: str | N
     each split has its own plan, PLAN.NAME.
     """
     from wdsplit.conversion.planning import plan_splits
+    from wdsplit.conversion.prepare import share_needs
     from wdsplit.conversion.shares import needed_passes, plan_shares
-    from wdsplit.conversion.shuffle.needs import needs_of, share_needs
+    from wdsplit.conversion.shuffle.needs import needs_of
     from wdsplit.engines.limits import usable_processors
     from wdsplit.tables.media import class_counts
 

@@ -17,7 +17,7 @@ from wdsplit.conversion.plan.options import ConvertOptions
 from wdsplit.conversion.plan.plan import Plan
 from wdsplit.conversion.planning import input_paths, plan_files, shown_notes
 from wdsplit.conversion.run import Run, is_below
-from wdsplit.conversion.shuffle.needs import Needs, needs_of, share_needs
+from wdsplit.conversion.shuffle.needs import Needs, needs_of
 from wdsplit.conversion.shuffle.steps import SPILL_FOLDER
 from wdsplit.conversion.task import keys_of
 from wdsplit.engines.local import Engine
@@ -47,11 +47,14 @@ __all__ = [
     "prepare",
     "refuse_duplicate_keys",
     "refuse_inside_input",
+    "share_needs",
     "target_of",
 ]
 
 logger = logging.getLogger(__name__)
 
+_JOBS_OF_A_SHARE = 4
+"""The assumed number of jobs of a share that divide its memory, when the scatter tasks are cut."""
 _HASHED_TOGETHER = 2**14
 """To hash the keys of a small shard takes as long as to hash some thousands."""
 _HASHES_AT_ONCE = 32_000_000
@@ -118,6 +121,11 @@ class Target:
     plan: Plan
     needs: Needs
     is_resumed: bool
+
+
+def share_needs(plan: Plan, memory: int | None) -> Needs:
+    """Return the resources of a conversion in shares, whose machines are unknown; `memory` as for `needs_of`."""
+    return needs_of(plan, memory, _JOBS_OF_A_SHARE, is_local=False, on_disk=False)
 
 
 def target_of(

@@ -13,6 +13,8 @@ from dataclasses import replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from wdsplit.conversion.driver import Driver, Progress, spill_pass
 from wdsplit.conversion.job import SHARDS_FOLDER, ConvertJob, Published
 from wdsplit.conversion.plan.options import PASSES, ConvertOptions, PassName, chosen
@@ -22,6 +24,7 @@ from wdsplit.conversion.prepare import Endpoints, locked, prepare
 from wdsplit.conversion.run import Run
 from wdsplit.conversion.shuffle.needs import task_bytes
 from wdsplit.conversion.shuffle.steps import Cuts, read_cuts, write_cuts
+from wdsplit.conversion.task import named_shards
 from wdsplit.engines.local import Engine, LocalEngine
 from wdsplit.errors import (
     ConvertError,
@@ -32,8 +35,8 @@ from wdsplit.errors import (
     did_you_mean,
 )
 from wdsplit.jobs.notes import Notes
-from wdsplit.jobs.run import Pass, Share
-from wdsplit.shards.manifest import Manifest, shard_path
+from wdsplit.jobs.run import Pass, Share, Tasks
+from wdsplit.shards.manifest import Manifest
 from wdsplit.storage.given import PathLike, divided_options, opening_options
 from wdsplit.storage.interface import Storage
 from wdsplit.storage.local import local_path
@@ -362,28 +365,17 @@ def commit_shares(
             logger.warning("%s: already committed", storage.url)
             return finished
         rows, published = run.existing_shards(plan, range(plan.num_shards)), Published(plan)
-        missing = [number for number in range(plan.num_shards) if number not in rows]
-        if missing:
+        missing = np.array([number for number in range(plan.num_shards) if number not in rows], np.int64)
+        if len(missing):
             passes = f", with {_pass_options(_passes(_cuts_of(storage, plan)))}" if plan.scatters else ""
-            unfinished = _unfinished(Notes(storage, SHARDS_FOLDER), plan.hash)
+            names = listed(Tasks(missing, plan.num_shards), show=named_shards)
             raise ConvertError(
                 "cannot commit the dataset: shards are missing",
                 expected=f"{plan.num_shards} shards",
-                found=f"{len(missing)} missing: {listed(_shard_ranges(missing))}{unfinished}",
+                found=f"{len(missing)} missing: {names}{_unfinished(Notes(storage, SHARDS_FOLDER), plan.hash)}",
                 remedy=f"run the unfinished shares again{passes}, then commit",
                 url=storage.url,
             )
         for number, row in rows.items():
             published.add(number, row)
         return run.commit(plan, published)
-
-
-def _shard_ranges(shards: Sequence[int]) -> list[str]:
-    """Return the paths of shards in ascending order; consecutive ones as a range."""
-    ranges: list[tuple[int, int]] = []
-    for shard in shards:
-        if ranges and shard == ranges[-1][1] + 1:
-            ranges[-1] = ranges[-1][0], shard
-        else:
-            ranges.append((shard, shard))
-    return [shard_path(first) + (f" to {shard_path(last)}" if last > first else "") for first, last in ranges]

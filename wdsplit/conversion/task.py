@@ -29,7 +29,7 @@ from wdsplit.tables.read import Rows, read_rows
 from wdsplit.tar.members import Body, build_body
 from wdsplit.tar.names import pad_key
 
-__all__ = ["describe_rows", "describe_shards", "keys_of", "write_shards"]
+__all__ = ["describe_rows", "describe_shards", "keys_of", "named_shards", "write_shards"]
 
 
 def write_shards(
@@ -56,9 +56,14 @@ def write_shards(
         yield ShardRow(shard.num_samples, shard.num_pads, shard.num_bytes, shard.checksum)
 
 
+def named_shards(shards: range) -> str:
+    """Return a text that names consecutive shards."""
+    return shard_path(shards[0]) + (f" to {shard_path(shards[-1])}" if len(shards) > 1 else "")
+
+
 def describe_shards(plan: Plan, shards: range) -> str:
     """Return a text that names the shards and inputs of a task."""
-    text = shard_path(shards[0]) + (f" to {shard_path(shards[-1])}" if len(shards) > 1 else "")
+    text = named_shards(shards)
     first, stop = plan.rows(shards[0])[0], plan.rows(shards[-1])[1]
     return text if plan.scatters or first == stop else f"{text}, {describe_rows(plan, first, stop)}"
 

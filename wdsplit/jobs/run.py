@@ -23,7 +23,7 @@ from wdsplit.jobs.record import Record
 from wdsplit.storage.interface import Storage
 from wdsplit.storage.opening import open_storage
 
-__all__ = ["Job", "Pass", "Share", "Work", "run"]
+__all__ = ["Job", "Pass", "Share", "Tasks", "Work", "run"]
 
 Result = TypeVar("Result")
 Work = Callable[[Storage, range], Iterable[Result]]
@@ -169,7 +169,7 @@ def run(
         each.check(left)
     mapped = engine.map(
         partial(_carry_out, job, each.folder, each.name, each.work),
-        _Tasks(left, each.task_items(len(left))),
+        Tasks(left, each.task_items(len(left))),
         threads=each.threads,
         memory_bytes=memory_bytes,
         num_bytes=num_bytes,
@@ -199,8 +199,8 @@ def _carry_out(job: Job, folder: str, name: str, work: Work[Result], items: rang
         return items, Notes(storage, folder).write_each(name, items, results) if folder else list(results)
 
 
-class _Tasks(Sequence[range]):
-    """The tasks of a pass, created on access: runs of consecutive items.
+class Tasks(Sequence[range]):
+    """The tasks of a pass, or other runs of consecutive items; created on access.
 
     Args:
         items: int64, ascending: the items.

@@ -9,16 +9,7 @@ from wdsplit.conversion.shuffle.steps import BATCH_BYTES, ROW_BYTES, cut_into_re
 from wdsplit.engines.limits import usable_memory
 from wdsplit.tables.table import Table
 
-__all__ = [
-    "Needs",
-    "loadable_bytes",
-    "memory_budget",
-    "needs_of",
-    "rows_bytes",
-    "share_needs",
-    "task_bytes",
-    "task_memory",
-]
+__all__ = ["Needs", "loadable_bytes", "memory_budget", "needs_of", "rows_bytes", "task_bytes", "task_memory"]
 
 _MEMORY_SHARE = 4
 """The default memory budget, as a fraction of the memory that the process may use."""
@@ -35,8 +26,6 @@ _LEAST_BYTES, _USUAL_BYTES, _MAX_BYTES = 8 * 1024**2, 32 * 1024**2, 1024**3
 _USUAL_TASKS = 128
 _SPILLED_ROW_BYTES = 16
 """Bytes of a row in a spill file besides its columns: its place and its number."""
-_JOBS_OF_A_SHARE = 4
-"""The assumed number of jobs of a share that divide its memory, when the scatter tasks are cut."""
 
 
 @dataclass(frozen=True)
@@ -78,11 +67,6 @@ def needs_of(plan: Plan, memory: int | None, jobs: int, is_local: bool, on_disk:
         num_regions, _ = cut_into_regions(plan.num_rows, len(cut_table(plan.table, buffer_bytes)) - 1)
         temporary = (2 if num_regions > 1 else 1) * (plan.table.data_bytes + plan.num_rows * _SPILLED_ROW_BYTES)
     return Needs(memory, loadable, buffer_bytes, temporary)
-
-
-def share_needs(plan: Plan, memory: int | None) -> Needs:
-    """Return the resources of a conversion in shares, whose machines are unknown; `memory` as for `needs_of`."""
-    return needs_of(plan, memory, _JOBS_OF_A_SHARE, is_local=False, on_disk=False)
 
 
 def rows_bytes(table: Table) -> int:
