@@ -4,7 +4,7 @@ import pickle
 import pytest
 
 from wdsplit import errors
-from wdsplit.errors import StorageError, WdsplitError, did_you_mean
+from wdsplit.errors import StorageError, WdsplitError, did_you_mean, first_line
 
 ATTRIBUTES = {
     "cause": "a shard is short",
@@ -83,3 +83,11 @@ def test_a_message_does_not_show_all_of_a_long_value():
 )
 def test_a_name_that_is_nearly_one_of_the_known_is_suggested(unknown, remedy):
     assert did_you_mean(unknown, ["image", "Label", "caption"]) == remedy
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [("", "ValueError"), (" \n", "ValueError"), ("one", "one"), ("\n  one \r\n two", "one"), ("one\ntwo", "one")],
+)
+def test_the_first_line_of_an_error_is_not_blank(text, line):
+    assert first_line(ValueError(text)) == line

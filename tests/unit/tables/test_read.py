@@ -7,6 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pyarrow.parquet.encryption as pe
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from format_inputs import damage
 from privileges import as_another_user, public_folder
@@ -14,7 +16,7 @@ from tables import mixed_table, shard_files, write_files, write_table
 from wdsplit.conversion.convert import convert
 from wdsplit.conversion.plan.options import ConvertOptions
 from wdsplit.errors import InputError
-from wdsplit.tables.formats.common import unreadable
+from wdsplit.tables.formats.common import grouped, unreadable
 from wdsplit.tables.read import first_payloads, open_inputs, read_rows
 from written_formats import arrow_bytes
 
@@ -192,3 +194,11 @@ def test_views_give_the_shards_that_plain_columns_give(tmp_path, plan, changes):
         convert(str(path), tmp_path / name, ConvertOptions(shards=2, **plan, **changes))
         shards[name] = shard_files(tmp_path / name)
     assert shards["view"] == shards["plain"]
+
+
+@given(sizes=st.lists(st.integers(0, 9)), enough=st.integers(0, 12))
+def test_groups_are_as_large_as_asked_for_and_no_larger_than_needed(sizes, enough):
+    groups = list(grouped(sizes, float, enough))
+    assert [size for group in groups for size in group] == sizes
+    assert all(sum(group) >= enough for group in groups[:-1])
+    assert all(sum(group[:-1]) < enough or len(group) == 1 for group in groups)
