@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 import numpy as np
 import numpy.typing as npt
@@ -100,7 +101,7 @@ def utf8_text(column: pa.Array, where: Locate) -> pa.LargeStringArray:
     try:
         text.validate(full=True)
     except pa.ArrowInvalid as error:
-        raise _not_utf8(_first_not_utf8(column, where), str(error)) from error
+        raise _not_utf8(column, where, error) from error
     return text
 
 
@@ -136,28 +137,23 @@ def _encode_json(column: pa.Array, where: Locate) -> pa.LargeBinaryArray:
     try:
         values = json_values(column, where)
     except UnicodeDecodeError as error:
-        raise _not_utf8(_first_not_utf8(column, where), str(error)) from error
+        raise _not_utf8(column, where, error) from error
     texts = [None if value is None else _JSON.encode(value).encode() for value in values]
     return pa.array(texts, _LARGE_BINARY)
 
 
-def _not_utf8(place: str, found: str) -> InputError:
+def _not_utf8(column: pa.Array, where: Locate, error: Exception) -> InputError:
+    """Return the error for a column with a string that is not UTF-8; it names the first such row."""
+    with suppress(UnicodeDecodeError):
+        for row in range(len(column)):
+            json_values(column.slice(row, 1), where)
     return InputError(
         "a string is not UTF-8",
-        place=place,
+        place=where(row),
         expected="UTF-8, which parquet requires of strings",
-        found=found,
+        found=str(error),
         remedy="write the table again with the text decoded, or the column as binary",
     )
-
-
-def _first_not_utf8(column: pa.Array, where: Locate) -> str:
-    for row in range(len(column)):
-        try:
-            json_values(column.slice(row, 1), where)
-        except UnicodeDecodeError:
-            return where(row)
-    return where(0)
 
 
 def _encode_npy(column: pa.Array, where: Locate) -> pa.LargeBinaryArray:
