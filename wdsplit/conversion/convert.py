@@ -152,25 +152,20 @@ def _convert(
     """Convert; all checks for all splits are done before anything is written."""
     if options.append:
 
-        def carry_out(target: Target, options: ConvertOptions) -> Manifest:
-            return _carry_out([target], endpoints, options, report, engine)[""]
+        def carry_out(target: Target, overwrite: bool) -> Manifest:
+            return _carry_out([target], overwrite, report, engine)[""]
 
         return {"": append(endpoints, options, engine, carry_out)}
-    targets = prepare(endpoints, options, engine)
-    return _carry_out(targets, endpoints, options, report, engine)
+    return _carry_out(prepare(endpoints, options, engine), options.overwrite, report, engine)
 
 
 def _carry_out(
-    targets: Sequence[Target],
-    endpoints: Endpoints,
-    options: ConvertOptions,
-    report: Callable[[Progress], None],
-    engine: Engine,
+    targets: Sequence[Target], overwrite: bool, report: Callable[[Progress], None], engine: Engine
 ) -> dict[str, Manifest]:
     """Carry out what was planned; return the manifest of each split."""
     manifests: dict[str, Manifest] = {}
     begun: dict[str, Mapping[int, ShardRow]] = {}  # the shards that exist already, of each split that is not finished
-    with locked(targets, options.overwrite):
+    with locked(targets, overwrite):
         try:
             # Resuming may fail, so runs to resume come before those that replace an output.
             for target in sorted(targets, key=lambda target: not target.is_resumed):
@@ -185,7 +180,7 @@ def _carry_out(
                     target.run.start(target.plan)
             for target in targets:
                 if target.split in begun:
-                    manifests[target.split] = _written(target, begun[target.split], endpoints, options, report, engine)
+                    manifests[target.split] = _written(target, begun[target.split], report, engine)
                 else:
                     _report_finished(manifests[target.split], target.split, report)
         except BaseException:
@@ -205,21 +200,16 @@ def _resumed(target: Target) -> Mapping[int, ShardRow]:
 
 
 def _written(
-    target: Target,
-    known: Mapping[int, ShardRow],
-    endpoints: Endpoints,
-    options: ConvertOptions,
-    report: Callable[[Progress], None],
-    engine: Engine,
+    target: Target, known: Mapping[int, ShardRow], report: Callable[[Progress], None], engine: Engine
 ) -> Manifest:
     """Write the shards of a run that do not exist, and commit it; `known` are those that exist."""
     job = ConvertJob(
         output=target.folder,
-        storage_options=endpoints.output_options,
+        storage_options=target.storage_options,
         shared=not engine.is_local,
         plan=target.plan,
         buffer_bytes=target.needs.buffer_bytes,
-        emit=options.emit,
+        emit=tuple(target.run.emit),
     )
     driver = Driver(job, engine, report, split=target.split, loadable_bytes=target.needs.loadable_bytes)
     return target.run.commit(target.plan, driver.carry_out(known))

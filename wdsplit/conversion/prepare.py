@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -109,6 +109,7 @@ class Target:
     Attributes:
         split: Name of the split; empty without splits.
         folder: The folder of the dataset.
+        storage_options: Options for its store.
         run: Its run.
         plan: Its plan.
         needs: The resources that its conversion needs.
@@ -117,6 +118,7 @@ class Target:
 
     split: str
     folder: str
+    storage_options: Mapping[str, Any] | None = field(repr=False)
     run: Run
     plan: Plan
     needs: Needs
@@ -129,17 +131,24 @@ def share_needs(plan: Plan, memory: int | None) -> Needs:
 
 
 def target_of(
-    split: str, folder: str, run: Run, plan: Plan, memory: int | None, engine: Engine | None, is_resumed: bool
+    split: str,
+    folder: str,
+    run: Run,
+    plan: Plan,
+    is_resumed: bool,
+    endpoints: Endpoints,
+    options: ConvertOptions,
+    engine: Engine | None,
 ) -> Target:
     """Return a dataset to write, with the resources that its conversion needs; the arguments are as for `prepare`."""
     if engine is None:
-        needs = share_needs(plan, memory)
+        needs = share_needs(plan, options.memory)
     else:
-        needs = needs_of(plan, memory, engine.jobs_of_a_node, engine.is_local, not run.storage.is_remote)
+        needs = needs_of(plan, options.memory, engine.jobs_of_a_node, engine.is_local, not run.storage.is_remote)
     if needs.temporary_bytes:
         text = "reordering rows through about %s of temporary files in %s/%s"
         logger.info(text, human_bytes(needs.temporary_bytes), run.storage.url, SPILL_FOLDER)
-    return Target(split, folder, run, plan, needs, is_resumed)
+    return Target(split, folder, endpoints.output_options, run, plan, needs, is_resumed)
 
 
 @contextmanager
@@ -185,7 +194,7 @@ def prepare(endpoints: Endpoints, options: ConvertOptions, engine: Engine | None
         whole = dataclasses.replace(first, table=joined([plan.table for plan in plans.values()]))
         refuse_duplicate_keys(whole, first.key)  # in one split or in two
     return [
-        target_of(name, folders[name], runs[name], plan, options.memory, engine, name in resumed)
+        target_of(name, folders[name], runs[name], plan, name in resumed, endpoints, options, engine)
         for name, plan in plans.items()
     ]
 

@@ -103,7 +103,7 @@ def plan_shares(
         for target in targets:
             plan, run, base, (_, storage, name) = target.plan, target.run, os.getcwd(), files[target.split]
             folder = target.folder if is_remote(target.folder) else os.path.join(base, local_path(target.folder))
-            saved = SavedPlan(plan, folder, base, target.needs.memory, tuple(options.emit), version("wdsplit"))
+            saved = SavedPlan(plan, folder, base, target.needs.memory, tuple(run.emit), version("wdsplit"))
             data = dump_plan(saved)  # refuses credentials
             with storage.publish(name, durable=True) as file:  # before the run replaces anything
                 file.write([data])
