@@ -57,7 +57,7 @@ def append(
     endpoints: Endpoints,
     options: ConvertOptions,
     engine: Engine,
-    carry_out: Callable[[Target, bool], Manifest],
+    carry_out: Callable[[Target], Manifest],
 ) -> Manifest:
     """Append rows to the dataset in the output; return the manifest of its new version.
 
@@ -65,8 +65,7 @@ def append(
         endpoints: Inputs and output.
         options: The user's options.
         engine: Engine that will run the tasks.
-        carry_out: Converts what a target plans, or what is left of it, and returns the manifest. Its second argument
-            says whether to replace what the target's folder has.
+        carry_out: Converts what a target plans, or what is left of it, and returns the manifest.
 
     Raises:
         DatasetNotFoundError: There is no dataset.
@@ -90,7 +89,7 @@ def append(
             _refuse_known_rows(storage, manifest, plan, options.allow_erased)
             folder = f"{ADDED_FOLDER}/{plan.hash[:_HASH_CHARACTERS]}"
             target = _target(endpoints, folder, plan, made, engine)
-            part = carry_out(target, not target.is_resumed)
+            part = carry_out(target)
             inputs = found.snapshot or listed(map(shown_url, found.paths), _MAX_INPUTS)
             if endpoints.are_spooled:
                 inputs = "rows from Python"
@@ -161,6 +160,7 @@ def _target(endpoints: Endpoints, folder: str, plan: Plan, options: ConvertOptio
     run = Run(open_storage(path, endpoints.output_options), options.emit)
     is_finished = run.storage.size(HEADER_NAME) is not None
     is_resumed = is_finished or (run.is_unfinished and run.plan.get("modified") == plan.modified)
+    options = dataclasses.replace(options, overwrite=not is_resumed)
     return target_of("", path, run, plan, is_resumed, endpoints, options, engine)
 
 

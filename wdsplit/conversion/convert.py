@@ -152,20 +152,18 @@ def _convert(
     """Convert; all checks for all splits are done before anything is written."""
     if options.append:
 
-        def carry_out(target: Target, overwrite: bool) -> Manifest:
-            return _carry_out([target], overwrite, report, engine)[""]
+        def carry_out(target: Target) -> Manifest:
+            return _carry_out([target], report, engine)[""]
 
         return {"": append(endpoints, options, engine, carry_out)}
-    return _carry_out(prepare(endpoints, options, engine), options.overwrite, report, engine)
+    return _carry_out(prepare(endpoints, options, engine), report, engine)
 
 
-def _carry_out(
-    targets: Sequence[Target], overwrite: bool, report: Callable[[Progress], None], engine: Engine
-) -> dict[str, Manifest]:
+def _carry_out(targets: Sequence[Target], report: Callable[[Progress], None], engine: Engine) -> dict[str, Manifest]:
     """Carry out what was planned; return the manifest of each split."""
     manifests: dict[str, Manifest] = {}
     begun: dict[str, Mapping[int, ShardRow]] = {}  # the shards that exist already, of each split that is not finished
-    with locked(targets, overwrite):
+    with locked(targets):
         try:
             # Resuming may fail, so runs to resume come before those that replace an output.
             for target in sorted(targets, key=lambda target: not target.is_resumed):

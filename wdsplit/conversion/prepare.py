@@ -114,6 +114,7 @@ class Target:
         plan: Its plan.
         needs: The resources that its conversion needs.
         is_resumed: Whether it continues an existing run.
+        overwrite: Whether it may replace what its folder has.
     """
 
     split: str
@@ -123,6 +124,7 @@ class Target:
     plan: Plan
     needs: Needs
     is_resumed: bool
+    overwrite: bool
 
 
 def share_needs(plan: Plan, memory: int | None) -> Needs:
@@ -148,16 +150,16 @@ def target_of(
     if needs.temporary_bytes:
         text = "reordering rows through about %s of temporary files in %s/%s"
         logger.info(text, human_bytes(needs.temporary_bytes), run.storage.url, SPILL_FOLDER)
-    return Target(split, folder, endpoints.output_options, run, plan, needs, is_resumed)
+    return Target(split, folder, endpoints.output_options, run, plan, needs, is_resumed, options.overwrite)
 
 
 @contextmanager
-def locked(targets: Sequence[Target], overwrite: bool) -> Iterator[None]:
+def locked(targets: Sequence[Target]) -> Iterator[None]:
     """Lock other runs out of the outputs, and refuse outputs that others have written meanwhile."""
     with ExitStack() as locks:
         for target in targets:
             locks.enter_context(target.run.locked())
-            target.run.refuse_output(overwrite, target.is_resumed)
+            target.run.refuse_output(target.overwrite, target.is_resumed)
         yield
 
 

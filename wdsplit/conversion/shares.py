@@ -99,7 +99,7 @@ def plan_shares(
         files[split] = path, open_storage(parent, endpoints.output_options), name
         _refuse_existing(*files[split], options.overwrite)
     targets = prepare(endpoints, options, engine=None)
-    with locked(targets, options.overwrite):
+    with locked(targets):
         for target in targets:
             plan, run, base, (_, storage, name) = target.plan, target.run, os.getcwd(), files[target.split]
             folder = target.folder if is_remote(target.folder) else os.path.join(base, local_path(target.folder))
