@@ -75,12 +75,7 @@ def _matches(place: Files, pattern: str) -> list[str]:
         ]
         expected = "a file, a folder, or a pattern that matches files"
     if not found:
-        raise InputError(
-            "input not found",
-            expected=expected,
-            remedy="check the path",
-            url=shown_url(pattern),
-        )
+        raise InputError("input not found", expected=expected, remedy="check the path", url=shown_url(pattern))
     return found
 
 
