@@ -169,7 +169,7 @@ def _values(table: Table, columns: Sequence[str], max_values: int) -> dict[str, 
     def add(rows: Rows, name: str) -> None:
         column = utf8_text(stored(rows.columns[name]), in_column(rows.where, name))
         is_long = (pc.max(pc.binary_length(column)).as_py() or 0) > _MAX_TEXT_BYTES
-        values = set() if is_long else {*pc.unique(column).to_pylist()} - {None}
+        values: set[str] = set() if is_long else {*pc.unique(column).to_pylist()} - {None}
         with lock:
             if name in found:
                 found[name] |= values
