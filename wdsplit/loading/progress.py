@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from wdsplit.errors import InputError, StateError
@@ -18,6 +18,41 @@ from wdsplit.order.split import Steps, World
 from wdsplit.order.state import State, ViewMark, dump_state, parse_state, refuse_other_view
 
 __all__ = ["Progress"]
+
+
+@dataclass(frozen=True)
+class _Reached:
+    """How far a loader has got.
+
+    Attributes:
+        start: Where the next iteration begins.
+        state: The position that the current iteration has delivered up to; without one, where the next one begins.
+        epochs_set: How often the dataset's epoch had been set.
+        is_chosen: Whether the next iteration's epoch was chosen since the last one began.
+        iteration: The iteration that counts, if there is one.
+        num_delivered: Batches that it has delivered.
+    """
+
+    start: State
+    state: State
+    epochs_set: int
+    is_chosen: bool
+    iteration: weakref.ref[Batches] | None = None
+    num_delivered: int = 0
+
+    def at_epoch(self, epoch: int) -> _Reached:
+        """Return this with another epoch for the next iteration; a position within that epoch is kept."""
+        start = self.start if self.start.epoch == epoch else State(epoch, 0)
+        if self.state.epoch == epoch:
+            return replace(self, start=start, is_chosen=True)
+        return replace(self, start=start, state=start, is_chosen=True, iteration=None)
+
+    def under_way(self, epoch: int | None = None) -> Batches | None:
+        """Return the iteration that counts unless it has ended, or is of another epoch than a given one."""
+        batches = None if self.iteration is None else self.iteration()
+        if batches is None or batches.ended or epoch not in (None, batches.epoch):
+            return None
+        return batches
 
 
 class Progress:
@@ -35,49 +70,42 @@ class Progress:
         self._dataset = dataset
         self._batch_size = batch_size
         self._counts: dict[tuple[World, ViewMark | None, int, Skips], tuple[int, int]] = {}
-        self._epochs_set = dataset.shared.epochs_set
-        self._start = self._state = State(dataset.shared.epoch, 0)
-        self._num_delivered = 0
-        self._is_chosen = True
+        start = State(dataset.shared.epoch, 0)
+        self._last = _Reached(start, start, dataset.shared.epochs_set, is_chosen=True)
         self._has_warned = self._has_begun = False
-        self._batches: weakref.ref[Batches] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_batches": None}
+        return {**self.__dict__, "_last": replace(self._last, iteration=None)}
+
+    def _now(self) -> _Reached:
+        """Return how far the loader has got, in the dataset's epoch if that was set since."""
+        shared = self._dataset.shared
+        if shared.epochs_set == self._last.epochs_set:
+            return self._last
+        return replace(self._last.at_epoch(shared.epoch), epochs_set=shared.epochs_set)
 
     @property
     def start(self) -> State:
         """Where the next iteration begins."""
-        self._follow_dataset()
-        return self._start
+        return self._now().start
 
     @property
     def state(self) -> State:
         """The position that the current iteration has delivered up to; else where the next one begins."""
-        self._follow_dataset()
-        return self._state
+        return self._now().state
 
     @property
     def epoch(self) -> int:
         """The epoch of the iteration under way, else of the next one."""
-        start, batches = self.start, self._under_way
-        return start.epoch if batches is None else batches.epoch
-
-    @property
-    def _under_way(self) -> Batches | None:
-        """The iteration that counts, unless it has ended."""
-        batches = None if self._batches is None else self._batches()
-        return None if batches is None or batches.ended else batches
-
-    def _iteration_of(self, epoch: int) -> Batches | None:
-        batches = self._under_way
-        return batches if batches is not None and batches.epoch == epoch else None
+        now = self._now()
+        batches = now.under_way()
+        return now.start.epoch if batches is None else batches.epoch
 
     # Steps
 
     def step_at(self, state: State) -> int:
         """Return the number of the first step after a state."""
-        batches = self._iteration_of(state.epoch)
+        batches = self._now().under_way(state.epoch)
         order = self._dataset.order(state.epoch) if batches is None else batches.order  # that is not made again
         return Steps(order, self._dataset.world(), self._batch_size, state.position, state.skips).first_number
 
@@ -87,12 +115,11 @@ class Progress:
 
     def counts_of(self, epoch: int) -> tuple[int, int]:
         """Return how many steps of an epoch are behind where its iteration began, and how many it gives."""
-        start, batches, world = self.start, self._iteration_of(epoch), self._dataset.world()
-        source = self._dataset.source
+        now, world, source = self._now(), self._dataset.world(), self._dataset.source
+        batches = now.under_way(epoch)
+        start = now.start if now.start.epoch == epoch else State(epoch, 0)
         if batches is not None:
             start = batches.start
-        elif start.epoch != epoch:
-            start = State(epoch, 0)
         known = world, source.view_at(epoch), start.position, start.skips
         counts = self._counts.get(known)
         if counts is None:
@@ -110,40 +137,39 @@ class Progress:
         Warn once if that repeats more than a first batch, which a program may take only to look at it.
         """
         self._has_begun = True
-        start, done = batches.start, self.state
-        is_again = not self._is_chosen and done.epoch == start.epoch and done.position > start.position
+        now, start = self._now(), batches.start
+        done = now.state
+        is_again = not now.is_chosen and done.epoch == start.epoch and done.position > start.position
         is_shuffled, is_first = self._dataset.options.shuffle, not self._dataset.world().rank
-        if is_again and self._num_delivered > 1 and is_shuffled and is_first and not self._has_warned:
+        if is_again and now.num_delivered > 1 and is_shuffled and is_first and not self._has_warned:
             self._has_warned = True
             warnings.warn(
                 f"{self._dataset.source.url}: epoch {start.epoch} begins again with the same batches, because the last "
                 "loop left it early: call loader.set_epoch(epoch) before each epoch",
                 stacklevel=3,
             )
-        self._batches = weakref.ref(batches)
-        self._state = self._start = start if batches.left else start.ended()
-        self._num_delivered, self._is_chosen = 0, False
+        begin = start if batches.left else start.ended()
+        self._last = _Reached(begin, begin, now.epochs_set, is_chosen=False, iteration=weakref.ref(batches))
 
     def deliver(self, batches: Batches, position: int) -> None:
         """Record that batches were delivered up to a position, if they are the ones that count."""
-        if self._batches is None or self._batches() is not batches:
+        now = self._now()
+        if now.iteration is None or now.iteration() is not batches:
             return
-        view = self._dataset.source.view_at(batches.epoch)
-        self._state = replace(batches.start, position=position, view=view)
-        self._num_delivered += 1
+        start, view = now.start, self._dataset.source.view_at(batches.epoch)
+        state = replace(batches.start, position=position, view=view)
         if not batches.left:  # unless the same epoch was chosen for the next iteration, that has the next one
-            again = State(batches.epoch, 0, skips=batches.start.skips)
-            self._state = self._start = again if self._is_chosen else self._state.ended()
+            start = state = State(batches.epoch, 0, skips=state.skips) if now.is_chosen else state.ended()
+        self._last = replace(now, start=start, state=state, num_delivered=now.num_delivered + 1)
 
     def choose_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration; a position within that epoch is kept."""
-        self._follow_dataset()
-        self._go_to(epoch)
+        self._last = self._now().at_epoch(epoch)
 
     def skip(self, first: int, last: int, begin: Callable[[Steps], Running]) -> None:
         """Leave steps out of the current epoch, else of the next one; see `Loader.skip`."""
-        world, source = self._dataset.world(), self._dataset.source
-        state = self.state.in_steps_of(self._batch_size * world.world_size)
+        now, world, source = self._now(), self._dataset.world(), self._dataset.source
+        state = now.state.in_steps_of(self._batch_size * world.world_size)
         order = source.order(state.epoch)
         if self._dataset.options.tail == "uneven":
             raise InputError(
@@ -153,26 +179,26 @@ class Progress:
                 remedy="open the dataset with another tail",
             )
         seen, numbers = SeenSteps(order, self._batch_size, world.world_size, state), [whole(first), whole(last)]
-        expected, due = "", None
-        if not all(type(number) is int for number in numbers) or not 0 <= numbers[0] <= numbers[1] < len(seen):
-            expected = f"0 <= first <= last < {len(seen)}" if len(seen) else "none: the epoch has no steps"
-        else:
-            due = seen.due(*numbers)
+        are_steps = all(type(number) is int for number in numbers) and 0 <= numbers[0] <= numbers[1] < len(seen)
+        due = seen.due(*numbers) if are_steps else None
         if due is None:
-            due_from = Steps(order, world, self._batch_size, state.position, state.skips).first_number
+            expected = f"0 <= first <= last < {len(seen)}" if len(seen) else "none: the epoch has no steps"
+            if are_steps:
+                due_from = Steps(order, world, self._batch_size, state.position, state.skips).first_number
+                expected = f"steps from {due_from} on: earlier ones are already delivered"
             raise InputError(
                 "cannot skip these steps",
                 place=f"{source.url}, epoch {state.epoch}",
-                expected=expected or f"steps from {due_from} on: earlier ones are already delivered",
+                expected=expected,
                 found=f"{first!r} to {last!r}",
             )
         skips = state.skips.added(due[0], min(due[1], order.num_positions))
         if skips == state.skips:
             return
         view = source.view_at(state.epoch)
-        self._start = replace(self._start, skips=skips, view=view)
-        self._state = replace(self._state, skips=skips, view=view)
-        batches = self._under_way
+        start, state = (replace(each, skips=skips, view=view) for each in (now.start, now.state))
+        self._last = replace(now, start=start, state=state)
+        batches = now.under_way()
         if batches is not None:
             batches.running.close(failed=True)  # even persistent workers: other batches are needed
             rest = Steps(order, world, self._batch_size, state.position, skips)
@@ -184,10 +210,11 @@ class Progress:
 
     def dumped(self) -> dict[str, Any]:
         """Return the state as plain JSON values; before the first position the epoch's view is that of the dataset."""
-        state, source, world = self.state, self._dataset.source, self._dataset.world()
+        now, source, world = self._now(), self._dataset.source, self._dataset.world()
+        state = now.state
         if not state.position:
             state = replace(state, view=source.view_at(state.epoch))
-        if self._is_chosen:  # else an iteration has its own global batch, and the process group may be another by now
+        if now.is_chosen:  # else an iteration has its own global batch, and the process group may be another by now
             state = state.in_steps_of(self._batch_size * world.world_size)
         return dump_state(state, source.fingerprint, self._dataset.options, world)
 
@@ -212,9 +239,7 @@ class Progress:
                 found=str(state.position),
                 remedy="the state is damaged: use an earlier checkpoint",
             )
-        self._follow_dataset()
-        self._start = self._state = state
-        self._batches, self._is_chosen = None, True
+        self._last = _Reached(state, state, dataset.shared.epochs_set, is_chosen=True)
 
     def _follow_version(self, values: Mapping[str, Any]) -> None:
         """Go to the older version of the dataset that a state is of, before the first batch."""
@@ -231,16 +256,3 @@ class Progress:
                     f"latest version has {newest.num_samples:,}",
                     stacklevel=4,
                 )
-
-    def _follow_dataset(self) -> None:
-        """Choose the dataset's epoch if it was set meanwhile."""
-        if self._dataset.shared.epochs_set != self._epochs_set:
-            self._epochs_set = self._dataset.shared.epochs_set
-            self._go_to(self._dataset.shared.epoch)
-
-    def _go_to(self, epoch: int) -> None:
-        self._is_chosen = True
-        if self._start.epoch != epoch:
-            self._start = State(epoch, 0)
-        if self._state.epoch != epoch:
-            self._state, self._batches = self._start, None

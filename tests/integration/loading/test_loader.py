@@ -117,6 +117,15 @@ def test_an_epoch_set_during_an_epoch_is_that_of_the_next_pass_whoever_looks(num
     assert loader.epoch == epoch + 1
 
 
+def test_asking_a_loader_where_it_is_changes_nothing(numbers):
+    loader = loader_of(numbers)
+    loader.load_state_dict({**loader.state_dict(), "epoch": 3, "position": 24})
+    loader.dataset.set_epoch(2)
+    assert (loader.epoch, loader.step, position_of(loader)) == (2, 0, (2, 0))
+    loader.dataset.set_epoch(3)
+    assert (loader.epoch, loader.step, position_of(loader)) == (3, 2, (3, 24))
+
+
 def test_a_look_at_the_first_batch_after_a_resume_does_not_restart_the_epoch(numbers):
     loader = loader_of(numbers)
     list(itertools.islice(loader, 4))
