@@ -11,7 +11,7 @@ import functools
 import math
 import random
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Literal, get_args
@@ -41,8 +41,6 @@ __all__ = [
     "ImageField",
     "Numbers",
     "Resized",
-    "jpeg_header",
-    "jpeg_pixels",
     "numbers_problems",
     "resized",
     "scale_and_shift",
@@ -230,42 +228,54 @@ class Resized:
             )
         draw = random.Random(seed).random if self.draws else None
         is_flipped = draw is not None and draw() < 0.5 and self.flip
-        is_jpeg = data.startswith(JPEG_MAGIC)
+        is_jpeg, by_torch = data.startswith(JPEG_MAGIC), self.library == "simplejpeg"
+        header = _jpeg_header(data) if is_jpeg and by_torch else None
         plain = None if is_jpeg or self.exif else plain_pixels(data, "RGB")
-        image: Any = None
-        stored: Sequence[int] | None = None
-        if self.library == "simplejpeg":
-            stored = jpeg_header(data) if is_jpeg else plain.shape[:2] if plain is not None else None
-        elif plain is not None:
-            image = imported("PIL.Image").fromarray(plain)
-        if image is None and (stored is None or self.exif):
-            image = open_image(data, IMAGE_FORMATS)
-        orientation = orientation_of(image) if self.exif else 1
-        size = _turned(stored or (image.height, image.width), orientation)
-        box, least = None, (self.height, self.width)
-        if draw is not None and self.crop == "random":
-            box = random_box(*size, self.scale, self.ratio, draw)
-            least = -(-self.height * size[0] // box.height), -(-self.width * size[1] // box.width)
-        min_height, min_width = _turned(least, orientation)
-        if stored is None:
-            image.draft(None, (min_width, min_height))
-            image = loaded(image, "RGB")
-        if stored is None and (is_jpeg or self.library == "pillow"):
-            if orientation != 1:
-                image = imported("PIL.Image").fromarray(upright(np.asarray(image), orientation))
-            pixels = self._by_pillow(image, self._part(box, size, (image.height, image.width)))
+        if header is not None:
+            pixels = self._of_jpeg(data, header, draw)
+        elif plain is not None and by_torch:
+            box, _ = self._drawn(_size_of(plain), draw)
+            pixels = self._by_torch(plain, self._part(box, _size_of(plain), _size_of(plain)))
         else:
-            if stored is None:
-                pixels = np.asarray(image)
-            elif plain is not None:
-                pixels = plain
-            else:
-                num_bytes = 3 * stored[0] * stored[1]
-                memory = _scratch.at_least(num_bytes, np.uint8) if num_bytes <= _LARGEST_KEPT_BYTES else None
-                pixels = jpeg_pixels(data, min_height, min_width, memory)
-            pixels = upright(pixels, orientation)
-            pixels = self._by_torch(pixels, self._part(box, size, (pixels.shape[0], pixels.shape[1])))
+            image = open_image(data, IMAGE_FORMATS) if plain is None else imported("PIL.Image").fromarray(plain)
+            pixels = self._of_image(image, draw, by_torch and not is_jpeg)
         return pixels[:, ::-1] if is_flipped else pixels
+
+    def _of_jpeg(self, data: bytes, stored: tuple[int, int], draw: Callable[[], float] | None) -> Pixels:
+        """Return a JPEG of a stored height and width in the target size: decoded by simplejpeg, resized by torch."""
+        orientation = orientation_of(open_image(data, IMAGE_FORMATS)) if self.exif else 1
+        size = _turned(stored, orientation)
+        box, least = self._drawn(size, draw)
+        num_bytes = 3 * stored[0] * stored[1]
+        memory = _scratch.at_least(num_bytes, np.uint8) if num_bytes <= _LARGEST_KEPT_BYTES else None
+        min_height, min_width = _turned(least, orientation)
+        decoded = imported("simplejpeg").decode_jpeg(
+            data, "RGB", min_height=min_height, min_width=min_width, min_factor=_LEAST_SCALE, buffer=memory
+        )
+        pixels = upright(decoded, orientation)
+        return self._by_torch(pixels, self._part(box, size, _size_of(pixels)))
+
+    def _of_image(self, image: Any, draw: Callable[[], float] | None, by_torch: bool) -> Pixels:
+        """Return an image that Pillow decodes in the target size, resized by torch or Pillow."""
+        orientation = orientation_of(image) if self.exif else 1
+        size = _turned((image.height, image.width), orientation)
+        box, least = self._drawn(size, draw)
+        min_height, min_width = _turned(least, orientation)
+        image.draft(None, (min_width, min_height))
+        image = loaded(image, "RGB")
+        if by_torch:
+            pixels = upright(np.asarray(image), orientation)
+            return self._by_torch(pixels, self._part(box, size, _size_of(pixels)))
+        if orientation != 1:
+            image = imported("PIL.Image").fromarray(upright(np.asarray(image), orientation))
+        return self._by_pillow(image, self._part(box, size, (image.height, image.width)))
+
+    def _drawn(self, size: tuple[int, int], draw: Callable[[], float] | None) -> tuple[Box | None, tuple[int, int]]:
+        """Return the random part of an image of a size, if one is drawn; and the least size to decode the image at."""
+        if draw is None or self.crop != "random":
+            return None, (self.height, self.width)
+        box = random_box(*size, self.scale, self.ratio, draw)
+        return box, (-(-self.height * size[0] // box.height), -(-self.width * size[1] // box.width))
 
     def _part(self, box: Box | None, size: tuple[int, int], decoded: tuple[int, int]) -> Box:
         """Return the part to use of an image that was decoded at another size."""
@@ -408,8 +418,8 @@ def numbers_problems(mean: Any, std: Any) -> list[str]:
     return problems
 
 
-def jpeg_header(data: bytes) -> tuple[int, int] | None:
-    """Return the height and width of a JPEG that `jpeg_pixels` decodes; None if Pillow has to, for its colours.
+def _jpeg_header(data: bytes) -> tuple[int, int] | None:
+    """Return the height and width of a JPEG that simplejpeg decodes; None if Pillow has to, for its colours.
 
     Raises:
         InputError: It has too many pixels or scans.
@@ -420,15 +430,12 @@ def jpeg_header(data: bytes) -> tuple[int, int] | None:
     return None if colorspace in ("CMYK", "YCCK") else (height, width)
 
 
-def jpeg_pixels(data: bytes, min_height: int, min_width: int, memory: Pixels | None = None) -> Pixels:
-    """Decode a JPEG at the smallest scale that has at least this height and width; (height, width, 3), in `memory`."""
-    pixels: Pixels = imported("simplejpeg").decode_jpeg(
-        data, "RGB", min_height=min_height, min_width=min_width, min_factor=_LEAST_SCALE, buffer=memory
-    )
-    return pixels
+def _size_of(pixels: Pixels) -> tuple[int, int]:
+    """Return the height and width of an image."""
+    return pixels.shape[0], pixels.shape[1]
 
 
-def _turned(size: Sequence[int], orientation: int) -> tuple[int, int]:
+def _turned(size: tuple[int, int], orientation: int) -> tuple[int, int]:
     """Return height and width, in the other order if an orientation swaps them."""
     height, width = size
     return (width, height) if orientation >= _FIRST_SWAPPED else (height, width)
