@@ -319,10 +319,14 @@ def _start_worker(function: Callable[[Any], Any]) -> None:
     end_with_parent()
 
 
-@functools.cache
 def end_with_parent() -> None:
     """Let this worker process end soon after its parent, even while it waits for a store."""
-    threading.Thread(target=_wait_for_parent, args=(os.getppid(),), daemon=True).start()
+    _watch_parent(os.getpid(), os.getppid())
+
+
+@functools.cache  # by the process too: a forked one has the cache of its parent, but not its threads
+def _watch_parent(process: int, parent: int) -> None:
+    threading.Thread(target=_wait_for_parent, args=(parent,), daemon=True).start()
 
 
 def _wait_for_parent(number: int) -> None:

@@ -272,3 +272,32 @@ def test_a_worker_ends_also_if_its_parent_ended_before_it_watches_it():
         process.wait()
         wait_until(lambda: late not in session_processes(process.pid), "the worker has ended")
         os.killpg(process.pid, signal.SIGKILL)
+
+
+NESTED = """
+import multiprocessing, os, signal, time
+from wdsplit.engines import local
+
+def watches():
+    local.end_with_parent()
+    time.sleep(1e6)
+
+def forks():
+    local.end_with_parent()
+    inner = context.Process(target=watches)
+    inner.start()
+    print(inner.pid, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+local._LOOK_S = 0.05
+context = multiprocessing.get_context("fork")
+context.Process(target=forks).start()
+time.sleep(1e6)
+"""
+
+
+def test_a_worker_that_a_worker_has_forked_ends_with_it():
+    with start_script(NESTED) as process:
+        inner = int(process.stdout.readline())
+        wait_until(lambda: inner not in session_processes(process.pid), "the inner worker has ended")
+        os.killpg(process.pid, signal.SIGKILL)

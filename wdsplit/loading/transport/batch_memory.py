@@ -6,7 +6,6 @@ then. Worker processes fill shared memory, which the loader's process hands out 
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import threading
 import weakref
@@ -28,8 +27,6 @@ Memory = npt.NDArray[np.uint8]
 
 _MOST_FREE = 4
 """Blocks to keep for the next batches; a loop that has held more at a time gives the others back."""
-_PATIENCE_S = 1.0
-"""How often a worker that waits for memory looks whether the loader's process still lives."""
 
 
 class Pool:
@@ -166,7 +163,7 @@ class Slots:
         self._views: dict[int, Memory] = {}
         self._begins: dict[int | None, int] = {}
         self._begun: dict[int, Memory] = {}
-        self._pool: Pool | None = None
+        self._pool = Pool(self._made, self._released)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what only the loader's process has."""
@@ -187,8 +184,6 @@ class Slots:
         return begin
 
     def _announce(self) -> None:
-        if self._pool is None:
-            self._pool = Pool(self._made, self._released)
         step = int(self._shared.array[0])
         memory = self._begun[step] = self._pool.take()
         self._shared.array[1 + step % (self._ahead + 1)] = self._begins[address_of(memory)]
@@ -222,8 +217,7 @@ class Slots:
 
     def close(self) -> None:
         """Keep no memory for more batches."""
-        if self._pool is not None:
-            self._pool.close()
+        self._pool.close()
 
     # A worker's side
 
@@ -234,10 +228,7 @@ class Slots:
         if column or num_bytes > self._slot_bytes:
             return None
         while is_needed() and self._shared.array[0] <= step:
-            if not self._announced[worker].acquire(timeout=_PATIENCE_S):
-                parent = multiprocessing.parent_process()
-                if parent is not None and not parent.is_alive():
-                    return None
+            self._announced[worker].acquire()
         if not is_needed():
             return None
         return self._view(int(self._shared.array[1 + step % (self._ahead + 1)])), step

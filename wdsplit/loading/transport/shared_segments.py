@@ -7,7 +7,6 @@ The segment is used again once the other side reports that it has copied them.
 from __future__ import annotations
 
 import io
-import multiprocessing
 import pickle
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -31,8 +30,6 @@ _PICKLED_BYTES = 512 * 1024
 """Up to this size a parcel is pickled whole: laying out columns would cost more than the copy that it saves."""
 _SMALL_BYTES = 4096
 """Values of this mean size are joined before they are copied: a copy of each would cost more."""
-_PATIENCE_S = 1.0
-"""How often a worker that waits for room looks whether the loader's process still lives."""
 
 
 @dataclass(frozen=True)
@@ -144,13 +141,10 @@ class Bound:
         """Wait until there is room for a sub-batch; return False if none is needed any more."""
         while is_needed():
             is_full = not ring.has_room(num_bytes, self._max_bytes)
-            if self._delivered[worker].acquire(block=is_full, timeout=_PATIENCE_S):
-                if is_needed():
-                    ring.release()
-            elif not is_full:
+            if not self._delivered[worker].acquire(block=is_full):
                 return True
-            elif (parent := multiprocessing.parent_process()) is not None and not parent.is_alive():
-                return False
+            if is_needed():
+                ring.release()
         return False
 
 
