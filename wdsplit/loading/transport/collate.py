@@ -585,40 +585,49 @@ def _unlike(name: str, expected: str, found: str) -> PipelineError:
     )
 
 
-def _weave_column(sub_batches: Sequence[tuple[Places, Column]], size: int, pin: bool, borrowed: bool, name: str) -> Any:
-    kind = _only_kind({column.kind for _, column in sub_batches}, name)
+def _weave_column(parts: Sequence[tuple[Places, Column]], size: int, pin: bool, borrowed: bool, name: str) -> Any:
+    """Return a column of the batch: where it is already, if it may stay there, else a copy."""
+    columns = [column for _, column in parts]
+    first, kind = columns[0], _only_kind({column.kind for column in columns}, name)
     if kind == "other":
-        values: list[Any] = [None] * size
-        for places, column in sub_batches:
-            data = column.data.to_pylist() if isinstance(column.data, pa.Array) else column.data
-            if isinstance(places, slice):
-                values[places] = data
-                continue
-            for place, value in zip(places.tolist(), data, strict=True):
-                values[place] = value
-        return values
-    first = sub_batches[0][1].data
-    batch = sub_batches[0][1].batch
-    if batch is not None and not pin and all(column.batch is batch for _, column in sub_batches):
-        return in_place(batch, (size, *first.shape[1:]), first.dtype)
-    if len(sub_batches) == 1 and not pin and not borrowed:
-        return first
+        return _whole_list(parts, size)
+    if not pin and first.batch is not None and all(column.batch is first.batch for column in columns):
+        return in_place(first.batch, (size, *first.data.shape[1:]), first.data.dtype)
+    if not pin and not borrowed and len(columns) == 1:
+        return first.data
     if kind != "number":
-        _check_same([(str(column.data.dtype), tuple(column.data.shape[1:])) for _, column in sub_batches], name)
-    placed = [(places, as_array(column.data)) for places, column in sub_batches]
-    arrays = [array for _, array in placed if array is not None]
+        _check_same([(str(column.data.dtype), tuple(column.data.shape[1:])) for column in columns], name)
+    return _copied(parts, size, pin, name)
+
+
+def _whole_list(parts: Sequence[tuple[Places, Column]], size: int) -> list[Any]:
+    values: list[Any] = [None] * size
+    for places, column in parts:
+        data = column.data.to_pylist() if isinstance(column.data, pa.Array) else column.data
+        if isinstance(places, slice):
+            values[places] = data
+            continue
+        for place, value in zip(places.tolist(), data, strict=True):
+            values[place] = value
+    return values
+
+
+def _copied(parts: Sequence[tuple[Places, Column]], size: int, pin: bool, name: str) -> Any:
+    """Return arrays or tensors copied into one, which is new."""
+    first = parts[0][1].data
     shape = (size, *first.shape[1:])
-    if len(arrays) < len(placed):
-        out = sys.modules["torch"].empty(shape, dtype=first.dtype, pin_memory=pin)
-        for places, column in sub_batches:
-            out[places] = column.data
-        return out
+    arrays = [array for _, column in parts if (array := as_array(column.data)) is not None]
+    if len(arrays) < len(parts):  # of a dtype that numpy does not have
+        tensor = sys.modules["torch"].empty(shape, dtype=first.dtype, pin_memory=pin)
+        for places, column in parts:
+            tensor[places] = column.data
+        return tensor
     dtype = np.result_type(*(array.dtype for array in arrays))
     pinned = _delivered(np.empty(0, dtype), "torch", name).new_empty(shape, pin_memory=True) if pin else None
-    woven = np.empty(shape, dtype) if pinned is None else pinned.numpy()
-    for places, array in placed:
-        woven[places] = array
-    return woven if pinned is None else pinned
+    whole = np.empty(shape, dtype) if pinned is None else pinned.numpy()
+    for (places, _), array in zip(parts, arrays, strict=True):
+        whole[places] = array
+    return whole if pinned is None else pinned
 
 
 def _delivered(column: Any, output: Output, name: str) -> Any:
