@@ -39,7 +39,6 @@ from wdsplit.loading.reading.source import AnySource
 from wdsplit.loading.second_split import refuse_counting_trainer, refuse_second_split, refuse_splitters
 from wdsplit.loading.stage_kinds import why_not_one_to_one
 from wdsplit.loading.stages.columns import ColumnStage
-from wdsplit.loading.stages.randomness import Shift, at_epoch
 from wdsplit.loading.substitutes import OneByOne, Substitutes
 from wdsplit.loading.transport.collate import LeftOut
 from wdsplit.loading.transport.counters import Counters
@@ -58,7 +57,7 @@ __all__ = ["Dataset"]
 
 
 _INTERNALS = {
-    *("invoke", "pipeline", "repeat", "with_epoch", "with_length"),
+    *("pipeline", "repeat", "with_epoch", "with_length"),
     *("check_one_to_one", "column_stages", "compare_ranks", "moved_to", "process_group"),
     *("one_by_one", "replaces_bad_samples", "shared"),
 }
@@ -306,8 +305,8 @@ class Dataset(FluidPipeline):
         moves_on = not is_worker() and (world.world_size == 1 or source.options.tail != "uneven")
         if not moves_on and source.options.shuffle and not world.rank and not world.worker:
             self._warn_of_repetition(epoch)
-        on_end = partial(self._move_on, times_set) if moves_on else partial(self._note_end, self.shared.epochs_set)
-        return self._items(source, epoch, world, on_end)
+        on_end = self._move_on if moves_on else self._note_end
+        return self._items(source, epoch, world, partial(on_end, times_set))
 
     def _items(self, source: AnySource, epoch: int, world: World, on_end: Callable[[int], None]) -> Iterator[Any]:
         """Give what the stages make of one reader's samples; then call `on_end` with the epoch."""
@@ -369,14 +368,6 @@ class Dataset(FluidPipeline):
     def _first_not_one_to_one(self) -> int:
         stages = self.pipeline[1:]
         return next((number for number, stage in enumerate(stages) if why_not_one_to_one(stage)), len(stages))
-
-    def _applied(
-        self, stages: Sequence[Any], epoch: int, samples: Iterator[Any], shift: Shift | None = None
-    ) -> Iterator[Any]:
-        stream: Any = samples
-        for stage in stages:
-            stream = self.invoke(at_epoch(stage, epoch, shift), stream)
-        return iter(stream)
 
     def check_one_to_one(self) -> None:
         """Refuse stages that are known not to return one sample for each input.

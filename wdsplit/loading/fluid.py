@@ -8,7 +8,7 @@ Editors and type checkers know what `.decode()` returns. webdataset is imported 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from types import MethodType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from wdsplit.errors import InputError
 from wdsplit.loading.reading.source import AnySource, Source
 from wdsplit.loading.stages.columns import Rename, ToTuple
-from wdsplit.loading.stages.randomness import IMAGES, MAPS, Draws, GeneratorKind, RandomMap
+from wdsplit.loading.stages.randomness import IMAGES, MAPS, Draws, GeneratorKind, RandomMap, Shift, at_epoch
 from wdsplit.order.epoch import OrderOptions
 from wdsplit.shards.manifest import Field, Manifest
 
@@ -211,6 +211,21 @@ class FluidStages:
 
         return self.compose(filters.rename(**names))
 
+    def _applied(
+        self, stages: Sequence[Any], epoch: int, samples: Iterator[Any], shift: Shift | None = None
+    ) -> Iterator[Any]:
+        """Give what some stages make of samples in an epoch; `shift` is that of their positions for random numbers."""
+        stream: Any = samples
+        for stage in stages:
+            own = at_epoch(stage, epoch, shift)
+            if type(own).__module__.startswith("wdsplit."):
+                stream = own(stream)
+            else:
+                from webdataset.compat import DataPipeline
+
+                stream = DataPipeline.invoke(self, own, stream)
+        return iter(stream)
+
 
 class FluidPipeline(IterableDataset, FluidStages):
     """A source and stages, like webdataset's `DataPipeline`; each stage method returns a pipeline of the same class.
@@ -238,13 +253,6 @@ class FluidPipeline(IterableDataset, FluidStages):
         copied = copy.copy(self)
         copied.pipeline = [*self.pipeline, *stages]
         return copied
-
-    def invoke(self, stage: Any, *samples: Any) -> Any:
-        if type(stage).__module__.startswith("wdsplit."):
-            return stage(*samples)
-        from webdataset.compat import DataPipeline
-
-        return DataPipeline.invoke(self, stage, *samples)
 
     def repeat(self, *_: Any, **__: Any) -> NoReturn:
         raise InputError(

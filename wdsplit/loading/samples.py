@@ -9,6 +9,7 @@ import copy
 import os
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -27,7 +28,6 @@ from wdsplit.loading.options import (
 )
 from wdsplit.loading.reading.source import Source
 from wdsplit.loading.stage_kinds import why_not_one_to_one
-from wdsplit.loading.stages.randomness import Shift, at_epoch
 from wdsplit.loading.substitutes import OneByOne
 from wdsplit.loading.transport.shared_integers import SharedIntegers
 from wdsplit.loading.views import Shared
@@ -248,15 +248,9 @@ class Samples(FluidStages, MapDataset):
     def _staged(self, places: Int64) -> Iterator[Any]:
         """Yield the results of the stages for samples at some places of this range, which are read together."""
         samples = self._reader.read(self._range.start + self._range.step * places)
-        ones = OneByOne(self.source, self._applied)
+        ones = OneByOne(self.source, partial(self._applied, self.pipeline[1:], self.epoch))
         yield from ones.apply(samples)
         ones.finish()
-
-    def _applied(self, samples: Iterator[Any], shift: Shift) -> Iterator[Any]:
-        stream: Any = samples
-        for stage in self.pipeline[1:]:
-            stream = at_epoch(stage, self.epoch, shift)(stream)
-        return iter(stream)
 
     def __dir__(self) -> list[str]:
         """List what users call."""
