@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache, lru_cache, partial
+from itertools import takewhile
+from operator import ge, le
 from typing import Any
 
 import numpy as np
@@ -79,13 +81,12 @@ class OneByOne:
                 own = error.error if isinstance(error, BadSampleError) else error
                 raise self._placed(own, sample) from own.__cause__
 
-    def tried(self, sample: dict[str, Any], shift: int) -> Any:
-        """Return what `_run` does; `shift` is added to the sample's position before generators are seeded from it."""
-        self._shift.by = shift
-        return self._run(sample)
+    def _item(self, sample: dict[str, Any]) -> Any:
+        """Return the item to give for a sample; `Substitutes` gives another one for a bad sample."""
+        return self.run(sample)
 
-    def _run(self, sample: dict[str, Any]) -> Any:
-        """Return the stages' item for a sample.
+    def run(self, sample: dict[str, Any], shift: int = 0) -> Any:
+        """Return the stages' item for a sample; `shift` is added to its position before generators are seeded from it.
 
         Raises:
             BadSampleError: The sample is damaged, a stage raises an error, or the stages give nothing for it.
@@ -93,6 +94,7 @@ class OneByOne:
         """
         if DAMAGE in sample:
             raise BadSampleError(sample[DAMAGE])
+        self._shift.by = shift
         before, self._names = self._names, (sample["__key__"], sample["__url__"])
         if self._items is None:
             self._next, self._ended = [], []
@@ -118,8 +120,6 @@ class OneByOne:
         if self._ended:
             raise _not_one_to_one("took another sample before it returned an item for", *self._names)
         return item
-
-    _item = _run
 
     def finish(self) -> None:
         """Let the stages finish after their last sample.
@@ -176,10 +176,10 @@ class Substitutes(OneByOne):
         self._order = order
         self._found = found
         self._trials = OneByOne(source, apply_stages)
-        # Of a pack or group: its position, its samples so far, and how many of them were good.
-        self._position, self._number, self._num_good = -1, 0, 0
-        self._samples = _Samples(source, order)
+        self._samples = _SamplesOf(source, order)
         self._form = source.form_at(order.epoch)
+        # Of the pack or group under way: its position, how many of its samples have come, and how many were good.
+        self._position, self._num_come, self._num_good = -1, 0, 0
         self._bad_fellows: tuple[int, set[int]] = -1, set()
         self._bad = _KnownBad()
         self._last_good: dict[int, int] = {}
@@ -187,22 +187,14 @@ class Substitutes(OneByOne):
     def _item(self, sample: dict[str, Any]) -> Any:
         key, url, position, is_pad = (sample[name] for name in ("__key__", "__url__", "__position__", "__pad__"))
         if position != self._position:
-            self._position, self._number, self._num_good = position, 0, 0
-        number, self._number = self._number, self._number + 1
+            self._position, self._num_come, self._num_good = position, 0, 0
+        number, self._num_come = self._num_come, self._num_come + 1
         try:
-            item = self._run(sample)
-        except BadSampleError as bad:
-            return self._substituted(key, url, position, is_pad, bad.error, number, self._num_good)
-        self._num_good += 1
-        return item
-
-    def _substituted(
-        self, key: str, url: str, position: int, is_pad: bool, error: Exception, number: int, num_good: int
-    ) -> Any:
-        """Return the item for a bad sample, made from its substitute.
-
-        Of a pack or group, it is sample number `number`, and `num_good` of those before it were good.
-        """
+            item = self.run(sample)
+            self._num_good += 1
+            return item
+        except BadSampleError as found:
+            error = found.error
         place = self._samples.place(position, number)
         listed, file_name = self._samples.names_of(place)
         bad = BadSample(key or listed, url, place.sample, position, error, file_name)
@@ -212,24 +204,24 @@ class Substitutes(OneByOne):
             self._found.note(bad)
         if isinstance(self._form, Grouping) and not self._form.budget:
             fellow = self._fellow(position, number)
-            if fellow is not None:
-                return fellow
-        elif self._form is not None and (num_good or number + 1 < self._samples.num_at(position)):
+            return self._substitute(bad) if fellow is None else fellow
+        if self._form is not None and (self._num_good or number + 1 < self._samples.num_at(position)):
             return LeftOut()
+        return self._substitute(bad)
+
+    def _substitute(self, bad: BadSample) -> Any:
+        """Return the item of the first good candidate for a bad sample."""
         num_bad = 1
-        for candidate in self._candidates(position):
+        for candidate in self._candidates(bad.position):
             sample = self._good_sample(candidate)
             if sample is not None:
-                try:
-                    return self._trials.tried(
-                        {**sample, "__position__": position, "__pad__": True}, shift=candidate - position
-                    )
-                except BadSampleError:  # a stage depends on the position itself
-                    pass
+                given = {**sample, "__position__": bad.position, "__pad__": True}
+                with suppress(BadSampleError):  # a stage depends on the position itself
+                    return self._trials.run(given, shift=candidate - bad.position)
             num_bad += 1
             if num_bad > self._found.max_searched:
                 break
-        raise self._found.no_substitute(bad, num_bad) from error
+        raise self._found.no_substitute(bad, num_bad) from bad.error
 
     def _fellow(self, position: int, number: int) -> Any:
         """Return the item of the next good sample of a group after a bad one, in turn; None if there is none."""
@@ -240,7 +232,7 @@ class Substitutes(OneByOne):
         for other in [*range(number + 1, size), *range(number)]:
             if other not in bad:
                 try:
-                    return self._trials.tried({**self._samples.read(position, other), "__pad__": True}, shift=0)
+                    return self._trials.run({**self._samples.read(position, other), "__pad__": True})
                 except (BadSampleError, CorruptDataError):
                     bad.add(other)
         return None
@@ -258,12 +250,8 @@ class Substitutes(OneByOne):
             if last < 0:  # it has no samples
                 continue
             start = min(position - position % lanes + lane, last) if turn else position
-            candidate = start + lanes if turn else position
-            while (candidate := self._bad.skip(candidate - lanes, -lanes)) >= 0:
-                yield candidate
-            candidate = start
-            while (candidate := self._bad.skip(candidate + lanes, lanes)) <= last:
-                yield candidate
+            yield from takewhile(partial(le, 0), self._bad.others(start if turn else start - lanes, -lanes))
+            yield from takewhile(partial(ge, last), self._bad.others(start + lanes, lanes))
 
     def _good_sample(self, candidate: int) -> dict[str, Any] | None:
         """Return the sample of a position if it is good; else record that it is bad."""
@@ -271,7 +259,7 @@ class Substitutes(OneByOne):
         try:
             sample = self._samples.read(candidate)
             if self._last_good.get(lane) != candidate:
-                self._trials.tried(dict(sample), shift=0)
+                self._trials.run(dict(sample))
                 self._last_good[lane] = candidate
             return sample
         except (BadSampleError, CorruptDataError):
@@ -290,7 +278,14 @@ class _KnownBad:
         """Add a position."""
         self._positions.add(position)
 
-    def skip(self, position: int, step: int) -> int:
+    def others(self, position: int, step: int) -> Iterator[int]:
+        """Give position, position + step, ... without end, and without those that are known to be bad by then."""
+        while True:
+            position = self._skip(position, step)
+            yield position
+            position += step
+
+    def _skip(self, position: int, step: int) -> int:
         """Return the first of position, position + step, ... that is not known to be bad."""
         after, passed = self._after.setdefault(step, {}), []
         while position in self._positions:
@@ -300,7 +295,7 @@ class _KnownBad:
         return position
 
 
-class _Samples:
+class _SamplesOf:
     """Reads single samples of an order. The most recently used shards stay open."""
 
     def __init__(self, source: AnySource, order: AnyOrder) -> None:
