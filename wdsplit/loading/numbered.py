@@ -64,7 +64,10 @@ class NumberedSamples:
         totals, selection = source.manifest.shards.num_real, source.selection_at(0)
         self.numbers = SampleNumbers(totals)
         self._chosen = None if selection is None else SampleNumbers(totals, selection)
-        self._begin()
+        self._lock = ProcessLock()
+        self._opened_by = -1  # no process yet
+        self._keys_rise = True
+        self._keys: dict[int, pa.StringArray] = {}
 
     @classmethod
     def of_all(cls, source: Source) -> NumberedSamples:
@@ -78,21 +81,11 @@ class NumberedSamples:
         """Leave out open shards and keys."""
         return NumberedSamples, (self._source, self._directly)
 
-    def _begin(self) -> None:
-        """Start without open shards and keys, as a new or forked process does."""
-        self._pid = os.getpid()
-        self._lock = ProcessLock()
-        self._is_open = False
-        self._keys_rise = True
-        self._keys: dict[int, pa.StringArray] = {}
-
     @contextmanager
     def _opened(self) -> Iterator[None]:
         """Let one thread read. After an error all shards are closed: one that could not be opened is opened anew."""
-        if self._pid != os.getpid():
-            self._begin()
         with self._lock:
-            if not self._is_open:
+            if self._opened_by != os.getpid():
                 self._open()
             try:
                 yield
@@ -103,7 +96,8 @@ class NumberedSamples:
                 raise
 
     def _open(self) -> None:
-        source, shards = self._source, self._manifest.shards
+        """Start without open shards, in this process."""
+        source, shards = self._source, self._source.shards
         self._storage, self._scratch = source.storage(), Scratch()
         is_ahead = not self._directly and source.is_ahead
         self._ahead = source.access.ahead(with_worker(World()).num_workers, 0, 0) if is_ahead else None
@@ -111,7 +105,7 @@ class NumberedSamples:
         self._shard = lru_cache(_OPEN_SHARDS)(lambda number: LazyShard(shards[number], partial(opener, number)))
         allow_open_files(min(_OPEN_SHARDS, len(shards)) + _SHARDS_TOGETHER)
         keep_freed_memory()
-        self._is_open = True
+        self._opened_by = os.getpid()
 
     def read(self, numbers: Int64) -> list[dict[str, Any]]:
         """Return samples as dicts of `__key__`, `__url__`, `__position__` (the number), `__pad__` and fields (bytes).
@@ -124,8 +118,9 @@ class NumberedSamples:
         Raises:
             WdsplitError: A shard is missing or damaged.
         """
-        name, parts = self._source.order(0).part_name, None
+        name, parts = "", None
         if self._chosen is not None:
+            name = self._source.order(0).part_name
             *places, parts = self._chosen.places(numbers)
             numbers = self.numbers.of(*places)
         distinct, row = np.unique(numbers, return_inverse=True)
@@ -164,7 +159,7 @@ class NumberedSamples:
         """Cut the rows of a shard where a request for each part is better than one for all."""
         if self._ahead is None:
             return [rows]
-        listed = self._manifest.shards[shard]
+        listed = self._source.shards[shard]
         gap = max(1, _GAP_BYTES * listed.num_samples // max(1, listed.num_bytes))
         return np.split(rows, np.flatnonzero(np.diff(places) > gap) + 1)
 
