@@ -34,7 +34,7 @@ from wdsplit.urls import joined_url, shown_url
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-__all__ = ["EpochShardList", "shard_urls"]
+__all__ = ["EpochShardList"]
 
 _SHARD_LIST = 11
 """The domain of the hash: numbers that other modules use never serve this purpose."""
@@ -103,7 +103,7 @@ class EpochShardList(IterableDataset[dict[str, str]]):
         if fs is not None:
             given = [urls] if isinstance(urls, (str, os.PathLike)) else urls
             urls, storage_options = located(given, storage_options, fs)
-        found = shard_urls(urls, storage_options)
+        found = _shard_urls(urls, storage_options)
         self.urls = [url for url, _ in found]
         self._sizes = dict(found)
         self._storage_options = storage_options
@@ -210,8 +210,8 @@ def _evened(urls: list[str], first: int, readers: int, tail: Tail) -> list[str]:
     return left[: len(left) - over]
 
 
-def shard_urls(
-    urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], options: Mapping[str, Any] | None = None
+def _shard_urls(
+    urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], options: Mapping[str, Any] | None
 ) -> list[tuple[str, int | None]]:
     """Return the URLs of shards that `EpochShardList` takes, in their order, each with its bytes if they are known.
 

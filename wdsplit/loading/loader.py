@@ -13,6 +13,7 @@ import logging
 import multiprocessing
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from multiprocessing.context import BaseContext
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
@@ -413,12 +414,11 @@ class Loader:
         if self._processes is not None:
             parcels = self._processes.parcels()
         elif self.num_workers:
-            worlds = [
-                World(steps.world.rank, steps.world.world_size, worker, self.num_workers)
+            of_workers = [
+                sub_batches.of_worker(replace(steps.world, worker=worker, num_workers=self.num_workers))
                 for worker in range(self.num_workers)
             ]
-            made = [sub_batches.of_worker(world) for world in worlds]
-            parcels = Threads(made, self.prefetch_factor, self.prefetch_bytes // self.num_workers)
+            parcels = Threads(of_workers, self.prefetch_factor, self.prefetch_bytes // self.num_workers)
         else:
             parcels = NoWorkers(sub_batches.of_worker(steps.world))
         are_kept = self.persistent_workers and self._processes is not None

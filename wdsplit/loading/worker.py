@@ -112,9 +112,9 @@ class SubBatches:
         num_workers: int,
         collated: bool,
         prefetch_bytes: int,
-        skips: Skips = NO_SKIPS,
-        pools: dict[int, Pool] | None = None,
-        begun: Following | None = None,
+        skips: Skips,
+        pools: dict[int, Pool],
+        begun: Following | None,
     ) -> None:
         self.dataset = dataset
         self.source = dataset.source
@@ -134,7 +134,7 @@ class SubBatches:
         self.counters = Counters(max(1, num_workers))
         self.bound: Bound | None = None
         self.slots: Slots | None = None
-        self._pools = {} if pools is None else pools
+        self._pools = pools
         self._rooms: Rooms | None = None
         self._begun = begun
         self._shared = SharedIntegers(5)
@@ -168,8 +168,7 @@ class SubBatches:
 
         A worker process counts its iterations: when it starts, the loader may have gone on to another one already.
         """
-        if self.bound is None:
-            return self.of_worker(self.world)
+        assert self.bound is not None
         if not self._iterations:
             gc.freeze()  # else each collection visits, and so copies, all that was in memory before the fork
         world = with_worker(self.world)
