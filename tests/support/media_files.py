@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import struct
@@ -83,8 +84,9 @@ def png(width, height, depth, colour, pixels):
     return b"\x89PNG\r\n\x1a\n" + b"".join(body)
 
 
+@functools.cache
 def odd_images():
-    """Return images of every oddity: file name to its bytes."""
+    """Return images of every oddity: file name to its bytes. Nobody may change them."""
     plain = PIL.Image.fromarray(picture(40, 60))
     whole, deep = encoded(plain), (picture(40, 60)[..., 0].astype(np.uint16) * 257)
     frames = {"save_all": True, "append_images": [plain.rotate(90), plain.rotate(180)]}
