@@ -5,14 +5,13 @@ In the datasets of numbers the field `cls` is the number of the table's row.
 
 from __future__ import annotations
 
-import io
 import itertools
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from PIL import Image
 
+from media_files import encoded
 from orders import slow_epoch, slow_lanes
 from wdsplit import ConvertOptions, convert
 from wdsplit.loading.dataset import Dataset
@@ -36,19 +35,13 @@ def image_pixels(row):
     return ((np.arange(6 * 8 * 3) * 7 + row) % 256).astype(np.uint8).reshape(6, 8, 3)
 
 
-def png_bytes(pixels):
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
-    return file.getvalue()
-
-
 def images_table(num_rows):
     """Return a table of all kinds of fields, with keys that must be escaped in part."""
     rows = range(num_rows)
     return pa.table(
         {
             "name": [f"class-{row % 3}/img.{row}" if row % 2 else f"class-{row % 3}/img_{row}" for row in rows],
-            "png": [png_bytes(image_pixels(row)) for row in rows],
+            "png": [encoded(image_pixels(row), "PNG") for row in rows],
             "cls": rows,
             "txt": [f"Bild Nr. {row}, größer" for row in rows],
             "npy": pa.array([np.arange(4, dtype=np.float32) + row for row in rows], pa.list_(pa.float32(), 4)),

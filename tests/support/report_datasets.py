@@ -10,10 +10,11 @@ import wave
 import numpy as np
 import pyarrow as pa
 import pytest
-from PIL import Image
 
 import wdsplit
 from made_datasets import converted
+from media_files import encoded
+from tables import with_class_names
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 MARKUP = (
@@ -32,9 +33,7 @@ def jpeg_bytes(row, label):
     """Return a small image whose colour goes with its class."""
     pixels = np.random.default_rng(row).integers(0, 60, (16, 24, 3)).astype(np.uint8)
     pixels[..., label % 3] += np.uint8(20 * label)
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "JPEG")
-    return file.getvalue()
+    return encoded(pixels)
 
 
 def wav_bytes(row):
@@ -45,12 +44,6 @@ def wav_bytes(row):
         audio.setframerate(8000)
         audio.writeframes(bytes((row * number) % 256 for number in range(400)))
     return file.getvalue()
-
-
-def with_class_names(table, column, names):
-    """Say of a column of numbers which classes they stand for, as Hugging Face does."""
-    features = {"info": {"features": {column: {"_type": "ClassLabel", "names": list(names)}}}}
-    return table.replace_schema_metadata({"huggingface": json.dumps(features)})
 
 
 def images(folder, num_rows, *, shuffle, **plan):

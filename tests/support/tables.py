@@ -23,6 +23,7 @@ from wdsplit.conversion.convert import convert
 from wdsplit.conversion.plan.options import ConvertOptions
 from wdsplit.conversion.planning import plan_splits
 from wdsplit.engines import local
+from wdsplit.fields import infer
 from wdsplit.shards.manifest import RUN_FOLDER
 from wdsplit.tables.table import InputFile, Table
 from wdsplit.tar.names import PAD_PREFIX
@@ -77,6 +78,11 @@ def mixed_table(num_rows, first=0) -> pa.Table:
             "meta": [{"x": i / 7, "tags": [str(i)] * (i % 3)} for i in numbers],
         }
     )
+
+
+def with_class_names(table, column, names):
+    """Say of a column of numbers which classes they stand for, as Hugging Face does."""
+    return table.replace_schema_metadata(infer.with_class_names(table.schema, {column: names}).metadata)
 
 
 def input_file(num_rows, num_groups=1, path="part.parquet", data_bytes=1000, footer="00") -> InputFile:

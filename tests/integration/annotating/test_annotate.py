@@ -11,11 +11,10 @@ from click.testing import CliRunner
 
 import wdsplit
 from stops import stopped_at
-from tables import files_below, files_of, start_script, write_files, write_table
+from tables import files_below, files_of, start_script, with_class_names, write_files, write_table
 from wdsplit import AnnotateOptions, ConvertOptions
 from wdsplit.cli.main import cli
 from wdsplit.errors import CorruptDataError, InputError, OutputExistsError, StorageError
-from wdsplit.fields.infer import with_class_names
 from wdsplit.shards.annotations import ANNOTATIONS, read_annotation
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.sample_tables import read_samples
@@ -166,8 +165,7 @@ def test_rows_that_are_larger_than_their_files_said_are_spilled(data, tmp_path, 
 def test_keys_may_be_those_that_samples_have_and_columns_the_names_of_folders(data, tmp_path):
     keys = sample_keys(data)
     numbers = np.arange(NUM_ROWS)
-    table = pa.table({"key": keys, "place": numbers, "kind": numbers % 2})
-    table = table.replace_schema_metadata(with_class_names(table.schema, {"kind": ["cat", "dog"]}).metadata)
+    table = with_class_names(pa.table({"key": keys, "place": numbers, "kind": numbers % 2}), "kind", ["cat", "dog"])
     for number, half in enumerate((table.slice(0, 100), table.slice(100))):
         write_table(tmp_path / f"scores/part={number}/a.parquet", half)
     made = annotate(data, tmp_path / "scores")
@@ -398,11 +396,7 @@ def stale(data, tmp_path):
     """Return the dataset with two annotations of earlier shards."""
     annotate(data, scores(), columns=["score", "word"])
     kinds = pa.table({"key": KEYS, "kind": np.arange(NUM_ROWS) % 2})
-    annotate(
-        data,
-        kinds.replace_schema_metadata(with_class_names(kinds.schema, {"kind": ["cat", "dog"]}).metadata),
-        name="kinds",
-    )
+    annotate(data, with_class_names(kinds, "kind", ["cat", "dog"]), name="kinds")
     convert_anew(data, tmp_path, seed=1)
     return data
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import wdsplit
 from made_datasets import converted, images_table, numbers_dataset, sized_dataset
 from model_runs import ModelRun
-from report_datasets import with_class_names
+from tables import with_class_names
 from wdsplit.checks import samples
 from wdsplit.checks.samples import save_samples
 from wdsplit.checks.states import read_state

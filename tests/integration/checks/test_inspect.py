@@ -1,6 +1,5 @@
 """`wdsplit.inspect`, `assign` and `audit`, which return what the commands print; and what `inspect` counts."""
 
-import io
 import sys
 
 import pyarrow as pa
@@ -10,7 +9,8 @@ from PIL import Image
 import wdsplit
 from commands import done
 from made_datasets import converted, images_table
-from report_datasets import with_class_names
+from media_files import encoded
+from tables import with_class_names
 from wdsplit.checks import contents
 from wdsplit.errors import InputError
 
@@ -53,15 +53,9 @@ def found(path):
     return read, {field.name: field for field in read.fields}
 
 
-def image(width, height):
-    file = io.BytesIO()
-    Image.new("RGB", (width, height)).save(file, "PNG")
-    return file.getvalue()
-
-
 def test_fields_that_samples_lack_and_sizes_of_images_are_counted_without_pillow(tmp_path, monkeypatch):
     sizes = [(30, 20), (40, 10), (50, 30)]
-    payloads = [image(*size) for size in sizes] + [b"\x89PNG\r\n\x1a\n and no image"]
+    payloads = [encoded(Image.new("RGB", size), "PNG") for size in sizes] + [b"\x89PNG\r\n\x1a\n and no image"]
     columns = {
         "cls": [row % 3 for row in range(40)],
         "txt": [None if row % 4 else "x" * row for row in range(40)],

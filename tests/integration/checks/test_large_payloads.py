@@ -1,13 +1,11 @@
 """Payloads of large samples are read when they are needed: by whatever reads samples without a loader."""
 
-import io
-
 import numpy as np
 import pyarrow as pa
 import pytest
-from PIL import Image
 
 from made_datasets import converted
+from media_files import encoded
 from wdsplit.checks.batch import batch
 from wdsplit.checks.inspect import inspect
 from wdsplit.checks.samples import read_texts
@@ -17,10 +15,7 @@ ROWS = 6
 
 
 def png(row):
-    pixels = np.random.default_rng(row).integers(0, 255, (90, 100 + row, 3), np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
-    return file.getvalue()
+    return encoded(np.random.default_rng(row).integers(0, 255, (90, 100 + row, 3), np.uint8), "PNG")
 
 
 @pytest.fixture(scope="module")

@@ -15,13 +15,12 @@ from PIL import Image
 
 import wdsplit
 from commands import done
-from media_files import write_images
-from tables import converted, files_of, real_samples, tar_samples, write_table
+from media_files import encoded, write_images
+from tables import converted, files_of, real_samples, tar_samples, with_class_names, write_table
 from tars import by_tarfile
 from wdsplit.checks.verify import verify
 from wdsplit.conversion.adopt_tars import index_tars
 from wdsplit.errors import CorruptDataError, InputError, OutputExistsError
-from wdsplit.fields.infer import with_class_names
 from wdsplit.fields.sample_columns import MAX_COLUMNS
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import HEADER_NAME
@@ -34,9 +33,7 @@ CLASSES = ("cat", "dog", "owl")
 
 def image(row, kind="PNG"):
     """Return an image of 4 to 8 by 5 to 11 pixels."""
-    out = io.BytesIO()
-    Image.fromarray(np.full((5 + row % 7, 4 + row % 5, 3), row % 251, np.uint8)).save(out, kind)
-    return out.getvalue()
+    return encoded(np.full((5 + row % 7, 4 + row % 5, 3), row % 251, np.uint8), kind)
 
 
 def some_table(num_rows=NUM_ROWS):
@@ -54,7 +51,7 @@ def some_table(num_rows=NUM_ROWS):
             "unused": pa.array(rows, pa.int32()),
         }
     )
-    return table.cast(with_class_names(table.schema, {"label": CLASSES}))
+    return with_class_names(table, "label", CLASSES)
 
 
 TABLE = some_table()
@@ -229,8 +226,7 @@ def test_values_that_are_null_or_no_class_are_kept_as_they_are(tmp_path):
             "text": pa.array(["x", None, "y"], pa.large_string()).dictionary_encode(),
         }
     )
-    table = table.replace_schema_metadata(with_class_names(table.schema, {"kind": ("a", "b")}).metadata)
-    path = write_table(tmp_path / "a.parquet", table)
+    path = write_table(tmp_path / "a.parquet", with_class_names(table, "kind", ("a", "b")))
     mapping = {"cls": "kind", "n.cls": "number", "json": "half"}
     manifest = converted(path, tmp_path / "out", mapping=mapping, shards=1, null="omit", keep=["text"])
     found = tables_of(tmp_path / "out")

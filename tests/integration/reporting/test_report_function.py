@@ -8,7 +8,8 @@ import pytest
 
 import wdsplit
 from commands import done, refused
-from made_datasets import converted, numbers_dataset, png_bytes
+from made_datasets import converted, numbers_dataset
+from media_files import encoded
 from report_datasets import CLASSES, facts_of, images, without_libraries
 from wdsplit.errors import DatasetNotFoundError, InputError, MissingDependencyError, StorageError
 from wdsplit.reporting.cluster import Topology
@@ -173,7 +174,7 @@ def test_a_page_stays_below_5_mb_whatever_is_in_it(tmp_path):
     rows = 250
     noise = np.random.default_rng(0)
     columns = {f"{name}.txt": ["&\"<>'" * 100] * rows for name in "abcdefghij"}
-    columns |= {"png": [png_bytes(noise.integers(0, 255, (112, 112, 3)).astype(np.uint8)) for _ in range(rows)]}
+    columns |= {"png": [encoded(noise.integers(0, 255, (112, 112, 3), np.uint8), "PNG") for _ in range(rows)]}
     columns |= {"wav": [bytes(70_000)] * rows, "label": [f"<{row % 200:03d}>" + '"' * 40 for row in range(rows)]}
     names = {name: name for name in columns if name != "label"} | {"cls.txt": "label"}
     folder = converted(tmp_path, pa.table(columns), mapping=names)

@@ -1,6 +1,5 @@
 import copy
 import itertools
-import json
 import logging
 import pickle
 import types
@@ -13,6 +12,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from webdataset.compat import FluidInterface
 
 from made_datasets import converted, delivering, expected_epoch, numbers_dataset, numbers_table
+from tables import with_class_names
 from wdsplit.errors import DatasetNotFoundError, InputError, TopologyError, UnsizedError
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
@@ -206,10 +206,8 @@ def test_a_dataset_that_repeats_or_has_another_length_is_refused(numbers):
 
 def of_classes(folder, *names):
     """Convert a column of classes, given by their names; return the dataset's folder."""
-    features = {"label": {"names": names, "_type": "ClassLabel"}}
     table = pa.table({"number": [0, 1, 1], "label": [0, 1, 1]})
-    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
-    return converted(folder, table.replace_schema_metadata(metadata), shards=1)
+    return converted(folder, with_class_names(table, "label", names), shards=1)
 
 
 def test_classes_are_the_names_that_the_manifest_has_and_of_a_mixture_those_that_all_have(tmp_path, numbers):

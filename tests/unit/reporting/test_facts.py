@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from made_datasets import png_bytes, sized_dataset
+from made_datasets import sized_dataset
+from media_files import encoded
 from wdsplit.checks.samples import spread_numbers
 from wdsplit.errors import InputError
 from wdsplit.loading.reading.source import Source
@@ -66,7 +67,7 @@ def test_payloads_are_measured_by_their_headers_and_unreadable_ones_are_not():
     np.save(file, np.zeros((3, 5)))
     bad = b"\xff\xfe bad"
     read = {
-        "image": [png_bytes(np.zeros((6, 8, 3), np.uint8)), {"width": 8, "height": 6, "aspect": 8 / 6}],
+        "image": [encoded(np.zeros((6, 8, 3), np.uint8), "PNG"), {"width": 8, "height": 6, "aspect": 8 / 6}],
         "text": ["größer".encode(), {"characters": 6}],
         "number": [b"-7", {"value": -7}],
         "array": [file.getvalue(), {"elements": 15}],
