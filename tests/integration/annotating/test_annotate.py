@@ -1,4 +1,3 @@
-import json
 import os
 import re
 import signal
@@ -7,13 +6,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pytest
-from click.testing import CliRunner
 
 import wdsplit
+from commands import refused, run
 from stops import stopped_at
 from tables import files_below, files_of, start_script, with_class_names, write_files, write_table
 from wdsplit import AnnotateOptions, ConvertOptions
-from wdsplit.cli.main import cli
 from wdsplit.errors import CorruptDataError, InputError, OutputExistsError, StorageError
 from wdsplit.shards.annotations import ANNOTATIONS, read_annotation
 from wdsplit.shards.files import read_manifest
@@ -93,10 +91,6 @@ def joined(data, name="quality"):
 def expected(table=None):
     rows = (scores() if table is None else table).to_pylist()
     return {row.pop("key"): row for row in rows}
-
-
-def run(*arguments):
-    return CliRunner().invoke(cli, ["annotate", *map(str, arguments)])
 
 
 def sample_keys(data):
@@ -430,8 +424,8 @@ def test_inspect_shows_what_is_stale_or_damaged_and_a_conversion_what_it_makes_s
     (stale / VIEWS.path("x", "0" * 16)).write_bytes(b"")
     (stale / ANNOTATIONS.path("broken", "0" * 16)).write_bytes(b"{")
     broken = "damaged: annotation 'broken' cannot be read"
-    done = CliRunner().invoke(cli, ["inspect", str(stale), "--samples", "0"])
-    assert done.exit_code == 0, done.output
+    shown = run("inspect", stale, "--samples", 0)
+    assert shown.code == 0, shown.err
     for pattern in (
         r"^annotation kinds: kind \(int64\); made for an earlier version of the dataset$",
         r"^annotation scores: .*flag \(bool\)$",
@@ -439,24 +433,12 @@ def test_inspect_shows_what_is_stale_or_damaged_and_a_conversion_what_it_makes_s
         "^view x: damaged: view 'x' cannot be read$",
         f"^annotation broken: {broken}$",
     ):
-        assert re.search(pattern, done.output, re.M), pattern
+        assert re.search(pattern, shown.out, re.M), pattern
     assert len(wdsplit.verify(str(stale)).problems) == 4
-    arguments = [
-        "convert",
-        tmp_path / "in.parquet",
-        stale,
-        "--key",
-        "id",
-        "--shards",
-        SHARDS,
-        "--overwrite",
-        "--seed",
-        2,
-    ]
-    done = CliRunner().invoke(cli, [*map(str, arguments)])
+    anew = ("--key", "id", "--shards", SHARDS, "--overwrite", "--seed", 2)
     names = "view good, annotation kinds, annotation quality, annotation scores"
     note = f"note: {stale}: made for the shards that were replaced: {names}; make them again, or drop them"
-    assert note in done.stderr.splitlines()
+    assert note in run("convert", tmp_path / "in.parquet", stale, *anew).err.splitlines()
 
 
 # Checks and the command
@@ -481,22 +463,21 @@ def test_verify_finds_tables_that_are_damaged_or_lost(data, damage):
 
 def test_the_command_annotates_and_drops(data, tmp_path, monkeypatch):
     source = write_table(tmp_path / "quality.parquet", scores().slice(2))
-    done = run(data, source, "--key", "key", "--allow-missing", "--map", "größe=score", "--columns", "word, flag")
-    assert done.exit_code == 0, done.output
+    command = ("annotate", data, source, "--key", "key", "--allow-missing", "--map", "größe=score")
+    ended = run(*command, "--columns", "word, flag")
+    assert ended.code == 0, ended.err
     for text in (
         "annotation 'quality': größe (double), word (string), flag (bool)",
         "rows for 298 of 300 samples",
         "missing: 2 samples without a row",
     ):
-        assert text in done.output
-    inspected = CliRunner().invoke(cli, ["inspect", str(data), "--samples", "0"]).output
+        assert text in ended.out
+    inspected = run("inspect", data, "--samples", 0).out
     assert re.search(r"^annotation quality: größe \(double\).*, 2 missing$", inspected, re.M)
-    made = json.loads(
-        run(data, source, "--key", "key", "--allow-missing", "--map", "größe=score", "--overwrite", "--json").output
-    )
+    made = run(*command, "--overwrite", "--json").json
     assert (made["name"], made["missing"]) == ("quality", 2)
     assert made["columns"][0] == {"name": "größe", "type": "double"}
-    assert "removed annotation 'quality'" in run(data, "--drop", "quality").output
+    assert "removed annotation 'quality'" in run("annotate", data, "--drop", "quality").out
     assert wdsplit.list_annotations(data) == {}
     for arguments, message in (
         (["a.parquet"], "expected TABLE"),
@@ -505,14 +486,10 @@ def test_the_command_annotates_and_drops(data, tmp_path, monkeypatch):
         (["a.parquet", "--key", "a", "--map", "x"], "NAME=COLUMN"),
         (["a.parquet", "--key", "a", "--columns", ""], "empty value"),
     ):
-        refused = run(data, *arguments)
-        assert refused.exit_code == 2 and message in refused.output
+        assert message in refused(2, "annotate", data, *arguments)
 
     def interrupt(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("wdsplit.annotating.writing.write_groups", interrupt)
-    assert (
-        "continue with the same command and --resume"
-        in run(data, source, "--key", "key", "--allow-missing", "--jobs", 1).output
-    )
+    assert "continue with the same command and --resume" in run(*command, "--jobs", 1).err

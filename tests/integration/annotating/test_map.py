@@ -1,6 +1,5 @@
 """Functions that are mapped over samples: results as if they had been annotated, whatever carries them out."""
 
-import json
 import os
 import shutil
 from pathlib import Path
@@ -8,16 +7,15 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from click.testing import CliRunner
 
 import mapped_functions
 import wdsplit
+from commands import refused, run
 from forked_workers import ForkedProcess
 from made_datasets import converted
 from mapped_functions import COUNTED, values, values_of_batch
 from stops import stopped_at
 from tables import files_of
-from wdsplit.cli.main import cli
 from wdsplit.errors import ConvertError, InputError, OutputExistsError, PipelineError
 
 NUM_ROWS, SHARDS = 101, 7
@@ -238,19 +236,15 @@ def test_another_run_replaces_an_annotation_only_once_it_is_complete(data):
 
 
 def test_the_command_prints_what_was_made_and_what_was_skipped(data):
-    arguments = ["map", str(data), "mapped_functions:raising", "--name", "made", "--jobs", "1"]
-    done = CliRunner().invoke(cli, arguments)
-    assert (done.exit_code, done.exception and type(done.exception)) == (1, PipelineError), done.output
-    done = CliRunner().invoke(cli, [*arguments, "--on-error", "skip", "--resume", "--fields", "cls"])
-    assert isinstance(done.exception, OutputExistsError)
-    done = CliRunner().invoke(cli, [*arguments, "--on-error", "skip", "--resume"])
-    assert done.exit_code == 0, done.output
-    assert "missing: 10 samples for which it returned None" in done.output
-    assert "skipped: 2 samples that failed" in done.output and "ValueError: no value for 57" in done.output
-    done = CliRunner().invoke(cli, [*arguments, "--on-error", "skip", "--overwrite", "--json"])
-    assert [one["error"] for one in json.loads(done.stdout)["failed"]] == [
-        f"ValueError: no value for {n}" for n in (50, 57)
-    ]
+    arguments = ("map", data, "mapped_functions:raising", "--name", "made", "--jobs", 1)
+    assert "no value for 50" in refused(1, *arguments)
+    assert "made by another plan" in refused(2, *arguments, "--on-error", "skip", "--resume", "--fields", "cls")
+    ended = run(*arguments, "--on-error", "skip", "--resume")
+    assert ended.code == 0, ended.err
+    assert "missing: 10 samples for which it returned None" in ended.out
+    assert "skipped: 2 samples that failed" in ended.out and "ValueError: no value for 57" in ended.out
+    failed = run(*arguments, "--on-error", "skip", "--overwrite", "--json").json["failed"]
+    assert [one["error"] for one in failed] == [f"ValueError: no value for {n}" for n in (50, 57)]
 
 
 def appended(data, first, stop):

@@ -13,13 +13,12 @@ import orjson
 import pyarrow as pa
 import pytest
 import webdataset
-from click.testing import CliRunner
 
 import wdsplit
+from commands import done
 from made_datasets import converted
 from tables import files_of
 from wdsplit import AnnotateOptions
-from wdsplit.cli.main import cli
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError
 from wdsplit.shards.annotations import MISSING, write_side_shards
 from wdsplit.shards.manifest import Shards
@@ -403,24 +402,19 @@ def test_a_damaged_payload_is_an_error_with_its_place_or_replaced(data, small, f
 
 
 def test_commands_show_joined_fields(data, tmp_path):
-    def run(*arguments):
-        done = CliRunner().invoke(cli, list(map(str, arguments)))
-        assert done.exit_code == 0, done.output
-        return done.output
-
-    assert "annotation later: fields latent.npy (fixed_size_list" in run("inspect", data)
-    assert "latent.npy" in json.loads(run("inspect", data, "--json"))["annotations"]["later"]
-    assert "latent.npy: " in run("inspect", data, "--sample", 3, "--join", "later")
-    run("report", data, "--join", "later", "-o", tmp_path / "report.html")
+    assert "annotation later: fields latent.npy (fixed_size_list" in done("inspect", data).out
+    assert "latent.npy" in done("inspect", data, "--json").json["annotations"]["later"]
+    assert "latent.npy: " in done("inspect", data, "--sample", 3, "--join", "later").out
+    done("report", data, "--join", "later", "-o", tmp_path / "report.html")
     assert "latent.npy" in (tmp_path / "report.html").read_text()
-    run("batch", data, "--step", 1, "--batch-size", 4, "--join", "later", "-o", tmp_path / "seen")
+    done("batch", data, "--step", 1, "--batch-size", 4, "--join", "later", "-o", tmp_path / "seen")
     assert len(list((tmp_path / "seen").rglob("*.mask.bin"))) == 4
-    assert "samples/s" in run("bench", data, "--join", "later", "--fields", "cls")
+    assert "samples/s" in done("bench", data, "--join", "later", "--fields", "cls").out
     before = files_of(data)
     source = tmp_path / "more.parquet"
     pa.parquet.write_table(table(60).select(["id", "latent"]), source)
-    said = run("annotate", data, source, "--key", "id", "--map", "again.npy=latent")
+    said = done("annotate", data, source, "--key", "id", "--map", "again.npy=latent").out
     assert "annotation 'more': fields again.npy (fixed_size_list" in said
     assert f"wdsplit.Dataset('{data}', join=['more'])" in said
-    assert "removed annotation 'more'" in run("annotate", data, "--drop", "more")
+    assert "removed annotation 'more'" in done("annotate", data, "--drop", "more").out
     assert files_of(data) == before

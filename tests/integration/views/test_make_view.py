@@ -1,4 +1,3 @@
-import json
 import os
 import shutil
 import signal
@@ -9,14 +8,13 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from click.testing import CliRunner
 
 import wdsplit
 import wdsplit.debug
+from commands import done, refused
 from made_datasets import all_deliveries, numbers_dataset
 from sampled import columns_of, keys_of, rows_of, sampled_dataset
 from tables import start_script, write_table
-from wdsplit.cli.main import cli
 from wdsplit.errors import CorruptDataError, InputError, OutputExistsError, PipelineError
 from wdsplit.order import bundles
 from wdsplit.order.bundles import shard_units
@@ -49,11 +47,6 @@ def dataset(made, tmp_path, monkeypatch):
 def rows_in(url, name):
     storage = open_storage(url)
     return rows_of(read_view(storage, read_manifest(storage), name)[1])
-
-
-def view(*arguments):
-    """Run `wdsplit view`."""
-    return CliRunner().invoke(cli, ["view", *map(str, arguments)])
 
 
 EXPECTED = [row["row"] for row in ROWS if row["label"] != 0 and row["score"] is not None and row["score"] > 1]
@@ -175,27 +168,24 @@ def test_views_are_made_refused_replaced_and_dropped_on_any_store(dataset, store
 
 def test_the_command_says_what_the_view_keeps(dataset, tmp_path):
     (tmp_path / "bad.txt").write_text(f"{KEYS[20]}\n{KEYS[20]}\n")
-    done = view(dataset, "good", "--where", WHERE, "--exclude", tmp_path / "bad.txt", "--jobs", 1)
-    assert done.exit_code == 0
+    lines = done("view", dataset, "good", "--where", WHERE, "--exclude", tmp_path / "bad.txt").out.splitlines()
     kept = len(EXPECTED) - (20 in EXPECTED)
-    lines = done.output.splitlines()
     share = f"{100 * kept / NUM_SAMPLES:.1f} %"
     assert lines[0] == f"{dataset}: view 'good' keeps {kept} of {NUM_SAMPLES} samples ({share})"
     assert lines[1] == "shards without a selected sample: 3 of 6"
     assert lines[2] == f"--exclude {tmp_path}/bad.txt: 1 key, 1 duplicate, 0 without a sample"
-    inspected = CliRunner().invoke(cli, ["inspect", dataset, "--samples", "0"]).output
+    inspected = done("inspect", dataset, "--samples", 0).out
     assert f'view good: {share} of the samples: --where "{WHERE}" --exclude {tmp_path}/bad.txt'[:110] in inspected
-    found = json.loads(view(dataset, "good", "--where", WHERE, "--overwrite", "--json").output)
+    found = done("view", dataset, "good", "--where", WHERE, "--overwrite", "--json").json
     assert (found["num_selected"], found["num_shards"], found["num_empty_shards"]) == (len(EXPECTED), 6, 3)
-    assert "removed view 'good'" in view(dataset, "--drop", "good").output
+    assert "removed view 'good'" in done("view", dataset, "--drop", "good").out
     assert wdsplit.list_views(dataset) == {}
     for arguments, text in (
         ((), "expected the NAME of a view to make, or --drop NAME"),
         (("v", "--drop", "w"), "[NAME]: not allowed with --drop"),
         (("--drop", "v", "--overwrite"), "--overwrite: not allowed with --drop"),
     ):
-        refused = view(dataset, *arguments)
-        assert refused.exit_code == 2 and f"Error: {text}" in refused.output
+        assert f"error: {text}" in refused(2, "view", dataset, *arguments)
 
 
 # Samples that come several times
@@ -295,9 +285,9 @@ def test_packs_hold_all_that_is_chosen_and_are_made_of_blocks(weighted, chosen, 
 def test_samples_longer_than_a_pack_are_dropped_or_truncated_and_counted(weighted, long, kept):
     made = wdsplit.make_view(weighted, "packed", pack="row", capacity=30, long=long, overwrite=True)
     assert made.stored.num_selected == kept and made.stored.recipe["num_long"] == NUM_SAMPLES - 31
-    output = view(weighted, "doubled", "--repeat", "weight", "--where", RIGHT, "--overwrite").output
+    output = done("view", weighted, "doubled", "--repeat", "weight", "--where", RIGHT, "--overwrite").out
     assert f"an epoch has {DUE.total()} samples: --repeat weight" in output
-    output = view(weighted, "packed", "--pack", "row", "--capacity", 30, "--long", long, "--overwrite").output
+    output = done("view", weighted, "packed", "--pack", "row", "--capacity", 30, "--long", long, "--overwrite").out
     assert f"{made.stored.num_units} packs of up to 30" in output
     assert f"longer samples: {NUM_SAMPLES - 31} {long[:4]}" in output
     for tail in ("pad", "drop", "uneven"):
@@ -349,9 +339,9 @@ def test_what_cannot_be_repeated_packed_or_grouped_is_refused(weighted, chosen, 
     if "view" in chosen:
         wdsplit.make_view(weighted, "many", where=RIGHT, repeat="weight", overwrite=True)
         wdsplit.make_view(weighted, "packed", pack="row", capacity=60, overwrite=True)
-    for refused in (lambda: wdsplit.make_view(weighted, "v", **chosen), lambda: wdsplit.Dataset(weighted, **chosen)):
+    for act in (lambda: wdsplit.make_view(weighted, "v", **chosen), lambda: wdsplit.Dataset(weighted, **chosen)):
         with pytest.raises(InputError) as caught:
-            refused()
+            act()
         assert caught.value.found == found
         assert bool(caught.value.key) == (found in ("null", "-1", "51"))
         assert caught.value.expected or caught.value.remedy
@@ -466,7 +456,7 @@ def test_groups_of_many_repeated_samples_need_permission_and_those_of_many_value
             wdsplit.make_view(weighted, "refused", group="is_odd", size=size, allow_pads=allow_pads)
         assert "smaller --size" in caught.value.remedy and ("--allow-pads" in caught.value.remedy) != allow_pads
     assert "refused" not in wdsplit.list_views(weighted)
-    output = view(weighted, "groups", "--overwrite", "--group", "is_odd", "--size", 7, "--allow-pads").output
+    output = done("view", weighted, "groups", "--overwrite", "--group", "is_odd", "--size", 7, "--allow-pads").out
     assert "groups of 7, by 2 values; " in output and "squared lengths" not in output
     monkeypatch.setattr(choosing, "_MAX_VALUES", 20)
     for chosen in ({"where": "row < 15"}, {}):  # of one shard, and of several together
@@ -592,7 +582,7 @@ def test_a_key_that_belongs_to_two_samples_is_refused_and_each_has_another_spell
         return sorted(int(sample["cls"]) for sample in wdsplit.Dataset(data, **choice) if not sample["__pad__"])
 
     samples, allow_missing = wdsplit.Samples(data), wdsplit.AnnotateOptions(allow_missing=True)
-    for refused in (
+    for act in (
         lambda: chosen(keys=["img_x2E1"]),
         lambda: chosen(exclude=raw),
         lambda: samples["img_x2E1"],
@@ -600,7 +590,7 @@ def test_a_key_that_belongs_to_two_samples_is_refused_and_each_has_another_spell
         lambda: wdsplit.annotate(data, [{"key": "img_x2E1", "new": 1}], "key", "new", allow_missing),
     ):
         with pytest.raises(InputError, match="a key belongs to two samples") as caught:
-            refused()
+            act()
         assert "'img.1', which is" in caught.value.expected
         assert "'img_x5Fx2E1', which was" in caught.value.expected
     for row, spellings in enumerate([["img.1"], ["img_x5Fx2E1"], ["plain"], ["z.1", "z_x2E1"]]):
