@@ -26,6 +26,9 @@ from urllib.parse import unquote, urlsplit
 from http_messages import PIECE_BYTES, Head, Message, read_answer, read_head, request_pieces
 from s3server import HOST, Endpoint
 
+FAST = {"first_delay_s": 0.01, "max_delay_s": 0.05, "timeout_s": 30, "deadline_s": 200}
+"""Storage options that do not keep the tests waiting; there is patience only with what a test does not wait for."""
+
 NO_LINGER = struct.pack("ii", 1, 0)
 """A socket that is closed so sends a reset."""
 
@@ -504,6 +507,11 @@ class FaultProxy(Endpoint):
     def exchanges(self) -> list[Exchange]:
         """What there was so far, in the order of the requests."""
         return list(self._exchanges)
+
+    def fetched(self, ending: str) -> tuple[int, int]:
+        """Return how many requests there were for objects whose names end so, and how many bytes of them came."""
+        found = [exchange for exchange in self._exchanges if exchange.request.path.endswith(ending)]
+        return len(found), sum(exchange.bytes_sent for exchange in found)
 
     def start(self) -> None:
         """Begin to serve."""

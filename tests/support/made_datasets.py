@@ -30,6 +30,11 @@ def numbers_table(num_rows):
     return pa.table({"cls": range(num_rows), "txt": [f"row {row}" for row in range(num_rows)]})
 
 
+def payloads_table(num_rows, num_bytes):
+    """Return a table of payloads of so many bytes, each of which is the number of its row again and again."""
+    return pa.table({"bin": pa.array([row.to_bytes(2, "big") * (num_bytes // 2) for row in range(num_rows)])})
+
+
 def image_pixels(row):
     """Return an image of 6 x 8 pixels that no other row has."""
     return ((np.arange(6 * 8 * 3) * 7 + row) % 256).astype(np.uint8).reshape(6, 8, 3)
@@ -89,6 +94,11 @@ def keys_dataset(folder, keys, num_shards):
             file.write([dump_samples(table, shards[-1].checksum)])
     write_manifest(storage, Manifest(Shards.of(shards), (), 192, 16, "none", {}, schema))
     return str(folder)
+
+
+def without_urls(dataset):
+    """Return the samples of a dataset without the place that they were read from."""
+    return [{name: value for name, value in sample.items() if name != "__url__"} for sample in dataset]
 
 
 # Deliveries: (position, row, pad)

@@ -91,6 +91,11 @@ class Bucket:
     def url(self) -> str:
         return f"s3://{self.name}"
 
+    def put(self, folder: Path | str, name: str = "train") -> str:
+        """Copy a folder into it, and return its URL."""
+        shutil.copytree(folder, self.folder / name)
+        return f"{self.url}/{name}"
+
 
 class Endpoint:
     """What listens at a port of this machine, from `start` to `stop`, or in a `with`."""

@@ -3,7 +3,6 @@
 import base64
 import datetime
 import json
-import shutil
 import string
 import struct
 import subprocess
@@ -126,8 +125,8 @@ def test_shares_read_the_version_of_their_plan(tmp_path):
 def test_a_delta_table_in_a_bucket_is_read_with_the_credentials_of_the_environment(tmp_path, bucket, monkeypatch):
     monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
     write_delta(tmp_path / "table", partition_by=["day"])
-    shutil.copytree(tmp_path / "table", bucket.folder / "table")
-    wdsplit.convert(f"delta+{bucket.url}/table", f"{bucket.url}/out", key="id", mapping={"txt": "text"})
+    url = bucket.put(tmp_path / "table", "table")
+    wdsplit.convert(f"delta+{url}", f"{bucket.url}/out", key="id", mapping={"txt": "text"})
     assert [number for number, *_ in rows_of(bucket.folder / "out")] == list(range(NUM_ROWS))
 
 

@@ -1,13 +1,11 @@
 """Ranks that read an epoch from one S3 server: what they ask for is what a report predicts."""
 
-import shutil
 from concurrent.futures import ThreadPoolExecutor
 
-import pyarrow as pa
 import pytest
 
 import wdsplit
-from made_datasets import converted
+from made_datasets import converted, payloads_table
 from wdsplit.reporting.cluster import Cluster, Topology
 from wdsplit.reporting.subject import Subject
 from wdsplit.reporting.topologies import loads
@@ -20,14 +18,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("rank_traffic")]
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """Return a dataset of 128 shards of 3 windows each."""
-    table = pa.table({"bin": pa.array([row.to_bytes(2, "big") * (PAYLOAD_BYTES // 2) for row in range(NUM_ROWS)])})
+    table = payloads_table(NUM_ROWS, PAYLOAD_BYTES)
     return converted(tmp_path_factory.mktemp("ranks"), table, shards=128, lanes=64, window=10)
 
 
 @pytest.mark.parametrize(("lanes", "readers"), [(64, 1), (16, 4)])
 def test_64_ranks_ask_for_what_a_report_predicts(made, bucket, fault_proxy, lanes, readers):
-    shutil.copytree(made, bucket.folder / "train")
-    url = f"{bucket.url}/train"
+    url = bucket.put(made)
 
     def keys(rank):
         return [sample["__key__"] for sample in wdsplit.Dataset(url, lanes=lanes, rank=rank, world_size=RANKS)]
@@ -57,10 +54,9 @@ def test_64_ranks_ask_for_what_a_report_predicts(made, bucket, fault_proxy, lane
 def test_requests_for_a_part_of_the_windows_at_a_time_are_those_that_a_report_predicts(
     made, bucket, fault_proxy, lanes, ahead
 ):
-    shutil.copytree(made, bucket.folder / "train")
-    options = {"lanes": lanes, "read_ahead_bytes": ahead}
+    url, options = bucket.put(made), {"lanes": lanes, "read_ahead_bytes": ahead}
     for rank in range(4):
-        dataset = wdsplit.Dataset(f"{bucket.url}/train", **options, rank=rank, world_size=4)
+        dataset = wdsplit.Dataset(url, **options, rank=rank, world_size=4)
         for _ in wdsplit.Loader(dataset, 8):
             pass
     # The report's own dataset is on a disk, where the same number is predicted as for a store.

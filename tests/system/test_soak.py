@@ -2,7 +2,6 @@
 
 import json
 import random
-import shutil
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -41,8 +40,7 @@ def local(tmp_path_factory):
 @pytest.fixture
 def remote(local, bucket):
     """Return the same dataset in a bucket."""
-    shutil.copytree(local, bucket.folder / "train")
-    return f"{bucket.url}/train"
+    return bucket.put(local)
 
 
 @pytest.fixture(scope="module")

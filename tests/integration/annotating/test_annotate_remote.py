@@ -3,7 +3,7 @@ import pyarrow as pa
 import pytest
 
 import wdsplit
-from faults import internal_error
+from faults import FAST, internal_error
 from stops import stopped_at
 from tables import files_below, files_of, write_table
 from wdsplit import AnnotateOptions, ConvertOptions
@@ -11,7 +11,6 @@ from wdsplit.errors import ConvertError, InputError, OutputExistsError
 from wdsplit.shards.annotations import ANNOTATIONS
 from wdsplit.storage.opening import open_storage
 
-FAST = {"first_delay_s": 0.01, "max_delay_s": 0.05, "timeout_s": 30, "deadline_s": 200}
 NUM_ROWS, SHARDS = 60, 5
 CHOSEN = ConvertOptions(shards=SHARDS, key="id")
 

@@ -178,9 +178,9 @@ def test_samples_have_joined_fields_as_if_they_had_been_converted_with_them(made
 @pytest.mark.parametrize(("made", "cache_size"), [(SIZES[0], 10**9), (SIZES[1], 200_000)], indirect=["made"])
 def test_side_shards_are_cached_as_shards_are(made, bucket, tmp_path, fault_proxy, cache_size):
     """With the smaller size a tar of large images has no room, but the other one of its samples has."""
-    shutil.copytree(made.data, bucket.folder / "data")
     cache = {"cache_dir": tmp_path / "cache", "cache_size": cache_size}
-    assert loaded(wdsplit.Dataset(f"{bucket.url}/data", join=["later"], **cache)) == loaded(wdsplit.Dataset(made.whole))
+    remote = wdsplit.Dataset(bucket.put(made.data), join=["later"], **cache)
+    assert loaded(remote) == loaded(wdsplit.Dataset(made.whole))
     if cache_size == 10**9:
         assert len(list((tmp_path / "cache").rglob("*.shard"))) == 2 * PLAN["shards"]
         fetched = [each.request.path for each in fault_proxy.exchanges if each.request.path.endswith(".tar")]
@@ -189,11 +189,11 @@ def test_side_shards_are_cached_as_shards_are(made, bucket, tmp_path, fault_prox
 
 @pytest.mark.parametrize("made", SIZES[:1], indirect=True)
 def test_only_what_is_asked_for_is_read(bucket, fault_proxy, made):
-    shutil.copytree(made.data, bucket.folder / "data")
+    url = bucket.put(made.data)
 
     def requests(**options):
         before = len(fault_proxy.exchanges)
-        dataset = wdsplit.Dataset(f"{bucket.url}/data", seed=3, **options)
+        dataset = wdsplit.Dataset(url, seed=3, **options)
         assert len(samples_of(dataset)) >= NUM_ROWS
         found = [each for each in fault_proxy.exchanges[before:] if ".tar" in each.request.path]
         of_sides = [each for each in found if "/fields/" in each.request.path]

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -246,7 +245,7 @@ def test_the_library_leaves_signals_alone(tmp_path):
 def silent_store(bucket, fault_proxy, numbers, monkeypatch):
     """Return the URL of a dataset, and the proxy before its store, which waits forever, as do the commands."""
     monkeypatch.setenv("FSSPEC_S3", json.dumps({"deadline_s": 10_000, "timeout_s": 10_000}))
-    shutil.copytree(numbers, bucket.folder / "numbers")
+    bucket.put(numbers, "numbers")
     write_table(bucket.folder / "in.parquet", numbers_table(100))
     return bucket.url, fault_proxy
 

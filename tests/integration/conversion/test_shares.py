@@ -132,8 +132,7 @@ def test_each_split_has_a_plan_of_its_own(raw, tmp_path):
 
 
 def test_inputs_plan_and_output_may_be_in_a_bucket_whose_keys_no_plan_holds(raw, bucket, tmp_path, monkeypatch):
-    shutil.copytree(raw, bucket.folder / "raw")
-    source, plan = f"{bucket.url}/raw/*.parquet", f"{bucket.url}/plans/plan"
+    source, plan = f"{bucket.put(raw, 'raw')}/*.parquet", f"{bucket.url}/plans/plan"
     options = chosen(shards=6, shuffle=True, emit=("energon",))
     convert(source, tmp_path / "one", options)
     credentials = {"key": os.environ["AWS_ACCESS_KEY_ID"], "secret": os.environ["AWS_SECRET_ACCESS_KEY"]}

@@ -276,9 +276,9 @@ def test_tars_have_tables_of_keys_and_sizes_and_other_columns_by_a_function(tmp_
     for number, samples in enumerate(tars):
         members = [(f"é/{number}-{row}.{name}", each[name]) for row, each in enumerate(samples) for name in each]
         (folder / f"{number}.tar").write_bytes(by_tarfile(members))
-    shutil.copytree(folder, bucket.folder / "tars")
-    index_tars(folder)
-    index_tars(f"{bucket.url}/tars")
+    url = bucket.put(folder, "tars")
+    for place in (folder, url):
+        index_tars(place)
     assert files_of(bucket.folder / "tars") == files_of(folder)
     found, every = tables_of(folder).to_pydict(), [each for samples in tars for each in samples]
     assert found["__key__"] == [sample["__key__"] for sample in wdsplit.Samples(folder)]

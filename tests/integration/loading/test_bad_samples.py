@@ -176,10 +176,7 @@ def test_the_substitute_in_a_view_is_one_of_its_samples(damaged, bucket, topolog
     assert {row for _, row, _ in whole} == rows
     for row in (10, 50):
         damage_header(damaged, row)
-    path = damaged
-    if where == "bucket":
-        shutil.copytree(damaged, bucket.folder / "train")
-        path = f"{bucket.url}/train"
+    path = bucket.put(damaged) if where == "bucket" else damaged
     found = batches(path, lambda dataset: refusing(dataset, bad), topology, **view)
     assert [row for batch in found for row in batch] == with_substitutes(whole, 4, bad)
 
@@ -221,9 +218,8 @@ def test_damage_in_a_bucket_has_the_same_substitutes_with_a_cache_and_without(
     for row in PERCENT[5]:
         damage_header(damaged, row)
     cut_off = truncate_shard(damaged, 60)
-    shutil.copytree(damaged, bucket.folder / "train")
     options, before = {"cache_dir": str(tmp_path / "cache"), "cache_size": "1GB"} if cached else {}, reading_ahead()
-    found = batches(f"{bucket.url}/train", delivering, (1, num_workers, "thread"), **options)
+    found = batches(bucket.put(damaged), delivering, (1, num_workers, "thread"), **options)
     assert found == expected(damaged, PERCENT[5] | cut_off, 9)
     wait_for_threads(before)
 

@@ -86,8 +86,7 @@ def origin(dataset, monkeypatch):
 def remote(dataset, bucket, fault_proxy, monkeypatch):
     """Return the same dataset in a bucket behind the fault proxy."""
     monkeypatch.setattr(cache_module, "_READ_BYTES", READ_BYTES)
-    shutil.copytree(dataset, bucket.folder / "train")
-    return Origin(f"{bucket.url}/train")
+    return Origin(bucket.put(dataset))
 
 
 @pytest.fixture

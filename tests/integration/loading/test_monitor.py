@@ -1,6 +1,5 @@
 """What a loader counts while it trains, in its workers too."""
 
-import shutil
 import time
 
 import pytest
@@ -19,8 +18,7 @@ SOON = {"first_delay_s": 0.01}
 @pytest.fixture
 def remote(bucket, whole_lanes):
     """Return the URL of a dataset in a bucket."""
-    shutil.copytree(whole_lanes, bucket.folder / "train")
-    return f"{bucket.url}/train"
+    return bucket.put(whole_lanes)
 
 
 def sent(proxy, num_before):

@@ -1,6 +1,5 @@
 """Random access through torch's loaders and samplers, in worker processes and from a bucket."""
 
-import shutil
 import threading
 
 import pyarrow as pa
@@ -10,7 +9,7 @@ from torch.utils.data import DataLoader
 
 import wdsplit
 from faults import Hold
-from made_datasets import converted
+from made_datasets import converted, payloads_table
 from tables import DEADLINE_S
 
 NUM_ROWS, PAYLOAD_BYTES = 240, 20_000
@@ -19,20 +18,14 @@ NUM_ROWS, PAYLOAD_BYTES = 240, 20_000
 @pytest.fixture(scope="module")
 def payloads(tmp_path_factory):
     """Return a dataset of 240 samples of 20,000 bytes in 8 shards."""
-    table = pa.table(
-        {
-            "bin": pa.array([row.to_bytes(2, "big") * (PAYLOAD_BYTES // 2) for row in range(NUM_ROWS)]),
-            "cls": range(NUM_ROWS),
-        }
-    )
+    table = payloads_table(NUM_ROWS, PAYLOAD_BYTES).append_column("cls", pa.array(range(NUM_ROWS)))
     return converted(tmp_path_factory.mktemp("random"), table, shards=8, lanes=4, window=10)
 
 
 @pytest.fixture
 def remote(bucket, payloads):
     """Return the URL of the dataset in a bucket."""
-    shutil.copytree(payloads, bucket.folder / "train")
-    return f"{bucket.url}/train"
+    return bucket.put(payloads)
 
 
 def number(sample):
@@ -80,19 +73,15 @@ def test_the_epoch_reaches_persistent_workers(payloads):
 # A bucket
 
 
-def requests_for(proxy, ending):
-    return [exchange.request for exchange in proxy.exchanges if exchange.request.path.endswith(ending)]
-
-
 def test_a_batch_from_a_bucket_fetches_what_it_needs_and_hardly_more(remote, fault_proxy, payloads):
     samples = wdsplit.Samples(remote).decode().map(number)
     assert samples.__getitems__([200, 31, 30, 32, 5, 29]) == [200, 31, 30, 32, 5, 29]
-    fetched = [exchange for exchange in fault_proxy.exchanges if exchange.request.path.endswith(".tar")]
-    assert len(fetched) == 4  # 30 to 32 lie side by side, and much between 5 and 29
-    assert sum(exchange.bytes_sent for exchange in fetched) < 1.2 * 6 * (PAYLOAD_BYTES + 3 * 1024)
-    assert len(requests_for(fault_proxy, ".places")) == 3
+    num_requests, num_bytes = fault_proxy.fetched(".tar")
+    assert num_requests == 4  # 30 to 32 lie side by side, and much between 5 and 29
+    assert num_bytes < 1.2 * 6 * (PAYLOAD_BYTES + 3 * 1024)
+    assert fault_proxy.fetched(".places")[0] == 3
     samples.__getitems__([201, 33])
-    assert len(requests_for(fault_proxy, ".places")) == 3
+    assert fault_proxy.fetched(".places")[0] == 3
 
 
 def test_requests_of_a_batch_are_under_way_at_the_same_time(remote, fault_proxy):

@@ -1,18 +1,16 @@
 """Epochs that are streamed from a bucket: what is fetched, when, and what a cache keeps of it."""
 
 import gc
-import shutil
 import threading
 from collections import Counter
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
 import wdsplit
 from faults import ErrorAnswer, Hold
 from loader_kinds import KINDS
-from made_datasets import converted
+from made_datasets import converted, payloads_table, without_urls
 from tables import DEADLINE_S, reading_ahead, wait_for_threads, wait_until
 from wdsplit.loading.reading import cache as cache_module
 from wdsplit.loading.reading import read_ahead, source
@@ -24,15 +22,14 @@ EPOCH_BYTES = NUM_ROWS * (512 + 3072)
 @pytest.fixture(scope="session")
 def payloads(tmp_path_factory):
     """Return a dataset of 240 samples of 3,000 bytes in 8 shards, 2 of each lane, 3 windows each."""
-    table = pa.table({"bin": pa.array([row.to_bytes(2, "big") * (PAYLOAD_BYTES // 2) for row in range(NUM_ROWS)])})
+    table = payloads_table(NUM_ROWS, PAYLOAD_BYTES)
     return converted(tmp_path_factory.mktemp("streamed"), table, shards=8, lanes=4, window=10)
 
 
 @pytest.fixture
 def remote(bucket, payloads):
     """Return the URL of the dataset in a bucket."""
-    shutil.copytree(payloads, bucket.folder / "train")
-    return f"{bucket.url}/train"
+    return bucket.put(payloads)
 
 
 @pytest.fixture
@@ -45,16 +42,6 @@ def ended(threads):
     for thread in threads:
         thread.join(DEADLINE_S)
     return bool(threads) and not any(thread.is_alive() for thread in threads)
-
-
-def samples_of(dataset):
-    return [{name: value for name, value in sample.items() if name != "__url__"} for sample in dataset]
-
-
-def fetched(proxy, ending):
-    """Return the requests for objects of a kind, and how many bytes of them came."""
-    found = [exchange for exchange in proxy.exchanges if exchange.request.path.endswith(ending)]
-    return len(found), sum(exchange.bytes_sent for exchange in found)
 
 
 # What is fetched
@@ -102,27 +89,27 @@ def test_an_epoch_fetches_each_byte_once(remote, fault_proxy, payloads, num_work
     loader = wdsplit.Loader(dataset, 16, num_workers=num_workers)
     keys = [key for (batch,) in loader for key in batch]
     assert len(set(keys)) == NUM_ROWS
-    num_requests, num_bytes = fetched(fault_proxy, ".tar")
+    num_requests, num_bytes = fault_proxy.fetched(".tar")
     samples = sum(len(Path(path).read_bytes().rstrip(b"\0")) for path in Path(payloads).glob("*.tar"))
     assert num_bytes <= 1.02 * samples
     assert num_requests <= 8 * 3
-    assert fetched(fault_proxy, ".places")[0] == 8
+    assert fault_proxy.fetched(".places")[0] == 8
 
 
 def test_windows_that_follow_each_other_are_one_request(remote, fault_proxy):
-    samples_of(wdsplit.Dataset(remote, shuffle=False))
+    list(wdsplit.Dataset(remote, shuffle=False))
     first_windows, rest, next_shards = 4, 4, 4
-    assert fetched(fault_proxy, ".tar")[0] == first_windows + rest + next_shards
+    assert fault_proxy.fetched(".tar")[0] == first_windows + rest + next_shards
 
 
 def test_no_more_is_fetched_than_may_be_ahead(remote, fault_proxy):
     """With no bytes to read ahead, no window is fetched before it is needed."""
     samples = iter(wdsplit.Loader(wdsplit.Dataset(remote, read_ahead_bytes=1), 1))
     next(samples)
-    assert fetched(fault_proxy, ".tar")[0] <= 2
+    assert fault_proxy.fetched(".tar")[0] <= 2
     for _ in samples:
         pass
-    assert 8 * 2 < fetched(fault_proxy, ".tar")[0] <= 8 * 3
+    assert 8 * 2 < fault_proxy.fetched(".tar")[0] <= 8 * 3
 
 
 def test_an_iteration_that_is_left_leaves_no_threads(remote):
@@ -141,17 +128,16 @@ def test_a_resumed_epoch_fetches_only_what_is_left(remote, fault_proxy):
     begun = [next(batches) for _ in range(10)]
     state = loader.state_dict()
     rest = list(batches)
-    before = fetched(fault_proxy, ".tar")[1]
+    before = fault_proxy.fetched(".tar")[1]
     resumed = wdsplit.Loader(wdsplit.Dataset(remote).to_tuple("__key__"), 16)
     resumed.load_state_dict(state)
     assert list(resumed) == rest
     assert len(begun) + len(rest) == 15
-    assert 0 < fetched(fault_proxy, ".tar")[1] - before < 0.4 * before
+    assert 0 < fault_proxy.fetched(".tar")[1] - before < 0.4 * before
 
 
 def test_mixtures_are_streamed_too(remote, payloads, bucket):
-    shutil.copytree(payloads, bucket.folder / "other")
-    shares = {remote: 0.5, f"{bucket.url}/other": 0.5}
+    shares = {remote: 0.5, bucket.put(payloads, "other"): 0.5}
     local = {payloads: 0.5, f"{bucket.folder}/other": 0.5}
     for epoch in range(2):
         mixed, expected = wdsplit.mix(shares), wdsplit.mix(local)
@@ -173,10 +159,10 @@ def test_the_next_epoch_is_fetched_before_the_last_batch_of_this_one_is_taken(re
     for epoch in range(3):
         batches, expected = iter(loader), list(local)
         found = [next(batches) for _ in range(len(loader) - 1)]
-        wait_until(lambda: fetched(fault_proxy, ".tar")[1] > (epoch + 1) * EPOCH_BYTES, "the next epoch has come")  # noqa: B023
+        wait_until(lambda: fault_proxy.fetched(".tar")[1] > (epoch + 1) * EPOCH_BYTES, "the next epoch has come")  # noqa: B023
         found += batches
         assert found == [(batch["__key__"], batch["bin"]) for batch in expected]
-        assert fetched(fault_proxy, ".tar")[1] <= (epoch + 2) * EPOCH_BYTES
+        assert fault_proxy.fetched(".tar")[1] <= (epoch + 2) * EPOCH_BYTES
 
 
 @pytest.mark.parametrize("options", KEPT.values(), ids=KEPT.keys())
@@ -187,8 +173,8 @@ def test_what_was_fetched_of_another_epoch_than_the_next_is_dropped_once(remote,
     for _ in range(4):
         loader.set_epoch(0)
         assert list(loader) == expected
-    wait_until(lambda: fetched(fault_proxy, ".tar")[1] >= 5 * EPOCH_BYTES, "one epoch more was fetched")
-    assert fetched(fault_proxy, ".tar")[1] == 5 * EPOCH_BYTES
+    wait_until(lambda: fault_proxy.fetched(".tar")[1] >= 5 * EPOCH_BYTES, "one epoch more was fetched")
+    assert fault_proxy.fetched(".tar")[1] == 5 * EPOCH_BYTES
 
 
 def test_what_could_not_be_fetched_of_the_next_epoch_is_fetched_again(remote, fault_proxy, monkeypatch):
@@ -229,8 +215,8 @@ def test_later_epochs_come_from_the_cache(remote, fault_proxy, payloads, cache_d
         loader.set_epoch(epoch)
         local.set_epoch(epoch)
         assert list(loader) == list(local)
-    assert fetched(fault_proxy, ".tar")[0] == 8
-    assert fetched(fault_proxy, ".places")[0] == 8
+    assert fault_proxy.fetched(".tar")[0] == 8
+    assert fault_proxy.fetched(".places")[0] == 8
     own = wdsplit.Dataset(payloads, cache_dir=cache_dir / "own", cache_size="1GB").to_tuple("__key__", "bin")
     assert list(own) == list(expected) and len(list(cache_dir.glob("own/**/*.shard"))) == 8
 
@@ -257,14 +243,14 @@ def test_a_download_ends_with_the_iteration_that_it_is_for(remote, fault_proxy, 
     assert ended(downloading)
     assert len(list(cache_dir.rglob("*.shard"))) == 4
     assert list(cache_dir.rglob("*.part")) == []
-    assert all(fetched(fault_proxy, f"/{name}")[0] <= 4 for name in later)
+    assert all(fault_proxy.fetched(f"/{name}")[0] <= 4 for name in later)
 
 
 @pytest.mark.parametrize("cache_size", [1000, 250_000])
 def test_what_has_no_room_in_the_cache_is_streamed(remote, payloads, cache_dir, cache_size, caplog):
     """The first cache is smaller than a shard, the second than those that are in use at a time."""
     dataset = wdsplit.Dataset(remote, cache_dir=cache_dir, cache_size=cache_size)
-    assert samples_of(dataset) == samples_of(wdsplit.Dataset(payloads))
+    assert without_urls(dataset) == without_urls(wdsplit.Dataset(payloads))
     told = [record.getMessage() for record in caplog.records if "are streamed" in record.getMessage()]
     assert len(told) == 1
     assert sum(path.stat().st_size for path in cache_dir.rglob("*.shard")) <= cache_size
@@ -273,8 +259,8 @@ def test_what_has_no_room_in_the_cache_is_streamed(remote, payloads, cache_dir, 
 def test_the_next_shards_are_downloaded_while_one_is(bucket, fault_proxy, tmp_path, cache_dir, monkeypatch):
     """A thread that finds a shard being downloaded goes on to the next one, though there is more of the first."""
     monkeypatch.setattr(read_ahead, "_REQUEST_BYTES", 10_000)
-    table = pa.table({"bin": pa.array([row.to_bytes(2, "big") * (PAYLOAD_BYTES // 2) for row in range(NUM_ROWS)])})
-    shutil.copytree(converted(tmp_path / "made", table, shards=6, lanes=1, window=2), bucket.folder / "long")
+    table = payloads_table(NUM_ROWS, PAYLOAD_BYTES)
+    url = bucket.put(converted(tmp_path / "made", table, shards=6, lanes=1, window=2), "long")
     asked, all_are_asked = [], threading.Event()
 
     def plan(request):
@@ -288,6 +274,5 @@ def test_the_next_shards_are_downloaded_while_one_is(bucket, fault_proxy, tmp_pa
     fault_proxy.plan = plan
     times = {"timeout_s": DEADLINE_S, "deadline_s": DEADLINE_S}
     options = {"cache_dir": cache_dir, "cache_size": "1GB", "connections": 8, "storage_options": times}
-    dataset = wdsplit.Dataset(f"{bucket.url}/long", **options)
-    assert sum(1 for _ in dataset) == NUM_ROWS
+    assert sum(1 for _ in wdsplit.Dataset(url, **options)) == NUM_ROWS
     assert len(asked) == 6

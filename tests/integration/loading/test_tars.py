@@ -100,9 +100,8 @@ def test_local_tars_give_the_samples_and_the_order_of_an_indexed_folder_and_noth
 def test_tars_of_a_bucket_are_inspected_assigned_and_audited_and_a_changed_one_is_noticed_by_its_etag(
     folder, bucket, tmp_path, scanned
 ):
-    shutil.copytree(folder, bucket.folder / "data")
     expected_of(folder, tmp_path)
-    pattern = f"{bucket.url}/data/*.tar"
+    pattern = f"{bucket.put(folder, 'data')}/*.tar"
 
     def found(path):
         inspected, assigned = wdsplit.inspect(path), wdsplit.assign(path, world_size=2, num_workers=2)

@@ -4,12 +4,11 @@ import shutil
 import tarfile
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
 import wdsplit
 from faults import Flip
-from made_datasets import converted
+from made_datasets import converted, payloads_table
 from wdsplit.errors import CorruptDataError
 from wdsplit.loading.reading import source
 from wdsplit.shards.files import read_manifest
@@ -19,14 +18,10 @@ from wdsplit.storage.opening import open_storage
 NUM_ROWS, SHARDS = 40, 4
 
 
-def payload(row, num_bytes):
-    return row.to_bytes(2, "big") * (num_bytes // 2)
-
-
 @pytest.fixture(scope="session", params=[400, 30_000], ids=["small", "large"])
 def made(request, tmp_path_factory):
     """Return a dataset of small samples, or of large ones."""
-    table = pa.table({"bin": pa.array([payload(row, request.param) for row in range(NUM_ROWS)])})
+    table = payloads_table(NUM_ROWS, request.param)
     return converted(tmp_path_factory.mktemp("verified"), table, shards=SHARDS, lanes=2, window=5, shuffle=False)
 
 
@@ -37,8 +32,7 @@ def dataset(made, tmp_path):
 
 @pytest.fixture
 def remote(made, bucket):
-    shutil.copytree(made, bucket.folder / "train")
-    return f"{bucket.url}/train"
+    return bucket.put(made)
 
 
 def samples_of(dataset):

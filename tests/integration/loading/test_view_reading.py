@@ -1,14 +1,11 @@
 """What is read of a view: its samples, few bytes beside them, and no more requests than without a view."""
 
-import shutil
-
 import numpy as np
-import pyarrow as pa
 import pytest
 
 import wdsplit
 from faults import Flip
-from made_datasets import converted
+from made_datasets import converted, payloads_table
 from orders import masks_of
 from tools.bench import billion
 from wdsplit.errors import CorruptDataError
@@ -34,8 +31,8 @@ def both_sizes(tmp_path_factory):
     """Return datasets by the bytes of their samples: 3 windows in each of 8 shards, on 4 lanes."""
     made = {}
     for num_bytes in (SMALL, LARGE):
-        table = pa.table({"bin": pa.array([row.to_bytes(2, "big") * (num_bytes // 2) for row in range(NUM_ROWS)])})
-        made[num_bytes] = converted(tmp_path_factory.mktemp("viewed"), table, shards=SHARDS, lanes=4, window=WINDOW)
+        folder, table = tmp_path_factory.mktemp("viewed"), payloads_table(NUM_ROWS, num_bytes)
+        made[num_bytes] = converted(folder, table, shards=SHARDS, lanes=4, window=WINDOW)
     return made
 
 
@@ -47,8 +44,7 @@ def made(both_sizes, request):
 @pytest.fixture
 def remote(bucket, made):
     """Return the URL of a dataset in a bucket."""
-    shutil.copytree(made, bucket.folder / "train")
-    return f"{bucket.url}/train"
+    return bucket.put(made)
 
 
 def view(kind, seed=0):
@@ -88,12 +84,6 @@ def window_bytes(path, chosen):
     return num_bytes, count
 
 
-def fetched(proxy):
-    """Return the requests for shards, and how many bytes of them came."""
-    found = [exchange for exchange in proxy.exchanges if exchange.request.path.endswith(".tar")]
-    return len(found), sum(exchange.bytes_sent for exchange in found)
-
-
 @pytest.mark.parametrize(
     ("kind", "made", "shuffle"),
     [
@@ -106,7 +96,7 @@ def fetched(proxy):
 def test_little_is_fetched_beside_the_samples_of_a_view(remote, made, both_sizes, fault_proxy, kind, shuffle):
     chosen = view(kind)
     num_samples = len(samples_of(remote, chosen, shuffle=shuffle))
-    num_requests, num_bytes = fetched(fault_proxy)
+    num_requests, num_bytes = fault_proxy.fetched(".tar")
     in_windows, num_windows = window_bytes(made, chosen)
     ends = 512 * SHARDS
     if made == both_sizes[LARGE]:
@@ -171,10 +161,10 @@ def test_blocks_of_packs_and_groups_are_fetched_once_and_groups_of_a_shard_sampl
     packs = Packs(selection, np.tile(rows // WINDOW * 4 + rows % 4, SHARDS), WINDOW, Packing(9, False))
     groups = Groups(selection, np.tile(rows % 2, SHARDS), block, Grouping(5, 0, ("even", "odd")))
     for units in (packs, groups):
-        before = np.array(fetched(fault_proxy))
+        before = np.array(fault_proxy.fetched(".tar"))
         dataset = wdsplit.Dataset(remote, view=View("units", units), rank=0, world_size=1)
         keys = [s["__key__"] for batch in wdsplit.Loader(dataset, 1, collate_fn=list) for unit in batch for s in unit]
-        num_requests, num_bytes = np.array(fetched(fault_proxy)) - before
+        num_requests, num_bytes = np.array(fault_proxy.fetched(".tar")) - before
         assert len(set(keys)) == len(keys) == NUM_ROWS
         assert num_bytes <= 1.2 * NUM_ROWS * (LARGE + 1024) + 512 * SHARDS
         assert num_requests <= (NUM_ROWS if units.block == 0 else 3 * SHARDS)

@@ -1,7 +1,5 @@
 """`wdsplit.report` and its command, on what users have: folders, buckets, tars, mixtures."""
 
-import shutil
-
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -99,9 +97,9 @@ def test_chi_squared_is_that_of_the_batches_that_loaders_deliver(lying_sorted, e
 def test_the_report_of_a_bucket_is_that_of_the_folder_or_sampled_if_it_is_too_large_to_read(
     lying_sorted, exact, bucket
 ):
-    shutil.copytree(lying_sorted, bucket.folder / "train")
-    assert figures(facts_of(f"{bucket.url}/train")) == figures(exact)
-    facts = facts_of(f"{bucket.url}/train", max_read="300kB")
+    url = bucket.put(lying_sorted)
+    assert figures(facts_of(url)) == figures(exact)
+    facts = facts_of(url, max_read="300kB")
     assert 0 < facts.num_scanned < 200
     assert facts.scan_basis == f"sampled: {facts.num_scanned} of 1,500 samples"
     mixes = {mix.world_size: mix for mix in facts.batches}

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 import wdsplit
-from faults import Cut, ErrorAnswer, FaultProxy, Hold, Shorten
+from faults import FAST, Cut, ErrorAnswer, FaultProxy, Hold, Shorten
 from tables import wait_until
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, MissingDependencyError, StorageError
 from wdsplit.storage import fsspec_storage
@@ -16,8 +16,6 @@ from wdsplit.storage.fsspec_storage import FsspecStorage
 from wdsplit.storage.opening import open_readable_storage, open_storage
 from wdsplit.urls import shown_url
 
-FAST = {"first_delay_s": 0.01, "max_delay_s": 0.05, "timeout_s": 30, "deadline_s": 200}
-"""Times that do not keep the tests waiting; there is patience only with what a test does not wait for."""
 FOLDER = "train set/größe 100%"
 
 

@@ -16,6 +16,8 @@ from fsspec.implementations.zip import ZipFileSystem
 from pyarrow.fs import LocalFileSystem as ArrowLocal
 
 import wdsplit
+from faults import FAST
+from made_datasets import without_urls
 from tables import mixed_table, options, shard_files, write_files
 from wdsplit.checks.audit import AuditOptions, audit
 from wdsplit.checks.verify import verify
@@ -24,8 +26,6 @@ from wdsplit.engines import local
 from wdsplit.errors import DatasetNotFoundError, InputError, OutputExistsError, StorageError
 from wdsplit.storage.given import located, located_one
 from wdsplit.storage.opening import open_storage
-
-FAST = {"first_delay_s": 0.01, "max_delay_s": 0.05, "deadline_s": 100}
 
 
 @pytest.fixture(scope="module")
@@ -59,15 +59,11 @@ def place(request):
     return DirFileSystem(f"{bucket.name}/train set", fs), "a", lambda: shard_files(bucket.folder / "train set" / "a")
 
 
-def samples_of(dataset):
-    return [{name: value for name, value in sample.items() if name != "__url__"} for sample in dataset]
-
-
 def test_what_is_converted_to_it_is_what_the_disk_gets(place, source, expected):
     fs, path, files = place
     wdsplit.convert(source, path, options(shards=4), fs=fs)
     assert files() == shard_files(expected)
-    assert samples_of(wdsplit.Dataset(path, fs=fs)) == samples_of(wdsplit.Dataset(expected))
+    assert without_urls(wdsplit.Dataset(path, fs=fs)) == without_urls(wdsplit.Dataset(expected))
     assert verify(path, fs=fs).problems == ()
     assert audit(path, AuditOptions(read=True), fs=fs).held
     assert wdsplit.inspect(path, fs=fs).manifest.fingerprint == wdsplit.inspect(str(expected)).manifest.fingerprint
@@ -170,7 +166,7 @@ def test_credentials_that_are_not_found_are_said_to_be_missing(bucket, on_s3, mo
 
 def test_memory_is_written_to_and_read_in_one_process_and_not_by_others(memory, source, expected):
     wdsplit.convert(source, "memory://out", options(shards=4, jobs=4))
-    assert samples_of(wdsplit.Dataset("memory://out")) == samples_of(wdsplit.Dataset(expected))
+    assert without_urls(wdsplit.Dataset("memory://out")) == without_urls(wdsplit.Dataset(expected))
     for given in ({"output": "/other", "fs": memory}, {"output": "memory://other"}):
         with pytest.raises(InputError, match="another process") as caught:
             wdsplit.convert(source, options=options(shards=8, jobs=8), **given)
@@ -185,7 +181,7 @@ def test_a_zip_is_read(expected, tmp_path):
             archive.write(path, f"inner/{path.name}")
     fs = ZipFileSystem(str(tmp_path / "data.zip"))
     dataset = wdsplit.Dataset("inner", fs=fs)
-    assert samples_of(dataset) == samples_of(wdsplit.Dataset(expected))
+    assert without_urls(dataset) == without_urls(wdsplit.Dataset(expected))
     loader = wdsplit.Loader(dataset.to_tuple("__key__"), 6, num_workers=2)
     assert sum(len(keys) for (keys,) in loader) == 300
     with pytest.raises(InputError, match="can only be read"):
@@ -225,7 +221,7 @@ class Unpicklable(LocalFileSystem):
 
 def test_a_file_system_that_cannot_be_copied_is_named(expected):
     dataset = wdsplit.Dataset(str(expected), fs=Unpicklable())
-    assert len(samples_of(dataset)) == 300
+    assert len(without_urls(dataset)) == 300
     with pytest.raises(InputError, match="cannot get a copy") as caught:
         pickle.dumps(dataset)
     assert "Unpicklable" in caught.value.place
@@ -234,7 +230,7 @@ def test_a_file_system_that_cannot_be_copied_is_named(expected):
 def test_chains_are_opened_by_fsspec_and_refused_as_urls(on_s3, expected, tmp_path):
     url = f"simplecache::s3://{on_s3}"
     fs, path = fsspec.core.url_to_fs(url, simplecache={"cache_storage": str(tmp_path / "cache")})
-    assert samples_of(wdsplit.Dataset(path, fs=fs)) == samples_of(wdsplit.Dataset(expected))
+    assert without_urls(wdsplit.Dataset(path, fs=fs)) == without_urls(wdsplit.Dataset(expected))
     assert any((tmp_path / "cache").iterdir())
     with pytest.raises(InputError) as caught:
         wdsplit.Dataset(url)
@@ -258,4 +254,4 @@ def test_tars_and_shard_lists_are_on_it(s3, bucket, expected, tmp_path, monkeypa
     manifest = wdsplit.index_tars(f"{bucket.name}/tars", fs=s3)
     assert manifest.num_samples == wdsplit.index_tars(tmp_path).num_samples == 300
     assert shard_files(bucket.folder / "tars") == shard_files(tmp_path)
-    assert len(samples_of(wdsplit.Dataset(f"{bucket.name}/tars", fs=s3))) == 300
+    assert len(without_urls(wdsplit.Dataset(f"{bucket.name}/tars", fs=s3))) == 300

@@ -2,7 +2,6 @@
 
 import math
 import re
-import shutil
 import socket
 import threading
 from functools import partial
@@ -100,9 +99,9 @@ def web_proxy(s3_process):
 @pytest.fixture
 def behind(bucket, fault_proxy, web_proxy, numbers, request):
     """Return the URL of the dataset of numbers on a store behind a proxy, and the proxy."""
-    shutil.copytree(numbers, bucket.folder / "numbers")
+    url = bucket.put(numbers, "numbers")
     proxy = fault_proxy if request.param == "s3" else web_proxy
-    yield f"{bucket.url if request.param == 's3' else f'{proxy.endpoint}/{bucket.name}'}/numbers", proxy
+    yield url if request.param == "s3" else f"{proxy.endpoint}/{bucket.name}/numbers", proxy
     proxy.plan = lambda request: None
 
 

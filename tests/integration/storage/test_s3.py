@@ -1,4 +1,3 @@
-import shutil
 import threading
 import time
 import traceback
@@ -8,12 +7,8 @@ import pytest
 
 import wdsplit
 from commands import done
-from faults import (
-    Delay,
-    ErrorAnswer,
-    Flip,
-    Hold,
-)
+from faults import FAST, Delay, ErrorAnswer, Flip, Hold
+from made_datasets import without_urls
 from tables import DEADLINE_S, session_processes, start_script, wait_until
 from wdsplit.checks.verify import verify
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, StorageError
@@ -22,19 +17,11 @@ from wdsplit.storage.opening import open_storage
 from wdsplit.storage.s3 import S3Storage
 from wdsplit.storage.s3_options import S3Options
 
-FAST = {"first_delay_s": 0.01, "max_delay_s": 0.05, "timeout_s": 30, "deadline_s": 200}
-"""Times that do not keep the tests waiting; there is patience only with what a test does not wait for."""
-
 
 @pytest.fixture
 def remote(bucket, numbers):
     """Return the URL of a dataset in a bucket; the same lies on the disk."""
-    shutil.copytree(numbers, bucket.folder / "train set" / "größe")
-    return f"{bucket.url}/train set/größe"
-
-
-def samples_of(dataset):
-    return [{name: value for name, value in sample.items() if name != "__url__"} for sample in dataset]
+    return bucket.put(numbers, "train set/größe")
 
 
 def of(url, **options):
@@ -142,8 +129,7 @@ def test_a_server_that_was_killed_and_comes_back_is_waited_for(remote, numbers, 
     begun = [next(samples)]
     s3_server.stop()
     s3_server.start()
-    found = [{k: v for k, v in sample.items() if k != "__url__"} for sample in [*begun, *samples]]
-    assert found == samples_of(wdsplit.Dataset(numbers))
+    assert without_urls([*begun, *samples]) == without_urls(wdsplit.Dataset(numbers))
 
 
 ORPHANS = """

@@ -1,5 +1,4 @@
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +11,7 @@ import orjson
 import pytest
 
 from faults import (
+    FAST,
     CutUpload,
     Delay,
     ErrorAnswer,
@@ -33,8 +33,6 @@ from wdsplit.shards.manifest import HEADER_NAME, RUN_FOLDER
 from wdsplit.storage.s3 import S3Storage
 from wdsplit.storage.s3_options import S3Options
 
-FAST = {"first_delay_s": 0.01, "max_delay_s": 0.05, "timeout_s": 30, "deadline_s": 200}
-"""Times that do not keep the tests waiting; there is patience only with what a test does not wait for."""
 PART_BYTES = 20_000
 SHARDS = 6
 
@@ -236,13 +234,13 @@ def test_a_conversion_to_a_bucket_writes_the_bytes_of_one_to_the_disk(bucket, so
 
 
 def test_a_bucket_is_converted_into_a_bucket(bucket, source, expected):
-    shutil.copytree(source, bucket.folder / "raw")
-    convert(f"{bucket.url}/raw", f"{bucket.url}/out", chosen(jobs=2))
+    raw = bucket.put(source, "raw")
+    convert(raw, f"{bucket.url}/out", chosen(jobs=2))
     found = files_of(bucket.folder / "out")
     assert found.keys() == expected.keys()
     assert all(found[name] == expected[name] for name in found if name != HEADER_NAME)
     with pytest.raises(InputError, match="inside the output"):
-        convert(f"{bucket.url}/raw", bucket.url, chosen(overwrite=True))
+        convert(raw, bucket.url, chosen(overwrite=True))
 
 
 @pytest.mark.slow

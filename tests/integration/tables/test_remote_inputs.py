@@ -8,7 +8,7 @@ import pyarrow.ipc as ipc
 import pyarrow.parquet as pq
 import pytest
 
-from faults import Cut, EveryOther, Shorten, Truncate, internal_error
+from faults import FAST, Cut, EveryOther, Shorten, Truncate, internal_error
 from tables import files_of, planned, write_table
 from wdsplit.conversion.convert import convert
 from wdsplit.conversion.plan.options import ConvertOptions
@@ -18,7 +18,6 @@ from wdsplit.tables.formats import opening, parquet
 from wdsplit.tables.read import open_inputs, read_rows
 from written_formats import WRITERS, arrow_bytes, numbered_table, tar_bytes
 
-FAST = {"first_delay_s": 0.01, "max_delay_s": 0.05, "timeout_s": 20, "deadline_s": 200}
 PAGES = {"data_page_size": 20_000, "write_batch_size": 1}
 MAKERS = {**WRITERS, "a.tar": tar_bytes}
 
@@ -134,9 +133,7 @@ def raw(request, tmp_path):
         if request.param == "memory":
             request.getfixturevalue("memory").put(str(folder), "/raw", recursive=True)
             return folder, "memory://raw"
-        bucket = request.getfixturevalue("bucket")
-        shutil.copytree(folder, bucket.folder / "raw")
-        return folder, f"{bucket.url}/raw"
+        return folder, request.getfixturevalue("bucket").put(folder, "raw")
 
     return stored
 
@@ -167,8 +164,8 @@ def test_a_folder_without_a_slash_is_one_where_the_store_tells(bucket, memory, t
         assert find_inputs([inputs]) == [f"{bucket.url}/raw/a.parquet"]
     assert find_inputs(["memory://raw"]) == ["memory://raw/a.parquet"]
     assert_same_as_local(bucket.folder / "raw", "memory://raw", tmp_path)
-    shutil.copytree(tmp_path / "local", bucket.folder / "set")
-    assert find_inputs([f"{bucket.url}/set"]) == [f"{bucket.url}/set/00000{number}.tar" for number in range(3)]
+    url = bucket.put(tmp_path / "local", "set")
+    assert find_inputs([url]) == [f"{url}/00000{number}.tar" for number in range(3)]
 
 
 def test_partitions_are_those_of_the_disk(web):
