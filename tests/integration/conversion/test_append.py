@@ -59,19 +59,8 @@ def classes_by_key(url, **options):
     return {each["__key__"]: samples.classes[int(each["cls"])] for each in samples}
 
 
-@pytest.fixture(params=["disk", "s3"])
-def place(request, tmp_path):
-    """Return the URL of a dataset that has three versions, and the function that reads its files."""
-    if request.param == "s3":
-        bucket = request.getfixturevalue("bucket")
-        url, read = f"{bucket.url}/train", lambda: files_of(bucket.folder / "train")
-    else:
-        url, read = str(tmp_path / "train"), lambda: files_of(tmp_path / "train")
-    return url, read
-
-
 def test_each_version_keeps_the_promises_and_stays_as_it_was(place, tmp_path):
-    url, read = place
+    url, folder = place
     before = {}
     for last in (1, 2, 3):
         shutil.rmtree(tmp_path / "parts", ignore_errors=True)
@@ -80,7 +69,7 @@ def test_each_version_keeps_the_promises_and_stays_as_it_was(place, tmp_path):
         else:
             rows = part(tmp_path / "parts", *ENDS[last - 1 : last + 1])
             wdsplit.convert(rows, url, append=True, shuffle=False)
-        files = read()
+        files = files_of(folder)
         changed = {name for name in before if files[name] != before[name]}
         assert changed == ({"wdsplit.json"} if last > 1 else set())
         before = files

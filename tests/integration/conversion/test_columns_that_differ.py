@@ -7,10 +7,9 @@ import orjson
 import pyarrow as pa
 import pytest
 
-import tables
 from commands import run
 from stops import by_shares
-from tables import options, planned, shard_files, write_table
+from tables import converted, options, planned, shard_files, write_table
 from wdsplit.errors import InputError, OutputExistsError
 
 PARTS = [
@@ -36,11 +35,6 @@ def parts(tmp_path):
 def whole(tmp_path):
     """Return the path of a file that has all of their rows."""
     return write_table(tmp_path / "whole.parquet", WHOLE, 7)
-
-
-def converted(inputs, output, **changes):
-    """Convert in the order of the table, unless told otherwise."""
-    return tables.converted(inputs, output, **{"shuffle": False, **changes})
 
 
 # Promoted columns
