@@ -18,6 +18,7 @@ import pyarrow as pa
 import pytest
 import torch
 
+from alike import alike
 from loader_kinds import KINDS, every_kind
 from made_datasets import converted, deliveries, delivering, expected_batches, real_rows
 from tables import DEADLINE_S, start_process, wait_until
@@ -131,7 +132,7 @@ def test_what_was_delivered_never_changes(payloads, options, prefetch_factor, st
     expected = [*plain, *plain]
     next(iter(loader))
     kept = [*loader, *loader]
-    assert all(map(same, kept, expected))
+    assert alike(kept, expected)
     assert len(kept) == len(expected) == 2 * 35
 
 
@@ -143,16 +144,6 @@ def with_arrays(sample):
         "bytes": bytes([row]) * (row * 37 % 3000),
         "nested": {"row": [row, torch.full((2,), row)]},
     }
-
-
-def same(first, second):
-    if isinstance(first, torch.Tensor):
-        return torch.equal(first, second)
-    if isinstance(first, dict):
-        return first.keys() == second.keys() and all(same(first[name], second[name]) for name in first)
-    if isinstance(first, list):
-        return len(first) == len(second) and all(map(same, first, second))
-    return first == second
 
 
 def test_a_worker_whose_fellow_has_failed_does_not_overwrite_what_was_not_taken(numbers):

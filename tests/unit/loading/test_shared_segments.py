@@ -1,12 +1,12 @@
 import pickle
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from alike import alike
 from wdsplit.engines.shared_memory import SharedMemory
 from wdsplit.loading.reading.block import Pending
 from wdsplit.loading.transport.collate import Column, collate
@@ -25,22 +25,6 @@ def parcel_sent(parcel):
     return Segments([memory]).parcel(pickle.loads(pickle.dumps(Ring(0, memory, 1).place(parcel, 8))))
 
 
-def same(found, part):
-    if isinstance(part, Column):
-        same_kind = type(found) is Column and (found.kind, found.is_plain) == (part.kind, part.is_plain)
-        data = found.data.to_pylist() if isinstance(found.data, pa.Array) else found.data
-        return same_kind and same(data, part.data)
-    if isinstance(part, torch.Tensor):
-        return found.dtype == part.dtype and found.shape == part.shape and torch.equal(found, part)
-    if isinstance(part, np.ndarray):
-        return found.dtype == part.dtype and np.array_equal(found, part)
-    if isinstance(part, dict):
-        return list(found) == list(part) and all(same(found[name], part[name]) for name in part)
-    if isinstance(part, (list, tuple)):
-        return type(found) is type(part) and len(found) == len(part) and all(map(same, found, part))
-    return type(found) is type(part) and found == part
-
-
 PARTS = {
     "empty bytes": [b"", b""],
     "huge and empty bytes": [b"", b"x" * 100_000, b""],
@@ -56,7 +40,7 @@ PARTS = {
 def test_values_that_are_no_tensors_come_back(values):
     part = collate([{"__key__": "k", "x": value, "n": 1} for value in values])
     assert part["x"].kind == "other"
-    assert same(parcel_sent([part, values]), [part, values])
+    assert alike(parcel_sent([part, values]), [part, values])
 
 
 columns = st.one_of(
@@ -77,8 +61,8 @@ parts = columns | st.lists(columns, max_size=4).map(tuple) | st.dictionaries(st.
 def test_parcels_come_back_pickled_if_they_are_small_and_part_by_part_if_not(parcel, may_be_large):
     ready, size = travelling(parcel, may_be_large)
     assert type(ready) is bytes and size == len(ready)
-    assert same(parcel_sent(ready), parcel)
-    assert same(parcel_sent(parcel), parcel)
+    assert alike(parcel_sent(ready), parcel)
+    assert alike(parcel_sent(parcel), parcel)
 
 
 class Memory:
@@ -103,7 +87,7 @@ def test_pending_payloads_come_back_as_bytes_and_large_ones_are_read_to_their_pl
     for may_be_large in (False, True):
         memory.num_read = 0
         ((payloads, numbers),) = parcel_sent(travelling(parcel, may_be_large)[0])
-        assert same(payloads, Column("other", expected, is_plain=True))
+        assert alike(payloads, Column("other", expected, is_plain=True))
         assert numbers.data.tolist() == [0, 1, 2, 3]
         assert (memory.num_read == 0) == (may_be_large and size == 300_000)
 
