@@ -20,6 +20,7 @@ from pyiceberg.types import LongType
 from pyroaring import BitMap
 
 import wdsplit
+from stops import stopped_at
 from tables import all_samples, files_of
 from wdsplit.cli.main import cli
 
@@ -94,12 +95,7 @@ def test_conditions_prune_files_and_row_groups_of_a_delta_table(tmp_path, monkey
 def test_a_resumed_conversion_reads_the_version_with_which_it_began(tmp_path):
     table = write_delta(tmp_path / "table")
     options = {"shards": 4, "jobs": 1, "shuffle": False}
-
-    def stop(progress):
-        if progress.done:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
+    with stopped_at() as stop:
         converted(table, tmp_path / "out", progress=stop, **options)
     write_delta(tmp_path / "table", NUM_ROWS, mode="append")
     assert converted(table, tmp_path / "out", resume=True, **options) == expected(rows())

@@ -24,6 +24,7 @@ from made_datasets import (
     numbers_table,
     real_rows,
 )
+from stops import stopped_at
 from tables import all_samples, files_of, write_table
 from wdsplit.errors import ConvertError, DatasetNotFoundError, InputError, StateError, StorageError, WdsplitError
 from wdsplit.shards.files import read_manifest, write_version
@@ -391,15 +392,7 @@ def test_an_append_that_was_stopped_continues(tmp_path):
     shutil.copytree(url, tmp_path / "undisturbed")
     rows = part(tmp_path, 200, 1400)
     before = files_of(url)
-
-    class Stop(Exception):  # noqa: N818
-        pass
-
-    def stop(progress):
-        if progress.name == "write" and progress.done == 2:
-            raise Stop
-
-    with pytest.raises(Stop):
+    with stopped_at(done=2) as stop:
         wdsplit.convert(rows, str(url), progress=stop, append=True)
     assert {name: data for name, data in files_of(url).items() if not name.startswith("added/")} == before
     assert len(wdsplit.Samples(str(url))) == 103

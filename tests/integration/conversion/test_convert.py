@@ -12,6 +12,7 @@ import pytest
 import xxhash
 
 from forked_workers import living_workers
+from stops import stopped_at
 from tables import (
     all_samples,
     converted,
@@ -325,18 +326,9 @@ def test_an_error_leaves_no_short_tar_no_manifest_and_nothing_temporary(broken_p
     assert not (tmp_path / "out" / "000015.tar").exists()
 
 
-class InterruptedRunError(Exception):
-    pass
-
-
 def interrupt_after(table_path, folder, num_shards, **changes):
     """Convert to 8 shards, but stop as soon as some of them are published."""
-
-    def stop(progress):
-        if progress.done >= num_shards:
-            raise InterruptedRunError
-
-    with pytest.raises(InterruptedRunError):
+    with stopped_at(done=num_shards) as stop:
         convert([table_path], str(folder), options(shards=8, **changes), stop)
 
 

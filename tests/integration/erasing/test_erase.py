@@ -18,6 +18,7 @@ import pytest
 import wdsplit
 from commands import done
 from made_datasets import expected_batches, global_batches, loaders_of, numbers_table, real_rows
+from stops import stopped_at
 from tables import files_of
 from wdsplit.errors import ConvertError, CorruptDataError, DatasetNotFoundError, InputError, StorageError
 from wdsplit.shards.files import read_manifest, write_version
@@ -220,20 +221,11 @@ def test_only_the_shards_of_erased_samples_are_read_and_written(bucket, fault_pr
     assert sizes < 2.2 * (manifest.shards[0].num_bytes + manifest.shards[4].num_bytes)
 
 
-class Stop(Exception):  # noqa: N818
-    pass
-
-
 def test_a_stopped_run_continues_and_the_bytes_do_not_depend_on_jobs(tmp_path):
     url = make(str(tmp_path / "train"))
     shutil.copytree(url, tmp_path / "copy")
     before = files_of(url)
-
-    def stop(progress):
-        if progress.name == "write" and progress.done == 2:
-            raise Stop
-
-    with pytest.raises(Stop):
+    with stopped_at(done=2) as stop:
         wdsplit.erase(url, keys=keys_of(ERASED), progress=stop)
     stopped = files_of(url)
     assert {name: stopped[name] for name in before} == before and len(contents(url)) == NUM_ROWS

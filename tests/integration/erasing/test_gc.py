@@ -6,6 +6,7 @@ import pytest
 
 import wdsplit
 from commands import done, refused
+from stops import stopped_at
 from tables import files_of
 from wdsplit.errors import InputError, StorageError
 from wdsplit.shards.files import read_manifest
@@ -148,22 +149,15 @@ def test_what_only_old_versions_have_is_not_removed_by_the_way(tmp_path):
 def test_what_stopped_writers_have_left_is_removed(tmp_path):
     """Appends, erasing, and annotations that ended at some moment: rows of these are in their files."""
     url = make(str(tmp_path / "train"))
-
-    class Stop(Exception):  # noqa: N818
-        pass
-
-    def stop(progress):
-        if progress.name == "write" and progress.done > 0:
-            raise Stop
-
-    stopped = [lambda: wdsplit.convert(rows_of(60, 99), url, append=True, progress=stop, samples_per_shard=8)]
     more = pa.table({"id": rows_of(0, 40)["id"], "bin": [secret(row, "joined").encode() for row in range(40)]})
-    stopped.append(lambda: wdsplit.annotate(url, more, "id", "again", progress=stop))
     again = [secret(row, "key") for row in (5, 25)]  # what is written first still has the rows 3 and 17
-    stopped.append(lambda: wdsplit.erase(url, keys=again, progress=stop))
-    for each in stopped:
-        with pytest.raises(Stop):
-            each()
+    for write in (
+        lambda stop: wdsplit.convert(rows_of(60, 99), url, append=True, progress=stop, samples_per_shard=8),
+        lambda stop: wdsplit.annotate(url, more, "id", "again", progress=stop),
+        lambda stop: wdsplit.erase(url, keys=again, progress=stop),
+    ):
+        with stopped_at() as stop:
+            write(stop)
     wdsplit.gc(url)  # of one version: only the append and the erasing are ended
     assert not any(name.startswith(("added/", ".wdsplit-erase/")) or ".2-" in name for name in files_of(url))
     assert any(name.startswith("fields/again.run/") for name in files_of(url))

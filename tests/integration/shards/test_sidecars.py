@@ -16,6 +16,7 @@ import yaml
 from webdataset.tariterators import base_plus_ext
 
 from commands import refused
+from stops import stopped_at
 from tables import files_below, files_of, is_pad_key, real_samples, tar_samples, write_table
 from wdsplit.conversion.convert import convert
 from wdsplit.conversion.plan.options import ConvertOptions
@@ -216,11 +217,7 @@ def test_nothing_is_written_that_was_not_asked_for(table_path, dataset, tmp_path
 
 
 def interrupted(table_path, output, num_shards, **changes):
-    def stop(progress):
-        if progress.name == "write" and progress.done >= num_shards:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
+    with stopped_at(done=num_shards) as stop:
         converted(table_path, output, progress=stop, **changes)
     assert not (output / HEADER_NAME).exists()
     return output
