@@ -10,7 +10,6 @@ import sys
 
 import pyarrow as pa
 import pytest
-from click.testing import CliRunner
 from deltalake import DeltaTable, write_deltalake
 from pyiceberg import catalog as pyiceberg_catalog
 from pyiceberg.catalog.sql import SqlCatalog
@@ -20,9 +19,9 @@ from pyiceberg.types import LongType
 from pyroaring import BitMap
 
 import wdsplit
+from commands import done
 from stops import stopped_at
 from tables import all_samples, files_of
-from wdsplit.cli.main import cli
 
 NUM_ROWS = 40
 
@@ -109,9 +108,8 @@ def test_a_resumed_conversion_reads_the_version_with_which_it_began(tmp_path):
 def test_shares_read_the_version_of_their_plan(tmp_path):
     table = write_delta(tmp_path / "table")
     plan, output = str(tmp_path / "x.plan"), str(tmp_path / "out")
-    arguments = ["plan", table, "-o", plan, "--into", output, "--key", "id", "--map", "txt=text", "--no-shuffle"]
-    printed = CliRunner().invoke(cli, arguments).output
-    assert f"reading {table}@0" in printed
+    options = ("--key", "id", "--map", "txt=text", "--no-shuffle")
+    assert f"reading {table}@0" in done("plan", table, "-o", plan, "--into", output, *options).out
     write_delta(tmp_path / "table", NUM_ROWS, mode="append")
     wdsplit.convert_share(plan, 0, 1)
     wdsplit.commit_shares(plan)

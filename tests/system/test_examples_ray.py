@@ -19,6 +19,7 @@ from example_runs import write_programs
 from paths import EXAMPLES
 from raycluster import QUIET
 from s3server import free_port
+from stops import stopped_at
 from tables import files_of, mixed_table, start_process, wait_until, write_files
 from torchruns import end_processes, processes_with
 from wdsplit import ConvertOptions, convert
@@ -89,13 +90,8 @@ def test_slurm_goes_on_with_a_run_on_a_ray_cluster_of_its_nodes_and_verifies(job
     write_files(tmp_path / "raw", mixed_table(60), [20], 10)
     chosen = ConvertOptions(shards=6, world_size=2)
     convert(tmp_path / "raw", tmp_path / "one", chosen)
-
-    def interrupt(progress):
-        if progress.done == 2:
-            raise InterruptedError
-
-    with pytest.raises(InterruptedError):
-        convert(tmp_path / "raw", tmp_path / "out", chosen, interrupt)
+    with stopped_at(done=2) as stop:
+        convert(tmp_path / "raw", tmp_path / "out", chosen, stop)
     ended = job(tmp_path / "raw", tmp_path / "out", "--shards", 6, "--world-size", 2).wait(TIMEOUT_S)
     said = (tmp_path / "said").read_text()
     assert ended == 0, said
