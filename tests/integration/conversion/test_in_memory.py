@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from stops import stopped_at
@@ -21,14 +20,7 @@ NUM_ROWS = 400
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory):
     """Return uneven files of small row groups, an empty file among them."""
-    columns = {
-        "kind": pa.array([f"class {number % 3}" for number in range(NUM_ROWS)]).dictionary_encode(),
-        "txt": [None if number % 5 == 0 else f"{number}" for number in range(NUM_ROWS)],
-        "group": [number * number % 37 for number in range(NUM_ROWS)],
-    }
-    table = mixed_table(NUM_ROWS)
-    table = pa.table({**{name: table[name] for name in table.column_names}, **columns})
-    return write_files(tmp_path_factory.mktemp("input"), table, [150, 0, 20, 7, 90], 30)
+    return write_files(tmp_path_factory.mktemp("input"), mixed_table(NUM_ROWS), [150, 0, 20, 7, 90], 30)
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +37,7 @@ def spills(seen, output):
 def test_each_split_is_loaded_by_itself_and_its_memory_is_freed(inputs, tmp_path):
     before = set(os.listdir("/proc/self/fd"))
     seen, splits = [], {"train": 0.7, "val": 0.3}
-    chosen = options(shards=3, shuffle=True, null="omit", splits=splits)
+    chosen = options(shards=3, shuffle=True, splits=splits)
     convert_splits(inputs, tmp_path, chosen, lambda progress: seen.append((progress.split, progress.name)))
     assert list(dict.fromkeys(seen)) == [(split, name) for split in splits for name in ("scatter", "write")]
     assert sum(len(real_samples(tmp_path / split)) for split in splits) == NUM_ROWS
@@ -70,7 +62,7 @@ LITTLE_FILES = """
 import resource, sys
 import wdsplit
 resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))
-wdsplit.convert(sys.argv[2:], sys.argv[1], shards=7, null="omit")
+wdsplit.convert(sys.argv[2:], sys.argv[1], shards=7)
 """
 
 
@@ -79,12 +71,12 @@ def test_where_files_may_not_be_large_rows_are_spilled(inputs, tmp_path):
     command = [sys.executable, "-c", LITTLE_FILES, tmp_path / "out", *inputs]
     ended = subprocess.run(command, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
-    converted(inputs, tmp_path / "whole", shards=7, shuffle=True, null="omit")
+    converted(inputs, tmp_path / "whole", shards=7, shuffle=True)
     assert shard_files(tmp_path / "out") == shard_files(tmp_path / "whole")
 
 
 def test_what_an_interrupted_run_has_spilled_is_used_though_it_would_fit_now(inputs, tmp_path):
-    chosen = {"shards": 7, "shuffle": True, "null": "omit"}
+    chosen = {"shards": 7, "shuffle": True}
     with stopped_at() as stop:
         convert(inputs, tmp_path / "out", options(**chosen, memory=1), stop)
     seen = []
