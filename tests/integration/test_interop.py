@@ -3,7 +3,6 @@
 import gc
 import itertools
 import json
-import tarfile
 import warnings
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import webdataset
 from webdataset.tariterators import base_plus_ext
 
 from made_datasets import converted, image_pixels, images_table
-from tables import is_pad_key
+from tables import is_pad_key, tar_samples
 from tars import gnu_tar
 from wdsplit.tar.names import PAD_PREFIX, unescape_key
 
@@ -60,21 +59,7 @@ def assert_samples(samples, rows):
 
 
 def test_tarfile_reads_every_row_once_and_pads_told_by_their_keys(images, rows):
-    samples = []
-    for path in images:
-        with tarfile.open(path) as archive:
-            for key, members in itertools.groupby(archive, lambda member: base_plus_ext(member.name)[0]):
-                fields = {base_plus_ext(member.name)[1]: archive.extractfile(member).read() for member in members}
-                samples.append((key, fields))
-    assert_samples(samples, rows)
-
-
-def test_shards_are_equal_and_pads_stand_last(images):
-    for number, path in enumerate(images):
-        with tarfile.open(path) as archive:
-            keys = list(dict.fromkeys(base_plus_ext(name)[0] for name in archive.getnames()))
-        pads = [is_pad_key(key) for key in keys]
-        assert pads == [False, False, False, number >= NUM_SHARDS - 3]
+    assert_samples([sample for path in images for sample in tar_samples(path)], rows)
 
 
 def test_gnu_tar_extracts_the_same_files(images, rows, tmp_path):

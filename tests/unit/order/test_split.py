@@ -21,7 +21,6 @@ from orders import (
 from wdsplit.errors import InputError, TopologyError
 from wdsplit.order.epoch import EpochOrder
 from wdsplit.order.split import Steps, World, assigned_lanes, reader_positions, readers_per_lane, worker_of
-from wdsplit.order.trace import Trace
 
 even = st.sampled_from(["pad", "drop"])
 world_sizes = st.integers(1, 6)
@@ -178,16 +177,6 @@ def test_where_readers_divide_the_lanes_each_has_what_webdatasets_splitters_give
         theirs = list(webdataset.split_by_worker(webdataset.split_by_node(iter(range(lanes)))))
         ours = assigned_lanes(lanes, World(rank, world_size, worker, num_workers)).tolist()
         assert ours == theirs == list(range(lanes))[rank::world_size][worker::num_workers]
-
-
-@pytest.mark.parametrize(("num_shards", "tail", "first"), [(96, "pad", [0, 32, 64]), (100, "uneven", [0, 32, 64, 96])])
-def test_rank_0_worker_0_of_8_ranks_and_4_workers_reads_every_32nd_shard(num_shards, tail, first):
-    order = epoch_order([10] * num_shards, tail=tail, lanes=32, shuffle=False)
-    readers = Trace(order, 8, 4)
-    assert readers.shards(0, 0) == first
-    assert [readers.shards(rank, worker) for worker in range(4) for rank in range(8)] == [
-        list(range(num_shards))[reader::32] for reader in range(32)
-    ]
 
 
 @given(st.integers(1, 64), st.integers(1, 16), st.integers(1, 8))
