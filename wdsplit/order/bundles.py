@@ -94,8 +94,7 @@ class _Bundles:
 
     def _items_of(self, shard: int) -> Items:
         """Return all items of a shard."""
-        count = int(self.base.counts[shard])
-        return item_units(self.base, self.totals, shard, max(1, count)).items(np.arange(count))
+        return item_units(self.base, self.totals, shard).items(np.arange(self.base.counts[shard]))
 
 
 class Packing(NamedTuple):

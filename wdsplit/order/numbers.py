@@ -8,9 +8,9 @@ from __future__ import annotations
 import numpy as np
 
 from wdsplit.arrays import Int64
-from wdsplit.order.bundles import Units, items_of, shard_units
+from wdsplit.order.bundles import Units, items_of
 from wdsplit.order.epoch import groups
-from wdsplit.order.units import ShardUnits
+from wdsplit.order.units import item_units
 
 __all__ = ["SampleNumbers"]
 
@@ -42,7 +42,7 @@ class SampleNumbers:
         part = np.zeros_like(sample)
         if self._items is not None:
             for each, rows in groups(shard):
-                found = self._units(each).items(sample[rows])
+                found = item_units(self._items, self._totals, each).items(sample[rows])
                 sample[rows], part[rows] = found.samples, 0 if found.parts is None else found.parts
         return shard, sample, part
 
@@ -51,11 +51,8 @@ class SampleNumbers:
         numbers: Int64 = sample.copy()
         if self._items is not None:
             for each, rows in groups(shard):
-                every = self._units(each).items(np.arange(self.counts[each])).samples
+                every = item_units(self._items, self._totals, each).items(np.arange(self.counts[each])).samples
                 samples, firsts = np.unique(every, return_index=True)
                 numbers[rows] = firsts[np.searchsorted(samples, sample[rows])]
         numbers += (self.ends - self.counts)[shard]
         return numbers
-
-    def _units(self, shard: int) -> ShardUnits:
-        return shard_units(self._items, self._totals, shard, max(1, int(self.counts[shard])))

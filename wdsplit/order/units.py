@@ -252,14 +252,13 @@ class Repeats:
         return ListedUnits(ends, self.chosen.places(shard)[number], parts)
 
 
-def item_units(items: Selection | Repeats | None, totals: Int64, shard: int, window: int) -> ShardUnits:
-    """Return the items of a shard, as units; arguments as for `shard_units`."""
+def item_units(items: Selection | Repeats | None, totals: Int64, shard: int, window: int = 0) -> ShardUnits:
+    """Return the items of a shard, as units; arguments as for `shard_units`, 0 for one window of all."""
+    total, count = int(totals[shard]), int((totals if items is None else items.counts)[shard])
+    window = window or max(1, count)
     if isinstance(items, Repeats):
         return items.of_shard(shard, window)
-    total = int(totals[shard])
-    if items is None:
-        return _EvenUnits(total, window, total)
-    return _EvenUnits(int(items.counts[shard]), window, total, partial(items.mask, shard))
+    return _EvenUnits(count, window, total, None if items is None else partial(items.mask, shard))
 
 
 def hash_of(text: str, values: npt.NDArray[np.unsignedinteger]) -> str:

@@ -8,23 +8,24 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from wdsplit.arrays import Int64
+from wdsplit.conditions.parse import Where
 from wdsplit.engines.local import Engine, LocalEngine, in_order
 from wdsplit.errors import InputError
 from wdsplit.integers import whole
-from wdsplit.order.bundles import Form, Grouping, Groups, Packing, Packs, Units, shard_units
+from wdsplit.order.bundles import Form, Grouping, Groups, Packing, Packs, Units
 from wdsplit.order.packing import MAX_CAPACITY, MAX_SIZE, block_of, group_block_of, packed, padded_lengths
 from wdsplit.order.selection import Bits, Selection
 from wdsplit.order.state import is_stored_name
-from wdsplit.order.units import MAX_TIMES, Repeats
+from wdsplit.order.units import MAX_TIMES, Repeats, item_units
 from wdsplit.shards.sample_tables import KEY
 from wdsplit.shards.views import COMPARED_RANKS
 from wdsplit.tar.names import ambiguous_key, unescape_key
@@ -128,8 +129,12 @@ class Choice:
 
     @property
     def times(self) -> str | None:
-        """The column that says how many units each sample has; None if each chosen sample is one."""
+        """The column that says how many items each sample has; None if each chosen sample is one."""
         return self.repeat or self.expand
+
+    def items(self, chosen: Selection, times: npt.NDArray[np.unsignedinteger]) -> Selection | Repeats:
+        """Return the items of the chosen samples, given how many each has; `times` is ignored if each is one."""
+        return Repeats(chosen, times, "repeat" if self.repeat else "expand") if self.times else chosen
 
     @property
     def lists(self) -> dict[str, KeyList]:
@@ -153,24 +158,53 @@ class Chosen:
     figures: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, eq=False)
-class _Part:
-    """The result of a task: the bits of its shards, and the keys of lists that it found.
+class _Part(NamedTuple):
+    """What was chosen in a shard, or in several one after another.
 
-    Where the choice says how often samples come, `times` has this for those with set bits; else it is empty. So has
-    `codes` the packs or classes of their items, which are `length` long together; `values` are what classes of groups
-    stand for. `costs` has for each unit the sum of its squared lengths. `num_long` samples are too long.
+    Attributes:
+        bits: The bits of the samples.
+        found: For each list, the keys that samples have: int64, as numbers in the list, once for each sample.
+        times: How often each chosen sample comes; empty unless the choice says so.
+        codes: The pack or class of each item; of groups of a budget, its length. Empty if each item is a unit.
+        values: What the codes of classes stand for.
+        costs: The sum of the squared lengths of each pack.
+        length: How long all items of packs or groups are together.
+        num_long: Number of samples that are too long.
     """
 
-    shards: range
     bits: Bits
-    times: npt.NDArray[np.unsignedinteger]
-    codes: npt.NDArray[np.unsignedinteger]
-    values: list[Any]
-    costs: npt.NDArray[np.float64]
-    length: int
-    num_long: int
-    found: dict[str, Int64]
+    found: Mapping[str, Int64]
+    times: npt.NDArray[np.unsignedinteger] = np.zeros(0, np.uint8)
+    codes: npt.NDArray[np.unsignedinteger] = np.zeros(0, np.uint8)
+    values: tuple[Any, ...] = ()
+    costs: npt.NDArray[np.float64] = np.zeros(0)
+    length: int = 0
+    num_long: int = 0
+
+    @classmethod
+    def joined(cls, parts: Sequence[_Part]) -> _Part:
+        """Return the parts of consecutive shards as one, with the values of all in ascending order."""
+        values = tuple(sorted({value for part in parts for value in part.values}))
+        number_of = {value: number for number, value in enumerate(values)}
+        numbers = [np.array([number_of[value] for value in part.values], np.uint32) for part in parts]
+        return cls(
+            np.concatenate([np.zeros(0, np.uint8), *(part.bits for part in parts)]),
+            {name: np.concatenate([part.found[name] for part in parts]) for name in (parts[0].found if parts else ())},
+            _concatenated(part.times for part in parts),
+            _concatenated(
+                new[part.codes] if part.values else part.codes for new, part in zip(numbers, parts, strict=True)
+            ),
+            values,
+            np.concatenate([np.zeros(0), *(part.costs for part in parts)]),
+            sum(part.length for part in parts),
+            sum(part.num_long for part in parts),
+        )
+
+
+def _concatenated(parts: Iterable[npt.NDArray[np.unsignedinteger]]) -> npt.NDArray[np.unsignedinteger]:
+    """Return all numbers of some parts, as small as the largest of them allows."""
+    numbers = np.concatenate([np.zeros(0, np.uint8), *parts])
+    return numbers.astype(np.min_scalar_type(int(numbers.max(initial=0))), copy=False)
 
 
 def read_choice(
@@ -301,96 +335,103 @@ def choose(
         columns.parse(choice.where)
     elif base is not None and not (choice.lists or choice.times or choice.form):
         return Chosen(base, {})
-    ends = np.append(0, np.cumsum(-(-totals // 8)))
-    bits = np.zeros(int(ends[-1]), np.uint8)
-    whole = None if base is None else base.bits
-    tasks: list[_Task] = []
-    for first in range(0, len(totals), _SHARDS_AT_ONCE):
-        shards = range(first, min(len(totals), first + _SHARDS_AT_ONCE))
-        tasks.append((shards, None if whole is None else whole[ends[shards.start] : ends[shards.stop]]))
-    done_parts: dict[int, _Part] = {}
-    found = {name: np.zeros(len(each.keys), np.int64) for name, each in choice.lists.items()}
+    parts: dict[int, _Part] = {}
+    counts = {name: np.zeros(len(each.keys), np.int64) for name, each in choice.lists.items()}
     done = samples = 0
     report = progress or (lambda *_: None)
     report(0, len(totals), 0)
-    work = partial(_choose_some, columns, totals, choice)
     num_bytes = len(totals) * _SHARD_BYTES + int(totals.sum()) * _SAMPLE_BYTES
     mapped = (engine or LocalEngine(1)).map(
-        work,
-        tasks,
+        partial(_choose_some, columns, totals, choice),
+        _tasks(totals, base),
         num_bytes=None if columns.storage.has_latency else num_bytes,
         describe=lambda task: columns.manifest.shards[task[0].start].path,
     )
-    with closing(mapped) as parts:
-        for part in parts:
-            bits[ends[part.shards.start] : ends[part.shards.stop]] = part.bits
-            done_parts[part.shards.start] = replace(part, bits=bits[:0], found={})
+    with closing(mapped) as results:
+        for shards, part in results:
             for name, numbers in part.found.items():
-                np.add.at(found[name], numbers, 1)
-            done += len(part.shards)
-            samples += int(totals[part.shards.start : part.shards.stop].sum())
+                np.add.at(counts[name], numbers, 1)
+            parts[shards.start] = part._replace(found={})
+            done += len(shards)
+            samples += int(totals[shards.start : shards.stop].sum())
             report(done, len(totals), samples)
-    for name, keys in choice.lists.items():
-        for number in np.flatnonzero(found[name] > 1).tolist():
+    _refuse_ambiguous(choice.lists, counts)
+    part = _Part.joined([parts[first] for first in sorted(parts)])
+    items = choice.items(Selection.of_bits(totals, part.bits), part.times)
+    units = _units_of(columns, choice, items, part)
+    found = {name: each > 0 for name, each in counts.items()}
+    return Chosen(units, found, _figures(choice, units, part))
+
+
+def _tasks(totals: Int64, base: Selection | None) -> list[_Task]:
+    """Return the tasks: some shards each, in their order."""
+    ends = np.append(0, np.cumsum(-(-totals // 8)))
+    bits, tasks = None if base is None else base.bits, list[_Task]()
+    for first in range(0, len(totals), _SHARDS_AT_ONCE):
+        shards = range(first, min(len(totals), first + _SHARDS_AT_ONCE))
+        tasks.append((shards, None if bits is None else bits[ends[shards.start] : ends[shards.stop]]))
+    return tasks
+
+
+def _refuse_ambiguous(lists: Mapping[str, KeyList], counts: Mapping[str, Int64]) -> None:
+    """Refuse a key of a list that two samples have, one of them as its escaped key."""
+    for name, keys in lists.items():
+        for number in np.flatnonzero(counts[name] > 1).tolist():
             key = keys.keys[number].as_py()
             if unescape_key(key) != key:  # else the dataset has a key twice, and the list means both samples
                 raise ambiguous_key(key, keys.origin)
-    selection = Selection.of_bits(totals, bits)
-    items: Selection | Repeats = selection
-    every = [done_parts[first] for first in sorted(done_parts)]
-    if choice.times is not None:
-        items = Repeats(selection, _joined(part.times for part in every), "repeat" if choice.repeat else "expand")
-    units: Units = items
-    form = choice.form
-    if isinstance(form, Packing):
-        units = Packs(items, _joined(part.codes for part in every), block_of(form.capacity), form)
-    elif isinstance(form, Grouping):
-        units = _grouped(columns, choice, items, every)
-        _refuse_pads(columns, choice, units)
-    figures = _figures(choice, units, every)
-    return Chosen(units, {name: counts > 0 for name, counts in found.items()}, figures)
 
 
-def _figures(choice: Choice, units: Units, parts: Sequence[_Part]) -> dict[str, Any]:
+def _figures(choice: Choice, units: Units, part: _Part) -> dict[str, Any]:
     """Return how well packs or groups are filled, as `described_units` takes it."""
     figures: dict[str, Any] = {}
     if isinstance(units, Groups):
         figures["pads"] = units.num_pads
     if choice.long != "error":
-        figures["num_long"] = sum(part.num_long for part in parts)
+        figures["num_long"] = part.num_long
     if choice.lengths is not None:
-        most = choice.capacity * units.num_samples
-        costs = np.concatenate([np.zeros(0), *(part.costs for part in parts)])
+        most, costs = choice.capacity * units.num_samples, part.costs
         if isinstance(units, Groups):
             most, costs = int(units.codes.sum()), units.costs
-        figures["fill"] = round(sum(part.length for part in parts) / max(1, most), 4)
+        figures["fill"] = round(part.length / max(1, most), 4)
         below = (np.arange(len(costs) + 1) / max(1, len(costs))) ** COMPARED_RANKS
         largest = float(np.diff(below) @ np.sort(costs))  # the mean of the largest, of costs that each rank draws
         figures["imbalance"] = round(largest / max(1.0, float(costs.mean())), 3) if len(costs) else 1.0
     return figures
 
 
-def _grouped(columns: SampleColumns, choice: Choice, items: Selection | Repeats, parts: Sequence[_Part]) -> Groups:
-    """Return the groups of items, of which the parts have the values, or the lengths."""
-    bytes_of_sample, is_expanded = columns.manifest.sample_bytes, choice.expand is not None
-    if choice.budget:
-        lengths, form = _joined(part.codes for part in parts), Grouping(choice.size, choice.budget)
-        usual = choice.budget // max(1, int(lengths.mean())) if len(lengths) else 1
-        block = group_block_of(bytes_of_sample, min(usual, choice.size or usual), is_expanded)
-        stops = np.cumsum(items.counts).tolist()
-        own = [lengths[stop - count : stop] for stop, count in zip(stops, items.counts.tolist(), strict=True)]
-        return Groups(items, _joined(padded_lengths(each.astype(np.int64), form, block) for each in own), block, form)
-    values = sorted({value for part in parts for value in part.values})
-    if len(values) > _MAX_VALUES:
-        raise _too_many_values(columns, choice)
-    number_of = {value: number for number, value in enumerate(values)}
-    codes = _joined(
-        np.array([number_of[value] for value in part.values], np.uint32)[part.codes] for part in parts if part.values
-    )
-    form = Grouping(choice.size, 0, tuple(values))
-    groups = Groups(items, codes, group_block_of(bytes_of_sample, choice.size, is_expanded), form)
+def _units_of(columns: SampleColumns, choice: Choice, items: Selection | Repeats, part: _Part) -> Units:
+    """Return the units that some items make, given what was chosen in all shards."""
+    form = choice.form
+    if form is None:
+        return items
+    if isinstance(form, Packing):
+        return Packs(items, part.codes, block_of(form.capacity), form)
+    groups = _groups_by_length if choice.budget else _groups_by_value
+    units = groups(columns, choice, items, part)
+    _refuse_pads(columns, choice, units)
+    return units
+
+
+def _groups_by_length(columns: SampleColumns, choice: Choice, items: Selection | Repeats, part: _Part) -> Groups:
+    """Return groups of a budget, of items with the lengths that the part has as codes."""
+    lengths, form = part.codes, Grouping(choice.size, choice.budget)
+    usual = choice.budget // max(1, int(lengths.mean())) if len(lengths) else 1
+    size = min(usual, choice.size or usual)
+    block = group_block_of(columns.manifest.sample_bytes, size, choice.expand is not None)
+    of_shards = np.split(lengths, np.cumsum(items.counts)[:-1])
+    padded = _concatenated(padded_lengths(each.astype(np.int64), form, block) for each in of_shards)
+    return Groups(items, padded, block, form)
+
+
+def _groups_by_value(columns: SampleColumns, choice: Choice, items: Selection | Repeats, part: _Part) -> Groups:
+    """Return groups of items with one value each."""
+    _refuse_many_values(columns, choice, part.values)
+    form, is_expanded = Grouping(choice.size, 0, part.values), choice.expand is not None
+    block = group_block_of(columns.manifest.sample_bytes, choice.size, is_expanded)
+    groups = Groups(items, part.codes, block, form)
     if _share_of_pads(groups) > _MAX_PADS and not is_expanded:  # too many values for a block: a shard may do
-        groups = min(groups, Groups(items, codes, 0, form), key=_share_of_pads)
+        groups = min(groups, Groups(items, part.codes, 0, form), key=_share_of_pads)
     return groups
 
 
@@ -398,14 +439,15 @@ def _share_of_pads(groups: Groups) -> float:
     return groups.num_pads / max(1, groups.base.num_samples + groups.num_pads)
 
 
-def _too_many_values(columns: SampleColumns, choice: Choice) -> InputError:
-    return InputError(
-        f"column {choice.group!r} has too many values for groups",
-        place=columns.storage.url,
-        expected=f"at most {_MAX_VALUES:,}, of which a shard has enough samples for whole groups",
-        found="more",
-        remedy="group by a column of a few buckets; or, if it has lengths, give a --budget (budget=)",
-    )
+def _refuse_many_values(columns: SampleColumns, choice: Choice, values: Sequence[Any]) -> None:
+    if len(values) > _MAX_VALUES:
+        raise InputError(
+            f"column {choice.group!r} has too many values for groups",
+            place=columns.storage.url,
+            expected=f"at most {_MAX_VALUES:,}, of which a shard has enough samples for whole groups",
+            found="more",
+            remedy="group by a column of a few buckets; or, if it has lengths, give a --budget (budget=)",
+        )
 
 
 def _refuse_pads(columns: SampleColumns, choice: Choice, units: Groups) -> None:
@@ -425,76 +467,86 @@ def _refuse_pads(columns: SampleColumns, choice: Choice, units: Groups) -> None:
         )
 
 
-def _joined(parts: Iterable[npt.NDArray[np.unsignedinteger]]) -> npt.NDArray[np.unsignedinteger]:
-    """Return all numbers of some parts, as small as the largest of them allows."""
-    joined = np.concatenate([np.zeros(0, np.uint8), *parts])
-    return joined.astype(np.min_scalar_type(int(joined.max(initial=0))), copy=False)
+# The tasks: they run in workers, and may run twice
 
 
-def _choose_some(columns: SampleColumns, totals: Int64, choice: Choice, task: _Task) -> _Part:
-    """Choose samples of the shards of a task. Runs in a worker process; may run twice."""
+def _choose_some(columns: SampleColumns, totals: Int64, choice: Choice, task: _Task) -> tuple[range, _Part]:
+    """Choose samples of the shards of a task."""
     condition = None if choice.where is None else columns.parse(choice.where)
-    lists, needs_keys = choice.lists, choice.lists or choice.times or choice.form
-    given = [*(condition.columns if condition else ()), *([KEY] if needs_keys else ())]
-    names = list(dict.fromkeys([*given, *filter(None, [choice.times, choice.pack or choice.group])]))
-    bits: list[Bits] = [np.zeros(0, np.uint8)]
-    times, codes, length, num_long = [], [], 0, 0
-    costs: list[npt.NDArray[np.float64]] = [np.zeros(0)]
-    form, number_of = choice.form, dict[Any, int]()
-    found: dict[str, list[Int64]] = {name: [np.zeros(0, np.int64)] for name in lists}
-    for table, mask in _tables(columns, totals, names, task):
-        if condition is not None:
-            rows = condition.rows([table.column(name) for name in condition.columns], len(table))
-            mask &= _mask_of(rows, len(table))
-        for name, keys in lists.items():
-            rows, numbers = keys.look_up(table.column(KEY))
-            found[name].append(numbers)
-            mask &= _mask_of(rows, len(table)) ^ (name == "exclude")
-        each = None
-        if choice.times is not None:
-            each = _integers(table, choice.times, mask, "how often a sample comes", MAX_TIMES)
-            mask &= each > 0
-            num_units = int(each[mask].sum())
-            if num_units > _MAX_UNITS:  # they would not fit into memory
-                raise InputError(
-                    f"by column {choice.times!r} the samples of a shard come too often",
-                    place=columns.storage.url,
-                    expected=f"at most {_MAX_UNITS:,} times together",
-                    found=f"{num_units:,}",
-                    remedy="choose a column that says how often a sample comes, or how many parts it has",
-                )
-        if choice.lengths is not None:
-            lengths = _integers(table, choice.lengths, mask, "how long a sample is", MAX_CAPACITY)
-            most = choice.capacity or choice.budget
-            is_long = mask & (lengths > most)
-            if choice.long == "error":
-                cause, remedy = _TOO_LONG["group" if choice.budget else "pack"]
-                _refuse_some(table, is_long, choice.lengths, cause, f"{choice.lengths} of at most {most:,}", remedy)
-            num_long += int(is_long.sum())
-            if choice.long == "drop":
-                mask &= ~is_long
-        items: Selection | Repeats = Selection.of_masks([mask])
-        if each is not None:
-            times.append(each[mask].astype(np.uint32))
-            items = Repeats(items.chosen, times[-1], "repeat" if choice.repeat else "expand")
-        if form is not None:
-            samples = shard_units(items, items.totals, 0, max(1, len(mask))).items(np.arange(items.num_samples)).samples
-            if choice.lengths is not None:
-                own = np.minimum(lengths, most)[samples]
-                length += int(own.sum())
-            if isinstance(form, Packing):
-                codes.append(packed(own, form.capacity, block_of(form.capacity)))
-                costs.append(np.bincount(codes[-1], own.astype(np.float64) ** 2).astype(np.float64))
-            elif form.budget:  # grouped when all lengths are known
-                codes.append(own.astype(np.uint32))
-            else:
-                codes.append(_values_of(table, str(choice.group), mask, number_of)[samples])
-                if len(number_of) > _MAX_VALUES:
-                    raise _too_many_values(columns, choice)
-        bits.append(np.packbits(mask, bitorder="little"))
-    joined = {name: np.concatenate(numbers) for name, numbers in found.items()}
-    made = _joined(times), _joined(codes), [*number_of], np.concatenate(costs), length, num_long
-    return _Part(task[0], np.concatenate(bits), *made, joined)
+    names = [*(condition.columns if condition else ()), *filter(None, [choice.times, choice.pack or choice.group])]
+    if choice.lists or choice.times or choice.form:
+        names.append(KEY)  # for lists, and for errors
+    tables = _tables(columns, totals, list(dict.fromkeys(names)), task)
+    part = _Part.joined([_choose_in_shard(columns, choice, condition, table, mask) for table, mask in tables])
+    _refuse_many_values(columns, choice, part.values)
+    return task[0], part
+
+
+def _choose_in_shard(
+    columns: SampleColumns, choice: Choice, condition: Where | None, table: pa.Table, mask: npt.NDArray[np.bool_]
+) -> _Part:
+    """Choose samples of a shard, given its columns and the samples to choose from."""
+    found: dict[str, Int64] = {}
+    if condition is not None:
+        rows = condition.rows([table.column(name) for name in condition.columns], len(table))
+        mask &= _mask_of(rows, len(table))
+    for name, keys in choice.lists.items():
+        rows, found[name] = keys.look_up(table.column(KEY))
+        mask &= _mask_of(rows, len(table)) ^ (name == "exclude")
+    times: Int64 | None = None
+    lengths: Int64 | None = None
+    num_long = 0
+    if choice.times is not None:
+        times = _times_of(columns, choice.times, table, mask)
+        mask &= times > 0
+    if choice.lengths is not None:
+        lengths, is_long = _lengths_of(choice, table, mask)
+        num_long = int(is_long.sum())
+        if choice.long == "drop":
+            mask &= ~is_long
+    part = _Part(np.packbits(mask, bitorder="little"), found, num_long=num_long)
+    if times is not None:
+        part = part._replace(times=times[mask].astype(np.uint32))
+    form = choice.form
+    if form is None:
+        return part
+    items = choice.items(Selection.of_masks([mask]), part.times)
+    samples = item_units(items, items.totals, 0).items(np.arange(items.num_samples)).samples
+    if lengths is None:
+        codes, values = _values_of(table, str(choice.group), mask)
+        return part._replace(codes=codes[samples], values=values)
+    own = lengths[samples]
+    part = part._replace(length=int(own.sum()))
+    if isinstance(form, Grouping):
+        return part._replace(codes=own.astype(np.uint32))  # grouped when all lengths are known
+    packs = packed(own, form.capacity, block_of(form.capacity))
+    return part._replace(codes=packs, costs=np.bincount(packs, own.astype(np.float64) ** 2).astype(np.float64))
+
+
+def _times_of(columns: SampleColumns, name: str, table: pa.Table, mask: npt.NDArray[np.bool_]) -> Int64:
+    """Return how often each sample comes, by a column; only those of the mask are looked at."""
+    times = _integers(table, name, mask, "how often a sample comes", MAX_TIMES)
+    num_items = int(times[mask].sum())
+    if num_items > _MAX_UNITS:  # they would not fit into memory
+        raise InputError(
+            f"by column {name!r} the samples of a shard come too often",
+            place=columns.storage.url,
+            expected=f"at most {_MAX_UNITS:,} times together",
+            found=f"{num_items:,}",
+            remedy="choose a column that says how often a sample comes, or how many parts it has",
+        )
+    return times
+
+
+def _lengths_of(choice: Choice, table: pa.Table, mask: npt.NDArray[np.bool_]) -> tuple[Int64, npt.NDArray[np.bool_]]:
+    """Return the length of each sample, at most the largest allowed one, and which samples of the mask are longer."""
+    name, most = str(choice.lengths), choice.capacity or choice.budget
+    lengths = _integers(table, name, mask, "how long a sample is", MAX_CAPACITY)
+    is_long = mask & (lengths > most)
+    if choice.long == "error":
+        cause, remedy = _TOO_LONG["group" if choice.budget else "pack"]
+        _refuse_some(table, is_long, name, cause, f"{name} of at most {most:,}", remedy)
+    return np.minimum(lengths, most), is_long
 
 
 def _tables(
@@ -528,23 +580,21 @@ def _integers(table: pa.Table, name: str, mask: npt.NDArray[np.bool_], what: str
 
 
 def _values_of(
-    table: pa.Table, name: str, mask: npt.NDArray[np.bool_], number_of: dict[Any, int]
-) -> npt.NDArray[np.uint32]:
-    """Return the number of each sample's value of a column; values without one get the next. 0 outside of the mask."""
+    table: pa.Table, name: str, mask: npt.NDArray[np.bool_]
+) -> tuple[npt.NDArray[np.uint32], tuple[Any, ...]]:
+    """Return the values that samples of the mask have in a column, and the number of each sample's value; 0 for others.
+
+    The numbers are uint32 of shape (samples,).
+    """
     column = table.column(name).combine_chunks()
     remedy = f"leave such samples out: --where 'column(\"{name}\") is not None' (where=)"
     is_null = mask & column.is_null().to_numpy(zero_copy_only=False)
     cause = f"column {name!r} cannot say which group a sample is in"
     _refuse_some(table, is_null, name, cause, "a value", remedy)
-    values = column.dictionary_encode().filter(pa.array(mask))
-    used = values.indices.to_numpy()
-    names = values.dictionary.to_pylist()
-    numbers = np.zeros(len(names), np.uint32)
-    for each in np.unique(used).tolist():
-        numbers[each] = number_of.setdefault(names[each], len(number_of))
-    found = np.zeros(len(mask), np.uint32)
-    found[mask] = numbers[used]
-    return found
+    encoded = column.filter(pa.array(mask)).dictionary_encode()
+    numbers = np.zeros(len(mask), np.uint32)
+    numbers[mask] = encoded.indices.to_numpy()
+    return numbers, tuple(encoded.dictionary.to_pylist())
 
 
 def _refuse_some(
