@@ -7,7 +7,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import orjson
@@ -126,7 +126,7 @@ def annotate(
         with spooled(rows, folder, engine.is_local, work.columns, report_rows) as path:
             return work.carry_out(_open_table([path], None, hive=False), rows.what)
     finally:
-        work.run.tidy()
+        ANNOTATIONS.remove_empty_folder(storage)
 
 
 Rows = tuple[WriteJob, Read, tuple[int, int, int], Mapping[str, Any]]
@@ -152,7 +152,7 @@ class Making(ABC):
     report: Report
     covered: Covered | None = None
 
-    @property
+    @cached_property
     def run(self) -> AnnotationRun:
         """The run of this name in the dataset."""
         return AnnotationRun(self.storage, self.name)
@@ -383,8 +383,7 @@ def drop_annotation(
         InputError: There is no annotation of this name.
         StorageError: Another process is making it.
     """
-    url, storage_options = located_one(dataset, storage_options, fs)
-    storage = open_storage(url, storage_options)
+    storage = open_storage(*located_one(dataset, storage_options, fs))
     read_manifest(storage)
     run = AnnotationRun(storage, ANNOTATIONS.checked(name))
     run.parts()
@@ -414,6 +413,5 @@ def list_annotations(
     Raises:
         DatasetNotFoundError: There is no dataset.
     """
-    url, storage_options = located_one(dataset, storage_options, fs)
-    storage = open_readable_storage(url, storage_options)
+    storage = open_readable_storage(*located_one(dataset, storage_options, fs))
     return ANNOTATIONS.listed(storage, read_manifest(storage))

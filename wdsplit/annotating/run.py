@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import posixpath
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import NoReturn
 
 from wdsplit.annotating.writing import WriteJob
@@ -19,8 +19,6 @@ from wdsplit.shards.manifest import RUN_FOLDER
 from wdsplit.storage.interface import Storage
 
 __all__ = ["AnnotationRun"]
-
-_LOCK = "lock"
 
 
 class AnnotationRun(Record):
@@ -72,28 +70,19 @@ class AnnotationRun(Record):
     def locked(self) -> Iterator[None]:
         """Lock out other runs of this annotation; folders made for the lock are removed after the block if empty."""
         try:
-            with self.storage.lock(f"{self.folder}/{_LOCK}"):
-                try:
-                    yield
-                finally:
-                    if not (self.storage.is_remote or self.plan):
-                        self.storage.remove(self.folder)
+            with super().locked():
+                yield
         finally:
-            self.tidy()
-
-    def tidy(self) -> None:
-        """Remove the folder of all annotations if it is empty."""
-        if not self.storage.is_remote:
-            with suppress(OSError):  # another run may have started
-                os.rmdir(os.path.join(self.storage.url, ANNOTATIONS.folder))
+            ANNOTATIONS.remove_empty_folder(self.storage)
 
     def start(self, job: WriteJob, modified: str, live: str | None, fingerprint: str) -> None:
         """Start a run: remove what earlier ones left, but not the tables of the annotation in `live`, if there is one.
 
         `modified` is a hash of the modification times of the inputs, `fingerprint` that of the dataset.
         """
-        left = [name for name in self.storage.list(self.folder) if name not in (_LOCK, RUN_FOLDER)]
-        self.storage.remove(*(f"{self.folder}/{name}" for name in left))
+        kept = (self.lock_path, f"{self.folder}/{RUN_FOLDER}")
+        left = [f"{self.folder}/{name}" for name in self.storage.list(self.folder)]
+        self.storage.remove(*(path for path in left if path not in kept))
         self._remove_tables(live)
         plan = {"plan": job.run, "modified": modified, "task_bytes": job.task_bytes, "fingerprint": fingerprint}
         self.begin(plan)

@@ -7,8 +7,7 @@ is created before anything in the output changes, and removed after the manifest
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NoReturn
@@ -44,7 +43,6 @@ __all__ = ["Run", "is_below"]
 
 logger = logging.getLogger(__name__)
 
-_LOCK_NAME = f"{RUN_FOLDER}/lock"
 _KEPT = (ANNOTATIONS.folder, VIEWS.folder)
 
 
@@ -59,7 +57,6 @@ class Run(Record):
     def __init__(self, storage: Storage, emit: Sequence[str] = ()) -> None:
         super().__init__(storage, RUN_FOLDER)
         self.emit = list(emit)
-        self._ended = False
 
     @property
     def exists(self) -> bool:
@@ -72,20 +69,6 @@ class Run(Record):
         finished = self.storage.size(HEADER_NAME) is not None and not self.is_unfinished
         noted = read_manifest(self.storage).provenance if finished else self.plan
         return str(noted.get("snapshot", ""))
-
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Lock other runs out of the output; the lock's folder is removed after the block unless it has a plan.
-
-        Raises:
-            StorageError: Another run has the lock.
-        """
-        with self.storage.lock(_LOCK_NAME):
-            try:
-                yield
-            finally:
-                if not (self.storage.is_remote or self._ended or self.is_unfinished):
-                    self._end(self.storage)
 
     def refuse_file_inside(self, path: str, what: str) -> None:
         """Refuse an output that contains a needed file: the output is emptied when a run starts."""
@@ -166,7 +149,7 @@ class Run(Record):
         Views and annotations are kept: they stay valid if the new shards are the same, else the fingerprint differs.
         """
         inner = [f"{RUN_FOLDER}/{name}" for name in self.storage.list(RUN_FOLDER) if not name.startswith(SPOOL)]
-        self.storage.remove(self.plan_path, *(path for path in inner if path != _LOCK_NAME))
+        self.storage.remove(self.plan_path, *(path for path in inner if path != self.lock_path))
         self.begin({**plan.summary(), "emit": self.emit})
         self.storage.remove(HEADER_NAME)
         self.storage.remove(*(name for name in self.storage.list() if name not in (RUN_FOLDER, *_KEPT)))
@@ -249,7 +232,7 @@ class Run(Record):
             self.remove_temporary(storage)
             spilled = any(name.endswith(".arrow") for name in storage.list(SPILL_FOLDER))
             if {*storage.list()} - {*_KEPT} == {RUN_FOLDER} and not spilled:
-                self._end(storage)
+                self.end(storage)
         except WdsplitError as error:
             if not storage.is_remote:
                 raise
@@ -259,11 +242,7 @@ class Run(Record):
         """Remove the files of an unfinished run, and incomplete uploads."""
         for folder in ("", *([ENERGON_FOLDER] if "energon" in self.emit else [])):
             self.storage.remove_temporary(folder)
-        self._end(self.storage)
-
-    def _end(self, storage: Storage) -> None:
-        self.end(storage)
-        self._ended = True
+        self.end()
 
     def existing_shards(self, plan: Plan, shards: range) -> dict[int, ShardRow]:
         """Return the shards that tasks have noted and whose files all exist with the right sizes.

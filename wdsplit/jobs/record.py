@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import orjson
@@ -23,7 +25,8 @@ class Record:
 
     def __init__(self, storage: Storage, folder: str) -> None:
         self.storage, self.folder = storage, folder
-        self.plan_path = f"{folder}/plan.json"
+        self.plan_path, self.lock_path = f"{folder}/plan.json", f"{folder}/lock"
+        self._has_ended = False
 
     @property
     def is_unfinished(self) -> bool:
@@ -36,14 +39,30 @@ class Record:
         note = read_note(self.storage, self.plan_path)
         return note if isinstance(note, dict) else {}
 
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Lock other runs out; the folder, in which the lock is, is removed after the block unless it has a plan.
+
+        Raises:
+            StorageError: Another run has the lock.
+        """
+        with self.storage.lock(self.lock_path):
+            try:
+                yield
+            finally:  # after the end of this run, the folder may be that of the next one
+                if not (self.storage.is_remote or self._has_ended or self.is_unfinished):
+                    self.end()
+
     def begin(self, plan: dict[str, Any]) -> None:
         """Note the plan: from here on, the output belongs to this run."""
+        self._has_ended = False
         with self.storage.publish(self.plan_path, durable=True) as file:
             file.write([orjson.dumps(plan, option=orjson.OPT_INDENT_2)])
 
     def end(self, storage: Storage | None = None) -> None:
         """Remove the folder, the plan first, so that a late task notices that its run has ended."""
         (storage or self.storage).remove(self.plan_path, self.folder)
+        self._has_ended = True
 
     def refuse_taken_over(self, plan_hash: str, shared: bool = False) -> None:
         """Refuse to continue if another run has started in the output meanwhile, where no lock prevents that.

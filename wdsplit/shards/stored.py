@@ -7,6 +7,7 @@ characters of the version's fingerprint.
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -15,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, WdsplitError, did_you_mean
 from wdsplit.shards.manifest import Manifest
-from wdsplit.storage.interface import ReadableStorage
+from wdsplit.storage.interface import ReadableStorage, Storage
 from wdsplit.texts import listed
 
 __all__ = ["VERSION", "Kind", "version_of"]
@@ -97,6 +98,12 @@ class Kind(Generic[Stored]):
     def paths(self, storage: ReadableStorage, name: str) -> list[str]:
         """Return the paths of all files of this name."""
         return [self.path(name, version) for version in self.versions(storage).get(name, ())]
+
+    def remove_empty_folder(self, storage: Storage) -> None:
+        """Remove the folder if nothing is in it: a lock may have made it."""
+        if not storage.is_remote:
+            with suppress(OSError):  # something is in it, or another process has made it again
+                os.rmdir(os.path.join(storage.url, self.folder))
 
     def find(self, storage: ReadableStorage, name: str, manifest: Manifest) -> Stored:
         """Read the object that was made for a version.

@@ -8,11 +8,10 @@ memory is allocated.
 
 from __future__ import annotations
 
-import os
 import re
 import reprlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
@@ -172,8 +171,7 @@ def lock_view(storage: Storage, name: str) -> Iterator[None]:
         finally:
             if not storage.is_remote:
                 storage.remove(path)
-                with suppress(OSError):  # there are views, or another process has started
-                    os.rmdir(os.path.join(storage.url, VIEWS.folder))
+                VIEWS.remove_empty_folder(storage)
 
 
 def write_view(storage: Storage, manifest: Manifest, name: str, units: Units, recipe: Mapping[str, Any]) -> StoredView:
