@@ -152,16 +152,16 @@ def _parse(name: str, data: bytes) -> Annotation:
 
 
 ANNOTATIONS = Kind(
-    "annotation",
-    "fields",
-    ".json",
-    re.compile("[A-Za-z0-9_-]{1,100}"),
-    "letters, digits, '_' and '-', at most 100",
-    "wdsplit annotate DATASET TABLE --name {name} ... --overwrite",
-    "`wdsplit map DATASET MODULE:FUNCTION --name {name} --update` if a function made it, "
+    what="annotation",
+    folder="fields",
+    suffix=".json",
+    pattern=re.compile("[A-Za-z0-9_-]{1,100}"),
+    allowed="letters, digits, '_' and '-', at most 100",
+    make="wdsplit annotate DATASET TABLE --name {name} ... --overwrite",
+    again="`wdsplit map DATASET MODULE:FUNCTION --name {name} --update` if a function made it, "
     "else `wdsplit annotate DATASET TABLE --name {name} ... --overwrite`",
-    _read,
-    lambda annotation: annotation.fingerprint,
+    read=_read,
+    fingerprint=lambda annotation: annotation.fingerprint,
 )
 
 

@@ -452,13 +452,13 @@ def _formed(stored: StoredView, items: Selection | Repeats, codes: Any, counts: 
 
 
 VIEWS = Kind(
-    "view",
-    "views",
-    ".view",
-    re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}"),
-    "up to 100 letters, digits, '_', '-' and '.', not beginning with '-' or '.'",
-    "wdsplit view DATASET {name} ... --overwrite",
-    "`wdsplit view DATASET {name} --update`",
-    _read_head,
-    lambda view: view.dataset,
+    what="view",
+    folder="views",
+    suffix=".view",
+    pattern=re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}"),
+    allowed="up to 100 letters, digits, '_', '-' and '.', not beginning with '-' or '.'",
+    make="wdsplit view DATASET {name} ... --overwrite",
+    again="`wdsplit view DATASET {name} --update`",
+    read=_read_head,
+    fingerprint=lambda view: view.dataset,
 )
