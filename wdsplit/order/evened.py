@@ -6,12 +6,13 @@ short. There they are visited last, while their own lane visits its last window.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 
 import numpy as np
-import numpy.typing as npt
 
 from wdsplit.arrays import Int64
 
@@ -60,40 +61,30 @@ def evened(begins: Int64, lengths: Int64, targets: Int64) -> Stretches:
         lengths: int64 of shape (lanes,): their samples.
         targets: int64 of shape (lanes,): the samples that they get, with the same sum.
     """
-    lanes = np.arange(len(lengths))
-    surplus, missing = np.maximum(lengths - targets, 0), np.maximum(targets - lengths, 0)
-    following = begins + targets
-    filled, sources, sizes = [lanes], [begins], [np.minimum(lengths, targets)]
-    for divisor in _divisors(len(lengths)):
-        by_class = np.argsort(lanes % divisor, kind="stable")
-        is_last = np.append(np.diff(by_class % divisor) != 0, True)
-        given = _firsts(surplus[by_class], missing[by_class], is_last)
-        taken = _firsts(missing[by_class], surplus[by_class], is_last)
-        given_ends, taken_ends = np.cumsum(given), np.cumsum(taken)
-        cuts = np.unique(np.concatenate([np.zeros(1, np.int64), given_ends, taken_ends]))
-        giver = np.searchsorted(given_ends, cuts[:-1], side="right")
-        filled.append(by_class[np.searchsorted(taken_ends, cuts[:-1], side="right")])
-        sources.append(following[by_class[giver]] + cuts[:-1] - (given_ends[giver] - given[giver]))
-        sizes.append(np.diff(cuts))
-        following[by_class] += given
-        surplus[by_class] -= given
-        missing[by_class] -= taken
-    size = np.concatenate(sizes)
-    by_lane = np.argsort(np.concatenate(filled), kind="stable")
-    by_lane = by_lane[size[by_lane] > 0]
-    return Stretches(np.cumsum(size[by_lane]) - size[by_lane], np.concatenate(sources)[by_lane])
-
-
-def _firsts(amounts: Int64, others: Int64, is_last: npt.NDArray[np.bool_]) -> Int64:
-    """Return how much of each amount to take, first ones first: in each class at most the sum of its `others`."""
-    last = np.flatnonzero(is_last)
-    sizes = np.diff(last, prepend=-1)
-    ends, total = np.cumsum(amounts), np.diff(np.cumsum(others)[last], prepend=0)
-    begin = np.repeat(np.append(0, ends[last[:-1]]), sizes)
-    allowed = np.minimum(ends - begin, np.repeat(total, sizes))
-    firsts: Int64 = np.diff(allowed, prepend=0)
-    firsts[last[:-1] + 1] = allowed[last[:-1] + 1]
-    return firsts
+    num_lanes = len(lengths)
+    surplus, missing = np.maximum(lengths - targets, 0).tolist(), np.maximum(targets - lengths, 0).tolist()
+    following = (begins + targets).tolist()  # where the surplus of each lane begins
+    # each stretch: the lane that gets it, where it begins in the sequence of whole shards, and its samples
+    stretches = list(zip(range(num_lanes), begins.tolist(), np.minimum(lengths, targets).tolist(), strict=True))
+    for divisor in _divisors(num_lanes):
+        for first in range(divisor):
+            lanes = range(first, num_lanes, divisor)
+            givers = deque(lane for lane in lanes if surplus[lane])
+            takers = deque(lane for lane in lanes if missing[lane])
+            while givers and takers:
+                giver, taker = givers[0], takers[0]
+                size = min(surplus[giver], missing[taker])
+                stretches.append((taker, following[giver], size))
+                following[giver] += size
+                surplus[giver] -= size
+                missing[taker] -= size
+                if not surplus[giver]:
+                    givers.popleft()
+                if not missing[taker]:
+                    takers.popleft()
+    by_lane = sorted((stretch for stretch in stretches if stretch[2]), key=itemgetter(0))
+    _, sources, sizes = np.array(by_lane, np.int64).reshape(-1, 3).T
+    return Stretches(np.cumsum(sizes) - sizes, sources)
 
 
 def _divisors(lanes: int) -> Iterator[int]:
