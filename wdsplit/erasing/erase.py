@@ -257,7 +257,7 @@ def _write_views(job: EraseJob, storage: Storage, grown: Manifest) -> None:
             continue
         masks, stays = [], [np.zeros(0, np.bool_)]
         for number in range(len(job.selection)):
-            mask, is_left = units.mask(number), ~job.selection.mask(number)
+            mask, is_left = units.chosen.mask(number), ~job.selection.mask(number)
             masks += [mask[is_left]] if is_left.any() else []
             stays.append(is_left[mask])
         left: Units = Selection.of_masks(masks)

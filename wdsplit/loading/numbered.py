@@ -215,7 +215,7 @@ class NumberedSamples:
             shard, sample, _ = self.numbers.places(np.array([number]))
             selection: Any = self._source.selection_at(0)
             number = -1
-            if selection.mask(int(shard[0]))[sample[0]]:
+            if selection.chosen.mask(int(shard[0]))[sample[0]]:
                 number = int(self._chosen.of(shard, sample)[0])
         if number < 0:
             raise missing_key(key, len(self), self._source.url)

@@ -208,7 +208,7 @@ def _resolved(storage: ReadableStorage, manifest: Manifest, view: Any = None, **
             f"the view {view.name!r} belongs to another dataset",
             place=storage.url,
             expected=f"{manifest.num_samples:,} samples in {len(manifest.shards):,} shards",
-            found=f"{int(view.selection.totals.sum()):,} samples in {len(view.selection):,} shards",
+            found=f"{int(view.selection.totals.sum()):,} samples in {len(view.selection.totals):,} shards",
         )
     limit, own = others.get("limit"), view
     if limit is not None:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from wdsplit.arrays import Int64
 from wdsplit.order.hashing import hash_numbers, hash_stream
-from wdsplit.order.selection import Mask, Selection
+from wdsplit.order.selection import Selection
 from wdsplit.order.units import Items, ListedUnits, Repeats, ShardUnits, hash_of, item_units
 
 __all__ = [
@@ -70,17 +70,10 @@ class _Bundles:
         self.counts = counts
         self.num_samples = int(self.counts.sum())
 
-    def __len__(self) -> int:
-        return len(self.totals)
-
-    def mask(self, shard: int, first: int = 0, stop: int | None = None) -> Mask:
-        """Return which samples have items, as for `Selection`."""
-        return self.chosen.mask(shard, first, stop)
-
-    @property
-    def part_name(self) -> str:
-        """The field that numbers the items of a sample; empty where each has one."""
-        return self.base.part_name if isinstance(self.base, Repeats) else ""
+    @cached_property
+    def fingerprint(self) -> str:
+        """Identifies the units, as for `Selection`."""
+        return hash_of(f"{self.form.noun} {self.block} {tuple(self.form)} {self.base.fingerprint} ", self.codes)
 
     def _count(self, codes: npt.NDArray[np.unsignedinteger]) -> int:
         """Return how many units the items of a shard make, by their codes."""
@@ -129,11 +122,6 @@ class Packs(_Bundles):
     """
 
     form: Packing
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """Identifies the units, as for `Selection`."""
-        return hash_of(f"pack {self.block} {tuple(self.form)} {self.base.fingerprint} ", self.codes)
 
     def _count(self, codes: npt.NDArray[np.unsignedinteger]) -> int:
         return int(codes.max()) + 1 if len(codes) else 0
@@ -196,11 +184,6 @@ class Groups(_Bundles):
     form: Grouping
 
     @cached_property
-    def fingerprint(self) -> str:
-        """Identifies the units, as for `Selection`."""
-        return hash_of(f"group {self.block} {tuple(self.form)} {self.base.fingerprint} ", self.codes)
-
-    @cached_property
     def num_pads(self) -> int:
         """Items that are repeated to fill groups, in all."""
         return 0 if self.form.budget else self.num_samples * self.form.size - self.base.num_samples
@@ -212,7 +195,7 @@ class Groups(_Bundles):
         Shape (groups,), in no order.
         """
         costs = [np.zeros(0)]
-        for shard in range(len(self)):
+        for shard in range(len(self.counts)):
             for _, classes in self._blocks(self._codes_of(shard)):
                 lengths, counts = np.unique(classes, return_counts=True)
                 sizes, squares = self.form.sizes(lengths), lengths.astype(np.float64) ** 2

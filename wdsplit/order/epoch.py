@@ -16,12 +16,12 @@ import numpy.typing as npt
 
 from wdsplit.arrays import Int64
 from wdsplit.errors import InputError
-from wdsplit.order.bundles import Groups, Packs, Units, shard_units
+from wdsplit.order.bundles import Groups, Packs, Units, items_of, shard_units
 from wdsplit.order.evened import Stretches, evened
 from wdsplit.order.hashing import GOLDEN, MASK, hash_stream, mix_numbers, permutation
 from wdsplit.order.limits import MAX_LANES, MAX_SEED, MAX_WINDOW, TAILS, Tail
 from wdsplit.order.selection import Selection
-from wdsplit.order.units import Items, ShardUnits
+from wdsplit.order.units import Items, Repeats, ShardUnits
 
 __all__ = [
     "EpochOrder",
@@ -157,7 +157,8 @@ class EpochOrder:
         self.totals = counts if selection is None else selection.totals
         self.is_even = selection is None or isinstance(selection, Selection)
         self.is_bundled = isinstance(selection, (Packs, Groups))
-        self.part_name = "" if selection is None or isinstance(selection, Selection) else selection.part_name
+        items = items_of(selection)
+        self.part_name = items.part_name if isinstance(items, Repeats) else ""
         self.selection = None if self.is_even and np.array_equal(counts, self.totals) else selection
         order = permutation(num_shards, options.seed, epoch, _SHARDS) if options.shuffle else np.arange(num_shards)
         self.sequence = _lane_major(order, lanes)

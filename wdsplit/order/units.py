@@ -218,17 +218,10 @@ class Repeats:
             self.counts[filled] = np.add.reduceat(self.times, begins, dtype=np.int64)
         self.num_samples = int(self.counts.sum())
 
-    def __len__(self) -> int:
-        return len(self.totals)
-
     @cached_property
     def fingerprint(self) -> str:
         """Identifies the units, as for `Selection`."""
         return hash_of(f"{self.kind} {self.chosen.fingerprint} ", self.times)
-
-    def mask(self, shard: int, first: int = 0, stop: int | None = None) -> Mask:
-        """Return which samples have units, as for `Selection`."""
-        return self.chosen.mask(shard, first, stop)
 
     @property
     def part_name(self) -> str:

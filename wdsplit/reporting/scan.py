@@ -161,7 +161,7 @@ def scan(subject: Subject, max_bytes: int, seed: int) -> Scan:
         selection = subject.selections[run.part]
         rows = np.arange(run.stop - run.first)
         if selection is not None:
-            rows = np.flatnonzero(selection.mask(run.shard, run.first, run.stop))
+            rows = np.flatnonzero(selection.chosen.mask(run.shard, run.first, run.stop))
         shard = subject.parts[run.part].open_shard(subject.storages[run.part], run.shard)
         return read_window(shard, np.arange(run.first, run.stop)), rows
 
