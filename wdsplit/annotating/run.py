@@ -5,7 +5,6 @@ While a run is unfinished, `fields/NAME.run` contains its plan, and the spill fi
 
 from __future__ import annotations
 
-import os
 import posixpath
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -110,9 +109,11 @@ class AnnotationRun(Record):
         self._remove_tables(live)
 
     def _remove_tables(self, live: str | None) -> None:
+        self.storage.remove(*(path for path in self._table_folders() if path != live))
+
+    def _table_folders(self) -> list[str]:
         entries = self.storage.list(ANNOTATIONS.folder)
-        paths = [f"{ANNOTATIONS.folder}/{entry}" for entry in entries if annotation_of_folder(entry) == self._name]
-        self.storage.remove(*(path for path in paths if path != live))
+        return [f"{ANNOTATIONS.folder}/{entry}" for entry in entries if annotation_of_folder(entry) == self._name]
 
     def parts(self) -> list[str]:
         """Return the files and folders of the annotation, and of its unfinished runs.
@@ -120,9 +121,7 @@ class AnnotationRun(Record):
         Raises:
             InputError: There are none.
         """
-        entries = self.storage.list(ANNOTATIONS.folder)
-        folders = [f"{ANNOTATIONS.folder}/{entry}" for entry in entries if annotation_of_folder(entry) == self._name]
-        found = [*ANNOTATIONS.paths(self.storage, self._name), *folders]
-        if not found and os.path.basename(self.folder) not in entries:
+        found = [*ANNOTATIONS.paths(self.storage, self._name), *self._table_folders()]
+        if not found and not self.storage.list(self.folder):
             raise ANNOTATIONS.unknown(self.storage, self._name)
         return [*found, self.folder]
