@@ -264,37 +264,36 @@ class EpochOrder:
             shard: int64 of shape (n,).
             visit: int64 of shape (n,): numbers of visits within each shard, below its `counts`.
         """
-        if not self.options.shuffle:
-            return visit
-        window, inside, size, unit = (np.empty_like(visit) for _ in range(4))
-        for each, rows in groups(shard) if self.is_even else self._loaded(shard):
-            windows, ends = self.shard_windows(each)
-            slot = np.searchsorted(ends, visit[rows], side="right")
-            window[rows], inside[rows] = windows[slot], visit[rows] - np.append(0, ends)[slot]
-            size[rows] = np.diff(ends, prepend=0)[slot]
-            unit[rows] = np.append(0, self.shard_units(each).ends)[window[rows]]
-        for rows, window_of, places in self._orders_in_windows(shard, window, size):
-            unit[rows] += places[window_of, inside[rows]]
-        return unit
+        return self._translated(shard, visit, to_units=True) if self.options.shuffle else visit
 
     def visits_of(self, shard: Int64, unit: Int64) -> Int64:
         """Return the numbers of the visits of some units: the inverse of `units_of`."""
-        if not self.options.shuffle:
-            return unit
-        window, inside, size, visit = (np.empty_like(unit) for _ in range(4))
+        return self._translated(shard, unit, to_units=False) if self.options.shuffle else unit
+
+    def _translated(self, shard: Int64, numbers: Int64, to_units: bool) -> Int64:
+        """Return the units of some visits, or the visits of some units, as numbers in their shards."""
+        window, inside, size, found = (np.empty_like(numbers) for _ in range(4))
         for each, rows in groups(shard) if self.is_even else self._loaded(shard):
-            windows, ends = self.shard_windows(each)
-            unit_ends, slot_of = self.shard_units(each).ends, np.empty_like(windows)
-            slot_of[windows] = np.arange(len(windows))
-            window[rows] = np.searchsorted(unit_ends, unit[rows], side="right")
-            inside[rows] = unit[rows] - np.append(0, unit_ends)[window[rows]]
-            size[rows] = np.diff(unit_ends, prepend=0)[window[rows]]
-            visit[rows] = np.append(0, ends)[slot_of[window[rows]]]
-        for rows, window_of, places in self._orders_in_windows(shard, window, size):
-            ranks = np.empty_like(places)
-            np.put_along_axis(ranks, places, np.arange(places.shape[1])[None], 1)
-            visit[rows] += ranks[window_of, inside[rows]]
-        return visit
+            # where windows begin: in the order of units, and in the order of visits
+            windows, visit_ends = self.shard_windows(each)
+            unit_ends = self.shard_units(each).ends
+            sizes = np.diff(unit_ends, prepend=0)
+            unit_begins, visit_begins = unit_ends - sizes, np.empty_like(unit_ends)
+            visit_begins[windows] = visit_ends - sizes[windows]
+            if to_units:
+                own = windows[np.searchsorted(visit_ends, numbers[rows], side="right")]
+                begins, found_begins = visit_begins, unit_begins
+            else:
+                own = np.searchsorted(unit_ends, numbers[rows], side="right")
+                begins, found_begins = unit_begins, visit_begins
+            window[rows], size[rows] = own, sizes[own]
+            inside[rows], found[rows] = numbers[rows] - begins[own], found_begins[own]
+        for rows, window_of_row, orders in self._orders_in_windows(shard, window, size):
+            if not to_units:
+                visited, orders = orders, np.empty_like(orders)
+                np.put_along_axis(orders, visited, np.arange(orders.shape[1])[None], 1)
+            found[rows] += orders[window_of_row, inside[rows]]
+        return found
 
     def _orders_in_windows(self, shard: Int64, window: Int64, size: Int64) -> Iterator[tuple[Int64, Int64, Int64]]:
         """Give the orders of the windows that some units are in, by shard, number and size, each once.
