@@ -1,5 +1,6 @@
 """The runner of passes and its notes, with a pass that squares numbers."""
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
@@ -70,6 +71,18 @@ def test_a_transient_pass_leaves_no_notes_and_a_run_that_another_has_taken_over_
     with pytest.raises(ConvertError, match="another run has taken over"):
         carried_out(tmp_path, shared=True)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_run_that_has_ended_leaves_the_folder_to_the_next_one(tmp_path):
+    storage = LocalStorage(str(tmp_path))
+    with ExitStack() as after:
+        run, following = Record(storage, "run"), Record(storage, "run")
+        with run.locked():
+            run.begin({"plan": "a"})
+            run.end()
+            after.enter_context(following.locked())
+        assert storage.list("run") == ["lock"]
+    assert storage.list() == []
 
 
 @pytest.mark.parametrize("count", [1, 3, 50])
