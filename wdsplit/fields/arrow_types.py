@@ -15,6 +15,7 @@ import pyarrow as pa
 from wdsplit.errors import CorruptDataError
 from wdsplit.fields.rules import is_list, is_tensor, unwrap, why_refused
 from wdsplit.shards.manifest import Field
+from wdsplit.shards.table import COPY_AGAIN
 
 __all__ = ["decoded_type", "field_of", "map_children", "read_type", "serialize_type"]
 
@@ -45,7 +46,7 @@ def read_type(field: Field) -> pa.DataType:
             f"field {field.name!r} has an invalid Arrow schema in the manifest",
             expected="base64 of a serialised Arrow schema of one field",
             found=repr(field.arrow_schema[:60]),
-            remedy="copy the dataset again, or convert it again with --overwrite",
+            remedy=COPY_AGAIN,
         ) from error
     return one.type
 

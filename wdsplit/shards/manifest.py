@@ -24,6 +24,7 @@ from wdsplit.notebook import html_table
 from wdsplit.order.limits import MAX_LANES, MAX_WINDOW
 from wdsplit.shards.sample_tables import dump_schema, parse_schema
 from wdsplit.shards.table import (
+    COPY_AGAIN,
     MAX_SHARD_SAMPLES,
     MAX_SHARDS,
     MAX_TABLE_BYTES,
@@ -277,7 +278,7 @@ def parse_manifest(header: bytes, table: bytes) -> Manifest:
             f"{SHARDS_NAME} does not belong to {HEADER_NAME}",
             expected=reprlib.repr(fields["shards_checksum"]).strip("'"),
             found=checksum,
-            remedy="copy the dataset again, or convert it again with --overwrite",
+            remedy=COPY_AGAIN,
         )
     shards = parse_shards(table, fields["num_shards"])
     manifest = Manifest(
@@ -395,9 +396,4 @@ def _is_field(field: Any) -> bool:
 
 
 def _bad_header(found: str, expected: str) -> CorruptDataError:
-    return CorruptDataError(
-        f"{HEADER_NAME} cannot be read",
-        expected=expected,
-        found=found,
-        remedy="copy the dataset again, or convert it again with --overwrite",
-    )
+    return CorruptDataError(f"{HEADER_NAME} cannot be read", expected=expected, found=found, remedy=COPY_AGAIN)

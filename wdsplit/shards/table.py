@@ -23,6 +23,7 @@ from wdsplit.shards.parquet import MAX_TABLE_BYTES, UnreadableError, memory_limi
 from wdsplit.tar.headers import BLOCK_BYTES
 
 __all__ = [
+    "COPY_AGAIN",
     "MAX_SHARDS",
     "MAX_SHARD_SAMPLES",
     "MAX_TABLE_BYTES",
@@ -53,7 +54,8 @@ _INNER_NAME = r"(?!\.\.?(?:/|\Z))[^/\\\x00-\x1f]+"
 _INNER_PATH = re.compile(rf"(?![A-Za-z]:){_INNER_NAME}(?:/{_INNER_NAME})*")
 _PATHS_AT_ONCE = 8192
 
-_REMEDY = "copy the dataset again, or convert it again with --overwrite"
+COPY_AGAIN = "copy the dataset again, or convert it again with --overwrite"
+"""The remedy for a damaged dataset."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,7 @@ def parse_shards(data: bytes, num_shards: int | None = None) -> Shards:
             f"{SHARDS_NAME} cannot be read",
             expected=error.expected or f"a parquet table with the columns {', '.join(_SCHEMA.names)}",
             found=error.found,
-            remedy=_REMEDY,
+            remedy=COPY_AGAIN,
         ) from error
     _check_paths(table.column("path"))
     shards = Shards(table)
@@ -172,7 +174,7 @@ def _check_paths(paths: pa.ChunkedArray) -> None:
         is_rising = is_rising and all(map(operator.lt, [last, *texts], texts))
         last = texts[-1]
     if not is_rising and len(paths.unique()) != len(paths):
-        raise CorruptDataError(f"{SHARDS_NAME} has a duplicate shard", expected="each path once", remedy=_REMEDY)
+        raise CorruptDataError(f"{SHARDS_NAME} has a duplicate shard", expected="each path once", remedy=COPY_AGAIN)
 
 
 def _check_counts(shards: Shards) -> None:
@@ -183,7 +185,7 @@ def _check_counts(shards: Shards) -> None:
             f"{SHARDS_NAME} has invalid counts",
             expected=f"0 <= num_pads <= num_samples <= num_bytes / {BLOCK_BYTES} for each shard, and less than 2**63 "
             "bytes in total",
-            remedy=_REMEDY,
+            remedy=COPY_AGAIN,
         )
     total = sum(counts.tolist())
     if (counts > MAX_SHARD_SAMPLES).any() or total > _MAX_SAMPLES:
