@@ -323,8 +323,9 @@ class Dataset(FluidPipeline):
             yield from self._applied(stages, epoch, samples)
             if ones is not None:
                 ones.finish()
-        except WdsplitError as error:
-            with_file(error, source)
+        except Exception as error:  # by a name that is there even if this is closed while the program ends
+            if isinstance(error, WdsplitError):
+                with_file(error, source)
             raise
         on_end(epoch)
 

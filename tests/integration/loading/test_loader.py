@@ -442,3 +442,9 @@ if __name__ == "__main__":
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=DEADLINE_S)
     assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+
+
+def test_a_program_may_end_in_the_middle_of_an_epoch(numbers):
+    script = f"from wdsplit import Dataset\nsamples = iter(Dataset({numbers!r}).map(dict))\nnext(samples)\n"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=DEADLINE_S)
+    assert (done.returncode, done.stderr) == (0, "")

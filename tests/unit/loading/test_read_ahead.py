@@ -236,6 +236,26 @@ def test_ranges_in_memory_never_overlap_and_all_of_it_is_one_gap_again_when_they
     assert (memory._in_use, memory._gaps) == (0, [(0, 10_000)])
 
 
+def test_the_next_epoch_has_the_memory_of_the_last_one_once_nothing_of_that_is_held():
+    def begun():
+        memory = module._Memory(10_000)
+        return memory, memory._mapping, memory.filled(10, lambda: True, lambda buffer: None)
+
+    def is_mine():
+        return begun()[1] is not mapping
+
+    gc.collect()  # what other tests have left
+    memory, mapping, held = begun()
+    del memory
+    assert begun()[1] is not mapping  # it has bytes that are still in use
+    module._spare.clear()
+    held.release()
+    del held
+    assert in_forked_process(is_mine) == 0
+    assert begun()[1] is mapping
+    assert module._Memory(20_000)._mapping is not mapping
+
+
 def in_forked_process(action):
     """Return the exit code of a process that is forked here and does something; -9 if it hangs."""
     process = multiprocessing.get_context("fork").Process(target=lambda: os._exit(0 if action() else 2))

@@ -40,8 +40,9 @@ _REPLANNED = 1 / 4
 class _Memory:
     """Memory that ranges are fetched into, one after another.
 
-    It is a single mapping, so that what was used is used again, which is faster than new memory. Its pages are small: a
-    virtual machine may have to get each huge page from its host. A range that fits into no gap gets memory of its own.
+    It is a single mapping, so that what was used is used again, also by the next epoch: that is faster than new memory.
+    Its pages are small: a virtual machine may have to get each huge page from its host. A range that fits into no gap
+    gets memory of its own.
 
     Args:
         num_bytes: How much may be in use, unless more is urgent.
@@ -51,10 +52,11 @@ class _Memory:
         self._num_bytes = num_bytes
         self._in_use = 0
         self._gaps = [(0, num_bytes)]
-        self._mapping = mmap.mmap(-1, max(1, num_bytes), mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0))
+        self._mapping = _mapping_of(max(1, num_bytes))
+        weakref.finalize(self, _keep, self._mapping, os.getpid()).atexit = False  # then nothing refers to its memory
         self._returned: deque[tuple[int | None, int]] = deque()
         self._changed = threading.Condition()
-        self.is_closed = False
+        self.closed = threading.Event()
 
     def filled(self, num_bytes: int, is_urgent: Callable[[], bool], fill: Callable[[memoryview], None]) -> memoryview:
         """Fill `num_bytes` bytes, once there is room or they are urgent; the last reference to them frees them."""
@@ -76,7 +78,7 @@ class _Memory:
         with self._changed:
             self._reclaim()
             while self._in_use and self._in_use + num_bytes > self._num_bytes:
-                if is_urgent() or self.is_closed:
+                if is_urgent() or self.closed.is_set():
                     break
                 self._changed.wait()
                 self._reclaim()
@@ -118,8 +120,28 @@ class _Memory:
 
     def close(self) -> None:
         """End all waiting for room."""
-        self.is_closed = True
+        self.closed.set()
         self.wake()
+
+
+_spare: deque[tuple[int, mmap.mmap]] = deque(maxlen=2)
+"""The mappings that were used last, such as those of a training and of its evaluation, for their next epochs; each with
+the process that may write to it without copying it."""
+
+
+def _keep(mapping: mmap.mmap, pid: int) -> None:
+    if pid == os.getpid() and hasattr(mmap, "MADV_FREE"):
+        mapping.madvise(mmap.MADV_FREE)  # the system may take its pages until they are written to again
+        _spare.append((pid, mapping))
+
+
+def _mapping_of(num_bytes: int) -> mmap.mmap:
+    for pid, mapping in list(_spare):
+        if pid == os.getpid() and len(mapping) == num_bytes:
+            with suppress(ValueError):  # another thread was faster
+                _spare.remove((pid, mapping))
+                return mapping
+    return mmap.mmap(-1, num_bytes, mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0))
 
 
 class LazyShard:
@@ -362,7 +384,7 @@ class Ahead:
         for _, fetch in sorted(queued, key=lambda each: each[0]):
             self._queue.put(fetch)
             if len(self._threads) < self._num_connections:
-                work = _work, self._queue, self._memory, self.is_downloading
+                work = _work, self._queue, self._memory.closed, self.is_downloading
                 context = contextvars.copy_context()  # what they fetch counts for the same reader
                 self._threads.append(threading.Thread(target=context.run, args=work, daemon=True))
                 self._threads[-1].start()
@@ -388,10 +410,10 @@ def side_by_side(ranges: Sequence[FetchRange]) -> list[list[int]]:
     return runs
 
 
-def _work(fetches: queue.SimpleQueue[Fetch | None], memory: _Memory, is_downloading: bool) -> None:
+def _work(fetches: queue.SimpleQueue[Fetch | None], closed: threading.Event, is_downloading: bool) -> None:
     end_before_forks()
     while (fetch := fetches.get()) is not None:
-        if not memory.is_closed and not (is_downloading and fetch.is_requeued(fetches)):
+        if not closed.is_set() and not (is_downloading and fetch.is_requeued(fetches)):
             fetch.run()
         del fetch
 
