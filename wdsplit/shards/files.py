@@ -92,7 +92,7 @@ def write_shard(
             pieces: Sequence[memoryview | bytes]
             if isinstance(body, Copied):
                 pieces = [body.data]
-                built.copy(body.rows)
+                built.copy(body.rows, body.data)
             else:
                 pieces, hashes = body.parts()
                 built.append(body, hashes)

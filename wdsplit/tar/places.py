@@ -28,8 +28,9 @@ import xxhash
 
 from wdsplit.arrays import Int64, UInt64
 from wdsplit.errors import CorruptDataError
-from wdsplit.tar.headers import BLOCK_BYTES, padding_bytes
+from wdsplit.tar.headers import BLOCK_BYTES, NAME_BYTES, padding_bytes
 from wdsplit.tar.members import Body
+from wdsplit.tar.names import split_member
 from wdsplit.tar.samples import TarSamples
 
 __all__ = [
@@ -240,11 +241,15 @@ class PlacesBuilder:
         self._keys.append(body.keys)
         self._add(Rows(begins, ends, hashes, starts, body.sizes, None))
 
-    def copy(self, rows: Rows) -> None:
-        """Add samples that are copied from another tar, by their places in it."""
-        if rows.keys is not None:
-            self._is_plain = False
-            self._keys.append(pa.array(rows.keys.tolist(), pa.large_string()))
+    def copy(self, rows: Rows, data: bytes) -> None:
+        """Add neighbouring samples that are copied from another tar, by their places in it and their bytes."""
+        if rows.keys is None:  # needed if other samples of the shard have to be listed
+            firsts = (rows.begins - rows.begins[0]).tolist()
+            names = (data[first : first + NAME_BYTES].partition(b"\0")[0] for first in firsts)
+            keys = pa.array([key for key, _ in filter(None, map(split_member, names))], pa.large_binary())
+        else:
+            self._is_plain, keys = False, pa.array(rows.keys.tolist(), pa.large_string())
+        self._keys.append(keys)
         self._add(rows.at(self.end))
 
     def _add(self, rows: Rows) -> None:

@@ -85,6 +85,16 @@ def place(request, tmp_path):
     return str(tmp_path / "train"), lambda: files_of(tmp_path / "train")
 
 
+def test_samples_keep_their_keys_beside_pads_that_need_longer_names_than_they(tmp_path):
+    """A pad's key is longer than theirs: with a long field its name is in an extended header, and so it is listed."""
+    url, name = str(tmp_path / "train"), "f" * 70
+    wdsplit.convert(rows_of(0, 20), url, mapping={"cls": "cls", name: "txt"}, key="id", pad="repeat", **PLAN)
+    wdsplit.erase(url, keys=keys_of([0, 7, 8]))
+    assert wdsplit.verify(url).problems == ()
+    left = [sample["__key__"] for sample in wdsplit.Samples(url)]
+    assert sorted(left) == sorted(keys_of({*range(20)} - {0, 7, 8}))
+
+
 PLACES = [("disk", {"pad": "repeat"}), ("memory", {"pad": "none"}), ("s3", {"pad": "repeat", "long_keys": True})]
 
 
