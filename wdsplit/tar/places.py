@@ -18,7 +18,7 @@ that is not so (tars of other programs, names over 99 bytes, payloads of 4 GiB),
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -98,6 +98,14 @@ class Rows:
     starts: Int64
     sizes: Int64
     keys: npt.NDArray[np.object_] | None
+
+    @classmethod
+    def joined(cls, parts: Sequence[Rows]) -> Rows:
+        """Return the places of the samples of all parts, without keys."""
+        names = "begins", "ends", "hashes", "starts", "sizes"
+        columns = [np.concatenate([getattr(part, name) for part in parts]) for name in names]
+        begins, ends, hashes, starts, sizes = columns
+        return cls(begins, ends, hashes, starts, sizes, None)
 
     def slice(self, first: int, stop: int) -> Rows:
         """Return the places of some of the samples."""
@@ -180,14 +188,7 @@ def rows_of(parts: Sequence[tuple[Places, Int64 | slice]]) -> Rows:
     if any(places.is_listed for places, _ in parts):
         found = [places.listed(chosen) if places.is_listed else _plain([(places, chosen)]) for places, chosen in parts]
         keys = [np.full(len(each.begins), None) if each.keys is None else each.keys for each in found]
-        rows = Rows(
-            np.concatenate([each.begins for each in found]),
-            np.concatenate([each.ends for each in found]),
-            np.concatenate([each.hashes for each in found]),
-            np.concatenate([each.starts for each in found]),
-            np.concatenate([each.sizes for each in found]),
-            np.concatenate(keys),
-        )
+        rows = replace(Rows.joined(found), keys=np.concatenate(keys))
     else:
         rows = _plain(parts)
     num_bytes = max(places.num_bytes for places, _ in parts)
@@ -227,7 +228,8 @@ class PlacesBuilder:
         self.end = self.num_samples = 0
         self._fields = fields
         self._is_plain = True
-        self._rows: list[Rows] = []
+        none, no_fields = np.zeros(0, np.int64), np.zeros((0, len(fields)), np.int64)
+        self._rows = [Rows(none, none, none.astype(np.uint64), no_fields, no_fields, None)]
         self._keys: list[pa.Array] = []
 
     def append(self, body: Body, hashes: UInt64) -> None:
@@ -259,19 +261,13 @@ class PlacesBuilder:
 
     def dump(self, num_bytes: int, digest: bytes) -> bytes:
         """Return the bytes of the file, for a tar of `num_bytes` bytes with this xxh3_128."""
-        if not self._rows:
-            none = np.zeros(0, np.int64)
-            return _dump(num_bytes, 0, digest, none, none.astype(np.uint64), np.zeros((0, len(self._fields)), np.int64))
-        begins, hashes, starts, sizes = (
-            np.concatenate([getattr(each, name) for each in self._rows])
-            for name in ("begins", "hashes", "starts", "sizes")
-        )
+        rows = Rows.joined(self._rows)
         if self._is_plain:
-            return _dump(num_bytes, self.end, digest, begins, hashes, sizes)
-        row, field = np.nonzero(sizes >= 0)
+            return _dump(num_bytes, self.end, digest, rows)
+        row, field = np.nonzero(rows.sizes >= 0)
         keys = [key for each in self._keys for key in each.cast(pa.large_string()).to_pylist()]
-        members = row, field, starts[row, field], sizes[row, field]
-        return _dump_listed(num_bytes, self.end, digest, begins, hashes, self._fields, members, keys)
+        members = row, field, rows.starts[row, field], rows.sizes[row, field]
+        return _dump_listed(num_bytes, self.end, digest, rows.begins, rows.hashes, self._fields, members, keys)
 
 
 def scanned_places(data: memoryview, found: TarSamples, digest: bytes) -> bytes:
@@ -288,10 +284,12 @@ def hash_samples(samples: Iterable[memoryview | bytes]) -> UInt64:
     return np.fromiter(map(xxhash.xxh3_64_intdigest, samples), np.uint64)
 
 
-def _dump(num_bytes: int, end: int, digest: bytes, begins: Int64, hashes: UInt64, sizes: Int64) -> bytes:
-    rows = np.zeros(len(begins), _row(sizes.shape[1]))
-    rows["offset"], rows["hash"], rows["sizes"] = begins, hashes, np.where(sizes < 0, _ABSENT, sizes)
-    return _with_head(rows.tobytes(), 0, sizes.shape[1], len(begins), num_bytes, end, digest)
+def _dump(num_bytes: int, end: int, digest: bytes, rows: Rows) -> bytes:
+    count, num_fields = rows.sizes.shape
+    stored = np.zeros(count, _row(num_fields))
+    stored["offset"], stored["hash"] = rows.begins, rows.hashes
+    stored["sizes"] = np.where(rows.sizes < 0, _ABSENT, rows.sizes)
+    return _with_head(stored.tobytes(), 0, num_fields, count, num_bytes, end, digest)
 
 
 def _dump_listed(
