@@ -77,10 +77,12 @@ def clear(cache):
         path.unlink()
 
 
-def is_sound(path):
-    """Tell whether a cached shard has the tar of its name, and the places of this tar."""
+def is_sound(path, shards):
+    """Tell whether a cached one of some shards has the tar of its name, and the places of this tar."""
     file = CachedFile(str(path))
-    return xxhash.xxh3_128(file.read(0, file.size)).hexdigest() == file.places().checksum
+    shard = next(each for each in shards if each.checksum.endswith(file.checksum))
+    places = file.places(shard.num_samples, NAMES)
+    return xxhash.xxh3_128(file.read(0, file.size)).hexdigest() == places.checksum
 
 
 def read(cache, storage, shards, job):
@@ -146,7 +148,7 @@ def kills(cache, storage, shards, job):
     fill(cache, storage, shards)
     while killed_at(moment, lambda: cache.open(storage, shards[2], NAMES)):
         moment += 1
-        assert all(is_sound(path) for path in cache.folder.glob("*/*.shard"))
+        assert all(is_sound(path, shards) for path in cache.folder.glob("*/*.shard"))
         assert bytes_in(cache.folder) <= job["max_bytes"]
         num_in_use, num_downloads, num_leftovers = usage(cache)[1:]
         assert (num_in_use, num_downloads) == (0, 0)

@@ -333,11 +333,7 @@ def max_places_bytes(num_samples: int, num_fields: int, num_bytes: int) -> int:
 
 
 def parse_places(
-    data: bytes | memoryview,
-    num_bytes: int,
-    checksum: str,
-    num_samples: int | None = None,
-    fields: Sequence[str] | None = None,
+    data: bytes | memoryview, num_bytes: int, checksum: str, num_samples: int, fields: Sequence[str]
 ) -> Places:
     """Parse the places of a shard and compare them with the manifest.
 
@@ -345,8 +341,8 @@ def parse_places(
         data: The bytes of the file.
         num_bytes: Bytes of its tar.
         checksum: The xxh3_128 of its tar, 32 hexadecimal digits.
-        num_samples: Samples of the shard, pads included; None for as many as there are.
-        fields: The fields of the dataset, in the order of the manifest; None for as many as there are.
+        num_samples: Samples of the shard, pads included.
+        fields: The fields of the dataset, in the order of the manifest.
 
     Raises:
         CorruptDataError: The file is damaged, or belongs to another tar.
@@ -367,11 +363,9 @@ def parse_places(
             "help, copy or convert it again",
         )
     is_listed, num_fields, end = bool(head["flags"] & _LISTED), int(head["fields"]), int(head["end"])
-    num_samples = int(head["samples"]) if num_samples is None else num_samples
-    width = num_fields if fields is None else len(fields)
-    if int(head["samples"]) != num_samples or not (is_listed or num_fields == width) or end > num_bytes:
+    if int(head["samples"]) != num_samples or not (is_listed or num_fields == len(fields)) or end > num_bytes:
         found = f"{head['samples']} samples of {num_fields} fields, up to byte {end}"
-        raise _damaged(found, f"{num_samples} samples of {width} fields, up to byte {num_bytes}")
+        raise _damaged(found, f"{num_samples} samples of {len(fields)} fields, up to byte {num_bytes}")
     members = keys = None
     if is_listed:
         rows, members, keys = _parse_listed(data, num_samples, num_fields, num_bytes, fields)
@@ -382,7 +376,7 @@ def parse_places(
     begins = rows["offset"]
     if num_samples and (begins[0] != 0 or (begins[1:] <= begins[:-1]).any() or begins[-1] >= end):
         raise _damaged("other offsets", f"offsets of samples that rise from 0 and stay below {end}")
-    return Places(num_samples, width, num_bytes, end, checksum, data, rows, members, keys)
+    return Places(num_samples, len(fields), num_bytes, end, checksum, data, rows, members, keys)
 
 
 def is_places(data: bytes | memoryview) -> bool:
@@ -391,7 +385,7 @@ def is_places(data: bytes | memoryview) -> bool:
 
 
 def _parse_listed(
-    data: bytes | memoryview, num_samples: int, num_fields: int, num_bytes: int, fields: Sequence[str] | None
+    data: bytes | memoryview, num_samples: int, num_fields: int, num_bytes: int, fields: Sequence[str]
 ) -> tuple[npt.NDArray[np.void], tuple[Int64, Int64, Int64], pa.LargeStringArray]:
     """Return the rows; field, offset and size of each member; and the keys."""
     begin = HEAD_BYTES + _LISTED_ROW.itemsize * num_samples
@@ -405,7 +399,7 @@ def _parse_listed(
         raise _damaged(f"{len(data)} bytes", "rising counts of members and of bytes of keys, and as many of them")
     members = np.frombuffer(data, _MEMBER, num_members, begin)
     names = bytes(data[keys_begin + key_bytes :]).decode("utf-8", "backslashreplace").split("\n")
-    number_of = {name: number for number, name in enumerate(names if fields is None else fields)}
+    number_of = {name: number for number, name in enumerate(fields)}
     is_known = len(names) == num_fields and number_of.keys() >= set(names) and members["field"].max() < num_fields
     if not is_known or (members["offset"] > num_bytes).any() or (members["size"] > num_bytes).any():
         raise _damaged("members outside the tar, or of other fields", f"the fields {', '.join(number_of)}")

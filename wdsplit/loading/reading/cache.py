@@ -71,7 +71,7 @@ class CachedFile(LocalFile):
         """Whether its path still leads to it: it may have been removed before it was locked."""
         return leads_to(Path(self.path), self._fd)
 
-    def places(self, num_samples: int | None = None, fields: tuple[str, ...] | None = None) -> Places:
+    def places(self, num_samples: int, fields: tuple[str, ...]) -> Places:
         """Read its places; arguments and errors as for `parse_places`."""
         data = self.read(self.size, max(0, self._places_bytes))
         return parse_places(data, self.size, self.checksum, num_samples, fields)
