@@ -1,8 +1,10 @@
 """Windows read together are those read alone; so are large samples, of which only the headers are read."""
 
 import contextlib
+import gc
 import multiprocessing
 import tarfile
+import weakref
 from unittest.mock import patch
 
 import numpy as np
@@ -156,6 +158,21 @@ def test_a_changed_sample_is_noticed_and_only_it_is_damaged(tmp_path, is_large, 
     ]
 
 
+def test_the_error_of_a_damaged_sample_keeps_nothing_of_its_reading(tmp_path):
+    """By a traceback it would keep the memory forever: no collector sees into arrays of objects."""
+    shard = written(tmp_path, SAMPLES)
+    data = bytearray((tmp_path / "a.tar").read_bytes())
+    data[600] ^= 1
+    (tmp_path / "a.tar").write_bytes(data)
+    scratch = Scratch()
+    kept = weakref.ref(scratch)
+    parts = list(read_windows([WindowPlace(shard, np.arange(3))], scratch, salvages=True))
+    assert DAMAGE in parts[0].block.fields
+    del scratch, parts
+    gc.collect()
+    assert kept() is None
+
+
 @pytest.mark.parametrize(
     ("fields", "byte"), [(["cls"], 1), (["cls"], 130), (["cls"], 150), ([], 150)], ids=["name", "size", "sum", "bare"]
 )
@@ -185,6 +202,16 @@ def test_samples_in_tars_of_others_are_read_whatever_their_headers(tmp_path, for
         samples = samples_of_each([WindowPlace(shard, np.arange(3))])[0]
     assert [sample["__key__"] for sample in samples] == [lead.removeprefix("./") + key for key in "abc"]
     assert fields_of(samples) == [{f: f"{key}.{f}".encode() * 300 for f in ("jpg", "cls")} for key in "abc"]
+
+
+def test_small_samples_among_large_ones_have_their_own_keys(tmp_path):
+    """Of these, too, the first header that is read may be of another member than the sample's first."""
+    shard = written(
+        tmp_path, [{"json": b"{}", "jpg": bytes(size)} for size in (90_000, 9, 90_000)], fields=["json", "jpg"]
+    )
+    for fields in (None, ["jpg"], ["json"], []):
+        block = read_window(shard.narrowed(fields), np.arange(3))
+        assert block.keys.tolist() == ["dir/key_000", "dir/key_001", "dir/key_002"]
 
 
 def test_of_large_samples_only_the_requested_fields_are_read(tmp_path):

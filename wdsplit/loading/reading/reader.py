@@ -16,12 +16,12 @@ import numpy as np
 
 from wdsplit.arrays import Int64
 from wdsplit.errors import CorruptDataError, WdsplitError
-from wdsplit.loading.reading.block import Block, as_objects, gathered
+from wdsplit.loading.reading.block import Block, gathered
 from wdsplit.loading.reading.open_shard import OpenShard
 from wdsplit.loading.reading.plan import Plan, PlannedWindow, Planner
 from wdsplit.loading.reading.process_limits import allow_open_files, keep_freed_memory
 from wdsplit.loading.reading.read_ahead import Ahead, Fetch, FetchRange, LazyShard, side_by_side
-from wdsplit.loading.reading.windows import DAMAGE, Part, Scratch, WindowPlace, expect, read_windows
+from wdsplit.loading.reading.windows import Part, Scratch, WindowPlace, damaged, expect, read_windows
 from wdsplit.order.epoch import EpochOrder, groups
 from wdsplit.order.units import GROUP, PLACE
 from wdsplit.shards.manifest import Shards
@@ -213,7 +213,7 @@ class SampleReader:
                     if self._salvages_in is None:
                         raise
                     url = f"{self._salvages_in}/{window.visit.shard.listed.path}"
-                    parts[window] = Part(_damaged(url, window.samples, error), 0)
+                    parts[window] = Part(damaged(url, window.samples, error), 0)
                 else:
                     opened.append(window)
                     yield place
@@ -263,11 +263,3 @@ def _planned_bytes(window: PlannedWindow) -> int:
     """Return how many bytes a window counts for while it is planned."""
     shard: LazyShard = window.visit.shard
     return max(_MIN_PLANNED_BYTES, shard.num_bytes(window.samples))
-
-
-def _damaged(url: str, samples: Int64, error: CorruptDataError) -> Block:
-    """Return the samples of a shard that cannot be opened."""
-    count = len(samples)
-    # No collector sees into arrays of objects: by a traceback, they would keep this reader forever.
-    keys, urls, errors = (as_objects([each] * count) for each in ("", url, error.with_traceback(None)))
-    return Block(keys, urls, samples, np.zeros(count, np.bool_), np.zeros(count, np.int64), {DAMAGE: errors})

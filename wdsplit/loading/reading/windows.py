@@ -26,7 +26,7 @@ from wdsplit.tar.headers import BLOCK_BYTES, NAME_BYTES, SIZE_FIELD, are_sound, 
 from wdsplit.tar.names import split_member
 from wdsplit.tar.places import hash_samples, padded, rows_of
 
-__all__ = ["DAMAGE", "InMemory", "Part", "Scratch", "WindowPlace", "expect", "read_window", "read_windows"]
+__all__ = ["DAMAGE", "InMemory", "Part", "Scratch", "WindowPlace", "damaged", "expect", "read_window", "read_windows"]
 
 DAMAGE = "/damage"
 """The only field of a damaged sample: its error. No member's name gives this field."""
@@ -99,6 +99,14 @@ class InMemory:
     def read_into(self, buffer: memoryview, offset: int) -> None:
         """Fill a buffer with the bytes at an offset."""
         buffer[:] = self._data[offset : offset + len(buffer)]
+
+
+def damaged(url: str, samples: Int64, error: CorruptDataError) -> Block:
+    """Return samples that cannot be read, by their places in a shard: each as the error, in the field `DAMAGE`."""
+    # No collector sees into arrays of objects: by a traceback, they would keep this reader forever.
+    keys, urls, errors = (as_objects([each] * len(samples)) for each in ("", url, error.with_traceback(None)))
+    pads, sizes = np.zeros(len(samples), np.bool_), np.zeros(len(samples), np.int64)
+    return Block(keys, urls, samples, pads, sizes, {DAMAGE: errors})
 
 
 class Part(NamedTuple):
@@ -221,10 +229,7 @@ class _Reading:
         """Read the samples into `scratch`, unless the bytes of a single window are in memory already."""
         self._read(scratch)
         repaired = {row: self._again(row) for row in self._wrong_rows().tolist()}
-        copies = {row: block for row, block in repaired.items() if isinstance(block, Block)}
         keys = np.full(len(self._sizes), "", object) if self._is_joined else self._keys(list(repaired))
-        for row, copy in copies.items():
-            keys[row] = copy.keys[0]
         fields: dict[str, Objects] = {}
         whole = []
         for column, sizes, at in zip(self._columns, self._sizes.T, self._payload_at.T, strict=True):
@@ -237,15 +242,14 @@ class _Reading:
             pending, present = np.flatnonzero(is_pending), present[~is_pending[present]]
             values[pending] = as_objects(self._pending(pending, column, at))
             values[present] = _pieces(self._data, at[present], sizes[present])
-            for row in repaired:
-                found = copies[row].fields.get(name) if row in copies else None
-                values[row] = None if found is None else found[0]
             if is_everywhere and not len(pending):
                 whole.append(name)
-        errors = {row: error for row, error in repaired.items() if not isinstance(error, Block)}
-        if errors:
-            fields[DAMAGE] = damage = np.full(len(keys), None, object)
-            damage[list(errors)] = as_objects(list(errors.values()))
+        if any(DAMAGE in copy.fields for copy in repaired.values()):
+            fields[DAMAGE] = np.full(len(keys), None, object)
+        for row, copy in repaired.items():
+            keys[row] = copy.keys[0]
+            for name, values in fields.items():
+                values[row] = copy.fields[name][0] if name in copy.fields else None
         urls = as_objects([place.shard.origin or place.shard.url for place in self._places])[self._window_of]
         positions = np.concatenate([place.samples for place in self._places])
         num_bytes = np.where(self._sizes >= 0, self._sizes, 0).sum(axis=1)
@@ -268,7 +272,7 @@ class _Reading:
         rows, segments, columns = self._rows, self._segments, self._columns
         if not self._has_heads:
             at = self._filled(scratch, np.arange(len(rows.begins)), segments.begins, segments.ends)
-            self._first_at = at
+            self._first_at, self._first_fields = at, segments.heads
             self._payload_at = rows.starts[:, columns] + (at - segments.begins)[:, None]
             return
         bare = np.flatnonzero((self._sizes < 0).all(axis=1))  # of these the first header, for the key
@@ -282,7 +286,9 @@ class _Reading:
         order = np.lexsort((begins, row_of))
         at = np.empty(len(order), np.int64)
         at[order] = self._filled(scratch, row_of[order], begins[order], ends[order])
-        self._first_at = at[order[np.searchsorted(row_of[order], np.arange(len(rows.begins)))]]
+        firsts = order[np.searchsorted(row_of[order], np.arange(len(rows.begins)))]
+        fields = np.concatenate([np.array(columns, np.int64)[place], segments.heads[bare]])
+        self._first_at, self._first_fields = at[firsts], fields[firsts]
         self._payload_at = np.zeros(self._sizes.shape, np.int64)
         self._payload_at[row, place] = at[: len(row)] + BLOCK_BYTES
 
@@ -375,7 +381,7 @@ class _Reading:
             is_right[place] &= parse_number(digits) in (sizes[place], -1, 0)
         return is_right
 
-    def _again(self, row: int) -> Block | CorruptDataError:
+    def _again(self, row: int) -> Block:
         """Read a wrong sample once more, from another copy if there is one; return it, or raise or return its error."""
         window = int(self._window_of[row])
         shard, samples, *_ = self._places[window]
@@ -393,7 +399,7 @@ class _Reading:
         located = shard.explained(located)
         if not self._salvages:
             raise located from error
-        return located
+        return damaged(shard.url, np.array([sample]), located)
 
     def _changed(self, row: int, shard: OpenShard, sample: int) -> CorruptDataError:
         """Return the error that a sample differs; its key is that in a header, which may be damaged too."""
@@ -422,7 +428,7 @@ class _Reading:
         )
 
     def _keys(self, unknown: list[int]) -> Objects:
-        """Return the keys, from the name in the first header of each segment; empty for unknown ones."""
+        """Return the keys, from the names in the first headers; empty for unknown ones."""
         listed = self._rows.keys
         if listed is not None and all(key is not None for key in listed):
             keys: Objects = listed.copy()
@@ -430,7 +436,7 @@ class _Reading:
             names = self._headers(self._first_at, NAME_BYTES)
             names[unknown] = 0
             suffixes = np.array([len(suffix) for suffix in self._suffixes])
-            lengths = np.maximum((names != 0).sum(axis=1) - suffixes[self._segments.heads], 0)
+            lengths = np.maximum((names != 0).sum(axis=1) - suffixes[self._first_fields], 0)
             width = int(lengths.max())
             place = np.arange(width + 1)
             ended = np.zeros((len(names), width + 1), np.uint8)
