@@ -325,19 +325,19 @@ def end_with_parent() -> None:
 
 
 @functools.cache  # by the process too: a forked one has the cache of its parent, but not its threads
-def _watch_parent(process: int, parent: int) -> None:
-    threading.Thread(target=_wait_for_parent, args=(parent,), daemon=True).start()
+def _watch_parent(process: int, number: int) -> None:
+    import multiprocessing.connection  # not in the thread: a process forked meanwhile would wait for its lock forever
+
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        waiting = multiprocessing.connection.wait, parent, number
+        threading.Thread(target=_wait_for_parent, args=waiting, daemon=True).start()
 
 
-def _wait_for_parent(number: int) -> None:
-    import multiprocessing.connection
-
-    parent: Any = multiprocessing.parent_process()
-    if parent is None:
-        return
+def _wait_for_parent(wait_for: Callable[..., Any], parent: Any, number: int) -> None:
     # Processes that were forked later keep the parent's sentinel open, so that its end may go unnoticed. If the parent
     # ended before `number` was asked for, that is another process.
-    while not multiprocessing.connection.wait([parent.sentinel], _LOOK_S) and os.getppid() == number:
+    while not wait_for([parent.sentinel], _LOOK_S) and os.getppid() == number:
         try:
             os.kill(parent.pid, 0)
         except ProcessLookupError:
