@@ -151,7 +151,7 @@ def metrics(prediction):
     return {"rows": sorted(prediction.label_ids.tolist())}
 
 
-def trainer_of(path, folder, **options):
+def trainer_of(path, folder, log_loading=False, **options):
     defaults = {"per_device_train_batch_size": batch_size(), "per_device_eval_batch_size": 7, "num_train_epochs": 3}
     defaults |= {"use_cpu": True, "report_to": [], "disable_tqdm": True, "save_strategy": "no"}
     defaults |= {"dataloader_num_workers": 1, "logging_strategy": "no"}
@@ -163,6 +163,7 @@ def trainer_of(path, folder, **options):
         train_dataset=dataset(path),
         eval_dataset=dataset(path, shuffle=False),
         compute_metrics=metrics,
+        log_loading=log_loading,
     )
 
 

@@ -76,9 +76,9 @@ class Save(Callback):
 
 
 def trainer_of(epochs, callbacks=(), **options):
-    options = {"max_epochs": epochs, "accelerator": "cpu", "devices": os.environ.get("WORLD_SIZE", 1), **options}
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    return Trainer(callbacks=list(callbacks), enable_checkpointing=False, **quiet, **options)
+    defaults = {"max_epochs": epochs, "accelerator": "cpu", "devices": os.environ.get("WORLD_SIZE", 1)}
+    defaults |= dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    return Trainer(callbacks=list(callbacks), **{**defaults, **options})
 
 
 def data(path, global_batch=GLOBAL_BATCH, val=False, **options):

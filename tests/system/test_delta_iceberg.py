@@ -164,11 +164,6 @@ def with_deletion_vectors(folder):
     noted(folder, "add", lambda add: add.update(deletionVector=vector))
 
 
-def without_deletion_vectors(folder):
-    write_delta(folder)
-    of_version_3(folder, "deletionVectors")
-
-
 def map_columns(data):
     schema = json.loads(data["schemaString"])
     for number, field in enumerate(schema["fields"]):
@@ -217,8 +212,9 @@ def test_a_delta_table_whose_files_do_not_have_its_rows_is_refused(make, said, t
 
 
 def test_a_feature_of_a_delta_table_that_no_file_uses_is_no_obstacle(tmp_path):
-    without_deletion_vectors(tmp_path / "table")
-    assert converted(f"delta+{tmp_path / 'table'}", tmp_path / "out") == expected(rows())
+    table = write_delta(tmp_path / "table")
+    of_version_3(tmp_path / "table", "deletionVectors")
+    assert converted(table, tmp_path / "out") == expected(rows())
 
 
 def test_dates_and_numbers_of_partitions_are_columns(tmp_path):

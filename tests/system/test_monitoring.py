@@ -5,13 +5,10 @@ from pathlib import Path
 
 import lightning.pytorch as lightning
 import pytest
-import torch
 from lightning.pytorch.loggers import CSVLogger
-from transformers import TrainingArguments
 
-import wdsplit
-from wdsplit.integrations.lightning import WdsplitDataModule
-from wdsplit.integrations.transformers import WdsplitTrainer
+import huggingface_worker
+from lightning_worker import Model, data, trainer_of
 
 pytestmark = [
     pytest.mark.xdist_group("monitoring"),
@@ -35,13 +32,6 @@ def place_after(steps):
     return {"wdsplit/epoch": epoch, "wdsplit/position": 12 * step}
 
 
-def numbers_of(dataset):
-    return wdsplit.Dataset(dataset).decode().to_tuple("cls")
-
-
-# Lightning
-
-
 class LogLoading(lightning.Callback):
     """The callback of docs/monitoring.md."""
 
@@ -55,25 +45,9 @@ class LogLoading(lightning.Callback):
             module.log_dict(self.before.scalars(before, "wdsplit/"))
 
 
-class Model(lightning.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(1, 1)
-
-    def training_step(self, batch, number):
-        return self.layer(batch[0][:, None] / 100.0).square().mean()
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.001)
-
-
 def test_a_callback_of_lightning_logs_them(numbers, tmp_path):
     logger = CSVLogger(tmp_path)
-    quiet = dict.fromkeys(("enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-    trainer = lightning.Trainer(
-        accelerator="cpu", max_epochs=2, log_every_n_steps=4, logger=logger, callbacks=[LogLoading()], **quiet
-    )
-    trainer.fit(Model(), WdsplitDataModule(numbers_of(numbers), batch_size=12))
+    trainer_of(2, [LogLoading()], log_every_n_steps=4, logger=logger).fit(Model(), data(numbers))
     logger.save()
     rows = list(csv.DictReader((Path(logger.log_dir) / "metrics.csv").read_text(encoding="utf-8").splitlines()))
     assert [int(row["step"]) for row in rows] == [3, 7, 11, 15]
@@ -82,40 +56,10 @@ def test_a_callback_of_lightning_logs_them(numbers, tmp_path):
         assert {name: float(row[name]) for name in place_after(0)} == place_after(int(row["step"]) + 1)
 
 
-# The Trainer
-
-
-class Squares(torch.nn.Module):
-    """A model as the Trainer takes it."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(1, 1)
-
-    def forward(self, row):
-        return {"loss": self.layer(row[:, None] / 100.0).square().mean()}
-
-
-def row_of(sample):
-    return {"row": float(sample["cls"])}
-
-
 @pytest.mark.parametrize("options", [{"log_loading": True}, {}])
 def test_the_trainer_logs_them_with_the_loss_if_asked(numbers, tmp_path, options):
-    args = TrainingArguments(
-        output_dir=str(tmp_path),
-        num_train_epochs=2,
-        per_device_train_batch_size=12,
-        logging_steps=6,
-        save_strategy="no",
-        report_to="none",
-        use_cpu=True,
-        disable_tqdm=True,
-        remove_unused_columns=False,
-    )
-    trainer = WdsplitTrainer(
-        model=Squares(), args=args, train_dataset=wdsplit.Dataset(numbers).decode().map(row_of), **options
-    )
+    logging = {"logging_strategy": "steps", "logging_steps": 6, "num_train_epochs": 2, "dataloader_num_workers": 0}
+    trainer = huggingface_worker.trainer_of(numbers, tmp_path, **logging, **options)
     trainer.train()
     *steps, end = trainer.state.log_history
     assert [each["step"] for each in steps] == [6, 12, 18]
