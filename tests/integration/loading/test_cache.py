@@ -1,18 +1,20 @@
 """Shards on a node's own disk: downloaded once, whole, never too many, never removed while they are in use."""
 
+import fcntl
 import itertools
-import json
+import multiprocessing
 import os
 import pickle
 import random
 import shutil
+import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,11 +22,9 @@ import numpy as np
 import pytest
 import xxhash
 
-from cache_worker import bytes_in, clear, usage
 from faults import Delay, Flip, Shorten
 from made_datasets import sized_dataset
-from paths import SUPPORT
-from tables import DEADLINE_S, start_process, wait_until
+from tables import DEADLINE_S, wait_until
 from wdsplit.errors import CorruptDataError, InputError, StorageError
 from wdsplit.loading.reading import cache as cache_module
 from wdsplit.loading.reading.cache import CachedFile, ShardCache
@@ -34,7 +34,7 @@ from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import Shard, checksum_of
 from wdsplit.storage.opening import open_storage
 
-WORKER = SUPPORT / "cache_worker.py"
+FORK = multiprocessing.get_context("fork")
 NUM_SHARDS, SAMPLES = 6, 25
 READ_BYTES = 8192
 ROOM = 10**9
@@ -94,30 +94,26 @@ def folder(tmp_path):
     return tmp_path / "Größe 1" / "кэш"
 
 
-def start(mode, origin, folder, max_bytes, **job):
-    """Start a process of cache_worker.py, ready to work."""
-    job |= {"url": origin.url, "folder": str(folder), "max_bytes": max_bytes, "read_bytes": READ_BYTES}
-    return start_process([sys.executable, WORKER, mode, json.dumps(job)], stdin=subprocess.PIPE)
+def begun(work, *arguments):
+    """Begin some work in a process; return this process, and the pipe by which its result comes."""
+    receiving, sending = FORK.Pipe(duplex=False)
+    process = FORK.Process(target=lambda: sending.send(work(*arguments)), daemon=True)
+    process.start()
+    sending.close()
+    return process, receiving
 
 
-def begin(*processes):
-    for process in processes:
-        assert process.stdout.readline() == "ready\n", process.stderr.read()
-    for process in processes:
-        process.stdin.write("\n")
-        process.stdin.flush()
+def read(cache, origin, order, num_threads=1):
+    """Open shards in some order, in threads; return how many were right, and how many not cached."""
 
+    def one(number):
+        opened = origin.open(cache, number)
+        return None if opened is None else is_right(opened, origin.shards[number])
 
-def result(process):
-    out, err = process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 0, err
-    return json.loads(out.splitlines()[-1])
-
-
-def result_of(mode, *arguments, **job):
-    worker = start(mode, *arguments, **job)
-    begin(worker)
-    return result(worker)
+    with ThreadPoolExecutor(num_threads) as threads:
+        found = list(threads.map(one, order))
+    assert False not in found
+    return found.count(True), found.count(None)
 
 
 def bytes_of(opened):
@@ -130,6 +126,41 @@ def is_right(opened, shard):
 
 def files_in(folder):
     return sorted(path.name for path in Path(folder).glob("shards/*/*"))
+
+
+def bytes_in(folder):
+    """Return what the files of a cache hold, at a moment at which nobody makes, names or evicts one."""
+    lock = Path(folder) / "lock"
+    if not lock.exists():
+        return 0
+    with open(lock) as held:
+        fcntl.flock(held, fcntl.LOCK_SH)
+        return sum(path.stat().st_size for path in Path(folder).glob("*/*"))
+
+
+def is_locked(path):
+    with open(path) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        return False
+
+
+def usage(cache):
+    """Return the numbers of shards, of those in use, of downloads and of leftovers."""
+    whole = set(cache.folder.glob("*/*.shard"))
+    others = {path.with_suffix("") for path in cache.folder.glob(f"*/{'?' * 32}-*.shard.*")} - whole
+    parts = [Path(f"{path}.part") for path in others]
+    num_downloads = sum(part.exists() and is_locked(part) for part in parts)
+    return [len(whole), sum(map(is_locked, whole)), num_downloads, len(others) - num_downloads]
+
+
+def clear(cache):
+    """Remove all shards of a cache, which nobody has open."""
+    assert usage(cache)[1:3] == [0, 0]
+    for path in cache.folder.glob("*/*"):
+        path.unlink()
 
 
 def warnings_in(caplog):
@@ -157,8 +188,8 @@ def test_a_cached_shard_is_the_one_of_the_dataset_with_a_file_on_the_disk(origin
 def test_each_range_is_asked_for_once_by_processes_that_all_want_it(remote, fault_proxy, folder):
     fault_proxy.plan = lambda request: Delay(0.02) if request.path.partition("?")[0].endswith(".tar") else None
     order = list(range(NUM_SHARDS))
-    orders = [order[n:] + order[:n] for n in (0, 0, 1, 3)]
-    assert result_of("together", remote, folder, ROOM, orders=orders, threads=2) == [[NUM_SHARDS, 0]] * 4
+    readers = [begun(read, ShardCache(folder, ROOM), remote, order[n:] + order[:n], 2) for n in (0, 0, 1, 3)]
+    assert [result.recv() for _, result in readers] == [(NUM_SHARDS, 0)] * 4
     asked = Counter(
         (exchange.request.path.partition("?")[0], exchange.request.range)
         for exchange in fault_proxy.exchanges
@@ -370,30 +401,100 @@ def test_a_disk_that_fills_up_keeps_the_room_of_a_download_and_then_there_is_one
 # Processes that are killed, and that fork
 
 
+CALLS = [
+    *((os, name) for name in ("open", "ftruncate", "posix_fallocate", "pwrite", "fsync", "replace", "unlink", "utime")),
+    (fcntl, "flock"),
+]
+"""What a cache asks of the system that others can see."""
+
+
+def killed_at(moment, work):
+    """Do some work in a process that kills itself at its n-th call of the system; tell whether it came to that."""
+
+    def dying():
+        numbers = itertools.count()
+
+        def called(call, *arguments, **keywords):
+            if next(numbers) == moment:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return call(*arguments, **keywords)
+
+        for module, name in CALLS:
+            setattr(module, name, partial(called, getattr(module, name)))
+        work()
+        os._exit(0)
+
+    process = FORK.Process(target=dying)
+    process.start()
+    process.join()
+    assert process.exitcode in (0, -signal.SIGKILL)
+    return process.exitcode != 0
+
+
+def is_sound(path, origin):
+    """Tell whether a cached shard has the tar of its name, and the places of this tar."""
+    file = CachedFile(str(path))
+    shard = next(each for each in origin.shards if each.checksum.endswith(file.checksum))
+    places = file.places(shard.num_samples, ("cls",))
+    return xxhash.xxh3_128(file.read(0, file.size)).hexdigest() == places.checksum
+
+
 def test_killed_at_any_moment_it_leaves_nothing_that_is_not_right_or_not_cleared_away(origin, folder):
     """Killed before each of the calls that others can see, while it evicts two shards and downloads a third."""
-    moments, parts = result_of("kills", origin, folder, 2 * origin.entry_bytes)
-    assert moments > 20
-    assert parts > 5
+    cache, num_parts = ShardCache(folder, 2 * origin.entry_bytes), 0
+    for moment in itertools.count():
+        read(cache, origin, [0, 1])
+        if not killed_at(moment, lambda: origin.open(cache, 2)):
+            break
+        assert all(is_sound(path, origin) for path in cache.folder.glob("*/*.shard"))
+        assert bytes_in(cache.folder) <= 2 * origin.entry_bytes
+        num_in_use, num_downloads, num_leftovers = usage(cache)[1:]
+        assert (num_in_use, num_downloads) == (0, 0)
+        num_parts += num_leftovers
+        opened = origin.open(cache, 2)
+        assert is_right(opened, origin.shards[2])
+        assert usage(cache)[1:] == [1, 0, 0]
+        del opened
+        clear(cache)
+    assert moment > 20
+    assert num_parts > 5
 
 
 def test_a_download_that_was_killed_is_taken_over_by_those_who_wait(remote, fault_proxy, folder):
-    fault_proxy.plan = lambda request: Delay(60) if request.range and request.range[0] == 2 * READ_BYTES else None
-    first, second, third = (start("read", remote, folder, ROOM, order=[0]) for _ in range(3))
-    begin(first)
-    wait_until(lambda: len([e for e in fault_proxy.exchanges if e.request.range]) > 2, "the download is under way")
-    begin(second, third)
+    def is_third(request):
+        return request.range and request.range[0] == 2 * READ_BYTES
+
+    fault_proxy.plan = lambda request: Delay(60) if is_third(request) else None
+    cache = ShardCache(folder, ROOM)
+    first, _ = begun(read, cache, remote, [0])
+    wait_until(lambda: any(is_third(each.request) for each in fault_proxy.exchanges), "the download is under way")
+    others = [begun(read, cache, remote, [0]) for _ in range(2)]
     time.sleep(0.3)
-    assert [second.poll(), third.poll()] == [None, None]
-    assert usage(ShardCache(folder, ROOM)) == [0, 0, 1, 0]
+    assert all(process.is_alive() for process, _ in others)
+    assert usage(cache) == [0, 0, 1, 0]
     fault_proxy.plan = lambda request: None
     first.kill()
-    assert [result(second), result(third)] == [[1, 0], [1, 0]]
+    assert [result.recv() for _, result in others] == [(1, 0)] * 2
     assert len(files_in(folder)) == 1
 
 
-def test_a_process_that_was_forked_meanwhile_keeps_no_lock(origin, folder):
-    assert result_of("forks", origin, folder, ROOM) == [2, 0, 0, 1]
+def test_a_process_that_was_forked_meanwhile_keeps_no_lock(origin, folder, monkeypatch):
+    """While room is made for a shard, and while it is downloaded; the children live on."""
+    cache, children, statvfs, asked = ShardCache(folder, ROOM), [], os.statvfs, itertools.count()
+
+    def fork():
+        children.append(FORK.Process(target=time.sleep, args=(1000,), daemon=True))
+        children[-1].start()
+        return True
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "statvfs", lambda path: fork() and statvfs(path))
+        assert is_right(origin.open(cache, 0, lambda: next(asked) != 2 or fork()), origin.shards[0])
+    assert (len(children), usage(cache)) == (2, [1, 0, 0, 0])
+    for child in children:
+        assert child.is_alive()
+        child.kill()
+        child.join()
 
 
 # Whose files they are
