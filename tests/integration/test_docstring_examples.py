@@ -22,6 +22,8 @@ import webdataset as wds
 from PIL import Image
 
 import wdsplit
+from tables import FULL_PROCESS_BYTES
+from wdsplit.engines import local
 from wdsplit.loading.dataset import _INTERNALS
 
 pytestmark = pytest.mark.xdist_group("docstring_examples")
@@ -142,6 +144,7 @@ def run_example(name, code, names):
 def test_what_users_call_has_an_example_that_runs(name, prepared, tmp_path, monkeypatch):
     shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(local, "_PROCESS_BYTES", FULL_PROCESS_BYTES)  # as users have it: no processes for so little
     names = names_for(tmp_path)
     if name == "wdsplit":  # which begins with a table
         shutil.rmtree("data")

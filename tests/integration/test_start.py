@@ -4,9 +4,8 @@ import shutil
 import sys
 
 import numpy as np
-import pytest
 
-from loaded import all_modules_loaded_by, loaded_after
+from loaded import loaded_after
 from tables import outputs_of, start_process, write_table
 from wdsplit.order.selection import Selection
 from wdsplit.shards.files import read_manifest
@@ -46,10 +45,6 @@ UNUSED_IN_A_BATCH = UNUSED | {
 }
 
 
-def in_program(*arguments):
-    return all_modules_loaded_by(PROGRAM.format(arguments=list(map(str, arguments))))
-
-
 def test_the_first_batch_of_a_local_dataset_loads_only_what_it_needs_and_decoding_no_pandas(numbers, tmp_path):
     folder = shutil.copytree(numbers, tmp_path / "viewed")
     storage = LocalStorage(str(folder))
@@ -67,17 +62,14 @@ def test_the_first_batch_of_a_local_dataset_loads_only_what_it_needs_and_decodin
     assert not decoded & {"pandas", "pyarrow.compute"}
 
 
-def test_the_program_converts_without_libraries_that_it_does_not_need(tmp_path):
+def test_the_program_reads_and_converts_without_libraries_that_it_does_not_need(numbers, tmp_path):
     path = write_table(tmp_path / "rows.parquet", {"text": ["a", None, "c"], "label": [1, 2, 3]})
-    loaded = in_program("convert", path, tmp_path / "out", "--jobs", 2, "--null", "empty")
+    convert = ["convert", path, str(tmp_path / "out"), "--jobs", "2", "--null", "empty"]
+    commands = ["inspect", numbers], ["verify", numbers], convert
+    loaded = loaded_after(*(PROGRAM.format(arguments=command) for command in commands))[-1]  # in one process
     assert (tmp_path / "out" / "wdsplit.json").exists()
     assert "pyarrow.compute" in loaded
     assert not loaded & (UNUSED | {"torch", "webdataset", "yaml", "concurrent.futures.process"})
-
-
-@pytest.mark.parametrize("command", ["inspect", "verify"])
-def test_the_program_reads_without_libraries_that_it_does_not_need(numbers, command):
-    assert not in_program(command, numbers) & (UNUSED | {"torch", "webdataset", "yaml"})
 
 
 def test_worker_processes_load_no_pandas(tmp_path):

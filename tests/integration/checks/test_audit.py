@@ -183,9 +183,7 @@ def test_wrong_steps_of_a_very_large_epoch_are_found(numbers, drawn, monkeypatch
 
 
 LIES = {
-    "position + 1": lambda position: position + 1,
     "position - 5": lambda position: position - 5,
-    "position 0": lambda position: 0,
     "nothing after a resume": lambda steps, is_resumed: [] if is_resumed else steps,
     "a dropped batch": lambda steps, is_resumed: steps[:1] + steps[2:],
     "a dropped batch after a resume": lambda steps, is_resumed: steps[1:] if is_resumed else steps,
@@ -366,14 +364,11 @@ def test_fields_without_classes_are_not_measured_or_refused_if_asked_for(numbers
     assert caught.value.found == "0 such values in 40 samples" and "--class-field" in caught.value.remedy
 
 
-@pytest.mark.parametrize("bytes_each", [200, 30_000], ids=["small", "large"])
+@pytest.mark.parametrize("bytes_each", [200, 18_000], ids=["small", "large"])
 def test_of_a_large_dataset_in_a_bucket_only_labels_are_read(tmp_path, monkeypatch, bucket, fault_proxy, bytes_each):
     path = classes_dataset(tmp_path, 1000, bytes_each=bytes_each, shards=16, lanes=16)
     expected = classes_line(path)
-    for file in Path(path).iterdir():
-        (bucket.folder / "ds").mkdir(exist_ok=True)
-        shutil.copy(file, bucket.folder / "ds" / file.name)
-    url = f"{bucket.url}/ds"
+    url = bucket.put(path)
     assert classes_line(url) == expected
     num_before = len(fault_proxy.exchanges)
     monkeypatch.setattr(wdsplit.checks.classes, "_MAX_REMOTE_BYTES", 0)

@@ -77,7 +77,7 @@ topologies = st.tuples(st.sampled_from([1, 2, 3, 5]), st.sampled_from([1, 4, 7])
 """Ranks, and batch size."""
 
 
-@settings(max_examples=10)
+@settings(max_examples=settings.default.max_examples // 3)
 @given(topologies, st.sampled_from(["pad", "drop", "uneven"]), st.booleans(), st.integers(0, 5), st.integers(1, 9))
 def test_each_step_is_what_the_loaders_of_all_ranks_deliver(sized, topology, tail, shuffle, epoch, lanes):
     options = {"tail": tail, "shuffle": shuffle, "lanes": lanes, "seed": 3, "window": 5}
@@ -121,7 +121,7 @@ class Run:
             loader.skip(first, last)
 
 
-@settings(max_examples=10)
+@settings(max_examples=settings.default.max_examples // 3)
 @given(topologies, st.sampled_from(["pad", "drop"]), st.data())
 def test_skips_and_resumes_are_those_of_a_plain_model_for_the_loader_and_for_batch(sized, topology, tail, data):
     opened = of_path(sized, tail=tail)
@@ -171,7 +171,7 @@ def assert_listed_as_modelled(sized, run, model):
     assert last == known[-7:]
 
 
-@settings(max_examples=8)
+@settings(max_examples=settings.default.max_examples // 4)
 @given(topologies, st.sampled_from(["pad", "drop", "uneven"]), st.integers(0, 60), st.integers(1, 12))
 def test_the_last_steps_before_a_state_are_those_that_were_delivered_last(sized, topology, tail, taken, last):
     opened = of_path(sized, tail=tail)
@@ -376,26 +376,23 @@ def test_the_state_may_know_the_topology(sized, state):
         wdsplit.batches(sized, last=1, state=state, world_size=5)
 
 
-@pytest.mark.parametrize("has_tables", [True, False])
-def test_keys_of_a_bucket_are_read_without_the_payloads(fault_proxy, bucket, tmp_path, monkeypatch, has_tables):
-    if not has_tables:
-        monkeypatch.setattr(samples, "_ROWS_PER_SAMPLE", 0)
-    payloads = [bytes([row % 256]) * 100_000 for row in range(120)]
-    table = pa.table(
-        {"name": [f"a/b.{row}" for row in range(120)], "bin": payloads, "kind": [row % 7 for row in range(120)]}
-    )
-    table, plan = with_class_names(table, "kind", "abcdefg"), {"shuffle": False, "shards": 6}
-    path, url = converted(tmp_path, table, key="name", **plan), f"{bucket.url}/train"
-    options = wdsplit.ConvertOptions(**plan, key="name")
-    wdsplit.convert([str(tmp_path / "table.parquet")], url, options)
-    local = wdsplit.batches(path, [1, 2], batch_size=8)
-    before = len(fault_proxy.exchanges)
-    remote = wdsplit.batches(url, [1, 2], batch_size=8)
-    exchanges = fault_proxy.exchanges[before:]
-    assert [each.keys.tolist() for each in remote] == [each.keys.tolist() for each in local]
-    assert [each.labels.tolist() for each in remote] == [each.labels.tolist() for each in local]
-    assert set("abcdefg") >= set(remote[0].labels)
-    assert sum(exchange.bytes_sent for exchange in exchanges) < 100_000
-    assert any(".tar.parquet" in exchange.request.path for exchange in exchanges) == has_tables
-    assert any(exchange.request.path.split("?")[0].endswith(".tar") for exchange in exchanges) != has_tables
+def test_keys_of_a_bucket_are_read_without_the_payloads(fault_proxy, bucket, tmp_path, monkeypatch):
+    """From the tables, or from the headers of the samples."""
+    rows = range(60)
+    columns = {"name": [f"a/b.{row}" for row in rows], "bin": [bytes([row]) * 100_000 for row in rows]}
+    table = with_class_names(pa.table({**columns, "kind": [row % 7 for row in rows]}), "kind", "abcdefg")
+    path = converted(tmp_path, table, key="name", shards=6)
+    url, local = bucket.put(path), wdsplit.batches(path, [1, 2], batch_size=8)
+    for has_tables in (True, False):
+        if not has_tables:
+            monkeypatch.setattr(samples, "_ROWS_PER_SAMPLE", 0)
+        before = len(fault_proxy.exchanges)
+        remote = wdsplit.batches(url, [1, 2], batch_size=8)
+        exchanges = fault_proxy.exchanges[before:]
+        assert [each.keys.tolist() for each in remote] == [each.keys.tolist() for each in local]
+        assert [each.labels.tolist() for each in remote] == [each.labels.tolist() for each in local]
+        assert set("abcdefg") >= set(remote[0].labels)
+        assert sum(exchange.bytes_sent for exchange in exchanges) < 100_000
+        assert any(".tar.parquet" in exchange.request.path for exchange in exchanges) == has_tables
+        assert any(exchange.request.path.split("?")[0].endswith(".tar") for exchange in exchanges) != has_tables
     assert [sample["bin"] for sample in remote[0].samples()] == [sample["bin"] for sample in local[0].samples()]

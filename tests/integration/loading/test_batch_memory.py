@@ -1,5 +1,7 @@
 """Batches of decoded images: their memory is used again, but never while the loop holds a batch, or a part of one."""
 
+import functools
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -31,6 +33,7 @@ def cropping(path, output="torch", **options):
     return wdsplit.Dataset(path, **options).decode(stage)
 
 
+@functools.cache
 def expected(path, epoch, **options):
     """Return the image at each position of an epoch, decoded one by one, into memory of its own."""
     dataset = cropping(path, **options).map(dict)

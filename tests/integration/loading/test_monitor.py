@@ -9,11 +9,6 @@ from faults import EveryOther, internal_error
 from loader_kinds import KINDS, every_kind
 from tables import wait_until
 
-alone_and_with_processes = pytest.mark.parametrize("options", [KINDS["none"], KINDS["processes"]], ids=str)
-
-SOON = {"first_delay_s": 0.01}
-"""Storage options with which requests are repeated soon."""
-
 
 @pytest.fixture
 def remote(bucket, whole_lanes):
@@ -42,9 +37,8 @@ def test_batches_samples_bytes_and_windows_are_exact_over_epochs(whole_lanes, op
         assert made.windows_read == 24 * options.get("num_workers", 1) * epoch
 
 
-@alone_and_with_processes
-def test_waiting_for_a_slow_stage_and_computing_between_batches_are_told_apart(numbers, options):
-    loader = wdsplit.Loader(wdsplit.Dataset(numbers).map(lambda sample: time.sleep(0.003) or sample), 12, **options)
+def test_waiting_for_a_slow_stage_and_computing_between_batches_are_told_apart(numbers):
+    loader = wdsplit.Loader(wdsplit.Dataset(numbers).map(lambda sample: time.sleep(0.003) or sample), 12)
     list(loader)
     waited = loader.statistics()
     assert waited.bottleneck == "loader" and "more workers" in str(waited)
@@ -61,10 +55,9 @@ def test_waiting_for_a_slow_stage_and_computing_between_batches_are_told_apart(n
 # Remote storage
 
 
-@pytest.mark.parametrize("options", [KINDS["persistent processes"], KINDS["threads"]], ids=str)
-def test_bytes_and_retries_of_all_workers_are_counted(remote, fault_proxy, options):
-    dataset = wdsplit.Dataset(remote, storage_options=SOON)
-    loader = wdsplit.Loader(dataset, 12, **options)
+def test_bytes_and_retries_of_all_workers_are_counted(remote, fault_proxy):
+    dataset = wdsplit.Dataset(remote, storage_options={"first_delay_s": 0.01})
+    loader = wdsplit.Loader(dataset, 12, **KINDS["persistent processes"])
     num_opening = len(fault_proxy.exchanges)
     list(loader)
     assert loader.statistics().retries == 0

@@ -106,7 +106,7 @@ def test_an_epoch_has_no_sample_of_a_dataset_that_replaces_it(place, expected, w
 
 def test_open_shards_give_no_sample_of_a_dataset_that_replaces_theirs(place, versions):
     expected, samples = wdsplit.Samples(versions[0]), wdsplit.Samples(place.url)
-    stride = NUM_ROWS // SHARDS
+    stride = 4 * NUM_ROWS // SHARDS
     assert all(samples[first]["bin"] == expected[first]["bin"] for first in range(0, NUM_ROWS // 2, stride))
     place.write(1)
     num_refused = 0
@@ -114,7 +114,7 @@ def test_open_shards_give_no_sample_of_a_dataset_that_replaces_theirs(place, ver
         read = read_to_the_end((samples[one] for one in [number]), place.url)
         assert [one["bin"] for one in read] == [expected[number]["bin"]] * len(read)
         num_refused += not read
-    assert num_refused >= SHARDS // 2
+    assert num_refused >= SHARDS // 4 // 2
 
 
 @on_s3

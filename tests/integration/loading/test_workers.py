@@ -71,10 +71,15 @@ def left():
     )
 
 
+@pytest.fixture(scope="module")
+def kept_for_good(payloads):
+    """Let torch make what it keeps for good."""
+    list(Loader(Dataset(payloads), 50, num_workers=1))
+
+
 @pytest.fixture
-def nothing_left(payloads):
+def nothing_left(kept_for_good):
     """Check that a test leaves nothing behind; what earlier tests left may go meanwhile."""
-    list(Loader(Dataset(payloads), 50, num_workers=1))  # what torch keeps for good is there before
     before = left()
     yield
     wait_until(lambda: not left() - before, "nothing is left")
@@ -415,6 +420,7 @@ def resident_bytes():
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [KINDS["processes"], KINDS["threads"]])
 def test_memory_does_not_grow_from_epoch_to_epoch(payloads, options):
     """A leak of what an epoch holds (480 kB) shows in any ten epochs; what the allocator takes for good, in few."""

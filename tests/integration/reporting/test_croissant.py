@@ -152,22 +152,22 @@ def test_files_of_a_field_are_those_with_its_name_alone(dataset):
     assert files["files/mask.png"]["encodingFormat"] == "image/png"
 
 
-def test_each_version_names_its_own_shards_and_no_others(place):
-    url, folder = place
-    wdsplit.convert(rows_of_all_types(), url, **PLAN)
+def test_each_version_names_its_own_shards_and_no_others(tmp_path):
+    path = str(tmp_path)
+    wdsplit.convert(rows_of_all_types(), path, **PLAN)
     later = pa.table({"name": rows_of_all_types()["name"], "later": [b"x"] * ROWS})
-    wdsplit.annotate(url, later, key="name", name="more")  # it has tars and tables of its own
-    made = [wdsplit.croissant(url)]
-    wdsplit.convert(rows_of_all_types(ROWS, 2 * ROWS), url, append=True)
-    made.append(wdsplit.croissant(url))
-    wdsplit.erase(url, keys=["class-0/img.3"])
-    made.append(wdsplit.croissant(url))
+    wdsplit.annotate(path, later, key="name", name="more")  # it has tars and tables of its own
+    made = [wdsplit.croissant(path)]
+    wdsplit.convert(rows_of_all_types(ROWS, 2 * ROWS), path, append=True)
+    made.append(wdsplit.croissant(path))
+    wdsplit.erase(path, keys=["class-0/img.3"])
+    made.append(wdsplit.croissant(path))
     for number, metadata in enumerate(made, 1):
-        shards = read_manifest(open_storage(url), number).shards.table["path"].to_pylist()
+        shards = read_manifest(open_storage(path), number).shards.table["path"].to_pylist()
         assert metadata["version"] == f"{number}.0.0"
-        assert included(folder, metadata, "tars") == sorted(shards)
-        assert included(folder, metadata, "sample-tables") == sorted(f"{path}.parquet" for path in shards)
-    assert included(folder, made[0], "tars") != included(folder, made[2], "tars")
+        assert included(tmp_path, metadata, "tars") == sorted(shards)
+        assert included(tmp_path, metadata, "sample-tables") == sorted(f"{name}.parquet" for name in shards)
+    assert included(tmp_path, made[0], "tars") != included(tmp_path, made[2], "tars")
 
 
 def test_a_bucket_is_described_as_a_folder_is_and_what_cannot_be_is_refused(dataset, bucket, tmp_path):

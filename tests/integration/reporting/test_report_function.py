@@ -12,6 +12,7 @@ from report_datasets import CLASSES, facts_of, images, without_libraries
 from wdsplit.errors import DatasetNotFoundError, InputError, MissingDependencyError, StorageError
 from wdsplit.reporting.cluster import Topology
 from wdsplit.reporting.pictures import pictures
+from wdsplit.reporting.verdicts import verdicts
 
 pytestmark = pytest.mark.xdist_group("report")
 
@@ -185,9 +186,9 @@ def test_a_page_stays_below_5_mb_whatever_is_in_it(tmp_path):
 def test_without_classes_it_counts_whether_rows_were_shuffled_and_samples_meet_again(tmp_path, shuffle, grade):
     table = pa.table({"txt": [f"text {row}" for row in range(600)]})
     path = converted(tmp_path, table, shuffle=shuffle)
-    made = wdsplit.report(path)
-    assert [each.grade for each in made.verdicts][1] == grade
-    assert made.facts.labels is None
+    facts = facts_of(path)
+    assert [each.grade for each in verdicts(facts)][1] == grade
+    assert facts.labels is None
     made = wdsplit.report(wdsplit.Dataset(path, lanes=1, window=60), batch_size=8)
     assert made.facts.meeting.figure > 1.3
     assert "times as often as by chance; 1 is ideal. Of the 63 others in its step" in made.html

@@ -1,4 +1,4 @@
-"""Takes the library's place in programs of `container`: torch imports that, and it asks for a temporary folder."""
+"""Stands in for dill in the program of test_container.py: torch imports it, and it asks for a temporary folder."""
 
 
 def extend(use_dill):
