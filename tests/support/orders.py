@@ -41,12 +41,6 @@ def epoch_order(counts, epoch=0, **others):
     return EpochOrder(np.array(counts, np.int64), options(**others), epoch)
 
 
-def visit_order(options, epoch, shard, count):
-    """Return the samples of a shard in the order of their visits."""
-    order = EpochOrder(np.array([*[0] * shard, count], np.int64), options, epoch)
-    return order.units_of(np.full(count, shard), np.arange(count))
-
-
 def masks_of(kind, counts, seed):
     """Return which samples of each shard a view takes."""
     random = np.random.default_rng(seed)
@@ -175,6 +169,19 @@ def located(order, positions):
     return list(zip(found.shard.tolist(), found.sample.tolist(), found.pad.tolist(), strict=True))
 
 
+def led(order, positions):
+    """Return (source, source epoch, position there) of each position of a mixture."""
+    found = [None] * len(positions)
+    for quota in order.quotas(np.asarray(positions, np.int64)):
+        assert len(quota.rows) == len(quota.positions) > 0
+        assert quota.rows.tolist() == sorted(set(quota.rows.tolist()))
+        for row, place in zip(quota.rows.tolist(), quota.positions.tolist(), strict=True):
+            assert found[row] is None
+            found[row] = (quota.source, quota.source_epoch, place)
+    assert None not in found
+    return found
+
+
 def skips_of(drawn):
     """Return the skips of some ranges, and the set of positions."""
     skips, left_out = NO_SKIPS, set()
@@ -182,10 +189,6 @@ def skips_of(drawn):
         skips = skips.added(begin, begin + length)
         left_out |= set(range(begin, begin + length))
     return skips, left_out
-
-
-def every_sample(order):
-    return sorted((shard, sample) for shard, count in enumerate(order.counts.tolist()) for sample in range(count))
 
 
 # The reference

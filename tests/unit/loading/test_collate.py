@@ -13,13 +13,13 @@ from wdsplit.loading.transport.collate import collate, collate_packs, weave, wea
 from wdsplit.order.bundles import Packing
 
 
-def woven(samples, owners, pin=False):
+def woven(samples, owners):
     """Do as the loader does: collate the samples of each owner, and weave."""
     parts = []
     for owner in sorted(set(owners)):
         places = np.array([place for place, of in enumerate(owners) if of == owner])
         parts.append((places, collate([samples[place] for place in places])))
-    return weave(parts, len(samples), pin)
+    return weave(parts, len(samples), pin=False)
 
 
 def batch_of(samples):

@@ -34,11 +34,11 @@ def unchanged(sample):
     return sample
 
 
-def outcome(dataset, num_workers=0, workers="process"):
+def outcome(dataset):
     """Return the batches up to an error, and the error's type."""
     batches, error = [], None
     try:
-        for batch in Loader(dataset, 4, num_workers=num_workers, workers=workers):
+        for batch in Loader(dataset, 4):
             batches.append(batch)
     except (ValueError, RuntimeError, AssertionError) as raised:
         error = type(raised)

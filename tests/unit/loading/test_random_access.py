@@ -48,16 +48,20 @@ def kinds(tmp_path_factory, numbers):
 
 @pytest.fixture
 def opened(monkeypatch):
-    """Return the paths of all shards that are opened."""
-    paths, real = [], Source.open_shard
+    """Return the path of each shard that is opened, and how many files are open then."""
+    shards, real = [], Source.open_shard
 
     def noting(source, storage, number, **how):
         shard = real(source, storage, number, **how)
-        paths.append(source.shards[number].path)
+        shards.append((source.shards[number].path, num_open_files()))
         return shard
 
     monkeypatch.setattr(Source, "open_shard", noting)
-    return paths
+    return shards
+
+
+def num_open_files():
+    return len(os.listdir("/proc/self/fd"))
 
 
 def odd(path):
@@ -190,7 +194,7 @@ def test_a_number_opens_one_shard_and_a_key_among_keys_that_rise_a_few_and_a_sli
     assert len(samples[10:20].decode()) == 10
     assert opened == []
     assert samples[-1]["cls"] == b"599"
-    assert opened == ["000199.tar"]
+    assert [path for path, _ in opened] == ["000199.tar"]
     assert samples["00000400"]["cls"] == b"400"
     assert len(opened) <= 11
 
@@ -203,35 +207,24 @@ def test_a_key_that_does_not_stand_in_its_place_is_looked_for_shard_by_shard_up_
         opened.clear()
         manifest = dataclasses.replace(read_manifest(open_storage(path)), **changes)
         assert NumberedSamples.of_all(Source(path, manifest, options())).sample(keys[number])["__position__"] == number
-        return set(opened)
+        return {path for path, _ in opened}
 
     assert found(20, samples=None) >= {"000000.tar", "000001.tar"}
     assert found(100, samples=None) == {f"{shard:06d}.tar" for shard in range(7)}
     assert len(found(100)) == len(opened) <= 4  # of the bisection, and its own: sample tables spare the headers
 
 
-def test_few_shards_stay_open(tmp_path, monkeypatch):
+def test_few_shards_stay_open(tmp_path, monkeypatch, opened):
     """Those used longest ago are closed, also while a single batch needs many more of them."""
     path = sized_dataset(tmp_path, [2] * 100, lanes=2, window=2)
     monkeypatch.setattr(numbered, "_OPEN_SHARDS", 8)
     monkeypatch.setattr(numbered, "_SHARDS_TOGETHER", 4)
-    most, paths, real = 0, [], Source.open_shard
-
-    def counted(source, storage, number, **how):
-        nonlocal most
-        shard = real(source, storage, number, **how)
-        paths.append(number)
-        most = max(most, len(os.listdir("/proc/self/fd")))
-        return shard
-
-    monkeypatch.setattr(Source, "open_shard", counted)
-    samples = wdsplit.Samples(path)
-    before = len(os.listdir("/proc/self/fd"))
+    samples, before = wdsplit.Samples(path), num_open_files()
     assert len(samples.__getitems__(np.random.default_rng(0).permutation(200).tolist())) == 200
-    assert most - before <= 8 + 2 * 4
-    assert sorted(paths) == list(range(100))
+    assert max(num_files for _, num_files in opened) - before <= 8 + 2 * 4
+    assert sorted(path for path, _ in opened) == [f"{shard:06d}.tar" for shard in range(100)]
     samples.__getitems__(list(range(199, 183, -1)))
-    assert len(paths) == 100
+    assert len(opened) == 100
 
 
 # Stages

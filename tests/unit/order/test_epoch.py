@@ -1,9 +1,7 @@
 import itertools
-import math
 
-import numpy as np
 import pytest
-from hypothesis import assume, example, given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from orders import (
@@ -17,7 +15,6 @@ from orders import (
     slow_hash_stream,
     slow_lanes,
     slow_permutation,
-    visit_order,
 )
 from wdsplit.errors import InputError
 from wdsplit.order.epoch import EpochOrder, OrderOptions
@@ -43,48 +40,23 @@ def test_golden_permutations():
     assert permutation(10, 7, 3, SHARDS).tolist() == [2, 5, 9, 7, 3, 1, 6, 0, 8, 4]
 
 
-def test_golden_visits_of_a_shard():
-    assert visit_order(options(seed=1, window=3), 2, 5, 8).tolist() == [6, 7, 0, 1, 2, 5, 3, 4]
-
-
 def test_golden_epoch_of_equal_shards():
     order = epoch_order([3, 3, 3, 3], epoch=1, lanes=2, window=2, seed=42)
     assert order.sequence.tolist() == [3, 1, 2, 0]
-    assert located(order, range(12)) == [
-        (3, 2, False),
-        (2, 2, False),
-        (3, 0, False),
-        (2, 1, False),
-        (3, 1, False),
-        (2, 0, False),
-        (1, 0, False),
-        (0, 0, False),
-        (1, 1, False),
-        (0, 1, False),
-        (1, 2, False),
-        (0, 2, False),
-    ]
+    shards, samples, pads = zip(*located(order, range(12)), strict=True)
+    assert shards == (3, 2, 3, 2, 3, 2, 1, 0, 1, 0, 1, 0)
+    assert samples == (2, 2, 0, 1, 1, 0, 0, 0, 1, 1, 2, 2)
+    assert not any(pads)
 
 
 def test_golden_epoch_that_is_cut_again():
     order = epoch_order([5, 0, 2, 4], epoch=3, lanes=3, window=2, seed=9)
     assert order.is_recut
     assert order.sequence.tolist() == [1, 2, 3, 0]
-    assert located(order, range(13)) == [
-        (2, 0, False),
-        (3, 2, False),
-        (0, 0, False),
-        (2, 1, False),
-        (3, 3, False),
-        (0, 1, False),
-        (3, 0, False),
-        (0, 3, False),
-        (0, 4, False),
-        (3, 1, False),
-        (0, 2, False),
-        (0, 4, True),
-        (3, 1, True),
-    ]
+    shards, samples, pads = zip(*located(order, range(13)), strict=True)
+    assert shards == (2, 3, 0, 2, 3, 0, 3, 0, 0, 3, 0, 0, 3)
+    assert samples == (0, 2, 0, 1, 3, 1, 0, 3, 4, 1, 2, 4, 1)
+    assert pads == (False,) * 11 + (True,) * 2
 
 
 # Permutations
@@ -100,15 +72,6 @@ def test_a_permutation_is_that_of_the_reference(n, words):
     assert permutation(n, *words).tolist() == slow_permutation(n, *words)
 
 
-@given(words, words)
-@example([0], [0, 0])
-@example([1, 2], [2, 1])
-@example([0], [2**64 - 1])
-def test_a_hash_depends_on_each_word_and_on_their_order(one, other):
-    assume(one != other)
-    assert hash_stream(*one) != hash_stream(*other)
-
-
 def test_no_two_of_many_seeds_epochs_and_shards_share_a_permutation():
     """A peer's seed of 42 + rank * 10000 + worker * 100 + epoch gave two workers of different epochs the same order."""
     named = itertools.chain(
@@ -120,36 +83,24 @@ def test_no_two_of_many_seeds_epochs_and_shards_share_a_permutation():
     assert len(set(seen)) == len(seen) == 30 * 60 + 8 * 10 * 2 * 10 + 4 * 10 * 5 * 10
 
 
-def test_an_item_lands_everywhere_equally_often():
-    n, epochs = 64, 6400
-    orders = np.stack([permutation(n, 5, epoch, SHARDS) for epoch in range(epochs)])
-    expected, degrees = epochs / n, n - 1
-    for item in (0, 31, 63):
-        landed = np.bincount(np.nonzero(orders == item)[1], minlength=n)
-        assert abs(((landed - expected) ** 2 / expected).sum() - degrees) < 5 * math.sqrt(2 * degrees)
-
-
 # The epoch
 
 
-@given(orders())
-def test_the_order_is_that_of_the_reference(order):
+@given(orders(), st.data())
+def test_any_positions_lead_to_the_samples_of_the_reference(order, data):
     lanes, is_recut = slow_lanes(order.counts.tolist(), order.options, order.epoch)
     assert order.is_recut == is_recut
     assert order.lane_length.tolist() == [len(lane) for lane in lanes]
     assume(order.num_samples)
     positions = range(order.num_positions + 3 * order.options.lanes)
-    for found, wanted in zip(located(order, positions), slow_epoch(lanes), strict=False):
+    whole = located(order, positions)
+    some = data.draw(st.lists(st.sampled_from(positions), max_size=10))
+    assert located(order, some) == [whole[position] for position in some]
+    assert [located(order, [position])[0] for position in some] == located(order, some)
+    for found, wanted in zip(whole, slow_epoch(lanes), strict=False):
         assert found[2] == wanted[2]
         assert found[:2] == wanted[:2] or wanted[:2] == (None, None)
         assert 0 <= found[1] < order.counts[found[0]]
-
-
-@given(orders(), st.data())
-def test_a_position_leads_to_the_same_sample_alone_or_among_others(order, data):
-    assume(order.num_samples)
-    positions = data.draw(st.lists(st.integers(0, order.num_positions + 20), max_size=10))
-    assert located(order, positions) == [located(order, [position])[0] for position in positions]
 
 
 @given(orders(st.sampled_from(["pad", "drop"])), st.integers(0, 50))
@@ -165,12 +116,6 @@ def test_drop_has_no_pads_and_no_repeats(order):
     assert len({sample[:2] for sample in found}) == len(found)
     dropped = order.num_samples - order.num_positions
     assert dropped == 0 if order.is_recut else dropped <= 0.01 * order.lane_length.max() * order.options.lanes
-
-
-@given(orders(st.sampled_from(["pad", "drop"])))
-def test_lanes_differ_by_one_per_cent_or_one_sample_at_most(order):
-    assert np.ptp(order.lane_length) <= max(1, 0.01 * order.lane_length.max())
-    assert order.lane_length.sum() == order.num_samples
 
 
 @pytest.mark.parametrize("tail", TAILS)

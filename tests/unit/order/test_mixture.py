@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from orders import GOLDEN_RATIO, mixed, options, slow_hash_stream
+from orders import GOLDEN_RATIO, led, mixed, options, slow_hash_stream
 from wdsplit.errors import InputError
 from wdsplit.order.epoch import EpochOrder
 from wdsplit.order.mixture import BLOCK_OFFSETS, MixedOrder, source_seed
@@ -23,31 +23,18 @@ def mixed_order(sizes, counts, epoch=0, tail="pad", **others):
 
 
 @st.composite
-def mixtures(draw, most=40, lanes=None, tails=("pad", "drop")):
+def mixtures(draw):
     """Draw the arguments of a MixedOrder: (sizes, counts, options)."""
     sizes = draw(st.lists(st.integers(0, 25), min_size=1, max_size=7))
-    counts = [draw(st.integers(0, most)) if size else 0 for size in sizes]
+    counts = [draw(st.integers(0, 40)) if size else 0 for size in sizes]
     assume(sum(counts))
     chosen = options(
-        tail=draw(st.sampled_from(tails)),
-        lanes=lanes or draw(st.integers(1, 6)),
+        tail=draw(st.sampled_from(["pad", "drop"])),
+        lanes=draw(st.integers(1, 6)),
         shuffle=draw(st.booleans()),
         seed=draw(st.integers(0, 2**63 - 1)),
     )
     return sizes, counts, chosen
-
-
-def led(order, positions):
-    """Return (source, source epoch, position there) of each position."""
-    found = [None] * len(positions)
-    for quota in order.quotas(np.asarray(positions, np.int64)):
-        assert len(quota.rows) == len(quota.positions) > 0
-        assert quota.rows.tolist() == sorted(set(quota.rows.tolist()))
-        for row, place in zip(quota.rows.tolist(), quota.positions.tolist(), strict=True):
-            assert found[row] is None
-            found[row] = (quota.source, quota.source_epoch, place)
-    assert None not in found
-    return found
 
 
 def whole_epoch(order):
@@ -125,40 +112,18 @@ def slow_step_of_lane(in_lane, state, lane, offset):
 
 def test_golden_epoch_of_a_mixture():
     order = mixed_order([4, 3, 5], [6, 3, 4], epoch=2, lanes=2, seed=42)
-    assert whole_epoch(order) == [
-        (1, 2, 0),
-        (2, 1, 3),
-        (2, 1, 4),
-        (0, 3, 1),
-        (0, 3, 0),
-        (0, 3, 3),
-        (2, 2, 1),
-        (1, 2, 1),
-        (0, 3, 2),
-        (0, 4, 1),
-        (1, 2, 2),
-        (2, 2, 0),
-        (0, 4, 0),
-    ]
+    sources, source_epochs, places = zip(*whole_epoch(order), strict=True)
+    assert sources == (1, 2, 2, 0, 0, 0, 2, 1, 0, 0, 1, 2, 0)
+    assert source_epochs == (2, 1, 1, 3, 3, 3, 2, 2, 3, 4, 2, 2, 4)
+    assert places == (0, 3, 4, 1, 0, 3, 1, 1, 2, 1, 2, 0, 0)
 
 
 def test_golden_epoch_that_is_not_shuffled():
     order = mixed_order([4, 3, 5], [6, 3, 4], epoch=2, lanes=2, shuffle=False)
-    assert whole_epoch(order) == [
-        (1, 2, 0),
-        (0, 3, 1),
-        (0, 3, 0),
-        (2, 1, 3),
-        (2, 1, 4),
-        (0, 3, 3),
-        (1, 2, 2),
-        (1, 2, 1),
-        (0, 3, 2),
-        (0, 4, 1),
-        (2, 2, 1),
-        (2, 2, 0),
-        (0, 4, 0),
-    ]
+    sources, source_epochs, places = zip(*whole_epoch(order), strict=True)
+    assert sources == (1, 0, 0, 2, 2, 0, 1, 1, 0, 0, 2, 2, 0)
+    assert source_epochs == (2, 3, 3, 1, 1, 3, 2, 2, 3, 4, 2, 2, 4)
+    assert places == (0, 1, 0, 3, 4, 3, 2, 1, 2, 1, 1, 0, 0)
 
 
 def test_golden_seeds_of_sources():
@@ -172,14 +137,17 @@ def test_golden_seeds_of_sources():
 # The order
 
 
-@given(mixtures(), epochs)
-def test_the_order_is_that_of_the_reference(mixture, epoch):
+@given(mixtures(), epochs, st.data())
+def test_any_positions_lead_to_the_samples_of_the_reference(mixture, epoch, data):
     order = MixedOrder(*mixture, epoch)
     lanes = list(slow_lanes(*mixture, epoch))
     assert order.lane_length.tolist() == [len(lane) for lane in lanes]
+    whole = led(order, range(order.num_positions + 20))
     for lane, samples in enumerate(lanes):
-        positions = range(lane, order.num_positions, len(lanes))
-        assert led(order, positions) == samples
+        assert whole[lane : order.num_positions : len(lanes)] == samples
+    some = data.draw(st.lists(st.sampled_from(range(len(whole))), max_size=10))
+    assert led(order, some) == [whole[position] for position in some]
+    assert [led(order, [position])[0] for position in some] == led(order, some)
 
 
 @given(mixtures(), epochs)
@@ -193,13 +161,6 @@ def test_pads_repeat_the_samples_of_their_lane(mixture, epoch):
         lane = list(range(pad % lanes, total, lanes))
         repeated = lane[-1 - (pad // lanes - len(lane)) % len(lane)] if lane else pad % total
         assert found[pad] == found[repeated]
-
-
-@given(mixtures(), epochs, st.data())
-def test_a_position_leads_to_the_same_sample_alone_or_among_others(mixture, epoch, data):
-    order = MixedOrder(*mixture, epoch)
-    positions = data.draw(st.lists(st.integers(0, order.num_positions + 20), max_size=10))
-    assert led(order, positions) == [led(order, [position])[0] for position in positions]
 
 
 # With the sources' own orders

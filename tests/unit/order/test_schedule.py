@@ -4,12 +4,11 @@ import itertools
 from collections import Counter
 from fractions import Fraction
 
-import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from orders import options
+from orders import led, options
 from wdsplit.errors import InputError
 from wdsplit.order.mixture import EpochShares, MixedOrder
 from wdsplit.order.schedule import Schedule
@@ -43,12 +42,8 @@ def stream(schedule, sizes, lanes, epochs, **others):
     for epoch in epochs:
         order = order_of(schedule, sizes, lanes, epoch, **others)
         assert order.num_positions == schedule.num_samples
-        samples = [None] * order.num_positions
-        for quota in order.quotas(np.arange(order.num_positions)):
-            for row, position in zip(quota.rows.tolist(), quota.positions.tolist(), strict=True):
-                assert samples[row] is None
-                samples[row] = quota.source, quota.source_epoch * sizes[quota.source] + position
-        found += samples
+        samples = led(order, range(order.num_positions))
+        found += [(source, source_epoch * sizes[source] + place) for source, source_epoch, place in samples]
     return found
 
 
@@ -56,11 +51,6 @@ def due(schedule, begin):
     """Return the share of each source from a point on."""
     weights = dict(schedule.points)[max(each for each, _ in schedule.points if each <= begin)]
     return [Fraction(weight, sum(weights)) for weight in weights]
-
-
-def counts_of(samples, num_sources):
-    found = Counter(source for source, _ in samples)
-    return [found[source] for source in range(num_sources)]
 
 
 # Shares
@@ -75,7 +65,8 @@ def test_each_stretch_has_its_exact_shares_rounded_by_the_largest_remainders(mad
     stretches = [*itertools.pairwise(begins), ((num_epochs - 1) * each_epoch, num_epochs * each_epoch)]
     for begin, end in stretches:
         expected = [share * (end - begin) for share in due(schedule, begin)]
-        counts = counts_of(found[begin:end], len(sizes))
+        taken = Counter(source for source, _ in found[begin:end])
+        counts = [taken[source] for source in range(len(sizes))]
         assert sum(counts) == end - begin
         order = sorted(range(len(sizes)), key=lambda source: expected[source] // 1 - expected[source])
         up = set(order[: end - begin - sum(each // 1 for each in expected)])
@@ -110,14 +101,6 @@ def test_each_source_goes_on_where_it_stopped_through_stretches_and_epochs(made,
 # A function of the position
 
 
-def sources_at(order, positions):
-    found = [None] * len(positions)
-    for quota in order.quotas(positions):
-        for row, place in zip(quota.rows.tolist(), quota.positions.tolist(), strict=True):
-            found[row] = quota.source, quota.source_epoch, place
-    return found
-
-
 def test_a_schedule_of_one_point_is_a_mixture_of_constant_weights():
     sizes, weights = [40, 25, 7], [0.5, 0.3, 0.2]
     schedule = Schedule([(0, weights)], sizes, 66)
@@ -125,10 +108,10 @@ def test_a_schedule_of_one_point_is_a_mixture_of_constant_weights():
     for epoch in (0, 3, 2**61):
         shares = schedule.epoch(epoch)
         assert shares == EpochShares((tuple(counts),), tuple(epoch * count for count in counts))
-        positions = np.arange(90)
+        positions = range(90)
         chosen = options(lanes=4)
         one, other = MixedOrder(sizes, counts, chosen, epoch), MixedOrder(sizes, shares, chosen, epoch)
-        assert sources_at(one, positions) == sources_at(other, positions)
+        assert led(one, positions) == led(other, positions)
 
 
 def test_golden_epoch_of_a_schedule():
@@ -137,7 +120,7 @@ def test_golden_epoch_of_a_schedule():
     assert [order.num_positions for order in found] == [8, 8, 8]
     assert [schedule.epoch(epoch).segments for epoch in range(4)] == GOLDEN_SEGMENTS
     assert schedule.fingerprint == "3 points (step, epochs of 8) b9d39049691a113d"
-    assert [(source, place) for order in found for source, _, place in sources_at(order, np.arange(8))] == GOLDEN
+    assert [(source, place) for order in found for source, _, place in led(order, range(8))] == GOLDEN
 
 
 GOLDEN_SEGMENTS = [((6, 2),), ((3, 1), (2, 2)), ((2, 2), (0, 4)), ((0, 8),)]
@@ -155,7 +138,7 @@ def test_a_billion_positions_and_a_thousand_points_are_no_matter(epoch):
     schedule = Schedule(points, [10**9] * 3, 10**9)
     assert sum(schedule.taken(10**15 + 1)) == 10**15 + 1
     order = order_of(schedule, [10**9] * 3, 192, epoch)
-    assert len(set(sources_at(order, np.arange(5 * 10**8, 5 * 10**8 + 1000)))) == 1000
+    assert len(set(led(order, range(5 * 10**8, 5 * 10**8 + 1000)))) == 1000
 
 
 # What is refused

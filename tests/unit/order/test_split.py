@@ -3,21 +3,10 @@ import itertools
 import numpy as np
 import pytest
 import webdataset
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
-from orders import (
-    TAILS,
-    epoch_order,
-    every_sample,
-    located,
-    options,
-    orders,
-    ranges,
-    real_positions,
-    skips_of,
-    slow_visits,
-)
+from orders import TAILS, epoch_order, located, options, orders, ranges, real_positions, skips_of, slow_visits
 from wdsplit.errors import InputError, TopologyError
 from wdsplit.order.epoch import EpochOrder
 from wdsplit.order.split import Steps, World, assigned_lanes, reader_positions, readers_per_lane, worker_of
@@ -28,27 +17,8 @@ workers = st.integers(1, 4)
 batch_sizes = st.integers(1, 5)
 
 
-@st.composite
-def starts(draw, order):
-    return draw(st.integers(0, order.num_positions + 3))
-
-
-def steps_of_all_ranks(order, world_size, batch_size, start=0):
-    return [Steps(order, World(rank, world_size), batch_size, start) for rank in range(world_size)]
-
-
-def concatenated(steps):
-    return [position for step in steps for position in step.positions.tolist()]
-
-
-def global_batches(order, world_size, batch_size, start=0):
-    """Return the positions of each step, the ranks' parts interleaved."""
-    for parts in zip(*steps_of_all_ranks(order, world_size, batch_size, start), strict=True):
-        begin = parts[0].end - batch_size * world_size
-        whole = np.empty(batch_size * world_size, np.int64)
-        for rank, part in enumerate(parts):
-            whole[(rank - begin) % world_size :: world_size] = part.positions
-        yield whole
+def steps_of_all_ranks(order, world_size, batch_size):
+    return [Steps(order, World(rank, world_size), batch_size) for rank in range(world_size)]
 
 
 # The steps of a rank
@@ -79,7 +49,8 @@ def slow_steps(order, world, batch_size, start, left_out):
 @given(world_sizes, batch_sizes, ranges, st.data())
 def test_each_rank_takes_the_steps_that_plain_python_takes(tail, world_size, batch_size, drawn, data):
     order = data.draw(orders(st.just(tail)))
-    start, within = data.draw(starts(order)), [each for each in drawn if sum(each) <= order.num_positions]
+    start = data.draw(st.integers(0, order.num_positions + 3))
+    within = [each for each in drawn if sum(each) <= order.num_positions]
     skips, left_out = skips_of([] if order.options.tail == "uneven" else within)
     for rank in range(world_size):
         steps = Steps(order, World(rank, world_size), batch_size, start, skips)
@@ -89,18 +60,6 @@ def test_each_rank_takes_the_steps_that_plain_python_takes(tail, world_size, bat
         assert len(steps) == len(expected)
         if order.options.tail != "uneven":
             assert steps.end == (expected[-1][1] if expected else start)
-
-
-@given(orders(), world_sizes, batch_sizes)
-def test_each_sample_is_delivered_once_and_only_drop_leaves_some_out(order, world_size, batch_size):
-    ranks = steps_of_all_ranks(order, world_size, batch_size)
-    found = [sample for steps in ranks for sample in located(order, concatenated(steps))]
-    real = [sample[:2] for sample in found if not sample[2]]
-    assert len(set(real)) == len(real)
-    if order.options.tail == "drop":
-        assert len(found) == len(real)
-    else:
-        assert sorted(real) == every_sample(order)
 
 
 @given(orders(), world_sizes, workers, st.integers(1, 9))
@@ -116,22 +75,7 @@ def test_the_readers_of_a_plain_loader_take_each_position_of_their_rank_once(ord
             assert set(mine % order.options.lanes) <= set(assigned_lanes(order.options.lanes, world))
             assert mine.tolist() == sorted(mine.tolist())
             taken += mine.tolist()
-        assert sorted(taken) == concatenated(steps)
-
-
-# Same batches on any topology
-
-
-@given(orders(even), st.sampled_from([1, 2, 4, 6, 12]), st.data())
-def test_the_global_batches_are_the_same_for_any_world_size(order, global_batch, data):
-    start = data.draw(starts(order))
-    alone = list(global_batches(order, 1, global_batch, start))
-    assert [batch.tolist() for batch in alone] == [
-        list(range(start + step * global_batch, start + (step + 1) * global_batch)) for step in range(len(alone))
-    ]
-    for world_size in (size for size in range(2, global_batch + 1) if global_batch % size == 0):
-        woven = list(global_batches(order, world_size, global_batch // world_size, start))
-        assert [batch.tolist() for batch in woven] == [batch.tolist() for batch in alone]
+        assert sorted(taken) == [position for step in steps for position in step.positions.tolist()]
 
 
 @given(orders(even), world_sizes, batch_sizes)
@@ -140,25 +84,6 @@ def test_from_the_start_rank_r_has_places_r_and_every_world_size_after_it(order,
     for rank, steps in enumerate(steps_of_all_ranks(order, world_size, batch_size)):
         for part, whole in zip(steps, alone, strict=True):
             assert part.positions.tolist() == whole.positions[rank::world_size].tolist()
-
-
-# Resume anywhere
-
-
-@given(orders(even), world_sizes, batch_sizes, world_sizes, batch_sizes, st.data())
-def test_an_epoch_resumed_on_another_world_goes_on_where_it_stopped(order, before, batch, after, new_batch, data):
-    consumed = list(global_batches(order, before, batch))
-    assume(consumed)
-    done = data.draw(st.integers(1, len(consumed)))
-    end = list(Steps(order, World(0, before), batch))[done - 1].end
-    rest = list(global_batches(order, after, new_batch, end))
-    delivered = np.concatenate([*consumed[:done], *rest])
-    assert delivered.tolist() == list(range(len(delivered)))
-    real = [sample[:2] for sample in located(order, delivered) if not sample[2]]
-    if order.options.tail == "pad":
-        assert sorted(real) == every_sample(order)
-    else:
-        assert len(delivered) == len(real) > order.num_positions - after * new_batch
 
 
 # Whole lanes, as webdataset would split them
@@ -186,20 +111,6 @@ def test_each_lane_has_as_many_readers_as_said(lanes, world_size, num_workers):
     ]
     visits = np.bincount(np.concatenate([assigned_lanes(lanes, reader) for reader in readers]), minlength=lanes)
     assert visits.tolist() == [readers_per_lane(lanes, world_size, num_workers)] * lanes
-
-
-# Traps
-
-
-@pytest.mark.parametrize(("tail", "num_steps", "num_pads"), [("pad", 5, 2), ("drop", 4, 0)])
-def test_six_equal_shards_on_four_ranks_give_equal_steps(tail, num_steps, num_pads):
-    """webdataset gives 6, 6, 3 and 3 samples here, and DDP hangs."""
-    order = epoch_order([3] * 6, tail=tail)
-    ranks = steps_of_all_ranks(order, 4, 1)
-    assert [len(steps) for steps in ranks] == [num_steps] * 4
-    found = [sample for steps in ranks for sample in located(order, concatenated(steps))]
-    assert sum(pad for _, _, pad in found) == num_pads
-    assert len({sample[:2] for sample in found if not sample[2]}) == num_steps * 4 - num_pads
 
 
 # Large

@@ -109,15 +109,6 @@ def test_lanes_that_fill_up_each_other_have_the_same_number_modulo_much(lanes):
     assert set((source - lane)[source != lane].tolist()) <= {lanes // 2, -lanes // 2}
 
 
-def test_uneven_lanes_keep_their_own_shards_and_take_what_is_too_much_for_others_at_the_end():
-    masks = [np.arange(40) < count for count in (30, 10, 22, 18)]
-    selection = Selection.of_masks(masks)
-    order = EpochOrder(selection.counts, options(shuffle=False), 0, selection=selection)
-    parts = [[(0, 0, 20)], [(1, 0, 10), (0, 20, 30)], [(2, 0, 20)], [(3, 0, 18), (2, 20, 22)]]
-    expected = [[(shard, n) for shard, first, stop in part for n in range(first, stop)] for part in parts]
-    assert lanes_of(order) == expected
-
-
 def test_a_bitmap_of_a_shard_that_is_not_visited_is_not_touched():
     class Untouched(Selection):
         def mask(self, shard, first=0, stop=None):

@@ -6,7 +6,6 @@ import pyarrow as pa
 import pytest
 import xxhash
 from hypothesis import given
-from hypothesis import strategies as st
 
 from tars import (
     FIELDS,
@@ -23,7 +22,7 @@ from tars import (
 from wdsplit.errors import InputError
 from wdsplit.tar import members
 from wdsplit.tar.headers import MAX_MEMBER_BYTES, pack_headers, size_digits
-from wdsplit.tar.members import build_body, trailer_bytes
+from wdsplit.tar.members import build_body
 from wdsplit.tar.names import MAX_COMPONENT_BYTES, MAX_NAME_BYTES
 
 
@@ -49,26 +48,6 @@ def test_the_bytes_are_those_of_gnu_tar(tmp_path):
     options = ["--format=ustar", "--mtime=@0", "--owner=0", "--group=0", "--numeric-owner", "--mode=0644"]
     gnu_tar("-cf", "gnu.out", *options, *names, cwd=tmp_path)
     assert (tmp_path / "gnu.out").read_bytes() == built.data
-
-
-@given(archives(min_samples=2), st.data())
-def test_slices_of_arrow_arrays_are_written_as_copies_would_be(built, data):
-    """Row groups are cut without copying: an array may begin anywhere in its buffers."""
-    count = len(built.samples)
-    begin = data.draw(st.integers(0, count - 1))
-    end = data.draw(st.integers(begin, count))
-    keys = pa.array([sample[0][0].split(".")[0] for sample in built.samples])
-    columns = {
-        field: binary(
-            [dict(sample).get(f"{key}.{field}") for key, sample in zip(keys.tolist(), built.samples, strict=True)]
-        )
-        for field in dict.fromkeys(name.split(".", 1)[1] for name, _ in built.members)
-    }
-    body = build_body(keys[begin:end], {field: column[begin:end] for field, column in columns.items()})
-    with tarfile.open(fileobj=io.BytesIO(bytes(body.join()) + bytes(trailer_bytes(0)))) as tar:
-        read = {info.name: tar.extractfile(info).read() for info in tar}
-    assert read == dict(member for sample in built.samples[begin:end] for member in sample)
-    assert int(body.sample_bytes.sum()) == len(body.join())
 
 
 @pytest.mark.parametrize("size", [0, 7, 8, 2**32, 2**33 - 2, MAX_MEMBER_BYTES])

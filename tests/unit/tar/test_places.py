@@ -7,7 +7,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tars import by_tarfile
+from tars import by_tarfile, read_by_tarfile
 from wdsplit.errors import CorruptDataError
 from wdsplit.tar.members import build_body, trailer_bytes
 from wdsplit.tar.places import HEAD_BYTES, PlacesBuilder, parse_places, rows_of, scanned_places
@@ -56,7 +56,7 @@ KEYS = st.lists(
 
 @given(KEYS, st.data())
 def test_the_places_of_what_was_written_lead_to_it(keys, data):
-    """With plain headers and with extended ones; samples may lack fields."""
+    """With plain headers and with extended ones; samples may lack fields, and are slices of Arrow arrays."""
     value = st.none() | st.binary(max_size=1200)
     names = ["jpg", "cls", "seg.png"]
     samples = [
@@ -64,18 +64,18 @@ def test_the_places_of_what_was_written_lead_to_it(keys, data):
         for _ in keys
     ]
     tar, stored = written(keys, {name: [sample[name] for sample in samples] for name in names})
+    present = [{name: value for name, value in sample.items() if value is not None} for sample in samples]
+    assert read_by_tarfile(tar) == [
+        (f"{key}.{name}", value) for key, own in zip(keys, present, strict=True) for name, value in own.items()
+    ]
     places = parsed(tar, stored, len(keys), names)
     rows = rows_of([(places, slice(0, len(keys)))])
-    assert payloads(tar, rows, names) == [{n: v for n, v in sample.items() if v is not None} for sample in samples]
+    assert payloads(tar, rows, names) == present
     assert rows.hashes.tolist() == [
         xxhash.xxh3_64_intdigest(tar[b:e]) for b, e in zip(rows.begins, rows.ends, strict=True)
     ]
     assert places.offsets().tolist() == [*rows.begins.tolist(), places.end]
-    is_long = any(
-        len(f"{key}.{name}") > 99 and sample[name] is not None
-        for key, sample in zip(keys, samples, strict=True)
-        for name in names
-    )
+    is_long = any(len(f"{key}.{name}") > 99 for key, own in zip(keys, present, strict=True) for name in own)
     assert places.is_listed == is_long
     assert rows.keys is None or rows.keys.tolist() == keys
     some = np.array(sorted(data.draw(st.sets(st.integers(0, len(keys) - 1), min_size=1))))
