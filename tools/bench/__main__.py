@@ -2,7 +2,8 @@
 
 Each is a process of its own: all tables are those that it prints by itself. Everything takes an hour and a half on
 two processors, which must have nothing else to do. With --page, docs/benchmarks.md has the table: the rows of the
-benchmarks that ran are written, others stay. tools/bench/history.py keeps what --json writes.
+benchmarks that ran are written, others stay. It has one row for all ways in which something was done.
+tools/bench/history.py keeps what --json writes.
 
 Examples:
     python -m tools.bench --output /dev/shm --page
@@ -18,6 +19,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tools.bench import core
@@ -68,6 +70,21 @@ def is_missed(aim: str, measured: str) -> bool:
     return found > wanted if re.search("at most|below", aim) else found < wanted and "about" not in aim
 
 
+def merged(rows: Iterable[Sequence[str]]) -> list[list[str]]:
+    """Make one row of those that differ in how something was done, which stands after a colon."""
+    groups: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
+    for name, what, base, *figures in rows:
+        title, _, way = what.partition(": ")
+        groups.setdefault((name, title, base), []).append((way, *figures))
+    found = []
+    for (name, title, base), group in groups.items():
+        ways, aims, measured, loads = map(list, zip(*group, strict=True))
+        what = ": ".join(filter(None, (title, " / ".join(ways))))
+        aim = " / ".join(aims if len(set(aims)) > 1 else aims[:1])
+        found.append([name, what, base, aim, " / ".join(measured), loads[0]])
+    return found
+
+
 def write_page(rows: list[list[str]]) -> None:
     """Write rows into the table of the page; those of other benchmarks stay as they are."""
     text = PAGE.read_text()
@@ -75,7 +92,7 @@ def write_page(rows: list[list[str]]) -> None:
     end = text.index("\n\n", begin)
     ran = {row[0] for row in rows}
     kept = [row for row in map(core.cells_of, text[begin:end].splitlines()[2:]) if row[0] not in ran]
-    ordered = sorted([*kept, *rows], key=lambda row: [*RUNS].index(row[0]))
+    ordered = sorted([*kept, *merged(rows)], key=lambda row: [*RUNS].index(row[0]))
     PAGE.write_text(text[:begin] + "\n".join(core.table_lines(COLUMNS, ordered, NAMES)) + text[end:])
 
 

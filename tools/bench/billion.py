@@ -210,8 +210,8 @@ def main() -> None:
     print(f"load {os.getloadavg()[0]:.1f}")
     aims = []
     for name in OPTIONS:
-        aims.append(Aim(name, "first batch, s", f"at most {MOST_S}", f"{medians[name]['first']:.2f}"))
-        aims.append(Aim(name, "MB", f"at most {MOST_MB}", f"{medians[name]['mb']:,.0f}"))
+        aims.append(Aim(f"first batch: {name}", "s", f"at most {MOST_S}", f"{medians[name]['first']:.2f}"))
+        aims.append(Aim(f"first batch: {name}", "MB", f"at most {MOST_MB}", f"{medians[name]['mb']:,.0f}"))
     core.print_aims(aims)
 
 

@@ -144,7 +144,14 @@ def print_table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]
 
 
 class Aim(NamedTuple):
-    """A ratio that is aimed at, and what was measured."""
+    """A ratio that is aimed at, and what was measured.
+
+    Attributes:
+        what: What was done, and after a colon how: `first epoch: 2 threads`. A page has one row for all ways.
+        base: The unit, or what it is compared with.
+        aim: A number, with words such as `at most`.
+        measured: A number.
+    """
 
     what: str
     base: str
@@ -155,6 +162,11 @@ class Aim(NamedTuple):
 def print_aims(aims: Iterable[Aim]) -> None:
     """Print what was aimed at and what was measured."""
     print_table("Aims", ("", "", "aim", "measured"), aims, names=2)
+
+
+def workers_of(count: int, kind: str = "processes") -> str:
+    """Return the words for a number of workers."""
+    return f"{count} {kind}" if count else "one process"
 
 
 # Memory

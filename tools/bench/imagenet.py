@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from tools.bench import core, data, peers
-from tools.bench.core import Result
+from tools.bench.core import Aim, Result
 from tools.bench.data import PHOTO_PIXELS, SHARDS, SOURCE
 from tools.bench.meter import Meter
 from tools.bench.peers import BATCH_SIZE, BUCKETS, FIELD, URL, Kind, Reader, reader_of
@@ -220,9 +220,11 @@ OF_PHOTOS = (
 RACES = {"s3": FROM_S3, "disk": FROM_DISK, "crop": OF_PHOTOS}
 TITLES = {
     "s3": ("From an S3 server of this machine", "LitData"),
-    "disk": ("From the local disk", "DALI, its own decoder"),
-    "crop": (f"Random crops to {CROP_PIXELS} of 500 x 375, from the local disk", "DALI, its own decoder"),
+    "disk": ("Full frames from the local disk", "DALI, its own decoder"),
+    "crop": (f"Random crops to {CROP_PIXELS} of 500 x 375 from the local disk", "DALI, its own decoder"),
 }
+AIMS = {"wdsplit, threads, its own stage": "1", "wdsplit, processes, its own stage": "0.9"}
+"""How fast stages that do what DALI does shall be, beside it."""
 
 
 # In processes of their own
@@ -257,8 +259,13 @@ def prepare(folder: str, name: str) -> Result:
 # Tables
 
 
-def report(title: str, results: dict[str, list[Result]], peer: str) -> None:
-    """Print the medians of a race: a row for each reader and epoch, with its rate beside that of a peer."""
+def report(race: str, results: dict[str, list[Result]], what: str) -> list[Aim]:
+    """Print the medians of a race: a row for each reader and epoch, with its rate beside that of a peer.
+
+    Returns:
+        What was aimed at, and what the last epoch had.
+    """
+    title, peer = TITLES[race]
     rows = []
     for epoch in range(EPOCHS):
         found = {name: medians([result["epochs"][epoch] for result in rounds]) for name, rounds in results.items()}
@@ -266,7 +273,15 @@ def report(title: str, results: dict[str, list[Result]], peer: str) -> None:
             ratio = f"{each['rate'] / found[peer]['rate']:.2f}" if peer in found else ""
             cells = [format(each[key], f",.{digits}f") for key, digits in COLUMNS.values()]
             rows.append((name, str(epoch + 1), ratio, *cells))
-    core.print_table(title, ("", "epoch", f"x {peer}", *COLUMNS), rows)
+    core.print_table(f"{title} ({what})", ("", "epoch", f"x {peer}", *COLUMNS), rows)
+    if race == "s3" or peer not in found:
+        return []
+    return [
+        Aim(f"{title}: {name.split(', ')[1]}", base, AIMS[name], f"{each[key] / found[peer][key]:.2f}")
+        for key, base in (("rate", "x DALI"), ("per core", "x DALI, by processor time"))
+        for name, each in found.items()
+        if name in AIMS
+    ]
 
 
 def medians(laps: Sequence[Result]) -> dict[str, float]:
@@ -288,8 +303,8 @@ def print_versions() -> None:
     print(f"{', '.join(found)}; load before the first round {os.getloadavg()[0]:.1f}", flush=True)
 
 
-def run_race(race: str, arguments: argparse.Namespace, folder: Path, environ: dict[str, str], server: Any) -> None:
-    """Run the readers of a race in rounds, and print its table."""
+def run_race(race: str, arguments: argparse.Namespace, folder: Path, environ: dict[str, str], server: Any) -> list[Aim]:
+    """Run the readers of a race in rounds, and print its table; return what was aimed at."""
     chosen = [reader for reader in RACES[race] if reader.name.startswith(tuple(arguments.names.split(",")))]
     names = peers.ready(chosen, lambda name: core.in_own_process(prepare, folder, name))
 
@@ -298,12 +313,8 @@ def run_race(race: str, arguments: argparse.Namespace, folder: Path, environ: di
         return core.in_own_process(read_epochs, *given, environ=environ)
 
     results = core.run_rounds(names, arguments.rounds, measure)
-    title, peer = TITLES[race]
-    report(
-        f"{title} ({arguments.images:,} images, {arguments.workers} workers, medians of {arguments.rounds})",
-        results,
-        peer,
-    )
+    what = f"{arguments.images:,} images, {arguments.workers} workers, medians of {arguments.rounds}"
+    return report(race, results, what)
 
 
 def main() -> None:
@@ -332,8 +343,10 @@ def main() -> None:
         print(f"an image has {np.mean(data.payload_sizes(folder / SOURCE)):,.0f} bytes")
         with s3server.S3Server(folder, *s3server.FAST, "-vv") as server:
             environ = {**server.environ, "TMPDIR": str(output)}
+            aims = []
             for race in arguments.races.split(","):
-                run_race(race, arguments, folder, environ, server)
+                aims += run_race(race, arguments, folder, environ, server)
+    core.print_aims(aims)
 
 
 if __name__ == "__main__":

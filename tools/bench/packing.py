@@ -315,7 +315,8 @@ def compare(num_rows: int, folder: Path, rounds: int, names: tuple[str, ...], nu
             memory = f"{max(run['megabytes'] for run in results[name]):,.0f}"
             rows.append((name, f"{num_tokens / seconds / 1e6:.2f}", *ratios, packed, took, memory))
             if name == PACKED:
-                aims.append(Aim(f"packs of {CAPACITY:,} tokens, {workers} workers", UNPACKED, f"{AIM}", ratios[0]))
+                way = core.workers_of(workers)
+                aims.append(Aim(f"packs of {CAPACITY:,} tokens: {way}", UNPACKED, f"{AIM}", ratios[0]))
         header = ("", "M tokens/s", "x unpacked", "x by processor s", "fill", "packed before, s", "MiB of memory")
         title = f"{num_rows:,} texts, {num_tokens:,} tokens, {workers} workers, medians of {rounds}"
         core.print_table(title, header, rows)

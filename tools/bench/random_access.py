@@ -73,7 +73,9 @@ def main() -> None:
         for reader in READERS:
             figures = (f"{rates[reader]:,.0f}", f"{ratios[reader]:.2f}", f"{1e6 * busy[reader]:.0f}")
             rows.append((reader, str(workers), *figures))
-        aims.append(Aim(f"random batches, {workers} workers", "x Loader", f"{AIM:g}", f"{ratios[READERS[1]]:.2f}"))
+        aims.append(
+            Aim(f"random batches: {core.workers_of(workers)}", "x Loader", f"{AIM:g}", f"{ratios[READERS[1]]:.2f}")
+        )
     title = f"{arguments.rows:,} samples of 100 kB in batches of {BATCH_SIZE} (medians of {arguments.rounds})"
     core.print_table(f"{title}; load at the start {load:.1f}", HEADER, rows)
     core.print_aims(aims)

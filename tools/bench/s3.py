@@ -353,10 +353,12 @@ def report_stream(results: Results, what: str, best: tuple[str, float]) -> list[
         ratios = [f"{values['rate'] / rate:.2f}" if rate else "" for rate in rates]
         rows.append((name, str(workers), f"{values['rate']:,.0f}", *ratios, f"{values['busy']:.2f}"))
         if name.startswith("wdsplit"):
+            epoch = "second epoch" if "second" in name else "first epoch"
+            way = core.workers_of(workers, "threads" if "threads" in name else "processes")
+            done = f"{epoch}{' through s3fs' if 's3fs' in name else ''}: {way}"
             for base, aim, ratio in zip(bases, wished, ratios, strict=True):
-                aims += [Aim(f"{name}, {workers} workers", base, aim, ratio)] if ratio else []
-            most = MOST_CPU_S_A_GB[bool(workers)]
-            aims.append(Aim(f"{name}, {workers} workers", "CPU s/GB", f"at most {most}", f"{values['busy']:.2f}"))
+                aims += [Aim(done, base, aim, ratio)] if ratio else []
+            aims.append(Aim(done, "CPU s/GB", f"at most {MOST_CPU_S_A_GB[bool(workers)]}", f"{values['busy']:.2f}"))
     title = f"Streaming 100-kB samples ({what}; the best GET: {best[0] or 'not measured'})"
     core.print_table(title, ("", "workers", "MB/s", *bases, "CPU s/GB"), rows)
     return aims
@@ -373,7 +375,7 @@ def report_link(results: Results, what: str) -> list[Aim]:
             title = f"{name}, {threads} threads" if threads else f"wdsplit, {name}"
             rows.append((f"{rate:,} Mbit/s", title, f"{values['rate']:,.0f}", ratio))
             if not threads:
-                aims.append(Aim(f"{title}, {rate:,} Mbit/s", "of the best GET", "0.9", ratio))
+                aims.append(Aim(f"link of {rate:,} Mbit/s: {name}", "of the best GET", "0.9", ratio))
     core.print_table(f"Through a link ({what})", ("link", "", "MB/s", "of the best GET"), rows, names=2)
     return aims
 
@@ -397,7 +399,7 @@ def report_cache(results: Results, what: str) -> list[Aim]:
         first = values["bytes"] / values["first"] / 1e6
         rows.append((place, str(workers), f"{first:,.0f}", f"{values['rate']:,.0f}", ratio))
         if place == "cache":
-            aims.append(Aim(f"second epoch with a cache, {workers} workers", "x local", "0.9", ratio))
+            aims.append(Aim(f"second epoch with a cache: {core.workers_of(workers)}", "x local", "0.9", ratio))
     title = f"Epochs with a cache, and of a local dataset ({what})"
     core.print_table(title, ("", "workers", "first epoch, MB/s", "second epoch, MB/s", "x local"), rows)
     return aims
@@ -411,7 +413,8 @@ def report_cost(results: Results, what: str, made: Data) -> list[Aim]:
         ratios = [f"{sum(sizes) / num_bytes:.4f}" for num_bytes in (made.payload_bytes, made.region_bytes)]
         repeated = -made.num_samples % BATCH_SIZE if run.count else 0
         rows.append((str(run.count), str(repeated), f"{len(sizes):,}", f"{sum(sizes):,}", *ratios))
-        aims.append(Aim(f"bytes fetched, {run.count} workers", "x bytes of payloads", "at most 1.02", ratios[0]))
+        way = core.workers_of(run.count)
+        aims.append(Aim(f"bytes fetched: {way}", "x bytes of payloads", "at most 1.02", ratios[0]))
     header = ("workers", "repeated", "requests", "bytes fetched", "x bytes of payloads", "x bytes of samples in shards")
     title = f"What an epoch costs ({what}; the last batch of {BATCH_SIZE} is filled up by samples that are repeated)"
     core.print_table(title, header, rows)
@@ -427,7 +430,8 @@ def report_first(results: Results, what: str, delay_s: float) -> list[Aim]:
             at_once, late = (found[server, workers][key] for server in ("at once", "late"))
             waits = f"{late / delay_s:.1f}", f"{(late - at_once) / delay_s:.1f}"
             rows.append((str(workers), since, f"{at_once:.3f}", f"{late:.3f}", *waits))
-            aims.append(Aim(f"first batch since {since}, {workers} workers", "delays added", "at most 3", waits[1]))
+            way = core.workers_of(workers)
+            aims.append(Aim(f"first batch since {since}: {way}", "delays added", "at most 3", waits[1]))
     header = ("workers", "since", "answers at once, s", "late, s", "late, in delays", "added by the delay, in delays")
     title = f"The first {BATCH_SIZE} samples when each answer is {delay_s} s late ({what})"
     core.print_table(title, header, rows, names=2)

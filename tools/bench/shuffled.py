@@ -55,7 +55,7 @@ def compare(table: str, num_rows: int, folder: Path, rounds: int, jobs: int) -> 
     header = ("", "seconds", "processor s", "x --no-shuffle", "x by processor s", "MiB of memory")
     core.print_table(title, header, rows)
     aims = {IN_MEMORY: TABLES[table], SPILLED: SPILLED_AIM}
-    return [Aim(f"{table}, {name}", BASE, aim, f"{ratios[name][0]:.2f}") for name, aim in aims.items()]
+    return [Aim(f"{table}: {name}", BASE, aim, f"{ratios[name][0]:.2f}") for name, aim in aims.items()]
 
 
 def main() -> None:

@@ -113,7 +113,7 @@ def compare(num_bytes: int, folder: Path, rounds: int, num_workers: int) -> list
     title = f"{ROWS[num_bytes]:,} samples of {num_bytes:,} bytes, {num_workers} workers, medians of {rounds}"
     header = ("", "samples/s", "x all samples", "x by processor s", "bytes read for a byte")
     core.print_table(title, header, rows)
-    return [Aim(f"{num_bytes:,} bytes, {row[0]}", WHOLE, f"{AIM}", row[2]) for row in rows if row[0] in AIMED]
+    return [Aim(f"{row[0]}: of {num_bytes:,} bytes", WHOLE, f"{AIM}", row[2]) for row in rows if row[0] in AIMED]
 
 
 def main() -> None:
