@@ -28,7 +28,7 @@ RUNS = {
     "start": (),
     "convert": (),
     "shuffled": ("--rounds", "3"),
-    "load": ("--part", "small,image,jpeg,webp,png"),
+    "load": ("--part", "small,image,jpeg,webp,png", "--readers", "wdsplit,LitData,webdataset,TurboLoader"),
     "views": (),
     "random_access": ("--rounds", "3"),
     "packing": ("--rounds", "3"),
@@ -37,7 +37,7 @@ RUNS = {
     "s3": ("--parts", "get,stream,link,cost", "--names", "wdsplit,pyarrow,botocore,webdataset through,MosaicML"),
     "imagenet": ("--rounds", "3"),
 }
-"""Modules, and their arguments."""
+"""Modules, and their arguments: of the peers those that were fastest, as the others take hours."""
 PAGE = core.ROOT / "docs" / "benchmarks.md"
 COLUMNS = ("", "", "", "aim", "measured", "load")
 NAMES = 3
