@@ -194,7 +194,8 @@ def report(race: Race, results: dict[str, list[Result]], payload_bytes: float, w
         if name.startswith("wdsplit"):
             for base, ratio in ratios.items():
                 aim = race.aims.get(f"{name} x {base}", race.aims[base])
-                aims.append(Aim(f"{race.title}: {name}", f"x {base}", f"{aim:g}", ratio))
+                done = ": ".join(filter(None, (race.title, name.removeprefix("wdsplit").removeprefix(", "))))
+                aims.append(Aim(done, f"x {base}", f"{aim:g}", ratio))
     header = ("", "samples/s", "MB/s", *(f"x {name}" for name in bases), "CPU us/sample", "MiB of memory")
     core.print_table(f"{race.title} ({what})", header, rows)
     return aims
