@@ -37,21 +37,6 @@ def test_integers_are_keys_in_decimal(kind):
     assert keys_of([0, 7, top, low], kind).to_pylist() == ["0", "7", str(top), str(low)]
 
 
-@pytest.mark.parametrize(
-    ("values", "cause", "row"),
-    [
-        (["a", None, "b", None], "null", 1),
-        ([None], "null", 0),
-        ([1, 2, None], "null", 2),
-        (["a", "b.c", "", ""], "empty", 2),
-    ],
-)
-def test_a_null_or_empty_key_is_refused_by_its_row(values, cause, row):
-    with pytest.raises(InputError, match=f"key is {cause}") as caught:
-        keys_of(values, pa.int64() if 1 in values else pa.string())
-    assert caught.value.place == where(row)
-
-
 @pytest.mark.parametrize("letter", ["a", ".", "é"])
 @pytest.mark.parametrize(("room", "folder"), [(MAX_COMPONENT_BYTES - 2, ""), (MAX_NAME_BYTES - 2, "x/")])
 def test_a_key_is_refused_by_its_row_when_it_is_too_long_escapes_included(letter, room, folder):

@@ -183,10 +183,10 @@ def test_a_changed_byte_is_noticed_or_changes_nothing(place, mask):
 
 def test_texts_that_take_far_more_memory_than_the_file_are_refused():
     rows = pa.table(
-        {"__key__": ["k"] * 2**12, "num_bytes": [1] * 2**12, "x": ["x" * 2**15] * 2**12},
+        {"__key__": ["k"] * 2**10, "num_bytes": [1] * 2**10, "x": ["x" * 2**15] * 2**10},
         schema=pa.schema([SCHEMA.field(0), SCHEMA.field(1), pa.field("x", pa.string())]),
     )
-    shard = Shard("0.tar", 2**12, 0, 2**20, "x")
+    shard = Shard("0.tar", 2**10, 0, 2**20, "x")
     assert "memory" in refused(dump_samples(rows, "x"), shard).found
     honest = dataclasses.replace(shard, num_bytes=2**28)
     assert parse_samples(dump_samples(rows, "x"), honest).equals(rows)
@@ -198,14 +198,6 @@ MANIFEST = Manifest(Shards.of([SHARD]), (Field("cls", "label", "integer", "int64
 def header_with(samples):
     header, table = dump_manifest(MANIFEST)
     return orjson.dumps({**orjson.loads(header), "samples": samples}), table
-
-
-def test_the_manifest_names_the_columns_and_their_classes():
-    whole = dataclasses.replace(MANIFEST, samples=SCHEMA)
-    parsed = parse_manifest(*dump_manifest(whole))
-    assert parsed.samples.equals(SCHEMA, check_metadata=True)
-    assert names_of(parsed.samples) == {"label": ("cat", "dog")}
-    assert parsed.fingerprint == MANIFEST.fingerprint
 
 
 KEY, NUM_BYTES = {"name": "__key__", "type": "string"}, {"name": "num_bytes", "type": "int64"}

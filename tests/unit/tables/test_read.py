@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from format_inputs import damage
 from privileges import as_another_user, public_folder
 from tables import mixed_table, shard_files, write_files, write_table
 from wdsplit.conversion.convert import convert
@@ -24,17 +23,6 @@ TABLE = mixed_table(60)
 
 
 # Rows by their number
-
-
-def test_row_groups_before_the_first_row_and_after_the_last_are_not_read(tmp_path):
-    path = write_table(tmp_path / "a.parquet", TABLE, 10)
-    table = open_inputs([path])
-    damage(path, (0, 1, 4, 5))
-    parts = [pa.table(dict(rows.columns)) for rows in read_rows(table, 25, 38, TABLE.column_names)]
-    assert pa.concat_tables(parts).equals(TABLE.slice(25, 13))
-    with pytest.raises(InputError, match="cannot be read as parquet") as caught:
-        list(read_rows(table, 0, 60, ["image"]))
-    assert caught.value.place == path
 
 
 def test_columns_with_dots_in_their_names_are_not_taken_for_nested_ones(tmp_path):
@@ -175,10 +163,7 @@ def test_a_dictionary_that_is_small_on_disk_never_fills_the_memory(tmp_path):
 
 @pytest.mark.parametrize(
     ("plan", "changes"),
-    [
-        ({}, {"where": "text != 'text 7' and n < 30"}),
-        ({"shuffle": True}, {"where": "n > 3", "key": "last"}),
-    ],
+    [({}, {"where": "text != 'text 7' and n < 30"}), ({"shuffle": True}, {"where": "n > 3", "key": "last"})],
     ids=str,
 )
 def test_views_give_the_shards_that_plain_columns_give(tmp_path, plan, changes):
