@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,11 +27,6 @@ def as_another_user() -> Iterator[None]:
 @contextlib.contextmanager
 def public_folder() -> Iterator[Path]:
     """Give a folder that every user may reach, which pytest's own are not."""
-    folder = Path(tempfile.mkdtemp(dir="/tmp"))
-    folder.chmod(0o755)
-    try:
-        yield folder
-    finally:
-        for path in (folder, *folder.rglob("*")):
-            path.chmod(0o755)
-        shutil.rmtree(folder)
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        os.chmod(folder, 0o755)
+        yield Path(folder)

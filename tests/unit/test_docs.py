@@ -13,7 +13,6 @@ from wdsplit.cli.main import cli
 
 PACKAGE = Path(wdsplit.__file__).parent
 DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md")
-GUIDES = sorted(path.name for path in (ROOT / "docs").glob("*.md"))
 PAGES = [*DOCUMENTS, *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
 """All documents: those of the project, the guides, and what explains the design."""
 WITH_OLD_NAMES = "docs/design/layout.md"
@@ -238,12 +237,10 @@ def test_the_walks_of_the_architecture_name_functions_where_they_are():
     known = [f".{package}" for package in PACKAGES]
     for path in PACKAGE.rglob("*.py"):
         module = ".".join(("", *path.relative_to(PACKAGE).with_suffix("").parts))
-        known.append(module)
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-                known.append(f"{module}.{node.name}")
-                of_class = [each.name for each in node.body if isinstance(each, ast.FunctionDef)]
-                known += [f"{module}.{node.name}.{name}" for name in of_class]
+        known.append(owner := module)
+        for indent, name in re.findall(r"^(    )?(?:def|class) (\w+)", path.read_text(encoding="utf-8"), re.M):
+            owner = owner if indent else f"{module}.{name}"
+            known.append(f"{owner}.{name}" if indent else owner)
     walks = re.search(r"^## How a conversion runs$.*?^## Crash safety$", text_of("ARCHITECTURE.md"), re.M | re.S)[0]
     named = [name for row in re.findall(r"^\| (`.*?) \|", walks, re.M) for name in re.findall(r"`([\w.]+)`", row)]
     assert len(named) > 35

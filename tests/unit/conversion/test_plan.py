@@ -176,6 +176,7 @@ def plan_of_files(*files, **options):
 
 BASE = plan_of(100, 4, shards=4)
 SELECTED = dataclasses.replace(table_of(input_file(100, 4)), selection=Selection("label >= 0"))
+CHANGES = {"key": "name", "pad": "none", "null": "omit", "lanes": 2, "window": 7, "shuffle": False, "keep": ("x",)}
 FILES = [input_file(10, path="a.parquet"), input_file(10, path="b.parquet")]
 
 
@@ -185,18 +186,7 @@ FILES = [input_file(10, path="a.parquet"), input_file(10, path="b.parquet")]
         plan_of(101, 4, shards=4),
         plan_of(100, 5, shards=4),
         plan_of(100, 4, shards=5),
-        plan_of(100, 4, shards=4, key="name"),
-        *(
-            plan_of(100, 4, shards=4, **{name: value})
-            for name, value in {
-                "pad": "none",
-                "null": "omit",
-                "lanes": 2,
-                "window": 7,
-                "shuffle": False,
-                "keep": ("x",),
-            }.items()
-        ),
+        *(plan_of(100, 4, shards=4, **{name: value}) for name, value in CHANGES.items()),
         plan_of(100, 4, shards=4, fields=(Field("cls", "other", "integer", "int64"),)),
         plan_of(100, 4, shards=4, fields=(Field("txt", "label", "integer", "int64"),)),
         plan_of_files(input_file(100, 4, footer="01"), shards=4),

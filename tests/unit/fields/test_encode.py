@@ -165,11 +165,7 @@ def test_whatever_the_columns_are_called_every_one_is_written_or_the_table_is_re
 
 @pytest.mark.parametrize(
     ("name", "kind", "encoding"),
-    [
-        ("json", pa.list_(pa.float32()), "json"),
-        ("cls", pa.string(), "text"),
-        ("npy", pa.binary(), "bytes"),
-    ],
+    [("json", pa.list_(pa.float32()), "json"), ("cls", pa.string(), "text"), ("npy", pa.binary(), "bytes")],
 )
 def test_a_mapping_may_ask_for_another_encoding_where_the_two_fit(name, kind, encoding):
     assert infer({"c": kind}, {name: "c"})[0].encoding == encoding

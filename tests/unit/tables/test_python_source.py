@@ -23,12 +23,7 @@ NUMBERS = pa.table({"n": [1, 2, 3]})
 
 @pytest.mark.parametrize(
     ("paths", "expected"),
-    [
-        ("a.parquet", ["a.parquet"]),
-        (["a", "b"], ["a", "b"]),
-        ((name for name in ("a", "b")), ["a", "b"]),
-        ([], []),
-    ],
+    [("a.parquet", ["a.parquet"]), (["a", "b"], ["a", "b"]), ((name for name in ("a", "b")), ["a", "b"]), ([], [])],
 )
 def test_paths_stay_paths(paths, expected, tmp_path):
     assert python_source(paths) == expected

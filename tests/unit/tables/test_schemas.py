@@ -33,24 +33,6 @@ def values(table, columns=None):
     return found
 
 
-@pytest.mark.parametrize(
-    ("name", "texts"),
-    [
-        ("a.csv", ["n,t\n1,x\n2,\n", "t\ny\n"]),
-        ("a.tsv", ["n\tt\n1\tx\n2\t\n", "t\ny\n"]),
-        ("a.jsonl", ['{"n": 1, "t": "x"}\n{"n": 2, "t": ""}\n', '{"t": "y"}\n']),
-    ],
-)
-def test_a_column_that_a_file_of_text_lacks_is_null_there(tmp_path, name, texts):
-    for number, text in enumerate(texts):
-        (tmp_path / str(number)).mkdir()
-        (tmp_path / str(number) / name).write_text(text)
-    table = open_inputs([f"{tmp_path}/{number}/{name}" for number in (0, 1)])
-    assert table.notes == ("n: int64 in 1 of 2 files, missing in 1: read as int64, null where it is missing",)
-    assert values(table) == [{"n": 1, "t": "x"}, {"n": 2, "t": ""}, {"n": None, "t": "y"}]
-    assert values(table, ["n"]) == [{"n": 1}, {"n": 2}, {"n": None}]
-
-
 def test_what_cannot_be_promoted_is_refused_with_both_files_and_both_types(tmp_path):
     one = write_table(tmp_path / "a.parquet", {"x": pa.array([1], pa.int8()), "y": ["a"], "z": [True], "w": [1]})
     same = write_table(tmp_path / "b.parquet", {"x": pa.array([2], pa.int64()), "y": ["b"], "z": [None], "w": [1.5]})
@@ -216,16 +198,6 @@ def rows_of(table, columns=("label", "year", "lang")):
     return [row for part in parts for row in zip(*(part[name].to_pylist() for name in columns), strict=True)]
 
 
-@pytest.mark.parametrize("name", ["a.parquet", "é a.csv", "a.jsonl"])
-def test_partitions_of_every_format_are_columns(tmp_path, name):
-    table = open_inputs(tree(tmp_path, name))
-    assert table.schema.names == ["caption", "label", "year", "lang"]
-    assert table.schema.types[2:] == [pa.int64(), pa.string()]
-    assert table.notes == ("year: int64, from the names of folders", "lang: string, from the names of folders")
-    assert rows_of(table) == ROWS
-    assert open_inputs(tree(tmp_path, name), hive=False).schema.names == ["caption", "label"]
-
-
 @pytest.mark.parametrize("given", ["lang=en", "*/a.parquet", "lang=en/a.parquet", "../year={{2024,2025}}/*", "{path}"])
 def test_a_file_has_the_same_columns_however_it_is_named(tmp_path, monkeypatch, given):
     """A pattern that the shell expands, or a part of the tree, must not change the samples."""
@@ -238,7 +210,7 @@ def test_a_file_has_the_same_columns_however_it_is_named(tmp_path, monkeypatch, 
     assert rows_of(open_inputs(find_inputs(["a.parquet"]))) == ROWS[:3]
 
 
-@pytest.mark.parametrize("name", ["a.parquet", "a.jsonl"])
+@pytest.mark.parametrize("name", ["a.parquet", "é a.csv", "a.jsonl"])
 def test_files_whose_partition_does_not_meet_a_condition_are_not_read(tmp_path, name):
     paths = tree(tmp_path, name)
     table = open_inputs(paths)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sampled import columns_of, keys_of, rows_of, sampled_dataset
+from sampled import keys_of, rows_of, sampled_dataset
 from wdsplit.errors import InputError
 from wdsplit.order.selection import Selection
 from wdsplit.shards.files import read_manifest
@@ -18,7 +18,6 @@ from wdsplit.views.view import resolve_view
 
 COUNTS = (10, 0, 13, 8)
 NUM_SAMPLES = sum(COUNTS)
-ROWS = columns_of(NUM_SAMPLES).to_pylist()
 
 
 @pytest.fixture(scope="module")
@@ -80,15 +79,14 @@ def test_everything_that_is_asked_is_combined(dataset, view, least, kept, left_o
         assert found.totals.tolist() == limited.shards.num_real.tolist()
 
 
+TEXT, KEPT = ("txt", "text", "text", "string"), "it is a field (txt): convert with --keep text, or join it "
+
+
 @pytest.mark.parametrize(
     ("field", "where", "remedy"),
     [
-        (
-            ("txt", "text", "text", "string"),
-            "text == 'a'",
-            "it is a field (txt): convert with --keep text, or join it ",
-        ),
-        (("txt", "text", "text", "string"), "txt == 'a'", "it is a field (txt): convert with --keep text, or join"),
+        (TEXT, "text == 'a'", KEPT),
+        (TEXT, "txt == 'a'", KEPT),
         (("jpg", "image", "bytes", "binary"), "image == 'a'", "it is a field (jpg): join it with wdsplit annotate"),
         (("cls", "label", "integer", "int64"), "cls == 1", "use label, the column of the field cls"),
     ],
