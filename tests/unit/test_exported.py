@@ -12,6 +12,7 @@ import sys
 import pytest
 
 import wdsplit
+from tables import write_table
 
 
 def test_public_names_are_sorted_and_each_can_be_imported_also_by_a_star():
@@ -37,13 +38,15 @@ def test_the_package_has_its_version_and_says_that_it_is_typed():
     assert (importlib.resources.files(wdsplit) / "py.typed").is_file()
 
 
-def test_importing_leaves_logging_to_the_program_and_one_that_configures_none_sees_warnings(numbers):
+def test_importing_leaves_logging_to_the_program_and_one_that_configures_none_sees_warnings(tmp_path):
+    for split in ("train", "test"):
+        write_table(tmp_path / f"{split}.parquet", {"n": [1]})
     script = f"""
 import logging, wdsplit
 ours = logging.getLogger("wdsplit")
 print(*[type(handler).__name__ for handler in ours.handlers], ours.level, ours.propagate, logging.root.handlers)
-list(wdsplit.Loader(wdsplit.Dataset({numbers!r}, tail='drop'), 1000))
+wdsplit.plan({str(tmp_path)!r})
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert (done.returncode, done.stdout.split()) == (0, [str(logging.NOTSET), "True", "[]"])
-    assert "there are no batches" in done.stderr
+    assert "tables of several splits" in done.stderr

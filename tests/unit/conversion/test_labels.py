@@ -4,7 +4,7 @@ import pandas
 import pyarrow as pa
 import pytest
 
-from tables import all_samples, converted, labels, options, planned, real_samples, write_files, write_table
+from tables import all_samples, converted, labels, options, planned, write_files, write_table
 from wdsplit import Dataset
 from wdsplit.conversion.convert import convert_splits
 from wdsplit.errors import InputError
@@ -27,9 +27,6 @@ def label_of(table, path, **changes):
 SOURCES = {
     "parquet": lambda folder: write_table(folder / "in.parquet", table_of()),
     "csv": lambda folder: write_as(folder, "é a.csv", table_of()),
-    "jsonl": lambda folder: write_as(folder, "a.jsonl", table_of()),
-    "arrow": lambda folder: write_as(folder, "file.arrow", table_of()),
-    "table": lambda folder: table_of(),
     "frame": lambda folder: table_of().to_pandas(),
     "categories": lambda folder: table_of().to_pandas().astype({"label": pandas.CategoricalDtype(CLASSES)}),
     "rows": lambda folder: table_of().to_pylist(),
@@ -145,11 +142,3 @@ def test_a_null_label_is_an_error_by_its_row_or_has_no_number(tmp_path):
     assert caught.value.place.endswith("in.parquet, row 1, column 'label'")
     converted(path, tmp_path / "out", shards=1, null="omit")
     assert [fields.get("cls") for _, fields in all_samples(tmp_path / "out")] == [b"1", None, b"0"]
-
-
-def test_tars_keep_their_cls(tmp_path):
-    path = write_table(tmp_path / "in.parquet", table_of())
-    converted(path, tmp_path / "one", shards=1)
-    again = converted(str(tmp_path / "one" / "000000.tar"), tmp_path / "two", shards=2)
-    assert real_samples(tmp_path / "two") == real_samples(tmp_path / "one")
-    assert "label" not in again.provenance

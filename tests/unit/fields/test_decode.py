@@ -229,11 +229,6 @@ PLAIN = [
 ]
 
 
-def test_a_serialised_type_can_be_read_back():
-    for kind in PLAIN:
-        assert read_type(Field("f", "c", "json", "", (), serialize_type(kind))).equals(kind)
-
-
 def test_the_bytes_of_a_serialised_type_never_change():
     """They are the same with pyarrow 15, 19 and 26; a conversion with another version must give the same manifest."""
     kinds = (pa.int64(), pa.timestamp("ns", "Europe/Paris"), pa.decimal128(38, 5), pa.binary(3), *PLAIN)

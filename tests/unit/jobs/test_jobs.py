@@ -15,7 +15,7 @@ from wdsplit.errors import ConvertError, CorruptDataError
 from wdsplit.jobs import notes
 from wdsplit.jobs.notes import Notes
 from wdsplit.jobs.record import Record
-from wdsplit.jobs.run import Job, Pass, Share, run
+from wdsplit.jobs.run import Job, Pass, run
 from wdsplit.storage.local import LocalStorage
 
 NUM_ITEMS = 20
@@ -36,7 +36,7 @@ def square(job, done, storage, items):
         yield item * item
 
 
-def carried_out(output, done=None, folder="notes", task_items=3, share=None, **changes):
+def carried_out(output, done=None, folder="notes", task_items=3, **changes):
     """Run the pass; return its results, and the amounts that were reported."""
     results, reported, job = {}, [], Squares(output=str(output), **changes)
     each = Pass(
@@ -48,7 +48,7 @@ def carried_out(output, done=None, folder="notes", task_items=3, share=None, **c
         amounts=np.arange(NUM_ITEMS),
         task_items=lambda num_left: task_items,
     )
-    run(job, each, LocalEngine(), results.__setitem__, lambda *amounts: reported.append(amounts), share=share)
+    run(job, each, LocalEngine(), results.__setitem__, lambda *amounts: reported.append(amounts))
     return results, reported
 
 
@@ -83,20 +83,6 @@ def test_a_run_that_has_ended_leaves_the_folder_to_the_next_one(tmp_path):
             after.enter_context(following.locked())
         assert storage.list("run") == ["lock"]
     assert storage.list() == []
-
-
-@pytest.mark.parametrize("count", [1, 3, 50])
-def test_shares_are_consecutive_and_leave_one_note_each(tmp_path, count):
-    Record(LocalStorage(str(tmp_path)), "run").begin({"plan": "plan"})
-    done = []
-    for number in reversed(range(count)):
-        part, _ = carried_out(tmp_path, done, share=Share(number, count), shared=True)
-        assert list(part) == list(Share(number, count).of(NUM_ITEMS))
-    found = Notes(LocalStorage(str(tmp_path)), "notes")
-    assert sorted(done) == list(range(NUM_ITEMS)) and found.unfinished_shares("squares") == []
-    next(tmp_path.glob(f"notes/*-share-{count - 1}-of-{count}.json")).unlink()
-    assert found.unfinished_shares("squares") == ([f"{count - 1}/{count}"] if count > 1 else None)
-    assert dict(found.read("squares", range(NUM_ITEMS), int)) == SQUARES
 
 
 items = st.integers(0, NUM_ITEMS - 1)
