@@ -8,7 +8,7 @@ from PIL import Image
 
 import wdsplit
 from commands import done
-from made_datasets import converted, images_table
+from made_datasets import converted
 from media_files import encoded
 from tables import with_class_names
 from wdsplit.checks import contents
@@ -87,10 +87,3 @@ def test_classes_are_in_the_order_of_their_numbers_and_named_ones_that_no_sample
     assert list(found(path)[1]["cls"].classes.items()) == [("2", 2), ("9", 2), ("10", 3)]
     table = with_class_names(pa.table({"cls": [0, 0, 2]}), "cls", ["cat", "dog", "owl"])
     assert found(converted(tmp_path, table, shards=1))[1]["cls"].classes == {"cat": 2, "dog": 0, "owl": 1}
-
-
-def test_a_bucket_gives_the_same_counts(tmp_path, bucket):
-    path = converted(tmp_path, images_table(40), shards=4)
-    url = bucket.url + "/images"
-    wdsplit.convert(f"{path}/*.tar", url, wdsplit.ConvertOptions(shards=4, shuffle=False))
-    assert found(url)[0] == found(path)[0]

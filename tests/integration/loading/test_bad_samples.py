@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
@@ -27,7 +27,7 @@ from tables import reading_ahead, wait_for_threads
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, PipelineError
 
 GLOBAL_BATCH = 12
-TOPOLOGIES = [(1, 0, "process"), (2, 3, "thread"), (3, 2, "process"), (4, 1, "thread")]
+TOPOLOGIES = [(1, 0, "process"), (2, 3, "thread"), (3, 2, "thread")]
 PERCENT = {0: set(), 1: {40}, 5: {3, 4, 40, 77, 100}}
 """Of 101 rows, those that are bad."""
 
@@ -78,7 +78,7 @@ def plain(value):
     return int(value) if isinstance(value, bytes) else value.item() if hasattr(value, "item") else value
 
 
-@pytest.mark.parametrize(("topology", "shards", "lanes"), [(TOPOLOGIES[1], 7, 4), (TOPOLOGIES[2], 6, 6)])
+@pytest.mark.parametrize(("topology", "shards", "lanes"), [((2, 3, "thread"), 7, 4), ((3, 2, "process"), 6, 6)])
 def test_damaged_samples_and_shards_that_were_cut_off_have_the_same_substitutes(tmp_path, shards, lanes, topology):
     """A shard that is a whole lane gets samples of the next lane."""
     path = numbers_dataset(tmp_path / "lanes", 101, shards=shards, lanes=lanes, window=4)
@@ -91,7 +91,7 @@ def test_damaged_samples_and_shards_that_were_cut_off_have_the_same_substitutes(
     assert rows_of(of_columns) == expected(path, bad, 9)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=settings.default.max_examples // 2)
 @given(
     counts=st.lists(st.integers(0, 9), min_size=1, max_size=7).filter(sum),
     lanes=st.integers(1, 5),
@@ -134,7 +134,7 @@ def test_a_substitute_draws_the_random_numbers_of_its_own_position(numbers):
     def drawing(dataset):
         return dataset.decode().map_random(drawn).to_tuple("__position__", "cls", "drawn", "__pad__")
 
-    found = [rows_of(loaders(numbers, drawing, topology)) for topology in TOPOLOGIES[:3]]
+    found = [rows_of(loaders(numbers, drawing, topology)) for topology in TOPOLOGIES]
     assert found[0] == found[1] == found[2]
     delivered = [row for batch in found[0] for row in batch]
     own = {(row, number) for _, row, number, pad in delivered if not pad}
@@ -161,7 +161,7 @@ def test_the_substitute_in_a_mixture_is_of_the_same_lane(tmp_path):
 
     whole = [row for batch in made(TOPOLOGIES[0], ()) for row in batch]
     options = {"on_bad_sample": "substitute", "max_bad_samples": 100}
-    found = [made(topology, bad, **options) for topology in TOPOLOGIES[:3]]
+    found = [made(topology, bad, **options) for topology in TOPOLOGIES]
     assert found[0] == found[1] == found[2]
     assert [row for batch in found[0] for row in batch] == with_substitutes(whole, 3, bad)
 
@@ -289,15 +289,6 @@ def test_each_bad_sample_is_listed_once_in_a_file_whoever_meets_it(damaged, tmp_
     assert sorted(Path(line["shard"]).name for line in lines) == sorted(place_of(damaged, row)[0].name for row in rows)
     assert Counter(line["error"] for line in lines) == {"ValueError": 5, "CorruptDataError": 1}
     assert all({"sample", "epoch", "position", "message"} <= line.keys() for line in lines)
-
-
-def test_the_file_leaves_bad_samples_out_the_next_time(damaged, tmp_path):
-    file, cut_off = tmp_path / "bad.jsonl", truncate_shard(damaged, 60)
-    damage_header(damaged, 3)
-    list(opened(damaged, bad_samples_file=file))
-    after = list(wdsplit.Dataset(str(damaged), exclude=str(file)).decode())
-    assert {sample["cls"] for sample in after} == set(range(101)) - {3, *cut_off}
-    assert not any(sample["__pad__"] for sample in after)
 
 
 def test_bad_samples_are_counted_and_logged_one_by_one_up_to_ten(numbers, caplog):

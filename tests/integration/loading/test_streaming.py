@@ -37,13 +37,6 @@ def cache_dir(tmp_path):
     return tmp_path / "cache"
 
 
-def ended(threads):
-    """Wait until threads have ended, of which there are some."""
-    for thread in threads:
-        thread.join(DEADLINE_S)
-    return bool(threads) and not any(thread.is_alive() for thread in threads)
-
-
 # What is fetched
 
 
@@ -83,10 +76,9 @@ def num_asked(proxy, trip_of):
     return [trips.count(number) for number in range(3)]
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_an_epoch_fetches_each_byte_once(remote, fault_proxy, payloads, num_workers):
+def test_an_epoch_fetches_each_byte_once(remote, fault_proxy, payloads):
     dataset = wdsplit.Dataset(remote).to_tuple("__key__")
-    loader = wdsplit.Loader(dataset, 16, num_workers=num_workers)
+    loader = wdsplit.Loader(dataset, 16, num_workers=2)
     keys = [key for (batch,) in loader for key in batch]
     assert len(set(keys)) == NUM_ROWS
     num_requests, num_bytes = fault_proxy.fetched(".tar")
@@ -119,7 +111,10 @@ def test_an_iteration_that_is_left_leaves_no_threads(remote):
     threads = set(threading.enumerate()) - before
     del samples
     gc.collect()
-    assert ended(threads)
+    assert threads
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    assert not any(thread.is_alive() for thread in threads)
 
 
 def test_a_resumed_epoch_fetches_only_what_is_left(remote, fault_proxy):
@@ -165,10 +160,10 @@ def test_the_next_epoch_is_fetched_before_the_last_batch_of_this_one_is_taken(re
         assert fault_proxy.fetched(".tar")[1] <= (epoch + 2) * EPOCH_BYTES
 
 
-@pytest.mark.parametrize("options", KEPT.values(), ids=KEPT.keys())
-def test_what_was_fetched_of_another_epoch_than_the_next_is_dropped_once(remote, fault_proxy, payloads, options):
+def test_what_was_fetched_of_another_epoch_than_the_next_is_dropped_once(remote, fault_proxy, payloads):
     """Then no more is fetched in vain, until an epoch follows the one before it again."""
-    loader = wdsplit.Loader(wdsplit.Dataset(remote).to_tuple("__key__"), 16, **options)
+    dataset = wdsplit.Dataset(remote).to_tuple("__key__")
+    loader = wdsplit.Loader(dataset, 16, **KINDS["persistent processes"])
     expected = list(wdsplit.Loader(wdsplit.Dataset(payloads).to_tuple("__key__"), 16))
     for _ in range(4):
         loader.set_epoch(0)
@@ -206,11 +201,10 @@ def test_a_loader_that_is_dropped_fetches_nothing_more(remote):
 # With a cache
 
 
-@pytest.mark.parametrize("options", [{}, {"num_workers": 2}])
-def test_later_epochs_come_from_the_cache(remote, fault_proxy, payloads, cache_dir, options):
+def test_later_epochs_come_from_the_cache(remote, fault_proxy, payloads, cache_dir):
     dataset = wdsplit.Dataset(remote, cache_dir=cache_dir, cache_size="1GB").to_tuple("__key__", "bin")
     expected = wdsplit.Dataset(payloads).to_tuple("__key__", "bin")
-    loader, local = wdsplit.Loader(dataset, 16, **options), wdsplit.Loader(expected, 16)
+    loader, local = wdsplit.Loader(dataset, 16, num_workers=2), wdsplit.Loader(expected, 16)
     for epoch in range(2):
         loader.set_epoch(epoch)
         local.set_epoch(epoch)
@@ -239,8 +233,11 @@ def test_a_download_ends_with_the_iteration_that_it_is_for(remote, fault_proxy, 
     del samples
     gc.collect()
     downloading = [thread for thread in threading.enumerate() if thread not in before]
+    assert downloading
     is_left.set()
-    assert ended(downloading)
+    for thread in downloading:
+        thread.join(DEADLINE_S)
+    assert not any(thread.is_alive() for thread in downloading)
     assert len(list(cache_dir.rglob("*.shard"))) == 4
     assert list(cache_dir.rglob("*.part")) == []
     assert all(fault_proxy.fetched(f"/{name}")[0] <= 4 for name in later)

@@ -107,7 +107,7 @@ def test_tars_of_a_bucket_are_inspected_assigned_and_audited_and_a_changed_one_i
         inspected, assigned = wdsplit.inspect(path), wdsplit.assign(path, world_size=2, num_workers=2)
         audited = wdsplit.audit(path, wdsplit.AuditOptions(world_size=2, batch_size=3, read=True))
         kept = [{name: sample[name] for name in sample if name != "__url__"} for sample in inspected.first_samples]
-        return inspected.num_samples, kept, assigned, audited
+        return inspected.num_samples, inspected.contents, kept, assigned, audited
 
     assert found(pattern) == found(str(tmp_path / "indexed"))
     assert scanned() == TARS
