@@ -27,7 +27,7 @@ from made_datasets import (
     sized_dataset,
 )
 from tables import DEADLINE_S
-from wdsplit.errors import CorruptDataError, InputError, PipelineError, StateError, WdsplitError
+from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, PipelineError, StateError, WdsplitError
 from wdsplit.loading import announcing
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import ARGUMENTS_OF_TORCH, Loader
@@ -242,6 +242,28 @@ def test_a_stage_that_is_known_not_to_be_one_to_one_is_refused_by_name_with_the_
 
 
 # Damage
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("000003.tar", lambda data: data[:-10240]),
+        ("000003.tar", lambda data: data + bytes(10240)),
+        ("000003.tar", lambda data: data.replace(b"0000644\0", b"0000744\0", 1)),  # in a header
+        ("000003.tar", None),
+        ("000003.tar.places", lambda data: data[:-8]),
+        ("000003.tar.places", None),
+    ],
+)
+def test_damage_is_an_error_that_names_the_shard(numbers, tmp_path, name, damage):
+    file = shutil.copytree(numbers, tmp_path / "damaged") / name
+    data = file.read_bytes()
+    file.unlink()
+    if damage:
+        file.write_bytes(damage(data))
+    with raises(CorruptDataError if damage else DatasetNotFoundError, match=r"000003\.tar") as caught:
+        list(loader_of(file.parent))
+    assert caught.value.remedy
 
 
 def test_a_shard_that_is_truncated_while_worker_processes_read_it_is_an_error(tmp_path):
