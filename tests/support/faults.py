@@ -265,22 +265,16 @@ class Throttle(Fault):
 
 @dataclass(frozen=True)
 class Flip(Fault):
-    """All bits of one byte of the body are the other way round."""
+    """All bits of one byte of the answer's body are the other way round, or of the request's body."""
 
     at: int
-
-    async def answer(self, request: Request, answer: Message) -> Message:
-        return replace(answer, pieces=_flipped(answer.pieces, self.at))
-
-
-@dataclass(frozen=True)
-class FlipUpload(Fault):
-    """All bits of one byte of the request's body are the other way round."""
-
-    at: int
+    of_request: bool = False
 
     def upload(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        return _flipped(pieces, self.at)
+        return _flipped(pieces, self.at) if self.of_request else pieces
+
+    async def answer(self, request: Request, answer: Message) -> Message:
+        return answer if self.of_request else replace(answer, pieces=_flipped(answer.pieces, self.at))
 
 
 async def _flipped(pieces: AsyncIterator[bytes], place: int) -> AsyncIterator[bytes]:
@@ -289,6 +283,11 @@ async def _flipped(pieces: AsyncIterator[bytes], place: int) -> AsyncIterator[by
         at = place - start
         start += len(piece)
         yield piece[:at] + bytes([piece[at] ^ 0xFF]) + piece[at + 1 :] if 0 <= at < len(piece) else piece
+
+
+def _object(folder: Path, request: Request) -> bytes:
+    """Return the object that a request names, as it lies in the server's folder."""
+    return (folder / unquote(urlsplit(request.path).path).lstrip("/")).read_bytes()
 
 
 @dataclass(frozen=True)
@@ -300,7 +299,7 @@ class IgnoreRange(Fault):
     async def answer(self, request: Request, answer: Message) -> Message:
         if answer.head["Content-Range"] is None:
             return answer
-        whole = (self.folder / unquote(urlsplit(request.path).path).lstrip("/")).read_bytes()
+        whole = _object(self.folder, request)
         head = answer.head.without("Content-Range").having("Content-Length", len(whole))
         return Message(replace(head, start="HTTP/1.1 200 OK"), _one(whole))
 
@@ -315,7 +314,7 @@ class Earlier(Fault):
     async def answer(self, request: Request, answer: Message) -> Message:
         assert request.range is not None
         try:
-            whole = (self.folder / unquote(urlsplit(request.path).path).lstrip("/")).read_bytes()
+            whole = _object(self.folder, request)
         except FileNotFoundError:  # the test is over, and one of its threads has not ended yet
             raise Hangup("reset") from None
         first = request.range[0] - self.num_bytes
@@ -636,7 +635,7 @@ class FaultProxy(Endpoint):
             await self._answer(exchange, answer, writer)
         finally:
             await self._end(server_writer, descriptor)
-        return was_taken and answer.has_end and "close" not in (message.head["Connection"], answer.head["Connection"])
+        return was_taken and "close" not in (message.head["Connection"], answer.head["Connection"])
 
     async def _send(self, message: Message, writer: asyncio.StreamWriter) -> bool:
         """Send a request on to the server; return False when it did not take all, though it may have answered."""

@@ -1,10 +1,11 @@
 """A real S3 server for the tests: `rclone serve s3` over a folder, whose subfolders are the buckets.
 
 As seen with rclone 1.75. With a directory cache of a millisecond, what is written to the folder is listed and read at
-once; with one of no time, the server spins once it is written to. A PUT and a multipart upload appear whole or not at
-all: until then they are files named `.rclone_temp_*`, which no listing shows, and which stay behind when the server is
-killed; with it uploads in parts are forgotten (NoSuchUpload). An abort leaves nothing. Parts are written in the order
-of their numbers; one that comes early waits in memory, 256 MiB an upload at most. A checksum in Content-MD5 is checked.
+once; with one of no time, the server spins once it is written to. Before it reads at some offsets it would wait 20 ms,
+unless it is told not to. A PUT and a multipart upload appear whole or not at all: until then they are files named
+`.rclone_temp_*`, which no listing shows, and which stay behind when the server is killed; with it uploads in parts are
+forgotten (NoSuchUpload). An abort leaves nothing. Parts are written in the order of their numbers; one that comes early
+waits in memory, 256 MiB an upload at most. A checksum in Content-MD5 is checked.
 
 What differs from S3: a range is answered with the status 200, not 206, though its Content-Range is right and one beyond
 the end is a 416 (obstore refuses that; `FaultProxy` can put it right). If-Match on a GET and If-None-Match on a PUT are
@@ -43,9 +44,9 @@ KEY_ID = "FAKEKEYIDOFTHETESTS0"
 SECRET = "fake/secret/of/the/tests/of/forty/letter"
 REGION = "us-east-1"
 DEADLINE_S = 200
-FAST = ("--etag-hash=", "--dir-cache-time=1h", "--vfs-read-wait=0")
+FAST = ("--etag-hash=", "--dir-cache-time=1h")
 """Without ETags, and for objects that do not change: else rclone lists a folder again for requests, which takes 5 ms of
-processor time if it has 600 files; and it waits 20 ms before it reads at some offsets."""
+processor time if it has 600 files."""
 PORTS = range(20_000, 32_768)
 """Below those from which the system takes the ports of outgoing connections: a stopped server's port stays free."""
 PORTS_OF_A_WORKER = 190
@@ -175,7 +176,8 @@ class S3Server(Endpoint):
             return
         command = [rclone(), "serve", self._protocol, str(self.folder), f"--addr={HOST}:{self.port}"]
         command += ["--config=", f"--cache-dir={self.folder.with_name(f'{self.folder.name}.cache')}"]
-        command += ["--dir-cache-time=1ms", "--buffer-size=0", "--vfs-read-chunk-size=0", *self._flags]
+        command += ["--dir-cache-time=1ms", "--buffer-size=0", "--vfs-read-chunk-size=0", "--vfs-read-wait=0"]
+        command += self._flags
         environ = {name: value for name, value in os.environ.items() if not name.startswith("RCLONE_")}
         with open(self.log, "ab") as log:
             self._process = subprocess.Popen(

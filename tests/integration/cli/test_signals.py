@@ -1,6 +1,5 @@
 """Ctrl-C, and SIGTERM, by which batch systems, Kubernetes and systemd end programs: a command ends as by Ctrl-C."""
 
-import json
 import os
 import re
 import signal
@@ -133,6 +132,9 @@ def test_a_program_that_was_told_to_ignore_sigterm_does(table, tmp_path):
 STEPPING = """
 import sys, time
 from wdsplit.cli.main import main
+from wdsplit.engines import local
+
+local._LOOK_S = 0.05
 
 def announced(seconds, sleep=time.sleep):
     print("a step", flush=True)
@@ -242,12 +244,20 @@ def test_the_library_leaves_signals_alone(tmp_path):
 
 
 @pytest.fixture
-def silent_store(bucket, fault_proxy, numbers, monkeypatch):
-    """Return the URL of a dataset, and the proxy before its store, which waits forever, as do the commands."""
-    monkeypatch.setenv("FSSPEC_S3", json.dumps({"deadline_s": 10_000, "timeout_s": 10_000}))
+def silent_store(bucket, fault_proxy, numbers):
+    """Return the URL of a dataset, and the proxy before its store, which waits forever."""
     bucket.put(numbers, "numbers")
     write_table(bucket.folder / "in.parquet", numbers_table(100))
     return bucket.url, fault_proxy
+
+
+SOON = """
+from wdsplit.cli import signals
+from wdsplit.cli.__main__ import main
+
+signals._END_S = 0.2
+main()
+"""
 
 
 @pytest.mark.parametrize(
@@ -263,7 +273,7 @@ def test_a_command_ends_while_its_store_is_silent(silent_store, arguments, silen
     url, proxy = silent_store
     silence = Hold(threading.Event())
     proxy.plan = lambda request: silence if silent in request.path else None
-    process = start_process([*PROGRAM, *arguments.replace("{}", url).split()])
+    process = start_script(SOON, *arguments.replace("{}", url).split())
     wait_for(
         lambda: [each.fault for each in proxy.exchanges].count(silence) >= num_requests,
         process,

@@ -1,24 +1,29 @@
 """What a command loads before it can speak, and what it looks like in a terminal."""
 
+import contextlib
 import os
 import pty
 import re
-import select
 import shutil
 import subprocess
 import sys
-import time
 from types import SimpleNamespace
 
 import pyarrow as pa
+import pytest
 
 import wdsplit
 from commands import done
+from forks import call_and_exit
 from loaded import modules_loaded_by
 from made_datasets import converted, numbers_table
-from tables import DEADLINE_S, write_table
+from tables import FULL_PROCESS_BYTES, write_table
 from wdsplit.cli import progress
+from wdsplit.cli.main import main
+from wdsplit.engines import local
 from wdsplit.engines.watching import watching
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
 HELPS = """
 import contextlib, io
@@ -47,49 +52,38 @@ def test_a_command_tells_arrow_how_to_use_memory_unless_the_user_does():
 
 # Terminals
 
-PROGRAM = [sys.executable, "-m", "wdsplit.cli"]
-PLAIN = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
 COLOUR = re.compile(r"\x1b\[[\d;]+m")
 GREEN, RED = "\x1b[32m", "\x1b[31m"
 
 
-def read_terminal(master, process):
-    """Return all that a process writes to a pseudo-terminal until it ends."""
-    written, deadline = b"", time.monotonic() + DEADLINE_S
-    while time.monotonic() < deadline:
-        ended = process.poll() is not None
-        readable, _, _ = select.select([master], [], [], 0 if ended else 0.1)
-        if readable:
-            try:
-                written += os.read(master, 65_536)
-            except OSError:
-                break
-        elif ended:
-            break
-    return written.decode()
+def run_here(arguments, width):
+    """Run the command line in this process, whose first files are a terminal."""
+    os.environ.update(TERM="xterm", COLUMNS=str(width))
+    sys.stdout, sys.stderr = (open(number, "w", encoding="utf-8") for number in (1, 2))  # noqa: SIM115
+    local._PROCESS_BYTES = FULL_PROCESS_BYTES
+    main([*map(str, arguments)])
 
 
-def in_terminal(*arguments, code=0, width=80, **environ):
+def in_terminal(*arguments, code=0, width=80):
     """Run the command line in a terminal, and return all that it writes there, in the order in which it does."""
-    master, slave = pty.openpty()
-    process = subprocess.Popen(
-        [*PROGRAM, *map(str, arguments)],
-        env={**PLAIN, "TERM": "xterm", "COLUMNS": str(width), **environ},
-        stdin=subprocess.DEVNULL,
-        stdout=slave,
-        stderr=slave,
-    )
-    os.close(slave)
-    shown = read_terminal(master, process)
+    pid, master = pty.fork()
+    if pid == 0:
+        call_and_exit(run_here, arguments, width)
+    written = b""
+    with contextlib.suppress(OSError):  # at its end
+        while piece := os.read(master, 65_536):
+            written += piece
     os.close(master)
-    assert process.wait(DEADLINE_S) == code, shown
+    shown = written.decode()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == code, shown
     return shown
 
 
-def in_pipes(*arguments, **environ):
-    """Run the command line without a terminal, and return what it writes to both of its outputs."""
-    command = [*PROGRAM, *map(str, arguments)]
-    return subprocess.run(command, env={**PLAIN, **environ}, capture_output=True, text=True, timeout=DEADLINE_S)
+@pytest.fixture(autouse=True)
+def plain(monkeypatch):
+    """Leave out what the user wants of colours."""
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
 
 
 def without_colours(shown):
@@ -107,19 +101,19 @@ def test_verdicts_and_errors_stand_out_in_a_terminal(numbers, tmp_path):
     assert f"{RED}\x1b[1mproblem:" in shown and f"{RED}\x1b[1m1 problem in" in shown
 
 
-def test_headings_and_names_in_a_help_stand_out_in_a_terminal():
+def test_headings_and_names_in_a_help_stand_out_in_a_terminal(monkeypatch):
     shown = in_terminal("verify", "--help")
     assert {f"{GREEN}\x1b[1mUsage:", f"{GREEN}\x1b[1mOptions"} <= set(re.findall(r"\x1b\[32m\x1b\[1m\w+:?", shown))
     assert re.search(r"  \x1b\[36m-h, --help\x1b\[0m +Show this message", shown)
-    plain = in_pipes("verify", "--help", COLUMNS="80").stdout
-    assert plain == without_colours(shown).replace("\r\n", "\n")
+    monkeypatch.setenv("COLUMNS", "80")
+    assert done("verify", "--help").out == without_colours(shown).replace("\r\n", "\n")
 
 
-def test_pipes_get_colours_only_if_they_are_forced(numbers):
-    assert not COLOUR.search(in_pipes("audit", numbers).stdout)
-    forced = in_pipes("verify", numbers, FORCE_COLOR="1")
-    assert (forced.stderr, f"{GREEN}ok:" in forced.stdout) == ("", True), "no progress bar"
-    assert not COLOUR.search(in_pipes("audit", numbers, "--json", FORCE_COLOR="1").stdout)
+def test_pipes_get_colours_only_if_they_are_forced(numbers, monkeypatch):
+    assert not COLOUR.search(done("audit", numbers).out)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert f"{GREEN}ok:" in done("verify", numbers).out, "and no progress bar"
+    assert not COLOUR.search(done("audit", numbers, "--json").out)
 
 
 def test_a_terminal_shows_a_progress_bar_with_rates(tmp_path):
