@@ -635,7 +635,7 @@ class FaultProxy(Endpoint):
             await self._answer(exchange, answer, writer)
         finally:
             await self._end(server_writer, descriptor)
-        return was_taken and "close" not in (message.head["Connection"], answer.head["Connection"])
+        return was_taken and answer.has_end and "close" not in (message.head["Connection"], answer.head["Connection"])
 
     async def _send(self, message: Message, writer: asyncio.StreamWriter) -> bool:
         """Send a request on to the server; return False when it did not take all, though it may have answered."""

@@ -47,10 +47,12 @@ class Message:
     Attributes:
         head: Its head.
         pieces: Those of its body, as they come.
+        has_end: Whether the head tells where the body ends; else the connection's end does.
     """
 
     head: Head
     pieces: AsyncIterator[bytes]
+    has_end: bool = True
 
 
 async def read_head(reader: asyncio.StreamReader) -> Head:
@@ -59,12 +61,16 @@ async def read_head(reader: asyncio.StreamReader) -> Head:
     return Head(start, tuple((name, value.strip()) for name, value in fields))
 
 
-async def read_pieces(reader: asyncio.StreamReader, num_bytes: int) -> AsyncIterator[bytes]:
-    while num_bytes:
-        piece = await reader.read(min(num_bytes, PIECE_BYTES))
+async def read_pieces(reader: asyncio.StreamReader, num_bytes: int | None) -> AsyncIterator[bytes]:
+    """Yield so many bytes, or with None all until the connection ends."""
+    left = PIECE_BYTES if num_bytes is None else num_bytes
+    while left:
+        piece = await reader.read(min(left, PIECE_BYTES))
+        if not piece and num_bytes is not None:
+            raise ConnectionAbortedError(f"{left} bytes of a body are missing")
         if not piece:
-            raise ConnectionAbortedError(f"{num_bytes} bytes of a body are missing")
-        num_bytes -= len(piece)
+            return
+        left -= 0 if num_bytes is None else len(piece)
         yield piece
 
 
@@ -91,5 +97,6 @@ async def read_answer(reader: asyncio.StreamReader, method: str) -> Message:
     if head.is_chunked:
         return Message(head, read_chunks(reader))
     length = head["Content-Length"]
-    assert length is not None, "an answer that only the end of its connection ends"
+    if length is None:
+        return Message(head, read_pieces(reader, None), has_end=False)
     return Message(head, read_pieces(reader, int(length)))

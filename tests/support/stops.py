@@ -9,6 +9,7 @@ import subprocess
 
 import pytest
 
+from forked_workers import ForkedProcess
 from tables import options, session_processes, start_script, wait_until
 from wdsplit.conversion.shares import commit_shares, convert_share, needed_passes, plan_shares
 from wdsplit.engines.local import LocalEngine
@@ -26,6 +27,31 @@ def stopped_at(name="write", done=1, split=None, seen=None):
 
     with pytest.raises(KeyboardInterrupt):
         yield stop
+
+
+def die(*_):
+    """Kill this process."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_at(name, done, progress):
+    """Kill this process if so much of a pass is done, or with None all of it."""
+    if progress.name == name and progress.done >= (progress.total if done is None else done):
+        die()
+
+
+def _call(call, attributes):
+    for place, value in attributes.items():
+        pytest.MonkeyPatch().setattr(place, value)
+    call()
+
+
+def killed(call, attributes=None):
+    """Make a call that calls `die` in a process of its own, where places such as `os.replace` have other values."""
+    process = ForkedProcess(target=_call, args=(call, attributes or {}))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
 
 
 def is_killed_in(seconds, code, *arguments):

@@ -1,6 +1,6 @@
 import os
 import re
-import signal
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -9,8 +9,8 @@ import pytest
 
 import wdsplit
 from commands import refused, run
-from stops import stopped_at
-from tables import files_below, files_of, start_script, with_class_names, write_files, write_table
+from stops import die_at, killed, stopped_at
+from tables import files_below, files_of, with_class_names, write_files, write_table
 from wdsplit import AnnotateOptions, ConvertOptions
 from wdsplit.errors import CorruptDataError, InputError, OutputExistsError, StorageError
 from wdsplit.shards.annotations import ANNOTATIONS, read_annotation
@@ -145,17 +145,6 @@ def test_jobs_and_memory_do_not_change_a_byte(data, tmp_path, monkeypatch):
     assert found[1:] == found[:1] * 4
 
 
-def test_rows_that_are_larger_than_their_files_said_are_spilled(data, tmp_path, monkeypatch, little_memory):
-    """A dictionary holds a long text once: parquet counts it so, but each row has all of it."""
-    monkeypatch.setattr("wdsplit.annotating.passes.loadable_bytes", lambda *_: 300_000)
-    texts = [f"{number % 5}" * 2000 for number in range(NUM_ROWS)]
-    source, seen = write_table(tmp_path / "s.parquet", {"key": KEYS, "text": texts}, 20), []
-    options = AnnotateOptions(memory=1, mapping={"text": "text"})
-    wdsplit.annotate(data, source, "key", "quality", options, lambda progress: seen.append(progress.name))
-    assert list(dict.fromkeys(seen))[-3:] == ["load", "join", "write"]
-    assert joined(data) == {key: {"text": text} for key, text in zip(KEYS, texts, strict=True)}
-
-
 def test_keys_may_be_those_that_samples_have_and_columns_the_names_of_folders(data, tmp_path):
     keys = sample_keys(data)
     numbers = np.arange(NUM_ROWS)
@@ -222,12 +211,11 @@ def test_what_cannot_be_joined_is_refused_before_anything_is_written(data, tmp_p
     assert not (data / "fields").exists()
 
 
-@pytest.mark.parametrize(("key", "message"), [(None, "is null"), ("", "is empty"), ("k" * 2000, "is too long")])
-def test_a_key_that_no_sample_can_have_is_refused_with_its_place(data, tmp_path, key, message):
-    table = scores().set_column(0, "key", pa.array([*KEYS[:-1], key]))
-    source = write_table(tmp_path / "s.parquet", table)
-    with pytest.raises(InputError, match=rf"{message}(.|\n)*s\.parquet, row 299, column 'key'(.|\n)*such rows"):
-        annotate(data, source)
+def test_a_key_that_no_sample_can_have_is_refused_with_its_place(data, tmp_path):
+    for key, message in ((None, "is null"), ("", "is empty"), ("k" * 2000, "is too long")):
+        source = write_table(tmp_path / "s.parquet", scores().set_column(0, "key", pa.array([*KEYS[:-1], key])))
+        with pytest.raises(InputError, match=rf"{message}(.|\n)*s\.parquet, row 299, column 'key'(.|\n)*such rows"):
+            annotate(data, source)
     assert not (data / "fields").exists()
 
 
@@ -289,32 +277,6 @@ def test_one_that_is_there_is_kept_replaced_or_dropped_as_one_says(data, tmp_pat
     assert files_of(data) == before
 
 
-KILLED = """
-import os, signal, sys
-import wdsplit
-import wdsplit.annotating.passes
-import wdsplit.conversion.shuffle.needs
-
-loadable = int(sys.argv.pop())
-wdsplit.annotating.passes.loadable_bytes = lambda *_: loadable
-wdsplit.conversion.shuffle.needs._LEAST_BYTES = 4096
-
-def report(progress):
-    name, at_least, full = sys.argv[3:]
-    if progress.name == name and progress.done >= (progress.total if full else 1):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-source = sys.argv[2]
-wdsplit.annotate(sys.argv[1], source, "key", "quality", wdsplit.AnnotateOptions(memory=1), report)
-"""
-
-
-def killed(data, source, name, full="", loadable=0):
-    process = start_script(KILLED, str(data), source, name, "1", full, str(loadable))
-    _, said = process.communicate()
-    assert process.returncode == -signal.SIGKILL, said
-
-
 def stopped(data, source, name):
     """Stop a run in one of its passes."""
     with stopped_at(name) as stop:
@@ -328,31 +290,27 @@ def convert_anew(data, folder, first=0, **changes):
 
 
 @pytest.mark.parametrize(
-    ("name", "full", "loadable"),
-    [
-        ("rows", "", 0),
-        ("join", "", 0),
-        ("write", "full", 0),
-        ("load", "", ENOUGH),
-        ("write", "", ENOUGH),
-    ],
+    ("name", "done", "loads"),
+    [("rows", 1, False), ("join", 1, False), ("write", None, False), ("load", 1, True), ("write", 1, True)],
 )
 def test_a_run_that_is_killed_leaves_the_dataset_as_it_was_and_is_continued(
-    data, tmp_path, monkeypatch, name, full, loadable, little_memory
+    data, tmp_path, monkeypatch, name, done, loads, little_memory
 ):
     """One that had loaded all rows loads them again, or spills them where it has less memory."""
     source = write_table(tmp_path / "s.parquet", with_payloads(scores()), 20)
     renamed = {f"{name}2": name for name in ("score", "word", "flag")}
     whole = annotate(data, source, name="whole", mapping=renamed, columns=("latent",))
-    killed(data, source, name, full, loadable)
+    given = data, source, "key", "quality", AnnotateOptions(memory=1), partial(die_at, name, done)
+    little = {"wdsplit.conversion.shuffle.needs._LEAST_BYTES": 4096}
+    enough = {"wdsplit.annotating.passes.loadable_bytes": partial(max, ENOUGH)} if loads else {}
+    killed(partial(wdsplit.annotate, *given), little | enough)
     assert list(wdsplit.list_annotations(data)) == ["whole"]
     assert wdsplit.verify(str(data)).problems == ()
     with pytest.raises(OutputExistsError, match=r"unfinished(.|\n)*--resume(.|\n)*--overwrite"):
         annotate(data, source)
-    seen = []
+    seen, options = [], AnnotateOptions(memory=1, resume=True)
     if name == "load":
-        monkeypatch.setattr("wdsplit.annotating.passes.loadable_bytes", lambda *_: loadable)
-    options = AnnotateOptions(memory=1, jobs=2, resume=True)
+        monkeypatch.setattr("wdsplit.annotating.passes.loadable_bytes", lambda *_: ENOUGH)
     wdsplit.annotate(data, source, "key", "quality", options, seen.append)
     assert any(progress.skipped for progress in seen) == (name != "load")
     assert joined(data) == expected()

@@ -1,3 +1,5 @@
+import shutil
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -11,8 +13,7 @@ from wdsplit.errors import ConvertError, InputError, OutputExistsError
 from wdsplit.shards.annotations import ANNOTATIONS
 from wdsplit.storage.opening import open_storage
 
-NUM_ROWS, SHARDS = 60, 5
-CHOSEN = ConvertOptions(shards=SHARDS, key="id")
+NUM_ROWS, SHARDS = 30, 3
 
 
 def table(first=0):
@@ -23,11 +24,12 @@ def table(first=0):
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    """Return a table, whose rows are in several row groups."""
+    """Return a table, whose rows are in several row groups, and its dataset, plain and annotated."""
     folder = tmp_path_factory.mktemp("source")
     write_table(folder / "in.parquet", table().append_column("cls", pa.array(range(NUM_ROWS))).select(["id", "cls"]))
     write_table(folder / "scores.parquet", table(), 7)
-    wdsplit.convert(folder / "in.parquet", folder / "data", CHOSEN)
+    wdsplit.convert(folder / "in.parquet", folder / "plain", ConvertOptions(shards=SHARDS, key="id"))
+    shutil.copytree(folder / "plain", folder / "data")
     wdsplit.annotate(folder / "data", folder / "scores.parquet", "id")
     return folder
 
@@ -35,8 +37,7 @@ def source(tmp_path_factory):
 @pytest.fixture
 def url(bucket, source):
     """Return the URL of a dataset in a bucket."""
-    wdsplit.convert(source / "in.parquet", f"{bucket.url}/data", CHOSEN)
-    return f"{bucket.url}/data"
+    return bucket.put(source / "plain", "data")
 
 
 def names_of(made):
@@ -52,7 +53,7 @@ def little_memory(monkeypatch):
 def test_a_dataset_in_a_bucket_is_annotated_as_one_on_a_disk(bucket, source, url):
     before = set(files_below(bucket.folder))
     (bucket.folder / "scores.parquet").write_bytes((source / "scores.parquet").read_bytes())
-    made = wdsplit.annotate(url, f"{bucket.url}/scores.parquet", "id", options=AnnotateOptions(memory=1, jobs=3))
+    made = wdsplit.annotate(url, f"{bucket.url}/scores.parquet", "id", options=AnnotateOptions(memory=1, jobs=2))
     assert files_of(bucket.folder / "data" / made.folder) == files_of(source / "data" / made.folder)
     assert len(files_of(source / "data" / made.folder)) == 3 * SHARDS + 1
     assert wdsplit.verify(url).problems == ()
@@ -96,14 +97,13 @@ def mapped(sample):
 
 
 def test_a_function_is_mapped_over_a_dataset_in_a_bucket_as_over_one_on_a_disk(bucket, source, url, tmp_path):
-    local = tmp_path / "data"
-    wdsplit.convert(source / "in.parquet", local, CHOSEN)
+    local = shutil.copytree(source / "plain", tmp_path / "data")
     expected = wdsplit.map_samples(local, mapped, "scores")
-    with stopped_at("map", 30) as stop:
+    with stopped_at("map", 10) as stop:
         wdsplit.map_samples(url, mapped, "scores", progress=stop)
     seen = []
     made = wdsplit.map_samples(url, mapped, "scores", progress=seen.append, resume=True)
-    assert seen[0].skipped >= 30
+    assert seen[0].skipped >= 10
     assert (made, files_of(bucket.folder / "data/fields")) == (expected, files_of(local / "fields"))
     assert wdsplit.verify(url).problems == ()
     with pytest.raises(OutputExistsError):
@@ -112,7 +112,7 @@ def test_a_function_is_mapped_over_a_dataset_in_a_bucket_as_over_one_on_a_disk(b
         wdsplit.convert(pa.table({"id": ["new"], "cls": [NUM_ROWS]}), data, append=True)
         wdsplit.map_samples(data, mapped, "scores", update=True)
     assert files_of(bucket.folder / "data/fields") == files_of(local / "fields")
-    assert len(wdsplit.Samples(url, join=["scores"], where="score >= 0")) == NUM_ROWS + 1 - 7
+    assert len(wdsplit.Samples(url, join=["scores"], where="score >= 0")) == NUM_ROWS + 1 - 4
     wdsplit.drop_annotation(url, "scores")
     assert open_storage(url).list("fields") == []
 

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +12,9 @@ import pytest
 import mapped_functions
 import wdsplit
 from commands import refused, run
-from forked_workers import ForkedProcess
 from made_datasets import converted
 from mapped_functions import COUNTED, values, values_of_batch
-from stops import stopped_at
+from stops import killed, stopped_at
 from tables import files_of
 from wdsplit.errors import ConvertError, InputError, OutputExistsError, PipelineError
 
@@ -94,18 +94,15 @@ def test_a_run_that_is_stopped_or_killed_goes_on_with_the_shards_that_are_left(d
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_process_that_is_killed_leaves_the_dataset_as_it_was(data, annotated, counting, jobs):
     """That of the run itself, or a worker of it."""
-    killed = data, "mapped_functions:killed_once", "made"
+    given = data, "mapped_functions:killed_once", "made"
     if jobs == 1:
-        run = ForkedProcess(target=wdsplit.map_samples, args=killed)
-        run.start()
-        run.join()
-        assert run.exitcode not in (0, None)
+        killed(partial(wdsplit.map_samples, *given))
     else:
         with pytest.raises(ConvertError, match="a worker process died"):
-            wdsplit.map_samples(*killed, jobs=jobs)
+            wdsplit.map_samples(*given, jobs=jobs)
     assert wdsplit.list_annotations(data) == {}
     before = counting()
-    found = wdsplit.map_samples(data, "mapped_functions:killed_once", "made", resume=True)
+    found = wdsplit.map_samples(*given, resume=True)
     after = counting()
     assert len(before) + len(after) < 2 * NUM_ROWS - 10 and {*before, *after} == set(range(NUM_ROWS))
     assert files_in(data, found) == annotated
@@ -117,58 +114,34 @@ def place(row):
     return f"sample {wdsplit.tar.names.escape_key(KEYS[row])!r} ("
 
 
-def given_types(first, second):
+def changing(first, second):
     """Return a function that returns other values from some shard on."""
-    return lambda sample: {"x": first if sample["cls"] < 59 else second}
+    return lambda sample: first if sample["cls"] < 59 else second
 
 
 BAD = {
-    "an error": (
-        mapped_functions.raising,
-        {},
-        PipelineError,
-        [place(50), "row 5)", "no value for 50", "line"],
-    ),
-    "of lists": (
-        mapped_functions.values_of_batch,
-        {},
-        PipelineError,
-        ["dicts with bin, cls: it gets", "with --batch-size N, a list"],
-    ),
-    "no dict": (lambda sample: 5, {}, InputError, ["a dict for each sample", "found: int", place(0)]),
-    "too few": (lambda samples: [None], {"batch_size": 4}, InputError, ["found: 1 for 4 samples (list)", place(0)]),
-    "no key": (lambda sample: {5: 5}, {}, InputError, ["string keys", place(0)]),
-    "a set": (lambda sample: {"x": {1, 2}}, {}, InputError, ["a set has no order", place(0), "column 'x'"]),
-    "two types": (lambda sample: {"x": "a" if sample["cls"] % 2 else 1}, {}, InputError, [place(1), "column 'x'"]),
-    "other types": (
-        given_types(5, "text"),
-        {},
-        InputError,
-        ["as 'x'", "int64 for sample", "string, x.txt (string)"],
-    ),
-    "other arrays": (given_types(np.zeros(2, "f4"), np.zeros(2)), {}, InputError, ["<f4 for", "<f8 for", "as 'x'"]),
-    "one name later": (
-        lambda sample: {"x": "a"} if sample["cls"] < 59 else {"x.txt": "b"},
-        {},
-        InputError,
-        ["become the field 'x.txt'", "'x' and 'x.txt'"],
-    ),
-    "a column": (lambda sample: {"row": 5}, {}, InputError, ["has a column 'row' already", "return other names"]),
-    "nothing": (lambda sample: None, {}, InputError, ["returns no values", "found: None for each sample"]),
-    "options": (
-        values,
-        {"batch_size": 0, "on_error": "x", "fields": "a"},
-        InputError,
-        ["batch_size", "on_error", "names"],
-    ),
+    "an error": (mapped_functions.raising, [place(50), "row 5)", "no value for 50", "line"]),
+    "of lists": (values_of_batch, ["dicts with bin, cls: it gets", "with --batch-size N, a list"]),
+    "no dict": (lambda sample: 5, ["a dict for each sample", "found: int", place(0)]),
+    "too few": (lambda samples: [None], ["found: 1 for 4 samples (list)", place(0)]),
+    "no key": (lambda sample: {5: 5}, ["string keys", place(0)]),
+    "a set": (lambda sample: {"x": {1, 2}}, ["a set has no order", place(0), "column 'x'"]),
+    "two types": (lambda sample: {"x": "a" if sample["cls"] % 2 else 1}, [place(1), "column 'x'"]),
+    "other types": (changing({"x": 5}, {"x": "text"}), ["as 'x'", "int64 for sample", "string, x.txt (string)"]),
+    "other arrays": (changing({"x": np.zeros(2, "f4")}, {"x": np.zeros(2)}), ["<f4 for", "<f8 for", "as 'x'"]),
+    "one name later": (changing({"x": "a"}, {"x.txt": "b"}), ["become the field 'x.txt'", "'x' and 'x.txt'"]),
+    "a column": (lambda sample: {"row": 5}, ["has a column 'row' already", "return other names"]),
+    "nothing": (lambda sample: None, ["returns no values", "found: None for each sample"]),
+    "options": (values, ["batch_size", "on_error", "names"]),
 }
+OPTIONS = {"too few": {"batch_size": 4}, "options": {"batch_size": 0, "on_error": "x", "fields": "a"}}
 
 
 @pytest.mark.parametrize("case", BAD)
 def test_what_cannot_be_is_refused_and_names_the_sample(data, case):
-    function, options, kind, said = BAD[case]
-    with pytest.raises(kind) as caught:
-        wdsplit.map_samples(data, function, "made", **options)
+    function, said = BAD[case]
+    with pytest.raises(PipelineError if case in ("an error", "of lists") else InputError) as caught:
+        wdsplit.map_samples(data, function, "made", **OPTIONS.get(case, {}))
     text = str(caught.value)
     assert [part for part in said if part not in text] == [], text
     assert wdsplit.list_annotations(data) == {}
@@ -333,25 +306,20 @@ def test_an_update_goes_on_from_shards_that_are_there_still(data, counting, tmp_
     assert "--overwrite" in caught.value.remedy
 
 
-WRONG_UPDATES = {
-    "no annotation": (values, "other", {}, "no annotation 'other'"),
-    "another function": (mapped_functions.texts, "made", {}, "was made in another way"),
-    "other options": (values, "made", {"fields": ["cls"]}, "was made in another way"),
-    "other types": (None, "made", {}, "returns other values than annotation 'made' has"),
-}
-
-
-@pytest.mark.parametrize("case", WRONG_UPDATES)
-def test_an_update_with_other_values_is_refused(data, case, monkeypatch):
-    function, name, options, said = WRONG_UPDATES[case]
-    before = wdsplit.map_samples(data, "mapped_functions:values" if function is None else values, "made")
+def test_an_update_with_other_values_is_refused(data, monkeypatch):
+    before = wdsplit.map_samples(data, "mapped_functions:values", "made")
     appended(data, NUM_ROWS, 131)
-    if function is None:
-        function = "mapped_functions:values"
-        monkeypatch.setattr(mapped_functions, "values", lambda sample: {"score": "text"})
-        wdsplit.annotating.mapping._imported.cache_clear()
-    with pytest.raises(InputError, match=said):
-        wdsplit.map_samples(data, function, name, update=True, **options)
+
+    def assert_refused(said, function="mapped_functions:values", name="made", **options):
+        with pytest.raises(InputError, match=said):
+            wdsplit.map_samples(data, function, name, update=True, **options)
+
+    assert_refused("no annotation 'other'", name="other")
+    assert_refused("was made in another way", mapped_functions.texts)
+    assert_refused("was made in another way", fields=["cls"])
+    monkeypatch.setattr(mapped_functions, "values", lambda sample: {"score": "text"})
+    wdsplit.annotating.mapping._imported.cache_clear()
+    assert_refused("returns other values than annotation 'made' has")
     wdsplit.annotating.mapping._imported.cache_clear()
     assert wdsplit.list_annotations(data) == {"made": before}
     np.testing.assert_equal(found_in(data, 1), expected_for(range(NUM_ROWS)))
