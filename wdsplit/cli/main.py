@@ -135,7 +135,10 @@ def _run(arguments: list[str] | None, terminated: Sequence[int], before: Callabl
     except WdsplitError as error:
         stderr(error_text("error", str(error)))
         return UNUSABLE if isinstance(error, _UNUSABLE) else FAILED
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, click.Abort, RuntimeError) as error:
+        # Interrupted at the wrong moment, `threading.Condition.wait` releases a lock that it does not have.
+        if isinstance(error, RuntimeError) and not isinstance(error.__context__, KeyboardInterrupt):
+            raise
         stderr("ended by SIGTERM" if terminated else "interrupted")
         return INTERRUPTED
     except BrokenPipeError:

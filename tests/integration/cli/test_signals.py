@@ -243,6 +243,19 @@ def test_the_library_leaves_signals_alone(tmp_path):
     assert seen and all(handlers == before for handlers in seen)
 
 
+def test_ctrl_c_that_leaves_a_lock_of_threading_released_is_no_traceback(numbers, capsys):
+    def interrupted():
+        try:
+            raise KeyboardInterrupt
+        finally:
+            threading.Lock().release()
+
+    with pytest.raises(SystemExit) as caught:
+        main(["verify", str(numbers)], interrupted)
+    assert caught.value.code == 130
+    assert capsys.readouterr().err.endswith("interrupted\n")
+
+
 @pytest.fixture
 def silent_store(bucket, fault_proxy, numbers):
     """Return the URL of a dataset, and the proxy before its store, which waits forever."""
