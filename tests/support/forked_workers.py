@@ -1,4 +1,4 @@
-"""Worker processes that are forked from one which has imported what they need: spawned ones take a second for it each.
+"""Processes that are forked from one which has imported what they need: spawned ones take a second for it each.
 
 Tests of engines, and those that start programs, have spawned workers, as users have.
 """
@@ -45,6 +45,14 @@ def fork_workers():
     if sys.platform == "linux":
         multiprocessing.set_forkserver_preload(["wdsplit.conversion.convert", "wdsplit.annotating.mapping"])
         concurrent.futures.ProcessPoolExecutor = ForkingPool
+
+
+def code_of_fork(function):
+    """Call a function in a fork of this process; return the code that the fork ends with: 1 if it raises."""
+    fork = multiprocessing.get_context("fork").Process(target=function)
+    fork.start()
+    fork.join()
+    return fork.exitcode
 
 
 def living_workers():

@@ -218,13 +218,13 @@ OF_PHOTOS = (
     Reader("DALI, its own decoder", "nvidia.dali", partial(dali_epochs, shards_name=PHOTOS, size=CROP_PIXELS)),
 )
 RACES = {"s3": FROM_S3, "disk": FROM_DISK, "crop": OF_PHOTOS}
-TITLES = {
-    "s3": ("From an S3 server of this machine", "LitData"),
-    "disk": ("Full frames from the local disk", "DALI, its own decoder"),
-    "crop": (f"Random crops to {CROP_PIXELS} of 500 x 375 from the local disk", "DALI, its own decoder"),
-}
 AIMS = {"wdsplit, threads, its own stage": "1", "wdsplit, processes, its own stage": "0.9"}
-"""How fast stages that do what DALI does shall be, beside it."""
+TITLES: dict[str, tuple[str, str, dict[str, str]]] = {
+    "s3": ("From an S3 server of this machine", "LitData", {}),
+    "disk": ("Full frames from the local disk", "DALI, its own decoder", AIMS),
+    "crop": (f"Random crops to {CROP_PIXELS} of 500 x 375 from the local disk", "DALI, its own decoder", AIMS),
+}
+"""Of each race the title of its table, the peer that others are compared with, and what is aimed at beside it."""
 
 
 # In processes of their own
@@ -265,7 +265,7 @@ def report(race: str, results: dict[str, list[Result]], what: str) -> list[Aim]:
     Returns:
         What was aimed at, and what the last epoch had.
     """
-    title, peer = TITLES[race]
+    title, peer, wished = TITLES[race]
     rows = []
     for epoch in range(EPOCHS):
         found = {name: medians([result["epochs"][epoch] for result in rounds]) for name, rounds in results.items()}
@@ -274,13 +274,13 @@ def report(race: str, results: dict[str, list[Result]], what: str) -> list[Aim]:
             cells = [format(each[key], f",.{digits}f") for key, digits in COLUMNS.values()]
             rows.append((name, str(epoch + 1), ratio, *cells))
     core.print_table(f"{title} ({what})", ("", "epoch", f"x {peer}", *COLUMNS), rows)
-    if race == "s3" or peer not in found:
+    if peer not in found:
         return []
     return [
-        Aim(f"{title}: {name.split(', ')[1]}", base, AIMS[name], f"{each[key] / found[peer][key]:.2f}")
+        Aim(f"{title}: {name.split(', ')[1]}", base, wished[name], f"{each[key] / found[peer][key]:.2f}")
         for key, base in (("rate", "x DALI"), ("per core", "x DALI, by processor time"))
         for name, each in found.items()
-        if name in AIMS
+        if name in wished
     ]
 
 

@@ -55,6 +55,14 @@ LINKS = (1000, 2500, 5000)
 """Mbit/s, unless --links says otherwise."""
 MOST_CPU_S_A_GB = (1.2, 1.5)
 """What wdsplit's streams shall need at most, without workers and with them."""
+STREAMS = {
+    "wdsplit": ("first epoch", "processes"),
+    "wdsplit, threads": ("first epoch", "threads"),
+    "wdsplit, fs=s3fs": ("first epoch through s3fs", "processes"),
+    "wdsplit, second epoch": ("second epoch", "processes"),
+    "wdsplit, threads, second epoch": ("second epoch", "threads"),
+}
+"""What the aims call wdsplit's streams, and the kind of their workers."""
 LINK_CLIENTS = ("pyarrow.fs", "botocore")
 AWS, MOSAICML = "webdataset by aws s3 cp", "MosaicML streaming"
 IMPORTED = ("torch", "wdsplit.loading.loader", "botocore.session")
@@ -352,10 +360,9 @@ def report_stream(results: Results, what: str, best: tuple[str, float]) -> list[
         rates = (best[1], *(found.get((peer, workers), {}).get("rate", 0) for peer in (AWS, MOSAICML)))
         ratios = [f"{values['rate'] / rate:.2f}" if rate else "" for rate in rates]
         rows.append((name, str(workers), f"{values['rate']:,.0f}", *ratios, f"{values['busy']:.2f}"))
-        if name.startswith("wdsplit"):
-            epoch = "second epoch" if "second" in name else "first epoch"
-            way = core.workers_of(workers, "threads" if "threads" in name else "processes")
-            done = f"{epoch}{' through s3fs' if 's3fs' in name else ''}: {way}"
+        if name in STREAMS:
+            epoch, kind = STREAMS[name]
+            done = f"{epoch}: {core.workers_of(workers, kind)}"
             for base, aim, ratio in zip(bases, wished, ratios, strict=True):
                 aims += [Aim(done, base, aim, ratio)] if ratio else []
             aims.append(Aim(done, "CPU s/GB", f"at most {MOST_CPU_S_A_GB[bool(workers)]}", f"{values['busy']:.2f}"))

@@ -106,7 +106,7 @@ def index_tars(
         found: dict[int, TarContent] = {}
         samples = read_bytes = 0
         report(IndexProgress(0, len(paths), 0, 0))
-        work = partial(_read_tar, storage.url, storage_options, options.overwrite, paths)
+        work = partial(_read_tar, url, storage_options, options.overwrite, paths)
         with closing(engine.map(work, range(len(paths)), num_bytes=num_bytes, describe=paths.__getitem__)) as results:
             for number, each in results:
                 found[number] = each

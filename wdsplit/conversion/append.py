@@ -14,7 +14,6 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import orjson
 import pyarrow as pa
 
 from wdsplit.conversion.base import Base, next_key_of
@@ -29,7 +28,7 @@ from wdsplit.errors import ConvertError, InputError
 from wdsplit.fields.keys import Place
 from wdsplit.shards.erased import read_erased
 from wdsplit.shards.files import existing_versions, finish_version, read_manifest, read_pending, write_version
-from wdsplit.shards.manifest import HEADER_NAME, Manifest, Shards
+from wdsplit.shards.manifest import HEADER_NAME, MAX_HEADER_BYTES, Manifest, Shards, provenance_in
 from wdsplit.shards.sample_tables import KEY, read_samples
 from wdsplit.shards.sidecars import write_sidecars
 from wdsplit.shards.versions import ADDED_FOLDER, NO_NEXT_KEY, VERSIONS_FOLDER, Version, version_path
@@ -211,7 +210,7 @@ def _refuse_known_inputs(storage: ReadableStorage, manifest: Manifest, plan: Pla
     for number, folder in [(1, ""), *((each.number, each.folder) for each in manifest.history[1:])]:
         provenance = manifest.provenance
         if folder:
-            provenance = orjson.loads(storage.read(f"{folder}/{HEADER_NAME}"))["provenance"]
+            provenance = provenance_in(storage.read(f"{folder}/{HEADER_NAME}", MAX_HEADER_BYTES))
         if provenance.get("selection") != selection:
             continue
         for file in provenance.get("inputs", ()):

@@ -40,7 +40,7 @@ def file_of(source: AnySource, url: str, key: str) -> str:
     """Return ", file NAME" with the file that a sample was made from; empty if the dataset does not say."""
     parts: Any = getattr(source, "sources", (source,))
     for part in parts:
-        schema, folder = part.manifest.samples, f"{part.url}/"
+        schema, folder = part.manifest.samples, f"{part.storage().url}/"
         if not key or schema is None or FILE_NAME not in schema.names or not url.startswith(folder):
             continue
         number = part.manifest.shards.table.column("path").index(url[len(folder) :]).as_py()

@@ -68,12 +68,12 @@ def to_device(
         if problems := numbers_problems(*pair):
             raise InputError("invalid normalize", expected="(mean, std)", found="; ".join(problems))
         change = functools.partial(_normalised, tuple(map(float, pair[0])), tuple(map(float, pair[1])))
-    if target.type == "cpu":
-        loader.ahead = None if normalize is None else functools.partial(_ahead_on, target, change)
+    if target.type == "cpu" and normalize is None:
+        loader.ahead = None
         return loader
     if loader.collate_fn is None and loader.output == "numpy":
         raise InputError(
-            "numpy arrays cannot be copied to a device",
+            "numpy arrays cannot be copied to a device, or normalised there",
             expected="a loader of tensors",
             found="output='numpy'",
             remedy="wdsplit.Loader(..., output='torch')",

@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import NamedTuple
 
-import orjson
 import pyarrow as pa
 import xxhash
 
@@ -28,6 +27,7 @@ from wdsplit.shards.manifest import (
     dump_manifest,
     parse_manifest,
     table_path_in,
+    version_in,
 )
 from wdsplit.shards.places import places_path
 from wdsplit.shards.sample_tables import dump_samples, samples_path
@@ -169,7 +169,7 @@ def _read_version(storage: ReadableStorage, version: int) -> bytes:
     with suppress(DatasetNotFoundError):
         return storage.read(version_path(version), MAX_HEADER_BYTES)
     header = _read_header(storage)
-    latest = orjson.loads(header).get("version")
+    latest = version_in(header)
     if version == latest:
         return header
     raise InputError(

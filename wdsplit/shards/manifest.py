@@ -313,6 +313,12 @@ def provenance_in(header: bytes) -> dict[str, Any]:
     return provenance
 
 
+def version_in(header: bytes) -> int:
+    """Return the version of the dataset in a header; raises as `parse_manifest` does."""
+    version: int = _parse_header(header)["version"]
+    return version
+
+
 def table_path_in(header: bytes) -> str:
     """Return the path of the shard table of a header; raises as `parse_manifest` does."""
     if b'"history"' not in header:  # most datasets have one version, and need not be parsed for it

@@ -60,7 +60,7 @@ def local_path(url: str) -> str:
         InputError: The URL is that of a remote store.
     """
     scheme, separator, rest = url.partition("://")
-    if separator and scheme == "file":
+    if separator and scheme.lower() == "file":
         return rest
     if separator:
         raise InputError(

@@ -9,7 +9,7 @@ from wdsplit.errors import InputError
 from wdsplit.storage.given import FS_OPTION
 from wdsplit.storage.interface import Storage
 from wdsplit.storage.local import LocalStorage
-from wdsplit.urls import divided_url, is_web, shown_url
+from wdsplit.urls import is_web, shown_url
 
 if TYPE_CHECKING:
     from wdsplit.storage.fsspec_storage import FsspecStorage
@@ -83,5 +83,4 @@ def open_object(url: str, options: Mapping[str, Any] | None = None, size: int | 
 
     Nothing is requested yet. An object of another size than `size` is refused when it is read.
     """
-    folder, name = divided_url(url) if url.lower().startswith("s3://") else (url, "")
-    return open_remote_storage(folder, options).open(name, size)
+    return open_remote_storage(url, options).open("", size)

@@ -1,8 +1,8 @@
 """Sends what botocore has signed, through a pool of connections of urllib3, and waits as long as `patience_s` allows.
 
 All requests of a client go through the pool. botocore's client takes half a millisecond per GET to translate arguments
-and answers, so only the first GET of a bucket, and the first after an error, is made by it. The others reuse its
-headers, its signer and a signature of the object.
+and answers, so only the first GET of a bucket, and the first after an error instead of an answer, is made by it. The
+others reuse its headers, its signer and a signature of the object.
 """
 
 from __future__ import annotations

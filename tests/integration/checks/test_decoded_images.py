@@ -81,7 +81,7 @@ def four(tmp_path):
 
 @pytest.mark.parametrize(("num_workers", "batched"), [(0, False), (1, True)])
 def test_errors_name_the_file(four, num_workers, batched):
-    dataset = wdsplit.Dataset(four, shuffle=False).decode(resized(8))
+    dataset = wdsplit.Dataset(f"{four}/", shuffle=False).decode(resized(8))
     with pytest.raises(CorruptDataError, match=r"sample '0*2'.*, file 'b/3\.jpg'\n"):
         list(dataset)
     dataset = (dataset if batched else dataset.map(dict)).to_tuple("jpg", "cls")

@@ -14,7 +14,6 @@ import pytest
 
 import wdsplit
 from commands import done
-from forks import call_and_exit
 from loaded import modules_loaded_by
 from made_datasets import converted, numbers_table
 from tables import FULL_PROCESS_BYTES, write_table
@@ -56,19 +55,27 @@ COLOUR = re.compile(r"\x1b\[[\d;]+m")
 GREEN, RED = "\x1b[32m", "\x1b[31m"
 
 
-def run_here(arguments, width):
-    """Run the command line in this process, whose first files are a terminal."""
+def run_and_exit(arguments, width):
+    """Run the command line in this process, a fork whose first files are a terminal, and end it."""
     os.environ.update(TERM="xterm", COLUMNS=str(width))
     sys.stdout, sys.stderr = (open(number, "w", encoding="utf-8") for number in (1, 2))  # noqa: SIM115
     local._PROCESS_BYTES = FULL_PROCESS_BYTES
-    main([*map(str, arguments)])
+    code = 1
+    try:
+        main([*map(str, arguments)])
+    except SystemExit as end:
+        code = end.code or 0
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def in_terminal(*arguments, code=0, width=80):
     """Run the command line in a terminal, and return all that it writes there, in the order in which it does."""
     pid, master = pty.fork()
     if pid == 0:
-        call_and_exit(run_here, arguments, width)
+        run_and_exit(arguments, width)
     written = b""
     with contextlib.suppress(OSError):  # at its end
         while piece := os.read(master, 65_536):

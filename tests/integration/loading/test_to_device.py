@@ -166,6 +166,8 @@ def test_what_is_no_loader_or_has_no_tensors_is_refused(numbers):
     loader = Loader(delivering(Dataset(numbers)), BATCH, output="numpy")
     with pytest.raises(InputError, match="numpy arrays cannot be copied"):
         to_device(loader, "meta")
+    with pytest.raises(InputError, match="or normalised there"):
+        to_device(loader, "cpu", normalize=((0.5,) * 3, (0.2,) * 3))
     assert to_device(loader, "cpu") is loader
 
 

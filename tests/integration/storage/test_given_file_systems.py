@@ -15,7 +15,7 @@ from pyarrow.fs import LocalFileSystem as ArrowLocal
 
 import wdsplit
 from faults import FAST
-from forks import code_of_fork
+from forked_workers import code_of_fork
 from made_datasets import without_urls
 from tables import mixed_table, options, shard_files, write_files
 from wdsplit.checks.audit import AuditOptions, audit
@@ -124,7 +124,7 @@ def test_shares_write_to_it(s3, bucket, memory, source, expected, tmp_path, besi
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_the_memory_of_another_process_is_another_output(memory):
-    def lock(then=lambda: 0):
+    def lock(then=lambda: None):
         with open_storage(*located_one("/out", None, memory)).lock("x"):
             return then()
 

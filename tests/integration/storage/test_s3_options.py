@@ -5,7 +5,7 @@ from importlib import import_module
 
 import pytest
 
-from forks import code_of_fork
+from forked_workers import code_of_fork
 from s3server import S3Server
 from wdsplit.errors import InputError, UnansweredError
 from wdsplit.storage import s3_client
@@ -112,6 +112,6 @@ def test_s3_needs_no_fsspec(bucket):
         for name in [name for name in sys.modules if name.partition(".")[0] in ("fsspec", "wdsplit")]:
             del sys.modules[name]
         sys.modules["fsspec"] = None
-        return import_module("wdsplit.storage.opening").open_storage(bucket.url).read("x") != b"abc"
+        assert import_module("wdsplit.storage.opening").open_storage(bucket.url).read("x") == b"abc"
 
     assert code_of_fork(read) == 0

@@ -17,7 +17,7 @@ from orders import (
     slow_permutation,
 )
 from wdsplit.errors import InputError
-from wdsplit.order.epoch import EpochOrder, OrderOptions
+from wdsplit.order.epoch import OrderOptions
 from wdsplit.order.hashing import hash_stream, permutation
 
 words = st.lists(st.integers(0, 2**64 - 1), max_size=5)
@@ -103,10 +103,11 @@ def test_any_positions_lead_to_the_samples_of_the_reference(order, data):
         assert 0 <= found[1] < order.counts[found[0]]
 
 
-@given(orders(st.sampled_from(["pad", "drop"])), st.integers(0, 50))
-def test_every_epoch_has_as_many_positions(order, epoch):
-    other = EpochOrder(order.counts, order.options, epoch)
-    assert (other.num_positions, other.is_recut) == (order.num_positions, order.is_recut)
+@given(st.lists(st.integers(970, 1000), min_size=2, max_size=12), st.integers(1, 4), st.sampled_from(["pad", "drop"]))
+def test_every_epoch_has_as_many_positions(counts, lanes, tail):
+    """Lanes of whole shards differ by about one per cent here: by more in some epochs than in others."""
+    found = [epoch_order(counts, epoch, lanes=lanes, tail=tail) for epoch in range(20)]
+    assert len({(order.num_positions, order.is_recut) for order in found}) == 1
 
 
 @given(orders(st.just("drop")))

@@ -7,7 +7,7 @@ import pytest
 
 from tables import sample_offsets
 from tars import binary
-from wdsplit.errors import CorruptDataError, DatasetNotFoundError
+from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError
 from wdsplit.loading.reading.open_shard import check_tail, open_shard
 from wdsplit.shards.files import read_manifest, write_shard
 from wdsplit.shards.manifest import Shard
@@ -71,6 +71,21 @@ def test_a_tail_that_holds_more_than_zeros_is_told_by_its_place(written):
     assert error.url == str(written.tar)
     assert error.offset == sample_offsets(written.tar)[-1]
     assert "not all zero" in error.found
+
+
+@pytest.mark.parametrize(
+    ("header", "error", "found"),
+    [
+        (b"{", CorruptDataError, "invalid JSON"),
+        (b"[]", CorruptDataError, "no format version"),
+        (b'{"wdsplit": 99}', InputError, "99"),
+    ],
+)
+def test_a_version_is_asked_of_a_header_that_cannot_be_read(tmp_path, header, error, found):
+    (tmp_path / "wdsplit.json").write_bytes(header)
+    with pytest.raises(error) as caught:
+        read_manifest(LocalStorage(str(tmp_path)), version=1)
+    assert found in caught.value.found and str(tmp_path) in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ def test_only_temporary_files_of_ours_are_removed_as_such(storage):
 
 
 def test_paths_and_file_urls_are_local_and_remote_urls_are_not(tmp_path):
-    assert local_path("/a b/é") == local_path("file:///a b/é") == "/a b/é"
+    assert local_path("/a b/é") == local_path("file:///a b/é") == local_path("FILE:///a b/é") == "/a b/é"
     assert local_path("a:b/c") == "a:b/c"
     assert open_storage(f"file://{tmp_path}").url == str(tmp_path)
     for url in ("s3://bucket/train", "https://user:secret@host/a?token=secret"):

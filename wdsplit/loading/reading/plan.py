@@ -121,11 +121,13 @@ class Planner:
     def plan(self, positions: Int64) -> Plan:
         """Return the plan for some positions in any order: int64 of any length."""
         shards, visits, pads = self._order.visits(positions)
-        numbers = np.unique(shards).tolist()
-        self._order.load([number for number in numbers if number not in self._visits])
-        used = [self._visit(number) for number in numbers]
-        ends = np.concatenate([np.zeros(0, np.int64), *(visit.number * _MAX_VISITS + visit.ends for visit in used)])
-        slot_of = np.searchsorted(ends, shards * _MAX_VISITS + visits, side="right")
+        numbers, used_of = np.unique(shards, return_inverse=True)
+        self._order.load([number for number in numbers.tolist() if number not in self._visits])
+        used = [self._visit(number) for number in numbers.tolist()]
+        ends = [begin * _MAX_VISITS + visit.ends for begin, visit in enumerate(used)]
+        slot_of = np.searchsorted(
+            np.concatenate([np.zeros(0, np.int64), *ends]), used_of * _MAX_VISITS + visits, side="right"
+        )
         needed, first_of, window_of = np.unique(slot_of, return_index=True, return_inverse=True)
         kept = {(window.visit.number, window.slot): window for _, window in self._lanes.values() if window is not None}
         firsts = np.cumsum([0, *(len(visit.ends) for visit in used)])

@@ -57,6 +57,7 @@ class _Memory:
         self._returned: deque[tuple[int | None, int]] = deque()
         self._changed = threading.Condition()
         self.closed = threading.Event()
+        self._process = os.getpid()
 
     def filled(self, num_bytes: int, is_urgent: Callable[[], bool], fill: Callable[[memoryview], None]) -> memoryview:
         """Fill `num_bytes` bytes, once there is room or they are urgent; the last reference to them frees them."""
@@ -109,6 +110,8 @@ class _Memory:
 
     def _give_back(self, start: int | None, num_bytes: int) -> None:
         """Return memory. The garbage collector may call this in any thread, at any point."""
+        if os.getpid() != self._process:  # in a fork, where the lock may be held for ever
+            return
         self._returned.append((start, num_bytes))
         with self._changed:
             self._changed.notify()  # one fetch, which wakes the next one if there is more room
