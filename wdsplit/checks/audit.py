@@ -17,7 +17,6 @@ from wdsplit.arrays import Int64
 from wdsplit.checks.classes import measure_classes
 from wdsplit.checks.mixing import draw_numbers, mixing
 from wdsplit.conversion.plan.options import chosen, invalid_values, raise_if_any
-from wdsplit.errors import MissingDependencyError
 from wdsplit.loading.opening import open_source
 from wdsplit.loading.reading.source import Source
 from wdsplit.notebook import html_table
@@ -399,11 +398,8 @@ _Open = Callable[[int, int, int, int], Any]
 
 def _loaders(url: str, how: dict[str, Any], epoch: int) -> _Open:
     """Return what opens loaders of an epoch."""
-    try:
-        from wdsplit.loading.dataset import Dataset
-        from wdsplit.loading.loader import Loader
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError.for_extra("torch") from error
+    from wdsplit.loading.dataset import Dataset
+    from wdsplit.loading.loader import Loader
 
     def open_loader(rank: int, world_size: int, num_workers: int, batch_size: int) -> Any:
         dataset = Dataset(url, rank=rank, world_size=world_size, **how)

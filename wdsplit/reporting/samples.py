@@ -185,7 +185,7 @@ def _image(shown: str, payload: bytes, max_bytes: int) -> Item:
 def _audio(shown: str, name: str, payload: bytes, max_bytes: int) -> Item:
     note = human_bytes(len(payload))
     last = name.rpartition(".")[2]
-    if last not in MIME_TYPES or len(payload) > min(_MAX_AUDIO_BYTES, max_bytes * 3 // 4 - 64):
+    if len(payload) > min(_MAX_AUDIO_BYTES, max_bytes * 3 // 4 - 64):
         return Item(shown, "note", f"{note}: too large to play here")
     return Item(shown, "audio", note, _data_uri(MIME_TYPES[last], payload))
 

@@ -15,11 +15,12 @@ import numpy as np
 
 from wdsplit.arrays import Int64
 from wdsplit.checks.samples import parts_of, samples_at
-from wdsplit.errors import CorruptDataError, InputError, MissingDependencyError
+from wdsplit.errors import CorruptDataError, InputError
 from wdsplit.loading.opening import open_source
 from wdsplit.loading.reading.source import AnySource
 from wdsplit.order.epoch import Located, groups
 from wdsplit.order.numbers import SampleNumbers
+from wdsplit.order.views import EpochViews
 from wdsplit.shards.manifest import Manifest
 from wdsplit.shards.sample_tables import FILE_NAME, read_names
 from wdsplit.storage.interface import ReadableStorage
@@ -44,7 +45,7 @@ class Subject:
     def __init__(self, source: AnySource) -> None:
         self.source = source
         if source.view_text:  # the views of the first epoch, in all epochs
-            views = [part.views.only(0) for part in parts_of(source)]
+            views = [EpochViews({0: part.views.at(0)}) for part in parts_of(source)]
             viewed: Any = source
             self.source = viewed.with_views(views if self.is_mixture else views[0])
         self.parts = parts_of(self.source)
@@ -133,7 +134,6 @@ def open_subject(
 
     Raises:
         InputError: A choice was given with an open dataset, or a path is given twice.
-        MissingDependencyError: Torch, which a mixture needs, is not installed.
         WdsplitError: It cannot be opened.
     """
     source = getattr(dataset, "source", None)
@@ -153,10 +153,8 @@ def open_subject(
         if len(names) > 1 and not any(name.endswith(".tar") for name in names):
             if len(set(names)) < len(names):
                 raise InputError("duplicate dataset", found=", ".join(names), remedy="name each one once")
-            try:
-                from wdsplit.loading.mix import mix
-            except ModuleNotFoundError as error:
-                raise MissingDependencyError.for_extra("torch") from error
+            from wdsplit.loading.mix import mix
+
             if "version" in how:
                 how["version"] = dict.fromkeys(names, how["version"])
             return Subject(mix(repeat=dict.fromkeys(names, 1), **how).source)

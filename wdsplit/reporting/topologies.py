@@ -12,7 +12,7 @@ import numpy as np
 from wdsplit.loading.reading.source import Source
 from wdsplit.order.bundles import window_items
 from wdsplit.order.epoch import EpochOrder
-from wdsplit.order.split import AnyOrder, Steps, World, assigned_lanes, readers_per_lane
+from wdsplit.order.split import Steps, World, assigned_lanes, readers_per_lane
 from wdsplit.order.trace import Trace
 from wdsplit.reporting.cluster import Cluster, Load, Topology
 from wdsplit.reporting.subject import Subject
@@ -31,8 +31,37 @@ def loads(
     subject: Subject, topologies: Sequence[Topology], batch_size: int, cluster: Cluster, sample_ms: float
 ) -> list[Load]:
     """Return what the ranks of topologies read in an epoch, with the estimates for a cluster."""
-    order, parts = subject.source.order(0), _parts(subject)
-    return [_load(subject, order, parts, topology, batch_size, cluster, sample_ms) for topology in topologies]
+    source, parts, found = subject.source, _parts(subject), list[Load]()
+    order, window_bytes = source.order(0), sum(map(_window_bytes, subject.parts))
+    for topology in topologies:
+        world_size, workers, lanes = topology.world_size, max(1, topology.num_workers), order.options.lanes
+        world = World(0, world_size, 0, workers)
+        num_lanes, steps = len(assigned_lanes(lanes, world)), len(Steps(order, world, batch_size))
+        read = sum(part.share * np.array(part.read(topology)) for part in parts)
+        windows, all_windows, num_bytes, opened, fetched = np.asarray(read, np.float64).tolist()
+        first_lanes = min(num_lanes * workers, batch_size)
+        shards = parts[0].trace(world_size).shards_per_rank() if len(parts) == 1 else []
+        cached = _cached_bytes(source, topology, cluster.ranks_per_node) if isinstance(source, Source) else None
+        load = Load(
+            topology,
+            cluster,
+            batch_size,
+            sample_ms,
+            steps,
+            num_bytes,
+            requests=fetched + opened,
+            start_requests=2 * len(parts) * world_size,
+            first_bytes=min(first_lanes * window_bytes, num_bytes / world_size),
+            first_requests=2 * first_lanes,
+            cached_bytes=cached,
+            pads=max(0, steps * batch_size * world_size - order.num_samples),
+            readers_per_lane=readers_per_lane(lanes, world_size, workers),
+            read_amplification=windows / all_windows if all_windows else 0.0,
+            shards_per_rank=(min(shards), max(shards)) if shards else None,
+            held_bytes=num_lanes * workers * window_bytes,
+        )
+        found.append(load)
+    return found
 
 
 def _parts(subject: Subject) -> list[_Part]:
@@ -43,46 +72,8 @@ def _parts(subject: Subject) -> list[_Part]:
     mixture: Any = source
     return [
         _Part(mixture.order_of(number, 0, 0), part, count / max(1, part.num_samples))
-        for number, (part, count) in enumerate(zip(subject.parts, mixture.counts, strict=True))
+        for number, (part, count) in enumerate(zip(subject.parts, mixture.counts_at(0), strict=True))
     ]
-
-
-def _load(
-    subject: Subject,
-    order: AnyOrder,
-    parts: list[_Part],
-    topology: Topology,
-    batch_size: int,
-    cluster: Cluster,
-    sample_ms: float,
-) -> Load:
-    """Return what the ranks of a topology read in the epoch of an order."""
-    source = subject.source
-    world_size, workers, lanes = topology.world_size, max(1, topology.num_workers), order.options.lanes
-    world = World(0, world_size, 0, workers)
-    num_lanes, steps = len(assigned_lanes(lanes, world)), len(Steps(order, world, batch_size))
-    read = sum(part.share * np.array(part.read(topology)) for part in parts)
-    windows, all_windows, num_bytes, opened, fetched = np.asarray(read, np.float64).tolist()
-    window_bytes, first_lanes = sum(map(_window_bytes, subject.parts)), min(num_lanes * workers, batch_size)
-    shards = parts[0].trace(world_size).shards_per_rank() if len(parts) == 1 else []
-    return Load(
-        topology,
-        cluster,
-        batch_size,
-        sample_ms,
-        steps,
-        num_bytes,
-        requests=fetched + opened,
-        start_requests=2 * len(parts) * world_size,
-        first_bytes=min(first_lanes * window_bytes, num_bytes / world_size),
-        first_requests=2 * first_lanes,
-        cached_bytes=_cached_bytes(source, topology, cluster.ranks_per_node) if isinstance(source, Source) else None,
-        pads=max(0, steps * batch_size * world_size - order.num_samples),
-        readers_per_lane=readers_per_lane(lanes, world_size, workers),
-        read_amplification=windows / all_windows if all_windows else 0.0,
-        shards_per_rank=(min(shards), max(shards)) if shards else None,
-        held_bytes=num_lanes * workers * window_bytes,
-    )
 
 
 def _window_bytes(source: Source) -> int:
