@@ -21,9 +21,10 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from wdsplit.errors import PipelineError
+from wdsplit.loading.reading.process_limits import keep_freed_memory
 from wdsplit.loading.transport.batch_memory import Slots, mapped
 from wdsplit.loading.transport.shared_integers import SharedIntegers
-from wdsplit.loading.transport.shared_segments import Bound, Placed, Segments
+from wdsplit.loading.transport.shared_segments import Bound, Placed, unpacked
 from wdsplit.loading.transport.thread_workers import Parcels
 from wdsplit.loading.worker import SubBatches
 
@@ -109,15 +110,15 @@ class ProcessParcels(Parcels):
 
     def __init__(self, parcels: Any, bound: Bound, slots: Slots | None, on_end: Callable[[], None]) -> None:
         self._parcels, self._bound, self._slots, self._on_end = parcels, bound, slots, on_end
-        self._segments = Segments(bound.memories)
         self._placed = [0] * len(bound.memories)
+        keep_freed_memory()
 
     def take(self, worker: int) -> list[Any] | None:
         """Wait for the next parcel, which is that of the worker."""
         parcel: list[Any] | Placed | None = next(self._parcels, None)
         if isinstance(parcel, Placed):
             self._placed[worker] += 1
-            parcel = self._segments.parcel(parcel)
+            parcel = unpacked(self._bound.memories[worker], parcel)
         if self._slots is None or parcel is None:
             return parcel
         return [mapped(self._slots.column, sub_batch) for sub_batch in parcel]

@@ -237,7 +237,7 @@ class SubBatches:
 
     def _sent(self, parcels: Iterator[Any], worker: int, bound: Bound, is_needed: Callable[[], bool]) -> Iterator[Any]:
         """Give parcels as they travel from a worker process, and no more ahead than there is room for."""
-        ring = self._ring = self._ring or Ring(worker, bound.memories[worker], bound.num_slots)
+        ring = self._ring = self._ring or Ring(bound.memories[worker], bound.num_slots)
         ring.restart()
         bound.restart(worker)
         try:

@@ -10,7 +10,7 @@ from alike import alike
 from wdsplit.engines.shared_memory import SharedMemory
 from wdsplit.loading.reading.block import Pending
 from wdsplit.loading.transport.collate import Column, collate
-from wdsplit.loading.transport.shared_segments import Ring, Segments, travelling
+from wdsplit.loading.transport.shared_segments import Ring, travelling, unpacked
 
 DTYPES = [torch.bool, torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.complex64]
 
@@ -22,7 +22,7 @@ def tensor_of(dtype, shape):
 def parcel_sent(parcel):
     """Place a parcel in shared memory, send where it lies as a pipe does, and take it."""
     memory = SharedMemory()
-    return Segments([memory]).parcel(pickle.loads(pickle.dumps(Ring(0, memory, 1).place(parcel, 8))))
+    return unpacked(memory, pickle.loads(pickle.dumps(Ring(memory, 1).place(parcel, 8))))
 
 
 PARTS = {
@@ -93,7 +93,7 @@ def test_pending_payloads_come_back_as_bytes_and_large_ones_are_read_to_their_pl
 
 
 def test_the_bytes_under_way_are_bounded_but_one_part_always_has_room():
-    ring = Ring(0, SharedMemory(), 9)
+    ring = Ring(SharedMemory(), 9)
     assert ring.has_room(1000, 1)
     ring.place([b"x"], 60)
     assert ring.has_room(40, 100)
@@ -106,8 +106,8 @@ def test_the_bytes_under_way_are_bounded_but_one_part_always_has_room():
 def test_arrays_inside_of_values_have_memory_of_their_own():
     """No batch copies them: they must not lie in a segment that is used again."""
     memory = SharedMemory()
-    ring, segments = Ring(0, memory, 1), Segments([memory])
-    (kept,) = segments.parcel(ring.place([collate([[[np.arange(1000)]]])], 8000))
+    ring = Ring(memory, 1)
+    (kept,) = unpacked(memory, ring.place([collate([[[np.arange(1000)]]])], 8000))
     ring.release()
-    segments.parcel(ring.place([collate([[[np.zeros(1000, np.int64)]]])], 8000))
+    unpacked(memory, ring.place([collate([[[np.zeros(1000, np.int64)]]])], 8000))
     assert kept[0].data[0][0].tolist() == list(range(1000))

@@ -67,7 +67,7 @@ def samples_in(block, first, stop):
 def samples_of_each(places, **options):
     """Return the samples of each of some windows that are read together."""
     sizes = [len(place.samples) for place in places]
-    parts = read_windows(places, **options)
+    parts = read_windows(places, Scratch(), **options)
     return [samples_in(block, first, first + size) for (block, first), size in zip(parts, sizes, strict=True)]
 
 
@@ -147,9 +147,9 @@ def test_a_changed_sample_is_noticed_and_only_it_is_damaged(tmp_path, is_large, 
     place = fetched(place) if is_fetched else place
     with as_large(is_large):
         with pytest.raises(CorruptDataError, match="a sample was changed") as caught:
-            list(read_windows([place]))
+            list(read_windows([place], Scratch()))
         assert (caught.value.url, caught.value.offset) == (shard.url, offsets[row])
-        (window, _), *_ = read_windows([place], salvages=True)
+        (window, _), *_ = read_windows([place], Scratch(), salvages=True)
     damage = window.fields[DAMAGE].tolist()
     assert [each is not None for each in damage] == [number == row for number in range(3)]
     good = [number for number in range(3) if number != row]
@@ -185,7 +185,7 @@ def test_of_single_fields_of_large_samples_the_headers_are_compared(tmp_path, fi
     (tmp_path / "a.tar").write_bytes(data)
     with pytest.raises(CorruptDataError, match="a sample was changed"):
         read_window(shard, np.arange(3))
-    (window, _), *_ = read_windows([WindowPlace(shard, np.arange(3))], salvages=True)
+    (window, _), *_ = read_windows([WindowPlace(shard, np.arange(3))], Scratch(), salvages=True)
     assert [each is not None for each in window.fields[DAMAGE].tolist()] == [False, True, False]
     assert not fields or window.fields["cls"].tolist() == [b"0", None, b"2"]
 

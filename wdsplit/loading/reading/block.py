@@ -8,17 +8,18 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from wdsplit.arrays import Int64
+from wdsplit.storage.interface import ReadableFile
 
 __all__ = [
     "Block",
-    "ByteSource",
     "Columns",
+    "InMemory",
     "Objects",
     "Pending",
     "as_objects",
@@ -37,14 +38,19 @@ _SAMPLES_AT_ONCE = 256
 """Few enough that their dicts seldom trigger a garbage collection (by default, every 700 new objects)."""
 
 
-class ByteSource(Protocol):
-    """What payloads are read from: a file, or fetched bytes."""
+class InMemory:
+    """Bytes in memory that are read like a file."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._data = data
 
     def read(self, offset: int, num_bytes: int) -> bytes:
-        """Return the bytes at an offset."""
+        """Return a copy of the bytes at an offset."""
+        return bytes(self._data[offset : offset + num_bytes])
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
         """Fill a buffer with the bytes at an offset."""
+        buffer[:] = self._data[offset : offset + len(buffer)]
 
 
 class Pending:
@@ -58,7 +64,7 @@ class Pending:
 
     __slots__ = ("_num_bytes", "_offset", "_source")
 
-    def __init__(self, source: ByteSource, offset: int, num_bytes: int) -> None:
+    def __init__(self, source: ReadableFile | InMemory, offset: int, num_bytes: int) -> None:
         self._source = source
         self._offset = offset
         self._num_bytes = num_bytes

@@ -120,7 +120,7 @@ class ShardCache:
         storage: ReadableStorage,
         shard: Shard,
         names: tuple[str, ...],
-        is_needed: Callable[[], bool] = lambda: True,
+        is_needed: Callable[[], bool],
     ) -> OpenShard | None:
         """Open a shard of a dataset; download it if it is not cached, or if its size or its places were changed.
 
@@ -309,8 +309,7 @@ class ShardCache:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Lock the whole cache for the block; make its folder if it is missing."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        """Lock the whole cache for the block."""
         fd = open_locked(self.folder / _LOCK, wait=True)
         try:
             yield

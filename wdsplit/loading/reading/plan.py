@@ -112,7 +112,7 @@ class Planner:
         shard: Called with the number of a shard, each time that it is visited anew, for `ShardVisit.shard`.
     """
 
-    def __init__(self, order: EpochOrder, shard: Callable[[int], Any] = lambda number: None) -> None:
+    def __init__(self, order: EpochOrder, shard: Callable[[int], Any]) -> None:
         self._order = order
         self._shard = shard
         self._visits: weakref.WeakValueDictionary[int, ShardVisit] = weakref.WeakValueDictionary()

@@ -19,14 +19,14 @@ import pyarrow as pa
 
 from wdsplit.arrays import Int64
 from wdsplit.errors import CorruptDataError
-from wdsplit.loading.reading.block import Block, Objects, Pending, as_objects
+from wdsplit.loading.reading.block import Block, InMemory, Objects, Pending, as_objects
 from wdsplit.loading.reading.open_shard import OpenShard
 from wdsplit.loading.reading.segments import SMALL_SAMPLE_BYTES, Segments, ranges_of, starts_of_ranges
 from wdsplit.tar.headers import BLOCK_BYTES, NAME_BYTES, SIZE_FIELD, are_sound, parse_number, size_digits
 from wdsplit.tar.names import split_member
 from wdsplit.tar.places import hash_samples, padded, rows_of
 
-__all__ = ["DAMAGE", "InMemory", "Part", "Scratch", "WindowPlace", "damaged", "expect", "read_window", "read_windows"]
+__all__ = ["DAMAGE", "Part", "Scratch", "WindowPlace", "damaged", "expect", "read_window", "read_windows"]
 
 DAMAGE = "/damage"
 """The only field of a damaged sample: its error. No member's name gives this field."""
@@ -86,21 +86,6 @@ class WindowPlace(NamedTuple):
         return len(self.data) > min(_LARGE_WINDOW_BYTES, SMALL_SAMPLE_BYTES * len(self.samples))
 
 
-class InMemory:
-    """Bytes in memory that are read like a file."""
-
-    def __init__(self, data: memoryview) -> None:
-        self._data = data
-
-    def read(self, offset: int, num_bytes: int) -> bytes:
-        """Return a copy of the bytes at an offset."""
-        return bytes(self._data[offset : offset + num_bytes])
-
-    def read_into(self, buffer: memoryview, offset: int) -> None:
-        """Fill a buffer with the bytes at an offset."""
-        buffer[:] = self._data[offset : offset + len(buffer)]
-
-
 def damaged(url: str, samples: Int64, error: CorruptDataError) -> Block:
     """Return samples that cannot be read, by their places in a shard: each as the error, in the field `DAMAGE`."""
     # No collector sees into arrays of objects: by a traceback, they would keep this reader forever.
@@ -128,20 +113,18 @@ def read_window(shard: OpenShard, samples: Int64) -> Block:
     return _read([WindowPlace(shard, samples)], Scratch())
 
 
-def read_windows(
-    places: Iterable[WindowPlace], scratch: Scratch | None = None, salvages: bool = False
-) -> Iterator[Part]:
+def read_windows(places: Iterable[WindowPlace], scratch: Scratch, salvages: bool = False) -> Iterator[Part]:
     """Give the samples of windows of any shards of one dataset, several windows together.
 
     Args:
         places: Where they are; none of them is empty.
-        scratch: Memory to read into; None for new memory.
+        scratch: Memory to read into.
         salvages: Give a damaged sample as its error, in the field `DAMAGE`, instead of raising it.
 
     Raises:
         CorruptDataError: A sample does not match its shard's places, also when it is read again from another copy.
     """
-    scratch, some, num_samples = scratch or Scratch(), list[WindowPlace](), 0
+    some, num_samples = list[WindowPlace](), 0
 
     def read() -> Iterator[Part]:
         block = _read(some, scratch, salvages)

@@ -19,10 +19,9 @@ import numpy as np
 from wdsplit.engines.shared_memory import SharedMemory
 from wdsplit.errors import PipelineError, WdsplitError
 from wdsplit.loading.reading.block import Pending
-from wdsplit.loading.reading.process_limits import keep_freed_memory
 from wdsplit.loading.transport.collate import Column, bytes_column, is_plain, num_bytes
 
-__all__ = ["Bound", "Placed", "Ring", "Segments", "travelling"]
+__all__ = ["Bound", "Placed", "Ring", "travelling", "unpacked"]
 
 _ALIGNMENT = 64
 _GROWTH = 1.25
@@ -37,13 +36,11 @@ class Placed:
     """A parcel in a segment.
 
     Attributes:
-        worker: The worker of the segment.
         begin: Where the segment begins in the worker's memory.
         num_bytes: Its size.
         spans: Where in it what was pickled begins and ends, then each of its buffers.
     """
 
-    worker: int
     begin: int
     num_bytes: int
     spans: list[tuple[int, int]]
@@ -57,8 +54,7 @@ class _Segment(NamedTuple):
 class Ring:
     """The segments of a worker, and which of them hold parcels that were not copied yet."""
 
-    def __init__(self, worker: int, memory: SharedMemory, num_slots: int) -> None:
-        self._worker = worker
+    def __init__(self, memory: SharedMemory, num_slots: int) -> None:
         self._memory = memory
         self._slots = [_Segment(0, 0)] * num_slots
         self.restart()
@@ -101,7 +97,7 @@ class Ring:
                     value.read_into(target)
                 else:
                     target[:] = value
-        return Placed(self._worker, *segment, spans)
+        return Placed(*segment, spans)
 
 
 class Bound:
@@ -221,16 +217,9 @@ def _pickled(parcel: list[Any], apart: bool = False) -> list[Sequence[Any]]:
     return [[file.getvalue()], *pickler.pieces]
 
 
-class Segments:
-    """The segments of all workers, as the other side sees them."""
-
-    def __init__(self, memories: Sequence[SharedMemory]) -> None:
-        keep_freed_memory()
-        self._memories = memories
-
-    def parcel(self, placed: Placed) -> list[Any]:
-        """Return a parcel; its columns lie in the segment, so they must be copied before it is used again."""
-        segment = self._memories[placed.worker].view(placed.begin, placed.num_bytes)
-        pickled, *buffers = (segment[begin:end] for begin, end in placed.spans)
-        parcel: list[Any] = pickle.loads(pickled, buffers=buffers)
-        return parcel
+def unpacked(memory: SharedMemory, placed: Placed) -> list[Any]:
+    """Return a parcel; its columns lie in the segment, so they must be copied before it is used again."""
+    segment = memory.view(placed.begin, placed.num_bytes)
+    pickled, *buffers = (segment[begin:end] for begin, end in placed.spans)
+    parcel: list[Any] = pickle.loads(pickled, buffers=buffers)
+    return parcel

@@ -10,7 +10,7 @@ import time
 import weakref
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,7 @@ class Parcels:
     """
 
     lends = False
+    _end: Callable[[], object]
 
     @abstractmethod
     def take(self, worker: int) -> list[Any] | None:
@@ -49,9 +50,9 @@ class Parcels:
     def step_delivered(self) -> None:
         """Record that the batch of one more step was made."""
 
-    @abstractmethod
     def close(self, at_once: bool = False) -> None:
         """End the workers; `at_once`, without waiting for what they do."""
+        self._end()
 
 
 class NoWorkers(Parcels):
@@ -65,10 +66,6 @@ class NoWorkers(Parcels):
     def take(self, worker: int) -> list[Any] | None:
         """Make the next parcel."""
         return next(self._parcels, None)
-
-    def close(self, at_once: bool = False) -> None:
-        """Close what the parcels have open."""
-        self._end()
 
 
 class Threads(Parcels):
@@ -96,10 +93,6 @@ class Threads(Parcels):
     def take(self, worker: int) -> list[Any] | None:
         """Wait for the next parcel of a worker."""
         return self._queues[worker].take()
-
-    def close(self, at_once: bool = False) -> None:
-        """End all workers, and wait for them for a short time."""
-        self._end()
 
 
 def _end(queues: Sequence[_Queue], threads: Sequence[threading.Thread]) -> None:
