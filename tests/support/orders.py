@@ -155,7 +155,7 @@ def views(draw, tails=tails, kinds=VIEWS, items=KINDS, packed=(False, True, *GRO
         draw(tails), draw(st.integers(1, 6)), draw(st.integers(1, 9)), draw(st.booleans()), draw(st.integers(0, 99))
     )
     units = units_of(masks, draw(st.sampled_from(items)), draw(st.integers(0, 9)), draw(st.sampled_from(packed)))
-    return EpochOrder(units.counts, chosen, draw(st.integers(0, 5)), draw(st.booleans()), units), units
+    return EpochOrder(units.totals, chosen, draw(st.integers(0, 5)), draw(st.booleans()), units), units
 
 
 def real_positions(order):

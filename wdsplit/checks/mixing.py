@@ -58,7 +58,7 @@ def mixing(order: EpochOrder, global_batch: int) -> Mixing | None:
     """
     if global_batch < 2 or order.num_samples < 2:
         return None
-    following = EpochOrder(order.counts, order.options, order.epoch + 1, selection=order.selection)
+    following = EpochOrder(order.totals, order.options, order.epoch + 1, selection=order.selection)
     if order.num_samples <= MAX_COUNTED:
         return _counted(order, following, global_batch)
     return _sampled(order, following, global_batch)

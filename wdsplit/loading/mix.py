@@ -62,11 +62,6 @@ class MixedSource(AnySource):
         for epoch in self.view_epochs:
             self.order(epoch)  # refuses what no order can be made of
 
-    @property
-    def counts(self) -> tuple[int, ...]:
-        """Samples of each source in an epoch; in the first one, if epochs differ."""
-        return self.counts_at(0)
-
     def counts_at(self, epoch: int) -> tuple[int, ...]:
         """Return the samples of each source in an epoch."""
         shares = self._epoch_shares(epoch)
@@ -160,7 +155,7 @@ class MixedSource(AnySource):
 
     def described(self) -> Mapping[str, Any]:
         """Return the main facts for a table: for each dataset its samples in an epoch."""
-        rows = zip(self.sources, self.counts, self._sizes_at(0), strict=True)
+        rows = zip(self.sources, self.counts_at(0), self._sizes_at(0), strict=True)
         schedule = self._shares_at(0)
         when = "in epoch 0" if isinstance(schedule, Schedule) else "an epoch"
         taken: dict[str, Any] = {source.url: f"{count:,} {when}, of {size:,}" for source, count, size in rows}
@@ -177,7 +172,7 @@ class MixedSource(AnySource):
         """Return a source's own order in one of its epochs, with its view in an epoch of the mixture."""
         one = self.sources[source]
         options = replace(self.options, seed=source_seed(self.options.seed, source), window=one.options.window)
-        return one.order_with(one.selection_at(epoch), options, source_epoch, equal_lanes=True)
+        return EpochOrder(one.manifest.shards.num_real, options, source_epoch, True, one.selection_at(epoch))
 
     def reader(self, order: MixedOrder, world: World, ahead: Ahead | None = None) -> BlockReader:
         """Return a reader for the positions that one rank and worker has in an order."""
@@ -360,9 +355,9 @@ class _MixArguments:
         """
         if self._points:
             points = [(position, self._in_order(weights, 0)) for position, weights in self._points]
-            return Schedule(points, sizes, self._num_samples, names)
+            return Schedule(points, sizes, names, self._num_samples)
         weights, repeats = (None if each is None else self._in_order(each, None) for each in self._shares)
-        return epoch_counts(sizes, weights, repeats, self._num_samples, names)
+        return epoch_counts(sizes, names, weights, repeats, self._num_samples)
 
     def _in_order(self, shares: Mapping[Path, Any], otherwise: Any) -> list[Any]:
         """Return the shares of all datasets; `otherwise` for one that is not named."""

@@ -112,16 +112,16 @@ class EpochOrder:
     Built in O(shards log shards); a position costs a binary search. Immutable once built.
 
     Args:
-        counts: int64 of shape (shards,): samples of each shard, tar pads left out; in a view, its units.
+        totals: int64 of shape (shards,): samples of each shard, tar pads left out.
         options: Seed, lanes, window, tail.
         epoch: The epoch, at least 0.
         equal_lanes: Cut the lanes at equal counts even if whole shards come out even: then position p holds a sample
             exactly if p is below the number of samples.
-        selection: The units of the view, of which `counts` are the counts; None for each sample once. They are ordered
-            by their numbers in their shard, whatever samples they are.
+        selection: The units of the view; None for each sample once. They are ordered by their numbers in their shard,
+            whatever samples they are.
 
     Attributes:
-        totals: int64 of shape (shards,): samples of each shard, also those that are not selected.
+        counts: int64 of shape (shards,): samples of each shard; in a view, its units.
         selection: The units of the view; None if each sample is one.
         is_even: Whether the windows of a shard have `window` units each, but for the last one.
         is_bundled: Whether a unit may be several samples.
@@ -142,7 +142,7 @@ class EpochOrder:
 
     def __init__(
         self,
-        counts: Int64,
+        totals: Int64,
         options: OrderOptions,
         epoch: int,
         equal_lanes: bool = False,
@@ -150,16 +150,16 @@ class EpochOrder:
     ) -> None:
         if epoch < 0:
             raise InputError("invalid epoch", expected="at least 0", found=str(epoch))
-        num_shards, lanes = len(counts), options.lanes
+        num_shards, lanes = len(totals), options.lanes
         self.options = options
         self.epoch = epoch
-        self.counts = counts
-        self.totals = counts if selection is None else selection.totals
+        self.totals = totals
+        self.counts = counts = totals if selection is None else selection.counts
         self.is_even = selection is None or isinstance(selection, Selection)
         self.is_bundled = isinstance(selection, (Packs, Groups))
         items = items_of(selection)
         self.part_name = items.part_name if isinstance(items, Repeats) else ""
-        self.selection = None if self.is_even and np.array_equal(counts, self.totals) else selection
+        self.selection = None if self.is_even and np.array_equal(counts, totals) else selection
         order = permutation(num_shards, options.seed, epoch, _SHARDS) if options.shuffle else np.arange(num_shards)
         self.sequence = _lane_major(order, lanes)
         self.ends = np.cumsum(counts[self.sequence])
@@ -207,7 +207,15 @@ class EpochOrder:
         Args:
             positions: int64 of any length, each at least 0; past the end of a lane they lead to pads.
         """
-        place, pad = self.places(positions)
+        lanes = self.options.lanes
+        lane, offset = positions % lanes, positions // lanes
+        length = self.lane_length[lane]
+        pad = offset >= length
+        back = length - 1 - (offset - length) % np.maximum(length, 1)
+        wrapped = np.where(pad & (length > 0), back, offset)
+        place: Int64 = (self.lane_begin[lane] + wrapped) % max(self.num_samples, 1)
+        if self.stretches is not None:
+            place = self.stretches.sources_of(place)
         slot = np.searchsorted(self.ends, place, side="right")
         shard = self.sequence[slot]
         return shard, place - (self.ends[slot] - self.counts[shard]), pad
@@ -216,17 +224,6 @@ class EpochOrder:
         """Return shard, number of the unit in the shard, and pad flag of each position; arguments as for `visits`."""
         shard, visit, pad = self.visits(positions)
         return shard, self.units_of(shard, visit), pad
-
-    def places(self, positions: Int64) -> tuple[Int64, npt.NDArray[np.bool_]]:
-        """Return the place of each position in the lane-major sequence of all samples, and its pad flag."""
-        lanes = self.options.lanes
-        lane, offset = positions % lanes, positions // lanes
-        length = self.lane_length[lane]
-        pad = offset >= length
-        back = length - 1 - (offset - length) % np.maximum(length, 1)
-        wrapped = np.where(pad & (length > 0), back, offset)
-        place: Int64 = (self.lane_begin[lane] + wrapped) % max(self.num_samples, 1)
-        return place if self.stretches is None else self.stretches.sources_of(place), pad
 
     def positions(self, places: Int64) -> Int64:
         """Return the position of each place in the lane-major sequence of all samples."""
@@ -249,7 +246,8 @@ class EpochOrder:
         """Return the position of each unit, by its number in its shard: the inverse of `units`, pads left out."""
         begins = np.empty_like(self.counts)
         begins[self.sequence] = self.ends - self.counts[self.sequence]
-        return self.positions(begins[shard] + self.visits_of(shard, unit))
+        visit = self._translated(shard, unit, to_units=False) if self.options.shuffle else unit
+        return self.positions(begins[shard] + visit)
 
     def is_real(self, positions: Int64) -> npt.NDArray[np.bool_]:
         """Tell which positions hold a sample that is not a pad."""
@@ -265,10 +263,6 @@ class EpochOrder:
             visit: int64 of shape (n,): numbers of visits within each shard, below its `counts`.
         """
         return self._translated(shard, visit, to_units=True) if self.options.shuffle else visit
-
-    def visits_of(self, shard: Int64, unit: Int64) -> Int64:
-        """Return the numbers of the visits of some units: the inverse of `units_of`."""
-        return self._translated(shard, unit, to_units=False) if self.options.shuffle else unit
 
     def _translated(self, shard: Int64, numbers: Int64, to_units: bool) -> Int64:
         """Return the units of some visits, or the visits of some units, as numbers in their shards."""

@@ -17,7 +17,7 @@ import xxhash
 
 from wdsplit.integers import whole
 from wdsplit.order.mixture import EpochShares
-from wdsplit.order.shares import MAX_MIXED_SAMPLES, exact, in_proportion, numbered, refuse, rounded
+from wdsplit.order.shares import MAX_MIXED_SAMPLES, exact, in_proportion, refuse, rounded
 
 __all__ = ["Schedule"]
 
@@ -34,8 +34,8 @@ class Schedule:
     Args:
         points: Positions, rising from 0, each with a weight of at least 0 for each source.
         sizes: Samples of each source.
-        num_samples: Samples of an epoch.
         names: Names of the sources in messages.
+        num_samples: Samples of an epoch.
 
     Attributes:
         points: The points: a position, and weights as the least whole numbers in the same proportion.
@@ -49,10 +49,9 @@ class Schedule:
         self,
         points: Sequence[tuple[int, Sequence[Any]]],
         sizes: Sequence[int],
+        names: Sequence[str],
         num_samples: int | None = None,
-        names: Sequence[str] = (),
     ) -> None:
-        names = names or numbered(sizes)
         num_samples = sum(sizes) if num_samples is None else whole(num_samples)
         problems = []
         if type(num_samples) is not int or not 1 <= num_samples <= MAX_MIXED_SAMPLES:

@@ -14,7 +14,7 @@ from typing import Any
 from wdsplit.errors import InputError
 from wdsplit.integers import whole
 
-__all__ = ["MAX_MIXED_SAMPLES", "epoch_counts", "exact", "in_proportion", "numbered", "refuse", "rounded"]
+__all__ = ["MAX_MIXED_SAMPLES", "epoch_counts", "exact", "in_proportion", "refuse", "rounded"]
 
 MAX_MIXED_SAMPLES = 2**50
 """Samples of a source, and of an epoch of a mixture: quotients of 64-bit floats are exact to within one up to here."""
@@ -22,10 +22,10 @@ MAX_MIXED_SAMPLES = 2**50
 
 def epoch_counts(
     sizes: Sequence[int],
+    names: Sequence[str],
     weights: Sequence[Any] | None = None,
     repeats: Sequence[Any] | None = None,
     num_samples: int | None = None,
-    names: Sequence[str] = (),
 ) -> list[int]:
     """Return how many samples of each source an epoch of the mixture has.
 
@@ -35,17 +35,16 @@ def epoch_counts(
 
     Args:
         sizes: Samples of each source.
+        names: Names of the sources in messages.
         weights: A number of at least 0 for each source.
         repeats: For each source, how often an epoch has each of its samples (0.5: half of them, rounded to even); by
             default once.
         num_samples: Samples of an epoch; with weights only. By default as many as the sources have.
-        names: Names of the sources in messages.
 
     Raises:
         InputError: The arguments are invalid, a source should give samples but has none, or a share rounds to 0.
     """
     sizes = [int(size) for size in sizes]
-    names = names or numbered(sizes)
     problems = [
         f"{name}: expected {len(sizes)} values, one per source, found {len(values)}"
         for name, values in (("weights", weights), ("repeats", repeats))
@@ -79,11 +78,6 @@ def refuse(problems: list[str]) -> None:
     """Raise InputError if there are problems, with all of them."""
     if problems:
         raise InputError("invalid mixture", found="; ".join(problems))
-
-
-def numbered(sizes: Sequence[int]) -> list[str]:
-    """Return names for sources that have none."""
-    return [f"source {number}" for number in range(len(sizes))]
 
 
 def exact(value: Any, place: str, problems: list[str]) -> Fraction:

@@ -48,10 +48,6 @@ class Skips:
             ranges.append((first, stop))
         return Skips(tuple(ranges))
 
-    def covers(self, begin: int, end: int) -> bool:
-        """Tell whether all positions from `begin` up to `end` are left out."""
-        return begin >= end or any(first <= begin and end <= stop for first, stop in self.ranges)
-
     def contains(self, positions: Int64) -> npt.NDArray[np.bool_]:
         """Tell which positions are left out."""
         found = np.zeros(len(positions), np.bool_)

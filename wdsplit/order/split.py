@@ -10,14 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from wdsplit.arrays import Int64
 from wdsplit.errors import InputError, TopologyError
-from wdsplit.order.epoch import Located, OrderOptions
+from wdsplit.order.epoch import EpochOrder
 from wdsplit.order.skips import NO_SKIPS, Skips
+
+if TYPE_CHECKING:
+    from wdsplit.order.mixture import MixedOrder
 
 __all__ = [
     "AnyOrder",
@@ -30,6 +33,9 @@ __all__ = [
     "readers_per_lane",
     "worker_of",
 ]
+
+AnyOrder: TypeAlias = "EpochOrder | MixedOrder"
+"""An order of any kind: positions to samples."""
 
 _SCAN_POSITIONS = 65_536
 
@@ -60,36 +66,6 @@ class World:
                     found=f"{name} {number!r}, {count} {total!r}",
                     remedy="pass both, or start the program with a launcher that sets both; counting begins at 0",
                 )
-
-
-class AnyOrder(Protocol):
-    """An order of any kind: positions to samples."""
-
-    @property
-    def options(self) -> OrderOptions:
-        """The options that it depends on."""
-
-    @property
-    def epoch(self) -> int:
-        """The epoch."""
-
-    @property
-    def num_samples(self) -> int:
-        """Samples, pads left out."""
-
-    @property
-    def num_positions(self) -> int:
-        """Positions before the last step is filled."""
-
-    @property
-    def lane_length(self) -> Int64:
-        """int64 of shape (lanes,): samples of each lane."""
-
-    def is_real(self, positions: Int64) -> Any:
-        """Tell which positions hold a sample that is not a pad."""
-
-    def locate(self, positions: Int64) -> Located:
-        """Return the sample of each position."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from wdsplit.order.bundles import Units, form_of
-from wdsplit.order.state import ViewMark
 from wdsplit.order.units import Repeats
 from wdsplit.texts import counted
 
@@ -71,18 +70,9 @@ class EpochViews:
         """The fewest lanes that a view asks for; 0 if none does."""
         return min((view.lanes for view in self._views if view is not None and view.lanes), default=0)
 
-    def only(self, epoch: int) -> EpochViews:
-        """Return the view of an epoch, for all epochs."""
-        return EpochViews({0: self.at(epoch)})
-
     def at(self, epoch: int) -> View | None:
         """Return the view of an epoch; None for all samples."""
         return self._views[bisect_right(self._begins, epoch) - 1]
-
-    def mark_at(self, epoch: int) -> ViewMark | None:
-        """Return the mark of an epoch's view for a state; None for all samples."""
-        view = self.at(epoch)
-        return None if view is None else ViewMark(view.name, view.selection.fingerprint)
 
     def selection_at(self, epoch: int) -> Units | None:
         """Return the units of an epoch; None for each sample once."""

@@ -228,7 +228,7 @@ def test_counts_of_fifty_bits_are_exact(counts, lanes, epoch, data):
 
 def test_a_thousand_sources_of_a_trillion_samples_are_no_matter():
     sizes = [10**9 + 7 * source for source in range(1000)]
-    counts = epoch_counts(sizes, weights=[1 + source % 7 for source in range(1000)], num_samples=10**12)
+    counts = epoch_counts(sizes, ["x"] * 1000, weights=[1 + source % 7 for source in range(1000)], num_samples=10**12)
     order = mixed_order(sizes, counts, epoch=10**6, lanes=256)
     assert order.num_positions == sum(counts) == 10**12
     for begin in (0, 123_456_789_012, 10**12 - 5000):
@@ -251,7 +251,7 @@ def test_a_thousand_sources_of_a_trillion_samples_are_no_matter():
 def test_counts_are_in_proportion_to_the_weights_up_to_one_and_have_the_sum_asked_for(weights, num_samples):
     total = sum(weights)
     assume(total and all(weight * num_samples >= total for weight in weights if weight))
-    counts = epoch_counts([5] * len(weights), weights=weights, num_samples=num_samples)
+    counts = epoch_counts([5] * len(weights), "x" * len(weights), weights=weights, num_samples=num_samples)
     assert sum(counts) == num_samples
     for count, weight in zip(counts, weights, strict=True):
         assert abs(count - Fraction(num_samples * weight, total)) < 1
@@ -274,7 +274,7 @@ def test_counts_are_in_proportion_to_the_weights_up_to_one_and_have_the_sum_aske
     ],
 )
 def test_weights_count_as_the_decimal_numbers_that_they_print_as(weights, num_samples, counts):
-    found = epoch_counts([60, 40, 1][: len(weights)], weights=weights, num_samples=num_samples)
+    found = epoch_counts([60, 40, 1][: len(weights)], "abc"[: len(weights)], weights=weights, num_samples=num_samples)
     assert found == counts
     assert {type(count) for count in found} == {int}
 
@@ -284,7 +284,7 @@ def test_weights_count_as_the_decimal_numbers_that_they_print_as(weights, num_sa
     [(None, [10, 25, 0]), ([1, 2, 1], [10, 50, 0]), ([0.5, 0.1, 0], [5, 2, 0]), ([0.3, 0.7, 1], [3, 18, 0])],
 )
 def test_repeats_say_it_of_each_source(repeats, counts):
-    assert epoch_counts([10, 25, 0], repeats=repeats) == counts
+    assert epoch_counts([10, 25, 0], "abc", repeats=repeats) == counts
 
 
 @pytest.mark.parametrize(
@@ -308,14 +308,14 @@ def test_repeats_say_it_of_each_source(repeats, counts):
 )
 def test_what_cannot_be_mixed_is_refused_and_named(arguments, found):
     with pytest.raises(InputError) as caught:
-        epoch_counts([5, 7], names=["a", "b"], **arguments)
+        epoch_counts([5, 7], "ab", **arguments)
     assert all(each in caught.value.found for each in found)
 
 
 @pytest.mark.parametrize("sizes", [[], [0], [0, 0]])
 def test_a_mixture_of_nothing_is_refused(sizes):
     with pytest.raises(InputError, match="no samples"):
-        epoch_counts(sizes)
+        epoch_counts(sizes, "ab"[: len(sizes)])
 
 
 def test_a_mixture_with_an_uneven_tail_is_refused():

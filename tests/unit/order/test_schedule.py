@@ -25,7 +25,7 @@ def schedules(draw, most=400):
     sizes = draw(st.lists(st.integers(1, 40), min_size=num_sources, max_size=num_sources))
     lanes = draw(st.integers(1, 6))
     try:
-        schedule = Schedule(points, sizes, draw(st.integers(40, 150)))
+        schedule = Schedule(points, sizes, "abcde"[:num_sources], draw(st.integers(40, 150)))
     except InputError as error:
         assume("rounds to 0" not in error.found)
         raise
@@ -103,8 +103,8 @@ def test_each_source_goes_on_where_it_stopped_through_stretches_and_epochs(made,
 
 def test_a_schedule_of_one_point_is_a_mixture_of_constant_weights():
     sizes, weights = [40, 25, 7], [0.5, 0.3, 0.2]
-    schedule = Schedule([(0, weights)], sizes, 66)
-    counts = epoch_counts(sizes, weights=weights, num_samples=66)
+    schedule = Schedule([(0, weights)], sizes, "abc", 66)
+    counts = epoch_counts(sizes, "abc", weights=weights, num_samples=66)
     for epoch in (0, 3, 2**61):
         shares = schedule.epoch(epoch)
         assert shares == EpochShares((tuple(counts),), tuple(epoch * count for count in counts))
@@ -115,7 +115,7 @@ def test_a_schedule_of_one_point_is_a_mixture_of_constant_weights():
 
 
 def test_golden_epoch_of_a_schedule():
-    schedule = Schedule([(0, [3, 1]), (12, [1, 1]), (20, [0, 1])], [5, 4], 8)
+    schedule = Schedule([(0, [3, 1]), (12, [1, 1]), (20, [0, 1])], [5, 4], "ab", 8)
     found = [order_of(schedule, [5, 4], 2, epoch, seed=42) for epoch in range(3)]
     assert [order.num_positions for order in found] == [8, 8, 8]
     assert [schedule.epoch(epoch).segments for epoch in range(4)] == GOLDEN_SEGMENTS
@@ -135,7 +135,7 @@ GOLDEN = [
 @given(st.integers(0, 10**6))
 def test_a_billion_positions_and_a_thousand_points_are_no_matter(epoch):
     points = [(number * 10**9, [1 + number % 7, 3, number % 2]) for number in range(300)]
-    schedule = Schedule(points, [10**9] * 3, 10**9)
+    schedule = Schedule(points, [10**9] * 3, "abc", 10**9)
     assert sum(schedule.taken(10**15 + 1)) == 10**15 + 1
     order = order_of(schedule, [10**9] * 3, 192, epoch)
     assert len(set(led(order, range(5 * 10**8, 5 * 10**8 + 1000)))) == 1000
@@ -171,13 +171,13 @@ def test_a_billion_positions_and_a_thousand_points_are_no_matter(epoch):
 )
 def test_what_is_no_schedule_is_refused_and_named(points, others, found):
     with pytest.raises(InputError) as caught:
-        Schedule(points, [5, 7], names=["a", "b"], **others)
+        Schedule(points, [5, 7], "ab", **others)
     assert all(each in caught.value.found for each in found), caught.value.found
 
 
 def test_the_fingerprint_tells_schedules_apart_but_not_the_scale_of_weights():
     def fingerprint(*points, **others):
-        return Schedule(points, [50, 70], **{"num_samples": 100, **others}).fingerprint
+        return Schedule(points, [50, 70], "ab", **{"num_samples": 100, **others}).fingerprint
 
     one = fingerprint((0, [0.9, 0.1]), (50, [1, 1]))
     assert one == fingerprint((0, [9, 1]), (50, [0.5, 0.5]))

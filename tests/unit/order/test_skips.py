@@ -2,7 +2,6 @@
 
 import numpy as np
 from hypothesis import given
-from hypothesis import strategies as st
 
 from orders import ranges, skips_of
 
@@ -26,9 +25,3 @@ def test_positions_and_their_numbers_are_inverse(drawn):
         sum(each < position for each in kept) for position in range(100)
     ]
     assert skips.contains(np.arange(100)).tolist() == [position in left_out for position in range(100)]
-
-
-@given(ranges, st.integers(0, 80), st.integers(0, 20))
-def test_a_range_is_covered_if_all_its_positions_are_left_out(drawn, begin, length):
-    skips, left_out = skips_of(drawn)
-    assert skips.covers(begin, begin + length) == (set(range(begin, begin + length)) <= left_out)

@@ -38,7 +38,8 @@ def test_a_shard_of_a_view_is_visited_as_one_that_has_no_other_samples(is_packed
         )
         each = np.arange(len(expected))
         numbers = order.units_of(np.full(len(each), shard), each)
-        assert order.visits_of(np.full(len(each), shard), numbers).tolist() == each.tolist()
+        _, visits, _ = order.visits(order.positions_of(np.full(len(each), shard), numbers))
+        assert visits.tolist() == each.tolist()
         rows, samples, parts, *_ = order.shard_units(shard).items(numbers)
         assert in_units(each if rows is None else rows, samples, order) == expected
         times = Counter(samples_of(units, shard))
@@ -118,7 +119,7 @@ def test_a_bitmap_of_a_shard_that_is_not_visited_is_not_touched():
     masks = [np.arange(20) % 3 == shard % 3 for shard in range(3)]
     made = Selection.of_masks(masks)
     selection = Untouched(made.totals, made.counts, made.bitmaps)
-    order = EpochOrder(selection.counts, options(lanes=1, shuffle=False), 0, selection=selection)
+    order = EpochOrder(selection.totals, options(lanes=1, shuffle=False), 0, selection=selection)
     begin = int(made.counts[0])
     assert [shard for shard, _, _ in located(order, np.arange(begin, begin + int(made.counts[1])))] == [1] * 7
 
@@ -138,7 +139,7 @@ def test_units_of_a_view_lead_back_to_their_positions(view):
 
 def test_the_audit_of_a_view_finds_a_sample_that_is_not_selected():
     selection = Selection.of_masks(masks_of("every third", [30, 30], 0))
-    order = EpochOrder(selection.counts, options(lanes=2), 0, selection=selection)
+    order = EpochOrder(selection.totals, options(lanes=2), 0, selection=selection)
     other = Selection.of_masks([~selection.mask(0), selection.mask(1)])
     zeros = np.zeros(20, np.int64)
     found = Located(np.arange(20), zeros, zeros, other.places(0), zeros > 0, zeros)

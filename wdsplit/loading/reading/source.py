@@ -92,25 +92,21 @@ class Access:
             shard_bytes: Bytes of the shards that it visits at a time: with a cache, the next ones are downloaded.
         """
         num_connections = max(_MIN_CONNECTIONS, self.connections // num_workers)
-        num_bytes = self.ahead_bytes(num_workers, window_bytes)
+        num_bytes = max(_READ_AHEAD_BYTES // num_workers, window_bytes)
+        if self.read_ahead_bytes is not None:
+            num_bytes = self.read_ahead_bytes // num_workers
         planned_bytes = num_bytes if self.cache is None else num_bytes + shard_bytes
         first_bytes = max(_FIRST_AHEAD_BYTES // num_workers, window_bytes)
         if self.cache is not None or self.read_ahead_bytes is not None:
             first_bytes = planned_bytes
         return Ahead(num_bytes + window_bytes, planned_bytes, num_connections, self.cache is not None, first_bytes)
 
-    def ahead_bytes(self, num_workers: int, window_bytes: int) -> int:
-        """Return how many bytes one worker of a rank fetches before they are needed; arguments as in `ahead`."""
-        if self.read_ahead_bytes is None:
-            return max(_READ_AHEAD_BYTES // num_workers, window_bytes)
-        return self.read_ahead_bytes // num_workers
-
     def open_shard(
         self,
         storage: ReadableStorage,
         manifest: Manifest,
         shard: Shard,
-        requested: Collection[str] | None = None,
+        requested: Collection[str] | None,
         is_needed: Callable[[], bool] = lambda: True,
         directly: bool = False,
     ) -> OpenShard:
@@ -358,7 +354,8 @@ class Source(AnySource):
 
     def view_at(self, epoch: int) -> ViewMark | None:
         """Return the mark of an epoch's view for a state; None if it has all samples."""
-        return self.views.mark_at(epoch)
+        view = self.views.at(epoch)
+        return None if view is None else ViewMark(view.name, view.selection.fingerprint)
 
     @property
     def view_text(self) -> str:
@@ -419,15 +416,9 @@ class Source(AnySource):
         """Return the order of an epoch. The last one is kept, so that threads and forked processes share it."""
         selection, last = self.selection_at(epoch), self._last_order
         if last is None or last[0] != epoch or last[1] is not selection:
-            self._last_order = last = epoch, selection, self.order_with(selection, self.options, epoch)
+            totals = self.manifest.shards.num_real
+            self._last_order = last = epoch, selection, EpochOrder(totals, self.options, epoch, selection=selection)
         return last[2]
-
-    def order_with(
-        self, selection: Units | None, options: OrderOptions, epoch: int, equal_lanes: bool = False
-    ) -> EpochOrder:
-        """Return the order of an epoch with any selection and options: mixtures have options of their own."""
-        counts = self.manifest.shards.num_real if selection is None else selection.counts
-        return EpochOrder(counts, options, epoch, equal_lanes, selection)
 
     def reader(self, order: EpochOrder, world: World, ahead: Ahead | None = None) -> SampleReader:
         """Return a reader for the positions that one rank and worker has in an order."""
