@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -25,14 +24,6 @@ __all__ = ["select_rows"]
 
 _THREADS = 8
 _ROWS_AT_ONCE = 1_000_000
-
-
-@dataclass(frozen=True)
-class _Counts:
-    """The counts of a file: kept rows, and rows of each split by row group."""
-
-    kept: int
-    selected: list[Int64]
 
 
 def select_rows(table: Table, where: str, limit: int | None, splits: Sequence[Split | None]) -> list[Table]:
@@ -54,8 +45,8 @@ def select_rows(table: Table, where: str, limit: int | None, splits: Sequence[Sp
     count = partial(_count, table, picker, splits)
     files: list[list[InputFile]] = [[] for _ in splits]
     counted = in_order(count, range(len(table.files)), _THREADS) if limit is None else _limited(count, table, limit)
-    for file, found in zip(table.files, watched("counting rows", counted, len(table.files)), strict=True):
-        for number, rows in enumerate(found.selected):
+    for file, (_, selected) in zip(table.files, watched("counting rows", counted, len(table.files)), strict=True):
+        for number, rows in enumerate(selected):
             files[number].append(dataclasses.replace(file, selected=tuple(rows.tolist())))
     selections = [Selection(where, limit, split) for split in splits]
     return [
@@ -64,22 +55,24 @@ def select_rows(table: Table, where: str, limit: int | None, splits: Sequence[Sp
     ]
 
 
-def _limited(count: Callable[[int, int], _Counts], table: Table, limit: int) -> Iterator[_Counts]:
+def _limited(
+    count: Callable[[int, int], tuple[int, list[Int64]]], table: Table, limit: int
+) -> Iterator[tuple[int, list[Int64]]]:
     """Count one file after another: with a limit, the count of a file depends on earlier ones."""
     for number in range(len(table.files)):
         found = count(number, limit)
-        limit -= found.kept
+        limit -= found[0]
         yield found
 
 
 def _count(
     table: Table, picker: Picker, splits: Sequence[Split | None], number: int, limit: int | None = None
-) -> _Counts:
-    """Count the rows of a file that meet the condition, up to the first `limit`."""
+) -> tuple[int, list[Int64]]:
+    """Count the rows of a file that meet the condition, up to the first `limit`; and those of each split by group."""
     file = table.files[number]
     selected = [np.zeros(len(file.row_groups), np.int64) for _ in splits]
     if limit == 0:
-        return _Counts(0, selected)
+        return 0, selected
     if picker.pruning is None:
         read_groups = [group for group, rows in enumerate(file.row_groups) if rows]
     else:
@@ -101,7 +94,7 @@ def _count(
             selected[place] += np.bincount(of_group[inside], minlength=len(file.row_groups))
         if limit is not None and kept >= limit:
             break
-    return _Counts(kept, selected)
+    return kept, selected
 
 
 def _columns(

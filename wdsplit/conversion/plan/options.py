@@ -16,7 +16,6 @@ from typing import Any, Literal, TypeVar
 from wdsplit.errors import InputError, refuse_unknown
 from wdsplit.fields.nulls import NULLS, Null
 from wdsplit.order.limits import MAX_LANES, MAX_SEED, MAX_WINDOW
-from wdsplit.shards.emit import check_emit
 
 __all__ = [
     "PADS",
@@ -41,6 +40,9 @@ PADS: tuple[Pad, ...] = ("repeat", "drop", "none")
 PassName = Literal["scatter", "merge", "write"]
 PASSES: tuple[PassName, ...] = ("scatter", "merge", "write")
 """The passes of a conversion, in order; rows that keep their order need only the last."""
+
+SIDECARS = ("dali", "energon", "wids")
+"""Names of files that can be written beside the shards; `shards.sidecars` defines them."""
 
 _OF_DATASET = (
     *("world_size", "workers", "lanes", "window", "pad", "allow_pads", "keep", "no_keep"),
@@ -221,7 +223,7 @@ class ConvertOptions(PlanOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "emit", check_emit(self.emit))
+        object.__setattr__(self, "emit", tuple(sorted(set(self.emit))))
 
     def _problems(self) -> list[str]:
         problems = super()._problems()
@@ -238,6 +240,9 @@ class ConvertOptions(PlanOptions):
             problems.append("classes and the mapping of cls contradict each other: give one")
         if self.split_by is not None and not self.splits:
             problems.append("split_by needs splits")
+        unknown = [] if isinstance(self.emit, str) else [name for name in self.emit if name not in SIDECARS]
+        if unknown:
+            problems.append(f"emit = {', '.join(map(repr, unknown))}: expected some of {', '.join(SIDECARS)}")
         for name in self.splits:
             if not re.fullmatch("[A-Za-z0-9_-]+", name):
                 problems.append(f"split {name!r}: expected letters, digits, '_' and '-', because it names a folder")

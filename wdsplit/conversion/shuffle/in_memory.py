@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -33,18 +33,10 @@ _LARGE_RUN_BYTES = 4096
 """From this mean size of runs of rows on, copying them one by one is faster than copying them twice."""
 
 
-class _Shared(NamedTuple):
-    """Memory, and offset and number of bytes of each task's rows, and of the order."""
-
-    memory: SharedMemory
-    regions: list[tuple[int, int]]
-    order: tuple[int, int]
-
-
 def _open_shared(memory: SharedMemory, regions: list[tuple[int, int]], order: tuple[int, int]) -> MemoryRows:
-    """Open rows that all processes share; the arguments are as for `_Shared`."""
+    """Open rows that all processes share, given offset and number of bytes of each task's rows, and of the order."""
     batches, rows = _batches(memory, regions), np.frombuffer(memory.view(*order), np.int64)
-    return MemoryRows(batches[0].schema, batches, rows, _Shared(memory, regions, order))
+    return MemoryRows(batches[0].schema, batches, rows, (memory, regions, order))
 
 
 class _TooLargeError(Exception):
@@ -191,11 +183,11 @@ class MemoryRows:
         schema: The columns.
         batches: The rows.
         order: int64: the row at each place, counted from 0 over all batches; -1 for none.
-        shared: For `_open_shared`, which opens the rows in another process; None if the memory is this process's own.
+        shared: What `_open_shared` takes, which opens the rows in another process; None if they are this process's own.
     """
 
     def __init__(
-        self, schema: pa.Schema, batches: Sequence[pa.RecordBatch], order: Int64, shared: _Shared | None = None
+        self, schema: pa.Schema, batches: Sequence[pa.RecordBatch], order: Int64, shared: tuple[Any, ...] | None = None
     ) -> None:
         self.shared = shared
         self._order, self._starts = order, np.cumsum([0, *map(len, batches)])
