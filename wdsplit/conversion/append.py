@@ -43,7 +43,7 @@ from wdsplit.urls import shown_url
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-__all__ = ["append", "create_version", "history_of", "latest_locked", "list_versions", "new_version"]
+__all__ = ["append", "create_version", "history_of", "latest_locked", "list_versions", "next_version"]
 
 logger = logging.getLogger(__name__)
 
@@ -226,26 +226,20 @@ def _refuse_known_inputs(storage: ReadableStorage, manifest: Manifest, plan: Pla
 
 def _grown(manifest: Manifest, plan: Plan, part: Manifest, folder: str, inputs: str) -> Manifest:
     """Return the manifest of the next version, whose added shards, in `folder`, are those of the manifest `part`."""
-    history = history_of(manifest)
     table = part.shards.table
     paths = pa.array([f"{folder}/{path}" for path in table.column("path").to_pylist()])
     table = table.set_column(0, table.schema.field(0), paths)
-    grown = dataclasses.replace(
-        manifest,
-        shards=Shards(pa.concat_tables([manifest.shards.table, table]).combine_chunks()),
-        fields=plan.fields,
-        samples=part.samples,
-        shards_checksum="",
-    )
-    made = new_version(
-        grown,
-        history[-1].number + 1,
-        NO_NEXT_KEY if plan.key is not None else plan.first_key + plan.table.total_rows,
-        source=plan.source,
-        inputs=inputs,
-        folder=folder,
-        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-    )
+    shards = Shards(pa.concat_tables([manifest.shards.table, table]).combine_chunks())
+    next_key = NO_NEXT_KEY if plan.key is not None else plan.first_key + plan.table.total_rows
+    changes = {"shards": shards, "fields": plan.fields, "samples": part.samples}
+    return next_version(manifest, next_key, changes, source=plan.source, inputs=inputs, folder=folder)
+
+
+def next_version(manifest: Manifest, next_key: int, changes: Mapping[str, Any], **how: Any) -> Manifest:
+    """Return the manifest of the next version, given what changes; how it was made are attributes of `Version`."""
+    history, grown = history_of(manifest), dataclasses.replace(manifest, **changes, shards_checksum="")
+    created = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    made = _version(grown, history[-1].number + 1, next_key, created=created, **how)
     return dataclasses.replace(grown, history=(*history, made))
 
 
@@ -255,10 +249,10 @@ def history_of(manifest: Manifest) -> tuple[Version, ...]:
         return manifest.history
     files = manifest.provenance.get("inputs", ())
     names = [str(file.get("path", "")) if isinstance(file, dict) else str(file) for file in files]
-    return (new_version(manifest, 1, next_key_of(manifest), inputs=listed(map(shown_url, names), _MAX_INPUTS)),)
+    return (_version(manifest, 1, next_key_of(manifest), inputs=listed(map(shown_url, names), _MAX_INPUTS)),)
 
 
-def new_version(manifest: Manifest, number: int, next_key: int, **how: Any) -> Version:
+def _version(manifest: Manifest, number: int, next_key: int, **how: Any) -> Version:
     """Return the entry of a version, given its manifest; how it was made are the other attributes."""
     counts = manifest.num_samples, len(manifest.shards), manifest.num_bytes
     return Version(number, manifest.fingerprint, *counts, next_key, **how)

@@ -40,16 +40,12 @@ class ConvertJob(Job):
     plan: Plan
     buffer_bytes: int
     emit: tuple[str, ...] = ()
+    run_folder = RUN_FOLDER
 
     @property
     def run(self) -> str:
         """The hash of the plan."""
         return self.plan.hash
-
-    @property
-    def run_folder(self) -> str:
-        """The folder of the run's record in the output."""
-        return RUN_FOLDER
 
 
 class ShardRow(NamedTuple):

@@ -9,14 +9,13 @@ import dataclasses
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timezone
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from wdsplit.conversion.append import create_version, history_of, latest_locked, new_version
+from wdsplit.conversion.append import create_version, latest_locked, next_version
 from wdsplit.conversion.base import next_key_of
 from wdsplit.engines.local import Engine, LocalEngine
 from wdsplit.erasing.rewrite import EraseJob, Rewritten, parse_rewritten, rewrite_shards
@@ -190,15 +189,9 @@ def _carry_out(job: EraseJob, storage: Storage, engine: Engine, report: Callable
     made = [results[item] for item in range(len(job.numbers))]
     shards = _replaced(job, manifest.shards, [each.shard for each in made])
     hashes = erased_path(manifest.version + 1, job.run)
-    grown = dataclasses.replace(
-        manifest,
-        shards=shards,
-        provenance={**manifest.provenance, "erased": [*manifest.provenance.get("erased", ()), hashes]},
-        shards_checksum="",
-    )
-    created = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    version = new_version(grown, manifest.version + 1, next_key_of(manifest), inputs="samples erased", created=created)
-    grown = dataclasses.replace(grown, history=(*history_of(manifest), version))
+    provenance = {**manifest.provenance, "erased": [*manifest.provenance.get("erased", ()), hashes]}
+    changes = {"shards": shards, "provenance": provenance}
+    grown = next_version(manifest, next_key_of(manifest), changes, inputs="samples erased")
     with storage.publish(hashes, durable=True) as file:
         file.write([dump_erased((each for one in made for each in one.erased), manifest.fingerprint)])
     written = [shards, *_write_annotations(job, storage, grown, made)]

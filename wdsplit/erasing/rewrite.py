@@ -53,6 +53,7 @@ class EraseJob(Job):
     manifest: Manifest
     selection: Selection
     annotations: tuple[tuple[Annotation, Manifest | None], ...]
+    run_folder = ERASE_FOLDER
 
     @cached_property
     def run(self) -> str:
@@ -60,11 +61,6 @@ class EraseJob(Job):
         stored = [(each.folder, each.fingerprint, each.shards_checksum) for each, _ in self.annotations]
         content = [self.manifest.version, self.manifest.fingerprint, self.selection.fingerprint, stored]
         return xxhash.xxh3_64_hexdigest(orjson.dumps(content))
-
-    @property
-    def run_folder(self) -> str:
-        """The folder of the run's record in the dataset."""
-        return ERASE_FOLDER
 
     @cached_property
     def numbers(self) -> Int64:

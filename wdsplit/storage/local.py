@@ -162,7 +162,11 @@ class LocalStorage:
                 if durable:
                     os.fsync(fd)
                 os.close(os.dup(fd))  # network file systems may report write errors only here
-                _rename(temporary, final, fd)
+                try:
+                    os.replace(temporary, final)
+                except FileNotFoundError:  # NFS sends a rename twice if its answer was lost (rename(2))
+                    if not leads_to(final, fd):
+                        raise
             except BaseException:
                 os.close(fd)
                 temporary.unlink(missing_ok=True)
@@ -250,18 +254,6 @@ def _remove(target: Path) -> None:
             except OSError as error:
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or not tries_left:
                     raise
-
-
-def _rename(temporary: Path, final: Path, fd: int) -> None:
-    """Give a new file its final name.
-
-    NFS may report that a successful rename failed: if its answer was lost, the request is sent twice (rename(2)).
-    """
-    try:
-        os.replace(temporary, final)
-    except FileNotFoundError:
-        if not leads_to(final, fd):
-            raise
 
 
 class _NewFile:

@@ -6,17 +6,18 @@ Reading an object that was replaced after opening is an error.
 from __future__ import annotations
 
 import io
+import mmap
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from typing import IO, Any
+from typing import Any
 
 import pyarrow as pa
 import xxhash
 
-from wdsplit.engines.local import in_order, raise_if_cancelled
+from wdsplit.engines.local import in_order
 from wdsplit.errors import InputError
 from wdsplit.storage.opening import open_object
+from wdsplit.storage.pieces import mapped
 from wdsplit.tables.formats.common import sliced
 from wdsplit.tables.table import InputFile, Remote
 from wdsplit.urls import shown_url
@@ -27,7 +28,6 @@ __all__ = [
     "Input",
     "RemoteInput",
     "changed",
-    "copied",
     "described",
     "open_input",
     "open_unchanged",
@@ -66,6 +66,10 @@ class LocalInput(io.BufferedReader):
     def as_arrow(self) -> pa.NativeFile:
         """Return a file for Arrow's readers."""
         return pa.OSFile(self.path)
+
+    def mapped(self) -> mmap.mmap:
+        """Map the file into memory; it must not be empty."""
+        return mmap.mmap(self.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 class RemoteInput(io.RawIOBase):
@@ -165,6 +169,10 @@ class RemoteInput(io.RawIOBase):
         """Return a file for Arrow's readers."""
         return pa.PythonFile(self, mode="r")
 
+    def mapped(self) -> mmap.mmap | bytes:
+        """Map a temporary copy into memory."""
+        return mapped(self._file)
+
 
 def _joined_ranges(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return ranges (begin, end) in ascending order, joined where the gap is small."""
@@ -257,15 +265,3 @@ def read_blocks(
             for batch in table.combine_chunks().to_batches():
                 batch.validate()
                 yield from sliced(batch)
-
-
-def copied(source: Input) -> IO[bytes]:
-    """Return a remote object as a temporary local file, for reading in any order; a local file as it is."""
-    if isinstance(source, LocalInput):
-        return source
-    copy = tempfile.TemporaryFile()  # noqa: SIM115 (the caller closes it)
-    while data := source.read(AHEAD_BYTES):
-        raise_if_cancelled()
-        copy.write(data)
-    copy.flush()
-    return copy

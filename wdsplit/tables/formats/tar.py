@@ -7,7 +7,6 @@ that wdsplit wrote are left out, and keys that it escaped are unescaped, so that
 from __future__ import annotations
 
 import logging
-import mmap
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
@@ -19,7 +18,7 @@ import xxhash
 from wdsplit.arrays import Int64
 from wdsplit.errors import InputError, WdsplitError
 from wdsplit.tables.formats.common import BATCH_BYTES
-from wdsplit.tables.formats.opening import copied, described, open_input, read_blocks
+from wdsplit.tables.formats.opening import described, open_input, read_blocks
 from wdsplit.tables.table import InputFile, Remote
 from wdsplit.tar.names import escape_key, unescape_key
 from wdsplit.tar.samples import KEY_COLUMN, group_samples, sample_members
@@ -39,8 +38,7 @@ def open_file(path: str, remote: Remote | None = None) -> tuple[InputFile, pa.Sc
     with open_input(path, remote) as source:
         if not source.size:
             raise ValueError("the file is empty")
-        with copied(source) as local:
-            data = memoryview(mmap.mmap(local.fileno(), 0, access=mmap.ACCESS_READ))
+        data = memoryview(source.mapped())
     try:
         scan = scan_tar(data)
         samples = group_samples(scan)
