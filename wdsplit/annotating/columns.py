@@ -9,8 +9,8 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from wdsplit.annotating.options import AnnotateOptions
-from wdsplit.errors import InputError, did_you_mean
-from wdsplit.fields.infer import class_names, infer_fields, is_field_name, refuse_repeated
+from wdsplit.errors import InputError
+from wdsplit.fields.infer import class_names, infer_fields, is_field_name, refuse_repeated, refuse_unknown_columns
 from wdsplit.fields.keys import is_key_type
 from wdsplit.fields.rules import is_text, unwrap
 from wdsplit.shards.annotations import MISSING, Annotation
@@ -67,8 +67,8 @@ def joined_columns(
         error.remedy = "rename them in the table"
         raise
     mapping = options.mapping
-    _refuse_unknown(schema, [key], "--key")
-    _refuse_unknown(schema, [*mapping.values(), *options.columns], "--columns and --map")
+    refuse_unknown_columns(schema, [key], "--key")
+    refuse_unknown_columns(schema, [*mapping.values(), *options.columns], "--columns and --map")
     if not is_key_type(schema.field(key).type):
         raise InputError(
             f"column {key!r} cannot be the key",
@@ -110,16 +110,6 @@ def joined_columns(
     if mapped or inferred:
         fields = infer_fields(schema, mapped, None, first_bytes or {}, columns=inferred, prefixed=True)
     return Chosen(pa.schema(columns), tuple(chosen[each.name] for each in columns), fields)
-
-
-def _refuse_unknown(schema: pa.Schema, names: Iterable[str], option: str) -> None:
-    unknown = [name for name in names if name not in schema.names]
-    if unknown:
-        raise InputError(
-            f"column {unknown[0]!r} is not in the table",
-            expected=f"one of {', '.join(schema.names)}",
-            remedy=did_you_mean(unknown, schema.names) or f"check {option}",
-        )
 
 
 def refuse_clashes(joined: Chosen, samples: pa.Schema, fields: Iterable[str], others: Iterable[Annotation]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -72,8 +72,9 @@ def plan_command(inputs: tuple[str, ...], output: str | None, plan_path: str | N
     spaces = [need.temporary_bytes for need in needs]
     values, texts = {}, []
     for (name, plan), space in zip(plans.items(), spaces, strict=True):
-        values[name] = {**plan.summary(), "classes": class_counts(plan.table), "temporary_bytes": space}
-        texts.append((f"{name}: " if name else "") + _plan_text(plan, _space_text(plan, space, output)))
+        classes = class_counts(plan.table)
+        values[name] = {**plan.summary(), "classes": classes, "temporary_bytes": space}
+        texts.append((f"{name}: " if name else "") + _plan_text(plan, classes, _space_text(plan, space, output)))
     for name, file in files.items():
         passes = needed_passes(file)
         values[name] |= {"saved": file, "passes": passes}
@@ -90,9 +91,8 @@ def _next_steps(plan_path: str, passes: Sequence[str]) -> str:
     return "\n".join([first, *shares, f"  wdsplit commit {plan_path}"])
 
 
-def _plan_text(plan: Plan, space: str) -> str:
+def _plan_text(plan: Plan, classes: Mapping[str, int], space: str) -> str:
     from wdsplit.conversion.planning import shown_notes
-    from wdsplit.tables.media import class_counts
 
     what, where = ("file", "input folder") if plan.table.names_files else ("row", "file")
     of_all = f" of {plan.table.total_rows:,}" if plan.num_rows < plan.table.total_rows else ""
@@ -113,10 +113,9 @@ def _plan_text(plan: Plan, space: str) -> str:
         f"plan {plan.hash}",
         *label_lines(plan.label, plan.fields),
     ]
-    counts = class_counts(plan.table)  # of folders that name classes
-    if counts:
-        some = names_text([f"{name} {count:,}" for name, count in counts.items()])
-        lines.append(f"{counted(len(counts), 'class', 'classes')} of {span(counts.values())} files: {some}")
+    if classes:  # of folders that name them
+        some = names_text([f"{name} {count:,}" for name, count in classes.items()])
+        lines.append(f"{counted(len(classes), 'class', 'classes')} of {span(classes.values())} files: {some}")
     fields = [(field.name, field.column, field.type, field.encoding) for field in plan.fields]
     lines += ["", table(("field", "column", "type", "encoding"), fields)]
     notes = shown_notes(plan)

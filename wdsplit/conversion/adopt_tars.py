@@ -29,7 +29,7 @@ from wdsplit.indexing.tars import (
 )
 from wdsplit.shards.annotations import ANNOTATIONS, is_annotation_folder
 from wdsplit.shards.files import write_manifest
-from wdsplit.shards.manifest import HEADER_NAME, MAX_HEADER_BYTES, Manifest, provenance_in
+from wdsplit.shards.manifest import HEADER_NAME, MAX_HEADER_BYTES, Manifest, parse_header
 from wdsplit.shards.places import places_path
 from wdsplit.shards.sample_tables import is_samples, samples_path
 from wdsplit.storage.given import located_one
@@ -145,7 +145,7 @@ def _is_converted(storage: Storage) -> bool:
     if storage.size(HEADER_NAME) is None:
         return False
     try:
-        return not provenance_in(storage.read(HEADER_NAME, MAX_HEADER_BYTES)).get("adopted")
+        return not parse_header(storage.read(HEADER_NAME, MAX_HEADER_BYTES))["provenance"].get("adopted")
     except CorruptDataError as error:
         raise error.at(storage.url) from error
     except InputError:

@@ -28,7 +28,7 @@ from wdsplit.errors import ConvertError, InputError
 from wdsplit.fields.keys import Place
 from wdsplit.shards.erased import read_erased
 from wdsplit.shards.files import existing_versions, finish_version, read_manifest, read_pending, write_version
-from wdsplit.shards.manifest import HEADER_NAME, MAX_HEADER_BYTES, Manifest, Shards, provenance_in
+from wdsplit.shards.manifest import HEADER_NAME, MAX_HEADER_BYTES, Manifest, Shards, parse_header
 from wdsplit.shards.sample_tables import KEY, read_samples
 from wdsplit.shards.sidecars import write_sidecars
 from wdsplit.shards.versions import ADDED_FOLDER, NO_NEXT_KEY, VERSIONS_FOLDER, Version, version_path
@@ -210,7 +210,7 @@ def _refuse_known_inputs(storage: ReadableStorage, manifest: Manifest, plan: Pla
     for number, folder in [(1, ""), *((each.number, each.folder) for each in manifest.history[1:])]:
         provenance = manifest.provenance
         if folder:
-            provenance = provenance_in(storage.read(f"{folder}/{HEADER_NAME}", MAX_HEADER_BYTES))
+            provenance = parse_header(storage.read(f"{folder}/{HEADER_NAME}", MAX_HEADER_BYTES))["provenance"]
         if provenance.get("selection") != selection:
             continue
         for file in provenance.get("inputs", ()):

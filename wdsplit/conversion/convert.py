@@ -172,7 +172,10 @@ def _carry_out(targets: Sequence[Target], report: Callable[[Progress], None], en
                     target.run.finish()
                     manifests[target.split] = finished
                 elif target.is_resumed:
-                    begun[target.split] = _resumed(target)
+                    target.run.remove_temporary()
+                    existing = target.run.existing_shards(target.plan, range(target.plan.num_shards))
+                    logger.info("resuming: %d of %d shards exist", len(existing), target.plan.num_shards)
+                    begun[target.split] = existing
                 else:
                     begun[target.split] = {}
                     target.run.start(target.plan)
@@ -187,14 +190,6 @@ def _carry_out(targets: Sequence[Target], report: Callable[[Progress], None], en
                     target.run.leave_resumable(target.plan)
             raise
     return {target.split: manifests[target.split] for target in targets}
-
-
-def _resumed(target: Target) -> Mapping[int, ShardRow]:
-    """Continue a run that was stopped; return the shards that exist already."""
-    target.run.remove_temporary()
-    existing = target.run.existing_shards(target.plan, range(target.plan.num_shards))
-    logger.info("resuming: %d of %d shards exist", len(existing), target.plan.num_shards)
-    return existing
 
 
 def _written(

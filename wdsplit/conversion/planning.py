@@ -40,9 +40,6 @@ __all__ = ["input_paths", "plan", "plan_files", "plan_splits", "refuse_early", "
 
 logger = logging.getLogger(__name__)
 
-_KEY = "__key__"
-"""webdataset's name for the key of a sample."""
-
 _MANY_PADS, _MANY_FIELDS, _MANY_NOTES = 1000, 50, 20
 _MANY_SHARDS, _TINY_SHARD_BYTES = 1000, 1_000_000
 
@@ -189,12 +186,12 @@ def refuse_early(schema: pa.Schema, options: ConvertOptions) -> None:
         InputError: There are such columns.
     """
     _check_key_and_split(schema, options)
-    if _KEY in schema.names and options.key is None:
+    if KEY_COLUMN in schema.names and options.key is None:
         raise InputError(
-            f"rows have a column {_KEY!r}, which is not their key",
+            f"rows have a column {KEY_COLUMN!r}, which is not their key",
             expected="the name of the key column, because row numbers are the keys otherwise",
             found="no key",
-            remedy=f"give key={_KEY!r}, or leave the column out",
+            remedy=f"give key={KEY_COLUMN!r}, or leave the column out",
         )
     check_kept(schema, options.keep, options.no_keep)
     named = {*options.mapping.values(), *options.columns, *({options.key, options.classes} - {None})}

@@ -78,9 +78,8 @@ def call(function: Any, task: Any) -> bytes:
         The pickled outcome. If Ray unpickled arrays, they would stay in its object store as long as they are used.
     """
     import ray
-    from ray.util import get_node_ip_address
+    from ray import util
 
-    get_address: Any = get_node_ip_address
     name = function.hex()
     if name not in _functions:
         _functions.clear()
@@ -90,7 +89,7 @@ def call(function: Any, task: Any) -> bytes:
     collector = _LogCollector()
     package = logging.getLogger("wdsplit")
     package.addHandler(collector)
-    outcome = Outcome(node=get_address())
+    outcome = Outcome(node=util.get_node_ip_address())
     try:
         outcome.result = _functions[name](task)
     except Exception as error:

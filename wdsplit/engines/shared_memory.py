@@ -23,7 +23,11 @@ class SharedMemory:
     """
 
     def __init__(self) -> None:
-        self._keep(_unnamed_file())
+        try:
+            self._keep(os.memfd_create("wdsplit"))
+        except (AttributeError, OSError):  # the system does not support it: a file on disk
+            with tempfile.TemporaryFile() as file:
+                self._keep(os.dup(file.fileno()))
 
     def _keep(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -75,12 +79,3 @@ def _received(duplicate: Any) -> SharedMemory:
     memory = SharedMemory.__new__(SharedMemory)
     memory._keep(duplicate.detach())
     return memory
-
-
-def _unnamed_file() -> int:
-    """Return the descriptor of an empty file in memory, or on disk if the system does not support that."""
-    try:
-        return os.memfd_create("wdsplit")
-    except (AttributeError, OSError):
-        with tempfile.TemporaryFile() as file:
-            return os.dup(file.fileno())

@@ -22,6 +22,7 @@ from wdsplit.fields.keys import Locate, in_column
 from wdsplit.fields.nulls import Null
 from wdsplit.fields.rules import is_list, is_tensor, is_text
 from wdsplit.shards.manifest import Field
+from wdsplit.tar.headers import large_binary
 
 __all__ = ["encode_batch", "npy_header", "utf8_text"]
 
@@ -166,11 +167,7 @@ def _encode_npy(column: pa.Array, where: Locate) -> pa.LargeBinaryArray:
         numbers = np.ascontiguousarray(arrays.transpose(0, *(axis + 1 for axis in order)))
         dims = [np.full(len(lists), shape[axis]) for axis in order]
     numbers = numbers.astype(numbers.dtype.newbyteorder("<"), copy=False)
-    offsets = np.zeros(len(lists) + 1, np.int64)
-    np.cumsum(np.bincount(owner, minlength=len(lists)) * numbers.itemsize, out=offsets[1:])
-    data = pa.LargeBinaryArray.from_buffers(
-        _LARGE_BINARY, len(lists), [None, pa.py_buffer(offsets), pa.py_buffer(numbers)]
-    )
+    data = large_binary(np.bincount(owner, minlength=len(lists)) * numbers.itemsize, numbers)
     headers = _npy_headers(numbers.dtype, np.stack(dims, axis=1) if dims else np.zeros((len(lists), 0), np.int64))
     joined = pc.binary_join_element_wise(headers, data, pa.scalar(b"", _LARGE_BINARY))
     if not lists.null_count:

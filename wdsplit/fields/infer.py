@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -31,6 +31,7 @@ __all__ = [
     "needs_sniff",
     "prefix_of",
     "refuse_repeated",
+    "refuse_unknown_columns",
     "sniff",
     "with_class_names",
     "with_features",
@@ -232,6 +233,21 @@ def refuse_repeated(schema: pa.Schema) -> None:
     problems = _repeated_columns(schema)
     if problems:
         raise _unusable(problems)
+
+
+def refuse_unknown_columns(schema: pa.Schema, names: Iterable[str], option: str) -> None:
+    """Refuse columns that are not in a table; `option` names them.
+
+    Raises:
+        InputError: There are such columns.
+    """
+    unknown = [name for name in names if name not in schema.names]
+    if unknown:
+        raise InputError(
+            f"column {unknown[0]!r} is not in the table",
+            expected=f"one of {', '.join(schema.names)}",
+            remedy=did_you_mean(unknown, schema.names) or f"check {option}",
+        )
 
 
 def _repeated_columns(schema: pa.Schema) -> list[str]:

@@ -25,9 +25,9 @@ from wdsplit.shards.manifest import (
     Shard,
     checksum_of,
     dump_manifest,
+    parse_header,
     parse_manifest,
     table_path_in,
-    version_in,
 )
 from wdsplit.shards.places import places_path
 from wdsplit.shards.sample_tables import dump_samples, samples_path
@@ -151,11 +151,8 @@ def _check_claims(storage: ReadableStorage, manifest: Manifest) -> None:
 
 def _read_files(storage: ReadableStorage, version: int | None) -> tuple[bytes, bytes]:
     """Return header and table of a dataset; of the latest version, read both at the same time if it is remote."""
-    if version is not None:
-        header = _read_version(storage, version)
-        return header, storage.read(table_path_in(header), MAX_TABLE_BYTES)
-    if not storage.is_remote:
-        header = _read_header(storage)
+    if version is not None or not storage.is_remote:
+        header = _read_header(storage) if version is None else _read_version(storage, version)
         return header, storage.read(table_path_in(header), MAX_TABLE_BYTES)
     with ThreadPoolExecutor(1, initializer=end_before_forks) as pool:
         table = pool.submit(storage.read, SHARDS_NAME, MAX_TABLE_BYTES)
@@ -169,7 +166,7 @@ def _read_version(storage: ReadableStorage, version: int) -> bytes:
     with suppress(DatasetNotFoundError):
         return storage.read(version_path(version), MAX_HEADER_BYTES)
     header = _read_header(storage)
-    latest = version_in(header)
+    latest = parse_header(header)["version"]
     if version == latest:
         return header
     raise InputError(

@@ -55,10 +55,9 @@ __all__ = [
     "dump_manifest",
     "first_samples",
     "parse_fields",
+    "parse_header",
     "parse_manifest",
-    "provenance_in",
     "shard_path",
-    "shards_checksum",
     "table_path_in",
 ]
 
@@ -271,7 +270,7 @@ def parse_manifest(header: bytes, table: bytes) -> Manifest:
         CorruptDataError: Either is damaged or too large, or they do not belong together.
         InputError: The dataset was written by another version of the format.
     """
-    fields = _parse_header(header)
+    fields = parse_header(header)
     checksum = checksum_of(xxhash.xxh3_128(table))
     if fields["shards_checksum"] != checksum:
         raise CorruptDataError(
@@ -283,7 +282,7 @@ def parse_manifest(header: bytes, table: bytes) -> Manifest:
     shards = parse_shards(table, fields["num_shards"])
     manifest = Manifest(
         shards,
-        parse_fields(fields["fields"]),
+        fields["fields"],
         fields["lanes"],
         fields["window"],
         fields["pad"],
@@ -302,28 +301,11 @@ def parse_manifest(header: bytes, table: bytes) -> Manifest:
     return manifest
 
 
-def shards_checksum(header: bytes) -> str:
-    """Return the checksum of the shard table in a header; raises as `parse_manifest` does."""
-    return str(_parse_header(header)["shards_checksum"])
-
-
-def provenance_in(header: bytes) -> dict[str, Any]:
-    """Return the provenance in a header; raises as `parse_manifest` does."""
-    provenance: dict[str, Any] = _parse_header(header)["provenance"]
-    return provenance
-
-
-def version_in(header: bytes) -> int:
-    """Return the version of the dataset in a header; raises as `parse_manifest` does."""
-    version: int = _parse_header(header)["version"]
-    return version
-
-
 def table_path_in(header: bytes) -> str:
     """Return the path of the shard table of a header; raises as `parse_manifest` does."""
     if b'"history"' not in header:  # most datasets have one version, and need not be parsed for it
         return SHARDS_NAME
-    fields = _parse_header(header)
+    fields = parse_header(header)
     return table_path(fields["version"], fields["shards_checksum"])
 
 
@@ -335,7 +317,8 @@ _HEADER_TYPES = {
 }
 
 
-def _parse_header(header: bytes) -> dict[str, Any]:
+def parse_header(header: bytes) -> dict[str, Any]:
+    """Return the values of a header, checked; raises as `parse_manifest` does."""
     if len(header) > MAX_HEADER_BYTES:
         raise _bad_header(f"{len(header)} bytes", f"at most {MAX_HEADER_BYTES}")
     try:
@@ -358,7 +341,7 @@ def _parse_header(header: bytes) -> dict[str, Any]:
         if not 1 <= fields[name] <= maximum:
             raise _bad_header(f"{name} = {fields[name]}", f"1 to {maximum}")
     try:
-        parse_fields(fields["fields"])
+        fields["fields"] = parse_fields(fields["fields"])
     except ValueError as error:
         texts = ", ".join(_FIELD_TEXTS)
         raise _bad_header(str(error), f"each field once, an object with the texts {texts}, maybe names") from error

@@ -110,7 +110,8 @@ def open_inputs(paths: Sequence[str], storage_options: Mapping[str, Any] | None 
             )
     reader = format_named(files[0].format)
     common_schema = getattr(reader, "common_schema", None)
-    schema = promoted(found) if common_schema is None else common_schema(found.by_path())
+    by_path = dict(zip(found.paths, found.schemas, strict=True))
+    schema = promoted(found) if common_schema is None else common_schema(by_path)
     if files[0].format == "tar":
         return Table(tuple(files), schema)
     folders = [_folder_of(path, file) if hive else "" for path, file in zip(paths, files, strict=True)]

@@ -56,10 +56,6 @@ class Schemas:
         self.counts[number] += num_rows > 0
         return number
 
-    def by_path(self) -> dict[str, pa.Schema]:
-        """Return the first file with each different schema, and the schema."""
-        return dict(zip(self.paths, self.schemas, strict=True))
-
 
 def promoted(found: Schemas) -> pa.Schema:
     """Return the columns of all files, in the order of their first appearance, each of a type that holds all values.

@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 
 from wdsplit.arrays import Int64
 from wdsplit.conditions.parse import parse_where
-from wdsplit.errors import InputError, did_you_mean
-from wdsplit.fields.infer import class_names
+from wdsplit.errors import InputError
+from wdsplit.fields.infer import class_names, refuse_unknown_columns
 from wdsplit.fields.json_values import scalar_text, stored
 from wdsplit.fields.keys import hash_keys, in_column
 from wdsplit.fields.rules import is_text
@@ -67,12 +67,7 @@ def check_split_type(schema: pa.Schema, column: str) -> None:
     Raises:
         InputError: There is no such column, or it has floats, bytes or nested values.
     """
-    if column not in schema.names:
-        raise InputError(
-            f"column {column!r} is not in the table",
-            expected=f"one of {', '.join(schema.names)}",
-            remedy=did_you_mean([column], schema.names) or "check --key and --split-by",
-        )
+    refuse_unknown_columns(schema, [column], "--key and --split-by")
     kind = schema.field(column).type
     value = kind.value_type if pa.types.is_dictionary(kind) else kind
     plain = pa.types.is_integer(value) or pa.types.is_boolean(value) or pa.types.is_date(value)

@@ -62,7 +62,7 @@ def padding_bytes(sizes: Int64) -> Int64:
     return -sizes % BLOCK_BYTES
 
 
-def large_binary(lengths: Int64, data: npt.NDArray[np.uint8]) -> pa.LargeBinaryArray:
+def large_binary(lengths: Int64, data: npt.NDArray[np.generic]) -> pa.LargeBinaryArray:
     """Return consecutive values of the given lengths in `data`; nothing is copied."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])

@@ -13,7 +13,7 @@ from wdsplit.arrays import Int64
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, UnansweredError, WdsplitError
 from wdsplit.loading.reading.segments import Range, Segments, ranges_of
 from wdsplit.shards.annotations import ANNOTATIONS, MISSING
-from wdsplit.shards.manifest import HEADER_NAME, MAX_HEADER_BYTES, Manifest, Shard, shards_checksum
+from wdsplit.shards.manifest import HEADER_NAME, MAX_HEADER_BYTES, Manifest, Shard, parse_header
 from wdsplit.shards.places import read_places
 from wdsplit.shards.versions import version_path
 from wdsplit.storage.interface import ReadableFile, ReadableStorage
@@ -105,10 +105,13 @@ def refuse_overwritten(storage: ReadableStorage, manifest: Manifest) -> None:
         DatasetNotFoundError: It was overwritten or removed.
     """
     try:
-        found = shards_checksum(storage.read(HEADER_NAME, MAX_HEADER_BYTES)) if manifest.shards_checksum else ""
+        found = ""
+        if manifest.shards_checksum:
+            found = parse_header(storage.read(HEADER_NAME, MAX_HEADER_BYTES))["shards_checksum"]
         if found != manifest.shards_checksum:  # a version that is not the latest any more
             with suppress(DatasetNotFoundError):
-                found = shards_checksum(storage.read(version_path(manifest.version), MAX_HEADER_BYTES))
+                header = storage.read(version_path(manifest.version), MAX_HEADER_BYTES)
+                found = parse_header(header)["shards_checksum"]
     except (DatasetNotFoundError, CorruptDataError, InputError) as error:
         found = f"{HEADER_NAME}: {error.cause}"
     if found != manifest.shards_checksum:
