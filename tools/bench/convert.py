@@ -5,7 +5,8 @@ incompressible bytes and a label). In each round every contender converts them o
 same kind of place. Printed are medians over the rounds, ratios of medians, processor time, and the most memory that one
 process had. More jobs than processors show what a job costs where there are processors for all.
 A contender that is not installed is left out (pip install '.[bench]'). The clock starts when the libraries are
-imported and stops when the last byte is handed to the system.
+imported and stops when the last byte is handed to the system. All have the environment of the command `wdsplit`, which
+tells Arrow how to use memory.
 
 Example: python -m tools.bench.convert --output /dev/shm --rounds 5
 """
@@ -24,8 +25,7 @@ from tools.bench.core import Aim, Result
 
 TABLES = ("small", "image")
 BASE, COPY = "webdataset ShardWriter", "cp of the same bytes"
-PROGRAM = "wdsplit.cli.__main__"
-"""The module of the command, which tells Arrow how to use memory; it imports the others when they are used."""
+MODULE = "wdsplit.conversion.convert"
 
 
 def with_wdsplit(source: str, output: str, jobs: int, **plan: Any) -> None:
@@ -40,10 +40,10 @@ def with_cp(source: str, output: str) -> None:
 
 
 CONTENDERS: dict[str, tuple[str, Callable[[str, str], None]]] = {
-    "wdsplit, 2 jobs": (PROGRAM, partial(with_wdsplit, jobs=2, shuffle=True)),
-    "wdsplit --no-shuffle, 1 job": (PROGRAM, partial(with_wdsplit, jobs=1, shuffle=False)),
+    "wdsplit, 2 jobs": (MODULE, partial(with_wdsplit, jobs=2, shuffle=True)),
+    "wdsplit --no-shuffle, 1 job": (MODULE, partial(with_wdsplit, jobs=1, shuffle=False)),
     **{
-        f"wdsplit --no-shuffle, {jobs} jobs": (PROGRAM, partial(with_wdsplit, jobs=jobs, shuffle=False))
+        f"wdsplit --no-shuffle, {jobs} jobs": (MODULE, partial(with_wdsplit, jobs=jobs, shuffle=False))
         for jobs in (2, 4, 8, 16)
     },
     BASE: ("webdataset", peers.write_webdataset),
@@ -63,7 +63,7 @@ def convert_once(name: str, folder: str) -> Result:
     """Convert the table of a folder; the output is removed after the clock has stopped."""
     module, function = CONTENDERS[name]
     output = f"{folder}/out"
-    clock = core.begin(module, *["wdsplit.conversion.convert"] * (module == PROGRAM))
+    clock = core.begin(module)
     try:
         function(f"{folder}/{data.SOURCE}", output)
         return {**clock.read(), "megabytes": core.peak_mib()}
@@ -101,6 +101,7 @@ def main() -> None:
     parser.add_argument("--small-rows", type=int, default=400_000, help="Rows of the table small. Default: 400000.")
     parser.add_argument("--image-rows", type=int, default=12_000, help="Rows of the table image. Default: 12000.")
     arguments = parser.parse_args()
+    core.import_all(core.PROGRAM)
     core.print_machine()
     aims = []
     for table, num_rows in zip(TABLES, (arguments.small_rows, arguments.image_rows), strict=True):

@@ -1,7 +1,8 @@
 """Compare converting with --no-shuffle, shuffled in memory, and shuffled by a spill of a table larger than memory.
 
 All are measured side by side, each in a process of its own, with the same jobs. Printed are medians of seconds and of
-processor seconds, and what share of the speed of --no-shuffle they are.
+processor seconds, and what share of the speed of --no-shuffle they are. They have the environment of the command
+`wdsplit`, which tells Arrow how to use memory.
 
 Example: python -m tools.bench.shuffled --output /dev/shm
 """
@@ -64,6 +65,7 @@ def main() -> None:
     parser.add_argument("--image-rows", type=int, default=12_000, help="Rows of the table image. Default: 12000.")
     parser.add_argument("--jobs", type=int, default=2, help="Jobs. Default: 2.")
     arguments = parser.parse_args()
+    core.import_all(core.PROGRAM)
     core.print_machine()
     aims = []
     for table, num_rows in zip(TABLES, (arguments.image_rows, arguments.small_rows), strict=True):
