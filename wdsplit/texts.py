@@ -35,13 +35,7 @@ class Brief:
 
 
 def safe_text(text: str, limit: int, lines: bool = False) -> str:
-    """Return a text of a dataset for display: shortened, and without invisible characters.
-
-    Args:
-        text: The text.
-        limit: Characters to keep.
-        lines: Keep line breaks and tabs.
-    """
+    """Return a text of a dataset for display: shortened, and without invisible characters; `lines` as for `escaped`."""
     return escaped(text if len(text) <= limit else f"{text[: limit - 1]}…", lines)
 
 

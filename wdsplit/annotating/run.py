@@ -21,12 +21,7 @@ __all__ = ["AnnotationRun"]
 
 
 class AnnotationRun(Record):
-    """The run that makes, or made, an annotation.
-
-    Args:
-        storage: The dataset.
-        name: The annotation's name.
-    """
+    """The run that makes, or made, an annotation of a dataset."""
 
     def __init__(self, storage: Storage, name: str) -> None:
         super().__init__(storage, f"{ANNOTATIONS.folder}/{name}{RUN_SUFFIX}")

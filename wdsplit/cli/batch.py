@@ -62,12 +62,7 @@ def _steps(text: str) -> range:
     option("Samples", "--last", "List the last N steps before --state.  [default: 10, without --step]", low=1),
     shuffle_options,
     option("Training", "--lanes", "Number of lanes, if the training overrode it.  [default: the dataset's]", low=1),
-    option(
-        "Training",
-        "--window",
-        "Samples per window, if the training overrode it.  [default: the dataset's]",
-        low=1,
-    ),
+    option("Training", "--window", "Samples per window, if the training overrode it.  [default: the dataset's]", low=1),
     option("Samples", "--limit", "The limit= of the Dataset in training, if it had one.", low=1),
     join_option("Output"),
     view_options,

@@ -30,13 +30,7 @@ __all__ = ["audit_command", "verify_command"]
 _MAX_SHOWN = 20
 
 
-@command(
-    "verify",
-    ["data/train --jobs 8", "s3://bucket/train"],
-    dataset_argument,
-    view_options,
-    engine_options,
-)
+@command("verify", ["data/train --jobs 8", "s3://bucket/train"], dataset_argument, view_options, engine_options)
 def verify_command(dataset: str, running: Running, **arguments: Any) -> Result:
     """Check every byte of DATASET against its manifest.
 

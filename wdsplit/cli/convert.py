@@ -167,10 +167,7 @@ def commit_command(plan_path: str) -> Result:
 
 @command(
     "index",
-    [
-        "data/train --world-size 8 --workers 4",
-        "data/train --overwrite --lanes 64",
-    ],
+    ["data/train --world-size 8 --workers 4", "data/train --overwrite --lanes 64"],
     dataset_argument,
     options_of(IndexOptions, "Loading", "world_size workers lanes window"),
     engine_options,

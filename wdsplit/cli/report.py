@@ -19,10 +19,7 @@ from wdsplit.texts import human_bytes
 
 __all__ = ["croissant_command", "report_command"]
 
-_REPORT: dict[str, dict[str, Any]] = {
-    "class_field": {"metavar": "NAME"},
-    "max_read": {"metavar": "SIZE"},
-}
+_REPORT: dict[str, dict[str, Any]] = {"class_field": {"metavar": "NAME"}, "max_read": {"metavar": "SIZE"}}
 _CLUSTER: dict[str, dict[str, Any]] = {
     "link_gbits": {"flag": "--link"},
     "latency_ms": {},

@@ -21,15 +21,7 @@ from wdsplit.jobs.notes import Notes
 from wdsplit.jobs.record import Record
 from wdsplit.shards.annotations import ANNOTATIONS
 from wdsplit.shards.files import read_manifest, write_manifest
-from wdsplit.shards.manifest import (
-    ERASE_FOLDER,
-    HEADER_NAME,
-    RUN_FOLDER,
-    SHARDS_NAME,
-    Manifest,
-    Shard,
-    shard_path,
-)
+from wdsplit.shards.manifest import ERASE_FOLDER, HEADER_NAME, RUN_FOLDER, SHARDS_NAME, Manifest, Shard, shard_path
 from wdsplit.shards.places import places_path
 from wdsplit.shards.sample_tables import samples_path
 from wdsplit.shards.sidecars import ENERGON_FOLDER, ENERGON_NAMES, WIDS_NAME, shard_sidecars, write_sidecars

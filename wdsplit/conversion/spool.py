@@ -179,12 +179,7 @@ def _fitted(batch: pa.RecordBatch, schema: pa.Schema, first: int) -> pa.RecordBa
 
 
 class _Part:
-    """An Arrow stream in a file.
-
-    Args:
-        folder: Where to write it.
-        schema: Its columns.
-    """
+    """An Arrow stream in a file of `folder`."""
 
     def __init__(self, folder: str, schema: pa.Schema) -> None:
         self.schema = schema

@@ -56,11 +56,7 @@ def number_width(num_rows: int) -> int:
 
 
 def numbered_rows(provenance: Mapping[str, Any]) -> int | None:
-    """Return how many rows of a dataset were numbered to make its keys; None if its keys come from a column.
-
-    Args:
-        provenance: The provenance in its manifest.
-    """
+    """Return how many rows were numbered to make keys, by a provenance; None if the keys come from a column."""
     num_rows = provenance.get("num_rows")
     return num_rows if provenance.get("key", "") is None and isinstance(num_rows, int) else None
 

@@ -30,12 +30,7 @@ _MAX_CHARACTERS = 80
 
 
 class Notes:
-    """The notes in a folder of a run.
-
-    Args:
-        storage: The output of the run.
-        folder: The folder.
-    """
+    """The notes in a folder of a run's output."""
 
     def __init__(self, storage: Storage, folder: str) -> None:
         self._storage, self._folder = storage, folder

@@ -16,12 +16,7 @@ __all__ = ["Record"]
 
 
 class Record:
-    """The folder of a run.
-
-    Args:
-        storage: The output of the run.
-        folder: The folder in it.
-    """
+    """The folder of a run in its output."""
 
     def __init__(self, storage: Storage, folder: str) -> None:
         self.storage, self.folder = storage, folder

@@ -18,12 +18,7 @@ def places_path(path: str) -> str:
 
 
 def read_places(storage: ReadableStorage, shard: Shard, names: Sequence[str]) -> Places:
-    """Read the places of a shard and compare them with its row in the manifest.
-
-    Args:
-        storage: The dataset.
-        shard: The shard.
-        names: The fields of the manifest.
+    """Read the places of a shard, given the manifest's fields, and compare them with its row there.
 
     Raises:
         DatasetNotFoundError: There are none.

@@ -19,14 +19,7 @@ from wdsplit.shards.sample_tables import KEY, read_samples
 from wdsplit.storage.interface import Storage
 from wdsplit.tar.places import Rows, rows_of
 
-__all__ = [
-    "ENERGON_FOLDER",
-    "ENERGON_NAMES",
-    "WIDS_NAME",
-    "shard_sidecars",
-    "write_shard_sidecars",
-    "write_sidecars",
-]
+__all__ = ["ENERGON_FOLDER", "ENERGON_NAMES", "WIDS_NAME", "shard_sidecars", "write_shard_sidecars", "write_sidecars"]
 
 WIDS_NAME = "wids.json"
 ENERGON_FOLDER = ".nv-meta"
@@ -53,15 +46,9 @@ def shard_sidecars(shard: Shard, emit: Sequence[str]) -> list[str]:
 
 
 def write_shard_sidecars(storage: Storage, shard: Shard, names: Sequence[str], emit: Sequence[str]) -> None:
-    """Publish the sidecars of a shard. Runs in the task that has written the shard.
+    """Publish the sidecars of a shard, given the names of the fields. Runs in the task that has written the shard.
 
     Energon's has the offsets at which samples begin, then the end, as little-endian uint64.
-
-    Args:
-        storage: The dataset.
-        shard: The shard.
-        names: The fields of the manifest.
-        emit: The readers to write for.
     """
     for path in shard_sidecars(shard, emit):
         if path == _dali_path(shard.path):

@@ -120,13 +120,7 @@ class ViewParts:
 
 
 class _Array:
-    """One array of a view: the parts of shards, one after another.
-
-    Args:
-        parts: Reads the parts.
-        number: Its number among the arrays.
-        dtype: Its type.
-    """
+    """One array of a view: the parts of shards, one after another."""
 
     def __init__(self, parts: ViewParts, number: int, dtype: np.dtype[Any]) -> None:
         self._parts, self._number, self._dtype = parts, number, dtype

@@ -257,11 +257,7 @@ def _remove(target: Path) -> None:
 
 
 class _NewFile:
-    """A file that is being written.
-
-    Args:
-        fd: Its descriptor.
-    """
+    """A file that is being written, given its descriptor."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd

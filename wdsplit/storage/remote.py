@@ -79,11 +79,7 @@ class Answer(NamedTuple):
 
 
 class RemoteStorage(Storage, ABC):
-    """A folder of a remote store.
-
-    Args:
-        retries: How long to retry requests.
-    """
+    """A folder of a remote store; `retries` says how long requests are retried."""
 
     is_remote = True
     has_latency = True

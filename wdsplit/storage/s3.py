@@ -47,12 +47,7 @@ _CONCURRENT_PARTS = 3
 
 
 class S3Storage(RemoteStorage):
-    """The objects under a prefix of a bucket.
-
-    Args:
-        url: `s3://bucket/prefix`.
-        options: How to reach the store.
-    """
+    """The objects under a prefix of a bucket: `s3://bucket/prefix`."""
 
     _empty = "no objects"
 
@@ -249,10 +244,6 @@ class S3Upload:
     whose last request makes the object appear.
 
     At most four upload parts are in memory: one is gathered while the others are sent. A faster writer waits.
-
-    Args:
-        storage: Sends requests.
-        path: The path in it.
     """
 
     def __init__(self, storage: S3Storage, path: str) -> None:

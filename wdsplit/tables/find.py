@@ -38,10 +38,6 @@ def find_inputs(arguments: Sequence[str], storage_options: Mapping[str, Any] | N
     A folder yields all tables below it, sorted, which must have one format; or itself if images, audio or videos are
     below it. A glob yields its matches, sorted.
 
-    Args:
-        arguments: Paths or URLs.
-        storage_options: Options for remote stores.
-
     Raises:
         InputError: An argument matches nothing, or a file is given twice.
     """

@@ -135,10 +135,6 @@ def is_media_input(path: str, storage_options: Mapping[str, Any] | None = None) 
 def open_media(paths: Sequence[str], storage_options: Mapping[str, Any] | None = None) -> Table:
     """List folders of media files, and single files; these count as one folder, their innermost common one.
 
-    Args:
-        paths: The folders and files.
-        storage_options: Options for a remote store.
-
     Raises:
         InputError: A folder cannot be read, or is ambiguous; or an input is a table.
     """

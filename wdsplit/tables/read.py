@@ -302,13 +302,7 @@ def check_files(table: Table, first: int, stop: int) -> None:
 
 
 def matching_groups(table: Table, file: InputFile, expression: Any, columns: Sequence[str]) -> list[int]:
-    """Return the row groups of a file, without empty ones, that may have rows that meet a condition.
-
-    Args:
-        table: The table.
-        file: A file of the table.
-        expression: The condition.
-        columns: The columns that it reads.
+    """Return the row groups of a file, without empty ones, that may have rows that meet a condition on `columns`.
 
     Raises:
         InputError: The file cannot be read.

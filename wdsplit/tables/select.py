@@ -106,11 +106,7 @@ def hash_values(column: pa.Array, numbers: Int64, table: Table, name: str) -> np
 
 
 class Picker:
-    """Finds the rows of a batch that a selection keeps, apart from its limit.
-
-    Args:
-        table: The table with its selection.
-    """
+    """Finds the rows of a batch that a table's selection keeps, apart from its limit."""
 
     def __init__(self, table: Table) -> None:
         selection = table.selection

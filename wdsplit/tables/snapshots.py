@@ -170,13 +170,7 @@ def _iceberg_files(name: str, version: int | None) -> tuple[int, list[str]]:
 
 
 def _iceberg_problems(table: Any, schema: Any, tasks: Sequence[Any]) -> Iterator[str]:
-    """Yield why the files of an Iceberg table do not have its rows.
-
-    Args:
-        table: The table.
-        schema: The columns of the version.
-        tasks: Its files.
-    """
+    """Yield why the files (`tasks`) of an Iceberg table do not have the rows of the version with this schema."""
     num_deleting = sum(bool(task.delete_files) for task in tasks)
     if num_deleting:
         yield f"{num_deleting:,} of {len(tasks):,} files with delete files"

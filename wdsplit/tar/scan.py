@@ -71,9 +71,6 @@ class Scan:
 def scan_tar(data: memoryview) -> Scan:
     """Scan a whole tar, which may end with any number of zero blocks, or with its last member.
 
-    Args:
-        data: Its bytes.
-
     Raises:
         CorruptDataError: The tar is damaged or truncated; the error has the offset.
         InputError: The tar is compressed, joined from several tars, or has members other than files and folders.
@@ -96,11 +93,7 @@ def scan_tar(data: memoryview) -> Scan:
 
 
 def scan_window(data: memoryview, base: int) -> Scan:
-    """Scan a part of a tar that begins with a header and ends with a member.
-
-    Args:
-        data: Its bytes.
-        base: Its offset in the tar.
+    """Scan a part of a tar, from the offset `base`, that begins with a header and ends with a member.
 
     Returns:
         The files; offsets are those in the tar.

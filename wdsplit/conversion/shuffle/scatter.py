@@ -22,14 +22,7 @@ from wdsplit.order.permutation import RowPermutation
 from wdsplit.storage.interface import Storage
 from wdsplit.tables.read import read_rows
 
-__all__ = [
-    "NUMBER",
-    "PLACE",
-    "merge",
-    "placed_rows",
-    "region_runs",
-    "scatter",
-]
+__all__ = ["NUMBER", "PLACE", "merge", "placed_rows", "region_runs", "scatter"]
 
 PLACE, NUMBER = "place", "number"
 """Columns of a run besides those of the table, which are numbered c0, c1, ..."""

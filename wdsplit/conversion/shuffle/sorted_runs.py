@@ -126,12 +126,7 @@ def _write_run(storage: Storage, path: str, table: pa.Table, buckets: Int64) -> 
 
 
 class OpenRun:
-    """A run, open for reading; a damaged or missing one raises CorruptDataError. The file is open only during a read.
-
-    Args:
-        storage: The output.
-        run: The run.
-    """
+    """A run, open for reading; a damaged or missing one raises CorruptDataError. Its file is open only in a read."""
 
     def __init__(self, storage: Storage, run: SortedRun) -> None:
         self._storage, self._run, self._place = storage, run, f"{storage.url}/{run.path}"

@@ -236,16 +236,10 @@ def _batches(
 
 
 def _parts_with_dictionaries(source: Input, first: int, batch_ends: set[int], end: int) -> list[tuple[int, int]]:
-    """Return where the schema, the dictionaries and some batches are, in reading order.
+    """Return where the schema, at `first`, the dictionaries and some batches up to `end` are, in reading order.
 
     In a stream, a batch uses the dictionaries before it, and later ones may replace them. In a file, dictionaries only
     grow, and may be anywhere.
-
-    Args:
-        source: The file or stream.
-        first: Where the schema begins.
-        batch_ends: Where the batches end.
-        end: Where the last batch ends.
     """
     parts, batches = list[tuple[int, int]](), list[tuple[int, int]]()
     at = first

@@ -10,14 +10,7 @@ import pyarrow as pa
 
 from wdsplit.errors import InputError, first_line
 
-__all__ = [
-    "BATCH_BYTES",
-    "MAX_BATCH_ROWS",
-    "check_names",
-    "grouped",
-    "sliced",
-    "unreadable",
-]
+__all__ = ["BATCH_BYTES", "MAX_BATCH_ROWS", "check_names", "grouped", "sliced", "unreadable"]
 
 Item = TypeVar("Item")
 

@@ -18,14 +18,7 @@ import pyarrow.csv
 
 from wdsplit.tables.formats import text
 from wdsplit.tables.formats.opening import open_input, read_blocks
-from wdsplit.tables.formats.text import (
-    BOM,
-    Block,
-    inexact,
-    integer_type,
-    joined_types,
-    open_text,
-)
+from wdsplit.tables.formats.text import BOM, Block, inexact, integer_type, joined_types, open_text
 from wdsplit.tables.table import InputFile, Remote
 
 __all__ = ["WHAT", "common_schema", "open_file", "read_batches"]

@@ -20,15 +20,7 @@ import pyarrow.json
 
 from wdsplit.errors import InputError, first_line
 from wdsplit.tables.formats.opening import read_blocks
-from wdsplit.tables.formats.text import (
-    Block,
-    common_schema,
-    inexact,
-    integer_type,
-    is_exact,
-    joined_types,
-    open_text,
-)
+from wdsplit.tables.formats.text import Block, common_schema, inexact, integer_type, is_exact, joined_types, open_text
 from wdsplit.tables.table import InputFile, Remote
 
 __all__ = ["WHAT", "common_schema", "open_file", "read_batches"]

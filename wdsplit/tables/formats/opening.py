@@ -73,11 +73,7 @@ class LocalInput(io.BufferedReader):
 
 
 class RemoteInput(io.RawIOBase):
-    """A remote object, as a file for Python's and Arrow's readers.
-
-    Args:
-        remote: The object.
-        ahead_bytes: Minimum bytes of a request.
+    """A remote object, as a file for Python's and Arrow's readers; a request is for at least `ahead_bytes`.
 
     Attributes:
         path: Its URL, without secrets.
