@@ -5,8 +5,8 @@ incompressible bytes and a label). In each round every contender converts them o
 same kind of place. Printed are medians over the rounds, ratios of medians, processor time, and the most memory that one
 process had. More jobs than processors show what a job costs where there are processors for all.
 A contender that is not installed is left out (pip install '.[bench]'). The clock starts when the libraries are
-imported and stops when the last byte is handed to the system. All have the environment of the command `wdsplit`, which
-tells Arrow how to use memory.
+imported and stops when the last byte is handed to the system. wdsplit has the environment of its command, which tells
+Arrow how to use memory.
 
 Example: python -m tools.bench.convert --output /dev/shm --rounds 5
 """
@@ -22,6 +22,7 @@ from typing import Any
 
 from tools.bench import core, data, peers
 from tools.bench.core import Aim, Result
+from wdsplit.cli.__main__ import ENVIRONMENT
 
 TABLES = ("small", "image")
 BASE, COPY = "webdataset ShardWriter", "cp of the same bytes"
@@ -77,7 +78,12 @@ def compare(table: str, num_rows: int, folder: Path, rounds: int) -> list[Aim]:
     with_wdsplit(str(folder / data.SOURCE), str(folder / data.SHARDS), jobs=1)
     num_bytes = sum(path.stat().st_size for path in (folder / data.SHARDS).iterdir())
     names = [name for name, (module, _) in CONTENDERS.items() if core.is_installed(name, module)]
-    results = core.run_rounds(names, rounds, lambda name: core.in_own_process(convert_once, name, folder))
+
+    def measure(name: str) -> Result:
+        environ = ENVIRONMENT if core.is_wdsplit(name) else None
+        return core.in_own_process(convert_once, name, folder, environ=environ)
+
+    results = core.run_rounds(names, rounds, measure)
     medians = {name: core.median_of(runs, lambda result: result["seconds"]) for name, runs in results.items()}
     rows = []
     for name, seconds in medians.items():
@@ -101,7 +107,6 @@ def main() -> None:
     parser.add_argument("--small-rows", type=int, default=400_000, help="Rows of the table small. Default: 400000.")
     parser.add_argument("--image-rows", type=int, default=12_000, help="Rows of the table image. Default: 12000.")
     arguments = parser.parse_args()
-    core.import_all(core.PROGRAM)
     core.print_machine()
     aims = []
     for table, num_rows in zip(TABLES, (arguments.small_rows, arguments.image_rows), strict=True):

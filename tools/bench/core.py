@@ -25,8 +25,6 @@ from typing import Any, NamedTuple, TypeVar
 
 ROOT = Path(__file__).resolve().parents[2]
 READY = "ready\n"
-PROGRAM = "wdsplit.cli.__main__"
-"""The module of the command: once it is imported, processes that are started have its environment."""
 DEADLINE_S = 600
 """A task that takes longer is taken to hang."""
 

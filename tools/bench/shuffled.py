@@ -1,8 +1,8 @@
 """Compare converting with --no-shuffle, shuffled in memory, and shuffled by a spill of a table larger than memory.
 
 All are measured side by side, each in a process of its own, with the same jobs. Printed are medians of seconds and of
-processor seconds, and what share of the speed of --no-shuffle they are. They have the environment of the command
-`wdsplit`, which tells Arrow how to use memory.
+processor seconds, and what share of the speed of --no-shuffle they are. They have the environment of the command, which
+tells Arrow how to use memory.
 
 Example: python -m tools.bench.shuffled --output /dev/shm
 """
@@ -15,6 +15,7 @@ from pathlib import Path
 
 from tools.bench import core, data
 from tools.bench.core import Aim, Result
+from wdsplit.cli.__main__ import ENVIRONMENT
 
 TABLES = {"image": "0.7", "small": "0.8"}
 """Tables, and what is aimed at in memory."""
@@ -43,7 +44,11 @@ def compare(table: str, num_rows: int, folder: Path, rounds: int, jobs: int) -> 
     """Measure all on a table, and print the medians; return what was aimed at."""
     data.MAKERS[table](folder / data.SOURCE, num_rows)
     names = (BASE, IN_MEMORY, SPILLED)
-    results = core.run_rounds(names, rounds, lambda name: core.in_own_process(convert_once, name, str(folder), jobs))
+
+    def measure(name: str) -> Result:
+        return core.in_own_process(convert_once, name, str(folder), jobs, environ=ENVIRONMENT)
+
+    results = core.run_rounds(names, rounds, measure)
     medians = {
         name: [core.median_of(runs, itemgetter(of)) for of in ("seconds", "busy")] for name, runs in results.items()
     }
@@ -65,7 +70,6 @@ def main() -> None:
     parser.add_argument("--image-rows", type=int, default=12_000, help="Rows of the table image. Default: 12000.")
     parser.add_argument("--jobs", type=int, default=2, help="Jobs. Default: 2.")
     arguments = parser.parse_args()
-    core.import_all(core.PROGRAM)
     core.print_machine()
     aims = []
     for table, num_rows in zip(TABLES, (arguments.image_rows, arguments.small_rows), strict=True):

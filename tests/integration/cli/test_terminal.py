@@ -42,11 +42,13 @@ def test_help_is_shown_without_loading_what_a_run_needs():
 
 def test_a_command_tells_arrow_how_to_use_memory_unless_the_user_does():
     names = ("MIMALLOC_PURGE_DELAY", "MIMALLOC_ALLOW_THP")
-    program = f"import os, wdsplit.cli.__main__; print(*[os.environ[name] for name in {names}])"
+    shown = f"print(*[os.environ[name] for name in {names}])"
+    program = f"import atexit, os; from wdsplit.cli.__main__ import main; atexit.register(lambda: {shown}); main()"
     for given, expected in (({}, "-1 0"), (dict.fromkeys(names, "7"), "7 7")):
         environ = {each: text for each, text in os.environ.items() if each not in names} | given
-        shown = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=True)
-        assert shown.stdout.strip() == expected
+        command = [sys.executable, "-c", program, "--version"]
+        ended = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+        assert ended.stdout.splitlines()[-1] == expected
 
 
 # Terminals
