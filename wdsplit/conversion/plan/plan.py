@@ -149,17 +149,9 @@ class Plan:
         return first, first + each + (shard < rest)
 
     def num_pads_of(self, shard: int) -> int:
-        """Return the number of pads of a shard."""
+        """Return the number of pads of a shard, 0 or 1: shards differ by one row."""
         first, stop = self.rows(shard)
         return self.max_samples - (stop - first) if self.options.pad == "repeat" else 0
-
-    def pads(self, shard: int) -> list[tuple[int, int]]:
-        """Return the rows that a shard repeats as pads, as ranges of places: its own rows, from the first."""
-        first, stop = self.rows(shard)
-        if first == stop:
-            first, stop = shard % self.num_rows, shard % self.num_rows + 1
-        whole, rest = divmod(self.num_pads_of(shard), stop - first)
-        return [(first, stop)] * whole + ([(first, first + rest)] if rest else [])
 
     def summary(self) -> dict[str, Any]:
         """Return the plan as plain JSON values."""
