@@ -51,7 +51,7 @@ demo-s3: $(DEMO_INSTALLED) ## The same through an S3 server of this machine, on 
 test-unit: $(TESTS_INSTALLED) ## Run the unit tests (1 to 2 minutes on 2 cores)
 	$(PYTEST) -m "not slow and not lint" tests/unit $(ARGS)
 
-test: $(TESTS_INSTALLED) ## Run the unit and integration tests; installs no framework but torch (5 minutes on 2 cores)
+test: $(TESTS_INSTALLED) ## Run the unit and integration tests; installs no framework but torch (4 minutes on 2 cores)
 	$(IN_MEMORY)$(PYTEST) -m "not slow and not lint" $(ARGS)
 
 test-system: $(ALL_INSTALLED) $(LOWEST_INSTALLED) ## Run frameworks, Ray, kills, guides; property tests with random seeds

@@ -63,6 +63,7 @@ def test_a_bit_that_was_flipped_in_pages_with_checksums_never_changes_a_sample(t
     assert refused > TRIALS // 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_bit_that_was_flipped_anywhere_gives_what_the_file_now_holds_or_an_error(tmp_path, kind):
     path = tmp_path / "in.parquet"

@@ -45,6 +45,7 @@ UNUSED_IN_A_BATCH = UNUSED | {
 }
 
 
+@pytest.mark.slow
 def test_the_first_batch_of_a_local_dataset_loads_only_what_it_needs_and_decoding_no_pandas(numbers, tmp_path):
     folder = shutil.copytree(numbers, tmp_path / "viewed")
     storage = LocalStorage(str(folder))

@@ -38,6 +38,7 @@ def test_the_package_has_its_version_and_says_that_it_is_typed():
     assert (importlib.resources.files(wdsplit) / "py.typed").is_file()
 
 
+@pytest.mark.slow
 def test_importing_leaves_logging_to_the_program_and_one_that_configures_none_sees_warnings(tmp_path):
     for split in ("train", "test"):
         write_table(tmp_path / f"{split}.parquet", {"n": [1]})

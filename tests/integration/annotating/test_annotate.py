@@ -289,6 +289,7 @@ def convert_anew(data, folder, first=0, **changes):
     wdsplit.convert(source, data, ConvertOptions(shards=SHARDS, key="id", overwrite=True, **changes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "done", "loads"),
     [("rows", 1, False), ("join", 1, False), ("write", None, False), ("load", 1, True), ("write", 1, True)],

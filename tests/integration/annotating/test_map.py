@@ -66,6 +66,7 @@ def annotated(made, tmp_path_factory):
     return files_in(data, wdsplit.annotate(data, rows, "id", "made", **options))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("jobs", "batch_size"), [(1, 1000), (2, None)])
 def test_results_are_the_bytes_of_an_annotation_with_them(data, annotated, jobs, batch_size, monkeypatch):
     if batch_size == 1000:  # the results of a shard are spilled in several parts

@@ -145,6 +145,7 @@ main(sys.argv[1:])
 """
 
 
+@pytest.mark.slow
 def test_workers_of_a_loader_end_with_the_command(numbers):
     bench = ["bench", numbers, "--workers", 2, "--batch-size", 1, "--step-ms", 1000 * DEADLINE_S]
     process = start_script(STEPPING, *bench)
@@ -273,6 +274,7 @@ main()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "silent", "num_requests", "number"),
     [

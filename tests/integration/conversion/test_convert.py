@@ -472,6 +472,7 @@ def test_a_file_that_was_published_just_before_the_error_does_not_block_a_second
 # Runs that are killed, or that others disturb
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_fails_the_run_which_can_be_resumed(tmp_path):
     out, undisturbed, killed = tmp_path / "out", tmp_path / "undisturbed", []
     path = write_table(tmp_path / "table.parquet", mixed_table(400), 4)

@@ -66,6 +66,7 @@ wdsplit.convert(sys.argv[2:], sys.argv[1], shards=7)
 """
 
 
+@pytest.mark.slow
 def test_where_files_may_not_be_large_rows_are_spilled(inputs, tmp_path):
     """Memory that processes share counts as a file."""
     command = [sys.executable, "-c", LITTLE_FILES, tmp_path / "out", *inputs]

@@ -159,6 +159,7 @@ def long(tmp_path):
     return tmp_path / "plan", tmp_path / "raw", tmp_path / "out"
 
 
+@pytest.mark.slow
 def test_a_share_that_was_killed_is_run_again_and_what_it_has_written_is_kept(long, tmp_path):
     plan, source, output = long
     share = program("convert", "--plan", plan, "--share", "0/2", "--jobs", 1)

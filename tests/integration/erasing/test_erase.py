@@ -224,6 +224,7 @@ def test_erased_keys_stay_erased_unless_one_says_so(url, caplog):
     assert [len(data) for data in hashes] == [32, 32] and not any(b"k/1" in data for data in hashes)
 
 
+@pytest.mark.slow
 def test_only_the_shards_of_erased_samples_are_read_and_written(made, bucket, fault_proxy):
     url = bucket.put(made)
     manifest, before = read_manifest(open_storage(url)), len(fault_proxy.exchanges)

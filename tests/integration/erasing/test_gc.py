@@ -58,6 +58,7 @@ def rows_in(url, **options):
     return sorted(int(each["cls"]) for each in wdsplit.Samples(url, **options))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("place", "pad"), [("disk", "repeat"), ("s3", "none")], indirect=["place"])
 def test_nothing_of_erased_samples_is_left_in_any_file(place, pad):
     url, folder = place

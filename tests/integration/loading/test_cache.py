@@ -185,6 +185,7 @@ def test_a_cached_shard_is_the_one_of_the_dataset_with_a_file_on_the_disk(origin
     assert files_in(folder) == [origin.path(cache, 2).name]
 
 
+@pytest.mark.slow
 def test_each_range_is_asked_for_once_by_processes_that_all_want_it(remote, fault_proxy, folder):
     fault_proxy.plan = lambda request: Delay(0.02) if request.path.partition("?")[0].endswith(".tar") else None
     order = list(range(NUM_SHARDS))
@@ -440,6 +441,7 @@ def is_sound(path, origin):
     return xxhash.xxh3_128(file.read(0, file.size)).hexdigest() == places.checksum
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_it_leaves_nothing_that_is_not_right_or_not_cleared_away(origin, folder):
     """Killed before each of the calls that others can see, while it evicts two shards and downloads a third."""
     cache, num_parts = ShardCache(folder, 2 * origin.entry_bytes), 0
@@ -461,6 +463,7 @@ def test_killed_at_any_moment_it_leaves_nothing_that_is_not_right_or_not_cleared
     assert num_parts > 5
 
 
+@pytest.mark.slow
 def test_a_download_that_was_killed_is_taken_over_by_those_who_wait(remote, fault_proxy, folder):
     def is_third(request):
         return request.range and request.range[0] == 2 * READ_BYTES

@@ -425,6 +425,7 @@ def test_a_function_that_cannot_be_sent_to_a_worker_is_an_error_with_a_remedy(nu
     assert "workers='thread'" in caught.value.remedy
 
 
+@pytest.mark.slow
 def test_samples_of_many_tensors_need_no_file_each_and_a_program_may_end_in_the_middle_of_an_epoch(numbers):
     """A process may hold so many files; torch sends each tensor of a list through one."""
     script = f"""

@@ -84,6 +84,7 @@ def read_to_the_end(batches, url):
     return read
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "workers", "on_bad_sample"),
     [
@@ -104,6 +105,7 @@ def test_an_epoch_has_no_sample_of_a_dataset_that_replaces_it(place, expected, w
     assert len(read) < len(expected), "the dataset was read before it was overwritten, so nothing was tested"
 
 
+@pytest.mark.slow
 def test_open_shards_give_no_sample_of_a_dataset_that_replaces_theirs(place, versions):
     expected, samples = wdsplit.Samples(versions[0]), wdsplit.Samples(place.url)
     stride = 4 * NUM_ROWS // SHARDS

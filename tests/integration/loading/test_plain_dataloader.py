@@ -106,6 +106,7 @@ def test_set_epoch_reaches_persistent_workers_which_know_their_rank_of_a_dataset
         assert sorted(all_deliveries(loader)) == first_positions(numbers, 102, epoch=epoch)[1::2]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata 0.11 calls it
 @pytest.mark.parametrize(("num_workers", "at"), [(0, (0, 1, 21)), (2, (7, 21))])
 def test_a_stateful_loader_resumes_and_its_epoch_and_the_next_one_are_those_of_a_run_that_was_not_interrupted(

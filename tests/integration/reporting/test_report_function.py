@@ -169,6 +169,7 @@ def test_the_topology_that_is_judged_is_that_of_the_conversion_or_8x4_or_the_las
     assert judged(told) == judged(told, one, two, eight) == two
 
 
+@pytest.mark.slow
 def test_a_page_stays_below_5_mb_whatever_is_in_it(tmp_path):
     rows = 250
     noise = np.random.default_rng(0)

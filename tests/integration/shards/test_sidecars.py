@@ -121,6 +121,7 @@ def read_with_wids(folder, cache):
     return [(key, {name[1:]: bytes.fromhex(data) for name, data in fields.items()}) for key, fields in samples]
 
 
+@pytest.mark.slow
 def test_wids_reads_every_sample_once_and_no_pad_also_of_a_dataset_that_was_moved(dataset, tmp_path):
     moved = tmp_path / "a" / "moved"
     shutil.copytree(dataset, moved)

@@ -66,6 +66,7 @@ def place(request):
     return DirFileSystem(f"{bucket.name}/train set", fs), "a", lambda: shard_files(bucket.folder / "train set" / "a")
 
 
+@pytest.mark.slow
 def test_what_is_converted_to_it_is_what_the_disk_gets(place, source, expected):
     fs, path, files = place
     wdsplit.convert(source, path, options(shards=4), fs=fs)
@@ -88,6 +89,7 @@ def on_s3(s3, bucket, expected):
     return f"{bucket.name}/data"
 
 
+@pytest.mark.slow
 def test_processes_convert(s3, bucket, source, expected, monkeypatch):
     monkeypatch.setattr(local, "_MAX_THREADS", 1)
     wdsplit.convert(source, f"{bucket.url}/out", options(shards=4, jobs=2), fs=s3)

@@ -204,6 +204,7 @@ def test_what_never_works_or_trickles_is_given_up_at_the_deadline(behind, name, 
         assert "no answer for" in caplog.text
 
 
+@pytest.mark.slow
 @on_both
 def test_a_connection_that_trickles_is_given_up_with_a_warning_and_the_read_goes_on(
     behind, numbers, warns_soon, caplog
@@ -275,6 +276,7 @@ def test_an_answer_that_does_not_fit_is_fetched_again_and_makes_no_sample_bad(be
     assert plan.num_given > 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("behind", "name"), [("s3", "an earlier part"), ("http", "beyond the end")], indirect=["behind"]
 )

@@ -150,9 +150,8 @@ for batch in loader:
 """
 
 
-@pytest.mark.parametrize(
-    "loader", ["fork", *(pytest.param(name, marks=pytest.mark.slow) for name in ("torch", "spawn"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("loader", ["fork", "torch", "spawn"])
 def test_workers_end_with_their_parent_while_the_store_is_silent(remote, fault_proxy, loader):
     fault_proxy.plan = lambda request: Hold(threading.Event()) if request.path.endswith(".tar") else None
     with start_script(ORPHANS, remote, loader) as process:
@@ -213,6 +212,7 @@ def test_verifying_fetches_each_shard_once(remote, fault_proxy):
     assert len(tars) == len(set(tars)) == 7
 
 
+@pytest.mark.slow
 def test_what_was_damaged_on_its_way_is_no_problem_of_the_dataset(remote, bucket, fault_proxy):
     left = [Flip(600)]
     fault_proxy.plan = lambda request: left.pop() if left and request.path.endswith("3.tar") else None

@@ -209,6 +209,7 @@ def test_a_store_that_refuses_what_is_written_is_told_at_once(bucket, fault_prox
 # Converting
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

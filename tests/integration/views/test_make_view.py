@@ -103,6 +103,7 @@ wdsplit.make_view(sys.argv[1], "v", where="row > 5", overwrite=True, progress=st
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["read", "rename"])
 def test_a_process_that_is_killed_leaves_the_old_view(dataset, moment):
     wdsplit.make_view(dataset, "v", where="row < 3")
@@ -122,6 +123,7 @@ def test_a_process_that_is_killed_leaves_the_old_view(dataset, moment):
 # Stores
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", ["disk", "bucket", "memory"])
 def test_views_are_made_refused_replaced_and_dropped_on_any_store(dataset, store, request, caplog):
     url, fs = dataset, None
