@@ -4,6 +4,7 @@ import shutil
 import sys
 
 import numpy as np
+import pytest
 
 from loaded import loaded_after
 from tables import outputs_of, start_process, write_table
