@@ -172,7 +172,8 @@ class MixedSource(AnySource):
         """Return a source's own order in one of its epochs, with its view in an epoch of the mixture."""
         one = self.sources[source]
         options = replace(self.options, seed=source_seed(self.options.seed, source), window=one.options.window)
-        return EpochOrder(one.manifest.shards.num_real, options, source_epoch, True, one.selection_at(epoch))
+        selection = one.selection_at(epoch)
+        return EpochOrder(one.manifest.shards.num_real, options, source_epoch, equal_lanes=True, selection=selection)
 
     def reader(self, order: MixedOrder, world: World, ahead: Ahead | None = None) -> BlockReader:
         """Return a reader for the positions that one rank and worker has in an order."""

@@ -121,10 +121,11 @@ class Planner:
     def plan(self, positions: Int64) -> Plan:
         """Return the plan for some positions in any order: int64 of any length."""
         shards, visits, pads = self._order.visits(positions)
-        numbers, used_of = np.unique(shards, return_inverse=True)
-        self._order.load([number for number in numbers.tolist() if number not in self._visits])
-        used = [self._visit(number) for number in numbers.tolist()]
-        ends = [begin * _MAX_VISITS + visit.ends for begin, visit in enumerate(used)]
+        unique, used_of = np.unique(shards, return_inverse=True)
+        numbers = unique.tolist()
+        self._order.load([number for number in numbers if number not in self._visits])
+        used = [self._visit(number) for number in numbers]
+        ends = [index * _MAX_VISITS + visit.ends for index, visit in enumerate(used)]
         slot_of = np.searchsorted(
             np.concatenate([np.zeros(0, np.int64), *ends]), used_of * _MAX_VISITS + visits, side="right"
         )
