@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import xxhash
 
 from wdsplit.conversion.base import Base, next_key_of
 from wdsplit.conversion.plan.options import ConvertOptions
@@ -81,12 +82,17 @@ def append(
         plan = plan_files(found, made, endpoints.input_options, base)[""]
         for note in shown_notes(plan):
             logger.warning("%s", note)
-        known = next((each.number for each in manifest.history if each.source == plan.source), None)
+        # Rows that were erased since a version has added them come back, if that is allowed.
+        erased = max((each.number for each in manifest.history if each.erased and options.allow_erased), default=0)
+        added = {each.source: each.number for each in manifest.history if each.number > erased}
+        known = added.get(plan.source)
         if known is not None:
-            logger.warning("%s: version %d has these rows already: nothing is appended", storage.url, known)
+            logger.warning("%s: version %d has added these rows already: nothing is appended", storage.url, known)
         else:
             _refuse_known_rows(storage, manifest, plan, options.allow_erased)
             folder = f"{ADDED_FOLDER}/{plan.hash[:_HASH_CHARACTERS]}"
+            if folder in {each.folder for each in manifest.history}:
+                folder = f"{ADDED_FOLDER}/{xxhash.xxh3_64_hexdigest(f'{plan.hash} {manifest.version}'.encode())}"
             target = _target(endpoints, folder, plan, made, engine)
             part = carry_out(target)
             inputs = found.snapshot or listed(map(shown_url, found.paths), _MAX_INPUTS)

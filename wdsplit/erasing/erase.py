@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -26,7 +26,7 @@ from wdsplit.order.bundles import Groups, Packs, Units
 from wdsplit.order.selection import Selection
 from wdsplit.order.units import Repeats
 from wdsplit.shards.annotations import list_annotations, read_side_shards, write_annotation, write_side_shards
-from wdsplit.shards.erased import dump_erased, read_erased
+from wdsplit.shards.erased import dump_erased, hash_erased, read_erased
 from wdsplit.shards.manifest import ERASE_FOLDER, Manifest, Shard, Shards
 from wdsplit.shards.sidecars import write_sidecars
 from wdsplit.shards.versions import erased_path
@@ -218,7 +218,7 @@ def _replaced(job: EraseJob, shards: Shards, made: Sequence[Shard | None]) -> Sh
 
 def _write_annotations(job: EraseJob, storage: Storage, grown: Manifest, made: Sequence[Rewritten]) -> list[Shards]:
     """Write the annotations of the new version, beside those of the version before; return their side shards."""
-    written = []
+    written, hashes = [], {each for one in made for each in one.erased}
     for number, (annotation, side) in enumerate(job.annotations):
         checksum = ""
         if side is not None:
@@ -231,9 +231,19 @@ def _write_annotations(job: EraseJob, storage: Storage, grown: Manifest, made: S
             num_missing=max(0, annotation.num_missing - sum(each.missing[number] for each in made)),
             num_bytes=annotation.num_bytes + sum(each.grown[number] for each in made),
             shards_checksum=checksum,
+            provenance=_without_failed(annotation.provenance, hashes, job.manifest.fingerprint),
         )
         write_annotation(storage, changed)
     return written
+
+
+def _without_failed(provenance: Mapping[str, Any], hashes: Collection[str], fingerprint: str) -> Mapping[str, Any]:
+    """Return where an annotation comes from, without those samples among the listed failures that were erased."""
+    failed = provenance.get("failed", ())
+    found = hash_erased((one["key"] for one in failed), fingerprint)
+    left = [one for one, each in zip(failed, found, strict=True) if each not in hashes]
+    changed = {"num_failed": provenance.get("num_failed", 0) - len(failed) + len(left), "failed": left}
+    return {**provenance, **changed} if failed else provenance
 
 
 def _write_views(job: EraseJob, storage: Storage, grown: Manifest) -> None:

@@ -82,7 +82,7 @@ def gc(
         fs: fsspec file system of the dataset; None to choose it by the path.
 
     Raises:
-        InputError: `keep` is invalid; or a view or an annotation belongs only to versions that would be removed.
+        InputError: `keep` is invalid; or a view or an annotation belongs to no version that would be kept.
         StorageError: Another process of this machine writes to the dataset.
     """
     keep = at_least(1, "keep", keep, also=": versions to keep")
@@ -118,6 +118,8 @@ class _Collecting:
         self._storage, self.num_files = storage, 0
         self._kept = {version_of(each.fingerprint): each for each in kept}
         self._dropped = {version_of(each.fingerprint) for each in latest.history} - self._kept.keys()
+        self._has_erased = "erased" in latest.provenance
+        self._folders = {each.folder for each in latest.history}
         self._named = {path for each in kept for path in each.shards.table.column("path").to_pylist()}
 
     def remove(self, paths: Iterable[str]) -> None:
@@ -139,26 +141,27 @@ class _Collecting:
     def collect_stored(self, kind: Kind[Any], is_trial: bool = False) -> None:
         """Remove the views or annotations of versions that are not kept.
 
-        Those of other shards than any version has stay, unless a kept version has the same name.
+        Those of other shards than any version has stay, unless a kept version has the same name, or samples were
+        erased, which they may still have.
 
         Args:
             kind: Views or annotations.
             is_trial: Whether to remove nothing, and only to refuse what would be lost.
 
         Raises:
-            InputError: One belongs only to versions that are removed.
+            InputError: One belongs to no version that is kept.
         """
         lost: list[str] = []
         for name, versions in kind.versions(self._storage).items():
             gone = [version for version in versions if version not in self._kept]
             if len(gone) == len(versions):
-                gone = [version for version in gone if version in self._dropped]
+                gone = [version for version in gone if version in self._dropped or self._has_erased]
                 lost += [name] if gone else []
             if not is_trial:
                 self.remove(kind.path(name, version) for version in gone)
         if lost:
             raise InputError(
-                f"{kind.what} {lost[0]!r} belongs only to versions that would be removed",
+                f"{kind.what} {lost[0]!r} belongs to no version that would be kept",
                 place=self._storage.url,
                 expected=f"{kind.what}s of the versions that are kept",
                 found=listed(list(map(repr, lost)), 5),
@@ -189,16 +192,19 @@ class _Collecting:
                     folder = ANNOTATIONS.read(storage, name, ANNOTATIONS.path(name, version)).folder
                     used.setdefault(folder, set()).update(self._kept[version].shards.table.column("path").to_pylist())
             except (WdsplitError, KeyError):  # damaged, or made for other shards than any version has
+                if self._has_erased:  # its folder may still have these samples
+                    raise
                 unknown.add(name)
         entries = storage.list(ANNOTATIONS.folder)
         for entry in entries:
             name, folder = annotation_of_folder(entry), f"{ANNOTATIONS.folder}/{entry}"
-            if not name or name in unknown or f"{name}{RUN_SUFFIX}" in entries:
+            if not name or name in unknown:
                 continue
-            if folder not in used:
+            is_unfinished = f"{name}{RUN_SUFFIX}" in entries  # the run of a kept version may write its shards there
+            if folder not in used and not is_unfinished:
                 self._remove_folder(folder)
                 continue
-            self._sweep(f"{folder}/", used[folder])
+            self._sweep(f"{folder}/", used.get(folder, set()) | (self._named if is_unfinished else set()))
             tables = {side_table_path(folder, version) for version in self._kept}
             found = [f"{folder}/{each}" for each in storage.sizes(folder) if each.startswith(SIDE_TABLES)]
             self.remove(path for path in found if path not in tables)
@@ -207,7 +213,7 @@ class _Collecting:
         """Remove shards with their files, and what appends that were stopped have left."""
         for entry in filter(OF_APPEND.fullmatch, self._storage.list(ADDED_FOLDER)):
             folder = f"{ADDED_FOLDER}/{entry}"
-            if any(path.startswith(f"{folder}/") for path in self._named):
+            if folder in self._folders:  # its header stays: it says of which inputs no row may come again
                 self._remove_folder(f"{folder}/{RUN_FOLDER}")
             else:
                 self._storage.remove(f"{folder}/{RUN_FOLDER}", f"{folder}/{HEADER_NAME}")  # its writer notices

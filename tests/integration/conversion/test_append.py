@@ -174,7 +174,7 @@ def test_running_an_append_again_appends_nothing_and_old_inputs_are_refused(tmp_
     make(tmp_path, url, 2)
     before = files_of(url)
     done("convert", part(tmp_path, 103, 160), url, "--append", "--no-shuffle")
-    assert "version 2 has these rows already" in caplog.text
+    assert "version 2 has added these rows already" in caplog.text
     assert "version 1" in refused(2, "convert", part(tmp_path, 0, 103), url, "--append")
     both = [part(tmp_path, 103, 160), part(tmp_path, 200, 210)]
     assert "version 2" in refused(2, "convert", *both, url, "--append")

@@ -7,8 +7,8 @@ import pytest
 import wdsplit
 from commands import done, refused
 from stops import stopped_at
-from tables import files_of
-from wdsplit.errors import InputError, StorageError
+from tables import files_of, write_table
+from wdsplit.errors import CorruptDataError, InputError, StorageError
 from wdsplit.shards.files import read_manifest
 from wdsplit.storage.opening import open_storage
 
@@ -147,10 +147,75 @@ def test_what_only_old_versions_have_is_not_removed_by_the_way(tmp_path):
     assert rows_in(url, view="some") == [*range(2, 40), *range(50, 60)]
 
 
+@pytest.mark.parametrize("key", ["id", None])
+def test_an_append_of_which_all_samples_were_erased_comes_back_only_if_one_says_so(tmp_path, key, caplog):
+    url, new = str(tmp_path / "train"), write_table(tmp_path / "new.parquet", rows_of(40, 50))
+    wdsplit.convert(rows_of(0, 40), url, **{**PLAN, "key": key})
+    wdsplit.convert(new, url, append=True)
+    wdsplit.erase(url, keys=[secret(row, "key") if key else f"{row:08d}" for row in range(40, 50)])
+    wdsplit.gc(url)
+    wdsplit.convert(new, url, append=True)
+    assert rows_in(url) == [*range(40)] and "version 2 has added these rows" in caplog.text
+    if key:
+        for _ in range(2):  # then the latest version has them
+            assert wdsplit.convert(new, url, append=True, allow_erased=True).version == 4
+    else:  # without keys, nothing tells them from new rows
+        with pytest.raises(InputError, match="version 2 of the dataset was made of an input already"):
+            wdsplit.convert(new, url, append=True, allow_erased=True)
+    wdsplit.convert(rows_of(60, 62), url, append=True)
+    assert rows_in(url) == [*range(50 if key else 40), 60, 61] and wdsplit.verify(url).problems == ()
+
+
+def test_what_was_made_for_other_shards_is_not_kept_with_erased_samples(tmp_path):
+    url = make(str(tmp_path / "train"))
+    wdsplit.drop_view(url, "some")
+    wdsplit.drop_view(url, "listed")
+    wdsplit.convert(rows_of(0, 40), url, **{**PLAN, "shards": 3}, overwrite=True)
+    assert wdsplit.gc(url).num_files == 0 and "more" in wdsplit.list_annotations(url)
+    erase(url)
+    with pytest.raises(InputError, match="annotation 'more' belongs to no version") as raised:
+        wdsplit.gc(url)
+    assert "--drop more" in raised.value.remedy
+    wdsplit.drop_annotation(url, "more")
+    wdsplit.gc(url)
+    assert found_in(files_of(url)) == []
+
+
+def test_a_damaged_annotation_is_not_passed_over_where_samples_were_erased(tmp_path):
+    folder = tmp_path / "train"
+    url = make(str(folder))
+    erase(url)
+    damaged = folder / "fields" / f"more@{wdsplit.Samples(url).manifest.fingerprint[:16]}.json"
+    damaged.write_bytes(b"{}")
+    with pytest.raises(CorruptDataError, match="--drop more"):
+        wdsplit.gc(url)
+    wdsplit.drop_annotation(url, "more")
+    wdsplit.gc(url)
+    assert found_in(files_of(url)) == []
+
+
+def fail_often(sample):
+    if int(sample["cls"]) % 3 == 0:
+        raise ValueError(f"no size of {sample['txt']}")
+    return {"size": len(sample["txt"])}
+
+
+def test_a_list_of_samples_that_failed_loses_the_erased_ones(tmp_path):
+    url = str(tmp_path / "train")
+    wdsplit.convert(rows_of(0, 40), url, **PLAN)
+    wdsplit.map_samples(url, fail_often, "size", on_error="skip")
+    erase(url)
+    wdsplit.gc(url)
+    provenance = wdsplit.list_annotations(url)["size"].provenance
+    assert found_in(files_of(url)) == []
+    assert provenance["num_failed"] == 11 and len(provenance["failed"]) == 11  # of 14, without 3, 18 and 39
+
+
 def test_what_stopped_writers_have_left_is_removed(tmp_path):
     """Appends, erasing, and annotations that ended at some moment: rows of these are in their files."""
     url = make(str(tmp_path / "train"))
     more = pa.table({"id": rows_of(0, 40)["id"], "bin": [secret(row, "joined").encode() for row in range(40)]})
+    left = more.take([row for row in range(40) if row not in ERASED])
     again = [secret(row, "key") for row in (5, 25)]  # what is written first still has the rows 3 and 17
     for write in (
         lambda stop: wdsplit.convert(rows_of(60, 99), url, append=True, progress=stop, samples_per_shard=8),
@@ -168,6 +233,10 @@ def test_what_stopped_writers_have_left_is_removed(tmp_path):
             wdsplit.gc(url)
 
     wdsplit.erase(url, keys=[secret(row, "key") for row in ERASED], progress=collect)
+    with stopped_at() as stop:
+        wdsplit.annotate(url, left, "id", "more", overwrite=True, progress=stop)
     wdsplit.gc(url)
     assert found_in(files_of(url)) == [] and not any("again" in name for name in files_of(url))
+    assert wdsplit.verify(url).problems == ()
+    wdsplit.annotate(url, left, "id", "more", resume=True)  # of a version that is kept
     assert wdsplit.verify(url).problems == ()
