@@ -21,8 +21,10 @@ COMMANDS = "<!-- the help of all commands -->"
 GALLERY = Path(__file__).parent.parent / "examples" / "gallery"
 _LINK = re.compile(r"\]\((?P<path>(?:\.\./)+[^)#\s]*)(?P<anchor>#[^)\s]*)?\)")
 _CODE = re.compile(r"(?<!</span>)(?<!<pre>)<code>[^<]*</code>")
-_BREAK, _BREAK_LONG = (re.compile(rf"(?<=[\w)])(::|[{signs}])(?=\w)") for signs in ("/.=,(", "/.=,(_"))
-_LONG = 50
+_BREAK, _BREAK_LONG = (re.compile(rf"(?<=[\w)])(::|[{signs}])(?=[^\W\d])") for signs in ("/.=,(", "/.=,(_"))
+_HYPHENS = re.compile(r"(?<![\w-])\w*-[\w-]{0,24}\w")
+_WORD = re.compile(r"[^\s<>]+")
+_LONG = 40
 _COLUMNS = "88"
 
 
@@ -69,11 +71,18 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Let code within texts and tables break after a slash, a dot and the like; long names after an underscore too."""
-    return _CODE.sub(
-        lambda code: (_BREAK if len(code[0]) < _LONG else _BREAK_LONG).sub(r"\1<wbr>", code[0]),
-        html,
-    )
+    """Let code within texts and tables break after a slash, a dot and the like, and never after a hyphen.
+
+    Long names break after an underscore too.
+    """
+
+    def broken(word: re.Match[str]) -> str:
+        return (_BREAK if len(word[0]) < _LONG else _BREAK_LONG).sub(r"\1<wbr>", word[0])
+
+    def marked(code: re.Match[str]) -> str:
+        return _HYPHENS.sub(r'<span class="unbroken">\g<0></span>', _WORD.sub(broken, code[0]))
+
+    return _CODE.sub(marked, html)
 
 
 def help_of_commands() -> str:
@@ -93,11 +102,13 @@ class PlainKeywords(Extension):
         """Show `Annotated[TYPE, DEFAULT] = ...` as `TYPE = DEFAULT`, `_integer(DEFAULT, LOW, HIGH)` as `DEFAULT`."""
         for parameter in func.parameters:
             self._make_plain(parameter)
-        for section in func.docstring.parsed if func.docstring is not None else ():
+        for section in list(func.docstring.parsed) if func.docstring is not None else ():
             if isinstance(section, DocstringSectionParameters):
                 section.value[:] = [each for each in section.value if each.description]
                 for each in section.value:
                     self._make_plain(each)
+                if not section.value:
+                    func.docstring.parsed.remove(section)
 
     def _make_plain(self, parameter: Any) -> None:
         annotation = parameter.annotation

@@ -59,22 +59,23 @@ CASES = (
     Case(
         wdsplit.DatasetNotFoundError,
         'wdsplit.Dataset("data/trian")',
-        "Check the path. An unfinished conversion has no manifest yet: finish it with `wdsplit convert --resume`.",
+        "Check the path. An unfinished conversion has no manifest yet: finish it with "
+        "`wdsplit.convert(..., resume=True)`.",
     ),
     Case(
         wdsplit.OutputExistsError,
         'wdsplit.convert(["raw.parquet"], "data/train")',
-        "wdsplit replaces nothing unless you ask for it.",
+        "`wdsplit.convert(..., overwrite=True)` replaces the dataset; `resume=True` finishes a conversion that stopped.",
     ),
     Case(
         wdsplit.SampleNotFoundError,
         'wdsplit.Dataset("data/train").sample("cat7")',
-        "Keys are those in the tar, or those of the table before they were escaped. `wdsplit inspect` shows some.",
+        "Keys are those in the tar, or those of the table before they were escaped. `wdsplit.inspect` shows some.",
     ),
     Case(
         wdsplit.CorruptDataError,
         'list(wdsplit.Dataset("data/damaged", shuffle=False))',
-        "Run `wdsplit verify` to list all damaged shards. Copy or convert them again, or train with "
+        "`wdsplit.verify` lists all damaged shards. Copy or convert them again, or train with "
         '[`on_bad_sample="substitute"`](../bad-samples.md).',
     ),
     Case(
@@ -101,12 +102,12 @@ CASES = (
     Case(
         wdsplit.UnsizedError,
         'len(wdsplit.Dataset("data/train"))',
-        "`len(loader)` is the number of steps. `dataset.manifest.num_samples` is the number of samples.",
+        "`len(loader)` is the number of steps. `dataset.source.num_samples` is the number of samples.",
     ),
     Case(
         wdsplit.PipelineError,
         'list(wdsplit.Loader(wdsplit.Dataset("data/train", shuffle=False).map(lambda sample: None), 2))',
-        "A stage gave no sample, or several. Choose samples with a [view](../views.md), or convert with `--where`.",
+        "A stage gave no sample, or several. Choose samples with a [view](../views.md), or convert with `where=...`.",
     ),
     Case(
         wdsplit.MissingDependencyError,
@@ -116,7 +117,7 @@ CASES = (
     Case(
         wdsplit.ConvertError,
         'wdsplit.commit_shares("train.plan")',
-        "The conversion is not complete. What was written is kept.",
+        "The conversion is not complete. What was written is kept: call `wdsplit.convert_share` for the missing shares.",
     ),
     Case(
         debug.CheckError,

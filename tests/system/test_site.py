@@ -53,6 +53,7 @@ def test_the_site_shows_the_help_of_commands_and_the_public_names(site):
         "    world_size: int = 1,\n    workers: int = 1,\n",
     ):
         assert signature in shown
+    assert not re.search(r"<tbody>\s*</tbody>", reference)
     assert "    connections: int = 64,\n" in shown
     assert not [name for name in ("Annotated", "_integer", "same_as", "Access.") if name in shown]
 
@@ -64,6 +65,13 @@ def test_code_in_texts_and_tables_breaks_between_words_alone(site):
     assert "<code>set_epoch</code>" in loops
     assert "<code>tests/<wbr>system/<wbr>test_<wbr>loops.<wbr>py::<wbr>test_<wbr>a_<wbr>loop_" in loops
     assert "<wbr>" not in "".join(re.findall(r"<pre.*?</pre>", loops, re.S))
+    coming = (site / "from-webdataset.html").read_text(encoding="utf-8")
+    assert "<code>wds.<wbr>WebLoader(<wbr>dataset, num_workers=4)</code>" in coming
+    packs = (site / "packs-and-buckets.html").read_text(encoding="utf-8")
+    assert (
+        '<code><span class="unbroken">--pack</span> tokens <span class="unbroken">--capacity</span> 8192</code>'
+        in packs
+    )
 
 
 @pytest.mark.skipif(chromium() is None, reason="needs Chromium")
@@ -75,6 +83,18 @@ def test_pages_show_no_error_ask_nobody_else_and_fit_the_screen(address, tmp_pat
             tab.open(f"{address}/{page}", width=width)
             assert tab.evaluate("document.documentElement.scrollWidth") <= width, page
         assert unwelcome(tab.messages, address) == []
+
+
+@pytest.mark.skipif(chromium() is None, reason="needs Chromium")
+def test_copying_a_session_of_a_terminal_takes_its_commands(address, tmp_path):
+    with open_browser(tmp_path) as browser:
+        tab = browser.tab()
+        tab.open(f"{address}/quick-start.html")
+        marked = (
+            "(code => { code.setAttribute('data-md-copying', ''); return code.innerText.trim(); })"  # as the theme does
+        )
+        copied = tab.evaluate(f"{marked}(document.querySelector('.gp').closest('code'))")
+        assert copied == "python examples/make_digits.py raw"
 
 
 @pytest.mark.skipif(chromium() is None, reason="needs Chromium")
