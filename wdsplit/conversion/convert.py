@@ -151,11 +151,7 @@ def _convert(
 ) -> dict[str, Manifest]:
     """Convert; all checks for all splits are done before anything is written."""
     if options.append:
-
-        def carry_out(target: Target) -> Manifest:
-            return _carry_out([target], report, engine)[""]
-
-        return {"": append(endpoints, options, engine, carry_out)}
+        return {"": append(endpoints, options, engine, lambda target: _carry_out([target], report, engine)[""])}
     return _carry_out(prepare(endpoints, options, engine), report, engine)
 
 

@@ -136,12 +136,12 @@ def plan_files(
         options = _as_media(table, options)
     _check_key_and_split(table.schema, options)
     selected = _selected(table, options)
-    chosen = joined(list(selected.values()))
+    whole = joined(list(selected.values()))
     if base is not None:
-        options = base.sized(options, chosen)
-    fields, label = _fields(chosen, options) if base is None else base.fields(chosen, options)
-    _check_absent(chosen, fields, options)
-    _check_kept(chosen.schema, fields, options)
+        options = base.sized(options, whole)
+    fields, label = _fields(whole, options) if base is None else base.fields(whole, options)
+    _check_absent(whole, fields, options)
+    _check_kept(whole.schema, fields, options)
     plans = {}
     for name, part in selected.items():
         try:

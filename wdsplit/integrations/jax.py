@@ -18,7 +18,7 @@ import numpy.typing as npt
 from wdsplit.errors import InputError, MissingDependencyError, TopologyError
 from wdsplit.integers import whole
 from wdsplit.integrations.opaque_loader import OpaqueLoader, refuse_bundles
-from wdsplit.loading.batches import Ahead
+from wdsplit.loading.batches import MadeAhead
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
 from wdsplit.order.split import Step, Steps, World
@@ -133,15 +133,15 @@ class JaxLoader(OpaqueLoader):
         super().__init__(loader)
         self._prefetch = prefetch
         self._logged: set[str] = set()
-        loader.ahead = self._ahead
+        loader.make_ahead = self._make_ahead
 
-    def _ahead(self, steps: Steps) -> Ahead:
+    def _make_ahead(self, steps: Steps) -> MadeAhead:
         """Return what copies the batches of some steps to the devices."""
 
         def put(step: Step, batch: Any) -> Batch:
             return self._put(batch, steps.order.is_real(step.positions))
 
-        return Ahead(self._prefetch, put)
+        return MadeAhead(self._prefetch, put)
 
     def __repr__(self) -> str:
         return f"JaxLoader({self.loader.dataset!r}, global_batch={self.global_batch}, mesh={dict(self.mesh.shape)})"

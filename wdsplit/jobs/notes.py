@@ -82,7 +82,6 @@ class Notes:
         Raises:
             CorruptDataError: The result of an item is missing.
         """
-        whole = range(len(items))
         listed = self._read(f"{title}-{0:08d}-{len(items):08d}.json", len(items))
         if len(listed) == len(items):
             return [self._parsed(title, parse, result) for result in listed]
@@ -96,7 +95,7 @@ class Notes:
                     remedy="continue with --resume; with a plan, run the shares again, pass by pass",
                     url=f"{self._storage.url}/{self._folder}",
                 )
-        self.write(title, whole, [found[item] for item in items])
+        self.write(title, range(len(items)), [found[item] for item in items])
         return [found[item] for item in items]
 
     def unfinished_shares(self, name: str) -> list[str] | None:

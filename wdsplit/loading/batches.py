@@ -20,7 +20,7 @@ from wdsplit.order.skips import Skips
 from wdsplit.order.split import Step, Steps, worker_of
 from wdsplit.order.state import State
 
-__all__ = ["Ahead", "Batches", "Running", "SubBatch"]
+__all__ = ["Batches", "MadeAhead", "Running", "SubBatch"]
 
 SubBatch = tuple[Int64, Any]
 """The places of a worker's samples in the batch, and the samples: the result of `collate`, or a list."""
@@ -82,7 +82,7 @@ class Running:
             parcels.close(at_once)
 
 
-class Ahead:
+class MadeAhead:
     """Makes the batches of an iteration ahead.
 
     Args:
@@ -139,7 +139,7 @@ class Batches(Iterator[Any]):
         on_delivery: Called with this and the position after each delivered batch.
         clock: Measures the time that the consumer waits and computes.
         is_formed: Whether the positions are packs or groups.
-        ahead: Returns an object that makes batches before they are requested; None to make each one on request.
+        make_ahead: Returns an object that makes batches before they are requested; None to make each one on request.
 
     Attributes:
         start: Where it began, with all that is skipped.
@@ -156,7 +156,7 @@ class Batches(Iterator[Any]):
         on_delivery: Callable[[Batches, int], object],
         clock: Clock,
         is_formed: bool,
-        ahead: Callable[[Steps], Ahead] | None = None,
+        make_ahead: Callable[[Steps], MadeAhead] | None = None,
     ) -> None:
         self.start = start
         self.ended = False
@@ -164,7 +164,7 @@ class Batches(Iterator[Any]):
         self._on_delivery = on_delivery
         self._clock = clock
         self._is_formed = is_formed
-        self._make_ahead = ahead
+        self._make_ahead = make_ahead
         self._world_size = steps.world.world_size
         self.go_on(steps, running)
         clock.begin()

@@ -23,7 +23,7 @@ import numpy as np
 from wdsplit.errors import InputError, MissingDependencyError, TopologyError, did_you_mean
 from wdsplit.integers import whole
 from wdsplit.loading.announcing import announce
-from wdsplit.loading.batches import Ahead, Batches, Running, SubBatch
+from wdsplit.loading.batches import Batches, MadeAhead, Running, SubBatch
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.options import checked_epoch
 from wdsplit.loading.progress import Progress
@@ -174,7 +174,7 @@ class Loader:
         self._begun: Following = {}
         self.clock = Clock()
         self._counted = np.zeros(len(COUNTED), np.int64)
-        self.ahead: Callable[[Steps], Ahead] | None = None  # set by `to_device` and `JaxLoader`
+        self.make_ahead: Callable[[Steps], MadeAhead] | None = None  # set by `to_device` and `JaxLoader`
 
     @property
     def epoch(self) -> int:
@@ -363,7 +363,7 @@ class Loader:
         running, form = self._begin(steps), source.form_at(start.epoch)
         assemble = partial(self._assembled, running.lends, form)
         is_formed, delivered = form is not None, self.progress.deliver
-        batches = Batches(start, steps, running, assemble, delivered, self.clock, is_formed, self.ahead)
+        batches = Batches(start, steps, running, assemble, delivered, self.clock, is_formed, self.make_ahead)
         self.progress.begin(batches)
         return batches
 

@@ -17,7 +17,7 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 
 from wdsplit.errors import InputError, first_line
-from wdsplit.loading.batches import Ahead
+from wdsplit.loading.batches import MadeAhead
 from wdsplit.loading.loader import Loader
 from wdsplit.loading.stages.images import Numbers, numbers_problems, scale_and_shift
 from wdsplit.order.split import Step, Steps
@@ -69,7 +69,7 @@ def to_device(
             raise InputError("invalid normalize", expected="(mean, std)", found="; ".join(problems))
         change = functools.partial(_normalised, tuple(map(float, pair[0])), tuple(map(float, pair[1])))
     if target.type == "cpu" and normalize is None:
-        loader.ahead = None
+        loader.make_ahead = None
         return loader
     if loader.collate_fn is None and loader.output == "numpy":
         raise InputError(
@@ -79,16 +79,16 @@ def to_device(
             remedy="wdsplit.Loader(..., output='torch')",
         )
     loader.pin_memory |= target.type == "cuda"
-    loader.ahead = functools.partial(_ahead_on, target, change)
+    loader.make_ahead = functools.partial(_ahead_on, target, change)
     return loader
 
 
-def _ahead_on(device: torch.device, change: Callable[[torch.Tensor], torch.Tensor], steps: Steps) -> Ahead:
+def _ahead_on(device: torch.device, change: Callable[[torch.Tensor], torch.Tensor], steps: Steps) -> MadeAhead:
     """Return what copies one batch ahead to a device; or, on the CPU, changes a batch when it is requested."""
     if device.type == "cpu":
-        return Ahead(0, lambda step, batch: _mapped(change, batch))
+        return MadeAhead(0, lambda step, batch: _mapped(change, batch))
     stream = _Stream(device, change)
-    return Ahead(1, stream.copied, stream.wait_for)
+    return MadeAhead(1, stream.copied, stream.wait_for)
 
 
 def _normalised(mean: Numbers, std: Numbers, tensor: torch.Tensor) -> torch.Tensor:

@@ -267,7 +267,7 @@ class SubBatches:
             self.counters.take_over(worker, epoch.traffic)
         else:
             epoch = self._epoch(steps, world)
-        del begun
+        del begun  # one that is not continued would keep the bytes that it has fetched
         reader, left = epoch.reader, len(steps)
         is_ahead = reader.ahead is not None and not reader.ahead.is_downloading  # not whole shards, perhaps in vain
         is_alike = self.source.view_at(number) == self.source.view_at(number + 1)

@@ -299,8 +299,8 @@ class EpochOrder:
         num_windows = int(window.max(initial=0)) + 1
         pairs, firsts, pair = np.unique(shard * num_windows + window, return_index=True, return_inverse=True)
         (shards, windows), sizes = np.divmod(pairs, num_windows), size[firsts]
-        by_pair = np.argsort(pair.reshape(-1), kind="stable")
-        pair, at_once = pair.reshape(-1)[by_pair], max(1, _PLACES_AT_ONCE // max(1, int(sizes.max(initial=0))))
+        by_pair = np.argsort(pair, kind="stable")
+        pair, at_once = pair[by_pair], max(1, _PLACES_AT_ONCE // max(1, int(sizes.max(initial=0))))
         for begin in range(0, len(pairs), at_once):
             some = slice(begin, begin + at_once)
             first, stop = np.searchsorted(pair, (begin, begin + at_once))

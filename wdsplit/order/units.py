@@ -169,7 +169,7 @@ class ListedUnits:
         samples, items = np.unique(self.samples[first:stop], return_inverse=True)
         parts, pads, groups = self._facts(slice(first, stop))
         offsets = None if offsets is None else offsets - first
-        return Window(samples, items.reshape(-1), parts, offsets, pads, groups)
+        return Window(samples, items, parts, offsets, pads, groups)
 
     def items(self, units: Int64) -> Items:
         """Return the items of some units."""

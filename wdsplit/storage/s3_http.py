@@ -38,7 +38,8 @@ _URLLIB3 = {
 }
 """botocore follows redirects, and `RemoteFile` counts the bytes of an answer."""
 _of_thread = threading.local()
-"""The last answer of a thread, and what was known before its last GET was signed."""
+"""What the parts of a request tell each other in a thread: `answer`, the last answer of `http.client`; `is_first`,
+whether `get` waits for a GET of botocore; `get`, what `_keep` saw of that before it was signed."""
 
 
 class _BoundedReads(io.RawIOBase):

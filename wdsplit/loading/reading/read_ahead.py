@@ -378,13 +378,10 @@ class Ahead:
         if self._pid != os.getpid():
             self._begin()
         fetches: list[Fetch] = [None] * len(ranges)  # type: ignore[list-item]
-        queued: list[tuple[int, Fetch]] = []
-        for run in side_by_side(ranges):
+        for run in sorted(side_by_side(ranges), key=min):
             fetch = Fetch([ranges[place] for place in run], self._memory, self._is_first)
-            queued.append((min(run), fetch))
             for place in run:
                 fetches[place] = fetch
-        for _, fetch in sorted(queued, key=lambda each: each[0]):
             self._queue.put(fetch)
             if len(self._threads) < self._num_connections:
                 work = _work, self._queue, self._memory.closed, self.is_downloading

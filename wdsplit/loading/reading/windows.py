@@ -148,7 +148,7 @@ def read_windows(places: Iterable[WindowPlace], scratch: Scratch, salvages: bool
 def _read(places: Sequence[WindowPlace], scratch: Scratch, salvages: bool = False) -> Block:
     """Return the samples of windows, with the fields of joined shards."""
     first, *joined = (
-        _Reading(part, salvages, is_joined=number > 0).block(scratch)
+        _WindowReader(part, salvages, is_joined=number > 0).block(scratch)
         for number, part in enumerate(zip(*(place.parts for place in places), strict=True))
     )
     return functools.reduce(Block.joined, joined, first)
@@ -176,8 +176,8 @@ def expect(places: Iterable[WindowPlace]) -> None:
             sparse[window].shard.file.expect(begin, end - begin)
 
 
-class _Reading:
-    """The reading of some windows.
+class _WindowReader:
+    """Reads some windows, once.
 
     Args:
         places: The windows.
@@ -373,7 +373,7 @@ class _Reading:
             raise self._changed(row, shard, sample)
         try:
             other = replace(shard if shard.again is None else shard.again(), again=None)
-            return _Reading([WindowPlace(other, np.array([sample]))], is_second=True).block(Scratch())
+            return _WindowReader([WindowPlace(other, np.array([sample]))], is_second=True).block(Scratch())
         except CorruptDataError as damage:
             error = damage
         located = error if shard.url in error.place else error.at(shard.url)

@@ -101,10 +101,10 @@ class Ring:
 
 
 class Bound:
-    """Where worker processes place sub-batches, and how many bytes of them may be there that were not delivered yet.
+    """Where worker processes place parcels, and how many bytes of them may be there that were not delivered yet.
 
     Attributes:
-        num_slots: The most sub-batches of a worker.
+        num_slots: The most parcels of a worker.
         memories: The memory of each worker, in which it places them.
     """
 
@@ -120,7 +120,7 @@ class Bound:
             pass
 
     def deliver(self, worker: int) -> None:
-        """Say that a worker's oldest sub-batch was delivered; called by the loader's side."""
+        """Say that a worker's oldest parcel was delivered; called by the loader's side."""
         self._delivered[worker].release()
 
     def wake(self) -> None:
@@ -134,7 +134,7 @@ class Bound:
             memory.close()
 
     def wait(self, worker: int, ring: Ring, num_bytes: int, is_needed: Callable[[], bool]) -> bool:
-        """Wait until there is room for a sub-batch; return False if none is needed any more."""
+        """Wait until there is room for a parcel; return False if none is needed any more."""
         while is_needed():
             is_full = not ring.has_room(num_bytes, self._max_bytes)
             if not self._delivered[worker].acquire(block=is_full):

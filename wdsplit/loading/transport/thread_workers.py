@@ -75,16 +75,16 @@ class Threads(Parcels):
     later, and its work is dropped.
 
     Args:
-        sub_batches: The sub-batches of each worker; iterated in the worker's thread.
-        max_ahead: Sub-batches that a worker may have made before they are taken.
-        max_bytes: Limit for their bytes; one sub-batch is always made.
+        parcels: The parcels of each worker; iterated in the worker's thread.
+        max_ahead: Parcels that a worker may have made before they are taken.
+        max_bytes: Limit for their bytes; one parcel is always made.
     """
 
-    def __init__(self, sub_batches: Sequence[Iterator[Any]], max_ahead: int, max_bytes: int) -> None:
-        self._queues = [_Queue(max_ahead, max_bytes) for _ in sub_batches]
+    def __init__(self, parcels: Sequence[Iterator[list[Any]]], max_ahead: int, max_bytes: int) -> None:
+        self._queues = [_Queue(max_ahead, max_bytes) for _ in parcels]
         threads = [
             threading.Thread(target=_work, args=work, name=f"wdsplit-{worker}", daemon=True)
-            for worker, work in enumerate(zip(sub_batches, self._queues, strict=True))
+            for worker, work in enumerate(zip(parcels, self._queues, strict=True))
         ]
         self._end = weakref.finalize(self, _end, self._queues, threads)
         for thread in threads:
@@ -106,11 +106,11 @@ def _end(queues: Sequence[_Queue], threads: Sequence[threading.Thread]) -> None:
             thread.join(max(0.0, deadline - time.monotonic()))
 
 
-def _work(sub_batches: Iterator[Any], queue: _Queue) -> None:
+def _work(parcels: Iterator[list[Any]], queue: _Queue) -> None:
     end_before_forks()
     try:
-        for sub_batch in sub_batches:
-            if not queue.put(sub_batch):
+        for parcel in parcels:
+            if not queue.put(parcel):
                 return
     except BaseException as error:
         queue.put([Raised(error)])
@@ -119,47 +119,47 @@ def _work(sub_batches: Iterator[Any], queue: _Queue) -> None:
 
 
 class _Queue:
-    """Sub-batches that were made and not taken yet."""
+    """Parcels that were made and not taken yet."""
 
-    def __init__(self, max_sub_batches: int, max_bytes: int) -> None:
-        self._max_sub_batches = max_sub_batches
+    def __init__(self, max_parcels: int, max_bytes: int) -> None:
+        self._max_parcels = max_parcels
         self._max_bytes = max_bytes
         self._changed = threading.Condition()
-        self._sub_batches: deque[tuple[list[Any], int]] = deque()
+        self._parcels: deque[tuple[list[Any], int]] = deque()
         self._num_bytes = 0
         self._ended = False
 
-    def put(self, sub_batch: Any) -> bool:
-        """Add a sub-batch when there is room; return False if none are needed any more."""
-        size = num_bytes(sub_batch)
-        count, limit = self._max_sub_batches, self._max_bytes
-        made = self._sub_batches
+    def put(self, parcel: list[Any]) -> bool:
+        """Add a parcel when there is room; return False if none are needed any more."""
+        size = num_bytes(parcel)
+        count, limit = self._max_parcels, self._max_bytes
+        made = self._parcels
         with self._changed:  # one always has room
             self._changed.wait_for(
                 lambda: self._ended or not made or (len(made) < count and self._num_bytes + size <= limit)
             )
             if self._ended:
                 return False
-            self._sub_batches.append((sub_batch, size))
+            self._parcels.append((parcel, size))
             self._num_bytes += size
             self._changed.notify_all()
             return True
 
     def take(self) -> list[Any] | None:
-        """Return the oldest sub-batch, as soon as there is one; None if none follows."""
+        """Return the oldest parcel, as soon as there is one; None if none follows."""
         with self._changed:
-            self._changed.wait_for(lambda: self._sub_batches or self._ended)
-            if not self._sub_batches:
+            self._changed.wait_for(lambda: self._parcels or self._ended)
+            if not self._parcels:
                 return None
-            sub_batch, size = self._sub_batches.popleft()
+            parcel, size = self._parcels.popleft()
             self._num_bytes -= size
             self._changed.notify_all()
-            return sub_batch
+            return parcel
 
     def end(self, drop: bool = False) -> None:
-        """Say that no sub-batch will follow, or, with `drop`, that none is needed any more."""
+        """Say that no parcel will follow, or, with `drop`, that none is needed any more."""
         with self._changed:
             self._ended = True
             if drop:
-                self._sub_batches.clear()
+                self._parcels.clear()
             self._changed.notify_all()
