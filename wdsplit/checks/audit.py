@@ -248,8 +248,8 @@ def _measured(source: Source, order: EpochOrder, options: AuditOptions) -> Itera
     if met is not None:
         error = f" (+- {met.error:.2g}, estimated from some batches)" if met.error else ""
         evidence = (
-            f"times as often as by chance, two samples of a batch of {options.global_batch:,} share a batch again in "
-            f"the next epoch{error}; ideal: 1"
+            f"times as often as by chance, two {'pack' if order.is_bundled else 'sample'}s of a batch of "
+            f"{options.global_batch:,} share a batch again in the next epoch{error}; ideal: 1"
         )
         yield Finding(order.epoch, "mixing of epochs", True, evidence, round(met.figure, 4), 1, met.error)
     if not options.shuffle and options.class_field is None:
@@ -414,9 +414,10 @@ def _loaders(url: str, how: dict[str, Any], epoch: int) -> _Open:
 
 
 def _packs_of(packs: list[list[tuple[Any, ...]]]) -> tuple[Int64, Any, list[Any]]:
-    """Return positions, pad flags and keys of packs; a pack has the keys of its samples."""
+    """Return positions, pad flags and keys of packs; a pack has the keys of its samples, without its own pads."""
     positions, pads, *_ = zip(*(pack[0] for pack in packs), strict=True)
-    return np.array(positions), np.array(pads), [tuple(sample[2:] for sample in pack) for pack in packs]
+    keys = [tuple(sample[2:] for sample in pack if pack[0][1] or not sample[1]) for pack in packs]
+    return np.array(positions), np.array(pads), keys
 
 
 class _Read:
@@ -460,17 +461,21 @@ def _audit_read(open_loader: _Open, order: EpochOrder, options: AuditOptions) ->
         read.note(open_loader(rank, world_size, options.num_workers, batch_size), steps)
     is_even = options.tail != "uneven"
     if is_even:
-        evidence = f"{len(read.keys):,} samples read by {world_size} ranks x {options.num_workers} workers"
+        evidence = f"{len(read.keys):,} positions read by {world_size} ranks x {options.num_workers} workers"
         yield Finding(order.epoch, "same batches, read", read.is_same, evidence)
     positions = np.array(list(read.keys), np.int64)
     real = [read.keys[position] for position in positions[order.is_real(positions)].tolist()]
-    expected = order.num_samples
+    num_pads, items = len(positions) - len(real), items_of(order.selection)
+    num_samples = expected = order.num_samples if items is None else items.num_samples
     if options.tail == "drop":
-        expected = min(expected, _positions_given(order, options.global_batch))
+        given = min(order.num_positions, _positions_given(order, options.global_batch))
+        expected = int((~order.locate(np.arange(given)).pad).sum())
+    if order.is_bundled:
+        real = [sample for (pack,) in real for sample in pack]
     held = read.is_same and read.is_flagged and len(set(real)) == len(real) == expected
     once = "each once" if len(set(real)) == len(real) else f"{len(set(real)):,} different"
-    pads = f"{len(positions) - len(real):,} pads" + ("" if read.is_flagged else ", wrongly flagged")
-    evidence = f"{len(real):,} of {order.num_samples:,} keys read, {once}; {pads}"
+    pads = f"{num_pads:,} pads" + ("" if read.is_flagged else ", wrongly flagged")
+    evidence = f"{len(real):,} of {num_samples:,} keys read, {once}; {pads}"
     yield Finding(order.epoch, "exactly once, read", held, evidence)
     if not is_even:
         return

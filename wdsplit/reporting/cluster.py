@@ -152,7 +152,7 @@ class Load:
     Attributes:
         topology: The topology.
         cluster: The cluster of the estimate.
-        batch_size: Samples per batch on each rank.
+        num_decoded: Samples of a batch on each rank, of packs and groups on average.
         sample_ms: Milliseconds of a worker for each sample.
         steps: Steps of each rank.
         bytes_read: Bytes that all ranks read.
@@ -172,7 +172,7 @@ class Load:
 
     topology: Topology
     cluster: Cluster
-    batch_size: int
+    num_decoded: float
     sample_ms: float
     steps: int
     bytes_read: float
@@ -195,7 +195,7 @@ class Load:
         steps, latency_s = max(1, self.steps), cluster.latency_ms / 1000
         link_s = self.bytes_read / world_size / steps / rank_bytes_per_s
         requests_s = self.requests / world_size / steps * latency_s / cluster.connections
-        workers_s = self.batch_size * self.sample_ms / 1000 / max(1, workers)
+        workers_s = self.num_decoded * self.sample_ms / 1000 / max(1, workers)
         step_s = cluster.step_ms / 1000
         bounds = {"training": step_s, "link": link_s, "requests": requests_s, "decoding": workers_s}
         between_steps_s, beside_s = (0.0, workers_s) if workers else (workers_s, 0.0)

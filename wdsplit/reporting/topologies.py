@@ -45,7 +45,7 @@ def loads(
         load = Load(
             topology,
             cluster,
-            batch_size,
+            batch_size * source.samples_a_position(0),
             sample_ms,
             steps,
             num_bytes,

@@ -153,12 +153,12 @@ def _spread(facts: Facts) -> tuple[Grade, str]:
 
 def _met_again(facts: Facts) -> tuple[Grade, str]:
     """Say how often samples of a step meet again in the next epoch, if that is more than by chance."""
-    found, num_others = facts.meeting, facts.global_batch - 1
+    found, num_others, unit = facts.meeting, facts.global_batch - 1, "pack" if facts.units else "sample"
     if found is None:
         return "good", ""
     grade = _grade((found.met_again - found.by_chance) / max(1, num_others), (_FAIR_MEETING, _BAD_MEETING))
     text = (
-        f"Of the {num_others:,} other samples in its step, a sample meets {human_number(found.met_again)} again in a "
+        f"Of the {num_others:,} other {unit}s in its step, a {unit} meets {human_number(found.met_again)} again in a "
         f"step of the next epoch, compared with {human_number(found.by_chance)} by chance."
     )
     return grade, "" if grade == "good" else text

@@ -63,6 +63,13 @@ def test_steps_pads_and_reads_are_those_of_assign_and_the_loader(lying_sorted, e
         assert found.pads == found.steps * 64 * ranks - 1500
 
 
+def test_a_group_is_decoded_sample_by_sample(lying_sorted):
+    made = wdsplit.report(wdsplit.Dataset(lying_sorted, group="label", size=10, allow_pads=True))
+    num_groups = made.facts.num_samples
+    assert f"<p>1,500 samples in {num_groups} groups ·" in made.html
+    assert made.facts.judged.num_decoded == pytest.approx(1500 / num_groups)
+
+
 def test_a_cache_on_each_node_fetches_the_shards_that_its_ranks_had_not_read_before(lying_sorted):
     cluster, sizes = (
         wdsplit.Cluster(ranks_per_node=2),

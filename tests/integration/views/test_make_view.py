@@ -295,6 +295,8 @@ def test_samples_longer_than_a_pack_are_dropped_or_truncated_and_counted(weighte
     for tail in ("pad", "drop", "uneven"):
         audit = wdsplit.audit(weighted, view="packed", world_size=2, batch_size=3, tail=tail, read=True)
         assert [finding.promise for finding in audit.findings if not finding.held] == []
+        (evidence,) = [each.evidence for each in audit.findings if each.promise == "exactly once, read"]
+        assert tail == "drop" or evidence.startswith(f"{kept} of {kept} keys read, each once")
     assert len(wdsplit.Samples(weighted, view="packed")) == kept
 
 

@@ -36,8 +36,12 @@ def test_golden_packs():
     assert best_fit(np.array([5, 5, 3, 7, 2, 2, 6, 0, 9, 1]), 10).tolist() == [3, 3, 1, 1, 2, 2, 2, 0, 0, 0]
 
 
-@pytest.mark.parametrize(("capacity", "least"), [(2048, 0.98), (8192, 0.98), (32_768, 0.96)])
+@pytest.mark.parametrize(("capacity", "least"), [(2048, 0.98), (8192, 0.98), (32_768, 0.97)])
 def test_packs_of_lognormal_texts_are_well_filled(capacity, least):
-    lengths = np.minimum(np.random.default_rng(0).lognormal(np.log(400) - 0.5, 1, 2000), capacity).astype(np.int64)
-    bins = packed(lengths, capacity, block_of(capacity))
-    assert lengths.sum() / capacity / (bins.max() + 1) > least
+    total = num_packs = 0
+    for seed in range(5):  # shards: the last pack of each is rarely full
+        lengths = np.random.default_rng(seed).lognormal(np.log(400) - 0.5, 1, 2000)
+        lengths = np.minimum(lengths, capacity).astype(np.int64)
+        total += lengths.sum()
+        num_packs += packed(lengths, capacity, block_of(capacity)).max() + 1
+    assert total / capacity / num_packs > least
