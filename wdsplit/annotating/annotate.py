@@ -323,7 +323,7 @@ class _Annotating(Making):
 
     def _join(self, what: str, job: AnnotateJob) -> Rows:
         def refuse(unmatched: list[Counted]) -> None:
-            refuse_unmatched(unmatched, self.options, job.table, job.shards, job.key)
+            refuse_unmatched(unmatched, self.options, job.table, self.manifest, job.key)
 
         read, unmatched = join_table(job, self.engine, self.report, self.options.memory, refuse)
         inputs = [

@@ -13,6 +13,7 @@ import operator
 import os
 import re
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -62,6 +63,8 @@ _AT_ONCE, _AT_ONCE_BYTES = 64, 4 * 1024**2
 """Samples that a thread decodes at a time where the function takes one, and their bytes in the shard."""
 _ROW = "row"
 """The column of spilled results with the sample in its shard; the values are c0, c1, ..."""
+_LIBRARIES = ("<", *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
+"""How the names of files begin that are no code of the user's."""
 _LISTED = 1000
 """The failed samples that are listed."""
 
@@ -483,7 +486,7 @@ class _OneShard:
         except Exception as error:
             alone = [result for one in batch for result in self._results([one])] if len(batch) > 1 else [None]
             if len(batch) == 1 or self.options.on_error == "raise":  # else each sample has failed or not by itself
-                expected = ""
+                expected = "a function that takes these samples together, too: their shapes may differ" if alone[1:] else ""
                 if isinstance(error, (AttributeError, LookupError, TypeError)):  # it may be made for something else
                     called = "a list of them" if self.options.batch_size else "one; with --batch-size N, a list of them"
                     names = ", ".join(name for name in sorted(samples[0]) if not name.startswith("__"))
@@ -512,7 +515,8 @@ class _OneShard:
             shard = self.job.shards[self.number].path
             self.failed.append({"key": key, "shard": shard, "row": rows[0], "error": found})
             return
-        last = traceback.extract_tb(error.__traceback__)[-1]
+        frames = traceback.extract_tb(error.__traceback__)
+        last = next((each for each in reversed(frames) if not each.filename.startswith(_LIBRARIES)), frames[-1])
         raise PipelineError(
             cause,
             place=self.place(rows[0]) + (f", or {len(rows) - 1} more of its batch" if len(rows) > 1 else ""),

@@ -11,7 +11,9 @@ import pyarrow as pa
 from wdsplit.annotating.options import AnnotateOptions, Duplicates
 from wdsplit.arrays import Int64
 from wdsplit.errors import InputError
-from wdsplit.shards.manifest import Shards
+from wdsplit.fields.keys import numbered_width
+from wdsplit.shards.manifest import Manifest
+from wdsplit.shards.sample_tables import FILE_NAME
 from wdsplit.tables.table import Table
 from wdsplit.tar.names import ambiguous_key
 from wdsplit.texts import counted
@@ -100,7 +102,7 @@ def examples_of(table: pa.Table, rows: Int64) -> Counted:
 
 
 def refuse_unmatched(
-    found: Sequence[Counted], options: AnnotateOptions, table: Table, shards: Shards, key: str
+    found: Sequence[Counted], options: AnnotateOptions, table: Table, manifest: Manifest, key: str
 ) -> None:
     """Refuse samples without a row, rows without a sample and duplicate keys, unless the options allow them.
 
@@ -109,7 +111,7 @@ def refuse_unmatched(
             of both rows of duplicates.
         options: The options.
         table: The table.
-        shards: The dataset's shards.
+        manifest: The dataset's manifest.
         key: The table's column of keys.
 
     Raises:
@@ -119,7 +121,7 @@ def refuse_unmatched(
     refused: list[tuple[str, str]] = []
     if missing.total and not options.allow_missing:
         what = f"{counted(missing.total, 'sample')} without a row: "
-        refused.append((what + _listed(missing, lambda places: shards[places[0]].path), "--allow-missing"))
+        refused.append((what + _listed(missing, lambda places: manifest.shards[places[0]].path), "--allow-missing"))
     for kind, what, is_allowed, flag in (
         (extra, "without a sample", options.allow_extra, "--allow-extra"),
         (duplicates, "with the key of another row", options.allow_duplicates, "--allow-duplicates first"),
@@ -129,12 +131,17 @@ def refuse_unmatched(
             refused.append((f"{counted(kind.total, 'row')} {what}: {listed}", flag))
     if not refused:
         return
-    num_samples = int(shards.num_real.sum())
+    num_samples = int(manifest.shards.num_real.sum())
     remedy = f"correct the table, or use {' '.join(flag for _, flag in refused)}"
+    if options.overwrite and missing.total and not options.allow_missing:
+        remedy = f"--overwrite replaces old rows too: give them with the new ones, as several tables; else {remedy}"
     if duplicates.total and not options.allow_duplicates:
         remedy = f"if a Dataset gave the rows, leave out samples with __pad__, which repeat others; else {remedy}"
     if missing.total == num_samples and extra.total:
         remedy = f"no key matches: check --key; the dataset's keys look like {missing.examples[0][2]!r}"
+        numbered = numbered_width(manifest.provenance)
+        if numbered and manifest.samples is not None and FILE_NAME in manifest.samples.names:
+            remedy += "; to join by file names, convert with --key file_name"
     raise InputError(
         "the keys of the table do not match the dataset",
         place=f"column {key!r}",

@@ -6,7 +6,9 @@ also the samples that real loaders read.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice, zip_longest
 from typing import TYPE_CHECKING, Any
@@ -17,6 +19,7 @@ from wdsplit.arrays import Int64
 from wdsplit.checks.classes import measure_classes
 from wdsplit.checks.mixing import draw_numbers, mixing
 from wdsplit.conversion.plan.options import chosen, invalid_values, raise_if_any
+from wdsplit.loading.announcing import announce
 from wdsplit.loading.opening import open_source
 from wdsplit.loading.reading.source import Source
 from wdsplit.notebook import html_table
@@ -450,6 +453,18 @@ class _Read:
         return end
 
 
+@contextmanager
+def _without_advice() -> Iterator[None]:
+    """Log no warnings about numbers of ranks that the user did not choose."""
+    logger = logging.getLogger(announce.__module__)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
 def _audit_read(open_loader: _Open, order: EpochOrder, options: AuditOptions) -> Iterator[Finding]:
     """Run one plain loader and those of all ranks, one after another; then stop one, and resume it on one rank more."""
     read, world_size, batch_size = _Read(order), options.world_size, options.batch_size
@@ -486,9 +501,10 @@ def _audit_read(open_loader: _Open, order: EpochOrder, options: AuditOptions) ->
         yield Finding(order.epoch, "resume, read", True, "one step only: nothing to resume")
         return
     end = rest.note(first, Steps(order, World(0, world_size), batch_size), stop)
-    for rank in range(world_size + 1):
-        resumed = open_loader(rank, world_size + 1, 0, batch_size)
-        resumed.load_state_dict(first.state_dict())
-        rest.note(resumed, Steps(order, World(rank, world_size + 1), batch_size, end))
+    with _without_advice():
+        for rank in range(world_size + 1):
+            resumed = open_loader(rank, world_size + 1, 0, batch_size)
+            resumed.load_state_dict(first.state_dict())
+            rest.note(resumed, Steps(order, World(rank, world_size + 1), batch_size, end))
     evidence = f"stopped after {stop:,} of {len(first):,} steps, resumed on {world_size + 1} ranks: the rest as before"
     yield Finding(order.epoch, "resume, read", rest.is_same and rest.is_flagged, evidence)

@@ -97,9 +97,11 @@ class SampleColumns:
         """Return a remedy for each name that is a field but not a column, by field name and column name."""
         hints, names = {}, self.schema.names
         for one in self.manifest.fields:
-            is_text = "string" in one.type and "<" not in one.type
-            keep = f"convert with --keep {one.column}, or " if is_text else ""
-            hint = f"it is a field ({one.name}): {keep}join it with wdsplit annotate"
+            hint = f"it is a field ({one.name}): join it with wdsplit annotate"
+            if "<" in one.type or "binary" in one.type:  # a list of tokens, an image: an annotation makes no column of it
+                hint = f"it is a field ({one.name}): `wdsplit map` makes a column of it, such as its length"
+            elif "string" in one.type:
+                hint = f"it is a field ({one.name}): convert with --keep {one.column}, or join it with wdsplit annotate"
             if one.column in names:
                 hint = f"use {one.column}, the column of the field {one.name}"
             hints.update({name: hint for name in (one.name, one.column) if name not in names})

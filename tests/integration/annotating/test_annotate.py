@@ -192,7 +192,7 @@ def test_keys_that_do_not_match_are_counted_and_refused_or_allowed(data, tmp_pat
         assert joined(data) == {**nothing, **of_last}
     assert wdsplit.make_view(str(data), "low", where="score < 1").stored.num_selected == 3
     before, empty = files_of(data / "fields"), write_table(tmp_path / "empty.parquet", table.slice(0, 0))
-    with pytest.raises(InputError, match="300 samples without a row"):
+    with pytest.raises(InputError, match=r"300 samples without a row(.|\n)*--overwrite replaces old rows too"):
         annotate(data, empty, overwrite=True)
     assert files_of(data / "fields") == before, "one that failed to be replaced stays"
     annotate(data, empty, allow_missing=True, overwrite=True)
@@ -208,6 +208,9 @@ def test_what_cannot_be_joined_is_refused_before_anything_is_written(data, tmp_p
     (tmp_path / "images/a.jpg").write_bytes(b"\xff\xd8\xff")
     with pytest.raises(InputError, match="images and audio cannot be joined"):
         annotate(data, tmp_path / "images")
+    wdsplit.convert(tmp_path / "images", tmp_path / "numbered")
+    with pytest.raises(InputError, match="look like '00000000'; to join by file names, convert with --key file_name"):
+        annotate(tmp_path / "numbered", pa.table({"key": ["a.jpg"], "caption": ["a cat"]}))
     assert not (data / "fields").exists()
 
 

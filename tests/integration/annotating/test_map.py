@@ -122,6 +122,10 @@ def changing(first, second):
 
 BAD = {
     "an error": (mapped_functions.raising, [place(50), "row 5)", "no value for 50", "line"]),
+    "shapes": (
+        lambda samples: [{"x": x} for x in np.stack([np.zeros(sample["cls"]) for sample in samples])],
+        [place(0), "or 3 more of its batch", "their shapes may differ", f"({__file__}, line"],
+    ),
     "of lists": (values_of_batch, ["dicts with bin, cls: it gets", "with --batch-size N, a list"]),
     "no dict": (lambda sample: 5, ["a dict for each sample", "found: int", place(0)]),
     "too few": (lambda samples: [None], ["found: 1 for 4 samples (list)", place(0)]),
@@ -135,13 +139,13 @@ BAD = {
     "nothing": (lambda sample: None, ["returns no values", "found: None for each sample"]),
     "options": (values, ["batch_size", "on_error", "names"]),
 }
-OPTIONS = {"too few": {"batch_size": 4}, "options": {"batch_size": 0, "on_error": "x", "fields": "a"}}
+OPTIONS = {"too few": {"batch_size": 4}, "shapes": {"batch_size": 4}, "options": {"batch_size": 0, "on_error": "x", "fields": "a"}}
 
 
 @pytest.mark.parametrize("case", BAD)
 def test_what_cannot_be_is_refused_and_names_the_sample(data, case):
     function, said = BAD[case]
-    with pytest.raises(PipelineError if case in ("an error", "of lists") else InputError) as caught:
+    with pytest.raises(PipelineError if case in ("an error", "shapes", "of lists") else InputError) as caught:
         wdsplit.map_samples(data, function, "made", **OPTIONS.get(case, {}))
     text = str(caught.value)
     assert [part for part in said if part not in text] == [], text

@@ -66,11 +66,12 @@ def test_all_promises_hold_for_topologies(request, dataset, tail, shuffle):
 @pytest.mark.parametrize(
     ("dataset", "num_workers", "tail", "shuffle"), [("numbers", 2, "pad", True), ("whole_lanes", 0, "drop", False)]
 )
-def test_what_the_loaders_read_keeps_the_promises(request, dataset, tail, shuffle, num_workers):
+def test_what_the_loaders_read_keeps_the_promises(request, dataset, tail, shuffle, num_workers, caplog):
     options = AuditOptions(2, num_workers, 5, shuffle=shuffle, tail=tail, read=True)
     found = findings(request.getfixturevalue(dataset), options)
     assert promises(found) == PROMISES + READ_PROMISES
     assert [finding for finding in found if not finding.held] == []
+    assert "3 ranks" not in caplog.text, "advice is about the numbers of the user"
 
 
 def test_the_evidence_has_the_right_figures(numbers):
