@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["erase_command", "gc_command", "log_command"]
 
-_MAX_INPUTS = 60
+_MAX_INPUTS, _TO_MINUTES = 60, len("2026-11-20T12:00")
 _DOING = {"choose": "finding samples", "write": "writing shards again"}
 
 
@@ -38,9 +38,10 @@ def log_command(dataset: str) -> Result:
         added = "" if each.number == first > 1 else f"{each.num_samples - before:+,}"
         counts = f"{each.num_samples:,}", added, f"{each.num_shards:,}"
         what = safe_text(each.inputs, _MAX_INPUTS)
-        rows.append((each.number, *counts, human_bytes(each.num_bytes), each.created, what, each.folder))
+        when = each.created[:_TO_MINUTES].replace("T", " ")
+        rows.append((each.number, *counts, human_bytes(each.num_bytes), when, what))
         before = each.num_samples
-    text = table(("version", "samples", "added", "shards", "size", "when (UTC)", "inputs", "folder"), rows)
+    text = table(("version", "samples", "added", "shards", "size", "when (UTC)", "inputs"), rows)
     removed = [f"versions before {first} were removed by `wdsplit gc`"] if first > 1 else []
     text = "\n".join([text, *removed, *erased_lines(dataset, before_erasing(versions))])
     return Result(text, list(map(dataclasses.asdict, versions)))

@@ -408,10 +408,16 @@ def mix(
     """
     asked = _MixArguments(weights, repeat, num_samples, schedule)
     chosen = checked_options(options)
-    names = {str(name): path for name, path in (datasets or {}).items()}
-    versions = {str(name): number for name, number in (version or {}).items()}
-    for what, given in (("datasets", names), ("version", versions)):
-        unknown = [name for name in given if name not in asked.urls]
+    of_folders = list[dict[str, Any]]()
+    for what, given in (("datasets", datasets), ("version", version)):
+        if not isinstance(given or {}, Mapping):
+            raise InputError(
+                f"invalid {what}",
+                expected=f"a dict with the datasets that have one, such as {{{asked.urls[0]!r}: ...}}",
+                found=repr(given),
+            )
+        of_folders.append({str(name): value for name, value in (given or {}).items()})
+        unknown = [name for name in of_folders[-1] if name not in asked.urls]
         if unknown:
             raise InputError(
                 f"{what} names a dataset that is not mixed",
@@ -419,6 +425,7 @@ def mix(
                 found=", ".join(unknown),
                 remedy=did_you_mean(unknown, asked.urls),
             )
+    names, versions = of_folders
     folders = [str(names.get(url, url)) for url in asked.urls]
     places, chosen["storage_options"] = located(folders, chosen["storage_options"], chosen["fs"])
     chosen["fs"] = None

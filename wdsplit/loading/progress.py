@@ -227,7 +227,13 @@ class Progress:
         """
         dataset = self._dataset
         self._follow_version(values)
-        state = parse_state(values, dataset.source.fingerprint, dataset.options, dataset.world())
+        try:
+            state = parse_state(values, dataset.source.fingerprint, dataset.options, dataset.world())
+        except StateError as error:
+            number = dataset.shared.version_with(values.get("fingerprint")) if isinstance(values, Mapping) else None
+            if number is not None:
+                error.remedy = f"it is of version {number}: open that with version={number}; or {error.remedy}"
+            raise
         if state.position or state.skips:
             source = dataset.source
             refuse_other_view(state.view, source.view_at(state.epoch), state.epoch, source.url)

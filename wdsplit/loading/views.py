@@ -117,6 +117,11 @@ class Shared:
                 return manifest
         return None
 
+    def version_with(self, fingerprint: object) -> int | None:
+        """Return the number of another version of the dataset, up to the open one, that has this fingerprint."""
+        history = self._opened[0].manifest.history[:-1] if isinstance(self.source, Source) else ()
+        return next((version.number for version in history if version.fingerprint == fingerprint), None)
+
     def refuse_other_version(self) -> None:
         """Refuse to iterate for the first time if another rank did so with another version of the dataset.
 
