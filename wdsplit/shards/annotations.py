@@ -259,7 +259,8 @@ def find_covered(storage: ReadableStorage, name: str, manifest: Manifest) -> Cov
             found = ANNOTATIONS.find(storage, name, part)
             return Covered(found, count, read_side_shards(storage, found, part).shards if found.fields else None)
     error = ANNOTATIONS.missing(storage, name, manifest)
-    error.remedy = ANNOTATIONS.remedy(name) if made_for else error.remedy
+    if made_for:
+        error.remedy = "some of its shards were written again since: make it for all samples, with --overwrite"
     raise error
 
 
