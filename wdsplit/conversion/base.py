@@ -17,7 +17,7 @@ from wdsplit.fields.infer import class_names, refuse_repeated
 from wdsplit.fields.keys import numbered_rows
 from wdsplit.fields.rules import is_text, unwrap
 from wdsplit.shards.manifest import Field, Manifest
-from wdsplit.shards.sample_tables import names_of
+from wdsplit.shards.sample_tables import WIDTH, names_of
 from wdsplit.shards.versions import NO_NEXT_KEY
 from wdsplit.tables.table import Table
 from wdsplit.tar.samples import KEY_COLUMN
@@ -49,6 +49,15 @@ class Base:
 
     manifest: Manifest
     url: str
+
+    @property
+    def has_sizes(self) -> bool:
+        """Whether the sample tables have the sizes of images, as those of indexed tars without images have, too."""
+        return self.manifest.samples is not None and WIDTH in self.manifest.samples.names
+
+    def names_of(self, column: str) -> Names:
+        """Return the names of the classes of a column; none if it has none."""
+        return next((one.names for one in self.manifest.fields if one.column == column), ())
 
     def options(self, options: ConvertOptions) -> ConvertOptions:
         """Return the options of an append: those of the dataset, for rows that the user's options select."""

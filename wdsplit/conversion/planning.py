@@ -24,7 +24,7 @@ from wdsplit.fields.keys import is_key_type
 from wdsplit.fields.sample_columns import MAX_COLUMNS, check_kept, left_out
 from wdsplit.shards.manifest import Field
 from wdsplit.storage.given import PathLike, located
-from wdsplit.tables.formats.media import STEM, field_of_media
+from wdsplit.tables.formats.media import LABEL, STEM, field_of_media
 from wdsplit.tables.media import is_media_input, open_media
 from wdsplit.tables.read import first_payloads, open_inputs
 from wdsplit.tables.select import check_split_type, cut_splits
@@ -125,7 +125,7 @@ def plan_files(
     """Plan a conversion of the files that `open_inputs_of` has found, like `plan_splits`; or an append to a dataset."""
     paths = inputs.paths
     if any(is_media_input(path, storage_options) for path in paths):
-        table = open_media(paths, storage_options)
+        table = open_media(paths, storage_options, () if base is None else base.names_of(LABEL))
     else:
         table = open_inputs(paths, storage_options, options.hive and inputs.hive)
     if inputs.snapshot:
@@ -151,8 +151,8 @@ def plan_files(
                 raise
             raise error.at(f"split {name!r}") from error
         if base is not None:
-            if options.key is None:
-                plans[name] = dataclasses.replace(plans[name], first_key=next_key_of(base.manifest))
+            first_key = next_key_of(base.manifest) if options.key is None else 0
+            plans[name] = dataclasses.replace(plans[name], first_key=first_key, has_sizes=base.has_sizes)
             base.refuse_other_samples(plans[name])
         _warn_of_shards(plans[name])
     return plans

@@ -76,10 +76,13 @@ def kept_columns(
     return [name for name in order if (name in found or name in keep) and name not in no_keep]
 
 
-def sample_columns(schema: pa.Schema, fields: Sequence[Field], kept: Sequence[str]) -> pa.Schema:
+def sample_columns(
+    schema: pa.Schema, fields: Sequence[Field], kept: Sequence[str], has_sizes: bool = False
+) -> pa.Schema:
     """Return the columns of the sample tables: their own, then the kept ones.
 
-    A kept column called `width` or `height` replaces the sizes from the images' headers.
+    A kept column called `width` or `height` replaces the sizes from the images' headers. With `has_sizes` there are
+    columns of sizes also without images.
     """
     names = class_names(schema) | {field.column: field.names for field in fields if field.names}
     columns = []
@@ -88,7 +91,7 @@ def sample_columns(schema: pa.Schema, fields: Sequence[Field], kept: Sequence[st
         # Class names become their numbers, as in the field cls.
         kind = pa.int64() if classes and is_text(unwrap(stored_as)) else sample_type(unwrap(stored_as))
         columns.append(with_names(pa.field(name, kind), classes if pa.types.is_integer(kind) else ()))
-    own = own_columns(first_image_field(fields) is not None)
+    own = own_columns(has_sizes or first_image_field(fields) is not None)
     return pa.schema([column for column in own if column.name not in kept] + columns)
 
 
@@ -154,9 +157,10 @@ def sample_rows(
     """
     lengths = [pc.fill_null(pc.binary_length(payload), 0) for payload in payloads.values()]
     found: dict[str, pa.Array] = {KEY: keys, NUM_BYTES: functools.reduce(pc.add, lengths)}
-    images = first_image_field(fields) if {WIDTH, HEIGHT} & set(schema.names) else None
-    if images is not None:
-        found[WIDTH], found[HEIGHT] = image_sizes(payloads[images])
+    if {WIDTH, HEIGHT} & set(schema.names):
+        images = first_image_field(fields)
+        unknown = pa.nulls(len(keys), pa.int32())
+        found[WIDTH], found[HEIGHT] = (unknown, unknown) if images is None else image_sizes(payloads[images])
     names = names_of(schema)
     for name, column in columns.items():
         array = stored(column)

@@ -6,6 +6,7 @@ opens only metadata files such as `metadata.csv`.
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 import stat
@@ -58,10 +59,12 @@ class _Listing:
         root: The folder: a path or a URL.
         pieces: Folders below it, sorted, each with a table of names in it: `file_name`, its path below the root; `what`
             it is, a field of media, a table, metadata, or a reason to leave it out; `size` and `modified_ns`.
+        known: The classes of the dataset that they are appended to, by their numbers.
     """
 
     root: str
     pieces: list[tuple[str, pa.Table]]
+    known: tuple[str, ...] = ()
 
     @property
     def place(self) -> str:
@@ -105,7 +108,7 @@ class _Listing:
 
     @cached_property
     def classes(self) -> dict[str, int]:
-        """The folders of classes, sorted, and how many media files are below each.
+        """The known classes, then the folders of others, sorted, and how many media files are below each.
 
         An empty folder is a class, but a folder of other files only is none.
         """
@@ -114,7 +117,19 @@ class _Listing:
             num_media = pc.sum(_is_one_of(names, [*_KINDS, _EMPTY, _BROKEN])).as_py() or 0
             media[folder.partition("/")[0]] += num_media
             others[folder.partition("/")[0]] += len(names) - num_media
-        return {name: media[name] for name in sorted(media) if name and (media[name] or not others[name])}
+        found = [name for name in sorted(media) if name and (media[name] or not others[name])]
+        return {name: media[name] for name in (*self.known, *found)}
+
+    @cached_property
+    def filled(self) -> list[str]:
+        """The classes with media files."""
+        return [name for name, count in self.classes.items() if count]
+
+    @cached_property
+    def is_level_above(self) -> bool:
+        """Whether all files are further below one folder, which is no class."""
+        folders = map(os.path.dirname, self.media[FILE_NAME].to_pylist())
+        return len(self.filled) == 1 and self.filled[0] not in self.known and all("/" in each for each in folders)
 
     def labels(self) -> pa.DictionaryArray:
         """Return the class of each media file; null where it is in none."""
@@ -132,8 +147,12 @@ def is_media_input(path: str, storage_options: Mapping[str, Any] | None = None) 
     return is_media(path) or (not is_table(path) and Files(path, storage_options).is_folder(path))
 
 
-def open_media(paths: Sequence[str], storage_options: Mapping[str, Any] | None = None) -> Table:
+def open_media(
+    paths: Sequence[str], storage_options: Mapping[str, Any] | None = None, known: tuple[str, ...] = ()
+) -> Table:
     """List folders of media files, and single files; these count as one folder, their innermost common one.
+
+    `known` are the classes of the dataset that they are appended to; a folder of another name is a new class.
 
     Raises:
         InputError: A folder cannot be read, or is ambiguous; or an input is a table.
@@ -147,7 +166,7 @@ def open_media(paths: Sequence[str], storage_options: Mapping[str, Any] | None =
         _refuse_ambiguous(each)
     if files:
         found.append(_list_given(files, storage_options))
-    opened = [_open(each, storage_options, notes) for each in found]
+    opened = [_open(dataclasses.replace(each, known=known), storage_options, notes) for each in found]
     if len(opened) > 1 and not any(LABEL in schema.names for _, schema in opened):
         raise InputError(
             "several folders, none of which has folders of classes",
@@ -157,7 +176,7 @@ def open_media(paths: Sequence[str], storage_options: Mapping[str, Any] | None =
             remedy="if they are the classes, give the folder above them; if there are no classes, name the files by a "
             "pattern, as in 'photos/*/*.jpg', and write them alone: --columns image",
         )
-    schema = common_schema({file.path: schema for file, schema in opened})
+    schema = common_schema({file.path: schema for file, schema in opened}, known)
     counts, name = sum((each.fields for each in found), Counter[str]()), field_of_media(schema)[1]
     others = [f"{counts[field]:,} {field}" for field in sorted(counts, key=lambda each: (-counts[each], each))]
     if len(others) > 1:
@@ -220,13 +239,12 @@ def _refuse_ambiguous(found: _Listing) -> None:
             remedy=f"select one kind: {' or '.join(map(found.pattern_of, paths))}; or rename the table",
             url=found.place,
         )
-    folders = [name for name, count in found.classes.items() if count]
-    if folders and all(SPLIT.fullmatch(name) for name in folders):
-        command = f"wdsplit convert {found.place}/{folders[0]} OUTPUT"
+    if found.filled and all(SPLIT.fullmatch(name) for name in found.filled):
+        command = f"wdsplit convert {found.place}/{found.filled[0]} OUTPUT"
         raise InputError(
             "a folder contains splits, not classes",
             expected="folders that are named after classes",
-            found=", ".join(folders),
+            found=", ".join(found.filled),
             remedy=f"convert each split to a dataset of its own, as in `{command}`",
             url=found.place,
         )
@@ -273,7 +291,7 @@ def _open(found: _Listing, storage_options: Mapping[str, Any] | None, notes: lis
         members=members,
     )
     notes += _notes(found)
-    num_folders = sum(bool(count) for count in found.classes.values())
+    num_folders = len(found.filled)
     if LABEL in members.schema.names and not classes and num_folders > 1:
         notes.append(f"{root}: the column {LABEL!r} of the metadata replaces the classes of {num_folders:,} folders")
     name = min(found.fields, key=lambda field: (-found.fields[field], field))
@@ -287,27 +305,25 @@ def _notes(found: _Listing) -> list[str]:
     texts = [f"{len(paths):,} {reason}, such as {paths[0]}" for reason, paths in skipped.items() if len(paths)]
     if texts:
         notes.append(f"{root}: left out: {'; '.join(texts)}")
-    filled = [name for name, count in found.classes.items() if count]
-    folders = map(os.path.dirname, found.media[FILE_NAME].to_pylist())
-    if len(filled) == 1 and all("/" in folder for folder in folders):
-        notes.append(f"{root}: no classes, as all files are below one folder: did you mean {root}/{filled[0]}?")
-    if 1 < len(filled) < len(found.classes):
-        empty = ", ".join(name for name in found.classes if name not in filled)
+    if found.is_level_above:
+        notes.append(f"{root}: no classes, as all files are below one folder: did you mean {root}/{found.filled[0]}?")
+    if 1 < len(found.filled) < len(found.classes) and not found.known:  # not each append has a file of each class
+        empty = ", ".join(name for name in found.classes if name not in found.filled)
         notes.append(f"{root}: classes without files, which keep their numbers: {empty}")
     return notes
 
 
 def _classes(found: _Listing, has_metadata: bool) -> list[str]:
     """Return the folders that are classes, sorted; empty for none."""
-    filled = [name for name, count in found.classes.items() if count]
     outside = found.media[FILE_NAME].filter(found.labels().is_null())
-    if len(filled) < 2 or (len(outside) and has_metadata):
+    is_none = len(found.filled) < 2 - bool(found.known) or found.is_level_above
+    if is_none or (len(outside) and has_metadata):
         return []
     if len(outside):
         raise InputError(
             "some files are not in a class folder",
             expected="all files in class folders, or none",
-            found=f"{len(outside):,} files beside {len(filled):,} folders, such as {outside[0]}",
+            found=f"{len(outside):,} files beside {len(found.filled):,} folders, such as {outside[0]}",
             remedy=f"move them, or leave them out by a pattern such as '{found.place}/*/*.jpg'",
             url=found.place,
         )

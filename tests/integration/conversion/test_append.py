@@ -24,8 +24,10 @@ from made_datasets import (
     numbers_table,
     real_rows,
 )
+from media_files import write_files
 from stops import stopped_at
 from tables import all_samples, files_of, write_table
+from tars import by_tarfile
 from wdsplit.errors import ConvertError, DatasetNotFoundError, InputError, StateError, StorageError, WdsplitError
 from wdsplit.shards.files import read_manifest, write_version
 from wdsplit.storage.opening import open_storage
@@ -197,6 +199,38 @@ def test_classes_only_grow_and_keep_their_numbers(tmp_path):
     assert "4 classes" in done("inspect", url, "--samples", "0").out
     made = wdsplit.convert(labelled(tmp_path / "c.parquet", ["cat"], keys=[99]), url, append=True)
     assert made.class_names == {"cls": ("cat", "dog", "ant", "zebra")}
+
+
+def test_folders_of_images_keep_the_numbers_of_their_classes_and_bring_new_ones(tmp_path):
+    url, folders = str(tmp_path / "train"), [tmp_path / name for name in "abcde"]
+    write_files(folders[0], "cat/1.jpg", "cat/2.jpg", "dog/3.jpg")
+    wdsplit.convert(folders[0], url, shards=1)
+    write_files(folders[1], "zebra/4.jpg", "cat/5.jpg")
+    wdsplit.convert(folders[1], url, append=True)
+    write_files(folders[2], "dog/6.jpg", "ant/7.jpg")
+    write_files(folders[3], "dog/8.jpg")  # alone: else one folder is no class
+    made = wdsplit.convert([folders[2], folders[3]], url, append=True)
+    assert made.class_names == {"cls": ("cat", "dog", "zebra", "ant")}
+    found = {each["jpg"][3:8]: made.class_names["cls"][int(each["cls"])] for each in wdsplit.Samples(url)}
+    names = [name for folder in folders for name in ([each.parent.name, each.stem] for each in folder.glob("*/*"))]
+    assert found == {f"{name}/{stem}.jpg".encode()[:5]: name for name, stem in names}
+    assert len(wdsplit.Samples(url, where="label == 'dog'")) == 3
+    write_files(folders[4], "more/dog/9.jpg")
+    with pytest.raises(InputError, match="label"):
+        wdsplit.convert(folders[4], url, append=True)
+
+
+def test_tars_are_appended_to_tars_that_were_indexed(tmp_path):
+    """The sample tables of these have sizes of images in any case."""
+    url, new = tmp_path / "train", tmp_path / "new"
+    for folder, rows in ((url, range(5)), (new, range(5, 9))):
+        folder.mkdir()
+        members = [(f"k{row}.txt", b"row %d" % row) for row in rows]
+        (folder / "0.tar").write_bytes(by_tarfile(members))
+    wdsplit.index_tars(str(url))
+    wdsplit.convert(new, str(url), append=True)
+    assert sorted(each["txt"] for each in wdsplit.Samples(str(url))) == [b"row %d" % row for row in range(9)]
+    assert wdsplit.verify(str(url)).problems == ()
 
 
 @pytest.mark.parametrize(

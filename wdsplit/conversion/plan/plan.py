@@ -51,6 +51,7 @@ class Plan:
         lanes: Number of lanes (C).
         label: The column of classes; None if there is none.
         first_key: The number of the first row's key, if rows are numbered.
+        has_sizes: Whether sample tables have the sizes of images in any case, as those of an indexed dataset.
     """
 
     table: Table
@@ -61,6 +62,7 @@ class Plan:
     lanes: int
     label: str | None = field(default=None, compare=False)
     first_key: int = 0
+    has_sizes: bool = False
 
     def __repr__(self) -> str:
         fields = ", ".join(f"{field.name}: {field.type}" for field in self.fields)
@@ -95,7 +97,7 @@ class Plan:
     @cached_property
     def samples(self) -> pa.Schema:
         """The columns of the sample tables."""
-        return sample_columns(self.table.schema, self.fields, self.kept)
+        return sample_columns(self.table.schema, self.fields, self.kept, self.has_sizes)
 
     @property
     def scatters(self) -> bool:

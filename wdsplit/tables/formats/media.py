@@ -65,8 +65,8 @@ def field_of_media(schema: pa.Schema) -> tuple[str, str]:
     return column.name, column.metadata[_FIELD].decode()
 
 
-def common_schema(schemas: Mapping[str, pa.Schema]) -> pa.Schema:
-    """Return the columns of all folders, with the classes of all folders, sorted."""
+def common_schema(schemas: Mapping[str, pa.Schema], known: Sequence[str] = ()) -> pa.Schema:
+    """Return the columns of all folders, with the classes of all folders: the known ones, then others, sorted."""
     (first, schema), *others = schemas.items()
     classes = class_names(schema)
     for path, other in others:
@@ -83,7 +83,7 @@ def common_schema(schemas: Mapping[str, pa.Schema]) -> pa.Schema:
                 remedy="convert them as two datasets, or put them into one folder",
                 url=path,
             )
-        classes = {name: tuple(sorted({*names, *more[name]})) for name, names in classes.items()}
+        classes = {name: (*known, *sorted({*names, *more[name]} - {*known})) for name, names in classes.items()}
     try:
         joined = joined_schema(list(schemas.values()))
     except pa.ArrowException as error:
