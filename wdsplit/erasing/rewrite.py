@@ -22,7 +22,7 @@ from wdsplit.errors import CorruptDataError
 from wdsplit.jobs.run import Job
 from wdsplit.loading.reading.open_shard import OpenShard, open_shard
 from wdsplit.order.selection import Selection
-from wdsplit.shards.annotations import Annotation, annotation_table_path, read_annotation
+from wdsplit.shards.annotations import ANNOTATIONS, Annotation, annotation_table_path, read_annotation
 from wdsplit.shards.erased import hash_erased
 from wdsplit.shards.files import Copied, write_shard
 from wdsplit.shards.manifest import ERASE_FOLDER, Manifest, Shard
@@ -111,7 +111,11 @@ def rewrite_shards(job: EraseJob, storage: Storage, items: range) -> Iterator[Re
         keys = rows.column(KEY).take(pa.array(job.selection.places(number))).to_pylist()
         result = Rewritten(made, [], [], [], hash_erased(keys, manifest.fingerprint))
         for annotation, side in job.annotations:
-            _rewrite_annotation(job, storage, number, places, made, annotation, side, result)
+            try:
+                _rewrite_annotation(job, storage, number, places, made, annotation, side, result)
+            except CorruptDataError as error:
+                error.remedy = ANNOTATIONS.remedy(annotation.name)
+                raise
         yield result
 
 

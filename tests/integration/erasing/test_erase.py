@@ -190,6 +190,10 @@ def test_what_cannot_be_erased_is_refused_before_anything_is_written(url, tmp_pa
         assert found in str(raised.value) and files_of(url) == before
     with pytest.raises(CorruptDataError, match=r"000000\.tar"):  # as a sample that stays is damaged
         wdsplit.erase(url, keys=["k/0"])
+    (path,) = tmp_path.glob("train/fields/later-*/000004.tar")
+    path.write_bytes(path.read_bytes().replace(b"100100100", b"100100101"))
+    with pytest.raises(CorruptDataError, match="--drop later"):
+        wdsplit.erase(url, keys=["k/102"])
     assert read_manifest(open_storage(url)).version == 1
     with pytest.raises(DatasetNotFoundError):
         wdsplit.erase(str(tmp_path / "nothing"), where="cls == 1")
