@@ -96,7 +96,7 @@ def view_command(dataset: str, name: str | None, drop: str | None, running: Runn
     """Select samples of DATASET, and store the selection as the view NAME.
 
     wdsplit.Dataset(DATASET, view=NAME) then reads only these samples. No shard is changed or copied: a view takes about
-    one bit per sample.
+    one bit per sample, of packs and groups two bytes more.
 
     Conditions have the syntax of `wdsplit convert --where`. They can use the columns of the sample tables (num_bytes,
     width and height of images, and columns that `wdsplit convert` kept) and of annotations.
