@@ -222,7 +222,7 @@ def _no_batch(loader: Loader, which: str = "") -> InputError:
         f"there is no batch{which}",
         place=loader.dataset.source.url,
         expected=f"samples for a batch of {loader.batch_size} on each of {loader.dataset.world().world_size} ranks",
-        found=f"{loader.dataset.source.num_samples_at(loader.epoch)} samples, tail {loader.dataset.options.tail!r}",
+        found=f"{loader.dataset.source.units_text(loader.epoch)}, tail {loader.dataset.options.tail!r}",
         remedy="use a smaller batch size or tail='pad'",
     )
 

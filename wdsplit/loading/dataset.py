@@ -275,7 +275,7 @@ class Dataset(FluidPipeline):
             place=self.source.url,
             found="the number of batches depends on ranks, workers and batch size",
             remedy="use len(wdsplit.Loader(dataset, batch_size)), the steps of this rank; the dataset has "
-            f"{self.source.num_samples_at(self.epoch)} samples: dataset.source.num_samples",
+            f"{self.source.units_text(self.epoch)}: dataset.source.num_samples",
             url=self.source.url,
         )
 

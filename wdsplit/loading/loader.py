@@ -355,9 +355,9 @@ class Loader:
         announce(source, start.epoch, world, self.num_workers, self.batch_size)
         if not len(steps) and not start.position and not start.skips and steps.order.num_samples:
             logger.warning(
-                "%s: there are no batches: %d samples are fewer than a global batch of %d, and tail='drop' drops them",
+                "%s: there are no batches: %s are fewer than a global batch of %d, and tail='drop' drops them",
                 source.url,
-                steps.order.num_samples,
+                source.units_text(start.epoch),
                 self.batch_size * world.world_size,
             )
         running, form = self._begin(steps), source.form_at(start.epoch)

@@ -256,9 +256,9 @@ class Progress:
         if manifest is not None:
             self._counts.clear()
             if not self._dataset.world().rank:
-                count = self._dataset.source.num_samples
+                units = self._dataset.source.units_text(0)
                 warnings.warn(
-                    f"{newest.url}: the state is of version {manifest.version}, so its {count:,} samples are read; the "
-                    f"latest version has {newest.num_samples:,}",
+                    f"{newest.url}: the state is of version {manifest.version}, so its {units} are read; the latest "
+                    f"version has {newest.units_text(0)}",
                     stacklevel=4,
                 )

@@ -166,7 +166,7 @@ WAYS = {
 
 OF_LARGE = ("loader", "numbered", "one field")
 """What reads large fields in another way than small ones."""
-LARGE = [(sizes, way) for sizes in SIZES[1:] for way in OF_LARGE]
+LARGE = [*((sizes, way) for sizes in SIZES[1:] for way in OF_LARGE), ((30_000, 30_000), "chosen")]
 
 
 @pytest.mark.parametrize(("made", "way"), [*((SIZES[0], way) for way in WAYS), *LARGE], indirect=["made"])

@@ -335,6 +335,7 @@ def test_a_view_is_extended_and_stays_for_its_version(tmp_path):
     assert "made for version 1" in done("inspect", url, "--samples", 0).out
     with pytest.raises(InputError, match="odd"):
         wdsplit.make_view(url, "late", update=True)  # the view that it selects from comes first
+    pairs = wdsplit.Loader(wdsplit.Dataset(url, view="pairs", version=1, rank=0, world_size=1), 1).state_dict()
     for name in ("odd", "late", "pairs"):
         done("view", url, name, "--update")
     assert wdsplit.list_views(url)["pairs"].recipe["pads"] == 12, "as many are allowed as before"
@@ -346,6 +347,8 @@ def test_a_view_is_extended_and_stays_for_its_version(tmp_path):
     with pytest.warns(UserWarning, match="version 1"):
         loader.load_state_dict(state)
     assert [deliveries(batch) for batch in loader] == batches[1:]
+    with pytest.warns(UserWarning, match=r"its 3 samples in 3 groups are read; .* has 12 samples in 12 groups"):
+        wdsplit.Loader(wdsplit.Dataset(url, view="pairs", rank=0, world_size=1), 1).load_state_dict(pairs)
     for version in (1, 2):
         assert wdsplit.verify(url, version=version).problems == ()
     wdsplit.drop_view(url, "odd")

@@ -10,7 +10,7 @@ import functools
 import mmap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import accumulate, chain, zip_longest
+from itertools import accumulate, zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -156,24 +156,25 @@ def _read(places: Sequence[WindowPlace], scratch: Scratch, salvages: bool = Fals
 
 def expect(places: Iterable[WindowPlace]) -> None:
     """Let the system begin to read windows that are needed soon, if they are on a disk."""
-    sparse = []
-    for place in chain.from_iterable(place.parts for place in places):
-        shard, samples, *_ = place
-        if shard.file.is_remote:
-            continue
-        first, stop, count = int(samples[0]), int(samples[-1]) + 1, len(samples)
-        begin, end = shard.places.begin_of(first), shard.places.begin_of(stop)
-        is_all = stop - first == count and len(shard.read_columns) == len(shard.names)
-        if is_all or end - begin <= _EXPECTED_GAP_BYTES * count:
-            shard.file.expect(begin, end - begin)
-        else:
-            sparse.append(place)
-    if sparse:
-        rows = rows_of([(place.shard.places, place.samples) for place in sparse])
-        segments = Segments.of(rows, sparse[0].shard.read_columns)
-        windows = np.repeat(np.arange(len(sparse)), [len(place.samples) for place in sparse])
-        for window, begin, end in zip(*ranges_of(segments.begins, segments.ends, windows), strict=True):
-            sparse[window].shard.file.expect(begin, end - begin)
+    for parts in zip(*(place.parts for place in places), strict=True):  # in a shard and a joined one, fields differ
+        sparse = []
+        for place in parts:
+            shard, samples, *_ = place
+            if shard.file.is_remote:
+                continue
+            first, stop, count = int(samples[0]), int(samples[-1]) + 1, len(samples)
+            begin, end = shard.places.begin_of(first), shard.places.begin_of(stop)
+            is_all = stop - first == count and len(shard.read_columns) == len(shard.names)
+            if is_all or end - begin <= _EXPECTED_GAP_BYTES * count:
+                shard.file.expect(begin, end - begin)
+            else:
+                sparse.append(place)
+        if sparse:
+            rows = rows_of([(place.shard.places, place.samples) for place in sparse])
+            segments = Segments.of(rows, sparse[0].shard.read_columns)
+            windows = np.repeat(np.arange(len(sparse)), [len(place.samples) for place in sparse])
+            for window, begin, end in zip(*ranges_of(segments.begins, segments.ends, windows), strict=True):
+                sparse[window].shard.file.expect(begin, end - begin)
 
 
 class _WindowReader:
