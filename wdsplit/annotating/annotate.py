@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
 __all__ = ["AnnotateProgress", "Making", "Rows", "annotate", "drop_annotation", "list_annotations"]
+
+logger = logging.getLogger(__name__)
 
 AnyJob = TypeVar("AnyJob", bound=WriteJob)
 
@@ -263,16 +266,25 @@ class Making(ABC):
         self.run.refuse_taken_over(job.run, shared=True)
         # another annotation may have got the same columns meanwhile
         self.without_clashes(Chosen(job.schema, job.columns, job.fields))
-        found = read_manifest(self.storage).fingerprint
-        if found != fingerprint:
+        latest = read_manifest(self.storage)
+        if fingerprint not in (latest.fingerprint, *(each.fingerprint for each in latest.history)):
             raise InputError(
                 "the dataset was replaced while it was annotated",
                 place=self.storage.url,
                 expected=f"fingerprint {fingerprint}",
-                found=found,
+                found=latest.fingerprint,
                 remedy="annotate it again",
             )
         stored.write_annotation(self.storage, annotation)
+        if fingerprint != latest.fingerprint:
+            logger.warning(
+                "%s: annotation %r covers version %d, but the latest is %d: make it for that with %s",
+                self.storage.url,
+                self.name,
+                self.manifest.version,
+                latest.version,
+                ANNOTATIONS.again.format(name=self.name),
+            )
         return annotation
 
 

@@ -29,6 +29,7 @@ import xxhash
 from wdsplit.annotating.annotate import Making, Rows
 from wdsplit.annotating.columns import Chosen, joined_columns
 from wdsplit.annotating.options import AnnotateOptions, MapOptions
+from wdsplit.annotating.run import AnnotationRun
 from wdsplit.annotating.writing import AnnotateProgress, Take, WriteJob, run_pass, values_of
 from wdsplit.arrays import Int64
 from wdsplit.conversion.plan.options import chosen
@@ -118,7 +119,12 @@ def map_samples(
     options = chosen(MapOptions, options, keywords)
     url, storage_options = located_one(dataset, storage_options, fs)
     storage = open_storage(url, storage_options)
-    samples = Samples(url, fields=options.fields or None, join=options.join, storage_options=storage_options)
+    opened = partial(Samples, url, fields=options.fields or None, join=options.join, storage_options=storage_options)
+    samples = opened()
+    if options.resume:  # a run goes on with the version that it began with
+        begun = AnnotationRun(storage, ANNOTATIONS.checked(name)).plan.get("fingerprint")
+        version = next((each.number for each in samples.manifest.history[:-1] if each.fingerprint == begun), None)
+        samples = samples if version is None else opened(version=version)
     covered = find_covered(storage, ANNOTATIONS.checked(name), samples.manifest) if options.update else None
     if covered is not None and covered.num_shards == len(samples.manifest.shards):
         return covered.annotation

@@ -273,6 +273,24 @@ def test_an_update_computes_what_was_added_and_earlier_versions_keep_theirs(data
         assert wdsplit.verify(data, version=version).problems == ()
 
 
+def test_samples_that_are_appended_during_a_run_are_left_to_an_update(data, counting, caplog):
+    given = data, "mapped_functions:counted", "made"
+    with stopped_at("map", 40) as stop:
+        wdsplit.map_samples(*given, progress=stop)
+    appended(data, NUM_ROWS, 121)
+
+    def append_more(progress):
+        if progress.name == "write" and progress.done == progress.total:
+            appended(data, 121, 131)
+
+    wdsplit.map_samples(*given, resume=True, progress=append_more)
+    assert counting() == list(range(NUM_ROWS)) and "covers version 1, but the latest is 3" in caplog.text
+    np.testing.assert_equal(found_in(data, 1), expected_for(range(NUM_ROWS)))
+    wdsplit.map_samples(*given, update=True)
+    assert counting() == list(range(NUM_ROWS, 131))
+    np.testing.assert_equal(found_in(data), expected_for(range(131)))
+
+
 def test_a_training_with_joined_fields_that_resumes_stays_on_its_version(data):
     wdsplit.map_samples(data, values, "made")
 
