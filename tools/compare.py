@@ -2,7 +2,8 @@
 
 Each reads 1,000 numbers in steps of 48 with its defaults for training, as its documentation shows, in one process a
 rank. Where a library has a setting for elastic training it is on. Libraries that are not installed are left out
-(pip install '.[torch]' webdataset datasets grain lancedb litdata megatron-energon mosaicml-streaming torchtitan).
+(pip install '.[torch]' webdataset datasets grain lancedb litdata megatron-energon). The newest releases of
+mosaicml-streaming and of torchtitan need environments of their own, as they refuse newer versions of what others need.
 
 Example: python -m tools.compare --only grain,LitData
 """
