@@ -93,6 +93,13 @@ def test_reprs_are_a_line(numbers, tmp_path):
     assert found[3].startswith("<Report: ✓ ok: ")
 
 
+def test_lists_of_what_is_stored_are_a_line_each_and_an_assignment_is_a_table(numbers):
+    assert repr(wdsplit.list_versions(numbers)).startswith("(<Version 1: 100 samples in 16 shards, ")
+    assert repr(wdsplit.EpochShardList(numbers)) == "<EpochShardList: 16 shards, seed 0, epoch 0>"
+    text = shown(wdsplit.assign(numbers, 2, 2))
+    assert "rankworkersamplesshards00" in text
+
+
 def test_an_annotation_shows_its_columns_and_neither_its_folder_nor_its_inputs(tmp_path):
     dataset = numbers_dataset(tmp_path, 100)
     made = wdsplit.annotate(dataset, pa.table({"key": range(100), "<b>": range(100)}), key="key", name="scores")
@@ -114,8 +121,8 @@ def test_a_loader_says_where_it_is_and_a_mixture_what_it_takes_of_each(numbers, 
 
 def test_what_inspect_returns_prints_neither_payloads_nor_encoded_types(numbers):
     found = wdsplit.inspect(numbers)
-    assert "row 0" not in repr(found) and "arrow_schema" not in repr(found)
-    assert "Datasetnum_samples100num_pads" in shown(found) and "clscls" in shown(found)
+    assert repr(found) == "<Inspection: 100 samples in 16 shards; 0 views, 0 annotations>"
+    assert "Datasetsamples100shards16, " in shown(found) and "clscls" in shown(found)
 
 
 def test_an_error_of_a_batch_shows_no_frames_of_the_worker(numbers):

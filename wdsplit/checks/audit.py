@@ -26,6 +26,7 @@ from wdsplit.notebook import html_table
 from wdsplit.order.bundles import Grouping, Groups, items_of
 from wdsplit.order.epoch import EpochOrder
 from wdsplit.order.split import Step, Steps, World, worker_of
+from wdsplit.texts import counted
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -299,8 +300,9 @@ def _audit_once(order: EpochOrder, given: Iterable[Int64], options: AuditOptions
     held = repeated == num_others == 0 and missing == allowed and pads == expected_pads
     left = "left out" if order.options.tail == "drop" else "missing"
     evidence = (
-        f"{int(times.sum()):,} samples: {int(seen[times > 0].sum()):,} seen, {repeated:,} repeated, {missing:,} "
-        f"{left}; {pads:,} pads" + (f"; {num_others:,} that are not selected" if num_others else "")
+        f"{counted(int(times.sum()), 'sample')}: {int(seen[times > 0].sum()):,} seen, {repeated:,} repeated, "
+        f"{missing:,} {left}; {counted(pads, 'pad')}"
+        + (f"; {num_others:,} that are not selected" if num_others else "")
     )
     return Finding(order.epoch, "exactly once", held, evidence)
 
@@ -336,7 +338,9 @@ def _audit_resume(order: EpochOrder, options: AuditOptions, num_steps: int, is_d
         held &= np.array_equal(positions, np.arange(len(positions)))
     where = ", ".join(f"{point:,}" for point in points) or "no"
     what = "the first and the last step drawn" if is_drawn else "consumed + rest = whole epoch"
-    evidence = f"stopped after {where} steps, resumed on {other.world_size} ranks: {what}"
+    evidence = (
+        f"stopped after {where} {'step' if points == [1] else 'steps'}, resumed on {other.world_size} ranks: {what}"
+    )
     return Finding(order.epoch, "resume", held, evidence)
 
 
@@ -476,7 +480,8 @@ def _audit_read(open_loader: _Open, order: EpochOrder, options: AuditOptions) ->
         read.note(open_loader(rank, world_size, options.num_workers, batch_size), steps)
     is_even = options.tail != "uneven"
     if is_even:
-        evidence = f"{len(read.keys):,} positions read by {world_size} ranks x {options.num_workers} workers"
+        readers = f"{counted(world_size, 'rank')} x {counted(options.num_workers, 'worker')}"
+        evidence = f"{counted(len(read.keys), 'position')} read by {readers}"
         yield Finding(order.epoch, "same batches, read", read.is_same, evidence)
     positions = np.array(list(read.keys), np.int64)
     real = [read.keys[position] for position in positions[order.is_real(positions)].tolist()]
@@ -489,7 +494,7 @@ def _audit_read(open_loader: _Open, order: EpochOrder, options: AuditOptions) ->
         real = [sample for (pack,) in real for sample in pack]
     held = read.is_same and read.is_flagged and len(set(real)) == len(real) == expected
     once = "each once" if len(set(real)) == len(real) else f"{len(set(real)):,} different"
-    pads = f"{num_pads:,} pads" + ("" if read.is_flagged else ", wrongly flagged")
+    pads = counted(num_pads, "pad") + ("" if read.is_flagged else ", wrongly flagged")
     evidence = f"{len(real):,} of {num_samples:,} keys read, {once}; {pads}"
     yield Finding(order.epoch, "exactly once, read", held, evidence)
     if not is_even:

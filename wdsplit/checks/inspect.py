@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import reprlib
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,12 @@ from wdsplit.shards.annotations import ANNOTATIONS, Annotation
 from wdsplit.shards.files import versions_with_erased
 from wdsplit.shards.manifest import Manifest, fields_table
 from wdsplit.shards.views import VIEWS, StoredView
-from wdsplit.texts import Brief
+from wdsplit.texts import Brief, counted
 
 __all__ = ["Assignment", "Inspection", "ReaderShare", "assign", "inspect"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Inspection:
     """The contents of a dataset.
 
@@ -40,20 +41,24 @@ class Inspection:
         with_erased: The versions that still have samples which a later one erased.
     """
 
-    manifest: Manifest = field(repr=False)
+    manifest: Manifest
     num_samples: int
     contents: Contents | None
     views: tuple[StoredView, ...]
     annotations: tuple[Annotation, ...]
     damaged: dict[str, str]
-    first_samples: tuple[dict[str, Any], ...] = field(repr=False)
+    first_samples: tuple[dict[str, Any], ...]
     view: str
     with_erased: tuple[int, ...]
 
+    def __repr__(self) -> str:
+        shards = counted(len(self.manifest.shards), "shard")
+        stored = f"{counted(len(self.views), 'view')}, {counted(len(self.annotations), 'annotation')}"
+        return f"<Inspection: {counted(self.num_samples, 'sample')} in {shards}; {stored}>"
+
     def _repr_html_(self) -> str:
-        names = ("num_pads", "num_bytes", "lanes", "window", "fingerprint")
-        facts = [("num_samples", self.num_samples), *((name, getattr(self.manifest, name)) for name in names)]
-        facts += [("num_shards", len(self.manifest.shards))]
+        described = {**self.manifest.described(), "samples": f"{self.num_samples:,}"}
+        facts = [*described.items(), ("fingerprint", self.manifest.fingerprint)]
         facts += [("view", self.view)] if self.view else []
         facts += [("views", ", ".join(one.name for one in self.views))] if self.views else []
         facts += [("annotations", ", ".join(one.name for one in self.annotations))] if self.annotations else []
@@ -141,6 +146,11 @@ class Assignment(Brief):
     pads: int
     advice: str | None
     readers: list[ReaderShare]
+
+    def _repr_html_(self) -> str:
+        rows = [(each.rank, each.worker, each.samples, reprlib.repr(each.shards)[1:-1]) for each in self.readers]
+        title = f"{counted(self.lanes, 'lane')}, {counted(self.pads, 'pad')}"
+        return html_table(title, rows, ("rank", "worker", "samples", "shards"))
 
 
 def assign(

@@ -152,7 +152,7 @@ def _as_json(found: Batch, dataset: str) -> dict[str, Any]:
 
 def _head(found: Batch, dataset: str) -> str:
     """Return a summary of a step, in a few lines."""
-    lines = [f"{dataset}, epoch {found.epoch}, step {found.step} of {found.num_steps}: {found.summary}"]
+    lines = [f"{dataset}, epoch {found.epoch}, step {found.step:,} of {found.num_steps:,}: {found.summary}"]
     if found.is_skipped:
         lines.append("skipped: the loader skipped this step (Loader.skip)")
     classes = Counter(found.labels.tolist() if found.labels is not None else ()).most_common()

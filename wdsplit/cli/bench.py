@@ -133,8 +133,8 @@ def _summary(url: str, found: BenchResult) -> str:
     if not found.batches:
         return f"{url}: no batches: fewer samples than a global batch"
     lines = [
-        f"{url}: {found.batches:,} batches, {found.samples:,} samples, {human_bytes(found.num_bytes)} in "
-        f"{found.seconds:.2f} s",
+        f"{url}: {counted(found.batches, 'batch', 'batches')}, {counted(found.samples, 'sample')}, "
+        f"{human_bytes(found.num_bytes)} in {found.seconds:.2f} s",
         f"{found.samples_per_s:,.0f} samples/s, {human_bytes(found.bytes_per_s)}/s; first batch after "
         f"{found.first_batch_s:.2f} s",
         f"waited for batches {found.wait_share:.0%} of the time",

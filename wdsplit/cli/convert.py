@@ -24,7 +24,7 @@ from wdsplit.cli.progress import progress_bar
 from wdsplit.cli.stored import stale_names
 from wdsplit.cli.terminal import Result, rates_text, totals_text
 from wdsplit.conversion.plan.options import PASSES, ConvertOptions, IndexOptions, PassName
-from wdsplit.texts import human_bytes
+from wdsplit.texts import counted, human_bytes
 from wdsplit.urls import shown_url
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def _convert(inputs: tuple[str, ...], output: str, options: ConvertOptions, runn
     for name, manifest in manifests.items():
         lines.append(appended_text(manifest, output) if options.append else dataset_text(manifest, folders[name]))
         if name in last and last[name].skipped:
-            lines.append(f"resumed: {last[name].skipped:,} shards existed already")
+            lines.append(f"resumed: {counted(last[name].skipped, 'shard')} existed already")
     made: Any = last if options.append else manifests  # of an append, what was added
     num_samples = sum(each.samples if options.append else each.num_samples for each in made.values())
     num_bytes = sum(each.num_bytes for each in made.values())
@@ -142,10 +142,11 @@ def _convert_share(plan_path: str, share: str, only: PassName | None, running: R
         report = partial(show_progress, bar, name=share)
         done = wdsplit.convert_share(plan_path, int(match[1]), int(match[2]), only, report, engine=running.open())
     there = f" ({done.skipped:,} already existed)" if done.skipped else ""
+    shards = f"{counted(done.done, 'shard')}{there}"
     what = {
-        "scatter": f"{done.done:,} rows scattered{there}",
-        "merge": f"{done.done:,} regions of chunks merged{there}",
-        "write": f"{done.done:,} shards{there}, {done.samples:,} samples and pads, {human_bytes(done.num_bytes)}",
+        "scatter": f"{counted(done.done, 'row')} scattered{there}",
+        "merge": f"{counted(done.done, 'region')} of chunks merged{there}",
+        "write": f"{shards}, {done.samples:,} samples and pads, {human_bytes(done.num_bytes)}",
     }
     return Result(f"share {share}: {what[done.name]}, {bar.took}")
 

@@ -288,7 +288,7 @@ def assign_command(dataset: str, world_size: int, workers: int, **arguments: Any
         rows.append((one.rank, one.worker, f"{one.samples:,}", shards))
     readings = f"each window is read {found.read_amplification:.2f} times on average"
     readers = table(("rank", "worker", "samples", "shards"), rows)
-    lines = [readers, "", f"{found.lanes} lanes, {found.pads:,} pads; {readings}"]
+    lines = [readers, "", f"{counted(found.lanes, 'lane')}, {counted(found.pads, 'pad')}; {readings}"]
     if found.recut:
         lines.append("shards differ in size, so lanes were cut at equal counts: some lanes share a shard")
     return Result("\n".join([*lines, *([found.advice] if found.advice else [])]), dataclasses.asdict(found))

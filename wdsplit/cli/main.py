@@ -150,5 +150,8 @@ def _show(error: click.ClickException) -> None:
     """Show click's message about an invalid command line."""
     shown = io.StringIO()
     error.show(shown)
-    usage, _, message = click.unstyle(shown.getvalue()).rpartition("Error: ")
-    stderr(f"{usage}{bad('error:')} {message}".strip())
+    usage, word, message = click.unstyle(shown.getvalue()).rpartition("Error: ")
+    if word:
+        stderr(f"{usage}{bad('error:')} {message}".strip())
+    else:  # the help of `wdsplit` alone
+        error.show()

@@ -107,8 +107,8 @@ def _plan_text(plan: Plan, classes: Mapping[str, int], space: str) -> str:
         space,
         f"pads {plan.num_pads:,}, rows left out {plan.num_dropped:,}, "
         f"keys from {'column ' + repr(plan.key) if plan.key else 'row numbers'}",
-        f"the loader reads {plan.lanes:,} lanes (sequences of shards) in parallel, in windows of "
-        f"{'' if plan.options.window else 'about '}{plan.window:,} samples",
+        f"the loader reads {counted(plan.lanes, 'lane')} (sequences of shards) in parallel, in windows of "
+        f"{'' if plan.options.window else 'about '}{counted(plan.window, 'sample')}",
         f"ranks x workers that read each byte once: {', '.join(divisors)}",
         f"plan {plan.hash}",
         *label_lines(plan.label, plan.fields),

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from wdsplit.loading.loader import loader_of
+from wdsplit.texts import counted
 
 __all__ = ["diagnose"]
 
@@ -41,7 +42,7 @@ def diagnose(loader: Any) -> str:
     )
     return (
         f"{bound} {made.wait_share:.0%} of the time\n"
-        f"  {made.batches:,} batches, {made.samples:,} samples: "
+        f"  {counted(made.batches, 'batch', 'batches')}, {counted(made.samples, 'sample')}: "
         f"{made.samples / (made.wait_s + made.compute_s):,.0f} samples/s\n"
         f"  percentiles of the wait for a batch: {waits}\n"
         f"  percentiles of the time between batches: {computes}"

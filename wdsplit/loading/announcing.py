@@ -11,6 +11,7 @@ from wdsplit.loading.stage_kinds import dropping
 from wdsplit.loading.world import detect_rank, is_group_initialised
 from wdsplit.order.split import World
 from wdsplit.order.trace import reading_advice
+from wdsplit.texts import counted
 
 __all__ = ["announce", "warn_of_dropped_samples", "warn_of_same_samples"]
 
@@ -25,7 +26,7 @@ def announce(source: AnySource, epoch: int, world: World, num_workers: int = 0, 
 
     With `num_workers`, the rank's own process logs for all of them. Pads are warned of only if there is a `batch_size`.
     """
-    url, workers, view = source.url, f"{num_workers} workers", source.view_at(epoch)
+    url, workers, view = source.url, counted(num_workers, "worker"), source.view_at(epoch)
     if not num_workers:
         workers = f"worker {world.worker} of {world.num_workers}"
     viewed = "" if view is None else f", view {view}: {source.units_text(epoch)}"

@@ -48,6 +48,7 @@ from wdsplit.loading.world import detect_rank, is_worker, knows_rank, with_worke
 from wdsplit.notebook import Preview, html_table
 from wdsplit.order.split import AnyOrder, World, reader_positions
 from wdsplit.order.trace import ShardDistribution, Trace
+from wdsplit.texts import counted
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -452,9 +453,9 @@ class Dataset(FluidPipeline):
         )
 
     def __repr__(self) -> str:
-        source, stages = self.source, len(self.pipeline) - 1
+        source, stages = self.source, counted(len(self.pipeline) - 1, "stage")
         view = f" (view: {source.view_text})" if source.view_text else ""
-        return f"<{type(self).__name__} {source.url}: {source.units_text(self.epoch)}{view}, {stages} stages>"
+        return f"<{type(self).__name__} {source.url}: {source.units_text(self.epoch)}{view}, {stages}>"
 
     def _repr_html_(self) -> str:
         seed = f"seed {self.options.seed}" if self.options.shuffle else "not shuffled"

@@ -113,6 +113,9 @@ class EpochShardList(IterableDataset[dict[str, str]]):
         self._shared = SharedIntegers(5)
         self._shared.array[_FINISHED] = -1
 
+    def __repr__(self) -> str:
+        return f"<EpochShardList: {counted(len(self.urls), 'shard')}, seed {self.seed}, epoch {self.epoch}>"
+
     @property
     def epoch(self) -> int:
         """The epoch of the next iteration."""

@@ -32,6 +32,7 @@ from wdsplit.loading.substitutes import OneByOne
 from wdsplit.loading.transport.shared_integers import SharedIntegers
 from wdsplit.loading.views import Shared
 from wdsplit.notebook import html_table
+from wdsplit.texts import counted
 
 if TYPE_CHECKING:
     from torch.utils.data import Dataset as TorchDataset
@@ -259,7 +260,8 @@ class Samples(FluidStages, MapDataset):
 
     def __repr__(self) -> str:
         view = f" (view: {self.source.view_text})" if self.source.view_text else ""
-        return f"<Samples {self.source.url}: {len(self):,} samples{view}, {len(self.pipeline) - 1} stages>"
+        stages = counted(len(self.pipeline) - 1, "stage")
+        return f"<Samples {self.source.url}: {counted(len(self), 'sample')}{view}, {stages}>"
 
     def _repr_html_(self) -> str:
         stages = ", ".join(type(stage).__name__ for stage in self.pipeline[1:]) or "none"

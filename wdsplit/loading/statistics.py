@@ -126,4 +126,5 @@ class Statistics:
             "loader": "the loader is the bottleneck: more workers, or less to decode",
             "model": "the model is the bottleneck: the loader keeps up",
         }[self.bottleneck]
-        return f"{self.batches:,} batches, {self.samples:,} samples; {self.summary()}: {advice}"
+        counts = f"{counted(self.batches, 'batch', 'batches')}, {counted(self.samples, 'sample')}"
+        return f"{counts}; {self.summary()}: {advice}"

@@ -129,7 +129,8 @@ class Manifest:
 
     def __repr__(self) -> str:
         fields = ", ".join(f"{field.name}: {field.type}" for field in self.fields)
-        counts = f"{self.num_samples:,} samples and {self.num_pads:,} pads in {len(self.shards):,} shards"
+        samples = f"{counted(self.num_samples, 'sample')} and {counted(self.num_pads, 'pad')}"
+        counts = f"{samples} in {counted(len(self.shards), 'shard')}"
         return f"<Manifest: {counts}; {fields}; lanes {self.lanes}, window {self.window}>"
 
     def _repr_html_(self) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from wdsplit.shards.table import SHARDS_NAME
-from wdsplit.texts import Brief
+from wdsplit.texts import counted, human_bytes, safe_text
 
 __all__ = [
     "ADDED_FOLDER",
@@ -46,7 +46,7 @@ REWRITTEN = re.compile(r"\.\d+-[0-9a-f]{16}(?=\.(?:tar|idx))")
 
 
 @dataclass(frozen=True, repr=False)
-class Version(Brief):
+class Version:
     """A version of a dataset.
 
     Attributes:
@@ -72,6 +72,11 @@ class Version(Brief):
     inputs: str = ""
     folder: str = ""
     created: str = ""
+
+    def __repr__(self) -> str:
+        counts = f"{counted(self.num_samples, 'sample')} in {counted(self.num_shards, 'shard')}"
+        inputs = f"; {safe_text(self.inputs, 60)}" if self.inputs else ""
+        return f"<Version {self.number}: {counts}, {human_bytes(self.num_bytes)}{inputs}>"
 
     @property
     def erased(self) -> bool:

@@ -32,7 +32,7 @@ from wdsplit.shards.manifest import Manifest
 from wdsplit.shards.stored import VERSION, Kind
 from wdsplit.shards.view_parts import ViewParts, hash_of_part
 from wdsplit.storage.interface import ReadableFile, ReadableStorage, Storage
-from wdsplit.texts import Brief, counted, percent, quoted
+from wdsplit.texts import counted, percent, quoted
 
 __all__ = [
     "COMPARED_RANKS",
@@ -79,7 +79,7 @@ _FORM_TYPES = {"block": int, "capacity": int, "truncates": bool, "size": int, "b
 
 
 @dataclass(frozen=True, repr=False)
-class StoredView(Brief):
+class StoredView:
     """The header of a stored view.
 
     Attributes:
@@ -108,6 +108,17 @@ class StoredView(Brief):
     form: Mapping[str, Any]
     widths: Sequence[int]
     recipe: Mapping[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"<StoredView {self.summary}>"
+
+    @property
+    def summary(self) -> str:
+        """Its name, and what it has selected."""
+        repeated = "" if self.kind == "select" else f", {self.num_units:,} with repetitions"
+        noun = "pack" if "capacity" in self.form else "group"
+        times = f", in {counted(self.num_units, noun)}" if self.form else repeated
+        return f"{self.name!r}: {self.num_selected:,} of {self.num_samples:,} samples{times}"
 
     @property
     def made_of(self) -> str:

@@ -18,7 +18,6 @@ from wdsplit.shards.files import read_manifest
 from wdsplit.shards.views import UNIT_OPTIONS, VIEWS, StoredView, described_units, lock_view, read_view, write_view
 from wdsplit.storage.given import located_one
 from wdsplit.storage.opening import open_readable_storage, open_storage
-from wdsplit.texts import counted
 from wdsplit.views.choosing import Choice, Chosen, choose, read_choice, refuse_missing
 from wdsplit.views.columns import SampleColumns
 from wdsplit.views.view import plain
@@ -48,16 +47,13 @@ class MadeView:
     units: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        stored = self.stored
-        repeated = "" if stored.kind == "select" else f", {stored.num_units:,} with repetitions"
-        noun = "pack" if "capacity" in stored.form else "group"
-        times = f", in {counted(stored.num_units, noun)}" if stored.form else repeated
-        return f"<MadeView {stored.name!r}: {stored.num_selected:,} of {stored.num_samples:,} samples{times}>"
+        return f"<MadeView {self.stored.summary}>"
 
     def _repr_html_(self) -> str:
         facts = [
             ("samples", f"{self.stored.num_selected:,} of {self.stored.num_samples:,}"),
             ("shards with none", f"{self.num_empty_shards:,} of {self.num_shards:,}"),
+            *([("units", "\n".join(self.units))] if self.units else []),
         ]
         return html_table(f"View {self.stored.name}", facts)
 

@@ -99,6 +99,24 @@ def test_the_help_lists_all_commands_and_explains_the_exit_codes():
     assert [name for name, _ in listed][:3] == ["plan", "convert", "commit"], "in the order of their use"
     assert all(text.endswith(".") and not text.endswith("...") for _, text in listed)
     assert "Exit codes:" in out and "wdsplit convert raw/" in out
+    assert refused(2) == out
+
+
+def test_what_there_is_one_of_is_not_in_the_plural(tmp_path):
+    data = tmp_path / "data"
+    plan = done("plan", path := write_table(tmp_path / "in.parquet", numbers_table(1)), "--world-size", 1).out
+    said = [plan, done("convert", path, data, "--shards", 1, "--lanes", 1).out]
+    alone = ("--world-size", 1, "--workers", 1)
+    for command in (
+        ("audit", data, *alone, "--batch-size", 1, "--read"),
+        ("assign", data, *alone),
+        ("bench", data, "--batch-size", 1, "--epochs", 1),
+        *((name, data) for name in ("inspect", "verify", "log", "gc")),
+    ):
+        said.append(done(*command).out)
+    said += map(repr, (wdsplit.Samples(data), wdsplit.Dataset(data).manifest))
+    things = "batches|classes|(?:rank|worker|sample|pad|shard|lane|row|file|field|step|version|stage)s"
+    assert re.findall(rf"(?<![\d.,])1 (?:{things})\b.*", "\n".join(said)) == []
 
 
 def test_the_installed_program_is_this_command_line():
@@ -315,7 +333,7 @@ def test_inspect_shows_or_writes_one_sample_by_its_key_or_number(numbers, tmp_pa
 def test_assign_can_be_read_by_people(whole_lanes, numbers):
     out = done("assign", whole_lanes, "--lanes", 1, "--no-shuffle").out
     assert re.search(r"^0 +0 +96 +0, 1, .*, 11, \.\.\. \(24 in total\)$", out, re.M)
-    assert out.endswith("\n1 lanes, 0 pads; each window is read 1.00 times on average\n")
+    assert out.endswith("\n1 lane, 0 pads; each window is read 1.00 times on average\n")
     out = done("assign", numbers, "--world-size", 3, "--batch-size", 8).out
     assert "\n4 lanes, 19 pads; each window is read 2." in out
     assert "cut at equal counts" in out

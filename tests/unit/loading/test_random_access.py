@@ -294,7 +294,7 @@ def test_an_iteration_runs_the_stages_as_samples_are_taken(numbers):
 def test_it_is_a_map_style_dataset_with_a_repr_and_the_arguments_of_dataset(numbers):
     samples = wdsplit.Samples(numbers)
     assert isinstance(samples, TorchDataset) and samples
-    assert repr(samples[:7].decode()) == f"<Samples {numbers}: 7 samples, 1 stages>"
+    assert repr(samples[:7].decode()) == f"<Samples {numbers}: 7 samples, 1 stage>"
     assert "101" in samples._repr_html_()
     assert not {"shuffle", "batched", "pipeline"} & set(dir(samples))
     assert {"map", "decode", "set_epoch"} <= set(dir(samples))
