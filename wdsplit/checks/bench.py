@@ -67,7 +67,7 @@ def bench(
     """Measure how fast a loader reads on this machine, as in training; discards the batches.
 
         result = wdsplit.bench(wdsplit.Loader(wdsplit.Dataset("data/train"), 256, num_workers=4), seconds=30)
-        print(f"{result.samples_per_s:,.0f} samples/s, waited {result.wait_share:.0%} of the time")
+        print(f"{result.samples_per_s:,.0f} samples/s, waited {100 * result.wait_share:.0f} % of the time")
 
     Args:
         loader: The loader; it continues from its current position.

@@ -27,13 +27,14 @@ _SHOWN = 10
 _KEPT = "finished work is kept; continue with the same command and --resume"
 _DOING = {
     "read": ("reading", "rows"),
-    "rows": ("reading rows", "rows"),
-    "keys": ("reading keys", "samples"),
-    "load": ("loading", "rows"),
-    "join": ("joining", ""),
-    "map": ("mapping", "samples"),
-    "write": ("writing", ""),
+    "rows": ("1/4 reading rows", "rows"),
+    "keys": ("2/4 reading keys", "samples"),
+    "load": ("3/4 loading", "rows"),
+    "join": ("3/4 joining", "partitions"),
+    "map": ("1/2 mapping", "samples"),
+    "write": ("writing", "shards"),
 }
+"""What each pass does, and what it counts. Rows that are near each other in the table are written without the third."""
 
 
 @command(
@@ -102,7 +103,7 @@ def annotate_command(
     arguments["mapping"] = parse_mapping("--map", mapping, "NAME=COLUMN, such as score=aesthetic_score")
     options, engine = AnnotateOptions(**arguments), running.open()
     with progress_bar("opening files", _KEPT) as bar:
-        made = wdsplit.annotate(dataset, tables, key, name or "", options, partial(_show, bar), engine=engine)
+        made = wdsplit.annotate(dataset, tables, key, name or "", options, partial(_show, bar, "4/4"), engine=engine)
     lines = _described(url, made)
     if made.num_missing:
         lines.append(f"missing: {counted(made.num_missing, 'sample')} without a row, null (--allow-missing)")
@@ -113,10 +114,13 @@ def annotate_command(
     return Result("\n".join([*lines, bar.took]), {"dataset": url, **_as_json(made)})
 
 
-def _show(bar: Bar, progress: AnnotateProgress) -> None:
-    """Show the progress of an annotation."""
+def _show(bar: Bar, last: str, progress: AnnotateProgress) -> None:
+    """Show the progress of an annotation, whose last pass has the number `last`."""
     doing, unit = _DOING[progress.name]
-    bar.update(progress.done, progress.total or None, doing, unit, **({unit: progress.done} if unit else {}))
+    if progress.name == "write":
+        doing = f"{last} {doing}"
+    amounts = {unit: progress.done} if unit in ("rows", "samples") else {}
+    bar.update(progress.done, progress.total or None, doing, unit, **amounts)
 
 
 def _described(url: str, made: Annotation) -> list[str]:
@@ -176,7 +180,9 @@ def map_command(dataset: str, function: str, name: str, running: Running, **argu
     url = shown_url(dataset)
     engine = running.open()
     with progress_bar("opening files", _KEPT) as bar:
-        made = wdsplit.map_samples(dataset, function, name, MapOptions(**arguments), partial(_show, bar), engine=engine)
+        made = wdsplit.map_samples(
+            dataset, function, name, MapOptions(**arguments), partial(_show, bar, "2/2"), engine=engine
+        )
     lines, failed, num_failed = _described(url, made), made.provenance["failed"], made.provenance["num_failed"]
     if made.num_missing > num_failed:
         lines.append(f"missing: {counted(made.num_missing - num_failed, 'sample')} for which it returned None, null")

@@ -137,7 +137,7 @@ def _summary(url: str, found: BenchResult) -> str:
         f"{human_bytes(found.num_bytes)} in {found.seconds:.2f} s",
         f"{found.samples_per_s:,.0f} samples/s, {human_bytes(found.bytes_per_s)}/s; first batch after "
         f"{found.first_batch_s:.2f} s",
-        f"waited for batches {found.wait_share:.0%} of the time",
+        f"waited for batches {100 * found.wait_share:.0f} % of the time",
         f"peak memory: {human_bytes(found.peak_bytes)}"
         + (f", and {human_bytes(found.worker_peak_bytes)} per worker" if found.worker_peak_bytes else ""),
     ]

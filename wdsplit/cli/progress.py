@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Bar", "progress_bar"]
 
-_LINE_EVERY_S = 10.0
+_LINE_EVERY_S, _VERBOSE_LINE_EVERY_S = 10.0, 3.0
 """Time between two lines in a pipe, as in the log of a cluster's job; commands that take less print none."""
 _TEXT_WIDTH, _MAX_BAR_WIDTH = 74, 40
 
@@ -37,7 +38,8 @@ class Bar:
         fields: dict[str, Any] = dict.fromkeys(("count", "rates", "left"), "")
         self._task = None if progress is None else progress.add_task(what, total=None, **fields)
         self._opened = self._started = time.monotonic()
-        self._next_line_s = _LINE_EVERY_S
+        is_verbose = logging.getLogger("wdsplit").isEnabledFor(logging.INFO)
+        self._line_every_s = self._next_line_s = _VERBOSE_LINE_EVERY_S if is_verbose else _LINE_EVERY_S
         self._first: dict[str, float] = {}
         """The units and amounts done before the start, if a conversion is resumed."""
         self.has_started = False
@@ -91,15 +93,15 @@ class Bar:
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, description=self._what, completed=done, total=total, **shown)
         elif now - self._opened >= self._next_line_s:
-            self._next_line_s = now - self._opened + _LINE_EVERY_S
+            self._next_line_s = now - self._opened + self._line_every_s
             stderr(f"{self._what}: {', '.join(filter(None, shown.values()))}")
 
 
 @contextmanager
 def progress_bar(what: str, kept: str = "") -> Iterator[Bar]:
-    """Show a bar with rate and time left while the block runs; outside of a terminal, print a line every 10 s.
+    """Show a bar with rate and time left while the block runs; outside of a terminal, print a line now and then.
 
-    Preparation steps reported through `engines.watching` are shown too.
+    That is every 10 s, or every 3 s with --verbose. Preparation steps that `engines.watching` reports are shown too.
 
     Args:
         what: What is being done.

@@ -41,7 +41,7 @@ def diagnose(loader: Any) -> str:
         for each in figures
     )
     return (
-        f"{bound} {made.wait_share:.0%} of the time\n"
+        f"{bound} {100 * made.wait_share:.0f} % of the time\n"
         f"  {counted(made.batches, 'batch', 'batches')}, {counted(made.samples, 'sample')}: "
         f"{made.samples / (made.wait_s + made.compute_s):,.0f} samples/s\n"
         f"  percentiles of the wait for a batch: {waits}\n"

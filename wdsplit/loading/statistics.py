@@ -115,7 +115,7 @@ class Statistics:
             f"{found['samples_per_s']:,.0f} samples/s, {found['bytes_per_s'] / 1e6:,.1f} MB/s",
             *([f"{retries:,} retries"] if retries else []),
             *([f"{counted(bad_samples, 'bad sample')}"] if bad_samples else []),
-            f"waited {found['wait_share']:.0%} of the time",
+            f"waited {100 * found['wait_share']:.0f} % of the time",
         ]
         return "; ".join(parts)
 

@@ -55,7 +55,7 @@ def _classes(facts: Facts) -> Iterator[Picture]:
         facts.scan_basis,
         bars([*names[:_BARS], *others[0]], [*counts[:_BARS], *others[1]], ("class", "samples")),
         ("class", "samples", "share"),
-        [(name, f"{count:,}", f"{count / total:.2%}") for name, count in zip(names, counts, strict=False)],
+        [(name, f"{count:,}", f"{100 * count / total:.2f} %") for name, count in zip(names, counts, strict=False)],
     )
 
 

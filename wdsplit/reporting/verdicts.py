@@ -179,8 +179,9 @@ def _waiting(facts: Facts) -> Verdict:
     cluster = judged.cluster
     text = (
         f"Simulated for {judged.topology}, batch {facts.batch_size}, a link of {human_number(cluster.link_gbits)} "
-        f"Gbit/s per node and steps of {human_seconds(cluster.step_ms / 1000)}: GPUs wait {found.waiting:.0%} of the "
-        f"time. An epoch takes {human_seconds(found.epoch_s)}; its first batch, {human_seconds(found.first_batch_s)}."
+        f"Gbit/s per node and steps of {human_seconds(cluster.step_ms / 1000)}: GPUs wait {100 * found.waiting:.0f} % "
+        f"of the time. An epoch takes {human_seconds(found.epoch_s)}; its first batch, "
+        f"{human_seconds(found.first_batch_s)}."
     )
     if grade == "good":
         remedy = ""

@@ -57,7 +57,7 @@ def test_the_result_can_be_read_by_people(whole_lanes):
         (
             rf"{whole_lanes}: 3 batches, 96 samples, \d+ B in \d+\.\d\d s",
             r"[\d,]+ samples/s, [\d.]+ [kM]?B/s; first batch after \d+\.\d\d s",
-            r"waited for batches \d+% of the time",
+            r"waited for batches \d+ % of the time",
             r"peak memory: \d+\.\d [MG]B(, and .* per worker)?",
         ),
         strict=True,

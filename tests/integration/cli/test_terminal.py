@@ -1,6 +1,7 @@
 """What a command loads before it can speak, and what it looks like in a terminal."""
 
 import contextlib
+import logging
 import os
 import pty
 import re
@@ -134,16 +135,44 @@ def test_a_terminal_shows_a_progress_bar_with_rates(tmp_path):
     assert f"{output}: 4 shards, 2,000 samples" in shown
 
 
-def test_outside_of_a_terminal_a_long_command_prints_lines_with_the_time_left(capsys, monkeypatch):
+@pytest.mark.parametrize(("level", "num_lines"), [(logging.WARNING, 2), (logging.INFO, 5)])
+def test_outside_of_a_terminal_a_long_command_prints_lines_with_the_time_left(
+    capsys, caplog, monkeypatch, level, num_lines
+):
     now = [0.0]
+    caplog.set_level(level, "wdsplit")
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now[0]))
     with progress.progress_bar("planning") as bar:
         for done, now[0] in ((0, 1.0), (2, 9.0), (3, 13.0), (4, 17.0), (6, 25.0), (8, 33.0)):
             bar.update(done, 8, "2/2 writing", "shards", bytes=done * 1_000_000)
-    assert capsys.readouterr().err.splitlines() == [
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == num_lines
+    assert {
         "2/2 writing: 3/8 shards, 250.0 kB/s, 00:20 left",
         "2/2 writing: 6/8 shards, 250.0 kB/s, 00:08 left",
-    ]
+    } <= set(said)
+
+
+@pytest.mark.parametrize("command", ["annotate", "map", "erase"])
+def test_the_passes_of_long_commands_are_numbered_and_count_something(tmp_path, monkeypatch, command):
+    data = converted(tmp_path, numbers_table(50), shards=2)
+    (tmp_path / "keys.txt").write_text("00000001\n")
+    (tmp_path / "ones.py").write_text("def one(sample):\n    return {'one': 1}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    keys = [f"{row:08d}" for row in range(50)]
+    table = write_table(tmp_path / "more.parquet", pa.table({"id": keys, "extra": range(50)}))
+    arguments = {
+        "annotate": (table, "--key", "id"),
+        "map": ("ones:one", "--name", "ones", "--jobs", 1),
+        "erase": ("--keys", tmp_path / "keys.txt"),
+    }[command]
+    shown = []
+    monkeypatch.setattr(progress.Bar, "update", lambda _, done, total, what, unit, **more: shown.append((what, unit)))
+    done(command, data, *arguments)
+    passes = list(dict.fromkeys(what for what, _ in shown))
+    last = passes[-1].split("/")[1][0]
+    assert passes[0].startswith(f"1/{last} ") and passes[-1].startswith(f"{last}/{last} ")
+    assert all(unit for _, unit in shown)
 
 
 def test_lines_end_between_words_where_the_terminal_ends(numbers, tmp_path):
