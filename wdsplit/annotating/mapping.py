@@ -492,7 +492,9 @@ class _OneShard:
         except Exception as error:
             alone = [result for one in batch for result in self._results([one])] if len(batch) > 1 else [None]
             if len(batch) == 1 or self.options.on_error == "raise":  # else each sample has failed or not by itself
-                expected = "a function that takes these samples together, too: their shapes may differ" if alone[1:] else ""
+                expected = (
+                    "a function that takes these samples together, too: their shapes may differ" if alone[1:] else ""
+                )
                 if isinstance(error, (AttributeError, LookupError, TypeError)):  # it may be made for something else
                     called = "a list of them" if self.options.batch_size else "one; with --batch-size N, a list of them"
                     names = ", ".join(name for name in sorted(samples[0]) if not name.startswith("__"))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["erase_command", "gc_command", "log_command"]
 
 _MAX_INPUTS, _TO_MINUTES = 60, len("2026-11-20T12:00")
-_DOING = {"choose": "finding samples", "write": "writing shards again"}
+_DOING = {"choose": "1/2 finding samples", "write": "2/2 writing shards again"}
 
 
 @command("log", ["data/train"], dataset_argument, summary="List the versions of DATASET.")

@@ -139,7 +139,11 @@ BAD = {
     "nothing": (lambda sample: None, ["returns no values", "found: None for each sample"]),
     "options": (values, ["batch_size", "on_error", "names"]),
 }
-OPTIONS = {"too few": {"batch_size": 4}, "shapes": {"batch_size": 4}, "options": {"batch_size": 0, "on_error": "x", "fields": "a"}}
+OPTIONS = {
+    "too few": {"batch_size": 4},
+    "shapes": {"batch_size": 4},
+    "options": {"batch_size": 0, "on_error": "x", "fields": "a"},
+}
 
 
 @pytest.mark.parametrize("case", BAD)

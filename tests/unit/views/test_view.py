@@ -87,9 +87,21 @@ TEXT, KEPT = ("txt", "text", "text", "string"), "it is a field (txt): convert wi
     [
         (TEXT, "text == 'a'", KEPT),
         (TEXT, "txt == 'a'", KEPT),
-        (("jpg", "image", "bytes", "binary"), "image == 'a'", "it is a field (jpg): `wdsplit map` makes a column of it"),
-        (("npy", "ids", "npy", "list<item: int64>"), "ids == 1", "it is a field (npy): `wdsplit map` makes a column of it"),
-        (("day.json", "day", "json", "date32[day]"), "day == 1", "it is a field (day.json): join it with wdsplit annotate"),
+        (
+            ("jpg", "image", "bytes", "binary"),
+            "image == 'a'",
+            "it is a field (jpg): `wdsplit map` makes a column of it",
+        ),
+        (
+            ("npy", "ids", "npy", "list<item: int64>"),
+            "ids == 1",
+            "it is a field (npy): `wdsplit map` makes a column of it",
+        ),
+        (
+            ("day.json", "day", "json", "date32[day]"),
+            "day == 1",
+            "it is a field (day.json): join it with wdsplit annotate",
+        ),
         (("cls", "label", "integer", "int64"), "cls == 1", "use label, the column of the field cls"),
     ],
 )
