@@ -65,7 +65,8 @@ CASES = (
     Case(
         wdsplit.OutputExistsError,
         'wdsplit.convert(["raw.parquet"], "data/train")',
-        "`wdsplit.convert(..., overwrite=True)` replaces the dataset; `resume=True` finishes a conversion that stopped.",
+        "`wdsplit.convert(..., overwrite=True)` replaces the dataset; `resume=True` finishes a conversion that "
+        "stopped.",
     ),
     Case(
         wdsplit.SampleNotFoundError,
@@ -117,7 +118,8 @@ CASES = (
     Case(
         wdsplit.ConvertError,
         'wdsplit.commit_shares("train.plan")',
-        "The conversion is not complete. What was written is kept: call `wdsplit.convert_share` for the missing shares.",
+        "The conversion is not complete. What was written is kept: call `wdsplit.convert_share` for the "
+        "missing shares.",
     ),
     Case(
         debug.CheckError,
