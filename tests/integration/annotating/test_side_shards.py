@@ -385,6 +385,7 @@ def test_a_damaged_payload_is_an_error_with_its_place_or_replaced(data, small, f
     with pytest.raises(CorruptDataError) as caught:
         samples_of(wdsplit.Dataset(data, join=["later"], fields=fields))
     assert str(path) in caught.value.place and key in caught.value.place
+    assert "make the annotation again with --overwrite" in caught.value.remedy
     lenient = wdsplit.Dataset(
         data, join=["later"], fields=fields, on_bad_sample="substitute", bad_samples_file=data.parent / "bad.jsonl"
     )

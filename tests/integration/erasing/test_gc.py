@@ -8,7 +8,7 @@ import wdsplit
 from commands import done, refused
 from stops import stopped_at
 from tables import files_of, write_table
-from wdsplit.errors import CorruptDataError, InputError, StorageError
+from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, StorageError
 from wdsplit.shards.files import read_manifest
 from wdsplit.storage.opening import open_storage
 
@@ -124,6 +124,17 @@ def test_views_and_annotations_of_the_kept_versions_stay(tmp_path):
     wdsplit.convert(rows_of(70, 75), url, append=True)
     assert rows_in(url) == [*(row for row in rows if row != 6), *range(70, 75)]
     assert found_in(files_of(folder), (*ERASED, 5, 6)) == []
+
+
+def test_a_training_on_a_version_that_is_removed_says_so(tmp_path):
+    url = str(tmp_path / "train")
+    wdsplit.convert(rows_of(0, 40), url, **PLAN)
+    samples = wdsplit.Samples(url)
+    erase(url)
+    wdsplit.gc(url)
+    with pytest.raises(DatasetNotFoundError, match=r"version 1 .* was removed by `wdsplit gc`") as raised:
+        list(samples)
+    assert "--keep N" in raised.value.remedy
 
 
 def test_what_only_old_versions_have_is_not_removed_by_the_way(tmp_path):

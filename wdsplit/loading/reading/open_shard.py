@@ -59,12 +59,14 @@ class OpenShard:
         return self, *self.joined
 
     def explained(self, error: CorruptDataError) -> CorruptDataError:
-        """Return an error of a sample, with what to do if its places were kept for a tar without a manifest.
+        """Return an error of a sample, with what to do about a side shard, or about places of a tar without a manifest.
 
         Raises:
             DatasetNotFoundError: The dataset was overwritten, which is the reason.
         """
         self.check_dataset()
+        if self.names[-1:] == (MISSING,):
+            error.remedy = error.remedy.replace("convert again", "make the annotation again")
         if self.companions:
             error.cause = f"a tar was changed after it was indexed, or is damaged: {error.cause}"
             error.remedy = (
@@ -105,22 +107,27 @@ def refuse_overwritten(storage: ReadableStorage, manifest: Manifest) -> None:
         DatasetNotFoundError: It was overwritten or removed.
     """
     try:
-        found = ""
+        found, latest = "", 0
         if manifest.shards_checksum:
-            found = parse_header(storage.read(HEADER_NAME, MAX_HEADER_BYTES))["shards_checksum"]
+            header = parse_header(storage.read(HEADER_NAME, MAX_HEADER_BYTES))
+            found, latest = header["shards_checksum"], header["version"]
         if found != manifest.shards_checksum:  # a version that is not the latest any more
             with suppress(DatasetNotFoundError):
-                header = storage.read(version_path(manifest.version), MAX_HEADER_BYTES)
-                found = parse_header(header)["shards_checksum"]
+                own = storage.read(version_path(manifest.version), MAX_HEADER_BYTES)
+                found = parse_header(own)["shards_checksum"]
     except (DatasetNotFoundError, CorruptDataError, InputError) as error:
         found = f"{HEADER_NAME}: {error.cause}"
     if found != manifest.shards_checksum:
+        is_old = latest > manifest.version
+        keep = "let `wdsplit gc --keep N` keep it" if is_old else "convert to another folder"
         raise DatasetNotFoundError(
-            "the dataset was overwritten or removed while it was read",
+            f"version {manifest.version} of the dataset was removed by `wdsplit gc` while it was read"
+            if is_old
+            else "the dataset was overwritten or removed while it was read",
             place=storage.url,
             expected=f"shards {manifest.shards_checksum}, as when it was opened",
             found=found,
-            remedy="open the dataset again; to keep one that is in use, convert to another folder",
+            remedy=f"open the dataset again; to keep one that is in use, {keep}",
             url=storage.url,
         )
     match manifest.provenance:
