@@ -62,6 +62,7 @@ def verify_command(dataset: str, running: Running, **arguments: Any) -> Result:
             "dataset": dataset,
             "shards": report.num_shards,
             "problems": [{name: getattr(problem, name) for name in names} for problem in problems],
+            "with_erased": report.with_erased,
         },
         problems=shown,
         code=FAILED if problems else 0,

@@ -223,6 +223,7 @@ def _value(dataset: str, found: Inspection) -> dict[str, Any]:
         "window": manifest.window,
         "fingerprint": manifest.fingerprint,
         "version": manifest.version,
+        "with_erased": found.with_erased,
         "contents": None if found.contents is None else dataclasses.asdict(found.contents),
         "sample_columns": None if manifest.samples is None else dump_schema(manifest.samples),
         "views": [dataclasses.asdict(view) for view in found.views],

@@ -94,7 +94,7 @@ def erase_command(dataset: str, running: Running, **chosen: Any) -> Result:
     lines += erased_lines(dataset, found.with_erased)
     lines.append(bar.took)
     value = {"dataset": url, "version": made.version, "samples": made.num_samples, "shards": len(made.shards)}
-    return Result("\n".join(lines), value)
+    return Result("\n".join(lines), {**value, "with_erased": found.with_erased})
 
 
 @command(
@@ -113,5 +113,6 @@ def gc_command(dataset: str, keep: int) -> Result:
     done = wdsplit.gc(dataset, keep=keep)
     url, kept = shown_url(dataset), f"{'versions' if len(done.kept) > 1 else 'version'} {listed(done.kept, 10)}"
     removed = f"removed {counted(len(done.removed), 'version')} and {counted(done.num_files, 'file')}"
-    lines = [f"{url}: {removed}; {kept} kept", *erased_lines(dataset, wdsplit.inspect(dataset, 0).with_erased)]
-    return Result("\n".join(lines), {"dataset": url, **dataclasses.asdict(done)})
+    with_erased = wdsplit.inspect(dataset, 0).with_erased
+    lines = [f"{url}: {removed}; {kept} kept", *erased_lines(dataset, with_erased)]
+    return Result("\n".join(lines), {"dataset": url, **dataclasses.asdict(done), "with_erased": with_erased})

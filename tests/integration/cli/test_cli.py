@@ -348,7 +348,7 @@ def test_assign_can_be_read_by_people(whole_lanes, numbers):
 def test_verify_says_that_all_is_well_or_fails_and_names_the_shard_that_is_damaged(dataset):
     assert f"{dataset}: ok: 7 shards, 101 samples, 4 pads, " in done("verify", dataset, "--jobs", 1).out
     found = done("verify", dataset, "--jobs", 1, "--json").json
-    assert found == {"dataset": str(dataset), "shards": 7, "problems": []}
+    assert found == {"dataset": str(dataset), "shards": 7, "problems": [], "with_erased": []}
     os.truncate(dataset / "000004.tar", 1000)
     ended = run("verify", dataset, "--jobs", 1)
     assert ended.code == 1

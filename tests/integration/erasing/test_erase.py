@@ -311,6 +311,8 @@ def test_commands_say_which_versions_still_have_erased_samples(url, tmp_path):
     assert "2 samples fewer than version 1" in said and "view packed" in said
     for ended in (said, *(done(*command, url).out for command in (["log"], ["verify"], ["inspect"]))):
         assert "version 1 still has erased samples" in ended
+    for command in (["erase", "--keys", tmp_path / "keys.txt"], ["verify"], ["inspect"], ["gc", "--keep", 2]):
+        assert orjson.loads(done(command[0], url, *command[1:], "--json").out)["with_erased"] == [1]
     shown = done("log", url).out
     assert "-2" in shown and len(shown.splitlines()[0]) <= 80  # what is long comes last, and is wrapped
     assert list(itertools.chain(wdsplit.verify(url).with_erased, wdsplit.inspect(url).with_erased)) == [1, 1]
