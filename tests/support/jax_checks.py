@@ -168,8 +168,10 @@ def check_packs_are_rows_of_one_shape_and_what_texts_have_alone_stays_on_the_hos
     wdsplit.convert(table, folder, shards=2, overwrite=True)
     packed = {"pack": "tokens", "capacity": 16, "tail": "uneven"}
     dataset = wdsplit.Dataset(folder, **packed).decode()
-    with pytest.raises(wdsplit.InputError, match="does not take packs"):
-        JaxLoader(dataset, 1)
+    later = wdsplit.Dataset(folder, view={0: None, 2: {"pack": "tokens", "capacity": 16}}).decode()
+    for refused in (dataset, later):
+        with pytest.raises(wdsplit.InputError, match="does not take packs"):
+            JaxLoader(refused, 1)
     found = []
     for batch in JaxLoader(dataset, 1, pad_to="capacity"):
         shapes = {name: leaf.shape for name, leaf in batch.data.items()}

@@ -20,9 +20,9 @@ def refuse_bundles(dataset: Dataset, what: str) -> None:
     """Refuse a view of packs or groups, whose batches have another shape each.
 
     Raises:
-        InputError: The dataset has packs or groups in its epoch.
+        InputError: The dataset has packs or groups in some epoch.
     """
-    if dataset.source.form_at(dataset.epoch) is not None:
+    if any(dataset.source.form_at(epoch) is not None for epoch in dataset.source.view_epochs):
         raise InputError(
             f"{what} does not take packs or groups",
             place=dataset.source.url,

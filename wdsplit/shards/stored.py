@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, WdsplitError, did_you_mean
+from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import Manifest
 from wdsplit.storage.interface import ReadableStorage, Storage
 from wdsplit.texts import listed
@@ -179,8 +180,11 @@ class Kind(Generic[Stored]):
             versions = self.versions(storage).get(name, versions)
         if not versions:
             return self.unknown(storage, name)
-        newest = self._newest(versions, manifest)
-        number = next((each.number for each in manifest.history if version_of(each.fingerprint) == newest), None)
+        latest = manifest
+        with suppress(WdsplitError):
+            latest = read_manifest(storage)  # an older version does not know those after it
+        newest = self._newest(versions, latest)
+        number = next((each.number for each in latest.history if version_of(each.fingerprint) == newest), None)
         if number is None:
             error = InputError(
                 f"{self.what} {name!r} was made for other shards than the dataset has now",
@@ -189,12 +193,13 @@ class Kind(Generic[Stored]):
                 remedy=self.remedy(name),
             )
         else:
+            is_latest = manifest.version == latest.version
+            again = f", or make it for this one with {self.again.format(name=name)}" if is_latest else ""
             error = InputError(
-                f"{self.what} {name!r} was made for version {number} of the dataset, and does not cover later samples",
+                f"{self.what} {name!r} was made for version {number} of the dataset, not for this one",
                 expected=f"version {manifest.version}",
                 found=f"version {number}",
-                remedy=f"open the dataset with version={number}, or make it for this one with "
-                + self.again.format(name=name),
+                remedy=f"open the dataset with version={number}{again}",
             )
         return error.in_dataset(storage.url, self.path(name, newest))
 

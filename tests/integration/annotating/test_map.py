@@ -328,7 +328,7 @@ def test_an_update_goes_on_from_shards_that_are_there_still(data, counting, tmp_
     appended(data, 140, 141)  # one sample, without values
     assert wdsplit.map_samples(data, *given, update=True).num_missing == 14
     wdsplit.erase(other, keys=[KEYS[3]])
-    with pytest.raises(InputError, match="does not cover later samples") as caught:
+    with pytest.raises(InputError, match="made for version 1 of the dataset, not for this one") as caught:
         wdsplit.map_samples(other, *given, update=True)
     assert "written again" in caught.value.remedy and "--overwrite" in caught.value.remedy
 

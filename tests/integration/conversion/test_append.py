@@ -354,6 +354,10 @@ def test_a_view_is_extended_and_stays_for_its_version(tmp_path):
     wdsplit.drop_view(url, "odd")
     with pytest.raises(InputError, match="odd"):
         wdsplit.Dataset(url, view="odd", version=1)
+    wdsplit.make_view(url, "odd", where="cls >= 50")
+    with pytest.raises(InputError, match="'odd' was made for version 2 of the dataset") as raised:
+        wdsplit.Dataset(url, view="odd", version=1)
+    assert raised.value.remedy == "open the dataset with version=2"
 
 
 def test_a_view_of_keys_cannot_be_updated_and_an_annotation_says_which_version_it_covers(tmp_path):
