@@ -20,7 +20,7 @@ import pyarrow as pa
 from wdsplit.arrays import Int64
 from wdsplit.errors import InputError, SampleNotFoundError
 from wdsplit.integers import whole
-from wdsplit.loading.reading.block import Block, gathered
+from wdsplit.loading.reading.block import gathered
 from wdsplit.loading.reading.process_limits import allow_open_files, keep_freed_memory
 from wdsplit.loading.reading.read_ahead import FetchRange, LazyShard
 from wdsplit.loading.reading.source import Source
@@ -49,7 +49,8 @@ _KEYS_BYTES = 256 * 1024**2
 class NumberedSamples:
     """The samples of a dataset, or of its view, by their numbers and keys.
 
-    Threads read one after another. What is open belongs to a process: copies and forks open their own.
+    Threads wait for remote data together, and read what came one after another. What is open belongs to a process:
+    copies and forks open their own.
 
     Args:
         source: The dataset.
@@ -128,32 +129,35 @@ class NumberedSamples:
         shards, *_ = self.numbers.places(distinct)
         nth = np.cumsum(np.diff(shards, prepend=shards[:1]) != 0)
         part = nth // _SHARDS_TOGETHER * len(distinct) + np.arange(len(distinct)) // _SAMPLES_TOGETHER
-        with self._opened():
-            for _, rows in groups(part):
-                samples += self._block(distinct[rows]).samples()
+        for _, rows in groups(part):
+            samples += self._together(distinct[rows])
         if name and parts is not None:
             return [{**samples[place], name: part} for place, part in zip(row.tolist(), parts.tolist(), strict=True)]
         if len(distinct) == len(numbers):
             return [samples[place] for place in row.tolist()]
         return [dict(samples[place]) for place in row.tolist()]  # stages may change one of them
 
-    def _block(self, numbers: Int64) -> Block:
+    def _together(self, numbers: Int64) -> list[dict[str, Any]]:
         """Return the samples with some rising numbers."""
         shards, places, _ = self.numbers.places(numbers)
-        rows = [some for shard, of_shard in groups(shards) for some in self._cut(shard, of_shard, places[of_shard])]
-        ranges = [FetchRange(self._shard(int(shards[some[0]])), places[some]) for some in rows]
-        fetches = [None] * len(ranges) if self._ahead is None else self._ahead.fetch(ranges)
-        for fetch in fetches:
-            if fetch is not None:
-                fetch.mark_urgent()
-        windows = [
-            WindowPlace(shard.get(), samples) if fetch is None else fetch.window(samples)
-            for (shard, samples), fetch in zip(ranges, fetches, strict=True)
-        ]
-        expect(windows)
-        read = zip(rows, read_windows(windows, self._scratch), strict=True)
-        parts = [(some, part.block, part.first + np.arange(len(some))) for some, part in read]
-        return gathered(parts, numbers, np.zeros(len(numbers), np.bool_))
+        with self._opened():
+            rows = [some for shard, of_shard in groups(shards) for some in self._cut(shard, of_shard, places[of_shard])]
+            ranges = [FetchRange(self._shard(int(shards[some[0]])), places[some]) for some in rows]
+            fetches = [None] * len(ranges) if self._ahead is None else self._ahead.fetch(ranges)
+        remote = [fetch for fetch in fetches if fetch is not None]
+        for fetch in remote:
+            fetch.mark_urgent()
+        for fetch in remote:
+            fetch.run(is_waiting=True)  # meanwhile other threads may begin to fetch
+        with self._opened():
+            windows = [
+                WindowPlace(shard.get(), samples) if fetch is None else fetch.window(samples)
+                for (shard, samples), fetch in zip(ranges, fetches, strict=True)
+            ]
+            expect(windows)
+            read = zip(rows, read_windows(windows, self._scratch), strict=True)
+            parts = [(some, part.block, part.first + np.arange(len(some))) for some, part in read]
+            return list(gathered(parts, numbers, np.zeros(len(numbers), np.bool_)).samples())
 
     def _cut(self, shard: int, rows: Int64, places: Int64) -> list[Int64]:
         """Cut the rows of a shard where a request for each part is better than one for all."""

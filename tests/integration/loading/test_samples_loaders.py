@@ -1,6 +1,7 @@
 """Random access through torch's loaders and samplers, in worker processes and from a bucket."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 import pytest
@@ -84,7 +85,13 @@ def test_a_batch_from_a_bucket_fetches_what_it_needs_and_hardly_more(remote, fau
     assert fault_proxy.fetched(".places")[0] == 3
 
 
-def test_requests_of_a_batch_are_under_way_at_the_same_time(remote, fault_proxy):
+def by_threads(samples, numbers):
+    with ThreadPoolExecutor(len(numbers)) as pool:
+        return list(pool.map(samples.__getitem__, numbers))
+
+
+@pytest.mark.parametrize("read", [wdsplit.Samples.__getitems__, by_threads])
+def test_requests_of_a_batch_or_of_threads_are_under_way_at_the_same_time(remote, fault_proxy, read):
     """Of one shard too: none is answered before all are there."""
     all_are_asked, asked = threading.Event(), []
 
@@ -99,4 +106,4 @@ def test_requests_of_a_batch_are_under_way_at_the_same_time(remote, fault_proxy)
     fault_proxy.plan = plan
     times = {"timeout_s": DEADLINE_S, "deadline_s": DEADLINE_S}
     samples = wdsplit.Samples(remote, storage_options=times).decode().map(number)
-    assert samples.__getitems__([0, 29, 14]) == [0, 29, 14]
+    assert read(samples, [0, 29, 14]) == [0, 29, 14]
