@@ -12,6 +12,7 @@ import click
 import wdsplit
 from wdsplit.cli.help import argument, command, option
 from wdsplit.cli.options import dataset_argument, join_option, options_of, parsed_by, seed_options, view_options
+from wdsplit.cli.progress import progress_bar
 from wdsplit.cli.terminal import Result
 from wdsplit.reporting.cluster import DEFAULT_TOPOLOGIES, Cluster, Topology
 from wdsplit.reporting.options import ReportOptions
@@ -67,7 +68,8 @@ def report_command(dataset: tuple[str, ...], output: str, topologies: tuple[Topo
     names = [field.name for field in dataclasses.fields(Cluster) if field.name in arguments]
     cluster = Cluster(**{name: arguments.pop(name) for name in names})
     options = ReportOptions(topologies=topologies or DEFAULT_TOPOLOGIES, cluster=cluster, **arguments)
-    made = wdsplit.report(list(dataset), output, options)
+    with progress_bar("reading samples, making the page"):
+        made = wdsplit.report(list(dataset), output, options)
     verdicts = [f"{each.question} {each.answer}. {each.text} {each.remedy}".rstrip() for each in made.verdicts]
     return Result("\n".join([*verdicts, f"{output}: {human_bytes(len(made.html.encode()))}"]))
 

@@ -133,6 +133,7 @@ def test_a_terminal_shows_a_progress_bar_with_rates(tmp_path):
         r"planning .*1/2 shuffling .*2/2 writing .*4/4 shards +[\d,]+ samples/s, [\d.]+ [kM]?B/s", shown, re.DOTALL
     )
     assert f"{output}: 4 shards, 2,000 samples" in shown
+    assert "making the page" in without_colours(in_terminal("report", output, "-o", tmp_path / "report.html"))
 
 
 @pytest.mark.parametrize(("level", "num_lines"), [(logging.WARNING, 2), (logging.INFO, 5)])
