@@ -39,7 +39,8 @@ def start(dataset, tmp_path):
         def begin(task, node, *launcher):
             environ = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
             environ |= {"OMP_NUM_THREADS": "1", JOB_MARK: str(tmp_path), NODE: str(node)}
-            environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # else torch 2.13 to 2.15 never tell rank 0 to added nodes
+            # Else torch 2.13 to 2.15 never tell rank 0 to added nodes.
+            environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
             command = [sys.executable, *launcher, str(SUPPORT / "elastic_worker.py"), task, dataset, str(tmp_path)]
             output = stack.enter_context(open(tmp_path / f"output-{node}.txt", "wb"))
             process = stack.enter_context(subprocess.Popen(command, env=environ, stdout=output, stderr=output))
