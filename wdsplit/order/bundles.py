@@ -124,7 +124,13 @@ class Packs(_Bundles):
     form: Packing
 
     def _count(self, codes: npt.NDArray[np.unsignedinteger]) -> int:
-        return int(codes.max()) + 1 if len(codes) else 0
+        """Return how many packs there are; 0 if a block does not begin with the number after the block before."""
+        firsts = np.arange(0, len(codes), self.block)
+        if not len(firsts):
+            return 0
+        ends = np.maximum.reduceat(codes, firsts).astype(np.int64) + 1
+        is_right = np.array_equal(np.minimum.reduceat(codes, firsts), np.append(0, ends[:-1]))
+        return int(ends[-1]) if is_right else 0
 
     def of_shard(self, shard: int) -> ShardUnits:
         """Return the packs of a shard."""

@@ -37,7 +37,7 @@ class View:
         selection = self.selection
         text = f"{selection.chosen.num_samples:,} of {int(selection.totals.sum()):,} samples"
         if isinstance(selection, Repeats):
-            text += f", {selection.num_samples:,} with repetitions"
+            text += f", {selection.num_samples:,} {'parts' if selection.kind == 'expand' else 'with repetitions'}"
         form = form_of(selection)
         if form is not None:
             text += f", in {counted(selection.num_samples, form.noun)}"

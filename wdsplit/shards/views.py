@@ -115,9 +115,9 @@ class StoredView:
     @property
     def summary(self) -> str:
         """Its name, and what it has selected."""
-        repeated = "" if self.kind == "select" else f", {self.num_units:,} with repetitions"
+        repeated = {"repeat": f", {self.num_units:,} with repetitions", "expand": f", {self.num_units:,} parts"}
         noun = "pack" if "capacity" in self.form else "group"
-        times = f", in {counted(self.num_units, noun)}" if self.form else repeated
+        times = f", in {counted(self.num_units, noun)}" if self.form else repeated.get(self.kind, "")
         return f"{self.name!r}: {self.num_selected:,} of {self.num_samples:,} samples{times}"
 
     @property

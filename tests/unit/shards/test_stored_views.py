@@ -95,6 +95,7 @@ def test_a_view_is_read_as_it_was_written(storage, manifest, monkeypatch, every,
     assert again == stored == VIEWS.find(storage, "v", manifest)
     assert (stored.num_samples, stored.num_selected) == (31, selection.num_samples)
     assert (stored.num_units, stored.kind) == (units.num_samples, "select" if most is None else "expand")
+    assert (f"{units.num_samples:,} parts" in repr(stored)) == (most is not None and form is None)
     assert (found.block, found.form) == form if form else stored.form == {}
     assert (
         (stored.dataset, stored.fingerprint)
@@ -299,6 +300,13 @@ def test_metadata_that_is_not_a_views_is_refused(storage, manifest, changes):
 def test_samples_that_come_never_or_too_often_are_refused(storage, manifest, times):
     units = Repeats(chosen(3), np.full(12, times, np.uint32), "repeat")
     write_view(storage, manifest, "v", units, {})
+    refused(storage, manifest, path_of(storage, manifest).read_bytes())
+
+
+def test_packs_that_do_not_follow_one_another_block_by_block_are_refused(storage, manifest):
+    items = chosen(3)
+    codes = np.concatenate([np.arange(count)[::-1] for count in items.counts]).astype(np.uint32)
+    write_view(storage, manifest, "v", Packs(items, codes, 1, Packing(9, False), items.counts), {})
     refused(storage, manifest, path_of(storage, manifest).read_bytes())
 
 
