@@ -11,7 +11,7 @@ import pytest
 import webdataset
 from hypothesis import example, given
 from hypothesis import strategies as st
-from webdataset import tenbin
+from webdataset import autodecode, tenbin
 
 from alike import alike
 from wdsplit.errors import CorruptDataError, InputError, PipelineError, WdsplitError
@@ -155,7 +155,8 @@ def test_a_pickle_is_refused_unless_it_is_asked_for(name):
     assert repr(name) in caught.value.place
 
 
-def test_pickles_are_read_if_that_is_asked_for():
+def test_pickles_are_read_if_that_is_asked_for(monkeypatch):
+    monkeypatch.delitem(autodecode.decoders, "pkl", raising=False)  # as in webdataset before 1.0.2
     objects = npy(np.array([{"a": 1}, None], object))
     assert decoded("pkl", pickle.dumps({1, 2}), allow_pickle=True) == {1, 2}
     assert decoded("npy", objects, allow_pickle=True).tolist() == [{"a": 1}, None]

@@ -82,7 +82,8 @@ class Payloads:
         if extension in _PICKLES:
             if not self.allow_pickle:
                 raise _pickled(f"a field .{extension} is a pickle")
-            return autodecode.basichandlers(key, data)
+            # By a name that all versions of webdataset know: to those before 1.0.2 .pkl is no pickle.
+            return autodecode.basichandlers("pth" if extension == "pth" else "pickle", data)
         if extension == "cbor":
             raise InputError(
                 "a field .cbor is not decoded: a few bytes can make its reader crash the process",
