@@ -98,9 +98,7 @@ class SampleColumns:
         hints, names = {}, self.schema.names
         for one in self.manifest.fields:
             hint = f"it is a field ({one.name}): join it with wdsplit annotate"
-            if (
-                "<" in one.type or "binary" in one.type
-            ):  # a list of tokens, an image: an annotation makes no column of it
+            if "<" in one.type or "binary" in one.type:  # a list of tokens, an image: annotate makes no column of it
                 hint = f"it is a field ({one.name}): `wdsplit map` makes a column of it, such as its length"
             elif "string" in one.type:
                 hint = f"it is a field ({one.name}): convert with --keep {one.column}, or join it with wdsplit annotate"
