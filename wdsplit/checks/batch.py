@@ -131,8 +131,14 @@ class Batch:
     def _repr_html_(self) -> str:
         columns = {"rank": self.ranks, "position": self.positions, "shard": self.shards, "key": self.keys}
         columns |= {} if self.labels is None else {"class": self.labels}
+        columns |= {"part": self.parts} if self.parts.any() else {}
         title = f"Epoch {self.epoch}, step {self.step}: {self.summary}"
         return html_table(title, zip(*(column.tolist() for column in columns.values()), strict=True), tuple(columns))
+
+    @property
+    def parts(self) -> Int64:
+        """int64 of shape (samples,): which copy or part of its sample each is, like `__repeat__` and `__part__`."""
+        return self.places.part
 
     @property
     def summary(self) -> str:

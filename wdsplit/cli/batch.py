@@ -137,6 +137,7 @@ def _as_json(found: Batch, dataset: str) -> dict[str, Any]:
         "rank": found.ranks.tolist(),
         "position": found.positions.tolist(),
         "pad": found.pads.tolist(),
+        "part": found.parts.tolist(),
         "class": [None] * len(found) if found.labels is None else found.labels.tolist(),
     }
     rows = zip(*columns.values(), strict=True)
@@ -167,6 +168,8 @@ def _rows(found: Batch) -> str:
     columns |= {"position": found.positions.tolist(), "shard": [safe_text(path, 60) for path in found.shards]}
     if found.pads.any():
         columns["pad"] = ["pad" if each else "" for each in found.pads]
+    if found.parts.any():
+        columns["part"] = found.parts.tolist()
     columns["class"] = [] if found.labels is None else [safe_text(str(each), 30) for each in found.labels]
     columns = {name: values for name, values in columns.items() if values}
     taken = sum(2 + max(len(name), *(len(str(value)) for value in values)) for name, values in columns.items())

@@ -9,7 +9,7 @@ from typing import Any
 
 from wdsplit.errors import InputError
 from wdsplit.integers import whole
-from wdsplit.loading.options import DatasetOptions, access_of, checked_options, choice_of
+from wdsplit.loading.options import AllOptions, DatasetOptions, access_of, checked_options, choice_of
 from wdsplit.loading.reading.source import AnySource, Source
 from wdsplit.loading.views import Opened, Shared, read_joined
 from wdsplit.order.epoch import OrderOptions
@@ -84,7 +84,7 @@ def open_source(
     Raises:
         WdsplitError: As for `Dataset`.
     """
-    chosen = checked_options(options, whole(window))  # type: ignore[arg-type]
+    chosen = checked_options(options, whole(window), AllOptions)  # type: ignore[arg-type]
     source, opened = opened_source(path, whole(window), limit, chosen, version)
     shared = Shared(source, [opened], choice_of(chosen))
     if state is not None and state.get("fingerprint") != source.fingerprint:

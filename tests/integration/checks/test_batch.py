@@ -246,6 +246,15 @@ def test_a_view_is_that_of_the_state_also_where_the_epoch_before_had_another(oth
     assert "epoch 0" in error.value.expected
 
 
+@pytest.mark.parametrize(("kind", "name"), [("repeat", "__repeat__"), ("expand", "__part__")])
+def test_copies_and_parts_of_samples_have_their_numbers(other, kind, name):
+    options = {kind: "cls", "where": "cls < 9"}
+    loader = Loader(Dataset(other, rank=0, world_size=1, **options).to_tuple("__key__", name), 8)
+    for step, (keys, parts) in enumerate(loader):
+        seen = wdsplit.batch(other, step, batch_size=8, **options)
+        assert [*zip(seen.keys.tolist(), seen.parts.tolist(), strict=True)] == [*zip(keys, parts.tolist(), strict=True)]
+
+
 def test_keys_shards_and_classes_are_those_of_the_samples(images):
     found = wdsplit.batch(images, 1, batch_size=8, world_size=2)
     samples = list(found.samples())

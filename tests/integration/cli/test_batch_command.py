@@ -66,6 +66,16 @@ def test_a_step_is_listed_sample_by_sample_and_as_json():
         assert [row[name] for row in samples] == column.tolist()
 
 
+def test_parts_of_samples_are_listed():
+    wdsplit.make_view("data", "clips", expand="cls", where="cls == 3")
+    options = ["data", "--view", "clips", "--step", 0, "--batch-size", 3]
+    header, *rows = invoked(*options).splitlines()[-4:]
+    assert header.split() == ["position", "shard", "part", "class", "key"]
+    assert {row.split()[2] for row in rows} == {"0", "1", "2"}
+    (step,) = json.loads(invoked(*options, "--json"))
+    assert sorted(row["part"] for row in step["samples"]) == [0, 1, 2]
+
+
 def test_steps_before_a_state_say_which_epoch_they_are_of_and_what_was_skipped():
     lines = invoked("data", "--state", "checkpoint.json", "--last", 3).splitlines()
     heads = [line for line in lines if line.startswith("data, ")]
