@@ -74,11 +74,11 @@ def run_and_exit(arguments, width):
         os._exit(code)
 
 
-def in_terminal(*arguments, code=0, width=80):
+def in_terminal(*arguments, code=0, width=80, run=run_and_exit):
     """Run the command line in a terminal, and return all that it writes there, in the order in which it does."""
     pid, master = pty.fork()
     if pid == 0:
-        run_and_exit(arguments, width)
+        run(arguments, width)
     written = b""
     with contextlib.suppress(OSError):  # at its end
         while piece := os.read(master, 65_536):
@@ -133,7 +133,14 @@ def test_a_terminal_shows_a_progress_bar_with_rates(tmp_path):
         r"planning .*1/2 shuffling .*2/2 writing .*4/4 shards +[\d,]+ samples/s, [\d.]+ [kM]?B/s", shown, re.DOTALL
     )
     assert f"{output}: 4 shards, 2,000 samples" in shown
-    assert "making the page" in without_colours(in_terminal("report", output, "-o", tmp_path / "report.html"))
+
+
+def test_a_report_shows_that_it_works(numbers, tmp_path):
+    def run(arguments, width):  # threads of the library that draws, which this process may have, are not in a fork
+        os.execv(sys.executable, [sys.executable, "-m", "wdsplit.cli", *map(str, arguments)])
+
+    shown = without_colours(in_terminal("report", numbers, "-o", tmp_path / "report.html", run=run))
+    assert "making the page" in shown and "report.html: " in shown
 
 
 @pytest.mark.parametrize(("level", "num_lines"), [(logging.WARNING, 2), (logging.INFO, 5)])
