@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pyarrow as pa
 import pytest
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import AxisType, Mesh, PartitionSpec
 
 import wdsplit
 from checks import documented_block
@@ -287,11 +287,9 @@ def check_gradients_over_all_devices_are_those_of_one(path):
 
 
 def check_meshes_of_explicit_axes_work_too(path):
-    if not hasattr(jax.sharding, "AxisType"):  # JAX before 0.5.3
-        return
-    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,))
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Explicit,))
     batch = next(iter(JaxLoader(opened(path), 2, mesh=mesh)))
-    assert jax.typeof(batch.data[1]).sharding.spec == PartitionSpec("data")
+    assert jax.typeof(batch.data[1]).sharding.spec == jax.P("data")
 
 
 def check_what_cannot_be_is_refused_with_all_reasons(path):

@@ -138,12 +138,7 @@ def _of_jax() -> tuple[World, str] | None:
     """Return the place of this process among those of jax.distributed, if it is initialised."""
     jax = sys.modules.get("jax")
     is_initialized = getattr(getattr(jax, "distributed", None), "is_initialized", None)
-    if is_initialized is None:  # before JAX 0.5.1 there is no public name for it
-        state = getattr(sys.modules.get("jax._src.distributed"), "global_state", None)
-        has_joined = getattr(state, "client", None) is not None
-    else:
-        has_joined = is_initialized()
-    if jax is None or not has_joined:
+    if jax is None or is_initialized is None or not is_initialized():
         return None
     return World(jax.process_index(), jax.process_count()), "jax.distributed"
 

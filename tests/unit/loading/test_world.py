@@ -137,23 +137,6 @@ def test_an_initialised_horovod_wins_over_its_environment(monkeypatch):
     assert detect_rank(environ=HOROVOD) == World(1, 2)
 
 
-@pytest.mark.parametrize("is_public", [True, False])
-def test_an_initialised_jax_wins_over_the_environment(is_public, monkeypatch):
-    """JAX before 0.5.1 has no public name that tells whether it is initialised."""
-    state = types.SimpleNamespace(client=None)
-    asked = {"is_initialized": lambda: state.client is not None} if is_public else {}
-    jax = types.SimpleNamespace(
-        distributed=types.SimpleNamespace(**asked), process_index=lambda: 2, process_count=lambda: 3
-    )
-    monkeypatch.setitem(sys.modules, "jax", jax)
-    if not is_public:
-        monkeypatch.setitem(sys.modules, "jax._src.distributed", types.SimpleNamespace(global_state=state))
-    assert detect_rank(environ=TORCHRUN) == World(3, 8)
-    state.client = object()
-    assert detect_rank(environ=TORCHRUN) == World(2, 3)
-    assert detect_rank(0, 1, environ=TORCHRUN) == World()
-
-
 def test_an_initialised_process_group_wins_over_the_environment_and_over_horovod(gloo, monkeypatch):
     """webdataset takes the environment's RANK although a group was passed in."""
     assert is_group_initialised()
