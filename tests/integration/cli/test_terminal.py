@@ -140,7 +140,7 @@ def test_a_report_shows_that_it_works(numbers, tmp_path):
         os.execv(sys.executable, [sys.executable, "-m", "wdsplit.cli", *map(str, arguments)])
 
     shown = without_colours(in_terminal("report", numbers, "-o", tmp_path / "report.html", run=run))
-    assert "making the page" in shown and "report.html: " in shown
+    assert "making the page" in shown and "report.html:" in shown
 
 
 @pytest.mark.parametrize(("level", "num_lines"), [(logging.WARNING, 2), (logging.INFO, 5)])
