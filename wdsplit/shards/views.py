@@ -113,11 +113,15 @@ class StoredView:
         return f"<StoredView {self.summary}>"
 
     @property
+    def noun(self) -> str:
+        """What a unit with a form is called."""
+        return "pack" if "capacity" in self.form else "group"
+
+    @property
     def summary(self) -> str:
         """Its name, and what it has selected."""
         repeated = {"repeat": f", {self.num_units:,} with repetitions", "expand": f", {self.num_units:,} parts"}
-        noun = "pack" if "capacity" in self.form else "group"
-        times = f", in {counted(self.num_units, noun)}" if self.form else repeated.get(self.kind, "")
+        times = f", in {counted(self.num_units, self.noun)}" if self.form else repeated.get(self.kind, "")
         return f"{self.name!r}: {self.num_selected:,} of {self.num_samples:,} samples{times}"
 
     @property

@@ -53,7 +53,7 @@ class MadeView:
         facts = [
             ("samples", f"{self.stored.num_selected:,} of {self.stored.num_samples:,}"),
             ("shards with none", f"{self.num_empty_shards:,} of {self.num_shards:,}"),
-            *([("packs" if "capacity" in self.stored.form else "groups", "\n".join(self.units))] if self.units else []),
+            *([(f"{self.stored.noun}s", "\n".join(self.units))] if self.units else []),
         ]
         return html_table(f"View {self.stored.name}", facts)
 
